@@ -1,0 +1,47 @@
+"""The errors keepstep raises on purpose: a small drawn tree.
+
+    KeepstepError
+    +-- ConfigError        what was asked for cannot be: unknown key, bad value, contradiction
+    +-- MemoryBudgetError  the slots do not fit; names the numbers and the fix
+    +-- IdentityError      bytes that belong to somebody else: another job, user, rank or world size
+    +-- LayoutError        the state has another shape than the bytes: names the first differences
+    +-- DamageError        bytes that fail their checksum: names the file, block, expected and found
+    +-- KeeperError        the keeper could not be started or reached
+    +-- StoreError         the store could not be read or written
+
+Every message names what was expected and what was found. Our own mistakes assert instead.
+"""
+
+from __future__ import annotations
+
+
+class KeepstepError(Exception):
+    """Any error keepstep raises on purpose."""
+
+
+class ConfigError(KeepstepError):
+    """A configuration that cannot be: unknown key, bad value, contradiction."""
+
+
+class MemoryBudgetError(KeepstepError):
+    """The slots do not fit into the memory that is free."""
+
+
+class IdentityError(KeepstepError):
+    """Bytes that belong to another job, user, rank or world size."""
+
+
+class LayoutError(KeepstepError):
+    """The live state and the saved state have different shapes."""
+
+
+class DamageError(KeepstepError):
+    """Bytes that fail their checksum."""
+
+
+class KeeperError(KeepstepError):
+    """The keeper could not be started or reached."""
+
+
+class StoreError(KeepstepError):
+    """The store could not be read or written."""
