@@ -1,0 +1,1 @@
+"""What turns bytes into proof: checksums."""

@@ -1,0 +1,193 @@
+"""Config: everything a user may set, checked once, in one place.
+
+Sources, strongest first: the Config given in code; `KEEPSTEP_*` variables (what `keepstep run` sets);
+the defaults. The environment fills only what the code left unset, and unknown names are errors in
+both. Comes in: a Config and an environment. Goes out: a Config with every field set.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from keepstep.errors import ConfigError
+
+ENV_PREFIX = "KEEPSTEP_"
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What a user may set. None means: not set here, take the environment's or the default.
+
+    job: name of the job; equal names share a job directory. Default: script name and a hash of user,
+        script path, arguments, directory and SLURM_JOB_ID, so the same command finds its own state again.
+    store: directory or fsspec URL (`s3://bucket/prefix`) for checkpoints. Default: none.
+    persist_every_steps: a checkpoint to the store every n steps; 0: only on demand, on SIGTERM and at the end.
+    keep: retention of checkpoints, a union of rules: `latest:2`, `every:1000`, `best:loss:min:1`.
+    slots: slots a rank; 0 chooses (see core/budget.py). At least 2.
+    arena_dir: where slots live; must be memory (tmpfs).
+    grace_s: how long the keeper outlives agent and ranks before it removes everything.
+    lazy: copy parameters and optimizer state during the next forward and backward. False copies at the boundary
+        (for code that writes to `.data` outside the optimizer's step, which version counters do not see).
+    scrub_every_s: how often the keeper re-verifies resting slots; 0 never.
+    state_dir: where journals live.
+    """
+
+    job: str | None = None
+    store: str | None = None
+    persist_every_steps: int | None = None
+    keep: str | None = None
+    slots: int | None = None
+    arena_dir: str | None = None
+    grace_s: float | None = None
+    lazy: bool | None = None
+    scrub_every_s: float | None = None
+    state_dir: str | None = None
+
+    def to_env(self) -> dict[str, str]:
+        """The `KEEPSTEP_*` variables that say the same; unset fields are left out."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {ENV_PREFIX + k.upper(): _to_text(v) for k, v in values.items() if v is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A Config with everything set: what the runtime reads."""
+
+    job: str
+    store: str | None
+    persist_every_steps: int
+    keep: str
+    slots: int
+    arena_dir: Path
+    grace_s: float
+    lazy: bool
+    scrub_every_s: float
+    state_dir: Path
+
+    @property
+    def job_dir(self) -> Path:
+        return self.arena_dir / f"keepstep-{self.job}"
+
+    @property
+    def journal_path(self) -> Path:
+        return self.state_dir / self.job / "journal.jsonl"
+
+
+def resolve(config: Config | Mapping[str, Any] | None, environ: Mapping[str, str], default_job: str) -> Settings:
+    """Settings from code, environment and defaults. Raises ConfigError naming key, expected and found."""
+    chosen = from_mapping(config or {}) if not isinstance(config, Config) else config
+    ambient = from_environ(environ)
+    merged = {f.name: getattr(chosen, f.name) for f in fields(Config)}
+    for name, value in merged.items():
+        if value is None:
+            merged[name] = getattr(ambient, name)
+    defaults = _defaults(environ, default_job)
+    return _checked({k: defaults[k] if v is None else v for k, v in merged.items()})
+
+
+def from_mapping(values: Mapping[str, Any]) -> Config:
+    """A Config from a dict. Raises ConfigError on an unknown key, with the nearest known one."""
+    known = {f.name for f in fields(Config)}
+    for key in values:
+        if key not in known:
+            raise ConfigError(_unknown("configuration key", str(key), sorted(known)))
+    return Config(**{str(k): v for k, v in values.items()})
+
+
+# Variables keepstep's own processes hand down; not configuration.
+INTERNAL = {"KEEPSTEP_AGENT", "KEEPSTEP_ATTEMPT", "KEEPSTEP_FAULTS", "KEEPSTEP_DRILL"}
+
+
+def from_environ(environ: Mapping[str, str]) -> Config:
+    """A Config from `KEEPSTEP_*`. Raises ConfigError on an unknown name or a value that does not parse."""
+    types = {ENV_PREFIX + f.name.upper(): (f.name, str(f.type)) for f in fields(Config)}
+    values: dict[str, Any] = {}
+    for key, text in environ.items():
+        if not key.startswith(ENV_PREFIX) or key in INTERNAL:
+            continue
+        if key not in types:
+            raise ConfigError(_unknown("environment variable", key, sorted(types)))
+        name, kind = types[key]
+        values[name] = _from_text(key, text, kind)
+    return Config(**values)
+
+
+def _unknown(what: str, found: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(found, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"unknown {what} {found!r}{hint} (known: {', '.join(known)})"
+
+
+def _to_text(value: Any) -> str:
+    return ("1" if value else "0") if isinstance(value, bool) else str(value)
+
+
+def _from_text(key: str, text: str, kind: str) -> Any:
+    try:
+        if kind.startswith("bool"):
+            return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[text.lower()]
+        if kind.startswith("int"):
+            return int(text)
+        if kind.startswith("float"):
+            return float(text)
+    except (KeyError, ValueError):
+        raise ConfigError(f"{key}: expected {kind.split(' ')[0]}, found {text!r}") from None
+    return text
+
+
+def _defaults(environ: Mapping[str, str], default_job: str) -> dict[str, Any]:
+    state_home = environ.get("XDG_STATE_HOME") or os.path.join(environ.get("HOME", "/tmp"), ".local", "state")
+    # A foreign launcher's restart (Slurm requeue, a person typing the command again) takes minutes; the agent's takes seconds.
+    grace_s = 30.0 if "KEEPSTEP_AGENT" in environ else 300.0
+    return {
+        "job": default_job,
+        "store": None,
+        "persist_every_steps": 1000,
+        "keep": "latest:2",
+        "slots": 0,
+        "arena_dir": "/dev/shm",
+        "grace_s": grace_s,
+        "lazy": True,
+        "scrub_every_s": 30.0,
+        "state_dir": os.path.join(state_home, "keepstep"),
+    }
+
+
+def _checked(values: dict[str, Any]) -> Settings:
+    expect = {
+        "job": (str, "a name of letters, digits, '.', '_' and '-', at most 64 long", _is_name),
+        "persist_every_steps": (int, "a whole number of steps, 0 or more", lambda v: v >= 0),
+        "keep": (str, "retention rules such as 'latest:2,every:1000'", bool),
+        "slots": (int, "0 (choose) or 2 to 8", lambda v: v == 0 or 2 <= v <= 8),
+        "arena_dir": ((str, Path), "a directory in memory", bool),
+        "grace_s": ((int, float), "seconds, 0 or more", lambda v: v >= 0),
+        "lazy": (bool, "True or False", lambda v: True),
+        "scrub_every_s": ((int, float), "seconds, 0 or more", lambda v: v >= 0),
+        "state_dir": ((str, Path), "a directory", bool),
+    }
+    for name, (kind, words, good) in expect.items():
+        value = values[name]
+        wrong_bool = isinstance(value, bool) and kind is not bool
+        if not isinstance(value, kind) or wrong_bool or not good(value):  # type: ignore[arg-type]
+            raise ConfigError(f"{name}: expected {words}, found {value!r}")
+    if values["store"] is not None and not isinstance(values["store"], (str, Path)):
+        raise ConfigError(f"store: expected a directory or an fsspec URL, found {values['store']!r}")
+    if str(values["store"]).startswith("memory://"):
+        raise ConfigError("store: expected a place other processes can read, found 'memory://', which lives in one process")
+    return Settings(
+        **{
+            **values,
+            "store": None if values["store"] is None else str(values["store"]),
+            "arena_dir": Path(values["arena_dir"]),
+            "state_dir": Path(values["state_dir"]),
+        }
+    )
+
+
+def _is_name(value: str) -> bool:
+    return 0 < len(value) <= 64 and all(c.isalnum() or c in "._-" for c in value)

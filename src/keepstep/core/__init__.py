@@ -1,0 +1,1 @@
+"""What decides: pure functions and state machines without clock, random, IO or torch."""

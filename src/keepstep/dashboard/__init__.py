@@ -1,0 +1,1 @@
+"""What people see: job directory and journal -> view -> terminal."""

@@ -1,0 +1,62 @@
+"""Journal: events appended to one file by all processes of a job, and read back.
+
+A line goes out in one `write` on an O_APPEND descriptor, so writers do not interleave; a line torn by
+a crash is skipped by the reader. Nothing in keepstep depends on the journal: when it cannot be
+written, the event still reaches the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from keepstep.model.events import Event, event_from_line
+
+log = logging.getLogger("keepstep")
+
+
+class Journal:
+    """Append-only; safe to share between threads and processes."""
+
+    def __init__(self, path: Path | None, who: str) -> None:
+        self.who = who
+        self._fd: int | None = None
+        if path is not None:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except OSError as error:
+                log.warning("the journal %s cannot be written (%s): events reach the log only", path, error)
+
+    def record(self, kind: str, why: str, level: int = logging.INFO, **data: Any) -> None:
+        """Write one event to the journal and, as the same sentence, to the log."""
+        log.log(level, "%s: %s", self.who, why, extra={"keepstep_kind": kind, "keepstep_data": data})
+        if self._fd is None:
+            return
+        event = Event(time.time_ns(), time.monotonic_ns(), self.who, kind, why, data)
+        try:
+            os.write(self._fd, event.to_line().encode())
+        except OSError as error:
+            log.warning("the journal lost an event (%s)", error)
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def read_journal(path: Path) -> Iterator[Event]:
+    """Every whole event of the file in the order written; nothing when there is no file."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                try:
+                    yield event_from_line(line)
+                except ValueError:
+                    continue
+    except FileNotFoundError:
+        return

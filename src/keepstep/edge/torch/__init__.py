@@ -1,0 +1,1 @@
+"""The only place that imports torch: capture, restore, random states, checkpoint format."""

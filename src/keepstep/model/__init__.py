@@ -1,0 +1,1 @@
+"""The vocabulary: frozen values without behaviour that reaches outside."""

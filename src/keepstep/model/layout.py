@@ -1,0 +1,118 @@
+"""Layout: where each tensor of a state lies inside a slot's payload.
+
+Comes in: names, dtypes and shapes in state order. Goes out: byte offsets, a hash, a JSON form that
+describes a slot without keepstep's memory of it. The tree around the tensors (dicts, lists, numbers,
+arbitrary Python values) is pickled with an index in each tensor's place and lies in the last
+segment, `OBJECTS`, whose size differs from step to step.
+
+Invariant: segments do not overlap, are aligned to 64 bytes, and lie in ascending order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from keepstep.model.units import round_up
+
+ALIGN_BYTES = 64
+OBJECTS = "<objects>"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A box of a larger tensor: its full shape and where this part begins (a DTensor's local part)."""
+
+    global_shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """What a tensor is, before it has a place. `stride` is None for a contiguous tensor (in elements otherwise)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    stride: tuple[int, ...] | None = None
+    shard: Shard | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A tensor's bytes: contiguous, row-major (or in `stride` order), at `offset` of the payload."""
+
+    spec: TensorSpec
+    offset: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.spec.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """All segments of one rank's state. `objects_offset` is where the pickled tree begins."""
+
+    segments: tuple[Segment, ...]
+    objects_offset: int
+
+    def hash(self) -> str:
+        """Equal for two states exactly when every tensor has the same name, type, shape and place."""
+        text = json.dumps([asdict(s) for s in self.segments], separators=(",", ":"))
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        return {"objects_offset": self.objects_offset, "segments": [asdict(s) for s in self.segments]}
+
+
+def lay_out(specs: Sequence[TensorSpec]) -> Layout:
+    """Give each tensor its place, in order."""
+    segments, cursor = [], 0
+    for spec in specs:
+        segments.append(Segment(spec, cursor))
+        cursor = round_up(cursor + spec.nbytes, ALIGN_BYTES)
+    return Layout(tuple(segments), cursor)
+
+
+def layout_from_json(data: dict[str, Any]) -> Layout:
+    """The inverse of `Layout.to_json`. Raises KeyError, TypeError or ValueError on foreign data."""
+    segments = tuple(Segment(_spec(s["spec"]), int(s["offset"])) for s in data["segments"])
+    return Layout(segments, int(data["objects_offset"]))
+
+
+def _spec(data: dict[str, Any]) -> TensorSpec:
+    shard = data["shard"]
+    return TensorSpec(
+        name=data["name"],
+        dtype=data["dtype"],
+        shape=tuple(data["shape"]),
+        nbytes=int(data["nbytes"]),
+        stride=None if data["stride"] is None else tuple(data["stride"]),
+        shard=None if shard is None else Shard(tuple(shard["global_shape"]), tuple(shard["offsets"])),
+    )
+
+
+def difference(expected: Layout, found: Layout, limit: int = 5) -> list[str]:
+    """How two layouts differ, one sentence a tensor, the first `limit` of them."""
+    want = {s.spec.name: s.spec for s in expected.segments}
+    have = {s.spec.name: s.spec for s in found.segments}
+    lines = []
+    for name in sorted(want.keys() | have.keys()):
+        if name not in have:
+            lines.append(f"{name}: expected {_words(want[name])}, found nothing")
+        elif name not in want:
+            lines.append(f"{name}: expected nothing, found {_words(have[name])}")
+        elif (want[name].dtype, want[name].shape, want[name].shard) != (have[name].dtype, have[name].shape, have[name].shard):
+            lines.append(f"{name}: expected {_words(want[name])}, found {_words(have[name])}")
+    more = len(lines) - limit
+    return lines if more <= 0 else [*lines[:limit], f"and {more} more"]
+
+
+def _words(spec: TensorSpec) -> str:
+    part = f", part of {list(spec.shard.global_shape)} at {list(spec.shard.offsets)}" if spec.shard else ""
+    return f"{spec.dtype}{list(spec.shape)}{part}"

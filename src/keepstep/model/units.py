@@ -1,0 +1,34 @@
+"""Units: the constants and how a person reads them."""
+
+from __future__ import annotations
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+MS_NS = 1_000_000
+S_NS = 1_000_000_000
+PAGE_BYTES = 4096
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is not below `value`."""
+    return -(-value // multiple) * multiple
+
+
+def human_bytes(count: int) -> str:
+    """`3.2 GiB`: bytes for a sentence."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def human_ns(duration_ns: int) -> str:
+    """`12.3 ms`: a duration for a sentence."""
+    if duration_ns >= S_NS:
+        return f"{duration_ns / S_NS:.2f} s"
+    if duration_ns >= MS_NS:
+        return f"{duration_ns / MS_NS:.1f} ms"
+    return f"{duration_ns / 1000:.0f} us"

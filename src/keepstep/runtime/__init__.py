@@ -1,0 +1,1 @@
+"""The processes: session, keeper, persister, agent."""

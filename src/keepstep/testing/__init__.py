@@ -1,0 +1,1 @@
+"""Faults on purpose, and the small deterministic job that proves the recovery."""
