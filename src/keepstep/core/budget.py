@@ -1,0 +1,51 @@
+"""Budget: how many slots, and whether they fit.
+
+Comes in: bytes of a slot, ranks on this machine, free bytes. Goes out: a count with its reason, or an error with the
+numbers and the fix.
+
+Two slots keep one snapshot whole while the next is written. A third keeps capture going while slower ranks still seal
+(facts: with commits that lag by L steps, L + 2 slots are needed); it is taken when cheap. One more rests pinned under the
+persister's reading when there is a store.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from keepstep.errors import MemoryBudgetError
+from keepstep.model.units import human_bytes
+
+CHEAP_RATIO = 0.10  # a third slot is cheap when all slots take less than this part of the free memory
+HEADROOM_RATIO = 0.05  # left free whatever happens
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPlan:
+    slots: int
+    total_bytes: int
+    why: str
+
+
+def plan(
+    slot_bytes: int, local_ranks: int, free_bytes: int, available_bytes: int, wanted: int, has_store: bool, arena_dir: str
+) -> SlotPlan:
+    """`free_bytes`: free in the arena's filesystem; `available_bytes`: memory the kernel can give; `wanted`: 0 chooses.
+
+    Raises MemoryBudgetError.
+    """
+    usable = int(min(free_bytes, available_bytes) * (1 - HEADROOM_RATIO))
+    least = 2 + has_store
+    count = wanted or (least + 1 if (least + 1) * local_ranks * slot_bytes <= usable * CHEAP_RATIO else least)
+    if not wanted and count * local_ranks * slot_bytes > usable:
+        count = 2  # without the persister's own slot a capture is skipped now and then while it reads
+    total = count * local_ranks * slot_bytes
+    sentence = f"{count} slots x {local_ranks} ranks x {human_bytes(slot_bytes)} = {human_bytes(total)}"
+    if total > usable:
+        tight = f"{arena_dir} has {human_bytes(free_bytes)} free" if free_bytes <= available_bytes else "memory is short"
+        raise MemoryBudgetError(
+            f"the slots do not fit: {sentence} needed, but {tight} (free in {arena_dir}: {human_bytes(free_bytes)}, memory available: "
+            f"{human_bytes(available_bytes)}, {HEADROOM_RATIO:.0%} kept free). Enlarge it (docker run --shm-size={total // (1 << 20) + 64}m, "
+            f"Kubernetes: an emptyDir of medium Memory at {arena_dir}, else mount -o remount,size=... {arena_dir}), "
+            "set arena_dir to another tmpfs, or protect fewer bytes"
+        )
+    return SlotPlan(count, total, f"{sentence} of {human_bytes(free_bytes)} free in {arena_dir}")

@@ -1,0 +1,266 @@
+"""Arena: slots, each one snapshot in a file that outlives its writer and describes itself.
+
+    page 0      header: state, identity, step, sizes, checksums; its last 8 bytes checksum the page
+    payload     tensors and the pickled tree, as the layout says (capacity rounded to pages)
+    table       one checksum a payload block
+    manifest    the layout as JSON
+
+Order of writing: header WRITING, payload, table, manifest, header SEALED. A kill anywhere leaves a slot that says
+WRITING or fails its header checksum, never one that says SEALED and is not.
+
+One writer (the rank's session), any number of readers in other processes. Readers map the file on their own, compare
+the header before and after (`sequence`), and hold `flock(LOCK_SH)` when they need it to stand still.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from keepstep.coding.checksum import BLOCK_BYTES, block_checksums, checksum, first_mismatch, pack_table, unpack_table
+from keepstep.edge.memory import Region, allocate
+from keepstep.errors import DamageError, IdentityError
+from keepstep.model.layout import Layout, layout_from_json
+from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
+from keepstep.model.units import PAGE_BYTES, round_up
+
+MAGIC = b"KEEPSLOT"
+FORMAT = 1
+_HEADER = struct.Struct("<8sIIQ16s16sIIQqqQQIQQQqdQQ")
+_CHECK = struct.Struct("<Q")
+EMPTY = SlotHeader(SlotState.EMPTY, 0, bytes(16), bytes(16), 0, 0, 0, Stamp(-1, 0), 0, 0, BLOCK_BYTES, 0, 0, 0, 0, math.nan)
+
+
+def rank_dir(job_dir: Path, rank: int) -> Path:
+    return job_dir / f"rank-{rank:05d}"
+
+
+def slot_path(job_dir: Path, rank: int, index: int) -> Path:
+    return rank_dir(job_dir, rank) / f"slot-{index}"
+
+
+def slot_paths(job_dir: Path, rank: int) -> list[Path]:
+    """The rank's slot files in order of their number."""
+    return sorted(rank_dir(job_dir, rank).glob("slot-[0-9]"))
+
+
+def slot_bytes(payload_capacity: int, manifest_capacity: int) -> int:
+    """Size of a slot file."""
+    return _offsets(payload_capacity)[1] + round_up(manifest_capacity, PAGE_BYTES)
+
+
+def _offsets(payload_capacity: int) -> tuple[int, int]:
+    """(table, manifest): where they begin for a payload capacity."""
+    table = PAGE_BYTES + round_up(payload_capacity, PAGE_BYTES)
+    return table, table + round_up(8 * -(-payload_capacity // BLOCK_BYTES), PAGE_BYTES)
+
+
+class Slot:
+    """One mapped slot file."""
+
+    def __init__(self, path: Path) -> None:
+        """Map an existing slot. Raises DamageError when the file is no slot, OSError when there is none."""
+        try:
+            self._region = Region(path)
+        except ValueError as error:
+            raise DamageError(f"{path}: expected a slot, found an empty file") from error
+        try:
+            self.capacity, self.manifest_capacity = self._capacities()
+        except DamageError:
+            self._region.close()
+            raise
+        self.path = path
+        self.payload_address = self._region.address + PAGE_BYTES
+
+    @classmethod
+    def create(cls, path: Path, payload_capacity: int, manifest_capacity: int) -> Slot:
+        """A new, empty, pre-faulted slot; replaces `path` only once it is whole. Raises MemoryBudgetError."""
+        capacity = round_up(max(payload_capacity, 1), PAGE_BYTES)
+        fresh = path.with_name(path.name + ".new")
+        allocate(fresh, slot_bytes(capacity, manifest_capacity))
+        region = Region(fresh)
+        region.prefault()
+        region.view[:PAGE_BYTES] = _page(EMPTY, capacity)
+        region.close()
+        os.replace(fresh, path)
+        return cls(path)
+
+    def _capacities(self) -> tuple[int, int]:
+        # The capacity is kept twice, so that one flipped bit cannot send a reader to wrong offsets.
+        view = self._region.view
+        if len(view) < PAGE_BYTES or bytes(view[:8]) != MAGIC:
+            raise DamageError(f"{self._region.path}: expected a slot ({MAGIC!r}), found {bytes(view[:8])!r}")
+        capacity, again = struct.unpack_from("<QQ", view, _HEADER.size - 16)
+        table, manifest = _offsets(capacity) if capacity <= len(view) else (0, len(view) + 1)
+        if capacity != again or manifest > len(view):
+            raise DamageError(f"{self._region.path}: header damaged: capacity {capacity} and its repetition {again} in a file of {len(view)}")
+        return capacity, len(view) - manifest
+
+    @property
+    def fd(self) -> int:
+        return self._region.fd
+
+    @property
+    def payload(self) -> memoryview:
+        """The whole payload area; only `payload_bytes` of it are in use."""
+        return self._region.view[PAGE_BYTES : PAGE_BYTES + self.capacity]
+
+    def header(self) -> SlotHeader:
+        """Raises DamageError when the page fails its checksum."""
+        page = bytes(self._region.view[:PAGE_BYTES])
+        found, (want,) = checksum(page[:-8]), _CHECK.unpack(page[-8:])
+        if found != want:
+            raise DamageError(f"{self.path}: header damaged: checksum expected {want:016x}, found {found:016x}")
+        magic, fmt, state, *rest = _HEADER.unpack_from(page)
+        if magic != MAGIC or fmt != FORMAT:
+            raise DamageError(f"{self.path}: expected slot format {FORMAT}, found {fmt}")
+        sequence, job, layout, rank, world, incarnation, step, epoch, payload, manifest, block, count, table, text, wall, loss, _, _ = rest
+        stamp = Stamp(step, epoch)
+        return SlotHeader(
+            SlotState(state), sequence, job, layout, rank, world, incarnation, stamp, payload, manifest, block, count, table, text, wall, loss
+        )
+
+    def _write(self, header: SlotHeader) -> None:
+        self._region.view[:PAGE_BYTES] = _page(header, self.capacity)
+
+    def _sequence(self) -> int:
+        try:
+            return self.header().sequence
+        except DamageError:
+            return 0
+
+    def begin(self, job_hash: bytes, rank: int, world_size: int, incarnation: int, stamp: Stamp) -> None:
+        """From here until `seal` the slot holds nothing."""
+        header = replace(EMPTY, job_hash=job_hash, rank=rank, world_size=world_size, incarnation=incarnation, stamp=stamp)
+        self._write(replace(header, state=SlotState.WRITING, sequence=self._sequence() + 1))
+
+    def write_table(self, payload_bytes: int, manifest: bytes) -> SlotHeader:
+        """Hash the payload, write table and manifest, return the header that `seal` will write."""
+        assert payload_bytes <= self.capacity and len(manifest) <= self.manifest_capacity
+        sums = block_checksums(self.payload[:payload_bytes])
+        table = pack_table(sums)
+        table_at, manifest_at = _offsets(self.capacity)
+        self._region.view[table_at : table_at + len(table)] = table
+        self._region.view[manifest_at : manifest_at + len(manifest)] = manifest
+        return replace(
+            self.header(),
+            payload_bytes=payload_bytes,
+            manifest_bytes=len(manifest),
+            block_count=len(sums),
+            table_checksum=checksum(table),
+            manifest_checksum=checksum(manifest),
+        )
+
+    def seal(self, header: SlotHeader, layout_hash: str, loss: float) -> None:
+        """The last write: the slot is a snapshot from here on."""
+        assert header.state is SlotState.WRITING
+        self._write(
+            replace(
+                header,
+                state=SlotState.SEALED,
+                sequence=header.sequence + 1,
+                layout_hash=bytes.fromhex(layout_hash),
+                sealed_wall_ns=time.time_ns(),
+                loss=loss,
+            )
+        )
+
+    def void(self) -> None:
+        """Forget what the slot holds."""
+        self._write(replace(EMPTY, sequence=self._sequence() + 1))
+
+    def manifest(self, header: SlotHeader) -> Layout:
+        """Raises DamageError when the manifest fails its checksum."""
+        _, at = _offsets(self.capacity)
+        raw = bytes(self._region.view[at : at + header.manifest_bytes])
+        if header.manifest_bytes > self.manifest_capacity or checksum(raw) != header.manifest_checksum:
+            raise DamageError(f"{self.path}: manifest damaged: checksum expected {header.manifest_checksum:016x}, found {checksum(raw):016x}")
+        return layout_from_json(json.loads(raw))
+
+    def table(self, header: SlotHeader) -> Sequence[int]:
+        """Raises DamageError when the checksum table fails its own checksum."""
+        at, _ = _offsets(self.capacity)
+        raw = self._region.view[at : at + 8 * header.block_count]
+        if checksum(raw) != header.table_checksum:
+            raise DamageError(f"{self.path}: checksum table damaged: expected {header.table_checksum:016x}, found {checksum(raw):016x}")
+        return unpack_table(raw)
+
+    def verify(self) -> tuple[SlotHeader, Layout]:
+        """Prove a sealed slot: header, manifest, table, every block. Raises DamageError naming what differs.
+
+        Raises LookupError when the slot holds no snapshot, or was overwritten while being read.
+        """
+        header = self.header()
+        if header.state is not SlotState.SEALED:
+            raise LookupError(f"{self.path} holds no sealed snapshot ({header.state.name})")
+        try:
+            layout = self.manifest(header)
+            wrong = first_mismatch(self.payload[: header.payload_bytes], self.table(header), header.block_bytes)
+            if wrong:
+                block, want, found = wrong
+                at = block * header.block_bytes
+                raise DamageError(
+                    f"{self.path}: {header.stamp} of rank {header.rank} damaged: block {block} (payload bytes {at} to "
+                    f"{min(at + header.block_bytes, header.payload_bytes)}) has checksum {found:016x}, expected {want:016x}"
+                )
+        except DamageError:
+            if self._sequence() not in (0, header.sequence):
+                raise LookupError(f"{self.path} was overwritten while it was read") from None
+            raise
+        return header, layout
+
+    def lock(self, exclusive: bool) -> bool:
+        """Try to take the slot's flock for this open file; False when others hold it."""
+        try:
+            fcntl.flock(self.fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def unlock(self) -> None:
+        fcntl.flock(self.fd, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        self._region.close()
+
+
+def _page(header: SlotHeader, capacity: int) -> bytes:
+    body = _HEADER.pack(
+        MAGIC,
+        FORMAT,
+        header.state,
+        header.sequence,
+        header.job_hash,
+        header.layout_hash,
+        header.rank,
+        header.world_size,
+        header.incarnation,
+        header.stamp.step,
+        header.stamp.epoch,
+        header.payload_bytes,
+        header.manifest_bytes,
+        header.block_bytes,
+        header.block_count,
+        header.table_checksum,
+        header.manifest_checksum,
+        header.sealed_wall_ns,
+        header.loss,
+        capacity,
+        capacity,
+    ).ljust(PAGE_BYTES - 8, b"\0")
+    return body + _CHECK.pack(checksum(body))
+
+
+def check_identity(header: SlotHeader, path: Path, job: str, job_hash: bytes, rank: int) -> None:
+    """Raises IdentityError when a slot belongs to another job or rank."""
+    if header.job_hash != job_hash:
+        raise IdentityError(f"{path}: expected a snapshot of job {job!r} ({job_hash.hex()[:8]}), found one of another job ({header.job_hash.hex()[:8]})")
+    if header.rank != rank:
+        raise IdentityError(f"{path}: expected a snapshot of rank {rank}, found one of rank {header.rank}")

@@ -1,0 +1,118 @@
+"""Status page: what a rank publishes about itself in one page of shared memory.
+
+A seqlock: the writer makes the sequence odd, writes, makes it even; a reader tries again while it is odd or has changed,
+and the page's checksum tells a torn read on processors that reorder writes. The rank holds an exclusive flock on the file
+while it lives, so "is it alive" is a question to the kernel, not to a timeout.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import struct
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from keepstep.coding.checksum import checksum
+from keepstep.edge.arena import rank_dir
+from keepstep.edge.memory import Region
+from keepstep.model.snapshot import Phase, RankStatus, SlotState, SlotView, Stamp
+from keepstep.model.units import PAGE_BYTES
+
+MAX_SLOTS = 8
+_FIXED = struct.Struct("<IIQQQI4x3q3Q6Q Qd I4x".replace(" ", ""))
+_SLOT = struct.Struct("<I4xqQ")
+_HEAD = struct.Struct("<QQI4x")  # sequence, checksum, body bytes
+
+BLANK = RankStatus(0, 0, 0, 0, 0, Phase.STARTING, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, math.nan, ())
+
+
+def status_path(job_dir: Path, rank: int) -> Path:
+    return rank_dir(job_dir, rank) / "status"
+
+
+class StatusPage:
+    """One rank's page, mapped. The owner calls `publish`; anyone may `read`."""
+
+    def __init__(self, path: Path) -> None:
+        """Map an existing page. Raises OSError or ValueError when there is none."""
+        self._region = Region(path)
+        self._lock = threading.Lock()
+        self._current = BLANK
+        if self._region.nbytes != PAGE_BYTES:
+            self._region.close()
+            raise ValueError(f"{path}: expected a status page of {PAGE_BYTES} bytes, found {self._region.nbytes}")
+
+    @classmethod
+    def own(cls, job_dir: Path, rank: int) -> StatusPage | None:
+        """Map the rank's page as its owner, creating it if needed; None when a living process owns it."""
+        path = status_path(job_dir, rank)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.posix_fallocate(fd, 0, PAGE_BYTES)
+        os.close(fd)
+        page = cls(path)
+        try:
+            fcntl.flock(page._region.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            page.close()
+            return None
+        return page
+
+    def alive(self) -> bool:
+        """Whether a living process owns the page."""
+        try:
+            fcntl.flock(self._region.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        fcntl.flock(self._region.fd, fcntl.LOCK_UN)
+        return False
+
+    def publish(self, **changes: Any) -> RankStatus:
+        """Change some fields and write the page."""
+        with self._lock:
+            self._current = replace(self._current, updated_mono_ns=time.monotonic_ns(), **changes)
+            body = _pack(self._current)
+            (sequence,) = struct.unpack_from("<Q", self._region.view)
+            sequence += sequence % 2  # a predecessor killed in mid-write left it odd
+            struct.pack_into("<Q", self._region.view, 0, sequence + 1)
+            self._region.view[_HEAD.size : _HEAD.size + len(body)] = body
+            struct.pack_into("<QI", self._region.view, 8, checksum(body), len(body))
+            struct.pack_into("<Q", self._region.view, 0, sequence + 2)
+            return self._current
+
+    def read(self) -> RankStatus | None:
+        """The page as a whole; None when nothing whole is there (never written, or its writer died in mid-write)."""
+        for _ in range(100):
+            before, want, size = _HEAD.unpack_from(self._region.view)
+            body = bytes(self._region.view[_HEAD.size : _HEAD.size + min(size, PAGE_BYTES)])
+            (after,) = struct.unpack_from("<Q", self._region.view)
+            if before == after and before % 2 == 0 and before and checksum(body) == want:
+                return _unpack(body)
+        return None
+
+    def close(self) -> None:
+        self._region.close()
+
+
+def _pack(s: RankStatus) -> bytes:
+    fixed = _FIXED.pack(
+        *(s.rank, s.world_size, s.pid, s.incarnation, s.epoch, s.phase, s.step, s.completed_step, s.decided_step),
+        *(s.captured_steps, s.skipped_steps, s.torn_steps, s.stall_ns_total, s.stall_ns_last, s.step_ns_last),
+        *(s.copy_ns_last, s.seal_ns_last, s.payload_bytes, s.updated_mono_ns, s.loss, len(s.slots)),
+    )
+    return fixed + b"".join(_SLOT.pack(v.state, v.stamp.step, v.stamp.epoch) for v in s.slots)
+
+
+def _unpack(body: bytes) -> RankStatus:
+    *fields, count = _FIXED.unpack_from(body)
+    slots = []
+    for i in range(count):
+        state, step, epoch = _SLOT.unpack_from(body, _FIXED.size + i * _SLOT.size)
+        slots.append(SlotView(SlotState(state), Stamp(step, epoch)))
+    fields[5] = Phase(fields[5])
+    return RankStatus(*fields, tuple(slots))

@@ -1,0 +1,107 @@
+"""Snapshots: what a slot says about itself, and what a rank says about itself.
+
+Values only; `edge/arena.py` and `edge/status.py` put them into memory that outlives the trainer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class SlotState(IntEnum):
+    EMPTY = 0
+    WRITING = 1
+    SEALED = 2
+
+
+class Phase(IntEnum):
+    """What a rank is doing. The trainer's own phases are told by whoever knows them (the drill's job does)."""
+
+    STARTING = 0
+    RESTORE = 1
+    FORWARD = 2
+    BACKWARD = 3
+    UPDATE = 4
+    CAPTURE = 5
+    SEAL = 6
+    PERSIST = 7
+    STEP = 8
+    DONE = 9
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Stamp:
+    """Which state: the last completed step, and the epoch (life of the whole job) that computed it.
+
+    Two ranks' snapshots belong together only when both are equal: after a restart the same step is computed
+    again, and mixing both computations would be a state that never was.
+    """
+
+    step: int
+    epoch: int
+
+    def __str__(self) -> str:
+        return f"step {self.step}"
+
+
+@dataclass(frozen=True, slots=True)
+class SlotView:
+    """A slot as the chooser sees it."""
+
+    state: SlotState
+    stamp: Stamp
+    pinned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SlotHeader:
+    """A slot's first page. `sequence` grows with every change, so a reader knows whether it moved meanwhile."""
+
+    state: SlotState
+    sequence: int
+    job_hash: bytes
+    layout_hash: bytes
+    rank: int
+    world_size: int
+    incarnation: int
+    stamp: Stamp
+    payload_bytes: int
+    manifest_bytes: int
+    block_bytes: int
+    block_count: int
+    table_checksum: int
+    manifest_checksum: int
+    sealed_wall_ns: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class RankStatus:
+    """One rank's page: the facts other ranks, the keeper and `keepstep status` read.
+
+    `decided_step` is the newest step for which the rank chose to capture or to skip: what it does not hold by
+    then, it will never hold. Steps are -1 before the first one. Times are CLOCK_MONOTONIC nanoseconds.
+    """
+
+    rank: int
+    world_size: int
+    pid: int
+    incarnation: int
+    epoch: int
+    phase: Phase
+    step: int
+    completed_step: int
+    decided_step: int
+    captured_steps: int
+    skipped_steps: int
+    torn_steps: int
+    stall_ns_total: int
+    stall_ns_last: int
+    step_ns_last: int
+    copy_ns_last: int
+    seal_ns_last: int
+    payload_bytes: int
+    updated_mono_ns: int
+    loss: float
+    slots: tuple[SlotView, ...]
