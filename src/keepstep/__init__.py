@@ -1,1 +1,51 @@
+"""keepstep: every training step survives.
+
+    job = keepstep.protect(model=model, optimizer=optimizer)
+    for step in job.steps(1000):
+        train_one()
+
+Importing this package imports neither torch nor numpy; `protect` does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from keepstep.config import Config
+from keepstep.errors import (
+    ConfigError,
+    DamageError,
+    IdentityError,
+    KeeperError,
+    KeepstepError,
+    LayoutError,
+    MemoryBudgetError,
+    StoreError,
+)
+
+if TYPE_CHECKING:
+    from keepstep.runtime.session import Job, protect
+
 __version__ = "0.1.0"
+__all__ = [
+    "Config",
+    "ConfigError",
+    "DamageError",
+    "IdentityError",
+    "Job",
+    "KeeperError",
+    "KeepstepError",
+    "LayoutError",
+    "MemoryBudgetError",
+    "StoreError",
+    "__version__",
+    "protect",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Job", "protect"):
+        from keepstep.runtime import session
+
+        return getattr(session, name)
+    raise AttributeError(f"module 'keepstep' has no attribute {name!r}")

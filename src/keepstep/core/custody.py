@@ -1,0 +1,73 @@
+"""Custody: how long the keeper keeps a job's memory, and when it ends.
+
+Comes in: who is connected, what they said last, the time. Goes out: at most one `Finish` with its reason. Never removes
+anything while a rank or the agent is connected and has not said that the job is over; never keeps anything longer
+than `grace_ns` after the last of them is gone (a keeper without this rule pins model-sized memory for ever).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from keepstep.model.units import human_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The job is over: write the newest step to the store if there is one, remove the memory, go."""
+
+    ok: bool
+    why: str
+
+
+@dataclass
+class Custody:
+    grace_ns: int
+    alone_since_ns: int
+    world_size: int | None = None
+    ranks: set[int] = field(default_factory=set)
+    agent: bool = False
+    last_words: dict[int, tuple[bool, str]] = field(default_factory=dict)
+    finish: Finish | None = None
+
+    def rank_came(self, rank: int, world_size: int) -> None:
+        self.world_size = world_size
+        self.ranks.add(rank)
+        self.last_words.pop(rank, None)
+
+    def rank_said_bye(self, rank: int, ok: bool, why: str) -> None:
+        self.last_words[rank] = (ok, why)
+
+    def rank_left(self, rank: int, now_ns: int) -> None:
+        self.ranks.discard(rank)
+        self._mark_alone(now_ns)
+
+    def agent_came(self) -> None:
+        self.agent = True
+
+    def agent_left(self, now_ns: int) -> None:
+        self.agent = False
+        self._mark_alone(now_ns)
+
+    def agent_said_end(self, ok: bool, why: str) -> None:
+        self.finish = Finish(ok, why)
+
+    def _mark_alone(self, now_ns: int) -> None:
+        if not self.ranks and not self.agent:
+            self.alone_since_ns = now_ns
+
+    def decide(self, now_ns: int) -> Finish | None:
+        """What follows from all that was said so far."""
+        if self.finish or self.agent:
+            return self.finish
+        words = list(self.last_words.values())
+        if self.world_size is not None and len(words) == self.world_size and all(ok for ok, _ in words):
+            return Finish(True, f"all {self.world_size} ranks ended well")
+        if self.ranks:
+            return None
+        if any(why == "interrupted" for _, why in words):
+            return Finish(False, "the user interrupted the job")
+        alone_ns = now_ns - self.alone_since_ns
+        if alone_ns > self.grace_ns:
+            return Finish(False, f"agent and ranks have been gone for {human_ns(alone_ns)}, longer than the grace time of {human_ns(self.grace_ns)}")
+        return None

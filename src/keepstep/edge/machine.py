@@ -1,0 +1,35 @@
+"""Machine: what this machine has free."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def free_bytes(directory: Path) -> int:
+    """Free bytes of the filesystem that holds `directory`."""
+    stat = os.statvfs(directory)
+    return stat.f_bavail * stat.f_frsize
+
+
+def available_bytes() -> int:
+    """Memory the kernel can give without swapping, within this process's cgroup limit."""
+    available = _meminfo_available()
+    limit, used = (_cgroup_number(name) for name in ("memory.max", "memory.current"))
+    return available if limit is None or used is None else min(available, max(0, limit - used))
+
+
+def _meminfo_available() -> int:
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _cgroup_number(name: str) -> int | None:
+    try:
+        path = next(line.split(":", 2)[2].strip() for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
+        return int((Path("/sys/fs/cgroup") / path.lstrip("/") / name).read_text())
+    except (OSError, StopIteration, ValueError):
+        return None  # no cgroup v2, or no limit ("max")

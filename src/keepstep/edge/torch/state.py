@@ -1,0 +1,222 @@
+"""State: from the objects a user protects to tensors with names plus one pickled tree, and back.
+
+Comes in: modules, optimizers, anything with `state_dict`/`load_state_dict`, tensors, picklable values. Goes out: a list of
+items (a tensor's place and kind) and the tree's bytes, in which every tensor is an index. The pickler's
+`reducer_override` sees every tensor wherever it hides (in lists, in custom objects) and leaves plain values to the fast
+path. Tensors that share memory, type and shape are kept once: tied weights stay tied.
+
+A DTensor contributes its local part; the layout says which box of the whole it is.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # what torch's own DCP uses
+
+from keepstep.edge.torch.rng import read_rng
+from keepstep.errors import ConfigError
+from keepstep.model.layout import Layout, Shard, TensorSpec, lay_out
+
+RNG = "rng"
+ABOUT = "<about>"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A tensor to keep: `local` is a plain tensor whose memory is the truth; `lazy` ones stand still until the next update."""
+
+    spec: TensorSpec
+    local: torch.Tensor
+    lazy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One rank's state at one moment: tensors by reference, everything else already pickled."""
+
+    items: tuple[Item, ...]
+    objects: bytes
+    layout: Layout
+
+    @property
+    def payload_bytes(self) -> int:
+        return self.layout.objects_offset + len(self.objects)
+
+
+def bare(module: torch.nn.Module) -> torch.nn.Module:
+    """The user's module inside DistributedDataParallel and torch.compile, whose prefixes must not reach the names."""
+    while True:
+        if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+            module = module.module
+        elif hasattr(module, "_orig_mod"):
+            module = module._orig_mod  # type: ignore[assignment]
+        else:
+            return module
+
+
+def kind_of(value: Any) -> str:
+    """`module`, `optimizer`, `tensor`, `stateful` or `value`."""
+    if isinstance(value, torch.nn.Module):
+        return "module"
+    if isinstance(value, torch.optim.Optimizer):
+        return "optimizer"
+    if isinstance(value, torch.Tensor):
+        return "tensor"
+    if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+        return "stateful"
+    return "value"
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The optimizer's parameters in the order its state dict numbers them."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """The plain tensor on this rank."""
+    with torch.no_grad():
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        return local.wait() if hasattr(local, "wait") else local.detach()
+
+
+@dataclass
+class Protected:
+    """Everything a user protects, by name. `values` are plain Python values, changed through `job.state`."""
+
+    objects: dict[str, Any]
+    values: dict[str, Any] = field(default_factory=dict)
+    eager_names: set[str] = field(default_factory=set)  # lazily copied once, found torn, copied at the boundary since
+    lazy: bool = True
+
+    @classmethod
+    def of(cls, stateful: Mapping[str, Any], lazy: bool) -> Protected:
+        """Raises ConfigError on a reserved name or on nothing to protect."""
+        if not stateful:
+            raise ConfigError("protect() expected at least one thing to protect, such as model=model, and found none")
+        if RNG in stateful or ABOUT in stateful:
+            raise ConfigError(f"the name {RNG!r} is taken: random states are always protected; give yours another name")
+        values = {k: v for k, v in stateful.items() if kind_of(v) == "value"}
+        return cls({k: v for k, v in stateful.items() if k not in values}, values, lazy=lazy)
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        return [v for v in self.objects.values() if isinstance(v, torch.optim.Optimizer)]
+
+    def about(self) -> dict[str, Any]:
+        """What each thing is: compared before anything is loaded."""
+        shapes = {
+            k: [(str(p.dtype), tuple(p.shape)) for p in parameters_of(v)] for k, v in self.objects.items() if isinstance(v, torch.optim.Optimizer)
+        }
+        return {"kinds": {k: kind_of(v) for k, v in {**self.objects, **self.values}.items()}, "optimizer_parameters": shapes}
+
+    def tree(self) -> dict[str, Any]:
+        """The nested state, RNG first."""
+        tree: dict[str, Any] = {RNG: read_rng()}
+        for name, value in self.objects.items():
+            if isinstance(value, torch.nn.Module):
+                tree[name] = bare(value).state_dict()
+            else:
+                tree[name] = value if isinstance(value, torch.Tensor) else value.state_dict()
+        return {**tree, **self.values}
+
+    def gather(self) -> State:
+        """Name every tensor and pickle the rest. Runs on the trainer's thread; copies no tensor."""
+        tree = self.tree()
+        names = {id(tensor): name for name, tensor in _named_tensors(tree)}
+        still = self._still_addresses() if self.lazy else frozenset()
+        pickler = _TreePickler(names, still, self.eager_names)
+        pickler.dump({ABOUT: self.about(), **tree})
+        items = tuple(pickler.items)
+        return State(items, pickler.buffer.getvalue(), lay_out([i.spec for i in items]))
+
+    def _still_addresses(self) -> frozenset[int]:
+        # Only what a torch optimizer owns is known to stand still until its pre-step hook has run.
+        addresses = set()
+        for optimizer in self.optimizers:
+            for parameter in parameters_of(optimizer):
+                addresses.add(local_part(parameter).data_ptr())
+            for state in optimizer.state.values():
+                addresses.update(local_part(v).data_ptr() for v in state.values() if isinstance(v, torch.Tensor))
+        return frozenset(addresses)
+
+
+def _named_tensors(tree: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(tree, torch.Tensor):
+        yield name, tree
+    elif isinstance(tree, Mapping):
+        for key, value in tree.items():
+            if isinstance(value, (torch.Tensor, Mapping, list, tuple)):
+                yield from _named_tensors(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(tree, (list, tuple)):
+        for index, value in enumerate(tree):
+            if isinstance(value, (torch.Tensor, Mapping, list, tuple)):
+                yield from _named_tensors(value, f"{name}.{index}")
+
+
+def _fetch(index: int) -> torch.Tensor:
+    raise AssertionError(f"tensor {index} fetched outside a TreeUnpickler")
+
+
+class _TreePickler(pickle.Pickler):
+    def __init__(self, names: Mapping[int, str], still: frozenset[int], eager_names: set[str]) -> None:
+        self.buffer = io.BytesIO()
+        super().__init__(self.buffer, protocol=5)
+        self.items: list[Item] = []
+        self._names, self._still, self._eager_names = names, still, eager_names
+        self._seen: dict[tuple[Any, ...], int] = {}
+
+    def reducer_override(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or not _is_plain(value):
+            return NotImplemented
+        local = local_part(value)
+        key = (local.data_ptr(), local.dtype, local.shape, local.stride(), local.device) if local.numel() else (id(value),)
+        index = self._seen.get(key)
+        if index is None:
+            index = self._seen[key] = len(self.items)
+            name = self._names.get(id(value), f"<hidden {index}>")
+            lazy = local.data_ptr() in self._still and name not in self._eager_names
+            self.items.append(Item(_spec(name, value, local), local, lazy))
+        return _fetch, (index,)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Dense memory we can copy; sparse, quantized and other wrapped tensors go through pickle as a whole."""
+    if tensor.device.type == "meta":
+        raise ConfigError(f"a tensor of shape {tuple(tensor.shape)} is on the meta device: it has no bytes to protect yet")
+    if isinstance(tensor, DTensor):
+        return True
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and tensor.layout is torch.strided and not tensor.is_quantized
+
+
+def _spec(name: str, tensor: torch.Tensor, local: torch.Tensor) -> TensorSpec:
+    shard = None
+    if isinstance(tensor, DTensor):
+        shape, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        if tuple(shape) != tuple(local.shape):
+            raise ConfigError(f"{name}: placements {tensor.placements} are not a box of the whole tensor")
+        shard = Shard(tuple(tensor.shape), tuple(offsets))
+    stride = None if local.is_contiguous() else tuple(local.stride())
+    return TensorSpec(name, str(local.dtype).removeprefix("torch."), tuple(local.shape), local.numel() * local.element_size(), stride, shard)
+
+
+class _TreeUnpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, fetch: Callable[[int], torch.Tensor]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._fetch = fetch
+
+    def find_class(self, module: str, name: str) -> Any:
+        return self._fetch if (module, name) == (__name__, "_fetch") else super().find_class(module, name)
+
+
+def rebuild(objects: bytes, tensors: Sequence[torch.Tensor]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(tree, about) from the pickled tree and its tensors. The bytes must have been verified: this unpickles them."""
+    tree = _TreeUnpickler(objects, tensors.__getitem__).load()
+    about = tree.pop(ABOUT)
+    return tree, about

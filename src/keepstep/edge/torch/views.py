@@ -1,0 +1,66 @@
+"""Views: payload bytes as tensors, and copies in both directions.
+
+Host tensors that are contiguous go by memcpy between addresses; everything else by torch's own `copy_` into or out of a
+tensor laid over the payload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from keepstep.edge import memory
+from keepstep.edge.arena import Slot
+from keepstep.model.layout import Layout, Segment
+
+
+def overlay(slot: Slot, segment: Segment) -> torch.Tensor:
+    """A tensor over the segment's bytes, shaped as it was saved. It is valid until the slot is closed or overwritten."""
+    spec = segment.spec
+    dtype = getattr(torch, spec.dtype)
+    if not spec.nbytes:
+        return torch.empty(spec.shape, dtype=dtype)
+    flat = torch.frombuffer(slot.payload, dtype=dtype, count=spec.nbytes // dtype.itemsize, offset=segment.offset)
+    return flat.view(spec.shape)
+
+
+def clone(slot: Slot, segment: Segment) -> torch.Tensor:
+    """A private tensor with the saved bytes and the saved strides."""
+    spec = segment.spec
+    source = overlay(slot, segment)
+    if spec.stride is None:
+        return source.clone()
+    return torch.empty_strided(spec.shape, spec.stride, dtype=source.dtype).copy_(source)
+
+
+def clones(slot: Slot, layout: Layout) -> list[torch.Tensor]:
+    return [clone(slot, segment) for segment in layout.segments]
+
+
+def by_address(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's memory is, byte for byte, what is to be kept."""
+    return tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def write(slot: Slot, segment: Segment, tensor: torch.Tensor, non_blocking: bool = False) -> None:
+    """Copy a tensor into its segment. The GIL is released while bytes move."""
+    if not segment.spec.nbytes:
+        return
+    if by_address(tensor):
+        memory.copy(slot.payload_address + segment.offset, tensor.data_ptr(), segment.spec.nbytes)
+    else:
+        with torch.no_grad():
+            overlay(slot, segment).copy_(tensor, non_blocking=non_blocking)
+
+
+def differing(slot: Slot, segments: Sequence[Segment], tensors: Sequence[torch.Tensor]) -> list[str]:
+    """Names of the segments whose bytes are not the tensors' bytes."""
+    wrong = []
+    for segment, tensor in zip(segments, tensors, strict=True):
+        if not segment.spec.nbytes:
+            continue
+        host = tensor if by_address(tensor) else tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        if not memory.equal(slot.payload_address + segment.offset, host.data_ptr(), segment.spec.nbytes):
+            wrong.append(segment.spec.name)
+    return wrong

@@ -1,0 +1,144 @@
+"""Link: the session's line to the keeper.
+
+Asks where to resume and then listens on a thread of its own. A keeper that dies is replaced and told who is training;
+training notices nothing. Requests (persist) are answered through futures.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from keepstep.config import Settings
+from keepstep.core.vote import Offer
+from keepstep.edge.journal import Journal
+from keepstep.edge.mailbox import Mailbox
+from keepstep.edge.processes import ensure_keeper
+from keepstep.errors import KeeperError, KeepstepError
+from keepstep.model.snapshot import Stamp
+
+IMPATIENT_S = 15.0
+
+
+class Link:
+    """One rank's connection. `on_damage(slot, why)` is called from the listening thread."""
+
+    def __init__(self, settings: Settings, rank: int, world_size: int, journal: Journal, on_damage: Callable[[int, str], None]) -> None:
+        self._settings, self._rank, self._world_size = settings, rank, world_size
+        self._journal, self._on_damage = journal, on_damage
+        self._box = ensure_keeper(settings)
+        self._waiting: dict[int, Future[dict[str, Any]]] = {}
+        self._tickets = itertools.count(1)
+        self._lock = threading.Lock()
+        self._released = threading.Event()
+        self._closing = False
+
+    # -- before training
+
+    def agree(self, incarnation: int, holds: set[Stamp], foreign_world: int | None, load: Callable[[Offer], None]) -> tuple[Offer, int]:
+        """Take part in the vote until every rank has proven the same state: (what was loaded, epoch).
+
+        `load` raises KeepstepError other than its own mistakes when the offer is unusable here. Raises KeeperError when refused.
+        """
+        join = {
+            "kind": "join",
+            "rank": self._rank,
+            "world_size": self._world_size,
+            "incarnation": incarnation,
+            "holds": [[s.step, s.epoch] for s in holds],
+            "foreign_world": foreign_world,
+        }
+        self._box.send(join)
+        offer: Offer | None = None
+        while True:
+            try:
+                message = self._box.recv(IMPATIENT_S)
+            except TimeoutError:
+                self._journal.record("waiting", f"rank {self._rank} has waited {IMPATIENT_S:.0f} s more for the other ranks to ask where to resume")
+                continue
+            if message is None:  # the keeper died: ask the next one
+                self._box = ensure_keeper(self._settings)
+                self._box.send(join)
+            elif message["kind"] == "refused":
+                raise KeeperError(str(message["why"]))
+            elif message["kind"] == "offer":
+                offer = Offer(message["round"], message["source"], Stamp(message["step"], message["epoch"]), message["why"])
+                self._try(offer, load)
+            elif message["kind"] == "go":
+                assert offer is not None
+                return offer, int(message["epoch"])
+
+    def _try(self, offer: Offer, load: Callable[[Offer], None]) -> None:
+        answer = {"rank": self._rank, "round": offer.round}
+        try:
+            load(offer)
+        except Unusable as error:
+            self._box.send({"kind": "failed", "why": str(error)[:2000], **answer})
+        else:
+            self._box.send({"kind": "loaded", **answer})
+
+    # -- during training
+
+    def listen(self) -> None:
+        """Start listening for the keeper's words."""
+        threading.Thread(target=self._listen, name="keepstep-link", daemon=True).start()
+
+    def _listen(self) -> None:
+        while not self._released.is_set():
+            message = self._box.recv()
+            if message is None:
+                self._lost()
+            elif message["kind"] == "persisted":
+                with self._lock:
+                    future = self._waiting.pop(int(message["ticket"]), None)
+                if future:
+                    future.set_result(message)
+            elif message["kind"] == "damaged":
+                self._on_damage(int(message["slot"]), str(message["why"]))
+            elif message["kind"] == "released":
+                self._released.set()
+
+    def _lost(self) -> None:
+        if self._closing:  # we said goodbye, so it is free to go
+            self._released.set()
+            return
+        self._journal.record("keeper-lost", f"rank {self._rank} lost the keeper; training goes on while another one starts")
+        with self._lock:
+            waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
+            future.set_result({"ok": False, "step": None, "why": "the keeper died meanwhile"})
+        self._box.close()
+        while not self._closing:
+            try:
+                self._box = ensure_keeper(self._settings)
+            except KeepstepError as error:
+                self._journal.record("keeper-missing", f"no keeper can be started ({error}); trying again")
+                continue
+            self._box.send({"kind": "attach", "rank": self._rank, "world_size": self._world_size})
+            return
+
+    def persist(self, step: int | None, why: str) -> Future[dict[str, Any]]:
+        """Ask for a checkpoint; the future gives {"ok", "step", "why"}."""
+        future: Future[dict[str, Any]] = Future()
+        with self._lock:
+            ticket = next(self._tickets)
+            self._waiting[ticket] = future
+        if not self._box.send({"kind": "persist", "ticket": ticket, "step": step, "why": why}):
+            with self._lock:
+                lost = self._waiting.pop(ticket, None)
+            if lost:
+                lost.set_result({"ok": False, "step": None, "why": "the keeper is not there to be asked"})
+        return future
+
+    def goodbye(self, ok: bool, why: str, timeout_s: float = 5.0) -> None:
+        """Say the last word and wait until it was heard."""
+        self._closing = True
+        if self._box.send({"kind": "bye", "rank": self._rank, "ok": ok, "why": why}):
+            self._released.wait(timeout_s)
+
+
+class Unusable(Exception):
+    """The offered state cannot be used here; another source may do."""

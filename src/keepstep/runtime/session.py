@@ -1,0 +1,308 @@
+"""Session: keepstep inside the trainer, and its public face.
+
+`protect` finds who this rank is, joins the keeper, restores what all ranks agree on, makes the slots and returns a `Job`.
+`Job.steps` counts steps; the end of a loop body is the step boundary, where the state is captured.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from keepstep.config import Config, Settings, resolve
+from keepstep.core.vote import Offer
+from keepstep.edge.journal import Journal
+from keepstep.edge.machine import available_bytes, free_bytes
+from keepstep.edge.status import StatusPage
+from keepstep.edge.torch import checkpoint, predict, restore
+from keepstep.edge.torch.state import Protected
+from keepstep.errors import ConfigError, DamageError, IdentityError, StoreError
+from keepstep.model.snapshot import Phase, Stamp
+from keepstep.model.units import human_ns
+from keepstep.runtime.capturing import Capturing, Identity, snapshot_of
+from keepstep.runtime.link import Link, Unusable
+from keepstep.runtime.naming import default_job
+from keepstep.runtime.signals import Preemption
+
+_current: Job | None = None
+
+
+def protect(config: Config | Mapping[str, Any] | None = None, /, **stateful: Any) -> Job:
+    """Protect a training's state, restoring it first if there is something to restore.
+
+    config: a `Config` or a dict of its fields; None takes everything from `KEEPSTEP_*` variables and the defaults.
+    stateful: anything with `state_dict()` and `load_state_dict()`, modules, optimizers, tensors (restored in place), picklable values
+        (restored in place where they can be, and always through `job.state`). Random states are always included.
+
+    Returns the `Job` whose `steps` drives the loop. All ranks must call it; it waits for all of them.
+
+    Raises ConfigError (unknown or impossible settings), MemoryBudgetError (the slots do not fit), IdentityError (another job's or a living
+    rank's memory), LayoutError (the saved state has another shape: nothing is loaded, nothing is removed), KeeperError.
+    """
+    global _current
+    if _current is not None and not _current.closed:
+        raise ConfigError("protect() was called twice: expected one call that names everything, or job.close() in between")
+    settings = resolve(config, os.environ, default_job(sys.argv, os.environ))
+    who = _identity(settings)
+    journal = Journal(settings.journal_path, f"rank {who.rank}")
+    _current = Job(settings, who, Protected.of(stateful, settings.lazy), journal)
+    return _current
+
+
+def _identity(settings: Settings) -> Identity:
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        rank, world = distributed.get_rank(), distributed.get_world_size()
+    else:
+        rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    if local != world:
+        raise ConfigError(f"this version protects one machine: expected all {world} ranks here, found {local} (LOCAL_WORLD_SIZE)")
+    return Identity(settings.job, os.getuid(), rank, world, local)
+
+
+class Job:
+    """A protected training. Made by `protect`."""
+
+    def __init__(self, settings: Settings, who: Identity, protected: Protected, journal: Journal) -> None:
+        self.settings, self.closed = settings, False
+        self.phase_listeners: list[Callable[[Phase, int], None]] = []
+        self._who, self._protected, self._journal = who, protected, journal
+        self._link = Link(settings, who.rank, who.world_size, journal, lambda slot, why: self._capturing.damaged(slot, why))
+        self._page = self._own_page()
+        self._capturing = Capturing(settings, who, self._page, journal, self._announce)
+        self._loss: Any = None
+        self._stall_ns_total = 0
+        self._finished = False
+        self._failure: str | None = None
+        self._resume()
+        self._make_slots()
+        self._hook()
+
+    # -- the public face
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The plain values given to `protect`, by name: read the restored ones here, assign new ones here."""
+        return self._protected.values
+
+    @property
+    def step(self) -> int:
+        """The last completed step; -1 before the first."""
+        return self._step
+
+    @property
+    def rank(self) -> int:
+        return self._who.rank
+
+    def steps(self, total_steps: int) -> Iterator[int]:
+        """Count the steps 0 .. total_steps - 1, from the one after the restored step.
+
+        The end of the loop's body is the step boundary: the state there is what a restart will find.
+        """
+        resumed_ns: int | None = time.monotonic_ns() if self._step >= 0 else None
+        while self._step + 1 < total_steps:
+            step = self._step + 1
+            began_ns = time.monotonic_ns()
+            self._announce(Phase.STEP, step)
+            yield step
+            self._boundary(step, time.monotonic_ns() - began_ns)
+            if resumed_ns is not None:
+                took_ns = time.monotonic_ns() - resumed_ns
+                self._journal.record("next-step", f"step {step} is done, {human_ns(took_ns)} after the restore", step=step)
+                resumed_ns = None
+        self._capturing.drain(60.0)
+        self._finished = True
+
+    def report(self, **metrics: Any) -> None:
+        """Tell the step's `loss` (a number or a one-element tensor; not read on this thread). It is shown by
+        `keepstep status` and kept with the snapshot, for `best:loss:min:n` retention."""
+        unknown = set(metrics) - {"loss"}
+        if unknown:
+            raise ConfigError(f"report() expected loss, found {sorted(unknown)}")
+        loss = metrics.get("loss")
+        self._loss = loss.detach() if hasattr(loss, "detach") else loss
+
+    def enter(self, phase: str) -> None:
+        """Say what the trainer is doing inside a step (`forward`, `backward`, `update`): shown by `keepstep status`."""
+        try:
+            value = Phase[phase.upper()]
+        except KeyError:
+            raise ConfigError(f"enter() expected one of {[p.name.lower() for p in Phase]}, found {phase!r}") from None
+        self._announce(value, self._step + 1)
+
+    def persist(self, wait: bool = False) -> Future[dict[str, Any]]:
+        """Ask for the last completed step (or a newer one) in the store. The future gives {"ok", "step", "why"}.
+
+        Raises StoreError when waiting and the checkpoint could not be written.
+        """
+        self._announce(Phase.PERSIST, self._step)
+        future = self._link.persist(self._step, "asked for by job.persist()")
+        if wait:
+            outcome = future.result()
+            if not outcome["ok"]:
+                raise StoreError(f"step {self._step} could not be persisted: {outcome['why']}")
+        return future
+
+    def close(self, ok: bool = True) -> None:
+        """The training is over: seal what is under way, write the last step to the store if there is one, release the memory.
+
+        Called by itself at interpreter exit when `steps` ran to its end; call it after leaving the loop early on purpose.
+        """
+        if self.closed:
+            return
+        self.closed = True
+        self._preemption.uninstall()
+        self._unhook()
+        self._capturing.drain(60.0)
+        if ok and self._failure is None and self.settings.store is not None and self._step >= 0:
+            outcome = self._link.persist(self._step, "the end of the job").result()
+            if not outcome["ok"]:
+                self._journal.record("persist-failed", f"the last step is not in the store: {outcome['why']}")
+        self._capturing.stop()
+        self._page.publish(phase=Phase.DONE)
+        self._link.goodbye(ok and self._failure is None, self._failure or ("ended well" if ok else f"left after step {self._step}"))
+
+    # -- joining and restoring
+
+    def _own_page(self) -> StatusPage:
+        page = StatusPage.own(self.settings.job_dir, self._who.rank)
+        if page is None:
+            raise IdentityError(
+                f"rank {self._who.rank} of job {self._who.job!r} is already running in another process; wait for it to end, "
+                "or give this run a name of its own (job=... or KEEPSTEP_JOB)"
+            )
+        return page
+
+    def _resume(self) -> None:
+        last = self._page.read()
+        incarnation = last.incarnation + 1 if last else 1
+        self._capturing.incarnation = incarnation
+        self._page.publish(
+            rank=self._who.rank,
+            world_size=self._who.world_size,
+            pid=os.getpid(),
+            incarnation=incarnation,
+            epoch=last.epoch if last else 0,
+            phase=Phase.RESTORE,
+            # Until the vote is over the page goes on telling what the last life had reached: it says what was lost.
+            completed_step=last.completed_step if last else -1,
+            decided_step=-1,
+            slots=(),
+        )
+        holds, foreign = self._capturing.verified()
+        offer, self._epoch = self._link.agree(incarnation, set(holds), foreign, lambda o: self._load(o, holds))
+        self._step = offer.stamp.step
+        self._page.publish(epoch=self._epoch, phase=Phase.STARTING, step=self._step, completed_step=self._step, decided_step=self._step)
+        if offer.source != "fresh":
+            self._journal.record("restored", f"restored step {self._step} from {offer.source}: {offer.why}", step=self._step, source=offer.source)
+        self._link.listen()
+
+    def _load(self, offer: Offer, holds: Mapping[Stamp, int]) -> None:
+        began_ns = time.monotonic_ns()
+        self._announce(Phase.RESTORE, offer.stamp.step)
+        remarks: list[str] = []
+        if offer.source == "memory":
+            remarks = self._load_memory(offer.stamp, holds[offer.stamp])
+            self._capturing.forget_all_but(offer.stamp)
+        elif offer.source == "store":
+            assert self.settings.store is not None
+            try:
+                remarks = checkpoint.load(self.settings.store, offer.stamp.step, self._who.rank, self._who.world_size, self._protected)
+            except (DamageError, StoreError) as error:
+                raise Unusable(str(error)) from error
+            self._capturing.forget_all_but(None)
+        else:
+            self._capturing.forget_all_but(None)
+        for remark in remarks:
+            self._journal.record("restore-remark", remark)
+        took_ns = time.monotonic_ns() - began_ns
+        self._journal.record("loaded", f"loaded and proved in {human_ns(took_ns)}", step=offer.stamp.step, duration_ns=took_ns)
+
+    def _load_memory(self, stamp: Stamp, index: int) -> list[str]:
+        try:
+            slot, header, layout = snapshot_of(self._capturing, stamp, index)
+        except (DamageError, LookupError) as error:
+            raise Unusable(str(error)) from error
+        remarks = restore.apply(self._protected, restore.open_snapshot(self._protected, slot, header, layout))
+        wrong = restore.prove(self._protected, slot, layout)
+        if wrong:
+            raise Unusable(f"after loading, {len(wrong)} tensors differ from the snapshot: {', '.join(wrong[:5])}")
+        return remarks
+
+    def _make_slots(self) -> None:
+        state = self._protected.gather()
+        coming = [predict.coming_bytes(o) for o in self._protected.optimizers]
+        # A tensor of optimizer state costs its alignment, a manifest entry and a place in the tree.
+        entries = len(state.items) * (4 if any(coming) else 1)
+        payload = state.payload_bytes + sum(c or 0 for c in coming) + 256 * entries
+        why = self._capturing.prepare(payload, 400 * entries, free_bytes(self.settings.arena_dir), available_bytes())
+        unknown = "" if None not in coming else "; an optimizer's coming state is unknown, its slots may grow after the first step"
+        self._journal.record("slots-made", why + unknown)
+        self._capturing.start()
+
+    # -- every step
+
+    def _boundary(self, step: int, step_ns: int) -> None:
+        began_ns = time.perf_counter_ns()
+        self._step = step
+        self._page.publish(completed_step=step, step_ns_last=step_ns)
+        self._capturing.begin(step, self._epoch, self._protected, self._loss)
+        every = self.settings.persist_every_steps
+        if self.settings.store and every and (step + 1) % every == 0 and self._who.rank == 0:
+            self._link.persist(step, f"every {every} steps")
+        self._stalled(time.perf_counter_ns() - began_ns, first=True)
+
+    def _fence(self, *_: Any) -> None:
+        began_ns = time.perf_counter_ns()
+        self._capturing.fence()
+        self._stalled(time.perf_counter_ns() - began_ns, first=False)
+
+    def _stalled(self, stall_ns: int, first: bool) -> None:
+        self._stall_ns_total += stall_ns
+        self._stall_ns_last = stall_ns if first else self._stall_ns_last + stall_ns
+        self._page.publish(stall_ns_total=self._stall_ns_total, stall_ns_last=self._stall_ns_last)
+
+    def _announce(self, phase: Phase, step: int) -> None:
+        if phase not in (Phase.CAPTURE, Phase.SEAL):  # those happen beside the trainer's own phase
+            self._page.publish(phase=phase, step=step)
+        for listener in self.phase_listeners:
+            listener(phase, step)
+
+    # -- hooks into the process
+
+    def _hook(self) -> None:
+        self._stall_ns_last = 0
+        self._handles = [o.register_step_pre_hook(self._fence) for o in self._protected.optimizers]
+        self._preemption = Preemption(self._preempted)
+        self._preemption.install()
+        self._excepthook = sys.excepthook
+        sys.excepthook = self._on_exception
+        atexit.register(self._at_exit)
+
+    def _unhook(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        if sys.excepthook == self._on_exception:
+            sys.excepthook = self._excepthook
+        atexit.unregister(self._at_exit)
+
+    def _on_exception(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        self._failure = "interrupted" if issubclass(kind, KeyboardInterrupt) else f"{kind.__name__}: {error}"
+        self._excepthook(kind, error, trace)
+
+    def _at_exit(self) -> None:
+        with contextlib.suppress(OSError):
+            self.close(ok=self._finished)
+
+    def _preempted(self) -> None:
+        """On the signal thread: the newest committed step goes to the store, whatever the trainer's thread is doing."""
+        self._journal.record("preempted", f"rank {self._who.rank} received SIGTERM: persisting the newest step every rank holds")
+        outcome = self._link.persist(None, f"rank {self._who.rank} received SIGTERM").result(timeout=600)
+        self._journal.record("preempted", f"SIGTERM is answered: {outcome['why']}", ok=outcome["ok"], step=outcome["step"])
