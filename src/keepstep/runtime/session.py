@@ -32,6 +32,9 @@ from keepstep.runtime.signals import Preemption
 
 _current: Job | None = None
 
+# Copied by every new Job: the one way to hear phases that pass before `protect` returns (restore).
+phase_listeners: list[Callable[[Phase, int], None]] = []
+
 
 def protect(config: Config | Mapping[str, Any] | None = None, /, **stateful: Any) -> Job:
     """Protect a training's state, restoring it first if there is something to restore.
@@ -72,7 +75,7 @@ class Job:
 
     def __init__(self, settings: Settings, who: Identity, protected: Protected, journal: Journal) -> None:
         self.settings, self.closed = settings, False
-        self.phase_listeners: list[Callable[[Phase, int], None]] = []
+        self.phase_listeners = list(phase_listeners)
         self._who, self._protected, self._journal = who, protected, journal
         self._link = Link(settings, who.rank, who.world_size, journal, lambda slot, why: self._capturing.damaged(slot, why))
         self._page = self._own_page()
