@@ -52,6 +52,15 @@ class Identity:
         return job_hash(self.job, self.uid)
 
 
+@dataclass(frozen=True)
+class Manifest:
+    """A layout as it is written into a slot."""
+
+    layout: Layout
+    layout_hash: str
+    text: bytes
+
+
 class Capturing:
     """All slots of one rank. `page` is the rank's status page; `on_phase` hears capture and seal."""
 
@@ -66,6 +75,7 @@ class Capturing:
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._copy: Copy | None = None
+        self._manifest: Manifest | None = None
         self._counts = {"captured_steps": 0, "skipped_steps": 0, "torn_steps": 0}
         self.incarnation = 0
 
@@ -159,8 +169,8 @@ class Capturing:
             self._skip(step, decision.why)
             return
         state = protected.gather()
-        manifest = json.dumps(state.layout.to_json(), separators=(",", ":")).encode()
-        if not self._has_room(decision.slot, step, state, len(manifest)):
+        manifest = self._manifest_of(state.layout)
+        if not self._has_room(decision.slot, step, state, len(manifest.text)):
             return
         slot = self.slots[decision.slot]
         if not slot.lock(exclusive=True):
@@ -173,6 +183,11 @@ class Capturing:
         copy.copy_moving()
         self._copy = copy
         self._queue.put(lambda: self._finish(decision.slot, stamp, copy, manifest, protected, loss))
+
+    def _manifest_of(self, layout: Layout) -> Manifest:
+        if self._manifest is None or self._manifest.layout != layout:  # it rarely changes, and writing it out costs as much as a gather
+            self._manifest = Manifest(layout, layout.hash(), json.dumps(layout.to_json(), separators=(",", ":")).encode())
+        return self._manifest
 
     def _pinned(self, index: int, view: SlotView) -> SlotView:
         if view.state is not SlotState.SEALED:
@@ -238,7 +253,7 @@ class Capturing:
             except Exception as error:  # noqa: BLE001 - the executor: nothing here may reach the trainer
                 self._journal.record("capture-failed", f"a snapshot was lost: {type(error).__name__}: {error}", rank=self._who.rank)
 
-    def _finish(self, index: int, stamp: Stamp, copy: Copy, manifest: bytes, protected: Protected, loss: Any) -> None:
+    def _finish(self, index: int, stamp: Stamp, copy: Copy, manifest: Manifest, protected: Protected, loss: Any) -> None:
         sealed = False
         try:
             self._on_phase(Phase.CAPTURE, stamp.step)
@@ -247,10 +262,10 @@ class Capturing:
                 self._torn(stamp, copy.moved, protected)
                 return
             began_ns = time.perf_counter_ns()
-            header = copy.slot.write_table(copy.state.payload_bytes, manifest)
+            header = copy.slot.write_table(copy.state.payload_bytes, manifest.text)
             self._on_phase(Phase.SEAL, stamp.step)
             value = float(loss) if loss is not None else float("nan")
-            copy.slot.seal(header, copy.state.layout.hash(), value)
+            copy.slot.seal(header, manifest.layout_hash, value)
             sealed = True
             self._counts["captured_steps"] += 1
             seal_ns = time.perf_counter_ns() - began_ns

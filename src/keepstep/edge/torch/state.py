@@ -81,9 +81,15 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """The plain tensor on this rank."""
+    if not isinstance(tensor, DTensor):
+        return tensor.detach()
     with torch.no_grad():
-        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        local = tensor.to_local()
         return local.wait() if hasattr(local, "wait") else local.detach()
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return local_part(tensor).data_ptr() if isinstance(tensor, DTensor) else tensor.data_ptr()
 
 
 @dataclass
@@ -141,9 +147,9 @@ class Protected:
         addresses = set()
         for optimizer in self.optimizers:
             for parameter in parameters_of(optimizer):
-                addresses.add(local_part(parameter).data_ptr())
+                addresses.add(_address(parameter))
             for state in optimizer.state.values():
-                addresses.update(local_part(v).data_ptr() for v in state.values() if isinstance(v, torch.Tensor))
+                addresses.update(_address(v) for v in state.values() if isinstance(v, torch.Tensor))
         return frozenset(addresses)
 
 
