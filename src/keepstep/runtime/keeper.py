@@ -180,13 +180,13 @@ class Keeper:
 
         assert self.settings.store is not None
         try:
-            listing = Store(self.settings.store).list()
+            listing = Store(self.settings.store).list_checkpoints()
         except StoreError as error:
             self.journal.record("store-unreadable", f"the store cannot be read: {error}")
             return []
-        for step, why in listing.damaged.items():
+        for step, why in listing.broken.items():
             self.journal.record("checkpoint-damaged", f"the checkpoint of step {step} is not usable: {why}", step=step)
-        return [c.step for c in listing.intact]
+        return [c.step for c in listing.checkpoints]
 
     # -- the memory
 

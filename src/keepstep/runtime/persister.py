@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from keepstep.config import Settings
-from keepstep.core.retention import parse, to_keep
+from keepstep.core.retention import CheckpointInfo, parse_rules, to_keep
 from keepstep.edge.arena import Slot
-from keepstep.edge.store import Store
+from keepstep.edge.store import Manifest, Store
 from keepstep.edge.torch.dcp import RankState, write_checkpoint
 from keepstep.edge.torch.state import rebuild
 from keepstep.edge.torch.views import overlay
@@ -46,13 +46,11 @@ def persist(settings: Settings, step: int, paths: list[Path]) -> str:
         metrics = {} if math.isnan(losses[0]) else {"loss": losses[0]}
         write_checkpoint(store, step, settings.job, states, metrics, fingerprint)
         del states, state  # their tensors look into the slots
-    store.verify(step)
-    removed = []
-    listing = store.list()
-    decision = to_keep(parse(settings.keep), listing.intact)
+    decision = to_keep(parse_rules(settings.keep), [_info(m, step) for m in store.list_checkpoints().checkpoints])
     for old in decision.removed:
         store.remove(old)
-        removed.append(old)
+    removed = list(decision.removed)
+    store.remove_incomplete()
     words = f", removed steps {removed} ({decision.removed[removed[0]]})" if removed else ""
     return f"{human_bytes(nbytes)} written and read back in {time.monotonic() - began:.2f} s{words}"
 
@@ -62,13 +60,12 @@ def _rank_state(slot: Slot) -> tuple[RankState, dict[str, Any], float, int]:
     tensors = [overlay(slot, s) for s in layout.segments]
     shards: dict[int, Shard] = {id(t): s.spec.shard for t, s in zip(tensors, layout.segments, strict=True) if s.spec.shard is not None}
     tree, about = rebuild(bytes(slot.payload[layout.objects_offset : header.payload_bytes]), tensors)
-    return RankState(header.rank, tree, shards), _plain(about), header.loss, header.payload_bytes
+    return RankState(header.rank, tree, shards), about, header.loss, header.payload_bytes
 
 
-def _plain(about: dict[str, Any]) -> dict[str, Any]:
-    """As JSON will give it back."""
-    plain: dict[str, Any] = json.loads(json.dumps(about))
-    return plain
+def _info(manifest: Manifest, just_verified: int) -> CheckpointInfo:
+    # A published manifest means that its bytes were read back once, when it was written.
+    return CheckpointInfo(manifest.step, manifest.step <= just_verified, manifest.metrics)
 
 
 def main() -> None:

@@ -37,21 +37,31 @@ def open_snapshot(protected: Protected, slot: Slot, header: SlotHeader, layout: 
 
 def check(protected: Protected, about: dict[str, Any], layout: Layout) -> None:
     """Raises LayoutError naming what was expected and what was found."""
+    check_kinds(protected, about)
+    kinds = protected.about()["kinds"]
+    strict = tuple(f"{name}." for name, kind in kinds.items() if kind == "module")
+    exact = {name for name, kind in kinds.items() if kind == "tensor"}
+    _refuse(difference(_only(protected.gather().layout, strict, exact), _only(layout, strict, exact)))
+
+
+def check_kinds(protected: Protected, about: dict[str, Any]) -> None:
+    """The part of `check` that needs no layout: which things there are, and the optimizers' parameters. Raises LayoutError."""
     live = protected.about()
     problems = []
     for name in sorted(live["kinds"].keys() | about["kinds"].keys()):
-        want, found = live["kinds"].get(name, "nothing"), about["kinds"].get(name, "nothing")
+        want, found = (kinds[name] if name in kinds else "nothing" for kinds in (live["kinds"], about["kinds"]))
         if want != found:
-            problems.append(f"{name}: expected a {want}, found a {found}" if found != "nothing" else f"{name}: expected a {want}, found nothing")
+            problems.append(f"{name}: expected {want}, found {found}")
     for name, shapes in live["optimizer_parameters"].items():
         saved = about["optimizer_parameters"].get(name, shapes)
         if saved != shapes:
             at = next((i for i, (a, b) in enumerate(zip(shapes, saved, strict=False)) if a != b), min(len(shapes), len(saved)))
-            want, found = (f"{s[at][0]}{list(s[at][1])}" if at < len(s) else "none" for s in (shapes, saved))
+            want, found = (f"{s[at][0]}{s[at][1]}" if at < len(s) else "none" for s in (shapes, saved))
             problems.append(f"{name}: expected {len(shapes)} parameters, found {len(saved)}; the first difference is number {at}: {want}, {found}")
-    strict = tuple(f"{name}." for name, kind in live["kinds"].items() if kind == "module")
-    exact = {name for name, kind in live["kinds"].items() if kind == "tensor"}
-    problems += difference(_only(protected.gather().layout, strict, exact), _only(layout, strict, exact))
+    _refuse(problems)
+
+
+def _refuse(problems: list[str]) -> None:
     if problems:
         raise LayoutError("the saved state does not fit what is protected now: " + "; ".join(problems))
 
@@ -102,7 +112,7 @@ def apply(protected: Protected, tree: dict[str, Any]) -> list[str]:
             value.load_state_dict(tree[name])
     for name in protected.values:
         protected.values[name] = _into(protected.values[name], tree[name])
-    return write_rng(tree[RNG]) if RNG in tree else ["the saved state has no random states for this rank"]
+    return write_rng(tree[RNG]) if RNG in tree else []
 
 
 def _load_module(module: torch.nn.Module, saved: dict[str, Any]) -> None:

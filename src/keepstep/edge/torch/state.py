@@ -116,9 +116,9 @@ class Protected:
         return [v for v in self.objects.values() if isinstance(v, torch.optim.Optimizer)]
 
     def about(self) -> dict[str, Any]:
-        """What each thing is: compared before anything is loaded."""
+        """What each thing is, in JSON's types: compared before anything is loaded."""
         shapes = {
-            k: [(str(p.dtype), tuple(p.shape)) for p in parameters_of(v)] for k, v in self.objects.items() if isinstance(v, torch.optim.Optimizer)
+            k: [[str(p.dtype), list(p.shape)] for p in parameters_of(v)] for k, v in self.objects.items() if isinstance(v, torch.optim.Optimizer)
         }
         return {"kinds": {k: kind_of(v) for k, v in {**self.objects, **self.values}.items()}, "optimizer_parameters": shapes}
 
