@@ -169,8 +169,24 @@ class Job:
             if not outcome["ok"]:
                 self._journal.record("persist-failed", f"the last step is not in the store: {outcome['why']}")
         self._capturing.stop()
+        self._summarize()
         self._page.publish(phase=Phase.DONE)
         self._link.goodbye(ok and self._failure is None, self._failure or ("ended well" if ok else f"left after step {self._step}"))
+
+    def _summarize(self) -> None:
+        page = self._page.read()
+        if page is None:
+            return
+        seen = max(1, page.captured_steps + page.skipped_steps + page.torn_steps)
+        counts = {"captured_steps": page.captured_steps, "skipped_steps": page.skipped_steps, "torn_steps": page.torn_steps}
+        stall_ns = self._stall_ns_total // seen
+        self._journal.record(
+            "summary",
+            f"{page.captured_steps} steps captured, {page.skipped_steps} skipped, {page.torn_steps} torn; "
+            f"the trainer waited {human_ns(stall_ns)} a step",
+            stall_ns_per_step=stall_ns,
+            **counts,
+        )
 
     # -- joining and restoring
 
