@@ -28,8 +28,8 @@ from types import TracebackType
 from typing import Any
 
 import xxhash
-from fsspec.core import url_to_fs  # type: ignore[import-untyped]
-from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
 
 from keepstep.errors import DamageError, StoreError
 from keepstep.model.units import MIB, human_bytes
@@ -192,9 +192,8 @@ class Store:
             try:
                 found_bytes = self._fs.size(path)
             except FileNotFoundError:
-                raise DamageError(f"{where}: expected {sums.bytes} bytes, found no file") from None
-        if found_bytes != sums.bytes:
-            raise DamageError(f"{where}: expected {sums.bytes} bytes, found {found_bytes}")
+                found_bytes = None
+        _check_size(where, sums.bytes, found_bytes)
         return VerifiedFile(self._fs, path, where, sums)
 
     def draft(self, step: int, progress: Callable[[int], None] | None = None) -> Draft:
@@ -248,9 +247,7 @@ class Store:
             entries = self._fs.ls(self._path(manifest.step), detail=True)
         found = {entry["name"].rsplit("/", 1)[-1]: entry["size"] for entry in entries}
         for name, sums in manifest.files.items():
-            if found.get(name) != sums.bytes:
-                have = f"{found[name]} bytes" if name in found else "no file"
-                raise DamageError(f"{self.url(manifest.step)}/{name}: expected {sums.bytes} bytes, found {have}")
+            _check_size(f"{self.url(manifest.step)}/{name}", sums.bytes, found.get(name))
 
     def _sync_directory(self, path: str) -> None:
         if self._local:
@@ -430,6 +427,12 @@ class VerifiedFile(io.RawIOBase):
         if len(self._cache) > CACHED_BLOCKS:
             del self._cache[next(iter(self._cache))]  # the one not used for longest
         return self._cache[index]
+
+
+def _check_size(where: str, expected_bytes: int, found_bytes: int | None) -> None:
+    if found_bytes != expected_bytes:
+        found = "no file" if found_bytes is None else f"{found_bytes} bytes"
+        raise DamageError(f"{where}: expected {expected_bytes} bytes, found {found}")
 
 
 @contextmanager

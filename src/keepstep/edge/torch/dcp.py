@@ -27,11 +27,11 @@ from math import prod
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, FileSystemReader, FileSystemWriter
 
 # The one private name: only torch's own flattening can promise torch's own names.
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
-from torch.distributed.checkpoint.filesystem import FileSystemBase
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -86,8 +86,9 @@ def write_checkpoint(
     """Write all ranks' state, publish it, read it back. Nothing to do when the step is there and intact.
 
     Raises StoreError when it cannot be written, DamageError when it reads back differently, LayoutError when the ranks'
-    shards do not make whole tensors, IdentityError when another job's checkpoint is in its place. After any of them this
-    step has no new checkpoint and every other is as it was.
+    shards do not make whole tensors, IdentityError when another job's checkpoint is in its place. After any of them every
+    other step is as it was and this one has no new checkpoint, except when the store fails while it is being read back:
+    then it is there, unproven.
     """
     ranks = [s.rank for s in states]
     if ranks != list(range(len(states))) or not states:
@@ -131,7 +132,7 @@ class _Value:
 
     def same_as(self, other: _Value) -> bool:
         if isinstance(self.data, bytes) or isinstance(other.data, bytes):
-            return self.data is other.data or (type(self.data) is type(other.data) and self.data == other.data)
+            return type(self.data) is type(other.data) and self.data == other.data
         return self.shard == other.shard and _equal_bytes(self.data, other.data)
 
 
@@ -192,25 +193,19 @@ def _plan(values: Sequence[dict[str, _Value]]) -> tuple[list[SavePlan], Metadata
     """DCP's own global plan: what several ranks offer is written once, by the one with the least to write."""
     local = []
     for offer in values:
-        items = [_write_item(name, value) for name, value in offer.items() if not _is_empty_part(value)]
+        items = [_write_item(name, value) for name, value in offer.items()]
         local.append(SavePlan(items, planner_data={name: value.path for name, value in offer.items()}))
     try:
         plans, metadata = DefaultSavePlanner().create_global_plan(local)
     except ValueError as error:
         raise LayoutError(f"expected shards that make whole tensors, found: {error}") from error
-    for name, value in {name: value for offer in values for name, value in offer.items() if value.shard}.items():
-        stored = metadata.state_dict_metadata.get(name)  # DCP does not check this for a single rank
+    wholes = {name: value.shard.global_shape for offer in values for name, value in offer.items() if value.shard}
+    for name, shape in wholes.items():  # DCP does not check this for a single rank
+        stored = metadata.state_dict_metadata.get(name)
         found = sum(prod(chunk.sizes) for chunk in stored.chunks) if isinstance(stored, TensorStorageMetadata) else 0
-        if found != prod(value.shard.global_shape):
-            raise LayoutError(f"{name}: expected shards that make {list(value.shard.global_shape)}, found {found} elements")
+        if found != prod(shape):
+            raise LayoutError(f"{name}: expected shards that make {list(shape)}, found {found} elements")
     return plans, metadata
-
-
-def _is_empty_part(value: _Value) -> bool:
-    """An uneven split leaves some ranks nothing; several such parts would claim one place."""
-    return (
-        isinstance(value.data, torch.Tensor) and value.shard is not None and not value.data.numel() and prod(value.shard.global_shape) > 0
-    )
 
 
 def _write_item(name: str, value: _Value) -> WriteItem:
@@ -245,7 +240,8 @@ class _Source(DefaultSavePlanner):
 def _write_files(draft: Draft, plans: list[SavePlan], values: Sequence[Mapping[str, _Value]], metadata: Metadata) -> None:
     url = draft.store.url(draft.step)
     writer = FileSystemWriter(url, sync_files=False, per_thread_copy_ahead=0)  # the draft syncs; there is no device to copy from
-    writer.fs, writer.path = _Files(draft.open, draft), url
+    writer.fs = _Files(draft.open, draft)  # type: ignore[assignment]  # as torch's own FsspecWriter does
+    writer.path = url
     writer.set_up_storage_writer(is_coordinator=True)
     try:
         plans = writer.prepare_global_plan(plans)
@@ -280,7 +276,8 @@ def read_checkpoint(
     """
     manifest = store.read_manifest(step)
     reader = FileSystemReader(store.url(step))
-    reader.fs, reader.path = _Files(lambda name: store.open(manifest, name)), store.url(step)
+    reader.fs = _Files(lambda name: store.open(manifest, name))  # type: ignore[assignment]
+    reader.path = store.url(step)
     metadata = reader.read_metadata()
     stored = metadata.state_dict_metadata
     own = f"{RANKS}.{rank}." if world_size == manifest.world_size else None
