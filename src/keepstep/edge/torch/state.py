@@ -26,6 +26,7 @@ from keepstep.model.layout import Layout, Shard, TensorSpec, lay_out
 
 RNG = "rng"
 ABOUT = "<about>"
+RESERVED = {RNG, ABOUT, "keepstep", "ranks"}  # random states, which are always kept, and names of our own in checkpoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +107,8 @@ class Protected:
         """Raises ConfigError on a reserved name or on nothing to protect."""
         if not stateful:
             raise ConfigError("protect() expected at least one thing to protect, such as model=model, and found none")
-        if RNG in stateful or ABOUT in stateful:
-            raise ConfigError(f"the name {RNG!r} is taken: random states are always protected; give yours another name")
+        for name in sorted(RESERVED & stateful.keys()):
+            raise ConfigError(f"the name {name!r} is taken (reserved: {', '.join(sorted(RESERVED))}); give yours another one")
         values = {k: v for k, v in stateful.items() if kind_of(v) == "value"}
         return cls({k: v for k, v in stateful.items() if k not in values}, values, lazy=lazy)
 
