@@ -1,0 +1,54 @@
+# make help lists what there is. Everything runs in .venv, which appears when first needed.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+PIP_INSTALL := $(BIN)/python -m pip install -qq --constraint constraints.txt
+
+# Tests that start no trainer: the quick ones.
+QUICK := $(wildcard tests/architecture tests/model tests/core tests/coding)
+
+.PHONY: help install demo test check lint bench clean
+
+help:
+	@echo "make install  set up .venv: PyTorch (CPU), keepstep (editable), what the checks need"
+	@echo "make demo     kill a training job and watch it go on: about a minute"
+	@echo "make check    lint, types and the quick tests: under a minute"
+	@echo "make test     every test: under ten minutes"
+	@echo "make bench    what saving every step costs"
+	@echo "make clean    remove .venv and everything built"
+
+install: $(INSTALLED)
+	@echo ".venv is ready"
+
+# torch comes first and alone: its pin admits only the CPU build, so nothing can pull in CUDA packages.
+$(INSTALLED): pyproject.toml constraints.txt
+	@echo "setting up .venv: a minute or two"
+	@$(PYTHON) -m venv .venv
+	@$(PIP_INSTALL) torch || { \
+	  echo >&2 "No CPU build of PyTorch at the version constraints.txt pins was found; CUDA builds are refused. See Setup in CONTRIBUTING.md."; \
+	  exit 1; }
+	@$(PIP_INSTALL) hatchling editables
+	@$(PIP_INSTALL) --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+demo: $(INSTALLED)
+	@$(BIN)/python examples/demo.py
+
+lint: $(INSTALLED)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy src/keepstep/model src/keepstep/core src/keepstep/coding
+
+check: lint
+	@$(BIN)/python -m pytest -q $(QUICK)
+
+test: $(INSTALLED)
+	@$(BIN)/python -m pytest -q
+
+bench: $(INSTALLED)
+	@$(BIN)/python benchmarks/stall.py
+
+clean:
+	rm -rf .venv build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,230 @@
+"""The rules of docs/architecture.md that can be read off the source: layers, sizes, names, what is caught, no sleeping."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TESTS = ROOT / "tests"
+
+# Who may import whom, beside itself: the table of docs/architecture.md. `keepstep` alone is the public face.
+FOUNDATION = {"errors", "model"}
+INNER = FOUNDATION | {"config", "ports", "core", "coding"}
+LAYERS = {
+    "errors": set(),
+    "model": {"errors"},
+    "config": {"errors"},
+    "core": FOUNDATION,
+    "coding": FOUNDATION,
+    "ports": FOUNDATION,
+    "edge": FOUNDATION | {"config", "ports", "coding"},
+    "edge.torch": FOUNDATION | {"config", "ports", "coding", "edge"},
+    "runtime": INNER | {"edge", "edge.torch"},
+    "dashboard": FOUNDATION | {"config", "core", "ports", "edge"},
+    "testing": INNER | {"edge", "edge.torch", "runtime", "dashboard", "keepstep"},
+    "cli": INNER | {"edge", "edge.torch", "runtime", "dashboard", "testing", "keepstep"},
+    "keepstep": INNER | {"edge", "edge.torch", "runtime"},
+}
+
+# Layers that only compute: the world reaches them as arguments.
+PURE = {"errors", "model", "core"}
+WORLD = {
+    *("asyncio", "ctypes", "datetime", "fcntl", "glob", "io", "logging", "mmap", "multiprocessing", "os", "pathlib", "random"),
+    *("secrets", "select", "shutil", "signal", "socket", "subprocess", "sys", "tempfile", "threading", "time"),
+}
+NATIVE = {"numpy", "torch", "xxhash", "fsspec", "rich", "typer", "psutil"}
+
+TORCH_LAYERS = {"edge.torch", "testing"}
+TORCH_MODULES = {"keepstep.runtime.session", "keepstep.runtime.persister", "keepstep.runtime.agent"}
+
+MODULE_LINES = 600
+FUNCTION_LINES = 60
+NAMES_THAT_SAY_NOTHING = {"base", "common", "helper", "helpers", "manager", "misc", "util", "utils"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """One module of the package: `keepstep.edge.arena` and what it says."""
+
+    name: str
+    text: str
+
+    @property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
+
+    @property
+    def layer(self) -> str:
+        return layer_of(self.name)
+
+
+def read_package() -> list[Source]:
+    sources = []
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        parts = path.relative_to(ROOT / "src").with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        sources.append(Source(name, path.read_text(encoding="utf-8")))
+    return sources
+
+
+PACKAGE = read_package()
+MODULES = {source.name for source in PACKAGE}
+
+
+def layer_of(module: str) -> str:
+    """`edge.torch` for keepstep.edge.torch.capture, `edge` for keepstep.edge.arena, `keepstep` for the package itself."""
+    parts = module.split(".")[1:]
+    if parts[:2] == ["edge", "torch"]:
+        return "edge.torch"
+    return parts[0] if parts else "keepstep"
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Modules imported at run time, at any depth. What stands under `if TYPE_CHECKING` is for readers only."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module is not None and node.level == 0, f"a relative import: {ast.unparse(node)}"
+            for alias in node.names:
+                longer = f"{node.module}.{alias.name}"
+                yield longer if longer in MODULES else node.module
+        yield from imports(node)
+
+
+def layer_offences(source: Source) -> list[str]:
+    offences = []
+    for module in imports(source.tree):
+        top = module.split(".")[0]
+        if top == "keepstep":
+            if layer_of(module) not in LAYERS[source.layer] | {source.layer}:
+                offences.append(f"{source.name} ({source.layer}) imports {module}: imports point down only")
+        elif source.layer in PURE and top in WORLD | NATIVE:
+            offences.append(f"{source.name} imports {module}: {source.layer} does no IO and reads no clock")
+        if top == "torch" and source.layer not in TORCH_LAYERS and source.name not in TORCH_MODULES:
+            offences.append(f"{source.name} imports {module}: torch lives in edge/torch")
+    return offences
+
+
+def size_offences(source: Source) -> list[str]:
+    lines = len(source.text.splitlines())
+    offences = [f"{source.name} has {lines} lines, {MODULE_LINES} allowed"] if lines > MODULE_LINES else []
+    for node in ast.walk(source.tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and (length := body_lines(node)) > FUNCTION_LINES:
+            offences.append(f"{source.name}.{node.name} has {length} lines, {FUNCTION_LINES} allowed")
+    return offences
+
+
+def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """From `def` to the end, without the docstring: explaining is free."""
+    assert function.end_lineno is not None
+    lines = function.end_lineno - function.lineno + 1
+    if ast.get_docstring(function) is not None:
+        docstring = function.body[0]
+        assert docstring.end_lineno is not None
+        lines -= docstring.end_lineno - docstring.lineno + 1
+    return lines
+
+
+def catch_alls(source: Source) -> list[str]:
+    """Handlers that swallow everything. One that ends by raising again only tidies up."""
+    found = []
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.ExceptHandler):
+            caught = {name.id for name in ast.walk(node.type) if isinstance(name, ast.Name)} if node.type else {"BaseException"}
+            last = node.body[-1]
+            raises_again = isinstance(last, ast.Raise) and last.exc is None
+            if caught & {"Exception", "BaseException"} and not raises_again:
+                found.append(f"{source.name}:{node.lineno}")
+    return found
+
+
+def sleeps(text: str) -> list[int]:
+    """Lines that use time.sleep, under whatever name `time` was imported."""
+    nodes = list(ast.walk(ast.parse(text)))
+    aliases = [alias for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    clocks = {alias.asname or alias.name for alias in aliases if alias.name == "time"}
+    return [node.lineno for node in nodes if isinstance(node, (ast.ImportFrom, ast.Attribute)) and is_sleep(node, clocks)]
+
+
+def is_sleep(node: ast.ImportFrom | ast.Attribute, clocks: set[str]) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        return node.module == "time" and any(alias.name == "sleep" for alias in node.names)
+    return node.attr == "sleep" and isinstance(node.value, ast.Name) and node.value.id in clocks
+
+
+@pytest.mark.parametrize("source", PACKAGE, ids=lambda source: source.name)
+def test_module_keeps_to_its_layer_and_size(source: Source) -> None:
+    assert layer_offences(source) == []
+    assert size_offences(source) == []
+
+
+def test_every_layer_is_in_the_table() -> None:
+    assert {source.layer for source in PACKAGE} <= set(LAYERS)
+
+
+def test_module_names_say_what_is_inside() -> None:
+    assert [name for name in sorted(MODULES) if name.rpartition(".")[2] in NAMES_THAT_SAY_NOTHING] == []
+
+
+def test_at_most_one_handler_swallows_everything() -> None:
+    found = [place for source in PACKAGE for place in catch_alls(source)]
+    assert len(found) <= 1, found
+
+
+def test_only_tests_of_real_processes_sleep() -> None:
+    found = {
+        str(path.relative_to(TESTS)): lines
+        for path in sorted(TESTS.rglob("*.py"))
+        if "processes" not in path.relative_to(TESTS).parts and (lines := sleeps(path.read_text(encoding="utf-8")))
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("keepstep.model.layout", "import keepstep.core"),
+        ("keepstep.model.layout", "from keepstep import core"),
+        ("keepstep.core.slots", "def f():\n    import time"),
+        ("keepstep.core.slots", "from keepstep.edge.journal import Journal"),
+        ("keepstep.edge.arena", "import torch"),
+        ("keepstep.edge.arena", "from keepstep.edge.torch import capture"),
+        ("keepstep.runtime.keeper", "from torch import distributed"),
+        ("keepstep.runtime.session", "import keepstep.cli"),
+        ("keepstep.dashboard.view", "from keepstep.runtime import keeper"),
+    ],
+)
+def test_the_layer_rule_sees(module: str, line: str) -> None:
+    assert len(layer_offences(Source(module, line))) == 1
+
+
+def test_the_layer_rule_lets_pass() -> None:
+    for_readers = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"
+    assert layer_offences(Source("keepstep.edge.arena", for_readers)) == []
+    assert layer_offences(Source("keepstep.runtime.session", "import torch\nimport keepstep.edge.torch")) == []
+
+
+def test_the_size_rule_sees() -> None:
+    body = "    x = 1\n" * FUNCTION_LINES
+    assert size_offences(Source("keepstep.core.slots", f"def f():\n{body}")) != []
+    assert size_offences(Source("keepstep.core.slots", f'def f():\n    """One.\n\n    Two.\n    """\n{body[10:]}')) == []
+    assert size_offences(Source("keepstep.core.slots", "\n" * (MODULE_LINES + 1))) != []
+
+
+@pytest.mark.parametrize("what", ["", " Exception", " (OSError, Exception)", " BaseException as error"])
+def test_the_handler_rule_sees(what: str) -> None:
+    assert catch_alls(Source("keepstep.cli.main", f"try:\n    f()\nexcept{what}:\n    pass")) == ["keepstep.cli.main:3"]
+    assert catch_alls(Source("keepstep.cli.main", f"try:\n    f()\nexcept{what}:\n    g()\n    raise")) == []
+
+
+@pytest.mark.parametrize("text", ["import time\ntime.sleep(1)", "import time as t\nt.sleep(1)", "\nfrom time import sleep"])
+def test_the_sleep_rule_sees(text: str) -> None:
+    assert sleeps(text) == [2]
