@@ -92,6 +92,10 @@ class Slot:
         os.replace(fresh, path)
         return cls(path)
 
+    def prefault(self) -> None:
+        """Map every page of an adopted slot now, so that the first copy into it is not the slow one."""
+        self._region.prefault()
+
     def _capacities(self) -> tuple[int, int]:
         # The capacity is kept twice, so that one flipped bit cannot send a reader to wrong offsets.
         view = self._region.view
@@ -223,6 +227,10 @@ class Slot:
         except BlockingIOError:
             return False
         return True
+
+    def release_file(self) -> None:
+        """In a forked child: let the parent alone hold the locks."""
+        self._region.release_file()
 
     def unlock(self) -> None:
         fcntl.flock(self.fd, fcntl.LOCK_UN)

@@ -7,6 +7,7 @@ glibc's memcpy streams past the cache where that is faster, which torch's `copy_
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -58,15 +59,19 @@ class Region:
             for at in range(0, self.nbytes, mmap.PAGESIZE):  # an older kernel
                 self._map[at] = self._map[at]
 
+    def release_file(self) -> None:
+        """Give up the descriptor, and with it any flock, but not the map."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
     def close(self) -> None:
-        """Unmap. Views handed out must be gone; a map still in use stays until they are."""
+        """Unmap. A map that views or tensors still look at stays until they are gone."""
         self.view.release()
         self._anchor = None
-        try:
+        with contextlib.suppress(BufferError):
             self._map.close()
-        except BufferError:
-            pass  # a tensor still looks at it: the kernel unmaps when Python lets go
-        os.close(self.fd)
+        self.release_file()
 
 
 def allocate(path: Path, nbytes: int) -> None:

@@ -48,20 +48,31 @@ class StatusPage:
             raise ValueError(f"{path}: expected a status page of {PAGE_BYTES} bytes, found {self._region.nbytes}")
 
     @classmethod
-    def own(cls, job_dir: Path, rank: int) -> StatusPage | None:
-        """Map the rank's page as its owner, creating it if needed; None when a living process owns it."""
+    def own(cls, job_dir: Path, rank: int, patience_s: float = 2.0) -> StatusPage | None:
+        """Map the rank's page as its owner, creating it if needed; None when a living process owns it.
+
+        A killed owner takes a moment to be gone, and an onlooker's `alive` holds the lock for a moment too.
+        """
         path = status_path(job_dir, rank)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.posix_fallocate(fd, 0, PAGE_BYTES)
         os.close(fd)
         page = cls(path)
-        try:
-            fcntl.flock(page._region.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            page.close()
-            return None
-        return page
+        deadline = time.monotonic() + patience_s
+        while True:
+            try:
+                fcntl.flock(page._region.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return page
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    page.close()
+                    return None
+                time.sleep(0.01)
+
+    def release_file(self) -> None:
+        """In a forked child: let the parent alone be the owner."""
+        self._region.release_file()
 
     def alive(self) -> bool:
         """Whether a living process owns the page."""

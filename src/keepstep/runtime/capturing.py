@@ -135,6 +135,7 @@ class Capturing:
         )
         for index in range(plan.slots):
             if index < len(self.slots) and self._fits(self.slots[index], payload, manifest):
+                self.slots[index].prefault()
                 continue
             if index < len(self.slots) and self._views[index].state is SlotState.SEALED:
                 continue  # too small, but it holds what was restored: it grows when its turn comes
@@ -157,8 +158,11 @@ class Capturing:
 
     # -- a step boundary
 
-    def begin(self, step: int, epoch: int, protected: Protected, loss: Any) -> None:
-        """On the trainer's thread. Capture the state of `step`, or skip it and count."""
+    def boundary(self, step: int, epoch: int, protected: Protected, loss: Any) -> None:
+        """On the trainer's thread, at the end of a step. Capture its state, or skip it and count."""
+        self._guarded(lambda: self._begin(step, epoch, protected, loss))
+
+    def _begin(self, step: int, epoch: int, protected: Protected, loss: Any) -> None:
         with self._views_lock:
             views = list(self._views)
         views = [self._pinned(i, v) for i, v in enumerate(views)]
@@ -179,10 +183,16 @@ class Capturing:
         stamp = Stamp(step, epoch)
         slot.begin(self._who.job_hash, self._who.rank, self._who.world_size, self.incarnation, stamp)
         self._set_view(decision.slot, SlotView(SlotState.WRITING, stamp), decided_step=step)
-        copy = Copy(state, slot)
-        copy.copy_moving()
-        self._copy = copy
-        self._queue.put(lambda: self._finish(decision.slot, stamp, copy, manifest, protected, loss))
+        handed_over = False
+        try:
+            self._copy = copy = Copy(state, slot)
+            copy.copy_moving()
+            self._queue.put(lambda: self._finish(decision.slot, stamp, copy, manifest, protected, loss))
+            handed_over = True
+        finally:
+            if not handed_over:
+                self._copy = None
+                self._give_up(decision.slot)
 
     def _manifest_of(self, layout: Layout) -> Manifest:
         if self._manifest is None or self._manifest.layout != layout:  # it rarely changes, and writing it out costs as much as a gather
@@ -248,10 +258,14 @@ class Capturing:
     def _work(self) -> None:
         lower_priority()
         while (task := self._queue.get()) is not None:
-            try:
-                task()
-            except Exception as error:  # noqa: BLE001 - the executor: nothing here may reach the trainer
-                self._journal.record("capture-failed", f"a snapshot was lost: {type(error).__name__}: {error}", rank=self._who.rank)
+            self._guarded(task)
+
+    def _guarded(self, task: Callable[[], None]) -> None:
+        """The executor: whatever a task raises costs a snapshot and is told, but never reaches the trainer."""
+        try:
+            task()
+        except Exception as error:
+            self._journal.record("capture-failed", f"a snapshot was lost: {type(error).__name__}: {error}", rank=self._who.rank)
 
     def _finish(self, index: int, stamp: Stamp, copy: Copy, manifest: Manifest, protected: Protected, loss: Any) -> None:
         sealed = False
@@ -278,11 +292,16 @@ class Capturing:
                 payload_bytes=copy.state.payload_bytes,
                 loss=value,
             )
-        finally:
-            if not sealed:
-                copy.slot.void()
-                self._set_view(index, EMPTY_VIEW, **self._counts)
             copy.slot.unlock()
+        finally:
+            copy.done.set()  # whatever happened, the trainer is not to wait for it
+            if not sealed:
+                self._give_up(index)
+
+    def _give_up(self, index: int) -> None:
+        self.slots[index].void()
+        self._set_view(index, EMPTY_VIEW, **self._counts)
+        self.slots[index].unlock()
 
     def _torn(self, stamp: Stamp, moved: list[str], protected: Protected) -> None:
         self._counts["torn_steps"] += 1

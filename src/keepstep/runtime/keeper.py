@@ -99,7 +99,8 @@ class Keeper:
         elif kind == "bye":
             self.custody.rank_said_bye(int(message["rank"]), bool(message["ok"]), str(message["why"]))
             self.journal.record("rank-bye", f"rank {message['rank']} says goodbye: {message['why']}", rank=message["rank"], ok=message["ok"])
-            box.send({"kind": "released"})
+            if self.custody.decide(time.monotonic_ns()) is None:  # else the connection ends when the memory is gone
+                box.send({"kind": "released"})
         elif kind == "loaded" and self.vote:
             self._carry_out(self.vote.has_loaded(int(message["rank"]), int(message["round"])))
         elif kind == "failed" and self.vote:

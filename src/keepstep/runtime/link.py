@@ -139,6 +139,10 @@ class Link:
         if self._box.send({"kind": "bye", "rank": self._rank, "ok": ok, "why": why}):
             self._released.wait(timeout_s)
 
+    def release(self) -> None:
+        """In a forked child: let the parent alone hold the connection, so that its end is seen."""
+        self._box.close()
+
 
 class Unusable(Exception):
     """The offered state cannot be used here; another source may do."""

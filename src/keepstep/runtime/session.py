@@ -32,6 +32,16 @@ from keepstep.runtime.signals import Preemption
 
 _current: Job | None = None
 
+
+def _after_fork_in_child() -> None:
+    global _current
+    if _current is not None and not _current.closed:
+        _current._leave_to_parent()
+    _current = None
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
 # Copied by every new Job: the one way to hear phases that pass before `protect` returns (restore).
 phase_listeners: list[Callable[[Phase, int], None]] = []
 
@@ -272,7 +282,7 @@ class Job:
         began_ns = time.perf_counter_ns()
         self._step = step
         self._page.publish(completed_step=step, step_ns_last=step_ns)
-        self._capturing.begin(step, self._epoch, self._protected, self._loss)
+        self._capturing.boundary(step, self._epoch, self._protected, self._loss)
         every = self.settings.persist_every_steps
         if self.settings.store and every and (step + 1) % every == 0 and self._who.rank == 0:
             self._link.persist(step, f"every {every} steps")
@@ -311,6 +321,15 @@ class Job:
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._excepthook
         atexit.unregister(self._at_exit)
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: its copies of locks and sockets would keep a killed parent looking alive."""
+        self.closed = True
+        self._preemption.after_fork_in_child()
+        atexit.unregister(self._at_exit)
+        for held in (self._page, *self._capturing.slots):
+            held.release_file()
+        self._link.release()
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:
         self._failure = "interrupted" if issubclass(kind, KeyboardInterrupt) else f"{kind.__name__}: {error}"

@@ -45,6 +45,14 @@ class Preemption:
                 signal.signal(signal.SIGTERM, self._theirs)
         self._writer.close()
 
+    def after_fork_in_child(self) -> None:
+        """A forked child (a data loader's worker) must end on SIGTERM as if we were not there, and not wake the parent."""
+        if self._installed:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGTERM, self._theirs)
+            self._reader.close()
+            self._writer.close()
+
     def _on_signal(self, number: int, frame: Any) -> None:
         if callable(self._theirs):
             self._theirs(number, frame)
