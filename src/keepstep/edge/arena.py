@@ -228,10 +228,6 @@ class Slot:
             return False
         return True
 
-    def release_file(self) -> None:
-        """In a forked child: let the parent alone hold the locks."""
-        self._region.release_file()
-
     def unlock(self) -> None:
         fcntl.flock(self.fd, fcntl.LOCK_UN)
 

@@ -59,19 +59,16 @@ class Region:
             for at in range(0, self.nbytes, mmap.PAGESIZE):  # an older kernel
                 self._map[at] = self._map[at]
 
-    def release_file(self) -> None:
-        """Give up the descriptor, and with it any flock, but not the map."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-
     def close(self) -> None:
-        """Unmap. A map that views or tensors still look at stays until they are gone."""
+        """Unmap, and give up every flock: the map holds a descriptor of its own (mmap duplicates it).
+
+        A map that views or tensors still look at stays until they are gone.
+        """
         self.view.release()
         self._anchor = None
         with contextlib.suppress(BufferError):
             self._map.close()
-        self.release_file()
+        os.close(self.fd)
 
 
 def allocate(path: Path, nbytes: int) -> None:

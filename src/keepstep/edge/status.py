@@ -70,10 +70,6 @@ class StatusPage:
                     return None
                 time.sleep(0.01)
 
-    def release_file(self) -> None:
-        """In a forked child: let the parent alone be the owner."""
-        self._region.release_file()
-
     def alive(self) -> bool:
         """Whether a living process owns the page."""
         try:

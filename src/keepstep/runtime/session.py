@@ -328,7 +328,7 @@ class Job:
         self._preemption.after_fork_in_child()
         atexit.unregister(self._at_exit)
         for held in (self._page, *self._capturing.slots):
-            held.release_file()
+            held.close()
         self._link.release()
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:
