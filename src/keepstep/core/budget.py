@@ -10,10 +10,11 @@ persister's reading when there is a store.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from keepstep.errors import MemoryBudgetError
-from keepstep.model.units import human_bytes
+from keepstep.model.units import MIB, human_bytes
 
 CHEAP_RATIO = 0.10  # a third slot is cheap when all slots take less than this part of the free memory
 HEADROOM_RATIO = 0.05  # left free whatever happens
@@ -39,12 +40,13 @@ def plan(
     if not wanted and count * local_ranks * slot_bytes > usable:
         count = 2  # without the persister's own slot a capture is skipped now and then while it reads
     total = count * local_ranks * slot_bytes
+    enough_mib = math.ceil(total / (1 - HEADROOM_RATIO) / MIB) + 64
     sentence = f"{count} slots x {local_ranks} ranks x {human_bytes(slot_bytes)} = {human_bytes(total)}"
     if total > usable:
         tight = f"{arena_dir} has {human_bytes(free_bytes)} free" if free_bytes <= available_bytes else "memory is short"
         raise MemoryBudgetError(
             f"the slots do not fit: {sentence} needed, but {tight} (free in {arena_dir}: {human_bytes(free_bytes)}, memory available: "
-            f"{human_bytes(available_bytes)}, {HEADROOM_RATIO:.0%} kept free). Enlarge it (docker run --shm-size={total // (1 << 20) + 64}m, "
+            f"{human_bytes(available_bytes)}, {HEADROOM_RATIO:.0%} kept free). Enlarge it (docker run --shm-size={enough_mib}m, "
             f"Kubernetes: an emptyDir of medium Memory at {arena_dir}, else mount -o remount,size=... {arena_dir}), "
             "set arena_dir to another tmpfs, or protect fewer bytes"
         )
