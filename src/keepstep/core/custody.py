@@ -31,6 +31,8 @@ class Custody:
     finish: Finish | None = None
 
     def rank_came(self, rank: int, world_size: int) -> None:
+        if world_size != self.world_size:
+            self.last_words.clear()  # another job's worth of ranks: what the old ones said counts no more
         self.world_size = world_size
         self.ranks.add(rank)
         self.last_words.pop(rank, None)
@@ -69,5 +71,7 @@ class Custody:
             return Finish(False, "the user interrupted the job")
         alone_ns = now_ns - self.alone_since_ns
         if alone_ns > self.grace_ns:
-            return Finish(False, f"agent and ranks have been gone for {human_ns(alone_ns)}, longer than the grace time of {human_ns(self.grace_ns)}")
+            return Finish(
+                False, f"agent and ranks have been gone for {human_ns(alone_ns)}, longer than the grace time of {human_ns(self.grace_ns)}"
+            )
         return None
