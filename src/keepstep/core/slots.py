@@ -45,4 +45,6 @@ def choose(step: int, slots: Sequence[SlotView], horizon: Stamp | None, is_hopel
     pinned = sum(v.pinned for v in slots)
     if horizon is None:
         return Skip(f"no step is held by every rank yet, and all {len(slots)} slots may still become one ({pinned} pinned)")
-    return Skip(f"{horizon} is the newest step every rank holds, and the other {len(slots) - 1} slots wait for peers or a reader ({pinned} pinned)")
+    return Skip(
+        f"{horizon} is the newest step every rank holds, and the other {len(slots) - 1} slots wait for peers or a reader ({pinned} pinned)"
+    )

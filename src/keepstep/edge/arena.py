@@ -104,7 +104,9 @@ class Slot:
         capacity, again = struct.unpack_from("<QQ", view, _HEADER.size - 16)
         table, manifest = _offsets(capacity) if capacity <= len(view) else (0, len(view) + 1)
         if capacity != again or manifest > len(view):
-            raise DamageError(f"{self._region.path}: header damaged: capacity {capacity} and its repetition {again} in a file of {len(view)}")
+            raise DamageError(
+                f"{self._region.path}: header damaged: capacity {capacity} and its repetition {again} in a file of {len(view)}"
+            )
         return capacity, len(view) - manifest
 
     @property
@@ -128,7 +130,22 @@ class Slot:
         sequence, job, layout, rank, world, incarnation, step, epoch, payload, manifest, block, count, table, text, wall, loss, _, _ = rest
         stamp = Stamp(step, epoch)
         return SlotHeader(
-            SlotState(state), sequence, job, layout, rank, world, incarnation, stamp, payload, manifest, block, count, table, text, wall, loss
+            SlotState(state),
+            sequence,
+            job,
+            layout,
+            rank,
+            world,
+            incarnation,
+            stamp,
+            payload,
+            manifest,
+            block,
+            count,
+            table,
+            text,
+            wall,
+            loss,
         )
 
     def _write(self, header: SlotHeader) -> None:
@@ -185,7 +202,9 @@ class Slot:
         _, at = _offsets(self.capacity)
         raw = bytes(self._region.view[at : at + header.manifest_bytes])
         if header.manifest_bytes > self.manifest_capacity or checksum(raw) != header.manifest_checksum:
-            raise DamageError(f"{self.path}: manifest damaged: checksum expected {header.manifest_checksum:016x}, found {checksum(raw):016x}")
+            raise DamageError(
+                f"{self.path}: manifest damaged: checksum expected {header.manifest_checksum:016x}, found {checksum(raw):016x}"
+            )
         return layout_from_json(json.loads(raw))
 
     def table(self, header: SlotHeader) -> Sequence[int]:
@@ -265,6 +284,8 @@ def _page(header: SlotHeader, capacity: int) -> bytes:
 def check_identity(header: SlotHeader, path: Path, job: str, job_hash: bytes, rank: int) -> None:
     """Raises IdentityError when a slot belongs to another job or rank."""
     if header.job_hash != job_hash:
-        raise IdentityError(f"{path}: expected a snapshot of job {job!r} ({job_hash.hex()[:8]}), found one of another job ({header.job_hash.hex()[:8]})")
+        raise IdentityError(
+            f"{path}: expected a snapshot of job {job!r} ({job_hash.hex()[:8]}), found one of another job ({header.job_hash.hex()[:8]})"
+        )
     if header.rank != rank:
         raise IdentityError(f"{path}: expected a snapshot of rank {rank}, found one of rank {header.rank}")

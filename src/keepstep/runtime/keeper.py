@@ -95,16 +95,22 @@ class Keeper:
             self.agent = box
             self.custody.agent_came()
         elif kind == "end":
-            self.custody.agent_said_end(bool(message["ok"]), str(message.get("why") or ("the job ended well" if message["ok"] else "the job failed")))
+            self.custody.agent_said_end(
+                bool(message["ok"]), str(message.get("why") or ("the job ended well" if message["ok"] else "the job failed"))
+            )
         elif kind == "bye":
             self.custody.rank_said_bye(int(message["rank"]), bool(message["ok"]), str(message["why"]))
-            self.journal.record("rank-bye", f"rank {message['rank']} says goodbye: {message['why']}", rank=message["rank"], ok=message["ok"])
+            self.journal.record(
+                "rank-bye", f"rank {message['rank']} says goodbye: {message['why']}", rank=message["rank"], ok=message["ok"]
+            )
             if self.custody.decide(time.monotonic_ns()) is None:  # else the connection ends when the memory is gone
                 box.send({"kind": "released"})
         elif kind == "loaded" and self.vote:
             self._carry_out(self.vote.has_loaded(int(message["rank"]), int(message["round"])))
         elif kind == "failed" and self.vote:
-            self.journal.record("restore-failed", f"rank {message['rank']} cannot use the offered state: {message['why']}", rank=message["rank"])
+            self.journal.record(
+                "restore-failed", f"rank {message['rank']} cannot use the offered state: {message['why']}", rank=message["rank"]
+            )
             self._carry_out(self.vote.has_failed(int(message["rank"]), int(message["round"]), str(message["why"])))
         elif kind == "persist":
             self.persisting.ask(box, message.get("step"), str(message["why"]), int(message.get("ticket", 0)))
@@ -121,7 +127,11 @@ class Keeper:
         stamps = frozenset(Stamp(*s) for s in message["holds"])
         held = ", ".join(str(s) for s in sorted(stamps)) or "nothing usable"
         self.journal.record(
-            "rank-joined", f"rank {rank} of {world} (process {pid}) holds {held} in memory", rank=rank, pid=pid, incarnation=message["incarnation"]
+            "rank-joined",
+            f"rank {rank} of {world} (process {pid}) holds {held} in memory",
+            rank=rank,
+            pid=pid,
+            incarnation=message["incarnation"],
         )
         self._carry_out(self.vote.joined(Ballot(rank, world, stamps, message.get("foreign_world"))))
 
@@ -156,7 +166,16 @@ class Keeper:
             if isinstance(action, Offer):
                 self.journal.record("restore-offered", action.why, source=action.source, step=action.stamp.step, round=action.round)
                 stamp = action.stamp
-                self._tell({"kind": "offer", "round": action.round, "source": action.source, "step": stamp.step, "epoch": stamp.epoch, "why": action.why})
+                self._tell(
+                    {
+                        "kind": "offer",
+                        "round": action.round,
+                        "source": action.source,
+                        "step": stamp.step,
+                        "epoch": stamp.epoch,
+                        "why": action.why,
+                    }
+                )
             elif isinstance(action, Go):
                 step = action.offer.stamp.step
                 completed = [s.completed_step for s in self.statuses().values()]

@@ -15,7 +15,6 @@ from typing import Any
 from keepstep.config import Settings
 from keepstep.core.vote import Offer
 from keepstep.edge.journal import Journal
-from keepstep.edge.mailbox import Mailbox
 from keepstep.edge.processes import ensure_keeper
 from keepstep.errors import KeeperError, KeepstepError
 from keepstep.model.snapshot import Stamp
@@ -57,7 +56,9 @@ class Link:
             try:
                 message = self._box.recv(IMPATIENT_S)
             except TimeoutError:
-                self._journal.record("waiting", f"rank {self._rank} has waited {IMPATIENT_S:.0f} s more for the other ranks to ask where to resume")
+                self._journal.record(
+                    "waiting", f"rank {self._rank} has waited {IMPATIENT_S:.0f} s more for the other ranks to ask where to resume"
+                )
                 continue
             if message is None:  # the keeper died: ask the next one
                 self._box = ensure_keeper(self._settings)

@@ -230,7 +230,9 @@ class Job:
         self._step = offer.stamp.step
         self._page.publish(epoch=self._epoch, phase=Phase.STARTING, step=self._step, completed_step=self._step, decided_step=self._step)
         if offer.source != "fresh":
-            self._journal.record("restored", f"restored step {self._step} from {offer.source}: {offer.why}", step=self._step, source=offer.source)
+            self._journal.record(
+                "restored", f"restored step {self._step} from {offer.source}: {offer.why}", step=self._step, source=offer.source
+            )
         self._link.listen()
 
     def _load(self, offer: Offer, holds: Mapping[Stamp, int]) -> None:

@@ -57,7 +57,9 @@ def check_kinds(protected: Protected, about: dict[str, Any]) -> None:
         if saved != shapes:
             at = next((i for i, (a, b) in enumerate(zip(shapes, saved, strict=False)) if a != b), min(len(shapes), len(saved)))
             want, found = (f"{s[at][0]}{s[at][1]}" if at < len(s) else "none" for s in (shapes, saved))
-            problems.append(f"{name}: expected {len(shapes)} parameters, found {len(saved)}; the first difference is number {at}: {want}, {found}")
+            problems.append(
+                f"{name}: expected {len(shapes)} parameters, found {len(saved)}; the first difference is number {at}: {want}, {found}"
+            )
     _refuse(problems)
 
 

@@ -119,7 +119,9 @@ class Protected:
     def about(self) -> dict[str, Any]:
         """What each thing is, in JSON's types: compared before anything is loaded."""
         shapes = {
-            k: [[str(p.dtype), list(p.shape)] for p in parameters_of(v)] for k, v in self.objects.items() if isinstance(v, torch.optim.Optimizer)
+            k: [[str(p.dtype), list(p.shape)] for p in parameters_of(v)]
+            for k, v in self.objects.items()
+            if isinstance(v, torch.optim.Optimizer)
         }
         return {"kinds": {k: kind_of(v) for k, v in {**self.objects, **self.values}.items()}, "optimizer_parameters": shapes}
 
@@ -199,7 +201,9 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         raise ConfigError(f"a tensor of shape {tuple(tensor.shape)} is on the meta device: it has no bytes to protect yet")
     if isinstance(tensor, DTensor):
         return True
-    return type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and tensor.layout is torch.strided and not tensor.is_quantized
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and tensor.layout is torch.strided and not tensor.is_quantized
+    )
 
 
 def _spec(name: str, tensor: torch.Tensor, local: torch.Tensor) -> TensorSpec:
@@ -210,7 +214,9 @@ def _spec(name: str, tensor: torch.Tensor, local: torch.Tensor) -> TensorSpec:
             raise ConfigError(f"{name}: placements {tensor.placements} are not a box of the whole tensor")
         shard = Shard(tuple(tensor.shape), tuple(offsets))
     stride = None if local.is_contiguous() else tuple(local.stride())
-    return TensorSpec(name, str(local.dtype).removeprefix("torch."), tuple(local.shape), local.numel() * local.element_size(), stride, shard)
+    return TensorSpec(
+        name, str(local.dtype).removeprefix("torch."), tuple(local.shape), local.numel() * local.element_size(), stride, shard
+    )
 
 
 class _TreeUnpickler(pickle.Unpickler):
