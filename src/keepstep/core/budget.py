@@ -46,7 +46,8 @@ def plan(
         tight = f"{arena_dir} has {human_bytes(free_bytes)} free" if free_bytes <= available_bytes else "memory is short"
         raise MemoryBudgetError(
             f"the slots do not fit: {sentence} needed, but {tight} (free in {arena_dir}: {human_bytes(free_bytes)}, memory available: "
-            f"{human_bytes(available_bytes)}, {HEADROOM_RATIO:.0%} kept free). Enlarge it (docker run --shm-size={enough_mib}m, "
+            f"{human_bytes(available_bytes)}, {HEADROOM_RATIO:.0%} kept free). "
+            f"Enlarge it (docker run --shm-size={enough_mib}m, "
             f"Kubernetes: an emptyDir of medium Memory at {arena_dir}, else mount -o remount,size=... {arena_dir}), "
             "set arena_dir to another tmpfs, or protect fewer bytes"
         )

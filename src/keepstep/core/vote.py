@@ -141,7 +141,8 @@ class Vote:
         if foreign:
             return [
                 Refuse(
-                    f"memory holds this job's state for {foreign[0]} ranks and the job has {self.world_size} now; no checkpoint can bridge that. "
+                    f"memory holds this job's state for {foreign[0]} ranks and the job has {self.world_size} now; "
+                    "no checkpoint can bridge that. "
                     f"Run with {foreign[0]} ranks, give a store, or drop the state with `keepstep clean`"
                 )
             ]

@@ -102,7 +102,7 @@ class Slot:
         if len(view) < PAGE_BYTES or bytes(view[:8]) != MAGIC:
             raise DamageError(f"{self._region.path}: expected a slot ({MAGIC!r}), found {bytes(view[:8])!r}")
         capacity, again = struct.unpack_from("<QQ", view, _HEADER.size - 16)
-        table, manifest = _offsets(capacity) if capacity <= len(view) else (0, len(view) + 1)
+        _, manifest = _offsets(capacity) if capacity <= len(view) else (0, len(view) + 1)
         if capacity != again or manifest > len(view):
             raise DamageError(
                 f"{self._region.path}: header damaged: capacity {capacity} and its repetition {again} in a file of {len(view)}"

@@ -122,4 +122,5 @@ def _unpack(body: bytes) -> RankStatus:
         state, step, epoch = _SLOT.unpack_from(body, _FIXED.size + i * _SLOT.size)
         slots.append(SlotView(SlotState(state), Stamp(step, epoch)))
     fields[5] = Phase(fields[5])
-    return RankStatus(*fields, tuple(slots))
+    values: list[Any] = [*fields, tuple(slots)]
+    return RankStatus(*values)

@@ -264,7 +264,7 @@ class Capturing:
         """The executor: whatever a task raises costs a snapshot and is told, but never reaches the trainer."""
         try:
             task()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             self._journal.record("capture-failed", f"a snapshot was lost: {type(error).__name__}: {error}", rank=self._who.rank)
 
     def _finish(self, index: int, stamp: Stamp, copy: Copy, manifest: Manifest, protected: Protected, loss: Any) -> None:
@@ -309,7 +309,8 @@ class Capturing:
         names = ", ".join(moved[:5]) + (f" and {len(moved) - 5} more" if len(moved) > 5 else "")
         self._journal.record(
             "torn",
-            f"the snapshot of {stamp} is dropped: {names} changed outside an optimizer's step while being copied; copied at the boundary from now on",
+            f"the snapshot of {stamp} is dropped: {names} changed outside an optimizer's step while being copied; "
+            "they are copied at the boundary from now on",
             step=stamp.step,
             moved=moved[:50],
         )

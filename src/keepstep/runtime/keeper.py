@@ -180,7 +180,8 @@ class Keeper:
                 step = action.offer.stamp.step
                 completed = [s.completed_step for s in self.statuses().values()]
                 lost = max(0, min(completed, default=-1) - step) if len(completed) == self._world_size() else 0
-                why = f"every rank has proven step {step} from {action.offer.source}: {lost} completed steps lost, epoch {action.epoch} begins"
+                why = f"every rank has proven step {step} from {action.offer.source}: {lost} completed steps lost, "
+                why += f"epoch {action.epoch} begins"
                 if action.offer.source == "fresh" and lost == 0:
                     why = f"every rank starts afresh: epoch {action.epoch} begins"
                 self.journal.record("resumed", why, step=step, source=action.offer.source, lost_steps=lost, epoch=action.epoch)

@@ -91,7 +91,7 @@ class Job:
         self._page = self._own_page()
         self._capturing = Capturing(settings, who, self._page, journal, self._announce)
         self._loss: Any = None
-        self._stall_ns_total = 0
+        self._stall_ns_total = self._stall_ns_last = 0
         self._finished = False
         self._failure: str | None = None
         self._resume()
@@ -139,7 +139,7 @@ class Job:
         unknown = set(metrics) - {"loss"}
         if unknown:
             raise ConfigError(f"report() expected loss, found {sorted(unknown)}")
-        loss = metrics.get("loss")
+        loss: Any = metrics.get("loss")
         self._loss = loss.detach() if hasattr(loss, "detach") else loss
 
     def enter(self, phase: str) -> None:
@@ -309,7 +309,6 @@ class Job:
     # -- hooks into the process
 
     def _hook(self) -> None:
-        self._stall_ns_last = 0
         self._handles = [o.register_step_pre_hook(self._fence) for o in self._protected.optimizers]
         self._preemption = Preemption(self._preempted)
         self._preemption.install()
@@ -329,8 +328,9 @@ class Job:
         self.closed = True
         self._preemption.after_fork_in_child()
         atexit.unregister(self._at_exit)
-        for held in (self._page, *self._capturing.slots):
-            held.close()
+        self._page.close()
+        for slot in self._capturing.slots:
+            slot.close()
         self._link.release()
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:

@@ -24,7 +24,7 @@ def load(url: str, step: int, rank: int, world_size: int, protected: Protected) 
         loaded.tree.pop(RNG)  # one rank's random states on all ranks would make their noise the same
         others = [name for name in loaded.unmapped if not name.startswith(f"{RNG}.")]
         remarks.append(
-            f"the checkpoint is of {loaded.manifest.world_size} ranks, this job has {world_size}: random states stay as the program seeded them"
-            + (f"; values of rank 0 serve all for {', '.join(others)}" if others else "")
+            f"the checkpoint is of {loaded.manifest.world_size} ranks, this job has {world_size}: "
+            "random states stay as the program seeded them" + (f"; values of rank 0 serve all for {', '.join(others)}" if others else "")
         )
     return remarks + apply(protected, loaded.tree)

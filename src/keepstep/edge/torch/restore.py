@@ -8,6 +8,7 @@ float state to the parameter's type), drop or renumber.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -44,12 +45,12 @@ def check(protected: Protected, about: dict[str, Any], layout: Layout) -> None:
     _refuse(difference(_only(protected.gather().layout, strict, exact), _only(layout, strict, exact)))
 
 
-def check_kinds(protected: Protected, about: dict[str, Any]) -> None:
+def check_kinds(protected: Protected, about: Mapping[str, Any]) -> None:
     """The part of `check` that needs no layout: which things there are, and the optimizers' parameters. Raises LayoutError."""
     live = protected.about()
     problems = []
     for name in sorted(live["kinds"].keys() | about["kinds"].keys()):
-        want, found = (kinds[name] if name in kinds else "nothing" for kinds in (live["kinds"], about["kinds"]))
+        want, found = (kinds.get(name, "nothing") for kinds in (live["kinds"], about["kinds"]))
         if want != found:
             problems.append(f"{name}: expected {want}, found {found}")
     for name, shapes in live["optimizer_parameters"].items():
@@ -75,7 +76,7 @@ def _only(layout: Layout, prefixes: tuple[str, ...], exact: set[str]) -> Layout:
 
 def _copied_on_load(protected: Protected) -> set[str]:
     """Names of the tensors that `Module.load_state_dict` copies into memory the module already has."""
-    names = set()
+    names: set[str] = set()
     for name, value in protected.objects.items():
         if isinstance(value, torch.nn.Module):
             module = bare(value)
