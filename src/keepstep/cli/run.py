@@ -1,0 +1,151 @@
+"""`keepstep run`: torchrun's arguments, so that a user replaces one word, and keepstep's own.
+
+Comes in: a command line and torchrun's `PET_*` variables. Goes out: a `Launch` and a `Config`, then the agent's exit code. Decides nothing
+about the job; imports torch only when it runs one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from keepstep.config import Config, from_mapping
+from keepstep.errors import ConfigError
+from keepstep.model.launch import Launch
+
+# The first word that is no option is the script: what follows is its own. `--nproc_per_node` is `--nproc-per-node`.
+CONTEXT_SETTINGS: dict[str, Any] = {"allow_interspersed_args": False, "token_normalize_func": lambda name: name.replace("_", "-")}
+
+
+def _torchrun(name: str, words: str, *short: str, hidden: bool = False) -> Any:
+    """An option of torchrun's, with the variable torchrun reads it from."""
+    variable = "PET_" + name[2:].replace("-", "_").upper()
+    return typer.Option(name, *short, help=words, envvar=variable, hidden=hidden, rich_help_panel="As torchrun")
+
+
+def _own(name: str, words: str) -> Any:
+    return typer.Option(name, help=words, rich_help_panel="keepstep's own")
+
+
+def run(
+    script: Annotated[str, typer.Argument(help="The training script (with -m: a module; with --no-python: a program).")],
+    script_args: Annotated[list[str] | None, typer.Argument(help="The script's own arguments, handed on untouched.")] = None,
+    nproc_per_node: Annotated[str, _torchrun("--nproc-per-node", "Ranks: a number, auto, cpu or gpu.")] = "1",
+    nnodes: Annotated[str, _torchrun("--nnodes", "Machines; this version runs one.")] = "1",
+    node_rank: Annotated[int, _torchrun("--node-rank", "Which machine this is.", hidden=True)] = 0,
+    max_restarts: Annotated[int, _torchrun("--max-restarts", "How often all ranks may be restarted.")] = 100,
+    module: Annotated[bool, _torchrun("--module", "The script is a module, as in python -m.", "-m")] = False,
+    no_python: Annotated[bool, _torchrun("--no-python", "The script is a program of its own.")] = False,
+    log_dir: Annotated[str | None, _torchrun("--log-dir", "Directory for the ranks' log and error files.")] = None,
+    redirects: Annotated[str, _torchrun("--redirects", "Streams that go to files: 1 out, 2 err, 3 both, or a map 0:1,1:3.", "-r")] = "0",
+    tee: Annotated[str, _torchrun("--tee", "Streams that go to files and here, in the same form.", "-t")] = "0",
+    local_ranks_filter: Annotated[str, _torchrun("--local-ranks-filter", "Ranks whose output is shown: 0,1.")] = "",
+    role: Annotated[str, _torchrun("--role", "Name in front of a rank's output.")] = "default",
+    master_addr: Annotated[str, _torchrun("--master-addr", "Address at which the ranks meet.")] = "127.0.0.1",
+    master_port: Annotated[int, _torchrun("--master-port", "Port at which the ranks meet; 0: a free one.")] = 0,
+    rdzv_endpoint: Annotated[str, _torchrun("--rdzv-endpoint", "host:port, in place of the two above.")] = "",
+    rdzv_backend: Annotated[str, _torchrun("--rdzv-backend", "Accepted: one machine needs none.", hidden=True)] = "",
+    rdzv_id: Annotated[str, _torchrun("--rdzv-id", "Accepted: --job names the job.", hidden=True)] = "",
+    rdzv_conf: Annotated[str, _torchrun("--rdzv-conf", "Accepted: one machine needs none.", hidden=True)] = "",
+    standalone: Annotated[bool, _torchrun("--standalone", "Accepted: one machine is what this version runs.", hidden=True)] = False,
+    monitor_interval: Annotated[float, _torchrun("--monitor-interval", "Accepted: nothing is polled.", hidden=True)] = 0.0,
+    job: Annotated[str | None, _own("--job", "Name of the job; the same name finds its own state again.")] = None,
+    store: Annotated[str | None, _own("--store", "Directory or URL (s3://...) for checkpoints.")] = None,
+    persist_every_steps: Annotated[int | None, _own("--persist-every-steps", "A checkpoint to the store every n steps.")] = None,
+    keep: Annotated[str | None, _own("--keep", "Which checkpoints stay: latest:2,every:1000,best:loss:min:1.")] = None,
+    slots: Annotated[int | None, _own("--slots", "Slots a rank; 0: choose.")] = None,
+    arena_dir: Annotated[str | None, _own("--arena-dir", "Where slots live; must be memory.")] = None,
+    grace_s: Annotated[float | None, _own("--grace-s", "How long memory is kept when agent and ranks are gone.")] = None,
+    lazy: Annotated[bool | None, _own("--lazy/--no-lazy", "Copy during the next forward and backward, or at the boundary.")] = None,
+    scrub_every_s: Annotated[float | None, _own("--scrub-every-s", "How often resting slots are verified; 0: never.")] = None,
+    state_dir: Annotated[str | None, _own("--state-dir", "Where journals live.")] = None,
+) -> None:
+    """Run a training script on this machine and keep it alive: torchrun's arguments, every step protected."""
+    given = dict(locals())
+    launch = build_launch(given, script_args or [])
+    config = from_mapping({name: given[name] for name in Config.__dataclass_fields__})
+    _log_to_stderr()
+    from keepstep.runtime.agent import supervise  # imports torch
+
+    raise typer.Exit(supervise(launch, config, os.environ))
+
+
+def build_launch(given: dict[str, Any], script_args: list[str]) -> Launch:
+    """What the options mean; `given` holds them by name. Raises ConfigError."""
+    _check_one_node(given["nnodes"], given["node_rank"])
+    if given["max_restarts"] < 0:
+        raise ConfigError(f"--max-restarts: expected 0 or more, found {given['max_restarts']}")
+    address, port = _meeting_point(given["rdzv_endpoint"], given["master_addr"], given["master_port"])
+    return Launch(
+        command=_command(given["script"], script_args, given["module"], given["no_python"]),
+        argv=(given["script"], *script_args),
+        ranks=_count(given["nproc_per_node"]),
+        max_restarts=given["max_restarts"],
+        role=given["role"],
+        master_addr=address,
+        master_port=port,
+        log_dir=given["log_dir"],
+        redirects=given["redirects"],
+        tee=given["tee"],
+        shown_ranks=_ranks(given["local_ranks_filter"]),
+    )
+
+
+def _check_one_node(nnodes: str, node_rank: int) -> None:
+    if nnodes not in ("1", "1:1"):
+        raise ConfigError(f"--nnodes: this version runs one machine, expected 1, found {nnodes}")
+    if node_rank != 0:
+        raise ConfigError(f"--node-rank: this version runs one machine, expected 0, found {node_rank}")
+
+
+def _meeting_point(endpoint: str, address: str, port: int) -> tuple[str, int]:
+    if endpoint:
+        address, _, text = endpoint.rpartition(":") if ":" in endpoint else (endpoint, "", "0")
+        if not text.isdecimal():
+            raise ConfigError(f"--rdzv-endpoint: expected host:port, found {endpoint!r}")
+        port = int(text)
+    if not 0 <= port < 1 << 16:
+        raise ConfigError(f"--master-port: expected 0 to 65535, found {port}")
+    return address, port
+
+
+def _command(script: str, script_args: list[str], module: bool, no_python: bool) -> tuple[str, ...]:
+    if no_python and module:
+        raise ConfigError("--no-python and --module: expected at most one of them, found both")
+    if no_python:
+        return (script, *script_args)
+    python = os.environ.get("PYTHON_EXEC", sys.executable)
+    return (python, "-u", *(["-m"] if module else []), script, *script_args)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        from keepstep.edge.torch.ranks import count_ranks  # imports torch
+
+        return count_ranks(text)
+    if int(text) < 1:
+        raise ConfigError(f"--nproc-per-node: expected at least 1, found {text}")
+    return int(text)
+
+
+def _ranks(text: str) -> frozenset[int] | None:
+    if not text:
+        return None
+    parts = text.split(",")
+    if not all(p.strip().isdecimal() for p in parts):
+        raise ConfigError(f"--local-ranks-filter: expected numbers such as 0,1, found {text!r}")
+    return frozenset(int(p) for p in parts)
+
+
+def _log_to_stderr() -> None:
+    """The agent's sentences, unless the program already has its own way to show them."""
+    log = logging.getLogger("keepstep")
+    if not log.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s keepstep %(message)s", "%H:%M:%S"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)

@@ -1,0 +1,119 @@
+"""Agent link: the agent's line to the keeper.
+
+Comes in: messages for the keeper. Goes out: its answers, one at a time. A keeper that dies is replaced on a thread of its own, so that the
+agent's loop never waits for it, and hears again what the dead one had not answered. Never stops the job.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from keepstep.config import Settings
+from keepstep.edge.journal import Journal
+from keepstep.edge.mailbox import Mailbox
+from keepstep.edge.processes import ensure_keeper
+from keepstep.errors import KeepstepError
+from keepstep.model.units import S_NS, human_ns
+
+RETRY_S = 5.0
+_START_ERRORS = (KeepstepError, OSError, subprocess.SubprocessError)
+
+
+class AgentLink:
+    """`box` is None while no keeper is there; `on_return` is called from the thread that found the next one."""
+
+    def __init__(self, settings: Settings, journal: Journal, on_return: Callable[[], None]) -> None:
+        """Raises KeepstepError: a job that cannot have a keeper had better not start."""
+        self._settings, self._journal, self._on_return = settings, journal, on_return
+        self._found: Mailbox | None = None
+        self._unanswered: dict[str, Any] | None = None
+        self._thread: threading.Thread | None = None
+        self._over = threading.Event()
+        self._lost_ns = 0
+        self.box: Mailbox | None = None
+        self._greet(ensure_keeper(settings))
+
+    def _greet(self, box: Mailbox) -> None:
+        self.box, (self._pid, _) = box, box.peer()
+        box.send({"kind": "agent", "pid": os.getpid()})
+        if self._unanswered:
+            box.send(self._unanswered)
+
+    def ask(self, message: dict[str, Any]) -> None:
+        """Send something that will be answered, by this keeper or the next."""
+        self._unanswered = message
+        if self.box:
+            self.box.send(message)
+
+    def hear(self) -> dict[str, Any] | None:
+        """The message that makes `box` readable. None when it says that the keeper is gone: the search for another one begins."""
+        assert self.box is not None
+        message = self.box.recv()
+        if message is None:
+            self.box.close()
+            self.box, self._lost_ns = None, time.monotonic_ns()
+            self._thread = threading.Thread(target=self._search, name="keepstep-link", daemon=True)
+            self._thread.start()
+        elif self._unanswered and message["kind"] == "persisted":
+            self._unanswered = None
+        return message
+
+    def _search(self) -> None:
+        while not self._over.is_set():
+            try:
+                self._found = ensure_keeper(self._settings)
+            except _START_ERRORS as error:
+                why = f"no keeper can be started ({error}); training goes on, trying again in {RETRY_S:.0f} s"
+                self._journal.record("keeper-missing", why, logging.WARNING)
+                self._over.wait(RETRY_S)
+                continue
+            self._on_return()
+            return
+
+    def take(self) -> None:
+        """After `on_return`: `box` is another keeper's now."""
+        assert self._found is not None
+        old_pid, box, self._found = self._pid, self._found, None
+        self._greet(box)
+        took = human_ns(time.monotonic_ns() - self._lost_ns)
+        why = f"the keeper (process {old_pid}) is gone; process {self._pid} has taken over after {took}"
+        self._journal.record("keeper-restarted", why, logging.WARNING, old_pid=old_pid, pid=self._pid)
+
+    def end(self, ok: bool, why: str, within_ns: int) -> None:
+        """Tell the keeper that the job is over and wait until it has cleaned up and gone."""
+        self._over.set()
+        self._unanswered = {"kind": "end", "ok": ok, "why": why}
+        deadline_ns = time.monotonic_ns() + within_ns
+        if self.box:
+            self.box.send(self._unanswered)
+        else:
+            self._replace(deadline_ns)
+        while self.box:
+            try:
+                message = self.box.recv(max(0, deadline_ns - time.monotonic_ns()) / S_NS)
+            except TimeoutError:
+                why = f"the keeper (process {self._pid}) is still busy after {human_ns(within_ns)}: it cleans up by itself"
+                self._journal.record("keeper-busy", why)
+                return
+            if message is None:
+                self.box.close()
+                self.box = None
+                if self._settings.job_dir.exists():  # it died before it had cleaned up
+                    self._replace(deadline_ns)
+
+    def _replace(self, deadline_ns: int) -> None:
+        """A keeper that only has to clean up."""
+        left_s = max(0.0, (deadline_ns - time.monotonic_ns()) / S_NS)
+        if self._thread:
+            self._thread.join(left_s)
+        try:
+            self._greet(self._found or ensure_keeper(self._settings, left_s))
+        except _START_ERRORS as error:
+            why = f"no keeper cleans up ({error}): `keepstep clean` removes {self._settings.job_dir}"
+            self._journal.record("keeper-missing", why, logging.WARNING)

@@ -1,0 +1,118 @@
+"""`keepstep run` reads torchrun's command lines."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from keepstep.cli.main import app
+from keepstep.cli.run import build_launch, run
+from keepstep.config import Config
+from keepstep.errors import ConfigError
+from keepstep.model.launch import Launch
+
+
+def understood(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Launch, Config]:
+    """What the agent would be given for this command line."""
+    found: list[Any] = []
+
+    def supervise(launch: Launch, config: Config, environ: object) -> int:
+        found.append((launch, config))
+        return 0
+
+    import keepstep.runtime.agent
+
+    monkeypatch.setattr(keepstep.runtime.agent, "supervise", supervise)
+    result = invoke(*words)
+    assert result.exit_code == 0, result.output
+    return found[0]
+
+
+def invoke(*words: str) -> Any:
+    return CliRunner().invoke(app, ["run", *words])
+
+
+@pytest.mark.parametrize("option", ["--nproc-per-node", "--nproc_per_node"])
+def test_both_spellings(monkeypatch: pytest.MonkeyPatch, option: str) -> None:
+    launch, _ = understood(monkeypatch, option, "2", "train.py")
+    assert launch == Launch((sys.executable, "-u", "train.py"), ("train.py",), ranks=2)
+    launch, _ = understood(monkeypatch, f"{option}=3", "train.py")
+    assert launch.ranks == 3
+
+
+def test_the_scripts_own_arguments_are_untouched(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = ("--nnodes", "7", "-m", "--", "--help", "--some_name=1", "-x")
+    launch, _ = understood(monkeypatch, "--nproc-per-node", "2", "train.py", *own)
+    assert launch.command == (sys.executable, "-u", "train.py", *own)
+    assert launch.argv == ("train.py", *own)
+
+
+def test_a_usual_torchrun_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    meeting = "--standalone --nnodes=1 --nproc_per_node=2 --max_restarts 3 --rdzv_backend c10d --rdzv_id 7 --rdzv_endpoint localhost:0"
+    output = "-t 3 -r 0:1,1:2 --local_ranks_filter 0,1 --log_dir logs"
+    launch, _ = understood(monkeypatch, *meeting.split(), *output.split(), "-m", "pkg.train", "--lr", "1")
+    assert launch.command == (sys.executable, "-u", "-m", "pkg.train", "--lr", "1")
+    assert (launch.max_restarts, launch.master_addr, launch.master_port) == (3, "localhost", 0)
+    assert (launch.tee, launch.redirects, launch.shown_ranks, launch.log_dir) == ("3", "0:1,1:2", {0, 1}, "logs")
+
+
+def test_torchruns_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PET_NPROC_PER_NODE", "4")
+    monkeypatch.setenv("PET_MASTER_PORT", "1234")
+    launch, _ = understood(monkeypatch, "train.py")
+    assert (launch.ranks, launch.master_port) == (4, 1234)
+
+
+def test_our_own_options_become_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "--job j --store s3://b/p --persist_every_steps 5 --keep latest:1 --slots 3 --grace-s 1.5 --no-lazy --scrub-every-s 0"
+    _, config = understood(monkeypatch, *words.split(), "--arena-dir", "/a", "--state-dir", "/s", "train.py")
+    assert config == Config("j", "s3://b/p", 5, "latest:1", 3, "/a", 1.5, False, 0.0, "/s")
+    assert understood(monkeypatch, "train.py")[1] == Config(), "what nobody set is left to the environment"
+
+
+def test_a_program_that_is_no_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert understood(monkeypatch, "--no-python", "./train", "a")[0].command == ("./train", "a")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--nnodes", "2"], "--nnodes: this version runs one machine, expected 1, found 2"),
+        (["--nnodes", "1:4"], "--nnodes: this version runs one machine, expected 1, found 1:4"),
+        (["--node-rank", "1"], "--node-rank: this version runs one machine, expected 0, found 1"),
+        (["--nproc-per-node", "0"], "--nproc-per-node: expected at least 1, found 0"),
+        (["--nproc-per-node", "many"], "--nproc-per-node: expected a number, 'auto', 'cpu' or 'gpu', found 'many'"),
+        (["--max-restarts", "-1"], "--max-restarts: expected 0 or more, found -1"),
+        (["--rdzv-endpoint", "host:port"], "--rdzv-endpoint: expected host:port, found 'host:port'"),
+        (["--master-port", "70000"], "--master-port: expected 0 to 65535, found 70000"),
+        (["--local-ranks-filter", "0;1"], "--local-ranks-filter: expected numbers such as 0,1, found '0;1'"),
+        (["--no-python", "-m"], "--no-python and --module: expected at most one of them, found both"),
+        (["--redirects", "9"], "--redirects, --tee: expected 0 to 3 or a map such as 0:1,1:2"),
+        (["--slots", "1"], "slots: expected 0 (choose) or 2 to 8, found 1"),
+    ],
+)
+def test_what_cannot_be_is_said(words: list[str], sentence: str) -> None:
+    result = invoke(*words, "train.py")
+    assert result.exit_code == 2
+    assert sentence in result.output
+
+
+def test_auto_counts_something() -> None:
+    launch = build_launch({**_defaults(), "nproc_per_node": "auto"}, [])
+    assert launch.ranks >= 1
+    with pytest.raises(ConfigError):
+        build_launch({**_defaults(), "nproc_per_node": "-1"}, [])
+
+
+def _defaults() -> dict[str, Any]:
+    return {name: p.default for name, p in inspect.signature(run).parameters.items()} | {"script": "train.py"}
+
+
+def test_reading_arguments_imports_no_torch() -> None:
+    code = "import sys, keepstep.cli.run; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

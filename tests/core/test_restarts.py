@@ -1,0 +1,216 @@
+"""Restarts: what follows from exits and signals, told in one sentence, within the budget."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keepstep.core.restarts import (
+    EARLY_NS,
+    PERSIST_WITHIN_NS,
+    SIGHUP,
+    SIGINT,
+    SIGTERM,
+    STOP_WITHIN_NS,
+    AskPersist,
+    End,
+    Event,
+    Exit,
+    PersistAnswered,
+    RanksExited,
+    RanksStarted,
+    RanksUndead,
+    RestartAll,
+    Restarts,
+    SignalRanks,
+    SignalReceived,
+    TimeUp,
+)
+from keepstep.model.units import S_NS
+
+KILLED = -9
+
+
+def started(world_size: int = 2, max_restarts: int = 100, has_store: bool = True) -> Restarts:
+    restarts = Restarts(world_size, max_restarts, has_store)
+    restarts.handle(RanksStarted(0))
+    return restarts
+
+
+def exits(at_s: float, *found: tuple[int, int], step: int | None = None) -> RanksExited:
+    return RanksExited(tuple(Exit(rank, code) for rank, code in found), round(at_s * S_NS), step)
+
+
+def test_a_killed_rank_restarts_all_and_says_why() -> None:
+    action = started().handle(exits(12.3, (1, KILLED)))
+    assert action == RestartAll(
+        "rank 1 was killed by SIGKILL (9) 12.3 s after start; restarting all 2 ranks from memory (restart 1 of 100)"
+    )
+
+
+def test_the_error_files_message_is_in_the_sentence() -> None:
+    action = started().handle(RanksExited((Exit(0, 1, "ValueError: no"),), S_NS))
+    assert isinstance(action, RestartAll) and action.why.startswith("rank 0 exited with code 1 (ValueError: no) 1.0 s after start")
+
+
+def test_ranks_may_end_one_after_the_other() -> None:
+    restarts = started()
+    assert restarts.handle(exits(5, (0, 0))) is None
+    action = restarts.handle(exits(7, (1, 0)))
+    assert isinstance(action, End) and (action.ok, action.exit_code, action.cause) == (True, 0, None)
+
+
+def test_a_failure_after_another_rank_ended_well_is_a_failure() -> None:
+    restarts = started()
+    restarts.handle(exits(5, (0, 0)))
+    assert isinstance(restarts.handle(exits(7, (1, 1))), RestartAll)
+    restarts.handle(RanksStarted(8 * S_NS))
+    assert restarts.handle(exits(9, (1, 0))) is None, "rank 0 runs again and is waited for"
+
+
+def test_a_kill_explains_the_errors_noticed_with_it() -> None:
+    action = started(3).handle(exits(5, (0, 1), (1, KILLED), (2, 0)))
+    assert isinstance(action, RestartAll) and action.why.startswith("rank 1 was killed")
+
+
+@pytest.mark.parametrize("budget", [0, 1, 5])
+def test_the_budget_is_kept(budget: int) -> None:
+    restarts = started(max_restarts=budget)
+    for life in range(budget):
+        assert isinstance(restarts.handle(exits(life, (0, KILLED))), RestartAll)
+        restarts.handle(RanksStarted(life * S_NS))
+    action = restarts.handle(exits(budget, (0, KILLED)))
+    assert isinstance(action, End) and action.exit_code == 1
+    assert action.cause == Exit(0, KILLED) and f"all {budget} restarts are used up" in action.why
+
+
+def crash_loop(lives: list[RanksExited]) -> list[type]:
+    """What follows from each life's end, every life beginning at 0."""
+    restarts = started()
+    actions = []
+    for life in lives:
+        restarts.handle(RanksStarted(0))
+        actions.append(type(restarts.handle(life)))
+    return actions
+
+
+EARLY_S, LATE_S = EARLY_NS / S_NS - 1, EARLY_NS / S_NS + 1
+
+
+@pytest.mark.parametrize("code", [1, -11])
+def test_a_program_that_crashes_at_the_same_step_is_not_restarted_for_ever(code: int) -> None:
+    assert crash_loop([exits(LATE_S, (0, code), step=s) for s in (7, 7, 7)]) == [RestartAll, RestartAll, End]
+    assert crash_loop([exits(LATE_S, (0, code), step=s) for s in (7, 6, 7)]) == [RestartAll, RestartAll, End], (
+        "a step done again is not new"
+    )
+    assert End not in crash_loop([exits(EARLY_S, (0, code), step=s) for s in range(20)]), "each life got further"
+
+
+def test_without_steps_only_early_crashes_count() -> None:
+    assert crash_loop([exits(EARLY_S, (0, 1))] * 3) == [RestartAll, RestartAll, End]
+    assert End not in crash_loop([exits(LATE_S, (0, 1))] * 20)
+
+
+def test_kills_from_outside_say_nothing_about_the_program() -> None:
+    assert End not in crash_loop([exits(EARLY_S, (0, KILLED), step=7)] * 20)
+
+
+def test_an_interrupt_stops_the_ranks_and_then_the_job() -> None:
+    restarts = started()
+    action = restarts.handle(SignalReceived(SIGINT, 3 * S_NS))
+    assert isinstance(action, SignalRanks) and (action.signum, action.within_ns) == (SIGINT, STOP_WITHIN_NS)
+    assert restarts.handle(exits(4, (0, 1))) is None, "a failure while stopping restarts nothing"
+    end = restarts.handle(exits(4, (1, 1)))
+    assert isinstance(end, End) and (end.ok, end.exit_code, end.cause) == (False, 130, None)
+    assert end.why.startswith("interrupted by SIGINT (2) 3.0 s after start")
+
+
+def test_ranks_that_do_not_stop_are_not_waited_for() -> None:
+    restarts = started()
+    restarts.handle(SignalReceived(SIGINT, S_NS))
+    end = restarts.handle(TimeUp())
+    assert isinstance(end, End) and end.exit_code == 130 and "2 ranks did not leave" in end.why
+
+
+@pytest.mark.parametrize("answer", [PersistAnswered("step 7 is in the store"), TimeUp()])
+@pytest.mark.parametrize("signum", [SIGTERM, SIGHUP])
+def test_a_preemption_saves_then_stops(answer: Event, signum: int) -> None:
+    restarts = started()
+    asked = restarts.handle(SignalReceived(signum, S_NS))
+    assert isinstance(asked, AskPersist) and asked.within_ns == PERSIST_WITHIN_NS
+    stop = restarts.handle(answer)
+    assert isinstance(stop, SignalRanks) and stop.signum == SIGTERM
+    end = restarts.handle(exits(3, (0, -15), (1, -15)))
+    assert isinstance(end, End) and (end.ok, end.exit_code) == (False, 128 + signum) and end.why.startswith("preempted")
+
+
+def test_without_a_store_a_preemption_stops_at_once() -> None:
+    action = started(has_store=False).handle(SignalReceived(SIGTERM, S_NS))
+    assert isinstance(action, SignalRanks) and "no store" in action.why
+
+
+def test_ranks_that_die_while_their_step_is_saved_are_still_saved() -> None:
+    restarts = started()
+    restarts.handle(SignalReceived(SIGTERM, S_NS))
+    assert restarts.handle(exits(2, (0, -15), (1, -15))) is None
+    end = restarts.handle(PersistAnswered("step 7 is in the store"))
+    assert isinstance(end, End) and end.exit_code == 143 and "step 7 is in the store" in end.why
+
+
+def test_a_job_that_ends_well_while_it_is_saved_has_ended_well() -> None:
+    restarts = started()
+    restarts.handle(SignalReceived(SIGTERM, S_NS))
+    end = restarts.handle(exits(2, (0, 0), (1, 0)))
+    assert isinstance(end, End) and end.ok
+
+
+def test_a_second_signal_leaves_at_once() -> None:
+    restarts = started()
+    restarts.handle(SignalReceived(SIGTERM, S_NS))
+    assert restarts.handle(SignalReceived(SIGHUP, S_NS)) is None, "a closing terminal sends it twice"
+    end = restarts.handle(SignalReceived(SIGINT, 2 * S_NS))
+    assert isinstance(end, End) and (end.exit_code, end.within_ns) == (130, 0)
+
+
+def test_a_rank_that_does_not_die_ends_the_job() -> None:
+    restarts = started()
+    restarts.handle(exits(1, (1, KILLED)))
+    end = restarts.handle(RanksUndead((0,)))
+    assert isinstance(end, End) and end.exit_code == 1 and "rank 0 hangs in the kernel" in end.why
+
+
+codes = st.sampled_from([0, 1, 2, -6, -9, -11, -15])
+things = st.one_of(
+    st.lists(st.tuples(st.integers(0, 2), codes), min_size=1, max_size=3),
+    st.sampled_from([SignalReceived(SIGTERM, 0), SignalReceived(SIGINT, 0), SignalReceived(SIGHUP, 0), TimeUp(), PersistAnswered("done")]),
+)
+
+
+@given(st.lists(things, max_size=60), st.integers(0, 5), st.booleans(), st.one_of(st.none(), st.integers(-1, 3)))
+def test_any_story_keeps_the_budget_and_ends_once(story: list[object], budget: int, has_store: bool, step: int | None) -> None:
+    """Played against a world that does what it is told: a restart starts all ranks, and a rank ends once a life."""
+    restarts = started(3, budget, has_store)
+    living, ordered, now_ns, ended = {0, 1, 2}, 0, 0, False
+    for thing in story:
+        now_ns += S_NS
+        if isinstance(thing, list):
+            found = {rank: code for rank, code in thing if rank in living}
+            living -= set(found)
+            event: Event = RanksExited(tuple(Exit(*f) for f in found.items()), now_ns, step)
+            if not found:
+                continue
+        else:
+            assert isinstance(thing, SignalReceived | TimeUp | PersistAnswered)
+            event = thing
+        action = restarts.handle(event)
+        assert action is None or not ended, "nothing follows the end"
+        if isinstance(action, RestartAll):
+            ordered, living = ordered + 1, {0, 1, 2}
+            restarts.handle(RanksStarted(now_ns))
+        ended = ended or isinstance(action, End)
+    assert ordered <= budget
+    # Liveness: when all ranks are gone and every wait is over, the job has ended.
+    last = restarts.handle(RanksExited(tuple(Exit(rank, 0) for rank in sorted(living)), now_ns, step)) if living and not ended else None
+    ended = ended or isinstance(last, End) or isinstance(restarts.handle(TimeUp()), End)
+    assert ended

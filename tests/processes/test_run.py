@@ -1,0 +1,295 @@
+"""`keepstep run` with real processes: what dies is noticed and restarted, and nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keepstep.edge.journal import read_journal
+from keepstep.model.events import Event
+from keepstep.model.units import MS_NS
+
+COMMAND = "from keepstep.cli.main import app; app()"
+PATIENCE_S = 60.0
+
+
+@dataclass
+class Running:
+    """A `keepstep run` under way."""
+
+    process: subprocess.Popen[str]
+    journal_path: Path
+    arena_dir: Path
+
+    def events(self, kind: str) -> list[Event]:
+        return [e for e in read_journal(self.journal_path) if e.kind == kind]
+
+    def wait_for(self, kind: str) -> Event:
+        return until(lambda: next(iter(self.events(kind)), None), f"the event {kind}")
+
+    def ended(self) -> tuple[int, str]:
+        """(exit code, output), once it has left; by then the keeper has removed everything."""
+        output, _ = self.process.communicate(timeout=PATIENCE_S)
+        assert list(self.arena_dir.iterdir()) == []
+        return self.process.returncode, output
+
+
+def until(look: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        if found := look():
+            return found
+        time.sleep(0.01)
+    raise AssertionError(f"{what} did not come within {PATIENCE_S:.0f} s")
+
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    running: list[Running] = []
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="ks-test-") as arena:
+
+        def begin(script: str, *options: str, args: tuple[str, ...] = ()) -> Running:
+            path = tmp_path / "train.py"
+            path.write_text(script)
+            own = ("--job", "t", "--arena-dir", arena, "--state-dir", str(tmp_path / "s"), "--grace-s", "1")
+            words = [sys.executable, "-c", COMMAND, "run", *own, *options, str(path), *args]
+            environ = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+            (tmp_path / "tmp").mkdir(exist_ok=True)
+            process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path, env=environ)
+            running.append(Running(process, tmp_path / "s" / "t" / "journal.jsonl", Path(arena)))
+            return running[-1]
+
+        yield begin
+        for run in running:
+            run.process.kill()
+            run.process.communicate()
+            until(lambda run=run: not list(run.arena_dir.iterdir()), "the keeper's end after its grace time")
+
+
+ALL_REDUCE = """
+import os, signal, sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+life, rank = int(os.environ["KEEPSTEP_ATTEMPT"]), dist.get_rank()
+total = torch.full((), float(rank + 1))
+dist.all_reduce(total)
+assert total.item() == 3
+if life < int(sys.argv[1]) and rank == life % 2:
+    print("killed at", time.monotonic_ns(), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.all_reduce(total)
+dist.destroy_process_group()
+"""
+
+
+def free_port() -> str:
+    import socket
+
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return str(sock.getsockname()[1])
+
+
+@pytest.mark.parametrize("port", ["free", "fixed"])
+def test_killed_ranks_are_noticed_at_once_and_all_restarted(start: Start, port: str, tmp_path: Path) -> None:
+    options = ["--master-port", free_port()] if port == "fixed" else []
+    run = start(ALL_REDUCE, "--nproc-per-node", "2", *options, args=("5",))
+    code, output = run.ended()
+    assert code == 0, output
+    assert not list((tmp_path / "tmp").iterdir()), "error files nobody asked for"
+    assert [e.data["attempt"] for e in run.events("ranks-restarted")] == [1, 2, 3, 4, 5]
+    killed_ns = [int(line.split()[-1]) for line in output.splitlines() if line.startswith("killed at")]
+    noticed_ns = [e.mono_ns for e in run.events("rank-exited") if e.data["code"] == -9]
+    latencies_ms = [(n - k) / MS_NS for k, n in zip(killed_ns, noticed_ns, strict=True)]
+    # The kernel needs some milliseconds to take such a process apart; torchrun's monitor interval is 100 ms at best.
+    assert sorted(latencies_ms)[2] < 100, latencies_ms
+    assert "5 restarts" in run.events("job-ended")[0].why
+
+
+RECORDED = """
+from torch.distributed.elastic.multiprocessing.errors import record
+import os, time
+@record
+def main():
+    if os.environ["RANK"] == "1":
+        raise ValueError("a mistake in the program")
+    time.sleep(100)
+main()
+"""
+
+
+def test_a_broken_program_stops_with_torchs_summary(start: Start) -> None:
+    run = start(RECORDED, "--nproc-per-node", "2")
+    code, output = run.ended()
+    assert code == 1
+    assert len(run.events("ranks-restarted")) == 2
+    assert "gave up: rank 1 exited with code 1 (ValueError: a mistake in the program)" in output
+    root = output[output.index("Root Cause (first observed failure)") :]
+    assert "rank      : 1 (local_rank: 1)" in root and 'raise ValueError("a mistake in the program")' in root
+    assert run.events("job-ended")[0].data == {"ok": False, "exit_code": 1}
+
+
+def test_a_torn_error_file_costs_only_its_message(start: Start) -> None:
+    script = "import os\nopen(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write('{\"message\": ')\nraise SystemExit(7)"
+    code, output = start(script, "--max-restarts", "0").ended()
+    assert code == 1 and "rank 0 exited with code 7 " in output and "exitcode  : 7" in output
+
+
+def test_what_a_rank_sees(start: Start, tmp_path: Path) -> None:
+    script = "import json, os, sys; json.dump([sys.argv[1:], dict(os.environ)], open(os.environ['RANK'], 'w'))"
+    own = ("--slots", "3", "--no-lazy")
+    code, output = start(script, "--nproc-per-node", "2", *own, args=("--nnodes", "7", "--", "-x")).ended()
+    assert code == 0, output
+    for rank in ("0", "1"):
+        argv, environ = json.loads((tmp_path / rank).read_text())
+        assert argv == ["--nnodes", "7", "--", "-x"]
+        expected = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "ROLE_RANK": rank}
+        expected |= {"TORCHELASTIC_RUN_ID": "t", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        expected |= {"KEEPSTEP_JOB": "t", "KEEPSTEP_SLOTS": "3", "KEEPSTEP_LAZY": "0", "KEEPSTEP_ATTEMPT": "0"}
+        assert {name: environ[name] for name in expected} == expected
+        assert environ["OMP_NUM_THREADS"] == os.environ.get("OMP_NUM_THREADS", "1")
+
+
+def test_logs_go_where_torchrun_puts_them(start: Start, tmp_path: Path) -> None:
+    code, output = start("print('hello')", "--log-dir", str(tmp_path / "logs"), "-t", "3", "--nproc-per-node", "2").ended()
+    assert code == 0
+    assert "[default0]:hello" in output and "[default1]:hello" in output
+    assert sorted(p.read_text() for p in (tmp_path / "logs").glob("t_*/attempt_0/*/stdout.log")) == ["hello\n", "hello\n"]
+
+
+STUBBORN = """
+import os, signal, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+print("ready", flush=True)
+time.sleep(100)
+"""
+INTERRUPTED = """
+import time
+print("ready", flush=True)
+try:
+    time.sleep(100)
+except KeyboardInterrupt:
+    print("tidied up", flush=True)
+"""
+
+
+def test_an_interrupt_reaches_the_ranks(start: Start) -> None:
+    run = start(INTERRUPTED)
+    assert run.process.stdout and until(lambda: "ready" in run.process.stdout.readline(), "the rank")
+    run.process.send_signal(signal.SIGINT)
+    code, output = run.ended()
+    assert code == 130 and "tidied up" in output
+    assert run.events("job-over")[0].why.startswith("interrupted by SIGINT (2)")
+
+
+def test_a_second_interrupt_is_not_argued_with(start: Start) -> None:
+    run = start(STUBBORN)
+    assert run.process.stdout and until(lambda: "ready" in run.process.stdout.readline(), "the rank")
+    began = time.monotonic()
+    run.process.send_signal(signal.SIGINT)
+    run.wait_for("stopping")
+    run.process.send_signal(signal.SIGINT)
+    assert run.process.wait(PATIENCE_S) == 130
+    assert time.monotonic() - began < 4, "less than the time the ranks are given"
+
+
+TRAINING = """
+import os, signal, sys, time, torch, keepstep
+weights = torch.zeros(1000)
+job = keepstep.protect(weights=weights)
+for step in job.steps(int(sys.argv[1])):
+    weights += 1
+    time.sleep(0.005)
+    if step == 20:
+        print("ready", flush=True)
+    if step == 30 and os.environ["KEEPSTEP_ATTEMPT"] == "0" and "killed" in sys.argv:
+        os.kill(os.getpid(), signal.SIGKILL)
+assert weights.eq(int(sys.argv[1])).all()
+"""
+FOR_EVER = ("1000000",)
+
+
+def test_a_killed_rank_resumes_from_memory(start: Start) -> None:
+    run = start(TRAINING, args=("40", "killed"))
+    code, output = run.ended()
+    assert code == 0, output
+    last = run.events("resumed")[-1]
+    assert (last.data["source"], last.data["lost_steps"] <= 1) == ("memory", True), last.why
+
+
+def test_ranks_outlive_their_agent(start: Start) -> None:
+    run = start(TRAINING, args=("400",))
+    run.wait_for("slots-made")
+    run.process.kill()
+    assert run.wait_for("keeper-ended").data["ok"]
+    assert [e.data["ok"] for e in run.events("rank-bye")] == [True]
+
+
+def test_a_preemption_leaves_the_newest_step_in_the_store(start: Start, tmp_path: Path) -> None:
+    run = start(TRAINING, "--store", str(tmp_path / "store"), "--persist-every-steps", "0", args=FOR_EVER)
+    assert run.process.stdout and until(lambda: "ready" in run.process.stdout.readline(), "the rank")
+    run.process.send_signal(signal.SIGTERM)
+    code, output = run.ended()
+    assert code == 143, output
+    steps = [e.data["step"] for e in run.events("persisted")]
+    assert steps and max(steps) >= 20, output
+    assert run.events("job-over")[0].why.startswith("preempted by SIGTERM (15)")
+
+
+def test_without_a_store_sigterm_ends_the_job_at_once(start: Start) -> None:
+    run = start(TRAINING, args=FOR_EVER)
+    assert run.process.stdout and until(lambda: "ready" in run.process.stdout.readline(), "the rank")
+    run.process.send_signal(signal.SIGTERM)
+    assert run.ended()[0] == 143
+
+
+KEEPER_KILLED = """
+import json, os, signal, sys, time
+path = os.path.join(os.environ["KEEPSTEP_STATE_DIR"], "t", "journal.jsonl")
+def events(kind):
+    return [e for e in map(json.loads, open(path)) if e["kind"] == kind]
+for life in range(2):
+    os.kill(events("keeper-started")[-1]["data"]["pid"], signal.SIGKILL)
+    while len(events("keeper-restarted")) <= life:
+        time.sleep(0.01)
+"""
+
+
+def test_a_killed_keeper_is_replaced_and_the_job_goes_on(start: Start) -> None:
+    run = start(KEEPER_KILLED)
+    code, output = run.ended()
+    assert code == 0, output
+    assert len(run.events("keeper-started")) == 3 and len(run.events("keeper-restarted")) == 2
+    assert run.events("ranks-restarted") == []
+
+
+LOCKED = """
+import fcntl, os, signal, sys, time
+lock = open("lock", "w")
+fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+if os.environ["KEEPSTEP_ATTEMPT"] == "0":
+    if os.fork() == 0:  # a data loader's worker
+        time.sleep(100)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_dead_ranks_children_hold_no_lock_of_its(start: Start) -> None:
+    run = start(LOCKED)
+    code, output = run.ended()
+    assert code == 0, output
+    assert len(run.events("ranks-restarted")) == 1
