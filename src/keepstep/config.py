@@ -8,6 +8,7 @@ both. Comes in: a Config and an environment. Goes out: a Config with every field
 from __future__ import annotations
 
 import difflib
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -17,6 +18,7 @@ from typing import Any
 from keepstep.errors import ConfigError
 
 ENV_PREFIX = "KEEPSTEP_"
+SOCKET_PATH_BYTES = 107  # sockaddr_un holds 108 with the final zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,14 +162,14 @@ def _defaults(environ: Mapping[str, str], default_job: str) -> dict[str, Any]:
 
 def _checked(values: dict[str, Any]) -> Settings:
     expect = {
-        "job": (str, "a name of letters, digits, '.', '_' and '-', at most 64 long", _is_name),
+        "job": (str, "a name of letters, digits, '.', '_' and '-', at most 64 long and not all dots", _is_name),
         "persist_every_steps": (int, "a whole number of steps, 0 or more", lambda v: v >= 0),
         "keep": (str, "retention rules such as 'latest:2,every:1000'", bool),
         "slots": (int, "0 (choose) or 2 to 8", lambda v: v == 0 or 2 <= v <= 8),
         "arena_dir": ((str, Path), "a directory in memory", bool),
-        "grace_s": ((int, float), "seconds, 0 or more", lambda v: v >= 0),
+        "grace_s": ((int, float), "seconds, 0 or more", lambda v: 0 <= v < math.inf),
         "lazy": (bool, "True or False", lambda v: True),
-        "scrub_every_s": ((int, float), "seconds, 0 or more", lambda v: v >= 0),
+        "scrub_every_s": ((int, float), "seconds, 0 or more", lambda v: 0 <= v < math.inf),
         "state_dir": ((str, Path), "a directory", bool),
     }
     for name, (kind, words, good) in expect.items():
@@ -179,15 +181,26 @@ def _checked(values: dict[str, Any]) -> Settings:
         raise ConfigError(f"store: expected a directory or an fsspec URL, found {values['store']!r}")
     if str(values["store"]).startswith("memory://"):
         raise ConfigError("store: expected a place other processes can read, found 'memory://', which lives in one process")
-    return Settings(
+    # Made absolute here: the keeper and the persister work in another directory.
+    settings = Settings(
         **{
             **values,
-            "store": None if values["store"] is None else str(values["store"]),
-            "arena_dir": Path(values["arena_dir"]),
-            "state_dir": Path(values["state_dir"]),
+            "store": None if values["store"] is None else _absolute_url(str(values["store"])),
+            "arena_dir": Path(values["arena_dir"]).absolute(),
+            "state_dir": Path(values["state_dir"]).absolute(),
         }
     )
+    socket_path = os.fsencode(settings.job_dir / "keeper.sock")
+    if len(socket_path) > SOCKET_PATH_BYTES:
+        raise ConfigError(
+            f"arena_dir and job: expected a socket path of at most {SOCKET_PATH_BYTES} bytes, found {len(socket_path)} ({settings.job_dir})"
+        )
+    return settings
+
+
+def _absolute_url(store: str) -> str:
+    return store if "://" in store else os.path.abspath(os.path.expanduser(store))
 
 
 def _is_name(value: str) -> bool:
-    return 0 < len(value) <= 64 and all(c.isalnum() or c in "._-" for c in value)
+    return 0 < len(value) <= 64 and all(c.isalnum() or c in "._-" for c in value) and value.strip(".") != ""
