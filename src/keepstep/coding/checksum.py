@@ -1,7 +1,7 @@
 """Checksums: XXH3-64 over blocks.
 
 XXH3 runs at memory speed (27 to 35 GB/s on one Zen 3 core, measured) and the binding releases the GIL, so hashing
-never holds up the trainer. It guards against accident, not malice. `coding/reference.py` has a slow one to test it by.
+never holds up the trainer. It guards against accident, not malice.
 """
 
 from __future__ import annotations
