@@ -1,0 +1,167 @@
+"""`keepstep drill`: does it hold? A small deterministic job, faults on purpose, and the same final state as without them.
+
+Comes in: a command line. Goes out: a report (rich or JSON) and an exit code: 0 proved, 1 not, 2 a wrong command line, 3 a fault could
+not be injected here. The work is done in testing/.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from keepstep.errors import ConfigError
+from keepstep.model.units import S_NS
+from keepstep.testing.conductor import LAUNCHERS, Drill, Facts, conduct, reference
+from keepstep.testing.faults import DRAWN, KINDS, PHASES, Fault, check, draw, kinds_of, parse, with_triggers
+from keepstep.testing.verdict import judge
+
+PROVED, FAILED, WRONG, CANNOT_INJECT = 0, 1, 2, 3
+TAIL_STEPS = 12  # what a campaign trains on after its last fault
+TOLD = {"resumed", "rank-exited", "rank-left", "ranks-restarted", "keeper-started", "keeper-restarted", "damaged", "checkpoint-damaged"}
+TOLD |= {"restore-failed", "next-step", "persist-failed", "restore-offered", "job-over", "keeper-ended", "keeper-lost", "torn"}
+LONG_TIMELINE = 60
+SPEC = "kind:rank=R,step=S,phase=P[,where=arena|store][,after=MS]; may be repeated. "
+SPEC += f"Kinds: {', '.join(KINDS)}. Phases: {', '.join(PHASES)}."
+
+
+def drill(
+    fault: Annotated[
+        list[str] | None, typer.Option(help="kind:rank=R,step=S,phase=P[,where=arena|store][,after=MS]; may be repeated.")
+    ] = None,
+    nproc: Annotated[int, typer.Option(help="Ranks.")] = 2,
+    steps: Annotated[int, typer.Option(help="Steps of the job; a campaign takes as many as its faults need.")] = 60,
+    seed: Annotated[int, typer.Option(help="Of the job, of flipped bits and of --random.")] = 0,
+    random: Annotated[int, typer.Option(help="A campaign: so many faults at random moments in one job.")] = 0,
+    kinds: Annotated[str, typer.Option(help="What --random draws from.")] = ",".join(DRAWN),
+    launcher: Annotated[str, typer.Option(help="run (keepstep run), torchrun, or plain (one rank, started again when it dies).")] = "run",
+    store: Annotated[Path | None, typer.Option(help="Directory for checkpoints; one of its own when a fault needs it.")] = None,
+    arena_dir: Annotated[Path, typer.Option(help="Where the job's memory lives.")] = Path("/dev/shm"),
+    width: Annotated[int, typer.Option(help="Of the network: the state grows with its square.")] = 64,
+    step_ms: Annotated[float, typer.Option(help="How long a step takes at least.")] = 20.0,
+    persist_every: Annotated[int, typer.Option(help="With a store: a checkpoint every so many steps.")] = 10,
+    reference_hash: Annotated[str | None, typer.Option(help="The undisturbed run's hash, if it is known.")] = None,
+    work: Annotated[Path | None, typer.Option(help="Keep journals, logs and the undisturbed run's hash here.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The report as one JSON object.")] = False,
+) -> None:
+    """Inject faults into a small job and prove that it ends in the same state as without them."""
+    console = Console(stderr=True)
+    try:
+        faults = _faults(fault or [], random, seed, nproc, kinds)
+        if random:
+            steps = max(f.step for f in faults) + TAIL_STEPS
+        check(faults, nproc, steps)
+        _check_launcher(launcher, nproc)
+    except ConfigError as error:
+        console.print(f"keepstep drill: {escape(str(error))}", highlight=False, soft_wrap=True)
+        raise typer.Exit(WRONG) from error
+    room = Path(tempfile.mkdtemp(prefix="keepstep-drill-")) if work is None else work.absolute()
+    room.mkdir(parents=True, exist_ok=True)
+    own_store = None if store is None else store.absolute()
+    order = Drill(room, nproc, steps, seed, width, step_ms, persist_every, launcher, own_store, arena_dir, tuple(faults))
+    facts, report = _run(order, reference_hash, shows_progress=not as_json)
+    if as_json:
+        print(json.dumps(report))
+    else:
+        _show(Console(), facts, report)
+    code = exit_code(report)
+    if work is None and code == PROVED:
+        shutil.rmtree(room, ignore_errors=True)
+    elif code != PROVED:
+        console.print(f"Journal and output of the job: {room / facts.job}", highlight=False, soft_wrap=True)
+    raise typer.Exit(code)
+
+
+def exit_code(report: dict[str, Any]) -> int:
+    """What the report means to a script."""
+    if report["proved"]:
+        return PROVED
+    asked_in_vain = any(not f["injected"] for f in report["faults"])
+    return CANNOT_INJECT if asked_in_vain and (report["recovered"] or report["exit_code"] is None) else FAILED
+
+
+def _faults(texts: Sequence[str], count: int, seed: int, nproc: int, kinds: str) -> list[Fault]:
+    if texts and count:
+        raise ConfigError("--fault and --random: expected one of them, found both")
+    if count:
+        return draw(seed, count, nproc, kinds_of(kinds))
+    if not texts:
+        raise ConfigError("expected --fault kind:rank=R,step=S,phase=P or --random N, found neither")
+    return with_triggers([parse(text) for text in texts])
+
+
+def _check_launcher(launcher: str, nproc: int) -> None:
+    if launcher not in LAUNCHERS:
+        raise ConfigError(f"--launcher: expected one of {', '.join(LAUNCHERS)}, found {launcher!r}")
+    if nproc < 1 or (launcher == "plain" and nproc != 1):
+        raise ConfigError(f"--nproc: expected {'1 with --launcher plain' if launcher == 'plain' else 'at least 1'}, found {nproc}")
+
+
+def _run(order: Drill, known: str | None, shows_progress: bool) -> tuple[Facts, dict[str, Any]]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not shows_progress) as bar:
+        undisturbed = bar.add_task("undisturbed run, steps", total=order.steps)
+        expected = known or reference(order, lambda step, _: bar.update(undisturbed, completed=step + 1))
+        bar.update(undisturbed, completed=order.steps)
+        disturbed = bar.add_task("disturbed run, steps", total=order.steps)
+        done = bar.add_task("faults", total=len(order.faults))
+
+        def tell(step: int, faults: int) -> None:
+            bar.update(disturbed, completed=step + 1)
+            bar.update(done, completed=faults)
+
+        facts = conduct(order, tell)
+    report = judge(order.faults, facts, expected)
+    took = [t for t in report["recovery_s"] if t is not None]
+    report |= {
+        "max_lost_steps": max(report["lost_steps"], default=0),
+        "recovery_s_median": round(median(took), 3) if took else None,
+        **{"launcher": order.launcher, "nproc": order.nproc, "steps": order.steps, "seed": order.seed},
+    }
+    return facts, report
+
+
+def _show(console: Console, facts: Facts, report: dict[str, Any]) -> None:
+    table = Table("fault", "rank", "step", "phase", "seen", "evidence", title="Faults")
+    for f in report["faults"]:
+        seen = "[green]yes[/]" if f["seen"] else "[red]no[/]" if f["injected"] else "[red]not injected[/]"
+        table.add_row(f["kind"], str(f["rank"]), str(f["step"]), f["phase"], seen, escape(f["evidence"]))
+    console.print(table)
+    _show_timeline(console, facts)
+    for name in ("recovered", "bit_equal", "within_one_step"):
+        console.print(f"{name.replace('_', ' ')}: {'[green]yes[/]' if report[name] else '[red]no[/]'}", highlight=False, soft_wrap=True)
+    console.print(f"hash {report['hash']}\nundisturbed {report['expected_hash']}", highlight=False, soft_wrap=True)
+    median_s = report["recovery_s_median"]
+    console.print(
+        f"{report['restarts']} restarts, {report['max_lost_steps']} steps lost at most in one, "
+        + (f"median {median_s:.2f} s from fault to next step; " if median_s is not None else "")
+        + f"{report['captured_steps']} snapshots, {report['skipped_steps']} skipped, {report['torn_steps']} torn",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if report["left_over"]:
+        console.print(f"[red]left behind:[/] {', '.join(report['left_over'])}", highlight=False, soft_wrap=True)
+
+
+def _show_timeline(console: Console, facts: Facts) -> None:
+    said = [(e.mono_ns, e.who, e.why) for e in facts.events if e.kind in TOLD]
+    said += [(int(n["mono_ns"]), "drill", f"fault {n['fault']}: {n['what']}") for n in facts.notes]
+    if not said:
+        return
+    said.sort()
+    table = Table("s", "who", "what", title="Timeline", box=None)
+    for at_ns, who, why in said[:LONG_TIMELINE]:
+        table.add_row(f"{(at_ns - said[0][0]) / S_NS:.3f}", who, escape(why))
+    console.print(table)
+    if len(said) > LONG_TIMELINE:
+        console.print(f"and {len(said) - LONG_TIMELINE} lines more in the journal", highlight=False, soft_wrap=True)

@@ -1,0 +1,198 @@
+"""Injector: the hand inside a rank that does the fault.
+
+Listens to the phases the job and keepstep announce. Before a fault is done its number goes to an append-only file that
+outlives the rank, so that no later life does it again and the drill knows that it was tried. What proves that it happened
+is seen from outside (verdict.py), never told from here.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from keepstep.edge.arena import slot_paths
+from keepstep.edge.mailbox import Mailbox
+from keepstep.edge.status import StatusPage, status_path
+from keepstep.edge.store import Store
+from keepstep.model.snapshot import Phase, SlotState
+from keepstep.model.units import MIB
+from keepstep.testing.faults import Fault
+from keepstep.testing.flips import draw_in_file, draw_in_slot, sealed_slots
+
+FILLER = "keepstep-drill-filler"
+WRITING_PATIENCE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a drill hands to its job: the faults, and where everything is."""
+
+    faults: tuple[Fault, ...]
+    seed: int
+    attempts: Path
+    job_dir: Path
+    journal: Path
+    store: Path | None
+
+    @classmethod
+    def read(cls, path: Path) -> Plan:
+        raw = json.loads(path.read_text())
+        store = None if raw["store"] is None else Path(raw["store"])
+        faults = tuple(Fault(**f) for f in raw["faults"])
+        return cls(faults, raw["seed"], Path(raw["attempts"]), Path(raw["job_dir"]), Path(raw["journal"]), store)
+
+
+def note(attempts: Path, number: int, what: str, **data: Any) -> None:
+    """One line that outlives this process. what: `about to`, `did` or `cannot`."""
+    line = json.dumps({"fault": number, "what": what, "mono_ns": time.monotonic_ns(), **data}) + "\n"
+    fd = os.open(attempts, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, line.encode())
+    finally:
+        os.close(fd)
+
+
+def attempted(attempts: Path) -> set[int]:
+    """The faults that were tried in any life."""
+    try:
+        return {json.loads(line)["fault"] for line in attempts.read_text().splitlines()}
+    except FileNotFoundError:
+        return set()
+
+
+class Injector:
+    """A phase listener: `session.phase_listeners.append(Injector(plan, rank))` before `protect`."""
+
+    def __init__(self, plan: Plan, rank: int) -> None:
+        self._plan, self._rank = plan, rank
+        self._mine = {n: f for n, f in enumerate(plan.faults) if f.rank == rank and not f.from_outside}
+        for number in attempted(plan.attempts):
+            self._mine.pop(number, None)
+        self._armed: set[int] = set()
+        self._lock = threading.Lock()
+
+    def __call__(self, phase: Phase, step: int) -> None:
+        with self._lock:  # phases are announced by the trainer's thread and by the capture thread
+            due = [(n, f) for n, f in self._mine.items() if self._is_due(n, f, phase, step)]
+            for number, _ in due:
+                del self._mine[number]
+        for number, fault in due:
+            if fault.phase == "persist" and phase is Phase.PERSIST and fault.kind != "full":
+                seen_bytes = self._plan.journal.stat().st_size
+                threading.Thread(target=self._when_writing, args=(number, fault, step, seen_bytes), daemon=True).start()
+            else:
+                self._act(number, fault, phase, step)
+
+    def _is_due(self, number: int, fault: Fault, phase: Phase, step: int) -> bool:
+        if fault.kind == "torn" and phase is Phase.SEAL and number in self._armed:
+            return True
+        if phase.name.lower() != fault.phase:
+            return False
+        # A restore is the recovery from the fault before it.
+        reached = number - 1 in attempted(self._plan.attempts) if phase is Phase.RESTORE else step >= fault.step
+        if reached and fault.kind == "torn" and phase is not Phase.SEAL:
+            self._armed.add(number)  # between payload and header is only one moment: the next seal
+            return False
+        return reached
+
+    def _when_writing(self, number: int, fault: Fault, step: int, seen_bytes: int) -> None:
+        """The announcement comes before the request: wait until the persister is at work."""
+        deadline = time.monotonic() + WRITING_PATIENCE_S
+        while b'"persist-started"' not in self._plan.journal.read_bytes()[seen_bytes:] and time.monotonic() < deadline:
+            time.sleep(0.001)
+        self._act(number, fault, Phase.PERSIST, step)
+
+    def _act(self, number: int, fault: Fault, phase: Phase, step: int) -> None:
+        note(self._plan.attempts, number, "about to", pid=os.getpid(), phase=phase.name.lower(), step=step)
+        try:
+            told = self._do(number, fault)
+        except (LookupError, OSError) as error:
+            note(self._plan.attempts, number, "cannot", why=f"{type(error).__name__}: {error}")
+            return
+        note(self._plan.attempts, number, "did", **told)
+        if fault.kind == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif fault.ends_a_rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _do(self, number: int, fault: Fault) -> dict[str, Any]:
+        if fault.kind == "keeper-kill":
+            return {"keeper_pid": kill_keeper(self._plan.job_dir)}
+        if fault.kind == "flip":
+            return self._flip(random.Random(f"{self._plan.seed}/{number}"), fault)
+        if fault.kind == "full":
+            where = self._plan.job_dir.parent if fault.where == "arena" else self._plan.store
+            assert where is not None
+            where.mkdir(parents=True, exist_ok=True)
+            return {"filler": str(fill(where))}
+        return {}
+
+    def _flip(self, rng: random.Random, fault: Fault) -> dict[str, Any]:
+        if fault.phase not in ("capture", "seal"):
+            self._settle()
+        slots = sealed_slots(slot_paths(self._plan.job_dir, self._rank))
+        if not slots:
+            raise LookupError(f"expected a sealed slot of rank {self._rank} to damage, found none")
+        flips = [draw_in_slot(path, rng) for path in (slots if fault.where == "store" else slots[:1])]
+        if fault.where == "store":  # memory is damaged too, so that the restore has to come to the store
+            flips.insert(0, draw_in_file(rng.choice(_newest_checkpoint(self._plan.store)), rng))
+        for flip in flips:
+            flip.turn()
+        return {"flips": [str(f) for f in flips], "paths": [str(f.path) for f in flips]}
+
+    def _settle(self) -> None:
+        """Wait for the capture thread: what it seals after the flip would be the newest."""
+        page = StatusPage(status_path(self._plan.job_dir, self._rank))
+        until = time.monotonic() + 1
+        while time.monotonic() < until and (status := page.read()) and any(v.state is SlotState.WRITING for v in status.slots):
+            time.sleep(0.001)
+        page.close()
+
+
+def kill_keeper(job_dir: Path) -> int:
+    """SIGKILL whoever listens on the job's socket. Raises OSError when nobody does."""
+    box = Mailbox.connect(job_dir / "keeper.sock", 5.0)
+    pid, _ = box.peer()
+    os.kill(pid, signal.SIGKILL)
+    box.close()
+    return pid
+
+
+def fill(directory: Path) -> Path:
+    """Take every free byte of a filesystem. Raises OSError when it is so large that a drill must not."""
+    free = os.statvfs(directory)
+    if free.f_bavail * free.f_frsize > 512 * MIB:
+        raise OSError(errno.EPERM, f"expected a small filesystem at {directory}, found {free.f_bavail * free.f_frsize} bytes free")
+    path = directory / FILLER
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    chunk = bytes(MIB)
+    try:
+        while True:
+            try:
+                os.write(fd, chunk)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                if len(chunk) == 1:
+                    return path
+                chunk = chunk[: len(chunk) // 4096 or 1]
+    finally:
+        os.close(fd)
+
+
+def _newest_checkpoint(store: Path | None) -> Sequence[Path]:
+    assert store is not None
+    found = Store(store).list_checkpoints().checkpoints
+    if not found:
+        raise LookupError(f"expected a checkpoint in {store} to damage, found none")
+    directory = Path(Store(store).url(found[0].step))
+    return sorted(p for p in directory.iterdir() if p.is_file())
