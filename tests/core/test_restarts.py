@@ -13,11 +13,9 @@ from keepstep.core.restarts import (
     SIGINT,
     SIGTERM,
     STOP_WITHIN_NS,
-    AskPersist,
     End,
     Event,
     Exit,
-    PersistAnswered,
     RanksExited,
     RanksStarted,
     RanksUndead,
@@ -133,36 +131,19 @@ def test_ranks_that_do_not_stop_are_not_waited_for() -> None:
     assert isinstance(end, End) and end.exit_code == 130 and "2 ranks did not leave" in end.why
 
 
-@pytest.mark.parametrize("answer", [PersistAnswered("step 7 is in the store"), TimeUp()])
 @pytest.mark.parametrize("signum", [SIGTERM, SIGHUP])
-def test_a_preemption_saves_then_stops(answer: Event, signum: int) -> None:
+def test_a_preemption_stops_the_ranks_and_gives_the_keeper_time_to_write(signum: int) -> None:
     restarts = started()
-    asked = restarts.handle(SignalReceived(signum, S_NS))
-    assert isinstance(asked, AskPersist) and asked.within_ns == PERSIST_WITHIN_NS
-    stop = restarts.handle(answer)
-    assert isinstance(stop, SignalRanks) and stop.signum == SIGTERM
+    stop = restarts.handle(SignalReceived(signum, S_NS))
+    assert isinstance(stop, SignalRanks) and stop.signum == SIGTERM and "goes to the store" in stop.why
     end = restarts.handle(exits(3, (0, -15), (1, -15)))
     assert isinstance(end, End) and (end.ok, end.exit_code) == (False, 128 + signum) and end.why.startswith("preempted")
+    assert end.within_ns == PERSIST_WITHIN_NS
 
 
 def test_without_a_store_a_preemption_stops_at_once() -> None:
     action = started(has_store=False).handle(SignalReceived(SIGTERM, S_NS))
     assert isinstance(action, SignalRanks) and "no store" in action.why
-
-
-def test_ranks_that_die_while_their_step_is_saved_are_still_saved() -> None:
-    restarts = started()
-    restarts.handle(SignalReceived(SIGTERM, S_NS))
-    assert restarts.handle(exits(2, (0, -15), (1, -15))) is None
-    end = restarts.handle(PersistAnswered("step 7 is in the store"))
-    assert isinstance(end, End) and end.exit_code == 143 and "step 7 is in the store" in end.why
-
-
-def test_a_job_that_ends_well_while_it_is_saved_has_ended_well() -> None:
-    restarts = started()
-    restarts.handle(SignalReceived(SIGTERM, S_NS))
-    end = restarts.handle(exits(2, (0, 0), (1, 0)))
-    assert isinstance(end, End) and end.ok
 
 
 def test_a_second_signal_leaves_at_once() -> None:
@@ -183,7 +164,7 @@ def test_a_rank_that_does_not_die_ends_the_job() -> None:
 codes = st.sampled_from([0, 1, 2, -6, -9, -11, -15])
 things = st.one_of(
     st.lists(st.tuples(st.integers(0, 2), codes), min_size=1, max_size=3),
-    st.sampled_from([SignalReceived(SIGTERM, 0), SignalReceived(SIGINT, 0), SignalReceived(SIGHUP, 0), TimeUp(), PersistAnswered("done")]),
+    st.sampled_from([SignalReceived(SIGTERM, 0), SignalReceived(SIGINT, 0), SignalReceived(SIGHUP, 0), TimeUp()]),
 )
 
 
@@ -201,7 +182,7 @@ def test_any_story_keeps_the_budget_and_ends_once(story: list[object], budget: i
             if not found:
                 continue
         else:
-            assert isinstance(thing, SignalReceived | TimeUp | PersistAnswered)
+            assert isinstance(thing, SignalReceived | TimeUp)
             event = thing
         action = restarts.handle(event)
         assert action is None or not ended, "nothing follows the end"

@@ -72,16 +72,11 @@ class SignalReceived:
 
 
 @dataclass(frozen=True, slots=True)
-class PersistAnswered:
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
 class TimeUp:
     """The time that the last action was given is over."""
 
 
-Event = RanksStarted | RanksExited | RanksUndead | SignalReceived | PersistAnswered | TimeUp
+Event = RanksStarted | RanksExited | RanksUndead | SignalReceived | TimeUp
 
 
 # -- what to do
@@ -90,12 +85,6 @@ Event = RanksStarted | RanksExited | RanksUndead | SignalReceived | PersistAnswe
 @dataclass(frozen=True, slots=True)
 class RestartAll:
     why: str
-
-
-@dataclass(frozen=True, slots=True)
-class AskPersist:
-    why: str
-    within_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +105,11 @@ class End:
     cause: Exit | None = None
 
 
-Action = RestartAll | AskPersist | SignalRanks | End
+Action = RestartAll | SignalRanks | End
 
 
 class _Stage(Enum):
     RUNNING = "running"
-    PERSISTING = "persisting"
     STOPPING = "stopping"
     OVER = "over"
 
@@ -140,6 +128,7 @@ class Restarts:
     _crashes: int = 0
     _signal: str = ""
     _signum: int = 0
+    _end_within_ns: int = END_WITHIN_NS
 
     def handle(self, event: Event) -> Action | None:
         """The one thing that follows from `event`; None when there is nothing to do but wait."""
@@ -155,9 +144,6 @@ class Restarts:
         if isinstance(event, RanksUndead):
             stuck = " and ".join(str(r) for r in event.ranks)
             return self._end(1, f"gave up: rank {stuck} hangs in the kernel, did not die of SIGKILL, and may write again when it wakes up")
-        if self._stage is _Stage.PERSISTING:
-            waited = f"no answer within {PERSIST_WITHIN_NS / S_NS:.0f} s" if isinstance(event, TimeUp) else event.why
-            return self._stop(SIGTERM, waited)
         if self._stage is _Stage.STOPPING and isinstance(event, TimeUp):
             late = f"{len(self._running)} ranks did not leave within {STOP_WITHIN_NS / S_NS:.0f} s"
             return self._end(128 + self._signum, f"{self._signal}; {late}")
@@ -174,8 +160,6 @@ class Restarts:
             return None  # ranks seldom end in the same moment
         if self._stage is _Stage.STOPPING:
             return self._end(128 + self._signum, self._signal)
-        if self._failed:
-            return None  # preempted: the state outlives the ranks, and the keeper is writing it
         took = _seconds(event.at_ns - self._started_ns)
         return self._end(0, f"all {self.world_size} ranks ended well {took} after their start; {self.restarts} restarts")
 
@@ -212,11 +196,11 @@ class Restarts:
         self._signal = f"{'preempted' if preempted else 'interrupted'} by {name} {_seconds(event.at_ns - self._started_ns)} after start"
         if not preempted:
             return self._stop(event.signum, "stopping all ranks")
-        if not self.has_store:
-            return self._stop(SIGTERM, "there is no store to save the newest step to")
-        self._stage = _Stage.PERSISTING
-        within = f"within {PERSIST_WITHIN_NS / S_NS:.0f} s"
-        return AskPersist(f"{self._signal}: saving the newest step all ranks hold, {within}", PERSIST_WITHIN_NS)
+        # The state outlives the ranks: they stop first, and the keeper then writes the newest step there will ever be.
+        if self.has_store:
+            self._end_within_ns = PERSIST_WITHIN_NS
+            return self._stop(SIGTERM, "the newest step all ranks hold goes to the store")
+        return self._stop(SIGTERM, "there is no store to save the newest step to")
 
     def _stop(self, signum: int, why: str) -> Action:
         self._stage = _Stage.STOPPING
@@ -225,9 +209,9 @@ class Restarts:
             return self._end(128 + self._signum, self._signal)
         return SignalRanks(signum, f"{self._signal}; {signal_words(signum)} to {len(self._running)} ranks", STOP_WITHIN_NS)
 
-    def _end(self, exit_code: int, why: str, within_ns: int = END_WITHIN_NS, cause: Exit | None = None) -> End:
+    def _end(self, exit_code: int, why: str, within_ns: int | None = None, cause: Exit | None = None) -> End:
         self._stage = _Stage.OVER
-        return End(exit_code == 0, exit_code, why, within_ns, cause)
+        return End(exit_code == 0, exit_code, why, self._end_within_ns if within_ns is None else within_ns, cause)
 
 
 def signal_words(signum: int) -> str:

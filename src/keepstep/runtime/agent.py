@@ -22,11 +22,9 @@ from dataclasses import replace
 from keepstep.config import Config, resolve
 from keepstep.core.restarts import (
     Action,
-    AskPersist,
     End,
     Event,
     Exit,
-    PersistAnswered,
     RanksExited,
     RanksStarted,
     RanksUndead,
@@ -134,11 +132,8 @@ class Agent:
             yield RanksExited(tuple(exits), time.monotonic_ns(), self._completed_step())
         if "keeper" in ready and self.keeper.box is not None:
             box = self.keeper.box
-            message = self.keeper.hear()
-            if message is None:
+            if self.keeper.hear() is None:
                 self.selector.unregister(box)
-            elif message["kind"] == "persisted":
-                yield PersistAnswered(str(message["why"]))
         if self._deadline_ns is not None and time.monotonic_ns() >= self._deadline_ns:
             self._deadline_ns = None
             yield TimeUp()
@@ -173,14 +168,10 @@ class Agent:
     def _carry_out(self, action: Action) -> Action | None:
         if isinstance(action, RestartAll):
             return self._restart(action.why)
-        assert isinstance(action, AskPersist | SignalRanks)
+        assert isinstance(action, SignalRanks)
         self._deadline_ns = time.monotonic_ns() + action.within_ns
-        if isinstance(action, AskPersist):
-            self.journal.record("preempted", action.why, logging.WARNING)
-            self.keeper.ask({"kind": "persist", "step": None, "why": action.why})
-        else:
-            self.journal.record("stopping", action.why, logging.WARNING)
-            self.ranks.signal(action.signum)
+        self.journal.record("stopping", action.why, logging.WARNING)
+        self.ranks.signal(action.signum)
         return None
 
     def _start(self, attempt: int) -> dict[int, int]:

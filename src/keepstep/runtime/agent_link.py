@@ -1,7 +1,7 @@
 """Agent link: the agent's line to the keeper.
 
-Comes in: messages for the keeper. Goes out: its answers, one at a time. A keeper that dies is replaced on a thread of its own, so that the
-agent's loop never waits for it, and hears again what the dead one had not answered. Never stops the job.
+Keeps the keeper alive while the job runs and tells it the end. A keeper that dies is replaced on a thread of its own, so that the
+agent's loop never waits for it. Never stops the job.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class AgentLink:
         """Raises KeepstepError: a job that cannot have a keeper had better not start."""
         self._settings, self._journal, self._on_return = settings, journal, on_return
         self._found: Mailbox | None = None
-        self._unanswered: dict[str, Any] | None = None
+        self._last_word: dict[str, Any] | None = None
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
         self._lost_ns = 0
@@ -42,14 +42,8 @@ class AgentLink:
     def _greet(self, box: Mailbox) -> None:
         self.box, (self._pid, _) = box, box.peer()
         box.send({"kind": "agent", "pid": os.getpid()})
-        if self._unanswered:
-            box.send(self._unanswered)
-
-    def ask(self, message: dict[str, Any]) -> None:
-        """Send something that will be answered, by this keeper or the next."""
-        self._unanswered = message
-        if self.box:
-            self.box.send(message)
+        if self._last_word:
+            box.send(self._last_word)
 
     def hear(self) -> dict[str, Any] | None:
         """The message that makes `box` readable. None when it says that the keeper is gone: the search for another one begins."""
@@ -60,8 +54,6 @@ class AgentLink:
             self.box, self._lost_ns = None, time.monotonic_ns()
             self._thread = threading.Thread(target=self._search, name="keepstep-link", daemon=True)
             self._thread.start()
-        elif self._unanswered and message["kind"] == "persisted":
-            self._unanswered = None
         return message
 
     def _search(self) -> None:
@@ -88,10 +80,10 @@ class AgentLink:
     def end(self, ok: bool, why: str, within_ns: int) -> None:
         """Tell the keeper that the job is over and wait until it has cleaned up and gone."""
         self._over.set()
-        self._unanswered = {"kind": "end", "ok": ok, "why": why}
+        self._last_word = {"kind": "end", "ok": ok, "why": why}
         deadline_ns = time.monotonic_ns() + within_ns
         if self.box:
-            self.box.send(self._unanswered)
+            self.box.send(self._last_word)
         else:
             self._replace(deadline_ns)
         while self.box:
