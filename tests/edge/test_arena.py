@@ -147,7 +147,7 @@ def torn(before: bytes, after: bytes, rng: random.Random) -> Iterator[bytes]:
     orders = [words, words[::-1], *(rng.sample(words, len(words)) for _ in range(4))]
     for order in orders:
         inner = range(1, len(order))
-        for count in sorted({*inner[:30], *inner[-1:], *rng.sample(inner, min(10, len(inner)))}):
+        for count in sorted({*inner[:30], *inner[-1:], *rng.sample(inner, min(40, len(inner)))}):
             mixed = bytearray(before)
             for at in order[:count]:
                 mixed[at : at + 8] = after[at : at + 8]
