@@ -1,0 +1,37 @@
+"""`keepstep explain`: what happened and why, as a timeline from the journal.
+
+As JSON: {"job", "journal", "runs": [run, ...]}, only the last run unless --all. A run is a `dashboard.timeline.Story` field by field:
+{"events", "recoveries", "end", "ended_well", "lost_steps"}; an event is a line of the journal; a recovery is {"outcome", "step",
+"source", "lost_steps", "took_ns", "stages": [{"name", "event", "took_ns"}, ...], "refused", "setbacks"}.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from keepstep.cli.choosing import JobOption, JsonOption, newest_with_journal, places, print_json
+from keepstep.dashboard import terminal
+from keepstep.dashboard.timeline import stories
+from keepstep.edge.journal import read_journal
+
+
+def explain(
+    job: JobOption = None,
+    json: JsonOption = False,
+    every: Annotated[bool, typer.Option("--all", help="Every run of the job, not only the last.")] = False,
+) -> None:
+    """What happened and why, as a timeline."""
+    found = newest_with_journal(job)
+    runs = stories(read_journal(found.journal_path)) if found else []
+    chosen = list(enumerate(runs, 1))[0 if every else -1 :]
+    if json:
+        about = {"job": found.name, "journal": found.journal_path} if found else {"job": None, "journal": None}
+        print_json({**about, "runs": [run for _, run in chosen]})
+    elif not found or not runs:
+        Console().print(f"No journal tells of {f'job {found.name}' if found else 'any job'} in {places().state_dir}.", highlight=False)
+    else:
+        for number, run in chosen:
+            Console().print(terminal.story(found.name, number, len(runs), run))

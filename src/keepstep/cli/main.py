@@ -1,0 +1,65 @@
+"""`keepstep`: the commands, put together.
+
+Importing this imports no torch: `keepstep status` must answer while a machine is busy. What keepstep raises on purpose leaves as one
+sentence and exit code 2; anything else is our own mistake and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+from typer.core import TyperGroup
+
+from keepstep import __version__
+from keepstep.cli.clean import clean
+from keepstep.cli.drill import drill
+from keepstep.cli.explain import explain
+from keepstep.cli.inspect import inspect
+from keepstep.cli.run import CONTEXT_SETTINGS, run
+from keepstep.cli.status import status
+from keepstep.errors import KeepstepError
+
+
+class Commands(TyperGroup):
+    """Typer's group, which says keepstep's own errors in a sentence."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeepstepError as error:
+            Console(stderr=True).print(Text(f"error: {error}", style="red"), soft_wrap=True)
+            raise typer.Exit(2) from error
+
+
+app = typer.Typer(
+    name="keepstep",
+    help="Every training step survives.",
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"keepstep {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")] = False,
+) -> None:
+    """Every training step survives."""
+
+
+app.command(context_settings=CONTEXT_SETTINGS)(run)
+for command in (status, inspect, explain, clean, drill):
+    app.command()(command)
+
+if __name__ == "__main__":
+    app()

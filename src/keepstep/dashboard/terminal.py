@@ -1,0 +1,207 @@
+"""Terminal: views as rich tables, readable at 100 columns.
+
+Comes in: what `view` and `timeline` made. Goes out: renderables. Decides nothing but colour and width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from itertools import groupby
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from keepstep.dashboard.timeline import Recovery, Story, between_ns, is_trouble
+from keepstep.dashboard.view import JobView, Leftover, SlotRow
+from keepstep.model.events import Event
+from keepstep.model.units import S_NS, human_bytes, human_ns
+
+STATE_COLOURS = {"training": "green", "restoring": "yellow", "waiting": "yellow", "broken": "red", "left-over": "yellow", "ended": "dim"}
+SLOT_COLOURS = {"sealed": "green", "writing": "yellow", "empty": "dim", "damaged": "bold red"}
+NOTHING = Text("-", style="dim")
+
+
+def human_age(age_ns: int | None) -> str:
+    """`0.4 s`, `12 s`, `3 min`, `2.5 h`, `4 days`: how long ago, to the precision that matters."""
+    if age_ns is None:
+        return "-"
+    seconds = age_ns / S_NS
+    for limit, unit_s, words in ((10, 1, "{:.1f} s"), (120, 1, "{:.0f} s"), (7200, 60, "{:.0f} min"), (172_800, 3600, "{:.1f} h")):
+        if seconds < limit:
+            return words.format(seconds / unit_s)
+    return f"{seconds / 86_400:.0f} days"
+
+
+def clock(wall_ns: int) -> str:
+    return datetime.fromtimestamp(wall_ns // S_NS).isoformat(" ")
+
+
+def table(*columns: str, right: Sequence[str] = ()) -> Table:
+    """An empty table; the columns named in `right` hold numbers."""
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, header_style="bold")
+    for name in columns:
+        made.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    return made
+
+
+# -- status
+
+
+def status(view: JobView) -> RenderableType:
+    """Everything about one job."""
+    title = Text.assemble((view.job, "bold"), "  ", (view.state, STATE_COLOURS[view.state]), f"  {view.why}")
+    if view.job_dir is None:
+        stored = view.checkpoint
+        return Group(title, f"newest checkpoint: step {stored.step}, {human_age(stored.age_ns)} old" if stored else "no checkpoint")
+    keeper = "the keeper lives" if view.keeper_alive else Text("no keeper lives", style="yellow")
+    place = Text.assemble("memory in ", str(view.job_dir), "; ", keeper)
+    return Group(title, place, _protection(view), _ranks(view), _costs(view), _held(view))
+
+
+def _protection(view: JobView) -> Table:
+    made = table("survives", "up to", "age", "how", right=("age",))
+    for p in view.protection:
+        if p.step is None:
+            made.add_row(p.against, Text("no", style="bold red"), NOTHING, p.why)
+        else:
+            made.add_row(p.against, Text(f"step {p.step}", style="bold green"), human_age(p.age_ns), p.why)
+    return made
+
+
+def _ranks(view: JobView) -> Table:
+    made = table("rank", "process", "doing", "done", "newest snapshot", "age", "loss", right=("rank", "process", "done", "age", "loss"))
+    for r in view.ranks:
+        doing = Text(f"{r.phase} of step {r.step}" if r.step >= 0 else r.phase)
+        if not r.alive:
+            doing = Text.assemble(("gone", "bold red"), " in ", doing)
+        newest = "none" if r.newest_step is None else f"step {r.newest_step}"
+        loss = "-" if r.loss is None else f"{r.loss:.5g}"
+        made.add_row(str(r.rank), str(r.pid or "-"), doing, str(r.completed_step), newest, human_age(r.newest_age_ns), loss)
+    return made
+
+
+def _costs(view: JobView) -> Table:
+    names = ("rank", "step", "waited", "in all", "copy", "seal", "captured", "skipped", "torn", "state")
+    made = table(*names, right=names)
+    for r in view.ranks:
+        speed = "-" if r.copy_bytes_per_s is None else f"{r.copy_bytes_per_s / 1e9:.1f} GB/s"
+        times = (_took(ns) for ns in (r.step_ns_last, r.stall_ns_last, r.stall_ns_total))
+        counts = (str(r.captured_steps), str(r.skipped_steps), str(r.torn_steps))
+        made.add_row(str(r.rank), *times, speed, _took(r.seal_ns_last), *counts, human_bytes(r.payload_bytes))
+    return made
+
+
+def _took(duration_ns: int) -> str:
+    return human_ns(duration_ns) if duration_ns else "-"
+
+
+def _held(view: JobView) -> Table:
+    """Which step lies in which slot, the one all ranks hold in bold."""
+    width = max((s.slot for s in view.slots), default=-1) + 1
+    made = table("rank", *(f"slot {i}" for i in range(width)), right=("rank",))
+    for rank in sorted({s.rank for s in view.slots}):
+        cells = {s.slot: _cell(s, view) for s in view.slots if s.rank == rank}
+        made.add_row(str(rank), *(cells.get(i, NOTHING) for i in range(width)))
+    return made
+
+
+def holding(slot: SlotRow) -> str:
+    """What a slot holds, in words."""
+    return {"sealed": f"step {slot.step}", "writing": f"step {slot.step}, unsealed"}.get(slot.state, slot.state)
+
+
+def _cell(slot: SlotRow, view: JobView) -> Text:
+    words = holding(slot)
+    common = view.horizon is not None and slot.state == "sealed" and (slot.step, slot.epoch) == (view.horizon.step, view.horizon.epoch)
+    return Text(words, style="bold green" if common else SLOT_COLOURS[slot.state] if slot.state != "sealed" else "")
+
+
+# -- explain
+
+
+def story(job: str, number: int, count: int, told: Story) -> RenderableType:
+    """One run: its recoveries, then every event."""
+    first = told.events[0]
+    end = Text("it goes on", style="green") if told.end is None else Text(f"over: {told.end}", style="green" if told.ended_well else "red")
+    failures = f"{len(told.recoveries)} failure{'' if len(told.recoveries) == 1 else 's'}"
+    resumed = sum(r.outcome == "resumed" for r in told.recoveries)
+    outcome = f"{failures}, {resumed} recovered, {_lost(told.lost_steps)}" if told.recoveries else "no failure"
+    title = Text.assemble((job, "bold"), f"  run {number} of {count}, begun {clock(first.wall_ns)}: {outcome}; ", end)
+    return Group(title, *(_recovery(i, r, told) for i, r in enumerate(told.recoveries, 1)), _timeline(told))
+
+
+def _recovery(number: int, recovery: Recovery, told: Story) -> RenderableType:
+    took = human_ns(recovery.took_ns)
+    if recovery.outcome == "resumed":
+        source = "a fresh start" if recovery.source == "fresh" else f"step {recovery.step} from {recovery.source}"
+        title = Text(f"Recovery {number}: resumed with {source} in {took}, {_lost(recovery.lost_steps or 0)}", style="bold green")
+    elif recovery.outcome == "ended":
+        title = Text(f"Failure {number}: the job ended {took} later", style="bold red")
+    else:
+        title = Text(f"Failure {number}: nothing has resumed yet", style="bold yellow")
+    made = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    made.add_column(no_wrap=True)
+    made.add_column(justify="right", no_wrap=True)
+    made.add_column(justify="right", no_wrap=True)
+    made.add_column(overflow="fold")
+    for stage in recovery.stages:
+        at = f"at {_seconds(between_ns(told.events[0], stage.event))}"
+        made.add_row(stage.name, at, f"+{human_ns(stage.took_ns)}", Text(stage.event.why))
+    for label, sentences in (("refused", recovery.refused), ("setback", recovery.setbacks)):
+        for why in sentences:
+            made.add_row(Text(label, style="red"), "", "", Text(why, style="red"))
+    return Group("", title, Padding(made, (0, 0, 0, 2)))
+
+
+def _lost(steps: int) -> str:
+    return "1 completed step lost" if steps == 1 else f"{steps} completed steps lost"
+
+
+def _timeline(told: Story) -> Table:
+    made = table("time", "who", "what and why", right=("time",))
+    for event, who, why in _folded(told.events):
+        style = "red" if is_trouble(event) else "green" if event.kind == "resumed" else ""
+        made.add_row(_seconds(between_ns(told.events[0], event)), who, Text(why, style=style))
+    return made
+
+
+def _folded(events: Sequence[Event]) -> Iterator[tuple[Event, str, str]]:
+    """What people read: checkpoints in a row become one line, and so do ranks that say the same. `--json` has every event."""
+    for is_persist, group in groupby(events, lambda e: e.kind in ("persist-started", "persisted")):
+        members = list(group)
+        written = [e for e in members if e.kind == "persisted"]
+        if is_persist and len(written) > 1:
+            steps = f"{len(written)} checkpoints, steps {written[0].data['step']} to {written[-1].data['step']}"
+            yield written[-1], written[-1].who, f"{steps}; the last one: {written[-1].why}"
+            continue
+        for _, same in groupby(members, lambda e: (e.kind, e.why)):
+            said = list(same)
+            yield said[0], ", ".join(dict.fromkeys(e.who for e in said)), said[0].why
+
+
+def _seconds(duration_ns: int) -> str:
+    return f"{duration_ns / S_NS:.3f} s"
+
+
+# -- clean
+
+
+def leftovers(found: Sequence[Leftover]) -> Table:
+    """Job directories, how large, and who holds them."""
+    made = table("job", "size", "held by", "where", right=("size",))
+    for leftover in found:
+        who = Text(holders(leftover), style="green" if leftover.alive else "yellow")
+        made.add_row(leftover.job, human_bytes(leftover.bytes), who, str(leftover.path))
+    return made
+
+
+def holders(leftover: Leftover) -> str:
+    """Who lives there, in words."""
+    names = [f"rank {rank} (process {pid})" for rank, pid in leftover.ranks_alive]
+    if leftover.keeper_alive:
+        names.append("the keeper")
+    return ", ".join(names) or "nobody"

@@ -1,0 +1,441 @@
+"""View: what a job directory and a journal say, as values a screen can show.
+
+Comes in: status pages, slot headers, locks, the journal, the time. Goes out: frozen values, which `as_json` turns into what `--json`
+prints. Never writes, never proves payloads (`keepstep inspect` does), never waits for anybody.
+
+Invariant: a field that could not be read is None or says `unknown`; nothing shown is a guess.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import re
+import stat
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from keepstep.config import Settings
+from keepstep.core.cut import common, cut, holding_of
+from keepstep.edge.arena import Slot, slot_paths
+from keepstep.edge.journal import read_journal
+from keepstep.edge.status import BLANK, StatusPage, status_path
+from keepstep.errors import DamageError
+from keepstep.model.events import Event
+from keepstep.model.snapshot import Phase, RankStatus, SlotHeader, SlotState, Stamp
+from keepstep.model.units import S_NS
+
+PREFIX = "keepstep-"
+TRIES, TRY_EVERY_S = 5, 0.002  # a page or header read while its writer is interrupted is whole a moment later, a damaged one never
+_ENDING = re.compile(r"(.+)\.ending-(\d+)")  # a job directory that its keeper (this process) was removing
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """The two clocks at one moment."""
+
+    wall_ns: int
+    mono_ns: int
+
+    @classmethod
+    def read(cls) -> Now:
+        return cls(time.time_ns(), time.monotonic_ns())
+
+
+@dataclass(frozen=True, slots=True)
+class FoundJob:
+    """A job that has memory, a journal, or both; `changed_wall_ns` is the newest change to either."""
+
+    name: str
+    job_dir: Path
+    journal_path: Path
+    has_memory: bool
+    changed_wall_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRow:
+    """A slot by its header. `state` is sealed, writing, empty or damaged; `why` says what is damaged."""
+
+    rank: int
+    slot: int
+    path: Path
+    state: str
+    step: int | None = None
+    epoch: int | None = None
+    incarnation: int | None = None
+    payload_bytes: int = 0
+    blocks: int = 0
+    sealed_wall_ns: int | None = None
+    age_ns: int | None = None
+    loss: float | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    """A rank by its status page. The page of a dead rank tells what it was doing last."""
+
+    rank: int
+    alive: bool
+    pid: int
+    incarnation: int
+    epoch: int
+    phase: str
+    step: int
+    completed_step: int
+    newest_step: int | None
+    newest_age_ns: int | None
+    captured_steps: int
+    skipped_steps: int
+    torn_steps: int
+    stall_ns_last: int
+    stall_ns_total: int
+    step_ns_last: int
+    copy_bytes_per_s: float | None
+    seal_ns_last: int
+    payload_bytes: int
+    loss: float | None
+    silent_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Protection:
+    """What would survive `against`: `step`, `age_ns` old; None when nothing would. `why` says where from."""
+
+    against: str
+    step: int | None
+    age_ns: int | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The newest checkpoint the journal tells of."""
+
+    step: int
+    age_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """Everything `keepstep status` knows of a job. `state` is training, restoring, broken, waiting, left-over or ended; an ended job has
+    neither `job_dir` nor `protection`, at most a checkpoint."""
+
+    job: str
+    state: str
+    why: str
+    job_dir: Path | None
+    journal: Path
+    keeper_alive: bool
+    world_size: int | None
+    horizon: Stamp | None
+    horizon_age_ns: int | None
+    checkpoint: Checkpoint | None
+    protection: tuple[Protection, ...]
+    ranks: tuple[RankRow, ...]
+    slots: tuple[SlotRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A job directory, its size, and who still lives in it."""
+
+    job: str
+    path: Path
+    bytes: int
+    keeper_alive: bool
+    ranks_alive: tuple[tuple[int, int], ...]  # (rank, process)
+
+    @property
+    def alive(self) -> bool:
+        return self.keeper_alive or bool(self.ranks_alive)
+
+
+# -- finding
+
+
+def find_jobs(settings: Settings) -> list[FoundJob]:
+    """Every job with memory below `arena_dir` or a journal below `state_dir`, the newest first. The settings' own job name is not asked."""
+    names = {d.name[len(PREFIX) :] for d in _job_dirs(settings.arena_dir) if not _ENDING.fullmatch(d.name)}
+    names |= {p.parent.name for p in settings.state_dir.glob("*/journal.jsonl")}
+    found = []
+    for name in names:
+        job_dir, journal_path = settings.arena_dir / f"{PREFIX}{name}", settings.state_dir / name / "journal.jsonl"
+        changed_ns = max(_changed_ns(journal_path), _changed_ns(job_dir))
+        found.append(FoundJob(name, job_dir, journal_path, job_dir.is_dir(), changed_ns))
+    return sorted(found, key=lambda job: (-job.changed_wall_ns, job.name))
+
+
+def find_leftovers(settings: Settings) -> list[Leftover]:
+    """Every job directory of this user, also those whose keeper died while removing them."""
+    found = []
+    for directory in _job_dirs(settings.arena_dir):
+        ending = _ENDING.fullmatch(directory.name)
+        name = (ending[1] if ending else directory.name)[len(PREFIX) :]
+        living = tuple((rank, status.pid if status else 0) for rank, (alive, status) in _pages(directory).items() if alive)
+        keeper_alive = is_held(directory / "keeper.lock") or (ending is not None and _is_keeper(ending[2]))
+        found.append(Leftover(name, directory, _disk_bytes(directory), keeper_alive, living))
+    return sorted(found, key=lambda leftover: leftover.path)
+
+
+def _job_dirs(arena_dir: Path) -> list[Path]:
+    return [d for d in arena_dir.glob(f"{PREFIX}*") if _is_own_directory(d)]
+
+
+def _is_own_directory(path: Path) -> bool:
+    try:
+        facts = path.lstat()
+    except FileNotFoundError:  # its keeper removed it at this moment
+        return False
+    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid()
+
+
+def _is_keeper(pid: str) -> bool:
+    try:
+        return b"keepstep.runtime.keeper" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _changed_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _disk_bytes(directory: Path) -> int:
+    total = 0
+    for path in directory.rglob("*"):
+        try:
+            total += path.lstat().st_blocks * 512
+        except FileNotFoundError:  # its keeper is removing it at this moment
+            continue
+    return total
+
+
+def is_held(path: Path) -> bool:
+    """Whether a living process holds the file's flock."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+# -- one job
+
+
+def job_view(job: FoundJob, now: Now) -> JobView:
+    """The job as it is at this moment."""
+    pages = _pages(job.job_dir)
+    statuses = {rank: status for rank, (_, status) in pages.items() if status}
+    slots = slot_rows(job.job_dir, now)
+    world_size = max((s.world_size for s in statuses.values()), default=None)
+    horizon = cut([holding_of(s) for s in statuses.values()], world_size or 1)
+    events = list(read_journal(job.journal_path))
+    keeper_alive = is_held(job.job_dir / "keeper.lock")
+    checkpoint = _newest_checkpoint(events, now)
+    state, why = _state(job, pages, keeper_alive, events)
+    age_ns = _held_for_ns(slots, horizon)
+    return JobView(
+        job=job.name,
+        state=state,
+        why=why,
+        job_dir=job.job_dir if job.has_memory else None,
+        journal=job.journal_path,
+        keeper_alive=keeper_alive,
+        world_size=world_size,
+        horizon=horizon,
+        horizon_age_ns=age_ns,
+        checkpoint=checkpoint,
+        protection=_protection(statuses.values(), horizon, age_ns, checkpoint) if job.has_memory else (),
+        ranks=tuple(_rank_row(rank, alive, status, slots, now) for rank, (alive, status) in pages.items()),
+        slots=slots,
+    )
+
+
+def _pages(job_dir: Path) -> dict[int, tuple[bool, RankStatus | None]]:
+    """(alive, what its page says) of every rank with a page, in order."""
+    found = {}
+    for directory in sorted(job_dir.glob("rank-*")):
+        rank = int(directory.name.split("-")[1])
+        try:
+            page = StatusPage(status_path(job_dir, rank))
+        except (OSError, ValueError):
+            continue
+        alive, status = page.alive(), page.read()
+        for _ in range(TRIES - 1):
+            if status or not alive:
+                break
+            time.sleep(TRY_EVERY_S)
+            status = page.read()
+        page.close()
+        found[rank] = (alive, status)
+    return found
+
+
+def slot_rows(job_dir: Path, now: Now) -> tuple[SlotRow, ...]:
+    """Every slot of the job, rank by rank."""
+    rows = []
+    for rank in sorted(int(d.name.split("-")[1]) for d in job_dir.glob("rank-*")):
+        for path in slot_paths(job_dir, rank):
+            try:
+                rows.append(slot_row(path, rank, now))
+            except FileNotFoundError:  # the job ended while we looked
+                continue
+    return tuple(rows)
+
+
+def slot_row(path: Path, rank: int, now: Now) -> SlotRow:
+    """What a slot's header says. Its payload is not looked at. Raises OSError when there is no slot."""
+    index = int(path.name.split("-")[1])
+    try:
+        header = read_header(path)
+    except DamageError as error:
+        return SlotRow(rank, index, path, "damaged", why=str(error))
+    if header.state is SlotState.EMPTY:
+        return SlotRow(rank, index, path, "empty")
+    row = SlotRow(rank, index, path, header.state.name.lower(), header.stamp.step, header.stamp.epoch, header.incarnation)
+    if header.state is SlotState.WRITING:
+        return row
+    return SlotRow(
+        *(row.rank, row.slot, row.path, row.state, row.step, row.epoch, row.incarnation),
+        payload_bytes=header.payload_bytes,
+        blocks=header.block_count,
+        sealed_wall_ns=header.sealed_wall_ns,
+        age_ns=max(0, now.wall_ns - header.sealed_wall_ns),
+        loss=_number(header.loss),
+    )
+
+
+def read_header(path: Path) -> SlotHeader:
+    """Raises DamageError when the header is not as written, OSError when there is no slot."""
+    slot = Slot(path)
+    try:
+        for _ in range(TRIES - 1):
+            try:
+                return slot.header()
+            except DamageError:
+                time.sleep(TRY_EVERY_S)
+        return slot.header()
+    finally:
+        slot.close()
+
+
+def _rank_row(rank: int, alive: bool, read: RankStatus | None, slots: Sequence[SlotRow], now: Now) -> RankRow:
+    status = read or BLANK
+    sealed = [(s.epoch or 0, s.step, s.age_ns) for s in slots if s.rank == rank and s.state == "sealed" and s.step is not None]
+    _, newest_step, age_ns = max(sealed, default=(0, None, None))
+    return RankRow(
+        rank=rank,
+        alive=alive,
+        pid=status.pid,
+        incarnation=status.incarnation,
+        epoch=status.epoch,
+        phase=status.phase.name.lower() if read else "unknown",
+        step=status.step,
+        completed_step=status.completed_step,
+        newest_step=newest_step,
+        newest_age_ns=age_ns,
+        captured_steps=status.captured_steps,
+        skipped_steps=status.skipped_steps,
+        torn_steps=status.torn_steps,
+        stall_ns_last=status.stall_ns_last,
+        stall_ns_total=status.stall_ns_total,
+        step_ns_last=status.step_ns_last,
+        copy_bytes_per_s=status.payload_bytes * S_NS / status.copy_ns_last if status.copy_ns_last else None,
+        seal_ns_last=status.seal_ns_last,
+        payload_bytes=status.payload_bytes,
+        loss=_number(status.loss),
+        silent_ns=max(0, now.mono_ns - status.updated_mono_ns) if read else None,
+    )
+
+
+def _held_for_ns(slots: Iterable[SlotRow], stamp: Stamp | None) -> int | None:
+    """How long every rank has held `stamp`: since the last of them sealed it."""
+    ages = [s.age_ns for s in slots if stamp and s.state == "sealed" and (s.step, s.epoch) == (stamp.step, stamp.epoch)]
+    return min((age for age in ages if age is not None), default=None)
+
+
+def _newest_checkpoint(events: Iterable[Event], now: Now) -> Checkpoint | None:
+    written: dict[int, int] = {}
+    for event in events:
+        if event.kind in ("persisted", "checkpoint-damaged"):
+            step = int(event.data["step"])
+            written.pop(step, None)  # also so that the newest is the last in order
+            if event.kind == "persisted":
+                written[step] = event.wall_ns
+    if not written:
+        return None
+    step, wall_ns = list(written.items())[-1]
+    return Checkpoint(step, max(0, now.wall_ns - wall_ns))
+
+
+def _protection(
+    statuses: Iterable[RankStatus], horizon: Stamp | None, age_ns: int | None, checkpoint: Checkpoint | None
+) -> tuple[Protection, ...]:
+    stored = Protection("", checkpoint.step, checkpoint.age_ns, "checkpoint in the store") if checkpoint else None
+    nothing = Protection("", None, None, "no checkpoint in the store")
+    if horizon is None:
+        killed = stored or Protection("", None, None, "no step is held by every rank, and no checkpoint is in the store")
+        damaged = killed
+    else:
+        killed = Protection("", horizon.step, age_ns, "every rank holds it in memory")
+        older = max((s for s in common([holding_of(s).sealed for s in statuses]) if s != horizon), default=None)
+        damaged = Protection("", older.step, None, "every rank holds it in memory too") if older else stored or nothing
+    named = {"a killed process": killed, "a damaged snapshot": damaged, "a lost machine": stored or nothing}
+    return tuple(Protection(against, p.step, p.age_ns, p.why) for against, p in named.items())
+
+
+def _state(
+    job: FoundJob, pages: Mapping[int, tuple[bool, RankStatus | None]], keeper_alive: bool, events: Sequence[Event]
+) -> tuple[str, str]:
+    if not job.has_memory:
+        over = next((e for e in reversed(events) if e.kind == "job-over"), None)
+        return "ended", over.why if over else "its memory is gone, and nobody said why"
+    living = [status for alive, status in pages.values() if alive]
+    gone = sorted(rank for rank, (alive, _) in pages.items() if not alive)
+    if living and gone:
+        return "broken", f"rank {', '.join(map(str, gone))} is gone; {len(living)} of {len(pages)} ranks live"
+    if living:
+        early = [s for s in living if s is None or s.phase in (Phase.STARTING, Phase.RESTORE)]
+        words = f"{len(living)} ranks live"
+        return ("restoring", f"{words}, {len(early)} of them before their first step") if early else ("training", words)
+    if keeper_alive:
+        return "waiting", "no rank lives; the keeper holds their memory for a restart"
+    return "left-over", "neither ranks nor keeper live: the same command resumes from it, `keepstep clean` removes it"
+
+
+# -- as JSON
+
+
+def as_json(value: Any) -> Any:
+    """Values as JSON has them: dataclasses as objects, enums by their name in small letters, paths as text, NaN as null."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: as_json(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Enum):
+        return value.name.lower()
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(k): as_json(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_json(v) for v in value]
+    return _number(value) if isinstance(value, float) else value
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,80 @@
+"""`keepstep explain`."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+
+def tell(machine: Any, job: str) -> None:
+    """One run with one recovery, as keeper, agent and ranks write it."""
+    keeper, agent, rank = machine.journal(job), machine.journal(job, "agent"), machine.journal(job, "rank 1")
+    keeper.record("keeper-started", "keeper 7 has /m; nothing there yet", pid=7)
+    agent.record("job-started", "job demo: 2 ranks")
+    keeper.record("resumed", "every rank starts afresh: epoch 1 begins", step=-1, source="fresh", lost_steps=0, epoch=1)
+    agent.record("rank-exited", "rank 1 was killed by SIGKILL (9)", rank=1, pid=5, code=-9)
+    agent.record("ranks-restarted", "all 2 ranks run again")
+    rank.record("damaged", "slot-1: step 25 of rank 1 damaged: block 3; the next source is used", rank=1, slot=1)
+    keeper.record("rank-joined", "rank 1 of 2 holds step 24", rank=1)
+    keeper.record("restore-offered", "step 24 is the newest state all 2 ranks hold in memory", source="memory", step=24)
+    rank.record("loaded", "loaded and proved in 3.0 ms", step=24, duration_ns=3_000_000)
+    keeper.record("resumed", "every rank has proven step 24", step=24, source="memory", lost_steps=1, epoch=2)
+    rank.record("next-step", "step 25 is done, 11.2 ms after the restore", step=25)
+
+
+def test_what_happened_and_why(machine: Any) -> None:
+    tell(machine, "demo")
+    result = machine.run("explain")
+    assert result.exit_code == 0
+    rows = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert any(row.startswith("Recovery 1: resumed with step 24 from memory in") and row.endswith("1 completed step lost") for row in rows)
+    for stage in ("noticed", "restarted", "joined", "offered", "loaded", "resumed", "next step"):
+        assert any(row.startswith(f"{stage} at 0.") for row in rows), stage
+    assert any(row.startswith("refused slot-1: step 25 of rank 1 damaged: block 3") for row in rows)
+    assert any(row.endswith("agent rank 1 was killed by SIGKILL (9)") for row in rows)
+
+
+def test_the_document_keeps_its_shape(machine: Any) -> None:
+    tell(machine, "demo")
+    document = machine.json("explain", "--job", "demo")
+    assert set(document) == {"job", "journal", "runs"} and document["job"] == "demo"
+    [run] = document["runs"]
+    assert set(run) == {"events", "recoveries", "end", "ended_well", "lost_steps"}
+    assert (len(run["events"]), run["end"], run["ended_well"], run["lost_steps"]) == (11, None, None, 1)
+    assert set(run["events"][0]) == {"wall_ns", "mono_ns", "who", "kind", "why", "data"}
+    [recovery] = run["recoveries"]
+    assert set(recovery) == {"outcome", "step", "source", "lost_steps", "took_ns", "stages", "refused", "setbacks"}
+    assert [s["name"] for s in recovery["stages"]] == ["noticed", "restarted", "joined", "offered", "loaded", "resumed", "next step"]
+    assert set(recovery["stages"][0]) == {"name", "event", "took_ns"}
+    assert recovery["took_ns"] == sum(s["took_ns"] for s in recovery["stages"])
+
+
+def test_the_last_run_unless_all_are_asked_for(machine: Any) -> None:
+    for _ in range(3):
+        tell(machine, "demo")
+    assert len(machine.json("explain")["runs"]) == 1
+    assert len(machine.json("explain", "--all")["runs"]) == 3
+    assert "run 3 of 3" in machine.run("explain").stdout
+
+
+def test_the_newest_job_unless_one_is_named(machine: Any) -> None:
+    tell(machine, "old")
+    tell(machine, "new")
+    os.utime(machine.settings_of("old").journal_path, (1, 1))
+    assert machine.json("explain")["job"] == "new"
+    assert machine.json("explain", "--job", "old")["job"] == "old"
+
+
+def test_torn_and_foreign_lines_are_passed_over(machine: Any) -> None:
+    tell(machine, "demo")
+    with open(machine.settings_of("demo").journal_path, "a", encoding="utf-8") as file:
+        file.write('{"wall_ns":17,"mono')
+    assert len(machine.json("explain")["runs"][0]["events"]) == 11
+
+
+def test_nothing_to_tell(machine: Any) -> None:
+    assert machine.json("explain") == {"job": None, "journal": None, "runs": []}
+    result = machine.run("explain")
+    assert (result.exit_code, result.stdout.strip()) == (0, f"No journal tells of any job in {machine.settings.state_dir}.")
+    machine.rank("demo", 0, [1])
+    assert machine.json("explain", "--job", "demo")["runs"] == []

@@ -1,0 +1,156 @@
+"""`keepstep inspect`: what is proven is said, what is damaged is named."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keepstep.coding.checksum import BLOCK_BYTES
+from keepstep.edge.arena import Slot
+from keepstep.edge.store import Manifest, Store
+from keepstep.model.units import PAGE_BYTES
+
+THREE_BLOCKS = 3 * BLOCK_BYTES // 4  # floats
+
+
+def flip(path: Path, offset: int, bit: int = 0) -> None:
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        (byte,) = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte ^ (1 << bit)]))
+
+
+def test_intact_slots(machine: Any) -> None:
+    machine.slot("demo", 0, 0, 7, THREE_BLOCKS)
+    machine.slot("demo", 1, 0, 7)
+    document = machine.json("inspect")
+    assert document["damaged"] == 0
+    [job] = document["jobs"]
+    assert [(s["rank"], s["step"], s["proof"], s["blocks"]) for s in job["slots"]] == [(0, 7, "intact", 3), (1, 7, "intact", 1)]
+    result = machine.run("inspect")
+    assert result.exit_code == 0 and result.stdout.count("intact") == 2
+
+
+def test_a_flipped_bit_is_found_and_named(machine: Any) -> None:
+    machine.slot("demo", 0, 0, 6, THREE_BLOCKS)
+    path = machine.slot("demo", 0, 1, 7, THREE_BLOCKS)
+    flip(path, PAGE_BYTES + BLOCK_BYTES + 12345, bit=5)
+    result = machine.run("inspect")
+    assert result.exit_code == 1
+    assert f"{path}: step 7 of rank 0 damaged: block 1" in result.stdout and "expected" in result.stdout
+    document = machine.json("inspect", "--job", "demo", code=1)
+    assert document["damaged"] == 1
+    assert [(s["slot"], s["proof"]) for s in document["jobs"][0]["slots"]] == [(0, "intact"), (1, "damaged")]
+    assert "block 1" in document["jobs"][0]["slots"][1]["why"]
+    assert machine.run("inspect", "--no-verify").exit_code == 0  # nobody looked
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_flipped_bit_of_a_snapshot_is_found(machine: Any, seed: int) -> None:
+    path = machine.slot("demo", 0, 0, 7)
+    slot = Slot(path)
+    header = slot.header()
+    slot.close()
+    table = PAGE_BYTES + slot.capacity
+    manifest = table + PAGE_BYTES
+    rng = random.Random(seed)
+    written = [range(PAGE_BYTES), range(PAGE_BYTES, PAGE_BYTES + header.payload_bytes), range(table, table + 8)]
+    flip(path, rng.choice(rng.choice([*written, range(manifest, manifest + header.manifest_bytes)])), rng.randrange(8))
+    assert machine.run("inspect").exit_code == 1
+
+
+def test_a_slot_that_was_never_sealed_is_no_damage(machine: Any) -> None:
+    path = machine.slot("demo", 0, 0, 7)
+    slot = Slot(path)
+    slot.begin(bytes(16), 0, 1, 2, slot.header().stamp)
+    slot.close()
+    [found] = machine.json("inspect")["jobs"][0]["slots"]
+    assert (found["state"], found["proof"]) == ("writing", "unproven")
+
+
+def test_a_slot_held_by_its_writer_is_busy_and_not_damaged(machine: Any) -> None:
+    slot = Slot(machine.slot("demo", 0, 0, 7))
+    assert slot.lock(exclusive=True)
+    assert [s["proof"] for s in machine.json("inspect")["jobs"][0]["slots"]] == ["busy"]
+    slot.close()
+
+
+def test_no_lock_is_left_on_a_slot(machine: Any) -> None:
+    path = machine.slot("demo", 0, 0, 7)
+    machine.run("inspect")
+    slot = Slot(path)
+    assert slot.lock(exclusive=True)
+    slot.close()
+
+
+def test_tensors(machine: Any) -> None:
+    machine.slot("demo", 0, 0, 7)
+    [slot] = machine.json("inspect", "--tensors", "--no-verify")["jobs"][0]["slots"]
+    assert slot["proof"] == "unproven"
+    assert slot["tensors"] == [
+        {"name": "model.weight", "dtype": "float32", "shape": [1024], "nbytes": 4096, "stride": None, "shard": None, "offset": 0}
+    ]
+    text = machine.run("inspect", "--tensors").stdout
+    assert "model.weight" in text and "[1024]" in text
+
+
+def test_memory_of_nobody(machine: Any) -> None:
+    assert machine.json("inspect") == {"jobs": [], "damaged": 0}
+
+
+# -- a store
+
+
+def write_checkpoint(store: Store, step: int, data: bytes) -> None:
+    with store.draft(step) as draft:
+        with draft.open("__0_0.distcp") as file:
+            file.write(data)
+        draft.publish(Manifest("demo", step, 1, {"loss": 0.25}, 1_700_000_000_000_000_000, {}, draft.files))
+
+
+def test_checkpoints_are_listed_and_proven(machine: Any, tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    for step in (9, 19):
+        write_checkpoint(store, step, bytes(5000))
+    document = machine.json("inspect", "--store", str(tmp_path / "store"))
+    assert document["damaged"] == 0
+    assert [(c["step"], c["proof"], c["bytes"], c["metrics"]) for c in document["checkpoints"]] == [
+        (19, "intact", 5000, {"loss": 0.25}),
+        (9, "intact", 5000, {"loss": 0.25}),
+    ]
+    assert set(document["checkpoints"][0]) == {
+        *("step", "url", "proof", "why", "job", "world_size", "bytes", "files", "metrics", "wall_ns"),
+    }
+    result = machine.run("inspect", "--store", str(tmp_path / "store"), "--no-verify")
+    assert result.exit_code == 0 and result.stdout.count("unproven") == 2
+
+
+def test_damage_in_a_store_is_named_and_what_is_unfinished_is_not_damage(machine: Any, tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    for step in (9, 19, 29):
+        write_checkpoint(store, step, bytes(5000))
+    flip(tmp_path / "store" / "step-000000000019" / "__0_0.distcp", 4321)
+    (tmp_path / "store" / "step-000000000029" / "__0_0.distcp").unlink()
+    (tmp_path / "store" / "step-000000000039").mkdir()
+    document = machine.json("inspect", "--store", str(tmp_path / "store"), code=1)
+    assert [(c["step"], c["proof"]) for c in document["checkpoints"]] == [
+        (39, "unfinished"),
+        (29, "damaged"),
+        (19, "damaged"),
+        (9, "intact"),
+    ]
+    assert document["damaged"] == 2
+    result = machine.run("inspect", "--store", str(tmp_path / "store"))
+    assert result.exit_code == 1
+    assert "step-000000000019/__0_0.distcp: block 0" in result.stdout and "found no file" in result.stdout
+
+
+def test_a_store_and_a_job_are_two_questions(machine: Any, tmp_path: Path) -> None:
+    assert machine.run("inspect", "--store", str(tmp_path), "--job", "demo").exit_code == 2
+    assert machine.run("inspect", "--store", "nosuch://place").exit_code == 2
+    empty = machine.run("inspect", "--store", str(tmp_path / "empty"))
+    assert empty.exit_code == 0 and "No checkpoint is there." in empty.stdout

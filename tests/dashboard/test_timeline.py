@@ -1,0 +1,197 @@
+"""A journal becomes runs and recoveries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keepstep.dashboard.timeline import between_ns, is_failure, stories
+from keepstep.model.events import Event
+from keepstep.model.units import MS_NS, S_NS
+
+BOOT_NS = 1_700_000_000 * S_NS
+
+
+def at(ms: int, who: str, kind: str, why: str = "", **data: Any) -> Event:
+    return Event(BOOT_NS + ms * MS_NS, ms * MS_NS, who, kind, why or kind, data)
+
+
+def begins(ms: int = 0) -> list[Event]:
+    return [
+        at(ms, "keeper", "keeper-started", "keeper 7 has /m; nothing there yet"),
+        at(ms + 1, "keeper", "rank-joined"),
+        at(ms + 2, "keeper", "restore-offered", source="fresh", step=-1),
+        at(ms + 3, "keeper", "resumed", source="fresh", step=-1, lost_steps=0, epoch=1),
+    ]
+
+
+def killed(ms: int) -> list[Event]:
+    return [
+        at(ms, "agent", "rank-exited", "rank 1 was killed", rank=1, code=-9),
+        at(ms + 1, "keeper", "rank-left", "rank 1 is gone", rank=1, expected=False),
+        at(ms + 2, "agent", "rank-exited", "rank 0 exited with code 1", rank=0, code=1),
+    ]
+
+
+def comes_back(ms: int, source: str = "memory", step: int = 24, lost: int = 1) -> list[Event]:
+    return [
+        at(ms, "agent", "ranks-restarted"),
+        at(ms + 1000, "keeper", "rank-joined", rank=0),
+        at(ms + 1010, "keeper", "rank-joined", rank=1),
+        at(ms + 1011, "keeper", "restore-offered", source=source, step=step),
+        at(ms + 1020, "rank 0", "loaded"),
+        at(ms + 1030, "rank 1", "loaded"),
+        at(ms + 1031, "keeper", "resumed", source=source, step=step, lost_steps=lost, epoch=2),
+        at(ms + 1050, "rank 1", "next-step", step=step + 1),
+        at(ms + 1060, "rank 0", "next-step", step=step + 1),
+    ]
+
+
+def ends(ms: int, ok: bool = True) -> list[Event]:
+    return [at(ms, "keeper", "job-over", "all 2 ranks ended well", ok=ok), at(ms + 1, "keeper", "keeper-ended")]
+
+
+def test_a_recovery_is_measured_from_the_first_sign_to_the_last_ranks_next_step() -> None:
+    [story] = stories([*begins(), *killed(5000), *comes_back(5100), *ends(9000)])
+    [recovery] = story.recoveries
+    assert (recovery.outcome, recovery.source, recovery.step, recovery.lost_steps) == ("resumed", "memory", 24, 1)
+    assert [(s.name, s.took_ns // MS_NS) for s in recovery.stages] == [
+        ("noticed", 0),
+        ("restarted", 100),
+        ("joined", 1010),
+        ("offered", 1),
+        ("loaded", 19),
+        ("resumed", 1),
+        ("next step", 29),
+    ]
+    assert recovery.stages[0].event.why == "rank 1 was killed"
+    assert recovery.took_ns == sum(s.took_ns for s in recovery.stages) == 1160 * MS_NS
+    assert (recovery.refused, recovery.setbacks) == ((), ())
+    assert (story.lost_steps, story.end, story.ended_well) == (1, "all 2 ranks ended well", True)
+
+
+def test_a_run_without_failure_has_no_recovery() -> None:
+    well = [
+        at(4000, "agent", "rank-exited", code=0),
+        at(4001, "keeper", "rank-left", expected=True),
+        at(4002, "keeper", "rank-bye", ok=True),
+    ]
+    [story] = stories([*well, *ends(5000)])
+    assert story.recoveries == ()
+
+
+def test_sources_that_were_not_used_are_named_and_older_damage_is_not() -> None:
+    scrubbed = at(3000, "keeper", "damaged", "scrub: slot 2 damaged", rank=0)
+    way = comes_back(5100, source="store", step=9, lost=15)
+    refused = [at(6105, "rank 0", "damaged", "slot 1 damaged"), at(6112, "keeper", "restore-failed", "rank 1 cannot use it")]
+    [story] = stories([*begins(), scrubbed, *killed(5000), *way[:3], *refused, *way[3:]])
+    [recovery] = story.recoveries
+    assert recovery.refused == ("slot 1 damaged", "rank 1 cannot use it")
+    assert (recovery.source, recovery.lost_steps) == ("store", 15)
+    assert story.end is None
+
+
+def test_a_rank_that_dies_while_restoring_is_a_setback_and_not_a_second_recovery() -> None:
+    first_try = [
+        at(5100, "agent", "ranks-restarted"),
+        at(6000, "keeper", "rank-joined"),
+        at(6010, "agent", "rank-exited", "rank 0 again", code=-9),
+    ]
+    [story] = stories([*begins(), *killed(5000), *first_try, *comes_back(6100)])
+    [recovery] = story.recoveries
+    assert recovery.setbacks == ("rank 0 again",)
+    assert [s.name for s in recovery.stages] == ["noticed", "restarted", "joined", "offered", "loaded", "resumed", "next step"]
+    assert recovery.stages[1].event.mono_ns == 6100 * MS_NS
+
+
+def test_a_failure_that_nothing_followed() -> None:
+    [pending] = stories([*begins(), *killed(5000)])
+    assert [(r.outcome, r.step) for r in pending.recoveries] == [("pending", None)]
+    [ended] = stories([*begins(), *killed(5000), *ends(9000, ok=False)])
+    [failure] = ended.recoveries
+    assert [(s.name, s.took_ns // MS_NS) for s in failure.stages] == [("noticed", 0), ("ended", 4000)]
+    assert (failure.outcome, ended.ended_well) == ("ended", False)
+
+
+def test_without_a_witness_the_way_back_begins_with_the_next_keeper() -> None:
+    adopted = at(20_000, "keeper", "keeper-started", "keeper 8 has /m; adopted 8 slots")
+    [story] = stories([*begins(), *[at(3000, "rank 0", "torn")], adopted, *comes_back(20_100)[1:]])
+    [recovery] = story.recoveries
+    assert [s.name for s in recovery.stages] == ["joined", "offered", "loaded", "resumed", "next step"]
+    assert recovery.outcome == "resumed"
+
+
+def test_a_fresh_start_after_a_failure_is_a_recovery_that_lost_everything() -> None:
+    [story] = stories([*begins(), *killed(5000), *comes_back(5100, source="fresh", step=-1, lost=4)])
+    assert [(r.source, r.lost_steps) for r in story.recoveries] == [("fresh", 4)]
+
+
+def test_a_fresh_start_in_empty_memory_is_a_run_and_a_store_continues_one() -> None:
+    first = [*begins(), *killed(5000), *ends(9000, ok=False)]
+    later = [at(60_000, "keeper", "keeper-started", "keeper 9 has /m; nothing there yet"), *comes_back(60_010, source="store", step=9)[1:]]
+    second = [at(90_000, "agent", "job-started"), *begins(90_001), *ends(95_000)]
+    story, other = stories([*first, *later, *second])
+    assert list(story.events) == [*first, *later]
+    assert [r.outcome for r in story.recoveries] == ["resumed"]
+    assert story.end is None
+    assert list(other.events) == second
+
+
+def test_a_run_that_lost_its_machine_has_no_last_word_and_still_ends_there() -> None:
+    first, second = [*begins(), at(5000, "keeper", "persisted", step=9)], begins(90_000)
+    assert [list(s.events) for s in stories([*first, *second])] == [first, second]
+
+
+def test_nobody_said_anything() -> None:
+    assert stories([]) == []
+
+
+def test_a_reboot_between_two_events_is_measured_by_the_wall_clock() -> None:
+    before, after = Event(BOOT_NS, 900 * S_NS, "a", "k", "w"), Event(BOOT_NS + 500 * S_NS, 10 * S_NS, "a", "k", "w")
+    assert between_ns(before, after) == 500 * S_NS
+    stepped = Event(BOOT_NS + 30 * S_NS, 901 * S_NS, "a", "k", "w")  # the wall clock was set, the machine stayed up
+    assert between_ns(before, stepped) == 1 * S_NS
+    assert between_ns(stepped, before) == 0
+
+
+KINDS = [
+    "keeper-started",
+    "keeper-ended",
+    "job-started",
+    "job-over",
+    "resumed",
+    "rank-left",
+    "rank-exited",
+    "rank-joined",
+    "next-step",
+    "damaged",
+]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(KINDS),
+            st.sampled_from(["x; nothing there yet", "y"]),
+            st.sampled_from(["fresh", "memory", "store"]),
+            st.booleans(),
+        ),
+        max_size=40,
+    )
+)
+def test_no_event_is_lost_and_no_failure_goes_untold(words: list[tuple[str, str, str, bool]]) -> None:
+    events = [
+        at(i, "keeper", kind, why, source=source, step=i, lost_steps=1, expected=flag, ok=flag, code=0 if flag else 1)
+        for i, (kind, why, source, flag) in enumerate(words)
+    ]
+    told = stories(events)
+    assert [e for story in told for e in story.events] == events
+    for story in told:
+        assert all(story.events)
+        if any(map(is_failure, story.events)):
+            assert story.recoveries
+        for recovery in story.recoveries:
+            assert recovery.took_ns >= 0
+            assert all(s.event in story.events for s in recovery.stages)
