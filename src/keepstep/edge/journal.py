@@ -1,12 +1,13 @@
 """Journal: events appended to one file by all processes of a job, and read back.
 
 A line goes out in one `write` on an O_APPEND descriptor, so writers do not interleave; a line torn by
-a crash is skipped by the reader. Nothing in keepstep depends on the journal: when it cannot be
+a crash or a full disk is skipped by the reader and costs no other. Nothing in keepstep depends on the journal: when it cannot be
 written, the event still reaches the log.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -17,6 +18,7 @@ from typing import Any
 from keepstep.model.events import Event, event_from_line
 
 log = logging.getLogger("keepstep")
+EVENT_BEGIN = '{"wall_ns":'
 
 
 class Journal:
@@ -54,9 +56,8 @@ def read_journal(path: Path) -> Iterator[Event]:
     try:
         with open(path, encoding="utf-8", errors="replace") as lines:
             for line in lines:
-                try:
-                    yield event_from_line(line)
-                except ValueError:
-                    continue
+                # A torn line has no end: the next event stands behind it.
+                with contextlib.suppress(ValueError):
+                    yield event_from_line(line[max(0, line.rfind(EVENT_BEGIN)) :])
     except FileNotFoundError:
         return
