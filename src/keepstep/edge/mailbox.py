@@ -18,7 +18,7 @@ MAX_PACKET_BYTES = 1 << 16
 
 
 class Mailbox:
-    """One end of a connection. `recv` returns None when the peer is gone."""
+    """One end of a connection. `recv` returns None when the peer is gone (or talks nonsense: such a peer is none of ours)."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -65,7 +65,10 @@ class Mailbox:
             return None
         if not packet:
             return None
-        message = json.loads(packet)
+        try:
+            message = json.loads(packet)
+        except ValueError:
+            return None
         return message if isinstance(message, dict) else None
 
     def close(self) -> None:
