@@ -33,6 +33,16 @@ from keepstep.runtime.signals import Preemption
 _current: Job | None = None
 
 
+def _before_fork() -> None:
+    if _current is not None and not _current.closed:
+        _current._preemption.before_fork()
+
+
+def _after_fork_in_parent() -> None:
+    if _current is not None and not _current.closed:
+        _current._preemption.after_fork_in_parent()
+
+
 def _after_fork_in_child() -> None:
     global _current
     if _current is not None and not _current.closed:
@@ -40,7 +50,7 @@ def _after_fork_in_child() -> None:
     _current = None
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 # Copied by every new Job: the one way to hear phases that pass before `protect` returns (restore).
 phase_listeners: list[Callable[[Phase, int], None]] = []

@@ -45,13 +45,21 @@ class Preemption:
                 signal.signal(signal.SIGTERM, self._theirs)
         self._writer.close()
 
+    def before_fork(self) -> None:
+        """A child inherits handler and descriptor: no SIGTERM may reach it before it has dropped both."""
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def after_fork_in_parent(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+
     def after_fork_in_child(self) -> None:
-        """A forked child (a data loader's worker) must end on SIGTERM as if we were not there, and not wake the parent."""
+        """A forked child (a data loader's worker) ends on SIGTERM as if we were not there, and does not wake the parent."""
         if self._installed:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGTERM, self._theirs)
             self._reader.close()
             self._writer.close()
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
     def _on_signal(self, number: int, frame: Any) -> None:
         if callable(self._theirs):
