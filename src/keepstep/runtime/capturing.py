@@ -27,7 +27,7 @@ from keepstep.edge.torch.capture import Copy, lower_priority, pin
 from keepstep.edge.torch.state import Protected, State
 from keepstep.errors import DamageError, IdentityError
 from keepstep.model.layout import Layout
-from keepstep.model.snapshot import Phase, SlotHeader, SlotState, SlotView, Stamp
+from keepstep.model.snapshot import Phase, RankStatus, SlotHeader, SlotState, SlotView, Stamp
 from keepstep.model.units import KIB, MIB, human_bytes
 from keepstep.runtime.naming import job_hash
 
@@ -72,6 +72,7 @@ class Capturing:
         self._views: list[SlotView] = [EMPTY_VIEW] * len(self.slots)
         self._views_lock = threading.Lock()
         self._peers: dict[int, StatusPage] = {}
+        self._last_seen: dict[int, RankStatus] = {}
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._copy: Copy | None = None
@@ -208,14 +209,18 @@ class Capturing:
             return view
         return replace(view, pinned=True)
 
-    def _peer(self, rank: int) -> Any:
+    def _peer(self, rank: int) -> RankStatus | None:
         page = self._page if rank == self._who.rank else self._peers.get(rank)
         if page is None:
             try:
                 page = self._peers[rank] = StatusPage(status_path(self._settings.job_dir, rank))
             except (OSError, ValueError):
                 return None
-        return page.read()
+        # A page caught in mid-write is as good as it was a moment ago: old views are safe (core/cut.py).
+        read = page.read() or self._last_seen.get(rank)
+        if read is not None:
+            self._last_seen[rank] = read
+        return read
 
     def _has_room(self, index: int, step: int, state: State, manifest_bytes: int) -> bool:
         if self._fits(self.slots[index], state.payload_bytes, manifest_bytes):

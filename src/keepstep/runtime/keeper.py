@@ -58,7 +58,10 @@ class Keeper:
         self.selector.register(self._server, selectors.EVENT_READ, self._accept)
 
     def run(self) -> None:
-        self.journal.record("keeper-started", f"keeper {os.getpid()} has {self.settings.job_dir}; {self._adopted()}", pid=os.getpid())
+        slots = sum(len(slot_paths(self.settings.job_dir, rank)) for rank in self.statuses())
+        found = f"adopted {slots} slots" if slots else "nothing there yet"
+        why = f"keeper {os.getpid()} has {self.settings.job_dir}; {found}"
+        self.journal.record("keeper-started", why, pid=os.getpid(), adopted_slots=slots)
         if self.settings.store:
             self.persisting.warm_up(self.selector)
         while True:
@@ -238,10 +241,6 @@ class Keeper:
     def _newest_epoch(self) -> int:
         return max((s.epoch for s in self.statuses().values()), default=0)
 
-    def _adopted(self) -> str:
-        count = sum(len(slot_paths(self.settings.job_dir, rank)) for rank in self.statuses())
-        return f"adopted {count} slots" if count else "nothing there yet"
-
     def _scrub(self) -> None:
         now_ns = time.monotonic_ns()
         if not self.settings.scrub_every_s or now_ns - self._scrubbed_at_ns < self.settings.scrub_every_s * S_NS:
@@ -315,9 +314,13 @@ def main() -> None:
     values = json.loads(sys.argv[1])
     settings = Settings(**{**values, "arena_dir": Path(values["arena_dir"]), "state_dir": Path(values["state_dir"])})
     lock_fd = os.open(settings.job_dir / "keeper.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        flock(lock_fd, LOCK_EX | LOCK_NB)
-    except BlockingIOError:
+    for _ in range(20):  # an onlooker's question whether a keeper lives holds the lock for a moment
+        try:
+            flock(lock_fd, LOCK_EX | LOCK_NB)
+            break
+        except BlockingIOError:
+            time.sleep(0.01)
+    else:
         return  # another keeper lives
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
