@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
-
-torch = pytest.importorskip("torch")
-if not torch.cuda.is_available():
-    pytest.skip("no CUDA device here", allow_module_level=True)
+import torch
 
 from keepstep.edge.arena import Slot
 from keepstep.edge.torch.capture import Copy, pin
 from keepstep.edge.torch.restore import apply, open_snapshot, prove
 from keepstep.edge.torch.state import Protected
 from keepstep.model.snapshot import Stamp
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
 KINDS = [{"foreach": True}, {"fused": True}, {"capturable": True}]
 
@@ -38,8 +38,6 @@ def bytes_of(protected: Protected) -> list[bytes]:
 
 
 def seal(copy: Copy, slot: Slot) -> None:
-    import json
-
     layout = copy.state.layout
     slot.seal(slot.write_table(copy.state.payload_bytes, json.dumps(layout.to_json()).encode()), layout.hash(), 0.0)
 
