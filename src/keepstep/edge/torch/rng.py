@@ -6,6 +6,7 @@ draw numbers (the order torchsnapshot found necessary). numpy's is kept only whe
 
 from __future__ import annotations
 
+import pickle
 import random
 import sys
 from typing import Any
@@ -22,6 +23,15 @@ def read_rng() -> dict[str, Any]:
     if numpy is not None:
         state["numpy"] = numpy.random.get_state()
     return state
+
+
+def put_back(state: dict[str, Any]) -> None:
+    """Undo what others drew since `state` was read: a step that is captured and one that is skipped must go on alike."""
+    now = read_rng()
+    same = torch.equal(now["torch"], state["torch"]) and now["python"] == state["python"]
+    same = same and all(map(torch.equal, now.get("cuda", ()), state.get("cuda", ())))
+    if not same or ("numpy" in state and pickle.dumps(now["numpy"]) != pickle.dumps(state["numpy"])):
+        write_rng(state)
 
 
 def write_rng(state: dict[str, Any]) -> list[str]:

@@ -20,7 +20,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # what torch's own DCP uses
 
-from keepstep.edge.torch.rng import read_rng
+from keepstep.edge.torch.rng import put_back, read_rng
 from keepstep.errors import ConfigError
 from keepstep.model.layout import Layout, Shard, TensorSpec, lay_out
 
@@ -136,12 +136,13 @@ class Protected:
         return {**tree, **self.values}
 
     def gather(self) -> State:
-        """Name every tensor and pickle the rest. Runs on the trainer's thread; copies no tensor."""
+        """Name every tensor and pickle the rest. Runs on the trainer's thread; copies no tensor, leaves random states as they were."""
         tree = self.tree()
         names = {id(tensor): name for name, tensor in _named_tensors(tree)}
         still = self._still_addresses() if self.lazy else frozenset()
         pickler = _TreePickler(names, still, self.eager_names)
         pickler.dump({ABOUT: self.about(), **tree})
+        put_back(tree[RNG])
         items = tuple(pickler.items)
         return State(items, pickler.buffer.getvalue(), lay_out([i.spec for i in items]))
 
