@@ -209,6 +209,8 @@ class _Run:
         command = [sys.executable, *before[drill.launcher], "keepstep.testing.job", *words]
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("KEEPSTEP_")}
         env = {**inherited, "OMP_NUM_THREADS": "1", **self.config.to_env()}
+        # torchrun keeps one store over its restarts, where ranks find addresses of the dead (github.com/pytorch/pytorch/issues/135712).
+        env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         return subprocess.Popen(
             [str(c) for c in command], env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )

@@ -1,0 +1,79 @@
+"""Injector: once over all lives, at its moment, and told before it is done."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from keepstep.model.snapshot import Phase
+from keepstep.testing.faults import Fault
+from keepstep.testing.injector import Injector, Plan, attempted, fill, note
+
+
+def plan(tmp_path: Path, *faults: Fault) -> Plan:
+    """A plan whose faults all fail to be done: nobody is killed, and what was tried is in the file."""
+    return Plan(faults, 0, tmp_path / "attempts.jsonl", tmp_path / "no-job", tmp_path / "journal.jsonl", None)
+
+
+def told(tmp_path: Path) -> list[tuple[int, str]]:
+    path = tmp_path / "attempts.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [(said["fault"], said["what"]) for said in map(json.loads, lines)]
+
+
+def test_a_fault_waits_for_its_rank_phase_and_step(tmp_path: Path) -> None:
+    asked = plan(tmp_path, Fault("keeper-kill", 1, 20, "update"))
+    other, mine = Injector(asked, 0), Injector(asked, 1)
+    for injector, phase, step in ((other, Phase.UPDATE, 20), (mine, Phase.UPDATE, 19), (mine, Phase.FORWARD, 20), (mine, Phase.SEAL, 21)):
+        injector(phase, step)
+    assert told(tmp_path) == []
+    mine(Phase.UPDATE, 22)  # step 20 had no such phase for it: the first later one
+    assert told(tmp_path) == [(0, "about to"), (0, "cannot")]
+
+
+def test_no_life_does_a_fault_again(tmp_path: Path) -> None:
+    asked = plan(tmp_path, Fault("flip", 0, 5, "forward", "arena"))
+    first = Injector(asked, 0)
+    for _ in range(2):
+        first(Phase.FORWARD, 5)
+    Injector(asked, 0)(Phase.FORWARD, 5)
+    assert told(tmp_path) == [(0, "about to"), (0, "cannot")]
+    assert attempted(tmp_path / "attempts.jsonl") == {0}
+
+
+def test_a_restore_belongs_to_the_fault_before_it(tmp_path: Path) -> None:
+    asked = plan(tmp_path, Fault("kill", 1, 20), Fault("keeper-kill", 0, 20, "restore"))
+    Injector(asked, 0)(Phase.RESTORE, -1)
+    assert told(tmp_path) == []
+    note(asked.attempts, 0, "about to")
+    Injector(asked, 0)(Phase.RESTORE, 18)
+    assert told(tmp_path)[1:] == [(1, "about to"), (1, "cannot")]
+
+
+def test_torn_waits_for_the_seal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: ends.append((pid, number)))
+    injector = Injector(plan(tmp_path, Fault("torn", 0, 5, "backward")), 0)
+    for phase, step in ((Phase.SEAL, 4), (Phase.FORWARD, 5), (Phase.BACKWARD, 5), (Phase.UPDATE, 5), (Phase.CAPTURE, 5)):
+        injector(phase, step)
+    assert ends == []
+    injector(Phase.SEAL, 5)
+    assert ends == [(os.getpid(), 9)] and told(tmp_path) == [(0, "about to"), (0, "did")]
+
+
+def test_a_fault_from_outside_is_not_done_inside(tmp_path: Path) -> None:
+    injector = Injector(plan(tmp_path, Fault("kill", 0, 5, "forward", after_ms=3.0)), 0)
+    injector(Phase.FORWARD, 5)
+    assert told(tmp_path) == []
+
+
+def test_a_large_filesystem_is_never_filled(tmp_path: Path) -> None:
+    stats = os.statvfs(tmp_path)
+    if stats.f_bavail * stats.f_frsize < 1 << 30:
+        pytest.skip("needs a temporary directory with more than 1 GiB free")
+    with pytest.raises(OSError, match="expected a small filesystem"):
+        fill(tmp_path)
+    assert list(tmp_path.iterdir()) == []
