@@ -138,3 +138,19 @@ def test_good_words_of_an_earlier_and_smaller_world_do_not_end_a_larger_one() ->
     kept.rank_said_bye(1, True, "ended well")
     kept.rank_came(0, 2)
     assert kept.decide(2 * S_NS) is None
+
+
+def test_a_job_that_failed_before_it_resumed_leaves_the_memory_it_found_for_the_grace_time() -> None:
+    found = Custody(grace_ns=10, alone_since_ns=0)
+    found.agent_came()
+    assert not found.agent_said_end(False, "the model has another shape", holds_snapshots=True)
+    assert found.decide(5) is None
+    found.agent_left(5)
+    assert found.decide(15) is None and isinstance(found.decide(16), Finish)
+
+
+def test_a_job_that_resumed_and_failed_is_over_at_once() -> None:
+    over = Custody(grace_ns=10, alone_since_ns=0)
+    over.agent_came()
+    over.resumed = True
+    assert over.agent_said_end(False, "gave up", holds_snapshots=True) and over.decide(1) == Finish(False, "gave up")

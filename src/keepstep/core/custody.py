@@ -29,6 +29,7 @@ class Custody:
     agent: bool = False
     last_words: dict[int, tuple[bool, str]] = field(default_factory=dict)
     finish: Finish | None = None
+    resumed: bool = False  # the agent's ranks have trained on what is in memory
 
     def rank_came(self, rank: int, world_size: int) -> None:
         if world_size != self.world_size:
@@ -45,14 +46,19 @@ class Custody:
         self._mark_alone(now_ns)
 
     def agent_came(self) -> None:
-        self.agent = True
+        self.agent, self.resumed = True, False
 
     def agent_left(self, now_ns: int) -> None:
         self.agent = False
         self._mark_alone(now_ns)
 
-    def agent_said_end(self, ok: bool, why: str) -> None:
+    def agent_said_end(self, ok: bool, why: str, holds_snapshots: bool = False) -> bool:
+        """False when the memory is kept for the grace time: the job failed before it could use what an earlier one left
+        (a model that changed shape, say), and that may be all there is of it."""
+        if holds_snapshots and not ok and not self.resumed:
+            return False
         self.finish = Finish(ok, why)
+        return True
 
     def _mark_alone(self, now_ns: int) -> None:
         if not self.ranks and not self.agent:

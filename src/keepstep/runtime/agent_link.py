@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -92,6 +93,9 @@ class AgentLink:
             except TimeoutError:
                 why = f"the keeper (process {self._pid}) is still busy after {human_ns(within_ns)}: it cleans up by itself"
                 self._journal.record("keeper-busy", why)
+                return
+            if message is not None and message["kind"] == "kept":
+                print(f"keepstep: {message['why']}", file=sys.stderr)
                 return
             if message is None:
                 self.box.close()

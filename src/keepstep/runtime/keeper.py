@@ -98,9 +98,7 @@ class Keeper:
             self.agent = box
             self.custody.agent_came()
         elif kind == "end":
-            self.custody.agent_said_end(
-                bool(message["ok"]), str(message.get("why") or ("the job ended well" if message["ok"] else "the job failed"))
-            )
+            self._agent_ended(box, bool(message["ok"]), str(message["why"]))
         elif kind == "bye":
             self.custody.rank_said_bye(int(message["rank"]), bool(message["ok"]), str(message["why"]))
             self.journal.record(
@@ -118,11 +116,19 @@ class Keeper:
         elif kind == "persist":
             self.persisting.ask(box, message.get("step"), str(message["why"]), int(message.get("ticket", 0)))
 
+    def _agent_ended(self, box: Mailbox, ok: bool, why: str) -> None:
+        holds_snapshots = any(slot_paths(self.settings.job_dir, rank) for rank in self.statuses())
+        if not self.custody.agent_said_end(ok, why, holds_snapshots):
+            kept = f"{why}; it never resumed, so the memory it found is kept for {self.settings.grace_s:.0f} s"
+            self.journal.record("memory-kept", kept)
+            box.send({"kind": "kept", "why": kept})
+
     def _rank_came(self, box: Mailbox, pid: int, message: dict[str, Any]) -> None:
         rank, world = int(message["rank"]), int(message["world_size"])
         self.ranks[rank] = box
         self.custody.rank_came(rank, world)
         if message["kind"] == "attach":
+            self.custody.resumed = True
             self.journal.record("rank-attached", f"rank {rank} (process {pid}) is training and found this keeper", rank=rank, pid=pid)
             return
         if self.vote is None or self.vote.world_size != world:
@@ -188,6 +194,7 @@ class Keeper:
                 if action.offer.source == "fresh" and lost == 0:
                     why = f"every rank starts afresh: epoch {action.epoch} begins"
                 self.journal.record("resumed", why, step=step, source=action.offer.source, lost_steps=lost, epoch=action.epoch)
+                self.custody.resumed = True
                 self._tell({"kind": "go", "epoch": action.epoch})
             elif isinstance(action, Refuse):
                 self.journal.record("restore-refused", action.why)
