@@ -174,8 +174,13 @@ def _fetch(index: int) -> torch.Tensor:
     raise AssertionError(f"tensor {index} fetched outside a TreeUnpickler")
 
 
+def _as_leaf(tensor: torch.Tensor, is_parameter: bool, requires_grad: bool) -> torch.Tensor:
+    """A tensor that learns: a plain one would come back deaf to its gradients."""
+    return torch.nn.Parameter(tensor, requires_grad) if is_parameter else tensor.requires_grad_(requires_grad)
+
+
 class _TreePickler(pickle.Pickler):
-    def __init__(self, names: Mapping[int, str], still: frozenset[int], eager_names: set[str]) -> None:
+    def __init__(self, names: dict[int, str], still: frozenset[int], eager_names: set[str]) -> None:
         self.buffer = io.BytesIO()
         super().__init__(self.buffer, protocol=5)
         self.items: list[Item] = []
@@ -185,8 +190,14 @@ class _TreePickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or not _is_plain(value):
             return NotImplemented
+        is_parameter = isinstance(value, torch.nn.Parameter)
+        if value.is_leaf and (is_parameter or value.requires_grad) and not isinstance(value, DTensor):
+            plain = value.detach()
+            self._names[id(plain)] = self._names.get(id(value), f"<hidden {len(self.items)}>")
+            return _as_leaf, (plain, is_parameter, value.requires_grad)
         local = local_part(value)
-        key = (local.data_ptr(), local.dtype, local.shape, local.stride(), local.device) if local.numel() else (id(value),)
+        flags = (local.is_conj(), local.is_neg())
+        key = (local.data_ptr(), local.dtype, local.shape, local.stride(), local.device, *flags) if local.numel() else (id(value),)
         index = self._seen.get(key)
         if index is None:
             index = self._seen[key] = len(self.items)
@@ -214,7 +225,9 @@ def _spec(name: str, tensor: torch.Tensor, local: torch.Tensor) -> TensorSpec:
         if tuple(shape) != tuple(local.shape):
             raise ConfigError(f"{name}: placements {tensor.placements} are not a box of the whole tensor")
         shard = Shard(tuple(tensor.shape), tuple(offsets))
-    stride = None if local.is_contiguous() else tuple(local.stride())
+    # A dimension of one may have any stride and still count as contiguous; an expanded tensor comes back as a whole one.
+    as_usual = (local.is_contiguous() and 1 not in local.shape) or 0 in local.stride()
+    stride = None if as_usual else tuple(local.stride())
     return TensorSpec(
         name, str(local.dtype).removeprefix("torch."), tuple(local.shape), local.numel() * local.element_size(), stride, shard
     )
