@@ -1,0 +1,161 @@
+"""Parity: decides which byte ranges of which members are combined, where the result lies, and what a lost member is rebuilt from.
+
+Comes in: the members of a group, how many losses it tolerates (t), and how many bytes each has. Goes out: plans, lists of
+`Combine`: "these targets are the code's sum of these sources". Never touches a byte and knows no coefficients: a piece carries
+its position in its codeword, and `coding.reed_solomon.solve` knows how positions depend on each other.
+
+The layout, for G members, t of them lost at most, k = G - t:
+
+* Each member's bytes are cut into k blocks of one size, a multiple of 64; what is missing at the end counts as zeros.
+* There are G codewords, each with one block of every member: codeword c has its parity rows 0..t-1 on members c, c+1, .., c+t-1
+  (cyclically) and data on the others. So each member keeps t parity blocks beside its k data blocks, and any t members may be lost.
+* With t = 1 this is REFT's rotating parity: the parity over everybody's block but s's lies on s, and a state that is *replicated*
+  is first cut into G contiguous shares, so that a member can compute its parity from its own replica, without network.
+
+Invariant: every data byte is in exactly one codeword, and a codeword never has two blocks on one member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import pairwise
+
+from keepstep.model.layout import ALIGN_BYTES
+from keepstep.model.units import round_up
+
+
+class Region(Enum):
+    """Of a member: its own snapshot (or its share of a replicated one), or the parity it keeps for the others."""
+
+    DATA = "data"
+    PARITY = "parity"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes start to stop of a member's region, and their place in the codeword: 0..k-1 data, k.. parity."""
+
+    member: int
+    region: Region
+    start: int
+    stop: int
+    position: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Combine:
+    """Write the targets, computed from the k sources. A source shorter than a target (even empty) continues as zeros."""
+
+    codeword: int
+    sources: tuple[Piece, ...]
+    targets: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stripes:
+    """The layout. `data_bytes[i]` belongs to `members[i]`; `starts[i]` is where its share begins in a replicated state, else 0."""
+
+    members: tuple[int, ...]
+    tolerates: int
+    block_bytes: int
+    data_bytes: tuple[int, ...]
+    starts: tuple[int, ...]
+
+    @property
+    def k(self) -> int:
+        """Data blocks of a codeword, and of a member."""
+        return len(self.members) - self.tolerates
+
+    @property
+    def parity_bytes(self) -> int:
+        """What each member keeps beside its data."""
+        return self.tolerates * self.block_bytes
+
+    def piece(self, codeword: int, index: int) -> Piece:
+        """The block that `members[index]` has in this codeword."""
+        size, t = len(self.members), self.tolerates
+        row = (index - codeword) % size
+        if row < t:
+            return Piece(self.members[index], Region.PARITY, row * self.block_bytes, (row + 1) * self.block_bytes, self.k + row)
+        # Data blocks in the order of their codewords, without those in which this member keeps parity.
+        block = codeword - sum((index - r) % size < codeword for r in range(t))
+        start = min(block * self.block_bytes, self.data_bytes[index])
+        stop = min(start + self.block_bytes, self.data_bytes[index])
+        return Piece(self.members[index], Region.DATA, start, stop, row - t)
+
+    def in_replica(self, piece: Piece) -> tuple[int, int]:
+        """Where a data piece lies in everybody's copy of a replicated state."""
+        assert piece.region is Region.DATA, "parity is in nobody's replica"
+        at = self.starts[self.members.index(piece.member)]
+        return at + piece.start, at + piece.stop
+
+
+def stripes_of_snapshots(members: Sequence[int], tolerates: int, data_bytes: Sequence[int]) -> Stripes:
+    """Sharded state: every member has bytes of its own, not necessarily equally many."""
+    assert len(members) == len(data_bytes) > tolerates > 0, f"{len(members)} members, {len(data_bytes)} sizes, {tolerates} tolerated"
+    block_bytes = _block_bytes(max(data_bytes), len(members) - tolerates)
+    return Stripes(tuple(members), tolerates, block_bytes, tuple(data_bytes), (0,) * len(members))
+
+
+def stripes_of_replica(members: Sequence[int], tolerates: int, state_bytes: int) -> Stripes:
+    """Replicated state: everybody has all bytes, and each member becomes the owner of one contiguous share."""
+    assert len(members) > tolerates > 0, f"{len(members)} members, {tolerates} tolerated"
+    k = len(members) - tolerates
+    block_bytes = _block_bytes(state_bytes, len(members) * k)
+    bounds = [min(i * k * block_bytes, state_bytes) for i in range(len(members) + 1)]
+    shares = tuple(stop - start for start, stop in pairwise(bounds))
+    return Stripes(tuple(members), tolerates, block_bytes, shares, tuple(bounds[:-1]))
+
+
+def _block_bytes(total_bytes: int, blocks: int) -> int:
+    return round_up(-(-total_bytes // blocks), ALIGN_BYTES)
+
+
+def encode_plan(stripes: Stripes, member: int) -> list[Combine]:
+    """Everything `member` computes to fill its parity region: one Combine for each of its t blocks."""
+    index, size = stripes.members.index(member), len(stripes.members)
+    plan = []
+    for row in range(stripes.tolerates):
+        codeword = (index - row) % size
+        pieces = [stripes.piece(codeword, i) for i in range(size)]
+        sources = sorted((p for p in pieces if p.region is Region.DATA), key=lambda p: p.position)
+        plan.append(Combine(codeword, tuple(sources), (pieces[index],)))
+    return plan
+
+
+def decode_plan(stripes: Stripes, lost: Collection[int], member: int) -> list[Combine]:
+    """Everything that rebuilds `member`, data and parity, from the members that are not lost; the reading is spread evenly."""
+    assert member in lost and len(set(lost)) <= stripes.tolerates, f"{sorted(lost)} lost, {stripes.tolerates} tolerated, {member} wanted"
+    index, size = stripes.members.index(member), len(stripes.members)
+    read_bytes = {i: 0 for i in range(size) if stripes.members[i] not in lost}
+    plan = []
+    for codeword in range(size):
+        target = stripes.piece(codeword, index)
+        if target.nbytes == 0:
+            continue
+        have = [(i, _cut(stripes.piece(codeword, i), 0, target.nbytes)) for i in read_bytes]
+        chosen = sorted(have, key=lambda pair: (read_bytes[pair[0]] + pair[1].nbytes, (pair[0] - codeword) % size))[: stripes.k]
+        for i, piece in chosen:
+            read_bytes[i] += piece.nbytes
+        sources = sorted((piece for _, piece in chosen), key=lambda p: p.position)
+        plan.append(Combine(codeword, tuple(sources), (target,)))
+    return plan
+
+
+def chunks(combine: Combine, chunk_bytes: int) -> Iterator[Combine]:
+    """The same work in steps of at most `chunk_bytes` a piece, so that it can follow the network."""
+    for at in range(0, max(p.nbytes for p in combine.targets), chunk_bytes):
+        sources = tuple(_cut(p, at, chunk_bytes) for p in combine.sources)
+        targets = tuple(cut for p in combine.targets if (cut := _cut(p, at, chunk_bytes)).nbytes)
+        yield Combine(combine.codeword, sources, targets)
+
+
+def _cut(piece: Piece, at: int, nbytes: int) -> Piece:
+    start = min(piece.start + at, piece.stop)
+    return replace(piece, start=start, stop=min(start + nbytes, piece.stop))
