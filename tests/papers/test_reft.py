@@ -1,0 +1,150 @@
+"""REFT (arXiv 2310.12670): rotating parity over groups of nodes, and what it survives.
+
+No code and no table of the paper's survival figures is public; the formulas are derived from the layout and checked by simulation.
+"""
+
+from __future__ import annotations
+
+import random
+from fractions import Fraction
+from math import comb
+
+import pytest
+
+from keepstep.coding.reed_solomon import accumulate, rebuild, solve
+from keepstep.core.parity import Combine, Region, Stripes, decode_plan, encode_plan, stripes_of_replica, stripes_of_snapshots
+from keepstep.core.placement import place
+from keepstep.core.survival import out_of_reach, survival, survival_at, which_can_be_lost
+from keepstep.model.topology import Copies, NoRedundancy, Parity, topology
+
+ODD_BYTES = 1_000_003  # divides into nothing evenly
+Memory = dict[tuple[int, Region], bytearray]
+
+
+def carry_out(plan: list[Combine], stripes: Stripes, memory: Memory) -> None:
+    for combine in plan:
+        rows = solve(stripes.k, stripes.tolerates, tuple(p.position for p in combine.sources), tuple(p.position for p in combine.targets))
+        views = [
+            [memoryview(memory[p.member, p.region])[p.start : p.stop] for p in pieces] for pieces in (combine.sources, combine.targets)
+        ]
+        rebuild(rows, *views)
+
+
+def encoded(stripes: Stripes, seed: int) -> Memory:
+    rng = random.Random(seed)
+    memory: Memory = {}
+    for member, data_bytes in zip(stripes.members, stripes.data_bytes, strict=True):
+        memory[member, Region.DATA] = bytearray(rng.randbytes(data_bytes))
+        memory[member, Region.PARITY] = bytearray(stripes.parity_bytes)
+    for member in stripes.members:
+        carry_out(encode_plan(stripes, member), stripes, memory)
+    return memory
+
+
+@pytest.mark.parametrize("n", range(2, 9))
+@pytest.mark.parametrize("state", ["replicated", "sharded"])
+def test_every_single_loss_decodes_to_the_bit(n: int, state: str) -> None:
+    stripes = (
+        stripes_of_replica(range(n), 1, ODD_BYTES) if state == "replicated" else stripes_of_snapshots(range(n), 1, [ODD_BYTES // n] * n)
+    )
+    whole = encoded(stripes, seed=n)
+    for lost in range(n):
+        memory = {place: bytearray(len(found)) if place[0] == lost else bytearray(found) for place, found in whole.items()}
+        carry_out(decode_plan(stripes, {lost}, lost), stripes, memory)
+        assert memory == whole
+
+
+@pytest.mark.parametrize("n", range(2, 9))
+def test_memory_is_n_to_n_minus_1_within_padding(n: int) -> None:
+    stripes = stripes_of_replica(range(n), 1, ODD_BYTES)
+    held = sum(stripes.data_bytes) + n * stripes.parity_bytes
+    assert 0 <= held - ODD_BYTES * n / (n - 1) <= n * 64
+    assert place(Parity(n), topology(4 * n)).bytes_per_node_ratio == pytest.approx(n / (n - 1))
+
+
+@pytest.mark.parametrize("n", range(2, 9))
+def test_shares_are_equal_within_a_block(n: int) -> None:
+    stripes = stripes_of_replica(range(n), 1, ODD_BYTES)
+    assert all(abs(share - ODD_BYTES / n) <= stripes.block_bytes for share in stripes.data_bytes)
+
+
+@pytest.mark.parametrize("n", range(2, 9))
+def test_traffic_of_sharded_state_is_one_snapshot_out_and_in(n: int) -> None:
+    share = 64 * (n - 1) * 10
+    stripes = stripes_of_snapshots(range(n), 1, [share] * n)
+    out = dict.fromkeys(range(n), 0)
+    for member in range(n):
+        incoming = [p for combine in encode_plan(stripes, member) for p in combine.sources]
+        assert sum(p.nbytes for p in incoming) == share
+        for p in incoming:
+            out[p.member] += p.nbytes
+    assert set(out.values()) == {share}
+
+
+def test_replicas_that_compute_alone_agree_with_an_exchange() -> None:
+    """Each member's parity from its own replica equals the one from everybody's shares arriving in any order."""
+    n = 5
+    stripes = stripes_of_replica(range(n), 1, ODD_BYTES)
+    state = random.Random(5).randbytes(ODD_BYTES)
+    for member in range(n):
+        (combine,) = encode_plan(stripes, member)
+        local, arriving = bytearray(stripes.parity_bytes), bytearray(stripes.parity_bytes)
+        sources = [state[slice(*stripes.in_replica(p))] for p in combine.sources]
+        rows = solve(stripes.k, 1, tuple(p.position for p in combine.sources), (stripes.k,))
+        rebuild(rows, sources, [local])
+        for index in random.Random(member).sample(range(n - 1), n - 1):
+            accumulate(rows, index, sources[index], [arriving])
+        assert local == arriving
+
+
+def test_two_losses_in_a_group_are_refused_not_guessed() -> None:
+    placement = place(Parity(4), topology(8))
+    assert out_of_reach(placement, placement.holders, {0, 4}) == ()
+    assert out_of_reach(placement, placement.holders, {1, 2}) == (1, 2)
+    assert which_can_be_lost(placement, range(8), placement.holders).why == "any one of 8 nodes may be lost"
+    stripes = stripes_of_snapshots(range(4), 1, [100] * 4)
+    with pytest.raises(AssertionError, match="1 tolerated"):
+        decode_plan(stripes, {1, 2}, 1)
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_exactly_k_losses_follow_the_closed_form(n: int) -> None:
+    nodes = 16
+    for k, exact in survival(place(Parity(n), topology(nodes)).groups, nodes).items():
+        assert exact == (Fraction(comb(nodes // n, k) * n**k, comb(nodes, k)) if k <= nodes // n else 0)
+
+
+def test_the_row_for_groups_of_four() -> None:
+    chances = survival(place(Parity(4), topology(16)).groups, 4)
+    assert [float(chances[k]) for k in range(1, 5)] == pytest.approx([1, 0.8, 0.457, 0.141], abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("policy", "at_9999", "at_999", "at_99"),
+    [
+        (NoRedundancy(), 0.903, 0.359, 0.0),
+        (Copies(2), 0.999995, 0.99949, 0.950),
+        (Parity(2), 0.999995, 0.99949, 0.950),
+        (Parity(4), 0.999985, 0.99847, 0.859),
+        (Parity(8), 0.999964, 0.99644, 0.708),
+    ],
+    ids=str,
+)
+def test_a_window_on_1024_nodes(policy: Copies | Parity | NoRedundancy, at_9999: float, at_999: float, at_99: float) -> None:
+    groups = place(policy, topology(1024)).groups
+    assert survival_at(groups, 0.9999) == pytest.approx(at_9999, abs=5e-4 if isinstance(policy, NoRedundancy) else 5e-7)
+    assert survival_at(groups, 0.999) == pytest.approx(at_999, abs=5e-4 if isinstance(policy, NoRedundancy) else 5e-6)
+    assert survival_at(groups, 0.99) == pytest.approx(at_99, abs=5e-4)
+
+
+@pytest.mark.parametrize(("n", "keep"), [(2, 0.95), (4, 0.97), (4, 0.99), (8, 0.99)])
+def test_a_simulation_agrees(n: int, keep: float) -> None:
+    nodes, trials, rng = 64, 3000, random.Random(2310)
+    placement = place(Parity(n), topology(nodes))
+    formula = (keep**n + n * keep ** (n - 1) * (1 - keep)) ** (nodes // n)
+    assert survival_at(placement.groups, keep) == pytest.approx(formula)
+    survived = 0
+    for _ in range(trials):
+        lost = {node for node in range(nodes) if rng.random() > keep}
+        survived += not out_of_reach(placement, placement.holders, lost)
+    assert abs(survived / trials - formula) < 4 * (formula * (1 - formula) / trials) ** 0.5
