@@ -24,7 +24,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def drill(
     work: Path, *faults: str, nproc: int = 1, launcher: str = "plain", steps: int = STEPS, more: tuple[str, ...] = ()
-) -> tuple[int, Any]:
+) -> tuple[int, dict[str, Any]]:
     """(exit code, report)."""
     command = [sys.executable, "-m", "keepstep.cli.main", "drill", "--json", "--work", work]
     command += ["--nproc", nproc, "--steps", steps, "--launcher", launcher, *more]
