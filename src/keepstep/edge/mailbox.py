@@ -7,6 +7,7 @@ wait has a timeout.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import select
 import socket
@@ -71,7 +72,14 @@ class Mailbox:
             return None
         return message if isinstance(message, dict) else None
 
+    def hang_up(self) -> None:
+        """End the connection, also for a thread that waits in `recv` and for processes that inherited it."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
     def close(self) -> None:
+        """Give up this process's hold of the connection."""
         self._sock.close()
 
 

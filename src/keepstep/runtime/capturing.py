@@ -68,7 +68,7 @@ class Capturing:
         self, settings: Settings, identity: Identity, page: StatusPage, journal: Journal, on_phase: Callable[[Phase, int], None]
     ) -> None:
         self._settings, self._who, self._page, self._journal, self._on_phase = settings, identity, page, journal, on_phase
-        self.slots: list[Slot] = [s for s in map(self._open, slot_paths(settings.job_dir, identity.rank)) if s]
+        self.slots: list[Slot] = [self._open(path) for path in slot_paths(settings.job_dir, identity.rank)]
         self._views: list[SlotView] = [EMPTY_VIEW] * len(self.slots)
         self._views_lock = threading.Lock()
         self._peers: dict[int, StatusPage] = {}
@@ -82,13 +82,12 @@ class Capturing:
 
     # -- what is there already
 
-    def _open(self, path: Path) -> Slot | None:
+    def _open(self, path: Path) -> Slot:
         try:
             return Slot(path)
-        except (DamageError, OSError) as error:
+        except DamageError as error:
             self._journal.record("damaged", f"{error}; the slot is made anew", rank=self._who.rank)
-            path.unlink(missing_ok=True)
-            return None
+            return Slot.create(path, 1, 1)  # holds its place: a slot's number is its file's; `prepare` gives it its size
 
     def verified(self) -> tuple[dict[Stamp, int], int | None]:
         """Prove every slot. ({stamp: slot}, world size of foreign snapshots or None). Raises IdentityError."""
@@ -110,10 +109,13 @@ class Capturing:
             self._views[index] = SlotView(SlotState.SEALED, header.stamp)
         return found, foreign
 
-    def forget_all_but(self, stamp: Stamp | None) -> None:
-        """After loading: void every slot but the loaded one. Older ones are not needed, newer ones are another epoch's."""
+    def forget_newer(self, stamp: Stamp | None) -> None:
+        """After loading: void every slot that is newer than what was loaded (None: all), for it is another epoch's, or that holds nothing.
+
+        Older ones stay until everybody goes: should another rank fail to load this one, they are the next source.
+        """
         for index, (slot, view) in enumerate(zip(self.slots, self._views, strict=True)):
-            if stamp is None or view.state is not SlotState.SEALED or view.stamp != stamp:
+            if stamp is None or view.state is not SlotState.SEALED or view.stamp > stamp:
                 slot.void()
                 self._views[index] = EMPTY_VIEW
         self._publish_views()
@@ -353,6 +355,11 @@ class Capturing:
         self._queue.put(None)
         if self._thread:
             self._thread.join(5.0)
+
+    def close(self) -> None:
+        """Give up maps and locks; the slots stay."""
+        for slot in self.slots:
+            slot.close()
 
 
 def snapshot_of(capturing: Capturing, stamp: Stamp, index: int) -> tuple[Slot, SlotHeader, Layout]:

@@ -140,6 +140,11 @@ class Link:
         if self._box.send({"kind": "bye", "rank": self._rank, "ok": ok, "why": why}):
             self._released.wait(timeout_s)
 
+    def end(self) -> None:
+        """Hang up; the keeper sees the rank gone."""
+        self._closing = True
+        self._box.hang_up()
+
     def release(self) -> None:
         """In a forked child: let the parent alone hold the connection, so that its end is seen."""
         self._box.close()

@@ -97,15 +97,20 @@ class Job:
         self.settings, self.closed = settings, False
         self.phase_listeners = list(phase_listeners)
         self._who, self._protected, self._journal = who, protected, journal
-        self._link = Link(settings, who.rank, who.world_size, journal, lambda slot, why: self._capturing.damaged(slot, why))
-        self._page = self._own_page()
-        self._capturing = Capturing(settings, who, self._page, journal, self._announce)
         self._loss: Any = None
         self._stall_ns_total = self._stall_ns_last = 0
         self._finished = False
         self._failure: str | None = None
-        self._resume()
-        self._make_slots()
+        with contextlib.ExitStack() as undo:  # so that the program may mend what was wrong and call protect() again
+            self._link = Link(settings, who.rank, who.world_size, journal, lambda slot, why: self._capturing.damaged(slot, why))
+            undo.callback(self._link.end)
+            self._page = self._own_page()
+            undo.callback(self._page.close)
+            self._capturing = Capturing(settings, who, self._page, journal, self._announce)
+            undo.callback(self._capturing.close)
+            self._resume()
+            self._make_slots()
+            undo.pop_all()
         self._hook()
 
     # -- the public face
@@ -135,6 +140,8 @@ class Job:
             began_ns = time.monotonic_ns()
             self._announce(Phase.STEP, step)
             yield step
+            if self.closed:
+                return
             self._boundary(step, time.monotonic_ns() - began_ns)
             if resumed_ns is not None:
                 took_ns = time.monotonic_ns() - resumed_ns
@@ -192,6 +199,9 @@ class Job:
         self._summarize()
         self._page.publish(phase=Phase.DONE)
         self._link.goodbye(ok and self._failure is None, self._failure or ("ended well" if ok else f"left after step {self._step}"))
+        self._link.end()
+        self._capturing.close()
+        self._page.close()
 
     def _summarize(self) -> None:
         page = self._page.read()
@@ -251,16 +261,16 @@ class Job:
         remarks: list[str] = []
         if offer.source == "memory":
             remarks = self._load_memory(offer.stamp, holds[offer.stamp])
-            self._capturing.forget_all_but(offer.stamp)
+            self._capturing.forget_newer(offer.stamp)
         elif offer.source == "store":
             assert self.settings.store is not None
             try:
                 remarks = checkpoint.load(self.settings.store, offer.stamp.step, self._who.rank, self._who.world_size, self._protected)
             except (DamageError, StoreError) as error:
                 raise Unusable(str(error)) from error
-            self._capturing.forget_all_but(None)
+            self._capturing.forget_newer(None)
         else:
-            self._capturing.forget_all_but(None)
+            self._capturing.forget_newer(None)
         for remark in remarks:
             self._journal.record("restore-remark", remark)
         took_ns = time.monotonic_ns() - began_ns
@@ -311,6 +321,8 @@ class Job:
         self._page.publish(stall_ns_total=self._stall_ns_total, stall_ns_last=self._stall_ns_last)
 
     def _announce(self, phase: Phase, step: int) -> None:
+        if self.closed:
+            return
         if phase not in (Phase.CAPTURE, Phase.SEAL):  # those happen beside the trainer's own phase
             self._page.publish(phase=phase, step=step)
         for listener in self.phase_listeners:
@@ -339,8 +351,7 @@ class Job:
         self._preemption.after_fork_in_child()
         atexit.unregister(self._at_exit)
         self._page.close()
-        for slot in self._capturing.slots:
-            slot.close()
+        self._capturing.close()
         self._link.release()
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:

@@ -70,9 +70,11 @@ class Preemption:
             if self._old_fd != -1:  # somebody else (an asyncio loop) listens too
                 os.write(self._old_fd, data)
             if data[0] == signal.SIGTERM:
-                self._act()
-                if self._theirs is signal.SIG_DFL:
-                    _die_of_sigterm()
+                try:
+                    self._act()
+                finally:  # whatever went wrong, SIGTERM ends the process
+                    if self._theirs is signal.SIG_DFL:
+                        _die_of_sigterm()
                 return
 
 
