@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,6 +101,9 @@ class Protected:
     values: dict[str, Any] = field(default_factory=dict)
     eager_names: set[str] = field(default_factory=set)  # lazily copied once, found torn, copied at the boundary since
     lazy: bool = True
+    _specs: dict[str, tuple[Any, TensorSpec]] = field(default_factory=dict)  # by name, with what they were made from
+    _layout: Layout = field(default_factory=lambda: lay_out([]))
+    _about: tuple[Any, dict[str, Any]] | None = None
 
     @classmethod
     def of(cls, stateful: Mapping[str, Any], lazy: bool) -> Protected:
@@ -118,12 +121,16 @@ class Protected:
 
     def about(self) -> dict[str, Any]:
         """What each thing is, in JSON's types: compared before anything is loaded."""
-        shapes = {
-            k: [[str(p.dtype), list(p.shape)] for p in parameters_of(v)]
-            for k, v in self.objects.items()
-            if isinstance(v, torch.optim.Optimizer)
-        }
-        return {"kinds": {k: kind_of(v) for k, v in {**self.objects, **self.values}.items()}, "optimizer_parameters": shapes}
+        sizes = [len(group["params"]) for optimizer in self.optimizers for group in optimizer.param_groups]
+        if self._about is None or self._about[0] != sizes:
+            shapes = {
+                k: [[str(p.dtype), list(p.shape)] for p in parameters_of(v)]
+                for k, v in self.objects.items()
+                if isinstance(v, torch.optim.Optimizer)
+            }
+            kinds = {k: kind_of(v) for k, v in {**self.objects, **self.values}.items()}
+            self._about = (sizes, {"kinds": kinds, "optimizer_parameters": shapes})
+        return self._about[1]
 
     def tree(self) -> dict[str, Any]:
         """The nested state, RNG first."""
@@ -138,13 +145,17 @@ class Protected:
     def gather(self) -> State:
         """Name every tensor and pickle the rest. Runs on the trainer's thread; copies no tensor, leaves random states as they were."""
         tree = self.tree()
-        names = {id(tensor): name for name, tensor in _named_tensors(tree)}
+        names: dict[int, str] = {}
+        _name_tensors(tree, "", names)
         still = self._still_addresses() if self.lazy else frozenset()
-        pickler = _TreePickler(names, still, self.eager_names)
+        pickler = _TreePickler(names, still, self.eager_names, self._specs)
         pickler.dump({ABOUT: self.about(), **tree})
         put_back(tree[RNG])
         items = tuple(pickler.items)
-        return State(items, pickler.buffer.getvalue(), lay_out([i.spec for i in items]))
+        specs = [i.spec for i in items]
+        if specs != [s.spec for s in self._layout.segments]:  # mostly the very same objects, which compare at once
+            self._layout = lay_out(specs)
+        return State(items, pickler.buffer.getvalue(), self._layout)
 
     def _still_addresses(self) -> frozenset[int]:
         # Only what a torch optimizer owns is known to stand still until its pre-step hook has run.
@@ -157,17 +168,15 @@ class Protected:
         return frozenset(addresses)
 
 
-def _named_tensors(tree: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    if isinstance(tree, torch.Tensor):
-        yield name, tree
-    elif isinstance(tree, Mapping):
-        for key, value in tree.items():
-            if isinstance(value, (torch.Tensor, Mapping, list, tuple)):
-                yield from _named_tensors(value, f"{name}.{key}" if name else str(key))
-    elif isinstance(tree, (list, tuple)):
-        for index, value in enumerate(tree):
-            if isinstance(value, (torch.Tensor, Mapping, list, tuple)):
-                yield from _named_tensors(value, f"{name}.{index}")
+def _name_tensors(tree: Any, name: str, names: dict[int, str]) -> None:
+    """Fill `names` with the dotted path of every tensor in dicts, lists and tuples."""
+    pairs = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    prefix = f"{name}." if name else ""
+    for key, value in pairs:
+        if isinstance(value, torch.Tensor):
+            names[id(value)] = f"{prefix}{key}"
+        elif isinstance(value, (dict, list, tuple)):
+            _name_tensors(value, f"{prefix}{key}", names)
 
 
 def _fetch(index: int) -> torch.Tensor:
@@ -180,11 +189,13 @@ def _as_leaf(tensor: torch.Tensor, is_parameter: bool, requires_grad: bool) -> t
 
 
 class _TreePickler(pickle.Pickler):
-    def __init__(self, names: dict[int, str], still: frozenset[int], eager_names: set[str]) -> None:
+    def __init__(
+        self, names: dict[int, str], still: frozenset[int], eager_names: set[str], specs: dict[str, tuple[Any, TensorSpec]]
+    ) -> None:
         self.buffer = io.BytesIO()
         super().__init__(self.buffer, protocol=5)
         self.items: list[Item] = []
-        self._names, self._still, self._eager_names = names, still, eager_names
+        self._names, self._still, self._eager_names, self._specs = names, still, eager_names, specs
         self._seen: dict[tuple[Any, ...], int] = {}
 
     def reducer_override(self, value: Any) -> Any:
@@ -196,20 +207,28 @@ class _TreePickler(pickle.Pickler):
             self._names[id(plain)] = self._names.get(id(value), f"<hidden {len(self.items)}>")
             return _as_leaf, (plain, is_parameter, value.requires_grad)
         local = local_part(value)
-        flags = (local.is_conj(), local.is_neg())
-        key = (local.data_ptr(), local.dtype, local.shape, local.stride(), local.device, *flags) if local.numel() else (id(value),)
+        look = (local.dtype, local.shape, local.stride(), local.device, local.is_conj(), local.is_neg())
+        key = (local.data_ptr(), *look) if local.numel() else (id(value),)
         index = self._seen.get(key)
         if index is None:
             index = self._seen[key] = len(self.items)
             name = self._names.get(id(value), f"<hidden {index}>")
             lazy = local.data_ptr() in self._still and name not in self._eager_names
-            self.items.append(Item(_spec(name, value, local), local, lazy))
+            self.items.append(Item(self._spec(name, value, local, look), local, lazy))
         return _fetch, (index,)
+
+    def _spec(self, name: str, tensor: torch.Tensor, local: torch.Tensor, look: Any) -> TensorSpec:
+        if isinstance(tensor, DTensor):
+            look = (*look, tensor.shape, tensor.placements, tensor.device_mesh)
+        known = self._specs.get(name)
+        if known is None or known[0] != look:
+            known = self._specs[name] = (look, _spec(name, tensor, local))
+        return known[1]
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Dense memory we can copy; sparse, quantized and other wrapped tensors go through pickle as a whole."""
-    if tensor.device.type == "meta":
+    if tensor.is_meta:
         raise ConfigError(f"a tensor of shape {tuple(tensor.shape)} is on the meta device: it has no bytes to protect yet")
     if isinstance(tensor, DTensor):
         return True
