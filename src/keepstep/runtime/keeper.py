@@ -195,12 +195,19 @@ class Keeper:
                     why = f"every rank starts afresh: epoch {action.epoch} begins"
                 self.journal.record("resumed", why, step=step, source=action.offer.source, lost_steps=lost, epoch=action.epoch)
                 self.custody.resumed = True
+                self._remove_other_ranks()
                 self._tell({"kind": "go", "epoch": action.epoch})
             elif isinstance(action, Refuse):
                 self.journal.record("restore-refused", action.why)
                 self._tell({"kind": "refused", "why": action.why})
             elif isinstance(action, ListStore):
                 self._checks.append((self.workers.submit(self._list_store), "store"))
+
+    def _remove_other_ranks(self) -> None:
+        # All ranks of this world stand on proven state: what a larger world left is of no more use, and its pages would hold back the cut.
+        for directory in self.settings.job_dir.glob("rank-*"):
+            if int(directory.name.split("-")[1]) >= (self._world_size() or 0):
+                shutil.rmtree(directory)
 
     def _tell(self, message: dict[str, Any]) -> None:
         for box in list(self.ranks.values()):
