@@ -34,7 +34,7 @@ def end(box: Mailbox, settings: Settings) -> None:
     """The keeper goes, and all it kept, when the agent says that the job is over."""
     pidfd = os.pidfd_open(box.peer()[0])
     box.send({"kind": "agent"})
-    box.send({"kind": "end", "ok": True})
+    box.send({"kind": "end", "ok": True, "why": "the test is over"})
     assert select.select([pidfd], [], [], 20)[0], "the keeper does not go"
     os.close(pidfd)
     box.close()
