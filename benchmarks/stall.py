@@ -6,6 +6,7 @@ keepstep and with each peer, so that the machine's noise hits all alike; figures
     python benchmarks/stall.py                    # a table
     python benchmarks/stall.py --json --rounds 8  # one JSON document
     python benchmarks/stall.py --peers none       # keepstep only
+    python benchmarks/stall.py --model demo       # the iteration of examples/gpt.py
 
 Reported per scheme: median step, slowdown against not saving (the median of each round's ratio), what the caller waited for,
 the first save, and the memory taken per byte of state. For keepstep also the copy's bandwidth against a memcpy of the same
@@ -81,23 +82,45 @@ class Memcpy:
         return self.source.numel() / (time.perf_counter() - began)
 
 
-class Bench:
+class Workload:
+    """What is trained. `state_bytes` counts parameters and AdamW's two moments."""
+
     def __init__(self, args: argparse.Namespace) -> None:
         torch.set_num_threads(1)
         torch.manual_seed(0)
-        self.args = args
-        self.model = torch.nn.Sequential(*(Block(args.width) for _ in range(args.layers)))
+        if args.model == "demo":
+            path = Path(__file__).parents[1] / "examples" / "gpt.py"
+            spec = importlib.util.spec_from_file_location("gpt", path)
+            assert spec is not None and spec.loader is not None
+            gpt = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(gpt)
+            sizes = gpt.arguments([])
+            windows = gpt.read_text().unfold(0, sizes.context + 1, sizes.context)
+            sampler = gpt.PositionSampler(len(windows), 0)
+            self.model: torch.nn.Module = gpt.GPT(sizes.width, sizes.layers, sizes.heads, sizes.context)
+            self._loss = lambda: self.model(windows[sampler.take(sizes.batch)].long())
+        else:
+            data = torch.randn(args.batch, args.width)
+            self.model = torch.nn.Sequential(*(Block(args.width) for _ in range(args.layers)))
+            self._loss = lambda: self.model(data).square().mean()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
-        self.data = torch.randn(args.batch, args.width)
         self.state_bytes = sum(p.numel() for p in self.model.parameters()) * 12
-        self.copies: list[float] = []
-        self.seals: list[float] = []
-        self.directory = Path(tempfile.mkdtemp(prefix="keepstep-bench-", dir=args.directory))
 
     def train_one(self) -> None:
         self.optimizer.zero_grad()
-        self.model(self.data).square().mean().backward()
+        self._loss().backward()
         self.optimizer.step()
+
+
+class Bench:
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.work = Workload(args)
+        self.model, self.optimizer = self.work.model, self.work.optimizer
+        self.state_bytes, self.train_one = self.work.state_bytes, self.work.train_one
+        self.copies: list[float] = []
+        self.seals: list[float] = []
+        self.directory = Path(tempfile.mkdtemp(prefix="keepstep-bench-", dir=args.directory))
 
     def state(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
@@ -264,6 +287,7 @@ def show(report: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=["blocks", "demo"], default="blocks")
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--layers", type=int, default=7)
     parser.add_argument("--batch", type=int, default=224)

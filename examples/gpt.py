@@ -153,7 +153,7 @@ def main() -> None:
         dist.destroy_process_group()
 
 
-def arguments() -> argparse.Namespace:
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--width", type=int, default=192)
@@ -164,7 +164,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="where rank 0 writes the final hash and the losses of the steps it ran, as JSON")
-    return parser.parse_args()
+    return parser.parse_args(given)
 
 
 if __name__ == "__main__":
