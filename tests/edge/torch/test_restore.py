@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -452,6 +453,29 @@ def test_plain_values_come_back_in_the_objects_the_user_holds(room: Room) -> Non
 def test_a_value_of_another_type_is_replaced(room: Room) -> None:
     room.save(best=0.25)
     assert room.load(best=None).values["best"] == 0.25
+
+
+def test_generators_of_one_s_own_are_restored_in_place(room: Room) -> None:
+    """A data loader or a sampler holds the very object."""
+
+    def make(seed: int) -> dict[str, Any]:
+        return {"t": torch.Generator().manual_seed(seed), "n": numpy.random.default_rng(seed), "p": random.Random(seed)}
+
+    def numbers(generators: dict[str, Any]) -> list[float]:
+        return [torch.rand(1, generator=generators["t"]).item(), generators["n"].random(), generators["p"].gauss()]
+
+    saved, live = make(1), make(2)
+    numbers(saved)
+    room.save(**saved)
+    expected = [numbers(saved) for _ in range(3)]
+    room.load(**live)
+    assert [numbers(live) for _ in range(3)] == expected
+
+
+def test_an_object_that_pickles_itself_is_replaced_whole(room: Room) -> None:
+    saved, live = deque([1, 2], maxlen=5), deque([9], maxlen=5)
+    room.save(recent=saved)
+    assert room.load(recent=live).values["recent"] == saved
 
 
 def test_plain_tensors_are_filled_in_place(room: Room) -> None:

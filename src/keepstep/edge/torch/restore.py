@@ -8,6 +8,7 @@ float state to the parameter's type), drop or renumber.
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -150,7 +151,13 @@ def _into(live: Any, saved: Any) -> Any:
     elif isinstance(live, set):
         live.clear()
         live |= saved
-    elif hasattr(live, "__dict__") and not callable(live):
+    elif isinstance(live, torch.Generator):
+        live.set_state(saved.get_state())
+    elif isinstance(live, random.Random):
+        live.setstate(saved.getstate())
+    elif hasattr(live, "bit_generator"):  # numpy's
+        live.bit_generator.state = saved.bit_generator.state
+    elif hasattr(live, "__dict__") and not callable(live) and getattr(type(live), "__reduce__", None) is object.__reduce__:
         live.__dict__.clear()
         live.__dict__.update(copy.copy(saved.__dict__))
     else:
