@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from keepstep.model.units import human_ns
+from keepstep.model.units import S_NS, human_ns
+
+FIRST_NS = 10 * S_NS  # however short the grace: whoever started the keeper needs a moment to say so
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,9 @@ class Custody:
         if any(why == "interrupted" for _, why in words):
             return Finish(False, "the user interrupted the job")
         alone_ns = now_ns - self.alone_since_ns
-        if alone_ns > self.grace_ns:
+        grace_ns = max(self.grace_ns, FIRST_NS) if self.world_size is None else self.grace_ns
+        if alone_ns > grace_ns:
             return Finish(
-                False, f"agent and ranks have been gone for {human_ns(alone_ns)}, longer than the grace time of {human_ns(self.grace_ns)}"
+                False, f"agent and ranks have been gone for {human_ns(alone_ns)}, longer than the grace time of {human_ns(grace_ns)}"
             )
         return None
