@@ -48,9 +48,16 @@ def test_a_restore_belongs_to_the_fault_before_it(tmp_path: Path) -> None:
     asked = plan(tmp_path, Fault("kill", 1, 20), Fault("keeper-kill", 0, 20, "restore"))
     Injector(asked, 0)(Phase.RESTORE, -1)
     assert told(tmp_path) == []
-    note(asked.attempts, 0, "about to")
+    note(asked.attempts, 0, "did")
     Injector(asked, 0)(Phase.RESTORE, 18)
     assert told(tmp_path)[1:] == [(1, "about to"), (1, "cannot")]
+
+
+def test_a_fault_that_was_cut_short_is_done_by_the_next_life(tmp_path: Path) -> None:
+    asked = plan(tmp_path, Fault("keeper-kill", 0, 5))
+    note(asked.attempts, 0, "about to")  # and another fault's kill came first
+    Injector(asked, 0)(Phase.FORWARD, 6)
+    assert told(tmp_path) == [(0, "about to"), (0, "about to"), (0, "cannot")]
 
 
 def test_torn_waits_for_the_seal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,9 @@ import pytest
 from keepstep.cli.drill import exit_code
 from keepstep.model.events import Event
 from keepstep.model.units import S_NS
-from keepstep.testing.conductor import Facts
 from keepstep.testing.faults import Fault, parse
 from keepstep.testing.verdict import judge
+from keepstep.testing.witness import Facts
 
 
 def event(at_s: float, kind: str, why: str = "", who: str = "keeper", **data: Any) -> Event:

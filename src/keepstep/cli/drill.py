@@ -22,9 +22,10 @@ from rich.table import Table
 
 from keepstep.errors import ConfigError
 from keepstep.model.units import S_NS
-from keepstep.testing.conductor import LAUNCHERS, Drill, Facts, conduct, reference
+from keepstep.testing.conductor import LAUNCHERS, Drill, conduct, reference
 from keepstep.testing.faults import DRAWN, KINDS, PHASES, Fault, check, draw, kinds_of, parse, with_triggers
 from keepstep.testing.verdict import judge
+from keepstep.testing.witness import Facts
 
 PROVED, FAILED, WRONG, CANNOT_INJECT = 0, 1, 2, 3
 TAIL_STEPS = 12  # what a campaign trains on after its last fault

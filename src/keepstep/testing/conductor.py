@@ -1,7 +1,7 @@
-"""Conductor: runs the drill's job in real processes, does what can only be done from outside, and looks.
+"""Conductor: runs the drill's job in real processes, and undisturbed for comparison.
 
-Comes in: a `Drill` (the job's parameters and the faults). Goes out: `Facts`, everything that was seen: exit codes, digests,
-processes that were gone or stopped, what slots said after a death, the journal, what was left behind. Judges nothing (verdict.py).
+Comes in: a `Drill` (the job's parameters and the faults). Goes out: `Facts`, everything that was seen: exit code, digests, the
+journal, what was left behind, and what the witness saw of the faults. Judges nothing (verdict.py).
 
 Invariant: whatever happens, when `conduct` returns no process of the job lives and nothing of it is in its arena_dir.
 """
@@ -16,25 +16,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from keepstep.config import Config
-from keepstep.edge.arena import Slot, slot_paths
 from keepstep.edge.journal import read_journal
-from keepstep.edge.status import StatusPage, status_path
-from keepstep.errors import DamageError
-from keepstep.model.events import Event
-from keepstep.model.snapshot import Phase, RankStatus, SlotState
 from keepstep.model.units import MIB
 from keepstep.testing.faults import Fault, to_plan
-from keepstep.testing.injector import attempted, kill_keeper, note
+from keepstep.testing.witness import Facts, Witness
 
 LAUNCHERS = ("run", "torchrun", "plain")
-STOPPED_S = 0.3  # how long a stopped rank stays before it is killed
 REMOVAL_S = 20.0  # how long the keeper may take to remove everything after the job's end
 RESTART_S = 25.0  # the longest a restart may take on a busy machine
 GRACE_S = 30.0
@@ -61,31 +56,8 @@ class Drill:
     @property
     def key(self) -> str:
         """Equal for drills whose undisturbed runs end in the same state."""
-        parts = [self.nproc, self.steps, self.seed, self.width, Path(__file__).with_name("job.py").read_text()]
+        parts = [self.nproc, self.steps, self.seed, self.width, version("torch"), Path(__file__).with_name("job.py").read_text()]
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
-
-
-@dataclass
-class Facts:
-    """What was seen. `cannot`: faults that could not be done, and why. `sightings`: what the conductor saw of each fault itself."""
-
-    job: str
-    exit_code: int | None = None  # of the launcher; None: it had to be stopped
-    digests: dict[int, str] = field(default_factory=dict)
-    notes: list[dict[str, Any]] = field(default_factory=list)
-    cannot: dict[int, str] = field(default_factory=dict)
-    sightings: dict[int, list[str]] = field(default_factory=dict)
-    events: list[Event] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=lambda: {"captured_steps": 0, "skipped_steps": 0, "torn_steps": 0})
-    left_over: list[str] = field(default_factory=list)
-    log: str = ""
-
-    @property
-    def hash(self) -> str | None:
-        """One digest of all ranks; None when one is missing."""
-        if not self.digests:
-            return None
-        return hashlib.sha256("".join(self.digests[r] for r in sorted(self.digests)).encode()).hexdigest()
 
 
 def conduct(drill: Drill, progress: Progress = lambda step, done: None) -> Facts:
@@ -119,18 +91,6 @@ def unmount(directory: Path) -> None:
     subprocess.run(["umount", "--lazy", str(directory)], capture_output=True)
 
 
-def process_state(pid: int) -> str:
-    """The letter /proc gives (`R`, `S`, `T` stopped, `Z` dead and not yet collected ...); empty when there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
-
-
-def is_dead(pid: int) -> bool:
-    return process_state(pid) in ("", "Z", "X")
-
-
 class _Run:
     """One run of the job."""
 
@@ -150,27 +110,23 @@ class _Run:
         )
         self.job_dir = drill.arena_dir / f"keepstep-{facts.job}"
         self.journal = self.room / "journal.jsonl"
-        self.pages: dict[int, StatusPage] = {}
         self.deadly = sum(f.ends_a_rank for f in drill.faults)
-        self.watches: dict[int, Iterator[None]] = {}  # one a fault, advanced every few milliseconds
-        self.counts: dict[tuple[int, int], RankStatus] = {}
+        self.witness = Witness(drill.faults, drill.nproc, facts, self.job_dir, self.attempts, self.journal)
 
     def go(self, progress: Progress) -> None:
         deadline = time.monotonic() + 60 + 5 * self.drill.steps * max(self.drill.step_ms, 10) / 1000 + RESTART_S * self.deadly
         self._write_plan()
-        for number, fault in enumerate(self.drill.faults):
-            if fault.from_outside:
-                self.watches[number] = self._strike(number, fault)
-        tick_s = 0.001 if self.watches else 0.01
+        tick_s = 0.001 if any(f.from_outside for f in self.drill.faults) else 0.01
         with open(self.room / "job.log", "ab") as log:
             child = self._start(log)
             restarts = 0
             try:
                 while time.monotonic() < deadline:
-                    self._look()
-                    progress(max((s.completed_step for s in self.counts.values()), default=-1), len({n["fault"] for n in self.facts.notes}))
+                    self.witness.look()
+                    reached = max((s.completed_step for s in self.witness.statuses.values()), default=-1)
+                    progress(reached, len({n["fault"] for n in self.facts.notes}))
                     code = child.poll()
-                    if code is not None and code != 0 and self.drill.launcher == "plain" and restarts < self.deadly + 3:
+                    if code and self.drill.launcher == "plain" and restarts < self.deadly + 3:
                         child, restarts = self._start(log), restarts + 1
                     elif code is not None:
                         break
@@ -215,118 +171,6 @@ class _Run:
             [str(c) for c in command], env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
 
-    # -- looking and striking
-
-    def _look(self) -> None:
-        for rank in range(self.drill.nproc):
-            status = self._page(rank)
-            if status is not None:
-                self.counts[(rank, status.incarnation)] = status
-        self._read_notes()
-        for number, watch in list(self.watches.items()):
-            if next(watch, self) is self:
-                del self.watches[number]
-
-    def _page(self, rank: int) -> RankStatus | None:
-        if rank not in self.pages:
-            with suppress(OSError, ValueError):
-                self.pages[rank] = StatusPage(status_path(self.job_dir, rank))
-        return self.pages[rank].read() if rank in self.pages else None
-
-    def _read_notes(self) -> None:
-        if not self.attempts.exists():
-            return
-        lines = self.attempts.read_text().splitlines()
-        for line in lines[len(self.facts.notes) :]:
-            said = json.loads(line)
-            self.facts.notes.append(said)
-            number = int(said["fault"])
-            if said["what"] == "cannot":
-                self.facts.cannot[number] = said["why"]
-            elif said["what"] == "did" and not self.drill.faults[number].from_outside:
-                self.watches[number] = self._witness(number, self.drill.faults[number], said)
-
-    def _saw(self, number: int, what: str) -> None:
-        self.facts.sightings.setdefault(number, []).append(what)
-
-    def _told(self, number: int, key: str) -> Any:
-        return next((n[key] for n in self.facts.notes if n["fault"] == number and key in n), None)
-
-    def _strike(self, number: int, fault: Fault) -> Iterator[None]:
-        """A fault from outside: wait for its moment, then do it."""
-        assert fault.after_ms is not None
-        while True:
-            while (status := self._page(fault.rank)) is None or is_dead(status.pid) or not self._is_moment(number, fault, status):
-                yield
-            at = time.monotonic() + fault.after_ms / 1000
-            while time.monotonic() < at:
-                yield
-            if not is_dead(status.pid):
-                break
-        note(self.attempts, number, "about to", pid=status.pid, phase=status.phase.name.lower(), step=status.step)
-        said: dict[str, Any] = {"pid": status.pid}
-        if fault.kind == "keeper-kill":
-            try:
-                said = {"keeper_pid": kill_keeper(self.job_dir)}
-            except OSError as error:
-                note(self.attempts, number, "cannot", why=f"no keeper answered: {error}")
-                return
-        else:
-            os.kill(status.pid, signal.SIGSTOP if fault.kind == "stop" else signal.SIGKILL)
-        note(self.attempts, number, "did", **said)
-        yield from self._witness(number, fault, said)
-
-    def _is_moment(self, number: int, fault: Fault, status: RankStatus) -> bool:
-        if fault.phase == "restore":
-            return status.phase is Phase.RESTORE and number - 1 in attempted(self.attempts)
-        return status.step >= fault.step and status.phase not in (Phase.RESTORE, Phase.STARTING, Phase.DONE)
-
-    def _witness(self, number: int, fault: Fault, said: dict[str, Any]) -> Iterator[None]:
-        """Look at what became of a fault, until it is seen."""
-        if fault.kind == "keeper-kill":
-            while not is_dead(said["keeper_pid"]):
-                yield
-            self._saw(number, f"keeper process {said['keeper_pid']} is gone")
-            return
-        if fault.kind == "full":
-            yield from self._witness_full(number, fault, Path(said["filler"]))
-            return
-        pid = int(said.get("pid") or self._told(number, "pid"))
-        if fault.kind == "stop":
-            while (state := process_state(pid)) not in ("T", "Z", ""):
-                yield
-            if state == "T":
-                self._saw(number, f"process {pid} is stopped (state T)")
-            until = time.monotonic() + STOPPED_S
-            while time.monotonic() < until:
-                yield
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        while not is_dead(pid):
-            yield
-        self._saw(number, f"process {pid} is gone")
-        if fault.kind == "torn":
-            self._look_at_torn(number, fault.rank)
-
-    def _look_at_torn(self, number: int, rank: int) -> None:
-        for path in slot_paths(self.job_dir, rank):
-            with suppress(OSError, DamageError):
-                slot = Slot(path)
-                header = slot.header()
-                slot.close()
-                if header.state is SlotState.WRITING:
-                    self._saw(number, f"{path.name} of rank {rank} was left with a payload of {header.stamp} and no seal")
-
-    def _witness_full(self, number: int, fault: Fault, filler: Path) -> Iterator[None]:
-        free = os.statvfs(filler.parent)
-        if free.f_bavail == 0:
-            self._saw(number, f"{filler.parent} has 0 bytes free")
-        began_ns = int(self._told(number, "mono_ns"))
-        answer = "persist-failed" if fault.where == "store" else "resumed"
-        while not any(e.kind == answer and e.mono_ns > began_ns for e in read_journal(self.journal)):
-            yield
-        filler.unlink(missing_ok=True)  # what follows may go well again
-
     # -- ending
 
     def _remains(self) -> list[str]:
@@ -335,7 +179,7 @@ class _Run:
     def _wait_for_removal(self) -> None:
         until = time.monotonic() + REMOVAL_S
         while self._remains() and time.monotonic() < until:
-            self._look()
+            self.witness.look()
             time.sleep(0.02)
         self.facts.left_over = self._remains()
 
@@ -352,21 +196,19 @@ class _Run:
             with suppress(OSError):
                 if self.facts.job.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
                     os.kill(pid, signal.SIGKILL)
-        for page in self.pages.values():
-            page.close()
+        self.witness.close()
         for remains in self._remains():
             shutil.rmtree(remains, ignore_errors=True)
 
     def _collect(self) -> None:
         facts = self.facts
-        self._read_notes()
         facts.events = list(read_journal(self.journal))
         for rank in range(self.drill.nproc):
             with suppress(FileNotFoundError):
                 facts.digests[rank] = json.loads((self.results / f"rank-{rank}.json").read_text())["digest"]
         if len(facts.digests) < self.drill.nproc:
             facts.digests = {}
-        for status in self.counts.values():
+        for status in self.witness.statuses.values():
             for name in facts.counts:
                 facts.counts[name] += getattr(status, name)
         facts.log = (self.room / "job.log").read_text(errors="replace")

@@ -1,8 +1,8 @@
 """Injector: the hand inside a rank that does the fault.
 
-Listens to the phases the job and keepstep announce. Before a fault is done its number goes to an append-only file that
-outlives the rank, so that no later life does it again and the drill knows that it was tried. What proves that it happened
-is seen from outside (verdict.py), never told from here.
+Listens to the phases the job and keepstep announce. That a fault is about to be done, and that it was, goes to an append-only file that
+outlives the rank, so that no later life does it again and the drill knows that it was tried. What proves that it happened is
+seen from outside (verdict.py), never told from here.
 """
 
 from __future__ import annotations
@@ -62,11 +62,12 @@ def note(attempts: Path, number: int, what: str, **data: Any) -> None:
 
 
 def attempted(attempts: Path) -> set[int]:
-    """The faults that were tried in any life."""
+    """The faults that were done, or could not be, in any life. One that another fault's kill came before is still to be done."""
     try:
-        return {json.loads(line)["fault"] for line in attempts.read_text().splitlines()}
+        said = [json.loads(line) for line in attempts.read_text().splitlines()]
     except FileNotFoundError:
         return set()
+    return {s["fault"] for s in said if s["what"] != "about to"}
 
 
 class Injector:

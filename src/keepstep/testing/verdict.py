@@ -14,8 +14,8 @@ from typing import Any
 
 from keepstep.model.events import Event
 from keepstep.model.units import S_NS
-from keepstep.testing.conductor import Facts
 from keepstep.testing.faults import Fault
+from keepstep.testing.witness import Facts
 
 DAMAGE = ("damaged", "checkpoint-damaged", "restore-failed", "slot-voided")
 NO_SPACE = ("No space left", "ENOSPC")
