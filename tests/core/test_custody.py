@@ -129,19 +129,6 @@ def test_without_any_grace_the_first_rank_still_has_time_to_come() -> None:
     assert kept.decide(6 * S_NS + 1) is not None
 
 
-def test_a_job_that_failed_before_it_resumed_does_not_end_what_was_there_before() -> None:
-    kept = Custody(GRACE_NS, alone_since_ns=0)
-    kept.agent_came()
-    assert kept.agent_said_end(False, "the model changed shape", holds_snapshots=True) is False
-    assert kept.decide(S_NS) is None
-    kept.agent_left(S_NS)
-    assert kept.decide(30 * S_NS) is None and kept.decide(32 * S_NS) is not None
-    kept.agent_came()
-    kept.resumed = True
-    assert kept.agent_said_end(False, "it failed later", holds_snapshots=True) is True
-    assert kept.decide(S_NS) == Finish(False, "it failed later")
-
-
 def test_words_of_an_earlier_and_larger_world_are_forgotten() -> None:
     kept = custody(3)
     for rank in (0, 1, 2):

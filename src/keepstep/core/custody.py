@@ -31,12 +31,13 @@ class Custody:
     agent: bool = False
     last_words: dict[int, tuple[bool, str]] = field(default_factory=dict)
     finish: Finish | None = None
+    met: bool = False  # anybody, ever
     resumed: bool = False  # the agent's ranks have trained on what is in memory
 
     def rank_came(self, rank: int, world_size: int) -> None:
         if world_size != self.world_size:
             self.last_words.clear()  # another job's worth of ranks: what the old ones said counts no more
-        self.world_size = world_size
+        self.world_size, self.met = world_size, True
         self.ranks.add(rank)
         self.last_words.pop(rank, None)
 
@@ -48,7 +49,7 @@ class Custody:
         self._mark_alone(now_ns)
 
     def agent_came(self) -> None:
-        self.agent, self.resumed = True, False
+        self.agent, self.met, self.resumed = True, True, False
 
     def agent_left(self, now_ns: int) -> None:
         self.agent = False
@@ -78,7 +79,7 @@ class Custody:
         if any(why == "interrupted" for _, why in words):
             return Finish(False, "the user interrupted the job")
         alone_ns = now_ns - self.alone_since_ns
-        grace_ns = max(self.grace_ns, FIRST_NS) if self.world_size is None else self.grace_ns
+        grace_ns = self.grace_ns if self.met else max(self.grace_ns, FIRST_NS)
         if alone_ns > grace_ns:
             return Finish(
                 False, f"agent and ranks have been gone for {human_ns(alone_ns)}, longer than the grace time of {human_ns(grace_ns)}"
