@@ -376,8 +376,8 @@ import os, signal, sys
 import keepstep
 job = keepstep.protect({settings!r}, x=1)
 for step in job.steps(1000):
+    assert job._capturing.drain(20)
     if step == 3:
-        assert job._capturing.drain(20)
         os.kill(os.getpid(), signal.SIGTERM)
         signal.pause()
 """
