@@ -1,0 +1,173 @@
+"""What keepers of different nodes say to each other: values that cross a connection, and what a connection tells its owner.
+
+`core/wire.py` turns them into bytes and back, `edge/lane.py` moves the bytes. Nothing here does either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+from keepstep.model.snapshot import Stamp
+
+
+class Part(IntEnum):
+    """Which of a snapshot's objects a block belongs to."""
+
+    PAYLOAD = 0
+    TABLE = 1
+    MANIFEST = 2
+    HEADER = 3
+    PARITY = 4
+
+
+class Refusal(IntEnum):
+    """Why something was not listened to. The numbers cross the wire: they are never reused."""
+
+    STRANGER = 1  # does not begin as a keeper does
+    VERSION = 2
+    WRONG_JOB = 3
+    WRONG_SECRET = 4
+    OLD_INCARNATION = 5
+    NOT_EXPECTED = 6  # a node or lane nobody announced
+    FORGOTTEN = 7  # resumes a link that was given up here
+    BUSY = 8
+    DAMAGED = 9
+    OUT_OF_ORDER = 10  # replayed, reordered or lost
+    OVERSIZED = 11
+    MALFORMED = 12
+    UNKNOWN_KIND = 13
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which keeper: its job (16 bytes), its node, and which of the node's lives it is."""
+
+    job_hash: bytes
+    node: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """What a connection is for, chosen by the side that dials: the link it belongs to (a random number), which of its lanes it is
+    (0 carries messages, the others blocks), and whether the link has been open before."""
+
+    link: int
+    lane: int
+    resuming: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A control message; `core/messages.py` knows the kinds and their fields. Lists are tuples and stamps are `Stamp` in `fields`."""
+
+    kind: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes of a snapshot's object: `length` of them, from `offset`."""
+
+    rank: int
+    stamp: Stamp
+    part: Part
+    offset: int
+    length: int
+
+    def __str__(self) -> str:
+        return f"{self.part.name.lower()} bytes {self.offset} to {self.offset + self.length} of rank {self.rank}, {self.stamp}"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockHeader:
+    """A span about to cross: `checksum` (XXH3-64) of its bytes, `number` names it on its link."""
+
+    span: Span
+    checksum: int
+    number: int
+
+
+# What a connection tells its owner.
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The other side has proven the secret and is this keeper, on this lane."""
+
+    peer: Identity
+    dial: Dial
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message. `number` is its place among the link's messages, 0 for one that is sent once and may be lost."""
+
+    message: Message
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockComing:
+    """The next `header.span.length` bytes are the block's: put them where you like, then tell the connection their checksum."""
+
+    header: BlockHeader
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWhole:
+    """The block's bytes are what the sender had."""
+
+    header: BlockHeader
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDamaged:
+    """The block's bytes are not what the sender had."""
+
+    header: BlockHeader
+    found: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Not listened to, or (`by_peer`) not listened to by the other side, which says so before it has proven anything.
+
+    `number` is that of a message which came whole and unaltered and still says nothing known: only such a one leaves the connection usable.
+    """
+
+    reason: Refusal
+    why: str
+    by_peer: bool = False
+    number: int = 0
+
+    def __str__(self) -> str:
+        return f"{'refused by the peer: ' if self.by_peer else ''}{self.reason.name.lower().replace('_', ' ')}: {self.why}"
+
+
+WireEvent = Opened | Received | BlockComing | BlockWhole | BlockDamaged | Refused
+
+
+# What a link's health asks for.
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Say that we are here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Give the control connection up and make a new one."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """Give the link up."""
+
+    why: str
