@@ -224,3 +224,10 @@ def test_who_is_waited_for() -> None:
     vote = Vote(3, has_store=False)
     vote.joined(Ballot(1, 3, frozenset()))
     assert vote.waiting_for() == [0, 2]
+
+
+def test_a_store_that_does_not_answer_is_no_empty_store() -> None:
+    vote = Vote(1, has_store=True)
+    assert everybody(vote, set()) == [ListStore()]
+    [refusal] = vote.unlistable("expected a directory, found a file")
+    assert refusal == Refuse("memory holds nothing, and the store cannot be read: expected a directory, found a file")

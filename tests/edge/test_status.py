@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import struct
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -100,7 +99,7 @@ def test_the_next_life_finds_what_the_last_one_said(tmp_path: Path) -> None:
     onlooker.close()
 
 
-def test_a_writer_killed_anywhere_leaves_an_old_page_a_new_one_or_none(page: StatusPage, tmp_path: Path) -> None:
+def test_a_writer_killed_anywhere_leaves_the_old_page_or_the_new_one(page: StatusPage, tmp_path: Path) -> None:
     path = status_path(tmp_path, 3)
     old = page.publish(loss=0.5, rank=3, completed_step=7, slots=(SlotView(SlotState.SEALED, Stamp(7, 1)),) * 3)
     before = path.read_bytes()
@@ -114,34 +113,22 @@ def test_a_writer_killed_anywhere_leaves_an_old_page_a_new_one_or_none(page: Sta
             mixed[at : at + 8] = after[at : at + 8]
         path.write_bytes(mixed)
         outcomes.append(page.read())
-    assert None in outcomes and all(o in (None, old, new) for o in outcomes)
-
-
-def test_an_odd_sequence_is_a_write_under_way_and_the_next_life_repairs_it(page: StatusPage, tmp_path: Path) -> None:
-    page.publish(rank=3)
-    with open(status_path(tmp_path, 3), "r+b") as file:
-        (sequence,) = struct.unpack("<Q", file.read(8))
-        file.seek(0)
-        file.write(struct.pack("<Q", sequence + 1))
-    assert page.read() is None
-    assert page.read() is None
-    page.publish(rank=3, completed_step=1)
-    read = page.read()
-    assert read is not None and read.completed_step == 1
+    assert old in outcomes and all(o in (old, new) for o in outcomes)
 
 
 def test_flipped_bits_are_never_read_as_facts(page: StatusPage, tmp_path: Path) -> None:
     path = status_path(tmp_path, 3)
-    said = page.publish(loss=0.5, rank=3, completed_step=7, slots=(SlotView(SlotState.SEALED, Stamp(7, 1)),) * MAX_SLOTS)
+    before = page.publish(loss=0.5, rank=3, completed_step=6)
+    said = page.publish(completed_step=7, slots=(SlotView(SlotState.SEALED, Stamp(7, 1)),) * MAX_SLOTS)
     rng = random.Random(2)
     with open(path, "r+b") as file:
         for _ in range(1000):
-            bit = rng.randrange(8 * 400)
+            bit = rng.randrange(8 * 400) + 8 * (PAGE_BYTES // 2) * rng.randrange(2)
             for turn in range(2):  # flip, look, flip back
                 byte = os.pread(file.fileno(), 1, bit // 8)[0]
                 os.pwrite(file.fileno(), bytes([byte ^ 1 << bit % 8]), bit // 8)
                 if turn == 0:
-                    assert page.read() in (None, said)
+                    assert page.read() in (before, said)
     assert page.read() == said
 
 

@@ -398,3 +398,28 @@ def test_persisting_without_a_store_says_how_to_have_one(settings: Settings) -> 
     with pytest.raises(StoreError, match="step 0 could not be persisted: the job has no store: give one with store=..."):
         job.persist(wait=True)
     job.close()
+
+
+def test_a_store_that_cannot_be_read_is_not_taken_for_an_empty_one(settings: Settings, tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("a file, not a directory")
+    with pytest.raises(KeeperError, match="memory holds nothing, and the store cannot be read"):
+        keepstep.protect({**settings, "store": str(tmp_path / "store")}, **Training().stateful)
+
+
+def test_a_retention_rule_that_cannot_be_is_refused_before_training(settings: Settings) -> None:
+    with pytest.raises(ConfigError, match="keep: expected latest:N, every:N or best:METRIC:min|max:N, found 'latst:2'"):
+        keepstep.protect({**settings, "keep": "latst:2"}, **Training().stateful)
+    assert list(Path(settings["arena_dir"]).iterdir()) == []
+
+
+def test_what_cannot_be_pickled_is_named(settings: Settings) -> None:
+    with pytest.raises(ConfigError, match="odd: expected something that can be pickled"):
+        keepstep.protect(settings, **Training().stateful, odd=lambda: 0)
+
+
+def test_a_value_that_would_not_be_restored_is_refused(settings: Settings) -> None:
+    job = keepstep.protect(settings, **Training().stateful, best=1.0)
+    job.state["best"] = 0.5
+    with pytest.raises(ConfigError, match=r"expected one of \['best'\], found 'worst'"):
+        job.state["worst"] = 2.0
+    job.close()

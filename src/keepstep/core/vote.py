@@ -93,6 +93,10 @@ class Vote:
         self.checkpoints = sorted(steps, reverse=True)
         return self._decide()
 
+    def unlistable(self, why: str) -> list[Action]:
+        """The store does not answer. Nobody may start afresh over checkpoints that nobody could look at."""
+        return [Refuse(f"{self._why_not_memory()}, and the store cannot be read: {why}")]
+
     def has_loaded(self, rank: int, round_: int) -> list[Action]:
         """A rank has loaded and proven the offer, and forgotten what is newer."""
         if self.offer is None or round_ != self.offer.round:

@@ -1,7 +1,7 @@
 """Status page: what a rank publishes about itself in one page of shared memory.
 
-A seqlock: the writer makes the sequence odd, writes, makes it even; a reader tries again while it is odd or has changed,
-and the page's checksum tells a torn read on processors that reorder writes. The rank holds an exclusive flock on the file
+Two halves, written in turn, each with a sequence number under its checksum: a reader takes the newest whole one, so a write under
+way, a torn read or a writer killed in mid-write costs at most one update. The rank holds an exclusive flock on the file
 while it lives, so "is it alive" is a question to the kernel, not to a timeout.
 """
 
@@ -26,7 +26,9 @@ from keepstep.model.units import PAGE_BYTES
 MAX_SLOTS = 8
 _FIXED = struct.Struct("<IIQQQI4x3q3Q6Q Qd I4x".replace(" ", ""))
 _SLOT = struct.Struct("<I4xqQ")
-_HEAD = struct.Struct("<QQI4x")  # sequence, checksum, body bytes
+_HEAD = struct.Struct("<QI4x")  # checksum and bytes of what follows: the sequence and the fields
+_SEQUENCE = struct.Struct("<Q")
+HALF_BYTES = PAGE_BYTES // 2
 
 BLANK = RankStatus(0, 0, 0, 0, 0, Phase.STARTING, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, math.nan, ())
 
@@ -80,27 +82,33 @@ class StatusPage:
         return False
 
     def publish(self, **changes: Any) -> RankStatus:
-        """Change some fields and write the page."""
+        """Change some fields and write them into the half that does not hold the newest."""
         with self._lock:
             self._current = replace(self._current, updated_mono_ns=time.monotonic_ns(), **changes)
-            body = _pack(self._current)
-            (sequence,) = struct.unpack_from("<Q", self._region.view)
-            sequence += sequence % 2  # a predecessor killed in mid-write left it odd
-            struct.pack_into("<Q", self._region.view, 0, sequence + 1)
-            self._region.view[_HEAD.size : _HEAD.size + len(body)] = body
-            struct.pack_into("<QI", self._region.view, 8, checksum(body), len(body))
-            struct.pack_into("<Q", self._region.view, 0, sequence + 2)
+            sequence = max((s for s, _ in self._halves()), default=0) + 1
+            body = _SEQUENCE.pack(sequence) + _pack(self._current)
+            at = HALF_BYTES * (sequence % 2)
+            self._region.view[at + _HEAD.size : at + _HEAD.size + len(body)] = body
+            _HEAD.pack_into(self._region.view, at, checksum(body), len(body))
             return self._current
 
     def read(self) -> RankStatus | None:
-        """The page as a whole; None when nothing whole is there (never written, or its writer died in mid-write)."""
-        for _ in range(100):
-            before, want, size = _HEAD.unpack_from(self._region.view)
-            body = bytes(self._region.view[_HEAD.size : _HEAD.size + min(size, PAGE_BYTES)])
-            (after,) = struct.unpack_from("<Q", self._region.view)
-            if before == after and before % 2 == 0 and before and checksum(body) == want:
-                return _unpack(body)
+        """The newest whole page; None when none was ever written. A writer killed in mid-write leaves the one before."""
+        for _ in range(100):  # again only when the writer came round twice meanwhile
+            halves = self._halves()
+            if halves:
+                return _unpack(max(halves)[1])
         return None
+
+    def _halves(self) -> list[tuple[int, bytes]]:
+        """(sequence, body) of each half that is whole."""
+        whole = []
+        for at in (0, HALF_BYTES):
+            want, size = _HEAD.unpack_from(self._region.view, at)
+            body = bytes(self._region.view[at + _HEAD.size : at + _HEAD.size + min(size, HALF_BYTES - _HEAD.size)])
+            if size and checksum(body) == want:
+                whole.append((_SEQUENCE.unpack_from(body)[0], body[_SEQUENCE.size :]))
+        return whole
 
     def close(self) -> None:
         self._region.close()

@@ -239,6 +239,8 @@ class Store:
                 paths = self._fs.ls(self._root or "/", detail=False)
             except FileNotFoundError:
                 return []
+            if paths and self._fs.isfile(self._root):  # `ls` of a file is the file itself
+                raise NotADirectoryError(f"expected a directory, found a file: {self._root}")
         matches = (_STEP_DIR.fullmatch(path.rstrip("/").rsplit("/", 1)[-1]) for path in paths)
         return [int(m[1]) for m in matches if m]
 

@@ -34,6 +34,7 @@ from keepstep.core.restarts import (
     SignalReceived,
     TimeUp,
 )
+from keepstep.core.retention import parse_rules
 from keepstep.edge.journal import Journal
 from keepstep.edge.status import StatusPage, status_path
 from keepstep.edge.torch.ranks import Ranks
@@ -78,6 +79,7 @@ class Agent:
     def __init__(self, launch: Launch, config: Config, environ: Mapping[str, str], reader: socket.socket, writer: socket.socket) -> None:
         handed_down = {"KEEPSTEP_AGENT": str(os.getpid())}
         self.settings = resolve(config, {**environ, **handed_down}, default_job(launch.argv, environ))
+        parse_rules(self.settings.keep)
         self.journal = Journal(self.settings.journal_path, "agent")
         self.launch, self._reader = launch, reader
         self.restarts = Restarts(launch.ranks, launch.max_restarts, self.settings.store is not None)

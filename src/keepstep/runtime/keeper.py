@@ -213,15 +213,15 @@ class Keeper:
         for box in list(self.ranks.values()):
             box.send(message)
 
-    def _list_store(self) -> list[int]:
+    def _list_store(self) -> list[int] | str:
+        """Steps of the usable checkpoints, or why the store cannot be read."""
         from keepstep.edge.store import Store
 
         assert self.settings.store is not None
         try:
             listing = Store(self.settings.store).list_checkpoints()
         except StoreError as error:
-            self.journal.record("store-unreadable", f"the store cannot be read: {error}")
-            return []
+            return str(error)
         for step, why in listing.broken.items():
             self.journal.record("checkpoint-damaged", f"the checkpoint of step {step} is not usable: {why}", step=step)
         return [c.step for c in listing.checkpoints]
@@ -269,7 +269,8 @@ class Keeper:
             self._checks.remove(check)
             future, kind = check
             if kind == "store" and self.vote:
-                self._carry_out(self.vote.listed(future.result()))
+                found = future.result()
+                self._carry_out(self.vote.unlistable(found) if isinstance(found, str) else self.vote.listed(found))
             elif kind == "scrub":
                 for rank, index, why in future.result():
                     self.journal.record("damaged", f"scrub: {why}", rank=rank, slot=index)

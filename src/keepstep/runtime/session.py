@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from keepstep.config import Config, Settings, resolve
+from keepstep.core.retention import parse_rules
 from keepstep.core.vote import Offer
 from keepstep.edge.journal import Journal
 from keepstep.edge.machine import available_bytes, free_bytes
@@ -72,6 +73,7 @@ def protect(config: Config | Mapping[str, Any] | None = None, /, **stateful: Any
     if _current is not None and not _current.closed:
         raise ConfigError("protect() was called twice: expected one call that names everything, or job.close() in between")
     settings = resolve(config, os.environ, default_job(sys.argv, os.environ))
+    parse_rules(settings.keep)  # a rule that cannot be is told now, not by the first checkpoint
     who = _identity(settings)
     journal = Journal(settings.journal_path, f"rank {who.rank}")
     _current = Job(settings, who, Protected.of(stateful, settings.lazy), journal)
@@ -285,6 +287,10 @@ class Job:
         wrong = restore.prove(self._protected, slot, layout)
         if wrong:
             raise Unusable(f"after loading, {len(wrong)} tensors differ from the snapshot: {', '.join(wrong[:5])}")
+        try:
+            slot.verify()  # what was loaded is what lies there: prove once more that what lies there is what was sealed
+        except DamageError as error:
+            raise Unusable(str(error)) from error
         return remarks
 
     def _make_slots(self) -> None:

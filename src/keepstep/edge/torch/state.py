@@ -93,6 +93,15 @@ def _address(tensor: torch.Tensor) -> int:
     return local_part(tensor).data_ptr() if isinstance(tensor, DTensor) else tensor.data_ptr()
 
 
+class Values(dict[str, Any]):
+    """The plain values by name. Only those that `protect` was given: another one would not be restored."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name not in self:
+            raise ConfigError(f"job.state: expected one of {sorted(self)}, found {name!r}; name it in protect() first")
+        super().__setitem__(name, value)
+
+
 @dataclass
 class Protected:
     """Everything a user protects, by name. `values` are plain Python values, changed through `job.state`."""
@@ -112,7 +121,7 @@ class Protected:
             raise ConfigError("protect() expected at least one thing to protect, such as model=model, and found none")
         for name in sorted(RESERVED & stateful.keys()):
             raise ConfigError(f"the name {name!r} is taken (reserved: {', '.join(sorted(RESERVED))}); give yours another one")
-        values = {k: v for k, v in stateful.items() if kind_of(v) == "value"}
+        values = Values((k, v) for k, v in stateful.items() if kind_of(v) == "value")
         return cls({k: v for k, v in stateful.items() if k not in values}, values, lazy=lazy)
 
     @property
@@ -149,7 +158,10 @@ class Protected:
         _name_tensors(tree, "", names)
         still = self._still_addresses() if self.lazy else frozenset()
         pickler = _TreePickler(names, still, self.eager_names, self._specs)
-        pickler.dump({ABOUT: self.about(), **tree})
+        try:
+            pickler.dump({ABOUT: self.about(), **tree})
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ConfigError(f"{_unpicklable(tree)}: expected something that can be pickled, found: {error}") from error
         put_back(tree[RNG])
         items = tuple(pickler.items)
         specs = [i.spec for i in items]
@@ -166,6 +178,16 @@ class Protected:
             for state in optimizer.state.values():
                 addresses.update(_address(v) for v in state.values() if isinstance(v, torch.Tensor))
         return frozenset(addresses)
+
+
+def _unpicklable(tree: dict[str, Any]) -> str:
+    """Which of the protected things cannot be pickled."""
+    for name, value in tree.items():
+        try:
+            _TreePickler({}, frozenset(), set(), {}).dump(value)
+        except (pickle.PicklingError, AttributeError, TypeError):
+            return name
+    return "the state"
 
 
 def _name_tensors(tree: Any, name: str, names: dict[int, str]) -> None:
