@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,6 +69,7 @@ def drill(
         raise typer.Exit(WRONG) from error
     room = Path(tempfile.mkdtemp(prefix="keepstep-drill-")) if work is None else work.absolute()
     room.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the job and its memory go before the drill does
     own_store = None if store is None else store.absolute()
     order = Drill(room, nproc, steps, seed, width, step_ms, persist_every, launcher, own_store, arena_dir, tuple(faults))
     facts, report = _run(order, reference_hash, shows_progress=not as_json)
