@@ -50,6 +50,7 @@ class Ear:
         self.blocks: queue.Queue[tuple[Span, int]] = queue.Queue()
         self.gate = threading.Event()
         self.gate.set()
+        self.asked = threading.Event()
 
     def up(self, peer: Identity) -> None:
         self.told.put(("up", peer))
@@ -58,6 +59,7 @@ class Ear:
         self.messages.put(message)
 
     def place(self, node: int, span: Span) -> memoryview | None:
+        self.asked.set()
         assert self.gate.wait(LIMIT_S)
         return None if self.memory is None else self.memory[span.offset : span.offset + span.length]
 
@@ -362,7 +364,7 @@ def test_messages_arrive_once_and_in_order_however_often_the_link_flaps(town: To
 
 def test_a_link_that_swallows_everything_is_cut_and_made_again(town: Town) -> None:
     ears = Ear(), Ear()
-    one, _, proxy = linked(town, *ears, proxied=True)
+    one, _, proxy = linked(town, *ears, proxied=True, tcp=TcpOptions(handshake_s=0.5))
     assert proxy is not None
     swallowed = threading.Event()
 
@@ -378,6 +380,25 @@ def test_a_link_that_swallows_everything_is_cut_and_made_again(town: Town) -> No
             ears[1].messages.get(timeout=0.05)
     proxy.alter = lambda piece: piece
     assert ears[1].messages.get(timeout=LIMIT_S) == ping(1)
+
+
+def test_a_hello_damaged_on_its_way_does_not_end_the_link(town: Town) -> None:
+    """It names a link nobody knows, and is refused as forgotten. The next one is whole."""
+    ears = Ear(), Ear()
+    one, two, proxy = linked(town, *ears, proxied=True)
+    assert proxy is not None
+    hellos = 0
+
+    def harming(piece: bytes) -> bytes | None:
+        nonlocal hellos
+        if piece.startswith(b"KEEPWIRE") and piece[10:14] == b"\1\3\0\0":  # a hello of the dialer, resuming, lane 0
+            hellos += 1
+            return piece[:14] + bytes([piece[14] ^ 1]) + piece[15:] if hellos < 3 else piece
+        return piece if hellos else None
+
+    proxy.alter = harming
+    assert one.send(2, ping(1)) and ears[1].messages.get(timeout=LIMIT_S) == ping(1)
+    assert two.counts.snapshot()["refused forgotten"] == 2 and ears[0].told.empty()
 
 
 # damage
@@ -527,6 +548,7 @@ def test_a_link_that_stays_away_is_dead_once_and_its_blocks_with_it(town: Town) 
     done: queue.Queue[str | None] = queue.Queue()
     for _ in range(3):
         assert one.send_block(2, span_of(data), data, done.put)
+    assert ears[1].asked.wait(LIMIT_S)
     proxy.close()
     ears[1].gate.set()
     _, node, why = ears[0].hears("dead")

@@ -36,7 +36,9 @@ log = logging.getLogger("keepstep")
 MAX_UNPROVEN = 64  # connections whose other side has not proven itself yet
 WATCH_S = 0.1
 BYE_S = 1.0
-_FINAL = {Refusal.OLD_INCARNATION, Refusal.FORGOTTEN}  # said by the peer: dialling again changes nothing
+# Said by the peer, dialling again changes nothing. Said so often in a row, because a refusal proves nothing: a damaged hello gets one too.
+_FINAL = {Refusal.OLD_INCARNATION, Refusal.FORGOTTEN}
+FINAL_TIMES = 3
 
 Admit = Callable[[Identity, Dial], Refused | None]
 NewConnection = Callable[[Admit, Dial | None], "Connection"]
@@ -51,6 +53,13 @@ class PeerOptions:
     queue_bytes: int = 64 * MIB  # blocks waiting for one node
     tcp: TcpOptions = field(default_factory=TcpOptions)
     pacer: Pacer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A connection was open, and broke."""
+
+    why: str
 
 
 class Link:
@@ -227,38 +236,39 @@ class Peers:
 
     def _dial(self, link: Link, index: int, address: Address) -> None:
         """Keep one lane connected until the link is over."""
-        attempt = 0
+        failures = finals = 0
         while not link.over.is_set():
             if index:
                 link.traffic.opened.wait()
-            why, was_open = self._dial_once(link, index, address)
-            attempt = 1 if was_open else attempt + 1
-            if not was_open:
-                link.lanes[index].away(why)
-            link.over.wait(link.traffic.books.patience.retry_ns(attempt) / S_NS)
+            ended = self._dial_once(link, index, address)
+            failures = 1 if isinstance(ended, Carried) else failures + 1
+            if not isinstance(ended, Carried):
+                link.lanes[index].away(str(ended))
+            finals = finals + 1 if isinstance(ended, Refused) and ended.by_peer and ended.reason in _FINAL else 0
+            if finals == FINAL_TIMES:
+                link.ending = str(ended)
+                self._wake.set()
+            link.over.wait(link.traffic.books.patience.retry_ns(failures) / S_NS)
 
-    def _dial_once(self, link: Link, index: int, address: Address) -> tuple[str, bool]:
-        """(why the connection is no more, whether it was open)."""
+    def _dial_once(self, link: Link, index: int, address: Address) -> Carried | Refused | OSError:
+        """How it ended: after carrying traffic, or why there was none to carry."""
         assert link.id is not None
         wire = self._new_connection(self._admit_for(link), Dial(link.id, index, link.traffic.opened.is_set()))
         try:
             sock = dial(address, self._options.bind[0], self._options.tcp)
         except OSError as error:
-            return f"{address[0]}:{address[1]}: {error.strerror or error}", False
+            return error
         try:
             met = shake_hands(sock, wire, self._options.tcp.handshake_s)
         except OSError as error:
             sock.close()
-            return f"{address[0]}:{address[1]}: {error.strerror or error}", False
+            return error
         if isinstance(met, Refused):
             sock.close()
             self.counts.refused(met)
-            if met.by_peer and met.reason in _FINAL:
-                link.ending = str(met)
-                self._wake.set()
-            return str(met), False
+            return met
         link.traffic.peer = met.peer
-        return self._carry(link, index, sock, wire), True
+        return Carried(self._carry(link, index, sock, wire))
 
     def _admit_for(self, link: Link) -> Admit:
         def admit(peer: Identity, asked: Dial) -> Refused | None:

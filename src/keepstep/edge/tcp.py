@@ -57,9 +57,9 @@ def dial(address: Address, source_host: str, options: TcpOptions) -> socket.sock
         sock.bind((source_host, 0))
         sock.settimeout(options.handshake_s)
         sock.connect(address)
-    except OSError:
+    except OSError as error:
         sock.close()
-        raise
+        raise ConnectionError(f"cannot reach {address[0]}:{address[1]}: {error.strerror or error}") from error
     return sock
 
 
