@@ -562,21 +562,19 @@ def test_a_link_that_stays_away_is_dead_once_and_its_blocks_with_it(town: Town) 
     assert ears[0].hears("up")[1] == two.me and ears[1].hears("up")[1] == one.me
 
 
-def test_nothing_is_written_once_dead_is_told(town: Town) -> None:
-    """Fenced in the middle of a block: from `dead` on, its place belongs to its owner again."""
-    data = memoryview(b"\xff" * (32 * MIB))
+def test_dead_is_told_only_once_nothing_is_written_any_more(town: Town) -> None:
+    """Fenced while a block's place is being chosen: `dead` waits for it, and from then on the place belongs to its owner again."""
+    data = memoryview(b"\xff" * MIB)
     place = memoryview(bytearray(len(data)))
     ears = Ear(), Ear(place)
-    one, two, _ = linked(town, *ears, lanes=1, pacer=Pacer(16 * MIB))
+    one, two, _ = linked(town, *ears, lanes=1)
+    ears[1].gate.clear()
     done: queue.Queue[str | None] = queue.Queue()
-    assert one.send_block(2, span_of(data), data, done.put)
-    until = time.monotonic() + LIMIT_S
-    while place[256 * KIB] == 0 and time.monotonic() < until:
-        two.send(1, ping(0))
-        ears[0].messages.get(timeout=LIMIT_S)
+    assert one.send_block(2, span_of(data), data, done.put) and ears[1].asked.wait(LIMIT_S)
+    opener = threading.Timer(0.2, lambda: (ears[1].told.put(("opened",)), ears[1].gate.set()))
+    opener.start()
     two.fence(1, 2)
-    ears[1].hears("dead")
-    place[:] = bytes(len(data))
+    assert [ears[1].told.get(timeout=LIMIT_S)[0] for _ in range(2)] == ["opened", "dead"]
     assert done.get(timeout=LIMIT_S) is not None
     assert place == bytes(len(data)) and ears[1].blocks.empty()
 
