@@ -571,8 +571,12 @@ def test_dead_is_told_only_once_nothing_is_written_any_more(town: Town) -> None:
     ears[1].gate.clear()
     done: queue.Queue[str | None] = queue.Queue()
     assert one.send_block(2, span_of(data), data, done.put) and ears[1].asked.wait(LIMIT_S)
-    opener = threading.Timer(0.2, lambda: (ears[1].told.put(("opened",)), ears[1].gate.set()))
-    opener.start()
+
+    def open_gate() -> None:
+        ears[1].told.put(("opened",))
+        ears[1].gate.set()
+
+    threading.Timer(0.2, open_gate).start()
     two.fence(1, 2)
     assert [ears[1].told.get(timeout=LIMIT_S)[0] for _ in range(2)] == ["opened", "dead"]
     assert done.get(timeout=LIMIT_S) is not None
