@@ -246,7 +246,7 @@ def test_a_preemption_leaves_the_newest_step_in_the_store(start: Start, tmp_path
     code, output = run.ended()
     assert code == 143, output
     steps = [e.data["step"] for e in run.events("persisted")]
-    assert len(steps) == 1 and steps[0] >= 20, output
+    assert len(steps) == 1 and steps[0] >= 18, output  # it was in step 20: 19 is complete, and may still have been on its way
     assert run.events("job-over")[0].why.startswith("preempted by SIGTERM (15)")
 
 

@@ -423,3 +423,13 @@ def test_a_value_that_would_not_be_restored_is_refused(settings: Settings) -> No
     with pytest.raises(ConfigError, match=r"expected one of \['best'\], found 'worst'"):
         job.state["worst"] = 2.0
     job.close()
+
+
+def test_a_step_that_came_from_the_store_is_known_to_be_there(settings: Settings, tmp_path: Path) -> None:
+    stored = {**settings, "store": str(tmp_path / "store")}
+    run(stored, Training(), 5).close()
+    job = keepstep.protect(stored, **Training().stateful)
+    assert job.step == 4
+    outcome = job.persist(wait=True).result()
+    assert (outcome["ok"], outcome["step"]) == (True, 4) and "already in the store" in outcome["why"]
+    job.close(ok=False)

@@ -22,7 +22,7 @@ from typing import Any
 
 from keepstep.config import Settings
 from keepstep.core.custody import Custody, Finish
-from keepstep.core.cut import cut, holding_of
+from keepstep.core.cut import holding_of
 from keepstep.core.vote import Action, Ballot, Go, ListStore, Offer, Refuse, Vote
 from keepstep.edge.arena import Slot, slot_paths
 from keepstep.edge.journal import Journal
@@ -70,7 +70,7 @@ class Keeper:
                 key.data()
             self._take_checks()
             self._scrub()
-            self.persisting.step(self.newest_cut(), self._world_size(), self.ranks)
+            self._persist()
             if self._finish():
                 return
 
@@ -195,6 +195,8 @@ class Keeper:
                     why = f"every rank starts afresh: epoch {action.epoch} begins"
                 self.journal.record("resumed", why, step=step, source=action.offer.source, lost_steps=lost, epoch=action.epoch)
                 self.custody.resumed = True
+                if action.offer.source == "store":
+                    self.persisting.resumed_from_store(step)
                 self._remove_other_ranks()
                 self._tell({"kind": "go", "epoch": action.epoch})
             elif isinstance(action, Refuse):
@@ -243,11 +245,9 @@ class Keeper:
                 found[rank] = status
         return found
 
-    def newest_cut(self) -> Stamp | None:
-        """The newest stamp all ranks hold, by their pages."""
-        if not self.persisting.pending:
-            return None
-        return cut([holding_of(s) for s in self.statuses().values()], self._world_size() or 1)
+    def _persist(self) -> None:
+        if self.persisting.pending:
+            self.persisting.step([holding_of(s) for s in self.statuses().values()], self._world_size(), bool(self.ranks))
 
     def _world_size(self) -> int | None:
         return self.custody.world_size or next((s.world_size for s in self.statuses().values()), None)
@@ -287,7 +287,7 @@ class Keeper:
             self.journal.record("job-over", self._finishing.why, ok=self._finishing.ok)
             if self.settings.store:
                 self.persisting.ask(None, None, self._finishing.why)
-                self.persisting.step(self.newest_cut(), self._world_size(), self.ranks)
+                self._persist()
         if self.persisting.pending:
             return False
         self._server.close()

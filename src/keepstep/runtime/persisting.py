@@ -12,12 +12,13 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from keepstep.config import Settings
+from keepstep.core.cut import Holding, cut
 from keepstep.edge.arena import Slot, slot_paths
 from keepstep.edge.journal import Journal
 from keepstep.edge.mailbox import Mailbox
@@ -76,18 +77,27 @@ class Persisting:
             if request.box is box:
                 request.box = None
 
-    def step(self, newest: Stamp | None, world_size: int | None, ranks: Mapping[int, Any]) -> None:
-        """Start what can be started."""
+    def resumed_from_store(self, step: int) -> None:
+        """Everybody stands on this checkpoint: it need not be written again."""
+        self._newest = step
+
+    def step(self, holdings: Sequence[Holding], world_size: int | None, anybody: bool) -> None:
+        """Start what can be started. `anybody`: whether a rank is connected that may still bring a wanted step."""
         if self._running or not self._requests:
             return
         now_ns = time.monotonic_ns()
-        ready = [r for r in self._requests if self._is_ready(r, newest, ranks, now_ns)]
+        newest = cut(holdings, world_size or 1)
+        reached = max(-1 if newest is None else newest.step, -1 if self._newest is None else self._newest)
+        # Nothing is being written and all have decided about it: what is not common by now never will be.
+        settled = min((h.decided_step for h in holdings), default=-1) if all(h.pending is None for h in holdings) else -1
+        ready = [r for r in self._requests if _is_ready(r, reached, settled, anybody, now_ns)]
         if not ready:
             return
-        if newest is None or newest.step == self._newest:
+        if newest is None or newest.step <= reached == self._newest:
             self._requests = [r for r in self._requests if r not in ready]
-            word = "no step is held by every rank" if newest is None else f"step {newest.step} is already in the store"
-            _answer(ready, newest is not None, None if newest is None else newest.step, word)
+            known = self._newest is not None
+            word = f"step {self._newest} is already in the store" if known else "no step is held by every rank"
+            _answer(ready, known, self._newest, word)
             return
         slots = pin(self._settings.job_dir, newest, world_size or 1)
         if slots is None:
@@ -96,10 +106,6 @@ class Persisting:
         self._running = (newest, ready, slots, now_ns)
         self._journal.record("persist-started", f"writing step {newest.step} to the store: {ready[0].why}", step=newest.step)
         self._send({"step": newest.step, "slots": [str(s.path) for s in slots]})
-
-    def _is_ready(self, request: Request, newest: Stamp | None, ranks: Mapping[int, Any], now_ns: int) -> bool:
-        reached = newest is not None and (request.step is None or newest.step >= request.step)
-        return reached or not ranks or now_ns - request.since_ns > PATIENCE_NS or (request.step is None and newest is None)
 
     def _send(self, request: dict[str, Any]) -> None:
         if self._child is None or self._child.poll() is not None:
@@ -154,6 +160,12 @@ class Persisting:
             self._close_child()
             child.terminate()
             child.wait()
+
+
+def _is_ready(request: Request, reached: int, settled: int, anybody: bool, now_ns: int) -> bool:
+    if request.step is None or request.step <= reached or not anybody:
+        return True
+    return request.step <= settled or now_ns - request.since_ns > PATIENCE_NS
 
 
 def pin(job_dir: Path, stamp: Stamp, world_size: int) -> list[Slot] | None:

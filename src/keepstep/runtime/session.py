@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import sys
 import time
@@ -302,6 +303,8 @@ class Job:
         why = self._capturing.prepare(payload, 400 * entries, free_bytes(self.settings.arena_dir), available_bytes())
         unknown = "" if None not in coming else "; an optimizer's coming state is unknown, its slots may grow after the first step"
         self._journal.record("slots-made", why + unknown)
+        for caveat in restore.caveats(self._protected, self._who.world_size) if self._who.rank == 0 else ():
+            self._journal.record("caveat", caveat, logging.WARNING)
         self._capturing.start()
 
     # -- every step

@@ -37,6 +37,17 @@ def open_snapshot(protected: Protected, slot: Slot, header: SlotHeader, layout: 
     return tree
 
 
+def caveats(protected: Protected, world_size: int) -> list[str]:
+    """What in the training itself would keep a resumed run from being bit-equal to an undisturbed one."""
+    return [
+        f"{name}: DistributedDataParallel regroups its gradient buckets after the first backward pass of a process, "
+        f"so with {world_size} ranks a resumed run may differ in the last bits "
+        "from an undisturbed one; find_unused_parameters=True keeps one grouping"
+        for name, value in protected.objects.items()
+        if isinstance(value, torch.nn.parallel.DistributedDataParallel) and world_size > 2 and not value.find_unused_parameters
+    ]
+
+
 def check(protected: Protected, about: dict[str, Any], layout: Layout) -> None:
     """Raises LayoutError naming what was expected and what was found."""
     check_kinds(protected, about)
