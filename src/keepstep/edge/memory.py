@@ -12,16 +12,21 @@ import ctypes
 import errno
 import mmap
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from keepstep.errors import MemoryBudgetError
-from keepstep.model.units import human_bytes
+from keepstep.model.units import KIB, human_bytes
 
 _MADV_POPULATE_WRITE = 23  # Linux 5.14
 
+SMALL_BYTES = 64 * KIB  # a few microseconds
+
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc.memcpy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-_libc.memcpy.restype = ctypes.c_void_p
+_libc_with_gil = ctypes.PyDLL(None)
+for _library in (_libc, _libc_with_gil):
+    _library.memcpy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+    _library.memcpy.restype = ctypes.c_void_p
 _libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
@@ -29,6 +34,13 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 def copy(destination: int, source: int, nbytes: int) -> None:
     """memcpy between addresses, GIL released. The caller keeps both ends alive."""
     _libc.memcpy(destination, source, nbytes)
+
+
+def copy_all(copies: Iterable[tuple[int, int, int]]) -> None:
+    """memcpy for each (destination, source, nbytes). Small ones keep the GIL: getting it back takes longer than they do."""
+    large, small = _libc.memcpy, _libc_with_gil.memcpy
+    for destination, source, nbytes in copies:
+        (small if nbytes < SMALL_BYTES else large)(destination, source, nbytes)
 
 
 def equal(left: int, right: int, nbytes: int) -> bool:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from keepstep.edge import memory
 from keepstep.edge.arena import Slot
 from keepstep.edge.torch.state import Item, State
 from keepstep.edge.torch.views import write
@@ -87,7 +88,12 @@ class Copy:
                 self._versions = []
 
     def _write(self, pairs: Sequence[tuple[Item, Segment]]) -> None:
+        base = self.slot.payload_address
+        memory.copy_all([(base + s.offset, i.address, s.spec.nbytes) for i, s in pairs if i.address])
         for item, segment in pairs:
+            self.copied_bytes += segment.spec.nbytes
+            if item.address is not None:
+                continue
             stream = self._streams.get(item.local.device)
             if stream is None:
                 write(self.slot, segment, item.local)
@@ -95,7 +101,6 @@ class Copy:
                 with torch.cuda.stream(stream):
                     write(self.slot, segment, item.local, non_blocking=True)
                     item.local.record_stream(stream)
-            self.copied_bytes += segment.spec.nbytes
 
 
 _side_streams: dict[torch.device, torch.cuda.Stream] = {}

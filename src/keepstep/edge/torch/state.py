@@ -31,11 +31,15 @@ RESERVED = {RNG, ABOUT, "keepstep", "ranks"}  # random states, which are always 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A tensor to keep: `local` is a plain tensor whose memory is the truth; `lazy` ones stand still until the next update."""
+    """A tensor to keep: `local` is a plain tensor whose memory is the truth; `lazy` ones stand still until the next update.
+
+    `address` is where its bytes lie as they are to be kept, None when they must go through torch.
+    """
 
     spec: TensorSpec
     local: torch.Tensor
     lazy: bool
+    address: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,11 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         local = tensor.to_local()
         return local.wait() if hasattr(local, "wait") else local.detach()
+
+
+def by_address(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's memory is, byte for byte, what is to be kept."""
+    return tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def _address(tensor: torch.Tensor) -> int:
@@ -235,8 +244,9 @@ class _TreePickler(pickle.Pickler):
         if index is None:
             index = self._seen[key] = len(self.items)
             name = self._names.get(id(value), f"<hidden {index}>")
-            lazy = local.data_ptr() in self._still and name not in self._eager_names
-            self.items.append(Item(self._spec(name, value, local, look), local, lazy))
+            address = local.data_ptr()
+            lazy = address in self._still and name not in self._eager_names
+            self.items.append(Item(self._spec(name, value, local, look), local, lazy, address if by_address(local) else None))
         return _fetch, (index,)
 
     def _spec(self, name: str, tensor: torch.Tensor, local: torch.Tensor, look: Any) -> TensorSpec:

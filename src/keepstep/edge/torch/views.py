@@ -12,6 +12,7 @@ import torch
 
 from keepstep.edge import memory
 from keepstep.edge.arena import Slot
+from keepstep.edge.torch.state import by_address
 from keepstep.model.layout import Layout, Segment
 
 
@@ -36,11 +37,6 @@ def clone(slot: Slot, segment: Segment) -> torch.Tensor:
 
 def clones(slot: Slot, layout: Layout) -> list[torch.Tensor]:
     return [clone(slot, segment) for segment in layout.segments]
-
-
-def by_address(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's memory is, byte for byte, what is to be kept."""
-    return tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def write(slot: Slot, segment: Segment, tensor: torch.Tensor, non_blocking: bool = False) -> None:
