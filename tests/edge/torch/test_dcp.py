@@ -243,7 +243,7 @@ def test_trees_of_different_shape_come_back_to_their_ranks(store: Store) -> None
 
 
 GLOO_RANK = """
-import sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+import os, sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -337,7 +337,8 @@ train(other, other_optimizer, 9)
 assert equal(dict(model.state_dict()), dict(other.state_dict())) and equal(optimizer.state_dict(), other_optimizer.state_dict())
 if rank == 0:
     torch.save({"model": whole, "state": moments}, where + "/whole.pt")
-dist.destroy_process_group()
+dist.barrier()
+os._exit(0)  # gloo's threads sometimes abort the process in torch's own tear-down, which is not what is tested
 """
 
 
