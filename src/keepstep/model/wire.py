@@ -1,6 +1,6 @@
 """What keepers of different nodes say to each other: values that cross a connection, and what a connection tells its owner.
 
-`core/wire.py` turns them into bytes and back, `edge/lane.py` moves the bytes. Nothing here does either.
+`core/wire.py` turns them into bytes and back. Nothing here does.
 """
 
 from __future__ import annotations
