@@ -8,10 +8,11 @@ both. Comes in: a Config and an environment. Goes out: a Config with every field
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,16 @@ class Settings:
     @property
     def journal_path(self) -> Path:
         return self.state_dir / self.job / "journal.jsonl"
+
+    def to_text(self) -> str:
+        """As it is handed to a process of ours on its command line."""
+        return json.dumps(asdict(self), default=str)
+
+
+def settings_from_text(text: str) -> Settings:
+    """The inverse of `Settings.to_text`."""
+    values = json.loads(text)
+    return Settings(**{**values, "arena_dir": Path(values["arena_dir"]), "state_dir": Path(values["state_dir"])})
 
 
 def resolve(config: Config | Mapping[str, Any] | None, environ: Mapping[str, str], default_job: str) -> Settings:

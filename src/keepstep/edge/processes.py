@@ -6,12 +6,10 @@ the intermediate process exits at once, so the trainer never has an unknown chil
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 from keepstep.config import Settings
@@ -57,10 +55,9 @@ def ensure_keeper(settings: Settings, timeout_s: float = 10.0) -> Mailbox:
 
 def _start_keeper(settings: Settings, log_path: Path) -> None:
     log_path.parent.mkdir(parents=True, exist_ok=True)
-    values = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(settings).items()}
     with open(log_path, "ab") as log:
         subprocess.run(
-            [sys.executable, "-c", _LAUNCH, "-m", "keepstep.runtime.keeper", json.dumps(values)],
+            [sys.executable, "-c", _LAUNCH, "-m", "keepstep.runtime.keeper", settings.to_text()],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -114,6 +114,18 @@ class StatusPage:
         self._region.close()
 
 
+def read_status(job_dir: Path, rank: int) -> RankStatus | None:
+    """What a rank says now, for who looks once; None when there is nothing whole to read."""
+    try:
+        page = StatusPage(status_path(job_dir, rank))
+    except (OSError, ValueError):
+        return None
+    try:
+        return page.read()
+    finally:
+        page.close()
+
+
 def _pack(s: RankStatus) -> bytes:
     fixed = _FIXED.pack(
         *(s.rank, s.world_size, s.pid, s.incarnation, s.epoch, s.phase, s.step, s.completed_step, s.decided_step),

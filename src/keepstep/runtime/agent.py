@@ -36,7 +36,7 @@ from keepstep.core.restarts import (
 )
 from keepstep.core.retention import parse_rules
 from keepstep.edge.journal import Journal
-from keepstep.edge.status import StatusPage, status_path
+from keepstep.edge.status import read_status
 from keepstep.edge.torch.ranks import Ranks
 from keepstep.model.launch import Launch
 from keepstep.model.units import S_NS, human_ns
@@ -155,12 +155,7 @@ class Agent:
         """The newest step that any rank has told of on its status page."""
         steps = []
         for rank in range(self.launch.ranks):
-            try:
-                page = StatusPage(status_path(self.settings.job_dir, rank))
-            except (OSError, ValueError):
-                continue
-            status = page.read()
-            page.close()
+            status = read_status(self.settings.job_dir, rank)
             if status:
                 steps.append(status.completed_step)
         return max(steps, default=None)

@@ -8,7 +8,6 @@ capturing, and the next keeper adopts the job directory as it finds it. Never im
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 import shutil
@@ -20,14 +19,14 @@ from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from typing import Any
 
-from keepstep.config import Settings
+from keepstep.config import Settings, settings_from_text
 from keepstep.core.custody import Custody, Finish
 from keepstep.core.cut import holding_of
 from keepstep.core.vote import Action, Ballot, Go, ListStore, Offer, Refuse, Vote
 from keepstep.edge.arena import Slot, slot_paths
 from keepstep.edge.journal import Journal
 from keepstep.edge.mailbox import Mailbox, listen
-from keepstep.edge.status import StatusPage, status_path
+from keepstep.edge.status import read_status
 from keepstep.errors import DamageError, StoreError
 from keepstep.model.snapshot import RankStatus, Stamp
 from keepstep.model.units import S_NS
@@ -235,12 +234,7 @@ class Keeper:
         found = {}
         for directory in self.settings.job_dir.glob("rank-*"):
             rank = int(directory.name.split("-")[1])
-            try:
-                page = StatusPage(status_path(self.settings.job_dir, rank))
-            except (OSError, ValueError):
-                continue
-            status = page.read()
-            page.close()
+            status = read_status(self.settings.job_dir, rank)
             if status:
                 found[rank] = status
         return found
@@ -326,8 +320,7 @@ def scrub(job_dir: Path) -> list[tuple[int, int, str]]:
 
 def main() -> None:
     """`python -m keepstep.runtime.keeper <settings as JSON>`: run until the job is over."""
-    values = json.loads(sys.argv[1])
-    settings = Settings(**{**values, "arena_dir": Path(values["arena_dir"]), "state_dir": Path(values["state_dir"])})
+    settings = settings_from_text(sys.argv[1])
     lock_fd = os.open(settings.job_dir / "keeper.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     for _ in range(20):  # an onlooker's question whether a keeper lives holds the lock for a moment
         try:

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from keepstep.config import Settings
+from keepstep.config import Settings, settings_from_text
 from keepstep.core.retention import CheckpointInfo, parse_rules, to_keep
 from keepstep.edge.arena import Slot
 from keepstep.edge.store import Manifest, Store
@@ -69,8 +69,7 @@ def _info(manifest: Manifest, just_verified: int) -> CheckpointInfo:
 
 
 def main() -> None:
-    values = json.loads(sys.argv[1])
-    settings = Settings(**{**values, "arena_dir": Path(values["arena_dir"]), "state_dir": Path(values["state_dir"])})
+    settings = settings_from_text(sys.argv[1])
     os.nice(10)
     import torch
 

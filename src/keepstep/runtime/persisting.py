@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +56,8 @@ class Persisting:
     def warm_up(self, selector: selectors.BaseSelector) -> None:
         """Start the persister: importing torch takes seconds that SIGTERM's notice may not have."""
         self._selector = selector
-        values = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(self._settings).items()}
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "keepstep.runtime.persister", json.dumps(values)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-m", "keepstep.runtime.persister", self._settings.to_text()], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         assert self._child.stdout is not None
         selector.register(self._child.stdout, selectors.EVENT_READ, self._hear)
