@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.config import SOCKET_PATH_BYTES, Config, Settings, from_environ, from_mapping, resolve
+from keepstep.config import SOCKET_PATH_BYTES, Config, Settings, from_environ, from_mapping, resolve, settings_from_text
 from keepstep.errors import ConfigError
 
 HOME = {"HOME": "/home/someone"}
@@ -32,7 +32,21 @@ def test_the_defaults() -> None:
         lazy=True,
         scrub_every_s=30.0,
         state_dir=Path("/home/someone/.local/state/keepstep"),
+        redundancy="auto",
+        host=None,
+        rack=None,
+        secret=None,
+        link_dead_s=10.0,
     )
+
+
+def test_a_secret_is_never_shown() -> None:
+    with pytest.raises(ConfigError, match="secret: expected at least 16 bytes, found 5 bytes") as caught:
+        resolved({"secret": "hush!"})
+    assert "hush" not in str(caught.value)
+    settings = resolved({"secret": "something nobody knows"})
+    assert "nobody" not in settings.to_text()  # it becomes a command line, which everybody on the machine can read
+    assert settings_from_text(settings.to_text()) == replace(settings, secret=None)
 
 
 def test_paths_that_follow() -> None:
@@ -81,7 +95,9 @@ def test_a_mapping_says_the_same_as_a_config(config: Config) -> None:
 
 
 def test_an_unknown_key_names_the_nearest_and_the_known() -> None:
-    with pytest.raises(ConfigError, match=r"unknown configuration key 'slot'; did you mean 'slots'\? \(known: arena_dir, grace_s, job, "):
+    with pytest.raises(
+        ConfigError, match=r"unknown configuration key 'slot'; did you mean 'slots'\? \(known: arena_dir, grace_s, host, job, "
+    ):
         resolved({"slot": 3})
 
 

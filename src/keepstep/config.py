@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from keepstep.errors import ConfigError
+from keepstep.model.topology import parse_policy
 
 ENV_PREFIX = "KEEPSTEP_"
+MIN_SECRET_BYTES = 16
 SOCKET_PATH_BYTES = 107  # sockaddr_un holds 108 with the final zero
 
 
@@ -38,6 +40,11 @@ class Config:
         (for code that writes to `.data` outside the optimizer's step, which version counters do not see).
     scrub_every_s: how often the keeper re-verifies resting slots; 0 never.
     state_dir: where journals live.
+    redundancy: what other nodes keep of a snapshot: `none`, `copies:M`, `parity:N`, `rs:K+M`, or `auto`.
+    host: the address at which other nodes reach this one. Default: that of the interface that leads to the job's meeting point.
+    rack: what this node fails together with; for all nodes or for none.
+    secret: shared by the job's keepers, at least 16 bytes. Default: made anew for each start and handed round at the meeting point.
+    link_dead_s: how long a link between nodes may stay away before its node counts as lost.
     """
 
     job: str | None = None
@@ -50,6 +57,11 @@ class Config:
     lazy: bool | None = None
     scrub_every_s: float | None = None
     state_dir: str | None = None
+    redundancy: str | None = None
+    host: str | None = None
+    rack: str | None = None
+    secret: str | None = None
+    link_dead_s: float | None = None
 
     def to_env(self) -> dict[str, str]:
         """The `KEEPSTEP_*` variables that say the same; unset fields are left out."""
@@ -71,6 +83,11 @@ class Settings:
     lazy: bool
     scrub_every_s: float
     state_dir: Path
+    redundancy: str
+    host: str | None
+    rack: str | None
+    secret: str | None
+    link_dead_s: float
 
     @property
     def job_dir(self) -> Path:
@@ -81,12 +98,12 @@ class Settings:
         return self.state_dir / self.job / "journal.jsonl"
 
     def to_text(self) -> str:
-        """As it is handed to a process of ours on its command line."""
-        return json.dumps(asdict(self), default=str)
+        """As it is handed to a process of ours on its command line, which everybody can read: without the secret."""
+        return json.dumps({**asdict(self), "secret": None}, default=str)
 
 
 def settings_from_text(text: str) -> Settings:
-    """The inverse of `Settings.to_text`."""
+    """The inverse of `Settings.to_text`, but for the secret."""
     values = json.loads(text)
     return Settings(**{**values, "arena_dir": Path(values["arena_dir"]), "state_dir": Path(values["state_dir"])})
 
@@ -168,6 +185,11 @@ def _defaults(environ: Mapping[str, str], default_job: str) -> dict[str, Any]:
         "lazy": True,
         "scrub_every_s": 30.0,
         "state_dir": os.path.join(state_home, "keepstep"),
+        "redundancy": "auto",
+        "host": None,
+        "rack": None,
+        "secret": None,
+        "link_dead_s": 10.0,
     }
 
 
@@ -182,12 +204,19 @@ def _checked(values: dict[str, Any]) -> Settings:
         "lazy": (bool, "True or False", lambda v: True),
         "scrub_every_s": ((int, float), "seconds, 0 or more", lambda v: 0 <= v < math.inf),
         "state_dir": ((str, Path), "a directory", bool),
+        "redundancy": (str, "none, copies:M, parity:N, rs:K+M or auto", bool),
+        "host": ((str, type(None)), "an address or a name", lambda v: v is None or bool(v)),
+        "rack": ((str, type(None)), "a name", lambda v: v is None or bool(v)),
+        "secret": ((str, type(None)), "at least 16 bytes", lambda v: v is None or len(v.encode()) >= MIN_SECRET_BYTES),
+        "link_dead_s": ((int, float), "seconds, above 1", lambda v: 1 < v < math.inf),
     }
     for name, (kind, words, good) in expect.items():
         value = values[name]
         wrong_bool = isinstance(value, bool) and kind is not bool
         if not isinstance(value, kind) or wrong_bool or not good(value):  # type: ignore[arg-type]
-            raise ConfigError(f"{name}: expected {words}, found {value!r}")
+            found = f"{len(value.encode())} bytes" if name == "secret" and isinstance(value, str) else repr(value)
+            raise ConfigError(f"{name}: expected {words}, found {found}")
+    parse_policy(values["redundancy"])
     if values["store"] is not None and not isinstance(values["store"], (str, Path)):
         raise ConfigError(f"store: expected a directory or an fsspec URL, found {values['store']!r}")
     if str(values["store"]).startswith("memory://"):

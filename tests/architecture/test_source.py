@@ -18,7 +18,7 @@ INNER = FOUNDATION | {"config", "ports", "core", "coding"}
 LAYERS = {
     "errors": set(),
     "model": {"errors"},
-    "config": {"errors"},
+    "config": FOUNDATION,
     "core": FOUNDATION,
     "coding": FOUNDATION,
     "ports": FOUNDATION,

@@ -1,0 +1,79 @@
+"""Mesh: the nodes of one round of a job: who they are, where their keepers listen, which ranks live where.
+
+Values only. An agent (or, under a foreign launcher, the sessions) makes one and hands it to each keeper; a new round begins with every
+restart of the ranks, so that whatever is still on its way from the round before can be told from what counts.
+
+Invariant: nodes are 0..N-1, and their ranks are 0..world_size-1 without gaps, in the order of the nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from keepstep.errors import ConfigError
+from keepstep.model.topology import Topology, topology
+
+LEADER = 0  # the node whose keeper leads the vote and the commit; with a new round whoever is node 0 then
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One node. `incarnation` is its keeper's life: a later one supersedes an earlier."""
+
+    node: int
+    host: str
+    port: int
+    incarnation: int
+    ranks: int
+    rack: str | None = None
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """All nodes as one of them, `node`, sees them."""
+
+    round: int
+    node: int
+    members: tuple[Member, ...]
+    secret: str
+
+    def __post_init__(self) -> None:
+        ids = [m.node for m in self.members]
+        if ids != list(range(len(ids))) or not 0 <= self.node < len(ids):
+            raise ConfigError(f"mesh: expected nodes 0 to N-1 in order and this one among them, found {ids} and {self.node}")
+        if any(m.ranks < 1 for m in self.members):
+            raise ConfigError(f"mesh: expected at least one rank a node, found {[m.ranks for m in self.members]}")
+
+    @cached_property
+    def world_size(self) -> int:
+        return sum(m.ranks for m in self.members)
+
+    @cached_property
+    def topology(self) -> Topology:
+        racks = [m.rack for m in self.members]
+        return topology(len(racks), None if None in racks else [str(r) for r in racks])
+
+    def ranks_of(self, node: int) -> range:
+        first = sum(m.ranks for m in self.members[:node])
+        return range(first, first + self.members[node].ranks)
+
+    @cached_property
+    def node_of(self) -> Mapping[int, int]:
+        """The node of each rank."""
+        return {rank: m.node for m in self.members for rank in self.ranks_of(m.node)}
+
+    @property
+    def leads(self) -> bool:
+        return self.node == LEADER
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def mesh_from_json(values: Mapping[str, Any]) -> Mesh:
+    """The inverse of `Mesh.to_json`."""
+    members = tuple(Member(**m) for m in values["members"])
+    return Mesh(int(values["round"]), int(values["node"]), members, str(values["secret"]))
