@@ -1,0 +1,318 @@
+"""Lanes: what one TCP connection after another carries between two keepers.
+
+Lane 0 carries messages, the others blocks: straight from the memory the sender names into the memory the receiver names.
+Each open connection has a thread that receives and one that sends; both spend their time in system calls and checksums, without the
+GIL. Comes in: messages and blocks to send, connections to carry them. Goes out: calls of the `Handler`, on those threads.
+
+Invariant: once `quiet` returns after a cut, nothing of that lane touches any block's memory any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from keepstep.coding.checksum import checksum
+from keepstep.edge.traffic import Outgoing, Traffic
+from keepstep.model.units import KIB, MIB
+from keepstep.model.wire import BlockComing, BlockHeader, BlockWhole, Message, Received, Refusal, Refused
+
+if TYPE_CHECKING:
+    from keepstep.core.wire import Connection
+
+CHUNK_BYTES = 1 * MIB  # received and hashed at once: the bytes are still in the cache
+DRAIN_BYTES = 256 * KIB
+
+_WHY_NOT = {"got": None, "unwanted": "the other side does not want it", "damaged": "it arrived damaged every time: does its source change?"}
+
+
+class Lane:
+    """One lane. Subclasses say what it carries: `_next` and `_rewind` are called with the lock held, the others without."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
+        self._ready = threading.Condition(traffic.lock)  # there may be something to send
+        traffic.ready.append(self._ready)
+        self._turn = threading.Lock()  # held while a connection is carried
+        self._sock: socket.socket | None = None
+        self._cut: str | None = None
+
+    def carry(self, sock: socket.socket, wire: Connection, opening: bytes) -> str:
+        """Send `opening`, then carry traffic until the connection is cut; closes it and returns why."""
+        with self._turn, contextlib.closing(sock):
+            with self._traffic.lock:
+                if self._traffic.ended is not None:
+                    return self._traffic.ended
+                self._sock, self._cut = sock, None
+                self._rewind()
+            self._begin()
+            writer = threading.Thread(target=self._write, args=(sock, wire), name=f"to-{self._traffic.node}", daemon=True)
+            try:
+                sock.sendall(opening)
+                writer.start()
+                self._read(sock, wire)
+            except OSError as error:
+                self.cut(error.strerror or str(error))
+            finally:
+                self.cut("interrupted")
+                if writer.ident is not None:
+                    writer.join()
+                with self._traffic.lock:
+                    self._sock, why = None, self._cut or ""
+                self.away(why)
+            return why
+
+    def cut(self, why: str) -> None:
+        """Break the connection, if there is one. The first reason counts."""
+        with self._traffic.lock:
+            if self._sock is not None and self._cut is None:
+                self._cut = why
+                with contextlib.suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_RDWR)
+            self._ready.notify()
+
+    def away(self, why: str) -> None:
+        """Its connection is no more, or could not be made."""
+
+    def quiet(self) -> None:
+        """Return when no connection is carried. Not from a thread that carries one."""
+        with self._turn:
+            pass
+
+    # sending
+
+    def _write(self, sock: socket.socket, wire: Connection) -> None:
+        item: tuple[int, Message | Outgoing] | None = None
+
+        def ready() -> bool:
+            nonlocal item
+            item = None if self._cut is not None else self._next()
+            return item is not None or self._cut is not None
+
+        try:
+            while True:
+                with self._ready:
+                    self._ready.wait_for(ready)
+                if item is None:
+                    return
+                number, what = item
+                if isinstance(what, Message):
+                    self._send(sock, wire.message(what, number))
+                else:
+                    self._send_block(sock, wire, number, what)
+                    self._traffic.relieved()
+        except OSError as error:
+            self.cut(error.strerror or str(error))
+
+    def _send_block(self, sock: socket.socket, wire: Connection, number: int, block: Outgoing) -> None:
+        found = checksum(block.source) if block.checksum is None else block.checksum
+        sock.sendall(wire.block(BlockHeader(block.span, found, number)), socket.MSG_MORE)
+        self._send(sock, block.source)
+        self._traffic.counts.add("block bytes sent", block.span.length)
+
+    def _send(self, sock: socket.socket, data: bytes | memoryview) -> None:
+        pacer = self._traffic.pacer
+        if pacer is None:
+            sock.sendall(data)
+            return
+        for at in range(0, len(data), pacer.chunk_bytes):
+            chunk = data[at : at + pacer.chunk_bytes]
+            pacer.take(len(chunk))
+            sock.sendall(chunk)
+
+    # receiving
+
+    def _read(self, sock: socket.socket, wire: Connection) -> None:
+        while self._cut is None:
+            data = sock.recv(min(wire.wanted, DRAIN_BYTES))
+            if not data:
+                return self.cut("closed by the other side")
+            event = wire.receive(data)
+            if isinstance(event, Received):
+                self._take(event.message, event.number)
+            elif isinstance(event, BlockComing):
+                self._block(sock, wire, event.header)
+            elif isinstance(event, Refused):
+                self._traffic.counts.refused(event)
+                if wire.closed:
+                    return self.cut(str(event))
+                self._skip(event.number)
+
+    def _refuse(self, why: str) -> None:
+        self._traffic.counts.refused(Refused(Refusal.MALFORMED, why))
+        self.cut(why)
+
+    def _begin(self) -> None:
+        """A connection is there, nothing has crossed it."""
+
+    def _rewind(self) -> None:
+        raise NotImplementedError
+
+    def _next(self) -> tuple[int, Message | Outgoing] | None:
+        raise NotImplementedError
+
+    def _take(self, message: Message, number: int) -> None:
+        raise NotImplementedError
+
+    def _skip(self, number: int) -> None:
+        """A message came that nobody here understands."""
+
+    def _block(self, sock: socket.socket, wire: Connection, header: BlockHeader) -> None:
+        self._refuse(f"a block where only messages go: {header.span}")
+
+
+class MessageLane(Lane):
+    """Numbered messages, each confirmed; between them pings, pongs and confirmations, which may be lost.
+
+    Its connection is the link's pulse: the link is as well as this lane is.
+    """
+
+    def __init__(self, traffic: Traffic) -> None:
+        super().__init__(traffic)
+        self._passing: dict[str, Message] = {}  # the newest of each kind: an older one says nothing more
+
+    def say(self, message: Message) -> None:
+        """Send once, before anything that waits."""
+        with self._traffic.lock:
+            self._passing[message.kind] = message
+            self._ready.notify()
+
+    def away(self, why: str) -> None:
+        with self._traffic.lock:
+            self._traffic.books.health.cut(why, time.monotonic_ns())
+
+    def _begin(self) -> None:
+        traffic = self._traffic
+        with traffic.lock:
+            traffic.books.health.opened(time.monotonic_ns())
+        if not traffic.opened.is_set():
+            assert traffic.peer is not None
+            traffic.handler.up(traffic.peer)
+            traffic.opened.set()
+
+    def _rewind(self) -> None:
+        self._passing.clear()
+        self._traffic.books.outbox.rewind()
+
+    def _next(self) -> tuple[int, Message] | None:
+        if self._passing:
+            return 0, self._passing.pop(next(iter(self._passing)))
+        return self._traffic.books.outbox.next()
+
+    def _take(self, message: Message, number: int) -> None:
+        traffic, now_ns = self._traffic, time.monotonic_ns()
+        with traffic.lock:
+            traffic.books.health.heard(now_ns)
+        if number:
+            if traffic.books.inbox.is_new(number):
+                if message.kind == "bye":
+                    traffic.bye = message.fields["reason"]
+                else:
+                    traffic.handler.message(traffic.node, message)
+            self.say(Message("got", {"number": traffic.books.inbox.last}))
+        elif message.kind == "ping":
+            self.say(Message("pong", message.fields))
+        elif message.kind == "pong":
+            traffic.round_trip_ns = now_ns - message.fields["sent_ns"]
+        elif message.kind == "got":
+            with traffic.lock:
+                traffic.books.outbox.confirmed(message.fields["number"])
+                traffic.flushing.notify_all()
+            traffic.relieved()
+        else:
+            self._refuse(f"{message.kind} without a number")
+
+    def _skip(self, number: int) -> None:
+        if number:  # or it would come again with every connection
+            self._traffic.books.inbox.is_new(number)
+            self.say(Message("got", {"number": number}))
+
+
+class BlockLane(Lane):
+    """Blocks, each answered: got, damaged (it is sent again) or unwanted."""
+
+    def __init__(self, traffic: Traffic, index: int) -> None:
+        super().__init__(traffic)
+        self._books = traffic.books.lanes[index]
+        self._answers: deque[Message] = deque()
+
+    def _rewind(self) -> None:
+        self._answers.clear()  # what was not answered comes again
+        self._books.flight.rewind()
+
+    def _next(self) -> tuple[int, Message | Outgoing] | None:
+        if self._answers:
+            return 0, self._answers.popleft()
+        if again := self._books.flight.next_again():
+            self._traffic.counts.add("blocks sent again")
+            return again
+        if self._traffic.waiting and self._books.flight.has_room():
+            block = self._traffic.waiting.popleft()
+            self._traffic.waiting_bytes -= block.span.length
+            return self._books.flight.start(block, block.span.length), block
+        return None
+
+    def _take(self, message: Message, number: int) -> None:
+        if message.kind != "block":
+            return self._refuse(f"{message.kind} where only blocks go")
+        flight, number_of_block, result = self._books.flight, message.fields["number"], message.fields["result"]
+        with self._traffic.lock:
+            block = flight.damaged(number_of_block) if result == "damaged" else flight.landed(number_of_block)
+            self._ready.notify()
+        if block is not None:
+            block.done(_WHY_NOT[result])
+
+    def _block(self, sock: socket.socket, wire: Connection, header: BlockHeader) -> None:
+        traffic, span = self._traffic, header.span
+        repeated = header.number in self._books.seen
+        place = None if repeated else traffic.handler.place(traffic.node, span)
+        if place is None:
+            if not self._drain(sock, span.length):
+                return
+            wire.block_received(header.checksum)
+            return self._answer(header, "got" if repeated else "unwanted")
+        assert place.nbytes == span.length, f"a place of {place.nbytes} bytes for {span.length}"
+        found = self._fill(sock, place)
+        if found is None:
+            return
+        if isinstance(wire.block_received(found), BlockWhole):
+            self._books.seen.add(header.number)
+            traffic.counts.add("block bytes received", span.length)
+            traffic.handler.block(traffic.node, span, found)
+            self._answer(header, "got")
+        else:
+            traffic.counts.add("blocks damaged")
+            self._answer(header, "damaged")
+
+    def _answer(self, header: BlockHeader, result: str) -> None:
+        with self._traffic.lock:
+            self._answers.append(Message("block", {"number": header.number, "result": result}))
+            self._ready.notify()
+
+    def _fill(self, sock: socket.socket, place: memoryview) -> int | None:
+        """Receive straight into `place`; the checksum of what came, or None when cut."""
+        summed, at = xxhash.xxh3_64(), 0
+        while at < len(place):
+            got = 0 if self._cut is not None else sock.recv_into(place[at : at + CHUNK_BYTES])
+            if not got:
+                self.cut("closed by the other side in the middle of a block")
+                return None
+            summed.update(place[at : at + got])
+            at += got
+        return summed.intdigest()
+
+    def _drain(self, sock: socket.socket, nbytes: int) -> bool:
+        scratch = memoryview(bytearray(min(nbytes, DRAIN_BYTES)))
+        while nbytes:
+            got = sock.recv_into(scratch[:nbytes])
+            if not got:
+                self.cut("closed by the other side in the middle of a block")
+                return False
+            nbytes -= got
+        return True
