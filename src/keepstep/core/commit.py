@@ -1,7 +1,7 @@
 """Commit: which generation everybody may rely on, and which is to be protected next. Led by one keeper of the round.
 
-Comes in: each rank's facts, as its keeper last reported them (they may be old). Goes out: the leader's word, a `Horizon`, whenever it changes.
-Never looks anywhere itself; who leads next needs nothing but new reports.
+Comes in: each rank's facts, as its keeper last reported them (they may be old). Goes out: the leader's word, a `Horizon`, whenever it
+changes. Never looks anywhere itself; who leads next needs nothing but new reports.
 
 * A stamp that every rank has sealed becomes the *target*: only then does anybody copy it, so no byte is sent for a generation
   that can never be whole, and all nodes copy the same one.

@@ -1,7 +1,7 @@
 """Reach: which snapshots can be had from the nodes that answer, and from whom each is fetched.
 
-Comes in: what every living node has proven (`Inventory`). Goes out: the stamps within reach of a rank, and for one stamp where its bytes come
-from: holders of a copy, or enough members of the row it was coded with. The least loaded come first. Pure.
+Comes in: what every living node has proven (`Inventory`). Goes out: the stamps within reach of a rank, and for one stamp where its bytes
+come from: holders of a copy, or enough members of the row it was coded with. The least loaded come first. Pure.
 """
 
 from __future__ import annotations
