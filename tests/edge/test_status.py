@@ -65,7 +65,7 @@ def test_a_page_never_written_reads_as_nothing(page: StatusPage) -> None:
 def test_a_file_of_another_size_is_no_page(tmp_path: Path) -> None:
     path = tmp_path / "status"
     path.write_bytes(bytes(100))
-    with pytest.raises(ValueError, match="expected a status page of 4096 bytes, found 100"):
+    with pytest.raises(ValueError, match="expected a page of 4096 bytes, found 100"):
         StatusPage(path)
 
 

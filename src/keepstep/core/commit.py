@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from keepstep.core.cut import Holding, common
+from keepstep.model.horizon import Horizon
 from keepstep.model.snapshot import Stamp
 
 
@@ -28,21 +29,6 @@ class RankFacts:
     rank: int
     own: Holding
     protected: frozenset[Stamp] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Horizon:
-    """The leader's word. `alive`: stamps that every rank has or may still get; `decided_step`: all have decided up to there."""
-
-    epoch: int
-    committed: Stamp | None = None
-    target: Stamp | None = None
-    alive: frozenset[Stamp] = frozenset()
-    decided_step: int = -1
-
-    def is_hopeless(self, stamp: Stamp) -> bool:
-        """True when that stamp will never be held by every rank. The horizon itself never is."""
-        return stamp.step <= self.decided_step and stamp not in self.alive and stamp != self.committed
 
 
 @dataclass

@@ -93,22 +93,42 @@ def _stamp(value: Any) -> Stamp:
 _rank, _bytes, _number, _checksum = _whole(0, _U32), _whole(0, _U63), _whole(0, _U63), _whole(0, _U64)
 _pair = _items(_whole(-1, _U63), _whole(0, _U63))
 _held = _many(_items(_rank, _stamp))
-_SNAPSHOT: dict[str, Check] = {"rank": _rank, "stamp": _stamp}
+_SNAPSHOT: dict[str, Check] = {"round": _number, "rank": _rank, "stamp": _stamp}
+_maybe = _many(_stamp)  # none or one
+_row = _many(_rank)
 
 KINDS: dict[str, dict[str, Check]] = {
-    # What this node holds: (rank, stamp) of its own sealed snapshots, and of others' that are whole and verified here.
-    "inventory": {"sealed": _held, "protected": _held},
-    # The owner of a snapshot asks a holder to keep it; the holder says when it has it whole and verified, or why not.
-    "offer": {**_SNAPSHOT, "payload_bytes": _bytes, "table_bytes": _bytes, "manifest_bytes": _bytes, "table_checksum": _checksum},
+    # To the leader: what this node has proven. `snapshots`: (rank, stamp); `parities`: (rank, stamp, row, tolerates).
+    "inventory": {"round": _number, "snapshots": _held, "parities": _many(_items(_rank, _stamp, _row, _rank))},
+    # To the leader: each rank here: (rank, sealed, pending, decided step, protected); and what hinders the policy, if anything does.
+    "report": {
+        **{"round": _number, "epoch": _number, "snapshot_bytes": _bytes, "free_bytes": _bytes, "hindered": _text},
+        "ranks": _many(_items(_rank, _many(_stamp), _maybe, _whole(-1, _U63), _many(_stamp))),
+    },
+    # The leader's word (model/horizon.py), and which policy holds.
+    "horizon": {
+        **{"round": _number, "epoch": _number, "policy": _text, "why": _text},
+        **{"committed": _maybe, "target": _maybe, "alive": _many(_stamp), "decided_step": _whole(-1, _U63)},
+    },
+    # The owner of a snapshot asks a holder to keep its part of it; the holder says when it has it whole and verified, or why not.
+    "offer": {
+        **_SNAPSHOT,
+        **{"payload_bytes": _bytes, "capacity_bytes": _bytes, "manifest_bytes": _bytes, "manifest_capacity_bytes": _bytes},
+        **{"table_checksum": _checksum, "row": _row, "tolerates": _rank, "horizon": _maybe},
+    },
     "accept": _SNAPSHOT,
-    "decline": {**_SNAPSHOT, "reason": _text},
     "ack": _SNAPSHOT,
     "nack": {**_SNAPSHOT, "reason": _text},
-    "drop": _SNAPSHOT,
     # Send me these: (part, offset, length).
     "fetch": {**_SNAPSHOT, "ranges": _many(_items(_part, _bytes, _whole(1, _U63)))},
     # A word of the vote about what to resume from; what it means is core/vote.py's business.
-    "vote": {"word": _one_of("join", "offer", "loaded", "failed", "go"), "body": _object},
+    "vote": {
+        "round": _number,
+        "word": _one_of("join", "attach", "left", "offer", "loaded", "failed", "go", "refused"),
+        "body": _object,
+    },
+    # A word about writing a checkpoint.
+    "persist": {"round": _number, "word": _one_of("ask", "answer", "part", "done", "stop"), "body": _object},
     "refused": {"reason": _text},
     "bye": {"reason": _text},
     # The link's own: alive, and what has arrived.

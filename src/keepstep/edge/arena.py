@@ -30,6 +30,7 @@ from keepstep.errors import DamageError, IdentityError
 from keepstep.model.layout import Layout, layout_from_json
 from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
 from keepstep.model.units import PAGE_BYTES, round_up
+from keepstep.model.wire import Part
 
 MAGIC = b"KEEPSLOT"
 FORMAT = 1
@@ -120,33 +121,7 @@ class Slot:
 
     def header(self) -> SlotHeader:
         """Raises DamageError when the page fails its checksum."""
-        page = bytes(self._region.view[:PAGE_BYTES])
-        found, (want,) = checksum(page[:-8]), _CHECK.unpack(page[-8:])
-        if found != want:
-            raise DamageError(f"{self.path}: header damaged: checksum expected {want:016x}, found {found:016x}")
-        magic, fmt, state, *rest = _HEADER.unpack_from(page)
-        if magic != MAGIC or fmt != FORMAT:
-            raise DamageError(f"{self.path}: expected slot format {FORMAT}, found {fmt}")
-        sequence, job, layout, rank, world, incarnation, step, epoch, payload, manifest, block, count, table, text, wall, loss, _, _ = rest
-        stamp = Stamp(step, epoch)
-        return SlotHeader(
-            SlotState(state),
-            sequence,
-            job,
-            layout,
-            rank,
-            world,
-            incarnation,
-            stamp,
-            payload,
-            manifest,
-            block,
-            count,
-            table,
-            text,
-            wall,
-            loss,
-        )
+        return parse_page(bytes(self._region.view[:PAGE_BYTES]), self.path)
 
     def _write(self, header: SlotHeader) -> None:
         self._region.view[:PAGE_BYTES] = _page(header, self.capacity)
@@ -161,6 +136,17 @@ class Slot:
         """From here until `seal` the slot holds nothing."""
         header = replace(EMPTY, job_hash=job_hash, rank=rank, world_size=world_size, incarnation=incarnation, stamp=stamp)
         self._write(replace(header, state=SlotState.WRITING, sequence=self._sequence() + 1))
+
+    def part(self, part: Part, header: SlotHeader) -> memoryview:
+        """The bytes of an object as `header` gives its size; of the header, the page."""
+        table_at, manifest_at = _offsets(self.capacity)
+        at, nbytes = {
+            Part.HEADER: (0, PAGE_BYTES),
+            Part.PAYLOAD: (PAGE_BYTES, header.payload_bytes),
+            Part.TABLE: (table_at, 8 * header.block_count),
+            Part.MANIFEST: (manifest_at, header.manifest_bytes),
+        }[part]
+        return self._region.view[at : at + nbytes]
 
     def write_table(self, payload_bytes: int, manifest: bytes) -> SlotHeader:
         """Hash the payload, write table and manifest, return the header that `seal` will write."""
@@ -193,19 +179,28 @@ class Slot:
             )
         )
 
+    def adopt(self, header: SlotHeader) -> None:
+        """The last write of a copy: everything else of the snapshot that `header` (another slot's) describes is here and proven."""
+        assert header.state is SlotState.SEALED and header.payload_bytes <= self.capacity
+        self._write(replace(header, sequence=self._sequence() + 1))
+
     def void(self) -> None:
         """Forget what the slot holds."""
         self._write(replace(EMPTY, sequence=self._sequence() + 1))
 
     def manifest(self, header: SlotHeader) -> Layout:
         """Raises DamageError when the manifest fails its checksum."""
+        return layout_from_json(json.loads(self.manifest_text(header)))
+
+    def manifest_text(self, header: SlotHeader) -> bytes:
+        """As it was written. Raises DamageError when it fails its checksum."""
         _, at = _offsets(self.capacity)
         raw = bytes(self._region.view[at : at + header.manifest_bytes])
         if header.manifest_bytes > self.manifest_capacity or checksum(raw) != header.manifest_checksum:
             raise DamageError(
                 f"{self.path}: manifest damaged: checksum expected {header.manifest_checksum:016x}, found {checksum(raw):016x}"
             )
-        return layout_from_json(json.loads(raw))
+        return raw
 
     def table(self, header: SlotHeader) -> Sequence[int]:
         """Raises DamageError when the checksum table fails its own checksum."""
@@ -216,7 +211,12 @@ class Slot:
         return unpack_table(raw)
 
     def verify(self) -> tuple[SlotHeader, Layout]:
-        """Prove a sealed slot: header, manifest, table, every block. Raises DamageError naming what differs.
+        """`verify_bytes`, and the layout."""
+        header, manifest = self.verify_bytes()
+        return header, layout_from_json(json.loads(manifest))
+
+    def verify_bytes(self) -> tuple[SlotHeader, bytes]:
+        """Prove a sealed slot: header, manifest, table, every block. Raises DamageError naming what differs. Returns header and manifest.
 
         Raises LookupError when the slot holds no snapshot, or was overwritten while being read.
         """
@@ -224,7 +224,7 @@ class Slot:
         if header.state is not SlotState.SEALED:
             raise LookupError(f"{self.path} holds no sealed snapshot ({header.state.name})")
         try:
-            layout = self.manifest(header)
+            manifest = self.manifest_text(header)
             wrong = first_mismatch(self.payload[: header.payload_bytes], self.table(header), header.block_bytes)
             if wrong:
                 block, want, found = wrong
@@ -237,7 +237,7 @@ class Slot:
             if self._sequence() not in (0, header.sequence):
                 raise LookupError(f"{self.path} was overwritten while it was read") from None
             raise
-        return header, layout
+        return header, manifest
 
     def lock(self, exclusive: bool) -> bool:
         """Try to take the slot's flock for this open file; False when others hold it."""
@@ -252,6 +252,18 @@ class Slot:
 
     def close(self) -> None:
         self._region.close()
+
+
+def parse_page(page: bytes, path: Path) -> SlotHeader:
+    """What a header page says; `path` is named when it is damaged. Raises DamageError."""
+    found, (want,) = checksum(page[:-8]), _CHECK.unpack(page[-8:])
+    if found != want:
+        raise DamageError(f"{path}: header damaged: checksum expected {want:016x}, found {found:016x}")
+    magic, fmt, state, *rest = _HEADER.unpack_from(page)
+    if magic != MAGIC or fmt != FORMAT:
+        raise DamageError(f"{path}: expected slot format {FORMAT}, found {fmt}")
+    sequence, job, layout, rank, world, incarnation, step, epoch, *sizes, wall, loss, _, _ = rest
+    return SlotHeader(SlotState(state), sequence, job, layout, rank, world, incarnation, Stamp(step, epoch), *sizes, wall, loss)
 
 
 def _page(header: SlotHeader, capacity: int) -> bytes:

@@ -1,0 +1,77 @@
+"""Twin page: one page of shared memory in two halves, written in turn, each with a sequence number under its checksum.
+
+A reader takes the newest whole half, so a write under way, a torn read or a writer killed in mid-write costs at most one update. One
+writing process, any number of readers; never waits.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from pathlib import Path
+
+from keepstep.coding.checksum import checksum
+from keepstep.edge.memory import Region
+from keepstep.model.units import PAGE_BYTES
+
+_HEAD = struct.Struct("<QI4x")  # checksum and bytes of what follows: the sequence and the body
+_SEQUENCE = struct.Struct("<Q")
+HALF_BYTES = PAGE_BYTES // 2
+MAX_BODY_BYTES = HALF_BYTES - _HEAD.size - _SEQUENCE.size
+
+
+class TwinPage:
+    """The page, mapped."""
+
+    def __init__(self, path: Path) -> None:
+        """Map an existing page. Raises OSError or ValueError when there is none."""
+        self._region = Region(path)
+        self._lock = threading.Lock()
+        if self._region.nbytes != PAGE_BYTES:
+            self._region.close()
+            raise ValueError(f"{path}: expected a page of {PAGE_BYTES} bytes, found {self._region.nbytes}")
+
+    @classmethod
+    def ensure(cls, path: Path) -> TwinPage:
+        """Map the page, making it if there is none. Raises OSError."""
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.posix_fallocate(fd, 0, PAGE_BYTES)
+        os.close(fd)
+        return cls(path)
+
+    @property
+    def fd(self) -> int:
+        return self._region.fd
+
+    def write(self, body: bytes) -> None:
+        """Into the half that does not hold the newest, its checksum last."""
+        assert len(body) <= MAX_BODY_BYTES, f"{len(body)} bytes"
+        with self._lock:
+            sequence = max((s for s, _ in self._halves()), default=0) + 1
+            body = _SEQUENCE.pack(sequence) + body
+            at = HALF_BYTES * (sequence % 2)
+            self._region.view[at + _HEAD.size : at + _HEAD.size + len(body)] = body
+            _HEAD.pack_into(self._region.view, at, checksum(body), len(body))
+
+    def read(self) -> bytes | None:
+        """The newest whole body; None when none was ever written."""
+        for _ in range(100):  # again only when the writer came round twice meanwhile
+            halves = self._halves()
+            if halves:
+                return max(halves)[1]
+        return None
+
+    def _halves(self) -> list[tuple[int, bytes]]:
+        """(sequence, body) of each half that is whole."""
+        whole = []
+        for at in (0, HALF_BYTES):
+            want, size = _HEAD.unpack_from(self._region.view, at)
+            body = bytes(self._region.view[at + _HEAD.size : at + _HEAD.size + min(size, HALF_BYTES - _HEAD.size)])
+            if size and checksum(body) == want:
+                whole.append((_SEQUENCE.unpack_from(body)[0], body[_SEQUENCE.size :]))
+        return whole
+
+    def close(self) -> None:
+        self._region.close()
