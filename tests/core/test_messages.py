@@ -17,7 +17,11 @@ U63 = st.integers(0, (1 << 63) - 1)
 RANKS = st.integers(0, (1 << 32) - 1)
 STAMPS = st.builds(Stamp, st.integers(-1, (1 << 63) - 1), U63)
 HELD = st.lists(st.tuples(RANKS, STAMPS), max_size=4).map(tuple)
+SOME = st.lists(STAMPS, max_size=3).map(tuple)
+MAYBE = st.lists(STAMPS, max_size=1).map(tuple)
+ROWS = st.lists(RANKS, max_size=4).map(tuple)
 TEXT = st.text(max_size=MAX_TEXT_CHARS)
+WORDS = {"vote": ["join", "left", "offer", "go"], "persist": ["ask", "answer", "part", "done"]}
 JSON: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers(-(1 << 70), 1 << 70) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
@@ -28,18 +32,28 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "rank": RANKS,
     "stamp": STAMPS,
     "reason": TEXT,
-    "sealed": HELD,
-    "protected": HELD,
+    "snapshots": HELD,
+    "parities": st.lists(st.tuples(RANKS, STAMPS, ROWS, RANKS), max_size=3).map(tuple),
+    "ranks": st.lists(st.tuples(RANKS, SOME, MAYBE, st.integers(-1, 1 << 62), SOME), max_size=3).map(tuple),
+    "row": ROWS,
+    "tolerates": RANKS,
+    "alive": SOME,
+    **{name: MAYBE for name in ("committed", "target", "horizon")},
+    "decided_step": st.integers(-1, 1 << 62),
+    **{name: TEXT for name in ("policy", "why", "hindered")},
     "table_checksum": st.integers(0, (1 << 64) - 1),
     "ranges": st.lists(st.tuples(st.sampled_from(Part), U63, st.integers(1, (1 << 63) - 1)), max_size=4).map(tuple),
-    "word": st.sampled_from(["join", "offer", "loaded", "failed", "go"]),
     "body": st.dictionaries(st.text(max_size=10), JSON, max_size=4),
     "result": st.sampled_from(["got", "damaged", "unwanted"]),
 }
 
 
+MANY = {name for name in FIELDS if name not in ("rank", "stamp", "result", "tolerates", "table_checksum")}
+
+
 def messages(kind: str) -> st.SearchStrategy[Message]:
-    return st.fixed_dictionaries({name: FIELDS.get(name, U63) for name in KINDS[kind]}).map(lambda fields: Message(kind, fields))
+    fields = {**FIELDS, "word": st.sampled_from(WORDS.get(kind, [""]))}
+    return st.fixed_dictionaries({name: fields.get(name, U63) for name in KINDS[kind]}).map(lambda found: Message(kind, found))
 
 
 ANY = st.sampled_from(sorted(KINDS)).flatmap(messages)
@@ -80,7 +94,7 @@ def test_one_field_of_another_type_is_no_message(message: Message, data: st.Data
     found = outcome(json.dumps(fields).encode())
     # Text may be any text and a body any object, an empty list is a list of nothing: those say something else, but they say it.
     if isinstance(found, Message):
-        assert name in {"reason", "body", "sealed", "protected", "ranges"} and json.loads(encode(found)) == fields
+        assert name in MANY and json.loads(encode(found)) == fields
 
 
 @given(ANY, st.booleans())
@@ -98,10 +112,10 @@ def test_a_field_missing_or_too_many_is_no_message(message: Message, surplus: bo
     [
         (Message("sing", {}), Refusal.UNKNOWN_KIND),
         (Message("bye", {"reason": "x" * (MAX_TEXT_CHARS + 1)}), Refusal.MALFORMED),
-        (Message("vote", {"word": "go", "body": {"x": object()}}), Refusal.MALFORMED),
-        (Message("vote", {"word": "go", "body": {"x": float("nan")}}), Refusal.MALFORMED),
-        (Message("vote", {"word": "go", "body": {"x": "x" * MAX_MESSAGE_BYTES}}), Refusal.OVERSIZED),
-        (Message("inventory", {"sealed": ((1, Stamp(1, 1)),) * (MAX_ITEMS + 1), "protected": ()}), Refusal.MALFORMED),
+        (Message("vote", {"round": 1, "word": "go", "body": {"x": object()}}), Refusal.MALFORMED),
+        (Message("vote", {"round": 1, "word": "go", "body": {"x": float("nan")}}), Refusal.MALFORMED),
+        (Message("vote", {"round": 1, "word": "go", "body": {"x": "x" * MAX_MESSAGE_BYTES}}), Refusal.OVERSIZED),
+        (Message("inventory", {"round": 1, "snapshots": ((1, Stamp(1, 1)),) * (MAX_ITEMS + 1), "parities": ()}), Refusal.MALFORMED),
     ],
 )
 def test_what_nobody_would_accept_is_not_sent(message: Message, reason: Refusal) -> None:
@@ -111,5 +125,5 @@ def test_what_nobody_would_accept_is_not_sent(message: Message, reason: Refusal)
 
 
 def test_a_full_inventory_fits() -> None:
-    held = tuple((rank, Stamp(1_000_000 + rank, 3)) for rank in range(5_000))
-    assert decode(encode(Message("inventory", {"sealed": held, "protected": held}))).fields["protected"] == held
+    held = tuple((rank, Stamp(1_000_000 + rank, 3)) for rank in range(MAX_ITEMS))
+    assert decode(encode(Message("inventory", {"round": 1, "snapshots": held, "parities": ()}))).fields["snapshots"] == held
