@@ -1,0 +1,50 @@
+"""Rounds: which node is whose.
+
+Comes in: the arrivals of a full round, in their order. Goes out: the id of each. It is computed by every agent for itself, from the same
+arrivals, so there is nobody to ask and nobody to wait for.
+
+Invariant: the ids are 0..N-1, each once; an arrival that was a node in the round before is the same node again, so that its memory's
+place in the job stays, and a newcomer takes the id of the node that is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from keepstep.model.mesh import Member
+from keepstep.model.rounds import Arrival
+
+
+def assign(arrivals: Sequence[Arrival]) -> tuple[int, ...]:
+    """The node id of each arrival: former ids first, then those asked for, then whatever is vacant in order of arrival."""
+    ids: dict[int, int] = {}  # arrival -> node
+
+    def claim(at: int, node: int | None) -> None:
+        if at not in ids and node is not None and 0 <= node < len(arrivals) and node not in ids.values():
+            ids[at] = node
+
+    for at, arrival in enumerate(arrivals):
+        claim(at, arrival.node)
+    for at, arrival in enumerate(arrivals):
+        claim(at, arrival.node_rank)
+    vacant = iter(sorted(set(range(len(arrivals))) - set(ids.values())))
+    return tuple(ids[at] if at in ids else next(vacant) for at in range(len(arrivals)))
+
+
+def members_of(arrivals: Sequence[Arrival]) -> tuple[Member, ...]:
+    """The nodes of the round, by id."""
+    ids = assign(arrivals)
+    members = [Member(node, a.host, a.port, a.incarnation, a.ranks, a.rack) for node, a in zip(ids, arrivals, strict=True)]
+    return tuple(sorted(members, key=lambda m: m.node))
+
+
+def disagreement(mine: Arrival, other: Arrival) -> str | None:
+    """Why these two cannot be in one round; None when they can."""
+    if mine.nodes != other.nodes:
+        return f"--nnodes: expected {other.nodes}, as on {other.host}, found {mine.nodes}"
+    if mine.own_secret != other.own_secret:
+        words = {True: "one", False: "none"}
+        return f"secret: expected {words[other.own_secret]}, as on {other.host}, found {words[mine.own_secret]}"
+    if (mine.rack is None) != (other.rack is None):
+        return f"rack: expected a rack for all nodes or for none, found {mine.rack} here and {other.rack} on {other.host}"
+    return None

@@ -1,0 +1,62 @@
+"""Rounds: what the agents of a job say to each other where they meet.
+
+Values only. A round is one life of all ranks: it is formed by arrivals, one a node, and closed by one verdict. `core/rounds.py` makes
+nodes of arrivals; `edge/torch/rendezvous.py` carries both.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """An agent that wants to be in the round. `token` is this life of the agent; `host`, `port`, `incarnation` are its keeper's.
+
+    `nodes` and `own_secret` (one was configured; it never travels) must be equal everywhere. `node` is the id it had in the round
+    before, `node_rank` the one it was asked to have.
+    """
+
+    token: str
+    host: str
+    port: int
+    incarnation: int
+    ranks: int
+    nodes: int
+    own_secret: bool = False
+    rack: str | None = None
+    node: int | None = None
+    node_rank: int | None = None
+
+    def to_text(self) -> str:
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a round ends, the same for all its nodes.
+
+    `again`: the ranks start anew in the next round; `crash` when the program brought it upon itself. `stop`: the job ends with `code`,
+    by `signum` where it was a signal. `done`: all ranks of all nodes ended well.
+    """
+
+    kind: Literal["again", "stop", "done"]
+    why: str
+    crash: bool = False
+    code: int = 0
+    signum: int = 0
+
+    def to_text(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def arrival_from_text(text: str) -> Arrival:
+    """The inverse of `Arrival.to_text`."""
+    return Arrival(**json.loads(text))
+
+
+def verdict_from_text(text: str) -> Verdict:
+    """The inverse of `Verdict.to_text`."""
+    return Verdict(**json.loads(text))
