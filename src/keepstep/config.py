@@ -130,7 +130,7 @@ def from_mapping(values: Mapping[str, Any]) -> Config:
 
 
 # Variables keepstep's own processes hand down; not configuration.
-INTERNAL = {"KEEPSTEP_AGENT", "KEEPSTEP_ATTEMPT", "KEEPSTEP_FAULTS", "KEEPSTEP_DRILL"}
+INTERNAL = {"KEEPSTEP_AGENT", "KEEPSTEP_ATTEMPT", "KEEPSTEP_FAULTS", "KEEPSTEP_DRILL", "KEEPSTEP_LAB"}
 
 
 def from_environ(environ: Mapping[str, str]) -> Config:
