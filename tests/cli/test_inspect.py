@@ -10,7 +10,8 @@ import pytest
 
 from keepstep.coding.checksum import BLOCK_BYTES
 from keepstep.edge.arena import Slot
-from keepstep.edge.store import Manifest, Store
+from keepstep.edge.manifest import Manifest
+from keepstep.edge.store import Store
 from keepstep.model.units import PAGE_BYTES
 
 THREE_BLOCKS = 3 * BLOCK_BYTES // 4  # floats

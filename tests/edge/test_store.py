@@ -19,7 +19,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.edge.store import BLOCK_BYTES, MANIFEST, FileSum, Manifest, Store, manifest_from_bytes
+from keepstep.edge.manifest import FileSum, Manifest, manifest_from_bytes
+from keepstep.edge.store import MANIFEST, Store
+from keepstep.edge.stored_file import BLOCK_BYTES
 from keepstep.errors import DamageError, StoreError
 
 SMALL = {"a": b"alpha", "b": b"beta"}

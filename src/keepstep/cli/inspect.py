@@ -24,7 +24,8 @@ from keepstep.cli.choosing import JobOption, JsonOption, places, print_json, wit
 from keepstep.dashboard import terminal
 from keepstep.dashboard.view import FoundJob, Now, SlotRow, as_json, slot_row, slot_rows
 from keepstep.edge.arena import Slot
-from keepstep.edge.store import Manifest, Store
+from keepstep.edge.manifest import Manifest
+from keepstep.edge.store import Store
 from keepstep.errors import ConfigError, DamageError, StoreError
 from keepstep.model.layout import Segment
 from keepstep.model.units import human_bytes

@@ -19,8 +19,10 @@ from typing import Any
 from keepstep.config import Settings, settings_from_text
 from keepstep.core.retention import CheckpointInfo, parse_rules, to_keep
 from keepstep.edge.arena import Slot
-from keepstep.edge.store import Manifest, Store
-from keepstep.edge.torch.dcp import RankState, write_checkpoint
+from keepstep.edge.manifest import Manifest
+from keepstep.edge.store import Store
+from keepstep.edge.torch.dcp.tree import RankState
+from keepstep.edge.torch.dcp.write import write_checkpoint
 from keepstep.edge.torch.state import rebuild
 from keepstep.edge.torch.views import overlay
 from keepstep.errors import KeepstepError

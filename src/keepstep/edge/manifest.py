@@ -1,0 +1,116 @@
+"""Manifest: what a checkpoint is, and JSON that guards itself.
+
+Comes in: values. Goes out: bytes that begin with the checksum of all the rest, and the values again, or DamageError. Never
+touches a filesystem.
+
+Invariant: no bit of a sealed text may change without `unseal` refusing it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import xxhash
+
+from keepstep.errors import DamageError, StoreError
+
+FORMAT_VERSION = 1
+
+# A sealed text begins with the digest of all that follows these bytes, so that no bit of it is left out.
+_SEAL = re.compile(rb'\{"xxh3_64": "([0-9a-f]{16})",\n')
+
+
+def seal(body: Mapping[str, Any], indent: int | None = None) -> bytes:
+    """A JSON object with its checksum in front."""
+    text = json.dumps(body, indent=indent, allow_nan=False)
+    rest = text[1:].lstrip("\n").encode()  # without the opening brace, which the seal brings
+    return b'{"xxh3_64": "%s",\n%s' % (xxhash.xxh3_64_hexdigest(rest).encode(), rest)
+
+
+def unseal(raw: bytes, where: str) -> dict[str, Any]:
+    """The inverse of `seal`. Raises DamageError if one bit is not as written, StoreError on a newer format."""
+    found_seal = _SEAL.match(raw)
+    if found_seal is None:
+        raise DamageError(f"{where}: expected JSON that begins with its checksum, found {raw[:32]!r}")
+    found = xxhash.xxh3_64_hexdigest(raw[found_seal.end() :])
+    if found != found_seal[1].decode():
+        raise DamageError(f"{where}: block 0: expected xxh3_64 {found_seal[1].decode()}, found {found}")
+    body: dict[str, Any] = json.loads(raw)
+    if body["format"] != FORMAT_VERSION:
+        raise StoreError(f"{where}: expected manifest format {FORMAT_VERSION}, found {body['format']!r}")
+    return body
+
+
+@dataclass(frozen=True, slots=True)
+class FileSum:
+    """A file's size and the xxh3_64 of each of its blocks (the last one may be short)."""
+
+    bytes: int
+    block_bytes: int
+    xxh3_64: tuple[str, ...]
+
+
+def sums_to_json(files: Mapping[str, FileSum]) -> dict[str, Any]:
+    return {name: {"bytes": f.bytes, "block_bytes": f.block_bytes, "xxh3_64": f.xxh3_64} for name, f in files.items()}
+
+
+def sums_from_json(files: Mapping[str, Any]) -> dict[str, FileSum]:
+    return {name: FileSum(f["bytes"], f["block_bytes"], tuple(f["xxh3_64"])) for name, f in files.items()}
+
+
+def metrics_to_json(metrics: Mapping[str, float]) -> dict[str, float | str]:
+    # JSON has no NaN and no infinity, and a loss has both.
+    return {name: float(v) if math.isfinite(v) else str(float(v)) for name, v in metrics.items()}
+
+
+def metrics_from_json(metrics: Mapping[str, float | str]) -> dict[str, float]:
+    return {name: float(v) for name, v in metrics.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a checkpoint is: whose, when, and the checksums of its files. `fingerprint` is the caller's own."""
+
+    job: str
+    step: int
+    world_size: int
+    metrics: Mapping[str, float]
+    wall_ns: int
+    fingerprint: Mapping[str, Any]
+    files: Mapping[str, FileSum]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(f.bytes for f in self.files.values())
+
+    def to_bytes(self) -> bytes:
+        body = {
+            "format": FORMAT_VERSION,
+            "job": self.job,
+            "step": self.step,
+            "world_size": self.world_size,
+            "metrics": metrics_to_json(self.metrics),
+            "wall_ns": self.wall_ns,
+            "fingerprint": dict(self.fingerprint),
+            "files": sums_to_json(self.files),
+        }
+        return seal(body, indent=1)
+
+
+def manifest_from_bytes(raw: bytes, where: str) -> Manifest:
+    """The inverse of `Manifest.to_bytes`. Raises DamageError if one bit is not as written, StoreError on a newer format."""
+    body = unseal(raw, where)
+    return Manifest(
+        job=body["job"],
+        step=body["step"],
+        world_size=body["world_size"],
+        metrics=metrics_from_json(body["metrics"]),
+        wall_ns=body["wall_ns"],
+        fingerprint=body["fingerprint"],
+        files=sums_from_json(body["files"]),
+    )

@@ -1,0 +1,227 @@
+"""Write: the states of all ranks of a job, which several nodes hold, to one checkpoint.
+
+    survey      each node says what its ranks have                    (the leader first clears the place)
+    write_part  each node makes the plan from all surveys, writes its share, reads it back, and says what it wrote
+    publish     the leader puts the parts together, and the manifest last
+
+Each act begins when everybody has ended the one before; who watches over that is the caller. Comes in: the trees of a node's ranks. Goes
+out: files in the store. Never writes into a tensor, never talks to another node.
+
+Invariant: a manifest appears only after every byte it names has been read back and was right.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import (
+    FileSystemWriter,
+    _StorageInfo,  # every DCP checkpoint's metadata is made of these, so torch cannot rename it
+)
+from torch.distributed.checkpoint.planner import WriteItem
+from torch.distributed.checkpoint.storage import WriteResult
+
+from keepstep.edge.manifest import Manifest
+from keepstep.edge.parts import (
+    Attempt,
+    Item,
+    Part,
+    Sketch,
+    part_from_bytes,
+    part_to_bytes,
+    survey_from_bytes,
+    survey_to_bytes,
+)
+from keepstep.edge.store import Draft, Store
+from keepstep.edge.torch.dcp.files import Files
+from keepstep.edge.torch.dcp.plan import Plan, make_plan
+from keepstep.edge.torch.dcp.tree import RankState, Value, flat
+from keepstep.errors import ConfigError, IdentityError, LayoutError, StoreError
+from keepstep.model.snapshot import Stamp
+
+METADATA = ".metadata"
+
+NodeValues = dict[int, dict[str, Value]]  # a node's values, by rank and name
+
+
+def write_checkpoint(
+    store: Store,
+    step: int,
+    job: str,
+    states: Sequence[RankState],
+    metrics: Mapping[str, float],
+    fingerprint: Mapping[str, Any],
+    progress: Callable[[int], None] | None = None,
+) -> Manifest:
+    """All acts for a job of one node, in this process. Nothing to do when the step is there and intact.
+
+    progress: called with the bytes of every write and of every block read back.
+    Raises what the acts raise. After that every other step is as it was and this one has no new checkpoint.
+    """
+    attempt = Attempt(job, Stamp(step, 0), 0, (len(states),))
+    present = already_there(store, attempt)
+    if present is not None:
+        return present
+    store.retract(step)  # at most a damaged one
+    with store.draft(step, progress) as draft:
+        values = survey(draft, attempt, 0, states)
+        write_part(draft, attempt, 0, values, metrics, fingerprint)
+        return publish(draft, attempt)
+
+
+def already_there(store: Store, attempt: Attempt) -> Manifest | None:
+    """The checkpoint of this step, when it is there and every byte is as written. Raises IdentityError when it is another job's."""
+    present = store.intact(attempt.stamp.step)
+    if present is not None and present.job != attempt.job:
+        url = store.url(attempt.stamp.step)
+        raise IdentityError(f"{url}: expected a checkpoint of job {attempt.job!r}, found one of {present.job!r}")
+    return present
+
+
+def survey(draft: Draft, attempt: Attempt, node: int, states: Sequence[RankState]) -> NodeValues:
+    """Say what the node's ranks have. Raises ConfigError, LayoutError, StoreError, DamageError."""
+    expected, found = list(attempt.ranks_of(node)), [s.rank for s in states]
+    if expected != found or not states:
+        raise ConfigError(f"node {node}: expected the states of ranks {expected}, found those of {found}")
+    values = {state.rank: flat(state) for state in states}
+    sketches = {rank: {name: value.sketch() for name, value in own.items()} for rank, own in values.items()}
+    _write_small(draft, attempt.survey_name(node), survey_to_bytes(attempt, node, sketches))
+    return values
+
+
+def write_part(
+    draft: Draft, attempt: Attempt, node: int, values: NodeValues, metrics: Mapping[str, float], fingerprint: Mapping[str, Any]
+) -> Part:
+    """Write what the plan leaves to this node, and last what that was.
+
+    Raises LayoutError when the ranks' shards do not make whole tensors; StoreError, DamageError or IdentityError when a survey is missing,
+    torn or another attempt's; StoreError when it cannot be written; DamageError when it reads back differently.
+    """
+    plan = _plan(draft.store, attempt)
+    items: list[Item] = []
+    for rank in attempt.ranks_of(node):
+        items += _write_rank(draft, attempt.data_name(rank), rank, plan, values[rank])
+    names = sorted({item.file for item in items})
+    draft.read_back(names)
+    part = Part(metrics, fingerprint, {name: draft.files[name] for name in names}, tuple(items))
+    _write_small(draft, attempt.part_name(node), part_to_bytes(attempt, node, part))
+    return part
+
+
+def publish(draft: Draft, attempt: Attempt) -> Manifest:
+    """Let the checkpoint exist.
+
+    Raises StoreError when a part is missing, DamageError when one is torn or a file has gone, IdentityError when one is another attempt's,
+    LayoutError when it is not what the plan says.
+    """
+    plan = _plan(draft.store, attempt)
+    parts = [_part(draft.store, attempt, node) for node in range(len(attempt.ranks))]
+    located = [r for node, (part, where) in enumerate(parts) for r in _located(attempt, node, plan, part, where)]
+    with _draft_errors(draft):
+        _writer(draft, draft.open).finish(plan.metadata, [located])
+    draft.read_back([METADATA])
+    files = {name: sums for part, _ in parts for name, sums in part.files.items()} | {METADATA: draft.files[METADATA]}
+    said = parts[0][0]  # the loss and the shape of the objects are those of rank 0
+    manifest = Manifest(attempt.job, attempt.stamp.step, attempt.world_size, said.metrics, time.time_ns(), said.fingerprint, files)
+    draft.publish(manifest)
+    return manifest
+
+
+# -- what the nodes said
+
+
+def _plan(store: Store, attempt: Attempt) -> Plan:
+    sketches: list[Mapping[str, Sketch]] = []
+    for node in range(len(attempt.ranks)):
+        raw, where = _read_small(store, attempt, attempt.survey_name(node))
+        said = survey_from_bytes(raw, where, attempt, node)
+        sketches += [said[rank] for rank in attempt.ranks_of(node)]
+    return make_plan(sketches)
+
+
+def _part(store: Store, attempt: Attempt, node: int) -> tuple[Part, str]:
+    raw, where = _read_small(store, attempt, attempt.part_name(node))
+    return part_from_bytes(raw, where, attempt, node), where
+
+
+def _read_small(store: Store, attempt: Attempt, name: str) -> tuple[bytes, str]:
+    where = store.place(attempt.stamp.step, name).where
+    raw = store.read_small(attempt.stamp.step, name)
+    if raw is None:
+        raise StoreError(f"{where}: expected what a node says about this attempt, found no file")
+    return raw, where
+
+
+def _write_small(draft: Draft, name: str, raw: bytes) -> None:
+    with draft.open(name) as file:
+        file.write(raw)
+    draft.read_back([name])
+
+
+def _located(attempt: Attempt, node: int, plan: Plan, part: Part, where: str) -> Iterator[WriteResult]:
+    """Where DCP finds what the node wrote, after a look whether that is what the plan left to it."""
+    planned = {(rank, item.index.fqn, _offsets(item)): item.index for rank in attempt.ranks_of(node) for item in plan.plans[rank].items}
+    written = {(item.rank, item.name, item.offsets): item for item in part.items}
+    if planned.keys() != written.keys():
+        rank, name, _ = next(iter(planned.keys() ^ written.keys()))
+        raise LayoutError(
+            f"{where}: expected the {len(planned)} values that the plan leaves to node {node}, found {len(written)}; "
+            f"they differ in {name} of rank {rank}: do all nodes have the same torch?"
+        )
+    for key, item in written.items():
+        yield WriteResult(planned[key], item.bytes, _StorageInfo(item.file, item.at, item.bytes))
+
+
+def _offsets(item: WriteItem) -> tuple[int, ...] | None:
+    return None if item.index.offset is None else tuple(item.index.offset)
+
+
+# -- DCP's writer
+
+
+class _Source(DefaultSavePlanner):
+    """Gives DCP's writer one rank's values: the tensors themselves, and what is pickled already."""
+
+    def __init__(self, values: Mapping[str, Value], own_names: Mapping[str, str]) -> None:
+        super().__init__()
+        self._values, self._own_names = values, own_names
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
+        data = self._values[self._own_names[write_item.index.fqn]].data
+        return io.BytesIO(data) if isinstance(data, bytes) else data
+
+
+def _write_rank(draft: Draft, file: str, rank: int, plan: Plan, values: Mapping[str, Value]) -> list[Item]:
+    if not plan.plans[rank].items:
+        return []
+    with _draft_errors(draft):
+        writer = _writer(draft, lambda _: draft.open(file))
+        (own,) = writer.prepare_global_plan([plan.plans[rank]])
+        results: list[WriteResult] = writer.write_data(own, _Source(values, plan.own_names[rank])).wait()
+    located = [(r.index.fqn, r.index.offset, r.storage_data) for r in results]
+    return [Item(rank, name, None if at is None else tuple(at), file, info.offset, info.length) for name, at, info in located]
+
+
+def _writer(draft: Draft, opened: Callable[[str], io.RawIOBase]) -> FileSystemWriter:
+    url = draft.store.url(draft.step)
+    writer = FileSystemWriter(url, sync_files=False, per_thread_copy_ahead=0)  # the draft syncs; there is no device to copy from
+    writer.fs = Files(opened, draft)  # type: ignore[assignment]  # as torch's own FsspecWriter does
+    writer.path = url
+    writer.set_up_storage_writer(is_coordinator=True)
+    return writer
+
+
+@contextmanager
+def _draft_errors(draft: Draft) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if draft.failure is not None:  # torch.save answers a failed write with an error about its own position in the file
+            raise draft.failure from error
+        raise
