@@ -9,7 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.errors import ConfigError
-from keepstep.testing.faults import DRAWN, KINDS, PHASES, PLACES, Fault, check, draw, kinds_of, parse, to_plan, with_triggers
+from keepstep.testing.faults import (
+    DRAWN,
+    KINDS,
+    NODE_KINDS,
+    PHASES,
+    PLACES,
+    PROTECT,
+    Fault,
+    check,
+    draw,
+    from_plan,
+    kinds_of,
+    parse,
+    to_plan,
+    with_triggers,
+)
 
 
 @st.composite
@@ -17,6 +32,11 @@ def faults(draw_: st.DrawFn) -> Fault:
     kind = draw_(st.sampled_from(KINDS))
     where = draw_(st.sampled_from(PLACES.get(kind, ("",))))
     rank, step = draw_(st.integers(0, 7)), draw_(st.integers(0, 1000))
+    if kind in NODE_KINDS:
+        nodes = tuple(sorted(draw_(st.sets(st.integers(0, 7), min_size=1))))
+        after_ms = draw_(st.none() | st.integers(0, 500).map(float))
+        for_ms = float(draw_(st.integers(0, 5000))) if kind == "link-down" else None
+        return Fault(kind, 0, step, draw_(st.sampled_from((*PHASES, PROTECT))), where, after_ms, nodes, for_ms)
     if kind in ("kill", "stop", "keeper-kill") and draw_(st.booleans()):
         return Fault(kind, rank, step, draw_(st.sampled_from(("forward", "restore"))), where, float(draw_(st.integers(0, 500))))
     return Fault(kind, rank, step, draw_(st.sampled_from(PHASES)), where)
@@ -25,8 +45,7 @@ def faults(draw_: st.DrawFn) -> Fault:
 @given(faults())
 def test_a_spec_says_all_of_a_fault(fault: Fault) -> None:
     assert parse(str(fault)) == fault
-    (plain,) = json.loads(json.dumps(to_plan([fault])))
-    assert Fault(**plain) == fault
+    assert from_plan(json.loads(json.dumps(to_plan([fault])))) == (fault,)
 
 
 def test_defaults() -> None:
@@ -34,6 +53,7 @@ def test_defaults() -> None:
     assert parse("torn:step=3").phase == "seal"
     assert parse("full:step=3") == Fault("full", 0, 3, "persist", "store")
     assert parse("flip:step=3").where == "arena"
+    assert parse("kill-node:node=2+1,step=3") == Fault("kill-node", 0, 3, "forward", nodes=(1, 2))
 
 
 @pytest.mark.parametrize(
@@ -51,6 +71,11 @@ def test_defaults() -> None:
         ("flip:step=1,where=moon", "where= one of arena, store", "'moon'"),
         ("torn:step=1,after=5", "after= with kill, stop or keeper-kill", "torn"),
         ("kill:step=1,phase=seal,after=5", "phase=forward or restore", "phase=seal"),
+        ("kill:step=1,phase=protect", "phase= one of forward", "'protect'"),
+        ("kill-node:step=1", "node=", "none"),
+        ("kill-node:node=1,rank=1,step=1", "node=, step=", "'rank=1'"),
+        ("kill-node:node=1+,step=1", "node= a whole number", "''"),
+        ("link-down:node=1,step=1", "for=", "none"),
     ],
 )
 def test_a_wrong_spec_names_expected_and_found(text: str, expected: str, found: str) -> None:
@@ -66,6 +91,13 @@ def test_a_fault_outside_the_job_is_refused() -> None:
         check([Fault("kill", 2, 5)], nproc=2, steps=60)
     with pytest.raises(ConfigError, match=r"step= below 60 .* found 60"):
         check([Fault("kill", 0, 60)], nproc=2, steps=60)
+    check([Fault("kill", 7, 5), Fault("kill-node", 0, 5, nodes=(0, 3))], nproc=2, steps=60, nodes=4)
+    with pytest.raises(ConfigError, match=r"node= below 4 .* found 4"):
+        check([Fault("kill-node", 0, 5, nodes=(0, 4))], nproc=2, steps=60, nodes=4)
+    with pytest.raises(ConfigError, match=r"more than one node .* found 1"):
+        check([Fault("kill-node", 0, 5, nodes=(0,))], nproc=2, steps=60)
+    with pytest.raises(ConfigError, match=r"expected one node .* found 2"):
+        check([Fault("full", 0, 5, where="arena")], nproc=2, steps=60, nodes=2)
 
 
 def test_a_restore_is_caused_by_a_kill_of_the_same_step() -> None:
@@ -79,12 +111,13 @@ def test_a_restore_is_caused_by_a_kill_of_the_same_step() -> None:
     assert with_triggers([restore, again]) == [Fault("kill", 1, 20), restore, again]
 
 
-@given(st.integers(), st.integers(1, 60), st.integers(1, 4), st.lists(st.sampled_from(DRAWN), min_size=1))
+@given(st.integers(), st.integers(1, 60), st.integers(1, 4), st.lists(st.sampled_from((*DRAWN, "kill-node")), min_size=1))
 def test_drawn_faults_can_happen(seed: int, count: int, nproc: int, kinds: list[str]) -> None:
-    drawn = draw(seed, count, nproc, kinds)
-    assert drawn == draw(seed, count, nproc, kinds)
+    nodes = 4 if "kill-node" in kinds else 1
+    drawn = draw(seed, count, nproc, kinds, nodes=nodes)
+    assert drawn == draw(seed, count, nproc, kinds, nodes=nodes)
     assert len(drawn) == count
-    check(drawn, nproc, max(f.step for f in drawn) + 1)
+    check(drawn, nproc, max(f.step for f in drawn) + 1, nodes)
     assert [f.step for f in drawn] == sorted(f.step for f in drawn)
     assert with_triggers(drawn) == drawn  # every restore has its cause
     assert {f.kind for f in drawn} <= {*kinds, "kill"}
@@ -99,8 +132,17 @@ def test_a_campaign_meets_every_kind_every_phase_and_the_outside() -> None:
     assert draw(2, 400, 2) != drawn
 
 
+def test_a_campaign_of_nodes_loses_one_or_two_at_every_phase() -> None:
+    drawn = draw(1, 600, 1, kinds_of("", nodes=4), nodes=4)
+    lost = [f for f in drawn if f.kind == "kill-node"]
+    assert {f.phase for f in lost} == {*PHASES, PROTECT}
+    assert {node for f in lost for node in f.nodes} == set(range(4)) and {len(f.nodes) for f in lost} == {1, 2}
+    assert {f.rank for f in drawn if not f.nodes} == set(range(4))
+
+
 def test_kinds_of_a_campaign() -> None:
     assert kinds_of("kill,torn") == ("kill", "torn")
-    for wrong in ("full", "kill,lunch", ""):
+    assert kinds_of("") == DRAWN and kinds_of("kill-node", nodes=2) == ("kill-node",)
+    for wrong in ("full", "kill,lunch", ",", "kill-node"):
         with pytest.raises(ConfigError, match="expected some of kill"):
             kinds_of(wrong)

@@ -1,19 +1,22 @@
 """Faults: what a drill does to a job, where and when; as text, as values, drawn from a seed.
 
-Comes in: `kill:rank=1,step=20,phase=capture`. Goes out: `Fault`s in the order they are to happen. Decides nothing about how a fault
-is done (injector.py, conductor.py) or proved (verdict.py). Pure: the generator of random faults takes its seed.
+Comes in: `kill:rank=1,step=20,phase=capture` or `kill-node:node=1+2,step=20`. Goes out: `Fault`s in the order they are to happen. Decides
+nothing about how a fault is done (injector.py, witness.py) or proved (verdict.py). Pure: the generator of random faults takes its seed.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from keepstep.errors import ConfigError
 
-KINDS = ("kill", "stop", "keeper-kill", "flip", "torn", "full")
+NODE_KINDS = ("kill-node", "link-down")  # what happens to whole nodes: needs more than one
+KINDS = ("kill", "stop", "keeper-kill", "flip", "torn", "full", *NODE_KINDS)
 PHASES = ("forward", "backward", "update", "capture", "seal", "persist", "restore")
+PROTECT = "protect"  # a snapshot is sealed and on its way to other nodes: seen from outside, so only what happens to nodes can wait for it
 PLACES = {"flip": ("arena", "store"), "full": ("store", "arena")}  # the first is the default
 DRAWN = ("kill", "stop", "torn", "keeper-kill", "flip")  # what a campaign draws from; `full` needs a filesystem of its own
 STRIDE_STEPS = 8  # mean distance of a campaign's faults
@@ -26,6 +29,8 @@ class Fault:
     phase=restore: in the recovery from the fault before it in the list; `step` says in which step that one comes.
     after_ms: done from outside, that long after the rank began the step (phase=restore: began restoring).
     where: `arena` or `store`, for the kinds that can be in either.
+    nodes: for what happens to nodes, all at once; the moment is that of the first one's first rank.
+    for_ms: how long a link stays away.
     """
 
     kind: str
@@ -34,42 +39,50 @@ class Fault:
     phase: str = "forward"
     where: str = ""
     after_ms: float | None = None
+    nodes: tuple[int, ...] = ()
+    for_ms: float | None = None
 
     @property
     def ends_a_rank(self) -> bool:
         """Whether a restart follows."""
-        return self.kind in ("kill", "stop", "flip", "torn") or (self.kind, self.where) == ("full", "arena")
+        return self.kind in ("kill", "stop", "flip", "torn", "kill-node") or (self.kind, self.where) == ("full", "arena")
 
     @property
     def from_outside(self) -> bool:
-        return self.after_ms is not None
+        """Whether the rank itself has no part in it. A rank cannot end its node: it asks for that, and waits."""
+        return self.phase == PROTECT or (self.after_ms is not None and not self.nodes)
 
     @property
     def needs_store(self) -> bool:
-        return self.where == "store" or self.phase == "persist"
+        """Lost nodes may be more than memory survives."""
+        return self.where == "store" or self.phase == "persist" or self.kind == "kill-node"
 
     def __str__(self) -> str:
+        whom = f"node={'+'.join(map(str, self.nodes))}" if self.nodes else f"rank={self.rank}"
         where = f",where={self.where}" if self.where else ""
         after = "" if self.after_ms is None else f",after={self.after_ms:g}"
-        return f"{self.kind}:rank={self.rank},step={self.step},phase={self.phase}{where}{after}"
+        lasting = "" if self.for_ms is None else f",for={self.for_ms:g}"
+        return f"{self.kind}:{whom},step={self.step},phase={self.phase}{where}{after}{lasting}"
 
 
 def parse(text: str) -> Fault:
-    """`kind:rank=R,step=S,phase=P[,where=arena|store][,after=MS]`. Raises ConfigError naming expected and found."""
+    """`kind:rank=R,step=S,phase=P[,where=arena|store][,after=MS]`, for nodes `kind:node=N[+N],...[,for=MS]`. Raises ConfigError."""
     kind, _, rest = text.partition(":")
     if kind not in KINDS:
         raise ConfigError(f"fault {text!r}: expected one of {', '.join(KINDS)}, found {kind!r}")
     values: dict[str, str] = {}
+    keys = ["node" if kind in NODE_KINDS else "rank", "step", "phase", "where", "after", *(["for"] if kind == "link-down" else [])]
     for part in filter(None, rest.split(",")):
         key, equals, value = part.partition("=")
-        if key not in ("rank", "step", "phase", "where", "after") or not equals:
-            raise ConfigError(f"fault {text!r}: expected rank=, step=, phase=, where= or after=, found {part!r}")
+        if key not in keys or not equals:
+            raise ConfigError(f"fault {text!r}: expected {'=, '.join(keys[:-1])}= or {keys[-1]}=, found {part!r}")
         if key in values:
             raise ConfigError(f"fault {text!r}: expected {key}= once, found it again as {part!r}")
         values[key] = value
-    if "step" not in values:
-        raise ConfigError(f"fault {text!r}: expected step=, found none")
-    after = values.get("after")
+    for key in ("step", *(("node",) if kind in NODE_KINDS else ()), *(("for",) if kind == "link-down" else ())):
+        if key not in values:
+            raise ConfigError(f"fault {text!r}: expected {key}=, found none")
+    after, lasting = values.get("after"), values.get("for")
     default_phase = {"torn": "seal", "full": "persist"}.get(kind, "forward")
     return _checked(
         text,
@@ -80,6 +93,8 @@ def parse(text: str) -> Fault:
             values.get("phase", default_phase),
             values.get("where", PLACES.get(kind, ("",))[0]),
             None if after is None else float(_number(text, "after", after)),
+            tuple(sorted({_number(text, "node", n) for n in values["node"].split("+")})) if "node" in values else (),
+            None if lasting is None else float(_number(text, "for", lasting)),
         ),
     )
 
@@ -91,24 +106,34 @@ def _number(text: str, key: str, value: str) -> int:
 
 
 def _checked(text: str, fault: Fault) -> Fault:
-    if fault.phase not in PHASES:
-        raise ConfigError(f"fault {text!r}: expected phase= one of {', '.join(PHASES)}, found {fault.phase!r}")
+    phases = (*PHASES, PROTECT) if fault.nodes else PHASES
+    if fault.phase not in phases:
+        raise ConfigError(f"fault {text!r}: expected phase= one of {', '.join(phases)}, found {fault.phase!r}")
     places = PLACES.get(fault.kind, ("",))
     if fault.where not in places:
         expected = f"where= one of {', '.join(places)}" if places != ("",) else "no where="
         raise ConfigError(f"fault {text!r}: expected {expected}, found {fault.where!r}")
-    if fault.from_outside and (fault.kind not in ("kill", "stop", "keeper-kill") or fault.phase not in ("forward", "restore")):
+    by_outsider = fault.kind in ("kill", "stop", "keeper-kill") and fault.phase in ("forward", "restore")
+    if fault.after_ms is not None and not (fault.nodes or by_outsider):
         raise ConfigError(f"fault {text!r}: expected after= with kill, stop or keeper-kill and phase=forward or restore, found {fault}")
     return fault
 
 
-def check(faults: Iterable[Fault], nproc: int, steps: int) -> None:
-    """Raises ConfigError when a fault cannot happen in a job of that size."""
+def check(faults: Iterable[Fault], nproc: int, steps: int, nodes: int = 1) -> None:
+    """Raises ConfigError when a fault cannot happen in a job of `nodes` nodes with `nproc` ranks each."""
+    world_size = nodes * nproc
     for fault in faults:
-        if fault.rank >= nproc:
-            raise ConfigError(f"fault {str(fault)!r}: expected rank= below {nproc} (--nproc), found {fault.rank}")
+        if fault.rank >= world_size:
+            ranks = "--nproc" if nodes == 1 else "--nodes times --nproc"
+            raise ConfigError(f"fault {str(fault)!r}: expected rank= below {world_size} ({ranks}), found {fault.rank}")
         if fault.step >= steps:
             raise ConfigError(f"fault {str(fault)!r}: expected step= below {steps} (--steps), found {fault.step}")
+        if fault.nodes and nodes == 1:
+            raise ConfigError(f"fault {str(fault)!r}: expected more than one node (--nodes), found 1")
+        if fault.nodes and max(fault.nodes) >= nodes:
+            raise ConfigError(f"fault {str(fault)!r}: expected node= below {nodes} (--nodes), found {max(fault.nodes)}")
+        if nodes > 1 and (fault.kind, fault.where) == ("full", "arena"):
+            raise ConfigError(f"fault {str(fault)!r}: expected one node (the memory of several is one filesystem here), found {nodes}")
 
 
 def with_triggers(faults: Sequence[Fault]) -> list[Fault]:
@@ -122,40 +147,59 @@ def with_triggers(faults: Sequence[Fault]) -> list[Fault]:
     return out
 
 
-def draw(seed: int, count: int, nproc: int, kinds: Sequence[str] = DRAWN, first_step: int = 4) -> list[Fault]:
+def draw(seed: int, count: int, nproc: int, kinds: Sequence[str] = DRAWN, first_step: int = 4, nodes: int = 1) -> list[Fault]:
     """`count` faults, each a random moment after the one before. Half of the kills come from outside, at a random millisecond."""
     rng = random.Random(seed)
+    world_size = nodes * nproc
     faults: list[Fault] = []
     step = first_step
     while len(faults) < count:
-        kind, rank = rng.choice(list(kinds)), rng.randrange(nproc)
+        kind, rank = rng.choice(list(kinds)), rng.randrange(world_size)
         one = Fault(kind, rank, step, rng.choice(PHASES[:-1]))
         if kind == "torn":
             one = replace(one, phase="seal")
         elif kind == "flip":
             one = replace(one, where="arena")
+        elif kind == "kill-node":
+            one = _draw_node(rng, step, (*PHASES[:-1], PROTECT), nodes)
         elif rng.random() < 0.5:
             one = replace(one, phase="forward", after_ms=round(rng.uniform(0, 40), 1))
         drawn = [one]
         if kind == "keeper-kill":  # alone it costs nothing: a rank goes too, while the new keeper adopts
-            drawn.append(Fault("kill", rng.randrange(nproc), step, "forward", after_ms=round(rng.uniform(0, 60), 1)))
+            drawn.append(Fault("kill", rng.randrange(world_size), step, "forward", after_ms=round(rng.uniform(0, 60), 1)))
         if rng.random() < 0.15:  # and once more, while everybody is restoring
-            delay_ms = None if rng.random() < 0.5 else round(rng.uniform(0, 40), 1)
-            drawn.append(Fault("kill", rng.randrange(nproc), step, "restore", after_ms=delay_ms))
+            if "kill-node" in kinds and rng.random() < 0.5:
+                drawn.append(_draw_node(rng, step, ("restore",), nodes))
+            else:
+                delay_ms = None if rng.random() < 0.5 else round(rng.uniform(0, 40), 1)
+                drawn.append(Fault("kill", rng.randrange(world_size), step, "restore", after_ms=delay_ms))
         faults += drawn
         step += rng.randint(2, 2 * STRIDE_STEPS - 2)
     return faults[:count]
 
 
-def kinds_of(text: str) -> tuple[str, ...]:
-    """`kill,stop`: kinds a campaign may draw. Raises ConfigError."""
-    kinds = tuple(filter(None, text.split(",")))
-    wrong = [k for k in kinds if k not in DRAWN]
+def _draw_node(rng: random.Random, step: int, phases: Sequence[str], nodes: int) -> Fault:
+    """One node is lost, now and then two at once, at the moment itself or some milliseconds later."""
+    lost = rng.sample(range(nodes), 2 if nodes > 2 and rng.random() < 0.2 else 1)
+    after_ms = None if rng.random() < 0.5 else round(rng.uniform(0, 40), 1)
+    return Fault("kill-node", 0, step, rng.choice(list(phases)), after_ms=after_ms, nodes=tuple(sorted(lost)))
+
+
+def kinds_of(text: str, nodes: int = 1) -> tuple[str, ...]:
+    """`kill,stop`: kinds a campaign may draw; nothing: all of them. Raises ConfigError."""
+    known = DRAWN if nodes == 1 else (*DRAWN, "kill-node")
+    kinds = tuple(filter(None, text.split(","))) if text else known
+    wrong = [k for k in kinds if k not in known]
     if wrong or not kinds:
-        raise ConfigError(f"kinds: expected some of {', '.join(DRAWN)}, found {text!r}")
+        raise ConfigError(f"kinds: expected some of {', '.join(known)}, found {text!r}")
     return kinds
 
 
 def to_plan(faults: Sequence[Fault]) -> list[dict[str, object]]:
     """As JSON, for the job."""
     return [{f.name: getattr(fault, f.name) for f in fields(Fault)} for fault in faults]
+
+
+def from_plan(plan: Iterable[Mapping[str, Any]]) -> tuple[Fault, ...]:
+    """The inverse of `to_plan`, after JSON has made lists of tuples."""
+    return tuple(Fault(**{**f, "nodes": tuple(f["nodes"])}) for f in plan)
