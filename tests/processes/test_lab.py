@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import select
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ import pytest
 from keepstep.errors import ConfigError
 from keepstep.testing.lab import Lab, living, mark_of, numbers, owner_of
 from keepstep.testing.network import Loopback, remains, why_no_namespaces
+from keepstep.testing.rehearsal import Rehearsal, ask
 
 pytestmark = pytest.mark.timeout(120)
 WITHIN_S = 20.0
@@ -142,6 +145,38 @@ def test_loopback_can_neither_be_shaped_nor_cut(tmp_path: Path) -> None:
     with Lab(1, tmp_path, namespaces=False) as lab, pytest.raises(ConfigError, match="to set the link of node 0"):
         lab.link_down(0)
     assert isinstance(lab.network, Loopback)
+
+
+def test_a_node_is_lost_by_a_word_and_comes_back(lab: Lab) -> None:
+    """The words of `keepstep lab kill` and `keepstep lab list`, and each node's output behind its name."""
+    over = lab.room / "over"
+    script = 'echo began as $KEEPSTEP_LAB; while [ ! -e "$0" ]; do sleep 0.05; done'
+    out = io.StringIO()
+    rehearsal = Rehearsal(lab, lambda node: ["sh", "-c", script, str(over)], dict(os.environ), 0.1, out)
+    with ThreadPoolExecutor(1) as thread:
+        ended = thread.submit(rehearsal.run)
+
+        def wait_for(lines: int) -> None:
+            until = time.monotonic() + WITHIN_S
+            while out.getvalue().count("began") < lines:
+                assert time.monotonic() < until and not ended.done(), out.getvalue()
+                time.sleep(0.01)
+
+        try:
+            wait_for(2)
+            first = ask(lab.number, {"kind": "list"})["nodes"]
+            assert "node 1 is lost with" in ask(lab.number, {"kind": "kill", "node": 1})["why"]
+            wait_for(3)
+            second = ask(lab.number, {"kind": "list"})["nodes"]
+            with pytest.raises(ConfigError, match="expected a node below 2"):
+                ask(lab.number, {"kind": "kill", "node": 2})
+        finally:
+            over.touch()
+        assert ended.result(WITHIN_S) == 0
+    assert first[0]["address"] == second[0]["address"] and first[1]["address"] != second[1]["address"]
+    assert out.getvalue().count(f"[node 1] began as {lab.number}/1") == 2
+    with pytest.raises(ConfigError, match=f"expected a lab {lab.number} that listens"):
+        ask(lab.number, {"kind": "list"})
 
 
 # -- only with namespaces

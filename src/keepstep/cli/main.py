@@ -18,6 +18,7 @@ from keepstep.cli.clean import clean
 from keepstep.cli.drill import drill
 from keepstep.cli.explain import explain
 from keepstep.cli.inspect import inspect
+from keepstep.cli.lab import app as lab
 from keepstep.cli.placement import placement
 from keepstep.cli.run import CONTEXT_SETTINGS, run
 from keepstep.cli.status import status
@@ -61,6 +62,7 @@ def main(
 app.command(context_settings=CONTEXT_SETTINGS)(run)
 for command in (status, inspect, explain, clean, drill, placement):
     app.command()(command)
+app.add_typer(lab, name="lab")
 
 if __name__ == "__main__":
     app()

@@ -94,7 +94,7 @@ class Lab:
     @property
     def directory(self) -> Path:
         """In memory."""
-        return _directory(self.number)
+        return directory_of(self.number)
 
     def arena_dir(self, node: int) -> Path:
         return self.directory / f"node-{node}"
@@ -237,7 +237,7 @@ def remove_dead() -> None:
             _give_up(number, lock)
 
 
-def _directory(number: int) -> Path:
+def directory_of(number: int) -> Path:
     # Not `keepstep-...`: that is what a job's memory is called.
     return MEMORY / f"{network.PREFIX}{number}"
 
@@ -283,4 +283,4 @@ def _remove(number: int) -> None:
     names = network.remains().get(number, [])
     end_processes(lambda pid: mark_of(pid).startswith(f"{number}/") or any(network.is_in(name, pid) for name in names))
     network.remove(number)
-    shutil.rmtree(_directory(number), ignore_errors=True)
+    shutil.rmtree(directory_of(number), ignore_errors=True)

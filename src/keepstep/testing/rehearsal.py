@@ -1,0 +1,123 @@
+"""Rehearsal: a command on every node of a lab, nodes lost by a word from another terminal, and replaced.
+
+Comes in: a `Lab`, the command of a node, and words on the lab's socket (`{"kind": "kill", "node": 2}`, `{"kind": "list"}`). Goes out: the
+nodes' output, each line with its node in front, and an exit code. Knows nothing of what the command does.
+"""
+
+from __future__ import annotations
+
+import selectors
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from keepstep.edge.mailbox import Mailbox, listen
+from keepstep.errors import ConfigError
+from keepstep.testing import lab as labs
+from keepstep.testing.lab import Lab
+
+SOCKET = "lab.sock"
+TICK_S = 0.05
+ANSWER_WITHIN_S = 40.0
+
+
+class Rehearsal:
+    """`command` gives a node's words: a replaced node is started as it was at first."""
+
+    def __init__(self, lab: Lab, command: Callable[[int], Sequence[str]], environ: dict[str, str], replace_s: float, out: TextIO) -> None:
+        self._lab, self._command, self._environ, self._replace_s, self._out = lab, command, environ, replace_s, out
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._readers: list[threading.Thread] = []
+        self._due_s: dict[int, float] = {}
+        self._lock = threading.Lock()
+
+    def run(self) -> int:
+        """Until every node's command has ended; the first exit code that is not 0."""
+        listener = listen(self._lab.directory / SOCKET)
+        with selectors.DefaultSelector() as selector:
+            selector.register(listener, selectors.EVENT_READ)
+            for node in self._lab.nodes:
+                self._start(node)
+            while self._due_s or any(child.poll() is None for child in self._children.values()):
+                if selector.select(TICK_S):
+                    connection, _ = listener.accept()
+                    self._answer(Mailbox(connection))
+                for node in [n for n, at_s in self._due_s.items() if time.monotonic() >= at_s]:
+                    self._replace(node)
+        for reader in self._readers:
+            reader.join()
+        listener.close()
+        return next((child.returncode for child in self._children.values() if child.returncode), 0)
+
+    def _start(self, node: int) -> None:
+        how = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        self._children[node] = self._lab.start(node, self._command(node), self._environ, **how)
+        reader = threading.Thread(target=self._show, args=(node, self._children[node]), daemon=True)
+        reader.start()
+        self._readers.append(reader)
+
+    def _show(self, node: int, child: subprocess.Popen[bytes]) -> None:
+        assert child.stdout is not None
+        for line in child.stdout:
+            self._print(f"[node {node}] {line.decode(errors='replace').rstrip()}")
+
+    def _print(self, line: str) -> None:
+        with self._lock:
+            print(line, file=self._out, flush=True)
+
+    def _replace(self, node: int) -> None:
+        del self._due_s[node]
+        self._lab.replace(node)
+        self._print(f"[lab {self._lab.number}] node {node} is replaced; its address is {self._lab.seats[node].address}")
+        self._start(node)
+
+    def _answer(self, box: Mailbox) -> None:
+        try:
+            message = box.recv(1.0)
+        except TimeoutError:
+            message = None
+        if message is not None:
+            box.send(self._do(message))
+        box.close()
+
+    def _do(self, message: dict[str, Any]) -> dict[str, Any]:
+        node = message.get("node")
+        if message.get("kind") == "list":
+            return {"kind": "lab", "nodes": [self._describe(n) for n in self._lab.nodes]}
+        if message.get("kind") != "kill" or node not in self._lab.nodes:
+            return {"kind": "refused", "why": f"expected a node below {len(self._lab.nodes)} to kill, found {message}"}
+        if node not in self._lab.seats:
+            return {"kind": "refused", "why": f"node {node} is lost already"}
+        killed = self._lab.kill(node)
+        self._children[node].wait()
+        self._due_s[node] = time.monotonic() + self._replace_s
+        why = f"node {node} is lost with {len(killed)} processes and its memory; a replacement comes in {self._replace_s:g} s"
+        self._print(f"[lab {self._lab.number}] {why}")
+        return {"kind": "killed", "why": why}
+
+    def _describe(self, node: int) -> dict[str, Any]:
+        seat = self._lab.seats.get(node)
+        return {"node": node, "address": seat.address if seat else None, "processes": len(self._lab.pids(node)) if seat else 0}
+
+
+def socket_path(number: int) -> Path:
+    return labs.directory_of(number) / SOCKET
+
+
+def ask(number: int, message: dict[str, Any]) -> dict[str, Any]:
+    """A word to the lab of that number, and its answer. Raises ConfigError when there is none that listens, or when it refuses."""
+    try:
+        box = Mailbox.connect(socket_path(number), ANSWER_WITHIN_S)
+    except OSError as error:
+        raise ConfigError(
+            f"lab: expected a lab {number} that listens ({', '.join(map(str, labs.numbers())) or 'none'} found): {error}"
+        ) from error
+    box.send(message)
+    answer = box.recv(ANSWER_WITHIN_S)
+    box.close()
+    if answer is None or answer["kind"] == "refused":
+        raise ConfigError(f"lab {number}: {answer['why'] if answer else 'it ended before it answered'}")
+    return answer
