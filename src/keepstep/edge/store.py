@@ -246,9 +246,11 @@ class Draft:
         self.abandon()
 
     def abandon(self) -> None:
-        """Remove this attempt's files, whoever wrote them, unless it is published. Only for who leads it."""
-        if not self.published:
-            with suppress(StoreError):  # the store is failing already; without a manifest what is left means nothing
+        """Remove this attempt's files, whoever wrote them, unless there is a checkpoint. Only for who leads it."""
+        if self.published:
+            return
+        with suppress(StoreError):  # the store is failing already; without a manifest what is left means nothing
+            if not self.store.exists(self.step):  # a rename may have come through and still be called a failure
                 self.store.clear(self.step, keep=lambda name: not (self.mine(name) or name in self.begun))
                 self.store._remove_directory(self.step)
 

@@ -1,0 +1,47 @@
+"""Pins: slots that are made to stand still while somebody reads them.
+
+Comes in: a job directory, a stamp and ranks. Goes out: those ranks' slots of that stamp under shared flocks, all of them or none. A rank
+whose slot is pinned writes into another one, or skips a step. Locks die with whoever took them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from keepstep.edge.arena import Slot, slot_paths
+from keepstep.errors import DamageError
+from keepstep.model.snapshot import SlotState, Stamp
+
+
+def pin(job_dir: Path, stamp: Stamp, ranks: Iterable[int]) -> list[Slot] | None:
+    """Every rank's slot of `stamp`, locked against overwriting, in their order; None when one is not there any more."""
+    slots: list[Slot] = []
+    for rank in ranks:
+        slot = _pin_one(slot_paths(job_dir, rank), stamp)
+        if slot is None:
+            unpin(slots)
+            return None
+        slots.append(slot)
+    return slots
+
+
+def unpin(slots: Iterable[Slot]) -> None:
+    for slot in slots:
+        slot.unlock()  # closing does not, while something still looks into the map
+        slot.close()
+
+
+def _pin_one(paths: list[Path], stamp: Stamp) -> Slot | None:
+    for path in paths:
+        try:
+            slot = Slot(path)
+        except (DamageError, OSError):
+            continue
+        try:
+            if slot.lock(exclusive=False) and (slot.header().state, slot.header().stamp) == (SlotState.SEALED, stamp):
+                return slot
+        except DamageError:
+            pass
+        slot.close()
+    return None
