@@ -21,7 +21,7 @@ SOME = st.lists(STAMPS, max_size=3).map(tuple)
 MAYBE = st.lists(STAMPS, max_size=1).map(tuple)
 ROWS = st.lists(RANKS, max_size=4).map(tuple)
 TEXT = st.text(max_size=MAX_TEXT_CHARS)
-WORDS = {"vote": ["join", "left", "offer", "go"], "persist": ["ask", "answer", "part", "done"]}
+WORDS = {"vote": ["join", "left", "offer", "go"], "persist": ["ask", "answer", "order", "done"]}
 JSON: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers(-(1 << 70), 1 << 70) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
@@ -38,7 +38,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "row": ROWS,
     "tolerates": RANKS,
     "alive": SOME,
-    **{name: MAYBE for name in ("committed", "target", "horizon")},
+    **{name: MAYBE for name in ("committed", "target", "horizon", "resumed")},
     "decided_step": st.integers(-1, 1 << 62),
     **{name: TEXT for name in ("policy", "why", "hindered")},
     "table_checksum": st.integers(0, (1 << 64) - 1),

@@ -102,7 +102,8 @@ KINDS: dict[str, dict[str, Check]] = {
     "inventory": {"round": _number, "snapshots": _held, "parities": _many(_items(_rank, _stamp, _row, _rank))},
     # To the leader: each rank here: (rank, sealed, pending, decided step, protected); and what hinders the policy, if anything does.
     "report": {
-        **{"round": _number, "epoch": _number, "snapshot_bytes": _bytes, "free_bytes": _bytes, "hindered": _text},
+        **{"round": _number, "epoch": _number, "resumed": _maybe},
+        **{"snapshot_bytes": _bytes, "free_bytes": _bytes, "hindered": _text},
         "ranks": _many(_items(_rank, _many(_stamp), _maybe, _whole(-1, _U63), _many(_stamp))),
     },
     # The leader's word (model/horizon.py), and which policy holds.
@@ -117,6 +118,7 @@ KINDS: dict[str, dict[str, Check]] = {
         **{"table_checksum": _checksum, "row": _row, "tolerates": _rank, "horizon": _maybe},
     },
     "accept": _SNAPSHOT,
+    "decline": {**_SNAPSHOT, "reason": _text},
     "ack": _SNAPSHOT,
     "nack": {**_SNAPSHOT, "reason": _text},
     # Send me these: (part, offset, length).
@@ -128,7 +130,7 @@ KINDS: dict[str, dict[str, Check]] = {
         "body": _object,
     },
     # A word about writing a checkpoint.
-    "persist": {"round": _number, "word": _one_of("ask", "answer", "part", "done", "stop"), "body": _object},
+    "persist": {"round": _number, "word": _one_of("ask", "answer", "order", "done"), "body": _object},
     "refused": {"reason": _text},
     "bye": {"reason": _text},
     # The link's own: alive, and what has arrived.

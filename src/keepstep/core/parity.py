@@ -129,6 +129,14 @@ def encode_plan(stripes: Stripes, member: int) -> list[Combine]:
     return plan
 
 
+def contribution(stripes: Stripes, owner: int, keeper: int) -> list[Piece]:
+    """The pieces of `owner`'s data that go into the parity `keeper` keeps."""
+    index, size = stripes.members.index(owner), len(stripes.members)
+    codewords = [(stripes.members.index(keeper) - row) % size for row in range(stripes.tolerates)]
+    pieces = [stripes.piece(codeword, index) for codeword in codewords]
+    return [p for p in pieces if p.region is Region.DATA and p.nbytes]
+
+
 def decode_plan(stripes: Stripes, lost: Collection[int], member: int) -> list[Combine]:
     """Everything that rebuilds `member`, data and parity, from the members that are not lost; the reading is spread evenly."""
     assert member in lost and len(set(lost)) <= stripes.tolerates, f"{sorted(lost)} lost, {stripes.tolerates} tolerated, {member} wanted"

@@ -5,12 +5,13 @@ permission to go, each with its reason. Every rank loads, proves and forgets any
 computations of one step never mix. A source that fails on one rank is given up by all, and the next is offered. A rank that
 dies meanwhile starts the vote again when it is back.
 
-Order of sources: the newest stamp that all ranks hold in memory; then checkpoints, newest first; then a fresh start.
+Order of sources: the newest stamp that all ranks hold in memory, or can be given from other nodes' memory; then checkpoints, newest first;
+then a fresh start. With many nodes nothing is offered before every node has told what it holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from keepstep.core.cut import common
@@ -25,6 +26,7 @@ class Ballot:
     world_size: int
     holds: frozenset[Stamp]
     foreign_world: int | None = None  # its slots are of a job of that size
+    incarnation: int = 0  # which life of the rank asks; 0: nobody said
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +75,18 @@ class Vote:
     loaded: set[int] = field(default_factory=set)
     failed: list[tuple[str, Stamp, str]] = field(default_factory=list)
     checkpoints: Sequence[int] | None = None
+    silent_nodes: frozenset[int] = frozenset()  # their inventories are awaited
+    elsewhere: Mapping[int, frozenset[Stamp]] = field(default_factory=dict)  # what each rank can be given by other nodes
+    went: tuple[Go, Mapping[int, int]] | None = None  # the last permission, and which incarnations of the ranks it was for
 
     def joined(self, ballot: Ballot) -> list[Action]:
         """A rank asks where to resume."""
         if ballot.world_size != self.world_size:
             return [Refuse(f"rank {ballot.rank} says the world has {ballot.world_size} ranks, the job has {self.world_size}")]
+        if self.went is not None and self.went[1].get(ballot.rank) == ballot.incarnation > 0:
+            return [self.went[0]]  # its node's keeper died before it could hand the permission on
+        if self.offer is not None and self.ballots.get(ballot.rank) == ballot and ballot.incarnation:
+            return [self.offer]  # said twice, or by its node's next keeper, which has not heard the offer
         self.ballots[ballot.rank] = ballot
         self.epoch = max([self.epoch, *(s.epoch for s in ballot.holds)])
         self._reset()
@@ -87,6 +96,13 @@ class Vote:
         """A rank is gone; a vote under way begins again when it is back."""
         if self.ballots.pop(rank, None):
             self._reset()
+
+    def reached(self, silent_nodes: frozenset[int], elsewhere: Mapping[int, frozenset[Stamp]]) -> list[Action]:
+        """What nodes have told they hold: which ones have not yet, and what each rank can be given."""
+        before = (self.silent_nodes, self.elsewhere)
+        self.silent_nodes, self.elsewhere = silent_nodes, elsewhere
+        self.epoch = max([self.epoch, *(s.epoch for stamps in elsewhere.values() for s in stamps)])
+        return self._decide() if self.offer is None and before != (silent_nodes, elsewhere) else []
 
     def listed(self, steps: Sequence[int]) -> list[Action]:
         """The store's checkpoints."""
@@ -105,10 +121,12 @@ class Vote:
         if len(self.loaded) < self.world_size:
             return []
         self.epoch += 1
-        done, self.failed, self.checkpoints = self.offer, [], None
+        go = Go(self.epoch, self.offer)
+        self.went = (go, {r: b.incarnation for r, b in self.ballots.items()})
+        self.failed, self.checkpoints = [], None
         self.ballots.clear()
         self._reset()
-        return [Go(self.epoch, done)]
+        return [go]
 
     def has_failed(self, rank: int, round_: int, why: str) -> list[Action]:
         """A rank could not load the offer: nobody keeps it."""
@@ -126,14 +144,18 @@ class Vote:
         self.offer, self.loaded = None, set()
 
     def _decide(self) -> list[Action]:
-        if self.waiting_for():
+        if self.waiting_for() or self.silent_nodes:
             return []
         bad = {(source, stamp) for source, stamp, _ in self.failed}
         after = f" after {self.failed[-1][2]}" if self.failed else ""
-        shared = [s for s in common([b.holds for b in self.ballots.values()]) if ("memory", s) not in bad]
+        within_reach = [b.holds | self.elsewhere.get(r, frozenset()) for r, b in self.ballots.items()]
+        shared = [s for s in common(within_reach) if ("memory", s) not in bad]
         if shared:
             best = max(shared)
-            return self._make("memory", best, f"{best} is the newest state all {self.world_size} ranks hold in memory{after}")
+            without = sorted(r for r, b in self.ballots.items() if best not in b.holds)
+            verb = "have" if without else "hold"
+            given = f", rank{'s' if len(without) > 1 else ''} {_ranks(without)} from other nodes" if without else ""
+            return self._make("memory", best, f"{best} is the newest state all {self.world_size} ranks {verb} in memory{given}{after}")
         if self.has_store and self.checkpoints is None:
             return [ListStore()]
         why_not_memory = self._why_not_memory()
@@ -159,7 +181,10 @@ class Vote:
         empty = sorted(r for r, b in self.ballots.items() if not b.holds)
         if len(empty) == self.world_size:
             return "memory holds nothing"
-        if empty:
+        lost = [r for r in empty if not self.elsewhere.get(r)]
+        if lost and self.elsewhere:
+            return f"no node's memory has anything of rank{'s' if len(lost) > 1 else ''} {_ranks(lost)}"
+        if empty and not self.elsewhere:
             return f"memory of rank {empty[0]} holds nothing ({len(empty)} of {self.world_size} ranks)"
         return "no step in memory is usable on every rank"
 
@@ -167,3 +192,7 @@ class Vote:
         self.round += 1
         self.offer, self.loaded = Offer(self.round, source, stamp, why), set()
         return [self.offer]
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return ", ".join(str(r) for r in ranks[:8]) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")

@@ -266,6 +266,11 @@ def parse_page(page: bytes, path: Path) -> SlotHeader:
     return SlotHeader(SlotState(state), sequence, job, layout, rank, world, incarnation, Stamp(step, epoch), *sizes, wall, loss)
 
 
+def capacity_of(page: bytes) -> int:
+    """The payload capacity a header page tells."""
+    return int(struct.unpack_from("<Q", page, _HEADER.size - 16)[0])
+
+
 def _page(header: SlotHeader, capacity: int) -> bytes:
     body = _HEADER.pack(
         MAGIC,

@@ -55,6 +55,11 @@ class Mailbox:
             return False
         return True
 
+    def poke(self, message: dict[str, Any]) -> None:
+        """Send without ever waiting: a peer that does not read misses it."""
+        with contextlib.suppress(OSError):
+            self._sock.send(json.dumps(message, separators=(",", ":")).encode(), socket.MSG_DONTWAIT)
+
     def recv(self, timeout_s: float | None = None) -> dict[str, Any] | None:
         """The next message, or None when the peer is gone. Raises TimeoutError."""
         if timeout_s is not None and not select.select([self._sock], [], [], timeout_s)[0]:

@@ -18,18 +18,18 @@ from typing import Any
 
 from keepstep.config import Settings
 from keepstep.core import budget
-from keepstep.core.cut import cut, holding_of, hopeless
 from keepstep.core.slots import Skip, choose
 from keepstep.edge.arena import Slot, check_identity, slot_bytes, slot_path, slot_paths
 from keepstep.edge.journal import Journal
-from keepstep.edge.status import StatusPage, status_path
+from keepstep.edge.status import StatusPage
 from keepstep.edge.torch.capture import Copy, lower_priority, pin
 from keepstep.edge.torch.state import Protected, State
 from keepstep.errors import DamageError, IdentityError
 from keepstep.model.layout import Layout
-from keepstep.model.snapshot import Phase, RankStatus, SlotHeader, SlotState, SlotView, Stamp
+from keepstep.model.snapshot import Phase, SlotHeader, SlotState, SlotView, Stamp
 from keepstep.model.units import KIB, MIB, human_bytes
 from keepstep.runtime.naming import job_hash
+from keepstep.runtime.outlook import Outlook
 
 GROW_INLINE_BYTES = 16 * MIB  # a slot this small is made quicker than a step
 OBJECTS_SLACK_BYTES = 64 * KIB  # schedulers and samplers grow a little as numbers get longer
@@ -48,6 +48,10 @@ class Identity:
     local_world_size: int
 
     @property
+    def has_many_nodes(self) -> bool:
+        return self.local_world_size < self.world_size
+
+    @property
     def job_hash(self) -> bytes:
         return job_hash(self.job, self.uid)
 
@@ -62,17 +66,24 @@ class Manifest:
 
 
 class Capturing:
-    """All slots of one rank. `page` is the rank's status page; `on_phase` hears capture and seal."""
+    """All slots of one rank. `page` is the rank's status page; `on_phase` hears capture and seal, `on_change` that the page tells of
+    another slot or decision: it must not wait."""
 
     def __init__(
-        self, settings: Settings, identity: Identity, page: StatusPage, journal: Journal, on_phase: Callable[[Phase, int], None]
+        self,
+        settings: Settings,
+        identity: Identity,
+        page: StatusPage,
+        outlook: Outlook,
+        journal: Journal,
+        on_phase: Callable[[Phase, int], None],
+        on_change: Callable[[], None],
     ) -> None:
-        self._settings, self._who, self._page, self._journal, self._on_phase = settings, identity, page, journal, on_phase
+        self._settings, self._who, self._page, self._outlook, self._journal = settings, identity, page, outlook, journal
+        self._on_phase, self._on_change = on_phase, on_change
         self.slots: list[Slot] = [self._open(path) for path in slot_paths(settings.job_dir, identity.rank)]
         self._views: list[SlotView] = [EMPTY_VIEW] * len(self.slots)
         self._views_lock = threading.Lock()
-        self._peers: dict[int, StatusPage] = {}
-        self._last_seen: dict[int, RankStatus] = {}
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._copy: Copy | None = None
@@ -108,6 +119,14 @@ class Capturing:
             found[header.stamp] = index
             self._views[index] = SlotView(SlotState.SEALED, header.stamp)
         return found, foreign
+
+    def look_again(self) -> dict[Stamp, int]:
+        """The keeper has brought a snapshot into one of the slots: prove them all anew."""
+        for slot in self.slots:
+            slot.close()
+        self.slots = [self._open(path) for path in slot_paths(self._settings.job_dir, self._who.rank)]
+        self._views = [EMPTY_VIEW] * len(self.slots)
+        return self.verified()[0]
 
     def forget_newer(self, stamp: Stamp | None) -> None:
         """After loading: void every slot that is newer than what was loaded (None: all), for it is another epoch's, or that holds nothing.
@@ -169,9 +188,8 @@ class Capturing:
         with self._views_lock:
             views = list(self._views)
         views = [self._pinned(i, v) for i, v in enumerate(views)]
-        pages = [p for p in (self._peer(r) for r in range(self._who.world_size)) if p]
-        holdings = [holding_of(p) for p in pages]
-        decision = choose(step, views, cut(holdings, self._who.world_size), lambda stamp: hopeless(stamp, holdings))
+        horizon, is_hopeless = self._outlook.look(epoch)
+        decision = choose(step, views, horizon, is_hopeless)
         if isinstance(decision, Skip):
             self._skip(step, decision.why)
             return
@@ -211,19 +229,6 @@ class Capturing:
             return view
         return replace(view, pinned=True)
 
-    def _peer(self, rank: int) -> RankStatus | None:
-        page = self._page if rank == self._who.rank else self._peers.get(rank)
-        if page is None:
-            try:
-                page = self._peers[rank] = StatusPage(status_path(self._settings.job_dir, rank))
-            except (OSError, ValueError):
-                return None
-        # A page caught in mid-write is as good as it was a moment ago: old views are safe (core/cut.py).
-        read = page.read() or self._last_seen.get(rank)
-        if read is not None:
-            self._last_seen[rank] = read
-        return read
-
     def _has_room(self, index: int, step: int, state: State, manifest_bytes: int) -> bool:
         if self._fits(self.slots[index], state.payload_bytes, manifest_bytes):
             return True
@@ -248,6 +253,7 @@ class Capturing:
         self._counts["skipped_steps"] += 1
         count = self._counts["skipped_steps"]
         self._page.publish(decided_step=step, skipped_steps=count)
+        self._on_change()
         if count % SKIPS_PER_LINE == 1:
             self._journal.record("skipped", f"step {step} is not captured: {why} ({count} skipped so far)", step=step, skipped_steps=count)
 
@@ -326,6 +332,7 @@ class Capturing:
         with self._views_lock:
             self._views[index] = view
             self._page.publish(slots=tuple(self._views), **changes)
+        self._on_change()
 
     def _publish_views(self) -> None:
         with self._views_lock:
@@ -358,6 +365,7 @@ class Capturing:
 
     def close(self) -> None:
         """Give up maps and locks; the slots stay."""
+        self._outlook.close()
         for slot in self.slots:
             slot.close()
 

@@ -1,19 +1,21 @@
 """Keeper: the process that outlives the trainers and answers for their memory.
 
-    inbox (unix sockets, persister's pipe, finished checks, clock) -> vote, custody, cut (pure) -> replies, pins, removal
+    inbox (unix sockets, other keepers, persister's pipe, finished checks, clock) -> vote, custody, commit -> replies, copies, removal
 
-It moves no training bytes: ranks write their own slots, and the keeper reads them. So it may die at any moment: ranks keep
-capturing, and the next keeper adopts the job directory as it finds it. Never imports torch.
+Ranks write their own slots, and the keeper reads them; it writes only what it holds for other nodes. So it may die at any moment:
+ranks keep capturing, and the next keeper adopts the job directory as it finds it. Never imports torch.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import selectors
 import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
@@ -22,18 +24,34 @@ from typing import Any
 from keepstep.config import Settings, settings_from_text
 from keepstep.core.custody import Custody, Finish
 from keepstep.core.cut import holding_of
-from keepstep.core.vote import Action, Ballot, Go, ListStore, Offer, Refuse, Vote
 from keepstep.edge.arena import Slot, slot_paths
 from keepstep.edge.journal import Journal
 from keepstep.edge.mailbox import Mailbox, listen
 from keepstep.edge.status import read_status
-from keepstep.errors import DamageError, StoreError
+from keepstep.errors import DamageError, KeeperError, StoreError
+from keepstep.model.mesh import LEADER, Mesh, mesh_from_json
 from keepstep.model.snapshot import RankStatus, Stamp
 from keepstep.model.units import S_NS
+from keepstep.runtime.election import Election
+from keepstep.runtime.mesh.lines import Lines
+from keepstep.runtime.mesh.node import Node
+from keepstep.runtime.naming import job_hash
 from keepstep.runtime.persisting import Persisting
 
 TICK_S = 0.2
 BUSY_TICK_S = 0.005
+LAST_ANSWER_NS = 60 * S_NS  # how long a node that follows waits at the end until the leader says that the last checkpoint is written
+
+
+class FarAsker:
+    """A rank of another node, as persisting sees it."""
+
+    def __init__(self, say: Callable[[int, str, dict[str, Any]], None], node: int) -> None:
+        self._say, self._node = say, node
+
+    def send(self, message: dict[str, Any], /) -> bool:
+        self._say(self._node, "answer", {name: message[name] for name in ("ticket", "ok", "step", "why")})
+        return True
 
 
 class Keeper:
@@ -42,9 +60,14 @@ class Keeper:
     def __init__(self, settings: Settings, lock_fd: int) -> None:
         self.settings = settings
         self._lock_fd = lock_fd
+        self._job_hash = job_hash(settings.job, os.getuid())
         self.journal = Journal(settings.journal_path, "keeper")
         self.custody = Custody(int(settings.grace_s * S_NS), time.monotonic_ns())
-        self.vote: Vote | None = None
+        self.election = Election(self.journal, settings.store is not None, self)
+        self._tickets = itertools.count(1)
+        self._asked: dict[int, tuple[Mailbox | None, int]] = {}  # of another node's keeper, which leads
+        self.lines: Lines | None = None
+        self.node: Node | None = None
         self.ranks: dict[int, Mailbox] = {}
         self.agent: Mailbox | None = None
         self.selector = selectors.DefaultSelector()
@@ -52,6 +75,7 @@ class Keeper:
         self._checks: list[tuple[Future[Any], str]] = []
         self._scrubbed_at_ns = time.monotonic_ns()
         self._finishing: Finish | None = None
+        self._last_ask_ns = 0
         self.persisting = Persisting(settings, self.journal)
         self._server = listen(settings.job_dir / "keeper.sock")
         self.selector.register(self._server, selectors.EVENT_READ, self._accept)
@@ -70,6 +94,8 @@ class Keeper:
             self._take_checks()
             self._scrub()
             self._persist()
+            if self.node is not None:
+                self.node.tick()
             if self._finish():
                 return
 
@@ -105,15 +131,18 @@ class Keeper:
             )
             if self.custody.decide(time.monotonic_ns()) is None:  # else the connection ends when the memory is gone
                 box.send({"kind": "released"})
-        elif kind == "loaded" and self.vote:
-            self._carry_out(self.vote.has_loaded(int(message["rank"]), int(message["round"])))
-        elif kind == "failed" and self.vote:
-            self.journal.record(
-                "restore-failed", f"rank {message['rank']} cannot use the offered state: {message['why']}", rank=message["rank"]
-            )
-            self._carry_out(self.vote.has_failed(int(message["rank"]), int(message["round"]), str(message["why"])))
+        elif kind == "loaded":
+            self.election.loaded(int(message["rank"]), int(message["round"]))
+        elif kind == "failed":
+            self.election.failed(int(message["rank"]), int(message["round"]), str(message["why"]))
+        elif kind == "changed" and self.node is not None:
+            self.node.report()
+        elif kind == "listen":
+            box.send(self._listen(str(message["host"]), int(message["port"])))
+        elif kind == "mesh":
+            self._begin_round(mesh_from_json(message))
         elif kind == "persist":
-            self.persisting.ask(box, message.get("step"), str(message["why"]), int(message.get("ticket", 0)))
+            self._ask_to_persist(box, message.get("step"), str(message["why"]), int(message.get("ticket", 0)))
 
     def _agent_ended(self, box: Mailbox, ok: bool, why: str) -> None:
         holds_snapshots = any(slot_paths(self.settings.job_dir, rank) for rank in self.statuses())
@@ -125,15 +154,14 @@ class Keeper:
     def _rank_came(self, box: Mailbox, pid: int, message: dict[str, Any]) -> None:
         rank, world = int(message["rank"]), int(message["world_size"])
         self.ranks[rank] = box
-        self.custody.rank_came(rank, world)
+        self.custody.rank_came(rank, self._expected_here(world))
         if message["kind"] == "attach":
             self.custody.resumed = True
             self.journal.record("rank-attached", f"rank {rank} (process {pid}) is training and found this keeper", rank=rank, pid=pid)
+            if self.node is not None:
+                self.node.trains()
             return
-        if self.vote is None or self.vote.world_size != world:
-            self.vote = Vote(world, self.settings.store is not None, self._newest_epoch())
-        stamps = frozenset(Stamp(*s) for s in message["holds"])
-        held = ", ".join(str(s) for s in sorted(stamps)) or "nothing usable"
+        held = ", ".join(str(s) for s in sorted(Stamp(*s) for s in message["holds"])) or "nothing usable"
         self.journal.record(
             "rank-joined",
             f"rank {rank} of {world} (process {pid}) holds {held} in memory",
@@ -141,13 +169,18 @@ class Keeper:
             pid=pid,
             incarnation=message["incarnation"],
         )
-        self._carry_out(self.vote.joined(Ballot(rank, world, stamps, message.get("foreign_world"))))
+        self.election.joined(rank, message)
+
+    def _expected_here(self, world: int) -> int:
+        mesh = self.node.mesh if self.node is not None else None
+        return world if mesh is None else len(mesh.ranks_of(mesh.node))
 
     def _gone(self, box: Mailbox, pid: int) -> None:
         self.selector.unregister(box)
         box.close()
         now_ns = time.monotonic_ns()
         self.persisting.forget(box)
+        self._asked = {number: (None if who is box else who, ticket) for number, (who, ticket) in self._asked.items()}
         if box is self.agent:
             self.agent = None
             self.custody.agent_left(now_ns)
@@ -155,8 +188,7 @@ class Keeper:
             if known is box:
                 del self.ranks[rank]
                 self.custody.rank_left(rank, now_ns)
-                if self.vote:
-                    self.vote.left(rank)
+                self.election.left(rank)
                 self._say_left(rank, pid)
 
     def _say_left(self, rank: int, pid: int) -> None:
@@ -167,52 +199,122 @@ class Keeper:
         done = status.completed_step if status else None
         self.journal.record("rank-left", why, rank=rank, pid=pid, expected=ok_why is not None, completed_step=done)
 
-    # -- the vote
+    # -- other nodes
 
-    def _carry_out(self, actions: list[Action]) -> None:
-        for action in actions:
-            if isinstance(action, Offer):
-                self.journal.record("restore-offered", action.why, source=action.source, step=action.stamp.step, round=action.round)
-                stamp = action.stamp
-                self._tell(
-                    {
-                        "kind": "offer",
-                        "round": action.round,
-                        "source": action.source,
-                        "step": stamp.step,
-                        "epoch": stamp.epoch,
-                        "why": action.why,
-                    }
-                )
-            elif isinstance(action, Go):
-                step = action.offer.stamp.step
-                completed = [s.completed_step for s in self.statuses().values()]
-                lost = max(0, min(completed, default=-1) - step) if len(completed) == self._world_size() else 0
-                why = f"every rank has proven step {step} from {action.offer.source}: {lost} completed steps lost, "
-                why += f"epoch {action.epoch} begins"
-                if action.offer.source == "fresh" and lost == 0:
-                    why = f"every rank starts afresh: epoch {action.epoch} begins"
-                self.journal.record("resumed", why, step=step, source=action.offer.source, lost_steps=lost, epoch=action.epoch)
-                self.custody.resumed = True
-                if action.offer.source == "store":
-                    self.persisting.resumed_from_store(step)
-                self._remove_other_ranks()
-                self._tell({"kind": "go", "epoch": action.epoch})
-            elif isinstance(action, Refuse):
-                self.journal.record("restore-refused", action.why)
-                self._tell({"kind": "refused", "why": action.why})
-            elif isinstance(action, ListStore):
-                self._checks.append((self.workers.submit(self._list_store), "store"))
+    def _listen(self, host: str, port: int) -> dict[str, Any]:
+        if self.lines is None:
+            try:
+                self.lines = Lines(self.settings, self._job_hash, host, port, time.time_ns())
+            except KeeperError as error:
+                return {"kind": "unheard", "why": str(error)}
+            self.selector.register(self.lines, selectors.EVENT_READ, lambda: self.node.hear() if self.node is not None else None)
+        host, port = self.lines.address
+        return {"kind": "listening", "host": host, "port": port, "incarnation": self.lines.incarnation}
+
+    def _begin_round(self, mesh: Mesh) -> None:
+        if self.lines is None:
+            self.journal.record("mesh-refused", "a mesh was told before the keeper was asked to listen")
+            return
+        if self.node is None:
+            self.node = Node(self.settings, self.lines, self._job_hash, self.journal, self.workers, self)
+        if self.node.mesh is not None and mesh.round <= self.node.mesh.round:
+            return  # every session of a node tells it
+        self.node.begin(mesh)
+        self.election.begin_round(self.node)
+        self.persisting.meet(mesh, self._order_persisting)
+
+    def vote_word(self, node: int, word: str, body: dict[str, Any]) -> None:
+        self.election.heard(node, word, body)
+
+    def inventories_changed(self) -> None:
+        self.election.inventories_changed()
+
+    def leader_is_back(self) -> None:
+        self.election.leader_is_back()
+
+    def peer_is_dead(self, node: int, why: str) -> None:
+        self.journal.record("node-lost", f"node {node} does not answer: {why}", node=node)
+        self.election.node_is_dead(node)
+        self.persisting.node_gone(node, why)
+        if node == LEADER:
+            asked, self._asked = self._asked, {}
+            for box, ticket in asked.values():
+                if box is not None:
+                    box.send({"kind": "persisted", "ticket": ticket, "ok": False, "step": None, "why": f"node {node} is lost: {why}"})
+        assert self.node is not None and self.node.mesh is not None
+        if self.agent is not None:
+            self.agent.send({"kind": "peer-dead", "round": self.node.mesh.round, "node": node, "why": why})
+
+    # -- checkpoints
+
+    @property
+    def _follows(self) -> bool:
+        """Whether another node's keeper leads."""
+        return self.node is not None and self.node.mesh is not None and not self.node.mesh.leads
+
+    def _ask_to_persist(self, box: Mailbox | None, step: int | None, why: str, ticket: int) -> None:
+        if not self._follows or self.settings.store is None:
+            self.persisting.ask(box, step, why, ticket)
+            return
+        assert self.node is not None
+        number = next(self._tickets)
+        self._asked[number] = (box, ticket)
+        self.node.say_persist(LEADER, "ask", {"ticket": number, "step": step, "why": why[:500]})
+
+    def _order_persisting(self, node: int, act: str, stamp: Stamp, attempt: int) -> None:
+        assert self.node is not None
+        self.node.say_persist(node, "order", {"act": act, "step": stamp.step, "epoch": stamp.epoch, "attempt": attempt})
+
+    def persist_word(self, node: int, word: str, body: dict[str, Any]) -> None:
+        assert self.node is not None
+        say = self.node.say_persist
+        if word == "ask":
+            self.persisting.ask(FarAsker(say, node), body["step"], str(body["why"]), int(body["ticket"]))
+        elif word == "answer":
+            box, ticket = self._asked.pop(int(body["ticket"]), (None, 0))
+            if box is not None:
+                box.send({"kind": "persisted", **body, "ticket": ticket})
+        elif word == "order":
+            about = {"act": body["act"], "attempt": body["attempt"]}
+
+            def answer(ok: bool, why: str) -> None:
+                say(node, "done", {**about, "ok": ok, "why": why[:1000]})
+
+            self.persisting.carry_out(str(body["act"]), Stamp(body["step"], body["epoch"]), int(body["attempt"]), answer)
+        elif word == "done":
+            self.persisting.answered(node, str(body["act"]), int(body["attempt"]), bool(body["ok"]), str(body["why"]))
+
+    # -- what the election needs
+
+    def tell(self, rank: int, message: dict[str, Any]) -> None:
+        if rank in self.ranks:
+            self.ranks[rank].send(message)
+
+    def here(self) -> list[int]:
+        return sorted(self.ranks)
+
+    def newest_epoch(self) -> int:
+        return max((s.epoch for s in self.statuses().values()), default=0)
+
+    def completed_step(self, rank: int) -> int | None:
+        status = self.statuses().get(rank)
+        return None if status is None or status.completed_step < 0 else status.completed_step
+
+    def list_store(self) -> None:
+        self._checks.append((self.workers.submit(self._list_store), "store"))
+
+    def went(self, source: str, step: int) -> None:
+        self.custody.resumed = True
+        if source == "store":
+            self.persisting.resumed_from_store(step)
+        if self.node is None:
+            self._remove_other_ranks()
 
     def _remove_other_ranks(self) -> None:
         # All ranks of this world stand on proven state: what a larger world left is of no more use, and its pages would hold back the cut.
         for directory in self.settings.job_dir.glob("rank-*"):
             if int(directory.name.split("-")[1]) >= (self._world_size() or 0):
                 shutil.rmtree(directory)
-
-    def _tell(self, message: dict[str, Any]) -> None:
-        for box in list(self.ranks.values()):
-            box.send(message)
 
     def _list_store(self) -> list[int] | str:
         """Steps of the usable checkpoints, or why the store cannot be read."""
@@ -241,13 +343,13 @@ class Keeper:
 
     def _persist(self) -> None:
         if self.persisting.pending:
-            self.persisting.step([holding_of(s) for s in self.statuses().values()], self._world_size(), bool(self.ranks))
+            holdings = [holding_of(s) for s in self.statuses().values()] if self.node is None else self.node.holdings()
+            self.persisting.step(holdings, self._world_size(), bool(self.ranks))
 
     def _world_size(self) -> int | None:
+        if self.node is not None and self.node.mesh is not None:
+            return self.node.mesh.world_size
         return self.custody.world_size or next((s.world_size for s in self.statuses().values()), None)
-
-    def _newest_epoch(self) -> int:
-        return max((s.epoch for s in self.statuses().values()), default=0)
 
     def _scrub(self) -> None:
         now_ns = time.monotonic_ns()
@@ -262,9 +364,8 @@ class Keeper:
         for check in [c for c in self._checks if c[0].done()]:
             self._checks.remove(check)
             future, kind = check
-            if kind == "store" and self.vote:
-                found = future.result()
-                self._carry_out(self.vote.unlistable(found) if isinstance(found, str) else self.vote.listed(found))
+            if kind == "store":
+                self.election.store_listed(future.result())
             elif kind == "scrub":
                 for rank, index, why in future.result():
                     self.journal.record("damaged", f"scrub: {why}", rank=rank, slot=index)
@@ -280,11 +381,14 @@ class Keeper:
                 return False
             self.journal.record("job-over", self._finishing.why, ok=self._finishing.ok)
             if self.settings.store:
-                self.persisting.ask(None, None, self._finishing.why)
+                self._ask_to_persist(None, None, self._finishing.why, 0)
                 self._persist()
-        if self.persisting.pending:
+            self._last_ask_ns = time.monotonic_ns()
+        if self.persisting.pending or (self._asked and time.monotonic_ns() - self._last_ask_ns < LAST_ANSWER_NS):
             return False
         self._server.close()
+        if self.node is not None:
+            self.node.close()
         # A new run of the same job may start this very moment: the old directory leaves its name in one step.
         gone = self.settings.job_dir.with_name(f"{self.settings.job_dir.name}.ending-{os.getpid()}")
         os.rename(self.settings.job_dir, gone)
@@ -296,7 +400,7 @@ class Keeper:
 
     def preempted(self) -> None:
         """SIGTERM: the machine is being taken away. Save what is committed and stay while anybody is there."""
-        self.persisting.ask(None, None, "the keeper received SIGTERM")
+        self._ask_to_persist(None, None, "the keeper received SIGTERM", 0)
 
 
 def scrub(job_dir: Path) -> list[tuple[int, int, str]]:

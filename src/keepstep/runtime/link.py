@@ -17,6 +17,7 @@ from keepstep.core.vote import Offer
 from keepstep.edge.journal import Journal
 from keepstep.edge.processes import ensure_keeper
 from keepstep.errors import KeeperError, KeepstepError
+from keepstep.model.mesh import Mesh
 from keepstep.model.snapshot import Stamp
 
 IMPATIENT_S = 15.0
@@ -34,8 +35,29 @@ class Link:
         self._lock = threading.Lock()
         self._released = threading.Event()
         self._closing = False
+        self._mesh: Mesh | None = None
 
     # -- before training
+
+    def listen_at(self, host: str, port: int = 0) -> tuple[str, int, int]:
+        """Without an agent: have the keeper listen to other nodes. (host, port, incarnation). Raises KeeperError."""
+        self._box.send({"kind": "listen", "host": host, "port": port})
+        answer = self._box.recv(IMPATIENT_S)
+        if answer is None or answer["kind"] != "listening":
+            raise KeeperError(f"the keeper cannot listen at {host}: {answer['why'] if answer else 'it died'}")
+        return str(answer["host"]), int(answer["port"]), int(answer["incarnation"])
+
+    def take_part(self, mesh: Mesh) -> None:
+        """Without an agent: tell the keeper of the nodes of this round."""
+        self._mesh = mesh
+        self._box.send({"kind": "mesh", **mesh.to_json()})
+
+    def _introduce(self) -> None:
+        """Another keeper lives here now: without an agent it knows of no other nodes."""
+        if self._mesh is not None:
+            me = self._mesh.members[self._mesh.node]
+            self.listen_at(me.host, me.port)
+            self._box.send({"kind": "mesh", **self._mesh.to_json()})
 
     def agree(self, incarnation: int, holds: set[Stamp], foreign_world: int | None, load: Callable[[Offer], None]) -> tuple[Offer, int]:
         """Take part in the vote until every rank has proven the same state: (what was loaded, epoch).
@@ -62,6 +84,7 @@ class Link:
                 continue
             if message is None:  # the keeper died: ask the next one
                 self._box = ensure_keeper(self._settings)
+                self._introduce()
                 self._box.send(join)
             elif message["kind"] == "refused":
                 raise KeeperError(str(message["why"]))
@@ -118,8 +141,13 @@ class Link:
             except KeepstepError as error:
                 self._journal.record("keeper-missing", f"no keeper can be started ({error}); trying again")
                 continue
+            self._introduce()
             self._box.send({"kind": "attach", "rank": self._rank, "world_size": self._world_size})
             return
+
+    def changed(self) -> None:
+        """Have the keeper look at this rank's page; never waits."""
+        self._box.poke({"kind": "changed", "rank": self._rank})
 
     def persist(self, step: int | None, why: str) -> Future[dict[str, Any]]:
         """Ask for a checkpoint; the future gives {"ok", "step", "why"}."""

@@ -29,7 +29,9 @@ from keepstep.model.snapshot import Phase, Stamp
 from keepstep.model.units import human_ns
 from keepstep.runtime.capturing import Capturing, Identity, snapshot_of
 from keepstep.runtime.link import Link, Unusable
+from keepstep.runtime.meeting import meet
 from keepstep.runtime.naming import default_job
+from keepstep.runtime.outlook import Pages, Word
 from keepstep.runtime.signals import Preemption
 
 _current: Job | None = None
@@ -87,10 +89,7 @@ def _identity(settings: Settings) -> Identity:
         rank, world = distributed.get_rank(), distributed.get_world_size()
     else:
         rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
-    if local != world:
-        raise ConfigError(f"this version protects one machine: expected all {world} ranks here, found {local} (LOCAL_WORLD_SIZE)")
-    return Identity(settings.job, os.getuid(), rank, world, local)
+    return Identity(settings.job, os.getuid(), rank, world, int(os.environ.get("LOCAL_WORLD_SIZE", world)))
 
 
 class Job:
@@ -107,9 +106,13 @@ class Job:
         with contextlib.ExitStack() as undo:  # so that the program may mend what was wrong and call protect() again
             self._link = Link(settings, who.rank, who.world_size, journal, lambda slot, why: self._capturing.damaged(slot, why))
             undo.callback(self._link.end)
+            if who.has_many_nodes and "KEEPSTEP_AGENT" not in os.environ:
+                meet(self._link, settings, who)
             self._page = self._own_page()
             undo.callback(self._page.close)
-            self._capturing = Capturing(settings, who, self._page, journal, self._announce)
+            outlook = Word(settings.job_dir) if who.has_many_nodes else Pages(settings.job_dir, who.world_size)
+            on_change = self._link.changed if who.has_many_nodes else lambda: None
+            self._capturing = Capturing(settings, who, self._page, outlook, journal, self._announce, on_change)
             undo.callback(self._capturing.close)
             self._resume()
             self._make_slots()
@@ -258,11 +261,15 @@ class Job:
             )
         self._link.listen()
 
-    def _load(self, offer: Offer, holds: Mapping[Stamp, int]) -> None:
+    def _load(self, offer: Offer, holds: dict[Stamp, int]) -> None:
         began_ns = time.monotonic_ns()
         self._announce(Phase.RESTORE, offer.stamp.step)
         remarks: list[str] = []
         if offer.source == "memory":
+            if offer.stamp not in holds:  # other nodes had it, and the keeper has brought it
+                holds.update(self._capturing.look_again())
+            if offer.stamp not in holds:
+                raise Unusable(f"{offer.stamp} was to be brought here and is not in any slot")
             remarks = self._load_memory(offer.stamp, holds[offer.stamp])
             self._capturing.forget_newer(offer.stamp)
         elif offer.source == "store":

@@ -1,0 +1,1 @@
+"""What a keeper does with the keepers of other nodes."""

@@ -1,0 +1,113 @@
+"""Leader: what the keeper of node 0 does for all: which policy holds, and which generation is protected and committed.
+
+Comes in: the nodes' reports. Goes out: its word to all of them. Everything it knows is rebuilt from new reports by whoever leads next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from keepstep.core.commit import Commit, RankFacts
+from keepstep.core.cut import Holding
+from keepstep.core.placement import Facts, auto
+from keepstep.core.wards import wards
+from keepstep.edge.journal import Journal
+from keepstep.errors import ConfigError
+from keepstep.model.horizon import Horizon
+from keepstep.model.mesh import Mesh
+from keepstep.model.snapshot import Stamp
+from keepstep.model.topology import Auto, NoRedundancy, Policy, Scheme
+from keepstep.runtime.mesh.lines import Lines
+
+FAILURES_PER_NODE_HOUR = 0.015 / 24  # OPT-175B's: 1.5 % of the instances a day (GEMINI, SOSP'23, section 7.2)
+
+
+class Leader:
+    """Of one round."""
+
+    def __init__(self, lines: Lines, mesh: Mesh, asked: Policy, journal: Journal) -> None:
+        """Raises ConfigError when the policy cannot be had with these nodes."""
+        self._lines, self._mesh, self._asked, self._journal = lines, mesh, asked, journal
+        self._policy: Scheme | None = None
+        self._why = ""
+        self._commit: Commit | None = None
+        self._facts: dict[int, tuple[int, int]] = {}  # by node: snapshot bytes, free bytes
+        if len(mesh.members) == 1:
+            self._settle(NoRedundancy(), "there is one node")
+        elif not isinstance(asked, Auto):
+            wards(asked, mesh)
+            self._settle(asked, f"{asked} was asked for")
+
+    def _settle(self, policy: Scheme, why: str) -> None:
+        self._policy, self._why = policy, why
+        self._journal.record("policy", f"redundancy across {len(self._mesh.members)} nodes: {policy}: {why}", policy=str(policy))
+
+    def went(self, epoch: int, resumed: Stamp | None) -> None:
+        """All ranks train on from there."""
+        self._commit = Commit(self._mesh.world_size, epoch, resumed)
+        self._say()
+
+    def reported(self, node: int, fields: Mapping[str, Any]) -> None:
+        epoch = int(fields["epoch"])
+        if self._commit is None:  # another keeper led before: it began this epoch
+            self._commit = Commit(self._mesh.world_size, epoch, next(iter(fields["resumed"]), None))
+        if epoch != self._commit.epoch:
+            return
+        self._facts[node] = (fields["snapshot_bytes"], fields["free_bytes"])
+        self._choose_policy(fields["hindered"])
+        if self._commit.report(_facts(r) for r in fields["ranks"]) is not None:
+            self._say()
+
+    def holdings(self) -> list[Holding]:
+        """What every rank holds itself, as last reported."""
+        return [f.own for f in self._commit.facts.values()] if self._commit is not None else []
+
+    def _choose_policy(self, hindered: str) -> None:
+        before = self._policy
+        if hindered and not isinstance(self._policy, NoRedundancy):
+            self._settle(NoRedundancy(), f"{hindered}; from now on snapshots stay on their own nodes")
+        elif self._policy is None and len(self._facts) == len(self._mesh.members) and all(b for b, _ in self._facts.values()):
+            snapshot_bytes, free_bytes = max(b for b, _ in self._facts.values()), min(f for _, f in self._facts.values())
+            policy, why = auto(Facts(self._mesh.topology, free_bytes, snapshot_bytes, FAILURES_PER_NODE_HOUR))
+            try:
+                wards(policy, self._mesh)
+            except ConfigError as error:
+                policy, why = NoRedundancy(), str(error)
+            self._settle(policy, why)
+        if self._policy != before:
+            self._say()
+
+    def joined(self, node: int) -> None:
+        """A link to that node's keeper is open, perhaps to another life of it: it may have missed the last word."""
+        if self._commit is not None:
+            self._send(node, self._commit.horizon)
+
+    def _say(self) -> None:
+        assert self._commit is not None
+        for member in self._mesh.members:
+            self._send(member.node, self._commit.horizon)
+
+    def _send(self, node: int, horizon: Horizon) -> None:
+        self._lines.send(
+            node,
+            "horizon",
+            **{"epoch": horizon.epoch, "policy": str(self._policy or Auto()), "why": self._why[:1000]},
+            **{"committed": _maybe(horizon.committed), "target": _maybe(horizon.target)},
+            **{"alive": tuple(sorted(horizon.alive)), "decided_step": horizon.decided_step},
+        )
+
+
+def horizon_of(fields: Mapping[str, Any]) -> Horizon:
+    """The word as its hearers understand it."""
+    committed, target = next(iter(fields["committed"]), None), next(iter(fields["target"]), None)
+    return Horizon(fields["epoch"], committed, target, frozenset(fields["alive"]), fields["decided_step"])
+
+
+def _maybe(stamp: Stamp | None) -> tuple[Stamp, ...]:
+    return () if stamp is None else (stamp,)
+
+
+def _facts(said: tuple[int, tuple[Stamp, ...], tuple[Stamp, ...], int, tuple[Stamp, ...]]) -> RankFacts:
+    rank, sealed, pending, decided_step, protected = said
+    return RankFacts(rank, Holding(frozenset(sealed), next(iter(pending), None), decided_step), frozenset(protected))

@@ -1,0 +1,414 @@
+"""Node: the many-nodes half of a keeper: puts owner, holder, supplier, fetching and leader together for one round after the other.
+
+Comes in: the mesh of a round, what other keepers say, what this node's ranks have sealed. Goes out: words to the others, the horizon page,
+and to the keeper (`Host`) words of the vote and snapshots that were fetched. Decides nothing about resuming: that is the election's.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
+from typing import Any, Protocol
+
+from keepstep.config import Settings
+from keepstep.core.cut import Holding, holding_of
+from keepstep.core.reach import CodedRow, Inventory, Source, sources, within_reach
+from keepstep.core.wards import Ward, wards
+from keepstep.edge.arena import Slot, slot_paths
+from keepstep.edge.horizon import HorizonPage
+from keepstep.edge.journal import Journal
+from keepstep.edge.machine import free_bytes
+from keepstep.edge.shelf import Shelf
+from keepstep.errors import ConfigError, DamageError
+from keepstep.model.horizon import Horizon
+from keepstep.model.mesh import LEADER, Mesh
+from keepstep.model.snapshot import RankStatus, SlotState, Stamp
+from keepstep.model.topology import Auto, NoRedundancy, Scheme, parse_policy
+from keepstep.model.units import S_NS, human_bytes, human_ns
+from keepstep.runtime.mesh.encoding import Sizes
+from keepstep.runtime.mesh.fetching import Fetched, Fetching
+from keepstep.runtime.mesh.holder import Holder
+from keepstep.runtime.mesh.leader import Leader, horizon_of
+from keepstep.runtime.mesh.lines import Heard, Lines
+from keepstep.runtime.mesh.owner import Owner
+from keepstep.runtime.mesh.supplier import Supplier
+
+TICK_NS = S_NS // 2
+
+
+class Host(Protocol):
+    """What the keeper does for its mesh half."""
+
+    def statuses(self) -> dict[int, RankStatus]: ...
+
+    def vote_word(self, node: int, word: str, body: dict[str, Any]) -> None: ...
+
+    def persist_word(self, node: int, word: str, body: dict[str, Any]) -> None: ...
+
+    def inventories_changed(self) -> None: ...
+
+    def leader_is_back(self) -> None: ...
+
+    def peer_is_dead(self, node: int, why: str) -> None: ...
+
+
+class Node:
+    def __init__(self, settings: Settings, lines: Lines, job_hash: bytes, journal: Journal, workers: Executor, host: Host) -> None:
+        self._settings, self._lines, self._job_hash = settings, lines, job_hash
+        self._journal, self._workers, self._host = journal, workers, host
+        job_dir = settings.job_dir
+        self._holder = Holder(
+            *(lines, job_hash, Shelf(job_dir / "held"), Shelf(job_dir / "parity"), journal),
+            *(self._later, self._own_sizes),
+        )
+        self._supplier = Supplier(lines, job_dir, self._holder)
+        self._owner = Owner(lines, job_dir, journal, self._later, self.report)
+        self._page = HorizonPage(job_dir)
+        self._fetches: dict[int, Fetching] = {}
+        self._leader: Leader | None = None
+        self._inventories: dict[int, Inventory] = {}
+        self._policy: Scheme | None = None
+        self._wards: dict[int, Ward] = {}
+        self._epoch = -1  # that is being trained; -1 before a go
+        self._resumed: Stamp | None = None
+        self._tidied = False
+        self._proven = False
+        self._last_report: tuple[Any, ...] = ()
+        self._ticked_ns = 0
+        self.horizon = Horizon(-1)
+        self.mesh: Mesh | None = None
+        self.refusal: str | None = None  # why this round cannot be: the policy is impossible
+
+    # -- rounds
+
+    def begin(self, mesh: Mesh) -> None:
+        """A round begins, or this keeper is a new one and hears of the present one."""
+        if self.mesh is not None and mesh.round < self.mesh.round:
+            return
+        if mesh == self.mesh:
+            return
+        self._journal.record(
+            "mesh", f"round {mesh.round}: node {mesh.node} of {len(mesh.members)}, ranks {list(mesh.ranks_of(mesh.node))}", round=mesh.round
+        )
+        for fetching in self._fetches.values():
+            fetching.stop()
+        self._fetches.clear()
+        self._owner.begin(mesh.ranks_of(mesh.node))
+        self._supplier.begin()
+        self._holder.begin(mesh)
+        self.mesh, self._epoch, self._resumed, self._tidied = mesh, -1, None, False
+        self._policy, self._wards, self._inventories, self._last_report = None, {}, {}, ()
+        self._leader, self.refusal = None, None
+        asked = parse_policy(self._settings.redundancy)
+        with_nodes = set(range(len(mesh.members))) if mesh.leads else {LEADER}
+        try:
+            if not isinstance(asked, Auto):
+                with_nodes |= {h for w in wards(asked, mesh).values() for h in (*w.holders, w.node) if mesh.node in (*w.holders, w.node)}
+            if mesh.leads:
+                self._leader = Leader(self._lines, mesh, asked, self._journal)
+        except ConfigError as error:
+            self.refusal = f"redundancy: {error}"
+        self._lines.join(mesh, with_nodes - {mesh.node})
+        if self._proven:
+            self._tell_inventory()
+        else:
+            self._later(lambda: [*self._holder.copies.prove(), *self._holder.parities.prove()], self._proved)
+
+    def _proved(self, wrong: list[str]) -> None:
+        for why in wrong:
+            self._journal.record("damaged", f"{why}; it counts no more")
+        self._proven = True
+        self._tell_inventory()
+
+    def _later(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        def finished(future: Future[Any]) -> None:
+            self._lines.call_in_loop(lambda: then(future.result()))
+
+        self._workers.submit(work).add_done_callback(finished)
+
+    # -- what comes in
+
+    def hear(self) -> None:
+        """The lines have something."""
+        for heard in self._lines.take():
+            if heard.kind == "call":
+                heard.fields["call"]()
+            else:
+                self._hear(heard)
+
+    def _hear(self, heard: Heard) -> None:
+        node, fields = heard.node, heard.fields
+        if "rank" in fields and "stamp" in fields:
+            self._hear_of_snapshot(node, heard.kind, fields["rank"], fields["stamp"], fields)
+        elif heard.kind == "horizon":
+            self._follow(horizon_of(fields), fields["policy"], fields["why"])
+        elif heard.kind == "report" and self._leader is not None:
+            self._leader.reported(node, fields)
+        elif heard.kind == "inventory":
+            rows = (CodedRow(rank, stamp, row, tolerates) for rank, stamp, row, tolerates in fields["parities"])
+            self._inventories[node] = Inventory(frozenset(fields["snapshots"]), frozenset(rows))
+            self._host.inventories_changed()
+        elif heard.kind == "vote":
+            self._host.vote_word(node, fields["word"], fields["body"])
+        elif heard.kind == "persist":
+            self._host.persist_word(node, fields["word"], fields["body"])
+        elif heard.kind == "up":
+            self._link_is_open(node)
+        elif heard.kind == "writable":
+            self._owner.writable(node)
+            self._supplier.writable(node)
+        elif heard.kind == "dead":
+            self._link_is_dead(node, fields["why"])
+
+    def _hear_of_snapshot(self, node: int, kind: str, rank: int, stamp: Stamp, fields: Mapping[str, Any]) -> None:
+        if kind == "offer":
+            if fields["row"]:
+                self._owner.announced(rank, stamp, Sizes(fields["payload_bytes"], fields["manifest_bytes"]))
+            self._holder.offered(node, fields)
+        elif kind == "accept":
+            self._owner.accepted(node, rank, stamp)
+        elif kind == "ack":
+            self._owner.acked(node, rank, stamp)
+        elif kind == "decline":
+            self._owner.declined(node, rank, fields["reason"])
+        elif kind == "fetch":
+            self._supplier.asked(node, rank, stamp, fields["ranges"])
+        elif kind == "nack":
+            fetching = self._fetches_from(node, rank, stamp)
+            if fetching:
+                for one in fetching:
+                    one.source_failed(node, fields["reason"])
+            else:
+                self._owner.nacked(node, rank, stamp, fields["reason"])
+
+    def _fetches_from(self, node: int, rank: int, stamp: Stamp) -> list[Fetching]:
+        return [f for f in self._fetches.values() if f.stamp == stamp and rank in (f.source.rank, *f.source.row)]
+
+    def _link_is_open(self, node: int) -> None:
+        self._owner.link_is_open(node)
+        if self._leader is not None:
+            self._leader.joined(node)
+        if node == LEADER:
+            self._last_report = ()
+            self._tell_inventory()
+            self._host.leader_is_back()
+            self.report()
+
+    def _link_is_dead(self, node: int, why: str) -> None:
+        self._holder.link_is_dead(node)
+        for fetching in list(self._fetches.values()):
+            fetching.link_is_dead(node, why)
+        self._host.peer_is_dead(node, why)
+
+    # -- the vote's needs
+
+    def say_to_leader(self, word: str, body: dict[str, Any]) -> None:
+        self._lines.send(LEADER, "vote", word=word, body=body)
+
+    def say_to_all(self, word: str, body: dict[str, Any]) -> None:
+        assert self.mesh is not None
+        for member in self.mesh.members:
+            self._lines.send(member.node, "vote", word=word, body=body)
+
+    def say_persist(self, node: int, word: str, body: dict[str, Any]) -> None:
+        self._lines.send(node, "persist", word=word, body=body)
+
+    def _tell_inventory(self) -> None:
+        if not self._proven or self.mesh is None:
+            return
+        parities = tuple((p.rank, p.stamp, p.row, p.tolerates) for p in self._holder.coded())
+        snapshots = {*self._holder.snapshots(), *self._own_snapshots()}
+        self._lines.send(LEADER, "inventory", snapshots=tuple(sorted(snapshots)), parities=parities)
+
+    def _own_snapshots(self) -> list[tuple[int, Stamp]]:
+        """Of any rank that has lived here: ranks may live elsewhere now."""
+        found = []
+        for directory in self._settings.job_dir.glob("rank-*"):
+            rank = int(directory.name.split("-")[1])
+            for path in slot_paths(self._settings.job_dir, rank):
+                try:
+                    slot = Slot(path)
+                    header = slot.header()
+                    slot.close()
+                except (DamageError, OSError):
+                    continue
+                if header.state is SlotState.SEALED and header.job_hash == self._job_hash:
+                    found.append((rank, header.stamp))
+        return found
+
+    def silent_nodes(self) -> frozenset[int]:
+        assert self.mesh is not None
+        return frozenset(m.node for m in self.mesh.members if m.node not in self._inventories)
+
+    def elsewhere(self, proven: Mapping[int, frozenset[Stamp]]) -> dict[int, frozenset[Stamp]]:
+        """What each rank can be given. `proven`: what ranks that have joined hold; what else of theirs their node has failed its proof."""
+        assert self.mesh is not None
+        known = self._believed(proven)
+        return {rank: within_reach(rank, known) for rank in range(self.mesh.world_size)}
+
+    def sources(self, wanted: list[int], stamp: Stamp, proven: Mapping[int, frozenset[Stamp]]) -> dict[int, Source]:
+        return sources(wanted, stamp, self._believed(proven))
+
+    def _believed(self, proven: Mapping[int, frozenset[Stamp]]) -> dict[int, Inventory]:
+        assert self.mesh is not None
+        failed = {(self.mesh.node_of[rank], rank, stamps) for rank, stamps in proven.items()}
+        believed = dict(self._inventories)
+        for node, rank, stamps in failed:
+            if node in believed:
+                old = believed[node]
+                kept = frozenset((r, s) for r, s in old.snapshots if r != rank or s in stamps)
+                believed[node] = Inventory(kept, old.parities)
+        return believed
+
+    def link_with_sources(self, found: Mapping[int, Source]) -> None:
+        """Everybody makes the links that restoring needs: the asking and the giving end."""
+        assert self.mesh is not None
+        for rank, source in found.items():
+            givers = {*source.copies, *(node for _, node in source.members)}
+            if self.mesh.node_of[rank] == self.mesh.node:
+                self._lines.link_with(givers)
+            elif self.mesh.node in givers:
+                self._lines.link_with({self.mesh.node_of[rank]})
+
+    def fetch(self, source: Source, stamp: Stamp, then: Callable[[str | None], None]) -> None:
+        """Bring that rank's snapshot here; `then` hears None, or why it cannot be had."""
+
+        def ended(fetched: Fetched) -> None:
+            if self._fetches.get(source.rank) is fetching:
+                del self._fetches[source.rank]
+            self._tell_fetched(fetched)
+            then(fetched.why)
+
+        known = self._fetches.pop(source.rank, None)
+        if known is not None:
+            known.stop()
+        fetching = Fetching(
+            *(self._lines, self._supplier, self._settings.job_dir, self._job_hash, self._later),
+            *(source, stamp, ended),
+        )
+        self._fetches[source.rank] = fetching
+        fetching.start()
+
+    def _tell_fetched(self, f: Fetched) -> None:
+        data: dict[str, Any] = {"rank": f.rank, "step": f.stamp.step, "nbytes": f.nbytes, "sources": list(f.sources), "took_ns": f.took_ns}
+        how = f"{human_bytes(f.nbytes)} from node{'s' if len(f.sources) > 1 else ''} {', '.join(map(str, f.sources))}"
+        if f.why is None:
+            self._journal.record("fetched", f"{f.stamp} of rank {f.rank}: {how} in {human_ns(f.took_ns)}", **data)
+        else:
+            self._journal.record("fetch-failed", f"{f.stamp} of rank {f.rank} cannot be had from memory: {f.why}", **data)
+
+    def holdings(self) -> list[Holding]:
+        """Of every rank of every node, as last reported; empty unless this node leads."""
+        return self._leader.holdings() if self._leader is not None else []
+
+    def forget_newer(self, stamp: Stamp | None) -> None:
+        self._holder.forget_newer(stamp)
+
+    def went(self, epoch: int, resumed: Stamp | None) -> None:
+        """Everybody trains on, in this epoch."""
+        self._epoch, self._resumed, self.horizon = epoch, resumed, Horizon(epoch)
+        self._page.write(self.horizon)
+        self._holder.heard(self.horizon)
+        if self._leader is not None:
+            self._leader.went(epoch, resumed)
+        self._last_report = ()
+        self.report()
+
+    def trains(self) -> None:
+        """Ranks were training when this keeper came: their pages say in which epoch."""
+        if self._epoch < 0:
+            self._epoch = max((s.epoch for r, s in self._host.statuses().items() if r in self._own_ranks()), default=-1)
+            self.report()
+
+    def _own_ranks(self) -> range:
+        return self.mesh.ranks_of(self.mesh.node) if self.mesh is not None else range(0)
+
+    # -- every step
+
+    def report(self) -> None:
+        """Tell the leader what this node's ranks hold and what is protected of it, if that changed."""
+        if self._epoch < 0 or self.mesh is None:
+            return
+        pages = {rank: status for rank, status in self._host.statuses().items() if rank in self._own_ranks()}
+        ranks = []
+        for rank, status in sorted(pages.items()):
+            if status.epoch != self._epoch:
+                return
+            own = holding_of(status)
+            protected = own.sealed if isinstance(self._policy, NoRedundancy) else set(self._owner.protected.get(rank, ()))
+            pending = () if own.pending is None else (own.pending,)
+            ranks.append((rank, tuple(sorted(own.sealed)), pending, own.decided_step, tuple(sorted(protected))))
+        said = (self._epoch, tuple(ranks), self._owner.hindered)
+        if said == self._last_report:
+            return
+        self._last_report = said
+        nbytes = sum(s.payload_bytes for s in pages.values())
+        free = free_bytes(self._settings.arena_dir) + nbytes * max((len(s.slots) for s in pages.values()), default=0)
+        self._lines.send(
+            LEADER,
+            "report",
+            **{"epoch": self._epoch, "resumed": () if self._resumed is None else (self._resumed,)},
+            **{"snapshot_bytes": nbytes, "free_bytes": free, "hindered": self._owner.hindered, "ranks": tuple(ranks)},
+        )
+
+    def _follow(self, horizon: Horizon, policy: str, why: str) -> None:
+        if horizon.epoch != self._epoch or self.mesh is None:
+            return
+        self._take_policy(policy, why)
+        if self.horizon.committed is not None and (horizon.committed is None or horizon.committed < self.horizon.committed):
+            # Another leader, which has not heard all reports: what was committed stays so.
+            horizon = Horizon(horizon.epoch, self.horizon.committed, horizon.target, horizon.alive, horizon.decided_step)
+        self.horizon = horizon
+        self._page.write(horizon)
+        self._holder.heard(horizon)
+        if horizon.target is not None:
+            self._holder.try_rows(horizon.target)
+        self._owner.protect(horizon.target, horizon.committed)
+        if horizon.committed is not None and not self._tidied:
+            self._tidy()
+
+    def _take_policy(self, policy: str, why: str) -> None:
+        scheme = parse_policy(policy)
+        if isinstance(scheme, Auto) or scheme == self._policy or self.mesh is None:
+            return
+        self._policy, self._wards = scheme, wards(scheme, self.mesh)
+        near = {h for w in self._wards.values() for h in (*w.holders, w.node) if self.mesh.node in (*w.holders, w.node)}
+        self._lines.link_with(near - {self.mesh.node})
+        self._owner.follow(self._wards)
+        self._journal.record("redundancy", f"{policy}: {why}", policy=policy)
+
+    def _tidy(self) -> None:
+        """A generation is committed under the present placement: what only an older one needed may go."""
+        assert self.mesh is not None
+        self._tidied = True
+        here = self.mesh.node
+        for directory in self._settings.job_dir.glob("rank-*"):
+            if int(directory.name.split("-")[1]) not in self._own_ranks():
+                shutil.rmtree(directory)
+        self._holder.copies.keep_only({r for r, w in self._wards.items() if here in w.holders and not w.row})
+        self._holder.parities.keep_only({r for r, w in self._wards.items() if w.node == here and w.row})
+
+    def tick(self) -> None:
+        now_ns = time.monotonic_ns()
+        if now_ns - self._ticked_ns > TICK_NS:
+            self._ticked_ns = now_ns
+            self._owner.tick()
+            self.report()
+
+    def _own_sizes(self, rank: int, stamp: Stamp) -> Sizes | None:
+        for path in slot_paths(self._settings.job_dir, rank):
+            try:
+                slot = Slot(path)
+                header = slot.header()
+                slot.close()
+            except (DamageError, OSError):
+                continue
+            if (header.state, header.stamp) == (SlotState.SEALED, stamp):
+                return Sizes(header.payload_bytes, header.manifest_bytes)
+        return None
+
+    def close(self) -> None:
+        self._lines.close()
+        self._page.close()

@@ -1,0 +1,315 @@
+"""Owner: protects the snapshots of this node's own ranks on other nodes.
+
+Comes in: the generation everybody is to protect now, and the holders' words. Goes out: offers, blocks straight from the sealed slots, and
+which snapshots are proven by all their holders. A slot is pinned while it is sent, and what is sent from a row's member is verified first:
+a bit that flipped at rest must not get into a parity.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from keepstep.coding.checksum import BLOCK_BYTES
+from keepstep.core.wards import Ward
+from keepstep.edge.arena import Slot, slot_paths
+from keepstep.edge.journal import Journal
+from keepstep.errors import DamageError
+from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
+from keepstep.model.units import S_NS
+from keepstep.model.wire import Part, Span
+from keepstep.runtime.mesh.encoding import Sizes, ranges_for
+from keepstep.runtime.mesh.holder import Later
+from keepstep.runtime.mesh.lines import Lines
+from keepstep.runtime.mesh.receiving import Range, ranges_of
+
+ASK_AGAIN_NS = 2 * S_NS  # without any answer
+KEPT_STAMPS = 4  # a rank's protected stamps that are remembered: two generations are held
+
+
+@dataclass
+class Sending:
+    """One holder's part: what is still to be handed to its link, and when it last gave a sign."""
+
+    node: int
+    waiting: deque[Range] = field(default_factory=deque)
+    in_flight: int = 0
+    accepted: bool = False
+    filled: bool = False
+    acked: bool = False
+    sign_ns: int = 0
+
+
+@dataclass
+class Protection:
+    """One snapshot on its way to its holders, pinned."""
+
+    ward: Ward
+    stamp: Stamp
+    slot: Slot
+    header: SlotHeader
+    table: tuple[int, ...]
+    holders: dict[int, Sending]
+    sizes: dict[int, Sizes]  # of the row, as far as announced
+    proven: bool
+
+
+class Owner:
+    def __init__(self, lines: Lines, job_dir: Path, journal: Journal, later: Later, on_protected: Callable[[], None]) -> None:
+        self._lines, self._job_dir, self._journal, self._later, self._on_protected = lines, job_dir, journal, later, on_protected
+        self._wards: Mapping[int, Ward] = {}
+        self._ranks: range = range(0)
+        self._now: dict[int, Protection] = {}
+        self._sizes: dict[tuple[int, Stamp], Sizes] = {}  # what members of our rows have announced
+        self._committed: Stamp | None = None
+        self.protected: dict[int, list[Stamp]] = {}
+        self.hindered = ""
+
+    # -- rounds and targets
+
+    def begin(self, ranks: range) -> None:
+        """Another round."""
+        self._release_all()
+        self._ranks, self._wards, self._sizes, self._committed = ranks, {}, {}, None
+        self.protected, self.hindered = {}, ""
+
+    def follow(self, wards: Mapping[int, Ward]) -> None:
+        """The policy that holds."""
+        if dict(wards) != dict(self._wards):
+            self._release_all()
+            self._wards, self.protected = dict(wards), {}
+
+    def protect(self, target: Stamp | None, committed: Stamp | None) -> None:
+        """Bring `target` to all holders."""
+        self._committed = committed
+        for rank in self._ranks:
+            now = self._now.get(rank)
+            if now is not None and now.stamp != target:
+                self._release(rank)
+            if target is not None and rank in self._wards and rank not in self._now and target not in self.protected.get(rank, ()):
+                self._start(self._wards[rank], target)
+
+    def _start(self, ward: Ward, stamp: Stamp) -> None:
+        if not ward.holders:
+            self._done(ward.rank, stamp)
+            return
+        slot = pinned(self._job_dir, ward.rank, stamp)
+        if slot is None:
+            return  # damaged or given up this moment: the leader will hear that it is not sealed any more
+        try:
+            header = slot.header()
+            table = tuple(slot.table(header))
+        except DamageError as error:
+            self._journal.record("damaged", f"{error}; it is not copied", rank=ward.rank)
+            slot.close()
+            return
+        sizes = {r: self._sizes[(r, stamp)] for r in ward.row if (r, stamp) in self._sizes}
+        sizes[ward.rank] = Sizes(header.payload_bytes, header.manifest_bytes)
+        holders = {node: Sending(node) for node in ward.holders}
+        now = self._now[ward.rank] = Protection(ward, stamp, slot, header, table, holders, sizes, proven=not ward.row)
+        for sending in holders.values():
+            self._offer(now, sending)
+        if ward.row:
+            self._later(lambda: _prove(slot.path, header), lambda wrong: self._proved(now, wrong))
+
+    def _offer(self, now: Protection, sending: Sending) -> None:
+        sending.sign_ns = time.monotonic_ns()
+        sending.waiting.clear()
+        sending.accepted = sending.filled = False
+        h = now.header
+        self._lines.send(
+            sending.node,
+            "offer",
+            **{"rank": now.ward.rank, "stamp": now.stamp, "payload_bytes": h.payload_bytes, "capacity_bytes": now.slot.capacity},
+            **{"manifest_bytes": h.manifest_bytes, "manifest_capacity_bytes": now.slot.manifest_capacity},
+            **{"table_checksum": h.table_checksum, "row": now.ward.row, "tolerates": now.ward.tolerates},
+            horizon=() if self._committed is None else (self._committed,),
+        )
+
+    def _proved(self, now: Protection, wrong: str | None) -> None:
+        if self._now.get(now.ward.rank) is not now:
+            return
+        if wrong is not None:
+            self._journal.record("damaged", f"{wrong}; it is not encoded", rank=now.ward.rank)
+            self._release(now.ward.rank)
+            return
+        now.proven = True
+        for sending in now.holders.values():
+            self._fill(now, sending)
+
+    # -- what others say
+
+    def announced(self, rank: int, stamp: Stamp, sizes: Sizes) -> None:
+        """A member of one of our rows has offered: now its size is known."""
+        self._sizes[(rank, stamp)] = sizes
+        self._sizes = {key: known for key, known in self._sizes.items() if self._committed is None or key[1] > self._committed}
+        for now in self._now.values():
+            if rank in now.ward.row and now.stamp == stamp:
+                now.sizes[rank] = sizes
+                for sending in now.holders.values():
+                    self._fill(now, sending)
+
+    def accepted(self, node: int, rank: int, stamp: Stamp) -> None:
+        """The holder is ready (or ready anew: then everything is sent again)."""
+        now, sending = self._find(node, rank, stamp)
+        if now is not None and sending is not None:
+            sending.accepted, sending.filled, sending.acked, sending.sign_ns = True, False, False, time.monotonic_ns()
+            sending.waiting.clear()
+            self._fill(now, sending)
+
+    def _fill(self, now: Protection, sending: Sending) -> None:
+        if not sending.accepted or sending.filled or not now.proven:
+            return
+        ward, sizes = now.ward, now.sizes
+        if not ward.row:
+            sending.waiting.extend(ranges_of(now.header.payload_bytes, now.header.manifest_bytes))
+        elif len(sizes) == len(ward.row):
+            stripes = ward.stripes({r: s.payload_bytes for r, s in sizes.items()})
+            keeper = next(r for r in ward.row if self._node_of(r) == sending.node)
+            sending.waiting.extend(ranges_for(stripes, sizes[ward.rank], ward.rank, keeper))
+        else:
+            return
+        sending.filled = True
+        self._pump(now, sending)
+
+    def _node_of(self, rank: int) -> int:
+        assert self._lines.mesh is not None
+        return self._lines.mesh.node_of[rank]
+
+    def _pump(self, now: Protection, sending: Sending) -> None:
+        while sending.waiting:
+            part, offset, length = sending.waiting[0]
+            source = now.slot.part(part, now.header)[offset : offset + length]
+            whole_block = (
+                part is Part.PAYLOAD and offset % BLOCK_BYTES == 0 and length == min(BLOCK_BYTES, now.header.payload_bytes - offset)
+            )
+            known = now.table[offset // BLOCK_BYTES] if whole_block else None
+            span = Span(now.ward.rank, now.stamp, part, offset, length)
+            done = self._on_done(now, sending)
+            if not self._lines.send_block(sending.node, span, source, done, known):
+                return  # `writable` will say when
+            sending.in_flight += 1
+            sending.waiting.popleft()
+
+    def _on_done(self, now: Protection, sending: Sending) -> Callable[[str | None], None]:
+        def landed(why: str | None) -> None:
+            sending.in_flight -= 1
+            sending.sign_ns = time.monotonic_ns()
+            if why is not None and "damaged" in why:
+                self._lines.call_in_loop(lambda: self._source_is_damaged(now, why))
+
+        return lambda why: self._lines.call_in_loop(lambda: landed(why))
+
+    def _source_is_damaged(self, now: Protection, why: str) -> None:
+        if self._now.get(now.ward.rank) is now:
+            self._journal.record("copy-failed", f"{now.stamp} of rank {now.ward.rank} does not arrive whole: {why}", rank=now.ward.rank)
+
+    def acked(self, node: int, rank: int, stamp: Stamp) -> None:
+        now, sending = self._find(node, rank, stamp)
+        if now is None or sending is None:
+            return
+        sending.acked = True
+        if all(s.acked for s in now.holders.values()):
+            self._release(rank)
+            self._done(rank, stamp)
+
+    def _done(self, rank: int, stamp: Stamp) -> None:
+        known = self.protected.setdefault(rank, [])
+        known.append(stamp)
+        del known[:-KEPT_STAMPS]
+        self._on_protected()
+
+    def nacked(self, node: int, rank: int, stamp: Stamp, reason: str) -> None:
+        """A holder has not got it whole, or has it no more."""
+        self._journal.record("copy-lost", f"node {node} does not hold {stamp} of rank {rank}: {reason}", rank=rank, node=node)
+        now, sending = self._find(node, rank, stamp)
+        if now is not None and sending is not None:
+            sending.acked = sending.accepted = False
+            sending.sign_ns = time.monotonic_ns()  # asked again by `tick`
+        elif stamp in self.protected.get(rank, ()) and rank in self._wards:
+            self.protected[rank].remove(stamp)
+            if rank not in self._now:
+                self._start(self._wards[rank], stamp)
+
+    def declined(self, node: int, rank: int, reason: str) -> None:
+        if not self.hindered:
+            self.hindered = f"node {node} cannot hold rank {rank}: {reason}"[:1000]
+            self._on_protected()
+
+    # -- links and time
+
+    def link_is_open(self, node: int) -> None:
+        for now in self._now.values():
+            sending = now.holders.get(node)
+            if sending is not None and not sending.acked:
+                self._offer(now, sending)
+
+    def writable(self, node: int) -> None:
+        for now in self._now.values():
+            if node in now.holders:
+                self._pump(now, now.holders[node])
+
+    def tick(self) -> None:
+        """Ask again where nothing has moved: whatever got lost, a repeated offer finds out."""
+        now_ns = time.monotonic_ns()
+        for now in self._now.values():
+            for node, sending in now.holders.items():
+                idle = not sending.acked and not sending.in_flight and now_ns - sending.sign_ns > ASK_AGAIN_NS
+                if idle and self._lines.is_open(node):
+                    self._offer(now, sending)
+
+    # -- the pins
+
+    def _find(self, node: int, rank: int, stamp: Stamp) -> tuple[Protection | None, Sending | None]:
+        now = self._now.get(rank)
+        if now is None or now.stamp != stamp:
+            return None, None
+        return now, now.holders.get(node)
+
+    def _release(self, rank: int) -> None:
+        now = self._now.pop(rank, None)
+        if now is not None:
+            now.slot.close()  # bytes still in flight keep the map, and with it the pin, until they have landed
+
+    def _release_all(self) -> None:
+        for rank in list(self._now):
+            self._release(rank)
+
+    def busy(self) -> list[int]:
+        """Ranks whose target is not protected yet."""
+        return sorted(self._now)
+
+
+def pinned(job_dir: Path, rank: int, stamp: Stamp) -> Slot | None:
+    """The rank's sealed slot of that stamp, kept from being overwritten while it is open; None when there is none."""
+    for path in slot_paths(job_dir, rank):
+        try:
+            slot = Slot(path)
+        except (DamageError, OSError):
+            continue
+        try:
+            header = slot.header()
+            if slot.lock(exclusive=False) and (header.state, header.stamp) == (SlotState.SEALED, stamp) and slot.header() == header:
+                return slot
+        except DamageError:
+            pass
+        slot.close()
+    return None
+
+
+def _prove(path: Path, header: SlotHeader) -> str | None:
+    """What is wrong with the slot. Through a map of its own: the loop may close its one meanwhile."""
+    try:
+        slot = Slot(path)
+    except (DamageError, OSError) as error:
+        return str(error)
+    try:
+        found, _ = slot.verify_bytes()
+    except (DamageError, LookupError) as error:
+        return str(error)
+    finally:
+        slot.close()
+    return None if found == header else f"{path}: expected {header.stamp}, found {found.stamp}"

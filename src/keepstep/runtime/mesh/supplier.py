@@ -1,0 +1,126 @@
+"""Supplier: sends what other nodes ask for to restore: from own slots, copies, parities, and the small parts kept beside parities.
+
+Nothing is verified here beforehand: every block goes out with the checksum its table names, so a damaged one cannot arrive as a good one;
+the asker hears of it and asks elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from keepstep.coding.checksum import BLOCK_BYTES, checksum
+from keepstep.edge.arena import Slot
+from keepstep.errors import DamageError
+from keepstep.model.snapshot import Stamp
+from keepstep.model.wire import Part, Span
+from keepstep.runtime.mesh.holder import Holder
+from keepstep.runtime.mesh.lines import Lines, Receiver
+from keepstep.runtime.mesh.owner import pinned
+from keepstep.runtime.mesh.receiving import Range
+
+META = (Part.HEADER, Part.TABLE, Part.MANIFEST)
+
+
+@dataclass
+class Order:
+    """What one asker wants of one snapshot."""
+
+    node: int
+    rank: int
+    stamp: Stamp
+    waiting: deque[Range] = field(default_factory=deque)
+
+
+class Supplier:
+    def __init__(self, lines: Lines, job_dir: Path, holder: Holder) -> None:
+        self._lines, self._job_dir, self._holder = lines, job_dir, holder
+        self._orders: list[Order] = []
+        self._pins: dict[tuple[int, Stamp], Slot] = {}
+
+    def begin(self) -> None:
+        """Another round: nobody waits for the old orders."""
+        self._orders.clear()
+        for slot in self._pins.values():
+            slot.close()
+        self._pins.clear()
+
+    def asked(self, node: int, rank: int, stamp: Stamp, ranges: tuple[Range, ...]) -> None:
+        order = Order(node, rank, stamp, deque(ranges))
+        self._orders.append(order)
+        self._pump(order)
+
+    def writable(self, node: int) -> None:
+        for order in [o for o in self._orders if o.node == node]:
+            self._pump(order)
+
+    def _pump(self, order: Order) -> None:
+        try:
+            while order.waiting:
+                part, offset, length = order.waiting[0]
+                source, known = self._find(order.rank, order.stamp, part, offset, length)
+                span = Span(order.rank, order.stamp, part, offset, length)
+                if not self._send(order, span, source, known):
+                    return
+                order.waiting.popleft()
+        except (DamageError, LookupError) as error:
+            self._refuse(order, str(error))
+        if order in self._orders:
+            self._orders.remove(order)
+
+    def _send(self, order: Order, span: Span, source: memoryview, known: int | None) -> bool:
+        def done(why: str | None) -> None:
+            if why is not None:
+                self._lines.call_in_loop(lambda: self._refuse(order, f"{span}: {why}"))
+
+        return self._lines.send_block(order.node, span, source, done, known)
+
+    def _refuse(self, order: Order, why: str) -> None:
+        order.waiting.clear()
+        self._lines.send(order.node, "nack", rank=order.rank, stamp=order.stamp, reason=why[:1000])
+
+    def _find(self, rank: int, stamp: Stamp, part: Part, offset: int, length: int) -> tuple[memoryview, int | None]:
+        """The bytes, and their checksum where a table names it. Raises LookupError, DamageError."""
+        if part is Part.PARITY:
+            slot = self._holder.parities.find(rank, stamp)
+            if slot is None:
+                raise LookupError(f"no parity of rank {rank} at {stamp} rests here")
+            return _within(slot.payload[: slot.header().payload_bytes], offset, length), None
+        slot = self._snapshot(rank, stamp)
+        if slot is not None:
+            header = slot.header()
+            data = _within(slot.part(part, header), offset, length)
+            whole_block = part is Part.PAYLOAD and offset % BLOCK_BYTES == 0 and length == min(BLOCK_BYTES, header.payload_bytes - offset)
+            return data, slot.table(header)[offset // BLOCK_BYTES] if whole_block else None
+        if part in META:
+            for (mine, at), beside in self._holder.parities.sealed().items():
+                contents = self._holder.contents(mine, at, beside)
+                if at == stamp and rank in contents.metas:
+                    start, nbytes = contents.where(rank, part)
+                    return _within(beside.payload[start : start + nbytes], offset, length), None
+        raise LookupError(f"{part.name.lower()} of rank {rank} at {stamp} is not here")
+
+    def _snapshot(self, rank: int, stamp: Stamp) -> Slot | None:
+        if (rank, stamp) not in self._pins:
+            slot = pinned(self._job_dir, rank, stamp)
+            if slot is None:
+                return self._holder.copies.find(rank, stamp)
+            self._pins[(rank, stamp)] = slot
+        return self._pins[(rank, stamp)]
+
+    def copy_here(self, rank: int, stamp: Stamp, range_: Range, receiver: Receiver, node: int) -> None:
+        """The asker is this node itself: no link is needed. Raises LookupError, DamageError."""
+        part, offset, length = range_
+        source, _ = self._find(rank, stamp, part, offset, length)
+        span = Span(rank, stamp, part, offset, length)
+        place = receiver.place(node, span)
+        if place is not None:
+            place[:] = source
+            receiver.arrived(node, span, checksum(place))
+
+
+def _within(data: memoryview, offset: int, length: int) -> memoryview:
+    if offset + length > len(data):
+        raise LookupError(f"expected a range within {len(data)} bytes, found {offset} to {offset + length}")
+    return data[offset : offset + length]
