@@ -250,11 +250,13 @@ import os, sys, torch, torch.distributed as dist, torch.distributed.checkpoint a
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from keepstep.edge.parts import Attempt
 from keepstep.edge.store import Store
 from keepstep.edge.torch.dcp.read import read_checkpoint
 from keepstep.edge.torch.dcp.tree import RankState
-from keepstep.edge.torch.dcp.write import write_checkpoint
+from keepstep.edge.torch.dcp.write import publish, survey, write_checkpoint, write_part
 from keepstep.model.layout import Shard
+from keepstep.model.snapshot import Stamp
 
 where = sys.argv[1]
 dist.init_process_group("gloo")
@@ -300,21 +302,32 @@ def paths(node, path=()):
         for k, v in node.items():
             paths(v, (*path, k))
 paths(tree)
-gathered = [None, None] if rank == 0 else None
-dist.gather_object((tree, by_path), gathered)
 store = Store(where)
-if rank == 0:
-    states = []
-    for r, (t, found) in enumerate(gathered):
-        by_id = {}
-        for path, shard in found.items():
-            node = t
-            for k in path:
-                node = node[k]
-            if shard is not None:
-                by_id[id(node)] = shard
-        states.append(RankState(r, t, by_id))
-    write_checkpoint(store, 3, "job", states, {}, {})
+
+def flat_state(r, t, found):
+    by_id = {}
+    for path, shard in found.items():
+        node = t
+        for k in path:
+            node = node[k]
+        if shard is not None:
+            by_id[id(node)] = shard
+    return RankState(r, t, by_id)
+
+if sys.argv[2] == "one node":
+    gathered = [None, None] if rank == 0 else None
+    dist.gather_object((tree, by_path), gathered)
+    if rank == 0:
+        write_checkpoint(store, 3, "job", [flat_state(r, t, found) for r, (t, found) in enumerate(gathered)], {}, {})
+else:
+    attempt = Attempt("job", Stamp(3, 1), 17, (1, 1))
+    draft = store.draft(3, mine=attempt.owns) if rank == 0 else store.join(3)
+    values = survey(draft, attempt, rank, [flat_state(rank, tree, by_path)])
+    dist.barrier()
+    write_part(draft, attempt, rank, values, {}, {})
+    dist.barrier()
+    if rank == 0:
+        publish(draft, attempt)
 dist.barrier()
 
 other, other_optimizer = build(5)
@@ -348,10 +361,11 @@ os._exit(0)  # gloo's threads sometimes abort the process in torch's own tear-do
 
 
 @pytest.mark.timeout(120)
-def test_two_fsdp2_ranks_write_and_read_and_one_process_reads_it_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("nodes", ["one node", "two nodes"])
+def test_two_fsdp2_ranks_write_and_read_and_one_process_reads_it_whole(tmp_path: Path, nodes: str) -> None:
     script = tmp_path / "rank.py"
     script.write_text(GLOO_RANK)
-    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script), str(tmp_path)]
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script), str(tmp_path), nodes]
     done = subprocess.run(run, capture_output=True, text=True, timeout=110, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-4000:]
     expected = torch.load(tmp_path / "whole.pt")
