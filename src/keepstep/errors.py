@@ -8,6 +8,7 @@
     +-- DamageError        bytes that fail their checksum: names the file, block, expected and found
     +-- KeeperError        the keeper could not be started or reached
     +-- StoreError         the store could not be read or written
+    +-- MeetingError       the nodes could not meet, or the place where they met is gone
 
 Every message names what was expected and what was found. Our own mistakes assert instead.
 """
@@ -45,3 +46,7 @@ class KeeperError(KeepstepError):
 
 class StoreError(KeepstepError):
     """The store could not be read or written."""
+
+
+class MeetingError(KeepstepError):
+    """The nodes could not meet, or the place where they met is gone."""
