@@ -55,9 +55,9 @@ MIN_SECRET_BYTES = 16
 MAX_BLOCK_BYTES = 64 * MIB
 
 _GREETING = struct.Struct("<8sH")
-_HELLO = struct.Struct("<BBHQII16s32s2x")
-_PROOF = struct.Struct("<B32s37x")
-_REFUSAL = struct.Struct("<BH67x")
+_HELLO = struct.Struct("<BBHQIQ16s32s2x")
+_PROOF = struct.Struct("<B32s41x")
+_REFUSAL = struct.Struct("<BH71x")
 _RECORD_BYTES = _HELLO.size
 assert _RECORD_BYTES == _PROOF.size == _REFUSAL.size
 _IS_HELLO, _IS_PROOF, _IS_REFUSAL = 1, 2, 3
