@@ -29,7 +29,7 @@ from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
 from keepstep.coding.checksum import checksum
-from keepstep.core.linkstate import Link, Patience
+from keepstep.core.linkstate import Link
 from keepstep.core.wire import Connection
 from keepstep.edge import tcp
 from keepstep.edge.peer import PeerOptions, Peers
@@ -81,7 +81,7 @@ def keepers(node: int, ring: memoryview, lanes: int, secret: bytes, job: bytes, 
     peers = Peers(
         Identity(job, node, 1),
         lambda admit, dial: Connection(Identity(job, node, 1), secret, os.urandom(32), admit, dial),
-        lambda now_ns: Link(Patience(), lanes, 16 * MIB, 1000, now_ns),
+        lambda now_ns: Link(now_ns, lanes=lanes),
         keeper,
         PeerOptions(pacer=pacer),
     )

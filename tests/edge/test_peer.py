@@ -26,7 +26,7 @@ from keepstep.core.wire import Connection
 from keepstep.edge.peer import PeerOptions, Peers
 from keepstep.edge.tcp import Address, Pacer, TcpOptions, listen
 from keepstep.model.snapshot import Stamp
-from keepstep.model.units import KIB, MIB, MS_NS
+from keepstep.model.units import KIB, MIB, MS_NS, S_NS
 from keepstep.model.wire import Identity, Message, Part, Span
 
 JOB, SECRET = b"j" * 16, b"the job's secret, 32 bytes long."
@@ -137,7 +137,7 @@ class Town:
         peers = Peers(
             me,
             lambda admit, dial: Connection(me, secret, os.urandom(32), admit, dial),
-            lambda now_ns: Link(patience, lanes, 16 * MIB, messages, now_ns),
+            lambda now_ns: Link(now_ns, patience=patience, lanes=lanes, max_messages=messages),
             ear,
             PeerOptions(**options),
         )
@@ -175,8 +175,13 @@ def linked(town: Town, ear_one: Ear, ear_two: Ear, proxied: bool = False, **both
     return one, two, proxy
 
 
-def ping(number: int) -> Message:
-    return Message("drop", {"rank": number, "stamp": STAMP})
+def note(number: int) -> Message:
+    return Message("refused", {"reason": str(number)})
+
+
+def is_redial(piece: bytes) -> bool:
+    """A hello of the dialer, resuming, lane 0."""
+    return piece.startswith(b"KEEPWIRE") and piece[10:14] == b"\1\3\0\0"
 
 
 def send_all(peers: Peers, node: int, data: memoryview, block_bytes: int, ear: Ear) -> queue.Queue[str | None]:
@@ -200,18 +205,18 @@ def test_messages_both_ways_in_order(town: Town) -> None:
     ears = Ear(), Ear()
     one, two, _ = linked(town, *ears)
     for number in range(200):
-        assert one.send(2, ping(number)) and two.send(1, ping(1000 + number))
-    assert [ears[1].messages.get(timeout=LIMIT_S) for _ in range(200)] == [ping(n) for n in range(200)]
-    assert [ears[0].messages.get(timeout=LIMIT_S) for _ in range(200)] == [ping(1000 + n) for n in range(200)]
+        assert one.send(2, note(number)) and two.send(1, note(1000 + number))
+    assert [ears[1].messages.get(timeout=LIMIT_S) for _ in range(200)] == [note(n) for n in range(200)]
+    assert [ears[0].messages.get(timeout=LIMIT_S) for _ in range(200)] == [note(1000 + n) for n in range(200)]
 
 
 def test_what_was_said_before_the_link_is_up_arrives(town: Town) -> None:
     ears = Ear(), Ear()
     one, two = town.keeper(1, ears[0]), town.keeper(2, ears[1])
     one.connect(2, two.address)
-    assert one.send(2, ping(1))
+    assert one.send(2, note(1))
     two.connect(1, one.address)
-    assert ears[1].messages.get(timeout=LIMIT_S) == ping(1)
+    assert ears[1].messages.get(timeout=LIMIT_S) == note(1)
 
 
 @pytest.mark.parametrize("lanes", [1, 3])
@@ -255,7 +260,7 @@ def test_round_trips_are_measured(town: Town) -> None:
     one, _, _ = linked(town, *ears)
     until = time.monotonic() + LIMIT_S
     while one.round_trip_ns(2) is None and time.monotonic() < until:
-        one.send(2, ping(0))
+        one.send(2, note(0))
         ears[1].messages.get(timeout=LIMIT_S)
     assert 0 < (one.round_trip_ns(2) or 0) < LIMIT_S * 1e9
     assert one.round_trip_ns(7) is None
@@ -284,10 +289,10 @@ def test_unconfirmed_messages_are_bounded(town: Town) -> None:
     ear = Ear()
     one = town.keeper(1, ear, messages=10)
     one.connect(2, ("127.0.0.1", 9))
-    assert [one.send(2, ping(n)) for n in range(11)] == [True] * 10 + [False]
-    assert not one.send(3, ping(1)), "there is no link with node 3"
-    with pytest.raises(ValueError, match=r"drop\.rank"):
-        one.send(2, Message("drop", {"rank": -1, "stamp": STAMP}))
+    assert [one.send(2, note(n)) for n in range(11)] == [True] * 10 + [False]
+    assert not one.send(3, note(1)), "there is no link with node 3"
+    with pytest.raises(ValueError, match=r"refused\.reason"):
+        one.send(2, Message("refused", {"reason": -1}))
 
 
 def test_a_pacer_keeps_its_rate(town: Town) -> None:
@@ -354,32 +359,40 @@ def test_messages_arrive_once_and_in_order_however_often_the_link_flaps(town: To
     proxy.alter = cutting
     heard: list[Message] = []
     for number in range(60):
-        assert one.send(2, ping(number)) and two.send(1, ping(number))
+        assert one.send(2, note(number)) and two.send(1, note(number))
         heard.append(ears[1].messages.get(timeout=LIMIT_S))
-    assert heard == [ping(n) for n in range(60)]
+    assert heard == [note(n) for n in range(60)]
     assert [ears[0].messages.get(timeout=LIMIT_S) for _ in range(60)] == heard
     assert ears[1].messages.empty() and ears[0].messages.empty()
     assert one.counts.snapshot()["connections lost"] > 3
 
 
-def test_a_link_that_swallows_everything_is_cut_and_made_again(town: Town) -> None:
-    ears = Ear(), Ear()
-    one, _, proxy = linked(town, *ears, proxied=True, tcp=TcpOptions(handshake_s=0.5))
-    assert proxy is not None
-    swallowed = threading.Event()
+@pytest.mark.parametrize("first", ["who dials", "who is dialled"])
+def test_a_link_that_swallows_everything_is_cut_and_made_again(town: Town, first: str) -> None:
+    """No socket notices: one end hears nothing and cuts, which breaks the other end's connection. Either may be the first."""
+    quick = replace(QUICK, silence_ns=500 * MS_NS, dead_ns=round(LIMIT_S * S_NS))
+    slow = replace(quick, silence_ns=round(LIMIT_S * S_NS) // 2)
+    ears, tcp = (Ear(), Ear()), TcpOptions(handshake_s=0.5)
+    one = town.keeper(1, ears[0], patience=quick if first == "who dials" else slow, tcp=tcp)
+    two = town.keeper(2, ears[1], patience=slow if first == "who dials" else quick, tcp=tcp)
+    proxy = town.proxy(two.address)
+    link(one, two, proxy.address)
+    assert ears[0].hears("up") and ears[1].hears("up")
+    swallowed, redialled = threading.Event(), threading.Event()
 
     def hole(piece: bytes) -> bytes:
-        swallowed.set()
+        (redialled if is_redial(piece) else swallowed).set()
         return b""
 
     proxy.alter = hole
-    assert one.send(2, ping(1)) and swallowed.wait(LIMIT_S)
-    until = time.monotonic() + LIMIT_S
-    while not one.counts.snapshot().get("silences") and time.monotonic() < until:
-        with contextlib.suppress(queue.Empty):
-            ears[1].messages.get(timeout=0.05)
+    assert one.send(2, note(1)) and swallowed.wait(LIMIT_S)
+    assert redialled.wait(LIMIT_S), "the silence was not noticed"
+    assert ears[1].messages.empty()
     proxy.alter = lambda piece: piece
-    assert ears[1].messages.get(timeout=LIMIT_S) == ping(1)
+    assert ears[1].messages.get(timeout=LIMIT_S) == note(1)
+    silences = [peers.counts.snapshot().get("silences", 0) for peers in (one, two)]
+    assert silences == ([1, 0] if first == "who dials" else [0, 1])
+    assert ears[0].told.empty() and ears[1].told.empty()
 
 
 def test_a_hello_damaged_on_its_way_does_not_end_the_link(town: Town) -> None:
@@ -391,13 +404,13 @@ def test_a_hello_damaged_on_its_way_does_not_end_the_link(town: Town) -> None:
 
     def harming(piece: bytes) -> bytes | None:
         nonlocal hellos
-        if piece.startswith(b"KEEPWIRE") and piece[10:14] == b"\1\3\0\0":  # a hello of the dialer, resuming, lane 0
+        if is_redial(piece):
             hellos += 1
             return piece[:14] + bytes([piece[14] ^ 1]) + piece[15:] if hellos < 3 else piece
         return piece if hellos else None
 
     proxy.alter = harming
-    assert one.send(2, ping(1)) and ears[1].messages.get(timeout=LIMIT_S) == ping(1)
+    assert one.send(2, note(1)) and ears[1].messages.get(timeout=LIMIT_S) == note(1)
     assert two.counts.snapshot()["refused forgotten"] == 2 and ears[0].told.empty()
 
 
@@ -425,9 +438,9 @@ def test_bits_flipped_on_the_wire_are_found_and_what_they_hit_comes_again(town: 
     proxy.alter = flipping
     done = send_all(one, 2, data, 128 * KIB, ears[0])
     for number in range(50):
-        assert one.send(2, ping(number))
+        assert one.send(2, note(number))
     results = [done.get(timeout=LIMIT_S) for _ in range(192)]
-    assert [ears[1].messages.get(timeout=LIMIT_S) for _ in range(50)] == [ping(n) for n in range(50)]
+    assert [ears[1].messages.get(timeout=LIMIT_S) for _ in range(50)] == [note(n) for n in range(50)]
     counts = two.counts.snapshot()
     assert flips > 20 and counts["blocks damaged"] > 5
     assert results.count(None) == ears[1].blocks.qsize()
@@ -516,7 +529,7 @@ def test_a_newer_life_of_a_node_replaces_the_older_one(town: Town) -> None:
     assert ears[1].hears("dead")[1:] == (1, "replaced by a new link with incarnation 2 of node 1")
     assert ears[1].hears("up") == ("up", again.me)
     assert "old incarnation" in ears[0].hears("dead")[2]
-    assert two.send(1, ping(5)) and ears[2].messages.get(timeout=LIMIT_S) == ping(5)
+    assert two.send(1, note(5)) and ears[2].messages.get(timeout=LIMIT_S) == note(5)
 
 
 def test_a_fenced_life_is_cut_and_does_not_come_back(town: Town) -> None:
@@ -531,10 +544,10 @@ def test_a_fenced_life_is_cut_and_does_not_come_back(town: Town) -> None:
 def test_goodbye_is_told_with_its_reason_and_after_what_was_said_before(town: Town) -> None:
     ears = Ear(), Ear()
     one, _, _ = linked(town, *ears)
-    assert one.send(2, ping(1))
+    assert one.send(2, note(1))
     one.close("the job has ended")
     assert ears[1].hears("dead") == ("dead", 1, "node 1 said goodbye: the job has ended")
-    assert ears[1].messages.get_nowait() == ping(1)
+    assert ears[1].messages.get_nowait() == note(1)
     assert ears[0].told.empty()
 
 
@@ -555,7 +568,7 @@ def test_a_link_that_stays_away_is_dead_once_and_its_blocks_with_it(town: Town) 
     assert node == 2 and why.startswith("away for") and "longer than 600.0 ms" in why
     assert [done.get(timeout=LIMIT_S) for _ in range(3)] == [why] * 3
     assert ears[1].hears("dead")[1] == 1
-    assert not one.send(2, ping(1)) and not one.send_block(2, span_of(data), data, done.put)
+    assert not one.send(2, note(1)) and not one.send_block(2, span_of(data), data, done.put)
     assert ears[0].told.empty() and ears[1].told.empty()
     # and the same two lives may find each other again, when asked
     one.connect(2, two.address)

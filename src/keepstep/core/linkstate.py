@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from keepstep.core.messages import encode
-from keepstep.model.units import MS_NS, S_NS, human_ns
+from keepstep.model.units import MIB, MS_NS, S_NS, human_ns
 from keepstep.model.wire import Cut, Dead, Message, Ping
 
 T = TypeVar("T")
@@ -67,8 +67,8 @@ class Health:
         asleep_ns = now_ns - self._asked_ns
         self._asked_ns = now_ns
         if asleep_ns > self._patience.silence_ns:  # we were stopped ourselves: that says nothing about the other side
-            self._heard_ns += asleep_ns
-            self._away_since_ns += asleep_ns
+            self._heard_ns = min(self._heard_ns + asleep_ns, now_ns)  # what happened while nobody asked is younger than that
+            self._away_since_ns = min(self._away_since_ns + asleep_ns, now_ns)
         if not self.is_open:
             away_ns = now_ns - self._away_since_ns
             if away_ns <= self._patience.dead_ns:
@@ -235,10 +235,18 @@ class Lane(Generic[T]):
 
 
 class Link(Generic[T]):
-    """One link's books. `lanes` counts the data lanes."""
+    """One link's books. `lanes` counts the data lanes: one is as fast as two while one core can fill the network."""
 
-    def __init__(self, patience: Patience, lanes: int, window_bytes: int, max_messages: int, now_ns: int) -> None:
-        self.patience = patience
-        self.health = Health(patience, now_ns)
+    def __init__(
+        self,
+        now_ns: int,
+        *,
+        patience: Patience | None = None,
+        lanes: int = 1,
+        window_bytes: int = 16 * MIB,
+        max_messages: int = 1000,
+    ) -> None:
+        self.patience = patience or Patience()
+        self.health = Health(self.patience, now_ns)
         self.outbox, self.inbox = Outbox(max_messages), Inbox()
         self.lanes: tuple[Lane[T], ...] = tuple(Lane(window_bytes) for _ in range(lanes))

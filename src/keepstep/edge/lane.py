@@ -2,7 +2,8 @@
 
 Lane 0 carries messages, the others blocks: straight from the memory the sender names into the memory the receiver names.
 Each open connection has a thread that receives and one that sends; both spend their time in system calls and checksums, without the
-GIL. Comes in: messages and blocks to send, connections to carry them. Goes out: calls of the `Handler`, on those threads.
+GIL. Messages that lie ready go in one system call, and what came in one is confirmed at once. Comes in: messages and blocks to send,
+connections to carry them. Goes out: calls of the `Handler`, on those threads.
 
 Invariant: once `quiet` returns after a cut, nothing of that lane touches any block's memory any more.
 """
@@ -28,12 +29,18 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 1 * MIB  # received and hashed at once: the bytes are still in the cache
 DRAIN_BYTES = 256 * KIB
+BATCH_BYTES = 64 * KIB  # of messages sent or received at once
 
 _WHY_NOT = {"got": None, "unwanted": "the other side does not want it", "damaged": "it arrived damaged every time: does its source change?"}
 
 
+Item = tuple[int, Message | Outgoing]  # with its number on the wire
+
+
 class Lane:
     """One lane. Subclasses say what it carries: `_next` and `_rewind` are called with the lock held, the others without."""
+
+    _ahead_bytes = 0  # received at once; 0: exactly what the connection wants next, so that a block's bytes stay in the socket
 
     def __init__(self, traffic: Traffic) -> None:
         self._traffic = traffic
@@ -88,35 +95,40 @@ class Lane:
     # sending
 
     def _write(self, sock: socket.socket, wire: Connection) -> None:
-        item: tuple[int, Message | Outgoing] | None = None
-
-        def ready() -> bool:
-            nonlocal item
-            item = None if self._cut is not None else self._next()
-            return item is not None or self._cut is not None
-
         try:
-            while True:
-                with self._ready:
-                    self._ready.wait_for(ready)
-                if item is None:
-                    return
-                number, what = item
-                if isinstance(what, Message):
-                    self._send(sock, wire.message(what, number))
-                else:
-                    self._send_block(sock, wire, number, what)
+            while item := self._wait():
+                messages = bytearray()
+                while item is not None and isinstance(item[1], Message):
+                    messages += wire.message(item[1], item[0])
+                    item = self._try_next() if len(messages) < BATCH_BYTES else None
+                if messages:
+                    self._send(sock, messages)
+                if item is not None and isinstance(item[1], Outgoing):
+                    self._send_block(sock, wire, item[0], item[1])
                     self._traffic.relieved()
         except OSError as error:
             self.cut(error.strerror or str(error))
 
+    def _wait(self) -> Item | None:
+        """What to send next, when there is anything; None once the connection is cut."""
+        with self._ready:
+            while self._cut is None:
+                if item := self._next():
+                    return item
+                self._ready.wait()
+        return None
+
+    def _try_next(self) -> Item | None:
+        with self._traffic.lock:
+            return self._next() if self._cut is None else None
+
     def _send_block(self, sock: socket.socket, wire: Connection, number: int, block: Outgoing) -> None:
+        self._traffic.counts.add("block bytes sent", block.span.length)  # before: none leave uncounted when it breaks half way
         found = checksum(block.source) if block.checksum is None else block.checksum
         sock.sendall(wire.block(BlockHeader(block.span, found, number)), socket.MSG_MORE)
         self._send(sock, block.source)
-        self._traffic.counts.add("block bytes sent", block.span.length)
 
-    def _send(self, sock: socket.socket, data: bytes | memoryview) -> None:
+    def _send(self, sock: socket.socket, data: bytearray | memoryview) -> None:
         pacer = self._traffic.pacer
         if pacer is None:
             sock.sendall(data)
@@ -130,19 +142,22 @@ class Lane:
 
     def _read(self, sock: socket.socket, wire: Connection) -> None:
         while self._cut is None:
-            data = sock.recv(min(wire.wanted, DRAIN_BYTES))
+            data = memoryview(sock.recv(self._ahead_bytes or wire.wanted))
             if not data:
                 return self.cut("closed by the other side")
-            event = wire.receive(data)
-            if isinstance(event, Received):
-                self._take(event.message, event.number)
-            elif isinstance(event, BlockComing):
-                self._block(sock, wire, event.header)
-            elif isinstance(event, Refused):
-                self._traffic.counts.refused(event)
-                if wire.closed:
-                    return self.cut(str(event))
-                self._skip(event.number)
+            while data and self._cut is None:
+                piece, data = data[: wire.wanted], data[wire.wanted :]
+                event = wire.receive(piece)
+                if isinstance(event, Received):
+                    self._take(event.message, event.number)
+                elif isinstance(event, BlockComing):
+                    self._block(sock, wire, event.header)
+                elif isinstance(event, Refused):
+                    self._traffic.counts.refused(event)
+                    if wire.closed:
+                        return self.cut(str(event))
+                    self._skip(event.number)
+            self._settle()
 
     def _refuse(self, why: str) -> None:
         self._traffic.counts.refused(Refused(Refusal.MALFORMED, why))
@@ -154,7 +169,7 @@ class Lane:
     def _rewind(self) -> None:
         raise NotImplementedError
 
-    def _next(self) -> tuple[int, Message | Outgoing] | None:
+    def _next(self) -> Item | None:
         raise NotImplementedError
 
     def _take(self, message: Message, number: int) -> None:
@@ -162,6 +177,9 @@ class Lane:
 
     def _skip(self, number: int) -> None:
         """A message came that nobody here understands."""
+
+    def _settle(self) -> None:
+        """All that came at once has been taken."""
 
     def _block(self, sock: socket.socket, wire: Connection, header: BlockHeader) -> None:
         self._refuse(f"a block where only messages go: {header.span}")
@@ -173,8 +191,11 @@ class MessageLane(Lane):
     Its connection is the link's pulse: the link is as well as this lane is.
     """
 
+    _ahead_bytes = BATCH_BYTES
+
     def __init__(self, traffic: Traffic) -> None:
         super().__init__(traffic)
+        self._owes_got = False  # numbered messages came that are not confirmed yet
         self._passing: dict[str, Message] = {}  # the newest of each kind: an older one says nothing more
 
     def say(self, message: Message) -> None:
@@ -186,6 +207,7 @@ class MessageLane(Lane):
     def away(self, why: str) -> None:
         with self._traffic.lock:
             self._traffic.books.health.cut(why, time.monotonic_ns())
+            self._traffic.flushing.notify_all()
 
     def _begin(self) -> None:
         traffic = self._traffic
@@ -198,9 +220,10 @@ class MessageLane(Lane):
 
     def _rewind(self) -> None:
         self._passing.clear()
+        self._owes_got = False
         self._traffic.books.outbox.rewind()
 
-    def _next(self) -> tuple[int, Message] | None:
+    def _next(self) -> Item | None:
         if self._passing:
             return 0, self._passing.pop(next(iter(self._passing)))
         return self._traffic.books.outbox.next()
@@ -215,7 +238,7 @@ class MessageLane(Lane):
                     traffic.bye = message.fields["reason"]
                 else:
                     traffic.handler.message(traffic.node, message)
-            self.say(Message("got", {"number": traffic.books.inbox.last}))
+            self._owes_got = True
         elif message.kind == "ping":
             self.say(Message("pong", message.fields))
         elif message.kind == "pong":
@@ -231,7 +254,12 @@ class MessageLane(Lane):
     def _skip(self, number: int) -> None:
         if number:  # or it would come again with every connection
             self._traffic.books.inbox.is_new(number)
-            self.say(Message("got", {"number": number}))
+            self._owes_got = True
+
+    def _settle(self) -> None:
+        if self._owes_got:
+            self._owes_got = False
+            self.say(Message("got", {"number": self._traffic.books.inbox.last}))
 
 
 class BlockLane(Lane):
@@ -246,7 +274,7 @@ class BlockLane(Lane):
         self._answers.clear()  # what was not answered comes again
         self._books.flight.rewind()
 
-    def _next(self) -> tuple[int, Message | Outgoing] | None:
+    def _next(self) -> Item | None:
         if self._answers:
             return 0, self._answers.popleft()
         if again := self._books.flight.next_again():
@@ -283,7 +311,6 @@ class BlockLane(Lane):
             return
         if isinstance(wire.block_received(found), BlockWhole):
             self._books.seen.add(header.number)
-            traffic.counts.add("block bytes received", span.length)
             traffic.handler.block(traffic.node, span, found)
             self._answer(header, "got")
         else:
@@ -298,13 +325,16 @@ class BlockLane(Lane):
     def _fill(self, sock: socket.socket, place: memoryview) -> int | None:
         """Receive straight into `place`; the checksum of what came, or None when cut."""
         summed, at = xxhash.xxh3_64(), 0
-        while at < len(place):
-            got = 0 if self._cut is not None else sock.recv_into(place[at : at + CHUNK_BYTES])
-            if not got:
-                self.cut("closed by the other side in the middle of a block")
-                return None
-            summed.update(place[at : at + got])
-            at += got
+        try:
+            while at < len(place):
+                got = 0 if self._cut is not None else sock.recv_into(place[at : at + CHUNK_BYTES])
+                if not got:
+                    self.cut("closed by the other side in the middle of a block")
+                    return None
+                summed.update(place[at : at + got])
+                at += got
+        finally:
+            self._traffic.counts.add("block bytes received", at)
         return summed.intdigest()
 
     def _drain(self, sock: socket.socket, nbytes: int) -> bool:
@@ -314,5 +344,6 @@ class BlockLane(Lane):
             if not got:
                 self.cut("closed by the other side in the middle of a block")
                 return False
+            self._traffic.counts.add("block bytes received", got)
             nbytes -= got
         return True

@@ -2,7 +2,7 @@
 
 Comes in: which nodes to be linked with and where they listen; messages and blocks for them. Goes out: calls of the `Handler`.
 Of two nodes the one with the lower number dials, so there is never more than one link between them. A link has one lane for messages and
-several for blocks, each a TCP connection that is made again whenever it breaks; what was under way is then sent again. A link that
+one or more for blocks, each a TCP connection that is made again whenever it breaks; what was under way is then sent again. A link that
 stays away too long, says goodbye, or is superseded by a newer life of its node is ended and told as `dead`, once.
 
 Never decides what bytes mean or when a link is dead: that is `core/wire.py` and `core/linkstate.py`, passed in by who builds this.
@@ -12,8 +12,8 @@ Never queues without bound: what does not fit is not taken, and the caller is to
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
-import os
 import socket
 import threading
 import time
@@ -65,9 +65,11 @@ class Carried:
 class Link:
     """One link: its traffic, its lanes, and whether it is over."""
 
-    def __init__(self, traffic: Traffic, link_id: int | None) -> None:
+    def __init__(self, traffic: Traffic, address: Address | None, wanted: int) -> None:
         self.traffic = traffic
-        self.id = link_id  # the accepting side learns it
+        self.address = address  # where it is dialled; may move while nobody is there
+        self.wanted = wanted  # the incarnation it was made for
+        self.id: int | None = None  # the accepting side learns it
         self.messages = MessageLane(traffic)
         self.lanes: list[Lane] = [self.messages, *(BlockLane(traffic, i) for i in range(len(traffic.books.lanes)))]
         self.ending: str | None = None  # asks the watch to end it
@@ -77,25 +79,37 @@ class Link:
     def node(self) -> int:
         return self.traffic.node
 
+    @property
+    def incarnation(self) -> int:
+        """Of who is there, or who is waited for."""
+        return self.traffic.peer.incarnation if self.traffic.peer else self.wanted
+
+    def is_with(self, peer: Identity, asked: Dial) -> bool:
+        return self.id == asked.link and self.traffic.peer == peer
+
     def cut(self, why: str) -> None:
         for lane in self.lanes:
             lane.cut(why)
 
 
 class Peers:
-    """All links of this keeper. Safe to call from any thread; `close` it at the end."""
+    """All links of this keeper. Safe to call from any thread, but what may end a link (`connect`, `fence`, `forget`, `close`) waits for
+    its lanes and is not for a handler's calls. `close` it at the end."""
 
     def __init__(self, me: Identity, new_connection: NewConnection, new_books: NewBooks, handler: Handler, options: PeerOptions) -> None:
         """Listens at once. Raises OSError when it cannot.
 
-        `new_connection(admit, dial)` is a state machine for one connection, `new_books(now_ns)` the books of one link.
+        `new_connection(admit, dial)` is a state machine for one connection, `new_books(now_ns)` the books of one link
+        (`core.linkstate.Link` itself will do).
         """
         self.me, self._handler, self._options = me, handler, options
         self._new_connection, self._new_books = new_connection, new_books
         self.counts = Counts()
         self._lock = threading.RLock()
         self._links: dict[int, Link] = {}
-        self._least: dict[int, int] = {}  # the oldest incarnation still listened to; who is not in here is not expected
+        self._link_ids = itertools.count(time.monotonic_ns())
+        self._expected: set[int] = set()
+        self._least: dict[int, tuple[int, int]] = {}  # the oldest incarnation, and link of it, that is still listened to; it only grows
         self._unproven = threading.BoundedSemaphore(MAX_UNPROVEN)
         self._closing = threading.Event()
         self._wake = threading.Event()
@@ -106,33 +120,43 @@ class Peers:
     # what the caller wants
 
     def connect(self, node: int, address: Address, incarnation: int = 0) -> None:
-        """Be linked with that node, in this life of it or a later one: dial it, or wait to be dialled. An existing link stays.
+        """Be linked with that node, in this life of it or a later one: dial it, or wait to be dialled.
 
-        After `dead` the side that dials must ask again.
+        A link with an older life ends, without a `dead`: who says this knows. One with this life stays, and is dialled at the new address
+        when it breaks. So this may be said again at any time. After `dead` the side that dials must say it again.
         """
         assert node != self.me.node
+        self._fence(node, incarnation, tell=False)
         with self._lock:
-            self._least[node] = max(incarnation, self._least.get(node, 0))
-            if node in self._links or self._closing.is_set():
+            if self._closing.is_set():
                 return
+            self._expected.add(node)
+            if link := self._links.get(node):
+                link.address = address
+                return
+            link = self._links[node] = self._new_link(node, address, self._least[node][0])
             dials = self.me.node < node
-            link = self._links[node] = self._new_link(node, int.from_bytes(os.urandom(8), "little") if dials else None)
+            if dials:
+                link.id = next(self._link_ids)
         if dials:
             for index in range(len(link.lanes)):
-                self._start(self._dial, link, index, address)
+                self._start(self._dial, link, index)
 
     def fence(self, node: int, incarnation: int) -> None:
-        """Listen to no life of that node before this one; a link with one is ended."""
+        """Listen to no life of that node before this one; a link with one, or made to wait for one, is ended and told as `dead`."""
+        self._fence(node, incarnation, tell=True)
+
+    def _fence(self, node: int, incarnation: int, tell: bool) -> None:
         with self._lock:
-            self._least[node] = max(incarnation, self._least.get(node, 0))
+            self._least[node] = max((incarnation, 0), self._least.get(node, (0, 0)))
             link = self._links.get(node)
-        if link is not None and link.traffic.peer is not None and link.traffic.peer.incarnation < incarnation:
-            self._end(link, f"fenced: incarnation {link.traffic.peer.incarnation} is older than {incarnation}")
+        if link is not None and link.incarnation < incarnation:
+            self._end(link, f"fenced: incarnation {link.incarnation} is older than {incarnation}", tell)
 
     def forget(self, node: int, reason: str) -> None:
         """Say goodbye and expect that node no more. No `dead` is told."""
         with self._lock:
-            self._least.pop(node, None)
+            self._expected.discard(node)
             link = self._links.get(node)
         if link is not None:
             self._say_bye([link], reason)
@@ -150,6 +174,11 @@ class Peers:
         assert source.nbytes == span.length and source.format == "B", f"{source.nbytes} bytes of format {source.format} for {span}"
         link = self._links.get(node)
         return link is not None and link.traffic.send_block(Outgoing(span, source, done, checksum))
+
+    def is_open(self, node: int) -> bool:
+        """Is a connection there now, since `up` was told? False while a link is away, which may pass."""
+        link = self._links.get(node)
+        return link is not None and link.traffic.opened.is_set() and link.traffic.books.health.is_open
 
     def round_trip_ns(self, node: int) -> int | None:
         """The last one measured."""
@@ -171,9 +200,10 @@ class Peers:
 
     # a link's life
 
-    def _new_link(self, node: int, link_id: int | None) -> Link:
+    def _new_link(self, node: int, address: Address | None, wanted: int) -> Link:
         books = self._new_books(time.monotonic_ns())
-        return Link(Traffic(node, books, self._handler, self.counts, self._options.pacer, self._options.queue_bytes), link_id)
+        traffic = Traffic(node, books, self._handler, self.counts, self._options.pacer, self._options.queue_bytes)
+        return Link(traffic, address, wanted)
 
     def _end(self, link: Link, why: str, tell: bool = True) -> None:
         """End a link; returns when nothing of it moves any more. Not from a thread that carries one of its lanes."""
@@ -234,13 +264,13 @@ class Peers:
 
     # the side that dials
 
-    def _dial(self, link: Link, index: int, address: Address) -> None:
+    def _dial(self, link: Link, index: int) -> None:
         """Keep one lane connected until the link is over."""
+        if index:
+            link.traffic.opened.wait()
         failures = finals = 0
         while not link.over.is_set():
-            if index:
-                link.traffic.opened.wait()
-            ended = self._dial_once(link, index, address)
+            ended = self._dial_once(link, index)
             failures = 1 if isinstance(ended, Carried) else failures + 1
             if not isinstance(ended, Carried):
                 link.lanes[index].away(str(ended))
@@ -250,12 +280,12 @@ class Peers:
                 self._wake.set()
             link.over.wait(link.traffic.books.patience.retry_ns(failures) / S_NS)
 
-    def _dial_once(self, link: Link, index: int, address: Address) -> Carried | Refused | OSError:
+    def _dial_once(self, link: Link, index: int) -> Carried | Refused | OSError:
         """How it ended: after carrying traffic, or why there was none to carry."""
-        assert link.id is not None
+        assert link.id is not None and link.address is not None
         wire = self._new_connection(self._admit_for(link), Dial(link.id, index, link.traffic.opened.is_set()))
         try:
-            sock = dial(address, self._options.bind[0], self._options.tcp)
+            sock = dial(link.address, self._options.bind[0], self._options.tcp)
         except OSError as error:
             return error
         try:
@@ -272,6 +302,8 @@ class Peers:
 
     def _admit_for(self, link: Link) -> Admit:
         def admit(peer: Identity, asked: Dial) -> Refused | None:
+            if link.traffic.ended is not None:
+                return Refused(Refusal.FORGOTTEN, link.traffic.ended)
             if peer.node != link.node:
                 return Refused(Refusal.NOT_EXPECTED, f"expected node {link.node}, found node {peer.node}")
             if link.traffic.peer is not None and peer != link.traffic.peer:
@@ -283,9 +315,9 @@ class Peers:
         return admit
 
     def _too_old(self, peer: Identity) -> Refused | None:
-        least = self._least.get(peer.node)
-        if least is None:
+        if peer.node not in self._expected:
             return Refused(Refusal.NOT_EXPECTED, f"node {peer.node} is not expected")
+        least = self._least[peer.node][0]
         if peer.incarnation < least:
             return Refused(Refusal.OLD_INCARNATION, f"expected incarnation {least} of node {peer.node} or later, found {peer.incarnation}")
         return None
@@ -334,10 +366,13 @@ class Peers:
             link = self._links.get(peer.node)
             if link is not None and asked.lane >= len(link.lanes):
                 return Refused(Refusal.NOT_EXPECTED, f"lane {asked.lane}, there are {len(link.lanes)}")
-            known = link is not None and link.id == asked.link and link.traffic.peer == peer
-            if not known and (asked.lane or asked.resuming):
+            if not (link is not None and link.is_with(peer, asked)) and self._is_over(peer, asked):
                 return Refused(Refusal.FORGOTTEN, f"link {asked.link:x} with node {peer.node} is over")
         return None
+
+    def _is_over(self, peer: Identity, asked: Dial) -> bool:
+        """Can this not be a new link? A connection of an ended one may have been under way for long: it does not replace a later one."""
+        return bool(asked.lane) or asked.resuming or (peer.incarnation, asked.link) < self._least[peer.node]
 
     def _attach(self, met: Opened) -> Link | None:
         """The link this connection belongs to: the present one, or a new one, which ends the present one. None when that is over."""
@@ -347,16 +382,15 @@ class Peers:
                 if self._closing.is_set() or self._too_old(peer):
                     return None
                 link = self._links.get(peer.node)
-                known = link is not None and link.id == asked.link and link.traffic.peer == peer
-                if known:
+                if link is not None and link.is_with(peer, asked):
                     return link
-                if asked.lane or asked.resuming:
+                if self._is_over(peer, asked):
                     return None
                 if link is None:
-                    link = self._links[peer.node] = self._new_link(peer.node, None)
+                    link = self._links[peer.node] = self._new_link(peer.node, None, peer.incarnation)
                 if link.id is None:
                     link.id, link.traffic.peer = asked.link, peer
-                    self._least[peer.node] = peer.incarnation
+                    self._least[peer.node] = (peer.incarnation, asked.link)
                     return link
             self._end(link, f"replaced by a new link with incarnation {peer.incarnation} of node {peer.node}")
 

@@ -1,6 +1,6 @@
 """What keepers of different nodes say to each other: values that cross a connection, and what a connection tells its owner.
 
-`core/wire.py` turns them into bytes and back. Nothing here does.
+`core/wire.py` turns them into bytes and back, `edge/lane.py` moves the bytes. Nothing here does either.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """What a connection is for, chosen by the side that dials: the link it belongs to (a random number), which of its lanes it is
-    (0 carries messages, the others blocks), and whether the link has been open before."""
+    """What a connection is for, chosen by the side that dials: the link it belongs to (a number that grows with every link the
+    dialer makes), which of its lanes it is (0 carries messages, the others blocks), and whether the link has been open before."""
 
     link: int
     lane: int
