@@ -16,6 +16,7 @@ Invariant: what one attempt's nodes say counts for that attempt alone; no two at
 from __future__ import annotations
 
 import json
+import os
 import selectors
 import subprocess
 import sys
@@ -87,6 +88,7 @@ class Persisting:
         self._requests: list[Request] = []
         self._running: Running | None = None
         self._lines: deque[Line] = deque()
+        self._unfinished = b""  # of the answer that is coming
         self._child: subprocess.Popen[bytes] | None = None
         self._selector: selectors.BaseSelector | None = None
         self._newest: int | None = None
@@ -278,13 +280,14 @@ class Persisting:
 
     def _hear(self) -> None:
         assert self._child is not None and self._child.stdout is not None
-        text = self._child.stdout.readline()
-        if text:
-            line, answer = self._lines.popleft(), json.loads(text)
-            unpin(line.pins)
-            line.heard(answer)
-        else:
+        found = os.read(self._child.stdout.fileno(), 1 << 16)  # not `readline`: what it reads ahead wakes no selector
+        if not found:
             self._lost_child()
+            return
+        *texts, self._unfinished = (self._unfinished + found).split(b"\n")
+        for line, text in [(self._lines.popleft(), text) for text in texts]:  # hearing one may end the child
+            unpin(line.pins)
+            line.heard(json.loads(text))
 
     def _lost_child(self) -> None:
         """The persister is gone, and with it everything it was told."""
@@ -292,6 +295,7 @@ class Persisting:
             return
         code = self._child.wait()
         self._close_child()
+        self._unfinished = b""
         lines, self._lines = self._lines, deque()
         for line in lines:
             unpin(line.pins)
