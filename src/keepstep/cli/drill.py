@@ -22,9 +22,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from keepstep.errors import ConfigError
-from keepstep.model.units import S_NS
+from keepstep.model.topology import parse_policy
+from keepstep.model.units import S_NS, human_bytes
 from keepstep.testing.conductor import LAUNCHERS, Drill, conduct, reference
-from keepstep.testing.faults import DRAWN, KINDS, PHASES, Fault, check, draw, kinds_of, parse, with_triggers
+from keepstep.testing.faults import KINDS, PHASES, PROTECT, Fault, check, draw, kinds_of, parse, with_triggers
+from keepstep.testing.network import parse_rate
 from keepstep.testing.verdict import judge
 from keepstep.testing.witness import Facts
 
@@ -33,24 +35,28 @@ TAIL_STEPS = 12  # what a campaign trains on after its last fault
 TOLD = {"resumed", "rank-exited", "rank-left", "ranks-restarted", "keeper-started", "keeper-restarted", "damaged", "checkpoint-damaged"}
 TOLD |= {"restore-failed", "next-step", "persist-failed", "restore-offered", "job-over", "keeper-ended", "keeper-lost", "torn"}
 LONG_TIMELINE = 60
-SPEC = "kind:rank=R,step=S,phase=P[,where=arena|store][,after=MS]; may be repeated. "
-SPEC += f"Kinds: {', '.join(KINDS)}. Phases: {', '.join(PHASES)}."
+TOLD |= {"fetched", "peer-dead", "node-replaced"}
+STEP_MS = {False: 20.0, True: 150.0}  # on several nodes a step leaves time for the copies
+SPEC = "kind:rank=R,step=S,phase=P[,where=arena|store][,after=MS], for nodes kind:node=N[+N],step=S,phase=P[,after=MS][,for=MS]; "
+SPEC += f"may be repeated. Kinds: {', '.join(KINDS)}. Phases: {', '.join((*PHASES, PROTECT))}."
 
 
 def drill(
-    fault: Annotated[
-        list[str] | None, typer.Option(help="kind:rank=R,step=S,phase=P[,where=arena|store][,after=MS]; may be repeated.")
-    ] = None,
-    nproc: Annotated[int, typer.Option(help="Ranks.")] = 2,
+    fault: Annotated[list[str] | None, typer.Option(help=SPEC)] = None,
+    nproc: Annotated[int, typer.Option(help="Ranks a node.")] = 2,
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes, in a lab on this machine.")] = 1,
+    policy: Annotated[str, typer.Option(help="What nodes keep of each other: none, copies:M, parity:N, rs:K+M or auto.")] = "auto",
+    rate: Annotated[str | None, typer.Option(help="How fast a node's link is, such as 1gbit; needs root.")] = None,
+    loopback: Annotated[bool, typer.Option("--loopback", help="Loopback addresses, also where network namespaces can be made.")] = False,
     steps: Annotated[int, typer.Option(help="Steps of the job; a campaign takes as many as its faults need.")] = 60,
     seed: Annotated[int, typer.Option(help="Of the job, of flipped bits and of --random.")] = 0,
     random: Annotated[int, typer.Option(help="A campaign: so many faults at random moments in one job.")] = 0,
-    kinds: Annotated[str, typer.Option(help="What --random draws from.")] = ",".join(DRAWN),
+    kinds: Annotated[str, typer.Option(help="What --random draws from; nothing: all it can.")] = "",
     launcher: Annotated[str, typer.Option(help="run (keepstep run), torchrun, or plain (one rank, started again when it dies).")] = "run",
     store: Annotated[Path | None, typer.Option(help="Directory for checkpoints; one of its own when a fault needs it.")] = None,
     arena_dir: Annotated[Path, typer.Option(help="Where the job's memory lives.")] = Path("/dev/shm"),
     width: Annotated[int, typer.Option(help="Of the network: the state grows with its square.")] = 64,
-    step_ms: Annotated[float, typer.Option(help="How long a step takes at least.")] = 20.0,
+    step_ms: Annotated[float | None, typer.Option(help="How long a step takes at least; 20, on several nodes 150.")] = None,
     persist_every: Annotated[int, typer.Option(help="With a store: a checkpoint every so many steps.")] = 10,
     reference_hash: Annotated[str | None, typer.Option(help="The undisturbed run's hash, if it is known.")] = None,
     work: Annotated[Path | None, typer.Option(help="Keep journals, logs and the undisturbed run's hash here.")] = None,
@@ -59,11 +65,13 @@ def drill(
     """Inject faults into a small job and prove that it ends in the same state as without them."""
     console = Console(stderr=True)
     try:
-        faults = _faults(fault or [], random, seed, nproc, kinds)
+        faults = _faults(fault or [], random, seed, nproc, kinds, nodes)
         if random:
             steps = max(f.step for f in faults) + TAIL_STEPS
-        check(faults, nproc, steps)
-        _check_launcher(launcher, nproc)
+        check(faults, nproc, steps, nodes)
+        _check_launcher(launcher, nproc, nodes)
+        parse_policy(policy)
+        bits = None if rate is None else parse_rate(rate)
     except ConfigError as error:
         console.print(f"keepstep drill: {escape(str(error))}", highlight=False, soft_wrap=True)
         raise typer.Exit(WRONG) from error
@@ -71,7 +79,10 @@ def drill(
     room.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the job and its memory go before the drill does
     own_store = None if store is None else store.absolute()
-    order = Drill(room, nproc, steps, seed, width, step_ms, persist_every, launcher, own_store, arena_dir, tuple(faults))
+    order = Drill(
+        *(room, nproc, steps, seed, width, STEP_MS[nodes > 1] if step_ms is None else step_ms, persist_every, launcher, own_store),
+        *(arena_dir, tuple(faults), nodes, policy, bits, False if loopback else None),
+    )
     facts, report = _run(order, reference_hash, shows_progress=not as_json)
     if as_json:
         print(json.dumps(report))
@@ -93,19 +104,21 @@ def exit_code(report: dict[str, Any]) -> int:
     return CANNOT_INJECT if asked_in_vain and (report["recovered"] or report["exit_code"] is None) else FAILED
 
 
-def _faults(texts: Sequence[str], count: int, seed: int, nproc: int, kinds: str) -> list[Fault]:
+def _faults(texts: Sequence[str], count: int, seed: int, nproc: int, kinds: str, nodes: int) -> list[Fault]:
     if texts and count:
         raise ConfigError("--fault and --random: expected one of them, found both")
     if count:
-        return draw(seed, count, nproc, kinds_of(kinds))
+        return draw(seed, count, nproc, kinds_of(kinds, nodes), nodes=nodes)
     if not texts:
         raise ConfigError("expected --fault kind:rank=R,step=S,phase=P or --random N, found neither")
     return with_triggers([parse(text) for text in texts])
 
 
-def _check_launcher(launcher: str, nproc: int) -> None:
+def _check_launcher(launcher: str, nproc: int, nodes: int) -> None:
     if launcher not in LAUNCHERS:
         raise ConfigError(f"--launcher: expected one of {', '.join(LAUNCHERS)}, found {launcher!r}")
+    if nodes > 1 and launcher != "run":
+        raise ConfigError(f"--launcher: expected run with --nodes {nodes}, found {launcher}")
     if nproc < 1 or (launcher == "plain" and nproc != 1):
         raise ConfigError(f"--nproc: expected {'1 with --launcher plain' if launcher == 'plain' else 'at least 1'}, found {nproc}")
 
@@ -130,15 +143,17 @@ def _run(order: Drill, known: str | None, shows_progress: bool) -> tuple[Facts, 
         "max_lost_steps": max(report["lost_steps"], default=0),
         "recovery_s_median": round(median(took), 3) if took else None,
         **{"launcher": order.launcher, "nproc": order.nproc, "steps": order.steps, "seed": order.seed},
+        **{"nodes": order.nodes, "policy": order.policy},
     }
     return facts, report
 
 
 def _show(console: Console, facts: Facts, report: dict[str, Any]) -> None:
-    table = Table("fault", "rank", "step", "phase", "seen", "evidence", title="Faults")
+    table = Table("fault", "whom", "step", "phase", "seen", "evidence", title="Faults")
     for f in report["faults"]:
+        whom = f"node {', '.join(map(str, f['nodes']))}" if f["nodes"] else f"rank {f['rank']}"
         seen = "[green]yes[/]" if f["seen"] else "[red]no[/]" if f["injected"] else "[red]not injected[/]"
-        table.add_row(f["kind"], str(f["rank"]), str(f["step"]), f["phase"], seen, escape(f["evidence"]))
+        table.add_row(f["kind"], whom, str(f["step"]), f["phase"], seen, escape(f["evidence"]))
     console.print(table)
     _show_timeline(console, facts)
     for name in ("recovered", "bit_equal", "within_one_step"):
@@ -152,6 +167,15 @@ def _show(console: Console, facts: Facts, report: dict[str, Any]) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    for r in report["recoveries"]:
+        if r["lost_nodes"] or r["fetched_bytes"]:
+            whom = f"after node {', '.join(map(str, r['lost_nodes']))} was lost" if r["lost_nodes"] else "after a software failure"
+            beyond = "" if r["covered"] else f", more than {report['policy']} survives"
+            console.print(
+                f"{whom}{beyond}: step {r['step']} from {r['source']}, {human_bytes(r['fetched_bytes'])} from other nodes",
+                highlight=False,
+                soft_wrap=True,
+            )
     if report["left_over"]:
         console.print(f"[red]left behind:[/] {', '.join(report['left_over'])}", highlight=False, soft_wrap=True)
 

@@ -1,7 +1,7 @@
 """Conductor: runs the drill's job in real processes, and undisturbed for comparison.
 
 Comes in: a `Drill` (the job's parameters and the faults). Goes out: `Facts`, everything that was seen: exit code, digests, the
-journal, what was left behind, and what the witness saw of the faults. Judges nothing (verdict.py).
+journals, what was left behind, and what the witness saw of the faults. Judges nothing (verdict.py).
 
 Invariant: whatever happens, when `conduct` returns no process of the job lives and nothing of it is in its arena_dir.
 """
@@ -11,35 +11,36 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 from keepstep.config import Config
 from keepstep.edge.journal import read_journal
 from keepstep.model.units import MIB
+from keepstep.testing import network
+from keepstep.testing.crew import Alone, Crew, Place, Several, launch
 from keepstep.testing.faults import Fault, to_plan
+from keepstep.testing.lab import Lab, owner_of
 from keepstep.testing.witness import Facts, Witness
 
 LAUNCHERS = ("run", "torchrun", "plain")
-REMOVAL_S = 20.0  # how long the keeper may take to remove everything after the job's end
+REMOVAL_S = 20.0  # how long the keepers may take to remove everything after the job's end
 RESTART_S = 25.0  # the longest a restart may take on a busy machine
 GRACE_S = 30.0
+LINK_DEAD_S = 3.0  # of a lost node nobody says a word: a drill does not wait for ten seconds each time
 
 Progress = Callable[[int, int], None]  # step reached, faults done
 
 
 @dataclass(frozen=True)
 class Drill:
-    """A job's parameters and what is to happen to it. Everything is kept below `work`."""
+    """A job's parameters and what is to happen to it. Everything is kept below `work`. `nproc` ranks on each of `nodes` nodes."""
 
     work: Path
     nproc: int = 2
@@ -52,17 +53,25 @@ class Drill:
     store: Path | None = None
     arena_dir: Path = Path("/dev/shm")
     faults: tuple[Fault, ...] = ()
+    nodes: int = 1
+    policy: str = "auto"
+    rate_bits_per_s: int | None = None
+    namespaces: bool | None = None
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.nproc
 
     @property
     def key(self) -> str:
-        """Equal for drills whose undisturbed runs end in the same state."""
-        parts = [self.nproc, self.steps, self.seed, self.width, version("torch"), Path(__file__).with_name("job.py").read_text()]
+        """Equal for drills whose undisturbed runs end in the same state: where a rank lives does not matter."""
+        parts = [self.world_size, self.steps, self.seed, self.width, version("torch"), Path(__file__).with_name("job.py").read_text()]
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
 
 
 def conduct(drill: Drill, progress: Progress = lambda step, done: None) -> Facts:
-    """Run the job once, with its faults."""
-    facts = Facts(f"drill-{os.urandom(4).hex()}")
+    """Run the job once, with its faults. Raises ConfigError when the nodes cannot be made."""
+    facts = Facts(f"drill-{os.urandom(4).hex()}", nodes=drill.nodes, policy=drill.policy)
     filled = {f.where: drill.work / f.where for f in drill.faults if f.kind == "full"}
     if "arena" in filled:
         drill = replace(drill, arena_dir=filled["arena"])
@@ -100,42 +109,45 @@ class _Run:
         self.results, self.attempts = self.room / "results", self.room / "attempts.jsonl"
         self.results.mkdir(parents=True)
         self.store = None if drill.store is None else drill.store / facts.job
-        self.config = Config(
-            job=facts.job,
-            store=None if self.store is None else str(self.store),
-            persist_every_steps=0,
-            arena_dir=str(drill.arena_dir),
-            state_dir=str(drill.work),
-            grace_s=GRACE_S,
-        )
-        self.job_dir = drill.arena_dir / f"keepstep-{facts.job}"
-        self.journal = self.room / "journal.jsonl"
-        self.deadly = sum(f.ends_a_rank for f in drill.faults)
-        self.witness = Witness(drill.faults, drill.nproc, facts, self.job_dir, self.attempts, self.journal)
+        self.deadly = sum(f.ends_a_rank or f.kind == "link-down" for f in drill.faults)
 
     def go(self, progress: Progress) -> None:
-        deadline = time.monotonic() + 60 + 5 * self.drill.steps * max(self.drill.step_ms, 10) / 1000 + RESTART_S * self.deadly
         self._write_plan()
-        tick_s = 0.001 if any(f.from_outside for f in self.drill.faults) else 0.01
-        with open(self.room / "job.log", "ab") as log:
-            child = self._start(log)
-            restarts = 0
+        with ExitStack() as stack:
+            log = stack.enter_context(open(self.room / "job.log", "ab"))
+            if self.drill.nodes == 1:
+                crew: Crew = self._alone(log)
+                several = None
+            else:
+                lab = Lab(self.drill.nodes, self.room, self.drill.rate_bits_per_s, self.drill.namespaces)
+                stack.callback(self._look_for, lab)  # once it has ended
+                stack.enter_context(lab)
+                crew = several = self._several(lab, log)
+            witness = Witness(self.drill.faults, self.drill.nproc, self.facts, crew.places, self.attempts, several)
+            crew.start()
             try:
-                while time.monotonic() < deadline:
-                    self.witness.look()
-                    reached = max((s.completed_step for s in self.witness.statuses.values()), default=-1)
-                    progress(reached, len({n["fault"] for n in self.facts.notes}))
-                    code = child.poll()
-                    if code and self.drill.launcher == "plain" and restarts < self.deadly + 3:
-                        child, restarts = self._start(log), restarts + 1
-                    elif code is not None:
-                        break
-                    time.sleep(tick_s)
-                self.facts.exit_code = child.poll()
-                self._wait_for_removal()
+                self._follow(crew, witness, progress)
             finally:
-                self._end(child)
-        self._collect()
+                crew.end()
+                witness.close()
+        self._collect(crew, witness)
+
+    def _follow(self, crew: Crew, witness: Witness, progress: Progress) -> None:
+        drill = self.drill
+        deadline = time.monotonic() + 60 + 5 * drill.steps * max(drill.step_ms, 10) / 1000 + RESTART_S * self.deadly
+        tick_s = 0.001 if any(f.from_outside or f.nodes for f in drill.faults) else 0.01
+        while time.monotonic() < deadline:
+            witness.look()
+            progress(witness.completed_step, len({n["fault"] for n in self.facts.notes}))
+            self.facts.exit_code = crew.poll()
+            if self.facts.exit_code is not None:
+                break
+            time.sleep(tick_s)
+        until = time.monotonic() + REMOVAL_S
+        while crew.remains() and time.monotonic() < until:
+            witness.look()
+            time.sleep(0.02)
+        self.facts.left_over = crew.remains()
 
     # -- starting
 
@@ -143,83 +155,75 @@ class _Run:
         plan = {
             "faults": to_plan(self.drill.faults),
             "seed": self.drill.seed,
+            "job": self.facts.job,
             "attempts": str(self.attempts),
-            "job_dir": str(self.job_dir),
-            "journal": str(self.journal),
             "store": None if self.store is None else str(self.store),
         }
         (self.room / "plan.json").write_text(json.dumps(plan))
 
-    def _start(self, log: Any) -> subprocess.Popen[bytes]:
+    def _alone(self, log: BinaryIO) -> Alone:
+        drill, place = self.drill, Place(self.drill.arena_dir / f"keepstep-{self.facts.job}", self.room / "journal.jsonl")
+        options = ["--standalone"] if drill.launcher == "torchrun" else []
+        restarts = self.deadly + 3 if drill.launcher == "plain" else 0
+        return Alone(self.facts.job, place, self._command(options), self._environ(), log, restarts)
+
+    def _several(self, lab: Lab, log: BinaryIO) -> Several:
+        options = ["--nnodes", str(self.drill.nodes), "--rdzv-endpoint", lab.endpoint()]
+        return Several(self.facts.job, lab, self._command(options), self._environ(), log)
+
+    def _command(self, options: list[str]) -> list[str]:
         drill = self.drill
         words = [*("--steps", drill.steps), *("--width", drill.width), *("--seed", drill.seed), *("--step-ms", drill.step_ms)]
         words += ["--results", self.results, "--plan", self.room / "plan.json"]
         if self.store is not None:
             words += ["--persist-every", drill.persist_every]
-        many = [*("--nproc-per-node", drill.nproc), *("--max-restarts", self.deadly + 3)]
-        before: dict[str, list[Any]] = {
-            "run": ["-m", "keepstep.cli.main", "run", *many, "-m"],
-            "torchrun": ["-m", "torch.distributed.run", "--standalone", *many, "-m"],
-            "plain": ["-m"],
-        }
-        command = [sys.executable, *before[drill.launcher], "keepstep.testing.job", *words]
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith("KEEPSTEP_")}
-        env = {**inherited, "OMP_NUM_THREADS": "1", **self.config.to_env()}
-        # torchrun keeps one store over its restarts, where ranks find addresses of the dead (github.com/pytorch/pytorch/issues/135712).
-        env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-        return subprocess.Popen(
-            [str(c) for c in command], env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        options += ["--nproc-per-node", str(drill.nproc), "--max-restarts", str(self.deadly + 3)]
+        return launch(drill.launcher, ["keepstep.testing.job", *map(str, words)], options)
+
+    def _environ(self) -> dict[str, str]:
+        """On several nodes each has its own arena_dir and state_dir in place of these."""
+        config = Config(
+            job=self.facts.job,
+            store=None if self.store is None else str(self.store),
+            persist_every_steps=0,
+            arena_dir=str(self.drill.arena_dir),
+            state_dir=str(self.drill.work),
+            grace_s=GRACE_S,
+            redundancy=self.drill.policy,
+            link_dead_s=LINK_DEAD_S,
         )
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("KEEPSTEP_")}
+        # torchrun keeps one store over its restarts, where ranks find addresses of the dead (github.com/pytorch/pytorch/issues/135712).
+        return {**inherited, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **config.to_env()}
 
     # -- ending
 
-    def _remains(self) -> list[str]:
-        return sorted(str(p) for p in self.drill.arena_dir.glob(f"keepstep-{self.facts.job}*"))
+    def _look_for(self, lab: Lab) -> None:
+        if owner_of(lab.number) is None:  # else another lab has its number by now
+            self.facts.left_over += network.remains().get(lab.number, [])
+            self.facts.left_over += [str(lab.directory)] if lab.directory.exists() else []
 
-    def _wait_for_removal(self) -> None:
-        until = time.monotonic() + REMOVAL_S
-        while self._remains() and time.monotonic() < until:
-            self.witness.look()
-            time.sleep(0.02)
-        self.facts.left_over = self._remains()
-
-    def _end(self, child: subprocess.Popen[bytes]) -> None:
-        if child.poll() is None:
-            child.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(5)
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-        # Ranks and keeper have sessions of their own; the journal knows their ids, and /proc whether they are still ours.
-        for pid in {int(e.data["pid"]) for e in read_journal(self.journal) if "pid" in e.data}:
-            with suppress(OSError):
-                if self.facts.job.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    os.kill(pid, signal.SIGKILL)
-        self.witness.close()
-        for remains in self._remains():
-            shutil.rmtree(remains, ignore_errors=True)
-
-    def _collect(self) -> None:
+    def _collect(self, crew: Crew, witness: Witness) -> None:
         facts = self.facts
-        facts.events = list(read_journal(self.journal))
-        for rank in range(self.drill.nproc):
+        facts.events = sorted((e for place in crew.places for e in read_journal(place.journal)), key=lambda event: event.mono_ns)
+        for rank in range(self.drill.world_size):
             with suppress(FileNotFoundError):
                 facts.digests[rank] = json.loads((self.results / f"rank-{rank}.json").read_text())["digest"]
-        if len(facts.digests) < self.drill.nproc:
+        if len(facts.digests) < self.drill.world_size:
             facts.digests = {}
-        for status in self.witness.statuses.values():
+        for status in witness.statuses.values():
             for name in facts.counts:
                 facts.counts[name] += getattr(status, name)
         facts.log = (self.room / "job.log").read_text(errors="replace")
 
 
 def reference(drill: Drill, progress: Progress = lambda step, done: None) -> str | None:
-    """The hash of the undisturbed run; remembered in `work`, so that drills of one job pay for it once."""
+    """The hash of the undisturbed run, on one node; remembered in `work`, so that drills of one job pay for it once."""
     memo = drill.work / f"reference-{drill.key}.json"
     with suppress(FileNotFoundError):
         return str(json.loads(memo.read_text())["hash"])
-    facts = conduct(replace(drill, faults=(), store=None, step_ms=0.0), progress)
+    alone = replace(drill, faults=(), store=None, step_ms=0.0, launcher="run" if drill.nodes > 1 else drill.launcher)
+    facts = conduct(replace(alone, nodes=1, nproc=drill.world_size, policy="none"), progress)
     if facts.exit_code != 0 or facts.hash is None:
         return None
     memo.write_text(json.dumps({"hash": facts.hash}))

@@ -14,7 +14,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,16 +25,20 @@ from keepstep.edge.status import StatusPage, status_path
 from keepstep.edge.store import Store
 from keepstep.model.snapshot import Phase, SlotState
 from keepstep.model.units import MIB
-from keepstep.testing.faults import Fault
+from keepstep.testing.faults import Fault, from_plan
 from keepstep.testing.flips import draw_in_file, draw_in_slot, sealed_slots
+from keepstep.testing.lab import MARK
 
 FILLER = "keepstep-drill-filler"
 WRITING_PATIENCE_S = 5.0
+ASKS = "asks"  # for its whole node to be lost
+LOSS_PATIENCE_S = 10.0
+KEEPER_PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a drill hands to its job: the faults, and where everything is."""
+    """What a drill hands to its job: the faults, and where everything is. `node`: the lab's number of the node this process is on."""
 
     faults: tuple[Fault, ...]
     seed: int
@@ -42,17 +46,26 @@ class Plan:
     job_dir: Path
     journal: Path
     store: Path | None
+    node: int | None = None
 
     @classmethod
-    def read(cls, path: Path) -> Plan:
+    def read(cls, path: Path, environ: Mapping[str, str]) -> Plan:
         raw = json.loads(path.read_text())
         store = None if raw["store"] is None else Path(raw["store"])
-        faults = tuple(Fault(**f) for f in raw["faults"])
-        return cls(faults, raw["seed"], Path(raw["attempts"]), Path(raw["job_dir"]), Path(raw["journal"]), store)
+        job_dir = Path(environ["KEEPSTEP_ARENA_DIR"]) / f"keepstep-{raw['job']}"
+        journal = Path(environ["KEEPSTEP_STATE_DIR"]) / raw["job"] / "journal.jsonl"
+        node = int(environ[MARK].partition("/")[2]) if MARK in environ else None
+        return cls(from_plan(raw["faults"]), raw["seed"], Path(raw["attempts"]), job_dir, journal, store, node)
+
+    def falls_to(self, fault: Fault, rank: int, local_rank: int) -> bool:
+        """Whether that rank does the fault, or asks for it: for what happens to nodes, the first rank of the first one."""
+        if fault.from_outside:
+            return False
+        return (fault.nodes[0], 0) == (self.node, local_rank) if fault.nodes else fault.rank == rank
 
 
 def note(attempts: Path, number: int, what: str, **data: Any) -> None:
-    """One line that outlives this process. what: `about to`, `did` or `cannot`."""
+    """One line that outlives this process. what: `asks`, `about to`, `did` or `cannot`."""
     line = json.dumps({"fault": number, "what": what, "mono_ns": time.monotonic_ns(), **data}) + "\n"
     fd = os.open(attempts, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -67,15 +80,15 @@ def attempted(attempts: Path) -> set[int]:
         said = [json.loads(line) for line in attempts.read_text().splitlines()]
     except FileNotFoundError:
         return set()
-    return {s["fault"] for s in said if s["what"] != "about to"}
+    return {s["fault"] for s in said if s["what"] not in (ASKS, "about to")}
 
 
 class Injector:
     """A phase listener: `session.phase_listeners.append(Injector(plan, rank))` before `protect`."""
 
-    def __init__(self, plan: Plan, rank: int) -> None:
+    def __init__(self, plan: Plan, rank: int, local_rank: int = 0) -> None:
         self._plan, self._rank = plan, rank
-        self._mine = {n: f for n, f in enumerate(plan.faults) if f.rank == rank and not f.from_outside}
+        self._mine = {n: f for n, f in enumerate(plan.faults) if plan.falls_to(f, rank, local_rank)}
         for number in attempted(plan.attempts):
             self._mine.pop(number, None)
         self._armed: set[int] = set()
@@ -112,7 +125,16 @@ class Injector:
             time.sleep(0.001)
         self._act(number, fault, Phase.PERSIST, step)
 
+    def _ask(self, number: int, fault: Fault, phase: Phase, step: int) -> None:
+        """Somebody outside has to do it. This is the moment: without `after` the node is lost while this thread waits here."""
+        note(self._plan.attempts, number, ASKS, phase=phase.name.lower(), step=step)
+        if fault.kind == "kill-node" and fault.after_ms is None:
+            time.sleep(LOSS_PATIENCE_S)
+
     def _act(self, number: int, fault: Fault, phase: Phase, step: int) -> None:
+        if fault.nodes:
+            self._ask(number, fault, phase, step)
+            return
         note(self._plan.attempts, number, "about to", pid=os.getpid(), phase=phase.name.lower(), step=step)
         try:
             told = self._do(number, fault)
@@ -159,9 +181,17 @@ class Injector:
         page.close()
 
 
-def kill_keeper(job_dir: Path) -> int:
-    """SIGKILL whoever listens on the job's socket. Raises OSError when nobody does."""
-    box = Mailbox.connect(job_dir / "keeper.sock", 5.0)
+def kill_keeper(job_dir: Path, patience_s: float = KEEPER_PATIENCE_S) -> int:
+    """SIGKILL whoever listens on the job's socket; one that is just starting is waited for. Raises OSError when nobody comes."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            box = Mailbox.connect(job_dir / "keeper.sock", patience_s)
+            break
+        except OSError:
+            if not job_dir.exists() or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
     pid, _ = box.peer()
     os.kill(pid, signal.SIGKILL)
     box.close()

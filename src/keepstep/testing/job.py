@@ -142,7 +142,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     rank = os.environ.get("RANK", "0")
     if args.plan:
-        session.phase_listeners.append(Injector(Plan.read(args.plan), int(rank)))
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        session.phase_listeners.append(Injector(Plan.read(args.plan, os.environ), int(rank), local_rank))
     result = train(args)
     done, unfinished = args.results / f"rank-{rank}.json", args.results / f"rank-{rank}.new"
     unfinished.write_text(json.dumps({"digest": result}))

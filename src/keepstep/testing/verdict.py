@@ -7,12 +7,15 @@ somebody else, bytes in a slot. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
+from keepstep.core.placement import place
+from keepstep.core.survival import out_of_reach
 from keepstep.model.events import Event
+from keepstep.model.topology import Auto, parse_policy, topology
 from keepstep.model.units import S_NS
 from keepstep.testing.faults import Fault
 from keepstep.testing.witness import Facts
@@ -23,13 +26,28 @@ NO_SPACE = ("No space left", "ENOSPC")
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """One restart: the faults that caused it, what it cost."""
+    """One restart: the faults that caused it, what it cost.
+
+    `lost_nodes`: those lost since everything was last seen protected; `covered`: whether the policy survives that loss.
+    """
 
     causes: tuple[int, ...]
     step: int
     source: str
     lost_steps: int
     took_s: float | None  # from the first cause to the first step done again
+    lost_nodes: tuple[int, ...]
+    covered: bool
+    fetched_bytes: int  # of snapshots, from other nodes
+
+
+def covers(policy: str, nodes: int, lost: Collection[int]) -> bool:
+    """Whether memory survives the loss of these nodes at once, when everything was protected before. Raises ConfigError."""
+    scheme = parse_policy(policy)
+    if not lost or isinstance(scheme, Auto):  # what `auto` chose only the job knows: one node it may always lose
+        return len(lost) <= 1
+    placement = place(scheme, topology(nodes))
+    return not out_of_reach(placement, placement.holders, lost)
 
 
 def judge(faults: Sequence[Fault], facts: Facts, expected_hash: str | None) -> dict[str, Any]:
@@ -37,6 +55,7 @@ def judge(faults: Sequence[Fault], facts: Facts, expected_hash: str | None) -> d
     seen = [_fault_report(n, f, facts) for n, f in enumerate(faults)]
     found = recoveries(faults, facts)
     by_flip = {n for n, f in enumerate(faults) if f.kind == "flip"}
+    ordinary = [r for r in found if r.covered and not by_flip.intersection(r.causes)]
     recovered = facts.exit_code == 0 and facts.hash is not None
     bit_equal = recovered and facts.hash == expected_hash
     return {
@@ -44,14 +63,17 @@ def judge(faults: Sequence[Fault], facts: Facts, expected_hash: str | None) -> d
         "recovered": recovered,
         "bit_equal": bit_equal,
         "lost_steps": [r.lost_steps for r in found],
-        # A damaged newest snapshot costs what lies between it and the next source; nothing else may cost more than one step.
-        "within_one_step": all(r.lost_steps <= 1 for r in found if not by_flip.intersection(r.causes)),
+        # A damaged newest snapshot, or one lost with all who held it, costs what lies between it and the next source; nothing else more
+        # than one step.
+        "within_one_step": all(r.lost_steps <= 1 for r in ordinary),
+        "software_failures_fetched_bytes": sum(r.fetched_bytes for r in ordinary if not r.lost_nodes),
         "faults": seen,
         "hash": facts.hash,
         "expected_hash": expected_hash,
         "restarts": max((e.data["incarnation"] - 1 for e in facts.events if e.kind == "rank-joined"), default=0),
         "recovery_s": [r.took_s for r in found],
         "sources": [r.source for r in found],
+        "recoveries": [asdict(r) for r in found],
         **facts.counts,
         "left_over": facts.left_over,
         "job": facts.job,
@@ -67,7 +89,8 @@ def _fault_report(number: int, fault: Fault, facts: Facts) -> dict[str, Any]:
     why_not = facts.cannot.get(number) or "its moment never came"
     return {
         "kind": fault.kind,
-        "rank": fault.rank,
+        "rank": None if fault.nodes else fault.rank,
+        "nodes": list(fault.nodes),
         "step": at["step"] if at else fault.step,
         "phase": at["phase"] if at else fault.phase,
         "asked": str(fault),
@@ -87,6 +110,10 @@ def _evidence(number: int, fault: Fault, facts: Facts, notes: list[dict[str, Any
     def saw(words: str) -> str:
         return next((s for s in sighted if words in s), "")
 
+    if fault.kind == "link-down":
+        return [saw("was down for")]
+    if fault.kind == "kill-node":
+        return [saw("are gone"), saw("the memory"), _say(e for e in after if e.kind == "resumed")]
     if fault.kind == "keeper-kill":
         return [saw("is gone"), _say(e for e in after if e.kind == "keeper-started" and e.data.get("pid") != told["keeper_pid"])]
     if fault.kind == "full" and fault.where == "store":
@@ -117,12 +144,23 @@ def _say(events: Any) -> str:
 
 def recoveries(faults: Sequence[Fault], facts: Facts) -> list[Recovery]:
     """Every time all ranks resumed after the first start."""
-    began = {n["fault"]: int(n["mono_ns"]) for n in reversed(facts.notes) if n["what"] == "about to"}
+    notes = [n for n in reversed(facts.notes) if n["what"] == "about to"]
+    began = {int(n["fault"]): int(n["mono_ns"]) for n in notes}
+    lost_at = {int(n["mono_ns"]): n["nodes"] for n in notes if faults[n["fault"]].kind == "kill-node"}
     resumed = [e for e in facts.events if e.kind == "resumed"]
     found = []
     for before, event in pairwise(resumed):
         causes = sorted(n for n, at_ns in began.items() if faults[n].ends_a_rank and before.mono_ns < at_ns < event.mono_ns)
         done_ns = next((e.mono_ns for e in facts.events if e.kind == "next-step" and e.mono_ns > event.mono_ns), None)
         took_s = None if done_ns is None or not causes else round((done_ns - began[causes[0]]) / S_NS, 3)
-        found.append(Recovery(tuple(causes), event.data["step"], event.data["source"], event.data["lost_steps"], took_s))
+        # What was lost before the copies were whole again is lost at once.
+        safe_ns = max((ns for ns in facts.protected_ns.values() if ns < event.mono_ns), default=0)
+        lost = sorted({node for ns, nodes in lost_at.items() if safe_ns < ns < event.mono_ns for node in nodes})
+        fetched = [e.data["nbytes"] for e in facts.events if e.kind == "fetched" and before.mono_ns < e.mono_ns < event.mono_ns]
+        found.append(
+            Recovery(
+                *(tuple(causes), event.data["step"], event.data["source"], event.data["lost_steps"], took_s),
+                *(tuple(lost), covers(facts.policy, facts.nodes, lost), sum(fetched)),
+            )
+        )
     return found

@@ -1,8 +1,8 @@
 """Witness: what can only be done and seen from outside the ranks.
 
-Comes in: the faults, and where the job's memory, notes and journal are. Goes out: `Facts`: which processes were stopped or gone, what
-slots said after a death, what filesystems had left. Each fault has a small generator that waits, strikes and follows; `look`
-advances them all. Never speaks to the job.
+Comes in: the faults, and where the memory, notes and journals of each of the job's nodes are. Goes out: `Facts`: which processes were
+stopped or gone, what slots said after a death, what filesystems had left. Each fault has a small generator that waits, strikes and
+follows; `look` advances them all. Never speaks to the job.
 """
 
 from __future__ import annotations
@@ -12,29 +12,36 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from keepstep.edge.arena import Slot, slot_paths
+from keepstep.edge.horizon import HorizonPage
 from keepstep.edge.journal import read_journal
-from keepstep.edge.status import StatusPage, status_path
-from keepstep.errors import DamageError
+from keepstep.edge.status import StatusPage
+from keepstep.errors import ConfigError, DamageError
 from keepstep.model.events import Event
 from keepstep.model.snapshot import Phase, RankStatus, SlotState
-from keepstep.testing.faults import Fault
-from keepstep.testing.injector import kill_keeper, note
+from keepstep.model.units import MS_NS, human_ns
+from keepstep.testing.crew import Place
+from keepstep.testing.faults import PROTECT, Fault
+from keepstep.testing.injector import ASKS, kill_keeper, note
 
 STOPPED_S = 0.3  # how long a stopped rank stays before it is killed
+SEARCH_S = 0.02  # how often new ranks are looked for
 
 
 @dataclass
 class Facts:
-    """What was seen. `cannot`: faults that could not be done, and why. `sightings`: what the conductor saw of each fault itself."""
+    """What was seen. `cannot`: faults that could not be done, and why. `sightings`: what the witness saw of each fault itself.
+    `protected_ns`: when, in each epoch, everything was first seen to lie on as many nodes as the policy asks for."""
 
     job: str
+    nodes: int = 1
+    policy: str = "none"
     exit_code: int | None = None  # of the launcher; None: it had to be stopped
     digests: dict[int, str] = field(default_factory=dict)
     notes: list[dict[str, Any]] = field(default_factory=list)
@@ -43,6 +50,7 @@ class Facts:
     events: list[Event] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=lambda: {"captured_steps": 0, "skipped_steps": 0, "torn_steps": 0})
     left_over: list[str] = field(default_factory=list)
+    protected_ns: dict[int, int] = field(default_factory=dict)
     log: str = ""
 
     @property
@@ -51,6 +59,14 @@ class Facts:
         if not self.digests:
             return None
         return hashlib.sha256("".join(self.digests[r] for r in sorted(self.digests)).encode()).hexdigest()
+
+
+class Nodes(Protocol):
+    """What can be done to whole nodes (`crew.Several`)."""
+
+    def lose(self, nodes: Sequence[int]) -> list[int]: ...
+
+    def set_links(self, nodes: Sequence[int], up: bool) -> None: ...
 
 
 def process_state(pid: int) -> str:
@@ -66,22 +82,29 @@ def is_dead(pid: int) -> bool:
 
 
 class Witness:
-    """One run's. `pages` are the ranks' status pages as far as they exist yet."""
+    """One run's. `statuses`: the last word of each life, by (rank, process)."""
 
-    def __init__(self, faults: tuple[Fault, ...], nproc: int, facts: Facts, job_dir: Path, attempts: Path, journal: Path) -> None:
+    def __init__(
+        self, faults: tuple[Fault, ...], nproc: int, facts: Facts, places: Sequence[Place], attempts: Path, nodes: Nodes | None = None
+    ) -> None:
         self._faults, self._nproc, self._facts = faults, nproc, facts
-        self._job_dir, self._attempts, self._journal = job_dir, attempts, journal
-        self._pages: dict[int, StatusPage] = {}
+        self._places, self._attempts, self._nodes = places, attempts, nodes
+        self._pages: dict[tuple[int, int], StatusPage] = {}  # (node, rank)
+        self._horizon: tuple[int, HorizonPage] | None = None
+        self._now: dict[int, tuple[int, RankStatus]] = {}  # rank: the node it was last seen on, and its word
+        self._searched_s = 0.0
+        self._lost_epoch = -1  # what was protected in it no longer is
         self._heard_bytes = 0
         self._watches: dict[int, Iterator[None]] = {n: self._strike(n, f) for n, f in enumerate(faults) if f.from_outside}
-        self.statuses: dict[tuple[int, int], RankStatus] = {}  # the last word of each life: (rank, incarnation)
+        self.statuses: dict[tuple[int, int], RankStatus] = {}
+
+    @property
+    def completed_step(self) -> int:
+        return max((status.completed_step for _, status in self._now.values()), default=-1)
 
     def look(self) -> None:
         """Once every few milliseconds."""
-        for rank in range(self._nproc):
-            status = self._page(rank)
-            if status is not None:
-                self.statuses[(rank, status.incarnation)] = status
+        self._read_pages()
         self._hear()
         for number, watch in list(self._watches.items()):
             if next(watch, self) is self:
@@ -89,14 +112,53 @@ class Witness:
 
     def close(self) -> None:
         self._hear()
-        for page in self._pages.values():
-            page.close()
+        self._forget(range(len(self._places)))
 
-    def _page(self, rank: int) -> RankStatus | None:
-        if rank not in self._pages:
-            with suppress(OSError, ValueError):
-                self._pages[rank] = StatusPage(status_path(self._job_dir, rank))
-        return self._pages[rank].read() if rank in self._pages else None
+    # -- pages
+
+    def _read_pages(self) -> None:
+        if time.monotonic() - self._searched_s > SEARCH_S:
+            self._search()
+        found: dict[int, tuple[int, RankStatus]] = {}
+        for (node, rank), page in self._pages.items():
+            status = page.read()
+            if status is not None and (rank not in found or status.updated_mono_ns > found[rank][1].updated_mono_ns):
+                found[rank] = (node, status)
+        self._now = found
+        self.statuses.update(((rank, status.pid), status) for rank, (_, status) in found.items())
+        if self._horizon is not None and found:
+            epoch = max(status.epoch for _, status in found.values())
+            if epoch > self._lost_epoch and epoch not in self._facts.protected_ns and self._horizon[1].read(epoch).committed is not None:
+                self._facts.protected_ns[epoch] = time.monotonic_ns()
+
+    def _search(self) -> None:
+        self._searched_s = time.monotonic()
+        for node, place in enumerate(self._places):
+            for path in place.job_dir.glob("rank-*/status"):
+                rank = int(path.parent.name[5:])
+                if (node, rank) not in self._pages:
+                    with suppress(OSError, ValueError):
+                        self._pages[node, rank] = StatusPage(path)
+            if self._horizon is None and (place.job_dir / "horizon").exists():
+                with suppress(OSError, ValueError):
+                    self._horizon = (node, HorizonPage(place.job_dir))
+
+    def _forget(self, nodes: Sequence[int]) -> None:
+        """Their memory is another one's now."""
+        for node, rank in [key for key in self._pages if key[0] in nodes]:
+            self._pages.pop((node, rank)).close()
+        if self._horizon is not None and self._horizon[0] in nodes:
+            self._horizon[1].close()
+            self._horizon = None
+
+    def _on(self, node: int) -> list[RankStatus]:
+        """The ranks that live on a node."""
+        return [status for where, status in self._now.values() if where == node and not is_dead(status.pid)]
+
+    def _job_dir(self, rank: int) -> Path:
+        return self._places[self._now[rank][0]].job_dir
+
+    # -- notes
 
     def _hear(self) -> None:
         """What was noted since the last look."""
@@ -108,12 +170,17 @@ class Witness:
                 self._take(json.loads(line))
 
     def _take(self, said: dict[str, Any]) -> None:
-        self._facts.notes.append(said)
         number = int(said["fault"])
+        fault = self._faults[number]
+        if said["what"] == ASKS:
+            if number not in self._watches and not any(n["fault"] == number for n in self._facts.notes):
+                self._watches[number] = self._strike_nodes(number, fault, said)
+            return
+        self._facts.notes.append(said)
         if said["what"] == "cannot":
             self._facts.cannot[number] = said["why"]
-        elif said["what"] == "did" and not self._faults[number].from_outside:
-            self._watches[number] = self._follow(number, self._faults[number], said)
+        elif said["what"] == "did" and not fault.from_outside and not fault.nodes:
+            self._watches[number] = self._follow(number, fault, said)
 
     def _saw(self, number: int, what: str) -> None:
         self._facts.sightings.setdefault(number, []).append(what)
@@ -125,10 +192,16 @@ class Witness:
 
     def _strike(self, number: int, fault: Fault) -> Iterator[None]:
         """Wait for the moment, do it, and follow what becomes of it."""
+        if fault.nodes:
+            while (moment := self._protecting(fault)) is None:
+                yield
+            yield from self._strike_nodes(number, fault, moment)
+            return
         assert fault.after_ms is not None
         while True:
-            while (status := self._page(fault.rank)) is None or is_dead(status.pid) or not self._is_moment(number, fault, status):
+            while (found := self._now.get(fault.rank)) is None or is_dead(found[1].pid) or not self._is_moment(number, fault, found[1]):
                 yield
+            status = found[1]
             at = time.monotonic() + fault.after_ms / 1000
             while time.monotonic() < at:
                 yield
@@ -148,7 +221,7 @@ class Witness:
 
     def _do(self, fault: Fault, pid: int) -> dict[str, int]:
         if fault.kind == "keeper-kill":
-            return {"keeper_pid": kill_keeper(self._job_dir)}
+            return {"keeper_pid": kill_keeper(self._job_dir(fault.rank))}
         os.kill(pid, signal.SIGSTOP if fault.kind == "stop" else signal.SIGKILL)
         return {"pid": pid}
 
@@ -156,6 +229,56 @@ class Witness:
         if fault.phase == "restore":
             return status.phase is Phase.RESTORE and any(n["fault"] == number - 1 and n["what"] != "about to" for n in self._facts.notes)
         return status.step >= fault.step and status.phase not in (Phase.RESTORE, Phase.STARTING, Phase.DONE)
+
+    def _protecting(self, fault: Fault) -> dict[str, Any] | None:
+        """The moment: a rank of the node has sealed that step or a later one, and it is not committed yet."""
+        for status in self._on(fault.nodes[0]):
+            sealed = max((v.stamp for v in status.slots if v.state is SlotState.SEALED), default=None)
+            if sealed is None or sealed.step < fault.step or status.phase in (Phase.RESTORE, Phase.STARTING, Phase.DONE):
+                continue
+            committed = self._horizon[1].read(status.epoch).committed if self._horizon is not None else None
+            if sealed.epoch == status.epoch and (committed is None or committed < sealed):
+                return {"phase": PROTECT, "step": sealed.step, "mono_ns": time.monotonic_ns()}
+        return None
+
+    def _strike_nodes(self, number: int, fault: Fault, moment: dict[str, Any]) -> Iterator[None]:
+        assert self._nodes is not None
+        at_ns = moment["mono_ns"] + int((fault.after_ms or 0) * MS_NS)
+        while time.monotonic_ns() < at_ns:
+            yield
+        # The job has its own numbers for the nodes of a lab: ranks tell them.
+        members = sorted({rank // self._nproc for rank, (node, _) in self._now.items() if node in fault.nodes}) or list(fault.nodes)
+        note(self._attempts, number, "about to", phase=moment["phase"], step=moment["step"], nodes=members)
+        try:
+            if fault.kind == "link-down":
+                yield from self._flap(number, fault)
+            else:
+                self._lose(number, fault)
+        except ConfigError as error:
+            note(self._attempts, number, "cannot", why=str(error))
+
+    def _lose(self, number: int, fault: Fault) -> None:
+        assert self._nodes is not None
+        self._lost_epoch = max((status.epoch for _, status in self._now.values()), default=self._lost_epoch)
+        pids = self._nodes.lose(fault.nodes)
+        note(self._attempts, number, "did", pids=pids)
+        self._forget(fault.nodes)
+        names = ", ".join(map(str, fault.nodes))
+        if pids and all(map(is_dead, pids)):
+            self._saw(number, f"{len(pids)} processes of node {names} are gone")
+        if not any(self._places[node].job_dir.parent.exists() for node in fault.nodes):
+            self._saw(number, f"the memory of node {names} is gone")
+
+    def _flap(self, number: int, fault: Fault) -> Iterator[None]:
+        assert self._nodes is not None and fault.for_ms is not None
+        self._nodes.set_links(fault.nodes, up=False)
+        note(self._attempts, number, "did")
+        began_ns = time.monotonic_ns()
+        while time.monotonic_ns() < began_ns + int(fault.for_ms * MS_NS):
+            yield
+        self._nodes.set_links(fault.nodes, up=True)
+        took = human_ns(time.monotonic_ns() - began_ns)
+        self._saw(number, f"the link of node {', '.join(map(str, fault.nodes))} was down for {took}")
 
     # -- what becomes of a fault
 
@@ -189,7 +312,7 @@ class Witness:
             os.kill(pid, signal.SIGKILL)
 
     def _look_for_torn(self, number: int, rank: int) -> None:
-        for path in slot_paths(self._job_dir, rank):
+        for path in slot_paths(self._job_dir(rank), rank):
             with suppress(OSError, DamageError):
                 slot = Slot(path)
                 header = slot.header()
@@ -202,6 +325,6 @@ class Witness:
             self._saw(number, f"{filler.parent} has 0 bytes free")
         began_ns = int(self._told(number, "mono_ns"))
         answer = "persist-failed" if fault.where == "store" else "resumed"
-        while not any(e.kind == answer and e.mono_ns > began_ns for e in read_journal(self._journal)):
+        while not any(e.kind == answer and e.mono_ns > began_ns for place in self._places for e in read_journal(place.journal)):
             yield
         filler.unlink(missing_ok=True)  # what follows may go well again

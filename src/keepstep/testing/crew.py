@@ -1,0 +1,148 @@
+"""Crew: the processes of a drill's job, on this machine as it is (`Alone`) or on the nodes of a lab (`Several`).
+
+Comes in: the job's command and its variables. Goes out: where the job's memory and journals are, and its exit code. Starts what has to be
+started again: by hand, as a launcher that restarts nothing needs it, or on a node that was replaced.
+
+Invariant: after `end` no process of the job lives and nothing of it is in its arena_dir.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from keepstep.edge.journal import read_journal
+from keepstep.testing.lab import Lab
+
+REPLACE_S = 0.3  # how long a lost node stays away
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A node's."""
+
+    job_dir: Path
+    journal: Path
+
+
+class Crew(Protocol):
+    places: tuple[Place, ...]
+
+    def start(self) -> None: ...
+
+    def poll(self) -> int | None:
+        """The job's exit code, when it is over. Called every few milliseconds."""
+
+    def remains(self) -> list[str]:
+        """What is in memory of the job."""
+
+    def end(self) -> None: ...
+
+
+def launch(launcher: str, module: Sequence[str], options: Sequence[str]) -> list[str]:
+    """The command of a node. `options` are those `keepstep run` and torchrun share."""
+    before = {"run": ["-m", "keepstep.cli.main", "run", *options], "torchrun": ["-m", "torch.distributed.run", *options], "plain": []}
+    return [sys.executable, *before[launcher], "-m", *module]
+
+
+def remains_of(places: Sequence[Place]) -> list[str]:
+    return sorted(str(found) for place in places for found in place.job_dir.parent.glob(f"{place.job_dir.name}*"))
+
+
+class Alone:
+    """One launcher on this machine, started again `restarts` times when it fails."""
+
+    def __init__(self, job: str, place: Place, command: Sequence[str], environ: Mapping[str, str], log: BinaryIO, restarts: int) -> None:
+        self.places: tuple[Place, ...] = (place,)
+        self._job, self._command, self._environ, self._log, self._restarts = job, list(command), dict(environ), log, restarts
+
+    def start(self) -> None:
+        how = {"stdin": subprocess.DEVNULL, "stdout": self._log, "stderr": subprocess.STDOUT}
+        self._child = subprocess.Popen(self._command, env=self._environ, start_new_session=True, **how)  # type: ignore[call-overload]
+
+    def poll(self) -> int | None:
+        code: int | None = self._child.poll()
+        if code and self._restarts:
+            self._restarts -= 1
+            self.start()
+            return None
+        return code
+
+    def remains(self) -> list[str]:
+        return remains_of(self.places)
+
+    def end(self) -> None:
+        if self._child.poll() is None:
+            self._child.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._child.wait(5)
+        with suppress(ProcessLookupError):
+            os.killpg(self._child.pid, signal.SIGKILL)
+        self._child.wait()
+        # Ranks and keeper have sessions of their own; the journal knows their ids, and /proc whether they are still ours.
+        for pid in {int(e.data["pid"]) for e in read_journal(self.places[0].journal) if "pid" in e.data}:
+            with suppress(OSError):
+                if self._job.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
+        for path in self.remains():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+class Several:
+    """The same command on every node of a lab; whoever made the lab ends it."""
+
+    def __init__(self, job: str, lab: Lab, command: Sequence[str], environ: Mapping[str, str], log: BinaryIO) -> None:
+        self._lab, self._command, self._environ, self._log = lab, list(command), dict(environ), log
+        self.places = tuple(
+            Place(lab.arena_dir(node) / f"keepstep-{job}", lab.state_dir(node) / job / "journal.jsonl") for node in lab.nodes
+        )
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._due_s: dict[int, float] = {}
+
+    def start(self) -> None:
+        for node in self._lab.nodes:
+            self._start(node)
+
+    def _start(self, node: int) -> None:
+        how = {"stdin": subprocess.DEVNULL, "stdout": self._log, "stderr": subprocess.STDOUT}
+        self._children[node] = self._lab.start(node, self._command, self._environ, **how)
+
+    def poll(self) -> int | None:
+        for node in [n for n, at_s in self._due_s.items() if time.monotonic() >= at_s]:
+            del self._due_s[node]
+            self._lab.replace(node)
+            self._start(node)
+        codes = [child.poll() for child in self._children.values()]
+        if self._due_s or None in codes:
+            return None
+        return next((code for code in codes if code), 0)
+
+    def lose(self, nodes: Sequence[int]) -> list[int]:
+        """These nodes, with processes and memory; others come in their place. The processes that are gone. Those lost already stay so."""
+        there = [node for node in nodes if node not in self._due_s]
+        killed = self._lab.kill(*there)
+        for node in there:
+            self._children[node].wait()
+            self._due_s[node] = time.monotonic() + REPLACE_S
+        return killed
+
+    def set_links(self, nodes: Sequence[int], up: bool) -> None:
+        """Raises ConfigError without namespaces. The link of a node that is lost meanwhile is left alone."""
+        for node in nodes:
+            if node not in self._due_s:
+                self._lab.network.set_link(node, up)
+
+    def remains(self) -> list[str]:
+        return remains_of(self.places)
+
+    def end(self) -> None:
+        self._lab.kill(*(node for node in self._lab.nodes if node in self._lab.seats))
