@@ -45,6 +45,7 @@ class Election:
         self._joins: dict[int, dict[str, Any]] = {}  # of ranks here that wait for permission
         self._completed: dict[int, int] = {}
         self._round = -1  # of the newest offer heard here
+        self._told_round = -1  # of the newest offer made here
 
     def begin_round(self, node: Node) -> None:
         """Another round of many nodes: all ranks will join anew."""
@@ -152,7 +153,9 @@ class Election:
                 self._host.list_store()
 
     def _make_offer(self, offer: Offer) -> None:
-        self._journal.record("restore-offered", offer.why, source=offer.source, step=offer.stamp.step, round=offer.round)
+        if offer.round != self._told_round:
+            self._told_round = offer.round
+            self._journal.record("restore-offered", offer.why, source=offer.source, step=offer.stamp.step, round=offer.round)
         assert self._vote is not None
         found: dict[int, Source] = {}
         if self._node is not None and offer.source == "memory":

@@ -96,7 +96,7 @@ class Node:
             fetching.stop()
         self._fetches.clear()
         self._owner.begin(mesh.ranks_of(mesh.node))
-        self._supplier.begin()
+        self._supplier.end()
         self._holder.begin(mesh)
         self.mesh, self._epoch, self._resumed, self._tidied = mesh, -1, None, False
         self._policy, self._wards, self._inventories, self._last_report = None, {}, {}, ()
@@ -310,6 +310,7 @@ class Node:
         """Everybody trains on, in this epoch."""
         self._epoch, self._resumed, self.horizon = epoch, resumed, Horizon(epoch)
         self._page.write(self.horizon)
+        self._supplier.end()
         self._holder.heard(self.horizon)
         if self._leader is not None:
             self._leader.went(epoch, resumed)

@@ -7,6 +7,7 @@ a bit that flipped at rest must not get into a parity.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -43,18 +44,43 @@ class Sending:
     sign_ns: int = 0
 
 
+class Pin:
+    """A slot that must stand still while anything of it is on its way: the last who lets go unlocks it, on whatever thread."""
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot = slot
+        self._users = 1
+        self._lock = threading.Lock()
+
+    def take(self) -> None:
+        with self._lock:
+            self._users += 1
+
+    def let_go(self) -> None:
+        with self._lock:
+            self._users -= 1
+            last = self._users == 0
+        if last:
+            self.slot.unlock()  # closing alone would not: a thread may still look at the map
+            self.slot.close()
+
+
 @dataclass
 class Protection:
     """One snapshot on its way to its holders, pinned."""
 
     ward: Ward
     stamp: Stamp
-    slot: Slot
+    pin: Pin
     header: SlotHeader
     table: tuple[int, ...]
     holders: dict[int, Sending]
     sizes: dict[int, Sizes]  # of the row, as far as announced
     proven: bool
+
+    @property
+    def slot(self) -> Slot:
+        return self.pin.slot
 
 
 class Owner:
@@ -109,7 +135,7 @@ class Owner:
         sizes = {r: self._sizes[(r, stamp)] for r in ward.row if (r, stamp) in self._sizes}
         sizes[ward.rank] = Sizes(header.payload_bytes, header.manifest_bytes)
         holders = {node: Sending(node) for node in ward.holders}
-        now = self._now[ward.rank] = Protection(ward, stamp, slot, header, table, holders, sizes, proven=not ward.row)
+        now = self._now[ward.rank] = Protection(ward, stamp, Pin(slot), header, table, holders, sizes, proven=not ward.row)
         for sending in holders.values():
             self._offer(now, sending)
         if ward.row:
@@ -188,10 +214,12 @@ class Owner:
             )
             known = now.table[offset // BLOCK_BYTES] if whole_block else None
             span = Span(now.ward.rank, now.stamp, part, offset, length)
-            done = self._on_done(now, sending)
-            if not self._lines.send_block(sending.node, span, source, done, known):
-                return  # `writable` will say when
+            now.pin.take()
             sending.in_flight += 1
+            if not self._lines.send_block(sending.node, span, source, self._on_done(now, sending), known):
+                now.pin.let_go()
+                sending.in_flight -= 1
+                return  # `writable` will say when
             sending.waiting.popleft()
 
     def _on_done(self, now: Protection, sending: Sending) -> Callable[[str | None], None]:
@@ -201,7 +229,11 @@ class Owner:
             if why is not None and "damaged" in why:
                 self._lines.call_in_loop(lambda: self._source_is_damaged(now, why))
 
-        return lambda why: self._lines.call_in_loop(lambda: landed(why))
+        def on_links_thread(why: str | None) -> None:
+            now.pin.let_go()
+            self._lines.call_in_loop(lambda: landed(why))
+
+        return on_links_thread
 
     def _source_is_damaged(self, now: Protection, why: str) -> None:
         if self._now.get(now.ward.rank) is now:
@@ -272,7 +304,7 @@ class Owner:
     def _release(self, rank: int) -> None:
         now = self._now.pop(rank, None)
         if now is not None:
-            now.slot.close()  # bytes still in flight keep the map, and with it the pin, until they have landed
+            now.pin.let_go()
 
     def _release_all(self) -> None:
         for rank in list(self._now):

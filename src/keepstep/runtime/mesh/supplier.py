@@ -39,10 +39,11 @@ class Supplier:
         self._orders: list[Order] = []
         self._pins: dict[tuple[int, Stamp], Slot] = {}
 
-    def begin(self) -> None:
-        """Another round: nobody waits for the old orders."""
+    def end(self) -> None:
+        """Everybody has what it needs, or another round has begun: slots may be overwritten again."""
         self._orders.clear()
         for slot in self._pins.values():
+            slot.unlock()  # closing alone would not: a thread may still look at the map
             slot.close()
         self._pins.clear()
 

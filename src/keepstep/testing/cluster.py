@@ -1,0 +1,372 @@
+"""A cluster of real keepers on loopback, with ranks that train nothing: their states are bytes drawn from (rank, step).
+
+Stands where agent and sessions stand: tells keepers the mesh, captures into slots by the same rules as a session, joins the vote. So what
+is tested is what runs, but for torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import secrets
+import select
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from keepstep.config import Settings, resolve
+from keepstep.core.slots import Skip, choose
+from keepstep.edge.arena import Slot, slot_path, slot_paths
+from keepstep.edge.journal import read_journal
+from keepstep.edge.mailbox import Mailbox
+from keepstep.edge.processes import ensure_keeper
+from keepstep.edge.status import StatusPage
+from keepstep.errors import DamageError
+from keepstep.model.events import Event
+from keepstep.model.layout import TensorSpec, lay_out
+from keepstep.model.mesh import Member, Mesh
+from keepstep.model.snapshot import Phase, SlotState, SlotView, Stamp
+from keepstep.runtime.naming import job_hash
+from keepstep.runtime.outlook import Word
+
+JOB = "cluster"
+LAYOUT = lay_out([TensorSpec("w", "float32", (50, 50), 10_000)])
+MANIFEST = json.dumps(LAYOUT.to_json()).encode()
+PATIENCE_S = 40.0
+EMPTY = SlotView(SlotState.EMPTY, Stamp(-1, 0))
+
+
+def state_of(rank: int, step: int, nbytes: int) -> bytes:
+    """What the rank's state is after that step, in whatever life."""
+    return random.Random(f"{rank}/{step}").randbytes(nbytes)
+
+
+def wait_for(what: Callable[[], Any], why: Callable[[], str], patience_s: float = PATIENCE_S) -> Any:
+    """Until it is true; what it gives."""
+    until = time.monotonic() + patience_s
+    while not (found := what()):
+        assert time.monotonic() < until, f"not within {patience_s} s: {why()}"
+        select.select([], [], [], 0.005)
+    return found
+
+
+class Rank:
+    """One rank of one node: slots, page, and the line to its keeper."""
+
+    def __init__(self, settings: Settings, rank: int, world_size: int, nbytes: int, incarnation: int) -> None:
+        self.settings, self.rank, self.world_size, self.nbytes = settings, rank, world_size, nbytes
+        page = StatusPage.own(settings.job_dir, rank)
+        assert page is not None
+        self.page, self.outlook, self.incarnation = page, Word(settings.job_dir), incarnation
+        last = page.read()
+        self.completed = last.completed_step if last else -1
+        page.publish(
+            **{"rank": rank, "world_size": world_size, "pid": os.getpid(), "incarnation": incarnation, "phase": Phase.RESTORE},
+            **{"epoch": last.epoch if last else 0, "completed_step": self.completed, "decided_step": -1, "slots": ()},
+        )
+        self.box = ensure_keeper(settings)
+        self.slots: list[Slot] = []
+        self.views: list[SlotView] = []
+        self.look()
+        self.offer: dict[str, Any] | None = None
+        self.epoch: int | None = None
+        self.refused: str | None = None
+        self.join()
+
+    def look(self) -> None:
+        """Open and prove the slots that are there."""
+        for slot in self.slots:
+            slot.close()
+        self.slots = [Slot(path) for path in slot_paths(self.settings.job_dir, self.rank)]
+        self.views = [EMPTY] * len(self.slots)
+        for index, slot in enumerate(self.slots):
+            try:
+                header, _ = slot.verify_bytes()
+                self.views[index] = SlotView(SlotState.SEALED, header.stamp)
+            except (DamageError, LookupError):
+                continue
+
+    def holds(self) -> dict[Stamp, int]:
+        return {v.stamp: i for i, v in enumerate(self.views) if v.state is SlotState.SEALED}
+
+    def join(self) -> None:
+        holds = [[s.step, s.epoch] for s in self.holds()]
+        about = {"rank": self.rank, "world_size": self.world_size, "incarnation": self.incarnation, "foreign_world": None}
+        self.box.send({"kind": "join", "holds": holds, **about})
+
+    def hear(self) -> None:
+        """Whatever the keeper says now; obey it."""
+        while select.select([self.box], [], [], 0)[0]:
+            message = self.box.recv()
+            if message is None:
+                self.box.close()
+                self.box = ensure_keeper(self.settings)
+                return
+            if message["kind"] == "offer":
+                self.load(message)
+            elif message["kind"] == "go":
+                self.epoch = int(message["epoch"])
+                assert self.offer is not None
+                step = int(self.offer["step"])
+                self.completed = step
+                self.page.publish(epoch=self.epoch, phase=Phase.STEP, step=step, completed_step=step, decided_step=step)
+                self.publish()
+            elif message["kind"] == "refused":
+                self.refused = str(message["why"])
+
+    def load(self, offer: dict[str, Any]) -> None:
+        self.offer = offer
+        stamp = Stamp(offer["step"], offer["epoch"])
+        answer = {"rank": self.rank, "round": offer["round"]}
+        if offer["source"] == "memory":
+            if stamp not in self.holds():
+                self.look()
+            if stamp not in self.holds():
+                self.box.send({"kind": "failed", "why": f"{stamp} is not here", **answer})
+                return
+            slot = self.slots[self.holds()[stamp]]
+            header, _ = slot.verify_bytes()
+            found = bytes(slot.payload[: header.payload_bytes])
+            assert found == state_of(self.rank, stamp.step, self.nbytes), "wrong bytes were restored"
+        for index, view in enumerate(self.views):
+            if offer["source"] != "memory" or view.state is not SlotState.SEALED or view.stamp > stamp:
+                self.slots[index].void()
+                self.views[index] = EMPTY
+        self.publish()
+        self.box.send({"kind": "loaded", **answer})
+
+    def publish(self, **changes: Any) -> None:
+        self.page.publish(slots=tuple(self.views), **changes)
+        self.box.poke({"kind": "changed", "rank": self.rank})
+
+    def step(self, step: int) -> bool:
+        """Compute a step and capture it; False when it is skipped."""
+        assert self.epoch is not None
+        self.completed = step
+        self.page.publish(completed_step=step, step=step)
+        while len(self.slots) < 2:
+            self.slots.append(Slot.create(slot_path(self.settings.job_dir, self.rank, len(self.slots)), self.nbytes, len(MANIFEST)))
+            self.views.append(EMPTY)
+        committed, is_hopeless = self.outlook.look(self.epoch)
+        views = [
+            v if v.state is SlotState.EMPTY or self._is_free(i) else SlotView(v.state, v.stamp, True) for i, v in enumerate(self.views)
+        ]
+        decision = choose(step, views, committed, is_hopeless)
+        if isinstance(decision, Skip):
+            self.publish(decided_step=step)
+            return False
+        slot, stamp = self.slots[decision.slot], Stamp(step, self.epoch)
+        slot.begin(job_hash(JOB, os.getuid()), self.rank, self.world_size, self.incarnation, stamp)
+        self.views[decision.slot] = SlotView(SlotState.WRITING, stamp)
+        self.publish(decided_step=step)
+        slot.payload[: self.nbytes] = state_of(self.rank, step, self.nbytes)
+        slot.seal(slot.write_table(self.nbytes, MANIFEST), LAYOUT.hash(), 0.0)
+        self.views[decision.slot] = SlotView(SlotState.SEALED, stamp)
+        self.publish(payload_bytes=self.nbytes)
+        return True
+
+    def _is_free(self, index: int) -> bool:
+        free = self.slots[index].lock(exclusive=True)
+        if free:
+            self.slots[index].unlock()
+        return free
+
+    def close(self) -> None:
+        for slot in self.slots:
+            slot.close()
+        self.page.close()
+        self.outlook.close()
+        self.box.hang_up()
+
+
+@dataclass
+class Machine:
+    """One node: its places, its keeper, its ranks."""
+
+    settings: Settings
+    host: str
+    box: Mailbox | None = None
+    port: int = 0
+    incarnation: int = 0
+    ranks: list[Rank] = field(default_factory=list)
+
+    def start(self) -> None:
+        self.settings.arena_dir.mkdir(parents=True, exist_ok=True)
+        self.box = ensure_keeper(self.settings)
+        self.box.send({"kind": "agent", "pid": os.getpid()})
+        self.listen()
+
+    def listen(self) -> None:
+        assert self.box is not None
+        self.box.send({"kind": "listen", "host": self.host, "port": self.port})
+        answer = self.box.recv(20)
+        assert answer is not None and answer["kind"] == "listening", answer
+        self.port, self.incarnation = answer["port"], answer["incarnation"]
+
+    def keeper_pid(self) -> int:
+        assert self.box is not None
+        return self.box.peer()[0]
+
+    def kill_keeper(self) -> None:
+        assert self.box is not None
+        pid = self.keeper_pid()
+        pidfd = os.pidfd_open(pid)
+        os.kill(pid, signal.SIGKILL)
+        assert select.select([pidfd], [], [], 20)[0]
+        os.close(pidfd)
+        self.box.close()
+        self.box = None
+
+    def kill_ranks(self) -> None:
+        for rank in self.ranks:
+            rank.close()
+        self.ranks.clear()
+
+    def vanish(self) -> None:
+        """As a machine does: processes and memory at once."""
+        self.kill_ranks()
+        self.kill_keeper()
+        shutil.rmtree(self.settings.arena_dir)
+
+    def events(self) -> list[Event]:
+        return list(read_journal(self.settings.journal_path))
+
+
+class Cluster:
+    """`nodes` machines with `per_node` ranks each."""
+
+    def __init__(self, room: Path, nodes: int, policy: str, per_node: int = 1, nbytes: int = 50_000, scrub_every_s: float = 0.0) -> None:
+        self.per_node, self.nbytes = per_node, nbytes
+        self.machines: list[Machine] = []
+        for i in range(nodes):
+            config = {
+                **{"job": JOB, "arena_dir": room / f"m{i}", "state_dir": room / f"state{i}", "redundancy": policy, "grace_s": 120.0},
+                **{"scrub_every_s": scrub_every_s, "link_dead_s": 2.0},
+            }
+            self.machines.append(Machine(resolve(config, {"HOME": str(room)}, JOB), "127.0.0.1"))
+        self.round, self.secret, self.incarnation = 0, secrets.token_hex(16), 0
+
+    def __enter__(self) -> Cluster:
+        for machine in self.machines:
+            machine.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for machine in self.machines:
+            machine.kill_ranks()
+        for machine in self.machines:
+            if machine.box is not None:
+                pidfd = os.pidfd_open(machine.keeper_pid())
+                machine.box.send({"kind": "end", "ok": True, "why": "the test is over"})
+                gone = select.select([pidfd], [], [], 20)[0]
+                os.close(pidfd)
+                machine.box.close()
+                assert gone, "a keeper does not go"
+
+    @property
+    def ranks(self) -> list[Rank]:
+        return [rank for machine in self.machines for rank in machine.ranks]
+
+    # -- rounds
+
+    def begin_round(self) -> None:
+        """All ranks start, in the order of the machines."""
+        self.round += 1
+        self.incarnation += 1
+        members = tuple(Member(i, m.host, m.port, m.incarnation, self.per_node) for i, m in enumerate(self.machines))
+        for i, machine in enumerate(self.machines):
+            assert machine.box is not None
+            machine.box.send({"kind": "mesh", **Mesh(self.round, i, members, self.secret).to_json()})
+        world = len(self.machines) * self.per_node
+        for i, machine in enumerate(self.machines):
+            for local in range(self.per_node):
+                machine.ranks.append(Rank(machine.settings, i * self.per_node + local, world, self.nbytes, self.incarnation))
+
+    def hear(self) -> None:
+        for rank in self.ranks:
+            rank.hear()
+
+    def resume(self) -> dict[str, Any]:
+        """A round, until every rank may go: what was offered last."""
+        self.begin_round()
+
+        def all_go() -> bool:
+            self.hear()
+            refused = next((r.refused for r in self.ranks if r.refused), None)
+            assert refused is None, refused
+            return all(r.epoch is not None for r in self.ranks)
+
+        wait_for(all_go, lambda: f"go; {self.story()}")
+        offer = self.ranks[0].offer
+        assert offer is not None and len({(r.offer or {})["step"] for r in self.ranks}) == 1
+        if offer["source"] == "memory":
+            self.wait_committed(offer["step"])  # until then a rank with two old snapshots has no slot to give
+        return offer
+
+    def restart(self) -> dict[str, Any]:
+        for machine in self.machines:
+            machine.kill_ranks()
+        return self.resume()
+
+    def replace(self, *nodes: int) -> None:
+        """These machines are gone, and others stand in their places."""
+        for node in nodes:
+            self.machines[node].vanish()
+        for node in nodes:
+            machine = self.machines[node]
+            machine.port = 0
+            machine.start()
+
+    # -- steps
+
+    def train(self, first: int, last: int, commit: bool = True) -> None:
+        """Steps `first` to `last`, each committed before the next one when asked."""
+        for step in range(first, last + 1):
+            for rank in self.ranks:
+                rank.step(step)
+            if commit:
+                self.wait_committed(step)
+
+    def committed(self) -> list[int]:
+        found = []
+        for rank in self.ranks:
+            assert rank.epoch is not None
+            horizon, _ = rank.outlook.look(rank.epoch)
+            found.append(-1 if horizon is None else horizon.step)
+        return found
+
+    def wait_committed(self, step: int) -> None:
+        def everywhere() -> bool:
+            self.hear()
+            return min(self.committed()) >= step
+
+        wait_for(everywhere, lambda: f"step {step} committed, found {self.committed()}; {self.story()}")
+
+    def story(self) -> str:
+        """What all journals and logs told last."""
+        events = sorted((e for m in self.machines for e in m.events()), key=lambda e: e.mono_ns)
+        logs = [m.settings.journal_path.with_name("keeper.log").read_text()[-1500:] for m in self.machines]
+        return "\n".join([*(f"{e.who} {e.kind}: {e.why}" for e in events[-25:]), *logs])
+
+    def held(self) -> dict[int, list[tuple[int, int]]]:
+        """By machine: (rank, step) of the sealed copies and parities it holds."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        for i, machine in enumerate(self.machines):
+            for path in sorted(machine.settings.job_dir.glob("held/rank-*/slot-?")) + sorted(
+                machine.settings.job_dir.glob("parity/rank-*/slot-?")
+            ):
+                slot = Slot(path)
+                header = slot.header()
+                slot.close()
+                if header.state is SlotState.SEALED:
+                    found.setdefault(i, []).append((header.rank, header.stamp.step))
+        return found
+
+    def digest(self) -> str:
+        return hashlib.sha256(b"".join(state_of(r.rank, r.completed, r.nbytes) for r in self.ranks)).hexdigest()
