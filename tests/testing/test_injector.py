@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from keepstep.model.snapshot import Phase
-from keepstep.testing.faults import Fault
+from keepstep.testing import injector as injector_module
+from keepstep.testing.faults import Fault, parse, to_plan
 from keepstep.testing.injector import Injector, Plan, attempted, fill, note
 
 
@@ -75,6 +77,39 @@ def test_a_fault_from_outside_is_not_done_inside(tmp_path: Path) -> None:
     injector = Injector(plan(tmp_path, Fault("kill", 0, 5, "forward", after_ms=3.0)), 0)
     injector(Phase.FORWARD, 5)
     assert told(tmp_path) == []
+
+
+def test_the_first_rank_of_a_node_asks_for_its_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(injector_module, "LOSS_PATIENCE_S", 0.0)
+    asked = replace(plan(tmp_path, parse("kill-node:node=1+2,step=5,phase=seal")), node=1)
+    for node, local_rank in ((0, 0), (1, 1), (2, 0), (None, 0)):
+        Injector(replace(asked, node=node), 0, local_rank)(Phase.SEAL, 5)
+    assert told(tmp_path) == []
+    Injector(asked, 3, 0)(Phase.SEAL, 6)
+    assert told(tmp_path) == [(0, "asks")]
+    assert attempted(asked.attempts) == set()  # asked is not done
+    note(asked.attempts, 0, "did")
+    Injector(asked, 3, 0)(Phase.SEAL, 7)
+    assert told(tmp_path) == [(0, "asks"), (0, "did")]
+
+
+def test_what_is_seen_only_from_outside_is_not_asked_for(tmp_path: Path) -> None:
+    asked = replace(plan(tmp_path, parse("kill-node:node=0,step=5,phase=protect")), node=0)
+    for phase in Phase:
+        Injector(asked, 0, 0)(phase, 9)
+    assert told(tmp_path) == []
+
+
+def test_a_plan_is_read_where_the_rank_lives(tmp_path: Path) -> None:
+    fault = parse("kill-node:node=1+2,step=5")
+    raw = {"faults": to_plan([fault]), "seed": 1, "job": "drill-1", "attempts": "/a", "store": None}
+    (tmp_path / "plan.json").write_text(json.dumps(raw))
+    environ = {"KEEPSTEP_ARENA_DIR": "/dev/shm/lab/node-2", "KEEPSTEP_STATE_DIR": "/work/node-2"}
+    found = Plan.read(tmp_path / "plan.json", environ)
+    assert found == Plan(
+        (fault,), 1, Path("/a"), Path("/dev/shm/lab/node-2/keepstep-drill-1"), Path("/work/node-2/drill-1/journal.jsonl"), None
+    )
+    assert Plan.read(tmp_path / "plan.json", {**environ, "KEEPSTEP_LAB": "7/2"}).node == 2
 
 
 def test_a_large_filesystem_is_never_filled(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from keepstep.cli.drill import exit_code
 from keepstep.model.events import Event
 from keepstep.model.units import S_NS
 from keepstep.testing.faults import Fault, parse
-from keepstep.testing.verdict import judge
+from keepstep.testing.verdict import covers, judge
 from keepstep.testing.witness import Facts
 
 
@@ -97,13 +97,15 @@ COMPLETE: dict[str, tuple[list[str], list[Event], dict[str, Any]]] = {
     "keeper-kill:step=20": (["keeper process 5 is gone"], [ADOPTED], {"keeper_pid": 5}),
     "full:step=20": (["store has 0 bytes free"], [NO_SPACE], {}),
     "full:step=20,where=arena": (["arena has 0 bytes free"], [RESUMED], {}),
+    "kill-node:node=1,step=20": (["3 processes of node 1 are gone", "the memory of node 1 is gone"], [RESUMED], {}),
+    "link-down:node=1,step=20,for=500": (["the link of node 1 was down for 500.1 ms"], [], {}),
 }
 
 
 @pytest.mark.parametrize("spec", COMPLETE)
 def test_each_kind_needs_all_its_evidence(spec: str) -> None:
     sightings, events, said = COMPLETE[spec]
-    notes = [told(0, "about to", 10, pid=7, phase="forward", step=20), told(0, "did", 10, **said)]
+    notes = [told(0, "about to", 10, pid=7, nodes=[1], phase="forward", step=20), told(0, "did", 10, **said)]
     fault = parse(spec)
 
     def is_seen(sightings: list[str], events: list[Event]) -> bool:
@@ -121,3 +123,72 @@ def test_only_a_flip_may_cost_more_than_one_step() -> None:
     assert not verdict(parse("kill:step=20"), facts(events=lost))["within_one_step"]
     notes = [facts().notes[0], told(0, "did", 10, paths=[])]
     assert verdict(parse("flip:step=20"), facts(events=lost, notes=notes))["within_one_step"]
+
+
+# -- nodes
+
+
+@pytest.mark.parametrize(
+    ("policy", "lost", "survives"),
+    [
+        ("none", {2}, False),
+        ("copies:2", {2}, True),
+        ("copies:2", {0, 2}, True),
+        ("copies:2", {0, 1}, False),
+        ("copies:3", {0, 1}, True),
+        ("parity:4", {3}, True),
+        ("parity:4", {0, 3}, False),
+        ("rs:2+2", {0, 3}, True),
+        ("auto", {3}, True),
+        ("auto", {2, 3}, False),
+        ("none", set(), True),
+    ],
+)
+def test_what_a_policy_survives(policy: str, lost: set[int], survives: bool) -> None:
+    assert covers(policy, 4, lost) is survives
+
+
+def resumed(at_s: float, step: int, source: str, lost_steps: int) -> Event:
+    return event(at_s, "resumed", "every rank has proven", step=step, source=source, lost_steps=lost_steps)
+
+
+def after_losses(again: Event, *losses: tuple[float, int], protected_s: tuple[float, ...] = (2.5,), fetched: int = 0) -> dict[str, Any]:
+    """What is said of the last recovery, `again`, of four nodes with two copies; `losses`: when each node was lost."""
+    faults = [parse(f"kill-node:node={node},step=20") for _, node in losses]
+    notes = [told(n, "about to", at_s, phase="forward", step=20, nodes=[node]) for n, (at_s, node) in enumerate(losses)]
+    events = [event(2, "resumed", step=-1, source="fresh", lost_steps=0), event(11, "fetched", rank=1, nbytes=fetched, sources=[0])]
+    events += [resumed(at_s + 1, 19, "memory", 1) for at_s, _ in losses[:-1] if at_s + 1 < again.mono_ns / S_NS - 1]
+    protected_ns = {n: int(s * S_NS) for n, s in enumerate(protected_s)}
+    found = facts(notes=notes, events=[*events, again], nodes=4, policy="copies:2", protected_ns=protected_ns)
+    report = judge(faults, found, facts().hash)
+    return {**report["recoveries"][-1], "within_one_step": report["within_one_step"], "fetched": report["software_failures_fetched_bytes"]}
+
+
+def test_a_lost_node_that_the_policy_covers_may_cost_one_step() -> None:
+    said = after_losses(resumed(12, 19, "memory", 1), (10, 1), fetched=4096)
+    assert (said["lost_nodes"], said["covered"], said["within_one_step"], said["fetched_bytes"], said["fetched"]) == (
+        (1,),
+        True,
+        True,
+        4096,
+        0,
+    )
+    assert not after_losses(resumed(12, 9, "store", 11), (10, 1))["within_one_step"]
+
+
+def test_more_lost_than_the_policy_covers_comes_from_the_store() -> None:
+    said = after_losses(resumed(12, 9, "store", 11), (10, 0), (10.1, 1))
+    assert (said["lost_nodes"], said["covered"], said["within_one_step"]) == ((0, 1), False, True)
+
+
+def test_what_is_lost_before_the_copies_are_whole_again_is_lost_together() -> None:
+    """The second loss comes after the first one's recovery: what counts is whether everything was protected between them."""
+    again = resumed(16, 19, "store", 5)
+    assert after_losses(again, (10, 0), (14, 1))["lost_nodes"] == (0, 1)
+    assert after_losses(again, (10, 0), (14, 1), protected_s=(2.5, 12))["lost_nodes"] == (1,)
+
+
+def test_bytes_that_a_software_failure_moves_are_told() -> None:
+    moved = [*facts().events[:4], event(12.1, "fetched", rank=0, nbytes=100, sources=[1]), *facts().events[4:]]
+    assert verdict(parse("kill:step=20"), facts(events=moved))["software_failures_fetched_bytes"] == 100
+    assert verdict(parse("kill:step=20"), facts())["software_failures_fetched_bytes"] == 0

@@ -1,0 +1,171 @@
+"""Witness: where ranks live, when copies are on their way, and what it does and sees when nodes are lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keepstep.edge.horizon import HorizonPage
+from keepstep.edge.status import StatusPage
+from keepstep.model.horizon import Horizon
+from keepstep.model.snapshot import Phase, SlotState, SlotView, Stamp
+from keepstep.testing import witness as witness_module
+from keepstep.testing.crew import Place
+from keepstep.testing.faults import parse
+from keepstep.testing.injector import note
+from keepstep.testing.witness import Facts, Witness
+
+
+class Lost:
+    """Stands for the lab: memory goes, and a process that has ended is called the node's."""
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self.places, self.lost, self.links = places, [], []  # type: ignore[var-annotated]
+        with subprocess.Popen(["true"]) as ended:
+            self.pid = ended.pid
+
+    def lose(self, nodes: Sequence[int]) -> list[int]:
+        self.lost.append(tuple(nodes))
+        for node in nodes:
+            self.places[node].job_dir.parent.rename(self.places[node].job_dir.parents[1] / f"wiped-{len(self.lost)}-{node}")
+        return [self.pid]
+
+    def set_links(self, nodes: Sequence[int], up: bool) -> None:
+        self.links.append((tuple(nodes), up))
+
+
+class World:
+    """Four nodes with a rank each, and a witness of some faults."""
+
+    def __init__(self, tmp_path: Path, *faults: str) -> None:
+        self.places = [Place(tmp_path / f"node-{n}" / "keepstep-job", tmp_path / f"journal-{n}") for n in range(4)]
+        self.attempts, self.facts = tmp_path / "attempts.jsonl", Facts("job", nodes=4)
+        self.nodes = Lost(self.places)
+        self.pages: dict[tuple[int, int], StatusPage] = {}
+        self.witness = Witness(tuple(parse(f) for f in faults), 1, self.facts, self.places, self.attempts, self.nodes)
+
+    def says(self, rank: int, node: int | None = None, **fields: Any) -> None:
+        node = rank if node is None else node
+        if (node, rank) not in self.pages:
+            page = StatusPage.own(self.places[node].job_dir, rank)
+            assert page is not None
+            self.pages[node, rank] = page
+        self.pages[node, rank].publish(**{"pid": os.getpid(), "phase": Phase.FORWARD, "epoch": 1, **fields})
+
+    def commits(self, node: int, stamp: Stamp) -> None:
+        page = HorizonPage(self.places[node].job_dir)
+        page.write(Horizon(stamp.epoch, stamp))
+        page.close()
+
+    def told(self) -> list[str]:
+        return [n["what"] for n in map(json.loads, self.attempts.read_text().splitlines())] if self.attempts.exists() else []
+
+    def close(self) -> None:
+        self.witness.close()
+        for page in self.pages.values():
+            page.close()
+
+
+@pytest.fixture
+def worlds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setattr(witness_module, "SEARCH_S", 0.0)
+    made: list[World] = []
+
+    def make(*faults: str) -> World:
+        made.append(World(tmp_path, *faults))
+        for place in made[0].places:
+            place.job_dir.mkdir(parents=True)
+        return made[0]
+
+    yield make
+    made[0].close()
+
+
+def sealed(step: int, epoch: int = 1) -> tuple[SlotView, ...]:
+    return (SlotView(SlotState.SEALED, Stamp(step, epoch)), SlotView(SlotState.WRITING, Stamp(step + 1, epoch)))
+
+
+def test_a_node_is_lost_when_its_rank_asks(worlds: Any) -> None:
+    world: World = worlds("kill-node:node=1+2,step=5")
+    for rank in range(4):
+        world.says(rank)
+    world.witness.look()
+    assert world.nodes.lost == []
+    note(world.attempts, 0, "asks", phase="forward", step=5)
+    world.witness.look()
+    world.witness.look()
+    assert world.nodes.lost == [(1, 2)] and world.told() == ["asks", "about to", "did"]
+    assert world.facts.notes[0]["nodes"] == [1, 2]
+    assert world.facts.sightings[0] == ["1 processes of node 1, 2 are gone", "the memory of node 1, 2 is gone"]
+    note(world.attempts, 0, "asks", phase="forward", step=6)  # a second rank asked at the same moment
+    world.witness.look()
+    world.witness.look()
+    assert len(world.nodes.lost) == 1
+
+
+def test_the_jobs_own_numbers_of_nodes(worlds: Any) -> None:
+    """Rank 3 lives on the lab's node 0: its memory there is newer than what it left on node 3."""
+    world: World = worlds("kill-node:node=0,step=5")
+    for rank in (1, 2, 3):
+        world.says(rank)
+    world.says(3, node=0)
+    world.witness.look()
+    note(world.attempts, 0, "asks", phase="forward", step=5)
+    world.witness.look()
+    world.witness.look()
+    assert world.facts.notes[0]["nodes"] == [3]
+
+
+def test_protect_is_between_seal_and_commit(worlds: Any) -> None:
+    world: World = worlds("kill-node:node=2,step=5,phase=protect")
+    world.says(2, slots=sealed(4))
+    world.commits(2, Stamp(3, 1))
+    world.witness.look()
+    world.says(2, slots=sealed(5))
+    world.commits(2, Stamp(5, 1))
+    world.witness.look()
+    assert world.nodes.lost == []
+    world.says(2, slots=sealed(6))
+    world.witness.look()
+    world.witness.look()
+    assert world.nodes.lost == [(2,)]
+    assert [n.get("step") for n in world.facts.notes] == [6, None] and world.facts.notes[0]["phase"] == "protect"
+
+
+def test_when_everything_was_protected(worlds: Any) -> None:
+    world: World = worlds("kill-node:node=0,step=5")
+    world.says(0, epoch=1)
+    world.says(1, epoch=1)
+    world.witness.look()
+    assert world.facts.protected_ns == {}
+    world.commits(1, Stamp(4, 1))
+    world.witness.look()
+    assert list(world.facts.protected_ns) == [1]
+    world.says(1, epoch=2)
+    world.witness.look()
+    assert list(world.facts.protected_ns) == [1]  # epoch 2 has committed nothing
+    note(world.attempts, 0, "asks", phase="forward", step=5)
+    world.witness.look()
+    world.witness.look()
+    world.commits(1, Stamp(5, 2))  # an old word, found after the loss
+    world.witness.look()
+    assert list(world.facts.protected_ns) == [1]
+    world.says(1, epoch=3)
+    world.commits(1, Stamp(5, 3))
+    world.witness.look()
+    assert list(world.facts.protected_ns) == [1, 3]
+
+
+def test_a_link_goes_down_and_up(worlds: Any) -> None:
+    world: World = worlds("link-down:node=3,step=5,for=0")
+    note(world.attempts, 0, "asks", phase="forward", step=5)
+    for _ in range(3):
+        world.witness.look()
+    assert world.nodes.links == [((3,), False), ((3,), True)]
+    assert world.facts.sightings[0][0].startswith("the link of node 3 was down for")
