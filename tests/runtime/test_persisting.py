@@ -75,6 +75,7 @@ class Cluster:
 
     def __init__(self, where: Path) -> None:
         self.where = where
+        self.members = tuple(Member(node, "127.0.0.1", 1, 1, ranks) for node, ranks in enumerate(RANKS))
         self.selector = selectors.DefaultSelector()
         self.posted: deque[Callable[[], None]] = deque()
         self.on_order: Callable[[int, str], bool | None] = lambda node, act: True
@@ -89,9 +90,8 @@ class Cluster:
         return resolve({**config, "arena_dir": self.where / f"arena{node}", "state_dir": self.where / f"state{node}"}, {}, "j")
 
     def new_round(self, number: int) -> None:
-        members = tuple(Member(node, "127.0.0.1", 1, 1, ranks) for node, ranks in enumerate(RANKS))
         for node, persisting in enumerate(self.nodes):
-            persisting.meet(Mesh(number, node, members, "s" * 16), self._order)
+            persisting.meet(Mesh(number, node, self.members, "s" * 16), self._order)
 
     def _order(self, node: int, act: str, stamp: Stamp, attempt: int) -> None:
         def carry() -> None:
@@ -294,6 +294,16 @@ def test_what_dies_in_an_attempt_fails_it_and_the_next_one_is_none_the_worse(clu
     cluster.prove(4)
     left = {path.name for path in Path(Store(cluster.where / "store").url(4)).iterdir()}
     assert left == {*Store(cluster.where / "store").read_manifest(4).files, "keepstep.json"}
+
+
+def test_a_node_that_does_not_lead_says_so(cluster: Cluster) -> None:
+    asker, waiting = Asker(), Asker()
+    cluster.nodes[1].ask(asker, 4, "a test asks")
+    cluster.nodes[0].ask(waiting, 4, "a test asks")
+    cluster.nodes[0].meet(Mesh(2, 1, cluster.members, "s" * 16), cluster._order)
+    for heard, node in ((asker.heard, 1), (waiting.heard, 1)):
+        assert [(h["ok"], h["why"]) for h in heard] == [(False, f"expected to be asked on the node that leads, 0, found node {node}")]
+    assert not any(node.pending for node in cluster.nodes)
 
 
 def test_a_store_that_cannot_be_written_is_answered_and_leaves_the_slots(cluster: Cluster) -> None:

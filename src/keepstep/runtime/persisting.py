@@ -120,6 +120,12 @@ class Persisting:
             _answer([Request(box, ticket, step, why, 0)], False, step, "the job has no store: give one with store=... or --store")
             return
         self._requests.append(Request(box, ticket, step, why, time.monotonic_ns()))
+        self._refuse_unless_leading()
+
+    def _refuse_unless_leading(self) -> None:
+        if self._node != LEADER:
+            requests, self._requests = self._requests, []
+            _answer(requests, False, None, f"expected to be asked on the node that leads, {LEADER}, found node {self._node}")
 
     def forget(self, box: Asker) -> None:
         """The asker is gone; what it asked for is still done."""
@@ -136,7 +142,7 @@ class Persisting:
     def step(self, holdings: Sequence[Holding], world_size: int | None, anybody: bool) -> None:
         """Start what can be started. `holdings`: of all ranks of all nodes. `anybody`: whether a rank is connected that may still
         bring a wanted step."""
-        if self._running or not self._requests or self._node != LEADER:
+        if self._running or not self._requests:
             return
         now_ns = time.monotonic_ns()
         newest = cut(holdings, world_size or 1)
@@ -232,6 +238,7 @@ class Persisting:
         """A round of these nodes begins, and what was under way is over. `order` only sends: answers come in by `answered` later."""
         self.give_up(f"round {mesh.round} begins")
         self._node, self._ranks, self._order = mesh.node, tuple(m.ranks for m in mesh.members), order
+        self._refuse_unless_leading()
 
     def carry_out(self, act: str, stamp: Stamp, attempt: int, answer: Answer) -> None:
         """What the leader ordered from this node."""

@@ -312,6 +312,15 @@ def test_a_node_that_made_another_plan_is_noticed(place: Path) -> None:
     refused(nodes, place, LayoutError, rf"values that the plan leaves to node 1, found \d+; they differ in {gone} of rank \d")
 
 
+def test_a_value_that_moved_since_its_survey_is_not_written(place: Path) -> None:
+    nodes = ready(place)
+    nodes.states[1][0].tree["rng"]["torch"][4] += 1
+    with pytest.raises(DamageError, match=r"rng.torch of rank 1: expected the bytes of its survey \(\w{32}\), found others"):
+        nodes.part(1)
+    nodes.part(0)
+    refused(nodes, place, StoreError, "part-00001-17.json: expected what a node says about this attempt, found no file")
+
+
 def test_a_node_can_only_speak_for_its_own_ranks(place: Path) -> None:
     nodes = Nodes(place, (1, 2), replicated(trained(1), 3), 17)
     nodes.states[1].reverse()

@@ -31,8 +31,9 @@ from keepstep.errors import LayoutError
 
 @dataclass(frozen=True)
 class Plan:
-    """By rank: what it writes, and under which of its own names it has that."""
+    """By rank: what it has, what of it it writes, and under which of its own names it has that."""
 
+    ranks: Sequence[Mapping[str, Sketch]]
     plans: Sequence[SavePlan]
     own_names: Sequence[Mapping[str, str]]
     metadata: Metadata
@@ -54,7 +55,7 @@ def make_plan(ranks: Sequence[Mapping[str, Sketch]]) -> Plan:
         found = sum(prod(chunk.sizes) for chunk in stored.chunks) if isinstance(stored, TensorStorageMetadata) else 0
         if found != prod(shape):
             raise LayoutError(f"{name}: expected shards that make {list(shape)}, found {found} elements")
-    return Plan(plans, own_names, metadata)
+    return Plan(ranks, plans, own_names, metadata)
 
 
 def _offers(ranks: Sequence[Mapping[str, Sketch]]) -> tuple[list[dict[str, Sketch]], list[dict[str, str]]]:

@@ -42,7 +42,7 @@ from keepstep.edge.store import Draft, Store
 from keepstep.edge.torch.dcp.files import Files
 from keepstep.edge.torch.dcp.plan import Plan, make_plan
 from keepstep.edge.torch.dcp.tree import RankState, Value, flat
-from keepstep.errors import ConfigError, IdentityError, LayoutError, StoreError
+from keepstep.errors import ConfigError, DamageError, IdentityError, LayoutError, StoreError
 from keepstep.model.snapshot import Stamp
 
 METADATA = ".metadata"
@@ -188,13 +188,19 @@ def _offsets(item: WriteItem) -> tuple[int, ...] | None:
 class _Source(DefaultSavePlanner):
     """Gives DCP's writer one rank's values: the tensors themselves, and what is pickled already."""
 
-    def __init__(self, values: Mapping[str, Value], own_names: Mapping[str, str]) -> None:
+    def __init__(self, rank: int, plan: Plan, values: Mapping[str, Value]) -> None:
         super().__init__()
-        self._values, self._own_names = values, own_names
+        self._rank, self._plan, self._values = rank, plan, values
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        data = self._values[self._own_names[write_item.index.fqn]].data
-        return io.BytesIO(data) if isinstance(data, bytes) else data
+        name = self._plan.own_names[self._rank][write_item.index.fqn]
+        value, expected = self._values[name], self._plan.ranks[self._rank][name]
+        found = value.sketch()
+        if found != expected:  # others leave it to this rank because theirs was the same
+            raise DamageError(
+                f"{name} of rank {self._rank}: expected the bytes of its survey ({expected.digest}), found others ({found.digest})"
+            )
+        return io.BytesIO(value.data) if isinstance(value.data, bytes) else value.data
 
 
 def _write_rank(draft: Draft, file: str, rank: int, plan: Plan, values: Mapping[str, Value]) -> list[Item]:
@@ -203,7 +209,7 @@ def _write_rank(draft: Draft, file: str, rank: int, plan: Plan, values: Mapping[
     with _draft_errors(draft):
         writer = _writer(draft, lambda _: draft.open(file))
         (own,) = writer.prepare_global_plan([plan.plans[rank]])
-        results: list[WriteResult] = writer.write_data(own, _Source(values, plan.own_names[rank])).wait()
+        results: list[WriteResult] = writer.write_data(own, _Source(rank, plan, values)).wait()
     located = [(r.index.fqn, r.index.offset, r.storage_data) for r in results]
     return [Item(rank, name, None if at is None else tuple(at), file, info.offset, info.length) for name, at, info in located]
 
