@@ -139,8 +139,8 @@ def test_only_a_flip_may_cost_more_than_one_step() -> None:
         ("parity:4", {3}, True),
         ("parity:4", {0, 3}, False),
         ("rs:2+2", {0, 3}, True),
-        ("auto", {3}, True),
-        ("auto", {2, 3}, False),
+        ("auto", {3}, False),
+        ("auto", set(), True),
         ("none", set(), True),
     ],
 )
@@ -186,6 +186,18 @@ def test_what_is_lost_before_the_copies_are_whole_again_is_lost_together() -> No
     again = resumed(16, 19, "store", 5)
     assert after_losses(again, (10, 0), (14, 1))["lost_nodes"] == (0, 1)
     assert after_losses(again, (10, 0), (14, 1), protected_s=(2.5, 12))["lost_nodes"] == (1,)
+
+
+def test_what_auto_chose_is_what_counts() -> None:
+    for chose, covered in (("copies:2", True), ("none", False)):
+        events = [
+            event(2, "resumed", step=-1, source="fresh", lost_steps=0),
+            event(3, "policy", policy=chose),
+            resumed(12, 19, "memory", 1),
+        ]
+        notes = [told(0, "about to", 10, phase="forward", step=20, nodes=[1])]
+        report = judge([parse("kill-node:node=1,step=20")], facts(notes=notes, events=events, nodes=4, policy="auto"), facts().hash)
+        assert report["recoveries"][-1]["covered"] is covered
 
 
 def test_bytes_that_a_software_failure_moves_are_told() -> None:

@@ -44,8 +44,8 @@ class Recovery:
 def covers(policy: str, nodes: int, lost: Collection[int]) -> bool:
     """Whether memory survives the loss of these nodes at once, when everything was protected before. Raises ConfigError."""
     scheme = parse_policy(policy)
-    if not lost or isinstance(scheme, Auto):  # what `auto` chose only the job knows: one node it may always lose
-        return len(lost) <= 1
+    if not lost or isinstance(scheme, Auto):  # `auto` that has not chosen yet protects nothing
+        return not lost
     placement = place(scheme, topology(nodes))
     return not out_of_reach(placement, placement.holders, lost)
 
@@ -156,11 +156,15 @@ def recoveries(faults: Sequence[Fault], facts: Facts) -> list[Recovery]:
         # What was lost before the copies were whole again is lost at once.
         safe_ns = max((ns for ns in facts.protected_ns.values() if ns < event.mono_ns), default=0)
         lost = sorted({node for ns, nodes in lost_at.items() if safe_ns < ns < event.mono_ns for node in nodes})
+        chosen = [
+            e.data["policy"] for e in facts.events if e.kind == "policy" and e.mono_ns < (began[causes[0]] if causes else event.mono_ns)
+        ]
+        policy = chosen[-1] if chosen else facts.policy
         fetched = [e.data["nbytes"] for e in facts.events if e.kind == "fetched" and before.mono_ns < e.mono_ns < event.mono_ns]
         found.append(
             Recovery(
                 *(tuple(causes), event.data["step"], event.data["source"], event.data["lost_steps"], took_s),
-                *(tuple(lost), covers(facts.policy, facts.nodes, lost), sum(fetched)),
+                *(tuple(lost), covers(policy, facts.nodes, lost), sum(fetched)),
             )
         )
     return found
