@@ -187,6 +187,20 @@ def test_our_own_sleep_says_nothing_about_the_other_side() -> None:
     assert any(isinstance(away.decide(hour + second * SECOND), Dead) for second in range(25))
 
 
+def test_what_happened_while_we_slept_is_not_put_into_the_future() -> None:
+    """Heard, or gone, just before we looked again: from then on the usual times hold."""
+    hour = 3600 * SECOND
+    well, away = Health(PATIENCE, 0), Health(PATIENCE, 0)
+    well.opened(0)
+    away.opened(0)
+    well.heard(hour - 1)
+    away.cut("flap", hour - 1)
+    assert well.decide(hour) == Ping() and away.decide(hour) is None
+    asked = [(well.decide(hour + second * SECOND), away.decide(hour + second * SECOND)) for second in range(1, 22)]
+    assert [isinstance(one, Cut) for one, _ in asked] == [second > 5 for second in range(1, 22)]
+    assert [isinstance(other, Dead) for _, other in asked] == [second > 20 for second in range(1, 22)]
+
+
 def test_why_it_is_dead_names_the_last_trouble() -> None:
     health = Health(PATIENCE, 0)
     health.cut("10.0.0.7:4000: Connection refused", 3)

@@ -38,7 +38,7 @@ from keepstep.model.wire import (
 JOB, SECRET = b"j" * 16, b"the job's secret, 32 bytes long."
 ONE, TWO = Identity(JOB, 1, 4), Identity(JOB, 2, 7)
 DIAL = Dial(link=99, lane=3, resuming=True)
-RECORD = 80  # a handshake record with its greeting
+RECORD = 84  # a handshake record with its greeting
 HEAD = 40
 
 
