@@ -208,7 +208,7 @@ def _checked(values: dict[str, Any]) -> Settings:
         "host": ((str, type(None)), "an address or a name", lambda v: v is None or bool(v)),
         "rack": ((str, type(None)), "a name", lambda v: v is None or bool(v)),
         "secret": ((str, type(None)), "at least 16 bytes", lambda v: v is None or len(v.encode()) >= MIN_SECRET_BYTES),
-        "link_dead_s": ((int, float), "seconds, above 1", lambda v: 1 < v < math.inf),
+        "link_dead_s": ((int, float), "seconds, at least 2", lambda v: 2 <= v < math.inf),
     }
     for name, (kind, words, good) in expect.items():
         value = values[name]

@@ -345,10 +345,10 @@ def test_another_world_size_without_a_store_is_refused_and_nothing_is_lost(setti
     job.close()
 
 
-def test_ranks_on_other_machines_are_refused(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_nodes_need_a_process_group(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match="expected all 4 ranks here, found 2"):
+    with pytest.raises(ConfigError, match=r"init_process_group\(\) before it, found none"):
         keepstep.protect(settings, x=1)
 
 

@@ -137,6 +137,8 @@ class Keeper:
             self.election.failed(int(message["rank"]), int(message["round"]), str(message["why"]))
         elif kind == "changed" and self.node is not None:
             self.node.report()
+        elif kind == "count":
+            box.send({"kind": "counts", "counts": self.lines.counts() if self.lines is not None else {}})
         elif kind == "listen":
             box.send(self._listen(str(message["host"]), int(message["port"])))
         elif kind == "mesh":

@@ -16,7 +16,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +251,7 @@ class Cluster:
             }
             self.machines.append(Machine(resolve(config, {"HOME": str(room)}, JOB), "127.0.0.1"))
         self.round, self.secret, self.incarnation = 0, secrets.token_hex(16), 0
+        self.members: tuple[Member, ...] | None = None
 
     def __enter__(self) -> Cluster:
         for machine in self.machines:
@@ -279,7 +280,7 @@ class Cluster:
         """All ranks start, in the order of the machines."""
         self.round += 1
         self.incarnation += 1
-        members = tuple(Member(i, m.host, m.port, m.incarnation, self.per_node) for i, m in enumerate(self.machines))
+        self.members = members = tuple(Member(i, m.host, m.port, m.incarnation, self.per_node) for i, m in enumerate(self.machines))
         for i, machine in enumerate(self.machines):
             assert machine.box is not None
             machine.box.send({"kind": "mesh", **Mesh(self.round, i, members, self.secret).to_json()})
@@ -367,6 +368,44 @@ class Cluster:
                 if header.state is SlotState.SEALED:
                     found.setdefault(i, []).append((header.rank, header.stamp.step))
         return found
+
+    def adopt(self, node: int) -> None:
+        """The machine's keeper is dead; the next one is told what an agent would tell it."""
+        machine = self.machines[node]
+        machine.start()
+        assert machine.box is not None and self.members is not None
+        members = tuple(replace(m, incarnation=machine.incarnation) if m.node == node else m for m in self.members)
+        machine.box.send({"kind": "mesh", **Mesh(self.round, node, members, self.secret).to_json()})
+        for rank in machine.ranks:
+            rank.box.close()
+            rank.box = ensure_keeper(rank.settings)
+            rank.box.send({"kind": "attach", "rank": rank.rank, "world_size": rank.world_size})
+
+    def wire_bytes(self) -> int:
+        """Bytes of blocks that crossed the wire, as the keepers count them."""
+        found = []
+        for machine in self.machines:
+            assert machine.box is not None
+            machine.box.send({"kind": "count"})
+            answer = machine.box.recv(20)
+            assert answer is not None and answer["kind"] == "counts"
+            found.append(int(answer["counts"].get("block bytes sent", 0)))
+        return sum(found)
+
+    def flip(self, shelf: str, node: int, rank: int, step: int, at: int) -> None:
+        """Turn one bit of a sealed slot's file."""
+        for path in slot_paths(self.machines[node].settings.job_dir / shelf, rank):
+            slot = Slot(path)
+            header = slot.header()
+            slot.close()
+            if (header.state, header.stamp.step) == (SlotState.SEALED, step):
+                with open(path, "r+b") as file:
+                    file.seek(at)
+                    byte = file.read(1)[0]
+                    file.seek(at)
+                    file.write(bytes([byte ^ 4]))
+                return
+        raise LookupError(f"no sealed slot of rank {rank} at step {step} on node {node}")
 
     def digest(self) -> str:
         return hashlib.sha256(b"".join(state_of(r.rank, r.completed, r.nbytes) for r in self.ranks)).hexdigest()

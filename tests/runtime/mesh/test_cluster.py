@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from keepstep.testing.cluster import Cluster
+from keepstep.testing.cluster import Cluster, wait_for
 
 
 @pytest.mark.parametrize(("policy", "nodes"), [("copies:2", 2), ("none", 2), ("parity:3", 3), ("rs:2+2", 4), ("copies:2", 3)])
@@ -40,3 +40,131 @@ def test_lost_nodes_come_back_from_the_others(tmp_path: Path, policy: str, nodes
         fetched = [e for m in cluster.machines for e in m.events() if e.kind == "fetched"]
         assert sorted(e.data["rank"] for e in fetched) == sorted(r for n in lost for r in (2 * n, 2 * n + 1))
         cluster.train(7, 9)
+
+
+def test_a_dead_process_moves_no_bytes(tmp_path: Path) -> None:
+    with Cluster(tmp_path, 3, "copies:2") as cluster:
+        cluster.resume()
+        cluster.train(0, 4)
+        before = cluster.wire_bytes()
+        offer = cluster.restart()
+        assert (offer["source"], offer["step"]) == ("memory", 4)
+        assert cluster.wire_bytes() == before
+
+
+def test_more_lost_than_the_policy_survives_is_told(tmp_path: Path) -> None:
+    with Cluster(tmp_path, 4, "copies:2") as cluster:
+        cluster.resume()
+        cluster.train(0, 3)
+        for machine in cluster.machines:
+            machine.kill_ranks()
+        cluster.replace(2, 3)  # a whole group
+        offer = cluster.resume()
+        assert offer["source"] == "fresh" and "no node's memory has anything of ranks 2, 3" in offer["why"]
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_keeper_that_dies_costs_nothing(tmp_path: Path, node: int) -> None:
+    with Cluster(tmp_path, 2, "copies:2") as cluster:
+        cluster.resume()
+        cluster.train(0, 3)
+        cluster.machines[node].kill_keeper()
+        for rank in cluster.ranks:
+            rank.step(4)
+        cluster.adopt(node)
+        cluster.wait_committed(4)
+        cluster.train(5, 7)
+        offer = cluster.restart()
+        assert (offer["source"], offer["step"]) == ("memory", 7)
+
+
+@pytest.mark.parametrize("policy", ["copies:2", "parity:3"])
+def test_a_second_node_lost_while_restoring(tmp_path: Path, policy: str) -> None:
+    """Before the first one is protected again: the store's turn, or the survivors' step when the policy covers it."""
+    with Cluster(tmp_path, 3, policy) as cluster:
+        cluster.resume()
+        cluster.train(0, 3)
+        for machine in cluster.machines:
+            machine.kill_ranks()
+        cluster.replace(1)
+        cluster.begin_round()
+        cluster.hear()
+        for machine in cluster.machines:
+            machine.kill_ranks()
+        cluster.replace(1)  # the replacement itself goes again: the others still have all of it
+        offer = cluster.resume()
+        assert (offer["source"], offer["step"]) == ("memory", 3)
+        cluster.train(4, 5)
+
+
+@pytest.mark.parametrize("policy", ["copies:2", "parity:3"])
+def test_ranks_may_live_elsewhere_after_a_restart(tmp_path: Path, policy: str) -> None:
+    with Cluster(tmp_path, 3, policy) as cluster:
+        cluster.resume()
+        cluster.train(0, 3)
+        for machine in cluster.machines:
+            machine.kill_ranks()
+        cluster.machines = [cluster.machines[2], cluster.machines[0], cluster.machines[1]]
+        offer = cluster.resume()
+        assert (offer["source"], offer["step"]) == ("memory", 3)
+        cluster.train(4, 6)
+        for machine in cluster.machines:
+            machine.kill_ranks()
+        cluster.replace(0)
+        assert cluster.resume()["step"] == 6
+
+
+def test_a_node_lost_in_the_middle_of_copying(tmp_path: Path) -> None:
+    """Whatever had arrived of the step under way: everybody goes back to one step, at most one back."""
+    for seed in range(4):
+        with Cluster(tmp_path / str(seed), 2, "copies:2", nbytes=20_000_000) as cluster:
+            cluster.resume()
+            cluster.train(0, 3)
+            for rank in cluster.ranks:
+                rank.step(4)
+            if seed % 2:
+                cluster.hear()
+            for machine in cluster.machines:
+                machine.kill_ranks()
+            cluster.replace(seed // 2)
+            offer = cluster.resume()
+            assert offer["source"] == "memory" and offer["step"] in (3, 4)
+
+
+def test_a_flipped_bit_in_a_copy_is_found_and_mended(tmp_path: Path) -> None:
+    with Cluster(tmp_path, 2, "copies:2", scrub_every_s=0.2) as cluster:
+        cluster.resume()
+        cluster.train(0, 3)
+        cluster.flip("held", 1, rank=0, step=3, at=4096 + 777)
+        wait_for(lambda: any("damaged" in e.kind for e in cluster.machines[1].events()), cluster.story)
+        wait_for(lambda: (0, 3) in cluster.held().get(1, []), cluster.story)
+        for machine in cluster.machines:
+            machine.kill_ranks()
+        cluster.replace(0)
+        offer = cluster.resume()
+        assert (offer["source"], offer["step"]) == ("memory", 3)
+
+
+def test_a_flipped_bit_in_a_parity_is_found_and_mended(tmp_path: Path) -> None:
+    with Cluster(tmp_path, 3, "parity:3", scrub_every_s=0.2) as cluster:
+        cluster.resume()
+        cluster.train(0, 3)
+        cluster.flip("parity", 1, rank=1, step=3, at=4096 + 777)
+        wait_for(lambda: any("damaged" in e.kind for e in cluster.machines[1].events()), cluster.story)
+        wait_for(lambda: (1, 3) in cluster.held().get(1, []), cluster.story)
+        for machine in cluster.machines:
+            machine.kill_ranks()
+        cluster.replace(0)
+        offer = cluster.resume()
+        assert (offer["source"], offer["step"]) == ("memory", 3)
+
+
+@pytest.mark.parametrize(("policy", "nodes"), [("copies:2", 2), ("parity:3", 3)])
+def test_a_flipped_bit_in_a_snapshot_itself_is_mended_from_the_others(tmp_path: Path, policy: str, nodes: int) -> None:
+    with Cluster(tmp_path, nodes, policy, scrub_every_s=0.2) as cluster:
+        cluster.resume()
+        cluster.train(0, 3)
+        cluster.flip(".", 1, rank=1, step=3, at=4096 + 777)
+        wait_for(lambda: any(e.kind == "mended" for e in cluster.machines[1].events()), cluster.story)
+        offer = cluster.restart()
+        assert (offer["source"], offer["step"]) == ("memory", 3)

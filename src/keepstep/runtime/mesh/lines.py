@@ -26,7 +26,7 @@ from keepstep.edge.tcp import TcpOptions
 from keepstep.errors import KeeperError
 from keepstep.model.mesh import Mesh
 from keepstep.model.snapshot import Stamp
-from keepstep.model.units import S_NS
+from keepstep.model.units import MS_NS, S_NS
 from keepstep.model.wire import Identity, Message, Span
 
 MAX_MESSAGES = 10_000
@@ -64,6 +64,8 @@ class Lines:
         except OSError as error:
             self._reserved.close()
             raise KeeperError(f"host: expected an address of this machine with port {port} free, found {host}: {error.strerror}") from error
+        # A link that ends may mean that only a keeper died: so long another one has to come and answer.
+        self.return_ns = round(max(1.0, 0.3 * settings.link_dead_s) * S_NS)
         self.address: tuple[str, int] = self._reserved.getsockname()[:2]
         self._inbox: queue.SimpleQueue[Heard] = queue.SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -103,9 +105,10 @@ class Lines:
 
     def _open(self, mesh: Mesh) -> Peers:
         me = Identity(self._job_hash, mesh.node, self.incarnation)
-        secret, dead_ns = mesh.secret.encode(), round(self._settings.link_dead_s * S_NS)
+        secret, dead_ns = mesh.secret.encode(), round(self._settings.link_dead_s * S_NS) - self.return_ns
         silence_ns = min(5 * S_NS, dead_ns // 2)
-        patience = Patience(ping_ns=silence_ns // 4, silence_ns=silence_ns, dead_ns=dead_ns, retry_most_ns=min(S_NS, dead_ns // 8))
+        retry_ns = min(S_NS, dead_ns // 8)
+        patience = Patience(silence_ns // 4, silence_ns, dead_ns, retry_first_ns=min(50 * MS_NS, retry_ns), retry_most_ns=retry_ns)
         options = PeerOptions(bind=self.address, tcp=TcpOptions(unacked_s=silence_ns / S_NS))
         peers = Peers(
             me,

@@ -67,6 +67,7 @@ class Node:
         self._owner = Owner(lines, job_dir, journal, self._later, self.report)
         self._page = HorizonPage(job_dir)
         self._fetches: dict[int, Fetching] = {}
+        self._missing: dict[int, tuple[int, str]] = {}  # nodes whose keeper is gone: since when, and why we think so
         self._leader: Leader | None = None
         self._inventories: dict[int, Inventory] = {}
         self._policy: Scheme | None = None
@@ -95,6 +96,7 @@ class Node:
         for fetching in self._fetches.values():
             fetching.stop()
         self._fetches.clear()
+        self._missing.clear()
         self._owner.begin(mesh.ranks_of(mesh.node))
         self._supplier.end()
         self._holder.begin(mesh)
@@ -187,6 +189,7 @@ class Node:
         return [f for f in self._fetches.values() if f.stamp == stamp and rank in (f.source.rank, *f.source.row)]
 
     def _link_is_open(self, node: int) -> None:
+        self._missing.pop(node, None)
         self._owner.link_is_open(node)
         if self._leader is not None:
             self._leader.joined(node)
@@ -200,7 +203,9 @@ class Node:
         self._holder.link_is_dead(node)
         for fetching in list(self._fetches.values()):
             fetching.link_is_dead(node, why)
-        self._host.peer_is_dead(node, why)
+        # Perhaps only its keeper died, and the next one is about to come: the node is lost when nobody does.
+        self._missing[node] = (time.monotonic_ns(), why)
+        self._lines.link_with({node})
 
     # -- the vote's needs
 
@@ -397,6 +402,10 @@ class Node:
             self._ticked_ns = now_ns
             self._owner.tick()
             self.report()
+        for node, (since_ns, why) in list(self._missing.items()):
+            if now_ns - since_ns > self._lines.return_ns:
+                del self._missing[node]
+                self._host.peer_is_dead(node, why)
 
     def _own_sizes(self, rank: int, stamp: Stamp) -> Sizes | None:
         for path in slot_paths(self._settings.job_dir, rank):
