@@ -106,6 +106,22 @@ class Shelf:
                     slot.path.unlink(missing_ok=True)
                     slot.close()
 
+    def void_damaged(self, path: Path) -> tuple[int, Stamp] | None:
+        """Forget what rests in that file, if it does not prove: which snapshot it was; None when it does. A damaged header names none."""
+        for rank, slots in self._slots.items():
+            for slot in slots:
+                if slot is None or slot.path != path:
+                    continue
+                view = self._view(slot)
+                try:
+                    slot.verify_bytes()
+                except DamageError:
+                    slot.void()
+                    return rank, view.stamp
+                except LookupError:
+                    return None
+        return None
+
     def void_newer(self, stamp: Stamp | None) -> None:
         """Forget what is newer than `stamp` (None: everything) and whatever is half written: another computation begins."""
         for slots in self._slots.values():

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from keepstep.edge.mailbox import Mailbox, listen
 from keepstep.edge.status import read_status
 from keepstep.errors import DamageError, KeeperError, StoreError
 from keepstep.model.mesh import LEADER, Mesh, mesh_from_json
-from keepstep.model.snapshot import RankStatus, Stamp
+from keepstep.model.snapshot import RankStatus, SlotState, Stamp
 from keepstep.model.units import S_NS
 from keepstep.runtime.election import Election
 from keepstep.runtime.mesh.lines import Lines
@@ -369,10 +370,42 @@ class Keeper:
             if kind == "store":
                 self.election.store_listed(future.result())
             elif kind == "scrub":
-                for rank, index, why in future.result():
-                    self.journal.record("damaged", f"scrub: {why}", rank=rank, slot=index)
-                    if rank in self.ranks:
-                        self.ranks[rank].send({"kind": "damaged", "slot": index, "why": why})
+                self._take_findings(future.result())
+
+    def _take_findings(self, findings: list[Finding]) -> None:
+        for finding in findings:
+            if finding.rank is None:
+                if self.node is not None:
+                    self.node.damaged_at_rest(finding.path, finding.why)
+                continue
+            self.journal.record("damaged", f"scrub: {finding.why}", rank=finding.rank, slot=finding.index)
+            self._mend(finding.rank, finding.index, finding.why)
+        if not findings and self.node is not None:
+            self.node.compare()
+
+    def _mend(self, rank: int, index: int, why: str) -> None:
+        def give_up(_: str) -> None:
+            if rank in self.ranks:
+                self.ranks[rank].send({"kind": "damaged", "slot": index, "why": why})
+
+        def mended(failed: str | None) -> None:
+            if failed is None:
+                self.journal.record(
+                    "mended", f"slot {index} of rank {rank} is whole again, from other nodes' memory", rank=rank, slot=index
+                )
+            else:
+                give_up(failed)
+
+        status = self.statuses().get(rank)
+        # What the slot held is asked of the rank's page: its header may be what is damaged.
+        if self.node is None or status is None or index >= len(status.slots) or status.slots[index].state is not SlotState.SEALED:
+            give_up(why)
+        else:
+            self.node.mend(rank, index, status.slots[index].stamp, mended)
+
+    def scrub_soon(self) -> None:
+        """Something that lies here does not prove."""
+        self._scrubbed_at_ns = min(self._scrubbed_at_ns, time.monotonic_ns() - round(self.settings.scrub_every_s * S_NS))
 
     # -- the end
 
@@ -405,22 +438,33 @@ class Keeper:
         self._ask_to_persist(None, None, "the keeper received SIGTERM", 0)
 
 
-def scrub(job_dir: Path) -> list[tuple[int, int, str]]:
-    """Re-verify every sealed slot: (rank, slot, what is wrong)."""
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A slot that does not prove. `rank` is None for what is held for other nodes."""
+
+    path: Path
+    rank: int | None
+    index: int
+    why: str
+
+
+def scrub(job_dir: Path) -> list[Finding]:
+    """Re-verify every sealed slot: the ranks' own, copies and parities."""
     found = []
-    for directory in sorted(job_dir.glob("rank-*")):
-        rank = int(directory.name.split("-")[1])
-        for index, path in enumerate(slot_paths(job_dir, rank)):
-            try:
-                slot = Slot(path)
+    for root in (job_dir, job_dir / "held", job_dir / "parity"):
+        for directory in sorted(root.glob("rank-*")):
+            rank = int(directory.name.split("-")[1])
+            for path in slot_paths(root, rank):
                 try:
-                    slot.verify()
-                finally:
-                    slot.close()
-            except DamageError as error:
-                found.append((rank, index, str(error)))
-            except (LookupError, OSError):
-                continue
+                    slot = Slot(path)
+                    try:
+                        slot.verify_bytes()
+                    finally:
+                        slot.close()
+                except DamageError as error:
+                    found.append(Finding(path, rank if root == job_dir else None, int(path.name.split("-")[1]), str(error)))
+                except (LookupError, OSError):
+                    continue
     return found
 
 

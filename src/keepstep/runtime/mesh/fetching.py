@@ -54,10 +54,12 @@ class Fetching:
         source: Source,
         stamp: Stamp,
         ended: Callable[[Fetched], None],
+        path: Path | None = None,
     ) -> None:
+        """`path`: where the slot is to be; None: among the rank's own, in place of the one that is worth least."""
         self._lines, self._supplier, self._job_dir, self._job_hash, self._later = lines, supplier, job_dir, job_hash, later
         self.source, self.stamp, self._ended = source, stamp, ended
-        self._rank = source.rank
+        self._rank, self._path = source.rank, path
         self._nodes = list(source.copies) or [node for _, node in source.members]
         self._scratch = Scratch(lambda: lines.call_in_loop(self._go_on))
         self._asked: dict[int, set[tuple[int, Range]]] = {node: set() for node in self._nodes}
@@ -109,7 +111,7 @@ class Fetching:
     def _make_whole(self, header: SlotHeader, capacity: int) -> Generator[None, None, Whole]:
         """Its slot. Making that is work for another thread: the first touch of memory takes long."""
         manifest_capacity = header.manifest_bytes + header.manifest_bytes // 2 + 4 * KIB
-        path = free_slot_path(self._job_dir, self._rank, self.stamp)
+        path = self._path or free_slot_path(self._job_dir, self._rank, self.stamp)
         made: list[Slot | MemoryBudgetError] = []
 
         def make() -> Slot | MemoryBudgetError:
@@ -274,3 +276,21 @@ def free_slot_path(job_dir: Path, rank: int, stamp: Stamp) -> Path:
         else:
             worth.append((-1 if header.stamp > stamp else header.stamp.step, index))
     return slot_path(job_dir, rank, min(worth)[1])
+
+
+def replace_bytes(slot: Slot, proven: Path) -> str | None:
+    """Make a pinned slot what another slot, just fetched and proven, is: payload, table, manifest, header last. None, or why not."""
+    fresh = Slot(proven)
+    try:
+        header, manifest = fresh.verify_bytes()
+        if header.payload_bytes > slot.capacity or len(manifest) > slot.manifest_capacity:
+            return f"{slot.path} is smaller than what was fetched"
+        for part in (Part.PAYLOAD, Part.TABLE, Part.MANIFEST):
+            slot.part(part, header)[:] = fresh.part(part, header)
+        slot.adopt(header)
+        slot.verify_bytes()
+    except (DamageError, LookupError) as error:
+        return str(error)
+    finally:
+        fresh.close()
+    return None

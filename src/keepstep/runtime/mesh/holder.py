@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from keepstep.core.reach import CodedRow
@@ -199,6 +200,19 @@ class Holder:
     def link_is_dead(self, node: int) -> None:
         for whole in self._receiving.values():
             whole.gone(node)
+
+    def damaged_at_rest(self, path: Path, why: str) -> None:
+        """Scrubbing found a copy or a parity that no longer proves: give it up, and have its owners send it again."""
+        shelf = self.copies if path.is_relative_to(self.copies.root) else self.parities
+        found = shelf.void_damaged(path)
+        if found is None:
+            return  # overwritten meanwhile
+        rank, stamp = found
+        self._journal.record("damaged", f"scrub: {why}; it is asked for again", rank=rank)
+        contents = self._contents.pop((rank, stamp), None)
+        owners = [rank] if shelf is self.copies else [r for r in (contents.stripes.members if contents else ()) if r != rank]
+        for owner in owners:
+            self._lines.send(self._mesh.node_of[owner], "nack", rank=owner, stamp=stamp, reason=f"damaged at rest: {why}"[:1000])
 
     # -- parities
 

@@ -10,13 +10,14 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
+from pathlib import Path
 from typing import Any, Protocol
 
 from keepstep.config import Settings
 from keepstep.core.cut import Holding, holding_of
 from keepstep.core.reach import CodedRow, Inventory, Source, sources, within_reach
 from keepstep.core.wards import Ward, wards
-from keepstep.edge.arena import Slot, slot_paths
+from keepstep.edge.arena import Slot, slot_path, slot_paths
 from keepstep.edge.horizon import HorizonPage
 from keepstep.edge.journal import Journal
 from keepstep.edge.machine import free_bytes
@@ -28,7 +29,7 @@ from keepstep.model.snapshot import RankStatus, SlotState, Stamp
 from keepstep.model.topology import Auto, NoRedundancy, Scheme, parse_policy
 from keepstep.model.units import S_NS, human_bytes, human_ns
 from keepstep.runtime.mesh.encoding import Sizes
-from keepstep.runtime.mesh.fetching import Fetched, Fetching
+from keepstep.runtime.mesh.fetching import Fetched, Fetching, replace_bytes
 from keepstep.runtime.mesh.holder import Holder
 from keepstep.runtime.mesh.leader import Leader, horizon_of
 from keepstep.runtime.mesh.lines import Heard, Lines
@@ -53,6 +54,8 @@ class Host(Protocol):
 
     def peer_is_dead(self, node: int, why: str) -> None: ...
 
+    def scrub_soon(self) -> None: ...
+
 
 class Node:
     def __init__(self, settings: Settings, lines: Lines, job_hash: bytes, journal: Journal, workers: Executor, host: Host) -> None:
@@ -64,9 +67,10 @@ class Node:
             *(self._later, self._own_sizes),
         )
         self._supplier = Supplier(lines, job_dir, self._holder)
-        self._owner = Owner(lines, job_dir, journal, self._later, self.report)
+        self._owner = Owner(lines, job_dir, journal, self._later, self.report, host.scrub_soon)
         self._page = HorizonPage(job_dir)
         self._fetches: dict[int, Fetching] = {}
+        self._mending: dict[int, Slot] = {}  # own slots that stand still while their bytes are brought back
         self._missing: dict[int, tuple[int, str]] = {}  # nodes whose keeper is gone: since when, and why we think so
         self._leader: Leader | None = None
         self._inventories: dict[int, Inventory] = {}
@@ -95,7 +99,10 @@ class Node:
         )
         for fetching in self._fetches.values():
             fetching.stop()
+        for slot in self._mending.values():
+            self._release(slot)
         self._fetches.clear()
+        self._mending.clear()
         self._missing.clear()
         self._owner.begin(mesh.ranks_of(mesh.node))
         self._supplier.end()
@@ -395,6 +402,51 @@ class Node:
                 shutil.rmtree(directory)
         self._holder.copies.keep_only({r for r, w in self._wards.items() if here in w.holders and not w.row})
         self._holder.parities.keep_only({r for r, w in self._wards.items() if w.node == here and w.row})
+
+    # -- what scrubbing found
+
+    def compare(self) -> None:
+        """Everything here has proven: have the holders compare what they hold with it."""
+        self._owner.compare()
+
+    def damaged_at_rest(self, path: Path, why: str) -> None:
+        self._holder.damaged_at_rest(path, why)
+
+    def mend(self, rank: int, index: int, stamp: Stamp, then: Callable[[str | None], None]) -> None:
+        """Bring a rank's own damaged snapshot back from its holders, in place; `then` hears None, or why not."""
+        source = self._owner.source_of(rank, stamp)
+        if source is None or rank in self._fetches:
+            then("no other node has proven a copy of it")
+            return
+        target = slot_path(self._settings.job_dir, rank, index)
+        slot = Slot(target)
+        if not slot.lock(exclusive=False):
+            slot.close()
+            then("it is being overwritten")
+            return
+        self._mending[rank] = slot
+        spare = target.with_name("mended")
+
+        def ended(fetched: Fetched) -> None:
+            self._fetches.pop(rank, None)
+            self._tell_fetched(fetched)
+            why = fetched.why
+            if why is None:
+                why = replace_bytes(slot, spare)
+                spare.unlink(missing_ok=True)
+            self._release(self._mending.pop(rank))
+            then(why)
+
+        fetching = Fetching(
+            *(self._lines, self._supplier, self._settings.job_dir, self._job_hash, self._later),
+            *(source, stamp, ended, spare),
+        )
+        self._fetches[rank] = fetching
+        fetching.start()
+
+    def _release(self, slot: Slot) -> None:
+        slot.unlock()
+        slot.close()
 
     def tick(self) -> None:
         now_ns = time.monotonic_ns()

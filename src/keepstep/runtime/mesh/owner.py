@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from keepstep.coding.checksum import BLOCK_BYTES
+from keepstep.core.reach import Source
 from keepstep.core.wards import Ward
 from keepstep.edge.arena import Slot, slot_paths
 from keepstep.edge.journal import Journal
@@ -84,8 +85,13 @@ class Protection:
 
 
 class Owner:
-    def __init__(self, lines: Lines, job_dir: Path, journal: Journal, later: Later, on_protected: Callable[[], None]) -> None:
-        self._lines, self._job_dir, self._journal, self._later, self._on_protected = lines, job_dir, journal, later, on_protected
+    """`on_protected`: another snapshot is proven by its holders; `on_damage`: what lies here does not prove."""
+
+    def __init__(
+        self, lines: Lines, job_dir: Path, journal: Journal, later: Later, on_protected: Callable[[], None], on_damage: Callable[[], None]
+    ) -> None:
+        self._lines, self._job_dir, self._journal, self._later = lines, job_dir, journal, later
+        self._on_protected, self._on_damage = on_protected, on_damage
         self._wards: Mapping[int, Ward] = {}
         self._ranks: range = range(0)
         self._now: dict[int, Protection] = {}
@@ -131,6 +137,7 @@ class Owner:
         except DamageError as error:
             self._journal.record("damaged", f"{error}; it is not copied", rank=ward.rank)
             slot.close()
+            self._on_damage()
             return
         sizes = {r: self._sizes[(r, stamp)] for r in ward.row if (r, stamp) in self._sizes}
         sizes[ward.rank] = Sizes(header.payload_bytes, header.manifest_bytes)
@@ -161,6 +168,7 @@ class Owner:
         if wrong is not None:
             self._journal.record("damaged", f"{wrong}; it is not encoded", rank=now.ward.rank)
             self._release(now.ward.rank)
+            self._on_damage()
             return
         now.proven = True
         for sending in now.holders.values():
@@ -171,7 +179,7 @@ class Owner:
     def announced(self, rank: int, stamp: Stamp, sizes: Sizes) -> None:
         """A member of one of our rows has offered: now its size is known."""
         self._sizes[(rank, stamp)] = sizes
-        self._sizes = {key: known for key, known in self._sizes.items() if self._committed is None or key[1] > self._committed}
+        self._sizes = {key: known for key, known in self._sizes.items() if self._committed is None or key[1] >= self._committed}
         for now in self._now.values():
             if rank in now.ward.row and now.stamp == stamp:
                 now.sizes[rank] = sizes
@@ -238,6 +246,7 @@ class Owner:
     def _source_is_damaged(self, now: Protection, why: str) -> None:
         if self._now.get(now.ward.rank) is now:
             self._journal.record("copy-failed", f"{now.stamp} of rank {now.ward.rank} does not arrive whole: {why}", rank=now.ward.rank)
+            self._on_damage()
 
     def acked(self, node: int, rank: int, stamp: Stamp) -> None:
         now, sending = self._find(node, rank, stamp)
@@ -265,6 +274,25 @@ class Owner:
             self.protected[rank].remove(stamp)
             if rank not in self._now:
                 self._start(self._wards[rank], stamp)
+
+    def compare(self) -> None:
+        """Offer the committed generation again: a holder whose copy is not what lies here takes it anew, the others just say so."""
+        for rank, ward in self._wards.items():
+            stamp = self._committed
+            if rank in self._ranks and ward.holders and rank not in self._now and stamp in self.protected.get(rank, ()):
+                assert stamp is not None
+                self.protected[rank].remove(stamp)
+                self._start(ward, stamp)
+
+    def source_of(self, rank: int, stamp: Stamp) -> Source | None:
+        """Who can give that snapshot back, should it be damaged here; None when it is not protected."""
+        ward = self._wards.get(rank)
+        if ward is None or not ward.holders or stamp not in self.protected.get(rank, ()):
+            return None
+        if not ward.row:
+            return Source(rank, copies=ward.holders)
+        members = tuple((r, self._node_of(r)) for r in ward.row if r != rank)
+        return Source(rank, row=ward.row, tolerates=ward.tolerates, members=members)
 
     def declined(self, node: int, rank: int, reason: str) -> None:
         if not self.hindered:
