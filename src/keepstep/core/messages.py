@@ -111,6 +111,8 @@ KINDS: dict[str, dict[str, Check]] = {
         **{"round": _number, "epoch": _number, "policy": _text, "why": _text},
         **{"committed": _maybe, "target": _maybe, "alive": _many(_stamp), "decided_step": _whole(-1, _U63)},
     },
+    # What the leader tells everybody about which nodes may be lost: for people to read.
+    "standing": {"round": _number, "body": _object},
     # The owner of a snapshot asks a holder to keep its part of it; the holder says when it has it whole and verified, or why not.
     "offer": {
         **_SNAPSHOT,

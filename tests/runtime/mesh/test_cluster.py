@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from keepstep.edge.standing import read_standing
 from keepstep.testing.cluster import Cluster, wait_for
 
 
@@ -168,3 +170,20 @@ def test_a_flipped_bit_in_a_snapshot_itself_is_mended_from_the_others(tmp_path: 
         wait_for(lambda: any(e.kind == "mended" for e in cluster.machines[1].events()), cluster.story)
         offer = cluster.restart()
         assert (offer["source"], offer["step"]) == ("memory", 3)
+
+
+def test_which_nodes_may_be_lost(tmp_path: Path) -> None:
+    with Cluster(tmp_path, 4, "copies:2") as cluster:
+
+        def told(node: int) -> dict[str, Any]:
+            return read_standing(cluster.machines[node].settings.job_dir) or {}
+
+        cluster.resume()
+        cluster.train(0, 3)
+        wait_for(lambda: all(told(n).get("any_nodes") == 1 for n in range(4)), lambda: str(told(0)))
+        assert told(3)["why"] == "any one of 4 nodes may be lost" and told(3)["policy"] == "copies:2"
+        for machine in cluster.machines:
+            machine.kill_ranks()
+        cluster.machines[1].vanish()
+        wait_for(lambda: told(0).get("critical") == {"0": [0, 1]}, lambda: str(told(0)))
+        assert told(0)["safe"] == [2, 3]

@@ -5,12 +5,13 @@ Comes in: the nodes' reports. Goes out: its word to all of them. Everything it k
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from keepstep.core.commit import Commit, RankFacts
-from keepstep.core.cut import Holding
-from keepstep.core.placement import Facts, auto
+from keepstep.core.cut import Holding, common
+from keepstep.core.placement import Facts, auto, place
+from keepstep.core.survival import which_can_be_lost
 from keepstep.core.wards import wards
 from keepstep.edge.journal import Journal
 from keepstep.errors import ConfigError
@@ -62,6 +63,34 @@ class Leader:
     def holdings(self) -> list[Holding]:
         """What every rank holds itself, as last reported."""
         return [f.own for f in self._commit.facts.values()] if self._commit is not None else []
+
+    def standing(self, alive: Collection[int]) -> dict[str, Any] | None:
+        """Which nodes may be lost at this moment, from what is proven: for people. None while nothing is known."""
+        if self._commit is None or self._policy is None or len(self._commit.facts) < self._mesh.world_size:
+            return None
+        facts, horizon = self._commit.facts, self._commit.horizon
+        stamp = horizon.committed or max(common([f.own.sealed for f in facts.values()]), default=None)
+        placement = place(self._policy, self._mesh.topology)
+        proven: dict[int, tuple[int, ...]] = {}
+        for node, holders in placement.holders.items():
+            ranks = [facts[r] for r in self._mesh.ranks_of(node)]
+            everywhere = all(stamp in f.protected for f in ranks)
+            proven[node] = holders if everywhere else (node,) if all(stamp in f.own.sealed for f in ranks) else ()
+        losable = which_can_be_lost(placement, alive, proven)
+        return {
+            "policy": str(self._policy),
+            "policy_why": self._why,
+            "step": None if stamp is None else stamp.step,
+            "is_committed": horizon.committed is not None,
+            "nodes": [
+                {"node": m.node, "host": m.host, "rack": m.rack, "ranks": m.ranks, "linked": m.node in alive} for m in self._mesh.members
+            ],
+            "safe": list(losable.safe),
+            "critical": {str(node): list(owners) for node, owners in losable.critical.items()},
+            "out_of_reach": list(losable.out_of_reach),
+            "any_nodes": losable.any_nodes,
+            "why": losable.why,
+        }
 
     def _choose_policy(self, hindered: str) -> None:
         before = self._policy

@@ -22,6 +22,7 @@ from keepstep.edge.horizon import HorizonPage
 from keepstep.edge.journal import Journal
 from keepstep.edge.machine import free_bytes
 from keepstep.edge.shelf import Shelf
+from keepstep.edge.standing import write_standing
 from keepstep.errors import ConfigError, DamageError
 from keepstep.model.horizon import Horizon
 from keepstep.model.mesh import LEADER, Mesh
@@ -81,6 +82,7 @@ class Node:
         self._tidied = False
         self._proven = False
         self._last_report: tuple[Any, ...] = ()
+        self._standing: dict[str, Any] | None = None
         self._ticked_ns = 0
         self.horizon = Horizon(-1)
         self.mesh: Mesh | None = None
@@ -108,7 +110,7 @@ class Node:
         self._supplier.end()
         self._holder.begin(mesh)
         self.mesh, self._epoch, self._resumed, self._tidied = mesh, -1, None, False
-        self._policy, self._wards, self._inventories, self._last_report = None, {}, {}, ()
+        self._policy, self._wards, self._inventories, self._last_report, self._standing = None, {}, {}, (), None
         self._leader, self.refusal = None, None
         asked = parse_policy(self._settings.redundancy)
         with_nodes = set(range(len(mesh.members))) if mesh.leads else {LEADER}
@@ -163,6 +165,8 @@ class Node:
             self._host.vote_word(node, fields["word"], fields["body"])
         elif heard.kind == "persist":
             self._host.persist_word(node, fields["word"], fields["body"])
+        elif heard.kind == "standing":
+            write_standing(self._settings.job_dir, fields["body"])
         elif heard.kind == "up":
             self._link_is_open(node)
         elif heard.kind == "writable":
@@ -403,6 +407,16 @@ class Node:
         self._holder.copies.keep_only({r for r, w in self._wards.items() if here in w.holders and not w.row})
         self._holder.parities.keep_only({r for r, w in self._wards.items() if w.node == here and w.row})
 
+    def _tell_standing(self) -> None:
+        if self._leader is None or self.mesh is None:
+            return
+        others = (m.node for m in self.mesh.members)
+        standing = self._leader.standing([n for n in others if n == self.mesh.node or self._lines.is_open(n)])
+        if standing is not None and standing != self._standing:
+            self._standing = standing
+            for member in self.mesh.members:
+                self._lines.send(member.node, "standing", body=standing)
+
     # -- what scrubbing found
 
     def compare(self) -> None:
@@ -454,6 +468,7 @@ class Node:
             self._ticked_ns = now_ns
             self._owner.tick()
             self.report()
+            self._tell_standing()
         for node, (since_ns, why) in list(self._missing.items()):
             if now_ns - since_ns > self._lines.return_ns:
                 del self._missing[node]
