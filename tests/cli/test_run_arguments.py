@@ -58,7 +58,25 @@ def test_a_usual_torchrun_line(monkeypatch: pytest.MonkeyPatch) -> None:
     launch, _ = understood(monkeypatch, *meeting.split(), *output.split(), "-m", "pkg.train", "--lr", "1")
     assert launch.command == (sys.executable, "-u", "-m", "pkg.train", "--lr", "1")
     assert (launch.max_restarts, launch.master_addr, launch.master_port) == (3, "localhost", 0)
+    assert (launch.nodes, launch.endpoint, launch.job) == (1, None, "7")
     assert (launch.tee, launch.redirects, launch.shown_ranks, launch.log_dir) == ("3", "0:1,1:2", {0, 1}, "logs")
+
+
+@pytest.mark.parametrize(
+    ("words", "endpoint", "node_rank", "ranks_port"),
+    [
+        ("--nnodes 2 --rdzv-endpoint h:7", ("h", 7), None, 0),
+        ("--nnodes 2:2 --rdzv-endpoint h --master-port 5", ("h", 29400), None, 5),
+        ("--nnodes=2 --node_rank=1 --master_addr=h --master_port=7", ("h", 7), 1, 0),
+        ("--nnodes 2 --node-rank 0 --master-addr h", ("h", 29500), 0, 0),
+    ],
+)
+def test_several_machines(
+    monkeypatch: pytest.MonkeyPatch, words: str, endpoint: tuple[str, int], node_rank: int | None, ranks_port: int
+) -> None:
+    launch, _ = understood(monkeypatch, *words.split(), "train.py")
+    assert (launch.nodes, launch.endpoint, launch.node_rank, launch.master_port) == (2, endpoint, node_rank, ranks_port)
+    assert launch.job is None
 
 
 def test_torchruns_variables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,6 +90,8 @@ def test_our_own_options_become_the_config(monkeypatch: pytest.MonkeyPatch) -> N
     words = "--job j --store s3://b/p --persist_every_steps 5 --keep latest:1 --slots 3 --grace-s 1.5 --no-lazy --scrub-every-s 0"
     _, config = understood(monkeypatch, *words.split(), "--arena-dir", "/a", "--state-dir", "/s", "train.py")
     assert config == Config("j", "s3://b/p", 5, "latest:1", 3, "/a", 1.5, False, 0.0, "/s")
+    _, config = understood(monkeypatch, *("--redundancy", "copies:2", "--host", "h", "--rack", "r", "--link-dead-s", "3"), "train.py")
+    assert config == Config(redundancy="copies:2", host="h", rack="r", link_dead_s=3.0)
     assert understood(monkeypatch, "train.py")[1] == Config(), "what nobody set is left to the environment"
 
 
@@ -82,9 +102,13 @@ def test_a_program_that_is_no_python(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--nnodes", "2"], "--nnodes: this version runs one machine, expected 1, found 2"),
-        (["--nnodes", "1:4"], "--nnodes: this version runs one machine, expected 1, found 1:4"),
-        (["--node-rank", "1"], "--node-rank: this version runs one machine, expected 0, found 1"),
+        (["--nnodes", "2"], "--rdzv-endpoint: expected host:port at which the 2 machines meet, the same for all, found none"),
+        (["--nnodes", "2", "--rdzv-endpoint", "h:0"], "the same for all, found port 0 of h"),
+        (["--nnodes", "1:4"], "--nnodes: expected a fixed number of machines, found 1:4"),
+        (["--nnodes", "0"], "--nnodes: expected a number of machines, found '0'"),
+        (["--nnodes", "two"], "--nnodes: expected a number of machines, found 'two'"),
+        (["--node-rank", "1"], "--node-rank: expected 0 to 0 with --nnodes 1, found 1"),
+        (["--rdzv-endpoint", ":1"], "--rdzv-endpoint: expected host:port, found ':1'"),
         (["--nproc-per-node", "0"], "--nproc-per-node: expected at least 1, found 0"),
         (["--nproc-per-node", "many"], "--nproc-per-node: expected a number, 'auto', 'cpu' or 'gpu', found 'many'"),
         (["--max-restarts", "-1"], "--max-restarts: expected 0 or more, found -1"),

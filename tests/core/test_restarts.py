@@ -1,4 +1,4 @@
-"""Restarts: what follows from exits and signals, told in one sentence, within the budget."""
+"""Restarts: what follows from exits, signals and other nodes' words, told in one sentence, within the budget."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ from keepstep.core.restarts import (
     SIGINT,
     SIGTERM,
     STOP_WITHIN_NS,
+    AllEndedWell,
+    AwaitOthers,
     End,
     Event,
     Exit,
+    MeetingLost,
     RanksExited,
     RanksStarted,
     RanksUndead,
     RestartAll,
     Restarts,
+    RoundWanted,
     SignalRanks,
     SignalReceived,
+    Stopped,
     TimeUp,
 )
 from keepstep.model.units import S_NS
@@ -42,9 +47,8 @@ def exits(at_s: float, *found: tuple[int, int], step: int | None = None) -> Rank
 
 def test_a_killed_rank_restarts_all_and_says_why() -> None:
     action = started().handle(exits(12.3, (1, KILLED)))
-    assert action == RestartAll(
-        "rank 1 was killed by SIGKILL (9) 12.3 s after start; restarting all 2 ranks from memory (restart 1 of 100)"
-    )
+    fact = "rank 1 was killed by SIGKILL (9) 12.3 s after start"
+    assert action == RestartAll(f"{fact}; restarting all 2 ranks from memory (restart 1 of 100)", fact, crash=False)
 
 
 def test_the_error_files_message_is_in_the_sentence() -> None:
@@ -56,7 +60,9 @@ def test_ranks_may_end_one_after_the_other() -> None:
     restarts = started()
     assert restarts.handle(exits(5, (0, 0))) is None
     action = restarts.handle(exits(7, (1, 0)))
-    assert isinstance(action, End) and (action.ok, action.exit_code, action.cause) == (True, 0, None)
+    assert isinstance(action, AwaitOthers) and action.why.startswith("all 2 ranks ended well 7.0 s after their start")
+    end = restarts.handle(AllEndedWell("all", 8 * S_NS))
+    assert isinstance(end, End) and (end.ok, end.exit_code, end.cause) == (True, 0, None)
 
 
 def test_a_failure_after_another_rank_ended_well_is_a_failure() -> None:
@@ -117,7 +123,8 @@ def test_kills_from_outside_say_nothing_about_the_program() -> None:
 def test_an_interrupt_stops_the_ranks_and_then_the_job() -> None:
     restarts = started()
     action = restarts.handle(SignalReceived(SIGINT, 3 * S_NS))
-    assert isinstance(action, SignalRanks) and (action.signum, action.within_ns) == (SIGINT, STOP_WITHIN_NS)
+    assert isinstance(action, SignalRanks)
+    assert (action.signum, action.within_ns, action.exit_code) == (SIGINT, STOP_WITHIN_NS, 130)
     assert restarts.handle(exits(4, (0, 1))) is None, "a failure while stopping restarts nothing"
     end = restarts.handle(exits(4, (1, 1)))
     assert isinstance(end, End) and (end.ok, end.exit_code, end.cause) == (False, 130, None)
@@ -161,10 +168,92 @@ def test_a_rank_that_does_not_die_ends_the_job() -> None:
     assert isinstance(end, End) and end.exit_code == 1 and "rank 0 hangs in the kernel" in end.why
 
 
+# -- several nodes
+
+
+def test_ranks_of_a_node_that_is_not_the_first() -> None:
+    restarts = Restarts(2, 5, False)
+    restarts.handle(RanksStarted(0, first_rank=4))
+    assert restarts.handle(exits(1, (4, 0))) is None
+    assert isinstance(restarts.handle(exits(2, (5, 0))), AwaitOthers)
+
+
+def test_what_fails_elsewhere_restarts_here_and_uses_the_budget() -> None:
+    restarts = started(max_restarts=1)
+    action = restarts.handle(RoundWanted("node 1 is lost", S_NS))
+    assert action == RestartAll("node 1 is lost; restarting all 2 ranks from memory (restart 1 of 1)", "node 1 is lost")
+    assert restarts.handle(RoundWanted("and again", S_NS)) is None, "it is on its way to the next round"
+    restarts.handle(RanksStarted(2 * S_NS))
+    end = restarts.handle(RoundWanted("node 1 is lost", 3 * S_NS))
+    assert isinstance(end, End) and end.exit_code == 1 and "all 1 restarts are used up" in end.why
+
+
+def test_a_program_that_fails_now_here_now_there_at_one_step_is_wrong() -> None:
+    restarts = started()
+    here, there = exits(LATE_S, (0, 1), step=7), RoundWanted("rank 5 exited with code 1", round(LATE_S * S_NS), True, 7)
+    followed = []
+    for life in (here, there, here):
+        restarts.handle(RanksStarted(0))
+        followed.append(restarts.handle(life))
+    assert [type(action) for action in followed] == [RestartAll, RestartAll, End]
+    assert [action.crash for action in followed if isinstance(action, RestartAll)] == [True, False], (
+        "who hears of a crash does not repeat it"
+    )
+
+
+def test_lost_nodes_say_nothing_about_the_program() -> None:
+    restarts = started()
+    for _ in range(10):
+        restarts.handle(RanksStarted(0))
+        assert isinstance(restarts.handle(RoundWanted("node 1 is lost", S_NS, completed_step=7)), RestartAll)
+
+
+def test_a_failure_elsewhere_restarts_a_node_whose_ranks_ended_well() -> None:
+    restarts = started()
+    restarts.handle(exits(5, (0, 0), (1, 0)))
+    assert isinstance(restarts.handle(RoundWanted("rank 5 exited with code 1", 6 * S_NS)), RestartAll)
+
+
+def test_a_job_that_others_gave_up_ends_with_their_code() -> None:
+    end = started().handle(Stopped("node 1: gave up", 3))
+    assert isinstance(end, End) and (end.ok, end.exit_code, end.why) == (False, 3, "told to stop: node 1: gave up")
+
+
+def test_a_signal_to_another_node_is_one_to_this_one() -> None:
+    restarts = started()
+    stop = restarts.handle(Stopped("node 1: preempted", 143, SIGTERM))
+    assert isinstance(stop, SignalRanks) and (stop.signum, stop.within_ns) == (SIGTERM, STOP_WITHIN_NS)
+    assert restarts.handle(Stopped("node 1: preempted", 143, SIGTERM)) is None
+    end = restarts.handle(exits(3, (0, -15), (1, -15)))
+    assert isinstance(end, End) and (end.exit_code, end.within_ns) == (143, PERSIST_WITHIN_NS)
+
+
+@pytest.mark.parametrize("word", [Stopped("why", 143, SIGTERM), AllEndedWell("why", 0), MeetingLost("why"), SignalReceived(SIGTERM, 0)])
+def test_who_waits_for_the_others_still_listens(word: Event) -> None:
+    end = Restarts(2, 5, False).handle(word)
+    assert isinstance(end, End) and end.ok == isinstance(word, AllEndedWell)
+    restarts = started()
+    restarts.handle(exits(5, (0, 0), (1, 0)))
+    end = restarts.handle(word)
+    assert isinstance(end, End) and end.ok == isinstance(word, AllEndedWell | MeetingLost)
+
+
+def test_without_a_meeting_point_training_goes_on_until_it_is_needed() -> None:
+    restarts = started()
+    assert restarts.handle(MeetingLost("the meeting point is gone")) is None
+    end = restarts.handle(exits(5, (0, KILLED)))
+    assert isinstance(end, End) and end.exit_code == 1 and end.why.endswith("after start; the meeting point is gone")
+    restarts = started()
+    restarts.handle(MeetingLost("the meeting point is gone"))
+    end = restarts.handle(exits(5, (0, 0), (1, 0)))
+    assert isinstance(end, End) and end.ok
+
+
 codes = st.sampled_from([0, 1, 2, -6, -9, -11, -15])
 things = st.one_of(
     st.lists(st.tuples(st.integers(0, 2), codes), min_size=1, max_size=3),
-    st.sampled_from([SignalReceived(SIGTERM, 0), SignalReceived(SIGINT, 0), SignalReceived(SIGHUP, 0), TimeUp()]),
+    st.sampled_from([SignalReceived(SIGTERM, 0), SignalReceived(SIGINT, 0), SignalReceived(SIGHUP, 0), TimeUp(), MeetingLost("lost")]),
+    st.sampled_from([RoundWanted("x", 0), RoundWanted("x", 0, True), Stopped("x", 1), Stopped("x", 143, SIGTERM)]),
 )
 
 
@@ -182,7 +271,7 @@ def test_any_story_keeps_the_budget_and_ends_once(story: list[object], budget: i
             if not found:
                 continue
         else:
-            assert isinstance(thing, SignalReceived | TimeUp)
+            assert isinstance(thing, SignalReceived | TimeUp | MeetingLost | RoundWanted | Stopped)
             event = thing
         action = restarts.handle(event)
         assert action is None or not ended, "nothing follows the end"
@@ -193,5 +282,5 @@ def test_any_story_keeps_the_budget_and_ends_once(story: list[object], budget: i
     assert ordered <= budget
     # Liveness: when all ranks are gone and every wait is over, the job has ended.
     last = restarts.handle(RanksExited(tuple(Exit(rank, 0) for rank in sorted(living)), now_ns, step)) if living and not ended else None
-    ended = ended or isinstance(last, End) or isinstance(restarts.handle(TimeUp()), End)
+    ended = ended or isinstance(last, End) or isinstance(restarts.handle(AllEndedWell("all", now_ns)), End)
     assert ended

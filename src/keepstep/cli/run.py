@@ -17,6 +17,9 @@ from keepstep.config import Config, from_mapping
 from keepstep.errors import ConfigError
 from keepstep.model.launch import Launch
 
+LOOPBACK = "127.0.0.1"
+RDZV_PORT, MASTER_PORT = 29400, 29500  # torchrun's, when none is given
+
 # The first word that is no option is the script: what follows is its own. `--nproc_per_node` is `--nproc-per-node`.
 CONTEXT_SETTINGS: dict[str, Any] = {"allow_interspersed_args": False, "token_normalize_func": lambda name: name.replace("_", "-")}
 
@@ -35,8 +38,8 @@ def run(
     script: Annotated[str, typer.Argument(help="The training script (with -m: a module; with --no-python: a program).")],
     script_args: Annotated[list[str] | None, typer.Argument(help="The script's own arguments, handed on untouched.")] = None,
     nproc_per_node: Annotated[str, _torchrun("--nproc-per-node", "Ranks: a number, auto, cpu or gpu.")] = "1",
-    nnodes: Annotated[str, _torchrun("--nnodes", "Machines; this version runs one.")] = "1",
-    node_rank: Annotated[int, _torchrun("--node-rank", "Which machine this is.", hidden=True)] = 0,
+    nnodes: Annotated[str, _torchrun("--nnodes", "Machines; on each of them the same command is started.")] = "1",
+    node_rank: Annotated[int | None, _torchrun("--node-rank", "Which machine this is; without it they are counted as they come.")] = None,
     max_restarts: Annotated[int, _torchrun("--max-restarts", "How often all ranks may be restarted.")] = 100,
     module: Annotated[bool, _torchrun("--module", "The script is a module, as in python -m.", "-m")] = False,
     no_python: Annotated[bool, _torchrun("--no-python", "The script is a program of its own.")] = False,
@@ -45,13 +48,17 @@ def run(
     tee: Annotated[str, _torchrun("--tee", "Streams that go to files and here, in the same form.", "-t")] = "0",
     local_ranks_filter: Annotated[str, _torchrun("--local-ranks-filter", "Ranks whose output is shown: 0,1.")] = "",
     role: Annotated[str, _torchrun("--role", "Name in front of a rank's output.")] = "default",
-    master_addr: Annotated[str, _torchrun("--master-addr", "Address at which the ranks meet.")] = "127.0.0.1",
+    master_addr: Annotated[
+        str, _torchrun("--master-addr", "Address at which the ranks meet; with several machines the same as --rdzv-endpoint.")
+    ] = "",
     master_port: Annotated[int, _torchrun("--master-port", "Port at which the ranks meet; 0: a free one.")] = 0,
-    rdzv_endpoint: Annotated[str, _torchrun("--rdzv-endpoint", "host:port, in place of the two above.")] = "",
-    rdzv_backend: Annotated[str, _torchrun("--rdzv-backend", "Accepted: one machine needs none.", hidden=True)] = "",
-    rdzv_id: Annotated[str, _torchrun("--rdzv-id", "Accepted: --job names the job.", hidden=True)] = "",
-    rdzv_conf: Annotated[str, _torchrun("--rdzv-conf", "Accepted: one machine needs none.", hidden=True)] = "",
-    standalone: Annotated[bool, _torchrun("--standalone", "Accepted: one machine is what this version runs.", hidden=True)] = False,
+    rdzv_endpoint: Annotated[
+        str, _torchrun("--rdzv-endpoint", "host:port at which several machines meet; the agent on that host makes it.")
+    ] = "",
+    rdzv_backend: Annotated[str, _torchrun("--rdzv-backend", "Accepted: there is one.", hidden=True)] = "",
+    rdzv_id: Annotated[str, _torchrun("--rdzv-id", "Names the job when --job does not.")] = "",
+    rdzv_conf: Annotated[str, _torchrun("--rdzv-conf", "Accepted: there is nothing to set.", hidden=True)] = "",
+    standalone: Annotated[bool, _torchrun("--standalone", "Accepted: it is so without --nnodes.", hidden=True)] = False,
     monitor_interval: Annotated[float, _torchrun("--monitor-interval", "Accepted: nothing is polled.", hidden=True)] = 0.0,
     job: Annotated[str | None, _own("--job", "Name of the job; the same name finds its own state again.")] = None,
     store: Annotated[str | None, _own("--store", "Directory or URL (s3://...) for checkpoints.")] = None,
@@ -63,11 +70,15 @@ def run(
     lazy: Annotated[bool | None, _own("--lazy/--no-lazy", "Copy during the next forward and backward, or at the boundary.")] = None,
     scrub_every_s: Annotated[float | None, _own("--scrub-every-s", "How often resting slots are verified; 0: never.")] = None,
     state_dir: Annotated[str | None, _own("--state-dir", "Where journals live.")] = None,
+    redundancy: Annotated[str | None, _own("--redundancy", "What other nodes keep: none, copies:M, parity:N, rs:K+M, auto.")] = None,
+    host: Annotated[str | None, _own("--host", "This machine's address for the others.")] = None,
+    rack: Annotated[str | None, _own("--rack", "What this machine fails together with.")] = None,
+    link_dead_s: Annotated[float | None, _own("--link-dead-s", "How long a machine may be silent before it counts as lost.")] = None,
 ) -> None:
-    """Run a training script on this machine and keep it alive: torchrun's arguments, every step protected."""
+    """Run a training script on this machine, or on several, and keep it alive: torchrun's arguments, every step protected."""
     given = dict(locals())
     launch = build_launch(given, script_args or [])
-    config = from_mapping({name: given[name] for name in Config.__dataclass_fields__})
+    config = from_mapping({name: value for name, value in given.items() if name in Config.__dataclass_fields__})
     _log_to_stderr()
     from keepstep.runtime.agent import supervise  # imports torch
 
@@ -76,10 +87,12 @@ def run(
 
 def build_launch(given: dict[str, Any], script_args: list[str]) -> Launch:
     """What the options mean; `given` holds them by name. Raises ConfigError."""
-    _check_one_node(given["nnodes"], given["node_rank"])
+    nodes = _count_nodes(given["nnodes"], given["node_rank"])
     if given["max_restarts"] < 0:
         raise ConfigError(f"--max-restarts: expected 0 or more, found {given['max_restarts']}")
-    address, port = _meeting_point(given["rdzv_endpoint"], given["master_addr"], given["master_port"])
+    if not 0 <= given["master_port"] < 1 << 16:
+        raise ConfigError(f"--master-port: expected 0 to 65535, found {given['master_port']}")
+    endpoint, address, port = _meeting_points(nodes, given["rdzv_endpoint"], given["master_addr"], given["master_port"])
     return Launch(
         command=_command(given["script"], script_args, given["module"], given["no_python"]),
         argv=(given["script"], *script_args),
@@ -92,25 +105,45 @@ def build_launch(given: dict[str, Any], script_args: list[str]) -> Launch:
         redirects=given["redirects"],
         tee=given["tee"],
         shown_ranks=_ranks(given["local_ranks_filter"]),
+        nodes=nodes,
+        node_rank=given["node_rank"] if nodes > 1 else None,
+        endpoint=endpoint,
+        job=given["rdzv_id"] or None,
     )
 
 
-def _check_one_node(nnodes: str, node_rank: int) -> None:
-    if nnodes not in ("1", "1:1"):
-        raise ConfigError(f"--nnodes: this version runs one machine, expected 1, found {nnodes}")
-    if node_rank != 0:
-        raise ConfigError(f"--node-rank: this version runs one machine, expected 0, found {node_rank}")
+def _count_nodes(nnodes: str, node_rank: int | None) -> int:
+    least, _, most = nnodes.partition(":")
+    most = most or least
+    if not (least.isdecimal() and most.isdecimal() and int(least) > 0):
+        raise ConfigError(f"--nnodes: expected a number of machines, found {nnodes!r}")
+    if int(least) != int(most):
+        raise ConfigError(
+            f"--nnodes: expected a fixed number of machines, found {nnodes}: a job that shrinks or grows is not supported yet"
+        )
+    if node_rank is not None and not 0 <= node_rank < int(least):
+        raise ConfigError(f"--node-rank: expected 0 to {int(least) - 1} with --nnodes {nnodes}, found {node_rank}")
+    return int(least)
 
 
-def _meeting_point(endpoint: str, address: str, port: int) -> tuple[str, int]:
-    if endpoint:
-        address, _, text = endpoint.rpartition(":") if ":" in endpoint else (endpoint, "", "0")
-        if not text.isdecimal():
-            raise ConfigError(f"--rdzv-endpoint: expected host:port, found {endpoint!r}")
-        port = int(text)
-    if not 0 <= port < 1 << 16:
-        raise ConfigError(f"--master-port: expected 0 to 65535, found {port}")
-    return address, port
+def _meeting_points(nodes: int, rdzv_endpoint: str, master_addr: str, master_port: int) -> tuple[tuple[str, int] | None, str, int]:
+    """Where the agents of several nodes meet, and where the ranks of one node do. Several nodes' ranks get a place by themselves."""
+    asked = _endpoint(rdzv_endpoint) if rdzv_endpoint else None
+    if nodes == 1:
+        host, port = asked or (master_addr or LOOPBACK, master_port)
+        return None, host, port or 0
+    host, port = asked or (master_addr, master_port or MASTER_PORT)
+    if not host or port == 0:
+        found = f"port 0 of {host}" if host else "none"
+        raise ConfigError(f"--rdzv-endpoint: expected host:port at which the {nodes} machines meet, the same for all, found {found}")
+    return (host, port or RDZV_PORT), LOOPBACK, master_port if asked else 0
+
+
+def _endpoint(text: str) -> tuple[str, int | None]:
+    host, colon, port = text.rpartition(":") if ":" in text else (text, "", "0")
+    if not host or not port.isdecimal() or int(port) >= 1 << 16:
+        raise ConfigError(f"--rdzv-endpoint: expected host:port, found {text!r}")
+    return host, int(port) if colon else None
 
 
 def _command(script: str, script_args: list[str], module: bool, no_python: bool) -> tuple[str, ...]:

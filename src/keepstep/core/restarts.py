@@ -1,7 +1,7 @@
-"""Restarts: what follows when a rank ends or a signal arrives.
+"""Restarts: what follows when a rank of this node ends, a signal arrives, or another node says something.
 
 Comes in: what happened and when. Goes out: at most one action with its reason. Never waits, never asks. One life of the ranks
-is what lies between two `RanksStarted`.
+is what lies between two `RanksStarted`; before it the nodes meet, and it is over when all nodes' ranks have ended well or one restarts.
 
 Invariant: at most `max_restarts` restarts are ordered, and after `End` nothing is ordered at all.
 """
@@ -46,7 +46,10 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class RanksStarted:
+    """The node's ranks, `first_rank` and those behind it."""
+
     at_ns: int
+    first_rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,41 @@ class TimeUp:
     """The time that the last action was given is over."""
 
 
-Event = RanksStarted | RanksExited | RanksUndead | SignalReceived | TimeUp
+@dataclass(frozen=True, slots=True)
+class RoundWanted:
+    """All ranks have to start anew for something that is not this node's; `crash` when the program failed there."""
+
+    why: str
+    at_ns: int
+    crash: bool = False
+    completed_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Another node has ended the job, by a signal (`signum`) or because it gave up (0)."""
+
+    why: str
+    code: int
+    signum: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AllEndedWell:
+    """The ranks of all nodes."""
+
+    why: str
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeetingLost:
+    """The nodes have no place to meet any more."""
+
+    why: str
+
+
+Event = RanksStarted | RanksExited | RanksUndead | SignalReceived | TimeUp | RoundWanted | Stopped | AllEndedWell | MeetingLost
 
 
 # -- what to do
@@ -84,14 +121,28 @@ Event = RanksStarted | RanksExited | RanksUndead | SignalReceived | TimeUp
 
 @dataclass(frozen=True, slots=True)
 class RestartAll:
+    """Kill what is left, meet the other nodes, start anew. `fact` and `crash` are for them."""
+
+    why: str
+    fact: str
+    crash: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitOthers:
+    """This node's ranks have all ended well; whether the job has depends on the other nodes' ranks."""
+
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class SignalRanks:
+    """The job ends with `exit_code` when they have gone, or when the time is up."""
+
     signum: int
     why: str
     within_ns: int
+    exit_code: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +156,13 @@ class End:
     cause: Exit | None = None
 
 
-Action = RestartAll | SignalRanks | End
+Action = RestartAll | AwaitOthers | SignalRanks | End
 
 
 class _Stage(Enum):
+    MEETING = "meeting"
     RUNNING = "running"
+    ENDED_WELL = "ended well"
     STOPPING = "stopping"
     OVER = "over"
 
@@ -120,22 +173,23 @@ class Restarts:
     max_restarts: int
     has_store: bool
     restarts: int = 0
-    _stage: _Stage = _Stage.RUNNING
+    _stage: _Stage = _Stage.MEETING
     _running: set[int] = field(default_factory=set)
     _started_ns: int = 0
-    _failed: bool = False
     _best_step: int = -1
     _crashes: int = 0
     _signal: str = ""
-    _signum: int = 0
+    _exit_code: int = 0
     _end_within_ns: int = END_WITHIN_NS
+    _lost: str = ""
 
     def handle(self, event: Event) -> Action | None:
         """The one thing that follows from `event`; None when there is nothing to do but wait."""
         if self._stage is _Stage.OVER:
             return None
         if isinstance(event, RanksStarted):
-            self._running, self._started_ns, self._failed = set(range(self.world_size)), event.at_ns, False
+            self._stage, self._started_ns = _Stage.RUNNING, event.at_ns
+            self._running = set(range(event.first_rank, event.first_rank + self.world_size))
             return None
         if isinstance(event, RanksExited):
             return self._exited(event)
@@ -144,70 +198,101 @@ class Restarts:
         if isinstance(event, RanksUndead):
             stuck = " and ".join(str(r) for r in event.ranks)
             return self._end(1, f"gave up: rank {stuck} hangs in the kernel, did not die of SIGKILL, and may write again when it wakes up")
-        if self._stage is _Stage.STOPPING and isinstance(event, TimeUp):
+        if isinstance(event, TimeUp):
             late = f"{len(self._running)} ranks did not leave within {STOP_WITHIN_NS / S_NS:.0f} s"
-            return self._end(128 + self._signum, f"{self._signal}; {late}")
-        return None
+            return self._end(self._exit_code, f"{self._signal}; {late}") if self._stage is _Stage.STOPPING else None
+        return self._others(event)
 
     def _exited(self, event: RanksExited) -> Action | None:
         self._running -= {e.rank for e in event.exits}
         failures = [e for e in event.exits if e.code]
-        self._failed = self._failed or bool(failures)
         if self._stage is _Stage.RUNNING and failures:
             # A kill explains the other ranks' errors; their errors never explain a kill.
             return self._failure(min(failures, key=lambda e: (e.code > 0, e.rank)), event)
         if self._running:
             return None  # ranks seldom end in the same moment
         if self._stage is _Stage.STOPPING:
-            return self._end(128 + self._signum, self._signal)
+            return self._end(self._exit_code, self._signal)
+        self._stage = _Stage.ENDED_WELL
         took = _seconds(event.at_ns - self._started_ns)
-        return self._end(0, f"all {self.world_size} ranks ended well {took} after their start; {self.restarts} restarts")
+        why = f"all {self.world_size} ranks ended well {took} after their start; {self.restarts} restarts"
+        return self._end(0, f"{why}; {self._lost}") if self._lost else AwaitOthers(why)
 
     def _failure(self, cause: Exit, event: RanksExited) -> Action:
         life_ns = event.at_ns - self._started_ns
-        sentence = f"{cause} {_seconds(life_ns)} after start"
-        self._count_crash(cause, life_ns, event.completed_step)
+        crash = cause.code > 0 or -cause.code in FAULTS
+        self._count_crash(crash, life_ns, event.completed_step)
+        return self._again(f"{cause} {_seconds(life_ns)} after start", crash, cause)
+
+    def _again(self, fact: str, crash: bool, cause: Exit | None = None) -> Action:
         if self._crashes >= SAME_CRASHES:
             why = f"the program failed {self._crashes} times in a row without a new step, a restart will not help"
-            return self._end(1, f"gave up: {sentence}; {why}", cause=cause)
+            return self._end(1, f"gave up: {fact}; {why}", cause=cause)
         if self.restarts >= self.max_restarts:
-            return self._end(1, f"gave up: {sentence}; all {self.max_restarts} restarts are used up", cause=cause)
+            return self._end(1, f"gave up: {fact}; all {self.max_restarts} restarts are used up", cause=cause)
+        if self._lost:
+            return self._end(1, f"gave up: {fact}; {self._lost}", cause=cause)
         self.restarts += 1
+        self._stage = _Stage.MEETING
+        self._running.clear()
         count = f"restart {self.restarts} of {self.max_restarts}"
-        return RestartAll(f"{sentence}; restarting all {self.world_size} ranks from memory ({count})")
+        return RestartAll(f"{fact}; restarting all {self.world_size} ranks from memory ({count})", fact, crash)
 
-    def _count_crash(self, cause: Exit, life_ns: int, completed_step: int | None) -> None:
+    def _others(self, event: RoundWanted | Stopped | AllEndedWell | MeetingLost) -> Action | None:
+        if self._stage is _Stage.STOPPING:
+            return None  # it ends here anyway
+        if isinstance(event, RoundWanted):
+            if self._stage is _Stage.MEETING:
+                return None
+            # All nodes' ranks are at the same step: a program that fails on another node every time is as wrong as if it failed here.
+            self._count_crash(event.crash, event.at_ns - self._started_ns, event.completed_step)
+            return self._again(event.why, crash=False)
+        if isinstance(event, Stopped):
+            self._signal = f"told to stop: {event.why}"
+            if event.signum and self._running:
+                return self._stop(event.signum, event.code, "as the others do")
+            return self._end(event.code, self._signal)
+        if isinstance(event, AllEndedWell):
+            return self._end(0, event.why)
+        self._lost = event.why
+        if self._stage is _Stage.MEETING:
+            return self._end(1, f"gave up: {event.why}")
+        return self._end(0, f"all {self.world_size} ranks ended well; {event.why}") if self._stage is _Stage.ENDED_WELL else None
+
+    def _count_crash(self, crash: bool, life_ns: int, completed_step: int | None) -> None:
         """A program that fails again and again at the same place is wrong, and restarting it hides that."""
         advanced = life_ns > EARLY_NS if completed_step is None else completed_step > self._best_step
         self._best_step = max(self._best_step, -1 if completed_step is None else completed_step)
         if advanced:
             self._crashes = 0
-        if cause.code > 0 or -cause.code in FAULTS:
+        if crash:
             self._crashes += 1
 
     def _signalled(self, event: SignalReceived) -> Action | None:
         name = signal_words(event.signum)
-        if self._stage is not _Stage.RUNNING:
+        code = 128 + event.signum
+        if self._stage is _Stage.STOPPING:
             if event.signum == SIGHUP:  # a closing terminal sends it twice
                 return None
-            return self._end(128 + event.signum, f"{self._signal}; then {name}: leaving at once", within_ns=0)
-        self._signum = event.signum
-        preempted = event.signum in (SIGTERM, SIGHUP)
-        self._signal = f"{'preempted' if preempted else 'interrupted'} by {name} {_seconds(event.at_ns - self._started_ns)} after start"
-        if not preempted:
-            return self._stop(event.signum, "stopping all ranks")
-        # The state outlives the ranks: they stop first, and the keeper then writes the newest step there will ever be.
+            return self._end(code, f"{self._signal}; then {name}: leaving at once", within_ns=0)
+        when = f"{_seconds(event.at_ns - self._started_ns)} after start" if self._running else "with no rank running"
+        self._signal = f"{'preempted' if event.signum in (SIGTERM, SIGHUP) else 'interrupted'} by {name} {when}"
+        if event.signum not in (SIGTERM, SIGHUP):
+            return self._stop(event.signum, code, "stopping all ranks")
         if self.has_store:
-            self._end_within_ns = PERSIST_WITHIN_NS
-            return self._stop(SIGTERM, "the newest step all ranks hold goes to the store")
-        return self._stop(SIGTERM, "there is no store to save the newest step to")
+            return self._stop(SIGTERM, code, "the newest step all ranks hold goes to the store")
+        return self._stop(SIGTERM, code, "there is no store to save the newest step to")
 
-    def _stop(self, signum: int, why: str) -> Action:
-        self._stage = _Stage.STOPPING
+    def _stop(self, signum: int, exit_code: int, why: str) -> Action:
+        self._stage, self._exit_code = _Stage.STOPPING, exit_code
+        # The state outlives the ranks: they stop first, and the keeper then writes the newest step there will ever be.
+        if self.has_store and signum == SIGTERM:
+            self._end_within_ns = PERSIST_WITHIN_NS
         self._signal = f"{self._signal}: {why}"
         if not self._running:
-            return self._end(128 + self._signum, self._signal)
-        return SignalRanks(signum, f"{self._signal}; {signal_words(signum)} to {len(self._running)} ranks", STOP_WITHIN_NS)
+            return self._end(exit_code, self._signal)
+        why = f"{self._signal}; {signal_words(signum)} to {len(self._running)} ranks"
+        return SignalRanks(signum, why, STOP_WITHIN_NS, exit_code)
 
     def _end(self, exit_code: int, why: str, within_ns: int | None = None, cause: Exit | None = None) -> End:
         self._stage = _Stage.OVER

@@ -1,4 +1,4 @@
-"""Launch: what `keepstep run` was asked to start, after its arguments have been understood."""
+"""Launch: what `keepstep run` was asked to start, after its arguments have been understood, and what the nodes have agreed on since."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from dataclasses import dataclass
 class Launch:
     """One node's ranks.
 
-    `command` is the whole command of a rank; `argv` the script and its own arguments, which name the job. `master_port` 0 means a
-    free one. `redirects`, `tee` are torchrun's (`0`, `3`, `0:1,1:2`); `shown_ranks` None shows the output of all.
+    `command` is the whole command of a rank; `argv` the script and its own arguments, which name the job when `job` does not.
+    `master_port` 0 means a free one. `redirects`, `tee` are torchrun's (`0`, `3`, `0:1,1:2`); `shown_ranks` None shows the output of all.
+    `endpoint` is where the agents of several `nodes` meet; `node_rank` which of them this one would like to be.
     """
 
     command: tuple[str, ...]
@@ -24,3 +25,20 @@ class Launch:
     redirects: str = "0"
     tee: str = "0"
     shown_ranks: frozenset[int] | None = None
+    nodes: int = 1
+    node_rank: int | None = None
+    endpoint: tuple[str, int] | None = None
+    job: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """This node's ranks among all ranks, for one life of them (`attempt`), and where they meet."""
+
+    attempt: int
+    node: int
+    nodes: int
+    first_rank: int
+    world_size: int
+    master_addr: str
+    master_port: int

@@ -1,7 +1,7 @@
 """Agent link: the agent's line to the keeper.
 
-Keeps the keeper alive while the job runs and tells it the end. A keeper that dies is replaced on a thread of its own, so that the
-agent's loop never waits for it. Never stops the job.
+Keeps the keeper alive while the job runs, tells it where to listen, who the other nodes are, and the end. A keeper that dies is replaced
+on a thread of its own, so that the agent's loop never waits for it; the next one is told the same. Never stops the job.
 """
 
 from __future__ import annotations
@@ -13,21 +13,34 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from keepstep.config import Settings
 from keepstep.edge.journal import Journal
 from keepstep.edge.mailbox import Mailbox
 from keepstep.edge.processes import ensure_keeper
-from keepstep.errors import KeepstepError
+from keepstep.errors import KeeperError, KeepstepError
+from keepstep.model.mesh import Mesh
 from keepstep.model.units import S_NS, human_ns
 
 RETRY_S = 5.0
+LISTEN_WITHIN_S = 10.0
 _START_ERRORS = (KeepstepError, OSError, subprocess.SubprocessError)
 
 
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where a keeper listens, and which life of it."""
+
+    host: str
+    port: int
+    incarnation: int
+
+
 class AgentLink:
-    """`box` is None while no keeper is there; `on_return` is called from the thread that found the next one."""
+    """`box` is None while no keeper is there; `on_return` is called from the thread that found the next one. `listens` is where it was last
+    heard to, once it was asked."""
 
     def __init__(self, settings: Settings, journal: Journal, on_return: Callable[[], None]) -> None:
         """Raises KeepstepError: a job that cannot have a keeper had better not start."""
@@ -37,6 +50,9 @@ class AgentLink:
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
         self._lost_ns = 0
+        self.listens: Listening | None = None
+        self._asked = False
+        self._mesh: Mesh | None = None
         self.box: Mailbox | None = None
         self._greet(ensure_keeper(settings))
 
@@ -45,6 +61,48 @@ class AgentLink:
         box.send({"kind": "agent", "pid": os.getpid()})
         if self._last_word:
             box.send(self._last_word)
+        elif self.listens:
+            self._asked = box.send({"kind": "listen", "host": self.listens.host, "port": self.listens.port})
+
+    def listen(self, host: str) -> None:
+        """Have the keeper listen for those of other nodes. Raises KeeperError: without it the job cannot begin."""
+        assert self.box is not None
+        asked = f"the keeper (process {self._pid}) was asked to listen on {host}"
+        self.box.send({"kind": "listen", "host": host, "port": 0})
+        deadline = time.monotonic() + LISTEN_WITHIN_S
+        try:
+            while (message := self.box.recv(max(0.0, deadline - time.monotonic()))) is not None:
+                if message["kind"] == "listening":
+                    self._listening(message)
+                    return
+                if message["kind"] == "unheard":
+                    raise KeeperError(f"{asked} and cannot: {message['why']}")
+        except TimeoutError:
+            raise KeeperError(f"{asked} and did not answer within {LISTEN_WITHIN_S:.0f} s") from None
+        raise KeeperError(f"{asked} and is gone")
+
+    def _listening(self, message: dict[str, Any]) -> None:
+        self.listens, self._asked = Listening(str(message["host"]), int(message["port"]), int(message["incarnation"])), False
+        why = f"the keeper (process {self._pid}) listens at {self.listens.host}:{self.listens.port} for those of other nodes"
+        self._journal.record("keeper-listens", why, host=self.listens.host, port=self.listens.port)
+        if self._mesh is not None:
+            self.tell(self._mesh)
+
+    def _unheard(self, why: str) -> None:
+        assert self.listens is not None and self.box is not None
+        port, self.listens = self.listens.port, replace(self.listens, port=0)
+        why = f"the keeper (process {self._pid}) cannot listen at {self.listens.host}:{port}, as the one before it did: {why}"
+        self._journal.record("keeper-unheard", why, logging.WARNING)
+        if port:  # any other one then: in the next round the others will know it
+            self.box.send({"kind": "listen", "host": self.listens.host, "port": 0})
+
+    def tell(self, mesh: Mesh) -> None:
+        """The nodes of the round. Its own life in it is the one that listens now; one that does not yet is told when it does."""
+        self._mesh = mesh
+        if self.box is not None and self.listens is not None and not self._asked:
+            mine = replace(mesh.members[mesh.node], port=self.listens.port, incarnation=self.listens.incarnation)
+            members = (*mesh.members[: mesh.node], mine, *mesh.members[mesh.node + 1 :])
+            self.box.send({"kind": "mesh", **replace(mesh, members=members).to_json()})
 
     def hear(self) -> dict[str, Any] | None:
         """The message that makes `box` readable. None when it says that the keeper is gone: the search for another one begins."""
@@ -55,6 +113,10 @@ class AgentLink:
             self.box, self._lost_ns = None, time.monotonic_ns()
             self._thread = threading.Thread(target=self._search, name="keepstep-link", daemon=True)
             self._thread.start()
+        elif message["kind"] == "listening":
+            self._listening(message)
+        elif message["kind"] == "unheard":
+            self._unheard(str(message["why"]))
         return message
 
     def _search(self) -> None:

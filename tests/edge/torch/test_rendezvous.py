@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from keepstep.edge.torch.rendezvous import Rendezvous, is_local, local_address, meet
+from keepstep.edge.torch.rendezvous import Rendezvous, is_local, local_address, meet, open_store
 from keepstep.errors import ConfigError, MeetingError
 from keepstep.model.rounds import Arrival, Verdict
 
@@ -41,7 +41,7 @@ def test_one_of_many_on_the_endpoints_machine_hosts_the_store() -> None:
     with ThreadPoolExecutor(6) as threads:
         met = list(threads.map(lambda _: meet(endpoint, "j", PATIENCE_S), range(6)))
     assert sum(store is not None for _, store in met) == 1
-    assert {point.secret(str(i)) for i, (point, _) in enumerate(met)} == {met[0][0].secret("late")}, "all hold the same secret"
+    assert {point.opening(str(i)) for i, (point, _) in enumerate(met)} == {met[0][0].opening("late")}, "all read the same"
 
 
 def test_a_store_that_is_there_already_is_used() -> None:
@@ -159,9 +159,12 @@ def test_own_address() -> None:
         local_address(("no.such.host.invalid", 1))
 
 
-def test_a_name_that_is_loopback_only_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Debian's /etc/hosts has it for the machine's own name."""
-    real = socket.getaddrinfo
-    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **more: real("127.0.1.1" if host == "node0" else host, *rest, **more))
-    with pytest.raises(ConfigError, match="found that 'node0' means 127.0.* here: set --host"):
-        local_address(("node0", 1))
+def test_a_name_that_is_loopback_only_here_is_refused() -> None:
+    """As Debian's /etc/hosts has it for the machine's own name; `0` is another name of loopback that every resolver knows."""
+    with pytest.raises(ConfigError, match="found that '0' means 127.0.0.1 here: set --host"):
+        local_address(("0", 1))
+
+
+def test_a_taken_port_for_the_ranks_is_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(MeetingError, match=r"for the ranks to meet at 127\.0\.0\.1:"):
+        open_store("127.0.0.1", server.getsockname()[1])

@@ -1,7 +1,7 @@
 """Ranks: the trainers of one node as processes, started as torchrun starts them.
 
-Comes in: a `Launch` and the attempt's number. Goes out: one pidfd a rank, which the kernel makes readable the moment the rank ends, and
-exit codes with what the rank left in its error file. Decides nothing.
+Comes in: a `Launch` and the `Place` of a life of the ranks. Goes out: one pidfd a rank, which the kernel makes readable the moment the rank
+ends, and exit codes with what the rank left in its error file. Ranks are counted from 0 on each node here. Decides nothing.
 
 Invariant: a rank's whole process group is gone before the rank counts as dead after a failure: a data loader's worker that lives on would
 hold the locks it inherited.
@@ -18,16 +18,14 @@ import signal
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 
 import torch
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SubprocessContext, start_processes
 from torch.distributed.elastic.multiprocessing.api import Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from keepstep.errors import ConfigError
-from keepstep.model.launch import Launch
+from keepstep.model.launch import Launch, Place
 
 # It warns that signals are not handled (we do) and that processes are being closed (they are dead).
 logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.ERROR)
@@ -58,17 +56,12 @@ class Ranks:
         self._keeps_logs = launch.log_dir is not None or (launch.redirects, launch.tee) != ("0", "0")
         shown = None if launch.shown_ranks is None else set(launch.shown_ranks)
         self._logs = DefaultLogsSpecs(launch.log_dir, redirects, tee, shown)
-        self._store: TCPStore | None = None
         self._context: SubprocessContext | None = None
         self.pidfds: dict[int, int] = {}
 
-    def start(self, attempt: int) -> dict[int, int]:
-        """Start all ranks; their pids. The ranks of the attempt before must be dead."""
+    def start(self, place: Place) -> dict[int, int]:
+        """Start all ranks; their pids. The ranks of the life before must be dead."""
         self._close_context()
-        # A fresh store each time: no key of a dead rank can be read by a living one.
-        self._store = None
-        host, port = self._launch.master_addr, self._launch.master_port
-        self._store = TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
         entry, *args = self._launch.command
         ranks = range(self._launch.ranks)
         # On the main thread it would replace the agent's signal handlers.
@@ -78,7 +71,7 @@ class Ranks:
                 name=self._launch.role,
                 entrypoint=entry,
                 args={rank: tuple(args) for rank in ranks},
-                envs={rank: self._rank_environ(rank, attempt) for rank in ranks},
+                envs={rank: self._rank_environ(rank, place) for rank in ranks},
                 logs_specs=self._logs,
             ).result()
         assert isinstance(context, SubprocessContext)
@@ -86,30 +79,29 @@ class Ranks:
         self.pidfds = {rank: os.pidfd_open(pid) for rank, pid in context.pids().items()}
         return context.pids()
 
-    def _rank_environ(self, rank: int, attempt: int) -> dict[str, str]:
-        world = str(self._launch.ranks)
-        assert self._store is not None
+    def _rank_environ(self, local_rank: int, place: Place) -> dict[str, str]:
+        rank, world = str(place.first_rank + local_rank), str(place.world_size)
         environ = {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "GROUP_RANK": "0",
-            "ROLE_RANK": str(rank),
+            "RANK": rank,
+            "LOCAL_RANK": str(local_rank),
+            "GROUP_RANK": str(place.node),
+            "ROLE_RANK": rank,
             "ROLE_NAME": self._launch.role,
             "WORLD_SIZE": world,
-            "LOCAL_WORLD_SIZE": world,
-            "GROUP_WORLD_SIZE": "1",
+            "LOCAL_WORLD_SIZE": str(self._launch.ranks),
+            "GROUP_WORLD_SIZE": str(place.nodes),
             "ROLE_WORLD_SIZE": world,
-            "MASTER_ADDR": self._launch.master_addr,
-            "MASTER_PORT": str(self._store.port),
+            "MASTER_ADDR": place.master_addr,
+            "MASTER_PORT": str(place.master_port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "TORCHELASTIC_RESTART_COUNT": str(attempt),
+            "TORCHELASTIC_RESTART_COUNT": str(place.attempt),
             "TORCHELASTIC_MAX_RESTARTS": str(self._launch.max_restarts),
             "TORCHELASTIC_RUN_ID": self._job,
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         }
         if self._launch.ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
             environ["OMP_NUM_THREADS"] = "1"
-        return {**environ, **self._environ, "KEEPSTEP_ATTEMPT": str(attempt)}
+        return {**environ, **self._environ, "KEEPSTEP_ATTEMPT": str(place.attempt)}
 
     def pid(self, rank: int) -> int:
         assert self._context is not None
@@ -166,7 +158,6 @@ class Ranks:
     def close(self, keep_errors: bool) -> None:
         """Every rank is dead: stop copying their output, and unless `keep_errors` remove the error files that nobody asked for."""
         self._close_context()
-        self._store = None
         if not (keep_errors or self._keeps_logs):
             shutil.rmtree(self._logs.root_log_dir, ignore_errors=True)
 

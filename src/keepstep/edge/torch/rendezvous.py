@@ -24,6 +24,7 @@ from datetime import timedelta
 
 from torch.distributed import DistError, DistNetworkError, DistStoreError, TCPStore  # type: ignore[attr-defined]
 
+from keepstep.edge.machine import address_towards
 from keepstep.errors import ConfigError, MeetingError
 from keepstep.model.rounds import Arrival, Verdict, arrival_from_text, verdict_from_text
 
@@ -47,9 +48,9 @@ class Rendezvous:
         with self._reached():
             return Rendezvous(self._endpoint, self._job, _client(self._endpoint, ANOTHER_WITHIN_S))
 
-    def secret(self, proposal: str) -> str:
-        """The job's secret: the first one that was proposed."""
-        return self._put("secret", proposal)
+    def opening(self, proposal: str) -> str:
+        """What all rounds have in common: the first that was proposed."""
+        return self._put("opening", proposal)
 
     def seat(self, number: int, place: int, arrival: Arrival) -> Arrival:
         """Who has this place in round `number`: `arrival`, if it was vacant."""
@@ -141,18 +142,20 @@ def meet(
 
 
 def open_store(host: str, port: int) -> TCPStore:
-    """A fresh store for the ranks to meet at; port 0: a free one."""
-    return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    """A fresh store for the ranks to meet at; port 0: a free one. Raises MeetingError."""
+    try:
+        return _master((host, port))
+    except DistError as error:
+        raise MeetingError(
+            f"expected to be able to make a place for the ranks to meet at {host}:{port}, found {_first_line(error)}"
+        ) from error
 
 
 def local_address(endpoint: Endpoint) -> str:
     """The address under which this machine reaches the endpoint, and is probably reached itself. Raises ConfigError."""
-    host, port = endpoint
+    host = endpoint[0]
     try:
-        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, protocol) as sock:
-            sock.connect(where)  # of a datagram socket: chooses a route, sends nothing
-            address = str(sock.getsockname()[0])
+        address = address_towards(host)
     except OSError as error:
         raise ConfigError(f"--rdzv-endpoint: expected a reachable host, found {host!r} ({error})") from error
     if ipaddress.ip_address(address).is_loopback and not _names_loopback(host):
@@ -197,9 +200,13 @@ def _client(endpoint: Endpoint, within_s: float) -> TCPStore:
     return TCPStore(*endpoint, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=max(1.0, within_s)))
 
 
+def _master(endpoint: Endpoint) -> TCPStore:
+    return TCPStore(*endpoint, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+
+
 def _host(endpoint: Endpoint) -> TCPStore | None:
     try:
-        return open_store(*endpoint)
+        return _master(endpoint)
     except DistNetworkError as error:
         if f"code: -{errno.EADDRINUSE}" in str(error):
             return None  # another agent of this machine was quicker

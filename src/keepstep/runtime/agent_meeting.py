@@ -1,0 +1,281 @@
+"""Agent meeting: the agent's line to the agents of the other nodes.
+
+Comes in: that this node's ranks are dead and its keeper listens (`join`), and what is to be said about the present round. Goes out, from
+a thread of its own: `Formed`, when all nodes are there and their ranks may start; `Heard`, the round's verdict; `MeetingLost`.
+`core/rounds.py` says who is which node, `edge/torch/rendezvous.py` carries the words. Never waits on the agent's loop.
+
+A round takes N arrivals; an agent that comes when it is full waits for the next one, which begins when somebody says `again`. It is
+formed once all N have answered to their place in it, so that an agent that died while it waited leaves nobody with half a job.
+
+Invariant: for one round `Formed` comes before `Heard`, and that before the `Formed` of the next.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+from keepstep.config import Settings
+from keepstep.core.restarts import MeetingLost
+from keepstep.core.rounds import assign, disagreement, members_of
+from keepstep.edge.journal import Journal
+from keepstep.edge.torch.rendezvous import Rendezvous, in_words, meet, open_store
+from keepstep.errors import ConfigError, MeetingError
+from keepstep.model.launch import Launch, Place
+from keepstep.model.mesh import Mesh
+from keepstep.model.rounds import Arrival, Verdict
+from keepstep.model.units import MS_NS, human_ns
+from keepstep.runtime.agent_link import Listening
+
+FAREWELL_S = 10.0  # how long the one who hosts the meeting point waits for the others to hear the last word
+LOOK_AGAIN_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Formed:
+    """All nodes are there. `mesh` is for the keeper; None when there is one node."""
+
+    place: Place
+    mesh: Mesh | None
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    verdict: Verdict
+
+
+Post = Callable[[Formed | Heard | MeetingLost], None]
+
+
+class Meeting(Protocol):
+    def join(self, keeper: Listening | None) -> None:
+        """This node's ranks are dead, its keeper listens there: take part in the next round."""
+
+    def say(self, attempt: int, verdict: Verdict) -> None: ...
+
+    def ended_well(self, attempt: int, why: str) -> None: ...
+
+    def end(self, last: Verdict | None) -> None:
+        """Nothing comes any more; `last` is for the others."""
+
+    def close(self, within_s: float) -> None:
+        """Wait until it is said, and, if they meet here, until the others have heard it."""
+
+
+class Alone:
+    """One node: nobody to wait for."""
+
+    def __init__(self, launch: Launch, post: Post) -> None:
+        self._launch, self._post, self._attempt = launch, post, 0
+        self._store: Any = None
+
+    def join(self, keeper: Listening | None) -> None:
+        # A fresh store each time: no key of a dead rank can be read by a living one.
+        self._store = None
+        host = self._launch.master_addr
+        self._store = open_store(host, self._launch.master_port)
+        self._post(Formed(Place(self._attempt, 0, 1, 0, self._launch.ranks, host, self._store.port), None))
+        self._attempt += 1
+
+    def say(self, attempt: int, verdict: Verdict) -> None:
+        pass
+
+    def ended_well(self, attempt: int, why: str) -> None:
+        self._post(Heard(Verdict("done", why)))
+
+    def end(self, last: Verdict | None) -> None:
+        self._store = None
+
+    def close(self, within_s: float) -> None:
+        pass
+
+
+class Several:
+    """Several nodes. One thread lives the rounds, one speaks: a word never waits behind a wait."""
+
+    def __init__(self, launch: Launch, settings: Settings, journal: Journal, post: Post) -> None:
+        assert launch.endpoint is not None
+        self._launch, self._settings, self._journal, self._post = launch, settings, journal, post
+        self._endpoint = launch.endpoint
+        self._mine = Arrival(
+            secrets.token_hex(8), "", 0, 0, launch.ranks, launch.nodes, settings.secret is not None, settings.rack, None, launch.node_rank
+        )
+        self._keepers: SimpleQueue[Listening | None] = SimpleQueue()
+        self._words: SimpleQueue[Callable[[Rendezvous], None] | None] = SimpleQueue()
+        self._over = threading.Event()
+        self._number = -1  # of the round that is being formed or lived
+        self._place = -1  # this agent's in it
+        self._point_store: Any = None  # when they meet here
+        self._ranks_store: Any = None  # when the ranks do
+        self._speaker: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._live, name="keepstep-meeting", daemon=True)
+        self._thread.start()
+
+    # -- the agent's side
+
+    def join(self, keeper: Listening | None) -> None:
+        assert keeper is not None
+        self._keepers.put(keeper)
+
+    def say(self, attempt: int, verdict: Verdict) -> None:
+        self._words.put(lambda point: self._say(point, attempt, verdict))
+
+    def ended_well(self, attempt: int, why: str) -> None:
+        place = self._place
+        self._words.put(lambda point: self._say_well(point, attempt, place))
+
+    def end(self, last: Verdict | None) -> None:
+        self._over.set()
+        self._keepers.put(None)
+        self._words.put(lambda point: self._say_last(point, last))
+        self._words.put(None)
+
+    def close(self, within_s: float) -> None:
+        if self._speaker is not None:
+            self._speaker.join(min(within_s, FAREWELL_S))
+
+    # -- the speaker
+
+    def _speak(self, point: Rendezvous) -> None:
+        try:
+            while (word := self._words.get()) is not None:
+                word(point)
+        except MeetingError as error:
+            self._journal.record("meeting-lost", f"what was to be said to the other nodes was not: {error}")
+
+    def _say(self, point: Rendezvous, number: int, verdict: Verdict) -> None:
+        if point.say(number, verdict) == verdict:
+            self._journal.record(f"round-{verdict.kind}", f"told the other nodes about round {number}: {verdict.why}", round=number)
+
+    def _say_well(self, point: Rendezvous, number: int, place: int) -> None:
+        point.mark(number, "well", place)
+        places = range(self._launch.nodes)
+        if point.marked(number, "well", places):  # whoever comes last sees all
+            self._say(point, number, Verdict("done", f"the ranks of all {len(places)} nodes ended well in round {number}"))
+
+    def _say_last(self, point: Rendezvous, last: Verdict | None) -> None:
+        number = self._number
+        if last is not None and number >= 0:
+            while point.say(number, last).kind == "again":  # the others are on their way to the next
+                number += 1
+            point.mark(number, "full")  # they may be waiting for more to come
+        if self._point_store is not None and number >= 0:
+            others = [place for place in point.seats_taken(number, self._launch.nodes) if place != self._place]
+            deadline = time.monotonic() + FAREWELL_S
+            while others and not point.marked(number, "heard", others) and time.monotonic() < deadline:
+                time.sleep(LOOK_AGAIN_S)
+
+    # -- the rounds
+
+    def _live(self) -> None:
+        try:
+            point = self._meet()
+            last = self._rounds(point)
+        except (MeetingError, ConfigError) as error:
+            if not self._over.is_set():
+                self._post(MeetingLost(str(error)))
+        else:
+            if last is not None:
+                self._post(Heard(last))
+
+    def _meet(self) -> Rendezvous:
+        where = in_words(self._endpoint)
+        self._journal.record("meeting", f"job {self._settings.job}: {self._launch.nodes} nodes meet at {where}", endpoint=where)
+        point, self._point_store = meet(self._endpoint, self._settings.job, given_up=self._over.is_set)
+        speaker = point.another()
+        self._speaker = threading.Thread(target=self._speak, args=(speaker,), name="keepstep-speaker", daemon=True)
+        self._speaker.start()
+        # Rounds grow from one start of the job to the next, so that a keeper that saw the last one listens to this one.
+        own = None if self._settings.secret else secrets.token_hex(32)
+        opening = json.loads(point.opening(json.dumps({"secret": own, "first_round": time.time_ns() // MS_NS})))
+        self._first_round = int(opening["first_round"])
+        self._secret = self._settings.secret or opening["secret"]
+        if self._secret is None:
+            raise ConfigError("secret: expected one, as the node has that came first, found none")
+        return point
+
+    def _rounds(self, point: Rendezvous) -> Verdict | None:
+        """The last word about the job; None when this agent's own end comes first."""
+        keeper = self._keepers.get()
+        number = 0
+        while point.verdict(number) is not None:  # rounds of before, whatever became of them
+            number += 1
+        while keeper is not None:
+            self._mine = replace(self._mine, host=keeper.host, port=keeper.port, incarnation=keeper.incarnation)
+            self._number, self._place = number, self._take_seat(point, number)
+            formed = self._form(point, number) if self._place >= 0 else None
+            if formed is not None:
+                self._post(formed)
+            verdict = point.wait_for_verdict(number)
+            if self._place >= 0:
+                point.mark(number, "heard", self._place)
+            if verdict.kind != "again":
+                return verdict
+            number += 1
+            if formed is not None:
+                self._post(Heard(verdict))
+                keeper = self._keepers.get()
+        return None
+
+    def _take_seat(self, point: Rendezvous, number: int) -> int:
+        """This agent's place in the round, -1 when it is full. Raises ConfigError when it cannot meet those who are there."""
+        nodes = self._launch.nodes
+        for place in range(nodes):
+            there = point.seat(number, place, self._mine)
+            if there != self._mine:
+                if why := disagreement(self._mine, there):
+                    raise ConfigError(why)
+                continue
+            if place == nodes - 1:
+                point.mark(number, "full")
+            else:
+                why = f"round {number}: {place + 1} of {nodes} nodes are here, waiting for the others"
+                self._journal.record("round-waiting", why, round=number, here=place + 1, nodes=nodes)
+            return place
+        why = f"round {number} has its {nodes} nodes already: waiting until one is missing"
+        self._journal.record("round-waiting", why, round=number, here=nodes, nodes=nodes)
+        point.mark(number, "full")  # whoever took the last place may have died before it could
+        self._mine = replace(self._mine, node=None)
+        return -1
+
+    def _form(self, point: Rendezvous, number: int) -> Formed | None:
+        """The round, once all have answered; None when there is a verdict before that."""
+        began_ns = time.monotonic_ns()
+        point.wait_for_marks(number, "full")
+        places = range(self._launch.nodes)
+        if point.verdict(number) is not None or len(point.seats_taken(number, len(places))) < len(places):
+            return None
+        arrivals = point.seated(number, len(places))
+        nodes = assign(arrivals)
+        node = nodes[self._place]
+        self._mine = replace(self._mine, node=node)
+        self._ranks_store = None
+        if node == 0:  # a fresh store each time: no key of a dead rank can be read by a living one
+            self._ranks_store = open_store(self._mine.host, self._launch.master_port)
+        point.mark(number, "ready", self._place, str(self._ranks_store.port) if node == 0 else "yes")
+        texts = point.wait_for_marks(number, "ready", places, self._settings.link_dead_s)
+        if texts is None:
+            late = [
+                f"node {n} on {a.host}"
+                for p, (n, a) in enumerate(zip(nodes, arrivals, strict=True))
+                if not point.marked(number, "ready", [p])
+            ]
+            why = f"{' and '.join(late) or 'some node'} came and then did not answer for {self._settings.link_dead_s:.0f} s"
+            self._say(point, number, Verdict("again", why))
+            return None
+        members = members_of(arrivals)
+        mesh = Mesh(self._first_round + number, node, members, self._secret)
+        first, port = mesh.ranks_of(node).start, int(texts[nodes.index(0)])
+        place = Place(number, node, len(members), first, mesh.world_size, members[0].host, port)
+        took_ns = time.monotonic_ns() - began_ns
+        why = f"round {number}: all {len(members)} nodes are here after {human_ns(took_ns)}; this is node {node} with ranks "
+        why += f"{first} to {first + self._launch.ranks - 1} of {mesh.world_size}"
+        hosts = [f"{m.host}:{m.port}" for m in members]
+        self._journal.record("round-formed", why, round=number, node=node, hosts=hosts, world_size=mesh.world_size, waited_ns=took_ns)
+        return Formed(place, mesh)
