@@ -1,4 +1,4 @@
-"""How fast do blocks cross between two keepers, against bare sockets?
+"""How fast do blocks cross between two keepers, against bare sockets? And how soon is a message answered?
 
 Two processes on loopback. Both move the same blocks of the same memory over as many connections with the same socket options:
 bare ones by `sendall` and `recv_into`, keepers with handshake, signed headers, checksums computed on both sides, places and answers.
@@ -9,7 +9,8 @@ Rounds alternate, so that the machine's noise hits both alike; figures are media
     python benchmarks/wire.py --gbit 1 --gbit 4   # also: the share of a paced rate that is reached
 
 `known` is the keepers' figure when the sender names a checksum it has already (a slot's table), instead of computing one.
-CPU seconds per GiB are those of both processes together.
+CPU seconds per GiB are those of both processes together. A round trip is a message that the other keeper's handler sends
+back, confirmed both ways, over an idle link and while blocks cross it.
 """
 
 from __future__ import annotations
@@ -54,16 +55,22 @@ def slot(view: memoryview, index: int, block_bytes: int) -> memoryview:
 
 
 class Keeper:
-    """A handler that places every block in the ring."""
+    """A handler that places every block in the ring, and sends messages back if it `echoes`."""
 
     def __init__(self, ring: memoryview) -> None:
         self.ring = ring
+        self.echoes: Peers | None = None
+        self.heard: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.opened, self.room = threading.Event(), threading.Event()
 
     def up(self, peer: Identity) -> None:
         self.opened.set()
 
-    def message(self, node: int, message: Message) -> None: ...
+    def message(self, node: int, message: Message) -> None:
+        if self.echoes:
+            self.echoes.send(node, message)
+        else:
+            self.heard.put(message)
 
     def place(self, node: int, span: Span) -> memoryview | None:
         return slot(self.ring, span.offset // span.length, span.length)
@@ -92,7 +99,8 @@ def receiver(pipe: Pipe, lanes: int, block_bytes: int, secret: bytes, job: bytes
     """The other process: bare sockets that receive rounds of blocks, and a keeper. Answers with its CPU seconds when asked."""
     ring = memory(block_bytes, fill=False)
     listener = tcp.listen(("127.0.0.1", 0), tcp.TcpOptions())
-    peers, _ = keepers(2, ring, lanes, secret, job)
+    peers, keeper = keepers(2, ring, lanes, secret, job)
+    keeper.echoes = peers
     pipe.send((listener.getsockname(), peers.address))
     peers.connect(1, ("", 0))
     socks = [listener.accept()[0] for _ in range(lanes)]
@@ -141,6 +149,24 @@ def send_keeper(peers: Peers, keeper: Keeper, ring: memoryview, blocks: int, blo
         assert why is None, why
 
 
+def round_trips(peers: Peers, keeper: Keeper, until: Callable[[int], bool]) -> dict[str, float]:
+    """Of one message at a time, until there were enough."""
+    taken: list[float] = []
+    while not until(len(taken)):
+        began = time.perf_counter()
+        assert peers.send(2, Message("refused", {"reason": "to be sent back"}))
+        keeper.heard.get()
+        taken.append(1e6 * (time.perf_counter() - began))
+    taken.sort()
+    return {"median_us": taken[len(taken) // 2], "p99_us": taken[len(taken) * 99 // 100], "count": len(taken)}
+
+
+def round_trips_meanwhile(peers: Peers, keeper: Keeper, send: Callable[[], None]) -> dict[str, float]:
+    sender = threading.Thread(target=send)
+    sender.start()
+    return round_trips(peers, keeper, lambda count: count > 0 and not sender.is_alive())
+
+
 def measure(work: Callable[[], None], nbytes: int, cpu: Callable[[], float]) -> dict[str, float]:
     cpu_before, began = cpu(), time.perf_counter()
     work()
@@ -180,8 +206,10 @@ def compare(lanes: int, block_bytes: int, round_bytes: int, rounds: int, gbit: l
             figures = measure(schemes[name], blocks * block_bytes, cpu)
             if turn:  # the first round warms
                 taken[name].append(figures)
-    peers.close()
     result: dict[str, Any] = {"lanes": lanes, "block_bytes": block_bytes, "rounds": rounds}
+    result["round_trip_idle"] = round_trips(peers, keeper, lambda count: count == 3000)
+    result["round_trip_busy"] = round_trips_meanwhile(peers, keeper, schemes["known"])
+    peers.close()
     for name, all_figures in taken.items():
         result[name] = {key: statistics.median(f[key] for f in all_figures) for key in all_figures[0]}
         ratios = [f["gib_per_s"] / bare["gib_per_s"] for f, bare in zip(all_figures, taken["bare"], strict=True)]
@@ -224,6 +252,9 @@ def main() -> None:
         for name in ("bare", "keepers", "known"):
             f = result[name]
             print(f"  {name:8} {f['gib_per_s']:6.2f} GiB/s  {100 * f['ratio']:5.1f} % of bare  {f['cpu_s_per_gib']:5.2f} CPU s/GiB")
+        for name in ("idle", "busy"):
+            f = result[f"round_trip_{name}"]
+            print(f"  round trip of a message, {name}: {f['median_us']:.0f} us, 99 % within {f['p99_us']:.0f} us")
         for f in result["paced"]:
             print(f"  paced to {f['gbit_per_s']:g} Gbit/s: {100 * f['share']:.1f} % of it reached")
 
