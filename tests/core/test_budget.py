@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.core.budget import CHEAP_RATIO, HEADROOM_RATIO, plan
+from keepstep.core.budget import CHEAP_RATIO, HEADROOM_RATIO, held_slots, plan
 from keepstep.errors import MemoryBudgetError
+from keepstep.model.topology import Auto, Copies, NoRedundancy, Parity, ReedSolomon
 from keepstep.model.units import GIB, MIB
 
 sizes = st.integers(1, 64 * GIB)
@@ -69,3 +70,13 @@ def test_the_usual_container_is_told_the_numbers_and_the_fix() -> None:
 def test_short_memory_is_named_apart_from_a_small_filesystem() -> None:
     with pytest.raises(MemoryBudgetError, match="memory is short"):
         plan(500 * MIB, 1, 100 * GIB, 600 * MIB, 0, False, "/dev/shm")
+
+
+def test_what_is_held_for_other_nodes_is_counted() -> None:
+    assert [held_slots(p) for p in (Copies(3), Parity(5), ReedSolomon(4, 2), Auto(), NoRedundancy())] == [4.0, 0.5, 1.0, 0.0, 0.0]
+    alone = plan(GIB, 1, 5 * GIB, 5 * GIB, 2, False, "/dev/shm")
+    assert alone.total_bytes == 2 * GIB
+    together = plan(GIB, 1, 5 * GIB, 5 * GIB, 2, False, "/dev/shm", held=2.0)
+    assert "2.0 GiB held for other nodes" in together.why
+    with pytest.raises(MemoryBudgetError, match=r"4\.0 GiB held for other nodes"):
+        plan(GIB, 1, 5 * GIB, 5 * GIB, 2, False, "/dev/shm", held=4.0)

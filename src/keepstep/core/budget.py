@@ -5,7 +5,8 @@ numbers and the fix.
 
 Two slots keep one snapshot whole while the next is written. A third keeps capture going while slower ranks still seal
 (facts: with commits that lag by L steps, L + 2 slots are needed); it is taken when cheap. One more rests pinned under the
-persister's reading when there is a store.
+persister's reading when there is a store. What is held for other nodes (two generations of copies or parity) is counted too, before the
+first of it arrives.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import math
 from dataclasses import dataclass
 
 from keepstep.errors import MemoryBudgetError
+from keepstep.model.topology import Copies, Parity, Policy, ReedSolomon
 from keepstep.model.units import MIB, human_bytes
 
 CHEAP_RATIO = 0.10  # a third slot is cheap when all slots take less than this part of the free memory
@@ -27,21 +29,44 @@ class SlotPlan:
     why: str
 
 
+def held_slots(policy: Policy) -> float:
+    """What a node holds for others, in slots a rank of its own: two generations. `auto` looks at what is free later: 0."""
+    match policy:
+        case Copies(m):
+            return 2.0 * (m - 1)
+        case Parity(n):
+            return 2.0 / (n - 1)
+        case ReedSolomon(k, m):
+            return 2.0 * m / k
+    return 0.0
+
+
 def plan(
-    slot_bytes: int, local_ranks: int, free_bytes: int, available_bytes: int, wanted: int, has_store: bool, arena_dir: str
+    slot_bytes: int,
+    local_ranks: int,
+    free_bytes: int,
+    available_bytes: int,
+    wanted: int,
+    has_store: bool,
+    arena_dir: str,
+    held: float = 0.0,
 ) -> SlotPlan:
-    """`free_bytes`: free in the arena's filesystem; `available_bytes`: memory the kernel can give; `wanted`: 0 chooses.
+    """`free_bytes`: free in the arena's filesystem; `available_bytes`: memory the kernel can give; `wanted`: 0 chooses; `held`: what is
+    held for other nodes, in slots a rank.
 
     Raises MemoryBudgetError.
     """
-    usable = int(min(free_bytes, available_bytes) * (1 - HEADROOM_RATIO))
+    usable = int(min(free_bytes, available_bytes) * (1 - HEADROOM_RATIO) - held * local_ranks * slot_bytes)
     least = 2 + has_store
     count = wanted or (least + 1 if (least + 1) * local_ranks * slot_bytes <= usable * CHEAP_RATIO else least)
     if not wanted and count * local_ranks * slot_bytes > usable:
         count = 2  # without the persister's own slot a capture is skipped now and then while it reads
     total = count * local_ranks * slot_bytes
-    enough_mib = math.ceil(total / (1 - HEADROOM_RATIO) / MIB) + 64
+    held_bytes = math.ceil(held * local_ranks * slot_bytes)
+    enough_mib = math.ceil((total + held_bytes) / (1 - HEADROOM_RATIO) / MIB) + 64
     sentence = f"{count} slots x {local_ranks} ranks x {human_bytes(slot_bytes)} = {human_bytes(total)}"
+    if held_bytes:
+        sentence += f", and {human_bytes(held_bytes)} held for other nodes,"
     if total > usable:
         tight = f"{arena_dir} has {human_bytes(free_bytes)} free" if free_bytes <= available_bytes else "memory is short"
         raise MemoryBudgetError(

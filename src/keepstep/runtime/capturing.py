@@ -27,6 +27,7 @@ from keepstep.edge.torch.state import Protected, State
 from keepstep.errors import DamageError, IdentityError
 from keepstep.model.layout import Layout
 from keepstep.model.snapshot import Phase, SlotHeader, SlotState, SlotView, Stamp
+from keepstep.model.topology import parse_policy
 from keepstep.model.units import KIB, MIB, human_bytes
 from keepstep.runtime.naming import job_hash
 from keepstep.runtime.outlook import Outlook
@@ -145,7 +146,7 @@ class Capturing:
         """Make the slots before training: pre-faulted, checked against free memory. Raises MemoryBudgetError."""
         payload, manifest = payload_bytes + OBJECTS_SLACK_BYTES, manifest_bytes + manifest_bytes // 2 + 4 * KIB
         each = slot_bytes(payload, manifest)
-        own = sum(s.capacity for s in self.slots) * self._who.local_world_size
+        own = sum(s.capacity for s in self.slots) * self._who.local_world_size + self._held_bytes()
         plan = budget.plan(
             each,
             self._who.local_world_size,
@@ -154,6 +155,7 @@ class Capturing:
             self._settings.slots,
             self._settings.store is not None,
             str(self._settings.arena_dir),
+            held=budget.held_slots(parse_policy(self._settings.redundancy)) if self._who.has_many_nodes else 0.0,
         )
         for index in range(plan.slots):
             if index < len(self.slots) and self._fits(self.slots[index], payload, manifest):
@@ -164,6 +166,11 @@ class Capturing:
             self._replace(index, payload, manifest)
         self._publish_views()
         return plan.why
+
+    def _held_bytes(self) -> int:
+        """What this node's keeper holds for others already: it is in the plan, and no longer in what is free."""
+        held = [*self._settings.job_dir.glob("held/rank-*/slot-?"), *self._settings.job_dir.glob("parity/rank-*/slot-?")]
+        return sum(path.stat().st_size for path in held)
 
     def _fits(self, slot: Slot, payload: int, manifest: int) -> bool:
         return slot.capacity >= payload and slot.manifest_capacity >= manifest
