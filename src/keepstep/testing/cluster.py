@@ -1,4 +1,4 @@
-"""A cluster of real keepers on loopback, with ranks that train nothing: their states are bytes drawn from (rank, step).
+"""A cluster of real keepers on loopback or in a lab, with ranks that train nothing: their states are bytes drawn from (rank, step).
 
 Stands where agent and sessions stand: tells keepers the mesh, captures into slots by the same rules as a session, joins the vote. So what
 is tested is what runs, but for torch.
@@ -14,6 +14,7 @@ import secrets
 import select
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -34,12 +35,20 @@ from keepstep.model.mesh import Member, Mesh
 from keepstep.model.snapshot import Phase, SlotState, SlotView, Stamp
 from keepstep.runtime.naming import job_hash
 from keepstep.runtime.outlook import Word
+from keepstep.testing.lab import Lab
 
 JOB = "cluster"
 LAYOUT = lay_out([TensorSpec("w", "float32", (50, 50), 10_000)])
 MANIFEST = json.dumps(LAYOUT.to_json()).encode()
 PATIENCE_S = 40.0
 EMPTY = SlotView(SlotState.EMPTY, Stamp(-1, 0))
+START_KEEPER = """
+import sys
+from keepstep.config import settings_from_text
+from keepstep.edge.processes import ensure_keeper
+ensure_keeper(settings_from_text(sys.argv[1])).close()
+"""
+State = Callable[[int, int, int], bytes | memoryview]  # rank, step, nbytes
 
 
 def state_of(rank: int, step: int, nbytes: int) -> bytes:
@@ -59,8 +68,8 @@ def wait_for(what: Callable[[], Any], why: Callable[[], str], patience_s: float 
 class Rank:
     """One rank of one node: slots, page, and the line to its keeper."""
 
-    def __init__(self, settings: Settings, rank: int, world_size: int, nbytes: int, incarnation: int) -> None:
-        self.settings, self.rank, self.world_size, self.nbytes = settings, rank, world_size, nbytes
+    def __init__(self, settings: Settings, rank: int, world_size: int, nbytes: int, incarnation: int, state: State) -> None:
+        self.settings, self.rank, self.world_size, self.nbytes, self.state = settings, rank, world_size, nbytes, state
         page = StatusPage.own(settings.job_dir, rank)
         assert page is not None
         self.page, self.outlook, self.incarnation = page, Word(settings.job_dir), incarnation
@@ -132,8 +141,8 @@ class Rank:
                 return
             slot = self.slots[self.holds()[stamp]]
             header, _ = slot.verify_bytes()
-            found = bytes(slot.payload[: header.payload_bytes])
-            assert found == state_of(self.rank, stamp.step, self.nbytes), "wrong bytes were restored"
+            found = slot.payload[: header.payload_bytes]
+            assert found == self.state(self.rank, stamp.step, self.nbytes), "wrong bytes were restored"
         for index, view in enumerate(self.views):
             if offer["source"] != "memory" or view.state is not SlotState.SEALED or view.stamp > stamp:
                 self.slots[index].void()
@@ -165,7 +174,7 @@ class Rank:
         slot.begin(job_hash(JOB, os.getuid()), self.rank, self.world_size, self.incarnation, stamp)
         self.views[decision.slot] = SlotView(SlotState.WRITING, stamp)
         self.publish(decided_step=step)
-        slot.payload[: self.nbytes] = state_of(self.rank, step, self.nbytes)
+        slot.payload[: self.nbytes] = self.state(self.rank, step, self.nbytes)
         slot.seal(slot.write_table(self.nbytes, MANIFEST), LAYOUT.hash(), 0.0)
         self.views[decision.slot] = SlotView(SlotState.SEALED, stamp)
         self.publish(payload_bytes=self.nbytes)
@@ -195,9 +204,13 @@ class Machine:
     port: int = 0
     incarnation: int = 0
     ranks: list[Rank] = field(default_factory=list)
+    seat: tuple[Lab, int] | None = None
 
     def start(self) -> None:
         self.settings.arena_dir.mkdir(parents=True, exist_ok=True)
+        if self.seat is not None:  # unix sockets know no network namespaces: only the keeper has to live in one
+            lab, node = self.seat
+            assert lab.start(node, [sys.executable, "-c", START_KEEPER, self.settings.to_text()]).wait() == 0
         self.box = ensure_keeper(self.settings)
         self.box.send({"kind": "agent", "pid": os.getpid()})
         self.listen()
@@ -241,15 +254,28 @@ class Machine:
 class Cluster:
     """`nodes` machines with `per_node` ranks each."""
 
-    def __init__(self, room: Path, nodes: int, policy: str, per_node: int = 1, nbytes: int = 50_000, scrub_every_s: float = 0.0) -> None:
-        self.per_node, self.nbytes = per_node, nbytes
+    def __init__(
+        self,
+        room: Path,
+        nodes: int,
+        policy: str,
+        per_node: int = 1,
+        nbytes: int = 50_000,
+        scrub_every_s: float = 0.0,
+        lab: Lab | None = None,
+        state: State = state_of,
+    ) -> None:
+        self.per_node, self.nbytes, self.state = per_node, nbytes, state
         self.machines: list[Machine] = []
         for i in range(nodes):
+            arena_dir, state_dir = (lab.arena_dir(i), lab.state_dir(i)) if lab else (room / f"m{i}", room / f"state{i}")
             config = {
-                **{"job": JOB, "arena_dir": room / f"m{i}", "state_dir": room / f"state{i}", "redundancy": policy, "grace_s": 120.0},
+                **{"job": JOB, "arena_dir": arena_dir, "state_dir": state_dir, "redundancy": policy, "grace_s": 120.0},
                 **{"scrub_every_s": scrub_every_s, "link_dead_s": 2.0},
             }
-            self.machines.append(Machine(resolve(config, {"HOME": str(room)}, JOB), "127.0.0.1"))
+            machine = Machine(resolve(config, {"HOME": str(room)}, JOB), lab.seats[i].address if lab else "127.0.0.1")
+            machine.seat = (lab, i) if lab else None
+            self.machines.append(machine)
         self.round, self.secret, self.incarnation = 0, secrets.token_hex(16), 0
         self.members: tuple[Member, ...] | None = None
 
@@ -287,7 +313,7 @@ class Cluster:
         world = len(self.machines) * self.per_node
         for i, machine in enumerate(self.machines):
             for local in range(self.per_node):
-                machine.ranks.append(Rank(machine.settings, i * self.per_node + local, world, self.nbytes, self.incarnation))
+                machine.ranks.append(Rank(machine.settings, i * self.per_node + local, world, self.nbytes, self.incarnation, self.state))
 
     def hear(self) -> None:
         for rank in self.ranks:
