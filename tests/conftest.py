@@ -17,6 +17,6 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "keepstep"))
 def own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No KEEPSTEP_* setting and no launcher's rank leaks in; journals go below the test's own directory."""
     for name in list(os.environ):
-        if name.startswith(("KEEPSTEP_", "TORCHELASTIC_")) or name in {"RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_JOB_ID"}:
+        if name.startswith(("KEEPSTEP_", "TORCHELASTIC_", "SLURM_")) or name in {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}:
             monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

@@ -212,7 +212,8 @@ class Keeper:
                 return {"kind": "unheard", "why": str(error)}
             self.selector.register(self.lines, selectors.EVENT_READ, lambda: self.node.hear() if self.node is not None else None)
         host, port = self.lines.address
-        return {"kind": "listening", "host": host, "port": port, "incarnation": self.lines.incarnation}
+        newest = self.node.mesh.round if self.node is not None and self.node.mesh is not None else -1
+        return {"kind": "listening", "host": host, "port": port, "incarnation": self.lines.incarnation, "round": newest}
 
     def _begin_round(self, mesh: Mesh) -> None:
         if self.lines is None:

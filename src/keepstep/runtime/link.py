@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from keepstep.config import Settings
@@ -21,6 +23,7 @@ from keepstep.model.mesh import Mesh
 from keepstep.model.snapshot import Stamp
 
 IMPATIENT_S = 15.0
+AGAIN_S = 1.0
 
 
 class Link:
@@ -39,13 +42,16 @@ class Link:
 
     # -- before training
 
-    def listen_at(self, host: str, port: int = 0) -> tuple[str, int, int]:
-        """Without an agent: have the keeper listen to other nodes. (host, port, incarnation). Raises KeeperError."""
+    def listen_at(self, host: str, port: int = 0) -> tuple[str, int, int, int]:
+        """Without an agent: have the keeper listen to other nodes. (host, port, incarnation, its newest round). Raises KeeperError."""
         self._box.send({"kind": "listen", "host": host, "port": port})
-        answer = self._box.recv(IMPATIENT_S)
+        try:
+            answer = self._box.recv(IMPATIENT_S)
+        except TimeoutError:
+            raise KeeperError(f"the keeper was asked to listen at {host} and did not answer within {IMPATIENT_S:.0f} s") from None
         if answer is None or answer["kind"] != "listening":
             raise KeeperError(f"the keeper cannot listen at {host}: {answer['why'] if answer else 'it died'}")
-        return str(answer["host"]), int(answer["port"]), int(answer["incarnation"])
+        return str(answer["host"]), int(answer["port"]), int(answer["incarnation"]), int(answer["round"])
 
     def take_part(self, mesh: Mesh) -> None:
         """Without an agent: tell the keeper of the nodes of this round."""
@@ -55,9 +61,11 @@ class Link:
     def _introduce(self) -> None:
         """Another keeper lives here now: without an agent it knows of no other nodes."""
         if self._mesh is not None:
-            me = self._mesh.members[self._mesh.node]
-            self.listen_at(me.host, me.port)
-            self._box.send({"kind": "mesh", **self._mesh.to_json()})
+            members = list(self._mesh.members)
+            me = members[self._mesh.node]
+            host, port, incarnation, _ = self.listen_at(me.host, me.port)
+            members[me.node] = replace(me, host=host, port=port, incarnation=incarnation)
+            self.take_part(replace(self._mesh, members=tuple(members)))
 
     def agree(self, incarnation: int, holds: set[Stamp], foreign_world: int | None, load: Callable[[Offer], None]) -> tuple[Offer, int]:
         """Take part in the vote until every rank has proven the same state: (what was loaded, epoch).
@@ -138,10 +146,12 @@ class Link:
         while not self._closing:
             try:
                 self._box = ensure_keeper(self._settings)
+                self._introduce()
             except KeepstepError as error:
-                self._journal.record("keeper-missing", f"no keeper can be started ({error}); trying again")
+                self._journal.record("keeper-missing", f"no keeper is there ({error}); trying again")
+                self._box.close()
+                time.sleep(AGAIN_S)
                 continue
-            self._introduce()
             self._box.send({"kind": "attach", "rank": self._rank, "world_size": self._world_size})
             return
 

@@ -29,7 +29,7 @@ from keepstep.model.snapshot import Phase, Stamp
 from keepstep.model.units import human_ns
 from keepstep.runtime.capturing import Capturing, Identity, snapshot_of
 from keepstep.runtime.link import Link, Unusable
-from keepstep.runtime.meeting import meet
+from keepstep.runtime.meeting import count_here, meet, place_in_world, process_group
 from keepstep.runtime.naming import default_job
 from keepstep.runtime.outlook import Pages, Word
 from keepstep.runtime.signals import Preemption
@@ -84,12 +84,15 @@ def protect(config: Config | Mapping[str, Any] | None = None, /, **stateful: Any
 
 
 def _identity(settings: Settings) -> Identity:
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        rank, world = distributed.get_rank(), distributed.get_world_size()
+    group = process_group()
+    if group is not None:
+        rank, world = group.get_rank(), group.get_world_size()
     else:
-        rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    return Identity(settings.job, os.getuid(), rank, world, int(os.environ.get("LOCAL_WORLD_SIZE", world)))
+        rank, world = place_in_world(os.environ)
+    told = os.environ.get("LOCAL_WORLD_SIZE")
+    if told is None and group is not None and world > 1:
+        return Identity(settings.job, os.getuid(), rank, world, count_here(settings.arena_dir))
+    return Identity(settings.job, os.getuid(), rank, world, int(told or world))
 
 
 class Job:
