@@ -85,11 +85,8 @@ class Lines:
         if self._peers is not None and self.mesh is not None and (self.mesh.node, self.mesh.secret) != (mesh.node, mesh.secret):
             self._peers.close("another number")
             self._peers = None
-        before, self.mesh = self.mesh, mesh
-        peers = self._peers = self._peers or self._open(mesh)
-        for node in range(len(mesh.members)):
-            if before is not None and node < len(before.members) and before.members[node] != mesh.members[node]:
-                peers.forget(node, "another life of that node is expected")
+        self.mesh = mesh
+        self._peers = self._peers or self._open(mesh)
         self.link_with(with_nodes)
         early, self._early = self._early, deque(maxlen=MAX_EARLY)
         for heard in early:
@@ -100,7 +97,6 @@ class Lines:
         assert self.mesh is not None and self._peers is not None
         for node in nodes - {self.mesh.node}:
             member = self.mesh.members[node]
-            self._peers.fence(node, member.incarnation)
             self._peers.connect(node, (member.host, member.port), member.incarnation)
 
     def _open(self, mesh: Mesh) -> Peers:
@@ -200,7 +196,8 @@ class Lines:
         self._put(Heard(node, "writable", {}))
 
     def dead(self, node: int, why: str) -> None:
-        self._put(Heard(node, "dead", {"why": why}))
+        round_ = self.mesh.round if self.mesh is not None else 0
+        self._put(Heard(node, "dead", {"round": round_, "why": why}))
 
     def close(self) -> None:
         if self._peers is not None:
