@@ -25,6 +25,7 @@ from keepstep.model.mesh import Mesh
 from keepstep.model.units import S_NS, human_ns
 
 RETRY_S = 5.0
+DYING_S = 0.01
 LISTEN_WITHIN_S = 10.0
 _START_ERRORS = (KeepstepError, OSError, subprocess.SubprocessError)
 
@@ -128,8 +129,13 @@ class AgentLink:
                 self._journal.record("keeper-missing", why, logging.WARNING)
                 self._over.wait(RETRY_S)
                 continue
-            self._on_return()
-            return
+            if self._found.peer()[0] != self._pid:
+                self._on_return()
+                return
+            # A dying process closes one socket after the other: the one that listens may be the last.
+            self._found.close()
+            self._found = None
+            self._over.wait(DYING_S)
 
     def take(self) -> None:
         """After `on_return`: `box` is another keeper's now."""
