@@ -38,7 +38,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "row": ROWS,
     "tolerates": RANKS,
     "alive": SOME,
-    **{name: MAYBE for name in ("committed", "target", "horizon", "resumed")},
+    **{name: MAYBE for name in ("committed", "target", "horizon", "inherited")},
     "decided_step": st.integers(-1, 1 << 62),
     **{name: TEXT for name in ("policy", "why", "hindered")},
     "table_checksum": st.integers(0, (1 << 64) - 1),

@@ -1,12 +1,16 @@
 """Commit: which generation everybody may rely on, and which is to be protected next. Led by one keeper of the round.
 
-Comes in: each rank's facts, as its keeper last reported them (they may be old). Goes out: the leader's word, a `Horizon`, whenever it
-changes. Never looks anywhere itself; who leads next needs nothing but new reports.
+Comes in: each rank's facts and the last word its node has heard, as reported (they may be old). Goes out: the leader's word, a `Horizon`,
+whenever it changes. Never looks anywhere itself; who leads next needs nothing but new reports.
 
 * A stamp that every rank has sealed becomes the *target*: only then does anybody copy it, so no byte is sent for a generation
-  that can never be whole, and all nodes copy the same one.
+  that can never be whole, and all nodes copy the same one. It stays the target, whoever leads, until it is committed.
 * When every rank's target is protected, it is *committed*: the horizon. What is older may be overwritten, here and at the holders.
-* A stamp is hopeless when every rank has decided about its step and it is not `alive`: some rank neither has nor writes it, and never will.
+* A new epoch *inherits* the horizon of the one before, as far as it is still there: until something is committed in the new surroundings,
+  that is what a lost node can be rebuilt from. Without it nobody would know which older generation may be overwritten, and holders that
+  keep two of them would have no slot for a new one, for ever.
+* What is newer is `alive` while every rank has it or may still get it, unless it is older than the target: nobody will protect that.
+  What is not alive is hopeless, once every rank has decided about its step.
 
 Invariants (docs/protocol.md): the horizon never goes back within an epoch; a committed stamp was, at one moment, proven on every holder of
 every rank; nobody gives it up before a newer one was. GEMINI (SOSP'23) leaves this protocol open.
@@ -14,8 +18,8 @@ every rank; nobody gives it up before a newer one was. GEMINI (SOSP'23) leaves t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
 
 from keepstep.core.cut import Holding, common
 from keepstep.model.horizon import Horizon
@@ -31,47 +35,76 @@ class RankFacts:
     protected: frozenset[Stamp] = frozenset()
 
 
+def first_word(epoch: int, resumed: Stamp | None, last: Horizon, held: Collection[Stamp]) -> Horizon:
+    """What a node's page says when an epoch begins, from what it said last and the stamps all the node's ranks still hold."""
+    floor = last.floor
+    there = floor is not None and resumed is not None and floor <= resumed and floor in held
+    return Horizon(epoch, inherited=floor if there else None)
+
+
+def newer(known: Horizon, said: Horizon) -> Horizon:
+    """The later of two words, whoever led when they were said; `said` when they are of one age."""
+    return said if _age(said) >= _age(known) else known
+
+
+def _age(word: Horizon) -> tuple[int, Stamp, Stamp, int]:
+    never = Stamp(-1, 0)
+    return word.epoch, word.floor or never, word.committed or never, word.decided_step
+
+
 @dataclass
 class Commit:
-    """One epoch's. `resumed`: what all ranks loaded from memory to begin it, None when they began from the store or afresh.
-
-    Until something is committed, what an older epoch left may be the only state a lost node can be rebuilt from. So nothing is called
-    hopeless before the resumed stamp is protected again (every rank has it, hence it will be).
-    """
+    """One epoch's."""
 
     world_size: int
     epoch: int
-    resumed: Stamp | None
     facts: dict[int, RankFacts] = field(default_factory=dict)
     horizon: Horizon = field(init=False)
+    said: Horizon | None = None
 
     def __post_init__(self) -> None:
         self.horizon = Horizon(self.epoch)
 
-    def report(self, facts: Iterable[RankFacts]) -> Horizon | None:
-        """Take what a node reports of its ranks. Returns the new word if it changed."""
+    def report(self, facts: Iterable[RankFacts], heard: Horizon) -> Horizon | None:
+        """Take what a node reports of its ranks, and the last word on its page. Returns the word to say, if there is a new one.
+
+        Nothing is said before all ranks were reported: then whatever anybody has acted upon is known here.
+        """
         self.facts.update((f.rank, f) for f in facts)
+        if heard.epoch == self.epoch:
+            known = self.horizon
+            self.horizon = replace(
+                known,
+                committed=_later(known.committed, heard.committed),
+                target=_later(known.target, heard.target),
+                inherited=_later(known.inherited, heard.inherited),
+            )
         if len(self.facts) < self.world_size:
             return None
-        before, self.horizon = self.horizon, self._decide()
-        return self.horizon if self.horizon != before else None
+        self.horizon = self._decide()
+        if self.horizon == self.said:
+            return None
+        self.said = self.horizon
+        return self.horizon
 
     def _decide(self) -> Horizon:
         ranks = list(self.facts.values())
-        committed, target = self.horizon.committed, self.horizon.target
         protected = common([f.protected for f in ranks])
-        newest = max(protected, default=None)
-        if newest is not None and (committed is None or newest > committed):
-            committed = newest
-        sealed = [s for s in common([f.own.sealed for f in ranks]) if (committed is None or s > committed) and s not in protected]
+        committed = _later(self.horizon.committed, max(protected, default=None))
+        floor = _later(self.horizon.inherited, committed)
+        sealed = [s for s in common([f.own.sealed for f in ranks]) if (floor is None or s >= floor) and s not in protected]
+        target = self.horizon.target
         if target not in sealed:  # one at a time, to its end: a newer one in its place might never be finished either
             target = max(sealed, default=None)
-        candidates = {s for f in ranks for s in (f.own.sealed | ({f.own.pending} if f.own.pending else set()))}
-        alive = frozenset(s for s in candidates if (committed is None or s > committed) and all(_may_have(f.own, s) for f in ranks))
-        decided = min(f.own.decided_step for f in ranks)
-        if committed is None and self.resumed is not None:
-            decided = -1
-        return Horizon(self.epoch, committed, target, alive, decided)
+        oldest = _later(floor, target)
+        pending = {f.own.pending for f in ranks if f.own.pending is not None}
+        candidates = {s for s in pending.union(*(f.own.sealed for f in ranks)) if oldest is None or s >= oldest}
+        alive = frozenset(s for s in candidates if all(_may_have(f.own, s) for f in ranks))
+        return Horizon(self.epoch, committed, target, alive, min(f.own.decided_step for f in ranks), self.horizon.inherited)
+
+
+def _later(one: Stamp | None, other: Stamp | None) -> Stamp | None:
+    return max((s for s in (one, other) if s is not None), default=None)
 
 
 def _may_have(own: Holding, stamp: Stamp) -> bool:

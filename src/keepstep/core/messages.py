@@ -100,16 +100,17 @@ _row = _many(_rank)
 KINDS: dict[str, dict[str, Check]] = {
     # To the leader: what this node has proven. `snapshots`: (rank, stamp); `parities`: (rank, stamp, row, tolerates).
     "inventory": {"round": _number, "snapshots": _held, "parities": _many(_items(_rank, _stamp, _row, _rank))},
-    # To the leader: each rank here: (rank, sealed, pending, decided step, protected); and what hinders the policy, if anything does.
+    # To the leader: each rank here: (rank, sealed, pending, decided step, protected); what its last word was, as far as this node heard;
+    # and what hinders the policy, if anything does.
     "report": {
-        **{"round": _number, "epoch": _number, "resumed": _maybe},
+        **{"round": _number, "epoch": _number, "committed": _maybe, "target": _maybe, "inherited": _maybe},
         **{"snapshot_bytes": _bytes, "free_bytes": _bytes, "hindered": _text},
         "ranks": _many(_items(_rank, _many(_stamp), _maybe, _whole(-1, _U63), _many(_stamp))),
     },
     # The leader's word (model/horizon.py), and which policy holds.
     "horizon": {
         **{"round": _number, "epoch": _number, "policy": _text, "why": _text},
-        **{"committed": _maybe, "target": _maybe, "alive": _many(_stamp), "decided_step": _whole(-1, _U63)},
+        **{"committed": _maybe, "target": _maybe, "alive": _many(_stamp), "decided_step": _whole(-1, _U63), "inherited": _maybe},
     },
     # What the leader tells everybody about which nodes may be lost: for people to read.
     "standing": {"round": _number, "body": _object},

@@ -25,19 +25,23 @@ class HorizonPage:
         alive = sorted(horizon.alive)[:MAX_ALIVE]
         # What does not fit must not look hopeless: then nothing that recent does.
         decided_step = horizon.decided_step if len(alive) == len(horizon.alive) else alive[-1].step
-        words = [horizon.epoch, _pair(horizon.committed), _pair(horizon.target), [_pair(s) for s in alive], decided_step]
-        body = json.dumps(words, separators=(",", ":")).encode()
+        stamps = [_pair(horizon.committed), _pair(horizon.target), _pair(horizon.inherited)]
+        body = json.dumps([horizon.epoch, *stamps, [_pair(s) for s in alive], decided_step], separators=(",", ":")).encode()
         assert len(body) <= MAX_BODY_BYTES
         self._page.write(body)
 
     def read(self, epoch: int) -> Horizon:
         """The last word of this epoch; an empty one when there is none yet."""
+        last = self.last()
+        return last if last.epoch == epoch else Horizon(epoch)
+
+    def last(self) -> Horizon:
+        """The last word of whatever epoch; of epoch -1 when there is none."""
         body = self._page.read()
-        words = json.loads(body) if body else [-1]
-        if words[0] != epoch:
-            return Horizon(epoch)
-        _, committed, target, alive, decided_step = words
-        return Horizon(epoch, _stamp(committed), _stamp(target), frozenset(Stamp(*s) for s in alive), decided_step)
+        if not body:
+            return Horizon(-1)
+        epoch, committed, target, inherited, alive, decided_step = json.loads(body)
+        return Horizon(epoch, _stamp(committed), _stamp(target), frozenset(Stamp(*s) for s in alive), decided_step, _stamp(inherited))
 
     def close(self) -> None:
         self._page.close()

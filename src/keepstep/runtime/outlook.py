@@ -62,7 +62,7 @@ class Word:
 
     def look(self, epoch: int) -> View:
         horizon = self._page.read(epoch)
-        return horizon.committed, horizon.is_hopeless
+        return horizon.floor, horizon.is_hopeless
 
     def close(self) -> None:
         self._page.close()

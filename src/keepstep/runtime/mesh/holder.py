@@ -149,10 +149,10 @@ class Holder:
 
     def _choose(self, shelf: Shelf, rank: int, offer: Offer) -> int | None:
         known = self._horizon
-        committed = max((s for s in (*offer.horizon, known.committed) if s is not None), default=None)
+        floor = max((s for s in (*offer.horizon, known.floor) if s is not None), default=None)
         # What was half written is given up by now: an owner sends one snapshot at a time.
         views = [replace(v, state=SlotState.EMPTY) if v.state is SlotState.WRITING else v for v in shelf.views(rank)]
-        decision = choose(offer.stamp.step, views, committed, known.is_hopeless)
+        decision = choose(offer.stamp.step, views, floor, known.is_hopeless)
         if isinstance(decision, Skip):
             self._say(offer, "nack", reason=f"no slot is free here: {decision.why}")
             return None

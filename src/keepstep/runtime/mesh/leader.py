@@ -44,20 +44,20 @@ class Leader:
         self._policy, self._why = policy, why
         self._journal.record("policy", f"redundancy across {len(self._mesh.members)} nodes: {policy}: {why}", policy=str(policy))
 
-    def went(self, epoch: int, resumed: Stamp | None) -> None:
-        """All ranks train on from there."""
-        self._commit = Commit(self._mesh.world_size, epoch, resumed)
+    def went(self, epoch: int) -> None:
+        """All ranks train on."""
+        self._commit = Commit(self._mesh.world_size, epoch)
         self._say()
 
     def reported(self, node: int, fields: Mapping[str, Any]) -> None:
         epoch = int(fields["epoch"])
         if self._commit is None:  # another keeper led before: it began this epoch
-            self._commit = Commit(self._mesh.world_size, epoch, next(iter(fields["resumed"]), None))
+            self._commit = Commit(self._mesh.world_size, epoch)
         if epoch != self._commit.epoch:
             return
         self._facts[node] = (fields["snapshot_bytes"], fields["free_bytes"])
         self._choose_policy(fields["hindered"])
-        if self._commit.report(_facts(r) for r in fields["ranks"]) is not None:
+        if self._commit.report((_facts(r) for r in fields["ranks"]), horizon_of(fields)) is not None:
             self._say()
 
     def holdings(self) -> list[Holding]:
@@ -122,15 +122,19 @@ class Leader:
             node,
             "horizon",
             **{"epoch": horizon.epoch, "policy": str(self._policy or Auto()), "why": self._why[:1000]},
-            **{"committed": _maybe(horizon.committed), "target": _maybe(horizon.target)},
-            **{"alive": tuple(sorted(horizon.alive)), "decided_step": horizon.decided_step},
+            **{"alive": tuple(sorted(horizon.alive)), "decided_step": horizon.decided_step, **words_of(horizon)},
         )
 
 
 def horizon_of(fields: Mapping[str, Any]) -> Horizon:
-    """The word as its hearers understand it."""
-    committed, target = next(iter(fields["committed"]), None), next(iter(fields["target"]), None)
-    return Horizon(fields["epoch"], committed, target, frozenset(fields["alive"]), fields["decided_step"])
+    """The word as its hearers understand it, or what a report tells of it."""
+    committed, target, inherited = (next(iter(fields[name]), None) for name in ("committed", "target", "inherited"))
+    return Horizon(fields["epoch"], committed, target, frozenset(fields.get("alive", ())), fields.get("decided_step", -1), inherited)
+
+
+def words_of(horizon: Horizon) -> dict[str, tuple[Stamp, ...]]:
+    """The stamps in it, as both a word and a report tell them."""
+    return {"committed": _maybe(horizon.committed), "target": _maybe(horizon.target), "inherited": _maybe(horizon.inherited)}
 
 
 def _maybe(stamp: Stamp | None) -> tuple[Stamp, ...]:

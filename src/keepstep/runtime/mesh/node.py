@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from keepstep.config import Settings
-from keepstep.core.cut import Holding, holding_of
+from keepstep.core.commit import first_word, newer
+from keepstep.core.cut import Holding, common, holding_of
 from keepstep.core.reach import CodedRow, Inventory, Source, sources, within_reach
 from keepstep.core.wards import Ward, wards
 from keepstep.edge.arena import Slot, slot_path, slot_paths
@@ -32,7 +33,7 @@ from keepstep.model.units import S_NS, human_bytes, human_ns
 from keepstep.runtime.mesh.encoding import Sizes
 from keepstep.runtime.mesh.fetching import Fetched, Fetching, replace_bytes
 from keepstep.runtime.mesh.holder import Holder
-from keepstep.runtime.mesh.leader import Leader, horizon_of
+from keepstep.runtime.mesh.leader import Leader, horizon_of, words_of
 from keepstep.runtime.mesh.lines import Heard, Lines
 from keepstep.runtime.mesh.owner import Owner
 from keepstep.runtime.mesh.supplier import Supplier
@@ -78,7 +79,6 @@ class Node:
         self._policy: Scheme | None = None
         self._wards: dict[int, Ward] = {}
         self._epoch = -1  # that is being trained; -1 before a go
-        self._resumed: Stamp | None = None
         self._tidied = False
         self._proven = False
         self._last_report: tuple[Any, ...] = ()
@@ -109,7 +109,7 @@ class Node:
         self._owner.begin(mesh.ranks_of(mesh.node))
         self._supplier.end()
         self._holder.begin(mesh)
-        self.mesh, self._epoch, self._resumed, self._tidied = mesh, -1, None, False
+        self.mesh, self._epoch, self._tidied = mesh, -1, False
         self._policy, self._wards, self._inventories, self._last_report, self._standing = None, {}, {}, (), None
         self._leader, self.refusal = None, None
         asked = parse_policy(self._settings.redundancy)
@@ -324,12 +324,13 @@ class Node:
 
     def went(self, epoch: int, resumed: Stamp | None) -> None:
         """Everybody trains on, in this epoch."""
-        self._epoch, self._resumed, self.horizon = epoch, resumed, Horizon(epoch)
+        held = common([holding_of(status).sealed for rank, status in self._host.statuses().items() if rank in self._own_ranks()])
+        self._epoch, self.horizon = epoch, first_word(epoch, resumed, self._page.last(), held)
         self._page.write(self.horizon)
         self._supplier.end()
         self._holder.heard(self.horizon)
         if self._leader is not None:
-            self._leader.went(epoch, resumed)
+            self._leader.went(epoch)
         self._last_report = ()
         self.report()
 
@@ -337,6 +338,8 @@ class Node:
         """Ranks were training when this keeper came: their pages say in which epoch."""
         if self._epoch < 0:
             self._epoch = max((s.epoch for r, s in self._host.statuses().items() if r in self._own_ranks()), default=-1)
+            self.horizon = self._page.read(self._epoch)  # what the keeper before heard, and the ranks have acted upon
+            self._holder.heard(self.horizon)
             self.report()
 
     def _own_ranks(self) -> range:
@@ -366,7 +369,7 @@ class Node:
         self._lines.send(
             LEADER,
             "report",
-            **{"epoch": self._epoch, "resumed": () if self._resumed is None else (self._resumed,)},
+            **{"epoch": self._epoch, **words_of(self.horizon)},
             **{"snapshot_bytes": nbytes, "free_bytes": free, "hindered": self._owner.hindered, "ranks": tuple(ranks)},
         )
 
@@ -374,15 +377,12 @@ class Node:
         if horizon.epoch != self._epoch or self.mesh is None:
             return
         self._take_policy(policy, why)
-        if self.horizon.committed is not None and (horizon.committed is None or horizon.committed < self.horizon.committed):
-            # Another leader, which has not heard all reports: what was committed stays so.
-            horizon = Horizon(horizon.epoch, self.horizon.committed, horizon.target, horizon.alive, horizon.decided_step)
-        self.horizon = horizon
+        self.horizon = horizon = newer(self.horizon, horizon)  # another leader that has not heard all reports knows less
         self._page.write(horizon)
         self._holder.heard(horizon)
         if horizon.target is not None:
             self._holder.try_rows(horizon.target)
-        self._owner.protect(horizon.target, horizon.committed)
+        self._owner.protect(horizon.target, horizon.floor)
         if horizon.committed is not None and not self._tidied:
             self._tidy()
 

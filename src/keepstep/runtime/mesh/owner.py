@@ -96,7 +96,7 @@ class Owner:
         self._ranks: range = range(0)
         self._now: dict[int, Protection] = {}
         self._sizes: dict[tuple[int, Stamp], Sizes] = {}  # what members of our rows have announced
-        self._committed: Stamp | None = None
+        self._floor: Stamp | None = None
         self.protected: dict[int, list[Stamp]] = {}
         self.hindered = ""
 
@@ -105,7 +105,7 @@ class Owner:
     def begin(self, ranks: range) -> None:
         """Another round."""
         self._release_all()
-        self._ranks, self._wards, self._sizes, self._committed = ranks, {}, {}, None
+        self._ranks, self._wards, self._sizes, self._floor = ranks, {}, {}, None
         self.protected, self.hindered = {}, ""
 
     def follow(self, wards: Mapping[int, Ward]) -> None:
@@ -114,9 +114,9 @@ class Owner:
             self._release_all()
             self._wards, self.protected = dict(wards), {}
 
-    def protect(self, target: Stamp | None, committed: Stamp | None) -> None:
-        """Bring `target` to all holders."""
-        self._committed = committed
+    def protect(self, target: Stamp | None, floor: Stamp | None) -> None:
+        """Bring `target` to all holders. What is older than `floor` they may overwrite."""
+        self._floor = floor
         for rank in self._ranks:
             now = self._now.get(rank)
             if now is not None and now.stamp != target:
@@ -159,7 +159,7 @@ class Owner:
             **{"rank": now.ward.rank, "stamp": now.stamp, "payload_bytes": h.payload_bytes, "capacity_bytes": now.slot.capacity},
             **{"manifest_bytes": h.manifest_bytes, "manifest_capacity_bytes": now.slot.manifest_capacity},
             **{"table_checksum": h.table_checksum, "row": now.ward.row, "tolerates": now.ward.tolerates},
-            horizon=() if self._committed is None else (self._committed,),
+            horizon=() if self._floor is None else (self._floor,),
         )
 
     def _proved(self, now: Protection, wrong: str | None) -> None:
@@ -179,7 +179,7 @@ class Owner:
     def announced(self, rank: int, stamp: Stamp, sizes: Sizes) -> None:
         """A member of one of our rows has offered: now its size is known."""
         self._sizes[(rank, stamp)] = sizes
-        self._sizes = {key: known for key, known in self._sizes.items() if self._committed is None or key[1] >= self._committed}
+        self._sizes = {key: known for key, known in self._sizes.items() if self._floor is None or key[1] >= self._floor}
         for now in self._now.values():
             if rank in now.ward.row and now.stamp == stamp:
                 now.sizes[rank] = sizes
@@ -278,7 +278,7 @@ class Owner:
     def compare(self) -> None:
         """Offer the committed generation again: a holder whose copy is not what lies here takes it anew, the others just say so."""
         for rank, ward in self._wards.items():
-            stamp = self._committed
+            stamp = self._floor
             if rank in self._ranks and ward.holders and rank not in self._now and stamp in self.protected.get(rank, ()):
                 assert stamp is not None
                 self.protected[rank].remove(stamp)
