@@ -39,6 +39,7 @@ BYE_S = 1.0
 # Said by the peer, dialling again changes nothing. Said so often in a row, because a refusal proves nothing: a damaged hello gets one too.
 _FINAL = {Refusal.OLD_INCARNATION, Refusal.FORGOTTEN}
 FINAL_TIMES = 3
+SAID_GOODBYE = "said goodbye"  # in the reason of a `dead` that is no loss
 
 Admit = Callable[[Identity, Dial], Refused | None]
 NewConnection = Callable[[Admit, Dial | None], "Connection"]
@@ -244,7 +245,7 @@ class Peers:
                 with link.traffic.lock:
                     asked = link.traffic.books.health.decide(time.monotonic_ns())
                 if link.traffic.bye is not None:
-                    self._end(link, f"node {link.node} said goodbye: {link.traffic.bye}")
+                    self._end(link, f"node {link.node} {SAID_GOODBYE}: {link.traffic.bye}")
                 elif link.ending is not None:
                     self._end(link, link.ending)
                 elif isinstance(asked, Dead):

@@ -21,7 +21,7 @@ from keepstep.config import Settings
 from keepstep.core.linkstate import Link as Books
 from keepstep.core.linkstate import Patience
 from keepstep.core.wire import NONCE_BYTES, Connection
-from keepstep.edge.peer import PeerOptions, Peers
+from keepstep.edge.peer import SAID_GOODBYE, PeerOptions, Peers
 from keepstep.edge.tcp import TcpOptions
 from keepstep.errors import KeeperError
 from keepstep.model.mesh import Mesh
@@ -43,7 +43,7 @@ class Receiver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What the loop is told: a message, or a link's beginning (`up`) or end (`dead`)."""
+    """What the loop is told: a message, or a link's beginning (`up`) or end (`dead`; `left` after a goodbye)."""
 
     node: int
     kind: str
@@ -197,7 +197,7 @@ class Lines:
 
     def dead(self, node: int, why: str) -> None:
         round_ = self.mesh.round if self.mesh is not None else 0
-        self._put(Heard(node, "dead", {"round": round_, "why": why}))
+        self._put(Heard(node, "left" if SAID_GOODBYE in why else "dead", {"round": round_, "why": why}))
 
     def close(self) -> None:
         if self._peers is not None:

@@ -70,6 +70,7 @@ class Node:
         )
         self._supplier = Supplier(lines, job_dir, self._holder)
         self._owner = Owner(lines, job_dir, journal, self._later, self.report, host.scrub_soon)
+        self._told: set[int] = set()  # of those, whose loss was told
         self._page = HorizonPage(job_dir)
         self._fetches: dict[int, Fetching] = {}
         self._mending: dict[int, Slot] = {}  # own slots that stand still while their bytes are brought back
@@ -106,6 +107,7 @@ class Node:
         self._fetches.clear()
         self._mending.clear()
         self._missing.clear()
+        self._told.clear()
         self._owner.begin(mesh.ranks_of(mesh.node))
         self._supplier.end()
         self._holder.begin(mesh)
@@ -172,8 +174,8 @@ class Node:
         elif heard.kind == "writable":
             self._owner.writable(node)
             self._supplier.writable(node)
-        elif heard.kind == "dead":
-            self._link_is_dead(node, fields["why"])
+        elif heard.kind in ("dead", "left"):
+            self._link_is_dead(node, fields["why"], is_loss=heard.kind == "dead")
 
     def _hear_of_snapshot(self, node: int, kind: str, rank: int, stamp: Stamp, fields: Mapping[str, Any]) -> None:
         if kind == "offer":
@@ -201,6 +203,7 @@ class Node:
 
     def _link_is_open(self, node: int) -> None:
         self._missing.pop(node, None)
+        self._told.discard(node)
         self._owner.link_is_open(node)
         if self._leader is not None:
             self._leader.joined(node)
@@ -210,13 +213,14 @@ class Node:
             self._host.leader_is_back()
             self.report()
 
-    def _link_is_dead(self, node: int, why: str) -> None:
+    def _link_is_dead(self, node: int, why: str, is_loss: bool) -> None:
         self._holder.link_is_dead(node)
         for fetching in list(self._fetches.values()):
             fetching.link_is_dead(node, why)
-        # Perhaps only its keeper died, and the next one is about to come: the node is lost when nobody does.
-        self._missing[node] = (time.monotonic_ns(), why)
-        self._lines.link_with({node})
+        if is_loss:
+            # Perhaps only its keeper died, and the next one is about to come: the node is lost when nobody does.
+            self._missing.setdefault(node, (time.monotonic_ns(), why))
+            self._lines.link_with({node})
 
     # -- the vote's needs
 
@@ -470,8 +474,8 @@ class Node:
             self.report()
             self._tell_standing()
         for node, (since_ns, why) in list(self._missing.items()):
-            if now_ns - since_ns > self._lines.return_ns:
-                del self._missing[node]
+            if now_ns - since_ns > self._lines.return_ns and node not in self._told:
+                self._told.add(node)
                 self._host.peer_is_dead(node, why)
 
     def _own_sizes(self, rank: int, stamp: Stamp) -> Sizes | None:
