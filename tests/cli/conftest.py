@@ -46,14 +46,16 @@ class Machine:
     def journal(self, job: str, who: str = "keeper") -> Journal:
         return Journal(self.settings_of(job).journal_path, who)
 
-    def slot(self, job: str, rank: int, index: int, step: int, floats: int = 1024) -> Path:
-        path = slot_path(self.settings_of(job).job_dir, rank, index)
+    def slot(self, job: str, rank: int, index: int, step: int, floats: int = 1024, shelf: str = "") -> Path:
+        """A rank's own, or (`shelf` being held or parity) what is kept for other nodes, whose manifest is no layout when it is a parity."""
+        path = slot_path(self.settings_of(job).job_dir / shelf, rank, index)
         path.parent.mkdir(parents=True, exist_ok=True)
         layout = lay_out([TensorSpec("model.weight", "float32", (floats,), 4 * floats)])
         slot = Slot.create(path, 4 * floats, 4096)
         slot.begin(job_hash(job, os.getuid()), rank, 1, 1, Stamp(step, 1))
         slot.payload[: 4 * floats] = bytes([step % 256]) * (4 * floats)
-        slot.seal(slot.write_table(4 * floats, json.dumps(layout.to_json()).encode()), layout.hash(), 0.5)
+        manifest = {"row": [0, 1], "tolerates": 1} if shelf == "parity" else layout.to_json()
+        slot.seal(slot.write_table(4 * floats, json.dumps(manifest).encode()), layout.hash(), 0.5)
         slot.close()
         return path
 

@@ -24,7 +24,7 @@ def test_the_dead_are_removed_and_the_living_are_not(machine: Any) -> None:
     document = machine.json("clean", "--all", "--yes")
     assert [(found["job"], found["removed"]) for found in document["leftovers"]] == [("alive", False), ("dead", True), ("gone", True)]
     assert [p.name for p in machine.settings.arena_dir.iterdir()] == ["keepstep-alive"]
-    assert set(document["leftovers"][0]) == {"job", "path", "bytes", "keeper_alive", "ranks_alive", "removed"}
+    assert set(document["leftovers"][0]) == {"job", "path", "bytes", "held_bytes", "keeper_alive", "ranks_alive", "removed"}
     assert document["leftovers"][0]["ranks_alive"] == [[0, 100]]
 
 
@@ -38,6 +38,17 @@ def test_it_asks_first(machine: Any) -> None:
     assert job_dir.exists()
     result = machine.run("clean", answer="y\n")
     assert f"Removed {job_dir}" in result.output and not job_dir.exists()
+
+
+def test_what_was_held_for_other_nodes_is_counted_and_goes_too(machine: Any) -> None:
+    machine.rank("dead", 0, [1]).close()
+    machine.pages.clear()
+    machine.slot("dead", 3, 0, 1, shelf="held")
+    machine.slot("dead", 0, 0, 1, shelf="parity")
+    [found] = machine.json("clean")["leftovers"]
+    assert 0 < found["held_bytes"] < found["bytes"]
+    assert machine.run("clean", "--yes").exit_code == 0
+    assert list(machine.settings.arena_dir.iterdir()) == []
 
 
 def test_only_the_named_job_goes(machine: Any) -> None:

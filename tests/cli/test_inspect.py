@@ -99,6 +99,20 @@ def test_tensors(machine: Any) -> None:
     assert "model.weight" in text and "[1024]" in text
 
 
+def test_copies_and_parities_are_proven_behind_a_nodes_own_slots(machine: Any) -> None:
+    machine.slot("demo", 0, 0, 7)
+    machine.slot("demo", 2, 1, 7, shelf="held")
+    parity = machine.slot("demo", 0, 0, 7, shelf="parity")
+    [job] = machine.json("inspect")["jobs"]
+    found = [(s["kind"], s["rank"], s["slot"], s["step"], s["proof"]) for s in job["slots"]]
+    assert found == [("own", 0, 0, 7, "intact"), ("copy", 2, 1, 7, "intact"), ("parity", 0, 0, 7, "intact")]
+    assert [len(s["tensors"]) for s in machine.json("inspect", "--tensors")["jobs"][0]["slots"]] == [1, 0, 0]
+    flip(parity, PAGE_BYTES + 77)
+    result = machine.run("inspect")
+    assert result.exit_code == 1 and f"{parity}: step 7 of rank 0 damaged: block 0" in result.stdout
+    assert [s["proof"] for s in machine.json("inspect", code=1)["jobs"][0]["slots"]] == ["intact", "intact", "damaged"]
+
+
 def test_memory_of_nobody(machine: Any) -> None:
     assert machine.json("inspect") == {"jobs": [], "damaged": 0}
 

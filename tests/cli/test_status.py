@@ -29,8 +29,10 @@ def test_the_document_keeps_its_shape(machine: Any) -> None:
     [job] = machine.json("status", "--job", "demo")["jobs"]
     assert set(job) == {
         *("job", "state", "why", "job_dir", "journal", "keeper_alive", "world_size", "horizon", "horizon_age_ns", "checkpoint"),
-        *("protection", "ranks", "slots"),
+        *("protection", "ranks", "slots", "held", "nodes"),
     }
+    assert (job["held"], job["nodes"]) == ([], None)
+    assert set(job["protection"][0]) == {"against", "step", "age_ns", "why", "is_known"}
     assert (job["job"], job["state"], job["horizon"], job["checkpoint"]) == ("demo", "training", {"step": 8, "epoch": 1}, None)
     assert [(p["against"], p["step"]) for p in job["protection"]] == [
         ("a killed process", 8),
@@ -44,7 +46,7 @@ def test_the_document_keeps_its_shape(machine: Any) -> None:
     }
     assert set(job["slots"][0]) == {
         *("rank", "slot", "path", "state", "step", "epoch", "incarnation", "payload_bytes", "blocks", "sealed_wall_ns", "age_ns", "loss"),
-        "why",
+        *("why", "kind"),
     }
 
 

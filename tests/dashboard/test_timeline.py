@@ -156,6 +156,67 @@ def test_a_reboot_between_two_events_is_measured_by_the_wall_clock() -> None:
     assert between_ns(stepped, before) == 0
 
 
+# -- several nodes
+
+
+def joins_round(ms: int) -> list[Event]:
+    """A node that starts under `keepstep run`: the agent finds its keeper and the others before it says its first word about the job."""
+    return [
+        at(ms, "keeper", "keeper-started", "keeper 7 has /m; nothing there yet"),
+        at(ms + 1, "agent", "keeper-listens"),
+        at(ms + 2, "agent", "meeting"),
+        at(ms + 3, "agent", "round-waiting"),
+        at(ms + 4, "agent", "job-started"),
+        at(ms + 5, "agent", "round-formed"),
+        at(ms + 6, "keeper", "mesh"),
+    ]
+
+
+def hears(ms: int, source: str, step: int, lost: int, epoch: int) -> list[Event]:
+    """What a node that does not lead writes down."""
+    return [
+        at(ms, "keeper", "rank-joined"),
+        at(ms + 10, "keeper", "offer", source=source, step=step),
+        at(ms + 20, "keeper", "fetched", rank=1, step=step),
+        at(ms + 30, "rank 1", "loaded"),
+        at(ms + 40, "keeper", "go", source=source, step=step, lost_steps=lost, epoch=epoch),
+    ]
+
+
+def test_a_lost_node_seen_from_one_that_does_not_lead() -> None:
+    start = [*joins_round(0), *hears(10, "fresh", -1, 0, 1)]
+    lost = at(5000, "keeper", "node-lost", "node 2 does not answer: away for 10.0 s", node=2)
+    met = [at(5100, "agent", "round-formed"), at(5101, "keeper", "mesh"), at(5110, "agent", "ranks-restarted")]
+    [story] = stories([*start, lost, *met, *hears(6000, "memory", 41, 1, 2), at(6100, "rank 1", "next-step")])
+    [recovery] = story.recoveries
+    assert (recovery.outcome, recovery.source, recovery.step, recovery.lost_steps) == ("resumed", "memory", 41, 1)
+    assert [(s.name, s.took_ns // MS_NS) for s in recovery.stages] == [
+        *(("noticed", 0), ("met", 100), ("restarted", 10), ("joined", 890), ("offered", 10)),
+        *(("fetched", 10), ("loaded", 10), ("resumed", 10), ("next step", 60)),
+    ]
+    assert story.lost_steps == 1
+
+
+def test_a_replacement_begins_with_a_recovery() -> None:
+    [story] = stories([*joins_round(0), *hears(10, "memory", 41, 0, 2)])
+    [recovery] = story.recoveries
+    assert (recovery.outcome, recovery.step, recovery.setbacks) == ("resumed", 41, ())
+    assert [s.name for s in recovery.stages][:2] == ["met", "joined"]
+
+
+def test_a_source_that_could_not_be_fetched_is_named() -> None:
+    failed = at(5500, "keeper", "fetch-failed", "step 42 of rank 1 cannot be had from memory: node 0: no link", rank=1)
+    [story] = stories([*joins_round(0), *hears(10, "fresh", -1, 0, 1), *killed(5000), failed, *hears(6000, "memory", 41, 1, 2)])
+    assert [r.refused for r in story.recoveries] == [(failed.why,)]
+
+
+def test_a_permission_that_is_said_again_is_no_recovery() -> None:
+    start = [*joins_round(0), *hears(10, "fresh", -1, 0, 1), *killed(5000), *hears(6000, "memory", 41, 1, 2)]
+    again = at(6100, "keeper", "go", source="memory", step=41, lost_steps=1, epoch=2)  # or another node's, in a journal they share
+    [story] = stories([*start, again, *ends(9000)])
+    assert [(r.outcome, r.lost_steps) for r in story.recoveries] == [("resumed", 1)]
+
+
 KINDS = [
     "keeper-started",
     "keeper-ended",

@@ -1,7 +1,8 @@
 """`keepstep clean`: list and remove the memory of jobs that nobody lives in.
 
-As JSON: {"leftovers": [{"job", "path", "bytes", "keeper_alive", "ranks_alive": [[rank, process], ...], "removed"}, ...]}; without --yes
-nothing is removed, because a script cannot be asked.
+As JSON: {"leftovers": [{"job", "path", "bytes", "held_bytes", "keeper_alive", "ranks_alive": [[rank, process], ...], "removed"}, ...]};
+`held_bytes`, a part of `bytes`, are other nodes' copies and parities, which go too. Without --yes nothing is removed, because a script
+cannot be asked.
 
 Invariant: a directory is removed only while this process holds its keeper's lock, so that no keeper can begin in it, and never while a
 rank lives: its bytes would stay allocated, and it could not save any more.
@@ -26,7 +27,7 @@ from keepstep.edge.mailbox import Mailbox
 from keepstep.errors import ConfigError, KeeperError
 from keepstep.model.units import human_bytes
 
-END_WITHIN_S = 60.0  # the keeper may still have a checkpoint to write
+END_WITHIN_S = 90.0  # the keeper may still have a checkpoint to write, or wait a minute for the node that leads to have written it
 
 
 def clean(

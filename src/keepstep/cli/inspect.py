@@ -1,8 +1,8 @@
 """`keepstep inspect`: the slots in memory, or the checkpoints of a store, proven block by block.
 
 As JSON for memory: {"jobs": [{"job", "slots": [slot, ...]}, ...], "damaged"}, a slot being a `dashboard.view.SlotRow` field by field with
-"proof" and "tensors"; for a store: {"store", "checkpoints": [{"step", "url", "proof", "why", "job", "world_size", "bytes", "files",
-"metrics", "wall_ns"}, ...], "damaged"}.
+"proof" and "tensors", the copies and parities that this node holds for others behind its own; for a store: {"store", "checkpoints":
+[{"step", "url", "proof", "why", "job", "world_size", "bytes", "files", "metrics", "wall_ns"}, ...], "damaged"}.
 
 `proof` is intact, damaged (`why` names file, block, expected and found), unproven (--no-verify, or nothing to prove), busy (written while
 it was being read) or, in a store, unfinished (without a manifest). `damaged` counts; the exit code is 1 when it is not 0.
@@ -22,7 +22,7 @@ from rich.text import Text
 
 from keepstep.cli.choosing import JobOption, JsonOption, places, print_json, with_memory
 from keepstep.dashboard import terminal
-from keepstep.dashboard.view import FoundJob, Now, SlotRow, as_json, slot_row, slot_rows
+from keepstep.dashboard.view import FoundJob, Now, SlotRow, as_json, held_rows, slot_row, slot_rows
 from keepstep.edge.arena import Slot
 from keepstep.edge.manifest import Manifest
 from keepstep.edge.store import Store
@@ -105,8 +105,9 @@ def _inspect_memory(name: str | None, verify: bool, tensors: bool, json: bool) -
 
 
 def prove_slots(job: FoundJob, verify: bool, tensors: bool) -> list[Proof]:
-    """Every slot of the job, rank by rank."""
-    rows = slot_rows(job.job_dir, Now.read())
+    """Every slot of the job on this node: its ranks' own, then what it holds for other nodes."""
+    now = Now.read()
+    rows = (*slot_rows(job.job_dir, now), *held_rows(job.job_dir, now))
     proofs = []
     with progress_bar() as bar:
         task = bar.add_task(f"proving {job.name}", total=sum(r.payload_bytes for r in rows))
@@ -117,7 +118,8 @@ def prove_slots(job: FoundJob, verify: bool, tensors: bool) -> list[Proof]:
 
 
 def prove(row: SlotRow, verify: bool, tensors: bool) -> Proof:
-    """Prove one slot, pinned meanwhile: its rank writes into another one, or skips a step."""
+    """Prove one slot. One of a rank here is pinned meanwhile, so that it writes into another one or skips a step; what is held for
+    others may be overwritten, and is busy then. `tensors`: of own slots; a parity has none."""
     if row.state == "damaged":
         return Proof(row, "damaged", row.why)
     if row.state != "sealed" or not (verify or tensors):
@@ -127,15 +129,17 @@ def prove(row: SlotRow, verify: bool, tensors: bool) -> Proof:
         try:
             if not _pin(slot):
                 return Proof(row, "busy", "it is being written")
-            row = slot_row(row.path, row.rank, Now.read())  # it may have been written anew since it was listed
-            layout = slot.verify()[1] if verify else slot.manifest(slot.header())
+            row = slot_row(row.path, row.rank, Now.read(), row.kind)  # it may have been written anew since it was listed
+            if verify:
+                slot.verify_bytes()
+            segments = slot.manifest(slot.header()).segments if tensors and row.kind == "own" else ()
         finally:
             slot.close()
     except DamageError as error:
         return Proof(row, "damaged", str(error))
     except (LookupError, OSError) as error:
         return Proof(row, "busy", str(error))
-    return Proof(row, "intact" if verify else "unproven", "", layout.segments if tensors else ())
+    return Proof(row, "intact" if verify else "unproven", "", segments)
 
 
 def _pin(slot: Slot) -> bool:
@@ -152,11 +156,11 @@ def _document(proof: Proof) -> dict[str, Any]:
 
 
 def _slot_table(proofs: Sequence[Proof]) -> Any:
-    names = ("rank", "slot", "holds", "epoch", "life", "size", "blocks", "age", "loss", "proof")
+    names = ("rank", "kind", "slot", "holds", "epoch", "life", "size", "blocks", "age", "loss", "proof")
     made = terminal.table(*names, right=("rank", "slot", "epoch", "life", "size", "blocks", "age", "loss"))
     for p in proofs:
         row = p.row
-        place = (str(row.rank), str(row.slot), Text(terminal.holding(row), style=terminal.SLOT_COLOURS[row.state]))
+        place = (str(row.rank), row.kind, str(row.slot), Text(terminal.holding(row), style=terminal.SLOT_COLOURS[row.state]))
         size = (human_bytes(row.payload_bytes), str(row.blocks)) if row.payload_bytes else ("-", "-")
         facts = (_or_dash(row.epoch), _or_dash(row.incarnation), *size, terminal.human_age(row.age_ns), _or_dash(row.loss))
         made.add_row(*place, *facts, Text(p.proof, style=PROOF_COLOURS[p.proof]))

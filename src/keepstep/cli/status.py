@@ -1,8 +1,8 @@
 """`keepstep status`: what is protected, where, how old.
 
 As JSON: {"jobs": [job, ...]}, a job being a `dashboard.view.JobView` field by field: times are nanoseconds, `horizon` is {"step",
-"epoch"} or null, `protection` a list of {"against", "step", "age_ns", "why"} (step null: not survived), `ranks` and `slots` lists of one
-object each.
+"epoch"} or null, `protection` a list of {"against", "step", "age_ns", "why", "is_known"} (step null: not survived, or unknown),
+`ranks`, `slots` and `held` (for other nodes) lists of one object each, `nodes` a `dashboard.nodes.NodesView`, null for a job of one node.
 """
 
 from __future__ import annotations

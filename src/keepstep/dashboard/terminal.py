@@ -5,6 +5,7 @@ Comes in: what `view` and `timeline` made. Goes out: renderables. Decides nothin
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import groupby
@@ -15,7 +16,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from keepstep.dashboard.timeline import Recovery, Story, between_ns, is_trouble
+from keepstep.dashboard.nodes import NodeRow, NodesView
+from keepstep.dashboard.timeline import GLAD, Recovery, Story, between_ns, is_trouble
 from keepstep.dashboard.view import JobView, Leftover, SlotRow
 from keepstep.model.events import Event
 from keepstep.model.units import S_NS, human_bytes, human_ns
@@ -23,6 +25,7 @@ from keepstep.model.units import S_NS, human_bytes, human_ns
 STATE_COLOURS = {"training": "green", "restoring": "yellow", "waiting": "yellow", "broken": "red", "left-over": "yellow", "ended": "dim"}
 SLOT_COLOURS = {"sealed": "green", "writing": "yellow", "empty": "dim", "damaged": "bold red"}
 NOTHING = Text("-", style="dim")
+OLD_NS = 5 * S_NS  # what the leader told longer ago is shown with its age: it speaks when something changes
 
 
 def human_age(age_ns: int | None) -> str:
@@ -59,13 +62,46 @@ def status(view: JobView) -> RenderableType:
         return Group(title, f"newest checkpoint: step {stored.step}, {human_age(stored.age_ns)} old" if stored else "no checkpoint")
     keeper = "the keeper lives" if view.keeper_alive else Text("no keeper lives", style="yellow")
     place = Text.assemble("memory in ", str(view.job_dir), "; ", keeper)
-    return Group(title, place, _protection(view), _ranks(view), _costs(view), _held(view))
+    about_nodes = [] if view.nodes is None else list(_nodes(view.nodes))
+    return Group(title, place, *about_nodes, _protection(view), _ranks(view), _costs(view), _slots(view), *_held(view.held))
+
+
+def _nodes(nodes: NodesView) -> Iterator[Text]:
+    """Which nodes can be lost right now, in a few lines."""
+    if nodes.policy is None:
+        yield Text(f"Several nodes: {nodes.doubt}.", style="yellow")
+        return
+    count = f"{len(nodes.nodes)} nodes" if nodes.here is None else f"{len(nodes.nodes)} nodes (this is node {nodes.here})"
+    step = (
+        "no step is held by every rank yet"
+        if nodes.step is None
+        else f"step {nodes.step} is {'' if nodes.is_committed else 'not yet '}committed"
+    )
+    if nodes.doubt:
+        age = human_age(nodes.told_age_ns)
+        yield Text(f"{count}, {nodes.policy}: what may be lost is unknown: {nodes.doubt}.", style="yellow")
+        yield Text(f"{age} ago: {step}; {nodes.why}.", style="dim")
+        return
+    verdict = "" if nodes.step is None else f" {nodes.why[:1].upper()}{nodes.why[1:]}."
+    yield Text.assemble(f"{count}, {nodes.policy}: {step}.", (verdict, "green" if (nodes.any_nodes or 0) > 0 else "bold red"))
+    for row in (row for row in nodes.nodes if not row.linked):
+        yield Text(f"Node {row.node} ({row.host}, {_ranks_of(row)}) has no open link to the leading keeper.", style="yellow")
+    if (nodes.told_age_ns or 0) > OLD_NS:
+        silent = "should the leader have gone since, the keeper here has not noticed yet"
+        yield Text(f"This was told {human_age(nodes.told_age_ns)} ago and has not changed; {silent}.", style="dim")
+
+
+def _ranks_of(row: NodeRow) -> str:
+    first, last = row.ranks[0], row.ranks[-1]
+    return f"rank {first}" if first == last else f"ranks {first} to {last}"
 
 
 def _protection(view: JobView) -> Table:
     made = table("survives", "up to", "age", "how", right=("age",))
     for p in view.protection:
-        if p.step is None:
+        if not p.is_known:
+            made.add_row(p.against, Text("unknown", style="yellow"), NOTHING, p.why)
+        elif p.step is None:
             made.add_row(p.against, Text("no", style="bold red"), NOTHING, p.why)
         else:
             made.add_row(p.against, Text(f"step {p.step}", style="bold green"), human_age(p.age_ns), p.why)
@@ -99,7 +135,16 @@ def _took(duration_ns: int) -> str:
     return human_ns(duration_ns) if duration_ns else "-"
 
 
-def _held(view: JobView) -> Table:
+def _held(held: Sequence[SlotRow]) -> Iterator[Text]:
+    """What rests here for other nodes."""
+    counts = Counter(row.kind for row in held if row.state == "sealed")
+    if counts:
+        plural = {"copy": "copies", "parity": "parities"}
+        words = " and ".join(f"{count} {kind if count == 1 else plural[kind]}" for kind, count in counts.items())
+        yield Text(f"held for other nodes: {words}, {human_bytes(sum(row.payload_bytes for row in held))}")
+
+
+def _slots(view: JobView) -> Table:
     """Which step lies in which slot, the one all ranks hold in bold."""
     width = max((s.slot for s in view.slots), default=-1) + 1
     made = table("rank", *(f"slot {i}" for i in range(width)), right=("rank",))
@@ -164,7 +209,7 @@ def _lost(steps: int) -> str:
 def _timeline(told: Story) -> Table:
     made = table("time", "who", "what and why", right=("time",))
     for event, who, why in _folded(told.events):
-        style = "red" if is_trouble(event) else "green" if event.kind == "resumed" else ""
+        style = "red" if is_trouble(event) else "green" if event.kind in GLAD else ""
         made.add_row(_seconds(between_ns(told.events[0], event)), who, Text(why, style=style))
     return made
 
@@ -192,10 +237,11 @@ def _seconds(duration_ns: int) -> str:
 
 def leftovers(found: Sequence[Leftover]) -> Table:
     """Job directories, how large, and who holds them."""
-    made = table("job", "size", "held by", "where", right=("size",))
+    made = table("job", "size", "for other nodes", "held by", "where", right=("size", "for other nodes"))
     for leftover in found:
         who = Text(holders(leftover), style="green" if leftover.alive else "yellow")
-        made.add_row(leftover.job, human_bytes(leftover.bytes), who, str(leftover.path))
+        held = human_bytes(leftover.held_bytes) if leftover.held_bytes else "-"
+        made.add_row(leftover.job, human_bytes(leftover.bytes), held, who, str(leftover.path))
     return made
 
 

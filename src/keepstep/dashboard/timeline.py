@@ -3,7 +3,8 @@
 Comes in: events in the order written. Goes out: frozen values. Pure: no file, no clock.
 
 A run begins with a fresh start and goes on through everything that resumed from it, be it from memory or, after the machine
-was lost, from the store.
+was lost, from the store. A journal is one node's: of several, the leading one decides (`restore-offered`, `resumed`), and the others
+write down what they hear of it (`offer`, `go`).
 """
 
 from __future__ import annotations
@@ -15,13 +16,19 @@ from keepstep.model.events import Event
 from keepstep.model.units import S_NS
 
 SAME_CLOCK_NS = 60 * S_NS  # two clocks that disagree by more have a reboot or a suspension between them
-REFUSED = {"damaged", "restore-failed", "checkpoint-damaged", "store-unreadable", "restore-refused", "slot-voided"}
+REFUSED = {"damaged", "restore-failed", "fetch-failed", "checkpoint-damaged", "store-unreadable", "restore-refused", "slot-voided"}
 TROUBLE = REFUSED | {"capture-failed", "persist-failed", "persist-impossible", "keeper-lost", "keeper-missing", "torn", "stranger-refused"}
+TROUBLE |= {"copy-failed", "copy-lost", "copy-refused", "declined", "mesh-refused", "meeting-lost", "keeper-unheard"}  # between nodes
+GLAD = {"resumed", "go", "mended"}
+BACK = {"resumed", "go"}  # all ranks may train
+# What an agent says before its first word about the job, while it finds its keeper and the other nodes.
+PRELUDE = {"keeper-listens", "keeper-unheard", "meeting", "round-waiting"}
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One step on the way back: noticed, restarted, joined, offered, loaded, resumed, next step. `took_ns` since the stage before."""
+    """One step on the way back: noticed, met, restarted, joined, offered, fetched, loaded, resumed, next step; as many of them as there
+    were. `took_ns` since the stage before."""
 
     name: str
     event: Event
@@ -63,7 +70,9 @@ def between_ns(earlier: Event, later: Event) -> int:
 
 
 def is_failure(event: Event) -> bool:
-    """Whether the event says that a rank is gone, or going, without having ended well."""
+    """Whether the event says that a rank or a node is gone, or going, without having ended well."""
+    if event.kind == "node-lost":
+        return True
     if event.kind == "rank-exited":
         return event.data.get("code") != 0
     if event.kind == "rank-left":
@@ -85,7 +94,7 @@ def _runs(events: Iterable[Event]) -> list[list[Event]]:
     """What opened with empty memory and did not start afresh continues the run before."""
     runs: list[list[Event]] = []
     for memory in _memories(events):
-        first = next((e for e in memory if e.kind == "resumed"), None)
+        first = next((e for e in memory if e.kind in BACK), None)
         if runs and first and first.data.get("source") != "fresh":
             runs[-1].extend(memory)
         else:
@@ -97,7 +106,7 @@ def _memories(events: Iterable[Event]) -> list[list[Event]]:
     """An agent and a keeper with nothing in its hands open together, in either order: what follows is about one memory."""
     memories: list[list[Event]] = []
     for event in events:
-        if not memories or (_opens(event) and not all(map(_opens, memories[-1]))):
+        if not memories or (_opens(event) and not all(_opens(e) or e.kind in PRELUDE for e in memories[-1])):
             memories.append([])
         memories[-1].append(event)
     return memories
@@ -109,7 +118,7 @@ def _opens(event: Event) -> bool:
 
 def _story(events: Sequence[Event]) -> Story:
     recoveries = tuple(_recoveries(events))
-    last = next((e for e in reversed(events) if e.kind in ("job-over", "resumed", "keeper-started")), None)
+    last = next((e for e in reversed(events) if e.kind in BACK | {"job-over", "keeper-started"}), None)
     end = last if last and last.kind == "job-over" else None
     lost = sum(r.lost_steps or 0 for r in recoveries)
     return Story(tuple(events), recoveries, end.why if end else None, bool(end.data.get("ok")) if end else None, lost)
@@ -117,7 +126,7 @@ def _story(events: Sequence[Event]) -> Story:
 
 def _recoveries(events: Sequence[Event]) -> list[Recovery]:
     """One for each way back to training, and one for a failure that nothing followed."""
-    resumed_at = [i for i, e in enumerate(events) if e.kind == "resumed"]
+    resumed_at = [i for i, e in enumerate(events) if e.kind in BACK and not _is_repeated(e, events[:i])]
     found = []
     for begin, end in zip([-1, *resumed_at], [*resumed_at, len(events)], strict=True):
         window = events[begin + 1 : end]
@@ -131,16 +140,25 @@ def _recoveries(events: Sequence[Event]) -> list[Recovery]:
     return found
 
 
+def _is_repeated(go: Event, before: Sequence[Event]) -> bool:
+    """A permission that was said before: again for a node whose keeper had died, or by each of the nodes that share a journal."""
+    last = next((e for e in reversed(before) if e.kind in BACK or e.kind == "rank-joined"), None)
+    epoch = go.data.get("epoch")
+    return last is not None and last.kind in BACK and epoch is not None and last.data.get("epoch") == epoch
+
+
 def _recovery(way: Sequence[Event], noticed: bool, resumed: Event | None, following: Sequence[Event]) -> Recovery:
-    def last(kind: str) -> Event | None:
-        return next((e for e in reversed(way) if e.kind == kind), None)
+    def last(*kinds: str) -> Event | None:
+        return next((e for e in reversed(way) if e.kind in kinds), None)
 
     over = last("job-over") if resumed is None else None
     reached = {
         "noticed": way[0] if noticed else None,
+        "met": last("round-formed") or last("mesh"),  # the agents, or under a foreign launcher the ranks
         "restarted": last("ranks-restarted"),
         "joined": last("rank-joined"),
-        "offered": last("restore-offered"),
+        "offered": last("restore-offered", "offer"),
+        "fetched": last("fetched"),
         "loaded": last("loaded"),
         "resumed": resumed,
         "next step": _next_step(following) if resumed else None,

@@ -15,13 +15,14 @@ import re
 import stat
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from keepstep.config import Settings
 from keepstep.core.cut import common, cut, holding_of
+from keepstep.dashboard.nodes import NodesView, leaders_word, nodes_view
 from keepstep.edge.arena import Slot, slot_paths
 from keepstep.edge.journal import read_journal
 from keepstep.edge.status import BLANK, StatusPage, status_path
@@ -31,6 +32,7 @@ from keepstep.model.snapshot import Phase, RankStatus, SlotHeader, SlotState, St
 from keepstep.model.units import S_NS
 
 PREFIX = "keepstep-"
+SHELVES = {"copy": "held", "parity": "parity"}  # what is held for other nodes, and below which directory
 TRIES, TRY_EVERY_S = 5, 0.002  # a page or header read while its writer is interrupted is whole a moment later, a damaged one never
 _ENDING = re.compile(r"(.+)\.ending-(\d+)")  # a job directory that its keeper (this process) was removing
 
@@ -60,8 +62,10 @@ class FoundJob:
 
 @dataclass(frozen=True, slots=True)
 class SlotRow:
-    """A slot by its header. `state` is sealed, writing, empty or damaged; `why` says what is damaged."""
+    """A slot by its header. `state` is sealed, writing, empty or damaged; `why` says what is damaged. `kind` is own, copy (of another
+    node's rank) or parity (of the row of ranks that `rank` of this node is in)."""
 
+    kind: str
     rank: int
     slot: int
     path: Path
@@ -106,12 +110,14 @@ class RankRow:
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """What would survive `against`: `step`, `age_ns` old; None when nothing would. `why` says where from."""
+    """What would survive `against`: `step`, `age_ns` old; None when nothing would, or, unless `is_known`, when nobody can tell here.
+    `why` says where from."""
 
     against: str
     step: int | None
     age_ns: int | None
     why: str
+    is_known: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +131,11 @@ class Checkpoint:
 @dataclass(frozen=True, slots=True)
 class JobView:
     """Everything `keepstep status` knows of a job. `state` is training, restoring, broken, waiting, left-over or ended; an ended job has
-    neither `job_dir` nor `protection`, at most a checkpoint."""
+    neither `job_dir` nor `protection`, at most a checkpoint.
+
+    In a job of several nodes `horizon` is the leader's word and `nodes` what else it told; `ranks`, `slots` and what is `held` for other
+    nodes are this node's alone. In a job of one node `nodes` is None.
+    """
 
     job: str
     state: str
@@ -140,15 +150,18 @@ class JobView:
     protection: tuple[Protection, ...]
     ranks: tuple[RankRow, ...]
     slots: tuple[SlotRow, ...]
+    held: tuple[SlotRow, ...]
+    nodes: NodesView | None
 
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A job directory, its size, and who still lives in it."""
+    """A job directory, its size, what of that is held for other nodes, and who still lives in it."""
 
     job: str
     path: Path
     bytes: int
+    held_bytes: int
     keeper_alive: bool
     ranks_alive: tuple[tuple[int, int], ...]  # (rank, process)
 
@@ -180,7 +193,8 @@ def find_leftovers(settings: Settings) -> list[Leftover]:
         name = (ending[1] if ending else directory.name)[len(PREFIX) :]
         living = tuple((rank, status.pid if status else 0) for rank, (alive, status) in _pages(directory).items() if alive)
         keeper_alive = is_held(directory / "keeper.lock") or (ending is not None and _is_keeper(ending[2]))
-        found.append(Leftover(name, directory, _disk_bytes(directory), keeper_alive, living))
+        held_bytes = sum(_disk_bytes(directory / below) for below in SHELVES.values())
+        found.append(Leftover(name, directory, _disk_bytes(directory), held_bytes, keeper_alive, living))
     return sorted(found, key=lambda leftover: leftover.path)
 
 
@@ -244,12 +258,25 @@ def job_view(job: FoundJob, now: Now) -> JobView:
     statuses = {rank: status for rank, (_, status) in pages.items() if status}
     slots = slot_rows(job.job_dir, now)
     world_size = max((s.world_size for s in statuses.values()), default=None)
-    horizon = cut([holding_of(s) for s in statuses.values()], world_size or 1)
     events = list(read_journal(job.journal_path))
     keeper_alive = is_held(job.job_dir / "keeper.lock")
     checkpoint = _newest_checkpoint(events, now)
+    living = [rank for rank, (alive, _) in pages.items() if alive]
+    word = leaders_word(job.job_dir, max((s.epoch for s in statuses.values()), default=-1))
+    nodes = None
+    if word is not None and (world_size or 0) > len(living or pages):  # one node sees only its own ranks' pages
+        horizon = word.floor
+        nodes = nodes_view(job.job_dir, living or pages, keeper_alive, events, now.wall_ns)
+    else:
+        horizon = cut([holding_of(s) for s in statuses.values()], world_size or 1)
     state, why = _state(job, pages, keeper_alive, events)
     age_ns = _held_for_ns(slots, horizon)
+    if not job.has_memory:
+        protection: tuple[Protection, ...] = ()
+    elif nodes is not None:
+        protection = _protection_by_nodes(nodes, horizon, age_ns, checkpoint)
+    else:
+        protection = _protection(statuses.values(), horizon, age_ns, checkpoint)
     return JobView(
         job=job.name,
         state=state,
@@ -261,9 +288,11 @@ def job_view(job: FoundJob, now: Now) -> JobView:
         horizon=horizon,
         horizon_age_ns=age_ns,
         checkpoint=checkpoint,
-        protection=_protection(statuses.values(), horizon, age_ns, checkpoint) if job.has_memory else (),
+        protection=protection,
         ranks=tuple(_rank_row(rank, alive, status, slots, now) for rank, (alive, status) in pages.items()),
         slots=slots,
+        held=held_rows(job.job_dir, now),
+        nodes=nodes,
     )
 
 
@@ -287,32 +316,37 @@ def _pages(job_dir: Path) -> dict[int, tuple[bool, RankStatus | None]]:
     return found
 
 
-def slot_rows(job_dir: Path, now: Now) -> tuple[SlotRow, ...]:
-    """Every slot of the job, rank by rank."""
+def slot_rows(directory: Path, now: Now, kind: str = "own") -> tuple[SlotRow, ...]:
+    """Every slot of the ranks below that directory, rank by rank."""
     rows = []
-    for rank in sorted(int(d.name.split("-")[1]) for d in job_dir.glob("rank-*")):
-        for path in slot_paths(job_dir, rank):
+    for rank in sorted(int(d.name.split("-")[1]) for d in directory.glob("rank-*")):
+        for path in slot_paths(directory, rank):
             try:
-                rows.append(slot_row(path, rank, now))
+                rows.append(slot_row(path, rank, now, kind))
             except FileNotFoundError:  # the job ended while we looked
                 continue
     return tuple(rows)
 
 
-def slot_row(path: Path, rank: int, now: Now) -> SlotRow:
+def held_rows(job_dir: Path, now: Now) -> tuple[SlotRow, ...]:
+    """What the keeper here holds for other nodes: copies, then parities."""
+    return tuple(row for kind, below in SHELVES.items() for row in slot_rows(job_dir / below, now, kind))
+
+
+def slot_row(path: Path, rank: int, now: Now, kind: str = "own") -> SlotRow:
     """What a slot's header says. Its payload is not looked at. Raises OSError when there is no slot."""
     index = int(path.name.split("-")[1])
     try:
         header = read_header(path)
     except DamageError as error:
-        return SlotRow(rank, index, path, "damaged", why=str(error))
+        return SlotRow(kind, rank, index, path, "damaged", why=str(error))
     if header.state is SlotState.EMPTY:
-        return SlotRow(rank, index, path, "empty")
-    row = SlotRow(rank, index, path, header.state.name.lower(), header.stamp.step, header.stamp.epoch, header.incarnation)
+        return SlotRow(kind, rank, index, path, "empty")
+    row = SlotRow(kind, rank, index, path, header.state.name.lower(), header.stamp.step, header.stamp.epoch, header.incarnation)
     if header.state is SlotState.WRITING:
         return row
     return SlotRow(
-        *(row.rank, row.slot, row.path, row.state, row.step, row.epoch, row.incarnation),
+        *(row.kind, row.rank, row.slot, row.path, row.state, row.step, row.epoch, row.incarnation),
         payload_bytes=header.payload_bytes,
         blocks=header.block_count,
         sealed_wall_ns=header.sealed_wall_ns,
@@ -396,8 +430,38 @@ def _protection(
         killed = Protection("", horizon.step, age_ns, "every rank holds it in memory")
         older = max((s for s in common([holding_of(s).sealed for s in statuses]) if s != horizon), default=None)
         damaged = Protection("", older.step, None, "every rank holds it in memory too") if older else stored or nothing
-    named = {"a killed process": killed, "a damaged snapshot": damaged, "a lost machine": stored or nothing}
-    return tuple(Protection(against, p.step, p.age_ns, p.why) for against, p in named.items())
+    return _named({"a killed process": killed, "a damaged snapshot": damaged, "a lost machine": stored or nothing})
+
+
+def _protection_by_nodes(
+    nodes: NodesView, horizon: Stamp | None, age_ns: int | None, checkpoint: Checkpoint | None
+) -> tuple[Protection, ...]:
+    """Of a job of several nodes. Whoever can miss a node can miss one snapshot of it: both come back in the same way."""
+    store = "checkpoint in the store" if checkpoint else "no checkpoint in the store"
+    stored = Protection("", checkpoint.step if checkpoint else None, checkpoint.age_ns if checkpoint else None, store)
+    is_sure, is_mended = not nodes.doubt, (nodes.any_nodes or 0) > 0
+    if horizon is not None:
+        killed = Protection("", horizon.step, age_ns, "it is committed: every rank holds it in memory, or is given it by other nodes")
+    elif is_sure and nodes.step is not None:
+        killed = Protection("", nodes.step, None, "every rank of every node holds it in memory")
+    else:
+        killed = stored if checkpoint else Protection("", None, None, "nothing is committed yet that is known here", is_known=False)
+    if not is_sure:
+        lost = damaged = Protection("", None, None, nodes.doubt, is_known=False)
+    elif nodes.step is None:
+        lost = damaged = replace(stored, why=f"no step is held by every rank yet; {store}")
+    else:
+        same_age_ns = age_ns if horizon is not None and horizon.step == nodes.step else None
+        lost = (
+            Protection("", nodes.step, same_age_ns, nodes.why) if is_mended else replace(stored, why=f"not every node may be lost; {store}")
+        )
+        whole = Protection("", nodes.step, same_age_ns, f"the other nodes give it back ({nodes.policy})")
+        damaged = whole if is_mended else replace(stored, why=f"not every snapshot has a part on another node ({nodes.policy}); {store}")
+    return _named({"a killed process": killed, "a damaged snapshot": damaged, "a lost node": lost, "all nodes lost": stored})
+
+
+def _named(found: Mapping[str, Protection]) -> tuple[Protection, ...]:
+    return tuple(replace(p, against=against) for against, p in found.items())
 
 
 def _state(

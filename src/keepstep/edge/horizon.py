@@ -17,9 +17,9 @@ MAX_ALIVE = 40  # two slots a rank make two at most; a page has room for so many
 
 
 class HorizonPage:
-    def __init__(self, job_dir: Path) -> None:
-        """Map the page of this job directory, making it if there is none. Raises OSError."""
-        self._page = TwinPage.ensure(job_dir / "horizon")
+    def __init__(self, job_dir: Path, make: bool = True) -> None:
+        """Map the page of this job directory, making it if there is none (an onlooker does not). Raises OSError, ValueError."""
+        self._page = (TwinPage.ensure if make else TwinPage)(job_dir / "horizon")
 
     def write(self, horizon: Horizon) -> None:
         alive = sorted(horizon.alive)[:MAX_ALIVE]

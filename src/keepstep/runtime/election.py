@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from keepstep.core.reach import Source
 from keepstep.core.vote import Action, Ballot, Go, ListStore, Offer, Refuse, Vote
 from keepstep.edge.journal import Journal
+from keepstep.model.mesh import LEADER
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import MS_NS
 from keepstep.runtime.mesh.node import Node
@@ -117,6 +118,9 @@ class Election:
         if body["completed"] is not None:
             self._completed[rank] = int(body["completed"])
         holds = frozenset(Stamp(*s) for s in body["holds"])
+        if self._node is not None:  # what it holds may be what others are rebuilt from
+            proven = {r: ballot.holds for r, ballot in self._vote.ballots.items()}
+            self._vote.elsewhere = self._node.elsewhere(proven | {rank: holds})
         actions = self._vote.joined(Ballot(rank, world_size, holds, body["foreign_world"], int(body["incarnation"])))
         self._carry_out(actions or self._look_elsewhere())
 
@@ -173,7 +177,8 @@ class Election:
             why = f"every rank starts afresh: epoch {go.epoch} begins"
         self._journal.record("resumed", why, step=step, source=source, lost_steps=lost, epoch=go.epoch)
         self._completed.clear()
-        self._to_all("go", {"epoch": go.epoch, "source": source, "step": step, "stamp_epoch": go.offer.stamp.epoch})
+        told = {"lost_steps": lost, "why": why}
+        self._to_all("go", {"epoch": go.epoch, "source": source, "step": step, "stamp_epoch": go.offer.stamp.epoch, **told})
 
     def _to_all(self, word: str, body: dict[str, Any]) -> None:
         if self._node is None:
@@ -196,6 +201,9 @@ class Election:
             self._hand_on(body)
         elif word == "go":
             stamp = Stamp(int(body["step"]), int(body["stamp_epoch"]))
+            if not self._leads:
+                about = {name: body[name] for name in ("step", "source", "lost_steps", "epoch")}
+                self._journal.record("go", f"node {LEADER} says: {body['why']}", **about)
             self._joins.clear()
             self._host.went(str(body["source"]), stamp.step)
             for rank in self._host.here():
@@ -215,6 +223,9 @@ class Election:
         if body["round"] == self._round:
             return  # said again for somebody else
         self._round = int(body["round"])
+        if not self._leads:
+            about = {name: body[name] for name in ("source", "step", "round")}
+            self._journal.record("offer", f"node {LEADER} says: {body['why']}", **about)
         stamp = Stamp(int(body["step"]), int(body["epoch"]))
         self._node.forget_newer(stamp if body["source"] == "memory" else None)
         found = {source.rank: source for source in map(_source, body["sources"])}
