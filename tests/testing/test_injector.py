@@ -82,7 +82,7 @@ def test_a_fault_from_outside_is_not_done_inside(tmp_path: Path) -> None:
 def test_the_first_rank_of_a_node_asks_for_its_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(injector_module, "LOSS_PATIENCE_S", 0.0)
     asked = replace(plan(tmp_path, parse("kill-node:node=1+2,step=5,phase=seal")), node=1)
-    for node, local_rank in ((0, 0), (1, 1), (2, 0), (None, 0)):
+    for node, local_rank in ((0, 0), (1, 1), (2, 0)):
         Injector(replace(asked, node=node), 0, local_rank)(Phase.SEAL, 5)
     assert told(tmp_path) == []
     Injector(asked, 3, 0)(Phase.SEAL, 6)
@@ -109,7 +109,7 @@ def test_a_plan_is_read_where_the_rank_lives(tmp_path: Path) -> None:
     assert found == Plan(
         (fault,), 1, Path("/a"), Path("/dev/shm/lab/node-2/keepstep-drill-1"), Path("/work/node-2/drill-1/journal.jsonl"), None
     )
-    assert Plan.read(tmp_path / "plan.json", {**environ, "KEEPSTEP_LAB": "7/2"}).node == 2
+    assert Plan.read(tmp_path / "plan.json", {**environ, "GROUP_RANK": "2"}).node == 2
 
 
 def test_a_large_filesystem_is_never_filled(tmp_path: Path) -> None:

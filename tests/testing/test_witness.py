@@ -110,8 +110,8 @@ def test_a_node_is_lost_when_its_rank_asks(worlds: Any) -> None:
 
 
 def test_the_jobs_own_numbers_of_nodes(worlds: Any) -> None:
-    """Rank 3 lives on the lab's node 0: its memory there is newer than what it left on node 3."""
-    world: World = worlds("kill-node:node=0,step=5")
+    """Rank 3, hence the job's node 3, lives on the lab's node 0: its page there is newer than the one it left on node 3."""
+    world: World = worlds("kill-node:node=3,step=5")
     for rank in (1, 2, 3):
         world.says(rank)
     world.says(3, node=0)
@@ -119,7 +119,7 @@ def test_the_jobs_own_numbers_of_nodes(worlds: Any) -> None:
     note(world.attempts, 0, "asks", phase="forward", step=5)
     world.witness.look()
     world.witness.look()
-    assert world.facts.notes[0]["nodes"] == [3]
+    assert world.facts.notes[0]["nodes"] == [3] and world.nodes.lost == [(0,)]
 
 
 def test_protect_is_between_seal_and_commit(worlds: Any) -> None:

@@ -31,7 +31,7 @@ from keepstep.testing.witness import Facts, Witness
 
 LAUNCHERS = ("run", "torchrun", "plain")
 REMOVAL_S = 20.0  # how long the keepers may take to remove everything after the job's end
-RESTART_S = 25.0  # the longest a restart may take on a busy machine
+RESTART_S = 30.0  # the longest a restart may take on a busy machine; with several nodes twice that
 GRACE_S = 30.0
 LINK_DEAD_S = 3.0  # of a lost node nobody says a word: a drill does not wait for ten seconds each time
 
@@ -134,7 +134,8 @@ class _Run:
 
     def _follow(self, crew: Crew, witness: Witness, progress: Progress) -> None:
         drill = self.drill
-        deadline = time.monotonic() + 60 + 5 * drill.steps * max(drill.step_ms, 10) / 1000 + RESTART_S * self.deadly
+        restart_s = RESTART_S * (2 if drill.nodes > 1 else 1)
+        deadline = time.monotonic() + 2 * restart_s + 5 * drill.steps * max(drill.step_ms, 10) / 1000 + restart_s * self.deadly
         tick_s = 0.001 if any(f.from_outside or f.nodes for f in drill.faults) else 0.01
         while time.monotonic() < deadline:
             witness.look()

@@ -29,7 +29,7 @@ class Fault:
     phase=restore: in the recovery from the fault before it in the list; `step` says in which step that one comes.
     after_ms: done from outside, that long after the rank began the step (phase=restore: began restoring).
     where: `arena` or `store`, for the kinds that can be in either.
-    nodes: for what happens to nodes, all at once; the moment is that of the first one's first rank.
+    nodes: for what happens to nodes, all at once, by the job's own numbers; the moment is that of the first one's first rank.
     for_ms: how long a link stays away.
     """
 

@@ -27,7 +27,6 @@ from keepstep.model.snapshot import Phase, SlotState
 from keepstep.model.units import MIB
 from keepstep.testing.faults import Fault, from_plan
 from keepstep.testing.flips import draw_in_file, draw_in_slot, sealed_slots
-from keepstep.testing.lab import MARK
 
 FILLER = "keepstep-drill-filler"
 WRITING_PATIENCE_S = 5.0
@@ -38,7 +37,7 @@ KEEPER_PATIENCE_S = 5.0
 
 @dataclass(frozen=True)
 class Plan:
-    """What a drill hands to its job: the faults, and where everything is. `node`: the lab's number of the node this process is on."""
+    """What a drill hands to its job: the faults, and where everything is. `node`: the job's number of the node this process is on."""
 
     faults: tuple[Fault, ...]
     seed: int
@@ -46,7 +45,7 @@ class Plan:
     job_dir: Path
     journal: Path
     store: Path | None
-    node: int | None = None
+    node: int = 0
 
     @classmethod
     def read(cls, path: Path, environ: Mapping[str, str]) -> Plan:
@@ -54,7 +53,7 @@ class Plan:
         store = None if raw["store"] is None else Path(raw["store"])
         job_dir = Path(environ["KEEPSTEP_ARENA_DIR"]) / f"keepstep-{raw['job']}"
         journal = Path(environ["KEEPSTEP_STATE_DIR"]) / raw["job"] / "journal.jsonl"
-        node = int(environ[MARK].partition("/")[2]) if MARK in environ else None
+        node = int(environ.get("GROUP_RANK", "0"))
         return cls(from_plan(raw["faults"]), raw["seed"], Path(raw["attempts"]), job_dir, journal, store, node)
 
     def falls_to(self, fault: Fault, rank: int, local_rank: int) -> bool:

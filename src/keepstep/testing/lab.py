@@ -196,7 +196,8 @@ def end_processes(belongs: Callable[[int], bool], within_s: float = END_WITHIN_S
     """SIGKILL all that belong, and what they start meanwhile, until none is left; their ids. Raises TimeoutError."""
     killed: dict[int, None] = {}
     deadline = time.monotonic() + within_s
-    while found := [pid for pid in living() if pid != os.getpid() and belongs(pid)]:
+    # A process that is just ending has no environment any more: once it belonged, it is waited for.
+    while found := [pid for pid in living() if pid in killed or (pid != os.getpid() and belongs(pid))]:
         for pid in found:
             killed[pid] = None
             with suppress(ProcessLookupError):

@@ -91,7 +91,8 @@ class Witness:
         self._places, self._attempts, self._nodes = places, attempts, nodes
         self._pages: dict[tuple[int, int], StatusPage] = {}  # (node, rank)
         self._horizon: tuple[int, HorizonPage] | None = None
-        self._now: dict[int, tuple[int, RankStatus]] = {}  # rank: the node it was last seen on, and its word
+        self._now: dict[int, tuple[int, RankStatus]] = {}  # rank: the lab's node it lives on, and its word
+        self._seat_of = {node: node for node in range(len(places))}  # the job's node: the lab's, where its ranks were last seen
         self._searched_s = 0.0
         self._lost_epoch = -1  # what was protected in it no longer is
         self._heard_bytes = 0
@@ -125,6 +126,7 @@ class Witness:
             if status is not None and (rank not in found or status.updated_mono_ns > found[rank][1].updated_mono_ns):
                 found[rank] = (node, status)
         self._now = found
+        self._seat_of.update((rank // self._nproc, node) for rank, (node, _) in found.items())
         self.statuses.update(((rank, status.pid), status) for rank, (_, status) in found.items())
         if self._horizon is not None and found:
             epoch = max(status.epoch for _, status in found.values())
@@ -152,8 +154,8 @@ class Witness:
             self._horizon = None
 
     def _on(self, node: int) -> list[RankStatus]:
-        """The ranks that live on a node."""
-        return [status for where, status in self._now.values() if where == node and not is_dead(status.pid)]
+        """The living ranks of the job's node."""
+        return [status for rank, (_, status) in self._now.items() if rank // self._nproc == node and not is_dead(status.pid)]
 
     def _job_dir(self, rank: int) -> Path:
         return self._places[self._now[rank][0]].job_dir
@@ -246,39 +248,37 @@ class Witness:
         at_ns = moment["mono_ns"] + int((fault.after_ms or 0) * MS_NS)
         while time.monotonic_ns() < at_ns:
             yield
-        # The job has its own numbers for the nodes of a lab: ranks tell them.
-        members = sorted({rank // self._nproc for rank, (node, _) in self._now.items() if node in fault.nodes}) or list(fault.nodes)
-        note(self._attempts, number, "about to", phase=moment["phase"], step=moment["step"], nodes=members)
+        # Agents get their node's number as they come: which of the lab's nodes it is, ranks tell.
+        seats = sorted({self._seat_of[node] for node in fault.nodes})
+        note(self._attempts, number, "about to", phase=moment["phase"], step=moment["step"], nodes=fault.nodes, seats=seats)
         try:
             if fault.kind == "link-down":
-                yield from self._flap(number, fault)
+                yield from self._flap(number, fault, seats)
             else:
-                self._lose(number, fault)
+                self._lose(number, fault, seats)
         except ConfigError as error:
             note(self._attempts, number, "cannot", why=str(error))
 
-    def _lose(self, number: int, fault: Fault) -> None:
+    def _lose(self, number: int, fault: Fault, seats: Sequence[int]) -> None:
         assert self._nodes is not None
         self._lost_epoch = max((status.epoch for _, status in self._now.values()), default=self._lost_epoch)
-        pids = self._nodes.lose(fault.nodes)
+        pids = self._nodes.lose(seats)
         note(self._attempts, number, "did", pids=pids)
-        self._forget(fault.nodes)
-        names = ", ".join(map(str, fault.nodes))
+        self._forget(seats)
         if pids and all(map(is_dead, pids)):
-            self._saw(number, f"{len(pids)} processes of node {names} are gone")
-        if not any(self._places[node].job_dir.parent.exists() for node in fault.nodes):
-            self._saw(number, f"the memory of node {names} is gone")
+            self._saw(number, f"{len(pids)} processes of {_named(fault)} are gone")
+        if not any(self._places[seat].job_dir.parent.exists() for seat in seats):
+            self._saw(number, f"the memory of {_named(fault)} is gone")
 
-    def _flap(self, number: int, fault: Fault) -> Iterator[None]:
+    def _flap(self, number: int, fault: Fault, seats: Sequence[int]) -> Iterator[None]:
         assert self._nodes is not None and fault.for_ms is not None
-        self._nodes.set_links(fault.nodes, up=False)
+        self._nodes.set_links(seats, up=False)
         note(self._attempts, number, "did")
         began_ns = time.monotonic_ns()
         while time.monotonic_ns() < began_ns + int(fault.for_ms * MS_NS):
             yield
-        self._nodes.set_links(fault.nodes, up=True)
-        took = human_ns(time.monotonic_ns() - began_ns)
-        self._saw(number, f"the link of node {', '.join(map(str, fault.nodes))} was down for {took}")
+        self._nodes.set_links(seats, up=True)
+        self._saw(number, f"the link of {_named(fault)} was down for {human_ns(time.monotonic_ns() - began_ns)}")
 
     # -- what becomes of a fault
 
@@ -328,3 +328,7 @@ class Witness:
         while not any(e.kind == answer and e.mono_ns > began_ns for place in self._places for e in read_journal(place.journal)):
             yield
         filler.unlink(missing_ok=True)  # what follows may go well again
+
+
+def _named(fault: Fault) -> str:
+    return f"node {', '.join(map(str, fault.nodes))}"
