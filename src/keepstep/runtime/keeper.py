@@ -236,15 +236,19 @@ class Keeper:
     def leader_is_back(self) -> None:
         self.election.leader_is_back()
 
-    def peer_is_dead(self, node: int, why: str) -> None:
-        self.journal.record("node-lost", f"node {node} does not answer: {why}", node=node)
-        self.election.node_is_dead(node)
+    def link_is_gone(self, node: int, why: str) -> None:
         self.persisting.node_gone(node, why)
         if node == LEADER:
             asked, self._asked = self._asked, {}
             for box, ticket in asked.values():
                 if box is not None:
-                    box.send({"kind": "persisted", "ticket": ticket, "ok": False, "step": None, "why": f"node {node} is lost: {why}"})
+                    box.send(
+                        {"kind": "persisted", "ticket": ticket, "ok": False, "step": None, "why": f"the leading keeper is gone: {why}"}
+                    )
+
+    def peer_is_dead(self, node: int, why: str) -> None:
+        self.journal.record("node-lost", f"node {node} does not answer: {why}", node=node)
+        self.election.node_is_dead(node)
         assert self.node is not None and self.node.mesh is not None
         if self.agent is not None:
             self.agent.send({"kind": "peer-dead", "round": self.node.mesh.round, "node": node, "why": why})

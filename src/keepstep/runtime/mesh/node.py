@@ -54,7 +54,13 @@ class Host(Protocol):
 
     def leader_is_back(self) -> None: ...
 
-    def peer_is_dead(self, node: int, why: str) -> None: ...
+    def link_is_gone(self, node: int, why: str) -> None:
+        """What was asked of that node's keeper will not be answered."""
+        ...
+
+    def peer_is_dead(self, node: int, why: str) -> None:
+        """Nobody answers there any more."""
+        ...
 
     def scrub_soon(self) -> None: ...
 
@@ -217,6 +223,7 @@ class Node:
         self._holder.link_is_dead(node)
         for fetching in list(self._fetches.values()):
             fetching.link_is_dead(node, why)
+        self._host.link_is_gone(node, why)
         if is_loss:
             # Perhaps only its keeper died, and the next one is about to come: the node is lost when nobody does.
             self._missing.setdefault(node, (time.monotonic_ns(), why))
@@ -239,14 +246,16 @@ class Node:
         if not self._proven or self.mesh is None:
             return
         parities = tuple((p.rank, p.stamp, p.row, p.tolerates) for p in self._holder.coded())
-        snapshots = {*self._holder.snapshots(), *self._own_snapshots()}
+        snapshots = {*self._holder.snapshots(), *self._left_behind()}
         self._lines.send(LEADER, "inventory", snapshots=tuple(sorted(snapshots)), parities=parities)
 
-    def _own_snapshots(self) -> list[tuple[int, Stamp]]:
-        """Of any rank that has lived here: ranks may live elsewhere now."""
+    def _left_behind(self) -> list[tuple[int, Stamp]]:
+        """Snapshots of ranks that lived here and live elsewhere now. Those that live here prove their own, and tell in the vote."""
         found = []
         for directory in self._settings.job_dir.glob("rank-*"):
             rank = int(directory.name.split("-")[1])
+            if rank in self._own_ranks():
+                continue
             for path in slot_paths(self._settings.job_dir, rank):
                 try:
                     slot = Slot(path)
@@ -263,7 +272,7 @@ class Node:
         return frozenset(m.node for m in self.mesh.members if m.node not in self._inventories)
 
     def elsewhere(self, proven: Mapping[int, frozenset[Stamp]]) -> dict[int, frozenset[Stamp]]:
-        """What each rank can be given. `proven`: what ranks that have joined hold; what else of theirs their node has failed its proof."""
+        """What each rank can be given. `proven`: what ranks that have joined hold themselves."""
         assert self.mesh is not None
         known = self._believed(proven)
         return {rank: within_reach(rank, known) for rank in range(self.mesh.world_size)}
@@ -273,13 +282,12 @@ class Node:
 
     def _believed(self, proven: Mapping[int, frozenset[Stamp]]) -> dict[int, Inventory]:
         assert self.mesh is not None
-        failed = {(self.mesh.node_of[rank], rank, stamps) for rank, stamps in proven.items()}
         believed = dict(self._inventories)
-        for node, rank, stamps in failed:
+        for rank, stamps in proven.items():
+            node = self.mesh.node_of[rank]
             if node in believed:
                 old = believed[node]
-                kept = frozenset((r, s) for r, s in old.snapshots if r != rank or s in stamps)
-                believed[node] = Inventory(kept, old.parities)
+                believed[node] = Inventory(old.snapshots | {(rank, stamp) for stamp in stamps}, old.parities)
         return believed
 
     def link_with_sources(self, found: Mapping[int, Source]) -> None:
