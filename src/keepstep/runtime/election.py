@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from keepstep.core.reach import Source
@@ -113,14 +114,14 @@ class Election:
             # Rounds begin at the time: those of a keeper that led before must not come again.
             self._vote = Vote(world_size, self._has_store, self._host.newest_epoch(), round=time.time_ns() // MS_NS)
             if self._node is not None:
-                self._vote.silent_nodes = self._node.silent_nodes()
+                self._vote.silent_nodes = self._node.restoring.silent_nodes()
         self._vote.epoch = max(self._vote.epoch, int(body["epoch"]))
         if body["completed"] is not None:
             self._completed[rank] = int(body["completed"])
         holds = frozenset(Stamp(*s) for s in body["holds"])
         if self._node is not None:  # what it holds may be what others are rebuilt from
             proven = {r: ballot.holds for r, ballot in self._vote.ballots.items()}
-            self._vote.elsewhere = self._node.elsewhere(proven | {rank: holds})
+            self._vote.elsewhere = self._node.restoring.elsewhere(proven | {rank: holds})
         actions = self._vote.joined(Ballot(rank, world_size, holds, body["foreign_world"], int(body["incarnation"])))
         self._carry_out(actions or self._look_elsewhere())
 
@@ -132,7 +133,7 @@ class Election:
         if self._node is None or self._vote is None:
             return []
         proven = {rank: ballot.holds for rank, ballot in self._vote.ballots.items()}
-        return self._vote.reached(self._node.silent_nodes(), self._node.elsewhere(proven))
+        return self._vote.reached(self._node.restoring.silent_nodes(), self._node.restoring.elsewhere(proven))
 
     def node_is_dead(self, node: int) -> None:
         """Its ranks are gone with it."""
@@ -164,7 +165,7 @@ class Election:
         found: dict[int, Source] = {}
         if self._node is not None and offer.source == "memory":
             proven = {rank: ballot.holds for rank, ballot in self._vote.ballots.items()}
-            found = self._node.sources([r for r, holds in proven.items() if offer.stamp not in holds], offer.stamp, proven)
+            found = self._node.restoring.sources([r for r, holds in proven.items() if offer.stamp not in holds], offer.stamp, proven)
         body = {"round": offer.round, "source": offer.source, "step": offer.stamp.step, "epoch": offer.stamp.epoch, "why": offer.why[:1000]}
         self._to_all("offer", body | {"sources": [_plain(s) for s in found.values()]})
 
@@ -229,10 +230,10 @@ class Election:
         stamp = Stamp(int(body["step"]), int(body["epoch"]))
         self._node.forget_newer(stamp if body["source"] == "memory" else None)
         found = {source.rank: source for source in map(_source, body["sources"])}
-        self._node.link_with_sources(found)
+        self._node.restoring.link_with_sources(found)
         for rank in self._host.here():
             if rank in found:
-                self._node.fetch(found[rank], stamp, lambda why, r=rank: self._fetched(r, offer, why))  # type: ignore[misc]
+                self._node.restoring.fetch(found[rank], stamp, partial(self._fetched, rank, offer))
             else:
                 self._host.tell(rank, offer)
 

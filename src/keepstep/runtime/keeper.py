@@ -406,7 +406,7 @@ class Keeper:
         if self.node is None or status is None or index >= len(status.slots) or status.slots[index].state is not SlotState.SEALED:
             give_up(why)
         else:
-            self.node.mend(rank, index, status.slots[index].stamp, mended)
+            self.node.restoring.mend(rank, index, status.slots[index].stamp, mended)
 
     def scrub_soon(self) -> None:
         """Something that lies here does not prove."""

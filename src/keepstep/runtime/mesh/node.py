@@ -16,9 +16,9 @@ from typing import Any, Protocol
 from keepstep.config import Settings
 from keepstep.core.commit import first_word, newer
 from keepstep.core.cut import Holding, common, holding_of
-from keepstep.core.reach import CodedRow, Inventory, Source, sources, within_reach
+from keepstep.core.reach import CodedRow, Inventory
 from keepstep.core.wards import Ward, wards
-from keepstep.edge.arena import Slot, slot_path, slot_paths
+from keepstep.edge.arena import Slot, slot_paths
 from keepstep.edge.horizon import HorizonPage
 from keepstep.edge.journal import Journal
 from keepstep.edge.machine import free_bytes
@@ -29,13 +29,13 @@ from keepstep.model.horizon import Horizon
 from keepstep.model.mesh import LEADER, Mesh
 from keepstep.model.snapshot import RankStatus, SlotState, Stamp
 from keepstep.model.topology import Auto, NoRedundancy, Scheme, parse_policy
-from keepstep.model.units import S_NS, human_bytes, human_ns
+from keepstep.model.units import S_NS
 from keepstep.runtime.mesh.encoding import Sizes
-from keepstep.runtime.mesh.fetching import Fetched, Fetching, replace_bytes
 from keepstep.runtime.mesh.holder import Holder
 from keepstep.runtime.mesh.leader import Leader, horizon_of, words_of
 from keepstep.runtime.mesh.lines import Heard, Lines
 from keepstep.runtime.mesh.owner import Owner
+from keepstep.runtime.mesh.restoring import Restoring
 from keepstep.runtime.mesh.supplier import Supplier
 
 TICK_NS = S_NS // 2
@@ -78,11 +78,9 @@ class Node:
         self._owner = Owner(lines, job_dir, journal, self._later, self.report, host.scrub_soon)
         self._told: set[int] = set()  # of those, whose loss was told
         self._page = HorizonPage(job_dir)
-        self._fetches: dict[int, Fetching] = {}
-        self._mending: dict[int, Slot] = {}  # own slots that stand still while their bytes are brought back
+        self.restoring = Restoring(settings, lines, job_hash, journal, self._later, self._supplier, self._owner)
         self._missing: dict[int, tuple[int, str]] = {}  # nodes whose keeper is gone: since when, and why we think so
         self._leader: Leader | None = None
-        self._inventories: dict[int, Inventory] = {}
         self._policy: Scheme | None = None
         self._wards: dict[int, Ward] = {}
         self._epoch = -1  # that is being trained; -1 before a go
@@ -106,19 +104,14 @@ class Node:
         self._journal.record(
             "mesh", f"round {mesh.round}: node {mesh.node} of {len(mesh.members)}, ranks {list(mesh.ranks_of(mesh.node))}", round=mesh.round
         )
-        for fetching in self._fetches.values():
-            fetching.stop()
-        for slot in self._mending.values():
-            self._release(slot)
-        self._fetches.clear()
-        self._mending.clear()
+        self.restoring.begin(mesh)
         self._missing.clear()
         self._told.clear()
         self._owner.begin(mesh.ranks_of(mesh.node))
         self._supplier.end()
         self._holder.begin(mesh)
         self.mesh, self._epoch, self._tidied = mesh, -1, False
-        self._policy, self._wards, self._inventories, self._last_report, self._standing = None, {}, {}, (), None
+        self._policy, self._wards, self._last_report, self._standing = None, {}, (), None
         self._leader, self.refusal = None, None
         asked = parse_policy(self._settings.redundancy)
         with_nodes = set(range(len(mesh.members))) if mesh.leads else {LEADER}
@@ -167,7 +160,7 @@ class Node:
             self._leader.reported(node, fields)
         elif heard.kind == "inventory":
             rows = (CodedRow(rank, stamp, row, tolerates) for rank, stamp, row, tolerates in fields["parities"])
-            self._inventories[node] = Inventory(frozenset(fields["snapshots"]), frozenset(rows))
+            self.restoring.told(node, Inventory(frozenset(fields["snapshots"]), frozenset(rows)))
             self._host.inventories_changed()
         elif heard.kind == "vote":
             self._host.vote_word(node, fields["word"], fields["body"])
@@ -196,16 +189,8 @@ class Node:
             self._owner.declined(node, rank, fields["reason"])
         elif kind == "fetch":
             self._supplier.asked(node, rank, stamp, fields["ranges"])
-        elif kind == "nack":
-            fetching = self._fetches_from(node, rank, stamp)
-            if fetching:
-                for one in fetching:
-                    one.source_failed(node, fields["reason"])
-            else:
-                self._owner.nacked(node, rank, stamp, fields["reason"])
-
-    def _fetches_from(self, node: int, rank: int, stamp: Stamp) -> list[Fetching]:
-        return [f for f in self._fetches.values() if f.stamp == stamp and rank in (f.source.rank, *f.source.row)]
+        elif kind == "nack" and not self.restoring.failed(node, rank, stamp, fields["reason"]):
+            self._owner.nacked(node, rank, stamp, fields["reason"])
 
     def _link_is_open(self, node: int) -> None:
         self._missing.pop(node, None)
@@ -221,8 +206,7 @@ class Node:
 
     def _link_is_dead(self, node: int, why: str, is_loss: bool) -> None:
         self._holder.link_is_dead(node)
-        for fetching in list(self._fetches.values()):
-            fetching.link_is_dead(node, why)
+        self.restoring.link_is_dead(node, why)
         self._host.link_is_gone(node, why)
         if is_loss:
             # Perhaps only its keeper died, and the next one is about to come: the node is lost when nobody does.
@@ -266,66 +250,6 @@ class Node:
                 if header.state is SlotState.SEALED and header.job_hash == self._job_hash:
                     found.append((rank, header.stamp))
         return found
-
-    def silent_nodes(self) -> frozenset[int]:
-        assert self.mesh is not None
-        return frozenset(m.node for m in self.mesh.members if m.node not in self._inventories)
-
-    def elsewhere(self, proven: Mapping[int, frozenset[Stamp]]) -> dict[int, frozenset[Stamp]]:
-        """What each rank can be given. `proven`: what ranks that have joined hold themselves."""
-        assert self.mesh is not None
-        known = self._believed(proven)
-        return {rank: within_reach(rank, known) for rank in range(self.mesh.world_size)}
-
-    def sources(self, wanted: list[int], stamp: Stamp, proven: Mapping[int, frozenset[Stamp]]) -> dict[int, Source]:
-        return sources(wanted, stamp, self._believed(proven))
-
-    def _believed(self, proven: Mapping[int, frozenset[Stamp]]) -> dict[int, Inventory]:
-        assert self.mesh is not None
-        believed = dict(self._inventories)
-        for rank, stamps in proven.items():
-            node = self.mesh.node_of[rank]
-            if node in believed:
-                old = believed[node]
-                believed[node] = Inventory(old.snapshots | {(rank, stamp) for stamp in stamps}, old.parities)
-        return believed
-
-    def link_with_sources(self, found: Mapping[int, Source]) -> None:
-        """Everybody makes the links that restoring needs: the asking and the giving end."""
-        assert self.mesh is not None
-        for rank, source in found.items():
-            givers = {*source.copies, *(node for _, node in source.members)}
-            if self.mesh.node_of[rank] == self.mesh.node:
-                self._lines.link_with(givers)
-            elif self.mesh.node in givers:
-                self._lines.link_with({self.mesh.node_of[rank]})
-
-    def fetch(self, source: Source, stamp: Stamp, then: Callable[[str | None], None]) -> None:
-        """Bring that rank's snapshot here; `then` hears None, or why it cannot be had."""
-
-        def ended(fetched: Fetched) -> None:
-            if self._fetches.get(source.rank) is fetching:
-                del self._fetches[source.rank]
-            self._tell_fetched(fetched)
-            then(fetched.why)
-
-        known = self._fetches.pop(source.rank, None)
-        if known is not None:
-            known.stop()
-        fetching = Fetching(
-            *(self._lines, self._supplier, self._settings.job_dir, self._job_hash, self._later),
-            *(source, stamp, ended),
-        )
-        self._fetches[source.rank] = fetching
-        fetching.start()
-
-    def _tell_fetched(self, f: Fetched) -> None:
-        data: dict[str, Any] = {"rank": f.rank, "step": f.stamp.step, "nbytes": f.nbytes, "sources": list(f.sources), "took_ns": f.took_ns}
-        how = f"{human_bytes(f.nbytes)} from node{'s' if len(f.sources) > 1 else ''} {', '.join(map(str, f.sources))}"
-        if f.why is None:
-            self._journal.record("fetched", f"{f.stamp} of rank {f.rank}: {how} in {human_ns(f.took_ns)}", **data)
-        else:
-            self._journal.record("fetch-failed", f"{f.stamp} of rank {f.rank} cannot be had from memory: {f.why}", **data)
 
     def holdings(self) -> list[Holding]:
         """Of every rank of every node, as last reported; empty unless this node leads."""
@@ -437,42 +361,6 @@ class Node:
 
     def damaged_at_rest(self, path: Path, why: str) -> None:
         self._holder.damaged_at_rest(path, why)
-
-    def mend(self, rank: int, index: int, stamp: Stamp, then: Callable[[str | None], None]) -> None:
-        """Bring a rank's own damaged snapshot back from its holders, in place; `then` hears None, or why not."""
-        source = self._owner.source_of(rank, stamp)
-        if source is None or rank in self._fetches:
-            then("no other node has proven a copy of it")
-            return
-        target = slot_path(self._settings.job_dir, rank, index)
-        slot = Slot(target)
-        if not slot.lock(exclusive=False):
-            slot.close()
-            then("it is being overwritten")
-            return
-        self._mending[rank] = slot
-        spare = target.with_name("mended")
-
-        def ended(fetched: Fetched) -> None:
-            self._fetches.pop(rank, None)
-            self._tell_fetched(fetched)
-            why = fetched.why
-            if why is None:
-                why = replace_bytes(slot, spare)
-                spare.unlink(missing_ok=True)
-            self._release(self._mending.pop(rank))
-            then(why)
-
-        fetching = Fetching(
-            *(self._lines, self._supplier, self._settings.job_dir, self._job_hash, self._later),
-            *(source, stamp, ended, spare),
-        )
-        self._fetches[rank] = fetching
-        fetching.start()
-
-    def _release(self, slot: Slot) -> None:
-        slot.unlock()
-        slot.close()
 
     def tick(self) -> None:
         now_ns = time.monotonic_ns()
