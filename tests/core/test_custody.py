@@ -163,3 +163,25 @@ def test_a_job_that_resumed_and_failed_is_over_at_once() -> None:
     over.agent_came()
     over.resumed = True
     assert over.agent_said_end(False, "gave up", holds_snapshots=True) and over.decide(1) == Finish(False, "gave up")
+
+
+def test_other_nodes_are_waited_for_but_not_for_ever() -> None:
+    kept = custody(1)
+    kept.round_began(3)
+    kept.rank_said_bye(0, True, "ended well")
+    assert kept.ended_here and kept.decide(S_NS) is None
+    kept.rank_left(0, 2 * S_NS)
+    assert kept.decide(32 * S_NS) is None and kept.decide(33 * S_NS) is not None
+    kept.all_nodes_ended = True
+    assert kept.decide(3 * S_NS) == Finish(True, "all 1 ranks of this node, and those of 2 more, ended well")
+
+
+def test_what_was_the_end_of_one_round_is_not_that_of_the_next() -> None:
+    kept = custody(1)
+    kept.round_began(2)
+    kept.rank_said_bye(0, True, "ended well")
+    kept.all_nodes_ended = True
+    kept.round_began(2)
+    kept.rank_came(0, 1)
+    kept.rank_said_bye(0, True, "ended well")
+    assert kept.decide(S_NS) is None

@@ -3,6 +3,9 @@
 Comes in: who is connected, what they said last, the time. Goes out: at most one `Finish` with its reason. Never removes
 anything while a rank or the agent is connected and has not said that the job is over; never keeps anything longer
 than `grace_ns` after the last of them is gone (a keeper without this rule pins model-sized memory for ever).
+
+With several nodes, ranks that ended well here are not enough: another node's may fail in their last moments, and what they would resume
+from rests here. So the memory stays until all nodes' ranks ended well, or for the grace time.
 """
 
 from __future__ import annotations
@@ -26,13 +29,18 @@ class Finish:
 class Custody:
     grace_ns: int
     alone_since_ns: int
-    world_size: int | None = None
+    world_size: int | None = None  # of the ranks here
     ranks: set[int] = field(default_factory=set)
     agent: bool = False
     last_words: dict[int, tuple[bool, str]] = field(default_factory=dict)
     finish: Finish | None = None
     met: bool = False  # anybody, ever
     resumed: bool = False  # the agent's ranks have trained on what is in memory
+    nodes: int = 1
+    all_nodes_ended: bool = False  # well; so the leading keeper says
+
+    def round_began(self, nodes: int) -> None:
+        self.nodes, self.all_nodes_ended = nodes, False
 
     def rank_came(self, rank: int, world_size: int) -> None:
         if world_size != self.world_size:
@@ -67,16 +75,22 @@ class Custody:
         if not self.ranks and not self.agent:
             self.alone_since_ns = now_ns
 
+    @property
+    def ended_here(self) -> bool:
+        """All ranks of this node said that they ended well."""
+        words = self.last_words.values()
+        return self.world_size is not None and len(words) == self.world_size and all(ok for ok, _ in words)
+
     def decide(self, now_ns: int) -> Finish | None:
         """What follows from all that was said so far."""
         if self.finish or self.agent:
             return self.finish
-        words = list(self.last_words.values())
-        if self.world_size is not None and len(words) == self.world_size and all(ok for ok, _ in words):
-            return Finish(True, f"all {self.world_size} ranks ended well")
+        if self.ended_here and (self.nodes == 1 or self.all_nodes_ended):
+            others = f" of this node, and those of {self.nodes - 1} more," if self.nodes > 1 else ""
+            return Finish(True, f"all {self.world_size} ranks{others} ended well")
         if self.ranks:
             return None
-        if any(why == "interrupted" for _, why in words):
+        if any(why == "interrupted" for _, why in self.last_words.values()):
             return Finish(False, "the user interrupted the job")
         alone_ns = now_ns - self.alone_since_ns
         grace_ns = self.grace_ns if self.met else max(self.grace_ns, FIRST_NS)

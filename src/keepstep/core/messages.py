@@ -114,6 +114,9 @@ KINDS: dict[str, dict[str, Check]] = {
     },
     # What the leader tells everybody about which nodes may be lost: for people to read.
     "standing": {"round": _number, "body": _object},
+    # To the leader: the ranks here all ended well; and from it: those of all nodes did.
+    "ended": {"round": _number},
+    "over": {"round": _number},
     # The owner of a snapshot asks a holder to keep its part of it; the holder says when it has it whole and verified, or why not.
     "offer": {
         **_SNAPSHOT,

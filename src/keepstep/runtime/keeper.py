@@ -130,7 +130,9 @@ class Keeper:
             self.journal.record(
                 "rank-bye", f"rank {message['rank']} says goodbye: {message['why']}", rank=message["rank"], ok=message["ok"]
             )
-            if self.custody.decide(time.monotonic_ns()) is None:  # else the connection ends when the memory is gone
+            if self.custody.ended_here and self.node is not None:
+                self.node.say_ended()
+            if self.agent is not None or not self.custody.ended_here:  # else the connection ends when the memory is gone
                 box.send({"kind": "released"})
         elif kind == "loaded":
             self.election.loaded(int(message["rank"]), int(message["round"]))
@@ -223,6 +225,7 @@ class Keeper:
             self.node = Node(self.settings, self.lines, self._job_hash, self.journal, self.workers, self)
         if self.node.mesh is not None and mesh.round <= self.node.mesh.round:
             return  # every session of a node tells it
+        self.custody.round_began(len(mesh.members))
         self.node.begin(mesh)
         self.election.begin_round(self.node)
         self.persisting.meet(mesh, self._order_persisting)
@@ -235,6 +238,11 @@ class Keeper:
 
     def leader_is_back(self) -> None:
         self.election.leader_is_back()
+        if self.custody.ended_here and self.node is not None:
+            self.node.say_ended()
+
+    def all_nodes_ended(self) -> None:
+        self.custody.all_nodes_ended = True
 
     def link_is_gone(self, node: int, why: str) -> None:
         self.persisting.node_gone(node, why)

@@ -33,6 +33,7 @@ class Leader:
         self._policy: Scheme | None = None
         self._why = ""
         self._commit: Commit | None = None
+        self._ended: set[int] = set()
         self._facts: dict[int, tuple[int, int]] = {}  # by node: snapshot bytes, free bytes
         if len(mesh.members) == 1:
             self._settle(NoRedundancy(), "there is one node")
@@ -106,6 +107,13 @@ class Leader:
             self._settle(policy, why)
         if self._policy != before:
             self._say()
+
+    def ended(self, node: int) -> None:
+        """All ranks of that node ended well."""
+        self._ended.add(node)
+        if len(self._ended) == len(self._mesh.members):
+            for member in self._mesh.members:
+                self._lines.send(member.node, "over")
 
     def joined(self, node: int) -> None:
         """A link to that node's keeper is open, perhaps to another life of it: it may have missed the last word."""

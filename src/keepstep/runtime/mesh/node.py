@@ -54,6 +54,9 @@ class Host(Protocol):
 
     def leader_is_back(self) -> None: ...
 
+    def all_nodes_ended(self) -> None:
+        """The ranks of all nodes ended well."""
+
     def link_is_gone(self, node: int, why: str) -> None:
         """What was asked of that node's keeper will not be answered."""
         ...
@@ -162,6 +165,10 @@ class Node:
             rows = (CodedRow(rank, stamp, row, tolerates) for rank, stamp, row, tolerates in fields["parities"])
             self.restoring.told(node, Inventory(frozenset(fields["snapshots"]), frozenset(rows)))
             self._host.inventories_changed()
+        elif heard.kind == "ended" and self._leader is not None:
+            self._leader.ended(node)
+        elif heard.kind == "over":
+            self._host.all_nodes_ended()
         elif heard.kind == "vote":
             self._host.vote_word(node, fields["word"], fields["body"])
         elif heard.kind == "persist":
@@ -222,6 +229,10 @@ class Node:
         assert self.mesh is not None
         for member in self.mesh.members:
             self._lines.send(member.node, "vote", word=word, body=body)
+
+    def say_ended(self) -> None:
+        """All ranks here ended well."""
+        self._lines.send(LEADER, "ended")
 
     def say_persist(self, node: int, word: str, body: dict[str, Any]) -> None:
         self._lines.send(node, "persist", word=word, body=body)
