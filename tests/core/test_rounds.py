@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.core.rounds import assign, disagreement, members_of
+from keepstep.core.rounds import assign, disagreement, keepers_round, members_of
 from keepstep.model.mesh import Member, Mesh
 from keepstep.model.rounds import Arrival, Verdict, arrival_from_text, verdict_from_text
 
@@ -55,6 +55,17 @@ def test_ids_are_a_permutation_and_those_of_before_stay(asked: list[tuple[int | 
 def test_members_are_in_the_order_of_their_ids() -> None:
     a, b = arrival("a", node=1, nodes=2), replace(arrival("b", node=0, nodes=2), rack="r")
     assert members_of([a, b]) == (Member(0, "host-b", 7, 1, 2, "r"), Member(1, "host-a", 7, 1, 2))
+
+
+@given(st.lists(st.lists(st.integers(-1, 9), min_size=3, max_size=3), min_size=1, max_size=6), st.integers(0, 9))
+def test_the_keepers_round_grows_whatever_they_have_seen(lives: list[list[int]], first: int) -> None:
+    """In each round some keepers are new ones; one agent was there before and knows the round before."""
+    before = -1
+    for number, seen in enumerate(lives):
+        arrivals = [replace(arrival(str(at)), newest_round=newest) for at, newest in enumerate([*seen, before])]
+        now = keepers_round(number, first, arrivals)
+        assert now > max(before, *seen) and now >= first + number
+        before = now
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,12 @@ def members_of(arrivals: Sequence[Arrival]) -> tuple[Member, ...]:
     return tuple(sorted(members, key=lambda m: m.node))
 
 
+def keepers_round(number: int, first: int, arrivals: Sequence[Arrival]) -> int:
+    """The round's number for the keepers: it grows from one start of the job to the next, whatever the clocks say, because a keeper that
+    saw the last start does not listen to a round before it. `first` is the time when the nodes first met, in any unit."""
+    return max(first + number, *(a.newest_round + 1 for a in arrivals))
+
+
 def disagreement(mine: Arrival, other: Arrival) -> str | None:
     """Why these two cannot be in one round; None when they can."""
     if mine.nodes != other.nodes:

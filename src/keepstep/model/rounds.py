@@ -13,7 +13,8 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """An agent that wants to be in the round. `token` is this life of the agent; `host`, `port`, `incarnation` are its keeper's.
+    """An agent that wants to be in the round. `token` is this life of the agent; `host`, `port`, `incarnation` are its keeper's, and
+    `newest_round` is the newest that keeper or agent know of, perhaps from another start of the job.
 
     `nodes` and `own_secret` (one was configured; it never travels) must be equal everywhere. `node` is the id it had in the round
     before, `node_rank` the one it was asked to have.
@@ -29,6 +30,7 @@ class Arrival:
     rack: str | None = None
     node: int | None = None
     node_rank: int | None = None
+    newest_round: int = -1
 
     def to_text(self) -> str:
         return json.dumps(asdict(self))

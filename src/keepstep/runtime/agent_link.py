@@ -32,11 +32,12 @@ _START_ERRORS = (KeepstepError, OSError, subprocess.SubprocessError)
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Where a keeper listens, and which life of it."""
+    """Where a keeper listens, which life of it, and the newest round it has heard of."""
 
     host: str
     port: int
     incarnation: int
+    round: int
 
 
 class AgentLink:
@@ -83,7 +84,8 @@ class AgentLink:
         raise KeeperError(f"{asked} and is gone")
 
     def _listening(self, message: dict[str, Any]) -> None:
-        self.listens, self._asked = Listening(str(message["host"]), int(message["port"]), int(message["incarnation"])), False
+        host, port, incarnation, round_ = (message[name] for name in ("host", "port", "incarnation", "round"))
+        self.listens, self._asked = Listening(str(host), int(port), int(incarnation), int(round_)), False
         why = f"the keeper (process {self._pid}) listens at {self.listens.host}:{self.listens.port} for those of other nodes"
         self._journal.record("keeper-listens", why, host=self.listens.host, port=self.listens.port)
         if self._mesh is not None:

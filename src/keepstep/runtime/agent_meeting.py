@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from keepstep.config import Settings
 from keepstep.core.restarts import MeetingLost
-from keepstep.core.rounds import assign, disagreement, members_of
+from keepstep.core.rounds import assign, disagreement, keepers_round, members_of
 from keepstep.edge.journal import Journal
 from keepstep.edge.torch.rendezvous import Rendezvous, in_words, meet, open_store
 from keepstep.errors import ConfigError, MeetingError
@@ -35,6 +35,7 @@ from keepstep.runtime.agent_link import Listening
 
 FAREWELL_S = 10.0  # how long the one who hosts the meeting point waits for the others to hear the last word
 LOOK_AGAIN_S = 0.02
+TOLD = {"again": "round-wanted", "stop": "round-stopped", "done": "round-done"}  # the events' kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ class Several:
 
     def _say(self, point: Rendezvous, number: int, verdict: Verdict) -> None:
         if point.say(number, verdict) == verdict:
-            self._journal.record(f"round-{verdict.kind}", f"told the other nodes about round {number}: {verdict.why}", round=number)
+            self._journal.record(TOLD[verdict.kind], f"told the other nodes about round {number}: {verdict.why}", round=number)
 
     def _say_well(self, point: Rendezvous, number: int, place: int) -> None:
         point.mark(number, "well", place)
@@ -191,7 +192,6 @@ class Several:
         speaker = point.another()
         self._speaker = threading.Thread(target=self._speak, args=(speaker,), name="keepstep-speaker", daemon=True)
         self._speaker.start()
-        # Rounds grow from one start of the job to the next, so that a keeper that saw the last one listens to this one.
         own = None if self._settings.secret else secrets.token_hex(32)
         opening = json.loads(point.opening(json.dumps({"secret": own, "first_round": time.time_ns() // MS_NS})))
         self._first_round = int(opening["first_round"])
@@ -207,7 +207,8 @@ class Several:
         while point.verdict(number) is not None:  # rounds of before, whatever became of them
             number += 1
         while keeper is not None:
-            self._mine = replace(self._mine, host=keeper.host, port=keeper.port, incarnation=keeper.incarnation)
+            newest = max(self._mine.newest_round, keeper.round)
+            self._mine = replace(self._mine, host=keeper.host, port=keeper.port, incarnation=keeper.incarnation, newest_round=newest)
             self._number, self._place = number, self._take_seat(point, number)
             formed = self._form(point, number) if self._place >= 0 else None
             if formed is not None:
@@ -270,7 +271,8 @@ class Several:
             self._say(point, number, Verdict("again", why))
             return None
         members = members_of(arrivals)
-        mesh = Mesh(self._first_round + number, node, members, self._secret)
+        mesh = Mesh(keepers_round(number, self._first_round, arrivals), node, members, self._secret)
+        self._mine = replace(self._mine, newest_round=mesh.round)
         first, port = mesh.ranks_of(node).start, int(texts[nodes.index(0)])
         place = Place(number, node, len(members), first, mesh.world_size, members[0].host, port)
         took_ns = time.monotonic_ns() - began_ns

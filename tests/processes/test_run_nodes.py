@@ -1,0 +1,292 @@
+"""`keepstep run` on several nodes, all on this machine's loopback: they meet, restart together, replace one another, end together."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from keepstep.edge.journal import read_journal
+from keepstep.model.events import Event
+
+COMMAND = "from keepstep.cli.main import app; app()"
+PATIENCE_S = 100.0
+
+
+def until(look: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        if found := look():
+            return found
+        time.sleep(0.02)
+    raise AssertionError(f"{what} did not come within {PATIENCE_S:.0f} s")
+
+
+@dataclass
+class Node:
+    """A machine: its agent, what the agent started, and its memory."""
+
+    agent: subprocess.Popen[str]
+    journal_path: Path
+    arena_dir: Path
+
+    def events(self, kind: str) -> list[Event]:
+        return [e for e in read_journal(self.journal_path) if e.kind == kind]
+
+    def wait_for(self, kind: str, count: int = 1) -> Event:
+        event: Event = until(lambda: self.events(kind)[count - 1 : count], f"event {count} of {kind} in {self.journal_path}")[0]
+        return event
+
+    def ended(self) -> tuple[int, str]:
+        """(exit code, output), once it has left."""
+        output, _ = self.agent.communicate(timeout=PATIENCE_S)
+        return self.agent.returncode, output
+
+    def lose(self) -> None:
+        """Nothing of it remains and nobody was told."""
+        lost = []
+        with suppress(psutil.NoSuchProcess):
+            agent = psutil.Process(self.agent.pid)
+            lost += [agent, *agent.children(recursive=True)]
+        for event in self.events("keeper-started"):
+            with suppress(psutil.NoSuchProcess):
+                keeper = psutil.Process(event.data["pid"])
+                lost += [keeper] if str(self.arena_dir) in " ".join(keeper.cmdline()) else []
+        for process in lost:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.agent.wait()
+        shutil.rmtree(self.arena_dir, ignore_errors=True)
+
+
+@dataclass
+class Machines:
+    """Starts nodes, all of one job and with one meeting point."""
+
+    room: Path
+    arena: Path
+    script: str
+    nnodes: int = 2
+    port: int = 0
+
+    def __post_init__(self) -> None:
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            self.port = sock.getsockname()[1]
+        self.nodes: list[Node] = []
+        (self.room / "out").mkdir()
+        (self.room / "tmp").mkdir()
+        # Ranks that leave their word in `out` and need nothing of keepstep's.
+        (self.room / "rank.sh").write_text('cd "$OUT"\n' + self.script)
+
+    def start(self, *options: str, nproc: int = 1) -> Node:
+        """One more machine, with an address and a memory of its own."""
+        number = len(self.nodes) + 1
+        arena, state = self.arena / str(number), self.room / f"state-{number}"
+        arena.mkdir()
+        own = ("--job", "t", "--arena-dir", str(arena), "--state-dir", str(state), "--host", f"127.0.0.{10 + number}", "--link-dead-s", "3")
+        meeting = ("--nnodes", str(self.nnodes), "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--nproc-per-node", str(nproc))
+        program = ("--no-python", "sh", str(self.room / "rank.sh"))
+        words = [sys.executable, "-c", COMMAND, "run", *own, "--grace-s", "1", *meeting, *options, *program]
+        environ = {**os.environ, "OUT": str(self.room / "out"), "TMPDIR": str(self.room / "tmp")}
+        log = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        agent = subprocess.Popen(words, cwd=self.room, env=environ, **log)  # type: ignore[call-overload]
+        self.nodes.append(Node(agent, state / "t" / "journal.jsonl", arena))
+        return self.nodes[-1]
+
+    def start_two(self, *options: str) -> tuple[Node, Node]:
+        """The first is node 0 and hosts the meeting point."""
+        first = self.start(*options)
+        first.wait_for("round-waiting")
+        return first, self.start(*options)
+
+    def out(self, name: str) -> str | None:
+        path = self.room / "out" / name
+        return path.read_text() if path.exists() else None
+
+    def allow(self, name: str) -> None:
+        """What a script waits for with `until_there`."""
+        (self.room / "out" / name).touch()
+
+
+Begin = Callable[..., Machines]
+UNTIL_THERE = 'until_there() { while [ ! -e "$1" ]; do sleep 0.05; done; }\n'
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[Begin]:
+    begun: list[Machines] = []
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="ks-test-") as arena:
+
+        def begin(script: str, nnodes: int = 2) -> Machines:
+            begun.append(Machines(tmp_path, Path(arena), UNTIL_THERE + script, nnodes))
+            return begun[-1]
+
+        yield begin
+        for node in [node for machines in begun for node in machines.nodes]:
+            node.lose()
+
+
+def test_ranks_of_all_nodes_see_one_job(machines: Begin) -> None:
+    job = machines('env > "env-$RANK"')
+    late = job.start("--node-rank", "1", nproc=2)
+    late.wait_for("round-waiting")
+    nodes = [job.start("--node-rank", "0"), late]
+    for node in nodes:
+        code, output = node.ended()
+        assert code == 0, output
+        assert not list(node.arena_dir.iterdir())
+    found = [dict(line.partition("=")[::2] for line in (job.out(f"env-{rank}") or "").splitlines()) for rank in range(3)]
+    everywhere = {"WORLD_SIZE": "3", "GROUP_WORLD_SIZE": "2", "ROLE_WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.12", "KEEPSTEP_ATTEMPT": "0"}
+    everywhere |= {"MASTER_PORT": found[0]["MASTER_PORT"], "KEEPSTEP_JOB": "t", "TORCHELASTIC_RUN_ID": "t"}
+    for rank, (node, local, locals_) in enumerate([(0, 0, 1), (1, 0, 2), (1, 1, 2)]):
+        own = {"RANK": rank, "ROLE_RANK": rank, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": locals_, "GROUP_RANK": node}
+        expected = everywhere | {name: str(value) for name, value in own.items()}
+        assert {name: found[rank].get(name) for name in expected} == expected
+        assert "KEEPSTEP_SECRET" not in found[rank]
+    assert found[0]["MASTER_PORT"] != str(job.port)
+    formed = [node.wait_for("round-formed").data for node in nodes]
+    assert [data["node"] for data in formed] == [0, 1]
+    assert formed[0]["hosts"] == formed[1]["hosts"] and all(host.startswith("127.0.0.1") for host in formed[0]["hosts"])
+
+
+def test_a_rank_that_fails_on_one_node_restarts_all(machines: Begin) -> None:
+    job = machines('[ "$KEEPSTEP_ATTEMPT" = 1 ] && exit; [ "$RANK" = 1 ] && exit 7; sleep 1000')
+    nodes = job.start_two()
+    for node in nodes:
+        code, output = node.ended()
+        assert code == 0, output
+        assert [e.data["attempt"] for e in node.events("ranks-restarted")] == [1]
+    assert nodes[1].events("round-wanted")[0].why.startswith("told the other nodes about round 0: node 1 says: rank 1 exited with code 7")
+    assert nodes[0].events("ranks-restarted")[0].why.startswith("node 1 says: rank 1 exited with code 7")
+    assert [e.data["round"] for e in nodes[0].events("round-formed")] == [0, 1]
+
+
+def test_a_node_whose_ranks_ended_well_runs_them_again_when_another_fails(machines: Begin) -> None:
+    job = machines('[ "$RANK" = 0 ] && exit; until_there fail; [ "$KEEPSTEP_ATTEMPT" = 0 ] && exit 7; exit 0')
+    nodes = job.start_two()
+    nodes[0].wait_for("rank-exited")
+    job.allow("fail")
+    for node in nodes:
+        code, output = node.ended()
+        assert code == 0, output
+    assert [e.data["code"] for e in nodes[0].events("rank-exited")] == [0, 0]
+    assert not nodes[0].events("round-wanted") and nodes[0].events("job-ended")[0].why == nodes[1].events("job-ended")[0].why
+
+
+def test_a_program_that_fails_everywhere_ends_everywhere(machines: Begin) -> None:
+    job = machines("sleep 0.2; exit 7")
+    nodes = job.start_two()
+    ended = [node.ended() for node in nodes]
+    assert [code for code, _ in ended] == [1, 1], ended
+    assert all(len(node.events("ranks-restarted")) == 2 for node in nodes), "the third failure is one too many, wherever it is seen"
+    why = [node.events("job-ended")[0].why for node in nodes]
+    assert any("the program failed 3 times in a row without a new step" in sentence for sentence in why)
+
+
+def test_a_signal_to_one_agent_ends_the_job_on_all_nodes(machines: Begin) -> None:
+    job = machines('touch "runs-$RANK"; sleep 1000')
+    nodes = job.start_two()
+    until(lambda: job.out("runs-0") is not None and job.out("runs-1") is not None, "both ranks")
+    nodes[1].agent.send_signal(signal.SIGTERM)
+    ended = [node.ended() for node in nodes]
+    assert [code for code, _ in ended] == [143, 143], ended
+    assert nodes[0].events("job-ended")[0].why.startswith("told to stop: node 1 says: preempted by SIGTERM (15)")
+
+
+def test_a_signal_while_waiting_for_the_others_is_answered(machines: Begin) -> None:
+    node = machines("exit 0").start()
+    node.wait_for("round-waiting")
+    node.agent.send_signal(signal.SIGINT)
+    assert node.ended()[0] == 130
+
+
+@pytest.mark.parametrize("spare", ["waits already", "comes later"])
+def test_a_replacement_becomes_the_node_that_was_lost(machines: Begin, spare: str) -> None:
+    job = machines('touch "runs-$RANK"; [ "$KEEPSTEP_ATTEMPT" = 0 ] && sleep 1000; echo "$RANK" > "by-$MASTER_ADDR-$GROUP_RANK"')
+    nodes = job.start_two()
+    until(lambda: job.out("runs-0") is not None and job.out("runs-1") is not None, "both ranks")
+    if spare == "waits already":
+        replacement = job.start()
+        assert "has its 2 nodes already" in replacement.wait_for("round-waiting").why
+    nodes[1].lose()
+    if spare == "comes later":
+        assert "node 1 is lost" in nodes[0].wait_for("round-wanted").why
+        nodes[0].wait_for("round-waiting", 2)
+        replacement = job.start("--node-rank", "0")
+    for node in (nodes[0], replacement):
+        code, output = node.ended()
+        assert code == 0, output
+        assert not list(node.arena_dir.iterdir())
+    formed = replacement.events("round-formed")[-1].data
+    assert (formed["node"], formed["round"]) == (1, 1)
+    assert [host.partition(":")[0] for host in formed["hosts"]] == ["127.0.0.11", "127.0.0.13"]
+    assert job.out("by-127.0.0.11-1") == "1\n"
+
+
+def test_an_agent_that_died_while_it_waited_is_not_counted_on(machines: Begin) -> None:
+    job = machines("exit 0", nnodes=3)
+    first = job.start()
+    first.wait_for("round-waiting")
+    dead = job.start()
+    dead.wait_for("round-waiting")
+    dead.lose()
+    nodes = [first, job.start(), job.start()]
+    for node in nodes:
+        code, output = node.ended()
+        assert code == 0, output
+    assert sorted(node.events("round-formed")[-1].data["node"] for node in nodes) == [0, 1, 2]
+    said = {e.why for node in nodes for e in node.events("round-wanted")}
+    assert said == {"told the other nodes about round 0: node 1 on 127.0.0.12 came and then did not answer for 3 s"}
+
+
+def test_without_the_meeting_points_host_the_others_train_on(machines: Begin) -> None:
+    job = machines('touch "runs-$RANK"; until_there go')
+    host, other = job.start_two()
+    until(lambda: job.out("runs-0") is not None and job.out("runs-1") is not None, "both ranks")
+    host.agent.kill()
+    assert f"the meeting point 127.0.0.1:{job.port} is gone" in other.wait_for("meeting-lost").why
+    job.allow("go")
+    code, output = other.ended()
+    assert code == 0, output
+    assert not other.events("ranks-restarted")
+
+
+def test_the_next_keeper_listens_where_the_last_one_did(machines: Begin) -> None:
+    job = machines('touch "runs-$RANK"; until_there go')
+    nodes = job.start_two()
+    until(lambda: job.out("runs-0") is not None and job.out("runs-1") is not None, "both ranks")
+    os.kill(nodes[1].events("keeper-started")[0].data["pid"], signal.SIGKILL)
+    nodes[1].wait_for("mesh", 2)
+    job.allow("go")
+    for node in nodes:
+        code, output = node.ended()
+        assert code == 0, output
+    ports = [e.data["port"] for e in nodes[1].events("keeper-listens")]
+    assert len(ports) == 2 and ports[0] == ports[1]
+    rounds = [e.data["round"] for e in nodes[1].events("mesh")]
+    assert rounds[0] == rounds[1], "it was told of the round that is lived"
+
+
+def test_nodes_that_do_not_agree_on_their_number_are_told(machines: Begin) -> None:
+    job = machines("exit 0")
+    first = job.start()
+    first.wait_for("round-waiting")
+    job.nnodes = 3
+    code, output = job.start().ended()
+    assert code == 1 and "--nnodes: expected 2, as on 127.0.0.11, found 3" in output
+    job.nnodes = 2
+    assert job.start().ended()[0] == first.ended()[0] == 0
