@@ -6,6 +6,7 @@ whose slot is pinned writes into another one, or skips a step. Locks die with wh
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,7 +19,7 @@ def pin(job_dir: Path, stamp: Stamp, ranks: Iterable[int]) -> list[Slot] | None:
     """Every rank's slot of `stamp`, locked against overwriting, in their order; None when one is not there any more."""
     slots: list[Slot] = []
     for rank in ranks:
-        slot = _pin_one(slot_paths(job_dir, rank), stamp)
+        slot = pin_one(job_dir, stamp, rank)
         if slot is None:
             unpin(slots)
             return None
@@ -32,8 +33,9 @@ def unpin(slots: Iterable[Slot]) -> None:
         slot.close()
 
 
-def _pin_one(paths: list[Path], stamp: Stamp) -> Slot | None:
-    for path in paths:
+def pin_one(job_dir: Path, stamp: Stamp, rank: int) -> Slot | None:
+    """The rank's slot of `stamp`, locked against overwriting; None when there is none, or it is being overwritten."""
+    for path in slot_paths(job_dir, rank):
         try:
             slot = Slot(path)
         except (DamageError, OSError):
@@ -45,3 +47,23 @@ def _pin_one(paths: list[Path], stamp: Stamp) -> Slot | None:
             pass
         slot.close()
     return None
+
+
+class Pin:
+    """A slot that must stand still while anything of it is on its way: the last who lets go unlocks it, on whatever thread."""
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot = slot
+        self._users = 1
+        self._lock = threading.Lock()
+
+    def take(self) -> None:
+        with self._lock:
+            self._users += 1
+
+    def let_go(self) -> None:
+        with self._lock:
+            self._users -= 1
+            last = self._users == 0
+        if last:
+            unpin([self.slot])

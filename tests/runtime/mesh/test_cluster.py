@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from keepstep.edge.standing import read_standing
+from keepstep.model.units import MIB
 from keepstep.testing.cluster import Cluster, wait_for
 
 
@@ -187,3 +189,24 @@ def test_which_nodes_may_be_lost(tmp_path: Path) -> None:
         cluster.machines[1].vanish()
         wait_for(lambda: told(0).get("critical") == {"0": [0, 1]}, lambda: str(told(0)))
         assert told(0)["safe"] == [2, 3]
+
+
+MOSTLY_SHARED_BYTES = 9 * MIB  # two whole blocks that all ranks agree in, and one of their own
+
+
+def replica(rank: int, step: int, nbytes: int) -> bytes:
+    """As of data-parallel ranks: equal but for the end."""
+    return random.Random(step).randbytes(8 * MIB) + random.Random(f"{rank}/{step}").randbytes(nbytes - 8 * MIB)
+
+
+def test_what_replicas_agree_in_does_not_cross_the_wire(tmp_path: Path) -> None:
+    with Cluster(tmp_path, 2, "copies:2", nbytes=MOSTLY_SHARED_BYTES, state=replica) as cluster:
+        cluster.resume()
+        cluster.train(0, 2)
+        a_step = 2 * (MOSTLY_SHARED_BYTES - 8 * MIB)
+        assert 3 * a_step < cluster.wire_bytes() < 3 * a_step + 200_000
+        for machine in cluster.machines:
+            machine.kill_ranks()
+        cluster.replace(0)
+        offer = cluster.resume()  # which compares every restored byte
+        assert (offer["source"], offer["step"]) == ("memory", 2)

@@ -19,8 +19,7 @@ from keepstep.errors import DamageError, MemoryBudgetError
 from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
 from keepstep.model.units import KIB, PAGE_BYTES
 from keepstep.model.wire import Part
-from keepstep.runtime.mesh.holder import Later
-from keepstep.runtime.mesh.lines import Lines
+from keepstep.runtime.mesh.lines import Later, Lines
 from keepstep.runtime.mesh.receiving import Range, Scratch, Whole, blocks, ranges_of
 from keepstep.runtime.mesh.supplier import Supplier
 

@@ -23,10 +23,11 @@ from keepstep.model.mesh import Mesh
 from keepstep.model.snapshot import SlotState, Stamp
 from keepstep.model.units import human_bytes
 from keepstep.runtime.mesh.encoding import Contents, Encoding, Sizes, contents_from, contents_of
-from keepstep.runtime.mesh.lines import Lines
-from keepstep.runtime.mesh.receiving import Whole
+from keepstep.runtime.mesh.lines import Later, Lines
+from keepstep.runtime.mesh.receiving import Range, Whole
+from keepstep.runtime.mesh.twins import in_runs, take_over
 
-Later = Callable[[Callable[[], Any], Callable[[Any], None]], None]  # (work for another thread, what the loop does with its result)
+ASKED_AT_ONCE = 2000  # ranges in one message
 OwnSizes = Callable[[int, Stamp], Sizes | None]
 
 
@@ -50,13 +51,13 @@ class Offer:
 class Holder:
     """All that this node holds for others. Everything but blocks happens in the keeper's loop."""
 
-    def __init__(
-        self, lines: Lines, job_hash: bytes, copies: Shelf, parities: Shelf, journal: Journal, later: Later, own_sizes: OwnSizes
-    ) -> None:
+    def __init__(self, lines: Lines, job_dir: Path, job_hash: bytes, journal: Journal, later: Later, own_sizes: OwnSizes) -> None:
         """`own_sizes(rank, stamp)`: of a snapshot of this node's own ranks, None when it is not sealed here."""
-        self._lines, self._job_hash, self._journal, self._later, self._own_sizes = lines, job_hash, journal, later, own_sizes
-        self.copies, self.parities = copies, parities
+        self._lines, self._job_dir, self._job_hash, self._journal = lines, job_dir, job_hash, journal
+        self._later, self._own_sizes = later, own_sizes
+        self.copies, self.parities = Shelf(job_dir / "held"), Shelf(job_dir / "parity")
         self._receiving: dict[int, Whole] = {}  # by rank: an owner sends one snapshot at a time
+        self._comparing: dict[int, Stamp] = {}  # of those, which are being filled from what this node has itself
         self._encoding: dict[int, Encoding] = {}  # by this node's member of the row
         self._offers: dict[tuple[int, Stamp], Offer] = {}  # of rows that are not complete yet
         self._contents: dict[tuple[int, Stamp], Contents] = {}
@@ -115,6 +116,8 @@ class Holder:
             return
         if slot is not None:  # two computations of one stamp cannot be: one of the two is damaged, and the owner has just proven its own
             slot.void()
+        if self._comparing.get(offer.rank) == offer.stamp:
+            return  # its table is here, and what is missing will be asked for
         self._stop_receiving(offer.rank)
         self._make_room(
             offer, self.copies, offer.rank, offer.capacity_bytes, offer.manifest_capacity_bytes, lambda s: self._receive(offer, s)
@@ -168,10 +171,28 @@ class Holder:
         whole = Whole(
             *(slot, offer.rank, offer.stamp, offer.payload_bytes, offer.manifest_bytes),
             lambda: self._lines.call_in_loop(lambda: self._arrived(offer, whole)),
+            lambda: self._lines.call_in_loop(lambda: self._compare(offer, whole)),
         )
         self._receiving[offer.rank] = whole
         self._lines.expect(offer.rank, offer.stamp, whole)
         self._say(offer, "accept")
+
+    def _compare(self, offer: Offer, whole: Whole) -> None:
+        """The table is here: what this node's own ranks have too is taken from there, the rest is asked for."""
+        if self._receiving.get(offer.rank) is not whole:
+            return
+        self._comparing[offer.rank] = offer.stamp
+        whole.work(True)
+        table, ranks = whole.table(), self._mesh.ranks_of(self._mesh.node)
+
+        def ask(missing: list[Range]) -> None:
+            whole.work(False)
+            if self._receiving.get(offer.rank) is whole:
+                del self._comparing[offer.rank]
+                for ranges in in_runs(missing, ASKED_AT_ONCE):
+                    self._lines.send(offer.node, "fetch", rank=offer.rank, stamp=offer.stamp, ranges=tuple(ranges))
+
+        self._later(lambda: take_over(whole, table, self._job_dir, ranks, offer.stamp), ask)
 
     def _arrived(self, offer: Offer, whole: Whole) -> None:
         if self._receiving.get(offer.rank) is not whole:
@@ -189,6 +210,7 @@ class Holder:
 
     def _stop_receiving(self, rank: int) -> None:
         whole = self._receiving.pop(rank, None)
+        self._comparing.pop(rank, None)
         if whole is None:
             return
         self._lines.expect_no_more(whole)

@@ -29,6 +29,8 @@ from keepstep.model.snapshot import Stamp
 from keepstep.model.units import MS_NS, S_NS
 from keepstep.model.wire import Identity, Message, Span
 
+Later = Callable[[Callable[[], Any], Callable[[Any], None]], None]  # (work for another thread, what the loop does with its result)
+
 MAX_MESSAGES = 10_000
 MAX_EARLY = 10_000  # messages of a round that this node has not heard of yet
 

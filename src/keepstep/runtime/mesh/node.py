@@ -22,7 +22,6 @@ from keepstep.edge.arena import Slot, slot_paths
 from keepstep.edge.horizon import HorizonPage
 from keepstep.edge.journal import Journal
 from keepstep.edge.machine import free_bytes
-from keepstep.edge.shelf import Shelf
 from keepstep.edge.standing import write_standing
 from keepstep.errors import ConfigError, DamageError
 from keepstep.model.horizon import Horizon
@@ -73,10 +72,7 @@ class Node:
         self._settings, self._lines, self._job_hash = settings, lines, job_hash
         self._journal, self._workers, self._host = journal, workers, host
         job_dir = settings.job_dir
-        self._holder = Holder(
-            *(lines, job_hash, Shelf(job_dir / "held"), Shelf(job_dir / "parity"), journal),
-            *(self._later, self._own_sizes),
-        )
+        self._holder = Holder(lines, job_dir, job_hash, journal, self._later, self._own_sizes)
         self._supplier = Supplier(lines, job_dir, self._holder)
         self._owner = Owner(lines, job_dir, journal, self._later, self.report, host.scrub_soon)
         self._told: set[int] = set()  # of those, whose loss was told
@@ -194,7 +190,7 @@ class Node:
             self._owner.acked(node, rank, stamp)
         elif kind == "decline":
             self._owner.declined(node, rank, fields["reason"])
-        elif kind == "fetch":
+        elif kind == "fetch" and not self._owner.wanted(node, rank, stamp, fields["ranges"]):
             self._supplier.asked(node, rank, stamp, fields["ranges"])
         elif kind == "nack" and not self.restoring.failed(node, rank, stamp, fields["reason"]):
             self._owner.nacked(node, rank, stamp, fields["reason"])

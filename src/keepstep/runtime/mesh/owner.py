@@ -7,7 +7,6 @@ a bit that flipped at rest must not get into a parity.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -17,16 +16,16 @@ from pathlib import Path
 from keepstep.coding.checksum import BLOCK_BYTES
 from keepstep.core.reach import Source
 from keepstep.core.wards import Ward
-from keepstep.edge.arena import Slot, slot_paths
+from keepstep.edge.arena import Slot
 from keepstep.edge.journal import Journal
 from keepstep.errors import DamageError
-from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
+from keepstep.model.snapshot import SlotHeader, Stamp
 from keepstep.model.units import S_NS
 from keepstep.model.wire import Part, Span
 from keepstep.runtime.mesh.encoding import Sizes, ranges_for
-from keepstep.runtime.mesh.holder import Later
-from keepstep.runtime.mesh.lines import Lines
+from keepstep.runtime.mesh.lines import Later, Lines
 from keepstep.runtime.mesh.receiving import Range, ranges_of
+from keepstep.runtime.pins import Pin, pin_one
 
 ASK_AGAIN_NS = 2 * S_NS  # without any answer
 KEPT_STAMPS = 4  # a rank's protected stamps that are remembered: two generations are held
@@ -43,27 +42,6 @@ class Sending:
     filled: bool = False
     acked: bool = False
     sign_ns: int = 0
-
-
-class Pin:
-    """A slot that must stand still while anything of it is on its way: the last who lets go unlocks it, on whatever thread."""
-
-    def __init__(self, slot: Slot) -> None:
-        self.slot = slot
-        self._users = 1
-        self._lock = threading.Lock()
-
-    def take(self) -> None:
-        with self._lock:
-            self._users += 1
-
-    def let_go(self) -> None:
-        with self._lock:
-            self._users -= 1
-            last = self._users == 0
-        if last:
-            self.slot.unlock()  # closing alone would not: a thread may still look at the map
-            self.slot.close()
 
 
 @dataclass
@@ -128,7 +106,7 @@ class Owner:
         if not ward.holders:
             self._done(ward.rank, stamp)
             return
-        slot = pinned(self._job_dir, ward.rank, stamp)
+        slot = pin_one(self._job_dir, stamp, ward.rank)
         if slot is None:
             return  # damaged or given up this moment: the leader will hear that it is not sealed any more
         try:
@@ -199,7 +177,9 @@ class Owner:
             return
         ward, sizes = now.ward, now.sizes
         if not ward.row:
-            sending.waiting.extend(ranges_of(now.header.payload_bytes, now.header.manifest_bytes))
+            # The payload follows when the holder has seen in the table which blocks of it are new to it.
+            whole = ranges_of(now.header.payload_bytes, now.header.manifest_bytes)
+            sending.waiting.extend(r for r in whole if r[0] is not Part.PAYLOAD)
         elif len(sizes) == len(ward.row):
             stripes = ward.stripes({r: s.payload_bytes for r, s in sizes.items()})
             keeper = next(r for r in ward.row if self._node_of(r) == sending.node)
@@ -208,6 +188,15 @@ class Owner:
             return
         sending.filled = True
         self._pump(now, sending)
+
+    def wanted(self, node: int, rank: int, stamp: Stamp, ranges: tuple[Range, ...]) -> bool:
+        """A holder asks for what it lacks; False when nothing of that is on its way to it."""
+        now, sending = self._find(node, rank, stamp)
+        if now is None or sending is None or not sending.filled:
+            return False
+        sending.waiting.extend(r for r in ranges if r[0] is Part.PAYLOAD and r[1] + r[2] <= now.header.payload_bytes)
+        self._pump(now, sending)
+        return True
 
     def _node_of(self, rank: int) -> int:
         assert self._lines.mesh is not None
@@ -341,23 +330,6 @@ class Owner:
     def busy(self) -> list[int]:
         """Ranks whose target is not protected yet."""
         return sorted(self._now)
-
-
-def pinned(job_dir: Path, rank: int, stamp: Stamp) -> Slot | None:
-    """The rank's sealed slot of that stamp, kept from being overwritten while it is open; None when there is none."""
-    for path in slot_paths(job_dir, rank):
-        try:
-            slot = Slot(path)
-        except (DamageError, OSError):
-            continue
-        try:
-            header = slot.header()
-            if slot.lock(exclusive=False) and (header.state, header.stamp) == (SlotState.SEALED, stamp) and slot.header() == header:
-                return slot
-        except DamageError:
-            pass
-        slot.close()
-    return None
 
 
 def _prove(path: Path, header: SlotHeader) -> str | None:

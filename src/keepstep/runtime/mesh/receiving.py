@@ -36,6 +36,9 @@ def ranges_of(payload_bytes: int, manifest_bytes: int) -> list[Range]:
     ]
 
 
+_OURSELVES = -1  # no node's number
+
+
 class Scratch:
     """Ranges that are wanted, each in memory of its own until somebody takes it. `told` is called after each arrival."""
 
@@ -73,11 +76,20 @@ class Scratch:
 
 
 class Whole:
-    """A snapshot on its way into a slot. `told` is called once, when everything has arrived."""
+    """A snapshot on its way into a slot. `told` is called once, when everything has arrived; `on_table` when the table has."""
 
-    def __init__(self, slot: Slot, rank: int, stamp: Stamp, payload_bytes: int, manifest_bytes: int, told: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        slot: Slot,
+        rank: int,
+        stamp: Stamp,
+        payload_bytes: int,
+        manifest_bytes: int,
+        told: Callable[[], None],
+        on_table: Callable[[], None] = lambda: None,
+    ) -> None:
         self.slot, self.rank, self.stamp = slot, rank, stamp
-        self._told = told
+        self._told, self._on_table = told, on_table
         self._lock = threading.Lock()
         self._header = bytearray(PAGE_BYTES)
         self._sizes = {Part.PAYLOAD: payload_bytes, Part.MANIFEST: manifest_bytes, Part.HEADER: PAGE_BYTES}
@@ -92,11 +104,13 @@ class Whole:
         self._filling: dict[int, Range] = {}  # by node: its blocks come one after the other
         self._sums: dict[int, int] = {}
 
-    def put(self, range_: Range, data: bytes | bytearray | memoryview) -> None:
-        """Bytes that came another way."""
+    def put(self, range_: Range, data: bytes | bytearray | memoryview, expected: int | None = None) -> None:
+        """Bytes that came another way; not taken when they have another checksum than expected."""
         part, offset, length = range_
         self._memory[part][offset : offset + length] = data
-        self._note(range_, checksum(data))
+        found = checksum(self._memory[part][offset : offset + length])
+        if expected is None or found == expected:
+            self._note(range_, found)
 
     @property
     def payload(self) -> memoryview:
@@ -129,8 +143,23 @@ class Whole:
             if range_[0] is Part.PAYLOAD:
                 self._sums[range_[1] // BLOCK_BYTES] = found
             whole = not self._missing
+            table = range_[0] is Part.TABLE and not any(part is Part.TABLE for part, _, _ in self._missing)
+        if table:
+            self._on_table()
         if whole:
             self._told()
+
+    def table(self) -> tuple[int, ...]:
+        """As it arrived: what it says is believed only once `seal` has proven it."""
+        return unpack_table(bytes(self._memory[Part.TABLE]))
+
+    def work(self, is_on: bool) -> None:
+        """Some thread of ours writes into the slot, or does so no more."""
+        with self._lock:
+            if is_on:
+                self._filling[_OURSELVES] = (Part.PAYLOAD, 0, 0)
+            else:
+                self._filling.pop(_OURSELVES, None)
 
     def gone(self, node: int) -> None:
         """The link to that node is dead: it writes nowhere any more."""

@@ -17,8 +17,7 @@ from keepstep.model.mesh import Mesh
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import human_bytes, human_ns
 from keepstep.runtime.mesh.fetching import Fetched, Fetching, replace_bytes
-from keepstep.runtime.mesh.holder import Later
-from keepstep.runtime.mesh.lines import Lines
+from keepstep.runtime.mesh.lines import Later, Lines
 from keepstep.runtime.mesh.owner import Owner
 from keepstep.runtime.mesh.supplier import Supplier
 

@@ -17,8 +17,8 @@ from keepstep.model.snapshot import Stamp
 from keepstep.model.wire import Part, Span
 from keepstep.runtime.mesh.holder import Holder
 from keepstep.runtime.mesh.lines import Lines, Receiver
-from keepstep.runtime.mesh.owner import pinned
 from keepstep.runtime.mesh.receiving import Range
+from keepstep.runtime.pins import pin_one
 
 META = (Part.HEADER, Part.TABLE, Part.MANIFEST)
 
@@ -104,7 +104,7 @@ class Supplier:
 
     def _snapshot(self, rank: int, stamp: Stamp) -> Slot | None:
         if (rank, stamp) not in self._pins:
-            slot = pinned(self._job_dir, rank, stamp)
+            slot = pin_one(self._job_dir, stamp, rank)
             if slot is None:
                 return self._holder.copies.find(rank, stamp)
             self._pins[(rank, stamp)] = slot
