@@ -217,3 +217,17 @@ SEARCH = settings(max_examples=60, stateful_step_count=30, derandomize=True, dea
 
 def test_larger_worlds() -> None:
     run_state_machine_as_test(Job, settings=SEARCH)
+
+
+def test_on_a_slow_link_a_killed_process_still_loses_one_step() -> None:
+    """Step 2 is on its way to the holders for long; with four slots every later step is captured all the same."""
+    leader = Commit(2, 1)
+    slots = [SlotView(SlotState.SEALED, Stamp(1, 1)), SlotView(SlotState.SEALED, Stamp(2, 1)), BLANK, BLANK]
+    for step in range(3, 20):
+        own = Holding(frozenset(v.stamp for v in slots if v.state is SlotState.SEALED), None, step - 1)
+        word = leader.report([RankFacts(r, own, frozenset({Stamp(1, 1)})) for r in range(2)], Horizon(1))
+        assert word is not None and (word.committed, word.target) == (Stamp(1, 1), Stamp(2, 1))
+        taken = choose(step, slots, word.floor, word.is_hopeless)
+        assert isinstance(taken, Take), taken
+        slots[taken.slot] = SlotView(SlotState.SEALED, Stamp(step, 1))
+        assert {Stamp(1, 1), Stamp(2, 1), Stamp(step, 1)} <= {v.stamp for v in slots}

@@ -4,7 +4,8 @@ Comes in: bytes of a slot, ranks on this machine, free bytes. Goes out: a count 
 numbers and the fix.
 
 Two slots keep one snapshot whole while the next is written. A third keeps capture going while slower ranks still seal
-(facts: with commits that lag by L steps, L + 2 slots are needed); it is taken when cheap. One more rests pinned under the
+(facts: with commits that lag by L steps, L + 2 slots are needed); it is taken when cheap. With many nodes so is a fourth: while one
+generation is on its way to other nodes, another stays whole and the next is written. One more rests pinned under the
 persister's reading when there is a store. What is held for other nodes (two generations of copies or parity) is counted too, before the
 first of it arrives.
 """
@@ -50,15 +51,17 @@ def plan(
     has_store: bool,
     arena_dir: str,
     held: float = 0.0,
+    many_nodes: bool = False,
 ) -> SlotPlan:
     """`free_bytes`: free in the arena's filesystem; `available_bytes`: memory the kernel can give; `wanted`: 0 chooses; `held`: what is
-    held for other nodes, in slots a rank.
+    held for other nodes, in slots a rank; `many_nodes`: whether snapshots go to other nodes.
 
     Raises MemoryBudgetError.
     """
     usable = int(min(free_bytes, available_bytes) * (1 - HEADROOM_RATIO) - held * local_ranks * slot_bytes)
     least = 2 + has_store
-    count = wanted or (least + 1 if (least + 1) * local_ranks * slot_bytes <= usable * CHEAP_RATIO else least)
+    more = least + (2 if many_nodes else 1)
+    count = wanted or (more if more * local_ranks * slot_bytes <= usable * CHEAP_RATIO else least)
     if not wanted and count * local_ranks * slot_bytes > usable:
         count = 2  # without the persister's own slot a capture is skipped now and then while it reads
     total = count * local_ranks * slot_bytes

@@ -9,8 +9,8 @@ whenever it changes. Never looks anywhere itself; who leads next needs nothing b
 * A new epoch *inherits* the horizon of the one before, as far as it is still there: until something is committed in the new surroundings,
   that is what a lost node can be rebuilt from. Without it nobody would know which older generation may be overwritten, and holders that
   keep two of them would have no slot for a new one, for ever.
-* What is newer is `alive` while every rank has it or may still get it, unless it is older than the target: nobody will protect that.
-  What is not alive is hopeless, once every rank has decided about its step.
+* Beside floor and target only the newest stamp that every rank has, and what may still become one, is `alive`: a killed process goes back
+  to that, however long the target takes on a slow link. What is not alive is hopeless, once every rank has decided about its step.
 
 Invariants (docs/protocol.md): the horizon never goes back within an epoch; a committed stamp was, at one moment, proven on every holder of
 every rank; nobody gives it up before a newer one was. GEMINI (SOSP'23) leaves this protocol open.
@@ -82,10 +82,17 @@ class Commit:
         if len(self.facts) < self.world_size:
             return None
         self.horizon = self._decide()
-        if self.horizon == self.said:
+        if self.said is not None and not self._says_more(self.said):
             return None
         self.said = self.horizon
         return self.horizon
+
+    def _says_more(self, said: Horizon) -> bool:
+        """Would anybody act otherwise? That a step was decided about is news only when it makes hopeless what somebody has."""
+        now = self.horizon
+        if (now.committed, now.target, now.inherited) != (said.committed, said.target, said.inherited):
+            return True
+        return any(now.is_hopeless(s) and not said.is_hopeless(s) for f in self.facts.values() for s in f.own.sealed)
 
     def _decide(self) -> Horizon:
         ranks = list(self.facts.values())
@@ -96,9 +103,10 @@ class Commit:
         target = self.horizon.target
         if target not in sealed:  # one at a time, to its end: a newer one in its place might never be finished either
             target = max(sealed, default=None)
-        oldest = _later(floor, target)
+        newest = max(common([f.own.sealed for f in ranks]), default=None)
+        oldest = _later(floor, _later(target, newest))
         pending = {f.own.pending for f in ranks if f.own.pending is not None}
-        candidates = {s for s in pending.union(*(f.own.sealed for f in ranks)) if oldest is None or s >= oldest}
+        candidates = {s for s in pending.union(*(f.own.sealed for f in ranks)) if oldest is None or s >= oldest or s == target}
         alive = frozenset(s for s in candidates if all(_may_have(f.own, s) for f in ranks))
         return Horizon(self.epoch, committed, target, alive, min(f.own.decided_step for f in ranks), self.horizon.inherited)
 

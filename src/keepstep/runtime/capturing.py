@@ -156,6 +156,7 @@ class Capturing:
             self._settings.store is not None,
             str(self._settings.arena_dir),
             held=budget.held_slots(parse_policy(self._settings.redundancy)) if self._who.has_many_nodes else 0.0,
+            many_nodes=self._who.has_many_nodes,
         )
         for index in range(plan.slots):
             if index < len(self.slots) and self._fits(self.slots[index], payload, manifest):
