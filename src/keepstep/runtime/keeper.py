@@ -77,6 +77,7 @@ class Keeper:
         self._scrubbed_at_ns = time.monotonic_ns()
         self._finishing: Finish | None = None
         self._last_ask_ns = 0
+        self._leader_gone = ""  # why, while the leading keeper cannot be asked
         self.persisting = Persisting(settings, self.journal)
         self._server = listen(settings.job_dir / "keeper.sock")
         self.selector.register(self._server, selectors.EVENT_READ, self._accept)
@@ -226,6 +227,7 @@ class Keeper:
         if self.node.mesh is not None and mesh.round <= self.node.mesh.round:
             return  # every session of a node tells it
         self.custody.round_began(len(mesh.members))
+        self._leader_gone = ""
         self.node.begin(mesh)
         self.election.begin_round(self.node)
         self.persisting.meet(mesh, self._order_persisting)
@@ -237,6 +239,7 @@ class Keeper:
         self.election.inventories_changed()
 
     def leader_is_back(self) -> None:
+        self._leader_gone = ""
         self.election.leader_is_back()
         if self.custody.ended_here and self.node is not None:
             self.node.say_ended()
@@ -247,12 +250,10 @@ class Keeper:
     def link_is_gone(self, node: int, why: str) -> None:
         self.persisting.node_gone(node, why)
         if node == LEADER:
+            self._leader_gone = f"the leading keeper is gone: {why}"
             asked, self._asked = self._asked, {}
             for box, ticket in asked.values():
-                if box is not None:
-                    box.send(
-                        {"kind": "persisted", "ticket": ticket, "ok": False, "step": None, "why": f"the leading keeper is gone: {why}"}
-                    )
+                self._cannot_persist(box, ticket)
 
     def peer_is_dead(self, node: int, why: str) -> None:
         self.journal.record("node-lost", f"node {node} does not answer: {why}", node=node)
@@ -272,10 +273,17 @@ class Keeper:
         if not self._follows or self.settings.store is None:
             self.persisting.ask(box, step, why, ticket)
             return
+        if self._leader_gone:
+            self._cannot_persist(box, ticket)
+            return
         assert self.node is not None
         number = next(self._tickets)
         self._asked[number] = (box, ticket)
         self.node.say_persist(LEADER, "ask", {"ticket": number, "step": step, "why": why[:500]})
+
+    def _cannot_persist(self, box: Mailbox | None, ticket: int) -> None:
+        if box is not None:
+            box.send({"kind": "persisted", "ticket": ticket, "ok": False, "step": None, "why": self._leader_gone})
 
     def _order_persisting(self, node: int, act: str, stamp: Stamp, attempt: int) -> None:
         assert self.node is not None
