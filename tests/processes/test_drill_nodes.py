@@ -13,7 +13,7 @@ import pytest
 
 from keepstep.testing.network import remains, why_no_namespaces
 
-pytestmark = pytest.mark.timeout(280)
+pytestmark = pytest.mark.timeout(400)
 
 STEPS = 26
 
@@ -29,7 +29,7 @@ def prove(work: Path, *faults: str, policy: str = "copies:2", nodes: int = 4, mo
     command += ["--nodes", nodes, "--nproc", 1, "--steps", STEPS, "--persist-every", 5, *more]
     for fault in faults:
         command += ["--fault", fault]
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=270)
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=390)
     assert done.stdout, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
     assert done.returncode == 0 and report["proved"], json.dumps(report, indent=1)
@@ -50,7 +50,8 @@ def test_a_lost_node_comes_back_from_the_others_and_a_dead_process_from_its_own(
 def test_more_than_the_policy_survives_comes_from_the_store(work: Path) -> None:
     """Both holders of two snapshots at once: everybody loads the same checkpoint."""
     (recovery,) = prove(work, "kill-node:node=0+1,step=14")["recoveries"]
-    assert not recovery["covered"] and (recovery["source"], recovery["step"]) == ("store", 9)
+    assert not recovery["covered"] and recovery["source"] == "store" and 3 <= recovery["step"] < 14
+    assert recovery["fetched_bytes"] == 0
 
 
 def test_a_second_node_is_lost_while_the_first_one_is_brought_back(work: Path) -> None:
