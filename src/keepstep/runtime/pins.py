@@ -61,6 +61,11 @@ class Pin:
         with self._lock:
             self._users += 1
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether anything of it is on its way."""
+        return self._users > 1
+
     def let_go(self) -> None:
         with self._lock:
             self._users -= 1

@@ -37,7 +37,6 @@ class Sending:
 
     node: int
     waiting: deque[Range] = field(default_factory=deque)
-    in_flight: int = 0
     accepted: bool = False
     filled: bool = False
     acked: bool = False
@@ -212,23 +211,17 @@ class Owner:
             known = now.table[offset // BLOCK_BYTES] if whole_block else None
             span = Span(now.ward.rank, now.stamp, part, offset, length)
             now.pin.take()
-            sending.in_flight += 1
             if not self._lines.send_block(sending.node, span, source, self._on_done(now, sending), known):
                 now.pin.let_go()
-                sending.in_flight -= 1
                 return  # `writable` will say when
             sending.waiting.popleft()
 
     def _on_done(self, now: Protection, sending: Sending) -> Callable[[str | None], None]:
-        def landed(why: str | None) -> None:
-            sending.in_flight -= 1
+        def on_links_thread(why: str | None) -> None:
             sending.sign_ns = time.monotonic_ns()
+            now.pin.let_go()  # and no more: waking the loop for each block costs more than the block's own work
             if why is not None and "damaged" in why:
                 self._lines.call_in_loop(lambda: self._source_is_damaged(now, why))
-
-        def on_links_thread(why: str | None) -> None:
-            now.pin.let_go()
-            self._lines.call_in_loop(lambda: landed(why))
 
         return on_links_thread
 
@@ -304,9 +297,9 @@ class Owner:
     def tick(self) -> None:
         """Ask again where nothing has moved: whatever got lost, a repeated offer finds out."""
         now_ns = time.monotonic_ns()
-        for now in self._now.values():
+        for now in [p for p in self._now.values() if not p.pin.is_shared]:
             for node, sending in now.holders.items():
-                idle = not sending.acked and not sending.in_flight and now_ns - sending.sign_ns > ASK_AGAIN_NS
+                idle = not sending.acked and now_ns - sending.sign_ns > ASK_AGAIN_NS
                 if idle and self._lines.is_open(node):
                     self._offer(now, sending)
 
