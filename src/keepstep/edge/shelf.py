@@ -83,12 +83,18 @@ class Shelf:
                 return slot
         return None
 
+    def fitting(self, rank: int, index: int, payload_capacity: int, manifest_capacity: int) -> Slot | None:
+        """The slot of that number, if it is there and at least so large."""
+        slot = self._slots.get(rank, [None] * SLOTS)[index]
+        fits = slot is not None and slot.capacity >= payload_capacity and slot.manifest_capacity >= manifest_capacity
+        return slot if fits else None
+
     def take(self, rank: int, index: int, payload_capacity: int, manifest_capacity: int) -> Slot:
-        """The slot of that number, at least so large. Raises MemoryBudgetError."""
+        """The slot of that number, made if there is none at least so large. Raises MemoryBudgetError."""
+        if fitting := self.fitting(rank, index, payload_capacity, manifest_capacity):
+            return fitting
         slots = self._slots.setdefault(rank, [None] * SLOTS)
         slot = slots[index]
-        if slot is not None and slot.capacity >= payload_capacity and slot.manifest_capacity >= manifest_capacity:
-            return slot
         if slot is not None:
             slots[index] = None
             slot.path.unlink(missing_ok=True)  # before the larger one is made: both might not fit

@@ -41,6 +41,7 @@ from keepstep.runtime.persisting import Persisting
 
 TICK_S = 0.2
 BUSY_TICK_S = 0.005
+WORKERS = 4  # scrubbing and listing the store take long: copies do not wait for them
 LAST_ANSWER_NS = 60 * S_NS  # how long a node that follows waits at the end until the leader says that the last checkpoint is written
 
 
@@ -72,7 +73,7 @@ class Keeper:
         self.ranks: dict[int, Mailbox] = {}
         self.agent: Mailbox | None = None
         self.selector = selectors.DefaultSelector()
-        self.workers = ThreadPoolExecutor(1, thread_name_prefix="keeper-check")
+        self.workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="keeper-worker")
         self._checks: list[tuple[Future[Any], str]] = []
         self._scrubbed_at_ns = time.monotonic_ns()
         self._finishing: Finish | None = None

@@ -132,6 +132,10 @@ class Holder:
         index = self._choose(shelf, rank, offer)
         if index is None:
             return
+        fitting = shelf.fitting(rank, index, capacity, manifest_capacity)
+        if fitting is not None:
+            then(fitting)
+            return
         self._preparing.add((shelf, rank))
 
         def make() -> Slot | MemoryBudgetError:
