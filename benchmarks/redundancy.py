@@ -52,7 +52,7 @@ from keepstep.testing.cluster import Cluster, wait_for
 from keepstep.testing.lab import Lab
 from keepstep.testing.network import parse_rate, why_no_namespaces
 
-POOL = os.urandom(4 * MIB)
+POOL = os.urandom(4 * MIB + 65_537)  # no multiple of a block: no two blocks of a state are equal
 CHUNK_BYTES = MIB
 BARE_PORT = 47100
 STORE_SHARE = 20  # a store's share of a node's bandwidth is one in so many
@@ -72,8 +72,9 @@ def state(rank: int, step: int, nbytes: int) -> memoryview:
 # -- one bare TCP connection from each node to the next
 
 
-def bare_node(host: str, next_host: str) -> None:
-    """A process of its own on a node. For every line with a number: send so many bytes on and receive as many; then answer."""
+def bare_node(host: str, next_host: str, count: str) -> None:
+    """A process of its own on a node. For every line it reads: send so many bytes on and receive as many; then answer."""
+    nbytes = int(count)
     listener = socket.create_server((host, BARE_PORT))
     print("ready", flush=True)
     sys.stdin.readline()
@@ -81,18 +82,14 @@ def bare_node(host: str, next_host: str) -> None:
     here = listener.accept()[0]
     for sock in (there, here):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    source, target = memoryview(bytearray(POOL)), memoryview(bytearray(4 * MIB))
+    source, target = memoryview(bytearray(state(0, 0, nbytes))), memoryview(bytearray(nbytes))
 
-    def send(nbytes: int) -> None:
-        for at in range(0, nbytes, len(source)):
-            there.sendall(source[: min(len(source), nbytes - at)])
-
-    for line in sys.stdin:
-        left = nbytes = int(line)
-        sender = threading.Thread(target=send, args=(nbytes,))
+    for _ in sys.stdin:
+        sender = threading.Thread(target=there.sendall, args=(source,))
         sender.start()
-        while left:
-            left -= here.recv_into(target[: min(left, CHUNK_BYTES)])
+        at = 0
+        while at < nbytes:
+            at += here.recv_into(target[at : at + CHUNK_BYTES])
         sender.join()
         print("done", flush=True)
 
@@ -100,16 +97,17 @@ def bare_node(host: str, next_host: str) -> None:
 class Bare:
     """A ring of them."""
 
-    def __init__(self, lab: Lab) -> None:
+    def __init__(self, lab: Lab, nbytes: int) -> None:
+        self._nbytes = nbytes
         hosts = [lab.seats[node].address for node in lab.nodes]
         self._nodes: list[Any] = []
         for node, host in enumerate(hosts):
-            words = [sys.executable, __file__, "--bare-node", host, hosts[(node + 1) % len(hosts)]]
+            words = [sys.executable, __file__, "--bare-node", host, hosts[(node + 1) % len(hosts)], str(nbytes)]
             self._nodes.append(lab.start(node, words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1))
         self._hear("ready")
         self._say("connect")
 
-    def _say(self, line: object) -> None:
+    def _say(self, line: str) -> None:
         for node in self._nodes:
             print(line, file=node.stdin, flush=True)
 
@@ -117,12 +115,12 @@ class Bare:
         for node in self._nodes:
             assert node.stdout.readline().strip() == word
 
-    def bytes_per_s(self, nbytes: int) -> float:
+    def bytes_per_s(self) -> float:
         """Of each node, all at once."""
         began = time.perf_counter()
-        self._say(nbytes)
+        self._say("send")
         self._hear("done")
-        return nbytes / (time.perf_counter() - began)
+        return self._nbytes / (time.perf_counter() - began)
 
     def cpu_s(self) -> float:
         return cpu_s([node.pid for node in self._nodes])
@@ -237,18 +235,18 @@ def copies(policy: str, nodes: int, nbytes: int, rate: int | None, rounds: int, 
         scheme = parse_policy(policy)
         assert isinstance(scheme, Copies)
         wire = nbytes * (scheme.m - 1)  # from each node, and to each
-        bare = Bare(here.lab)
+        bare = Bare(here.lab, wire)
         for _ in range(3):  # both slots, and the holders': the first touch of memory
             here.protect()
             here.settle()
-        bare.bytes_per_s(wire)
+        bare.bytes_per_s()
         keepers, tcp, cpu, bare_cpu = [], [], here.cpu_s(), bare.cpu_s()
         for turn in range(2 * rounds):
             if turn % 4 in (0, 3):
                 keepers.append(wire / here.protect())
                 here.settle()
             else:
-                tcp.append(bare.bytes_per_s(wire))
+                tcp.append(bare.bytes_per_s())
         gib = wire * nodes * rounds / GIB
         cpu, bare_cpu = (here.cpu_s() - cpu) / gib, (bare.cpu_s() - bare_cpu) / gib
         bare.close()
@@ -480,7 +478,7 @@ def plan(args: argparse.Namespace, rates: list[int]) -> Iterator[tuple[str, Call
     for policy, nodes in (("parity:3", 3),) if args.quick else (("parity:3", 3), ("parity:4", 4), ("rs:2+2", 4), ("rs:4+2", 6)):
         for rate in rates[:1] if args.quick else some_rates:
             yield "coding", lambda p=policy, n=nodes, r=rate: coding(p, n, nbytes, r, rounds)  # type: ignore[misc]
-    for rate in rates[:1] or [None]:
+    for rate in some_rates[:1]:
         for policy, nodes, lost in (("copies:2", 2, (1,)), ("copies:3", 3, (1,)), ("parity:3", 3, (1,)), ("rs:2+2", 4, (1, 2))):
             yield "restore", lambda p=policy, n=nodes, q=lost, r=rate: restore(p, n, q, nbytes, r, min(rounds, 3))  # type: ignore[misc]
         if rate:
