@@ -15,7 +15,7 @@ help:
 	@echo "make demo     kill a training job and watch it go on: about a minute"
 	@echo "make check    lint, types and the quick tests: under a minute"
 	@echo "make test     every test: under ten minutes"
-	@echo "make bench    what saving every step costs"
+	@echo "make bench    what saving every step costs, and what redundancy across nodes reaches"
 	@echo "make clean    remove .venv and everything built"
 
 install: $(INSTALLED)
@@ -48,6 +48,7 @@ test: $(INSTALLED)
 
 bench: $(INSTALLED)
 	@$(BIN)/python benchmarks/stall.py
+	@$(BIN)/python benchmarks/redundancy.py --quick
 
 clean:
 	rm -rf .venv build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis

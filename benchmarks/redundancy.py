@@ -20,9 +20,11 @@ restore     One node (or as many as the policy survives) loses processes and mem
             go, and the fetch itself. Beside it as many bytes of a plain file, sent by bare TCP through a link of 1/20 of the rate.
 memory      Bytes of slot files a node has in /dev/shm after many steps, for each byte of state, beside the placement's formula.
 failure     Blocks' bytes that cross the network when a rank's process dies and all resume from their own memory.
-latency     Of a 50 kB snapshot on four nodes: from the last rank's seal until every node's horizon page shows it committed.
+latency     Of a 50 kB snapshot on four nodes: from the last rank's seal until every node's horizon page shows it committed. And what all
+            keepers spend on a commit: four nodes share this machine's cores here, so that is in the latency too.
 
-Figures are medians over rounds; bytes of state are MiB = 2^20, rates are bits a second.
+Figures are medians over rounds; MiB is 2^20 bytes, Gbit 10^9 bits. Every line names the load average when it was measured: on busy cores
+look at ratios. The two schemes of a comparison alternate in one run, in the order ABBA.
 """
 
 from __future__ import annotations
@@ -417,8 +419,9 @@ def failure(policy: str, nodes: int, nbytes: int) -> dict[str, Any]:
 
 def latency(policy: str, nodes: int, rate: int | None, rounds: int) -> dict[str, Any]:
     with site(nodes, policy, LATENCY_BYTES, rate) as here:
-        taken = []
+        taken, cpu = [], 0.0
         for turn in range(rounds + 10):
+            cpu = here.cpu_s() if turn == 10 else cpu
             here.capture()
             sealed = time.perf_counter()
             done = here.until_committed(here.step, here.pages)
@@ -427,6 +430,7 @@ def latency(policy: str, nodes: int, rate: int | None, rounds: int) -> dict[str,
             time.sleep(0.002)
         taken.sort()
         result = {"policy": policy, "nodes": nodes, "rate_gbit": rate and rate / 1e9, "count": rounds}
+        result["cpu_ms"] = 1e3 * (here.cpu_s() - cpu) / rounds
         return result | {"median_ms": median(taken), "p99_ms": taken[len(taken) * 99 // 100], "least_ms": taken[0]}
 
 
@@ -461,7 +465,7 @@ def line(kind: str, f: dict[str, Any]) -> str:
     if kind == "failure":
         return f"{where(f)}: {f['moved_bytes']} bytes moved, all may go after {f['until_go_s']:.2f} s"
     link = f"{rate:g} Gbit/s" if rate else "loopback"
-    head = f"{f['policy']:10} {f['nodes']} nodes, {link}"
+    head = f"{f['policy']:10} {f['nodes']} nodes, {link}, {f['cpu_ms']:.1f} CPU ms a commit of all keepers"
     return f"{head}: median {f['median_ms']:.1f} ms, p99 {f['p99_ms']:.1f} ms, least {f['least_ms']:.1f} ms"
 
 
