@@ -50,10 +50,13 @@ class Election:
         self._told_round = -1  # of the newest offer made here
 
     def begin_round(self, node: Node) -> None:
-        """Another round of many nodes: all ranks will join anew."""
+        """Another round of many nodes: all ranks will join anew. Those that came before this keeper knew of any round are of this one."""
+        early = self._joins if self._node is None else {}
         self._node, self._vote, self._round = node, None, -1
-        self._joins.clear()
+        self._joins = early
         self._completed.clear()
+        for body in early.values():
+            self._to_leader("join", body)
 
     @property
     def _leads(self) -> bool:

@@ -71,6 +71,7 @@ class Keeper:
         self.lines: Lines | None = None
         self.node: Node | None = None
         self.ranks: dict[int, Mailbox] = {}
+        self._attached = False  # ranks that train have found this keeper
         self.agent: Mailbox | None = None
         self.selector = selectors.DefaultSelector()
         self.workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="keeper-worker")
@@ -164,6 +165,7 @@ class Keeper:
         self.custody.rank_came(rank, self._expected_here(world))
         if message["kind"] == "attach":
             self.custody.resumed = True
+            self._attached = True
             self.journal.record("rank-attached", f"rank {rank} (process {pid}) is training and found this keeper", rank=rank, pid=pid)
             if self.node is not None:
                 self.node.trains()
@@ -223,6 +225,7 @@ class Keeper:
         if self.lines is None:
             self.journal.record("mesh-refused", "a mesh was told before the keeper was asked to listen")
             return
+        first = self.node is None
         if self.node is None:
             self.node = Node(self.settings, self.lines, self._job_hash, self.journal, self.workers, self)
         if self.node.mesh is not None and mesh.round <= self.node.mesh.round:
@@ -232,6 +235,8 @@ class Keeper:
         self.node.begin(mesh)
         self.election.begin_round(self.node)
         self.persisting.meet(mesh, self._order_persisting)
+        if first and self._attached:  # this keeper came in the middle of a round, and its ranks were quicker than the agent
+            self.node.trains()
 
     def vote_word(self, node: int, word: str, body: dict[str, Any]) -> None:
         self.election.heard(node, word, body)

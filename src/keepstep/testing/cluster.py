@@ -396,16 +396,16 @@ class Cluster:
         return found
 
     def adopt(self, node: int) -> None:
-        """The machine's keeper is dead; the next one is told what an agent would tell it."""
+        """The machine's keeper is dead; the ranks find the next one, which is then told what an agent would tell it."""
         machine = self.machines[node]
         machine.start()
         assert machine.box is not None and self.members is not None
-        members = tuple(replace(m, incarnation=machine.incarnation) if m.node == node else m for m in self.members)
-        machine.box.send({"kind": "mesh", **Mesh(self.round, node, members, self.secret).to_json()})
         for rank in machine.ranks:
             rank.box.close()
             rank.box = ensure_keeper(rank.settings)
             rank.box.send({"kind": "attach", "rank": rank.rank, "world_size": rank.world_size})
+        members = tuple(replace(m, incarnation=machine.incarnation) if m.node == node else m for m in self.members)
+        machine.box.send({"kind": "mesh", **Mesh(self.round, node, members, self.secret).to_json()})
 
     def wire_bytes(self) -> int:
         """Bytes of blocks that crossed the wire, as the keepers count them."""

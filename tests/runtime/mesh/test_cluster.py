@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from keepstep.edge.processes import ensure_keeper
 from keepstep.edge.standing import read_standing
+from keepstep.model.mesh import Mesh
 from keepstep.model.units import MIB
 from keepstep.testing.cluster import Cluster, wait_for
 
@@ -210,3 +213,30 @@ def test_what_replicas_agree_in_does_not_cross_the_wire(tmp_path: Path) -> None:
         cluster.replace(0)
         offer = cluster.resume()  # which compares every restored byte
         assert (offer["source"], offer["step"]) == ("memory", 2)
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_keeper_that_dies_while_its_ranks_ask_where_to_resume(tmp_path: Path, node: int) -> None:
+    with Cluster(tmp_path, 2, "copies:2") as cluster:
+        cluster.resume()
+        cluster.train(0, 3)
+        for machine in cluster.machines:
+            machine.kill_ranks()
+        cluster.begin_round()
+        machine = cluster.machines[node]
+        machine.kill_keeper()
+        machine.start()
+        for rank in machine.ranks:
+            rank.box.close()
+            rank.box = ensure_keeper(rank.settings)
+            rank.join()  # before the keeper has heard of any round
+        assert machine.box is not None and cluster.members is not None
+        members = tuple(replace(m, incarnation=machine.incarnation) if m.node == node else m for m in cluster.members)
+        machine.box.send({"kind": "mesh", **Mesh(cluster.round, node, members, cluster.secret).to_json()})
+
+        def all_go() -> bool:
+            cluster.hear()
+            return all(r.epoch is not None for r in cluster.ranks)
+
+        wait_for(all_go, cluster.story)
+        assert {(r.offer or {})["step"] for r in cluster.ranks} == {3}
