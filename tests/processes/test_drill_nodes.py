@@ -40,7 +40,9 @@ def prove(work: Path, *faults: str, policy: str = "copies:2", nodes: int = 4, mo
 
 
 def test_a_lost_node_comes_back_from_the_others_and_a_dead_process_from_its_own(work: Path) -> None:
-    report = prove(work, "kill-node:node=2,step=8", "kill:rank=1,step=16")
+    # A link that stays away for less than it takes to be given up costs nothing.
+    flap = [] if why_no_namespaces() else ["link-down:node=1,step=4,for=700"]
+    report = prove(work, *flap, "kill-node:node=2,step=8", "kill:rank=1,step=16")
     node, process = report["recoveries"]
     assert node["lost_nodes"] == [2] and node["covered"] and node["source"] == "memory" and node["fetched_bytes"] > 0
     assert process["lost_nodes"] == [] and process["source"] == "memory" and process["fetched_bytes"] == 0
@@ -63,10 +65,3 @@ def test_a_second_node_is_lost_while_the_first_one_is_brought_back(work: Path) -
 def test_a_node_is_lost_while_its_parity_is_on_its_way_without_namespaces(work: Path) -> None:
     report = prove(work, "kill-node:node=3,step=8,phase=protect", policy="parity:4", more=("--loopback",))
     assert report["faults"][0]["phase"] == "protect" and report["sources"] == ["memory"]
-
-
-def test_a_link_that_flaps_is_waited_out(work: Path) -> None:
-    if why_not := why_no_namespaces():
-        pytest.skip(why_not)
-    report = prove(work, "link-down:node=1,step=8,for=700")
-    assert report["restarts"] == 0 and report["recoveries"] == []

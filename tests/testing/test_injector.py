@@ -17,7 +17,7 @@ from keepstep.testing.injector import Injector, Plan, attempted, fill, note
 
 def plan(tmp_path: Path, *faults: Fault) -> Plan:
     """A plan whose faults all fail to be done: nobody is killed, and what was tried is in the file."""
-    return Plan(faults, 0, tmp_path / "attempts.jsonl", tmp_path / "no-job", tmp_path / "journal.jsonl", None)
+    return Plan(faults, 0, tmp_path / "attempts.jsonl", tmp_path / "no-job", (tmp_path / "journal.jsonl",), None)
 
 
 def told(tmp_path: Path) -> list[tuple[int, str]]:
@@ -102,13 +102,11 @@ def test_what_is_seen_only_from_outside_is_not_asked_for(tmp_path: Path) -> None
 
 def test_a_plan_is_read_where_the_rank_lives(tmp_path: Path) -> None:
     fault = parse("kill-node:node=1+2,step=5")
-    raw = {"faults": to_plan([fault]), "seed": 1, "job": "drill-1", "attempts": "/a", "store": None}
+    raw = {"faults": to_plan([fault]), "seed": 1, "job": "drill-1", "attempts": "/a", "store": None, "journals": ["/j1", "/j2"]}
     (tmp_path / "plan.json").write_text(json.dumps(raw))
-    environ = {"KEEPSTEP_ARENA_DIR": "/dev/shm/lab/node-2", "KEEPSTEP_STATE_DIR": "/work/node-2"}
+    environ = {"KEEPSTEP_ARENA_DIR": "/dev/shm/lab/node-2"}
     found = Plan.read(tmp_path / "plan.json", environ)
-    assert found == Plan(
-        (fault,), 1, Path("/a"), Path("/dev/shm/lab/node-2/keepstep-drill-1"), Path("/work/node-2/drill-1/journal.jsonl"), None
-    )
+    assert found == Plan((fault,), 1, Path("/a"), Path("/dev/shm/lab/node-2/keepstep-drill-1"), (Path("/j1"), Path("/j2")), None)
     assert Plan.read(tmp_path / "plan.json", {**environ, "GROUP_RANK": "2"}).node == 2
 
 

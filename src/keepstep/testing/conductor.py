@@ -112,7 +112,6 @@ class _Run:
         self.deadly = sum(f.ends_a_rank or f.kind == "link-down" for f in drill.faults)
 
     def go(self, progress: Progress) -> None:
-        self._write_plan()
         with ExitStack() as stack:
             log = stack.enter_context(open(self.room / "job.log", "ab"))
             if self.drill.nodes == 1:
@@ -124,6 +123,7 @@ class _Run:
                 stack.enter_context(lab)
                 crew = several = self._several(lab, log)
             witness = Witness(self.drill.faults, self.drill.nproc, self.facts, crew.places, self.attempts, several)
+            self._write_plan(crew)
             crew.start()
             try:
                 self._follow(crew, witness, progress)
@@ -152,12 +152,13 @@ class _Run:
 
     # -- starting
 
-    def _write_plan(self) -> None:
+    def _write_plan(self, crew: Crew) -> None:
         plan = {
             "faults": to_plan(self.drill.faults),
             "seed": self.drill.seed,
             "job": self.facts.job,
             "attempts": str(self.attempts),
+            "journals": [str(place.journal) for place in crew.places],
             "store": None if self.store is None else str(self.store),
         }
         (self.room / "plan.json").write_text(json.dumps(plan))

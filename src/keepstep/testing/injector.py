@@ -43,7 +43,7 @@ class Plan:
     seed: int
     attempts: Path
     job_dir: Path
-    journal: Path
+    journals: tuple[Path, ...]
     store: Path | None
     node: int = 0
 
@@ -52,9 +52,9 @@ class Plan:
         raw = json.loads(path.read_text())
         store = None if raw["store"] is None else Path(raw["store"])
         job_dir = Path(environ["KEEPSTEP_ARENA_DIR"]) / f"keepstep-{raw['job']}"
-        journal = Path(environ["KEEPSTEP_STATE_DIR"]) / raw["job"] / "journal.jsonl"
+        journals = tuple(map(Path, raw["journals"]))
         node = int(environ.get("GROUP_RANK", "0"))
-        return cls(from_plan(raw["faults"]), raw["seed"], Path(raw["attempts"]), job_dir, journal, store, node)
+        return cls(from_plan(raw["faults"]), raw["seed"], Path(raw["attempts"]), job_dir, journals, store, node)
 
     def falls_to(self, fault: Fault, rank: int, local_rank: int) -> bool:
         """Whether that rank does the fault, or asks for it: for what happens to nodes, the first rank of the first one."""
@@ -100,8 +100,8 @@ class Injector:
                 del self._mine[number]
         for number, fault in due:
             if fault.phase == "persist" and phase is Phase.PERSIST and fault.kind != "full":
-                seen_bytes = self._plan.journal.stat().st_size
-                threading.Thread(target=self._when_writing, args=(number, fault, step, seen_bytes), daemon=True).start()
+                seen = self._writings()
+                threading.Thread(target=self._when_writing, args=(number, fault, step, seen), daemon=True).start()
             else:
                 self._act(number, fault, phase, step)
 
@@ -117,10 +117,14 @@ class Injector:
             return False
         return reached
 
-    def _when_writing(self, number: int, fault: Fault, step: int, seen_bytes: int) -> None:
+    def _writings(self) -> int:
+        """How many checkpoints the keeper that leads has begun."""
+        return sum(path.read_bytes().count(b'"persist-started"') for path in self._plan.journals if path.exists())
+
+    def _when_writing(self, number: int, fault: Fault, step: int, seen: int) -> None:
         """The announcement comes before the request: wait until the persister is at work."""
         deadline = time.monotonic() + WRITING_PATIENCE_S
-        while b'"persist-started"' not in self._plan.journal.read_bytes()[seen_bytes:] and time.monotonic() < deadline:
+        while self._writings() == seen and time.monotonic() < deadline:
             time.sleep(0.001)
         self._act(number, fault, Phase.PERSIST, step)
 
