@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from keepstep.cli.drill import exit_code
 from keepstep.model.events import Event
 from keepstep.model.units import S_NS
 from keepstep.testing.faults import Fault, parse
-from keepstep.testing.verdict import covers, judge
+from keepstep.testing.verdict import covers, judge, recoveries
 from keepstep.testing.witness import Facts
 
 
@@ -204,3 +205,16 @@ def test_bytes_that_a_software_failure_moves_are_told() -> None:
     moved = [*facts().events[:4], event(12.1, "fetched", rank=0, nbytes=100, sources=[1]), *facts().events[4:]]
     assert verdict(parse("kill:step=20"), facts(events=moved))["software_failures_fetched_bytes"] == 100
     assert verdict(parse("kill:step=20"), facts())["software_failures_fetched_bytes"] == 0
+
+
+def test_what_a_lost_node_had_not_done_was_not_lost() -> None:
+    """The keeper knows of the survivors only; the drill saw all ranks."""
+    resumed = [
+        event(2, "resumed", step=-1, source="fresh", lost_steps=0, epoch=1),
+        event(12, "resumed", step=17, source="memory", lost_steps=2, epoch=2),
+    ]
+    seen = Facts("j", world_size=2, events=resumed, completed={(1, 0): 19, (1, 1): 18, (2, 0): 17})
+    assert [r.lost_steps for r in recoveries([], seen)] == [1]
+    assert [r.lost_steps for r in recoveries([], replace(seen, completed={(1, 0): 19}))] == [2], (
+        "a rank that was never seen: the keeper's word"
+    )

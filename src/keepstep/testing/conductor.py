@@ -71,7 +71,7 @@ class Drill:
 
 def conduct(drill: Drill, progress: Progress = lambda step, done: None) -> Facts:
     """Run the job once, with its faults. Raises ConfigError when the nodes cannot be made."""
-    facts = Facts(f"drill-{os.urandom(4).hex()}", nodes=drill.nodes, policy=drill.policy)
+    facts = Facts(f"drill-{os.urandom(4).hex()}", drill.nodes, drill.policy, drill.world_size)
     filled = {f.where: drill.work / f.where for f in drill.faults if f.kind == "full"}
     if "arena" in filled:
         drill = replace(drill, arena_dir=filled["arena"])
@@ -214,6 +214,8 @@ class _Run:
         if len(facts.digests) < self.drill.world_size:
             facts.digests = {}
         for status in witness.statuses.values():
+            at = (status.epoch, status.rank)
+            facts.completed[at] = max(facts.completed.get(at, -1), status.completed_step)
             for name in facts.counts:
                 facts.counts[name] += getattr(status, name)
         facts.log = (self.room / "job.log").read_text(errors="replace")

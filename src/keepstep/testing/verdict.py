@@ -142,6 +142,15 @@ def _say(events: Any) -> str:
     return f"{event.who}: {event.why}" if event else ""
 
 
+def _lost_steps(facts: Facts, before: Event, event: Event) -> int:
+    """Steps that every rank had done and that are done again. The keeper that tells them knows of no more than the survivors: a lost
+    node's ranks may have been a step behind, which was seen from outside."""
+    done = [step for (epoch, _), step in facts.completed.items() if epoch == before.data.get("epoch")]
+    if len(done) < max(1, facts.world_size):
+        return int(event.data["lost_steps"])
+    return max(0, min(done) - int(event.data["step"]))
+
+
 def recoveries(faults: Sequence[Fault], facts: Facts) -> list[Recovery]:
     """Every time all ranks resumed after the first start."""
     notes = [n for n in reversed(facts.notes) if n["what"] == "about to"]
@@ -163,7 +172,7 @@ def recoveries(faults: Sequence[Fault], facts: Facts) -> list[Recovery]:
         fetched = [e.data["nbytes"] for e in facts.events if e.kind == "fetched" and before.mono_ns < e.mono_ns < event.mono_ns]
         found.append(
             Recovery(
-                *(tuple(causes), event.data["step"], event.data["source"], event.data["lost_steps"], took_s),
+                *(tuple(causes), event.data["step"], event.data["source"], _lost_steps(facts, before, event), took_s),
                 *(tuple(lost), covers(policy, facts.nodes, lost), sum(fetched)),
             )
         )

@@ -42,6 +42,7 @@ class Facts:
     job: str
     nodes: int = 1
     policy: str = "none"
+    world_size: int = 0
     exit_code: int | None = None  # of the launcher; None: it had to be stopped
     digests: dict[int, str] = field(default_factory=dict)
     notes: list[dict[str, Any]] = field(default_factory=list)
@@ -49,6 +50,7 @@ class Facts:
     sightings: dict[int, list[str]] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=lambda: {"captured_steps": 0, "skipped_steps": 0, "torn_steps": 0})
+    completed: dict[tuple[int, int], int] = field(default_factory=dict)  # by epoch and rank: the last step it was seen to have done
     left_over: list[str] = field(default_factory=list)
     protected_ns: dict[int, int] = field(default_factory=dict)
     log: str = ""
