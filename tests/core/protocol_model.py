@@ -85,6 +85,7 @@ class World(NamedTuple):
     wires: tuple[tuple[Message, ...], ...]
     facts: tuple[RankFacts | None, ...]
     led: Horizon
+    said: Horizon | None = None  # the leader's last word
     promised: Stamp | None = None
     owed: Stamp | None = None
 
@@ -132,7 +133,7 @@ class Protocol:
     chooser: Chooser = choose
     commit_type: type[Commit] = Commit
     _judged: dict[Any, tuple[Stamp | None, ...]] = field(default_factory=dict)
-    _decided: dict[Any, Horizon] = field(default_factory=dict)
+    _decided: dict[Any, tuple[Horizon, Horizon | None]] = field(default_factory=dict)
     _reported: dict[Any, RankFacts] = field(default_factory=dict)
 
     # ------------------------------------------------------------------------------------------ what never changes
@@ -277,24 +278,27 @@ class Protocol:
         facts = world.facts
         for f in report.facts:
             facts = put(facts, f.rank, f)
-        led, promised = self._decide(facts, world.led, report.heard), world.promised
+        (led, said), promised = self._decide(facts, world.led, world.said, report.heard), world.promised
         if led.committed is not None and all(s is None or led.committed >= s for s in (promised, world.owed)):
             promised = led.committed
-        page = world.words[LEADER] if None in facts else newer(world.words[LEADER], led)
-        return world._replace(facts=facts, led=led, promised=promised, words=put(world.words, LEADER, page))
+        page = world.words[LEADER] if said is None else newer(world.words[LEADER], said)
+        return world._replace(facts=facts, led=led, said=said, promised=promised, words=put(world.words, LEADER, page))
 
-    def _decide(self, facts: tuple[RankFacts | None, ...], led: Horizon, heard: Horizon) -> Horizon:
-        key = (facts, led, heard)
+    def _decide(
+        self, facts: tuple[RankFacts | None, ...], led: Horizon, said: Horizon | None, heard: Horizon
+    ) -> tuple[Horizon, Horizon | None]:
+        key = (facts, led, said, heard)
         if key not in self._decided:
             commit = self.commit_type(len(self.ranks), led.epoch)
-            commit.horizon = led
+            commit.horizon, commit.said = led, said
             commit.report((f for f in facts if f is not None), heard)
-            self._decided[key] = commit.horizon
+            self._decided[key] = commit.horizon, commit.said
         return self._decided[key]
 
     def say(self, world: World, node: int) -> World:
-        """The leader's word to a node."""
-        return self.send(world, LEADER, node, world.led)
+        """The leader's last word to a node."""
+        assert world.said is not None
+        return self.send(world, LEADER, node, world.said)
 
     # -- between owners and holders
 
@@ -362,7 +366,7 @@ class Protocol:
             if place.node == node:
                 world = self.lose_pieces(world, at)
         if node == LEADER:
-            world = world._replace(facts=(None,) * len(self.ranks), led=Horizon(world.led.epoch))
+            world = world._replace(facts=(None,) * len(self.ranks), led=Horizon(world.led.epoch), said=None)
         return world
 
     def recover(self, world: World, lost: Sequence[int] = ()) -> World:
@@ -427,11 +431,10 @@ class Protocol:
             known = on_way[-1].facts if on_way else tuple(world.facts[r] for r in self.mesh.ranks_of(node))
             if tuple(self.facts_of(world, rank) for rank in self.mesh.ranks_of(node)) != known:
                 yield "report", node
-        if None not in world.facts:
-            for node in range(self.nodes):
-                last = [world.words[node], *self.waiting(world, LEADER, node, Horizon)][-1]
-                if newer(last, world.led) != last:
-                    yield "say", node
+        for node in range(self.nodes):
+            last = [world.words[node], *self.waiting(world, LEADER, node, Horizon)][-1]
+            if world.said is not None and newer(last, world.said) != last:
+                yield "say", node
         yield from (("offer", rank, holder) for rank, holder in self.place_for if self._wants(world, rank, holder))
         yield from (("look", rank) for rank in self.ranks if world.seen[rank] != world.words[self.home[rank]])
 

@@ -7,15 +7,16 @@ from the prompt one; hypothesis through larger worlds, with messages that lie on
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import hypothesis
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from keepstep.core.commit import Commit, RankFacts, first_word, newer
 from keepstep.core.cut import Holding
@@ -23,7 +24,7 @@ from keepstep.core.slots import Skip, Take, choose
 from keepstep.model.horizon import Horizon
 from keepstep.model.snapshot import SlotState, SlotView, Stamp
 from keepstep.model.topology import Copies, NoRedundancy, Parity, ReedSolomon, Scheme
-from tests.core.protocol_model import BLANK, Ack, Move, Offer, Protocol, Stuck, Unsafe, World, put, sealed, writing
+from tests.core.protocol_model import BLANK, EMPTY, Ack, Move, Offer, Protocol, Stuck, Unsafe, World, put, sealed, writing
 
 # ---------------------------------------------------------------------------------------------- every instant of small worlds
 
@@ -137,7 +138,7 @@ WORLDS = [
     (Copies(2), 3),
     (Parity(3), 3),
 ]
-PICKS = st.lists(st.integers(0, 255), min_size=1, max_size=24)
+PICKS = st.lists(st.integers(0, 255), min_size=6, max_size=24)
 
 
 class Job(RuleBasedStateMachine):
@@ -146,7 +147,7 @@ class Job(RuleBasedStateMachine):
     protocol_type: type[Protocol] = Protocol
     world: World
 
-    @initialize(which=st.sampled_from(WORLDS), ranks_per_node=st.sampled_from([1, 1, 2]), own_slots=st.integers(2, 3))
+    @initialize(which=st.sampled_from(WORLDS), ranks_per_node=st.sampled_from([1, 1, 2]), own_slots=st.integers(2, 4))
     def begin(self, which: tuple[Scheme, int], ranks_per_node: int, own_slots: int) -> None:
         self.protocol = self.protocol_type(*which, ranks_per_node=ranks_per_node, own_slots=own_slots)
         self.world = self.protocol.first()
@@ -166,41 +167,43 @@ class Job(RuleBasedStateMachine):
         for pick in picks:
             self.happens(list(self.protocol.useful(self.world)), pick)
 
-    @rule(pick=st.integers(0, 255))
-    def goes_wrong(self, pick: int) -> None:
-        self.happens([*self.protocol.harmful(self.world), *(("skip", rank) for _, rank in self.protocol.steps(self.world))], pick)
+    @rule(steps=st.integers(1, 3), late=st.sampled_from(["nothing", "report", "say", "offer", "piece", "look", "seal"]))
+    def has_time(self, steps: int, late: str) -> None:
+        """Boundaries pass and all that is under way ends, but for one kind of happening."""
+        for _ in range(steps):
+            self.happens(list(self.protocol.steps(self.world)), 0)
+            while moves := [m for m in self.protocol.useful(self.world) if m[0] != late]:
+                self.happens(moves, 0)
 
-    @rule(node=st.integers(0, 3))
-    def keeper_restarts(self, node: int) -> None:
-        self.happens([("restart", node % self.protocol.nodes)], 0)
+    @rule(
+        what=st.sampled_from(["goes wrong", "goes wrong", "restarts", "restarts", "lost", "resuming"]),
+        pick=st.integers(0, 255),
+        picks=PICKS,
+    )
+    def fails(self, what: str, pick: int, picks: list[int]) -> None:
+        """A capture is torn or skipped, pieces do not arrive; keepers restart; ranks die, perhaps with nodes, perhaps while resuming."""
+        p = self.protocol
+        match what:
+            case "goes wrong":
+                self.happens([*p.harmful(self.world), *(("skip", rank) for _, rank in p.steps(self.world))], pick)
+            case "restarts":
+                self.happens([("restart", node) for node in range(p.nodes)], pick)
+            case "lost":
+                self.happens([("recover", lost) for lost in p.losses], pick)
+            case _:
+                self.all_die_while_resuming(p.losses[pick % len(p.losses)], frozenset(pick % p.nodes for pick in picks[:2]), picks[2:6])
 
-    @rule(pick=st.integers(0, 255))
-    def nodes_are_lost(self, pick: int) -> None:
-        """Or none: then only ranks died."""
-        self.happens([("recover", lost) for lost in self.protocol.losses], pick)
-
-    @rule(pick=st.integers(0, 255), hearing=st.frozensets(st.integers(0, 3), max_size=3), picks=PICKS)
-    def all_die_while_resuming(self, pick: int, hearing: frozenset[int], picks: list[int]) -> None:
+    def all_die_while_resuming(self, lost: tuple[int, ...], hearing: frozenset[int], picks: list[int]) -> None:
         """Only some nodes hear that they may go, and their ranks train a little; then ranks die again."""
-        before, p = self.world, self.protocol
-        self.happens([("recover", lost) for lost in p.losses], pick)
+        p, before = self.protocol, self.world
+        self.happens([("recover", lost)], 0)
         for node in set(range(p.nodes)) - hearing:
-            lost = p.losses[pick % len(p.losses)]
             self.world = self.world._replace(words=put(self.world.words, node, BLANK if node in lost else before.words[node]))
-        for step in picks[:4]:
-            going = [r for r in p.ranks if p.home[r] in hearing]
-            self.happens([("boundary", r) for r in going if writing(self.world.own[r]) is None], step)
-            self.happens([("seal", r) for r in going if writing(self.world.own[r]) is not None], step)
+        going = [rank for rank in p.ranks if p.home[rank] in hearing]
+        for pick in picks:
+            rank = going[pick % len(going)]
+            self.happens([("boundary" if writing(self.world.own[rank]) is None else "seal", rank)], 0)
         self.happens([("recover", ())], 0)
-
-    @rule()
-    def has_time(self) -> None:
-        """Everything under way ends, and a boundary passes in which nothing is late."""
-        self.protocol.check_liveness(self.world)
-        for rank in self.protocol.ranks:
-            if self.world.decided[rank] == min(self.world.decided):
-                self.happens([("boundary", rank)], 0)
-        self.world = self.protocol.settled(self.world)
 
     @invariant()
     def whatever_is_promised_may_be_lost(self) -> None:
@@ -219,15 +222,323 @@ def test_larger_worlds() -> None:
     run_state_machine_as_test(Job, settings=SEARCH)
 
 
+# ---------------------------------------------------------------------------------------------- the searches find planted bugs
+
+
+def overwrites_the_horizon(
+    step: int, slots: Sequence[SlotView], horizon: Stamp | None, is_hopeless: Callable[[Stamp], bool]
+) -> Take | Skip:
+    return choose(step, slots, horizon and replace(horizon, epoch=horizon.epoch + 1), is_hopeless)
+
+
+def gives_up_too_early(step: int, slots: Sequence[SlotView], horizon: Stamp | None, is_hopeless: Callable[[Stamp], bool]) -> Take | Skip:
+    return choose(step, slots, horizon, lambda stamp: True)
+
+
+def never_gives_up(step: int, slots: Sequence[SlotView], horizon: Stamp | None, is_hopeless: Callable[[Stamp], bool]) -> Take | Skip:
+    return choose(step, slots, horizon, lambda stamp: False)
+
+
+class OneRankIsEnough(Commit):
+    """Commits what is proven for one rank."""
+
+    def _decide(self) -> Horizon:
+        anybody = frozenset[Stamp]().union(*(f.protected for f in self.facts.values()))
+        self.facts.update({rank: replace(f, protected=anybody) for rank, f in self.facts.items()})
+        return super()._decide()
+
+
+class SpeaksEarly(Commit):
+    """Decides before all ranks were reported."""
+
+    def report(self, facts: Iterable[RankFacts], heard: Horizon) -> Horizon | None:
+        facts, world_size = list(facts), self.world_size
+        self.world_size = len({*self.facts, *(f.rank for f in facts)})
+        try:
+            return super().report(facts, heard)
+        finally:
+            self.world_size = world_size
+
+
+class HearsNothing(Commit):
+    """A new leader begins as if nothing had been said before it."""
+
+    def report(self, facts: Iterable[RankFacts], heard: Horizon) -> Horizon | None:
+        return super().report(facts, BLANK)
+
+
+class OneHolderIsEnough(Protocol):
+    def facts_of(self, world: World, rank: int) -> RankFacts:
+        return replace(super().facts_of(world, rank), protected=frozenset(stamp for _, stamp in world.acked[rank]))
+
+
+class AcksWhenBegun(Protocol):
+    """A holder answers when it has found a slot, not when its part is whole."""
+
+    def _offered(self, world: World, holder: int, offer: Offer) -> World:
+        world = super()._offered(world, holder, offer)
+        slots = world.held[self.place_for[offer.rank, holder]]
+        begun = any(view == SlotView(SlotState.WRITING, offer.stamp) for view in slots)
+        return self.send(world, holder, self.home[offer.rank], Ack(offer.rank, offer.stamp)) if begun else world
+
+
+class AcksOutliveTheirEpoch(Protocol):
+    """What a holder had acknowledged before it was replaced still counts."""
+
+    def recover(self, world: World, lost: Sequence[int] = ()) -> World:
+        return super().recover(world, lost)._replace(acked=world.acked)
+
+
+class InheritsNothing(Protocol):
+    """Nobody remembers in a new epoch what was committed in the one before."""
+
+    def recover(self, world: World, lost: Sequence[int] = ()) -> World:
+        world = super().recover(world, lost)
+        return world._replace(words=tuple(replace(word, inherited=None) for word in world.words))
+
+
+TWO = {"policy": Copies(2), "nodes": 2, "prompt": True}
+
+
+@pytest.mark.parametrize(
+    ("planted", "shown_by", "max_step", "departures"),
+    [
+        (Protocol(**TWO, chooser=overwrites_the_horizon), Unsafe, 2, 1),
+        (Protocol(**TWO, chooser=gives_up_too_early), Unsafe, 2, 1),
+        (Protocol(**TWO, chooser=never_gives_up), Stuck, 2, 1),
+        (Protocol(**TWO, commit_type=OneRankIsEnough), Unsafe, 2, 1),
+        (Protocol(**TWO, commit_type=SpeaksEarly), Unsafe, 2, 1),
+        (Protocol(**TWO, commit_type=HearsNothing), Stuck, 2, 1),
+        (AcksWhenBegun(**TWO), Unsafe, 2, 1),
+        (AcksOutliveTheirEpoch(**TWO), Unsafe, 2, 1),
+        (OneHolderIsEnough(Parity(3), 3, prompt=True), Unsafe, 1, 1),
+    ],
+    ids=lambda planted: getattr(planted, "__name__", None),
+)
+def test_the_search_finds_a_planted_bug(planted: Protocol, shown_by: type[AssertionError], max_step: int, departures: int) -> None:
+    with pytest.raises(shown_by):
+        explore_departures(planted, max_step, departures)
+
+
+class HastyJob(Job):
+    protocol_type = AcksOutliveTheirEpoch
+
+
+def test_the_machine_finds_a_planted_bug() -> None:
+    with pytest.raises(Unsafe):
+        run_state_machine_as_test(HastyJob, settings=settings(SEARCH, phases=[hypothesis.Phase.generate], report_multiple_bugs=False))
+
+
+# ---------------------------------------------------------------------------------------------- examples with names
+
+
+class Story:
+    """One schedule, told step by step."""
+
+    def __init__(self, protocol: Protocol) -> None:
+        self.protocol, self.world = protocol, protocol.first()
+
+    def go(self, *moves: Move) -> None:
+        for move in moves:
+            self.world = self.protocol.apply(self.world, move)
+            self.protocol.check_safety(self.world)
+
+    def step(self, but: Callable[[Move], bool] = lambda move: False) -> None:
+        """Every rank completes a step; whatever can happen then does, but for some moves."""
+        self.go(*(("boundary", rank) for rank in self.protocol.ranks))
+        while moves := [m for m in self.protocol.useful(self.world) if not but(m)]:
+            self.go(moves[0])
+
+    def within_reach(self, *lost: int) -> Stamp | None:
+        left = self.protocol.inventories(self.world.own, self.world.held, lost)
+        return max(self.protocol.reachable(left), default=None)
+
+
+def is_offer(move: Move) -> bool:
+    return move[0] == "offer"
+
+
+def test_every_step_is_committed_when_nothing_is_late() -> None:
+    for policy, nodes in WORLDS:
+        story = Story(Protocol(policy, nodes))
+        for step in range(4):
+            story.step()
+            assert story.world.led.committed == Stamp(step, 1)
+            assert all(story.within_reach(*lost) == Stamp(step, 1) for lost in story.protocol.losses)
+
+
+def test_ranks_die_after_they_sealed_a_step_that_nobody_had_copied() -> None:
+    """Holders keep the two steps before. Did the new epoch not inherit the horizon, they would have no slot for the one resumed from."""
+    story = Story(Protocol(Copies(2), 2))
+    story.step()
+    story.step()
+    story.step(but=is_offer)
+    assert story.world.led.committed == Stamp(1, 1) and [sealed(slots) for slots in story.world.held] == [{Stamp(0, 1), Stamp(1, 1)}] * 2
+    story.go(("recover", ()))
+    assert [sealed(slots) for slots in story.world.own] == [{Stamp(1, 1), Stamp(2, 1)}] * 2
+    assert {word.inherited for word in story.world.words} == {Stamp(1, 1)}
+    story.step()
+    assert story.world.led.committed == Stamp(2, 1), "what all resumed from is proven again, and then what comes next"
+    story.step()
+    assert story.world.led.committed == Stamp(4, 2)
+
+
+def test_a_node_is_lost_between_data_and_parity() -> None:
+    """The write hole: one parity of step 1 is written, the others not yet. Step 1 may not be decoded, step 0 must be."""
+    story = Story(Protocol(Parity(3), 3))
+    story.step()
+    story.step(but=lambda move: move[0] == "piece" and move[1] != 0)
+    assert Stamp(1, 1) in sealed(story.world.held[0]) and Stamp(1, 1) not in sealed(story.world.held[1])
+    assert story.within_reach() == Stamp(1, 1) and [story.within_reach(node) for node in range(3)] == [Stamp(0, 1)] * 3
+    story.go(("recover", (2,)))
+    assert {slots for place in story.world.held for slots in sealed(place)} == {Stamp(0, 1)}, "the half of step 1 is gone everywhere"
+    story.step()
+    story.step()
+    assert story.world.led.committed == Stamp(2, 2)
+
+
+def test_a_node_is_lost_after_it_sealed_the_last_parity_and_before_anybody_hears() -> None:
+    story = Story(Protocol(Parity(3), 3))
+    story.step()
+    story.step(but=lambda move: move[0] == "report" and any(Stamp(1, 1) in sealed(slots) for slots in story.world.held))
+    assert story.world.led.committed == Stamp(0, 1)
+    assert [story.within_reach(node) for node in range(3)] == [Stamp(1, 1)] * 3, "newer than the horizon, and whole"
+    story.go(("recover", (1,)))
+    assert set(story.world.decided) == {1}
+
+
+def test_a_node_is_lost_between_two_members_commits() -> None:
+    """Node 1 has heard that step 1 is committed and has given step 0 up, at home and for node 0; node 0 leads and is lost."""
+    story = Story(Protocol(Copies(2), 2))
+    story.step()
+    story.step(but=lambda move: move == ("look", 0))
+    story.go(("boundary", 1))
+    assert Stamp(0, 1) not in sealed(story.world.own[1]) and Stamp(0, 1) in sealed(story.world.own[0])
+    assert [story.within_reach(node) for node in range(2)] == [Stamp(1, 1)] * 2
+    story.go(("recover", (0,)))
+    assert set(story.world.decided) == {1} and story.world.promised is None
+    story.step()
+    assert story.world.promised == story.world.led.committed == Stamp(2, 2)
+
+
+def test_the_leader_restarts_when_only_one_node_has_heard_of_a_commit() -> None:
+    """The next leader knows nothing but the reports, and node 1 has already acted upon the last word."""
+    story = Story(Protocol(Copies(2), 2, own_slots=3))
+    story.step()
+    story.step()
+    story.go(("boundary", 1), ("seal", 1), ("restart", 0), ("report", 0))
+    assert story.world.words[0].committed == Stamp(1, 1) and None in story.world.facts
+    story.go(("report", 1))
+    while any(story.world.wires):
+        story.go(("deliver", next(i for i, wire in enumerate(story.world.wires) if wire)))
+    assert story.world.led.committed == Stamp(1, 1)
+
+
+def test_both_keepers_restart_and_the_pages_remember() -> None:
+    story = Story(Protocol(Copies(2), 2))
+    story.step()
+    story.step()
+    story.step(but=is_offer)
+    story.go(("restart", 0), ("restart", 1))
+    story.step()
+    story.step()
+    assert story.world.led.committed == Stamp(4, 1)
+
+
+def test_nothing_is_promised_until_a_replaced_node_holds_its_part_again() -> None:
+    story = Story(Protocol(Copies(2), 4))
+    story.step()
+    story.go(("recover", (1,)))
+    assert story.world.promised is None and story.within_reach(0) is None, "node 1 came back empty: node 0 must stay"
+    assert story.within_reach(2) == story.within_reach(1) == Stamp(0, 1)
+    story.step()
+    assert story.world.promised is not None
+
+
+# ---------------------------------------------------------------------------------------------- the leader, word by word
+
+
+def held(*steps: int, decided: int, pending: int | None = None) -> Holding:
+    return Holding(frozenset(Stamp(s, 1) for s in steps), None if pending is None else Stamp(pending, 1), decided)
+
+
+def facts(rank: int, own: Holding, *protected: int) -> RankFacts:
+    return RankFacts(rank, own, frozenset(Stamp(s, 1) for s in protected))
+
+
+def test_nothing_is_said_before_all_ranks_are_known() -> None:
+    commit = Commit(2, 1)
+    assert commit.report([facts(0, held(3, decided=3), 3)], Horizon(1)) is None
+    assert commit.report([facts(1, held(3, decided=3), 3)], Horizon(1)) == Horizon(1, Stamp(3, 1), None, frozenset({Stamp(3, 1)}), 3)
+
+
+def test_a_word_is_said_once() -> None:
+    commit = Commit(1, 1)
+    assert commit.report([facts(0, held(3, decided=3))], Horizon(1)) is not None
+    assert commit.report([facts(0, held(3, decided=3))], Horizon(1)) is None
+
+
+def test_a_new_leader_says_even_what_somebody_has_heard_before() -> None:
+    """Another node may have missed it."""
+    said = Commit(1, 1).report([facts(0, held(3, decided=3))], Horizon(1))
+    assert said is not None and Commit(1, 1).report([facts(0, held(3, decided=3))], said) == said
+
+
+def test_the_target_stays_until_it_is_committed() -> None:
+    commit = Commit(1, 1)
+    first = commit.report([facts(0, held(3, decided=3))], Horizon(1))
+    assert commit.report([facts(0, held(3, 4, decided=4))], Horizon(1)) is None
+    assert first is not None and first.target == commit.horizon.target == Stamp(3, 1)
+    third = commit.report([facts(0, held(3, 4, decided=4), 3)], Horizon(1))
+    assert third is not None and (third.committed, third.target) == (Stamp(3, 1), Stamp(4, 1))
+
+
+def test_what_lies_between_the_horizon_and_the_target_is_given_up() -> None:
+    word = Commit(1, 1).report([facts(0, held(3, 4, 5, decided=6), 3)], Horizon(1))
+    assert word is not None and word.target == Stamp(5, 1)
+    assert [word.is_hopeless(Stamp(step, 1)) for step in (3, 4, 5, 6, 7)] == [False, True, False, True, False]
+
+
 def test_on_a_slow_link_a_killed_process_still_loses_one_step() -> None:
     """Step 2 is on its way to the holders for long; with four slots every later step is captured all the same."""
     leader = Commit(2, 1)
-    slots = [SlotView(SlotState.SEALED, Stamp(1, 1)), SlotView(SlotState.SEALED, Stamp(2, 1)), BLANK, BLANK]
+    slots = [SlotView(SlotState.SEALED, Stamp(1, 1)), SlotView(SlotState.SEALED, Stamp(2, 1)), EMPTY, EMPTY]
     for step in range(3, 20):
         own = Holding(frozenset(v.stamp for v in slots if v.state is SlotState.SEALED), None, step - 1)
-        word = leader.report([RankFacts(r, own, frozenset({Stamp(1, 1)})) for r in range(2)], Horizon(1))
-        assert word is not None and (word.committed, word.target) == (Stamp(1, 1), Stamp(2, 1))
+        leader.report([RankFacts(r, own, frozenset({Stamp(1, 1)})) for r in range(2)], Horizon(1))
+        word = leader.horizon
+        assert (word.committed, word.target) == (Stamp(1, 1), Stamp(2, 1))
         taken = choose(step, slots, word.floor, word.is_hopeless)
         assert isinstance(taken, Take), taken
         slots[taken.slot] = SlotView(SlotState.SEALED, Stamp(step, 1))
         assert {Stamp(1, 1), Stamp(2, 1), Stamp(step, 1)} <= {v.stamp for v in slots}
+
+
+def test_a_page_inherits_what_was_committed_as_far_as_it_is_there() -> None:
+    last = Horizon(1, committed=Stamp(4, 1), target=Stamp(5, 1))
+    stamps = {Stamp(4, 1), Stamp(5, 1)}
+    assert first_word(2, Stamp(5, 1), last, stamps) == Horizon(2, inherited=Stamp(4, 1))
+    assert first_word(2, Stamp(4, 1), last, {Stamp(4, 1)}).floor == Stamp(4, 1)
+    assert first_word(2, Stamp(3, 1), last, {Stamp(3, 1)}) == Horizon(2), "it was lost: all went back further"
+    assert first_word(2, Stamp(5, 1), last, {Stamp(5, 1)}) == Horizon(2), "it is not here any more"
+    assert first_word(2, None, last, stamps) == Horizon(2), "all began from the store"
+    again = first_word(3, Stamp(5, 1), Horizon(2, inherited=Stamp(4, 1)), stamps)
+    assert again == Horizon(3, inherited=Stamp(4, 1)), "nothing was committed in between"
+
+
+def test_of_two_words_the_newer_one_counts() -> None:
+    stamps = [None, Stamp(3, 1), Stamp(4, 1)]
+    in_order = [Horizon(1), Horizon(1, inherited=stamps[1]), Horizon(1, stamps[1], decided_step=7), Horizon(1, stamps[2], decided_step=5)]
+    in_order += [Horizon(1, stamps[2], decided_step=6), Horizon(2)]
+    for older, later in pairwise(in_order):
+        assert newer(older, later) == newer(later, older) == later
+    one, other = (Horizon(1, stamps[1], stamps[2], decided_step=5), Horizon(1, stamps[1], None, decided_step=5))
+    assert newer(one, other) is other and newer(other, one) is one, "of one age: what was said last"
+
+
+def test_without_redundancy_what_all_have_sealed_is_committed() -> None:
+    story = Story(Protocol(NoRedundancy(), 2))
+    story.step()
+    assert story.world.led.committed == Stamp(0, 1)
+    story.go(("recover", (1,)))
+    assert story.within_reach() is None, "and a lost node is the store's business"
