@@ -92,9 +92,11 @@ def show(json: JsonOption = False) -> None:
         return
     table = Table("lab", "process", "node", "address", "processes", box=None)
     for lab in found:
-        for node in lab["nodes"] or [{"node": "", "address": "", "processes": ""}]:
+        for node in lab["nodes"]:
             shown = (lab["lab"], lab["pid"], node["node"], node["address"] or "lost", node["processes"])
             table.add_row(*map(str, shown))
+        if not lab["nodes"]:
+            table.add_row(str(lab["lab"]), str(lab["pid"]), "a drill's")
     Console().print(table if found else "No lab is on this machine.")
 
 
