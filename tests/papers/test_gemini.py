@@ -1,21 +1,32 @@
 """GEMINI (SOSP 2023, doi 10.1145/3600006.3613145): what a faithful implementation must reproduce, one test a check.
 
-Checks 1, 2 and 22 concern the placement itself: which nodes hold whose checkpoint, and which losses that survives. Here they are made
-on the placement alone, by trying every set of lost nodes.
+Checks 1, 2, 13, 14, 15, 19 and 22 concern the placement, the commit protocol and what is recovered from where. Here they are made in pure
+code: on the placement, on what every node has proven (`core/reach.py`, by trying every set of lost nodes) and on the protocol's model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
 from itertools import combinations
 from math import ceil, comb
 
 import pytest
 
+from keepstep.core import budget
 from keepstep.core.placement import place
+from keepstep.core.reach import Inventory, sources, within_reach
 from keepstep.core.survival import out_of_reach, survivable_counts, survival
-from keepstep.errors import ConfigError
+from keepstep.core.vote import Ballot, ListStore, Offer, Vote
+from keepstep.core.wards import wards
+from keepstep.errors import ConfigError, MemoryBudgetError
+from keepstep.model.mesh import Member, Mesh
+from keepstep.model.snapshot import Stamp
 from keepstep.model.topology import Copies, Group, Placement, topology
+from keepstep.model.units import GIB
+from tests.core.protocol_model import Protocol, World, sealed
+
+STEP = Stamp(7, 1)
 
 
 def placed(nodes: int, m: int) -> Placement:
@@ -34,6 +45,28 @@ def holder_sets(placement: Placement) -> set[frozenset[int]]:
 def recovered(placement: Placement, k: int) -> int:
     """How many of all sets of k lost nodes leave a holder of every checkpoint."""
     return sum(not out_of_reach(placement, placement.holders, lost) for lost in combinations(range(placement.nodes), k))
+
+
+def proven(placement: Placement, ranks_per_node: int = 1) -> dict[int, Inventory]:
+    """What every node holds once the step is committed: its own ranks' snapshots, and those of the nodes it holds for."""
+    ranks = {node: range(node * ranks_per_node, (node + 1) * ranks_per_node) for node in range(placement.nodes)}
+    held = {node: {owner for owner, holders in placement.holders.items() if node in holders} for node in ranks}
+    return {node: Inventory(frozenset((rank, STEP) for owner in held[node] for rank in ranks[owner])) for node in ranks}
+
+
+def fetched(placement: Placement, k: int) -> int:
+    """How many of all sets of k lost nodes leave every rank's snapshot within reach of the others' inventories."""
+    everything = proven(placement)
+    survived = 0
+    for lost in combinations(range(placement.nodes), k):
+        left = {node: found for node, found in everything.items() if node not in lost}
+        # Whoever is left has its own: only the lost ones' must be found.
+        survived += all(STEP in within_reach(rank, left) for rank in lost)
+    return survived
+
+
+def after(lost: set[int], inventories: dict[int, Inventory]) -> dict[int, Inventory]:
+    return {node: found for node, found in inventories.items() if node not in lost}
 
 
 @pytest.mark.parametrize("m", [2, 3, 4])  # m = 1 keeps nothing but the own copy: that policy is called `none`
@@ -94,6 +127,12 @@ def test_check_02_a_ring_recovers_352_of_560_triples_not_60_percent() -> None:
     assert 1 - Fraction(16 * comb(14, 1), comb(16, 3)) == Fraction(3, 5)
 
 
+def test_check_02_the_same_from_what_the_nodes_have_proven() -> None:
+    """All 16 nodes, 120 pairs and 560 triples, by looking for every lost snapshot in the inventories of the nodes that are left."""
+    assert [fetched(placed(16, 2), k) for k in (1, 2, 3)] == [16, 112, 448]
+    assert [fetched(ring(16, 2), k) for k in (1, 2, 3)] == [16, 104, 352]
+
+
 GROUP = [16, 112, 448, 1120, 1792, 1792, 1024, 256]
 RING = [16, 104, 352, 660, 672, 336, 64, 2]
 
@@ -147,3 +186,111 @@ def test_check_22_three_copies_double_the_traffic() -> None:
     for nodes in range(3, 17):
         sent = {m: sum(len(holders) - 1 for holders in placed(nodes, m).holders.values()) for m in (2, 3)}
         assert sent == {2: nodes, 3: 2 * nodes}
+
+
+@pytest.mark.parametrize("nodes", [6, 7, 8])
+def test_check_22_with_three_copies_any_two_lost_snapshots_are_found(nodes: int) -> None:
+    assert fetched(placed(nodes, 3), 2) == comb(nodes, 2)
+
+
+def instants(protocol: Protocol, steps: int) -> Iterator[World]:
+    """Every instant of a run in which nothing is late: between any two happenings somebody may be killed."""
+    world = protocol.first()
+    for _ in range(steps):
+        for boundary in list(protocol.steps(world)):
+            world = protocol.apply(world, boundary)
+            yield world
+        while (move := next(protocol.useful(world), None)) is not None:
+            world = protocol.apply(world, move)
+            yield world
+
+
+@pytest.mark.parametrize(("m", "nodes"), [(2, 4), (2, 3), (3, 3)])
+def test_check_13_whoever_is_killed_at_whatever_phase_all_go_back_to_one_step_not_older_than_the_committed(m: int, nodes: int) -> None:
+    protocol = Protocol(Copies(m), nodes)
+    seen = 0
+    for world in instants(protocol, 3):
+        for lost in protocol.losses:
+            back = protocol.recover(world, lost)
+            assert len(set(back.decided)) == 1
+            (step,) = set(back.decided)
+            assert all(step == -1 or max(sealed(slots)).step == step for slots in back.own), "the same on all ranks, and whole"
+            if world.promised is not None:
+                assert max(world.decided) - 2 <= world.promised.step <= step
+                seen += 1
+    assert seen > 100
+
+
+def test_check_14_a_software_failure_fetches_nothing_and_a_lost_node_only_its_own() -> None:
+    protocol = Protocol(Copies(2), 4, ranks_per_node=2)
+    world = list(instants(protocol, 3))[-1]
+    committed = world.led.committed
+    assert committed is not None
+    for lost in protocol.losses:
+        left = protocol.inventories(world.own, world.held, lost)
+        here = {
+            rank for node, found in left.items() for rank, stamp in found.snapshots if stamp == committed and protocol.home[rank] == node
+        }
+        wanting = [rank for rank in protocol.ranks if rank not in here]
+        assert wanting == [rank for node in lost for rank in protocol.mesh.ranks_of(node)]
+        for rank, source in sources(wanting, committed, left).items():
+            assert set(source.copies) == set(protocol.wards[rank].holders), "each from its own holder, whole"
+
+
+def test_check_14_two_steps_after_a_replacement_there_are_m_copies_again() -> None:
+    protocol = Protocol(Copies(2), 4)
+    world = protocol.recover(list(instants(protocol, 3))[-1], (2,))
+    for _ in range(2):
+        for boundary in list(protocol.steps(world)):
+            world = protocol.apply(world, boundary)
+        world = protocol.settled(world)
+    newest = Stamp(max(world.decided), 2)
+    everything = protocol.inventories(world.own, world.held)
+    assert all(sum((rank, newest) in found.snapshots for found in everything.values()) == 2 for rank in protocol.ranks)
+
+
+@pytest.mark.parametrize("group", range(8))
+def test_check_15_a_lost_group_sends_everybody_to_the_same_checkpoint(group: int) -> None:
+    """Memory still has the newer step of 14 nodes: nobody may use it."""
+    left = after({2 * group, 2 * group + 1}, proven(placed(16, 2)))
+    vote = Vote(16, has_store=True)
+    for rank in range(16):
+        answer = vote.joined(Ballot(rank, 16, within_reach(rank, left)))
+    assert answer == [ListStore()]
+    (offer,) = vote.listed([3, 5])
+    assert isinstance(offer, Offer) and (offer.source, offer.stamp.step) == ("store", 5)
+    assert offer.why.startswith("memory of rank") and f"rank {2 * group}" in offer.why
+
+
+def test_check_15_every_loss_is_recovered_from_memory_or_else_from_the_store() -> None:
+    everything = proven(placed(6, 2))
+    found = {"memory": 0, "store": 0}
+    for lost in (set(nodes) for k in range(7) for nodes in combinations(range(6), k)):
+        left = after(lost, everything)
+        vote = Vote(6, has_store=True)
+        actions = [action for rank in range(6) for action in vote.joined(Ballot(rank, 6, within_reach(rank, left)))]
+        (offer,) = vote.listed([5]) if actions == [ListStore()] else actions
+        assert isinstance(offer, Offer)
+        found[offer.source] += 1
+    assert found == {"memory": 27, "store": 37}, "a group of two survives 3 of its 4 cases, three groups 3 * 3 * 3 of 64"
+
+
+@pytest.mark.parametrize(("nodes", "m"), [(16, 2), (17, 2), (9, 3), (10, 3)])
+def test_check_19_a_node_keeps_2_m_snapshots(nodes: int, m: int) -> None:
+    assert placed(nodes, m).two_slots_ratio == 2 * m
+    members = tuple(Member(node, "", 0, 1, 1) for node in range(nodes))
+    here = [sum(node in ward.holders for ward in wards(Copies(m), Mesh(1, 0, members, "")).values()) for node in range(nodes)]
+    assert set(here) == {m - 1} and budget.held_slots(Copies(m)) == 2 * (m - 1)
+
+
+def test_check_19_two_slots_and_what_is_held_are_counted_before_the_first_save() -> None:
+    """GPT-2 100B on 16 machines of 8 GPUs: 9.4 GB a GPU, two of each of two checkpoints, 301 GB of 1152."""
+    each, free = int(9.4e9), int(1152e9)
+    plan = budget.plan(each, 8, free, free, 2, has_store=False, arena_dir="/dev/shm", held=budget.held_slots(Copies(2)))
+    assert plan.slots == 2 and plan.total_bytes == 2 * 8 * each
+    together = plan.total_bytes + budget.held_slots(Copies(2)) * 8 * each
+    assert together == 2 * 2 * 8 * each == pytest.approx(301e9, rel=0.01)
+    enough = int(together / (1 - budget.HEADROOM_RATIO)) + 1
+    assert budget.plan(each, 8, enough, enough, 2, has_store=False, arena_dir="/dev/shm", held=2.0).slots == 2
+    with pytest.raises(MemoryBudgetError, match="held for other nodes"):
+        budget.plan(each, 8, enough - GIB, enough - GIB, 2, has_store=False, arena_dir="/dev/shm", held=2.0)

@@ -1,21 +1,28 @@
 """REFT (arXiv 2310.12670): rotating parity over groups of nodes, and what it survives.
 
-No code and no table of the paper's survival figures is public; the formulas are derived from the layout and checked by simulation.
+No code and no table of the paper's survival figures is public; the formulas are derived from the layout and checked by simulation, the
+write hole and the fall back to the store on the protocol's model.
 """
 
 from __future__ import annotations
 
 import random
 from fractions import Fraction
+from itertools import combinations
 from math import comb
 
 import pytest
 
 from keepstep.coding.reed_solomon import accumulate, rebuild, solve
+from keepstep.core import budget
 from keepstep.core.parity import Combine, Region, Stripes, decode_plan, encode_plan, stripes_of_replica, stripes_of_snapshots
 from keepstep.core.placement import place
+from keepstep.core.reach import CodedRow, Inventory, sources, within_reach
 from keepstep.core.survival import out_of_reach, survival, survival_at, which_can_be_lost
+from keepstep.core.vote import Ballot, ListStore, Offer, Vote
+from keepstep.model.snapshot import Stamp
 from keepstep.model.topology import Copies, NoRedundancy, Parity, topology
+from tests.core.protocol_model import Protocol, sealed
 
 ODD_BYTES = 1_000_003  # divides into nothing evenly
 Memory = dict[tuple[int, Region], bytearray]
@@ -148,3 +155,77 @@ def test_a_simulation_agrees(n: int, keep: float) -> None:
         lost = {node for node in range(nodes) if rng.random() > keep}
         survived += not out_of_reach(placement, placement.holders, lost)
     assert abs(survived / trials - formula) < 4 * (formula * (1 - formula) / trials) ** 0.5
+
+
+STEP = Stamp(7, 1)
+
+
+def proven(n: int, nodes: int) -> dict[int, Inventory]:
+    """What every node of one rank holds once the step is committed: its data, and a parity beside it."""
+    found = {}
+    for group in place(Parity(n), topology(nodes)).groups:
+        for rank in group.members:
+            found[rank] = Inventory(frozenset({(rank, STEP)}), frozenset({CodedRow(rank, STEP, group.members, group.tolerates)}))
+    return found
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_of_all_losses_of_16_nodes_exactly_those_with_one_in_a_group_are_decoded(n: int) -> None:
+    everything = proven(n, 16)
+    for k in (1, 2, 3):
+        survived = 0
+        for lost in combinations(range(16), k):
+            left = {node: found for node, found in everything.items() if node not in lost}
+            survived += all(STEP in within_reach(rank, left) for rank in lost)
+        assert survived == (comb(16 // n, k) * n**k if k <= 16 // n else 0)
+
+
+def test_a_lost_node_is_decoded_from_its_own_group_only() -> None:
+    everything = proven(4, 8)
+    del everything[5]
+    assert sources([5], STEP, everything)[5].members == ((4, 4), (6, 6), (7, 7))
+
+
+def test_two_of_a_group_lost_sends_everybody_to_the_store() -> None:
+    left = {node: found for node, found in proven(4, 8).items() if node not in (1, 2)}
+    vote = Vote(8, has_store=True)
+    for rank in range(8):
+        answer = vote.joined(Ballot(rank, 8, within_reach(rank, left)))
+    assert answer == [ListStore()]
+    (offer,) = vote.listed([4, 6])
+    assert isinstance(offer, Offer) and (offer.source, offer.stamp.step) == ("store", 6)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_the_write_hole_is_closed_at_every_instant_of_a_step(n: int) -> None:
+    """Data of one step with parity of another decode to garbage. Whoever is killed between any two writes, what all go back to has both."""
+    protocol = Protocol(Parity(n), n)
+    world = protocol.settled(protocol.first())
+    half_written = 0
+    for _ in range(3):
+        moves = list(protocol.steps(world))
+        while moves:
+            world = protocol.apply(world, moves.pop(0))
+            parities = {frozenset(sealed(slots)) for slots in world.held}
+            half_written += len(parities) > 1
+            for lost in protocol.losses:
+                back = protocol.recover(world, lost)
+                (step,) = set(back.decided)
+                assert world.promised is None or step >= world.promised.step
+                if lost and step >= 0:
+                    left = protocol.inventories(world.own, world.held, lost)
+                    stamp = max(protocol.reachable(left))
+                    for source in sources(lost, stamp, left).values():
+                        for rank, node in source.members:
+                            assert (rank, stamp) in left[node].snapshots
+                            assert CodedRow(rank, stamp, source.row, source.tolerates) in left[node].parities
+            moves = moves or [*protocol.useful(world)][:1]
+        assert world.led.committed == Stamp(max(world.decided), 1)
+    assert half_written > 0, "some instants lie between two parities"
+
+
+@pytest.mark.parametrize("n", range(2, 9))
+def test_what_is_held_for_others_is_counted_as_the_formula_says(n: int) -> None:
+    """Two slots of parity beside two of data: 2 n / (n - 1) of a snapshot."""
+    assert 2 + budget.held_slots(Parity(n)) == pytest.approx(2 * n / (n - 1))
+    assert place(Parity(n), topology(2 * n)).two_slots_ratio == pytest.approx(2 * n / (n - 1))
