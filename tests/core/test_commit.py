@@ -111,7 +111,7 @@ def explore_departures(protocol: Protocol, max_step: int, departures: int) -> in
 
 @pytest.mark.parametrize(
     ("policy", "nodes", "max_step", "max_kills", "max_restarts"),
-    [(Copies(2), 2, 1, 0, 0), (Copies(2), 2, 0, 2, 1), (Parity(2), 2, 0, 1, 1)],
+    [(Copies(2), 2, 1, 0, 0), (Copies(2), 2, 0, 1, 1), (Parity(2), 2, 0, 1, 1)],
 )
 def test_every_instant_of_a_tiny_world(policy: Scheme, nodes: int, max_step: int, max_kills: int, max_restarts: int) -> None:
     assert explore(Protocol(policy, nodes, prompt=True), max_step, max_kills, max_restarts) > 1000
@@ -215,7 +215,7 @@ class Job(RuleBasedStateMachine):
             self.protocol.check_liveness(self.world)
 
 
-SEARCH = settings(max_examples=60, stateful_step_count=30, derandomize=True, deadline=None)
+SEARCH = settings(max_examples=40, stateful_step_count=25, derandomize=True, deadline=None)
 
 
 def test_larger_worlds() -> None:
