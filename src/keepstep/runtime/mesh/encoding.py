@@ -22,11 +22,12 @@ from keepstep.coding.reed_solomon import accumulate, solve
 from keepstep.core.parity import Stripes, contribution, stripes_of_snapshots
 from keepstep.edge.arena import Slot
 from keepstep.model.snapshot import SlotHeader, Stamp
-from keepstep.model.units import PAGE_BYTES
+from keepstep.model.units import MIB, PAGE_BYTES
 from keepstep.model.wire import Part, Span
 from keepstep.runtime.mesh.receiving import Range, blocks
 
 LAYOUT_HASH = "00" * 16  # a parity has no tensors
+_ZEROS = bytes(MIB)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +91,16 @@ def ranges_for(stripes: Stripes, sizes: Sizes, owner: int, keeper: int) -> list[
     return [*data, *metas]
 
 
+def blank(slot: Slot, nbytes: int) -> None:
+    """What a parity begins with: a slot that holds nothing, the first `nbytes` of its payload zeros. Takes as long as a copy of them."""
+    slot.void()
+    payload = slot.payload[:nbytes]
+    for at in range(0, nbytes, MIB):  # one source that stays in the cache: a large one of zeros takes four times as long
+        payload[at : at + MIB] = _ZEROS[: nbytes - at]
+
+
 class Encoding:
-    """The parity of `mine` at one stamp. `told` is called once, when everything has been added."""
+    """The parity of `mine` at one stamp, in a slot that is `blank`. `told` is called once, when everything has been added."""
 
     def __init__(self, slot: Slot, contents: Contents, mine: int, stamp: Stamp, told: Callable[[], None]) -> None:
         self.slot, self.contents, self.mine, self.stamp = slot, contents, mine, stamp
@@ -102,7 +111,6 @@ class Encoding:
         stripes = contents.stripes
         self._missing = {(rank, range_) for rank, (_, sizes) in contents.metas.items() for range_ in ranges_for(stripes, sizes, rank, mine)}
         self._payload = slot.payload
-        self._payload[: stripes.parity_bytes] = bytes(stripes.parity_bytes)
 
     @property
     def ranks(self) -> list[int]:

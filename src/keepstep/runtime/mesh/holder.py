@@ -22,7 +22,7 @@ from keepstep.model.horizon import Horizon
 from keepstep.model.mesh import Mesh
 from keepstep.model.snapshot import SlotState, Stamp
 from keepstep.model.units import human_bytes
-from keepstep.runtime.mesh.encoding import Contents, Encoding, Sizes, contents_from, contents_of
+from keepstep.runtime.mesh.encoding import Contents, Encoding, Sizes, blank, contents_from, contents_of
 from keepstep.runtime.mesh.lines import Later, Lines
 from keepstep.runtime.mesh.receiving import Range, Whole
 from keepstep.runtime.mesh.twins import in_runs, take_over
@@ -124,15 +124,22 @@ class Holder:
         )
 
     def _make_room(
-        self, offer: Offer, shelf: Shelf, rank: int, capacity: int, manifest_capacity: int, then: Callable[[Slot], None]
+        self,
+        offer: Offer,
+        shelf: Shelf,
+        rank: int,
+        capacity: int,
+        manifest_capacity: int,
+        then: Callable[[Slot], None],
+        blank_bytes: int = 0,
     ) -> None:
-        """A slot that may be overwritten; making it is not the loop's work: the first touch of memory takes long."""
+        """A slot that may be overwritten, for a parity with zeros to begin with. Touching memory is not the loop's work: it takes long."""
         if (shelf, rank) in self._preparing:
             return  # the owner asks again
         index = self._choose(shelf, rank, offer)
         if index is None:
             return
-        fitting = shelf.fitting(rank, index, capacity, manifest_capacity)
+        fitting = None if blank_bytes else shelf.fitting(rank, index, capacity, manifest_capacity)
         if fitting is not None:
             then(fitting)
             return
@@ -140,9 +147,12 @@ class Holder:
 
         def make() -> Slot | MemoryBudgetError:
             try:
-                return shelf.take(rank, index, capacity, manifest_capacity)
+                slot = shelf.take(rank, index, capacity, manifest_capacity)
             except MemoryBudgetError as error:
                 return error
+            if blank_bytes:
+                blank(slot, blank_bytes)
+            return slot
 
         def made(found: Slot | MemoryBudgetError) -> None:
             self._preparing.discard((shelf, rank))
@@ -291,7 +301,8 @@ class Holder:
             for offer in offers.values():
                 self._say(offer, "accept")
 
-        self._make_room(first, self.parities, mine, contents.nbytes, manifest_bytes + manifest_bytes // 4, begin)
+        capacity, parity_bytes = contents.nbytes, contents.stripes.parity_bytes
+        self._make_room(first, self.parities, mine, capacity, manifest_bytes + manifest_bytes // 4, begin, parity_bytes)
 
     def _encoded(self, mine: int, encoding: Encoding, offers: list[Offer]) -> None:
         if self._encoding.get(mine) is not encoding:
