@@ -4,8 +4,8 @@ Real keepers in network namespaces, one a node, behind veth links that `tc tbf` 
 states are windows of a random buffer, so that making one costs a memcpy. Without root the links are loopback and cannot be shaped: then
 what needs a rate is left out and said so. Everything runs on this machine's cores, so N nodes share them: the table names the load.
 
-    python benchmarks/redundancy.py                       # all of it: about ten minutes
-    python benchmarks/redundancy.py --quick               # small: under two minutes
+    python benchmarks/redundancy.py                       # all of it: half an hour on busy cores
+    python benchmarks/redundancy.py --quick               # small: about two minutes
     python benchmarks/redundancy.py --only copies,latency --rates 1gbit --mib 256 --json
 
 copies      Throughput of one step's copies, from the moment its target is announced in the leader's horizon page until the page shows it
