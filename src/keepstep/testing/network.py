@@ -91,7 +91,8 @@ def _do(*words: str) -> None:
 
 
 def _try(*words: str) -> None:
-    subprocess.run(words, capture_output=True)
+    with suppress(FileNotFoundError):  # without the tool there is nothing of it either
+        subprocess.run(words, capture_output=True)
 
 
 class _Addresses:
