@@ -179,8 +179,8 @@ time.sleep(100)
 """
 INTERRUPTED = """
 import time
-print("ready", flush=True)
 try:
+    print("ready", flush=True)
     time.sleep(100)
 except KeyboardInterrupt:
     print("tidied up", flush=True)
