@@ -358,6 +358,10 @@ def is_offer(move: Move) -> bool:
     return move[0] == "offer"
 
 
+def is_offer_of_rank_0(move: Move) -> bool:
+    return move[:2] == ("offer", 0)
+
+
 def test_every_step_is_committed_when_nothing_is_late() -> None:
     for policy, nodes in WORLDS:
         story = Story(Protocol(policy, nodes))
@@ -443,6 +447,22 @@ def test_both_keepers_restart_and_the_pages_remember() -> None:
     story.step()
     story.step()
     assert story.world.led.committed == Stamp(4, 1)
+
+
+def test_an_acknowledgement_of_an_older_round_would_be_believed() -> None:
+    """Why every message carries its round: node 1 had the copy, said so, and came back empty before the word arrived."""
+    story = Story(Protocol(Copies(2), 2))
+    story.step()
+    story.step(but=is_offer_of_rank_0)
+    story.go(("offer", 0, 1), ("deliver", 1), ("piece", story.protocol.place_for[0, 1], 0))
+    before = story.world.wires
+    assert before == ((), (), (Ack(0, Stamp(1, 1)),), ())
+    story.go(("recover", (1,)))
+    assert set(story.world.decided) == {1} and not any(story.world.wires) and story.within_reach(0) is None
+    story.step(but=is_offer_of_rank_0)
+    story.world = story.world._replace(wires=before)  # as if it were not dropped
+    with pytest.raises(Unsafe):
+        story.go(("deliver", 2), ("report", 0))
 
 
 def test_nothing_is_promised_until_a_replaced_node_holds_its_part_again() -> None:
