@@ -128,7 +128,7 @@ def test_every_schedule_near_the_prompt_one(policy: Scheme, nodes: int, own_slot
 # ---------------------------------------------------------------------------------------------- larger worlds
 
 
-WORLDS = [
+WORLDS: list[tuple[Scheme, int]] = [
     (Copies(2), 4),
     (Copies(3), 4),
     (Parity(4), 4),
@@ -289,15 +289,7 @@ class AcksOutliveTheirEpoch(Protocol):
         return super().recover(world, lost)._replace(acked=world.acked)
 
 
-class InheritsNothing(Protocol):
-    """Nobody remembers in a new epoch what was committed in the one before."""
-
-    def recover(self, world: World, lost: Sequence[int] = ()) -> World:
-        world = super().recover(world, lost)
-        return world._replace(words=tuple(replace(word, inherited=None) for word in world.words))
-
-
-TWO = {"policy": Copies(2), "nodes": 2, "prompt": True}
+TWO: dict[str, Any] = {"policy": Copies(2), "nodes": 2, "prompt": True}
 
 
 @pytest.mark.parametrize(
@@ -355,7 +347,7 @@ class Story:
 
 
 def is_offer(move: Move) -> bool:
-    return move[0] == "offer"
+    return bool(move[0] == "offer")
 
 
 def is_offer_of_rank_0(move: Move) -> bool:
