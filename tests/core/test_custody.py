@@ -167,7 +167,7 @@ def test_a_job_that_resumed_and_failed_is_over_at_once() -> None:
 
 def test_other_nodes_are_waited_for_but_not_for_ever() -> None:
     kept = custody(1)
-    kept.round_began(3)
+    kept.round_began(3, [0])
     kept.rank_said_bye(0, True, "ended well")
     assert kept.ended_here and kept.decide(S_NS) is None
     kept.rank_left(0, 2 * S_NS)
@@ -178,10 +178,21 @@ def test_other_nodes_are_waited_for_but_not_for_ever() -> None:
 
 def test_what_was_the_end_of_one_round_is_not_that_of_the_next() -> None:
     kept = custody(1)
-    kept.round_began(2)
+    kept.round_began(2, [0])
     kept.rank_said_bye(0, True, "ended well")
     kept.all_nodes_ended = True
-    kept.round_began(2)
+    kept.round_began(2, [0])
     kept.rank_came(0, 1)
     kept.rank_said_bye(0, True, "ended well")
     assert kept.decide(S_NS) is None
+
+
+def test_a_keeper_that_came_in_the_middle_of_a_round_may_meet_ranks_before_it_knows_which_are_here() -> None:
+    kept = Custody(grace_ns=10, alone_since_ns=0)
+    kept.rank_came(3, 4)
+    kept.rank_said_bye(3, True, "ended well")
+    kept.round_began(2, [2, 3])
+    assert not kept.ended_here
+    kept.rank_came(2, 2)
+    kept.rank_said_bye(2, True, "ended well")
+    assert kept.ended_here

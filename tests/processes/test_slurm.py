@@ -270,9 +270,10 @@ def test_srun_starts_the_ranks_again_and_a_spare_node_takes_the_place_of_a_lost_
 
     batch.train_until(first.data["step"] + 10)
     lost = next(node for node in (batch.rank(0)[0], batch.rank(1)[0]) if node != NODES[0])  # the first one runs the script
+    committed = min(batch.rank(0)[2], batch.rank(1)[2])  # how far copies lag behind steps of a few milliseconds depends on the machine
     slurm.lose(lost)
     second = until(lambda: batch.events("resumed")[2:], batch.story)[0]
-    assert second.data["source"] == "memory" and second.data["lost_steps"] <= 1 and second.data["step"] > first.data["step"], second.why
+    assert second.data["source"] == "memory" and second.data["step"] >= committed, second.why
     assert batch.events("fetched")
     assert batch.sha256() == undisturbed
 

@@ -10,6 +10,7 @@ from rests here. So the memory stays until all nodes' ranks ended well, or for t
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from keepstep.model.units import S_NS, human_ns
@@ -36,11 +37,14 @@ class Custody:
     finish: Finish | None = None
     met: bool = False  # anybody, ever
     resumed: bool = False  # the agent's ranks have trained on what is in memory
-    nodes: int = 1
+    nodes: int | None = None  # unknown until a round begins, which it never does in a job of one node
     all_nodes_ended: bool = False  # well; so the leading keeper says
 
-    def round_began(self, nodes: int) -> None:
-        self.nodes, self.all_nodes_ended = nodes, False
+    def round_began(self, nodes: int, ranks_here: Collection[int]) -> None:
+        """Before its ranks come; only a keeper that came in the middle of a round may have met them before it was told of it."""
+        kept = ranks_here if self.nodes is None else ()
+        self.last_words = {rank: words for rank, words in self.last_words.items() if rank in kept}
+        self.nodes, self.all_nodes_ended, self.world_size = nodes, False, len(ranks_here)
 
     def rank_came(self, rank: int, world_size: int) -> None:
         if world_size != self.world_size:
@@ -85,8 +89,9 @@ class Custody:
         """What follows from all that was said so far."""
         if self.finish or self.agent:
             return self.finish
-        if self.ended_here and (self.nodes == 1 or self.all_nodes_ended):
-            others = f" of this node, and those of {self.nodes - 1} more," if self.nodes > 1 else ""
+        nodes = self.nodes or 1
+        if self.ended_here and (nodes == 1 or self.all_nodes_ended):
+            others = f" of this node, and those of {nodes - 1} more," if nodes > 1 else ""
             return Finish(True, f"all {self.world_size} ranks{others} ended well")
         if self.ranks:
             return None

@@ -230,7 +230,7 @@ class Keeper:
             self.node = Node(self.settings, self.lines, self._job_hash, self.journal, self.workers, self)
         if self.node.mesh is not None and mesh.round <= self.node.mesh.round:
             return  # every session of a node tells it
-        self.custody.round_began(len(mesh.members))
+        self.custody.round_began(len(mesh.members), mesh.ranks_of(mesh.node))
         self._leader_gone = ""
         self.node.begin(mesh)
         self.election.begin_round(self.node)
