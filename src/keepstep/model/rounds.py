@@ -40,8 +40,8 @@ class Arrival:
 class Verdict:
     """How a round ends, the same for all its nodes.
 
-    `again`: the ranks start anew in the next round; `crash` when the program brought it upon itself. `stop`: the job ends with `code`,
-    by `signum` where it was a signal. `done`: all ranks of all nodes ended well.
+    `again`: there will be another round; `crash` when the program brought it upon itself, `keep` when ranks that can stay in their process
+    do, else all start anew. `stop`: the job ends with `code`, by `signum` where it was a signal. `done`: all ranks of all nodes ended well.
     """
 
     kind: Literal["again", "stop", "done"]
@@ -49,6 +49,7 @@ class Verdict:
     crash: bool = False
     code: int = 0
     signum: int = 0
+    keep: bool = False
 
     def to_text(self) -> str:
         return json.dumps(asdict(self))

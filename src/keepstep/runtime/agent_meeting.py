@@ -40,10 +40,11 @@ TOLD = {"again": "round-wanted", "stop": "round-stopped", "done": "round-done"} 
 
 @dataclass(frozen=True, slots=True)
 class Formed:
-    """All nodes are there. `mesh` is for the keeper; None when there is one node."""
+    """All nodes are there. `mesh` is for the keeper; None when there is one node. `keep`: ranks that can stay in their process do."""
 
     place: Place
     mesh: Mesh | None
+    keep: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ class Alone:
 
     def __init__(self, launch: Launch, post: Post) -> None:
         self._launch, self._post, self._attempt = launch, post, 0
+        self._keep = False
         self._store: Any = None
 
     def join(self, keeper: Listening | None) -> None:
@@ -81,11 +83,11 @@ class Alone:
         self._store = None
         host = self._launch.master_addr
         self._store = open_store(host, self._launch.master_port)
-        self._post(Formed(Place(self._attempt, 0, 1, 0, self._launch.ranks, host, self._store.port), None))
+        self._post(Formed(Place(self._attempt, 0, 1, 0, self._launch.ranks, host, self._store.port), None, self._keep))
         self._attempt += 1
 
     def say(self, attempt: int, verdict: Verdict) -> None:
-        pass
+        self._keep = verdict.keep
 
     def ended_well(self, attempt: int, why: str) -> None:
         self._post(Heard(Verdict("done", why)))
@@ -112,6 +114,7 @@ class Several:
         self._over = threading.Event()
         self._number = -1  # of the round that is being formed or lived
         self._place = -1  # this agent's in it
+        self._keep = False  # as the verdict about the round before said
         self._point_store: Any = None  # when they meet here
         self._ranks_store: Any = None  # when the ranks do
         self._speaker: threading.Thread | None = None
@@ -204,8 +207,8 @@ class Several:
         """The last word about the job; None when this agent's own end comes first."""
         keeper = self._keepers.get()
         number = 0
-        while point.verdict(number) is not None:  # rounds of before, whatever became of them
-            number += 1
+        while (before := point.verdict(number)) is not None:  # rounds of before, whatever became of them
+            number, self._keep = number + 1, before.keep
         while keeper is not None:
             newest = max(self._mine.newest_round, keeper.round)
             self._mine = replace(self._mine, host=keeper.host, port=keeper.port, incarnation=keeper.incarnation, newest_round=newest)
@@ -218,7 +221,7 @@ class Several:
                 point.mark(number, "heard", self._place)
             if verdict.kind != "again":
                 return verdict
-            number += 1
+            number, self._keep = number + 1, verdict.keep
             if formed is not None:
                 self._post(Heard(verdict))
                 keeper = self._keepers.get()
@@ -280,4 +283,4 @@ class Several:
         why += f"{first} to {first + self._launch.ranks - 1} of {mesh.world_size}"
         hosts = [f"{m.host}:{m.port}" for m in members]
         self._journal.record("round-formed", why, round=number, node=node, hosts=hosts, world_size=mesh.world_size, waited_ns=took_ns)
-        return Formed(place, mesh)
+        return Formed(place, mesh, self._keep)
