@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
 from keepstep.core.survival import survival_at
 from keepstep.errors import ConfigError
@@ -82,19 +83,25 @@ def _members(policy: Scheme, sizes: Sequence[int], together: int, topology: Topo
         starts = [sum(sizes[:i]) for i in range(len(sizes))]
         return [tuple(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)]
     # Taking each member from the fullest rack that may still give is exact: if any choice fills all groups, this one does
-    # (from another choice one can always swap towards the fuller rack).
-    waiting = {rack: list(ids) for rack, ids in topology.racks.items()}
+    # (from another choice one can always swap towards the fuller rack). Among equals, the rack named first.
+    waiting = [list(ids) for ids in topology.racks.values()]
+    may_give = [(-len(ids), rack) for rack, ids in enumerate(waiting)]
+    heapify(may_give)
     groups = []
     for size in sizes:
         chosen: list[int] = []
-        given = dict.fromkeys(waiting, 0)
+        given: dict[int, int] = {}
+        resting: list[tuple[int, int]] = []  # racks that gave this group what they may
         while len(chosen) < size:
-            may_give = [rack for rack in waiting if waiting[rack] and given[rack] < together]
             if not may_give:
                 raise ConfigError(_too_close(policy, sizes, together, topology))
-            rack = max(may_give, key=lambda name: len(waiting[name]))
+            _, rack = heappop(may_give)
             chosen.append(waiting[rack].pop(0))
-            given[rack] += 1
+            given[rack] = given.get(rack, 0) + 1
+            if waiting[rack]:
+                heappush(may_give if given[rack] < together else resting, (-len(waiting[rack]), rack))
+        for entry in resting:
+            heappush(may_give, entry)
         groups.append(tuple(sorted(chosen)))
     return groups
 
