@@ -232,6 +232,24 @@ def test_every_bit_of_the_header_s_fields_is_guarded(slot: Slot) -> None:
         flip(slot.path, bit)
 
 
+def test_a_slot_with_any_one_flipped_bit_of_its_header_can_be_opened_and_written_again(slot: Slot) -> None:
+    """Else nobody could mend it."""
+    seal(slot, Stamp(3, 1), seed=5)
+    for bit in range(8 * 164):
+        flip(slot.path, bit)
+        damaged = Slot(slot.path)
+        assert (damaged.capacity, damaged.manifest_capacity) == (slot.capacity, slot.manifest_capacity)
+        with pytest.raises(DamageError):
+            damaged.header()
+        damaged.close()
+        flip(slot.path, bit)
+    with open(slot.path, "r+b") as file:  # both repetitions: nothing tells the size any more
+        file.seek(148)
+        file.write(struct.pack("<QQ", 1, 2))
+    with pytest.raises(DamageError, match="no page that its checksum fits"):
+        Slot(slot.path)
+
+
 def test_flips_in_bytes_that_mean_nothing_do_no_harm(slot: Slot) -> None:
     data = seal(slot, Stamp(5, 1), seed=7)
     _, unused = used_and_unused(slot)

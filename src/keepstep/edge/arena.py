@@ -98,13 +98,21 @@ class Slot:
         self._region.prefault()
 
     def _capacities(self) -> tuple[int, int]:
-        # The capacity is kept twice, so that one flipped bit cannot send a reader to wrong offsets.
+        # The capacity is kept twice, so that one flipped bit cannot send a reader to wrong offsets; the page's checksum says which is right,
+        # so that a slot with a flipped bit there can be opened and mended like any other.
         view = self._region.view
-        if len(view) < PAGE_BYTES or bytes(view[:8]) != MAGIC:
-            raise DamageError(f"{self._region.path}: expected a slot ({MAGIC!r}), found {bytes(view[:8])!r}")
+        if len(view) < PAGE_BYTES:
+            raise DamageError(f"{self._region.path}: expected a slot, found {len(view)} bytes")
         capacity, again = struct.unpack_from("<QQ", view, _HEADER.size - 16)
+        if bytes(view[:8]) != MAGIC or capacity != again:
+            page = bytes(view[:PAGE_BYTES])
+            capacity = again = next((c for c in (capacity, again) if _fits(page, c)), -1)
+        if capacity < 0:
+            raise DamageError(
+                f"{self._region.path}: expected a slot ({MAGIC!r}), found {bytes(view[:8])!r} and no page that its checksum fits"
+            )
         _, manifest = _offsets(capacity) if capacity <= len(view) else (0, len(view) + 1)
-        if capacity != again or manifest > len(view):
+        if manifest > len(view):
             raise DamageError(
                 f"{self._region.path}: header damaged: capacity {capacity} and its repetition {again} in a file of {len(view)}"
             )
@@ -264,6 +272,13 @@ def parse_page(page: bytes, path: Path) -> SlotHeader:
         raise DamageError(f"{path}: expected slot format {FORMAT}, found {fmt}")
     sequence, job, layout, rank, world, incarnation, step, epoch, *sizes, wall, loss, _, _ = rest
     return SlotHeader(SlotState(state), sequence, job, layout, rank, world, incarnation, Stamp(step, epoch), *sizes, wall, loss)
+
+
+def _fits(page: bytes, capacity: int) -> bool:
+    """Whether the page would be sound with its magic and this capacity in it."""
+    words = struct.pack("<QQ", capacity, capacity)
+    sound = MAGIC + page[8 : _HEADER.size - 16] + words + page[_HEADER.size : -8]
+    return _CHECK.pack(checksum(sound)) == page[-8:]
 
 
 def capacity_of(page: bytes) -> int:

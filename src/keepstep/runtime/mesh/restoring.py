@@ -13,6 +13,7 @@ from keepstep.config import Settings
 from keepstep.core.reach import Inventory, Source, sources, within_reach
 from keepstep.edge.arena import Slot, slot_path
 from keepstep.edge.journal import Journal
+from keepstep.errors import DamageError
 from keepstep.model.mesh import Mesh
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import human_bytes, human_ns
@@ -117,7 +118,11 @@ class Restoring:
             then("no other node has proven a copy of it")
             return
         target = slot_path(self._settings.job_dir, rank, index)
-        slot = Slot(target)
+        try:
+            slot = Slot(target)
+        except (DamageError, OSError) as error:
+            then(f"it cannot even be opened: {error}")
+            return
         if not slot.lock(exclusive=False):
             slot.close()
             then("it is being overwritten")
