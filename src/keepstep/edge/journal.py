@@ -34,7 +34,7 @@ class Journal:
             except OSError as error:
                 log.warning("the journal %s cannot be written (%s): events reach the log only", path, error)
 
-    def record(self, kind: str, why: str, level: int = logging.INFO, **data: Any) -> None:
+    def record(self, kind: str, why: str, /, level: int = logging.INFO, **data: Any) -> None:
         """Write one event to the journal and, as the same sentence, to the log."""
         log.log(level, "%s: %s", self.who, why, extra={"keepstep_kind": kind, "keepstep_data": data})
         if self._fd is None:

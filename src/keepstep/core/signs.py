@@ -1,0 +1,51 @@
+"""Signs: what one event of a journal says about the course of the job, whoever reads it.
+
+Comes in: an event. Goes out: whether it is a failure, whether training ends there, what caused it, how long it had been so. Knows no other
+event. A kind that is not named here says nothing about the job's course.
+"""
+
+from __future__ import annotations
+
+from keepstep.model.events import Event
+
+BACK = {"resumed", "go"}  # all ranks may train; the one is the leading keeper's word, the other what its peers hear of it
+OPENING = {"job-started", "keeper-started"}
+CLOSING = {"job-ended", "job-over", "keeper-ended", "stopping"}
+ON_THE_WAY = {"rank-joined", "ranks-restarted", "rank-respawned", "regrouped"}  # seen only before ranks train
+STEPPING = {"skipped", "torn", "persist-started", "next-step"}  # a rank has done a step: what was suspected before was not so
+GOES_ON = {"slow", "ended", "unknown"}  # kinds of verdict after which ranks train as before
+SILENCES = ("silent_ns", "stalled_ns", "after_ns")  # how an event says for how long it had been so
+CAUSES = {"rank-exited": "crash", "rank-left": "crash", "rank-bye": "crash", "node-lost": "unreachable", "lost-notice": "unreachable"}
+
+
+def is_failure(event: Event) -> bool:
+    """Whether the event says that a rank or a node is gone, or going, without having ended well."""
+    if event.kind == "node-lost":
+        return True
+    if event.kind == "rank-exited":
+        return event.data.get("code") != 0
+    if event.kind == "rank-left":
+        return not event.data.get("expected", True)
+    return event.kind == "rank-bye" and not event.data.get("ok", True)
+
+
+def ends_training(event: Event) -> bool:
+    """Whether the job cannot train from here on: a failure, a verdict about one, or a plan that does more than look."""
+    if event.kind == "verdict":
+        return event.data.get("kind") not in GOES_ON
+    if event.kind == "plan":
+        return event.data.get("rung") != "observe"
+    return event.kind == "lost-notice" or is_failure(event)
+
+
+def cause_of(event: Event) -> str:
+    return str(event.data.get("kind")) if event.kind == "verdict" else CAUSES.get(event.kind, "unknown")
+
+
+def silence_ns(event: Event) -> int:
+    """How long before the event its cause lies, as far as the event says."""
+    return max(0, *(number(event.data.get(name)) or 0 for name in SILENCES))
+
+
+def number(value: object) -> int | None:
+    return value if isinstance(value, int) else None
