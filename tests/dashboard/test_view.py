@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from keepstep.config import Settings, resolve
-from keepstep.dashboard.view import FoundJob, JobView, Now, as_json, find_jobs, find_leftovers, job_view
+from keepstep.dashboard.finding import FoundJob, find_jobs, find_leftovers
+from keepstep.dashboard.view import JobView, Now, as_json, job_view
 from keepstep.edge.arena import Slot, slot_path
 from keepstep.edge.journal import Journal
 from keepstep.edge.status import StatusPage, status_path

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from keepstep.edge.journal import Journal, read_journal
+from keepstep.edge.journal import Journal, JournalTail, read_journal
 
 
 def test_events_come_back_in_order_from_all_writers(tmp_path: Path) -> None:
@@ -100,3 +100,24 @@ def test_a_full_disk_costs_events_not_the_trainer(caplog: pytest.LogCaptureFixtu
         journal.record("one", "the sentence")
     journal.close()
     assert "the journal lost an event" in caplog.text and "rank 0: the sentence" in caplog.text
+
+
+def test_a_tail_tells_what_was_added_and_each_line_once(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    tail = JournalTail(path)
+    assert tail.read() == []
+    journal = Journal(path, "rank 0")
+    journal.record("one", "1", kind="data may have a field of that name")
+    assert [(e.kind, e.data) for e in tail.read()] == [("one", {"kind": "data may have a field of that name"})]
+    assert tail.read() == []
+    journal.record("two", "2")
+    with open(path, "a") as file:
+        file.write('{"wall_ns":1,"mono_ns":2,"who":"w","kind":"three","why":"')  # its writer is in the middle of it
+    assert [e.kind for e in JournalTail(path, from_its_end=True).read()] == []
+    assert [e.kind for e in tail.read()] == ["two"]
+    with open(path, "a") as file:
+        file.write('3","data":{}}\n')
+    assert [e.kind for e in tail.read()] == ["three"]
+    path.write_text("")
+    journal.record("four", "4")
+    assert [e.kind for e in tail.read()] == ["four"]

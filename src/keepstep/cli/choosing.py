@@ -13,7 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from keepstep.config import Settings, resolve
-from keepstep.dashboard.view import FoundJob, as_json, find_jobs
+from keepstep.dashboard.finding import FoundJob, find_jobs
+from keepstep.dashboard.view import as_json
 from keepstep.errors import ConfigError
 
 JobOption = Annotated[str | None, typer.Option("--job", metavar="NAME", help="The job; without it the newest, or all that hold memory.")]

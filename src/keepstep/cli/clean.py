@@ -22,7 +22,8 @@ from rich.console import Console
 
 from keepstep.cli.choosing import JobOption, JsonOption, named, places, print_json
 from keepstep.dashboard import terminal
-from keepstep.dashboard.view import Leftover, as_json, find_leftovers
+from keepstep.dashboard.finding import Leftover, find_leftovers
+from keepstep.dashboard.view import as_json
 from keepstep.edge.mailbox import Mailbox
 from keepstep.errors import ConfigError, KeeperError
 from keepstep.model.units import human_bytes

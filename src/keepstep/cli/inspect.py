@@ -22,7 +22,8 @@ from rich.text import Text
 
 from keepstep.cli.choosing import JobOption, JsonOption, places, print_json, with_memory
 from keepstep.dashboard import terminal
-from keepstep.dashboard.view import FoundJob, Now, SlotRow, as_json, held_rows, slot_row, slot_rows
+from keepstep.dashboard.finding import FoundJob
+from keepstep.dashboard.view import Now, SlotRow, as_json, held_rows, slot_row, slot_rows
 from keepstep.edge.arena import Slot
 from keepstep.edge.manifest import Manifest
 from keepstep.edge.store import Store

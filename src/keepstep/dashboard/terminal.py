@@ -16,9 +16,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from keepstep.dashboard.finding import Leftover
 from keepstep.dashboard.nodes import NodeRow, NodesView
 from keepstep.dashboard.timeline import GLAD, Recovery, Story, between_ns, is_trouble
-from keepstep.dashboard.view import JobView, Leftover, SlotRow
+from keepstep.dashboard.view import JobView, SlotRow
 from keepstep.model.events import Event
 from keepstep.model.units import S_NS, human_bytes, human_ns
 

@@ -8,11 +8,7 @@ Invariant: a field that could not be read is None or says `unknown`; nothing sho
 
 from __future__ import annotations
 
-import fcntl
 import math
-import os
-import re
-import stat
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -20,21 +16,17 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from keepstep.config import Settings
 from keepstep.core.cut import common, cut, holding_of
+from keepstep.dashboard.finding import SHELVES, TRIES, TRY_EVERY_S, FoundJob, read_pages
 from keepstep.dashboard.nodes import NodesView, leaders_word, nodes_view
 from keepstep.edge.arena import Slot, slot_paths
 from keepstep.edge.journal import read_journal
-from keepstep.edge.status import BLANK, StatusPage, status_path
+from keepstep.edge.lock import is_held
+from keepstep.edge.status import BLANK
 from keepstep.errors import DamageError
 from keepstep.model.events import Event
 from keepstep.model.snapshot import Phase, RankStatus, SlotHeader, SlotState, Stamp
 from keepstep.model.units import S_NS
-
-PREFIX = "keepstep-"
-SHELVES = {"copy": "held", "parity": "parity"}  # what is held for other nodes, and below which directory
-TRIES, TRY_EVERY_S = 5, 0.002  # a page or header read while its writer is interrupted is whole a moment later, a damaged one never
-_ENDING = re.compile(r"(.+)\.ending-(\d+)")  # a job directory that its keeper (this process) was removing
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +39,6 @@ class Now:
     @classmethod
     def read(cls) -> Now:
         return cls(time.time_ns(), time.monotonic_ns())
-
-
-@dataclass(frozen=True, slots=True)
-class FoundJob:
-    """A job that has memory, a journal, or both; `changed_wall_ns` is the newest change to either."""
-
-    name: str
-    job_dir: Path
-    journal_path: Path
-    has_memory: bool
-    changed_wall_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,111 +135,13 @@ class JobView:
     nodes: NodesView | None
 
 
-@dataclass(frozen=True, slots=True)
-class Leftover:
-    """A job directory, its size, what of that is held for other nodes, and who still lives in it."""
-
-    job: str
-    path: Path
-    bytes: int
-    held_bytes: int
-    keeper_alive: bool
-    ranks_alive: tuple[tuple[int, int], ...]  # (rank, process)
-
-    @property
-    def alive(self) -> bool:
-        return self.keeper_alive or bool(self.ranks_alive)
-
-
-# -- finding
-
-
-def find_jobs(settings: Settings) -> list[FoundJob]:
-    """Every job with memory below `arena_dir` or a journal below `state_dir`, the newest first. The settings' own job name is not asked."""
-    names = {d.name[len(PREFIX) :] for d in _job_dirs(settings.arena_dir) if not _ENDING.fullmatch(d.name)}
-    names |= {p.parent.name for p in settings.state_dir.glob("*/journal.jsonl")}
-    found = []
-    for name in names:
-        job_dir, journal_path = settings.arena_dir / f"{PREFIX}{name}", settings.state_dir / name / "journal.jsonl"
-        changed_ns = max(_changed_ns(journal_path), _changed_ns(job_dir))
-        found.append(FoundJob(name, job_dir, journal_path, job_dir.is_dir(), changed_ns))
-    return sorted(found, key=lambda job: (-job.changed_wall_ns, job.name))
-
-
-def find_leftovers(settings: Settings) -> list[Leftover]:
-    """Every job directory of this user, also those whose keeper died while removing them."""
-    found = []
-    for directory in _job_dirs(settings.arena_dir):
-        ending = _ENDING.fullmatch(directory.name)
-        name = (ending[1] if ending else directory.name)[len(PREFIX) :]
-        living = tuple((rank, status.pid if status else 0) for rank, (alive, status) in _pages(directory).items() if alive)
-        keeper_alive = is_held(directory / "keeper.lock") or (ending is not None and _is_keeper(ending[2]))
-        held_bytes = sum(_disk_bytes(directory / below) for below in SHELVES.values())
-        found.append(Leftover(name, directory, _disk_bytes(directory), held_bytes, keeper_alive, living))
-    return sorted(found, key=lambda leftover: leftover.path)
-
-
-def _job_dirs(arena_dir: Path) -> list[Path]:
-    return [d for d in arena_dir.glob(f"{PREFIX}*") if _is_own_directory(d)]
-
-
-def _is_own_directory(path: Path) -> bool:
-    try:
-        facts = path.lstat()
-    except FileNotFoundError:  # its keeper removed it at this moment
-        return False
-    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid()
-
-
-def _is_keeper(pid: str) -> bool:
-    try:
-        return b"keepstep.runtime.keeper" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-
-
-def _changed_ns(path: Path) -> int:
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:
-        return 0
-
-
-def _disk_bytes(directory: Path) -> int:
-    total = 0
-    for path in directory.rglob("*"):
-        try:
-            total += path.lstat().st_blocks * 512
-        except FileNotFoundError:  # its keeper is removing it at this moment
-            continue
-    return total
-
-
-def is_held(path: Path) -> bool:
-    """Whether a living process holds the file's flock."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
-
-
-# -- one job
-
-
-def job_view(job: FoundJob, now: Now) -> JobView:
-    """The job as it is at this moment."""
-    pages = _pages(job.job_dir)
+def job_view(job: FoundJob, now: Now, told: Sequence[Event] | None = None) -> JobView:
+    """The job as it is at this moment. `told`: its journal, for who has read it already."""
+    pages = read_pages(job.job_dir)
     statuses = {rank: status for rank, (_, status) in pages.items() if status}
     slots = slot_rows(job.job_dir, now)
     world_size = max((s.world_size for s in statuses.values()), default=None)
-    events = list(read_journal(job.journal_path))
+    events = list(read_journal(job.journal_path)) if told is None else told
     keeper_alive = is_held(job.job_dir / "keeper.lock")
     checkpoint = _newest_checkpoint(events, now)
     living = [rank for rank, (alive, _) in pages.items() if alive]
@@ -294,26 +177,6 @@ def job_view(job: FoundJob, now: Now) -> JobView:
         held=held_rows(job.job_dir, now),
         nodes=nodes,
     )
-
-
-def _pages(job_dir: Path) -> dict[int, tuple[bool, RankStatus | None]]:
-    """(alive, what its page says) of every rank with a page, in order."""
-    found = {}
-    for directory in sorted(job_dir.glob("rank-*")):
-        rank = int(directory.name.split("-")[1])
-        try:
-            page = StatusPage(status_path(job_dir, rank))
-        except (OSError, ValueError):
-            continue
-        alive, status = page.alive(), page.read()
-        for _ in range(TRIES - 1):
-            if status or not alive:
-                break
-            time.sleep(TRY_EVERY_S)
-            status = page.read()
-        page.close()
-        found[rank] = (alive, status)
-    return found
 
 
 def slot_rows(directory: Path, now: Now, kind: str = "own") -> tuple[SlotRow, ...]:

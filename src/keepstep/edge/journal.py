@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +55,35 @@ def read_journal(path: Path) -> Iterator[Event]:
     """Every whole event of the file in the order written; nothing when there is no file."""
     try:
         with open(path, encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                # A torn line has no end: the next event stands behind it.
-                with contextlib.suppress(ValueError):
-                    yield event_from_line(line[max(0, line.rfind(EVENT_BEGIN)) :])
+            yield from _events(lines)
     except FileNotFoundError:
         return
+
+
+class JournalTail:
+    """What is added to a journal between two looks: a look costs what was added, not what is there."""
+
+    def __init__(self, path: Path, from_its_end: bool = False) -> None:
+        self._path = path
+        self._offset_bytes = path.stat().st_size if from_its_end and path.exists() else 0
+
+    def read(self) -> list[Event]:
+        """The events added since the last look. A line that is still being written is one of the next."""
+        try:
+            with open(self._path, "rb") as file:
+                if os.fstat(file.fileno()).st_size < self._offset_bytes:
+                    self._offset_bytes = 0  # another file now
+                file.seek(self._offset_bytes)
+                added = file.read()
+        except FileNotFoundError:
+            return []
+        whole = added[: added.rfind(b"\n") + 1]
+        self._offset_bytes += len(whole)
+        return list(_events(whole.decode("utf-8", errors="replace").split("\n")))
+
+
+def _events(lines: Iterable[str]) -> Iterator[Event]:
+    for line in lines:
+        # A torn line has no end: the next event stands behind it.
+        with contextlib.suppress(ValueError):
+            yield event_from_line(line[max(0, line.rfind(EVENT_BEGIN)) :])
