@@ -24,10 +24,11 @@ LAYERS = {
     "ports": FOUNDATION,
     "edge": FOUNDATION | {"config", "ports", "coding"},
     "edge.torch": FOUNDATION | {"config", "ports", "coding", "edge"},
+    "sim": INNER,
     "runtime": INNER | {"edge", "edge.torch"},
     "dashboard": FOUNDATION | {"config", "core", "ports", "edge"},
     "testing": INNER | {"edge", "edge.torch", "runtime", "dashboard", "keepstep"},
-    "cli": INNER | {"edge", "edge.torch", "runtime", "dashboard", "testing", "keepstep"},
+    "cli": INNER | {"edge", "edge.torch", "sim", "runtime", "dashboard", "testing", "keepstep"},
     "keepstep": INNER | {"edge", "edge.torch", "runtime"},
 }
 

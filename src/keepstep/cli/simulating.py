@@ -1,0 +1,75 @@
+"""Simulating: which cluster is meant, what was asked for, and the words both `keepstep simulate` and `keepstep plan` share."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from keepstep.errors import ConfigError
+from keepstep.model.cluster import Cluster
+from keepstep.sim.clusters import cluster_from
+from keepstep.sim.presets import PRESETS, preset
+
+FileArgument = Annotated[Path | None, typer.Argument(metavar="[CLUSTER.toml]", help="The cluster; or take --preset.", show_default=False)]
+PresetOption = Annotated[str | None, typer.Option("--preset", help=f"A known cluster: {', '.join(PRESETS)}.", show_default=False)]
+
+
+def chosen_cluster(file: Path | None, name: str | None) -> Cluster:
+    """Raises ConfigError."""
+    if (file is None) == (name is None):
+        found = "both" if file else "neither"
+        raise ConfigError(f"cluster: expected a file or --preset NAME ({', '.join(PRESETS)}), found {found}")
+    return preset(name) if name is not None else cluster_from(_document(file), file.stem) if file else PRESETS["p4d-16"]
+
+
+def _document(path: Path | None) -> dict[str, Any]:
+    assert path is not None
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cluster: expected a file that can be read, found {str(path)!r}: {error.strerror}") from error
+    except ValueError as error:  # no TOML, or no text at all
+        raise ConfigError(f"cluster: expected TOML in {str(path)!r}, found {error}") from error
+
+
+def resized(cluster: Cluster, nodes: int | None, failures_per_day: float | None) -> Cluster:
+    """Another number of nodes, which fail as often each; another number of failures a day, of the same kinds. Raises ConfigError."""
+    if nodes is not None:
+        cluster = replace(cluster, nodes=nodes)
+    if failures_per_day is None:
+        return cluster
+    if cluster.failures_per_day == 0:
+        raise ConfigError("--failures-per-day: expected a cluster with failures to scale, found none")
+    factor = failures_per_day / cluster.failures_per_day
+    return replace(cluster, failures=tuple(replace(kind, per_node_day=kind.per_node_day * factor) for kind in cluster.failures))
+
+
+def numbers(text: str | None, option: str) -> list[float]:
+    """`3,5`. Raises ConfigError when one is no number, or negative."""
+    found = []
+    for part in (text or "").split(",") if text is not None else []:
+        try:
+            value = float(part)
+        except ValueError:
+            value = math.nan
+        if not 0 <= value < math.inf:
+            raise ConfigError(f"{option}: expected numbers of 0 or more, such as 3,5, found {part.strip()!r}")
+        found.append(value)
+    return found
+
+
+def whole_numbers(text: str | None, option: str) -> list[int]:
+    """Raises ConfigError when one is no whole number above 0."""
+    found = numbers(text, option)
+    if any(value != int(value) or value < 1 for value in found):
+        raise ConfigError(f"{option}: expected whole numbers of 1 or more, found {text!r}")
+    return [int(value) for value in found]
