@@ -14,7 +14,7 @@ from keepstep.cli.main import app
 from keepstep.cli.run import build_launch, run
 from keepstep.config import Config
 from keepstep.errors import ConfigError
-from keepstep.model.launch import Launch
+from keepstep.model.launch import Etcd, Launch
 
 
 def understood(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Launch, Config]:
@@ -79,6 +79,18 @@ def test_several_machines(
     assert launch.job is None
 
 
+def test_meeting_over_etcd(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "--nnodes 2 --rdzv-backend etcd --rdzv-endpoint h1:7,h2 --master-port 5"
+    launch, _ = understood(monkeypatch, *words.split(), "train.py")
+    assert launch.etcd == Etcd((("h1", 7), ("h2", 2379)))
+    assert (launch.endpoint, launch.master_port) == (("h1", 7), 5)
+    tls = "--rdzv-conf=protocol=https,cacert=/ca.pem,cert=/c.pem,key=/k.pem"
+    launch, _ = understood(monkeypatch, *words.split(), tls, "train.py")
+    assert launch.etcd == Etcd((("h1", 7), ("h2", 2379)), True, "/ca.pem", "/c.pem", "/k.pem")
+    launch, _ = understood(monkeypatch, "--rdzv-backend", "etcd", "--rdzv-endpoint", "h1:7,h2", "train.py")
+    assert (launch.etcd, launch.endpoint, launch.master_addr) == (None, None, "127.0.0.1"), "one machine has nobody to meet"
+
+
 def test_torchruns_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_NPROC_PER_NODE", "4")
     monkeypatch.setenv("PET_MASTER_PORT", "1234")
@@ -104,6 +116,8 @@ def test_a_program_that_is_no_python(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["--nnodes", "2"], "--rdzv-endpoint: expected host:port at which the 2 machines meet, the same for all, found none"),
         (["--nnodes", "2", "--rdzv-endpoint", "h:0"], "the same for all, found port 0 of h"),
+        (["--rdzv-backend", "zeus"], "--rdzv-backend: expected one of c10d, static, etcd, found 'zeus'"),
+        (["--nnodes", "2", "--rdzv-backend", "etcd"], "--rdzv-endpoint: expected etcd's members as host:port,host:port, found none"),
         (["--nnodes", "1:4"], "--nnodes: expected a fixed number of machines, found 1:4"),
         (["--nnodes", "0"], "--nnodes: expected a number of machines, found '0'"),
         (["--nnodes", "two"], "--nnodes: expected a number of machines, found 'two'"),

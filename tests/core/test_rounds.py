@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.core.rounds import assign, disagreement, keepers_round, members_of
+from keepstep.core.rounds import assign, disagreement, keepers_round, members_of, missing
 from keepstep.model.mesh import Member, Mesh
 from keepstep.model.rounds import Arrival, Verdict, arrival_from_text, verdict_from_text
 
@@ -55,6 +55,12 @@ def test_ids_are_a_permutation_and_those_of_before_stay(asked: list[tuple[int | 
 def test_members_are_in_the_order_of_their_ids() -> None:
     a, b = arrival("a", node=1, nodes=2), replace(arrival("b", node=0, nodes=2), rack="r")
     assert members_of([a, b]) == (Member(0, "host-b", 7, 1, 2, "r"), Member(1, "host-a", 7, 1, 2))
+
+
+def test_who_came_and_did_not_answer_is_named_by_its_node() -> None:
+    arrivals = [arrival("a", node=2), arrival("b", node=0), arrival("c")]
+    assert missing(arrivals, [True, True, False]) == "node 1 on host-c"
+    assert missing(arrivals, [False, True, False]) == "node 2 on host-a and node 1 on host-c"
 
 
 @given(st.lists(st.lists(st.integers(-1, 9), min_size=3, max_size=3), min_size=1, max_size=6), st.integers(0, 9))

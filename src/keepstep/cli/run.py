@@ -15,10 +15,11 @@ import typer
 
 from keepstep.config import Config, from_mapping
 from keepstep.errors import ConfigError
-from keepstep.model.launch import Launch
+from keepstep.model.launch import Etcd, Launch
 
 LOOPBACK = "127.0.0.1"
-RDZV_PORT, MASTER_PORT = 29400, 29500  # torchrun's, when none is given
+RDZV_PORT, MASTER_PORT, ETCD_PORT = 29400, 29500, 2379  # torchrun's, when none is given
+BACKENDS = ("c10d", "static", "etcd")  # the first two are one here
 
 # The first word that is no option is the script: what follows is its own. `--nproc_per_node` is `--nproc-per-node`.
 CONTEXT_SETTINGS: dict[str, Any] = {"allow_interspersed_args": False, "token_normalize_func": lambda name: name.replace("_", "-")}
@@ -53,11 +54,16 @@ def run(
     ] = "",
     master_port: Annotated[int, _torchrun("--master-port", "Port at which the ranks meet; 0: a free one.")] = 0,
     rdzv_endpoint: Annotated[
-        str, _torchrun("--rdzv-endpoint", "host:port at which several machines meet; the agent on that host makes it.")
+        str, _torchrun("--rdzv-endpoint", "host:port at which several machines meet; with etcd: of its members, h1:2379,h2:2379.")
     ] = "",
-    rdzv_backend: Annotated[str, _torchrun("--rdzv-backend", "Accepted: there is one.", hidden=True)] = "",
+    rdzv_backend: Annotated[
+        str,
+        _torchrun(
+            "--rdzv-backend", "c10d: the agent on that host makes the meeting point; etcd: it is there, and no machine's loss ends it."
+        ),
+    ] = "c10d",
     rdzv_id: Annotated[str, _torchrun("--rdzv-id", "Names the job when --job does not.")] = "",
-    rdzv_conf: Annotated[str, _torchrun("--rdzv-conf", "Accepted: there is nothing to set.", hidden=True)] = "",
+    rdzv_conf: Annotated[str, _torchrun("--rdzv-conf", "For etcd by TLS: protocol=https,cacert=PEM,cert=PEM,key=PEM.")] = "",
     standalone: Annotated[bool, _torchrun("--standalone", "Accepted: it is so without --nnodes.", hidden=True)] = False,
     monitor_interval: Annotated[float, _torchrun("--monitor-interval", "Accepted: nothing is polled.", hidden=True)] = 0.0,
     job: Annotated[str | None, _own("--job", "Name of the job; the same name finds its own state again.")] = None,
@@ -92,7 +98,11 @@ def build_launch(given: dict[str, Any], script_args: list[str]) -> Launch:
         raise ConfigError(f"--max-restarts: expected 0 or more, found {given['max_restarts']}")
     if not 0 <= given["master_port"] < 1 << 16:
         raise ConfigError(f"--master-port: expected 0 to 65535, found {given['master_port']}")
-    endpoint, address, port = _meeting_points(nodes, given["rdzv_endpoint"], given["master_addr"], given["master_port"])
+    etcd = _etcd(given["rdzv_backend"], given["rdzv_endpoint"], given["rdzv_conf"])
+    if etcd is not None:
+        endpoint, address, port = etcd.endpoints[0] if nodes > 1 else None, LOOPBACK, given["master_port"]
+    else:
+        endpoint, address, port = _meeting_points(nodes, given["rdzv_endpoint"], given["master_addr"], given["master_port"])
     return Launch(
         command=_command(given["script"], script_args, given["module"], given["no_python"]),
         argv=(given["script"], *script_args),
@@ -109,6 +119,7 @@ def build_launch(given: dict[str, Any], script_args: list[str]) -> Launch:
         node_rank=given["node_rank"] if nodes > 1 else None,
         endpoint=endpoint,
         job=given["rdzv_id"] or None,
+        etcd=etcd if nodes > 1 else None,
     )
 
 
@@ -137,6 +148,20 @@ def _meeting_points(nodes: int, rdzv_endpoint: str, master_addr: str, master_por
         found = f"port 0 of {host}" if host else "none"
         raise ConfigError(f"--rdzv-endpoint: expected host:port at which the {nodes} machines meet, the same for all, found {found}")
     return (host, port or RDZV_PORT), LOOPBACK, master_port if asked else 0
+
+
+def _etcd(backend: str, endpoint: str, conf: str) -> Etcd | None:
+    """Where etcd is, when that is where they meet."""
+    if backend not in BACKENDS:
+        raise ConfigError(f"--rdzv-backend: expected one of {', '.join(BACKENDS)}, found {backend!r}")
+    if backend != "etcd":
+        return None
+    found = [_endpoint(one.strip()) for one in endpoint.split(",") if one.strip()]
+    if not found:
+        raise ConfigError("--rdzv-endpoint: expected etcd's members as host:port,host:port, found none")
+    said = dict(part.strip().partition("=")[::2] for part in conf.split(","))
+    endpoints = tuple((host, port or ETCD_PORT) for host, port in found)
+    return Etcd(endpoints, said.get("protocol") == "https", said.get("cacert"), said.get("cert"), said.get("key"))
 
 
 def _endpoint(text: str) -> tuple[str, int | None]:

@@ -38,6 +38,12 @@ def members_of(arrivals: Sequence[Arrival]) -> tuple[Member, ...]:
     return tuple(sorted(members, key=lambda m: m.node))
 
 
+def missing(arrivals: Sequence[Arrival], ready: Sequence[bool]) -> str:
+    """The nodes that came and have not answered to their place, in words."""
+    late = [f"node {node} on {a.host}" for node, a, answered in zip(assign(arrivals), arrivals, ready, strict=True) if not answered]
+    return " and ".join(late)
+
+
 def keepers_round(number: int, first: int, arrivals: Sequence[Arrival]) -> int:
     """The round's number for the keepers: it grows from one start of the job to the next, whatever the clocks say, because a keeper that
     saw the last start does not listen to a round before it. `first` is the time when the nodes first met, in any unit."""

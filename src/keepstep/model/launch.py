@@ -6,12 +6,26 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class Etcd:
+    """Where etcd's members answer. With any of the PEM files, or `tls`, it is asked by TLS."""
+
+    endpoints: tuple[tuple[str, int], ...]
+    tls: bool = False
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+    def in_words(self) -> str:
+        return "etcd at " + " or ".join(f"{host}:{port}" for host, port in self.endpoints)
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """One node's ranks.
 
     `command` is the whole command of a rank; `argv` the script and its own arguments, which name the job when `job` does not.
     `master_port` 0 means a free one. `redirects`, `tee` are torchrun's (`0`, `3`, `0:1,1:2`); `shown_ranks` None shows the output of all.
-    `endpoint` is where the agents of several `nodes` meet; `node_rank` which of them this one would like to be.
+    `endpoint` is where the agents of several `nodes` meet, with `etcd` its first; `node_rank` which of them this one would like to be.
     """
 
     command: tuple[str, ...]
@@ -29,6 +43,7 @@ class Launch:
     node_rank: int | None = None
     endpoint: tuple[str, int] | None = None
     job: str | None = None
+    etcd: Etcd | None = None
 
 
 @dataclass(frozen=True, slots=True)

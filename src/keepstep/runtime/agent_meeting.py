@@ -2,10 +2,12 @@
 
 Comes in: that this node's ranks are dead and its keeper listens (`join`), and what is to be said about the present round. Goes out, from
 a thread of its own: `Formed`, when all nodes are there and their ranks may start; `Heard`, the round's verdict; `MeetingLost`.
-`core/rounds.py` says who is which node, `edge/torch/rendezvous.py` carries the words. Never waits on the agent's loop.
+`core/rounds.py` says who is which node, `edge/torch/rendezvous.py` carries the words over a KV that one of them hosts, or etcd. Never
+waits on the agent's loop.
 
 A round takes N arrivals; an agent that comes when it is full waits for the next one, which begins when somebody says `again`. It is
-formed once all N have answered to their place in it, so that an agent that died while it waited leaves nobody with half a job.
+formed once all N have answered to their place in it, so that an agent that died while it waited leaves nobody with half a job:
+`coordinator.py` ends such a round.
 
 Invariant: for one round `Formed` comes before `Heard`, and that before the `Formed` of the next.
 """
@@ -13,6 +15,7 @@ Invariant: for one round `Formed` comes before `Heard`, and that before the `For
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import threading
 import time
@@ -25,13 +28,16 @@ from keepstep.config import Settings
 from keepstep.core.restarts import MeetingLost
 from keepstep.core.rounds import assign, disagreement, keepers_round, members_of
 from keepstep.edge.journal import Journal
-from keepstep.edge.torch.rendezvous import Rendezvous, in_words, meet, open_store
+from keepstep.edge.torch.kv_embedded import EmbeddedKV, in_words, meet_embedded
+from keepstep.edge.torch.rendezvous import CALLED_OFF, Rendezvous, open_store
 from keepstep.errors import ConfigError, MeetingError
 from keepstep.model.launch import Launch, Place
 from keepstep.model.mesh import Mesh
 from keepstep.model.rounds import Arrival, Verdict
 from keepstep.model.units import MS_NS, human_ns
+from keepstep.ports import KV
 from keepstep.runtime.agent_link import Listening
+from keepstep.runtime.coordinator import Coordinator, Present
 
 FAREWELL_S = 10.0  # how long the one who hosts the meeting point waits for the others to hear the last word
 LOOK_AGAIN_S = 0.02
@@ -115,7 +121,7 @@ class Several:
         self._number = -1  # of the round that is being formed or lived
         self._place = -1  # this agent's in it
         self._keep = False  # as the verdict about the round before said
-        self._point_store: Any = None  # when they meet here
+        self._hosts: EmbeddedKV | None = None  # when they meet here
         self._ranks_store: Any = None  # when the ranks do
         self._speaker: threading.Thread | None = None
         self._thread = threading.Thread(target=self._live, name="keepstep-meeting", daemon=True)
@@ -160,19 +166,19 @@ class Several:
     def _say_well(self, point: Rendezvous, number: int, place: int) -> None:
         point.mark(number, "well", place)
         places = range(self._launch.nodes)
-        if point.marked(number, "well", places):  # whoever comes last sees all
+        if None not in point.marks(number, "well", places):  # whoever comes last sees all
             self._say(point, number, Verdict("done", f"the ranks of all {len(places)} nodes ended well in round {number}"))
 
     def _say_last(self, point: Rendezvous, last: Verdict | None) -> None:
-        number = self._number
+        number, nodes = self._number, self._launch.nodes
         if last is not None and number >= 0:
             while point.say(number, last).kind == "again":  # the others are on their way to the next
                 number += 1
-            point.mark(number, "full")  # they may be waiting for more to come
-        if self._point_store is not None and number >= 0:
-            others = [place for place in point.seats_taken(number, self._launch.nodes) if place != self._place]
+            point.call_off(number, nodes)  # they may be waiting for more to come
+        if self._hosts is not None and number >= 0:
+            others = [place for place, a in enumerate(point.seats(number, nodes)) if a is not None and place != self._place]
             deadline = time.monotonic() + FAREWELL_S
-            while others and not point.marked(number, "heard", others) and time.monotonic() < deadline:
+            while None in point.marks(number, "heard", others) and time.monotonic() < deadline:
                 time.sleep(LOOK_AGAIN_S)
 
     # -- the rounds
@@ -189,11 +195,9 @@ class Several:
                 self._post(Heard(last))
 
     def _meet(self) -> Rendezvous:
-        where = in_words(self._endpoint)
-        self._journal.record("meeting", f"job {self._settings.job}: {self._launch.nodes} nodes meet at {where}", endpoint=where)
-        point, self._point_store = meet(self._endpoint, self._settings.job, given_up=self._over.is_set)
-        speaker = point.another()
-        self._speaker = threading.Thread(target=self._speak, args=(speaker,), name="keepstep-speaker", daemon=True)
+        kv = self._open_kv()
+        point = Rendezvous(kv.another())
+        self._speaker = threading.Thread(target=self._speak, args=(point.another(),), name="keepstep-speaker", daemon=True)
         self._speaker.start()
         own = None if self._settings.secret else secrets.token_hex(32)
         opening = json.loads(point.opening(json.dumps({"secret": own, "first_round": time.time_ns() // MS_NS})))
@@ -201,7 +205,29 @@ class Several:
         self._secret = self._settings.secret or opening["secret"]
         if self._secret is None:
             raise ConfigError("secret: expected one, as the node has that came first, found none")
+        lease_s, nodes = self._settings.link_dead_s, self._launch.nodes
+        Coordinator(kv, self._mine.token, lease_s, nodes, self._present, self._journal, self._over)
         return point
+
+    def _open_kv(self) -> KV:
+        launch, prefix = self._launch, f"keepstep/{self._settings.job}/"
+        where = launch.etcd.in_words() if launch.etcd else in_words(self._endpoint)
+        self._journal.record("meeting", f"job {self._settings.job}: {launch.nodes} nodes meet at {where}", endpoint=where)
+        if launch.etcd:
+            from keepstep.edge.kv_etcd import EtcdKV  # an extra
+
+            return EtcdKV(launch.etcd, prefix, self._etcd_says)
+        kv = meet_embedded(self._endpoint, prefix, given_up=self._over.is_set)
+        self._hosts = kv if kv.hosted else None
+        return kv
+
+    def _etcd_says(self, why: str) -> None:
+        self._journal.record("meeting-away", why, logging.WARNING)
+
+    def _present(self) -> Present:
+        node, host = self._mine.node, self._mine.host
+        name = f"an agent on {host}" if node is None else f"node {node} on {host}"
+        return Present(self._number, self._place >= 0, name)
 
     def _rounds(self, point: Rendezvous) -> Verdict | None:
         """The last word about the job; None when this agent's own end comes first."""
@@ -253,9 +279,9 @@ class Several:
         began_ns = time.monotonic_ns()
         point.wait_for_marks(number, "full")
         places = range(self._launch.nodes)
-        if point.verdict(number) is not None or len(point.seats_taken(number, len(places))) < len(places):
+        arrivals = [a for a in point.seats(number, len(places)) if a is not None]
+        if point.verdict(number) is not None or len(arrivals) < len(places):
             return None
-        arrivals = point.seated(number, len(places))
         nodes = assign(arrivals)
         node = nodes[self._place]
         self._mine = replace(self._mine, node=node)
@@ -263,15 +289,9 @@ class Several:
         if node == 0:  # a fresh store each time: no key of a dead rank can be read by a living one
             self._ranks_store = open_store(self._mine.host, self._launch.master_port)
         point.mark(number, "ready", self._place, str(self._ranks_store.port) if node == 0 else "yes")
-        texts = point.wait_for_marks(number, "ready", places, self._settings.link_dead_s)
-        if texts is None:
-            late = [
-                f"node {n} on {a.host}"
-                for p, (n, a) in enumerate(zip(nodes, arrivals, strict=True))
-                if not point.marked(number, "ready", [p])
-            ]
-            why = f"{' and '.join(late) or 'some node'} came and then did not answer for {self._settings.link_dead_s:.0f} s"
-            self._say(point, number, Verdict("again", why))
+        texts = point.wait_for_marks(number, "ready", places)
+        assert texts is not None
+        if CALLED_OFF in texts:
             return None
         members = members_of(arrivals)
         mesh = Mesh(keepers_round(number, self._first_round, arrivals), node, members, self._secret)

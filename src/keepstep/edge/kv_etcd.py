@@ -1,0 +1,188 @@
+"""etcd KV: keys in an etcd (v3, 3.4 or newer) of one or several members, over its JSON gateway.
+
+Moves keys and values. Every write is one transaction and every read is linearizable: a member that is cut off from the others answers
+nothing, instead of something old. When a member does not answer, the next endpoint is asked; when none does, all are asked again for
+`OUTAGE_S`: a restart of etcd or an election of its leader is over long before, and only then is it a MeetingError. A wait is a watch,
+begun anew every `WATCH_S` from what a read found, so that a connection that died without a word costs no more than that.
+
+All keys of a job hang on one lease, which every client of the job keeps alive by the way: `LEASE_S` after the last of them has gone, etcd
+itself removes them. TLS by PEM files; not here: user names and passwords.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from keepstep.errors import ConfigError, MeetingError
+from keepstep.model.launch import Etcd
+
+try:
+    import requests
+    from etcd3gw.client import Etcd3Client
+    from etcd3gw.exceptions import (
+        ConnectionFailedError,
+        ConnectionTimeoutError,
+        Etcd3Exception,
+        InternalServerError,
+    )
+    from etcd3gw.lease import Lease
+except ImportError as error:
+    raise ConfigError(f"--rdzv-backend etcd: expected the package etcd3gw (pip install 'keepstep[etcd]'), found {error}") from error
+
+ANSWER_S = 3.0  # a member that does not answer for so long is not asked further
+RETRY_S = 0.2
+OUTAGE_S = 120.0
+WATCH_S = 10.0
+LEASE_S = 900
+assert OUTAGE_S + WATCH_S < LEASE_S / 2, "who has waited out an outage finds the job's keys"
+READ_AT_ONCE = 100  # etcd takes 128 operations in a transaction
+
+PASSES = (ConnectionFailedError, ConnectionTimeoutError, InternalServerError, requests.RequestException)
+
+T = TypeVar("T")
+
+
+class EtcdKV:
+    """One client. `prefix` is the job's; `tell` hears when etcd is away and when it is back, from this client and not from `another`."""
+
+    def __init__(
+        self, etcd: Etcd, prefix: str, tell: Callable[[str], None] = lambda _: None, outage_s: float = OUTAGE_S, lease: int | None = None
+    ) -> None:
+        self._etcd, self._prefix, self._tell, self._outage_s = etcd, prefix, tell, outage_s
+        self._clients = [_client(etcd, endpoint) for endpoint in etcd.endpoints]
+        self._at = 0  # the one that answered last
+        self._lease = self._find_lease() if lease is None else lease
+        self._kept_alive = time.monotonic()
+
+    def swap(self, key: str, expected: str | None, value: str) -> str | None:
+        assert value and expected != value
+        self._keep_alive()
+        return self._swap(key, expected, value, self._lease)
+
+    def read(self, keys: Sequence[str]) -> list[str | None]:
+        self._keep_alive()
+        return [value for value, _ in self._read(keys)]
+
+    def wait(self, keys: Sequence[str], within_s: float | None) -> list[str] | None:
+        """One key after the other: none goes once it is there."""
+        deadline = None if within_s is None else time.monotonic() + within_s
+        found: list[str] = []
+        while len(found) < len(keys):
+            self._keep_alive()
+            there = self._read(keys[len(found) :])
+            values = [value for value, _ in there]
+            came = values.index(None) if None in values else len(values)
+            found += [value for value in values[:came] if value is not None]
+            if came < len(there):
+                left_s = WATCH_S if deadline is None else min(WATCH_S, deadline - time.monotonic())
+                if left_s <= 0:
+                    return None
+                self._watch(keys[len(found)], there[came][1] + 1, left_s)
+        return found
+
+    def another(self) -> EtcdKV:
+        return EtcdKV(self._etcd, self._prefix, outage_s=self._outage_s, lease=self._lease)
+
+    # -- what etcd is asked
+
+    def _swap(self, key: str, expected: str | None, value: str, lease: int) -> str | None:
+        name = _b64(self._prefix + key)
+        nothing = {"key": name, "result": "EQUAL", "target": "CREATE", "create_revision": 0}
+        same = {"key": name, "result": "EQUAL", "target": "VALUE", "value": _b64(expected or "")}
+        put = {"request_put": {"key": name, "value": _b64(value), "lease": lease}}
+        get = {"request_range": {"key": name}}
+        question = {"compare": [nothing if expected is None else same], "success": [put], "failure": [get]}
+        answer = self._ask(lambda client: client.transaction(question))
+        return value if answer.get("succeeded") else _value(answer["responses"][0]["response_range"])
+
+    def _read(self, keys: Sequence[str]) -> list[tuple[str | None, int]]:
+        """Each value, and the revision as of which it was read."""
+        found: list[tuple[str | None, int]] = []
+        for first in range(0, len(keys), READ_AT_ONCE):
+            gets = [{"request_range": {"key": _b64(self._prefix + key)}} for key in keys[first : first + READ_AT_ONCE]]
+            answer = self._ask(lambda client, gets=gets: client.transaction({"success": gets}))  # type: ignore[misc]
+            revision = int(answer["header"]["revision"])
+            found += [(_value(response["response_range"]), revision) for response in answer["responses"]]
+        return found
+
+    def _watch(self, key: str, revision: int, within_s: float) -> None:
+        """Until something may have happened to the key since `revision`. A connection that is lost is found by the read that follows."""
+        client = self._clients[self._at]
+        question: Any = {"create_request": {"key": _b64(self._prefix + key), "start_revision": revision}}
+        try:
+            with client.session.post(client.get_url("/watch"), json=question, stream=True, timeout=(ANSWER_S, within_s)) as answer:
+                for line in answer.iter_lines():
+                    if "events" in (said := json.loads(line or "{}").get("result", {})) or said.get("canceled"):
+                        return
+        except (requests.RequestException, ValueError):
+            return
+
+    def _find_lease(self) -> int:
+        """The job's; made here when this is its first client. One that was made in vain runs out by itself."""
+        if there := self._read(["lease"])[0][0]:
+            return int(there)
+        own = self._ask(lambda client: client.lease(LEASE_S)).id
+        there = self._swap("lease", None, str(own), own)
+        assert there is not None
+        return int(there)
+
+    def _keep_alive(self) -> None:
+        if time.monotonic() - self._kept_alive < LEASE_S / 10:
+            return
+        if self._ask(lambda client: Lease(self._lease, client).refresh()) <= 0:
+            raise MeetingError(f"the job's keys in {self._etcd.in_words()} are gone: nobody kept them alive for {LEASE_S} s")
+        self._kept_alive = time.monotonic()
+
+    def _ask(self, question: Callable[[Etcd3Client], T]) -> T:
+        began, told = time.monotonic(), False
+        while True:
+            for _ in self._clients:
+                try:
+                    answer = question(self._clients[self._at])
+                except PASSES as error:
+                    found = _sentence(error)
+                    self._at = (self._at + 1) % len(self._clients)
+                except Etcd3Exception as error:
+                    raise MeetingError(f"{self._etcd.in_words()}: expected an answer of etcd's, found {_sentence(error)}") from error
+                else:
+                    if told:
+                        self._tell(f"{self._etcd.in_words()} answers again after {time.monotonic() - began:.1f} s")
+                    return answer
+            if time.monotonic() - began >= self._outage_s:
+                where = self._etcd.in_words()
+                raise MeetingError(f"expected an answer of {where}, found nothing for {self._outage_s:.0f} s ({found})")
+            if not told:
+                self._tell(f"{self._etcd.in_words()} does not answer, asking again for {self._outage_s:.0f} s ({found})")
+                told = True
+            time.sleep(RETRY_S)
+
+
+def _client(etcd: Etcd, endpoint: tuple[str, int]) -> Etcd3Client:
+    session = requests.Session()
+    session.trust_env = False  # a proxy for the world outside is not asked for the cluster's own etcd
+    session.verify = etcd.ca or True
+    if etcd.cert:
+        session.cert = (etcd.cert, etcd.key) if etcd.key else etcd.cert
+    protocol = "https" if etcd.tls or etcd.ca or etcd.cert else "http"
+    return Etcd3Client(*endpoint, protocol, timeout=ANSWER_S, api_path="/v3/", session=session)
+
+
+def _b64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def _value(found: Any) -> str | None:
+    pairs = found.get("kvs")
+    return base64.b64decode(pairs[0]["value"]).decode() if pairs else None
+
+
+def _sentence(error: Exception) -> str:
+    text = getattr(error, "detail_text", None) or str(error) or type(error).__name__
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        text = json.loads(text)["error"]
+    return str(text).partition("\n")[0][:200]

@@ -1,0 +1,145 @@
+"""Embedded KV: a TCPStore, hosted by one of the agents that use it.
+
+Moves keys and values. The one on whose machine the endpoint lies hosts the store, unless somebody does already. Whoever hosts it is a
+single point of failure: any other node may die at any time; when the host is lost so is every key. Nothing is written to a disk, and
+nothing is secret from who can reach the endpoint.
+
+What torch's TCPStore does was tried out (2.13). An operation that waits blocks every other one of the same client: each thread has a
+client of its own. A wait that runs out prints to stderr: waits are long and end by a key. A lost connection is an error at once, but a
+machine that vanishes without a word blocks whoever asks it: the agent's loop never does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+
+from torch.distributed import DistError, DistNetworkError, DistStoreError, TCPStore  # type: ignore[attr-defined]
+
+from keepstep.errors import MeetingError
+
+MEET_WITHIN_S = 60.0
+ANOTHER_WITHIN_S = 10.0  # it has been met already
+RETRY_S = 0.2
+LONG_S = 3600.0  # a wait that runs out is only begun again
+VACANT = ""
+
+Endpoint = tuple[str, int]
+
+
+class EmbeddedKV:
+    """One client. `prefix` keeps the jobs of one store apart; `hosted` when this process is the host, for as long as it keeps this."""
+
+    def __init__(self, endpoint: Endpoint, prefix: str, store: TCPStore, hosted: bool = False) -> None:
+        self._endpoint, self._prefix, self._store, self.hosted = endpoint, prefix, store, hosted
+
+    def swap(self, key: str, expected: str | None, value: str) -> str | None:
+        assert value and expected != value
+        before = VACANT if expected is None else expected
+        with self._reached():
+            now = str(self._store.compare_set(self._prefix + key, before, value).decode())
+        return None if now == before else now  # it answers with what was expected when nothing is there
+
+    def read(self, keys: Sequence[str]) -> list[str | None]:
+        with self._reached():
+            return [self._get(key) if self._store.check([self._prefix + key]) else None for key in keys]
+
+    def wait(self, keys: Sequence[str], within_s: float | None) -> list[str] | None:
+        with self._reached():
+            while True:
+                try:
+                    self._store.wait([self._prefix + key for key in keys], timedelta(seconds=LONG_S if within_s is None else within_s))
+                except DistStoreError:
+                    if within_s is not None:
+                        return None
+                else:
+                    return [self._get(key) for key in keys]
+
+    def another(self) -> EmbeddedKV:
+        with self._reached():
+            return EmbeddedKV(self._endpoint, self._prefix, _client(self._endpoint, ANOTHER_WITHIN_S))
+
+    def _get(self, key: str) -> str:
+        return str(self._store.get(self._prefix + key).decode())
+
+    @contextlib.contextmanager
+    def _reached(self) -> Iterator[None]:
+        try:
+            yield
+        except DistError as error:
+            raise MeetingError(f"the meeting point {in_words(self._endpoint)} is gone ({first_line(error)})") from error
+
+
+def meet_embedded(
+    endpoint: Endpoint, prefix: str, within_s: float = MEET_WITHIN_S, given_up: Callable[[], bool] = lambda: False
+) -> EmbeddedKV:
+    """A client of the store at the endpoint, hosted here from now on if nobody did and this is its machine. Raises MeetingError."""
+    local = is_local(endpoint[0])
+    deadline = time.monotonic() + within_s
+    while not given_up():
+        try:
+            if _answers(endpoint):
+                return EmbeddedKV(endpoint, prefix, _client(endpoint, deadline - time.monotonic()))
+            if local and (store := _host(endpoint)):
+                return EmbeddedKV(endpoint, prefix, store, hosted=True)
+        except DistError as error:
+            raise MeetingError(f"--rdzv-endpoint: expected a TCPStore at {in_words(endpoint)}, found {first_line(error)}") from error
+        if time.monotonic() > deadline:
+            raise MeetingError(
+                f"--rdzv-endpoint: expected the other nodes' meeting point at {in_words(endpoint)}, found nobody there within "
+                f"{within_s:.0f} s; the agent on that machine, or whoever has made the store, must be reachable from here"
+            )
+        time.sleep(RETRY_S)
+    raise MeetingError(f"left before {in_words(endpoint)} was found")
+
+
+def host_store(endpoint: Endpoint) -> TCPStore:
+    """A fresh store of this process; port 0: a free one. Raises torch's DistError."""
+    return TCPStore(*endpoint, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+
+
+def is_local(host: str) -> bool:
+    """Whether the name is one of this machine's addresses. Unknown names are nobody's (yet)."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    for family, kind, protocol, _, where in found:
+        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as sock:
+            sock.bind(where)
+            return True
+    return False
+
+
+def in_words(endpoint: Endpoint) -> str:
+    return f"{endpoint[0]}:{endpoint[1]}"
+
+
+def first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _answers(endpoint: Endpoint) -> bool:
+    """Asked before torch asks, which tells stderr of every refusal."""
+    try:
+        socket.create_connection(endpoint, timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+def _client(endpoint: Endpoint, within_s: float) -> TCPStore:
+    return TCPStore(*endpoint, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=max(1.0, within_s)))
+
+
+def _host(endpoint: Endpoint) -> TCPStore | None:
+    try:
+        return host_store(endpoint)
+    except DistNetworkError as error:
+        if f"code: -{errno.EADDRINUSE}" in str(error):
+            return None  # another agent of this machine was quicker
+        raise
