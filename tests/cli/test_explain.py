@@ -28,10 +28,36 @@ def test_what_happened_and_why(machine: Any) -> None:
     assert result.exit_code == 0
     rows = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert any(row.startswith("Recovery 1: resumed with step 24 from memory in") and row.endswith("1 completed step lost") for row in rows)
-    for stage in ("noticed", "restarted", "joined", "offered", "loaded", "resumed", "next step"):
+    for stage in ("fact noticed", "action restarted", "joined", "offered", "loaded", "closed resumed", "next step"):
         assert any(row.startswith(f"{stage} at 0.") for row in rows), stage
     assert any(row.startswith("refused slot-1: step 25 of rank 1 damaged: block 3") for row in rows)
     assert any(row.endswith("agent rank 1 was killed by SIGKILL (9)") for row in rows)
+    assert any(row.startswith("in all") and row.endswith("100.0 %") for row in rows)
+
+
+def test_a_chain_with_every_link_and_a_kind_that_nobody_knows(machine: Any) -> None:
+    tell(machine, "demo")
+    agent, rank = machine.journal("demo", "agent"), machine.journal("demo", "rank 0")
+    agent.record("suspicion", "rank 1 has not moved for 3.0 s", rank=1, silent_ns=3_000_000_000)
+    agent.record("verdict", "rank 1 is stopped (state T)", kind="stopped", culprit=1, strength=5)
+    agent.record("refused", "observing does not help a stopped process", rung="observe", why="a stopped process")
+    agent.record("plan", "rank 1 is replaced, the others stay", rung="respawn")
+    rank.record("lost-notice", "rank 1 is lost", rank=1, after_ns=20_000_000)
+    agent.record("a-kind-of-tomorrow", "[bold] something new", anything=[1, {"x": None}])
+    agent.record("rank-respawned", "the standby process becomes rank 1", rank=1)
+    rank.record("regrouped", "met again", rank=0, attempt=1, duration_ns=200_000_000)
+    rank.record("next-step", "step 26 is done", step=26, duration_ns=1000)
+    rows = [" ".join(line.split()) for line in machine.run("explain").stdout.splitlines()]
+    assert any(row.startswith("Recovery 2: training again in ") for row in rows)
+    begins = ("suspicion", "verdict", "refused observe", "plan", "action told", "respawned", "regrouped", "closed next step")
+    places = [next(i for i, row in enumerate(rows) if row.startswith(begin) and " at 0." in row) for begin in begins]
+    assert places == sorted(places)
+    assert any(row.endswith("agent [bold] something new") for row in rows)
+    stages = machine.json("explain")["runs"][0]["recoveries"][1]["stages"]
+    assert [(s["link"], s["name"]) for s in stages] == [
+        *(("suspicion", "suspicion"), ("verdict", "verdict"), ("refused", "observe"), ("plan", "plan"), ("action", "told")),
+        *(("action", "respawned"), ("action", "regrouped"), ("closed", "next step")),
+    ]
 
 
 def test_the_document_keeps_its_shape(machine: Any) -> None:
@@ -39,14 +65,18 @@ def test_the_document_keeps_its_shape(machine: Any) -> None:
     document = machine.json("explain", "--job", "demo")
     assert set(document) == {"job", "journal", "runs"} and document["job"] == "demo"
     [run] = document["runs"]
-    assert set(run) == {"events", "recoveries", "end", "ended_well", "lost_steps"}
+    assert set(run) == {"events", "recoveries", "end", "ended_well", "lost_steps", "account"}
     assert (len(run["events"]), run["end"], run["ended_well"], run["lost_steps"]) == (11, None, None, 1)
     assert set(run["events"][0]) == {"wall_ns", "mono_ns", "who", "kind", "why", "data"}
     [recovery] = run["recoveries"]
     assert set(recovery) == {"outcome", "step", "source", "lost_steps", "took_ns", "stages", "refused", "setbacks"}
     assert [s["name"] for s in recovery["stages"]] == ["noticed", "restarted", "joined", "offered", "loaded", "resumed", "next step"]
-    assert set(recovery["stages"][0]) == {"name", "event", "took_ns"}
+    assert set(recovery["stages"][0]) == {"link", "name", "event", "took_ns", "who"}
     assert recovery["took_ns"] == sum(s["took_ns"] for s in recovery["stages"])
+    spent = run["account"]
+    parts = ("productive", "stalled", "redone", "detecting", "recovering", "starting", "idle")
+    assert set(spent) == {"wall_ns", "goodput_ratio", *(f"{part}_ns" for part in parts)}
+    assert sum(spent[f"{part}_ns"] for part in parts) == spent["wall_ns"] > 0
 
 
 def test_the_last_run_unless_all_are_asked_for(machine: Any) -> None:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
 from typing import Any
+
+CURSOR_SHOWN = b"\x1b[?25h"
 
 
 def test_a_machine_without_jobs(machine: Any) -> None:
@@ -29,9 +38,9 @@ def test_the_document_keeps_its_shape(machine: Any) -> None:
     [job] = machine.json("status", "--job", "demo")["jobs"]
     assert set(job) == {
         *("job", "state", "why", "job_dir", "journal", "keeper_alive", "world_size", "horizon", "horizon_age_ns", "checkpoint"),
-        *("protection", "ranks", "slots", "held", "nodes"),
+        *("protection", "ranks", "slots", "held", "nodes", "incident", "account"),
     }
-    assert (job["held"], job["nodes"]) == ([], None)
+    assert (job["held"], job["nodes"], job["incident"], job["account"]) == ([], None, None, None)
     assert set(job["protection"][0]) == {"against", "step", "age_ns", "why", "is_known"}
     assert (job["job"], job["state"], job["horizon"], job["checkpoint"]) == ("demo", "training", {"step": 8, "epoch": 1}, None)
     assert [(p["against"], p["step"]) for p in job["protection"]] == [
@@ -74,8 +83,69 @@ def test_an_unknown_job_is_named_with_its_neighbours(machine: Any) -> None:
     assert result.stderr == "error: --job: expected one of 1 known jobs (demo), found 'deno'; did you mean 'demo'?\n"
 
 
-def test_watching_is_not_a_document(machine: Any) -> None:
-    for words in (("--json",), ()):  # a test's output is no terminal either
-        result = machine.run("status", "--watch", *words)
-        assert (result.exit_code, result.stdout) == (2, "")
-        assert "--watch" in result.stderr
+def test_a_failure_that_is_not_over_and_where_the_time_went(machine: Any) -> None:
+    machine.rank("demo", 0, [7, 8])
+    machine.journal("demo").record("resumed", "every rank starts afresh", step=-1, source="fresh", lost_steps=0, epoch=1)
+    machine.journal("demo", "agent").record("rank-exited", "rank 1 was killed by SIGKILL (9)", rank=1, code=-9)
+    [job] = machine.json("status")["jobs"]
+    assert [s["name"] for s in job["incident"]["stages"]] == ["noticed"]
+    assert job["account"]["recovering_ns"] > 0  # until now: a rank lives
+    rows = [" ".join(line.split()) for line in machine.run("status").stdout.splitlines()]
+    assert any(row.startswith("Not back yet, since ") for row in rows)
+    assert any(row.startswith("fact noticed") and row.endswith("rank 1 was killed by SIGKILL (9)") for row in rows)
+    assert any(row.startswith("recovering ") for row in rows)
+
+
+def watching(*words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "keepstep.cli.main", "status", "--watch", "--interval", "0.1", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_watching_in_a_pipe_tells_what_changes_until_it_is_interrupted(machine: Any) -> None:
+    machine.rank("demo", 0, [7, 8])
+    agent = machine.journal("demo", "agent")
+    agent.record("job-started", "job demo")
+    with watching("--json") as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["jobs"][0]["incident"] is None
+        agent.record("resumed", "afresh", step=-1, source="fresh", lost_steps=0, epoch=1)
+        agent.record("rank-exited", "rank 1 was killed", rank=1, code=-9)
+        seen = next(found for line in process.stdout if (found := json.loads(line)["jobs"][0]["incident"]))
+        assert seen["outcome"] == "pending"
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=60)
+        assert (process.returncode, errors) == (0, "")
+        assert all(json.loads(line)["jobs"] for line in rest.splitlines())
+
+
+def test_watching_for_people(machine: Any) -> None:
+    machine.rank("demo", 0, [7, 8])
+    with watching() as process:
+        assert process.stdout is not None
+        seen = [next(line for line in process.stdout if "training" in line) for _ in range(2)]
+        assert all("1 ranks live" in line for line in seen)
+        process.send_signal(signal.SIGINT)
+        assert "Traceback" not in process.communicate(timeout=60)[1]
+    assert process.returncode == 0
+
+
+def test_an_interval_that_cannot_be(machine: Any) -> None:
+    assert machine.run("status", "--watch", "--interval", "0").exit_code == 2
+
+
+def test_watching_on_a_terminal(machine: Any) -> None:
+    machine.rank("demo", 0, [7, 8])
+    reader, writer = pty.openpty()
+    command = [sys.executable, "-m", "keepstep.cli.main", "status", "--watch", "--interval", "0.1"]
+    with subprocess.Popen(command, stdout=writer, stderr=writer, env={**os.environ, "TERM": "xterm"}) as process:
+        os.close(writer)
+        screen = b""
+        while screen.count(b"1 ranks live") < 2:
+            screen += os.read(reader, 4096)
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(OSError):  # nobody holds the other end any more
+            while more := os.read(reader, 4096):
+                screen += more
+    os.close(reader)
+    assert process.returncode == 0 and b"Traceback" not in screen
+    assert screen.count(CURSOR_SHOWN) == 1  # the terminal is given back as it was

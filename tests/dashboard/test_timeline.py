@@ -7,14 +7,15 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.dashboard.timeline import between_ns, is_failure, stories
+from keepstep.core.signs import is_failure
+from keepstep.dashboard.timeline import between_ns, stories
 from keepstep.model.events import Event
 from keepstep.model.units import MS_NS, S_NS
 
 BOOT_NS = 1_700_000_000 * S_NS
 
 
-def at(ms: int, who: str, kind: str, why: str = "", **data: Any) -> Event:
+def at(ms: int, who: str, kind: str, why: str = "", /, **data: Any) -> Event:
     return Event(BOOT_NS + ms * MS_NS, ms * MS_NS, who, kind, why or kind, data)
 
 

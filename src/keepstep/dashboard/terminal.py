@@ -16,6 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from keepstep.core.account import Account
 from keepstep.dashboard.finding import Leftover
 from keepstep.dashboard.nodes import NodeRow, NodesView
 from keepstep.dashboard.timeline import GLAD, Recovery, Story, between_ns, is_trouble
@@ -25,6 +26,8 @@ from keepstep.model.units import S_NS, human_bytes, human_ns
 
 STATE_COLOURS = {"training": "green", "restoring": "yellow", "waiting": "yellow", "broken": "red", "left-over": "yellow", "ended": "dim"}
 SLOT_COLOURS = {"sealed": "green", "writing": "yellow", "empty": "dim", "damaged": "bold red"}
+LINK_COLOURS = {"fact": "red", "suspicion": "yellow", "verdict": "red", "refused": "dim", "closed": "green"}
+MAX_SENTENCES, MAX_SENTENCE = 4, 300  # an incident is to fit on a screen
 NOTHING = Text("-", style="dim")
 OLD_NS = 5 * S_NS  # what the leader told longer ago is shown with its age: it speaks when something changes
 
@@ -64,7 +67,16 @@ def status(view: JobView) -> RenderableType:
     keeper = "the keeper lives" if view.keeper_alive else Text("no keeper lives", style="yellow")
     place = Text.assemble("memory in ", str(view.job_dir), "; ", keeper)
     about_nodes = [] if view.nodes is None else list(_nodes(view.nodes))
-    return Group(title, place, *about_nodes, _protection(view), _ranks(view), _costs(view), _slots(view), *_held(view.held))
+    rest: tuple[RenderableType, ...] = (_protection(view), _ranks(view), _costs(view), _slots(view), *_held(view.held))
+    return Group(title, place, *about_nodes, *_incident_now(view), *rest, *([account(view.account)] if view.account else []))
+
+
+def _incident_now(view: JobView) -> Iterator[RenderableType]:
+    """What has failed and is not back yet."""
+    if view.incident is not None:
+        began = view.incident.stages[0].event if view.incident.stages else None
+        yield Text("Not back yet:" if began is None else f"Not back yet, since {clock(began.wall_ns)}:", style="bold yellow")
+        yield _chain(view.incident, began)
 
 
 def _nodes(nodes: NodesView) -> Iterator[Text]:
@@ -184,23 +196,39 @@ def _recovery(number: int, recovery: Recovery, told: Story) -> RenderableType:
     took = human_ns(recovery.took_ns)
     if recovery.outcome == "resumed":
         source = "a fresh start" if recovery.source == "fresh" else f"step {recovery.step} from {recovery.source}"
-        title = Text(f"Recovery {number}: resumed with {source} in {took}, {_lost(recovery.lost_steps or 0)}", style="bold green")
+        how = f"resumed with {source} in {took}, {_lost(recovery.lost_steps or 0)}" if recovery.source else f"training again in {took}"
+        title = Text(f"Recovery {number}: {how}", style="bold green")
     elif recovery.outcome == "ended":
         title = Text(f"Failure {number}: the job ended {took} later", style="bold red")
     else:
         title = Text(f"Failure {number}: nothing has resumed yet", style="bold yellow")
+    return Group("", title, _chain(recovery, told.events[0]))
+
+
+def _chain(recovery: Recovery, began: Event | None) -> RenderableType:
+    """Link by link: at which time since `began`, how long after the link before, and why."""
     made = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-    made.add_column(no_wrap=True)
-    made.add_column(justify="right", no_wrap=True)
-    made.add_column(justify="right", no_wrap=True)
+    for justify in ("left", "left", "right", "right"):
+        made.add_column(justify=justify, no_wrap=True)
     made.add_column(overflow="fold")
+    before = ""
     for stage in recovery.stages:
-        at = f"at {_seconds(between_ns(told.events[0], stage.event))}"
-        made.add_row(stage.name, at, f"+{human_ns(stage.took_ns)}", Text(stage.event.why))
+        at = "" if began is None else f"at {_seconds(between_ns(began, stage.event))}"
+        link, before = ("" if stage.link == before else stage.link), stage.link
+        why = _short(stage.event.why)
+        said = Text(f"{len(stage.who)} of them, the last: {why}" if len(stage.who) > 1 else why, style=LINK_COLOURS.get(stage.link, ""))
+        made.add_row(Text(link, style="bold"), stage.name, at, f"+{human_ns(stage.took_ns)}", said)
     for label, sentences in (("refused", recovery.refused), ("setback", recovery.setbacks)):
-        for why in sentences:
-            made.add_row(Text(label, style="red"), "", "", Text(why, style="red"))
-    return Group("", title, Padding(made, (0, 0, 0, 2)))
+        for why in sentences[:MAX_SENTENCES]:
+            made.add_row(Text(label, style="red"), "", "", "", Text(_short(why), style="red"))
+        if len(sentences) > MAX_SENTENCES:
+            made.add_row("", "", "", "", f"and {len(sentences) - MAX_SENTENCES} more")
+    return Padding(made, (0, 0, 0, 2))
+
+
+def _short(why: str) -> str:
+    """The timeline has the whole sentence."""
+    return why if len(why) <= MAX_SENTENCE else f"{why[: MAX_SENTENCE - 3]}..."
 
 
 def _lost(steps: int) -> str:
@@ -231,6 +259,47 @@ def _folded(events: Sequence[Event]) -> Iterator[tuple[Event, str, str]]:
 
 def _seconds(duration_ns: int) -> str:
     return f"{duration_ns / S_NS:.3f} s"
+
+
+# -- where the time went
+
+PART_WORDS = {
+    "productive": "steps that count",
+    "stalled": "the trainer waited for fault tolerance",
+    "redone": "steps done once more",
+    "detecting": "from a fault until it was noticed",
+    "recovering": "until all ranks trained again",
+    "starting": "before the first step",
+    "idle": "nothing ran, or nobody said so",
+}
+
+
+def account(spent: Account) -> RenderableType:
+    """Part by part, with shares that sum to 100 %."""
+    if spent.goodput_ratio is None:
+        return Text("")
+    made = table("where the time went", "time", "share", "", right=("time", "share"))
+    parts = spent.parts()
+    for (name, ns), tenths in zip(parts.items(), shares(list(parts.values()), 1000), strict=True):
+        if ns:
+            style = "green" if name == "productive" else "yellow" if name in ("detecting", "recovering", "redone") else ""
+            made.add_row(Text(name, style=style), _span(ns), f"{tenths / 10:.1f} %", PART_WORDS[name])
+    made.add_row("in all", _span(spent.wall_ns), "100.0 %", "", style="bold")
+    return made
+
+
+def shares(amounts: Sequence[int], whole: int) -> list[int]:
+    """`whole` divided as `amounts` are, in whole numbers that sum to it: what rounding leaves goes to the largest remainders."""
+    total = sum(amounts)
+    floors = [amount * whole // total for amount in amounts]
+    by_remainder = sorted(range(len(amounts)), key=lambda i: (-(amounts[i] * whole % total), i))
+    for i in by_remainder[: whole - sum(floors)]:
+        floors[i] += 1
+    return floors
+
+
+def _span(duration_ns: int) -> str:
+    return human_ns(duration_ns) if duration_ns < 120 * S_NS else human_age(duration_ns)
 
 
 # -- clean

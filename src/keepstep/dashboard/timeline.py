@@ -1,38 +1,59 @@
-"""Timeline: a journal as a story: runs, and in each run the recoveries, measured from stage to stage.
+"""Timeline: a journal as a story: runs, and in each run the incidents, link by link from the first sign to the next step.
 
 Comes in: events in the order written. Goes out: frozen values. Pure: no file, no clock.
 
 A run begins with a fresh start and goes on through everything that resumed from it, be it from memory or, after the machine
 was lost, from the store. A journal is one node's: of several, the leading one decides (`restore-offered`, `resumed`), and the others
-write down what they hear of it (`offer`, `go`).
+write down what they hear of it (`offer`, `go`). A kind of event that is not known here is part of the run and of no chain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from keepstep.core.account import SAME_CLOCK_NS
+from keepstep.core.signs import BACK, STEPPING, ends_training, is_failure
 from keepstep.model.events import Event
-from keepstep.model.units import S_NS
 
-SAME_CLOCK_NS = 60 * S_NS  # two clocks that disagree by more have a reboot or a suspension between them
 REFUSED = {"damaged", "restore-failed", "fetch-failed", "checkpoint-damaged", "store-unreadable", "restore-refused", "slot-voided"}
 TROUBLE = REFUSED | {"capture-failed", "persist-failed", "persist-impossible", "keeper-lost", "keeper-missing", "torn", "stranger-refused"}
 TROUBLE |= {"copy-failed", "copy-lost", "copy-refused", "declined", "mesh-refused", "meeting-lost", "keeper-unheard"}  # between nodes
+TROUBLE |= {"suspicion", "verdict", "lost-notice"}
 GLAD = {"resumed", "go", "mended"}
-BACK = {"resumed", "go"}  # all ranks may train
 # What an agent says before its first word about the job, while it finds its keeper and the other nodes.
 PRELUDE = {"keeper-listens", "keeper-unheard", "meeting", "round-waiting"}
+
+# The links of a chain behind its first fact: which kinds of event make one, and how it is called. Of each the last event counts, and of
+# `suspicion` the first; those of `refused` count one by one.
+LINKS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "suspicion": ("suspicion", ("suspicion",)),
+    "verdict": ("verdict", ("verdict",)),
+    "plan": ("plan", ("plan",)),
+    "coordinator": ("action", ("coordinator",)),
+    "told": ("action", ("lost-notice",)),
+    "met": ("action", ("round-formed", "mesh")),  # the agents, or under a foreign launcher the ranks
+    "respawned": ("action", ("rank-respawned",)),
+    "restarted": ("action", ("ranks-restarted",)),
+    "regrouped": ("action", ("regrouped",)),
+    "joined": ("action", ("rank-joined",)),
+    "offered": ("action", ("restore-offered", "offer")),
+    "fetched": ("action", ("fetched",)),
+    "loaded": ("action", ("loaded",)),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One step on the way back: noticed, met, restarted, joined, offered, fetched, loaded, resumed, next step; as many of them as there
-    were. `took_ns` since the stage before."""
+    """One link of the chain. `link`: fact, suspicion, verdict, refused (a rung of the ladder), plan, action or closed. `name`: noticed,
+    met, restarted, joined, ..., the rung that was refused. `took_ns` since the stage before; `who`: all who said so, `event` being the
+    last of their words."""
 
+    link: str
     name: str
     event: Event
     took_ns: int
+    who: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +88,6 @@ def between_ns(earlier: Event, later: Event) -> int:
     """How long from one event to another: by the monotonic clock, unless a reboot has set it back. Never negative."""
     mono_ns, wall_ns = later.mono_ns - earlier.mono_ns, later.wall_ns - earlier.wall_ns
     return max(0, mono_ns if abs(mono_ns - wall_ns) < SAME_CLOCK_NS else wall_ns)
-
-
-def is_failure(event: Event) -> bool:
-    """Whether the event says that a rank or a node is gone, or going, without having ended well."""
-    if event.kind == "node-lost":
-        return True
-    if event.kind == "rank-exited":
-        return event.data.get("code") != 0
-    if event.kind == "rank-left":
-        return not event.data.get("expected", True)
-    return event.kind == "rank-bye" and not event.data.get("ok", True)
 
 
 def is_trouble(event: Event) -> bool:
@@ -126,18 +136,48 @@ def _story(events: Sequence[Event]) -> Story:
 
 def _recoveries(events: Sequence[Event]) -> list[Recovery]:
     """One for each way back to training, and one for a failure that nothing followed."""
-    resumed_at = [i for i, e in enumerate(events) if e.kind in BACK and not _is_repeated(e, events[:i])]
+    closed_at = list(_closers(events))
     found = []
-    for begin, end in zip([-1, *resumed_at], [*resumed_at, len(events)], strict=True):
+    for begin, end in zip([-1, *closed_at], [*closed_at, len(events)], strict=True):
         window = events[begin + 1 : end]
-        resumed = events[end] if end < len(events) else None
-        failure = next((i for i, e in enumerate(window) if is_failure(e)), None)
-        if failure is None and (resumed is None or resumed.data.get("source") == "fresh"):
+        closer = events[end] if end < len(events) else None
+        sign = next((i for i, e in enumerate(window) if ends_training(e)), None)
+        if sign is None and (closer is None or closer.data.get("source") == "fresh"):
             continue  # the start itself, or the rest of a run that went well
-        # Without a witness (the keeper was gone as well) the way back begins with the keeper that came next.
-        start = failure if failure is not None else max((i for i, e in enumerate(window) if e.kind == "keeper-started"), default=0)
-        found.append(_recovery(window[start:], failure is not None, resumed, events[end + 1 :]))
+        if sign is None:
+            # Without a witness (the keeper was gone as well) the way back begins with the keeper that came next.
+            sign = max((i for i, e in enumerate(window) if e.kind == "keeper-started"), default=0)
+            found.append(_recovery(window[sign:], None, closer, events[end + 1 :]))
+        else:
+            way = window[_first_doubt(window, sign) :]
+            noticed = window[sign] if window[sign].kind not in ("verdict", "plan") else None
+            found.append(_recovery(way, noticed, closer, events[end + 1 :]))
     return found
+
+
+def _closers(events: Sequence[Event]) -> Iterator[int]:
+    """Where an incident ends: with the leave to train, or, when survivors met again and nobody had to give one, with the next step."""
+    regrouped = False
+    for i, event in enumerate(events):
+        if event.kind in BACK:
+            if not _is_repeated(event, events[:i]):
+                yield i
+            regrouped = False
+        elif ends_training(event):
+            regrouped = False
+        elif event.kind == "regrouped":
+            regrouped = True
+        elif event.kind == "next-step" and regrouped:
+            yield i
+            regrouped = False
+
+
+def _first_doubt(window: Sequence[Event], sign: int) -> int:
+    """What is found by suspicion began with the first one that no step refuted."""
+    if window[sign].kind != "verdict":
+        return sign
+    refuted = max((i for i, e in enumerate(window[:sign]) if e.kind in STEPPING), default=-1)
+    return next((i for i in range(refuted + 1, sign) if window[i].kind == "suspicion"), sign)
 
 
 def _is_repeated(go: Event, before: Sequence[Event]) -> bool:
@@ -147,46 +187,64 @@ def _is_repeated(go: Event, before: Sequence[Event]) -> bool:
     return last is not None and last.kind in BACK and epoch is not None and last.data.get("epoch") == epoch
 
 
-def _recovery(way: Sequence[Event], noticed: bool, resumed: Event | None, following: Sequence[Event]) -> Recovery:
-    def last(*kinds: str) -> Event | None:
-        return next((e for e in reversed(way) if e.kind in kinds), None)
-
-    over = last("job-over") if resumed is None else None
-    reached = {
-        "noticed": way[0] if noticed else None,
-        "met": last("round-formed") or last("mesh"),  # the agents, or under a foreign launcher the ranks
-        "restarted": last("ranks-restarted"),
-        "joined": last("rank-joined"),
-        "offered": last("restore-offered", "offer"),
-        "fetched": last("fetched"),
-        "loaded": last("loaded"),
-        "resumed": resumed,
-        "next step": _next_step(following) if resumed else None,
-        "ended": over,
-    }
-    known = [(name, event) for name, event in reached.items() if event is not None]
-    pairs = zip([known[0], *known], known, strict=False)
-    stages = tuple(Stage(name, event, between_ns(before, event)) for (_, before), (name, event) in pairs)
+def _recovery(way: Sequence[Event], noticed: Event | None, closer: Event | None, following: Sequence[Event]) -> Recovery:
+    over = next((e for e in reversed(way) if e.kind == "job-over"), None) if closer is None else None
+    resumed = closer if closer is not None and closer.kind in BACK else None
+    stages = _chained([*_beginning(way, noticed), *_ending(closer, resumed, over, following)])
     # Ranks that end between the first sign and the restart go down with the first; those after it are failures of their own.
-    back = next((i for i, e in enumerate(way) if e.kind in ("ranks-restarted", "rank-joined")), len(way))
+    back = next((i for i, e in enumerate(way) if e.kind in ("ranks-restarted", "rank-respawned", "rank-joined")), len(way))
     return Recovery(
-        outcome="resumed" if resumed else "ended" if over else "pending",
+        outcome="resumed" if closer else "ended" if over else "pending",
         step=resumed.data.get("step") if resumed else None,
         source=resumed.data.get("source") if resumed else None,
         lost_steps=resumed.data.get("lost_steps") if resumed else None,
-        took_ns=between_ns(known[0][1], known[-1][1]),
+        took_ns=sum(stage.took_ns for stage in stages),
         stages=stages,
         refused=tuple(e.why for e in way if e.kind in REFUSED),
         setbacks=tuple(e.why for e in way[back:] if is_failure(e)),
     )
 
 
-def _next_step(following: Sequence[Event]) -> Event | None:
-    """The moment at which every rank had done a step again: the last of their words before anything else happens."""
-    found = None
+Link = tuple[str, str, list[Event]]  # which link, its name, and the words that made it, the one that counts last
+
+
+def _beginning(way: Sequence[Event], noticed: Event | None) -> list[Link]:
+    """The links up to the leave to train, in the order in which they came about."""
+    found: list[Link] = []
+    for name, (link, kinds) in LINKS.items():
+        kind = next((k for k in kinds if any(e.kind == k and e is not noticed for e in way)), None)
+        words = [e for e in way if e.kind == kind and e is not noticed]
+        if words:
+            found.append((link, name, words[:1] if link == "suspicion" else words))
+    found += [("refused", str(e.data.get("rung", "")), [e]) for e in way if e.kind == "refused"]
+    place = {id(event): i for i, event in enumerate(way)}
+    found.sort(key=lambda found: place[id(found[2][-1])])
+    return [("fact", "noticed", [noticed]), *found] if noticed is not None else found
+
+
+def _ending(closer: Event | None, resumed: Event | None, over: Event | None, following: Sequence[Event]) -> list[Link]:
+    steps = [] if closer is None else [*([closer] if resumed is None else []), *_next_steps(following)]
+    links = [
+        ("closed", "resumed", [resumed] if resumed else []),
+        ("closed", "next step", steps),
+        ("closed", "ended", [over] if over else []),
+    ]
+    return [link for link in links if link[2]]
+
+
+def _chained(links: Sequence[Link]) -> tuple[Stage, ...]:
+    stages: list[Stage] = []
+    for link, name, words in links:
+        event = words[-1]
+        took_ns = between_ns(stages[-1].event, event) if stages else 0
+        stages.append(Stage(link, name, event, took_ns, tuple(dict.fromkeys(e.who for e in words))))
+    return tuple(stages)
+
+
+def _next_steps(following: Sequence[Event]) -> Iterator[Event]:
+    """What ranks say when they have done a step again, before anything else happens."""
     for event in following:
-        if event.kind == "resumed" or is_failure(event):
-            break
+        if event.kind == "resumed" or ends_training(event):
+            return
         if event.kind == "next-step":
-            found = event
-    return found
+            yield event

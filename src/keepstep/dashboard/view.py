@@ -16,9 +16,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from keepstep.core.account import Account, Tempo, account
 from keepstep.core.cut import common, cut, holding_of
 from keepstep.dashboard.finding import SHELVES, TRIES, TRY_EVERY_S, FoundJob, read_pages
 from keepstep.dashboard.nodes import NodesView, leaders_word, nodes_view
+from keepstep.dashboard.timeline import Recovery, Story, stories
 from keepstep.edge.arena import Slot, slot_paths
 from keepstep.edge.journal import read_journal
 from keepstep.edge.lock import is_held
@@ -114,6 +116,8 @@ class JobView:
     """Everything `keepstep status` knows of a job. `state` is training, restoring, broken, waiting, left-over or ended; an ended job has
     neither `job_dir` nor `protection`, at most a checkpoint.
 
+    `incident` is the failure from which the job has not come back yet; `account` where the time of this run went.
+
     In a job of several nodes `horizon` is the leader's word and `nodes` what else it told; `ranks`, `slots` and what is `held` for other
     nodes are this node's alone. In a job of one node `nodes` is None.
     """
@@ -133,6 +137,8 @@ class JobView:
     slots: tuple[SlotRow, ...]
     held: tuple[SlotRow, ...]
     nodes: NodesView | None
+    incident: Recovery | None
+    account: Account | None
 
 
 def job_view(job: FoundJob, now: Now, told: Sequence[Event] | None = None) -> JobView:
@@ -153,6 +159,7 @@ def job_view(job: FoundJob, now: Now, told: Sequence[Event] | None = None) -> Jo
     else:
         horizon = cut([holding_of(s) for s in statuses.values()], world_size or 1)
     state, why = _state(job, pages, keeper_alive, events)
+    runs = stories(events)
     age_ns = _held_for_ns(slots, horizon)
     if not job.has_memory:
         protection: tuple[Protection, ...] = ()
@@ -176,7 +183,21 @@ def job_view(job: FoundJob, now: Now, told: Sequence[Event] | None = None) -> Jo
         slots=slots,
         held=held_rows(job.job_dir, now),
         nodes=nodes,
+        incident=incident(runs[-1]) if runs else None,
+        account=run_account(runs[-1], pages, now) if runs else None,
     )
+
+
+def incident(run: Story) -> Recovery | None:
+    """The one that is not over."""
+    return run.recoveries[-1] if run.recoveries and run.recoveries[-1].outcome == "pending" else None
+
+
+def run_account(run: Story, pages: Mapping[int, tuple[bool, RankStatus | None]], now: Now) -> Account:
+    """Where the run's time went: until now when ranks live, and else until its last event. `pages`: the ranks', of the last run."""
+    living = [status for alive, status in pages.values() if alive and status is not None]
+    tempos = [Tempo(s.rank, s.pid, s.completed_step, s.step_ns_last, s.stall_ns_total) for s in living]
+    return account(run.events, tempos, (now.wall_ns, now.mono_ns) if living else None)
 
 
 def slot_rows(directory: Path, now: Now, kind: str = "own") -> tuple[SlotRow, ...]:
