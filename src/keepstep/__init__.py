@@ -20,10 +20,12 @@ from keepstep.errors import (
     KeepstepError,
     LayoutError,
     MemoryBudgetError,
+    PeerLost,
     StoreError,
 )
 
 if TYPE_CHECKING:
+    from keepstep.edge.torch.groups import init_process_group
     from keepstep.runtime.session import Job, protect
 
 __version__ = "0.1.0"
@@ -37,8 +39,10 @@ __all__ = [
     "KeepstepError",
     "LayoutError",
     "MemoryBudgetError",
+    "PeerLost",
     "StoreError",
     "__version__",
+    "init_process_group",
     "protect",
 ]
 
@@ -48,4 +52,8 @@ def __getattr__(name: str) -> Any:
         from keepstep.runtime import session
 
         return getattr(session, name)
+    if name == "init_process_group":
+        from keepstep.edge.torch.groups import init_process_group
+
+        return init_process_group
     raise AttributeError(f"module 'keepstep' has no attribute {name!r}")

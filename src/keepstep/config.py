@@ -45,6 +45,7 @@ class Config:
     rack: what this node fails together with; for all nodes or for none.
     secret: shared by the job's keepers, at least 16 bytes. Default: made anew for each start and handed round at the meeting point.
     link_dead_s: how long a link between nodes may stay away before its node counts as lost.
+    hang_after_s: no rank's progress for so long is a hang, whatever it looks like. Default: learnt from the job's own steps.
     """
 
     job: str | None = None
@@ -62,6 +63,7 @@ class Config:
     rack: str | None = None
     secret: str | None = None
     link_dead_s: float | None = None
+    hang_after_s: float | None = None
 
     def to_env(self) -> dict[str, str]:
         """The `KEEPSTEP_*` variables that say the same; unset fields are left out."""
@@ -88,6 +90,7 @@ class Settings:
     rack: str | None
     secret: str | None
     link_dead_s: float
+    hang_after_s: float | None
 
     @property
     def job_dir(self) -> Path:
@@ -130,7 +133,15 @@ def from_mapping(values: Mapping[str, Any]) -> Config:
 
 
 # Variables keepstep's own processes hand down; not configuration.
-INTERNAL = {"KEEPSTEP_AGENT", "KEEPSTEP_ATTEMPT", "KEEPSTEP_FAULTS", "KEEPSTEP_DRILL", "KEEPSTEP_LAB"}
+INTERNAL = {
+    "KEEPSTEP_AGENT",
+    "KEEPSTEP_AGENT_SOCKET",
+    "KEEPSTEP_ATTEMPT",
+    "KEEPSTEP_REJOIN",
+    "KEEPSTEP_FAULTS",
+    "KEEPSTEP_DRILL",
+    "KEEPSTEP_LAB",
+}
 
 
 def from_environ(environ: Mapping[str, str]) -> Config:
@@ -190,6 +201,7 @@ def _defaults(environ: Mapping[str, str], default_job: str) -> dict[str, Any]:
         "rack": None,
         "secret": None,
         "link_dead_s": 10.0,
+        "hang_after_s": None,
     }
 
 
@@ -209,6 +221,7 @@ def _checked(values: dict[str, Any]) -> Settings:
         "rack": ((str, type(None)), "a name", lambda v: v is None or bool(v)),
         "secret": ((str, type(None)), "at least 16 bytes", lambda v: v is None or len(v.encode()) >= MIN_SECRET_BYTES),
         "link_dead_s": ((int, float), "seconds, at least 2", lambda v: 2 <= v < math.inf),
+        "hang_after_s": ((int, float, type(None)), "seconds, at least 4", lambda v: v is None or 4 <= v < math.inf),
     }
     for name, (kind, words, good) in expect.items():
         value = values[name]

@@ -9,6 +9,7 @@
     +-- KeeperError        the keeper could not be started or reached
     +-- StoreError         the store could not be read or written
     +-- MeetingError       the nodes could not meet, or the place where they met is gone
+    +-- PeerLost           another rank is lost, and this process cannot go on without a restart
 
 Every message names what was expected and what was found. Our own mistakes assert instead.
 """
@@ -50,3 +51,7 @@ class StoreError(KeepstepError):
 
 class MeetingError(KeepstepError):
     """The nodes could not meet, or the place where they met is gone."""
+
+
+class PeerLost(KeepstepError):
+    """Another rank is lost. Inside `with step:` it ends the step's body; elsewhere the process."""

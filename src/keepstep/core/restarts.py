@@ -3,6 +3,9 @@
 Comes in: what happened and when. Goes out: at most one action with its reason. Never waits, never asks. One life of the ranks
 is what lies between two `RanksStarted`; before it the nodes meet, and it is over when all nodes' ranks have ended well or one restarts.
 
+The cheapest rung first: ranks that can stay in their process do (`keep`), and only what is missing is started. When that has been tried
+twice without a new step, or somebody does not take part in it in time, all ranks start anew.
+
 Invariant: at most `max_restarts` restarts are ordered, and after `End` nothing is ordered at all.
 """
 
@@ -23,6 +26,7 @@ STOP_WITHIN_NS = 5 * S_NS
 END_WITHIN_NS = 10 * S_NS
 EARLY_NS = 10 * S_NS  # when steps are unknown: importing torch and joining a group take some seconds of this
 SAME_CRASHES = 3
+KEPT_IN_VAIN = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +58,13 @@ class RanksStarted:
 
 @dataclass(frozen=True, slots=True)
 class RanksExited:
-    """Exits noticed together. `completed_step` is the newest step any rank has told of, None when none ever did."""
+    """Exits noticed together. `completed_step` is the newest step any rank has told of, None when none ever did. `able`: the node's ranks,
+    these among them, have said that they can stay in their process when a peer is lost."""
 
     exits: tuple[Exit, ...]
     at_ns: int
     completed_step: int | None = None
+    able: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +87,23 @@ class TimeUp:
 
 @dataclass(frozen=True, slots=True)
 class RoundWanted:
-    """All ranks have to start anew for something that is not this node's; `crash` when the program failed there."""
+    """All ranks have to find together anew for something that is not this node's; `crash` when the program failed there."""
 
     why: str
     at_ns: int
     crash: bool = False
     completed_step: int | None = None
+    able: bool = False
+    decided: bool = False  # already, for all nodes: `able` is then what they decided
+
+
+@dataclass(frozen=True, slots=True)
+class RegroupLate:
+    """These were to stay in their process, or to take a place among those who do, and have not in time."""
+
+    ranks: tuple[int, ...]
+    within_ns: int
+    at_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +130,9 @@ class MeetingLost:
     why: str
 
 
-Event = RanksStarted | RanksExited | RanksUndead | SignalReceived | TimeUp | RoundWanted | Stopped | AllEndedWell | MeetingLost
+Event = (
+    RanksStarted | RanksExited | RanksUndead | SignalReceived | TimeUp | RoundWanted | RegroupLate | Stopped | AllEndedWell | MeetingLost
+)
 
 
 # -- what to do
@@ -121,11 +140,14 @@ Event = RanksStarted | RanksExited | RanksUndead | SignalReceived | TimeUp | Rou
 
 @dataclass(frozen=True, slots=True)
 class RestartAll:
-    """Kill what is left, meet the other nodes, start anew. `fact` and `crash` are for them."""
+    """Meet the other nodes, start what is missing. `keep`: ranks that can stay in their process do; else kill what is left first.
+    `fact` and `crash` are for the others; `refused`: why `keep` is not."""
 
     why: str
     fact: str
     crash: bool = False
+    keep: bool = False
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +204,7 @@ class Restarts:
     _exit_code: int = 0
     _end_within_ns: int = END_WITHIN_NS
     _lost: str = ""
+    _kept_in_vain: int = 0
 
     def handle(self, event: Event) -> Action | None:
         """The one thing that follows from `event`; None when there is nothing to do but wait."""
@@ -204,6 +227,8 @@ class Restarts:
         return self._others(event)
 
     def _exited(self, event: RanksExited) -> Action | None:
+        if self._stage is _Stage.MEETING:
+            return None  # one more that stayed in its process and is to be started now
         self._running -= {e.rank for e in event.exits}
         failures = [e for e in event.exits if e.code]
         if self._stage is _Stage.RUNNING and failures:
@@ -222,9 +247,16 @@ class Restarts:
         life_ns = event.at_ns - self._started_ns
         crash = cause.code > 0 or -cause.code in FAULTS
         self._count_crash(crash, life_ns, event.completed_step)
-        return self._again(f"{cause} {_seconds(life_ns)} after start", crash, cause)
+        return self._again(f"{cause} {_seconds(life_ns)} after start", crash, cause, self._why_not_keep(event.able))
 
-    def _again(self, fact: str, crash: bool, cause: Exit | None = None) -> Action:
+    def _why_not_keep(self, able: bool) -> str:
+        if not able:
+            return "not all ranks of this node have said that they can stay in their process"
+        if self._kept_in_vain >= KEPT_IN_VAIN:
+            return f"they stayed in their process {self._kept_in_vain} times in a row without a new step"
+        return ""
+
+    def _again(self, fact: str, crash: bool, cause: Exit | None, why_not_keep: str) -> Action:
         if self._crashes >= SAME_CRASHES:
             why = f"the program failed {self._crashes} times in a row without a new step, a restart will not help"
             return self._end(1, f"gave up: {fact}; {why}", cause=cause)
@@ -236,17 +268,31 @@ class Restarts:
         self._stage = _Stage.MEETING
         self._running.clear()
         count = f"restart {self.restarts} of {self.max_restarts}"
-        return RestartAll(f"{fact}; restarting all {self.world_size} ranks from memory ({count})", fact, crash)
+        keep = not why_not_keep
+        self._kept_in_vain = self._kept_in_vain + 1 if keep else 0
+        plan = (
+            "starting what is missing, the others stay in their process" if keep else f"restarting all {self.world_size} ranks from memory"
+        )
+        return RestartAll(f"{fact}; {plan} ({count})", fact, crash, keep, why_not_keep)
 
-    def _others(self, event: RoundWanted | Stopped | AllEndedWell | MeetingLost) -> Action | None:
+    def _others(self, event: RoundWanted | RegroupLate | Stopped | AllEndedWell | MeetingLost) -> Action | None:
         if self._stage is _Stage.STOPPING:
             return None  # it ends here anyway
+        if isinstance(event, RegroupLate):
+            if self._stage is not _Stage.RUNNING:
+                return None
+            late = " and ".join(str(r) for r in event.ranks)
+            fact = f"rank {late} did not find its peers again within {_seconds(event.within_ns)}"
+            return self._again(fact, False, None, "it has just been tried")
         if isinstance(event, RoundWanted):
             if self._stage is _Stage.MEETING:
                 return None
             # All nodes' ranks are at the same step: a program that fails on another node every time is as wrong as if it failed here.
             self._count_crash(event.crash, event.at_ns - self._started_ns, event.completed_step)
-            return self._again(event.why, crash=False)
+            why_not = self._why_not_keep(event.able)
+            if event.decided:
+                why_not = "" if event.able else "so it was decided for all nodes"
+            return self._again(event.why, False, None, why_not)
         if isinstance(event, Stopped):
             self._signal = f"told to stop: {event.why}"
             if event.signum and self._running:
@@ -264,7 +310,7 @@ class Restarts:
         advanced = life_ns > EARLY_NS if completed_step is None else completed_step > self._best_step
         self._best_step = max(self._best_step, -1 if completed_step is None else completed_step)
         if advanced:
-            self._crashes = 0
+            self._crashes = self._kept_in_vain = 0
         if crash:
             self._crashes += 1
 

@@ -25,6 +25,7 @@ class Launch:
 
     `command` is the whole command of a rank; `argv` the script and its own arguments, which name the job when `job` does not.
     `master_port` 0 means a free one. `redirects`, `tee` are torchrun's (`0`, `3`, `0:1,1:2`); `shown_ranks` None shows the output of all.
+    `standby` processes wait on each node to become a rank at once.
     `endpoint` is where the agents of several `nodes` meet, with `etcd` its first; `node_rank` which of them this one would like to be.
     """
 
@@ -39,6 +40,7 @@ class Launch:
     redirects: str = "0"
     tee: str = "0"
     shown_ranks: frozenset[int] | None = None
+    standby: int = 1
     nodes: int = 1
     node_rank: int | None = None
     endpoint: tuple[str, int] | None = None

@@ -1,6 +1,9 @@
-"""Agent: `keepstep run` itself. Starts the keeper and the ranks of this node, and restarts all ranks of all nodes when one dies.
+"""Agent: `keepstep run` itself. Starts the keeper and the ranks of this node, and has all find together again when one dies.
 
-    inbox (pidfds, signals, keeper, other nodes, clock) -> core/restarts.py (pure) -> kill, meet, start, tell the keeper and the others
+    inbox (pidfds, signals, ranks, keeper, other nodes, clock) -> core/restarts.py (pure) -> tell, kill, meet, start, tell the keeper and others
+
+A rank that dies is told to the others at once: those that can stay in their process do, what is missing is started (by the process that
+stands by, which has imported torch), and all meet again. Else all ranks are killed and start anew.
 
 Sleeps in one selector: the kernel wakes it when a rank ends, so that noticing takes no interval. What may take long, finding a keeper and
 meeting the other nodes, happens on threads that post what they found. Neither the keeper's death nor the agent's own stops a rank.
@@ -16,7 +19,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Literal
@@ -33,6 +36,7 @@ from keepstep.core.restarts import (
     RanksExited,
     RanksStarted,
     RanksUndead,
+    RegroupLate,
     RestartAll,
     Restarts,
     RoundWanted,
@@ -49,15 +53,20 @@ from keepstep.edge.torch.rendezvous import local_address
 from keepstep.model.launch import Launch, Place
 from keepstep.model.rounds import Verdict
 from keepstep.model.units import S_NS, human_ns
+from keepstep.runtime.agent_line import REJOIN, SOCKET
 from keepstep.runtime.agent_link import AgentLink
 from keepstep.runtime.agent_meeting import Alone, Formed, Heard, Meeting, Several
 from keepstep.runtime.naming import default_job
+from keepstep.runtime.rank_lines import RankLines
+from keepstep.runtime.standby import can_become
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 KILL_WITHIN_S = 30.0
+REGROUP_WITHIN_NS = 60 * S_NS
+STANDBY_AFTER_NS = 3 * S_NS  # importing torch takes a core for seconds: not while the ranks start or find together
 POSTED = b"\0"  # among signal numbers, which begin at 1
 
-Post = Formed | Heard | MeetingLost | Literal["keeper is back"]
+Post = Formed | Heard | MeetingLost | Literal["keeper is back", "look at the clock"]
 
 
 def supervise(launch: Launch, config: Config, environ: Mapping[str, str]) -> int:
@@ -94,18 +103,22 @@ class Agent:
         parse_rules(self.settings.keep)
         self.journal = Journal(self.settings.journal_path, "agent")
         self.launch, self._reader, self._writer = launch, reader, writer
-        self.restarts = Restarts(launch.ranks, launch.max_restarts, self.settings.store is not None)
-        rank_config = replace(config, job=self.settings.job)
-        self.ranks = Ranks(launch, self.settings.job, {**rank_config.to_env(), **handed_down})
         self._posted: deque[Post] = deque()
+        self.restarts = Restarts(launch.ranks, launch.max_restarts, self.settings.store is not None)
+        self.selector = selectors.DefaultSelector()
         self.keeper = AgentLink(self.settings, self.journal, lambda: self._post("keeper is back"))
+        self.lines = RankLines(self.settings.job_dir / "agent.sock", self.selector)
+        rank_config = replace(config, job=self.settings.job)
+        environs = {**rank_config.to_env(), **handed_down, SOCKET: str(self.lines.path)}
+        self.ranks = Ranks(launch, self.settings.job, environs)
+        self._standby_wanted = bool(launch.standby) and self.ranks.may_stand_by and can_become(launch.command)
+        self._standby_at_ns: int | None = None
         self.meeting: Meeting
         if launch.endpoint is None:
             self.meeting = Alone(launch, self._post)
         else:
             self.keeper.listen(self.settings.host or local_address(launch.endpoint))
             self.meeting = Several(launch, self.settings, self.journal, self._post)
-        self.selector = selectors.DefaultSelector()
         self.selector.register(reader, selectors.EVENT_READ, "woken")
         self._listen_to_keeper()
         self._deadline_ns: int | None = None
@@ -113,6 +126,9 @@ class Agent:
         self._place = Place(-1, 0, launch.nodes, 0, launch.ranks, "", 0)  # of the newest life of the ranks; none yet
         self._mesh_round: int | None = None  # by which the keeper knows it
         self._restarting: tuple[str, int, int] | None = None  # why, since when, and until when the ranks were killed
+        self._regrouping_ns: int | None = None  # until when all ranks must have found together
+        self._began_regrouping_ns = 0
+        self._ordered = True  # the ranks that stayed have been told where to meet
 
     def _listen_to_keeper(self) -> None:
         if self.keeper.box is not None:  # else it died already
@@ -139,7 +155,8 @@ class Agent:
 
     def _loop(self) -> End:
         while True:
-            timeout_s = None if self._deadline_ns is None else max(0, self._deadline_ns - time.monotonic_ns()) / S_NS
+            until_ns = [at for at in (self._deadline_ns, self._regrouping_ns, self._standby_at_ns) if at is not None]
+            timeout_s = max(0, min(until_ns) - time.monotonic_ns()) / S_NS if until_ns else None
             ready = {key.data for key, _ in self.selector.select(timeout_s)}
             for event in self._events(ready):
                 action = self.restarts.handle(event)
@@ -155,18 +172,61 @@ class Agent:
             for number in self._reader.recv(64):
                 if bytes([number]) != POSTED:
                     yield SignalReceived(number, time.monotonic_ns())
-        exits = [self._reap(rank) for rank in sorted(r for r in ready if isinstance(r, int))]
-        if exits:
-            yield RanksExited(tuple(exits), time.monotonic_ns(), self._completed_step())
+        exited = sorted(r for r in ready if isinstance(r, int))
+        if exited:
+            able = self._able()
+            exits = tuple(self._reap(rank) for rank in exited)
+            yield RanksExited(exits, time.monotonic_ns(), self._completed_step(), able)
+        for key in sorted(k for k in ready if isinstance(k, str) and k.startswith("line ")):
+            self._hear_line(key)
         if "keeper" in ready:
             yield from self._hear_keeper()
         while self._posted:  # behind the exits: when both tell of the same failure, the nearer one names it
             event = self._take(self._posted.popleft())
             if event is not None:
                 yield event
-        if self._deadline_ns is not None and time.monotonic_ns() >= self._deadline_ns:
+        yield from self._look_at_clock(time.monotonic_ns())
+
+    def _look_at_clock(self, now_ns: int) -> Iterator[Event]:
+        if self._deadline_ns is not None and now_ns >= self._deadline_ns:
             self._deadline_ns = None
             yield TimeUp()
+        if self._regrouping_ns is not None and now_ns >= self._regrouping_ns:
+            self._regrouping_ns = None
+            mine = range(self._place.first_rank, self._place.first_rank + self.launch.ranks)
+            late = tuple(rank for rank in mine if rank not in self.lines.regrouped)
+            if late:
+                yield RegroupLate(late, REGROUP_WITHIN_NS, now_ns)
+        if self._standby_at_ns is not None and now_ns >= self._standby_at_ns:
+            self._standby_at_ns = None
+            self.ranks.start_standby({})
+
+    def _able(self) -> bool:
+        """Whether the node's ranks, those that have just died among them, can stay in their process."""
+        return self.lines.are_able([self.ranks.pid(rank) for rank in range(self.launch.ranks)] if self._place.attempt >= 0 else [])
+
+    def _hear_line(self, key: str) -> None:
+        if key == "line server":
+            self.lines.accept()
+            return
+        message = self.lines.hear(int(key.removeprefix("line ")))
+        if message is None:
+            return
+        if message["kind"] == "standby":
+            self.journal.record("standby-ready", f"process {message['pid']} stands by to become a rank", pid=message["pid"])
+        elif message["kind"] == "suspect":
+            why = f"rank {message['rank']} lost a connection: {message['why']}; that alone says of no rank that it is lost"
+            self.journal.record("suspicion", why, rank=message["rank"])
+        elif message["kind"] == "regrouped" and len(self.lines.regrouped) == self.launch.ranks and self._regrouping_ns is not None:
+            self._regrouping_ns = None
+            self._standby_soon()
+            took_ns = time.monotonic_ns() - self._began_regrouping_ns
+            why = f"all ranks of this node train on {human_ns(took_ns)} after one was lost"
+            self.journal.record("recovered", why, duration_ns=took_ns, attempt=self._place.attempt)
+
+    def _standby_soon(self) -> None:
+        if self._standby_wanted and self.lines.standby is None:
+            self._standby_at_ns = time.monotonic_ns() + STANDBY_AFTER_NS
 
     def _hear_keeper(self) -> Iterator[Event]:
         box = self.keeper.box
@@ -176,7 +236,9 @@ class Agent:
             self.selector.unregister(box)
         elif message["kind"] == "peer-dead" and self._mesh_round == message["round"]:
             why = f"node {message['node']} is lost: {message['why']}"
-            yield RoundWanted(why, time.monotonic_ns())
+            yield RoundWanted(why, time.monotonic_ns(), able=self._able())
+        elif message["kind"] == "mesh-known" and self._mesh_round == message["round"]:
+            self._order_regroup()
 
     def _take(self, posted: Post) -> Event | None:
         now_ns = time.monotonic_ns()
@@ -185,18 +247,19 @@ class Agent:
         elif isinstance(posted, Heard):
             verdict = posted.verdict
             if verdict.kind == "again":
-                return RoundWanted(verdict.why, now_ns, verdict.crash, self._completed_step())
+                return RoundWanted(verdict.why, now_ns, verdict.crash, self._completed_step(), verdict.keep, decided=True)
             return AllEndedWell(verdict.why, now_ns) if verdict.kind == "done" else Stopped(verdict.why, verdict.code, verdict.signum)
         elif isinstance(posted, MeetingLost):
             self.journal.record("meeting-lost", posted.why, logging.WARNING)
             return posted
-        else:
+        elif posted == "keeper is back":
             self.keeper.take()
             self._listen_to_keeper()
         return None
 
     def _reap(self, local_rank: int) -> Exit:
         pid = self.ranks.pid(local_rank)
+        self.lines.forget(pid)
         self.selector.unregister(self.ranks.pidfds[local_rank])
         code, message = self.ranks.reap(local_rank)
         rank = self._place.first_rank + local_rank
@@ -218,8 +281,8 @@ class Agent:
     def _carry_out(self, action: Action) -> Action | None:
         attempt = self._place.attempt
         if isinstance(action, RestartAll):
-            self.meeting.say(attempt, Verdict("again", self._says(action.fact), action.crash))
-            return self._restart(action.why)
+            self.meeting.say(attempt, Verdict("again", self._says(action.fact), action.crash, keep=action.keep))
+            return self._regroup(action) if action.keep else self._restart(action)
         if isinstance(action, AwaitOthers):
             self.meeting.ended_well(attempt, action.why)
             return None
@@ -234,39 +297,83 @@ class Agent:
         """To the other nodes."""
         return f"node {self._place.node} says: {what}"
 
-    def _restart(self, why: str) -> Action | None:
+    def _restart(self, action: RestartAll) -> Action | None:
         began_ns = time.monotonic_ns()
+        self._regrouping_ns = None
+        if action.refused and self._place.attempt >= 0:
+            self.journal.record("refused", f"the ranks do not stay in their process: {action.refused}", rung="regroup", why=action.refused)
         undead = self._kill()
         if undead:
             return self.restarts.handle(RanksUndead(tuple(undead)))
-        self._restarting = (why, began_ns, time.monotonic_ns())
+        self._restarting = (action.why, began_ns, time.monotonic_ns())
         self.meeting.join(self.keeper.listens)
         return None
 
+    def _regroup(self, action: RestartAll) -> None:
+        """Wake the ranks that live: gloo tells only a dead one's neighbours."""
+        began_ns = time.monotonic_ns()
+        self.lines.lost([self.ranks.pid(rank) for rank in self.ranks.pidfds], action.fact)
+        self.lines.regrouped.clear()
+        self._restarting = (action.why, began_ns, began_ns)
+        self._began_regrouping_ns = began_ns
+        self.journal.record("plan", f"{action.why}", rung="regroup")
+        self.meeting.join(self.keeper.listens)
+
     def _start(self, formed: Formed) -> None:
         formed_ns = time.monotonic_ns()
-        self._place, self._mesh_round, self._failures = formed.place, None, []
+        before, self._place, self._mesh_round, self._failures = self._place, formed.place, None, []
+        staying = set(self.ranks.pidfds) if formed.keep and before.first_rank == formed.place.first_rank else set()
+        staying = {rank for rank in staying if self.lines.are_able([self.ranks.pid(rank)])}
+        self._kill(set(self.ranks.pidfds) - staying)
+        missing = set(range(self.launch.ranks)) - staying
+        self._ordered = False
         if formed.mesh is not None:
             self._mesh_round = formed.mesh.round
-            self.keeper.tell(formed.mesh)
-        pids = self.ranks.start(formed.place)
-        for rank, fd in self.ranks.pidfds.items():
-            self.selector.register(fd, selectors.EVENT_READ, rank)
+            self.keeper.tell(formed.mesh)  # and when it knows them, the ranks that stayed may ask it
+        else:
+            self._order_regroup()
+        pids = self._start_missing(missing, {REJOIN: "1"} if formed.keep else {})
+        for rank in missing:
+            self.selector.register(self.ranks.pidfds[rank], selectors.EVENT_READ, rank)
         started_ns = time.monotonic_ns()
+        if formed.keep:
+            self._regrouping_ns = started_ns + REGROUP_WITHIN_NS
+        else:
+            self._standby_soon()
         self.restarts.handle(RanksStarted(started_ns, formed.place.first_rank))
         if self._restarting is not None:
             why, began_ns, killed_ns = self._restarting
             why = f"{why}; all running again after {human_ns(started_ns - began_ns)}"
             took = {"kill_ns": killed_ns - began_ns, "meet_ns": formed_ns - killed_ns, "start_ns": started_ns - formed_ns}
-            attempt = formed.place.attempt
-            self.journal.record("ranks-restarted", why, logging.WARNING, attempt=attempt, pids=list(pids.values()), **took)
+            attempt, ids = formed.place.attempt, list(pids.values())
+            self.journal.record("ranks-restarted", why, logging.WARNING, attempt=attempt, pids=ids, kept=len(staying), **took)
 
-    def _kill(self) -> list[int]:
-        """SIGKILL at once: what the ranks have to lose lies in memory that outlives them."""
-        for fd in self.ranks.pidfds.values():
+    def _start_missing(self, missing: set[int], environ: dict[str, str]) -> dict[int, int]:
+        """The process that stands by is the first one."""
+        pids = {}
+        for rank in sorted(missing)[:1] if self._place.attempt > 0 else ():
+            whole = {**self.ranks.environ_of(rank, self._place), **environ}
+            pid = self.lines.become(self.launch.command, whole)
+            if pid is not None:
+                pids[rank] = self.ranks.standby_became(rank)
+                why = f"process {pid}, which stood by, is rank {self._place.first_rank + rank} now"
+                self.journal.record("rank-respawned", why, rank=self._place.first_rank + rank, pid=pid)
+        return pids | self.ranks.start(self._place, missing - set(pids), environ)
+
+    def _order_regroup(self) -> None:
+        if not self._ordered:
+            self._ordered = True
+            self.lines.regroup([self.ranks.pid(rank) for rank in self.ranks.pidfds], self._place)
+
+    def _kill(self, ranks: Collection[int] | None = None) -> list[int]:
+        """SIGKILL at once: what the ranks have to lose lies in memory that outlives them. The global ranks that do not die."""
+        dying = set(self.ranks.pidfds) if ranks is None else set(ranks)
+        for rank in dying:
+            fd = self.ranks.pidfds[rank]
             if fd in self.selector.get_map():
                 self.selector.unregister(fd)
-        return [self._place.first_rank + rank for rank in self.ranks.kill(KILL_WITHIN_S)]
+            self.lines.forget(self.ranks.pid(rank))
+        return [self._place.first_rank + rank for rank in self.ranks.kill(KILL_WITHIN_S, dying)]
 
     def _finish(self, end: End) -> None:
         self._kill()
@@ -280,5 +387,6 @@ class Agent:
             failures = [end.cause, *(e for e in self._failures if e != end.cause)]
             print(self.ranks.summary((e.rank - self._place.first_rank, e.code) for e in failures), file=sys.stderr)
         self.ranks.close(keep_errors=end.cause is not None)
+        self.lines.close()
         self.selector.close()
         self.journal.close()

@@ -105,6 +105,7 @@ class Capturing:
         """Prove every slot. ({stamp: slot}, world size of foreign snapshots or None). Raises IdentityError."""
         found: dict[Stamp, int] = {}
         foreign: int | None = None
+        self._views = [EMPTY_VIEW] * len(self.slots)
         for index, slot in enumerate(self.slots):
             try:
                 header, _ = slot.verify()

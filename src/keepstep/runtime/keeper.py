@@ -148,7 +148,10 @@ class Keeper:
         elif kind == "listen":
             box.send(self._listen(str(message["host"]), int(message["port"])))
         elif kind == "mesh":
-            self._begin_round(mesh_from_json(message))
+            mesh = mesh_from_json(message)
+            self._begin_round(mesh)
+            if box is self.agent:  # its ranks may ask now: nothing they say is taken for the round before
+                box.send({"kind": "mesh-known", "round": mesh.round})
         elif kind == "persist":
             self._ask_to_persist(box, message.get("step"), str(message["why"]), int(message.get("ticket", 0)))
 

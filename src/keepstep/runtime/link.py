@@ -6,7 +6,9 @@ training notices nothing. Requests (persist) are answered through futures.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +26,7 @@ from keepstep.model.snapshot import Stamp
 
 IMPATIENT_S = 15.0
 AGAIN_S = 1.0
+LOOK_S = 0.02
 
 
 class Link:
@@ -39,6 +42,9 @@ class Link:
         self._released = threading.Event()
         self._closing = False
         self._mesh: Mesh | None = None
+        self._join: dict[str, Any] | None = None  # while a vote is under way
+        self._words: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()  # about it, once a thread listens
+        self._listening = False
 
     # -- before training
 
@@ -67,12 +73,19 @@ class Link:
             members[me.node] = replace(me, host=host, port=port, incarnation=incarnation)
             self.take_part(replace(self._mesh, members=tuple(members)))
 
-    def agree(self, incarnation: int, holds: set[Stamp], foreign_world: int | None, load: Callable[[Offer], None]) -> tuple[Offer, int]:
-        """Take part in the vote until every rank has proven the same state: (what was loaded, epoch).
+    def agree(
+        self,
+        incarnation: int,
+        holds: set[Stamp],
+        foreign_world: int | None,
+        load: Callable[[Offer], None],
+        given_up: Callable[[], bool] = lambda: False,
+    ) -> tuple[Offer, int] | None:
+        """Take part in the vote until every rank has proven the same state: (what was loaded, epoch), or None when `given_up()`.
 
         `load` raises KeepstepError other than its own mistakes when the offer is unusable here. Raises KeeperError when refused.
         """
-        join = {
+        self._join = join = {
             "kind": "join",
             "rank": self._rank,
             "world_size": self._world_size,
@@ -82,13 +95,16 @@ class Link:
         }
         self._box.send(join)
         offer: Offer | None = None
-        while True:
+        waited_s = 0.0
+        while not given_up():
             try:
-                message = self._box.recv(IMPATIENT_S)
-            except TimeoutError:
-                self._journal.record(
-                    "waiting", f"rank {self._rank} has waited {IMPATIENT_S:.0f} s more for the other ranks to ask where to resume"
-                )
+                message = self._next_word(LOOK_S if self._listening else IMPATIENT_S)
+            except (TimeoutError, queue.Empty):
+                waited_s += LOOK_S if self._listening else IMPATIENT_S
+                if waited_s >= IMPATIENT_S:
+                    waited_s = 0.0
+                    why = f"rank {self._rank} has waited {IMPATIENT_S:.0f} s more for the other ranks to ask where to resume"
+                    self._journal.record("waiting", why)
                 continue
             if message is None:  # the keeper died: ask the next one
                 self._box = ensure_keeper(self._settings)
@@ -101,7 +117,18 @@ class Link:
                 self._try(offer, load)
             elif message["kind"] == "go":
                 assert offer is not None
+                self._join = None
                 return offer, int(message["epoch"])
+        return None
+
+    def _next_word(self, timeout_s: float) -> dict[str, Any] | None:
+        return self._words.get(timeout=timeout_s) if self._listening else self._box.recv(timeout_s)
+
+    def forget_vote(self) -> None:
+        """What was said about a vote that was given up is not about the next one."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._words.get_nowait()
 
     def _try(self, offer: Offer, load: Callable[[Offer], None]) -> None:
         answer = {"rank": self._rank, "round": offer.round}
@@ -116,6 +143,7 @@ class Link:
 
     def listen(self) -> None:
         """Start listening for the keeper's words."""
+        self._listening = True
         threading.Thread(target=self._listen, name="keepstep-link", daemon=True).start()
 
     def _listen(self) -> None:
@@ -130,6 +158,8 @@ class Link:
                     future.set_result(message)
             elif message["kind"] == "damaged":
                 self._on_damage(int(message["slot"]), str(message["why"]))
+            elif message["kind"] in ("offer", "go", "refused"):
+                self._words.put(message)
             elif message["kind"] == "released":
                 self._released.set()
 
@@ -152,7 +182,7 @@ class Link:
                 self._box.close()
                 time.sleep(AGAIN_S)
                 continue
-            self._box.send({"kind": "attach", "rank": self._rank, "world_size": self._world_size})
+            self._box.send(self._join or {"kind": "attach", "rank": self._rank, "world_size": self._world_size})
             return
 
     def changed(self) -> None:

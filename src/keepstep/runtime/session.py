@@ -23,8 +23,9 @@ from keepstep.edge.journal import Journal
 from keepstep.edge.machine import available_bytes, free_bytes
 from keepstep.edge.status import StatusPage
 from keepstep.edge.torch import checkpoint, predict, restore
+from keepstep.edge.torch.renewal import renew
 from keepstep.edge.torch.state import Protected
-from keepstep.errors import ConfigError, DamageError, IdentityError, StoreError
+from keepstep.errors import ConfigError, DamageError, IdentityError, KeeperError, StoreError
 from keepstep.model.snapshot import Phase, Stamp
 from keepstep.model.units import human_ns
 from keepstep.runtime.capturing import Capturing, Identity, snapshot_of
@@ -32,6 +33,7 @@ from keepstep.runtime.link import Link, Unusable
 from keepstep.runtime.meeting import count_here, meet, place_in_world, process_group
 from keepstep.runtime.naming import default_job
 from keepstep.runtime.outlook import Pages, Word
+from keepstep.runtime.peers import Peers, Step
 from keepstep.runtime.signals import Preemption
 
 _current: Job | None = None
@@ -106,6 +108,7 @@ class Job:
         self._stall_ns_total = self._stall_ns_last = 0
         self._finished = False
         self._failure: str | None = None
+        self._peers = Peers(os.environ, who.rank, journal)
         with contextlib.ExitStack() as undo:  # so that the program may mend what was wrong and call protect() again
             self._link = Link(settings, who.rank, who.world_size, journal, lambda slot, why: self._capturing.damaged(slot, why))
             undo.callback(self._link.end)
@@ -117,8 +120,12 @@ class Job:
             on_change = self._link.changed if who.has_many_nodes else lambda: None
             self._capturing = Capturing(settings, who, self._page, outlook, journal, self._announce, on_change)
             undo.callback(self._capturing.close)
+            undo.callback(self._peers.close)
             self._resume()
+            self._link.listen()
             self._make_slots()
+            if self._peers.newcomer:
+                self._peers.join(os.environ)
             undo.pop_all()
         self._hook()
 
@@ -138,23 +145,34 @@ class Job:
     def rank(self) -> int:
         return self._who.rank
 
-    def steps(self, total_steps: int) -> Iterator[int]:
+    def steps(self, total_steps: int) -> Iterator[Step]:
         """Count the steps 0 .. total_steps - 1, from the one after the restored step.
 
-        The end of the loop's body is the step boundary: the state there is what a restart will find.
+        The end of the loop's body is the step boundary: the state there is what a restart will find. A step is an int; a body inside
+        `with step:` is given up when another rank is lost, and the next step is then the first one to do again, in this process.
+
+        Raises PeerLost when a rank is lost and the body was not inside `with step:`; KeeperError when there is no going on in this process.
         """
         resumed_ns: int | None = time.monotonic_ns() if self._step >= 0 else None
         while self._step + 1 < total_steps:
-            step = self._step + 1
+            if self._peers.lost:
+                self._regroup()
+                resumed_ns = time.monotonic_ns()
+                continue
+            step = Step.of(self._step + 1, self._peers)
             began_ns = time.monotonic_ns()
             self._announce(Phase.STEP, step)
             yield step
             if self.closed:
                 return
-            self._boundary(step, time.monotonic_ns() - began_ns)
+            if self._peers.lost:
+                if not step.entered:
+                    self._peers.check()
+                continue
+            self._boundary(int(step), time.monotonic_ns() - began_ns)
             if resumed_ns is not None:
                 took_ns = time.monotonic_ns() - resumed_ns
-                self._journal.record("next-step", f"step {step} is done, {human_ns(took_ns)} after the restore", step=step)
+                self._journal.record("next-step", f"step {step} is done, {human_ns(took_ns)} after the restore", step=int(step))
                 resumed_ns = None
         self._capturing.drain(60.0)
         self._finished = True
@@ -209,6 +227,7 @@ class Job:
         self._page.publish(phase=Phase.DONE)
         self._link.goodbye(ok and self._failure is None, self._failure or ("ended well" if ok else f"left after step {self._step}"))
         self._link.end()
+        self._peers.close()
         self._capturing.close()
         self._page.close()
 
@@ -238,7 +257,18 @@ class Job:
             )
         return page
 
-    def _resume(self) -> None:
+    def _regroup(self) -> None:
+        """A rank is lost and this one stays: back to what all have, in this process."""
+        self._capturing.drain(60.0)
+        try:
+            self._peers.meet_again(self._resume)
+        except (KeeperError, RuntimeError):
+            self._peers.unable()
+            raise
+        renew(self._protected.objects.values())
+
+    def _resume(self, given_up: Callable[[], bool] = lambda: False) -> None:
+        self._link.forget_vote()
         last = self._page.read()
         incarnation = last.incarnation + 1 if last else 1
         self._capturing.incarnation = incarnation
@@ -255,14 +285,16 @@ class Job:
             slots=(),
         )
         holds, foreign = self._capturing.verified()
-        offer, self._epoch = self._link.agree(incarnation, set(holds), foreign, lambda o: self._load(o, holds))
+        agreed = self._link.agree(incarnation, set(holds), foreign, lambda o: self._load(o, holds), given_up)
+        if agreed is None:
+            return
+        offer, self._epoch = agreed
         self._step = offer.stamp.step
         self._page.publish(epoch=self._epoch, phase=Phase.STARTING, step=self._step, completed_step=self._step, decided_step=self._step)
         if offer.source != "fresh":
             self._journal.record(
                 "restored", f"restored step {self._step} from {offer.source}: {offer.why}", step=self._step, source=offer.source
             )
-        self._link.listen()
 
     def _load(self, offer: Offer, holds: dict[Stamp, int]) -> None:
         began_ns = time.monotonic_ns()
@@ -283,6 +315,8 @@ class Job:
                 raise Unusable(str(error)) from error
             self._capturing.forget_newer(None)
         else:
+            if self._peers.lost or self._peers.newcomer:
+                raise KeeperError(f"{offer.why}: that cannot be had in the middle of a job, all ranks have to start anew")
             self._capturing.forget_newer(None)
         for remark in remarks:
             self._journal.record("restore-remark", remark)
@@ -330,6 +364,7 @@ class Job:
         self._stalled(time.perf_counter_ns() - began_ns, first=True)
 
     def _fence(self, *_: Any) -> None:
+        self._peers.check()
         began_ns = time.perf_counter_ns()
         self._capturing.fence()
         self._stalled(time.perf_counter_ns() - began_ns, first=False)
@@ -372,6 +407,7 @@ class Job:
         self._page.close()
         self._capturing.close()
         self._link.release()
+        self._peers.release()
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:
         self._failure = "interrupted" if issubclass(kind, KeyboardInterrupt) else f"{kind.__name__}: {error}"

@@ -1,7 +1,8 @@
 """Ranks: the trainers of one node as processes, started as torchrun starts them.
 
-Comes in: a `Launch` and the `Place` of a life of the ranks. Goes out: one pidfd a rank, which the kernel makes readable the moment the rank
-ends, and exit codes with what the rank left in its error file. Ranks are counted from 0 on each node here. Decides nothing.
+Comes in: a `Launch` and the `Place` of a life of the ranks, of all of them or of those that are missing. Goes out: one pidfd a rank, which the
+kernel makes readable the moment the rank ends, and exit codes with what the rank left in its error file. A process that stands by may become
+a rank later. Ranks are counted from 0 on each node here. Decides nothing.
 
 Invariant: a rank's whole process group is gone before the rank counts as dead after a failure: a data loader's worker that lives on would
 hold the locks it inherited.
@@ -15,13 +16,15 @@ import os
 import select
 import shutil
 import signal
+import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import torch
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SubprocessContext, start_processes
-from torch.distributed.elastic.multiprocessing.api import Std
+from torch.distributed.elastic.multiprocessing.api import LogsDest, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from keepstep.errors import ConfigError
@@ -43,6 +46,42 @@ def count_ranks(kind: str) -> int:
     return counts[kind]
 
 
+@dataclass(frozen=True)
+class Process:
+    """One process of a context of torch's, by its number there."""
+
+    context: SubprocessContext
+    number: int
+
+    @property
+    def pid(self) -> int:
+        return self.context.pids()[self.number]
+
+    @property
+    def error_file(self) -> str:
+        return self.context.error_files[self.number]
+
+
+class _Logs(DefaultLogsSpecs):
+    """torch's, for some of the ranks: their directories are named after them."""
+
+    ranks: Sequence[int] = ()
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        found = super().reify(envs)
+        for number, rank in reversed(list(enumerate(self.ranks))):  # a rank's number is never larger than the rank
+            old = os.path.dirname(found.error_files[number])
+            new = os.path.join(os.path.dirname(old), str(rank))
+            if old == new:
+                continue
+            os.rename(old, new)
+            for paths in (found.stdouts, found.stderrs, found.tee_stdouts, found.tee_stderrs, found.error_files):
+                if number in paths:
+                    paths[number] = paths[number].replace(old + os.sep, new + os.sep)
+            envs[number]["TORCHELASTIC_ERROR_FILE"] = found.error_files[number]
+        return found
+
+
 class Ranks:
     """All ranks of the node, one life after the other."""
 
@@ -50,36 +89,85 @@ class Ranks:
         """`environ` is what every rank gets besides the agent's own environment."""
         self._launch, self._job, self._environ = launch, job, environ
         try:
-            redirects, tee = Std.from_str(launch.redirects), Std.from_str(launch.tee)
+            self._redirects, self._tee = Std.from_str(launch.redirects), Std.from_str(launch.tee)
         except ValueError as error:
             raise ConfigError(f"--redirects, --tee: expected 0 to 3 or a map such as 0:1,1:2: {error}") from error
         self._keeps_logs = launch.log_dir is not None or (launch.redirects, launch.tee) != ("0", "0")
-        shown = None if launch.shown_ranks is None else set(launch.shown_ranks)
-        self._logs = DefaultLogsSpecs(launch.log_dir, redirects, tee, shown)
-        self._context: SubprocessContext | None = None
+        self._log_dirs: list[str] = []
+        self._run_log_dir: str | None = None
+        self._processes: dict[int, Process] = {}
+        self._standby: Process | None = None
         self.pidfds: dict[int, int] = {}
 
-    def start(self, place: Place) -> dict[int, int]:
-        """Start all ranks; their pids. The ranks of the life before must be dead."""
-        self._close_context()
+    @property
+    def may_stand_by(self) -> bool:
+        """Whether a process can be started before it is known which rank it will be: the output of all goes the same way."""
+        return not self._keeps_logs and self._launch.shown_ranks is None
+
+    def start(self, place: Place, missing: Collection[int], environ: Mapping[str, str]) -> dict[int, int]:
+        """Start these ranks; their pids. Those of the life before must be dead."""
         entry, *args = self._launch.command
-        ranks = range(self._launch.ranks)
+        ranks = sorted(missing)
+        if not ranks:
+            return {}
+        environs = [{**self.environ_of(rank, place), **environ} for rank in ranks]
+        context = self._spawn(self._launch.role, entry, tuple(args), ranks, environs)
+        for number, rank in enumerate(ranks):
+            self._take(rank, Process(context, number))
+        return {rank: self.pid(rank) for rank in ranks}
+
+    def start_standby(self, environ: Mapping[str, str]) -> int:
+        """Start a process that becomes a rank when it is told to; its pid."""
+        self.end_standby()
+        static = {**self._static_environ(), **environ}
+        context = self._spawn("standby", sys.executable, ("-u", "-m", "keepstep.runtime.standby"), [0], [static])
+        self._standby = Process(context, 0)
+        return self._standby.pid
+
+    def standby_became(self, rank: int) -> int:
+        """The process that stood by is this rank now; its pid."""
+        assert self._standby is not None
+        self._take(rank, self._standby)
+        self._standby = None
+        return self.pid(rank)
+
+    def end_standby(self) -> None:
+        if self._standby is not None:
+            self._standby.context.close(signal.SIGKILL)
+            self._standby = None
+
+    def _take(self, rank: int, process: Process) -> None:
+        self._let_go(rank)
+        self._processes[rank] = process
+        self.pidfds[rank] = os.pidfd_open(process.pid)
+
+    def _spawn(
+        self, name: str, entry: str, args: tuple[str, ...], ranks: Sequence[int], environs: Sequence[Mapping[str, str]]
+    ) -> SubprocessContext:
+        shown = None if self._launch.shown_ranks is None else {n for n, rank in enumerate(ranks) if rank in self._launch.shown_ranks}
+        logs = _Logs(self._launch.log_dir, _for(self._redirects, ranks), _for(self._tee, ranks), shown)
+        logs.ranks = ranks
+        if self._keeps_logs:  # one directory for the job, with one for each life in it
+            logs._run_log_dir = self._run_log_dir
+        else:
+            self._log_dirs.append(logs.root_log_dir)
         # On the main thread it would replace the agent's signal handlers.
         with ThreadPoolExecutor(1) as thread:
             context = thread.submit(
                 start_processes,
-                name=self._launch.role,
+                name=name,
                 entrypoint=entry,
-                args={rank: tuple(args) for rank in ranks},
-                envs={rank: self._rank_environ(rank, place) for rank in ranks},
-                logs_specs=self._logs,
+                args=dict.fromkeys(range(len(ranks)), args),
+                envs={number: dict(environ) for number, environ in enumerate(environs)},
+                logs_specs=logs,
+                log_line_prefixes={number: f"[{name}{rank}]:" for number, rank in enumerate(ranks)},
             ).result()
         assert isinstance(context, SubprocessContext)
-        self._context = context
-        self.pidfds = {rank: os.pidfd_open(pid) for rank, pid in context.pids().items()}
-        return context.pids()
+        self._run_log_dir = logs._run_log_dir
+        return context
 
-    def _rank_environ(self, local_rank: int, place: Place) -> dict[str, str]:
+    def environ_of(self, local_rank: int, place: Place) -> dict[str, str]:
+        """What makes a process this rank."""
         rank, world = str(place.first_rank + local_rank), str(place.world_size)
         environ = {
             "RANK": rank,
@@ -93,36 +181,41 @@ class Ranks:
             "ROLE_WORLD_SIZE": world,
             "MASTER_ADDR": place.master_addr,
             "MASTER_PORT": str(place.master_port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_RESTART_COUNT": str(place.attempt),
+            "KEEPSTEP_ATTEMPT": str(place.attempt),
+        }
+        return {**self._static_environ(), **environ}
+
+    def _static_environ(self) -> dict[str, str]:
+        """What all ranks have in common, in every life."""
+        environ = {
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_MAX_RESTARTS": str(self._launch.max_restarts),
             "TORCHELASTIC_RUN_ID": self._job,
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         }
         if self._launch.ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
             environ["OMP_NUM_THREADS"] = "1"
-        return {**environ, **self._environ, "KEEPSTEP_ATTEMPT": str(place.attempt)}
+        return {**environ, **self._environ}
 
     def pid(self, rank: int) -> int:
-        assert self._context is not None
-        return self._context.pids()[rank]
+        return self._processes[rank].pid
 
     def reap(self, rank: int) -> tuple[int, str]:
         """(exit code, message of the error file) of a rank whose pidfd is readable."""
-        assert self._context is not None
         fd = self.pidfds.pop(rank)
         # Looked at before it is reaped: until then its number, which is its group's, belongs to nobody else.
         found = os.waitid(os.P_PIDFD, fd, os.WEXITED | os.WNOWAIT)
         if found is not None and (found.si_code, found.si_status) != (os.CLD_EXITED, 0):
             os.killpg(self.pid(rank), signal.SIGKILL)
         os.close(fd)
-        code = self._context.subprocess_handlers[rank].proc.wait()
+        process = self._processes[rank]
+        code = process.context.subprocess_handlers[process.number].proc.wait()
         return code, self._message(rank)
 
     def _message(self, rank: int) -> str:
-        assert self._context is not None
         try:
-            with open(self._context.error_files[rank], encoding="utf-8") as file:
+            with open(self._processes[rank].error_file, encoding="utf-8") as file:
                 message = json.load(file)["message"]
             return str(message["message"] if isinstance(message, dict) else message)
         except (OSError, ValueError, KeyError, TypeError):
@@ -133,23 +226,23 @@ class Ranks:
         for rank in self.pidfds:
             os.killpg(self.pid(rank), signum)
 
-    def kill(self, timeout_s: float) -> list[int]:
-        """SIGKILL and reap all living ranks; those that are still there after `timeout_s`."""
-        self.signal(signal.SIGKILL)
+    def kill(self, timeout_s: float, ranks: Collection[int]) -> list[int]:
+        """SIGKILL and reap these ranks; those that are still there after `timeout_s`."""
+        for rank in ranks:
+            os.killpg(self.pid(rank), signal.SIGKILL)
         deadline = time.monotonic() + timeout_s
-        for rank, fd in list(self.pidfds.items()):
+        for rank in ranks:
             poll = select.poll()
-            poll.register(fd, select.POLLIN)
+            poll.register(self.pidfds[rank], select.POLLIN)
             if poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 self.reap(rank)
-        return sorted(self.pidfds)
+        return sorted(set(ranks) & set(self.pidfds))
 
     def summary(self, exits: Iterable[tuple[int, int]]) -> str:
         """What torchrun prints when ranks failed: (rank, exit code), the first one is the cause."""
-        assert self._context is not None
         failures = {}
         for rank, code in exits:
-            file = self._context.error_files[rank] if self._message(rank) else ""
+            file = self._processes[rank].error_file if self._message(rank) else ""
             failures[rank] = ProcessFailure(rank, self.pid(rank), code, file)
         first = next(iter(failures.values()))
         first.timestamp = min(f.timestamp for f in failures.values())  # whole seconds only: the order is better known here
@@ -157,11 +250,20 @@ class Ranks:
 
     def close(self, keep_errors: bool) -> None:
         """Every rank is dead: stop copying their output, and unless `keep_errors` remove the error files that nobody asked for."""
-        self._close_context()
-        if not (keep_errors or self._keeps_logs):
-            shutil.rmtree(self._logs.root_log_dir, ignore_errors=True)
+        self.end_standby()
+        for rank in list(self._processes):
+            self._let_go(rank)
+        if not keep_errors:
+            for directory in self._log_dirs:
+                shutil.rmtree(directory, ignore_errors=True)
 
-    def _close_context(self) -> None:
-        if self._context is not None:
-            self._context.close()
-            self._context = None
+    def _let_go(self, rank: int) -> None:
+        """The rank's process is dead; its context is closed with the last of its processes."""
+        process = self._processes.pop(rank, None)
+        if process is not None and all(other.context is not process.context for other in self._processes.values()):
+            process.context.close()
+
+
+def _for(streams: Std | dict[int, Std], ranks: Sequence[int]) -> Std | dict[int, Std]:
+    """Which streams of these ranks, by their number among them."""
+    return streams if isinstance(streams, Std) else {n: streams[rank] for n, rank in enumerate(ranks) if rank in streams}

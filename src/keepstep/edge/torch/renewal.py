@@ -1,0 +1,39 @@
+"""Renewal: what the objects of a training hold besides their state, made as new as in a process that has just begun.
+
+A rank that stays in its process meets one that has just started. DDP would add gradients in buckets that the newcomer does not know yet, and
+a backward pass that was given up may have left it waiting for gradients; gradients themselves are of a step that is done again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+
+def renew(objects: Iterable[Any]) -> None:
+    """Before the first step after a regroup, on every rank that stayed."""
+    for thing in objects:
+        if isinstance(thing, torch.nn.Module):
+            for module in thing.modules():
+                if isinstance(module, DistributedDataParallel):
+                    _renew_ddp(module)
+        if isinstance(thing, torch.optim.Optimizer):
+            thing.zero_grad(set_to_none=True)
+
+
+def _renew_ddp(ddp: DistributedDataParallel) -> None:
+    """A new reducer, as unpickling makes one; the old one takes its hooks with it."""
+    for parameter in ddp.parameters():
+        parameter.grad = None
+    parameters, expect_sparse = ddp._build_params_for_reducer()
+    names = ddp._build_debug_param_to_name_mapping(parameters)
+    ddp._ddp_init_helper(parameters, expect_sparse, names, ddp.static_graph)
+    if ddp.static_graph:
+        ddp.reducer._set_static_graph()
+        ddp.logger._set_static_graph()
+    for hook, state in ddp._comm_hooks:
+        dist._register_comm_hook(ddp.reducer, state, hook)

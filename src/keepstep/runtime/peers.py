@@ -1,0 +1,159 @@
+"""Peers: how a rank goes on in its own process when another one is lost.
+
+    a peer is lost -> every collective ends -> the step's body is given up -> vote and roll back -> new groups -> the next step
+
+Comes in: the agent's words. Goes out: to the groups, that they end and are built anew; to the loop, which step is given up. That a rank can do
+this it says at the first `with step` behind a captured step; until then, and without an agent, a lost peer ends the process.
+
+Invariant: between the notice and the end of `meet_again` no state is captured, and no optimizer steps.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from keepstep.edge.journal import Journal
+from keepstep.errors import KeeperError, PeerLost
+from keepstep.model.units import human_ns
+from keepstep.runtime.agent_line import REJOIN, AgentLine, MeetAgain
+
+if TYPE_CHECKING:
+    from keepstep.edge.torch.membership import Membership
+
+ORDER_WITHIN_S = 120.0  # a lost node is given up first, and its replacement comes
+
+
+class Step(int):
+    """A step's number, and its body: `with step:` gives the body up when a peer is lost, and the loop's next step is the one to do again."""
+
+    _peers: Peers
+    entered: bool
+
+    @classmethod
+    def of(cls, number: int, peers: Peers) -> Step:
+        step = cls(number)
+        step._peers, step.entered = peers, False
+        return step
+
+    def __reduce__(self) -> tuple[type[int], tuple[int]]:
+        return int, (int(self),)  # wherever it is kept, it is a number
+
+    def __enter__(self) -> Step:
+        self.entered = True
+        self._peers.entered(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        # What goes wrong after a peer was lost is that peer's doing: collectives end with nothing in them.
+        return self._peers.lost and isinstance(error, Exception)
+
+
+class Peers:
+    def __init__(self, environ: Mapping[str, str], rank: int, journal: Journal) -> None:
+        self._rank, self._journal = rank, journal
+        self._given_up = threading.Event()
+        self._able = False
+        self._lost_ns = 0
+        self._members: Membership = _membership()
+        self.newcomer = environ.get(REJOIN) == "1" and self._members.muted
+        self._line = AgentLine.find(environ, rank, self._on_lost)
+
+    @property
+    def lost(self) -> bool:
+        return self._members.is_lost
+
+    def _on_lost(self, why: str) -> None:
+        """On the line's thread."""
+        first = not self._members.is_lost
+        self._given_up.set()
+        if first:
+            self._lost_ns = time.monotonic_ns()
+        self._members.lose(why)
+        if first:
+            self._journal.record("lost-notice", f"rank {self._rank} hears: {why}", rank=self._rank)
+
+    def check(self) -> None:
+        """Before an optimizer steps. Raises PeerLost."""
+        if self._members.is_lost:
+            raise PeerLost(f"{self._members.why}; without `with step:` around the loop's body this process cannot go on")
+
+    def entered(self, step: int) -> None:
+        """A body begins that can be given up."""
+        if self._able or self._line is None or step == 0 or not _all_groups_are_ours():
+            return
+        self._members.on_error, self._members.watched = self._line.suspect, True
+        self._able = self._line.say_able()
+
+    def meet_again(self, resume: Callable[[Callable[[], bool]], None]) -> None:
+        """Find together with whoever is there now. `resume(given_up)` votes and loads; it returns early when `given_up()`.
+
+        Raises KeeperError when there is nobody to say where, or no state to go back to.
+        """
+        assert self._line is not None
+        while True:
+            self._given_up = given_up = threading.Event()
+            order = self._line.order(ORDER_WITHIN_S)
+            if order is None:
+                raise KeeperError(
+                    f"{self._members.why}; the agent was to say where to meet again within {ORDER_WITHIN_S:.0f} s and did not"
+                )
+            if given_up.is_set():
+                continue
+            resume(given_up.is_set)
+            if not given_up.is_set() and self._build(order, given_up):
+                break
+        took_ns = time.monotonic_ns() - self._lost_ns
+        why = f"rank {self._rank} is among its peers again {human_ns(took_ns)} after one was lost, in the same process"
+        self._journal.record("regrouped", why, rank=self._rank, attempt=order.attempt, duration_ns=took_ns)
+        self._line.say_regrouped()
+
+    def join(self, environ: Mapping[str, str]) -> None:
+        """A newcomer has its state: from now on its collectives are real."""
+        order = MeetAgain(int(environ["KEEPSTEP_ATTEMPT"]), environ["MASTER_ADDR"], int(environ["MASTER_PORT"]))
+        while not self._build(order, self._given_up):
+            self._given_up.wait()  # another peer is lost: this process is no one's yet, and is ended
+            time.sleep(ORDER_WITHIN_S)
+        if self._line is not None:
+            self._line.say_regrouped()
+
+    def _build(self, order: MeetAgain, given_up: threading.Event) -> bool:
+        from keepstep.edge.torch.meeting_place import connect
+
+        return self._members.regroup(connect(order.host, order.port), order.attempt, given_up)
+
+    def unable(self) -> None:
+        """This process ends, and the agent had better start all anew."""
+        if self._line is not None:
+            self._line.say_unable()
+
+    def close(self) -> None:
+        self._members.watched = False
+        if self._line is not None:
+            self._line.close()
+
+    def release(self) -> None:
+        """In a forked child."""
+        if self._line is not None:
+            self._line.release()
+
+
+def _membership() -> Membership:
+    from keepstep.edge.torch.membership import membership
+
+    return membership
+
+
+def _all_groups_are_ours() -> bool:
+    """Whether the process can do without every connection it has; one that never made a group has none."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return int(os.environ.get("WORLD_SIZE", "1")) > 1  # ranks that share nothing but their steps
+    from keepstep.edge.torch.groups import Group
+
+    return all(isinstance(group, Group) for group in distributed.distributed_c10d._world.pg_map)
