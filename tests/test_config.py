@@ -37,6 +37,7 @@ def test_the_defaults() -> None:
         rack=None,
         secret=None,
         link_dead_s=10.0,
+        hang_after_s=None,
     )
 
 
@@ -79,6 +80,7 @@ configs = st.builds(
     lazy=st.none() | st.booleans(),
     scrub_every_s=st.none() | st.floats(0, 1e6),
     state_dir=st.none() | st.just("/var/state"),
+    hang_after_s=st.none() | st.floats(4, 1e6),
 )
 
 
@@ -96,7 +98,7 @@ def test_a_mapping_says_the_same_as_a_config(config: Config) -> None:
 
 def test_an_unknown_key_names_the_nearest_and_the_known() -> None:
     with pytest.raises(
-        ConfigError, match=r"unknown configuration key 'slot'; did you mean 'slots'\? \(known: arena_dir, grace_s, host, job, "
+        ConfigError, match=r"unknown configuration key 'slot'; did you mean 'slots'\? \(known: arena_dir, grace_s, hang_after_s, host, job, "
     ):
         resolved({"slot": 3})
 
@@ -132,6 +134,7 @@ def test_a_variable_that_does_not_parse(environ: dict[str, str], message: str) -
         *[("persist_every_steps", bad) for bad in (-1, True, 1.5)],
         *[("grace_s", bad) for bad in (-1, float("nan"), float("inf"), "30")],
         *[("scrub_every_s", bad) for bad in (-0.1, float("inf"))],
+        *[("hang_after_s", bad) for bad in (0, 3.9, float("inf"), float("nan"), True, "60")],
         *[("lazy", bad) for bad in (1, "yes")],
         *[("arena_dir", bad) for bad in ("", 5)],
         *[("store", bad) for bad in (5, "memory://x")],

@@ -28,6 +28,7 @@ class Phase(IntEnum):
     PERSIST = 7
     STEP = 8
     DONE = 9
+    EVALUATE = 10
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -1,0 +1,51 @@
+"""`keepstep timeouts`: every limit that is used to tell a hang from a slow step, and what must come before what.
+
+Pure arithmetic: starts nothing. Reads `KEEPSTEP_HANG_AFTER_S` and `KEEPSTEP_LINK_DEAD_S` as a job would, and the options before them. As
+JSON: {"learns", "limits": [{"name", "seconds", "meaning"}], "relations": [{"shorter", "shorter_s", "longer", "longer_s", "why"}]}.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from keepstep.cli.choosing import JsonOption, print_json
+from keepstep.config import Config, resolve
+from keepstep.core.deadlines import Deadlines, derive, relations, table
+
+
+def timeouts(
+    hang_after_s: Annotated[float | None, typer.Option(help="The one limit to set; without it: learnt from the job's steps.")] = None,
+    link_dead_s: Annotated[float | None, typer.Option(help="How long a link between nodes may stay away.")] = None,
+    nodes: Annotated[int, typer.Option(help="How many nodes the job has.", min=1)] = 1,
+    json: JsonOption = False,
+) -> None:
+    """Show every limit of the detection, and why they are in this order."""
+    settings = resolve(Config(hang_after_s=hang_after_s, link_dead_s=link_dead_s), os.environ, default_job="any")
+    deadlines = derive(settings.hang_after_s, settings.link_dead_s if nodes > 1 else None)
+    if json:
+        limits = [dict(zip(("name", "seconds", "meaning"), row, strict=True)) for row in table(deadlines)]
+        order = [dict(zip(("shorter", "shorter_s", "longer", "longer_s", "why"), row, strict=True)) for row in relations(deadlines)]
+        print_json({"learns": deadlines.learns, "limits": limits, "relations": order})
+    else:
+        _show(deadlines)
+
+
+def _show(deadlines: Deadlines) -> None:
+    console = Console(soft_wrap=True, highlight=False)
+    if deadlines.learns:
+        console.print("late, asleep and busy are floors: the job's own steps raise them. Set hang_after_s to fix asleep and busy.")
+    else:
+        console.print("hang_after_s is set: asleep and busy are that, whatever the job's own steps take.")
+    limits = Table("limit", "seconds", "what for")
+    for name, seconds, meaning in table(deadlines):
+        limits.add_row(name, f"{seconds:g}", meaning)
+    console.print(limits)
+    order = Table("this", "s", "before", "s", "because")
+    for shorter, shorter_s, longer, longer_s, why in relations(deadlines):
+        order.add_row(shorter, f"{shorter_s:g}", longer, f"{longer_s:g}", why)
+    console.print(order)

@@ -1,0 +1,1 @@
+"""Probes: what the operating system says about a process that may not answer itself."""
