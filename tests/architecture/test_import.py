@@ -15,8 +15,18 @@ import keepstep
 IMPORT_S = 0.1
 TRIES = 10  # the best of them counts: another process on the machine can only make an import slower
 EXPORTED = {
-    *("__version__", "Config", "Job", "protect"),
-    *("KeepstepError", "ConfigError", "MemoryBudgetError", "IdentityError", "LayoutError", "DamageError", "KeeperError", "StoreError"),
+    *("__version__", "Config", "Job", "init_process_group", "protect"),
+    *(
+        "KeepstepError",
+        "ConfigError",
+        "MemoryBudgetError",
+        "PeerLost",
+        "IdentityError",
+        "LayoutError",
+        "DamageError",
+        "KeeperError",
+        "StoreError",
+    ),
 }
 
 

@@ -22,6 +22,7 @@ from keepstep.core.restarts import (
     RanksExited,
     RanksStarted,
     RanksUndead,
+    RegroupLate,
     RestartAll,
     Restarts,
     RoundWanted,
@@ -33,6 +34,7 @@ from keepstep.core.restarts import (
 from keepstep.model.units import S_NS
 
 KILLED = -9
+NOT_ABLE = "not all ranks of this node have said that they can stay in their process"
 
 
 def started(world_size: int = 2, max_restarts: int = 100, has_store: bool = True) -> Restarts:
@@ -48,7 +50,7 @@ def exits(at_s: float, *found: tuple[int, int], step: int | None = None) -> Rank
 def test_a_killed_rank_restarts_all_and_says_why() -> None:
     action = started().handle(exits(12.3, (1, KILLED)))
     fact = "rank 1 was killed by SIGKILL (9) 12.3 s after start"
-    assert action == RestartAll(f"{fact}; restarting all 2 ranks from memory (restart 1 of 100)", fact, crash=False)
+    assert action == RestartAll(f"{fact}; restarting all 2 ranks from memory (restart 1 of 100)", fact, refused=NOT_ABLE)
 
 
 def test_the_error_files_message_is_in_the_sentence() -> None:
@@ -181,7 +183,7 @@ def test_ranks_of_a_node_that_is_not_the_first() -> None:
 def test_what_fails_elsewhere_restarts_here_and_uses_the_budget() -> None:
     restarts = started(max_restarts=1)
     action = restarts.handle(RoundWanted("node 1 is lost", S_NS))
-    assert action == RestartAll("node 1 is lost; restarting all 2 ranks from memory (restart 1 of 1)", "node 1 is lost")
+    assert action == RestartAll("node 1 is lost; restarting all 2 ranks from memory (restart 1 of 1)", "node 1 is lost", refused=NOT_ABLE)
     assert restarts.handle(RoundWanted("and again", S_NS)) is None, "it is on its way to the next round"
     restarts.handle(RanksStarted(2 * S_NS))
     end = restarts.handle(RoundWanted("node 1 is lost", 3 * S_NS))
@@ -284,3 +286,50 @@ def test_any_story_keeps_the_budget_and_ends_once(story: list[object], budget: i
     last = restarts.handle(RanksExited(tuple(Exit(rank, 0) for rank in sorted(living)), now_ns, step)) if living and not ended else None
     ended = ended or isinstance(last, End) or isinstance(restarts.handle(AllEndedWell("all", now_ns)), End)
     assert ended
+
+
+# -- ranks that stay in their process
+
+
+def test_ranks_that_can_stay_do() -> None:
+    restarts = started(4)
+    action = restarts.handle(RanksExited((Exit(2, KILLED),), S_NS, completed_step=7, able=True))
+    fact = "rank 2 was killed by SIGKILL (9) 1.0 s after start"
+    why = f"{fact}; starting what is missing, the others stay in their process (restart 1 of 100)"
+    assert action == RestartAll(why, fact, keep=True)
+
+
+def test_staying_in_vain_ends_with_a_new_start_of_all_and_a_new_step_forgives() -> None:
+    restarts = started(4)
+    kept = []
+    for step in (7, 7, 7, 7, 8):
+        action = restarts.handle(RanksExited((Exit(2, KILLED),), S_NS, completed_step=step, able=True))
+        assert isinstance(action, RestartAll)
+        kept.append(action.keep)
+        assert bool(action.refused) is not action.keep
+        restarts.handle(RanksStarted(S_NS))
+    assert kept == [True, True, False, True, True]
+
+
+def test_ranks_that_die_while_the_others_wait_for_a_new_one_are_started_with_it() -> None:
+    restarts = started(4)
+    restarts.handle(RanksExited((Exit(2, KILLED),), S_NS, completed_step=7, able=True))
+    assert restarts.handle(RanksExited((Exit(3, KILLED), Exit(1, 0)), S_NS, completed_step=7, able=True)) is None
+    restarts.handle(RanksStarted(S_NS))
+    assert isinstance(restarts.handle(exits(3, (0, KILLED), step=9)), RestartAll)
+
+
+def test_who_does_not_find_its_peers_again_in_time_makes_all_start_anew() -> None:
+    restarts = started(2)
+    restarts.handle(RanksExited((Exit(1, KILLED),), S_NS, completed_step=7, able=True))
+    assert restarts.handle(RegroupLate((0,), 60 * S_NS, 61 * S_NS)) is None, "they have not been told to yet"
+    restarts.handle(RanksStarted(S_NS))
+    action = restarts.handle(RegroupLate((0, 1), 60 * S_NS, 61 * S_NS))
+    assert isinstance(action, RestartAll) and not action.keep
+    assert action.fact == "rank 0 and 1 did not find its peers again within 60.0 s"
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_what_is_decided_for_all_nodes_holds_here(keep: bool) -> None:
+    action = started().handle(RoundWanted("node 1 says: so", S_NS, able=keep, decided=True))
+    assert isinstance(action, RestartAll) and action.keep is keep

@@ -1,6 +1,6 @@
 """Agent: `keepstep run` itself. Starts the keeper and the ranks of this node, and has all find together again when one dies.
 
-    inbox (pidfds, signals, ranks, keeper, other nodes, clock) -> core/restarts.py (pure) -> tell, kill, meet, start, tell the keeper and others
+    inbox (pidfds, signals, ranks, keeper, other nodes, clock) -> core/restarts.py (pure) -> tell, kill, meet, start
 
 A rank that dies is told to the others at once: those that can stay in their process do, what is missing is started (by the process that
 stands by, which has imported torch), and all meet again. Else all ranks are killed and start anew.

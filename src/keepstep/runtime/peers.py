@@ -2,8 +2,8 @@
 
     a peer is lost -> every collective ends -> the step's body is given up -> vote and roll back -> new groups -> the next step
 
-Comes in: the agent's words. Goes out: to the groups, that they end and are built anew; to the loop, which step is given up. That a rank can do
-this it says at the first `with step` behind a captured step; until then, and without an agent, a lost peer ends the process.
+Comes in: the agent's words. Goes out: to the groups, that they end and are built anew; to the loop, which step is given up. That a rank can
+do this it says at the first `with step` behind a captured step; until then, and without an agent, a lost peer ends the process.
 
 Invariant: between the notice and the end of `meet_again` no state is captured, and no optimizer steps.
 """
@@ -30,7 +30,7 @@ ORDER_WITHIN_S = 120.0  # a lost node is given up first, and its replacement com
 
 
 class Step(int):
-    """A step's number, and its body: `with step:` gives the body up when a peer is lost, and the loop's next step is the one to do again."""
+    """A step's number, and its body: `with step:` gives the body up when a peer is lost, and the next step is the one to do again."""
 
     _peers: Peers
     entered: bool

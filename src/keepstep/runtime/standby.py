@@ -31,24 +31,6 @@ def _program(words: list[str]) -> list[str]:
     return rest if rest and not rest[0].startswith("-") else []
 
 
-def warm_up() -> None:
-    import torch
-    import torch.distributed
-    import torch.nn.parallel
-    import torch.optim
-
-    import keepstep
-    from keepstep.edge.torch import groups
-    from keepstep.runtime import session
-
-    assert keepstep and session
-    groups.register()
-    # What the first use of these imports or builds.
-    module = torch.nn.Linear(2, 2)
-    torch.optim.AdamW(module.parameters())
-    module(torch.zeros(1, 2)).sum().backward()
-
-
 def become(message: dict[str, Any]) -> None:
     os.environ.update(message["environ"])
     sys.argv = _program([str(word) for word in message["command"][1:]])
@@ -62,8 +44,15 @@ def become(message: dict[str, Any]) -> None:
 
 
 def main() -> None:
+    from keepstep.edge.torch.warmth import warm_up
+    from keepstep.runtime import session
+
+    assert session  # it is what the program imports next
     warm_up()
-    box = Mailbox.connect(Path(os.environ[SOCKET]), CONNECT_S)
+    try:
+        box = Mailbox.connect(Path(os.environ[SOCKET]), CONNECT_S)
+    except OSError:
+        return  # the job has ended meanwhile
     box.send({"kind": "standby", "pid": os.getpid()})
     message = box.recv()
     box.close()

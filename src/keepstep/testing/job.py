@@ -100,7 +100,7 @@ def train(args: argparse.Namespace) -> str:
     numpy.random.seed(args.seed + rank)
     torch.manual_seed(args.seed + rank)
     if world_size > 1:
-        torch.distributed.init_process_group("gloo")
+        keepstep.init_process_group()
         # Rebuilt buckets would add in another order after a restart than before it; with more than two ranks that shows.
         model = nn.parallel.DistributedDataParallel(model, find_unused_parameters=world_size > 2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -109,23 +109,24 @@ def train(args: argparse.Namespace) -> str:
     job = keepstep.protect(model=model, optimizer=optimizer, scheduler=schedule, sampler=order, trail="")
     pause_s = args.step_ms / 3000
     for step in job.steps(args.steps):
-        job.enter("forward")
-        time.sleep(pause_s)
-        chosen = order.next()
-        batch = data[chosen] * (1 + random.random()) + torch.from_numpy(numpy.random.normal(0, 0.01, (BATCH, FEATURES))).float()
-        loss = (model(batch + 0.01 * torch.randn_like(batch)) - data[chosen]).square().mean()
-        job.enter("backward")
-        optimizer.zero_grad()
-        loss.backward()
-        time.sleep(pause_s)
-        job.enter("update")
-        optimizer.step()
-        schedule.step()
-        time.sleep(pause_s)
-        job.state["trail"] = digest([job.state["trail"], step, loss, chosen])
-        job.report(loss=loss)
-        if args.persist_every and (step + 1) % args.persist_every == 0:
-            futures.wait([job.persist()], PERSIST_S)  # a fault in the store needs something in the store
+        with step:
+            job.enter("forward")
+            time.sleep(pause_s)
+            chosen = order.next()
+            batch = data[chosen] * (1 + random.random()) + torch.from_numpy(numpy.random.normal(0, 0.01, (BATCH, FEATURES))).float()
+            loss = (model(batch + 0.01 * torch.randn_like(batch)) - data[chosen]).square().mean()
+            job.enter("backward")
+            optimizer.zero_grad()
+            loss.backward()
+            time.sleep(pause_s)
+            job.enter("update")
+            optimizer.step()
+            schedule.step()
+            time.sleep(pause_s)
+            job.state["trail"] = digest([job.state["trail"], int(step), loss, chosen])
+            job.report(loss=loss)
+            if args.persist_every and (step + 1) % args.persist_every == 0:
+                futures.wait([job.persist()], PERSIST_S)  # a fault in the store needs something in the store
     states = [model.state_dict(), optimizer.state_dict(), schedule.state_dict(), order.state_dict(), job.state["trail"]]
     return digest([*states, torch.get_rng_state(), numpy.random.get_state(), random.getstate()])
 

@@ -4,8 +4,8 @@ Comes in: "a peer is lost" and "these are the peers now", from whoever watches. 
 end and that it is to be built anew. One a process, because a lost peer ends all of its groups.
 
 A collective does not raise when a peer is lost: it ends, its result is worthless, and so do all that follow, until `regroup`. The loop's
-body runs on to the next optimizer step or to its end and is given up there. An exception out of a backward pass would leave DDP's reducer and
-FSDP's shards in states that they do not come back from.
+body runs on to the next optimizer step or to its end and is given up there. An exception out of a backward pass would leave DDP's reducer
+and FSDP's shards in states that they do not come back from.
 
 A process that takes a lost one's place runs the same program up to the same point; what its peers did in these collectives is over. Its
 own are *muted* until it has joined: they end at once and leave what is there, which the restored state replaces.

@@ -1,8 +1,8 @@
 """Ranks: the trainers of one node as processes, started as torchrun starts them.
 
-Comes in: a `Launch` and the `Place` of a life of the ranks, of all of them or of those that are missing. Goes out: one pidfd a rank, which the
-kernel makes readable the moment the rank ends, and exit codes with what the rank left in its error file. A process that stands by may become
-a rank later. Ranks are counted from 0 on each node here. Decides nothing.
+Comes in: a `Launch` and the `Place` of a life of the ranks, of all of them or of those that are missing. Goes out: one pidfd a rank, which
+the kernel makes readable the moment the rank ends, and exit codes with what the rank left in its error file. A process that stands by may
+become a rank later. Ranks are counted from 0 on each node here. Decides nothing.
 
 Invariant: a rank's whole process group is gone before the rank counts as dead after a failure: a data loader's worker that lives on would
 hold the locks it inherited.
