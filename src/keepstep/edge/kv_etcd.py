@@ -111,7 +111,7 @@ class EtcdKV:
         return found
 
     def _watch(self, key: str, revision: int, within_s: float) -> None:
-        """Until something may have happened to the key since `revision`. A connection that is lost is found by the read that follows."""
+        """Until something may have happened to the key since `revision`. What goes wrong is found by the read that follows."""
         client = self._clients[self._at]
         question: Any = {"create_request": {"key": _b64(self._prefix + key), "start_revision": revision}}
         try:
@@ -120,7 +120,8 @@ class EtcdKV:
                     if "events" in (said := json.loads(line or "{}").get("result", {})) or said.get("canceled"):
                         return
         except (requests.RequestException, ValueError):
-            return
+            pass
+        time.sleep(RETRY_S)  # whatever it was, it must not become a loop without a pause
 
     def _find_lease(self) -> int:
         """The job's; made here when this is its first client. One that was made in vain runs out by itself."""

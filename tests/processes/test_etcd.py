@@ -1,0 +1,159 @@
+"""`keepstep run` on several nodes that meet over a real etcd: no process of the job, and no member of etcd, is one that cannot be lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from keepstep.model.events import Event
+from tests.processes.etcd_members import MISSING, Members
+from tests.processes.test_run_nodes import Begin, Machines, Node, machines, until
+
+__all__ = ["machines"]  # the fixture
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+
+# The first life waits to be disturbed, the later ones end well.
+DISTURBED = 'echo $$ > "pid-$RANK"; [ "$KEEPSTEP_ATTEMPT" = 0 ] && sleep 1000; echo "$KEEPSTEP_ATTEMPT" > "ended-$RANK"'
+
+
+@pytest.fixture
+def etcd(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Members]:
+    (tmp_path / "etcd").mkdir()
+    members = Members(tmp_path / "etcd", getattr(request, "param", 1))
+    yield members
+    members.stop()
+
+
+def start(job: Machines, etcd: Members) -> Node:
+    return job.start("--rdzv-backend", "etcd", "--rdzv-endpoint", etcd.endpoint)
+
+
+def start_two(job: Machines, etcd: Members) -> tuple[Node, Node]:
+    """Node 0 and node 1; both have been told their ranks, and node 0 coordinates."""
+    first = start(job, etcd)
+    first.wait_for("round-waiting")
+    first.wait_for("coordinator")
+    return first, start(job, etcd)
+
+
+def kill_rank(job: Machines, rank: int) -> None:
+    os.kill(int(until(lambda: job.out(f"pid-{rank}"), f"rank {rank}")), signal.SIGKILL)
+
+
+def ended_well(*nodes: Node) -> None:
+    for node in nodes:
+        code, output = node.ended()
+        assert code == 0, output
+        assert not node.events("meeting-lost")
+
+
+def led(*nodes: Node) -> list[Event]:
+    return [event for node in nodes for event in node.events("coordinator") if event.data["leads"]]
+
+
+def one_an_epoch(*nodes: Node) -> bool:
+    """Exactly one coordinator in every epoch, from the first on. A busy machine may have had more of them than the test asked for."""
+    epochs = Counter(event.data["epoch"] for event in led(*nodes))
+    return epochs == dict.fromkeys(range(1, len(epochs) + 1), 1)
+
+
+def restart(etcd: Members) -> None:
+    etcd.kill(0)
+    etcd.start(0)
+
+
+def lose_leader(etcd: Members) -> None:
+    etcd.kill(etcd.leader())
+
+
+@pytest.mark.parametrize(
+    ("etcd", "disturb"),
+    [(1, lambda _: None), (1, restart), (3, lose_leader)],
+    ids=["nothing else happens", "etcd restarts", "etcd loses its leader"],
+    indirect=["etcd"],
+)
+def test_a_killed_rank_comes_back(machines: Begin, etcd: Members, disturb: Callable[[Members], None]) -> None:
+    job = machines(DISTURBED)
+    nodes = start_two(job, etcd)
+    until(lambda: job.out("pid-0") and job.out("pid-1"), "both ranks")
+    disturb(etcd)
+    kill_rank(job, 1)
+    ended_well(*nodes)
+    assert [job.out(f"ended-{rank}") for rank in range(2)] == ["1\n", "1\n"]
+    assert [e.data["round"] for e in nodes[0].events("round-formed")] == [0, 1]
+    assert one_an_epoch(*nodes)
+
+
+def test_the_job_does_not_notice_that_etcd_restarts(machines: Begin, etcd: Members) -> None:
+    job = machines('echo $$ > "pid-$RANK"; until_there go')
+    nodes = start_two(job, etcd)
+    until(lambda: job.out("pid-0") and job.out("pid-1"), "both ranks")
+    etcd.kill(0)
+    for node in nodes:
+        assert "does not answer" in node.wait_for("meeting-away").why
+    etcd.start(0)
+    for node in nodes:
+        assert "answers again" in node.wait_for("meeting-away", 2).why
+    job.allow("go")
+    ended_well(*nodes)
+    assert all(len(node.events("round-formed")) == 1 for node in nodes)
+    assert one_an_epoch(*nodes)
+
+
+def test_a_rank_that_dies_while_etcd_is_away_comes_back_when_it_is_back(machines: Begin, etcd: Members) -> None:
+    job = machines(DISTURBED)
+    nodes = start_two(job, etcd)
+    until(lambda: job.out("pid-0") and job.out("pid-1"), "both ranks")
+    etcd.kill(0)
+    kill_rank(job, 0)
+    nodes[0].wait_for("meeting-away")
+    etcd.start(0)
+    ended_well(*nodes)
+    assert [job.out(f"ended-{rank}") for rank in range(2)] == ["1\n", "1\n"]
+
+
+def test_the_loss_of_the_coordinators_node_makes_one_other_coordinate(machines: Begin, etcd: Members) -> None:
+    job = machines(DISTURBED)
+    lost, left = start_two(job, etcd)
+    until(lambda: job.out("pid-0") and job.out("pid-1"), "both ranks")
+    lost.lose()
+    assert until(lambda: led(left), "node 1 as coordinator")[-1].why.startswith("node 1 on 127.0.0.12 coordinates, epoch ")
+    replacement = start(job, etcd)
+    ended_well(left, replacement)
+    assert replacement.events("round-formed")[-1].data["node"] == 0
+    assert [job.out(f"ended-{rank}") for rank in range(2)] == ["1\n", "1\n"]
+    assert one_an_epoch(lost, left, replacement)
+
+
+def test_a_coordinator_that_stood_still_follows_its_successor(machines: Begin, etcd: Members) -> None:
+    job = machines(DISTURBED)
+    nodes = start_two(job, etcd)
+    until(lambda: job.out("pid-0") and job.out("pid-1"), "both ranks")
+    nodes[0].agent.send_signal(signal.SIGSTOP)
+    successor = until(lambda: led(nodes[1]), "node 1 as coordinator")[-1]
+    nodes[0].agent.send_signal(signal.SIGCONT)
+    sentence = f"node 1 on 127.0.0.12 coordinates, epoch {successor.data['epoch']}; this agent did until now"
+    until(lambda: sentence in [e.why for e in nodes[0].events("coordinator")], sentence)
+    kill_rank(job, 1)
+    ended_well(*nodes)
+    assert one_an_epoch(*nodes)
+
+
+def test_a_job_whose_agents_all_died_at_once_is_started_again(machines: Begin, etcd: Members) -> None:
+    """Their round stands in etcd as they left it, full and without a verdict."""
+    job = machines(DISTURBED)
+    dead = start_two(job, etcd)
+    until(lambda: job.out("pid-0") and job.out("pid-1"), "both ranks")
+    for node in dead:
+        node.lose()
+    nodes = start(job, etcd), start(job, etcd)
+    ended_well(*nodes)
+    assert [job.out(f"ended-{rank}") for rank in range(2)] == ["1\n", "1\n"]
+    said = [e.why for node in nodes for e in node.events("round-wanted")]
+    assert said[0].startswith("told the other nodes about round 0: no agent of round 0 is there any more")
+    assert one_an_epoch(*dead, *nodes)
