@@ -28,7 +28,7 @@ def test_what_happened_and_why(machine: Any) -> None:
     assert result.exit_code == 0
     rows = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert any(row.startswith("Recovery 1: resumed with step 24 from memory in") and row.endswith("1 completed step lost") for row in rows)
-    for stage in ("fact noticed", "action restarted", "joined", "offered", "loaded", "closed resumed", "next step"):
+    for stage in ("fact noticed", "action restarted", "joined", "offered", "loaded", "resumed", "closed next step"):
         assert any(row.startswith(f"{stage} at 0.") for row in rows), stage
     assert any(row.startswith("refused slot-1: step 25 of rank 1 damaged: block 3") for row in rows)
     assert any(row.endswith("agent rank 1 was killed by SIGKILL (9)") for row in rows)
@@ -45,18 +45,20 @@ def test_a_chain_with_every_link_and_a_kind_that_nobody_knows(machine: Any) -> N
     rank.record("lost-notice", "rank 1 is lost", rank=1, after_ns=20_000_000)
     agent.record("a-kind-of-tomorrow", "[bold] something new", anything=[1, {"x": None}])
     agent.record("rank-respawned", "the standby process becomes rank 1", rank=1)
+    agent.record("suspicion", "rank 0 lost a connection", rank=0)
+    machine.journal("demo").record("resumed", "every rank has proven step 25", step=25, source="memory", lost_steps=0, epoch=3)
     rank.record("regrouped", "met again", rank=0, attempt=1, duration_ns=200_000_000)
     rank.record("next-step", "step 26 is done", step=26, duration_ns=1000)
     rows = [" ".join(line.split()) for line in machine.run("explain").stdout.splitlines()]
-    assert any(row.startswith("Recovery 2: training again in ") for row in rows)
-    begins = ("suspicion", "verdict", "refused observe", "plan", "action told", "respawned", "regrouped", "closed next step")
-    places = [next(i for i, row in enumerate(rows) if row.startswith(begin) and " at 0." in row) for begin in begins]
+    second = next(i for i, row in enumerate(rows) if row.startswith("Recovery 2: resumed with step 25 from memory in "))
+    begins = ("suspicion", "verdict", "refused observe", "plan", "action told", "respawned", "resumed", "regrouped", "closed next step")
+    places = [next(i for i, row in enumerate(rows) if i > second and row.startswith(begin) and " at 0." in row) for begin in begins]
     assert places == sorted(places)
     assert any(row.endswith("agent [bold] something new") for row in rows)
     stages = machine.json("explain")["runs"][0]["recoveries"][1]["stages"]
     assert [(s["link"], s["name"]) for s in stages] == [
         *(("suspicion", "suspicion"), ("verdict", "verdict"), ("refused", "observe"), ("plan", "plan"), ("action", "told")),
-        *(("action", "respawned"), ("action", "regrouped"), ("closed", "next step")),
+        *(("action", "respawned"), ("action", "resumed"), ("action", "regrouped"), ("closed", "next step")),
     ]
 
 

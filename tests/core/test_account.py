@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.core.account import Account, Ledger, Recovered, Tempo, account
-from keepstep.core.signs import BACK, CLOSING, ON_THE_WAY, OPENING, STEPPING
+from keepstep.core.signs import BACK, CLOSING, ON_THE_WAY, OPENING, READY, STEPPING
 from keepstep.model.events import Event
 from keepstep.model.units import MS_NS, S_NS
 
@@ -96,13 +96,16 @@ def test_what_is_lost_twice_is_redone_once_each_time() -> None:
 
 
 def test_survivors_that_stay_in_their_process() -> None:
-    """Nobody votes: ranks regroup, and their next step says that they train."""
-    regrouped = [at(2300 + r, "regrouped", f"rank {r}", rank=r, attempt=1, duration_ns=200 * MS_NS) for r in (0, 1)]
-    words = [at(2500 + r, "next-step", f"rank {r}", step=10, duration_ns=100 * MS_NS) for r in (0, 1)]
-    lost = at(2020, "lost-notice", "rank 0", rank=1, after_ns=20 * MS_NS)
-    events = [*starts(), *dies(2000), lost, *regrouped, *words, *ends(3000)]
-    assert parts_ms(account(events)) == {"starting": 1000, "recovering": 401, "productive": 1599, "idle": 1}
-    assert entered(events).recovered() == (Recovered("crash", 501 * MS_NS, 0),)
+    """They are told, join again, and meet the new rank when all may train."""
+    told = [at(2020, "lost-notice", "rank 0", rank=1, after_ns=20 * MS_NS), at(2021, "plan", "agent", rung="regroup")]
+    suspected = [at(1990, "suspicion", "agent", rank=0), at(2022, "suspicion", "agent", rank=0)]
+    joined = [at(2030, "rank-respawned", "agent", rank=1), at(2040, "rank-joined", rank=0, pid=10)]
+    regrouped = at(2420, "regrouped", "rank 0", rank=0, attempt=1, duration_ns=420 * MS_NS)
+    words = [at(2500 + r, "next-step", f"rank {r}", step=10) for r in (0, 1)]
+    go = at(2400, "resumed", step=9, source="memory", lost_steps=0, epoch=2)
+    events = [*starts(), suspected[0], *dies(2000), *told, suspected[1], *joined, go, regrouped, *words, *ends(3000)]
+    assert parts_ms(account(events)) == {"starting": 1000, "productive": 990 + 580, "detecting": 10, "recovering": 420, "idle": 1}
+    assert entered(events).recovered() == (Recovered("crash", 511 * MS_NS, 0),)
 
 
 def test_a_step_that_was_under_way_when_the_failure_came_is_no_return() -> None:
@@ -184,9 +187,9 @@ def entered(events: list[Event]) -> Ledger:
 
 
 KINDS = [
-    *sorted(BACK | OPENING | CLOSING | ON_THE_WAY | STEPPING),
+    *sorted(BACK | OPENING | CLOSING | ON_THE_WAY | READY | STEPPING),
     *("rank-exited", "rank-left", "rank-bye", "node-lost", "lost-notice", "suspicion", "verdict", "plan"),
-    *("slots-made", "rank-attached", "summary", "persisted", "something-new"),
+    *("rank-attached", "summary", "persisted", "something-new"),
 ]
 SMALL_NS = st.integers(-5 * MS_NS, 3000 * MS_NS)
 DATA = st.fixed_dictionaries(

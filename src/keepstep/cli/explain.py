@@ -15,10 +15,10 @@ from rich.console import Console
 
 from keepstep.cli.choosing import JobOption, JsonOption, newest_with_journal, places, print_json
 from keepstep.dashboard import terminal
-from keepstep.dashboard.finding import read_pages
 from keepstep.dashboard.timeline import stories
 from keepstep.dashboard.view import Now, as_json, run_account
 from keepstep.edge.journal import read_journal
+from keepstep.edge.pages import read_pages
 
 
 def explain(

@@ -35,7 +35,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
 
-from keepstep.core.signs import BACK, CLOSING, ON_THE_WAY, OPENING, STEPPING, cause_of, ends_training, number, silence_ns
+from keepstep.core.signs import BACK, CLOSING, ON_THE_WAY, OPENING, READY, STEPPING, cause_of, ends_training, is_about, number, silence_ns
 from keepstep.model.events import Event
 from keepstep.model.units import S_NS
 
@@ -154,7 +154,6 @@ class Ledger:
         self._suspected_ns: int | None = None
         self._reopened: tuple[int, int] | None = None  # the last word before a launch that came unexpectedly, and that launch
         self._parted_ns: int | None = None  # the last goodbye
-        self._unsure = False  # that ranks train is concluded from a step alone
         self._pids: dict[int, int] = {}
         self._stall_ns: dict[tuple[int, int], int] = {}
 
@@ -178,7 +177,7 @@ class Ledger:
             self._noticed(event, at_ns)
         elif kind in ON_THE_WAY:
             self._on_the_way(at_ns)
-        elif kind in ("slots-made", "next-step"):
+        elif kind in READY:
             self._prepared(event, at_ns)
         elif kind == "suspicion" and self._suspected_ns is None:
             self._suspected_ns = at_ns - silence_ns(event)
@@ -213,7 +212,7 @@ class Ledger:
     def _noticed(self, event: Event, at_ns: int) -> None:
         if self._part in (Part.TRAINING, Part.STARTING):
             fault_ns = at_ns - silence_ns(event)
-            if event.kind == "verdict" and self._suspected_ns is not None:
+            if self._suspected_ns is not None and is_about(self._suspected_ns, event, at_ns):
                 fault_ns = min(fault_ns, self._suspected_ns)
             fault_ns = max(fault_ns, self._since_ns)
             self._recover(cause_of(event), fault_ns, at_ns)
@@ -228,12 +227,7 @@ class Ledger:
     def _on_the_way(self, at_ns: int) -> None:
         if self._part is Part.TRAINING:
             self._relaunched()
-        if self._part is Part.TRAINING and self._unsure:
-            # The step was one that had been under way when the failure came: nobody trained since.
-            self._trainings.pop()
-            self._part, self._unsure = Part.RECOVERING, False
-            self._incidents[-1].ended_ns = None
-        elif self._part is Part.TRAINING:
+        if self._part is Part.TRAINING:
             self._recover("unknown", at_ns, at_ns)
         elif self._part is Part.IDLE:
             self._turn(Part.STARTING, at_ns)
@@ -244,8 +238,8 @@ class Ledger:
         if self._part is Part.TRAINING and not is_new:
             return  # said again: to a node whose keeper had died, or by another node
         self._relaunched()
-        self._train(at_ns)
-        self._unsure = False
+        self._before = Part.RECOVERING if self._part is Part.RECOVERING else Part.STARTING
+        self._turn(Part.TRAINING, at_ns)
         step, lost = number(event.data.get("step")), number(event.data.get("lost_steps")) or 0
         if step is not None:
             self._high_step = max(self._high_step, step + lost)
@@ -255,22 +249,16 @@ class Ledger:
             self._incidents[-1].lost_steps += lost if is_new else 0
         self._epoch = epoch
 
-    def _train(self, at_ns: int) -> None:
-        self._before = Part.RECOVERING if self._part is Part.RECOVERING else Part.STARTING
-        self._turn(Part.TRAINING, at_ns)
-
     def _prepared(self, event: Event, at_ns: int) -> None:
-        """A rank has made its slots, or has done its first step: it did not train before."""
-        is_step = event.kind == "next-step"
-        duration_ns = number(event.data.get("duration_ns")) if is_step else 0
-        began_ns = min(at_ns, max(self._since_ns, at_ns - (duration_ns or 0)))
-        if is_step and self._part is Part.RECOVERING:
-            self._train(began_ns)
-            self._unsure = True
-        elif self._part is Part.TRAINING and duration_ns is not None:
+        """A rank is ready, or has done its first step: it did not train before."""
+        if self._part is not Part.TRAINING:
+            return  # a step that had been under way when the failure came
+        duration_ns = number(event.data.get("duration_ns")) if event.kind == "next-step" else 0
+        if duration_ns is not None:
+            began_ns = min(at_ns, max(self._since_ns, at_ns - duration_ns))
             self._spent_ns[self._before] += began_ns - self._since_ns
             self._since_ns = began_ns
-        if is_step and self._part is Part.TRAINING and self._before is Part.RECOVERING:
+        if self._before is Part.RECOVERING:
             self._incidents[-1].ended_ns = at_ns
 
     def _hear_steps(self, event: Event, at_ns: int) -> None:

@@ -7,14 +7,17 @@ event. A kind that is not named here says nothing about the job's course.
 from __future__ import annotations
 
 from keepstep.model.events import Event
+from keepstep.model.units import S_NS
 
 BACK = {"resumed", "go"}  # all ranks may train; the one is the leading keeper's word, the other what its peers hear of it
 OPENING = {"job-started", "keeper-started"}
 CLOSING = {"job-ended", "job-over", "keeper-ended", "stopping"}
-ON_THE_WAY = {"rank-joined", "ranks-restarted", "rank-respawned", "regrouped"}  # seen only before ranks train
+ON_THE_WAY = {"rank-joined", "ranks-restarted", "rank-respawned"}  # seen only before ranks train
+READY = {"slots-made", "regrouped", "next-step"}  # a rank has what it needs to train, or has done its first step
 STEPPING = {"skipped", "torn", "persist-started", "next-step"}  # a rank has done a step: what was suspected before was not so
 GOES_ON = {"slow", "ended", "unknown"}  # kinds of verdict after which ranks train as before
 SILENCES = ("silent_ns", "stalled_ns", "after_ns")  # how an event says for how long it had been so
+SUSPECTED_WITHIN_NS = 10 * S_NS
 CAUSES = {"rank-exited": "crash", "rank-left": "crash", "rank-bye": "crash", "node-lost": "unreachable", "lost-notice": "unreachable"}
 
 
@@ -36,6 +39,12 @@ def ends_training(event: Event) -> bool:
     if event.kind == "plan":
         return event.data.get("rung") != "observe"
     return event.kind == "lost-notice" or is_failure(event)
+
+
+def is_about(suspected_ns: int, event: Event, at_ns: int) -> bool:
+    """Whether a suspicion that no step has refuted is the first sign of what `event` noticed. A verdict is made from suspicions; anything
+    else had none that is much older."""
+    return event.kind == "verdict" or at_ns - suspected_ns <= SUSPECTED_WITHIN_NS
 
 
 def cause_of(event: Event) -> str:

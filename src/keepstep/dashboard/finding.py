@@ -1,7 +1,6 @@
 """Finding: which jobs there are on this node, what they left, and who lives in them.
 
-Comes in: the directories where memory and journals lie. Goes out: frozen values, and the pages of the ranks. Never writes, never proves,
-never waits for anybody but a writer in the middle of a page.
+Comes in: the directories where memory and journals lie. Goes out: frozen values. Never writes, never proves.
 """
 
 from __future__ import annotations
@@ -9,18 +8,16 @@ from __future__ import annotations
 import os
 import re
 import stat
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from keepstep.config import Settings
 from keepstep.edge.lock import is_held
-from keepstep.edge.status import StatusPage, status_path
-from keepstep.model.snapshot import RankStatus
+from keepstep.edge.memory import resident_bytes
+from keepstep.edge.pages import read_pages
 
 PREFIX = "keepstep-"
 SHELVES = {"copy": "held", "parity": "parity"}  # what is held for other nodes, and below which directory
-TRIES, TRY_EVERY_S = 5, 0.002  # a page or header read while its writer is interrupted is whole a moment later, a damaged one never
 _ENDING = re.compile(r"(.+)\.ending-(\d+)")  # a job directory that its keeper (this process) was removing
 
 
@@ -71,8 +68,8 @@ def find_leftovers(settings: Settings) -> list[Leftover]:
         name = (ending[1] if ending else directory.name)[len(PREFIX) :]
         living = tuple((rank, status.pid if status else 0) for rank, (alive, status) in read_pages(directory).items() if alive)
         keeper_alive = is_held(directory / "keeper.lock") or (ending is not None and _is_keeper(ending[2]))
-        held_bytes = sum(_disk_bytes(directory / below) for below in SHELVES.values())
-        found.append(Leftover(name, directory, _disk_bytes(directory), held_bytes, keeper_alive, living))
+        held_bytes = sum(resident_bytes(directory / below) for below in SHELVES.values())
+        found.append(Leftover(name, directory, resident_bytes(directory), held_bytes, keeper_alive, living))
     return sorted(found, key=lambda leftover: leftover.path)
 
 
@@ -100,33 +97,3 @@ def _changed_ns(path: Path) -> int:
         return path.stat().st_mtime_ns
     except OSError:
         return 0
-
-
-def _disk_bytes(directory: Path) -> int:
-    total = 0
-    for path in directory.rglob("*"):
-        try:
-            total += path.lstat().st_blocks * 512
-        except FileNotFoundError:  # its keeper is removing it at this moment
-            continue
-    return total
-
-
-def read_pages(job_dir: Path) -> dict[int, tuple[bool, RankStatus | None]]:
-    """(alive, what its page says) of every rank with a page, in order."""
-    found = {}
-    for directory in sorted(job_dir.glob("rank-*")):
-        rank = int(directory.name.split("-")[1])
-        try:
-            page = StatusPage(status_path(job_dir, rank))
-        except (OSError, ValueError):
-            continue
-        alive, status = page.alive(), page.read()
-        for _ in range(TRIES - 1):
-            if status or not alive:
-                break
-            time.sleep(TRY_EVERY_S)
-            status = page.read()
-        page.close()
-        found[rank] = (alive, status)
-    return found

@@ -27,7 +27,7 @@ from keepstep.model.units import S_NS, human_bytes, human_ns
 STATE_COLOURS = {"training": "green", "restoring": "yellow", "waiting": "yellow", "broken": "red", "left-over": "yellow", "ended": "dim"}
 SLOT_COLOURS = {"sealed": "green", "writing": "yellow", "empty": "dim", "damaged": "bold red"}
 LINK_COLOURS = {"fact": "red", "suspicion": "yellow", "verdict": "red", "refused": "dim", "closed": "green"}
-MAX_SENTENCES, MAX_SENTENCE = 4, 300  # an incident is to fit on a screen
+MAX_SENTENCES, MAX_SENTENCE = 4, 200  # an incident is to fit on a screen
 NOTHING = Text("-", style="dim")
 OLD_NS = 5 * S_NS  # what the leader told longer ago is shown with its age: it speaks when something changes
 
@@ -196,8 +196,7 @@ def _recovery(number: int, recovery: Recovery, told: Story) -> RenderableType:
     took = human_ns(recovery.took_ns)
     if recovery.outcome == "resumed":
         source = "a fresh start" if recovery.source == "fresh" else f"step {recovery.step} from {recovery.source}"
-        how = f"resumed with {source} in {took}, {_lost(recovery.lost_steps or 0)}" if recovery.source else f"training again in {took}"
-        title = Text(f"Recovery {number}: {how}", style="bold green")
+        title = Text(f"Recovery {number}: resumed with {source} in {took}, {_lost(recovery.lost_steps or 0)}", style="bold green")
     elif recovery.outcome == "ended":
         title = Text(f"Failure {number}: the job ended {took} later", style="bold red")
     else:
@@ -216,7 +215,7 @@ def _chain(recovery: Recovery, began: Event | None) -> RenderableType:
         at = "" if began is None else f"at {_seconds(between_ns(began, stage.event))}"
         link, before = ("" if stage.link == before else stage.link), stage.link
         why = _short(stage.event.why)
-        said = Text(f"{len(stage.who)} of them, the last: {why}" if len(stage.who) > 1 else why, style=LINK_COLOURS.get(stage.link, ""))
+        said = Text(f"{len(stage.who)} say so, the last: {why}" if len(stage.who) > 1 else why, style=LINK_COLOURS.get(stage.link, ""))
         made.add_row(Text(link, style="bold"), stage.name, at, f"+{human_ns(stage.took_ns)}", said)
     for label, sentences in (("refused", recovery.refused), ("setback", recovery.setbacks)):
         for why in sentences[:MAX_SENTENCES]:

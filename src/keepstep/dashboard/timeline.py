@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from keepstep.core.account import SAME_CLOCK_NS
-from keepstep.core.signs import BACK, STEPPING, ends_training, is_failure
+from keepstep.core.signs import BACK, STEPPING, ends_training, is_about, is_failure
 from keepstep.model.events import Event
 
 REFUSED = {"damaged", "restore-failed", "fetch-failed", "checkpoint-damaged", "store-unreadable", "restore-refused", "slot-voided"}
@@ -35,7 +35,6 @@ LINKS: dict[str, tuple[str, tuple[str, ...]]] = {
     "met": ("action", ("round-formed", "mesh")),  # the agents, or under a foreign launcher the ranks
     "respawned": ("action", ("rank-respawned",)),
     "restarted": ("action", ("ranks-restarted",)),
-    "regrouped": ("action", ("regrouped",)),
     "joined": ("action", ("rank-joined",)),
     "offered": ("action", ("restore-offered", "offer")),
     "fetched": ("action", ("fetched",)),
@@ -136,7 +135,7 @@ def _story(events: Sequence[Event]) -> Story:
 
 def _recoveries(events: Sequence[Event]) -> list[Recovery]:
     """One for each way back to training, and one for a failure that nothing followed."""
-    closed_at = list(_closers(events))
+    closed_at = [i for i, e in enumerate(events) if e.kind in BACK and not _is_repeated(e, events[:i])]
     found = []
     for begin, end in zip([-1, *closed_at], [*closed_at, len(events)], strict=True):
         window = events[begin + 1 : end]
@@ -155,29 +154,11 @@ def _recoveries(events: Sequence[Event]) -> list[Recovery]:
     return found
 
 
-def _closers(events: Sequence[Event]) -> Iterator[int]:
-    """Where an incident ends: with the leave to train, or, when survivors met again and nobody had to give one, with the next step."""
-    regrouped = False
-    for i, event in enumerate(events):
-        if event.kind in BACK:
-            if not _is_repeated(event, events[:i]):
-                yield i
-            regrouped = False
-        elif ends_training(event):
-            regrouped = False
-        elif event.kind == "regrouped":
-            regrouped = True
-        elif event.kind == "next-step" and regrouped:
-            yield i
-            regrouped = False
-
-
 def _first_doubt(window: Sequence[Event], sign: int) -> int:
-    """What is found by suspicion began with the first one that no step refuted."""
-    if window[sign].kind != "verdict":
-        return sign
+    """Where the incident that `sign` tells of began: with the first suspicion of it that no step refuted, if there is one."""
     refuted = max((i for i, e in enumerate(window[:sign]) if e.kind in STEPPING), default=-1)
-    return next((i for i in range(refuted + 1, sign) if window[i].kind == "suspicion"), sign)
+    suspicions = (i for i in range(refuted + 1, sign) if window[i].kind == "suspicion")
+    return next((i for i in suspicions if is_about(0, window[sign], between_ns(window[i], window[sign]))), sign)
 
 
 def _is_repeated(go: Event, before: Sequence[Event]) -> bool:
@@ -189,15 +170,14 @@ def _is_repeated(go: Event, before: Sequence[Event]) -> bool:
 
 def _recovery(way: Sequence[Event], noticed: Event | None, closer: Event | None, following: Sequence[Event]) -> Recovery:
     over = next((e for e in reversed(way) if e.kind == "job-over"), None) if closer is None else None
-    resumed = closer if closer is not None and closer.kind in BACK else None
-    stages = _chained([*_beginning(way, noticed), *_ending(closer, resumed, over, following)])
+    stages = _chained([*_beginning(way, noticed), *_ending(closer, over, following)])
     # Ranks that end between the first sign and the restart go down with the first; those after it are failures of their own.
     back = next((i for i, e in enumerate(way) if e.kind in ("ranks-restarted", "rank-respawned", "rank-joined")), len(way))
     return Recovery(
         outcome="resumed" if closer else "ended" if over else "pending",
-        step=resumed.data.get("step") if resumed else None,
-        source=resumed.data.get("source") if resumed else None,
-        lost_steps=resumed.data.get("lost_steps") if resumed else None,
+        step=closer.data.get("step") if closer else None,
+        source=closer.data.get("source") if closer else None,
+        lost_steps=closer.data.get("lost_steps") if closer else None,
         took_ns=sum(stage.took_ns for stage in stages),
         stages=stages,
         refused=tuple(e.why for e in way if e.kind in REFUSED),
@@ -211,21 +191,27 @@ Link = tuple[str, str, list[Event]]  # which link, its name, and the words that 
 def _beginning(way: Sequence[Event], noticed: Event | None) -> list[Link]:
     """The links up to the leave to train, in the order in which they came about."""
     found: list[Link] = []
+    planned = next((i for i, e in enumerate(way) if e.kind in ("plan", "ranks-restarted")), len(way))
     for name, (link, kinds) in LINKS.items():
-        kind = next((k for k in kinds if any(e.kind == k and e is not noticed for e in way)), None)
-        words = [e for e in way if e.kind == kind and e is not noticed]
+        seen = way[:planned] if link == "suspicion" else way  # what is suspected later is no news
+        kind = next((k for k in kinds if any(e.kind == k and e is not noticed for e in seen)), None)
+        words = [e for e in seen if e.kind == kind and e is not noticed]
         if words:
             found.append((link, name, words[:1] if link == "suspicion" else words))
     found += [("refused", str(e.data.get("rung", "")), [e]) for e in way if e.kind == "refused"]
     place = {id(event): i for i, event in enumerate(way)}
     found.sort(key=lambda found: place[id(found[2][-1])])
-    return [("fact", "noticed", [noticed]), *found] if noticed is not None else found
+    first = [link for link in found if link[0] == "suspicion"]
+    return [*first, ("fact", "noticed", [noticed]), *(link for link in found if link not in first)] if noticed is not None else found
 
 
-def _ending(closer: Event | None, resumed: Event | None, over: Event | None, following: Sequence[Event]) -> list[Link]:
-    steps = [] if closer is None else [*([closer] if resumed is None else []), *_next_steps(following)]
-    links = [
-        ("closed", "resumed", [resumed] if resumed else []),
+def _ending(closer: Event | None, over: Event | None, following: Sequence[Event]) -> list[Link]:
+    """The links from the leave to train on."""
+    after = list(_undisturbed(following)) if closer else []
+    regrouped, steps = ([e for e in after if e.kind == kind] for kind in ("regrouped", "next-step"))
+    links: list[Link] = [
+        ("action", "resumed", [closer] if closer else []),
+        ("action", "regrouped", regrouped),
         ("closed", "next step", steps),
         ("closed", "ended", [over] if over else []),
     ]
@@ -241,10 +227,9 @@ def _chained(links: Sequence[Link]) -> tuple[Stage, ...]:
     return tuple(stages)
 
 
-def _next_steps(following: Sequence[Event]) -> Iterator[Event]:
-    """What ranks say when they have done a step again, before anything else happens."""
+def _undisturbed(following: Sequence[Event]) -> Iterator[Event]:
+    """What ranks say when they train again, before anything else happens."""
     for event in following:
         if event.kind == "resumed" or ends_training(event):
             return
-        if event.kind == "next-step":
-            yield event
+        yield event

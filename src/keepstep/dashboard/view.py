@@ -18,12 +18,13 @@ from typing import Any
 
 from keepstep.core.account import Account, Tempo, account
 from keepstep.core.cut import common, cut, holding_of
-from keepstep.dashboard.finding import SHELVES, TRIES, TRY_EVERY_S, FoundJob, read_pages
+from keepstep.dashboard.finding import SHELVES, FoundJob
 from keepstep.dashboard.nodes import NodesView, leaders_word, nodes_view
 from keepstep.dashboard.timeline import Recovery, Story, stories
 from keepstep.edge.arena import Slot, slot_paths
 from keepstep.edge.journal import read_journal
 from keepstep.edge.lock import is_held
+from keepstep.edge.pages import TRIES, TRY_EVERY_S, read_pages
 from keepstep.edge.status import BLANK
 from keepstep.errors import DamageError
 from keepstep.model.events import Event

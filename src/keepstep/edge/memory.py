@@ -101,3 +101,13 @@ def allocate(path: Path, nbytes: int) -> None:
         ) from error
     finally:
         os.close(fd)
+
+
+def resident_bytes(directory: Path) -> int:
+    """What the files below a directory take up, holes not counted. It may be removed meanwhile."""
+    total = 0
+    for place, _, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.lstat(os.path.join(place, name)).st_blocks * 512
+    return total

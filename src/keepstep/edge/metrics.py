@@ -1,0 +1,128 @@
+"""Metrics: a node's numbers over HTTP, in the text format of Prometheus.
+
+Comes in: a function that reads the numbers when somebody asks. Goes out: families with their names, units and meaning. Decides nothing
+about the job; a reader that goes away, or none that ever comes, costs nothing.
+
+Counters are as old as what counts them: those of a rank begin with its process, the others with the agent.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from wsgiref.simple_server import WSGIServer
+
+from keepstep.errors import ConfigError
+from keepstep.model.snapshot import RankStatus
+from keepstep.model.units import S_NS
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+BUCKETS_S = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What there is to tell at one moment. `ranks`: whether each lives, and its page. `held_bytes` and `spent_ns` by kind and by part;
+    `recoveries`: cause, duration and lost steps of each."""
+
+    job: str
+    ranks: Mapping[int, tuple[bool, RankStatus | None]]
+    committed_step: int | None
+    keeper_alive: bool
+    held_bytes: Mapping[str, int]
+    spent_ns: Mapping[str, int]
+    recoveries: tuple[tuple[str, int, int], ...]
+
+
+class Exposition:
+    """Serves what `read` finds, on a thread of its own, until `close`."""
+
+    def __init__(self, read: Callable[[], Reading], port: int, host: str) -> None:
+        """Raises ConfigError: prometheus-client is not installed, or the port is taken."""
+        try:
+            from prometheus_client import CollectorRegistry, start_http_server
+        except ImportError as error:
+            raise ConfigError("metrics_port: expected prometheus-client (pip install 'keepstep[metrics]'), found none") from error
+        self._read = read
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        self._server: WSGIServer
+        self._thread: threading.Thread
+        try:
+            self._server, self._thread = start_http_server(port, host, registry)
+        except OSError as error:
+            raise ConfigError(f"metrics_port: expected a free port of {host}, found {port}: {error}") from error
+
+    @property
+    def port(self) -> int:
+        return self._server.server_port
+
+    def collect(self) -> Iterable[Metric]:
+        return _families(self._read())
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _families(r: Reading) -> Iterator[Metric]:
+    yield _many("keepstep_job_info", "The job by its name.", "name", {r.job: 1})
+    yield from _of_ranks(r.ranks)
+    pages = [page for _, page in r.ranks.values() if page is not None]
+    if r.committed_step is not None:
+        yield _one("keepstep_committed_step", "The newest step that every rank of the job can be given from memory.", r.committed_step)
+    yield _one("keepstep_epoch", "Membership version: goes up each time all ranks resume.", max((p.epoch for p in pages), default=0))
+    yield _one("keepstep_keeper_up", "Whether this node's keeper lives.", r.keeper_alive)
+    yield _many("keepstep_memory_bytes", "Memory taken by snapshots: this node's own, and what it holds for others.", "kind", r.held_bytes)
+    spent_s = {part: ns / S_NS for part, ns in r.spent_ns.items()}
+    yield _many("keepstep_goodput_seconds", "The job's time by what it went into; the parts sum to all of it.", "part", spent_s)
+    yield from _of_recoveries(r.recoveries)
+
+
+def _of_ranks(ranks: Mapping[int, tuple[bool, RankStatus | None]]) -> Iterator[Metric]:
+    pages = {str(rank): page for rank, (_, page) in ranks.items() if page is not None}
+
+    def each(name: str, what: str, value: Callable[[RankStatus], float]) -> Metric:
+        return _many(name, what, "rank", {rank: value(page) for rank, page in pages.items()})
+
+    yield _many("keepstep_rank_up", "Whether the rank's process lives.", "rank", {str(rank): alive for rank, (alive, _) in ranks.items()})
+    yield each("keepstep_completed_step", "The last completed step.", lambda p: p.completed_step)
+    yield each("keepstep_step_seconds", "How long the last step took.", lambda p: p.step_ns_last / S_NS)
+    yield each("keepstep_captured_steps_total", "Steps captured into memory.", lambda p: p.captured_steps)
+    yield each("keepstep_skipped_steps_total", "Steps not captured, because no slot was free in time.", lambda p: p.skipped_steps)
+    yield each("keepstep_torn_steps_total", "Captures discarded, because the state moved meanwhile.", lambda p: p.torn_steps)
+    yield each("keepstep_stall_seconds_total", "Time in which the trainer waited for keepstep.", lambda p: p.stall_ns_total / S_NS)
+
+
+def _of_recoveries(recoveries: tuple[tuple[str, int, int], ...]) -> Iterator[Metric]:
+    from prometheus_client.core import HistogramMetricFamily
+
+    by_cause: dict[str, float] = {}
+    for cause, _, _ in recoveries:
+        by_cause[cause] = by_cause.get(cause, 0) + 1
+    yield _many("keepstep_recoveries_total", "Failures after which every rank trained again.", "cause", by_cause)
+    yield _one("keepstep_lost_steps_total", "Completed steps that were lost and done again.", sum(lost for _, _, lost in recoveries))
+    took_s = [ns / S_NS for _, ns, _ in recoveries]
+    buckets = [(f"{limit:g}", float(sum(s <= limit for s in took_s))) for limit in BUCKETS_S]
+    histogram = HistogramMetricFamily("keepstep_recovery_seconds", "From a fault to the next step of every rank.")
+    histogram.add_metric([], [*buckets, ("+Inf", float(len(took_s)))], sum(took_s))
+    yield histogram
+
+
+def _one(name: str, what: str, value: float) -> Metric:
+    return _many(name, what, "", {"": value})
+
+
+def _many(name: str, what: str, label: str, values: Mapping[str, float]) -> Metric:
+    """A family of what its name says it is: a counter when it ends in `_total`, else a gauge."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    made = (CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily)(name, what, labels=[label] if label else [])
+    for key, value in values.items():
+        made.add_metric([key] if label else [], value)
+    return made
