@@ -37,6 +37,7 @@ def test_the_defaults() -> None:
         rack=None,
         secret=None,
         link_dead_s=10.0,
+        metrics_port=None,
         hang_after_s=None,
     )
 
@@ -80,6 +81,7 @@ configs = st.builds(
     lazy=st.none() | st.booleans(),
     scrub_every_s=st.none() | st.floats(0, 1e6),
     state_dir=st.none() | st.just("/var/state"),
+    metrics_port=st.none() | st.integers(1, 65535),
     hang_after_s=st.none() | st.floats(4, 1e6),
 )
 
@@ -134,6 +136,7 @@ def test_a_variable_that_does_not_parse(environ: dict[str, str], message: str) -
         *[("persist_every_steps", bad) for bad in (-1, True, 1.5)],
         *[("grace_s", bad) for bad in (-1, float("nan"), float("inf"), "30")],
         *[("scrub_every_s", bad) for bad in (-0.1, float("inf"))],
+        *[("metrics_port", bad) for bad in (0, 65536, True, "9100", 1.5)],
         *[("hang_after_s", bad) for bad in (0, 3.9, float("inf"), float("nan"), True, "60")],
         *[("lazy", bad) for bad in (1, "yes")],
         *[("arena_dir", bad) for bad in ("", 5)],

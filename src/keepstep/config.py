@@ -45,6 +45,7 @@ class Config:
     rack: what this node fails together with; for all nodes or for none.
     secret: shared by the job's keepers, at least 16 bytes. Default: made anew for each start and handed round at the meeting point.
     link_dead_s: how long a link between nodes may stay away before its node counts as lost.
+    metrics_port: where the node's agent serves Prometheus metrics. Default: nowhere. Needs the extra `metrics`.
     hang_after_s: no rank's progress for so long is a hang, whatever it looks like. Default: learnt from the job's own steps.
     """
 
@@ -63,6 +64,7 @@ class Config:
     rack: str | None = None
     secret: str | None = None
     link_dead_s: float | None = None
+    metrics_port: int | None = None
     hang_after_s: float | None = None
 
     def to_env(self) -> dict[str, str]:
@@ -90,6 +92,7 @@ class Settings:
     rack: str | None
     secret: str | None
     link_dead_s: float
+    metrics_port: int | None
     hang_after_s: float | None
 
     @property
@@ -201,6 +204,7 @@ def _defaults(environ: Mapping[str, str], default_job: str) -> dict[str, Any]:
         "rack": None,
         "secret": None,
         "link_dead_s": 10.0,
+        "metrics_port": None,
         "hang_after_s": None,
     }
 
@@ -221,6 +225,7 @@ def _checked(values: dict[str, Any]) -> Settings:
         "rack": ((str, type(None)), "a name", lambda v: v is None or bool(v)),
         "secret": ((str, type(None)), "at least 16 bytes", lambda v: v is None or len(v.encode()) >= MIN_SECRET_BYTES),
         "link_dead_s": ((int, float), "seconds, at least 2", lambda v: 2 <= v < math.inf),
+        "metrics_port": ((int, type(None)), "a port, 1 to 65535", lambda v: v is None or 0 < v < 1 << 16),
         "hang_after_s": ((int, float, type(None)), "seconds, at least 4", lambda v: v is None or 4 <= v < math.inf),
     }
     for name, (kind, words, good) in expect.items():

@@ -79,6 +79,7 @@ def run(
     redundancy: Annotated[str | None, _own("--redundancy", "What other nodes keep: none, copies:M, parity:N, rs:K+M, auto.")] = None,
     host: Annotated[str | None, _own("--host", "This machine's address for the others.")] = None,
     rack: Annotated[str | None, _own("--rack", "What this machine fails together with.")] = None,
+    metrics_port: Annotated[int | None, _own("--metrics-port", "Serve Prometheus metrics on this port of every machine.")] = None,
     link_dead_s: Annotated[float | None, _own("--link-dead-s", "How long a machine may be silent before it counts as lost.")] = None,
 ) -> None:
     """Run a training script on this machine, or on several, and keep it alive: torchrun's arguments, every step protected."""
