@@ -6,6 +6,7 @@ Comes in: names and numbers. Goes out: a file: SVG, the same in a page of HTML t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -68,14 +69,14 @@ class Bar:
 
 
 def bars(title: str, subtitle: str, rows: Sequence[Bar]) -> Figure:
-    width, left, right, top, step = 1000, 330, 90, 130, 46
+    width, left, right, top, step = 1000, 345, 90, 130, 46
     span = width - left - right
     bottom = top + step * len(rows)
     marks: list[Rect | Line | Text] = [Rect(0, 0, width, bottom + 50, "#ffffff"), *_heading(title, subtitle)]
     at = 40.0
     for name, colour in SHARES:
         marks += [Rect(at, 88, 14, 14, colour), Text(at + 20, 100, name, 13, colour=PALE)]
-        at += 50 + 8.2 * len(name)
+        at += 52 + 7.4 * len(name)
     for tenth in range(0, 11, 2):
         x = left + span * tenth / 10
         marks += [Line(((x, top - 6), (x, bottom)), GRID), Text(x, bottom + 22, f"{tenth * 10} %", 12, "middle", PALE)]
@@ -104,8 +105,9 @@ def lines(title: str, subtitle: str, across: str, series: Sequence[tuple[str, Se
     for fifth in range(6):
         (x, y), (end, _) = place(0, fifth / 5), place(most, 0)
         marks += [Line(((x, y), (end, y)), GRID), Text(x - 10, y + 5, f"{fifth / 5:.0%}", 12, "end", PALE)]
-        across_x, _ = place(most * fifth / 5, 0)
-        marks.append(Text(across_x, bottom + 22, f"{most * fifth / 5:.3g}", 12, "middle", PALE))
+    tick = _round_step(most / 6)
+    for number in range(int(most / tick) + 1):
+        marks.append(Text(place(number * tick, 0)[0], bottom + 22, f"{number * tick:g}", 12, "middle", PALE))
     marks.append(Text((left + width - right) / 2, bottom + 50, across, 14, "middle", PALE))
     for number, (name, points) in enumerate(series):
         colour = COLOURS[number % len(COLOURS)]
@@ -113,6 +115,12 @@ def lines(title: str, subtitle: str, across: str, series: Sequence[tuple[str, Se
         marks += [Line(path, colour, 3), *(Rect(x - 4, y - 4, 8, 8, colour) for x, y in path)]
         marks += [Text(x + 14, y + 5, name, 14, colour=colour, bold=True) for x, y in path[-1:]]
     return Figure(width, height, tuple(marks))
+
+
+def _round_step(least: float) -> float:
+    """The smallest of 1, 2, 5, 10, 20, .. (and 0.5, 0.2, ..) that is not below."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least)
 
 
 def _heading(title: str, subtitle: str) -> tuple[Text, Text]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -30,6 +31,10 @@ from keepstep.sim.montecarlo import Case, prepare, run
 from keepstep.sim.summary import Row, summarise
 
 PAPER = "gemini-fig15"
+# `lasting`: effective training time ratio, with the 95 % interval of its mean.
+HEADINGS = ("lasting", "worst seed", "lost steps", "a failure", "from memory", "a node", "GPU-h wasted")
+COST_HEADINGS = ("cost of it", "a useful GPU-h")
+UNBROKEN = 140  # columns where nobody reads along
 
 
 def simulate(
@@ -121,29 +126,37 @@ def _answer(cluster: Cluster, rows: Sequence[Row], days: float, seeds: int, firs
 
 def _show(cluster: Cluster, rows: Sequence[Row], days: float, seeds: int) -> None:
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, UNBROKEN)
     console.print(_words(cluster, days, seeds), soft_wrap=True)
     with_cost = rows[0].cost is not None
-    table = Table(
-        "policy", "lasting", "95 % interval", "worst seed", "lost steps", "a failure", "from memory", "memory a node", "GPU-hours wasted"
-    )
-    for heading in ("wasted", "a useful GPU-hour") if with_cost else ():
-        table.add_column(heading)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("policy", overflow="fold")
+    for heading in (*HEADINGS, *(COST_HEADINGS if with_cost else ())):
+        table.add_column(heading, justify="right")
     for row in rows:
-        ratio = row.effective_ratio
-        interval = "one seed" if ratio.low is None or ratio.high is None else f"{ratio.low:.2%} to {ratio.high:.2%}"
-        memory = human_bytes(int(row.memory_bytes)) if row.memory_bytes else ""
-        cells = [row.policy, f"{ratio.mean:.2%}", interval, f"{ratio.least:.2%}", f"{row.lost_steps.mean:,.0f}"]
-        cells += [
-            f"{row.lost_steps_per_failure:,.2f}",
-            f"{row.memory_ratio:.1%}",
-            memory,
-            f"{row.wasted_gpu_hours:,.0f} of {row.gpu_hours:,.0f}",
-        ]
-        if with_cost:
-            useful = "" if row.cost_per_useful_gpu_hour is None else f"{row.cost_per_useful_gpu_hour:,.2f}"
-            cells += [f"{row.wasted_cost:,.0f}", useful]
-        table.add_row(*cells)
+        table.add_row(*_cells(row), *(_cost_cells(row) if with_cost else []))
     console.print(table)
+
+
+def _cells(row: Row) -> list[str]:
+    ratio = row.effective_ratio
+    within = "" if ratio.low is None or ratio.high is None else f" \u00b1{(ratio.high - ratio.low) / 2:.2%}"
+    return [
+        row.policy,
+        f"{ratio.mean:.2%}{within}",
+        f"{ratio.least:.2%}",
+        f"{row.lost_steps.mean:,.0f}",
+        f"{row.lost_steps_per_failure:,.2f}",
+        f"{row.memory_ratio:.1%}",
+        human_bytes(int(row.memory_bytes)) if row.memory_bytes else "-",
+        f"{row.wasted_gpu_hours:,.0f}",
+    ]
+
+
+def _cost_cells(row: Row) -> list[str]:
+    useful = "-" if row.cost_per_useful_gpu_hour is None else f"{row.cost_per_useful_gpu_hour:,.2f}"
+    return [f"{row.wasted_cost:,.0f}", useful]
 
 
 def _words(cluster: Cluster, days: float, seeds: int) -> str:

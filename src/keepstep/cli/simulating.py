@@ -21,14 +21,15 @@ PresetOption = Annotated[str | None, typer.Option("--preset", help=f"A known clu
 
 def chosen_cluster(file: Path | None, name: str | None) -> Cluster:
     """Raises ConfigError."""
-    if (file is None) == (name is None):
-        found = "both" if file else "neither"
-        raise ConfigError(f"cluster: expected a file or --preset NAME ({', '.join(PRESETS)}), found {found}")
-    return preset(name) if name is not None else cluster_from(_document(file), file.stem) if file else PRESETS["p4d-16"]
+    if file is not None and name is None:
+        return cluster_from(_document(file), file.stem)
+    if name is not None and file is None:
+        return preset(name)
+    found = "both" if file else "neither"
+    raise ConfigError(f"cluster: expected a file or --preset NAME ({', '.join(PRESETS)}), found {found}")
 
 
-def _document(path: Path | None) -> dict[str, Any]:
-    assert path is not None
+def _document(path: Path) -> dict[str, Any]:
     if sys.version_info >= (3, 11):
         import tomllib
     else:

@@ -108,9 +108,14 @@ def run(
     for seed in range(first_seed, first_seed + seeds):
         failures = draw(cluster, days, seed)
         for case, found in zip(cases, outcomes, strict=True):
-            found.append(_Walk(cluster, case, seed).through(failures, days * DAY_S))
+            found.append(walk(cluster, case, failures, days, seed))
             tick()
     return outcomes
+
+
+def walk(cluster: Cluster, case: Case, failures: Sequence[Failure], days: float, seed: int) -> Outcome:
+    """One policy through these failures, which come in order."""
+    return _Walk(cluster, case, seed).through(failures, days * DAY_S)
 
 
 MOST_DAYS = 3660.0
@@ -133,7 +138,7 @@ class _Walk:
         self.from_store = False  # the recovery under way has nothing in memory
         self.arrivals = [0.0] * case.spares  # a heap: spares that idle, replacements on their way
 
-    def through(self, failures: list[Failure], end_s: float) -> Outcome:
+    def through(self, failures: Sequence[Failure], end_s: float) -> Outcome:
         for failure in failures:
             work_s = self._until(failure.at_s)
             self._fail(failure, work_s)
