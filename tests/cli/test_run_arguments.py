@@ -104,6 +104,7 @@ def test_our_own_options_become_the_config(monkeypatch: pytest.MonkeyPatch) -> N
     assert config == Config("j", "s3://b/p", 5, "latest:1", 3, "/a", 1.5, False, 0.0, "/s")
     _, config = understood(monkeypatch, *("--redundancy", "copies:2", "--host", "h", "--rack", "r", "--link-dead-s", "3"), "train.py")
     assert config == Config(redundancy="copies:2", host="h", rack="r", link_dead_s=3.0)
+    assert understood(monkeypatch, "--metrics-port", "9100", "train.py")[1] == Config(metrics_port=9100)
     assert understood(monkeypatch, "train.py")[1] == Config(), "what nobody set is left to the environment"
 
 

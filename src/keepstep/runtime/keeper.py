@@ -208,8 +208,8 @@ class Keeper:
         status = self.statuses().get(rank)
         at = f" in step {status.step}, phase {status.phase.name.lower()}, newest completed step {status.completed_step}" if status else ""
         why = f"rank {rank} (process {pid}) is gone" + ("" if ok_why else f" without goodbye{at}")
-        done = status.completed_step if status else None
-        self.journal.record("rank-left", why, rank=rank, pid=pid, expected=ok_why is not None, completed_step=done)
+        told = {"completed_step": status.completed_step, "stall_ns": status.stall_ns_total} if status else {"completed_step": None}
+        self.journal.record("rank-left", why, rank=rank, pid=pid, expected=ok_why is not None, **told)
 
     # -- other nodes
 
