@@ -6,8 +6,11 @@ import io
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
+from keepstep.core.account import account
 from keepstep.dashboard import terminal
 from keepstep.dashboard.timeline import stories
 from keepstep.model.events import Event
@@ -78,3 +81,31 @@ def test_an_end_without_recovery_is_not_called_one() -> None:
     text = shown(terminal.story("demo", 2, 2, stories([start, killed, over])[0]))
     assert "1 failure, 0 recovered" in text and "Failure 1: the job ended 2.00 s later" in text
     assert "nothing has resumed yet" in shown(terminal.story("demo", 2, 2, stories([start, killed])[0]))
+
+
+@given(st.lists(st.integers(0, 10**15), min_size=1, max_size=8).filter(any))
+def test_shares_sum_to_the_whole_and_are_rounded_by_less_than_one(amounts: list[int]) -> None:
+    found = terminal.shares(amounts, 1000)
+    assert sum(found) == 1000
+    assert all(abs(share * sum(amounts) - 1000 * amount) < sum(amounts) for share, amount in zip(found, amounts, strict=True))
+
+
+def test_where_the_time_went() -> None:
+    start = [at(0, "agent", "job-started", ""), at(1000, "keeper", "resumed", "", step=-1, source="fresh", lost_steps=0, epoch=1)]
+    spent = account([*start, at(7000, "rank 0", "rank-bye", "", ok=True), at(7_000 + 8_000, "agent", "job-ended", "")])
+    rows = [" ".join(line.split()) for line in shown(terminal.account(spent)).splitlines()]
+    assert "productive 6.00 s 40.0 % steps that count" in rows
+    assert "starting 1.00 s 6.7 % before the first step" in rows
+    assert "in all 15.00 s 100.0 %" in rows
+    assert not any(row.startswith("recovering") for row in rows)
+    assert shown(terminal.account(account([]))).strip() == ""
+
+
+def test_an_incident_fits_on_a_screen() -> None:
+    ranks = [at(1000 + r, f"rank {r}", "lost-notice", "word " * 100, rank=1) for r in range(64)]
+    damage = [at(2000 + r, f"rank {r}", "damaged", f"slot of rank {r}", rank=r) for r in range(64)]
+    start = at(0, "keeper", "resumed", "afresh", source="fresh", step=-1)
+    told = stories([start, at(999, "agent", "rank-exited", "gone", code=-9), *ranks, *damage])[0]
+    text = shown(terminal.chain(told.recoveries[0], start))
+    assert len(text.splitlines()) <= 24
+    assert "64 say so, the last: word word" in text and "and 60 more" in text

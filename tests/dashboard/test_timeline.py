@@ -257,3 +257,35 @@ def test_no_event_is_lost_and_no_failure_goes_untold(words: list[tuple[str, str,
         for recovery in story.recoveries:
             assert recovery.took_ns >= 0
             assert all(s.event in story.events for s in recovery.stages)
+
+
+# -- what is found by suspicion
+
+
+def links(way: list[Event]) -> list[list[tuple[str, int]]]:
+    [story] = stories([*begins(), *way])
+    return [[(s.name, s.took_ns // MS_NS) for s in recovery.stages[:3]] for recovery in story.recoveries]
+
+
+def test_a_hang_begins_with_the_first_suspicion_that_no_step_refuted() -> None:
+    refuted = [at(1000, "agent", "suspicion"), at(1500, "rank 1", "skipped", step=3)]
+    hang = [at(3000, "agent", "suspicion"), at(3500, "agent", "suspicion"), at(60_000, "agent", "verdict", kind="hang")]
+    assert links([*refuted, *hang, *comes_back(61_000)]) == [[("suspicion", 0), ("verdict", 57_000), ("restarted", 1000)]]
+
+
+def test_a_death_has_nothing_to_do_with_an_old_suspicion() -> None:
+    suspected = at(3000, "agent", "suspicion")
+    assert links([suspected, *killed(60_000), *comes_back(60_100)]) == [[("noticed", 0), ("restarted", 100), ("joined", 1010)]]
+    assert links([suspected, *killed(3010), *comes_back(3100)]) == [[("suspicion", 0), ("noticed", 10), ("restarted", 90)]]
+
+
+def test_what_is_suspected_when_the_plan_is_made_is_no_link() -> None:
+    late = at(5150, "agent", "suspicion")
+    assert links([*killed(5000), comes_back(5100)[0], late, *comes_back(5100)[1:]])[0][1] == ("restarted", 100)
+
+
+def test_only_what_ends_training_is_an_incident() -> None:
+    slow = [at(3000, "agent", "verdict", kind="slow"), at(3001, "agent", "plan", rung="observe")]
+    assert links(slow) == []
+    [[stage]] = links([*slow, at(9000, "agent", "plan", rung="swap")])
+    assert stage == ("plan", 0)

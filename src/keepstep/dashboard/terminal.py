@@ -76,7 +76,7 @@ def _incident_now(view: JobView) -> Iterator[RenderableType]:
     if view.incident is not None:
         began = view.incident.stages[0].event if view.incident.stages else None
         yield Text("Not back yet:" if began is None else f"Not back yet, since {clock(began.wall_ns)}:", style="bold yellow")
-        yield _chain(view.incident, began)
+        yield chain(view.incident, began)
 
 
 def _nodes(nodes: NodesView) -> Iterator[Text]:
@@ -201,10 +201,10 @@ def _recovery(number: int, recovery: Recovery, told: Story) -> RenderableType:
         title = Text(f"Failure {number}: the job ended {took} later", style="bold red")
     else:
         title = Text(f"Failure {number}: nothing has resumed yet", style="bold yellow")
-    return Group("", title, _chain(recovery, told.events[0]))
+    return Group("", title, chain(recovery, told.events[0]))
 
 
-def _chain(recovery: Recovery, began: Event | None) -> RenderableType:
+def chain(recovery: Recovery, began: Event | None) -> RenderableType:
     """Link by link: at which time since `began`, how long after the link before, and why."""
     made = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     for justify in ("left", "left", "right", "right"):
