@@ -81,6 +81,7 @@ def run(
     rack: Annotated[str | None, _own("--rack", "What this machine fails together with.")] = None,
     metrics_port: Annotated[int | None, _own("--metrics-port", "Serve Prometheus metrics on this port of every machine.")] = None,
     link_dead_s: Annotated[float | None, _own("--link-dead-s", "How long a machine may be silent before it counts as lost.")] = None,
+    hang_after_s: Annotated[float | None, _own("--hang-after-s", "No progress for so long is a hang; without it: learnt.")] = None,
 ) -> None:
     """Run a training script on this machine, or on several, and keep it alive: torchrun's arguments, every step protected."""
     given = dict(locals())

@@ -117,7 +117,8 @@ class Watch:
 
     def explain_exit(self, rank: int, code: int, message: str) -> Verdict:
         """Why it has ended; the verdict that had it killed, when one did. To be asked before `forget`."""
-        life, status = self._lives[rank], self._last.get(rank)
+        life = self._lives[rank]
+        status = self._status_of(rank, life) or self._last.get(rank)
         if life.verdict is not None and code in KILLED:
             return life.verdict
         peers = [other.pid for r, other in self._lives.items() if r != rank]
