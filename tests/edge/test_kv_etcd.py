@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import http.server
+import shutil
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from etcd3gw.lease import Lease
 
+from keepstep.edge import kv_etcd
 from keepstep.edge.kv_etcd import EtcdKV, _client
 from keepstep.errors import MeetingError
 from keepstep.model.launch import Etcd
@@ -62,9 +66,20 @@ def test_the_loss_of_etcds_own_leader_is_waited_out(members: Members) -> None:
         EtcdKV(members.etcd, "j/", outage_s=0.0)  # one of three decides nothing and says nothing
 
 
+def test_who_waits_is_woken_by_the_key_and_not_by_its_next_look(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_etcd, "WATCH_S", 1000.0)
+    kv = EtcdKV(members.etcd, "j/")
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(kv.another().wait, ["a", "b"], None)
+        for key in ("other", "b", "a"):
+            kv.swap(key, None, "x")
+            kv.read(["a"])
+        assert waiting.result(PATIENCE_S) == ["x", "x"]
+
+
 def test_without_etcd_both_are_told_where_it_was(members: Members) -> None:
     kv = EtcdKV(members.etcd, "j/", outage_s=0.5)
-    sentence = rf"expected an answer of etcd at 127\.0\.0\.1:{members.ports[0]}, found nothing for 0 s"
+    sentence = rf"expected an answer of etcd at 127\.0\.0\.1:{members.ports[0]}, found nothing for 0 s \(.*Connection refused"
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(kv.another().wait, ["k"], None)
         members.kill(0)
@@ -120,3 +135,20 @@ def test_something_else_at_the_endpoint_is_said() -> None:
 def test_no_proxy_is_asked(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", f"http://{HOST}:{free_ports(1)[0]}")
     assert EtcdKV(members.etcd, "j/", outage_s=0.0).swap("k", None, "x") == "x"
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl on this machine to make certificates with")
+def test_by_tls_both_ends_prove_who_they_are(tmp_path: Path) -> None:
+    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "2", "-subj", "/CN=test"]
+    subprocess.run([*made, "-addext", f"subjectAltName=IP:{HOST}"], check=True, capture_output=True)
+    members = Members(tmp_path, tls=["--cert-file", cert, "--key-file", key, "--client-cert-auth", "--trusted-ca-file", cert])
+    try:
+        kv = EtcdKV(replace(members.etcd, ca=cert, cert=cert, key=key), "j/")
+        assert kv.swap("k", None, "x") == "x" == kv.wait(["k"], PATIENCE_S)[0]  # type: ignore[index]
+        with pytest.raises(MeetingError, match="certificate verify failed"):
+            EtcdKV(replace(members.etcd, tls=True), "j/", outage_s=0.0)
+        with pytest.raises(MeetingError, match="SSL"):
+            EtcdKV(replace(members.etcd, ca=cert), "j/", outage_s=0.0)
+    finally:
+        members.stop()

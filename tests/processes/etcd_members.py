@@ -8,6 +8,7 @@ import socket
 import subprocess
 import time
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 from keepstep.model.launch import Etcd
@@ -30,14 +31,16 @@ def free_ports(count: int) -> list[int]:
 class Members:
     """Members 0 to count - 1; each can be killed and started again with what it had written."""
 
-    def __init__(self, room: Path, count: int = 1) -> None:
-        self.room = room
+    def __init__(self, room: Path, count: int = 1, tls: Sequence[str] = ()) -> None:
+        """`tls`: options of etcd's that make it speak TLS; then whoever asks has to wait by itself."""
+        self.room, self._tls = room, tls
         ports = free_ports(2 * count)
         self.ports, self._peers = ports[:count], ports[count:]
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         for number in range(count):
             self.start(number)
-        self.wait()
+        if not tls:
+            self.wait()
 
     @property
     def etcd(self) -> Etcd:
@@ -49,11 +52,11 @@ class Members:
         return ",".join(f"{HOST}:{port}" for port in self.ports)
 
     def start(self, number: int) -> None:
-        peer, client = f"http://{HOST}:{self._peers[number]}", f"http://{HOST}:{self.ports[number]}"
+        peer, client = f"http://{HOST}:{self._peers[number]}", f"http{'s' if self._tls else ''}://{HOST}:{self.ports[number]}"
         cluster = ",".join(f"m{n}=http://{HOST}:{port}" for n, port in enumerate(self._peers))
         where = ["--name", f"m{number}", "--data-dir", str(self.room / f"m{number}"), "--initial-cluster", cluster]
         where += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
-        where += ["--listen-client-urls", client, "--advertise-client-urls", client]
+        where += ["--listen-client-urls", client, "--advertise-client-urls", client, *self._tls]
         with open(self.room / f"m{number}.log", "ab") as log:
             self._running[number] = subprocess.Popen(["etcd", *where], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 

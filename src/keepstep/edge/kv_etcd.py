@@ -43,6 +43,7 @@ assert OUTAGE_S + WATCH_S < LEASE_S / 2, "who has waited out an outage finds the
 READ_AT_ONCE = 100  # etcd takes 128 operations in a transaction
 
 PASSES = (ConnectionFailedError, ConnectionTimeoutError, InternalServerError, requests.RequestException)
+OVERLOADED = '"code":8'  # gRPC's RESOURCE_EXHAUSTED, for which the library has no class; it passes too
 
 T = TypeVar("T")
 
@@ -141,24 +142,24 @@ class EtcdKV:
 
     def _ask(self, question: Callable[[Etcd3Client], T]) -> T:
         began, told = time.monotonic(), False
+        where = self._etcd.in_words()
         while True:
             for _ in self._clients:
                 try:
                     answer = question(self._clients[self._at])
-                except PASSES as error:
+                except (*PASSES, Etcd3Exception) as error:
                     found = _sentence(error)
+                    if not isinstance(error, PASSES) and OVERLOADED not in (error.detail_text or ""):
+                        raise MeetingError(f"{where}: expected an answer of etcd's, found {found}") from error
                     self._at = (self._at + 1) % len(self._clients)
-                except Etcd3Exception as error:
-                    raise MeetingError(f"{self._etcd.in_words()}: expected an answer of etcd's, found {_sentence(error)}") from error
                 else:
                     if told:
-                        self._tell(f"{self._etcd.in_words()} answers again after {time.monotonic() - began:.1f} s")
+                        self._tell(f"{where} answers again after {time.monotonic() - began:.1f} s")
                     return answer
             if time.monotonic() - began >= self._outage_s:
-                where = self._etcd.in_words()
                 raise MeetingError(f"expected an answer of {where}, found nothing for {self._outage_s:.0f} s ({found})")
             if not told:
-                self._tell(f"{self._etcd.in_words()} does not answer, asking again for {self._outage_s:.0f} s ({found})")
+                self._tell(f"{where} does not answer, asking again for {self._outage_s:.0f} s ({found})")
                 told = True
             time.sleep(RETRY_S)
 
@@ -186,4 +187,4 @@ def _sentence(error: Exception) -> str:
     text = getattr(error, "detail_text", None) or str(error) or type(error).__name__
     with contextlib.suppress(ValueError, KeyError, TypeError):
         text = json.loads(text)["error"]
-    return str(text).partition("\n")[0][:200]
+    return str(text).partition("(Caused by ")[2].removesuffix(")") or str(text)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import secrets
 import threading
 import time
@@ -210,7 +211,7 @@ class Several:
         return point
 
     def _open_kv(self) -> KV:
-        launch, prefix = self._launch, f"keepstep/{self._settings.job}/"
+        launch, prefix = self._launch, f"keepstep/{os.getuid()}/{self._settings.job}/"  # an etcd may have jobs of many users
         where = launch.etcd.in_words() if launch.etcd else in_words(self._endpoint)
         self._journal.record("meeting", f"job {self._settings.job}: {launch.nodes} nodes meet at {where}", endpoint=where)
         if launch.etcd:
