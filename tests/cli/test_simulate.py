@@ -129,6 +129,7 @@ def test_other_sizes_and_rates_of_a_cluster(cluster: str) -> None:
             "expected one value, except with --preset gemini-fig15, found 2,3",
         ),
         (("simulate", "--preset", "gemini-fig15", "--nodes", "many"), "found 'many'"),
+        (("simulate", "--preset", "gemini-fig15", "--policies", "copies:2"), "compares gemini, highfreq, strawman, found 'copies:2'"),
         (("simulate", "--preset", "gemini-fig15", "--nodes", "2.5"), "expected whole numbers of 1 or more, found '2.5'"),
         (("simulate", "--preset", "p4d-16", "--gpu-hour-cost", "-1"), "--gpu-hour-cost: expected 0 or more, found -1"),
         (("simulate", "--preset", "p4d-16", "--plot", "figure.pdf"), "expected a file that ends in .svg, .html, .png, found 'figure.pdf'"),

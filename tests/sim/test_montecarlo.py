@@ -105,6 +105,13 @@ def test_two_nodes_of_a_group_during_one_recovery_need_the_store() -> None:
     assert three.recovered == {"own": 0, "peers": 2, "store": 0}
 
 
+def test_until_the_copies_are_made_again_the_partner_must_not_go() -> None:
+    """Up again at 5000 + 5 + 600 + 1.5 + 60 s; two seconds later everything is held twice."""
+    plain = replace(CLUSTER, nodes_per_rack=0, failures=(NODE,))
+    assert walked("copies:2", (5000.0, NODE, 0), (5667.5, NODE, 1), cluster=plain).recovered["store"] == 1
+    assert walked("copies:2", (5000.0, NODE, 0), (5669.5, NODE, 1), cluster=plain).recovered["store"] == 0
+
+
 def test_in_the_ring_it_is_neighbours_that_hurt() -> None:
     """Of five nodes with two copies three are a ring, where any two are neighbours; with three copies all five, and three must go."""
     five = replace(FREE, nodes=5, nodes_per_rack=0, failures=(NODE,), memory_bytes=200e9)

@@ -57,6 +57,9 @@ def simulate(
     if plot is not None:
         figure.check(plot)
     if preset == PAPER and file is None:
+        if policies is not None:
+            systems = ", ".join(system.name for system in SYSTEMS)
+            raise ConfigError(f"--policies: expected none with --preset {PAPER}, which compares {systems}, found {policies!r}")
         _paper(whole_numbers(nodes, "--nodes"), numbers(failures_per_day, "--failures-per-day"), plot, json)
         return
     if gpu_hour_cost is not None and not gpu_hour_cost >= 0:
