@@ -167,6 +167,40 @@ def test_two_machines_that_were_switched_on_at_different_times_are_one_line() ->
     assert parts_ms(account([*there, *here])) == {"starting": 1000, "productive": 4990, "recovering": 3010, "idle": 1}
 
 
+def test_a_silence_longer_than_the_training_began_with_it() -> None:
+    told = at(2000, "verdict", "agent", kind="hang", silent_ns=60 * S_NS)
+    events = [*starts(), told, *comes_back(3000, step=-1, lost=0)[2:], *ends(4000)]
+    assert parts_ms(account(events)) == {"starting": 1000, "detecting": 1000, "recovering": 1000, "productive": 1000, "idle": 1}
+    assert entered(events).recovered() == (Recovered("hang", 2100 * MS_NS, 0),)
+
+
+def test_a_first_step_did_not_begin_before_the_leave_to_train() -> None:
+    step = at(3000, "next-step", "rank 0", step=10, duration_ns=60 * S_NS)
+    events = [*starts(), *dies(2000), at(2900, "resumed", step=9, source="memory", lost_steps=0, epoch=2), step, *ends(4000)]
+    assert parts_ms(account(events)) == {"starting": 1000, "productive": 2100, "recovering": 900, "idle": 1}
+
+
+def test_one_suspicion_is_the_beginning_of_one_incident() -> None:
+    go = [at(ms, "resumed", step=9, source="memory", lost_steps=0, epoch=epoch) for ms, epoch in ((3000, 2), (6000, 3))]
+    events = [*starts(), at(1900, "suspicion", "agent"), *dies(2000), go[0], *dies(5000), go[1], *ends(7000)]
+    assert parts_ms(account(events)) == {"starting": 1000, "productive": 3900, "detecting": 100, "recovering": 2000, "idle": 1}
+
+
+def test_what_another_node_says_later_about_the_same_return_is_not_lost_again() -> None:
+    late = [at(2990, "rank-joined", rank=2, pid=22), at(2995, "go", step=7, lost_steps=2, epoch=2)]
+    events = [*starts(), *dies(2000), *comes_back(3000, step=7, lost=2)[:3], *late, *ends(4000)]
+    assert sum(r.lost_steps for r in entered(events).recovered()) == 2
+
+
+def test_words_that_come_a_little_late_take_no_time_back() -> None:
+    events = [*starts(), *dies(2000), at(1990, "lost-notice", "rank 0", rank=1), *comes_back(3000, step=9, lost=0), *ends(4000)]
+    ledger = entered(events)
+    assert parts_ms(ledger.account()) == {"starting": 1000, "productive": 2000, "recovering": 1000, "idle": 1}
+    early = at(1500, "rank-exited", "agent", rank=0, code=-9)
+    ledger = entered([*starts(), at(1900, "skipped", "rank 0"), early])
+    assert parts_ms(ledger.account()) == {"starting": 1000, "productive": 900}
+
+
 def test_a_recovery_is_told_of_when_nothing_can_lengthen_it() -> None:
     ledger = entered([*starts(), *dies(2000), *comes_back(3000, step=8, lost=1)])
     place = ledger.axis.place
