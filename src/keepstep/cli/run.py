@@ -66,6 +66,7 @@ def run(
     rdzv_conf: Annotated[str, _torchrun("--rdzv-conf", "For etcd by TLS: protocol=https,cacert=PEM,cert=PEM,key=PEM.")] = "",
     standalone: Annotated[bool, _torchrun("--standalone", "Accepted: it is so without --nnodes.", hidden=True)] = False,
     monitor_interval: Annotated[float, _torchrun("--monitor-interval", "Accepted: nothing is polled.", hidden=True)] = 0.0,
+    standby: Annotated[int, _own("--standby", "Processes with torch imported that wait to take a dead rank's place: 0 or 1.")] = 1,
     job: Annotated[str | None, _own("--job", "Name of the job; the same name finds its own state again.")] = None,
     store: Annotated[str | None, _own("--store", "Directory or URL (s3://...) for checkpoints.")] = None,
     persist_every_steps: Annotated[int | None, _own("--persist-every-steps", "A checkpoint to the store every n steps.")] = None,
@@ -98,6 +99,8 @@ def build_launch(given: dict[str, Any], script_args: list[str]) -> Launch:
     nodes = _count_nodes(given["nnodes"], given["node_rank"])
     if given["max_restarts"] < 0:
         raise ConfigError(f"--max-restarts: expected 0 or more, found {given['max_restarts']}")
+    if given["standby"] not in (0, 1):
+        raise ConfigError(f"--standby: expected 0 or 1, found {given['standby']}")
     if not 0 <= given["master_port"] < 1 << 16:
         raise ConfigError(f"--master-port: expected 0 to 65535, found {given['master_port']}")
     etcd = _etcd(given["rdzv_backend"], given["rdzv_endpoint"], given["rdzv_conf"])
@@ -117,6 +120,7 @@ def build_launch(given: dict[str, Any], script_args: list[str]) -> Launch:
         redirects=given["redirects"],
         tee=given["tee"],
         shown_ranks=_ranks(given["local_ranks_filter"]),
+        standby=given["standby"],
         nodes=nodes,
         node_rank=given["node_rank"] if nodes > 1 else None,
         endpoint=endpoint,

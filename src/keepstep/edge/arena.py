@@ -98,8 +98,8 @@ class Slot:
         self._region.prefault()
 
     def _capacities(self) -> tuple[int, int]:
-        # The capacity is kept twice, so that one flipped bit cannot send a reader to wrong offsets; the page's checksum says which is right,
-        # so that a slot with a flipped bit there can be opened and mended like any other.
+        # The capacity is kept twice, so that one flipped bit cannot send a reader to wrong offsets. The page's checksum says which one is
+        # right: a slot with a flipped bit there can be opened, and mended like any other.
         view = self._region.view
         if len(view) < PAGE_BYTES:
             raise DamageError(f"{self._region.path}: expected a slot, found {len(view)} bytes")

@@ -127,7 +127,7 @@ class Agent:
         self._mesh_round: int | None = None  # by which the keeper knows it
         self._restarting: tuple[str, int, int] | None = None  # why, since when, and until when the ranks were killed
         self._regrouping_ns: int | None = None  # until when all ranks must have found together
-        self._began_regrouping_ns = 0
+        self._began_regrouping_ns: int | None = None
         self._ordered = True  # the ranks that stayed have been told where to meet
 
     def _listen_to_keeper(self) -> None:
@@ -220,9 +220,10 @@ class Agent:
         elif message["kind"] == "regrouped" and len(self.lines.regrouped) == self.launch.ranks and self._regrouping_ns is not None:
             self._regrouping_ns = None
             self._standby_soon()
-            took_ns = time.monotonic_ns() - self._began_regrouping_ns
-            why = f"all ranks of this node train on {human_ns(took_ns)} after one was lost"
-            self.journal.record("recovered", why, duration_ns=took_ns, attempt=self._place.attempt)
+            if self._began_regrouping_ns is not None:  # else this node is new here
+                took_ns = time.monotonic_ns() - self._began_regrouping_ns
+                why = f"all ranks of this node train on {human_ns(took_ns)} after one was lost"
+                self.journal.record("recovered", why, duration_ns=took_ns, attempt=self._place.attempt)
 
     def _standby_soon(self) -> None:
         if self._standby_wanted and self.lines.standby is None:

@@ -105,8 +105,8 @@ class Group(dist.ProcessGroup):
 
     def rebuild(self, store: Any, attempt: int, given_up: threading.Event) -> None:
         """Forget the present peers' sockets and find the new ones'. Blocks until all are there or `given_up` is set."""
-        _drop(self._inner)
-        self._inner = None
+        before, self._inner = [self._inner], None
+        threading.Thread(target=_drop, args=(before,), name="keepstep-drop", daemon=True).start()
         prefix = dist.PrefixStore(f"keepstep/{attempt}/{self._name}", store)
         made: list[Any] = []
 
@@ -379,8 +379,10 @@ def _transport(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     return group
 
 
-def _drop(inner: Any) -> None:
-    """gloo's is forgotten, it cannot be stopped; NCCL's is on the device and must be."""
+def _drop(held: list[Any]) -> None:
+    """Let go of the last reference, on a thread of its own: gloo waits there for whatever is under way, and from a machine that has
+    vanished nothing comes for as long as the group's timeout. NCCL's is on the device and must be stopped."""
+    inner = held.pop()
     if inner is not None and torch.device("cuda") in inner._device_types:
         inner._get_backend(torch.device("cuda")).abort()
 

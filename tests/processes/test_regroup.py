@@ -1,0 +1,192 @@
+"""Ranks that stay in their process when another one is lost, and end in the state of a training in which nobody was."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keepstep.edge.journal import read_journal
+from keepstep.edge.status import read_status
+from keepstep.model.events import Event
+
+pytestmark = pytest.mark.timeout(400)
+
+PATIENCE_S = 120.0
+STEPS = 400  # of 20 ms: the standby process is ready before they end
+PROGRAM = """
+import ctypes, hashlib, json, os, sys, time
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+import keepstep
+
+kind, steps, results, with_step = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4] == "with"
+torch.set_num_threads(1)
+keepstep.init_process_group()
+rank, world = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(7)
+model = nn.Sequential(nn.Linear(16, 31), nn.Tanh(), nn.Dropout(0.2), nn.Linear(31, 1))
+if kind == "fsdp":
+    mesh = init_device_mesh("cpu", (world,))
+    for layer in (model[0], model[3]):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+else:
+    model = nn.parallel.DistributedDataParallel(model, find_unused_parameters=world > 2)
+some = dist.new_group([0, world - 1])  # groups of part of the ranks are built anew as well
+optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+torch.manual_seed(7 + rank)
+job = keepstep.protect(model=model, optimizer=optimizer, seen=[])
+
+def body(step):
+    optimizer.zero_grad()
+    loss = model(torch.randn(8, 16)).square().mean()
+    loss.backward()
+    told = loss.detach().clone()
+    dist.all_reduce(told)
+    if rank in (0, world - 1):
+        dist.broadcast(told, 0, group=some)
+    parts = [None] * world
+    dist.all_gather_object(parts, (rank, int(step)))
+    assert parts == [(r, step) for r in range(world)], parts
+    optimizer.step()
+    job.state["seen"].append((int(step), float(told)))
+    time.sleep(0.02)
+
+for step in job.steps(steps):
+    if with_step:
+        with step:
+            body(step)
+    else:
+        body(step)
+
+def local(t):
+    return t.to_local() if isinstance(t, DTensor) else t
+
+tensors = [local(t) for t in model.state_dict().values()]
+tensors += [local(t) for s in optimizer.state.values() for t in s.values()] + [torch.get_rng_state()]
+digest = hashlib.sha256(b"".join(ctypes.string_at(t.contiguous().data_ptr(), t.nbytes) for t in tensors))
+digest.update(json.dumps(job.state["seen"]).encode())
+with open(f"{results}/rank-{rank}", "w") as file:
+    json.dump({"digest": digest.hexdigest(), "pid": os.getpid()}, file)
+os._exit(0) if job.close() is None else None
+"""
+
+
+class Running:
+    """`keepstep run` of the program on one node."""
+
+    def __init__(self, room: Path, kind: str, ranks: int, steps: int, mode: str, *options: str) -> None:
+        self.room, self.ranks = room, ranks
+        self.results, self.arena = room / "results", room / "arena"
+        for directory in (self.results, self.arena):
+            directory.mkdir(parents=True)
+        (room / "train.py").write_text(PROGRAM)
+        command = [sys.executable, "-m", "keepstep.cli.main", "run", "--job", "j", "--nproc-per-node", str(ranks)]
+        command += ["--arena-dir", str(self.arena), "--state-dir", str(room / "state"), *options]
+        command += [str(room / "train.py"), kind, str(steps), str(self.results), mode]
+        self.log = room / "log"
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+    def events(self, kind: str) -> list[Event]:
+        return [e for e in read_journal(self.room / "state" / "j" / "journal.jsonl") if e.kind == kind]
+
+    def until(self, look: Any) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not look():
+            assert self.process.poll() is None and time.monotonic() < deadline, self.log.read_text()[-3000:]
+            time.sleep(0.01)
+
+    def pid(self, rank: int) -> int:
+        status = read_status(self.arena / "keepstep-j", rank)
+        assert status is not None
+        return status.pid
+
+    def train_until(self, step: int) -> None:
+        def all_there() -> bool:
+            pages = [read_status(self.arena / "keepstep-j", rank) for rank in range(self.ranks)]
+            return all(page is not None and page.completed_step >= step for page in pages)
+
+        self.until(all_there)
+
+    def lose(self, rank: int, signum: int = signal.SIGKILL) -> None:
+        os.kill(self.pid(rank), signum)
+
+    def end(self) -> list[dict[str, Any]]:
+        code = self.process.wait(PATIENCE_S)
+        assert code == 0, self.log.read_text()[-3000:]
+        assert list(self.arena.iterdir()) == []
+        return [json.loads((self.results / f"rank-{rank}").read_text()) for rank in range(self.ranks)]
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(30)
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Any]:
+    runs: list[Running] = []
+
+    def start(kind: str, ranks: int, steps: int, mode: str = "with", *options: str) -> Running:
+        runs.append(Running(tmp_path / str(len(runs)), kind, ranks, steps, mode, *options))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        run.stop()
+
+
+@pytest.mark.parametrize(("kind", "ranks"), [("ddp", 2), ("ddp", 4), ("fsdp", 2)])
+def test_the_others_stay_in_their_process_and_the_end_is_the_same(started: Any, kind: str, ranks: int) -> None:
+    undisturbed = started(kind, ranks, STEPS, "with", "--standby", "0").end()
+    run = started(kind, ranks, STEPS)
+    run.train_until(15)
+    run.until(lambda: run.events("standby-ready"))
+    staying = [run.pid(rank) for rank in range(ranks)]
+    run.lose(1)
+    run.until(lambda: len(run.events("recovered")) == 1)
+    run.until(lambda: len(run.events("next-step")) == ranks)
+    run.lose(0)  # nothing is special about it; no process stands by yet
+    found = run.end()
+    assert [f["digest"] for f in found] == [u["digest"] for u in undisturbed]
+    assert [f["pid"] == before for f, before in zip(found, staying, strict=True)] == [False, False, *[True] * (ranks - 2)]
+    assert len(run.events("recovered")) == 2 and run.events("refused") == []
+    assert len(run.events("lost-notice")) == 2 * (ranks - 1) == len(run.events("regrouped"))
+    assert run.events("rank-respawned")[0].data["rank"] == 1
+    assert all(e.data["lost_steps"] <= 1 and e.data["source"] == "memory" for e in run.events("resumed")[1:])
+
+
+def test_two_at_once_and_one_more_while_they_find_together(started: Any) -> None:
+    undisturbed = started("ddp", 4, 100, "with", "--standby", "0").end()
+    run = started("ddp", 4, 100)
+    run.train_until(10)
+    run.lose(1)
+    run.lose(3)
+    run.until(lambda: len(run.events("lost-notice")) >= 2)
+    run.lose(2)
+    found = run.end()
+    assert [f["digest"] for f in found] == [u["digest"] for u in undisturbed]
+
+
+def test_without_a_body_that_can_be_given_up_all_start_anew(started: Any) -> None:
+    undisturbed = started("ddp", 2, 100, "without").end()
+    run = started("ddp", 2, 100, "without")
+    run.train_until(10)
+    before = run.pid(0)
+    run.lose(1)
+    found = run.end()
+    assert [f["digest"] for f in found] == [u["digest"] for u in undisturbed]
+    assert found[0]["pid"] != before and run.events("lost-notice") == [] and run.events("refused")
