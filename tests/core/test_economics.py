@@ -59,6 +59,8 @@ def test_the_store_alone_stalls_and_is_as_fast_as_it_can_be() -> None:
     found = charges(replace(CLUSTER, store_stall_s=25.0), Protection(None, 0.0), 0.0)
     assert found.own is found.peers is None and found.store == Tier(100.0, 100.0, 100.0)
     assert found.pace_ratio == 0.8 and found.memory_bytes == 0
+    assert charges(CLUSTER, Protection(None, 30.0), 0.0).store.interval_s == 100.0, "whatever is asked for"
+    assert charges(CLUSTER, Protection(None, 144.0), 0.0).store.interval_s == 150.0, "whole steps"
 
 
 def test_a_state_that_does_not_fit_is_refused_with_the_numbers() -> None:

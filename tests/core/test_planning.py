@@ -66,6 +66,41 @@ def test_the_expected_ratio_is_the_simulated_mean(cluster: Cluster) -> None:
         assert abs(candidate.effective_ratio - fmean(ratios)) < tolerance, (str(candidate.policy), candidate.effective_ratio, fmean(ratios))
 
 
+SILENT = (FailureKind("silent", Scope.RANK, 0.3, latency_s=3600.0),)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "policy"),
+    [
+        (PRESETS["p4d-1000"], "store:max"),  # saving holds up a seventh of the time
+        (PRESETS["p4d-1000"], "store:20m"),
+        (replace(PRESETS["p4d-16"], failures=SILENT), "copies:2/store:20m"),  # a fifth of the time is wrong
+        (replace(PRESETS["p4d-16"], failures=SILENT), "store:20m"),
+        (PRESETS["llama3-16384"], "copies:2"),
+        (PRESETS["gpus-100k"], "store:max"),
+    ],
+)
+def test_the_expected_ratio_where_one_part_of_it_is_large(cluster: Cluster, policy: str) -> None:
+    protection = parse_protection(policy)
+    (found,) = run(cluster, [prepare(cluster, protection)], 60.0, 20)
+    ratios = [outcome.effective_ratio for outcome in found]
+    assert abs(expected_ratio(cluster, protection) - fmean(ratios)) < 0.005 + half_width(ratios)
+
+
+def test_racks_apart_leave_the_store_to_silent_errors() -> None:
+    of_copies = next(c for c in planned(PRESETS["llama3-16384"]).candidates if c.policy.scheme == Copies(2))
+    silent_per_day = 6 / 54
+    assert silent_per_day <= of_copies.to_store_per_day < silent_per_day * 1.05
+
+
+def test_a_spare_that_would_help_but_costs_more_is_not_taken() -> None:
+    few = replace(PRESETS["p4d-16"], nodes=4, replacement_s=6 * 3600.0)
+    found = plan(few)
+    with_spare = next(c for c in found.candidates if c.policy.spares == found.spares_p99 and c.policy.scheme == found.chosen.policy.scheme)
+    assert found.spares_p99 == 1 and found.chosen.policy.spares == 0
+    assert with_spare.effective_ratio > found.chosen.effective_ratio + 0.01
+
+
 def test_no_store_interval_nearby_is_better() -> None:
     cluster = PRESETS["p4d-1000"]
     only_store = next(c for c in planned(cluster).candidates if c.policy.scheme is None)

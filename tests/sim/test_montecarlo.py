@@ -142,6 +142,18 @@ def test_a_silent_error_goes_back_to_before_it_began() -> None:
     assert again.lost_s > found.lost_s + 1000
 
 
+def test_a_silent_error_that_is_noticed_soon_finds_a_checkpoint_still_being_written() -> None:
+    """The store takes 100 s: of 1,150 s of work 1,100 were right, and the checkpoint of 1,000 s is the newest there is."""
+    soon = replace(SILENT, latency_s=50.0)
+    assert walked("copies:2/store:100s", (1200.0, soon, 0)).lost_s == pytest.approx(1200 * 100 / 101 - 1000, abs=1)
+
+
+def test_everybody_waits_for_the_node_that_comes_last() -> None:
+    slowly = replace(NODE, name="slowly", detection_s=600.0)
+    found = walked("copies:2", (5000.0, slowly, 0), (5010.0, NODE, 4), cluster=FREE)
+    assert found.down_s == pytest.approx(600 + 600 + 0.5 + 60, abs=0.01), "the second one's replacement is there long before"
+
+
 def test_a_hang_takes_longer_to_see() -> None:
     assert walked("copies:2", (1007.0, HANG, 3), cluster=FREE).down_s == pytest.approx(600 + 0.5 + 60, abs=0.01)
 
