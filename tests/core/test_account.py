@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.core.account import Account, Ledger, Recovered, Tempo, account
-from keepstep.core.signs import BACK, CLOSING, ON_THE_WAY, OPENING, READY, STEPPING
+from keepstep.core.signs import BACK, CLOSING, ON_THE_WAY, OPENING, READY, REFUTING
 from keepstep.model.events import Event
 from keepstep.model.units import MS_NS, S_NS
 
@@ -77,6 +77,8 @@ def test_a_suspicion_that_a_step_refutes_costs_nothing() -> None:
     false = [at(3000, "suspicion", "agent", rank=1), at(3500, "skipped", "rank 1", step=20)]
     late = [*starts(), *false, at(9000, "verdict", "agent", kind="hang"), *comes_back(9000 + 1000, 40, 0), *ends(11_000)]
     assert account(late).detecting_ns == 0
+    over = [*starts(), at(3000, "suspicion", "agent"), at(3500, "suspicion-over", "agent"), *dies(4000), *comes_back(5000, 29, 0)]
+    assert account(over).detecting_ns == 0
     slow = [*starts(), at(3000, "verdict", "agent", kind="slow"), at(3001, "plan", "agent", rung="observe"), *ends(5000)]
     assert parts_ms(account(slow)) == {"starting": 1000, "productive": 4000, "idle": 1}
 
@@ -221,7 +223,7 @@ def entered(events: list[Event]) -> Ledger:
 
 
 KINDS = [
-    *sorted(BACK | OPENING | CLOSING | ON_THE_WAY | READY | STEPPING),
+    *sorted(BACK | OPENING | CLOSING | ON_THE_WAY | READY | REFUTING),
     *("rank-exited", "rank-left", "rank-bye", "node-lost", "lost-notice", "suspicion", "verdict", "plan"),
     *("rank-attached", "summary", "persisted", "something-new"),
 ]

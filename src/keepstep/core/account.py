@@ -35,7 +35,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
 
-from keepstep.core.signs import BACK, CLOSING, ON_THE_WAY, OPENING, READY, STEPPING, cause_of, ends_training, is_about, number, silence_ns
+from keepstep.core.signs import BACK, CLOSING, ON_THE_WAY, OPENING, READY, REFUTING, cause_of, ends_training, is_about, number, silence_ns
 from keepstep.model.events import Event
 from keepstep.model.units import S_NS
 
@@ -185,7 +185,7 @@ class Ledger:
             self._parted_ns = at_ns
         elif kind == "rank-attached":
             self._reopened = None  # a keeper was replaced; the ranks never stopped
-        if kind in STEPPING:
+        if kind in REFUTING:
             self._suspected_ns = None
         self._hear_steps(event, at_ns)
         self._last_ns = at_ns

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from keepstep.core.account import SAME_CLOCK_NS
-from keepstep.core.signs import BACK, STEPPING, ends_training, is_about, is_failure
+from keepstep.core.signs import BACK, REFUTING, ends_training, is_about, is_failure
 from keepstep.model.events import Event
 
 REFUSED = {"damaged", "restore-failed", "fetch-failed", "checkpoint-damaged", "store-unreadable", "restore-refused", "slot-voided"}
@@ -30,6 +30,7 @@ LINKS: dict[str, tuple[str, tuple[str, ...]]] = {
     "suspicion": ("suspicion", ("suspicion",)),
     "verdict": ("verdict", ("verdict",)),
     "plan": ("plan", ("plan",)),
+    "stacks": ("action", ("stacks",)),
     "coordinator": ("action", ("coordinator",)),
     "told": ("action", ("lost-notice",)),
     "met": ("action", ("round-formed", "mesh")),  # the agents, or under a foreign launcher the ranks
@@ -155,8 +156,8 @@ def _recoveries(events: Sequence[Event]) -> list[Recovery]:
 
 
 def _first_doubt(window: Sequence[Event], sign: int) -> int:
-    """Where the incident that `sign` tells of began: with the first suspicion of it that no step refuted, if there is one."""
-    refuted = max((i for i, e in enumerate(window[:sign]) if e.kind in STEPPING), default=-1)
+    """Where the incident that `sign` tells of began: with the first suspicion of it that nothing refuted, if there is one."""
+    refuted = max((i for i, e in enumerate(window[:sign]) if e.kind in REFUTING), default=-1)
     suspicions = (i for i in range(refuted + 1, sign) if window[i].kind == "suspicion")
     return next((i for i in suspicions if is_about(0, window[sign], between_ns(window[i], window[sign]))), sign)
 
