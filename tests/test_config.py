@@ -100,7 +100,7 @@ def test_a_mapping_says_the_same_as_a_config(config: Config) -> None:
 
 def test_an_unknown_key_names_the_nearest_and_the_known() -> None:
     with pytest.raises(
-        ConfigError, match=r"unknown configuration key 'slot'; did you mean 'slots'\? \(known: arena_dir, grace_s, hang_after_s, host, job, "
+        ConfigError, match=r"unknown configuration key 'slot'; did you mean 'slots'\? \(known: arena_dir, grace_s, hang_after_s, host, "
     ):
         resolved({"slot": 3})
 
