@@ -25,7 +25,7 @@ def seen(rank: int, stalled_s: float = 0.1, quiet_s: float | None = None, **chan
     quiet_s = stalled_s if quiet_s is None else quiet_s
     fresh = Evidence(
         **{"rank": rank, "node": rank // 2, "phase": Phase.STEP, "has_page": True, "completed_step": 9, "step": 10, "collective": 100},
-        **{"op": "", "state": "asleep", "wchan": "futex_do_wait", "cpu_ratio": 0.0, "stalled_ns": int(stalled_s * S_NS)},
+        **{"state": "asleep", "wchan": "futex_do_wait", "cpu_ratio": 0.0, "stalled_ns": int(stalled_s * S_NS)},
         **{"quiet_ns": int(quiet_s * S_NS), "stopped_ns": 0, "late_ns": 10 * S_NS, "asleep_ns": 120 * S_NS, "busy_ns": 600 * S_NS},
     )
     return replace(fresh, **changes)
@@ -52,12 +52,13 @@ def verdict_of(evidence: list[Evidence], world_size: int | None = None) -> Verdi
         (seen(2, 130, collective=99), "deadlocked", Strength.ABSENCE),
         (seen(2, 130, completed_step=8, step=9), "deadlocked", Strength.ABSENCE),
         (seen(2, 130, has_page=False, completed_step=-1, collective=0), "deadlocked", Strength.ABSENCE),
-        (seen(2, 130, collective=99, state="uninterruptible"), "unkillable", Strength.ABSENCE),
+        (seen(2, 130, collective=99, state="uninterruptible"), "slow", Strength.ABSENCE),
+        (seen(2, 601, collective=99, state="uninterruptible"), "unkillable", Strength.ABSENCE),
         (seen(2, 130, 20, collective=99), "slow", Strength.ABSENCE),
         (seen(2, 130, 0, collective=99, state="running", cpu_ratio=1.0), "slow", Strength.ABSENCE),
         (seen(2, 601, 0, collective=99, state="running", cpu_ratio=1.0), "hang", Strength.ABSENCE),
         (seen(2, 601, 0, state="running", cpu_ratio=1.0), "hang", Strength.STATISTICS),
-        (seen(2, 130, state="uninterruptible"), "unkillable", Strength.STATISTICS),
+        (seen(2, 601, state="uninterruptible"), "unkillable", Strength.STATISTICS),
         (seen(2, 130, op="broadcast"), "deadlocked", Strength.STATISTICS),
         (seen(2, 130, waits=False), "deadlocked", Strength.STATISTICS),
         (seen(2, 130, stack="another"), "deadlocked", Strength.STATISTICS),
@@ -92,6 +93,14 @@ def test_all_that_compute_are_evaluating_unless_the_user_knows_better() -> None:
     evidence = [seen(rank, 7200, 0, state="running", cpu_ratio=1.0) for rank in range(4)]
     assert verdict_of(evidence).kind == "slow"
     assert diagnose(evidence, 4, derive(hang_after_s=7000))[0].kind == "hang"
+
+
+def test_the_only_rank_has_nobody_to_be_compared_with() -> None:
+    """It may export the model for an hour, and nobody waits."""
+    assert verdict_of([seen(0, 7200, 0, state="running", cpu_ratio=1.0)]).kind == "slow"
+    done = [seen(rank, 7200, phase=Phase.DONE, state="gone") for rank in (1, 2, 3)]
+    assert verdict_of([seen(0, 7200, 0, state="running", cpu_ratio=1.0), *done]).kind == "slow"
+    assert verdict_of([seen(0, 601)]).kind == "hang"
 
 
 def test_ranks_of_nodes_not_heard_of_may_be_at_fault_as_well() -> None:

@@ -51,7 +51,7 @@ MEANINGS = {
     "late_ns": f"no progress: a suspicion, and at least {LATE_MEDIANS} median steps",
     "asleep_ns": f"no progress, no processor time and no byte moved: hung, and at least {ASLEEP_TAILS} times the slowest steps (P99.9)",
     "busy_ns": f"no progress though something runs: a hang, and at least {BUSY_TAILS} times the slowest steps",
-    "grace_asleep_ns": "the same in the first step, evaluation, persist and restore, quiet",
+    "grace_asleep_ns": "the same in the first step, evaluation, persist and restore; and of ranks stuck in the kernel, or all alike",
     "grace_busy_ns": "and while something runs (a compiler does)",
     "kill_ns": "from SIGKILL until a process that is still there counts as stuck in the kernel",
     "link_dead_ns": "a link between nodes that stays away: the node is lost (`link_dead_s`)",

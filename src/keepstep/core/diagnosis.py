@@ -50,21 +50,32 @@ def diagnose(evidence: Sequence[Evidence], world_size: int, deadlines: Deadlines
     if not any(e.has_page for e in living) or any(e.state == "traced" for e in living):
         return []  # not ours to judge; or a debugger holds it, and whoever sits there knows
     # The most patient phase that anybody is in counts for all: they may wait for that one.
-    limits = _Limits(max(e.late_ns for e in living), max(e.asleep_ns for e in living), max(e.busy_ns for e in living))
+    limits = _limits(living, deadlines)
     blame = _blame(living)
     if min(e.stalled_ns for e in blame.ranks) < limits.late_ns:
         return []  # who is waited for still moves
     unheard = world_size - len(found)
     if unheard > 0 or not blame.is_narrow:
-        return [_nobody(blame.ranks, living, unheard, limits, deadlines)]
+        return [_nobody(blame.ranks, living, unheard, limits)]
     return [_judged(e, blame, limits) for e in blame.ranks]
 
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
+    """`blunt_ns`: of quiet, where a verdict helps little: nobody in particular, or the kernel is still writing. `judges_work`: the user
+    has said when all ranks together count as hung though they compute."""
+
     late_ns: int
     asleep_ns: int
+    blunt_ns: int
     busy_ns: int
+    judges_work: bool
+
+
+def _limits(living: list[Evidence], deadlines: Deadlines) -> _Limits:
+    asleep_ns = max(e.asleep_ns for e in living)
+    blunt_ns = max(asleep_ns, deadlines.grace_asleep_ns) if deadlines.learns else asleep_ns
+    return _Limits(max(e.late_ns for e in living), asleep_ns, blunt_ns, max(e.busy_ns for e in living), not deadlines.learns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +101,6 @@ def _blame(living: list[Evidence]) -> _Blame:
         else:
             how = f"has entered collective {least[1]}, the others {max(e.collective for e in others)}"
         return _Blame(behind, Strength.ABSENCE, how)
-    if len(living) == 1:
-        return _Blame(living, Strength.ABSENCE, "is the only rank")
     return _odd_one(living)
 
 
@@ -126,7 +135,7 @@ def _stopped(e: Evidence) -> Verdict:
     why = (
         f"rank {e.rank} is {how} in step {e.step}: so at every look for {human_ns(e.stopped_ns)}, no progress for {human_ns(e.stalled_ns)}"
     )
-    return Verdict("stopped", "rank", e.rank, e.node, e.state, Strength.FACT, why)
+    return Verdict("stopped", "rank", e.rank, e.node, e.state, Strength.FACT, why, e.stalled_ns)
 
 
 def _judged(e: Evidence, blame: _Blame, limits: _Limits) -> Verdict:
@@ -135,38 +144,41 @@ def _judged(e: Evidence, blame: _Blame, limits: _Limits) -> Verdict:
     doing = f"at {e.cpu_ratio:.0%} of a core"
     quiet = f"no processor time and no byte moved for {human_ns(e.quiet_ns)}"
     asleep = f"{e.state}{f' in {e.wchan}' if e.wchan else ''}"
-    if e.quiet_ns >= limits.asleep_ns:
-        kind: Kind = "unkillable" if e.state == "uninterruptible" else "deadlocked"
-        why = f"rank {e.rank} is stuck {where} (limit {_seconds(limits.asleep_ns)}), {quiet}, {asleep}; it {blame.how}"
-        return Verdict(kind, "rank", e.rank, e.node, e.state, blame.strength, why)
+    is_in_kernel = e.state == "uninterruptible"
+    quiet_limit_ns = limits.blunt_ns if is_in_kernel else limits.asleep_ns
+    if e.quiet_ns >= quiet_limit_ns:
+        kind: Kind = "unkillable" if is_in_kernel else "deadlocked"
+        why = f"rank {e.rank} is stuck {where} (limit {_seconds(quiet_limit_ns)}), {quiet}, {asleep}; it {blame.how}"
+        return Verdict(kind, "rank", e.rank, e.node, e.state, blame.strength, why, e.stalled_ns)
     is_quiet = e.quiet_ns >= limits.late_ns
     if e.stalled_ns >= limits.busy_ns:
         state = e.state if is_quiet else "spinning"
         why = f"rank {e.rank} hangs {where} (limit {_seconds(limits.busy_ns)}), {quiet if is_quiet else doing}, {asleep}; it {blame.how}"
-        return Verdict("hang", "rank", e.rank, e.node, state, blame.strength, why)
-    limit_ns = limits.asleep_ns if is_quiet else limits.busy_ns
+        return Verdict("unkillable" if is_in_kernel else "hang", "rank", e.rank, e.node, state, blame.strength, why, e.stalled_ns)
+    limit_ns = quiet_limit_ns if is_quiet else limits.busy_ns
     why = (
         f"rank {e.rank} is late {where} (expected {_seconds(limits.late_ns)}), {quiet if is_quiet else doing}, {asleep}; it {blame.how}; "
         f"called hung after {_seconds(limit_ns)}"
     )
-    return Verdict("slow", "rank", e.rank, e.node, e.state, blame.strength, why)
+    return Verdict("slow", "rank", e.rank, e.node, e.state, blame.strength, why, e.stalled_ns)
 
 
-def _nobody(ranks: list[Evidence], living: list[Evidence], unheard: int, limits: _Limits, deadlines: Deadlines) -> Verdict:
+def _nobody(ranks: list[Evidence], living: list[Evidence], unheard: int, limits: _Limits) -> Verdict:
     """Nobody in particular: all alike, or some that nobody has heard of.
 
     Restarting everybody is blunt, so it takes longer; and while all compute, an evaluation that nobody announced is likelier than a hang.
     """
     stalled_ns, quiet_ns = min(e.stalled_ns for e in ranks), min(e.quiet_ns for e in ranks)
     who = f"{unheard} ranks are not heard of" if unheard > 0 else f"all {len(living)} ranks look alike"
+    if len(living) == 1 and unheard <= 0:
+        who = "no other rank runs to compare with"
     why = f"no progress for {human_ns(stalled_ns)} in step {min(e.step for e in ranks)}, {human_ns(quiet_ns)} of it quiet, and {who}"
-    limit_ns = max(limits.asleep_ns, deadlines.grace_asleep_ns)
-    if not deadlines.learns:
-        limit_ns, quiet_ns = limits.busy_ns, stalled_ns
-    if quiet_ns >= limit_ns:
-        return Verdict("hang", "job", None, None, "unknown", Strength.STATISTICS, f"the job hangs: {why} (limit {_seconds(limit_ns)})")
-    why = f"the job is late: {why}; called hung after {_seconds(limit_ns)}{' of quiet' if deadlines.learns else ''}"
-    return Verdict("slow", "job", None, None, "unknown", Strength.STATISTICS, why)
+    limit_ns = limits.busy_ns if limits.judges_work else limits.blunt_ns
+    if (stalled_ns if limits.judges_work else quiet_ns) >= limit_ns:
+        why = f"the job hangs: {why} (limit {_seconds(limit_ns)})"
+        return Verdict("hang", "job", None, None, "unknown", Strength.STATISTICS, why, stalled_ns)
+    why = f"the job is late: {why}; called hung after {_seconds(limit_ns)}{'' if limits.judges_work else ' of quiet'}"
+    return Verdict("slow", "job", None, None, "unknown", Strength.STATISTICS, why, stalled_ns)
 
 
 # -- exits

@@ -70,7 +70,6 @@ class Evidence:
     completed_step: int
     step: int
     collective: int
-    op: str
     state: State
     wchan: str
     cpu_ratio: float
@@ -82,6 +81,7 @@ class Evidence:
     busy_ns: int
     stack: str = ""
     waits: bool | None = None
+    op: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "phase": int(self.phase)}
@@ -110,6 +110,7 @@ DEADLY = frozenset({"hang", "stopped", "deadlocked", "unkillable"})
 class Verdict:
     """What happened, to whom, and how that is known. `culprit` None: nobody in particular, and `scope` is then `job`.
 
+    stalled_ns: for how long nothing had gone on when this was found.
     `state` is the culprit's (`stopped`, `frozen`, `asleep`, `spinning`, `uninterruptible`), of an exit its signal or code in words.
     """
 
@@ -120,6 +121,7 @@ class Verdict:
     state: str
     strength: Strength
     why: str
+    stalled_ns: int = 0
 
     @property
     def is_deadly(self) -> bool:

@@ -75,11 +75,12 @@ class Watch:
         self._saving: Future[None] | None = None  # of the stall there is
         self._saving_since_ns = 0
         self._others: list[Evidence] = []
-        self._suspected: str | None = None  # what the journal has been told
-        self._told_job = self._posted = self._alone = False
+        self._suspected: set[tuple[str, int | None]] = set()  # what the journal has been told
+        self._has_looked = self._told_job = self._posted = self._alone = False
 
     def begin(self, ranks: Mapping[int, int], now_ns: int) -> None:
-        """These ranks (rank: pid) have just been started; whatever was known of their lives before is over. Others that live are kept."""
+        """These ranks (by their number in the job: pid) have just been started; what was known of their lives before is over. Others that
+        live are kept."""
         for rank in [r for r, life in self._lives.items() if process.read_process(life.pid).state == "gone"]:
             self.forget(rank)
         for rank, pid in ranks.items():
@@ -87,7 +88,8 @@ class Watch:
             self._lives[rank] = _Life(pid, counter, memory.read_counter(counter), memory.machine_oom_kills())
             self._last.pop(rank, None)
             self._progress.begin(rank, now_ns)
-        self._others, self._saving, self._told_job = [], None, False
+        self._looking = self._saving = None  # what they will bring is about the lives before
+        self._others, self._suspected, self._told_job = [], set(), False
 
     def forget(self, rank: int) -> None:
         """It has exited, and `explain_exit` has been asked."""
@@ -111,8 +113,9 @@ class Watch:
             return []
         evidence = [*self._progress.evidence(now_ns), *self._others]
         verdicts = diagnose(evidence, self._world_size(len(evidence)), self._deadlines)
+        if self._has_looked:
+            self._suspect(verdicts)
         self._look_closer(now_ns)
-        self._suspect(verdicts)
         return self._tell([v for v in verdicts if v.is_deadly], now_ns)
 
     def explain_exit(self, rank: int, code: int, message: str) -> Verdict:
@@ -151,7 +154,7 @@ class Watch:
     def _take_look(self, now_ns: int) -> None:
         if self._looking is None or not self._looking.done():
             return
-        look, self._looking = self._looking, None
+        look, self._looking, self._has_looked = self._looking, None, True
         if (error := look.exception()) is not None:  # it has found nothing; that is no evidence of anything
             self._journal.record("watch-blind", f"a look at the ranks failed ({error!r})", logging.WARNING)
             return
@@ -188,7 +191,7 @@ class Watch:
         except (OSError, ValueError) as error:
             if not self._alone:
                 self._alone = True
-                why = f"what other nodes see cannot be had ({error}): only stopped ranks are named"
+                why = f"what other nodes see cannot be had ({error}): of single ranks only stopped ones are named"
                 self._journal.record("watch-alone", why, logging.WARNING)
             return []
 
@@ -200,19 +203,18 @@ class Watch:
     def _suspect(self, verdicts: list[Verdict]) -> None:
         """Into the journal, once for each thing that is suspected."""
         for verdict in verdicts:
-            about = f"{verdict.kind} {verdict.culprit}"
-            if about != self._suspected and (not verdict.is_deadly or verdict.culprit not in self._lives):
-                self._suspected = about
+            about = (verdict.kind, verdict.culprit)
+            if about not in self._suspected and (not verdict.is_deadly or verdict.culprit not in self._lives):
+                self._suspected.add(about)
                 where = f" on node {verdict.node}" if verdict.node not in (None, self._node) else ""
-                self._journal.record(
-                    "suspicion", f"{verdict.why}{where}", logging.WARNING, rank=verdict.culprit, state=verdict.state, verdict=verdict.kind
-                )
+                about_it = {"rank": verdict.culprit, "state": verdict.state, "verdict": verdict.kind, "stalled_ns": verdict.stalled_ns}
+                self._journal.record("suspicion", f"{verdict.why}{where}", logging.WARNING, **about_it)
 
     def _calm(self) -> None:
-        if self._suspected is not None:
+        if self._suspected:
             self._journal.record("suspicion-over", "all ranks of this node go on: what was suspected has not come true")
-            self._suspected = None
-        self._saving = None
+            self._suspected = set()
+        self._saving, self._has_looked = None, False
         if self._posted and self._looking is None:
             self._posted, self._others = False, []
             _on_a_thread(self._exchange, "")

@@ -1,4 +1,4 @@
-"""Counters of processes killed for want of memory: found for a real process, read from files of both kinds, unknown where there are none."""
+"""Counters of processes killed for want of memory: found for a real process, read from files of both kinds, unknown without one."""
 
 from __future__ import annotations
 
