@@ -15,7 +15,7 @@ help:
 	@echo "make demo     kill a training job and watch it go on: about a minute"
 	@echo "make check    lint, types and the quick tests: under a minute"
 	@echo "make test     every test: under ten minutes"
-	@echo "make bench    what saving every step costs, and what redundancy across nodes reaches"
+	@echo "make bench    what saving every step costs, what redundancy reaches, how long a killed rank is missed"
 	@echo "make clean    remove .venv and everything built"
 
 install: $(INSTALLED)
@@ -49,6 +49,7 @@ test: $(INSTALLED)
 bench: $(INSTALLED)
 	@$(BIN)/python benchmarks/stall.py
 	@$(BIN)/python benchmarks/redundancy.py --quick
+	@$(BIN)/python benchmarks/recovery.py --quick
 
 clean:
 	rm -rf .venv build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
