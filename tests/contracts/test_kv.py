@@ -11,7 +11,7 @@ import pytest
 from keepstep.edge.kv_etcd import EtcdKV
 from keepstep.edge.torch.kv_embedded import EmbeddedKV, meet_embedded
 from keepstep.ports import KV
-from tests.processes.etcd_members import HOST, MISSING, Members, free_ports
+from keepstep.testing.etcd import HOST, MISSING, Members, free_ports
 
 PATIENCE_S = 60.0
 Client = Callable[[str], KV]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from keepstep.core.deadlines import Deadlines
 from keepstep.core.diagnosis import diagnose
@@ -36,13 +36,6 @@ class Fault:
     rank: int
     at_s: float
     state: State  # stopped, frozen, asleep, uninterruptible, running (spinning)
-
-
-@dataclass(frozen=True)
-class Counted(RankStatus):
-    """A page that also counts collectives."""
-
-    collective: int = 0
 
 
 @dataclass(frozen=True)
@@ -104,9 +97,9 @@ class HealthyJob:
             state = fault.state
         if state == "running":
             self._cpu_ns[rank] += S_NS // 2
-        said = {name: getattr(BLANK, name) for name in BLANK.__dataclass_fields__}
-        said |= {"rank": rank, "world_size": self.ranks, "epoch": 1, "phase": phase, "step": self.step, "completed_step": self.step - 1}
-        return Counted(**said, collective=self.step + waits if self._counts else 0), ProcessSample(state, self._cpu_ns[rank], 4)
+        entered = self.step + waits if self._counts else 0
+        page = replace(BLANK, rank=rank, world_size=self.ranks, epoch=1, phase=phase, collective=entered)
+        return replace(page, step=self.step, completed_step=self.step - 1), ProcessSample(state, self._cpu_ns[rank], 4)
 
 
 def watch(job: HealthyJob, deadlines: Deadlines, hours: float, fault: Fault | None = None) -> Iterator[tuple[int, Verdict]]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.core.rounds import assign, disagreement, keepers_round, members_of, missing
+from keepstep.core.rounds import Silence, assign, disagreement, keepers_round, members_of, missing
 from keepstep.model.mesh import Member, Mesh
 from keepstep.model.rounds import Arrival, Verdict, arrival_from_text, verdict_from_text
 
@@ -61,6 +61,17 @@ def test_who_came_and_did_not_answer_is_named_by_its_node() -> None:
     arrivals = [arrival("a", node=2), arrival("b", node=0), arrival("c")]
     assert missing(arrivals, [True, True, False]) == "node 1 on host-c"
     assert missing(arrivals, [False, True, False]) == "node 2 on host-a and node 1 on host-c"
+
+
+def test_who_says_nothing_new_is_gone() -> None:
+    silence = Silence(10)
+    assert silence.gone({0: None, 1: "a"}, 0) == []
+    assert silence.gone({0: None, 1: "b"}, 9) == []
+    assert silence.gone({0: None, 1: "b"}, 10) == [0], "it never said anything"
+    assert silence.gone({0: "x", 1: "b"}, 18) == []
+    assert silence.gone({1: "b"}, 19) == [1]
+    assert silence.gone({0: "x", 1: "b"}, 28) == [1], "nobody listened to 0 in between: it begins anew"
+    assert silence.gone({0: "x", 1: "c"}, 38) == [0]
 
 
 @given(st.lists(st.lists(st.integers(-1, 9), min_size=3, max_size=3), min_size=1, max_size=6), st.integers(0, 9))

@@ -19,7 +19,7 @@ from keepstep.edge import kv_etcd
 from keepstep.edge.kv_etcd import EtcdKV, _client
 from keepstep.errors import MeetingError
 from keepstep.model.launch import Etcd
-from tests.processes.etcd_members import HOST, MISSING, Members, free_ports
+from keepstep.testing.etcd import HOST, MISSING, Members, free_ports
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 PATIENCE_S = 60.0

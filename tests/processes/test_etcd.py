@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from keepstep.model.events import Event
-from tests.processes.etcd_members import MISSING, Members
+from keepstep.testing.etcd import MISSING, Members
 from tests.processes.test_run_nodes import Begin, Machines, Node, machines, until
 
 __all__ = ["machines"]  # the fixture
@@ -30,7 +30,7 @@ def etcd(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Members]:
 
 
 def start(job: Machines, etcd: Members) -> Node:
-    return job.start("--rdzv-backend", "etcd", "--rdzv-endpoint", etcd.endpoint)
+    return job.start("--rdzv-backend", "etcd", "--rdzv-endpoint", etcd.endpoint, "--link-dead-s", "2")
 
 
 def start_two(job: Machines, etcd: Members) -> tuple[Node, Node]:
@@ -62,19 +62,10 @@ def one_an_epoch(*nodes: Node) -> bool:
     return epochs == dict.fromkeys(range(1, len(epochs) + 1), 1)
 
 
-def restart(etcd: Members) -> None:
-    etcd.kill(0)
-    etcd.start(0)
-
-
-def lose_leader(etcd: Members) -> None:
-    etcd.kill(etcd.leader())
-
-
 @pytest.mark.parametrize(
     ("etcd", "disturb"),
-    [(1, lambda _: None), (1, restart), (3, lose_leader)],
-    ids=["nothing else happens", "etcd restarts", "etcd loses its leader"],
+    [(1, lambda _: None), (3, lambda etcd: etcd.kill(etcd.leader()))],
+    ids=["nothing else happens", "etcd loses its leader"],
     indirect=["etcd"],
 )
 def test_a_killed_rank_comes_back(machines: Begin, etcd: Members, disturb: Callable[[Members], None]) -> None:
@@ -142,6 +133,21 @@ def test_a_coordinator_that_stood_still_follows_its_successor(machines: Begin, e
     kill_rank(job, 1)
     ended_well(*nodes)
     assert one_an_epoch(*nodes)
+
+
+def test_an_agent_alone_may_die_and_who_is_left_does_not_wait_for_its_word(machines: Begin, etcd: Members) -> None:
+    job = machines('echo $$ > "pid-$RANK"; [ "$KEEPSTEP_ATTEMPT" = 0 ] && until_there go; echo "$KEEPSTEP_ATTEMPT" > "ended-$RANK"')
+    nodes = start_two(job, etcd)
+    until(lambda: job.out("pid-0") and job.out("pid-1"), "both ranks")
+    nodes[0].agent.kill()
+    until(lambda: led(nodes[1]), "node 1 as coordinator")
+    assert not nodes[1].events("round-wanted"), "its ranks train on"
+    job.allow("go")
+    sentence = "told the other nodes about round 0: the others' ranks ended well, and nobody can say it of node 0 on 127.0.0.11: "
+    assert nodes[1].wait_for("round-wanted").why.startswith(sentence)
+    replacement = start(job, etcd)
+    ended_well(nodes[1], replacement)
+    assert [job.out(f"ended-{rank}") for rank in range(2)] == ["1\n", "1\n"]
 
 
 def test_a_job_whose_agents_all_died_at_once_is_started_again(machines: Begin, etcd: Members) -> None:

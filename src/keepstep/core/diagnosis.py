@@ -92,8 +92,10 @@ def _blame(living: list[Evidence]) -> _Blame:
     behind = [e for e in living if not e.has_page]
     if behind and len(behind) < len(living):
         return _Blame(behind, Strength.ABSENCE, f"has no status page, {len(living) - len(behind)} others do")
-    least = min((e.completed_step, e.collective) for e in living)
-    behind = [e for e in living if (e.completed_step, e.collective) == least]
+    counts = _are_comparable(living)
+    position = {e.rank: (e.completed_step, e.collective if counts else 0) for e in living}
+    least = min(position.values())
+    behind = [e for e in living if position[e.rank] == least]
     if len(behind) < len(living):
         others = [e for e in living if e not in behind]
         if all(e.completed_step > least[0] for e in others):
@@ -104,9 +106,16 @@ def _blame(living: list[Evidence]) -> _Blame:
     return _odd_one(living)
 
 
+def _are_comparable(living: list[Evidence]) -> bool:
+    """Whether all enter equally many collectives a step, as far as that shows: stages of a pipeline do not. Steps are seen at ticks, so a
+    count may be off by what one step has."""
+    known = [e for e in living if e.counted_steps > 0]
+    most = max((e.counted / e.counted_steps for e in known), default=0.0)
+    return all(abs(most - e.counted / e.counted_steps) <= 2 * most / min(k.counted_steps for k in known) for e in known)
+
+
 # What sets one of several equals apart, the most telling first.
 _SIGNS: tuple[tuple[Callable[[Evidence], Hashable], str], ...] = (
-    (lambda e: e.op, "is in another collective operation than the others"),
     (lambda e: e.waits, "is not where the others wait for each other"),
     (lambda e: e.state == "uninterruptible", "is the only one stuck in the kernel"),
     (lambda e: e.quiet_ns < e.late_ns, "does something else than the others"),

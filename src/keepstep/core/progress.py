@@ -120,6 +120,7 @@ class _Track:
     group: tuple[int, GroupSample] | None = None
     wchan: str = ""
     stack: Stack = UNKNOWN_STACK
+    counted_from: tuple[int, int] = (0, 0)  # completed step and collective: what a step's count is measured from
 
     @property
     def phase(self) -> Phase:
@@ -169,7 +170,7 @@ class Progress:
         track = self._tracks[rank]
         before, track.status, track.sample = track.status, status, sample
         if status is not None:
-            mark = (status.epoch, status.phase, status.step, status.completed_step, int(getattr(status, "collective", 0)))
+            mark = (status.epoch, status.phase, status.step, status.completed_step, status.collective)
             if mark != track.mark:
                 track.mark, track.since_ns = mark, now_ns
                 self._advanced(rank, before, status, now_ns)
@@ -211,6 +212,8 @@ class Progress:
         tells = rank == min(r for r, t in self._tracks.items() if not t.exited)
         if before is None or before.epoch != status.epoch:  # a new life, or a rollback
             track.step_since_ns, track.spoilt, track.first = now_ns, True, True
+        if before is None or status.collective < before.collective or status.completed_step < before.completed_step:
+            track.counted_from = (status.completed_step, status.collective)
         if before is not None and before.phase != status.phase:
             if before.phase not in STEPPING and before.phase != Phase.DONE and track.stopped_since_ns is None:
                 self.rhythm.learn_phase(before.phase, now_ns - track.phase_since_ns)
@@ -247,8 +250,7 @@ class Progress:
             has_page=status is not None,
             completed_step=status.completed_step if status else -1,
             step=status.step if status else -1,
-            collective=int(getattr(status, "collective", 0)),
-            op=str(getattr(status, "collective_op", "")),
+            collective=status.collective if status else 0,
             state="gone" if track.exited else track.sample.state,
             wchan=track.wchan or track.sample.wchan,
             cpu_ratio=round(track.cpu_ratio, 3),
@@ -258,6 +260,8 @@ class Progress:
             late_ns=patience.late_ns,
             asleep_ns=patience.asleep_ns,
             busy_ns=patience.busy_ns,
+            counted_steps=status.completed_step - track.counted_from[0] if status else 0,
+            counted=status.collective - track.counted_from[1] if status else 0,
             stack=track.stack.digest,
             waits=track.stack.waits,
         )

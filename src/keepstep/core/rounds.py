@@ -9,7 +9,8 @@ place in the job stays, and a newcomer takes the id of the node that is missing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from keepstep.model.mesh import Member
 from keepstep.model.rounds import Arrival
@@ -42,6 +43,22 @@ def missing(arrivals: Sequence[Arrival], ready: Sequence[bool]) -> str:
     """The nodes that came and have not answered to their place, in words."""
     late = [f"node {node} on {a.host}" for node, a, answered in zip(assign(arrivals), arrivals, ready, strict=True) if not answered]
     return " and ".join(late)
+
+
+@dataclass
+class Silence:
+    """Who says nothing new for so long that it counts as gone. Judged by one clock, that of the one who listens."""
+
+    limit_ns: int
+    _heard: dict[int, tuple[str | None, int]] = field(default_factory=dict)
+
+    def gone(self, said: Mapping[int, str | None], now_ns: int) -> list[int]:
+        """Of those that are listened to now, by what each last said; whoever was not listened to before begins anew."""
+        before, self._heard = self._heard, {}
+        for who, word in said.items():
+            old, since_ns = before.get(who, (word, now_ns))
+            self._heard[who] = word, (since_ns if word == old else now_ns)
+        return [who for who, (_, since_ns) in self._heard.items() if now_ns - since_ns >= self.limit_ns]
 
 
 def keepers_round(number: int, first: int, arrivals: Sequence[Arrival]) -> int:

@@ -20,7 +20,7 @@ from keepstep.edge.twin_page import TwinPage
 from keepstep.model.snapshot import Phase, RankStatus, SlotState, SlotView, Stamp
 
 MAX_SLOTS = 8
-_FIXED = struct.Struct("<IIQQQI4x3q3Q6Q Qd I4x".replace(" ", ""))
+_FIXED = struct.Struct("<IIQQQI4x3q3Q6Q QdQ I4x".replace(" ", ""))
 _SLOT = struct.Struct("<I4xqQ")
 
 BLANK = RankStatus(0, 0, 0, 0, 0, Phase.STARTING, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, math.nan, ())
@@ -100,17 +100,17 @@ def _pack(s: RankStatus) -> bytes:
     fixed = _FIXED.pack(
         *(s.rank, s.world_size, s.pid, s.incarnation, s.epoch, s.phase, s.step, s.completed_step, s.decided_step),
         *(s.captured_steps, s.skipped_steps, s.torn_steps, s.stall_ns_total, s.stall_ns_last, s.step_ns_last),
-        *(s.copy_ns_last, s.seal_ns_last, s.payload_bytes, s.updated_mono_ns, s.loss, len(s.slots)),
+        *(s.copy_ns_last, s.seal_ns_last, s.payload_bytes, s.updated_mono_ns, s.loss, s.collective, len(s.slots)),
     )
     return fixed + b"".join(_SLOT.pack(v.state, v.stamp.step, v.stamp.epoch) for v in s.slots)
 
 
 def _unpack(body: bytes) -> RankStatus:
-    *fields, count = _FIXED.unpack_from(body)
+    *fields, collective, count = _FIXED.unpack_from(body)
     slots = []
     for i in range(count):
         state, step, epoch = _SLOT.unpack_from(body, _FIXED.size + i * _SLOT.size)
         slots.append(SlotView(SlotState(state), Stamp(step, epoch)))
     fields[5] = Phase(fields[5])
-    values: list[Any] = [*fields, tuple(slots)]
+    values: list[Any] = [*fields, tuple(slots), collective]
     return RankStatus(*values)

@@ -82,7 +82,8 @@ class RankStatus:
     """One rank's page: the facts other ranks, the keeper and `keepstep status` read.
 
     `decided_step` is the newest step for which the rank chose to capture or to skip: what it does not hold by
-    then, it will never hold. Steps are -1 before the first one. Times are CLOCK_MONOTONIC nanoseconds.
+    then, it will never hold. `collective` counts the collectives it has entered, while its groups are keepstep's. Steps are -1 before
+    the first one. Times are CLOCK_MONOTONIC nanoseconds.
     """
 
     rank: int
@@ -106,3 +107,4 @@ class RankStatus:
     updated_mono_ns: int
     loss: float
     slots: tuple[SlotView, ...]
+    collective: int = 0

@@ -57,7 +57,7 @@ class Stack:
 class Evidence:
     """What is known of one rank, by its own node.
 
-    collective: number of the last collective it entered; 0 when nobody counts. op: that one's name.
+    collective: number of the last collective it entered; 0 when nobody counts. counted: how many in the newest `counted_steps` steps.
     stalled_ns: since it told of anything new. quiet_ns: since it told of anything new, used the processor, or moved bytes.
     stopped_ns: for so long seen stopped or frozen, at every look.
     late_ns, asleep_ns, busy_ns: how long its phase may stall before it is suspected, and before it is called hung, quiet or not.
@@ -81,7 +81,8 @@ class Evidence:
     busy_ns: int
     stack: str = ""
     waits: bool | None = None
-    op: str = ""
+    counted_steps: int = 0
+    counted: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "phase": int(self.phase)}

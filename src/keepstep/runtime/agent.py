@@ -25,6 +25,7 @@ from dataclasses import replace
 from typing import Literal
 
 from keepstep.config import Config, resolve
+from keepstep.core.deadlines import derive
 from keepstep.core.restarts import (
     Action,
     AllEndedWell,
@@ -53,12 +54,16 @@ from keepstep.edge.torch.rendezvous import local_address
 from keepstep.model.launch import Launch, Place
 from keepstep.model.rounds import Verdict
 from keepstep.model.units import S_NS, human_ns
+from keepstep.model.verdict import DEADLY
+from keepstep.model.verdict import Verdict as Diagnosis
 from keepstep.runtime.agent_line import REJOIN, SOCKET
 from keepstep.runtime.agent_link import AgentLink
 from keepstep.runtime.agent_meeting import Alone, Formed, Heard, Meeting, Several
+from keepstep.runtime.metering import Metrics
 from keepstep.runtime.naming import default_job
 from keepstep.runtime.rank_lines import RankLines
 from keepstep.runtime.standby import can_become
+from keepstep.runtime.watch import Watch
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 KILL_WITHIN_S = 30.0
@@ -102,6 +107,9 @@ class Agent:
         self.settings = resolve(config, {**environ, **handed_down}, launch.job or default_job(launch.argv, environ))
         parse_rules(self.settings.keep)
         self.journal = Journal(self.settings.journal_path, "agent")
+        self._metrics = Metrics(self.settings)
+        if self.settings.metrics_port is not None:
+            self._metrics.start(self.settings.metrics_port)
         self.launch, self._reader, self._writer = launch, reader, writer
         self._posted: deque[Post] = deque()
         self.restarts = Restarts(launch.ranks, launch.max_restarts, self.settings.store is not None)
@@ -121,6 +129,9 @@ class Agent:
             self.meeting = Several(launch, self.settings, self.journal, self._post)
         self.selector.register(reader, selectors.EVENT_READ, "woken")
         self._listen_to_keeper()
+        self._deadlines = derive(self.settings.hang_after_s, self.settings.link_dead_s if launch.nodes > 1 else None)
+        self.watch: Watch | None = None
+        self._tick_ns: int | None = None  # when to look at the ranks again
         self._deadline_ns: int | None = None
         self._failures: list[Exit] = []
         self._place = Place(-1, 0, launch.nodes, 0, launch.ranks, "", 0)  # of the newest life of the ranks; none yet
@@ -155,7 +166,7 @@ class Agent:
 
     def _loop(self) -> End:
         while True:
-            until_ns = [at for at in (self._deadline_ns, self._regrouping_ns, self._standby_at_ns) if at is not None]
+            until_ns = [at for at in (self._deadline_ns, self._regrouping_ns, self._standby_at_ns, self._tick_ns) if at is not None]
             timeout_s = max(0, min(until_ns) - time.monotonic_ns()) / S_NS if until_ns else None
             ready = {key.data for key, _ in self.selector.select(timeout_s)}
             for event in self._events(ready):
@@ -200,6 +211,25 @@ class Agent:
         if self._standby_at_ns is not None and now_ns >= self._standby_at_ns:
             self._standby_at_ns = None
             self.ranks.start_standby({})
+        if self._tick_ns is not None and now_ns >= self._tick_ns and self.watch is not None:
+            self._tick_ns = now_ns + self._deadlines.tick_ns
+            for verdict in self.watch.tick(now_ns):
+                yield from self._carry_out_verdict(verdict, now_ns)
+
+    def _carry_out_verdict(self, verdict: Diagnosis, now_ns: int) -> Iterator[Event]:
+        """A rank that will not go on by itself is killed, and its pidfd tells of its end; if it is nobody in particular, all start anew."""
+        self._tell_verdict(verdict, logging.WARNING)
+        if verdict.culprit is None:
+            yield RoundWanted(verdict.why, now_ns)
+            return
+        local_rank = verdict.culprit - self._place.first_rank
+        if local_rank in self.ranks.pidfds:
+            with suppress(ProcessLookupError):
+                os.killpg(self.ranks.pid(local_rank), signal.SIGKILL)
+
+    def _tell_verdict(self, verdict: Diagnosis, level: int) -> None:
+        about = {"verdict": verdict.kind, "culprit": verdict.culprit, "state": verdict.state, "strength": str(verdict.strength)}
+        self.journal.record("verdict", verdict.why, level, **about)
 
     def _able(self) -> bool:
         """Whether the node's ranks, those that have just died among them, can stay in their process."""
@@ -264,6 +294,13 @@ class Agent:
         self.selector.unregister(self.ranks.pidfds[local_rank])
         code, message = self.ranks.reap(local_rank)
         rank = self._place.first_rank + local_rank
+        assert self.watch is not None
+        verdict = self.watch.explain_exit(rank, code, message)
+        self.watch.forget(rank)
+        if verdict.kind == "premature-exit":
+            code, message = 1, verdict.why  # the others would wait for it for ever
+        if code and verdict.kind not in DEADLY:
+            self._tell_verdict(verdict, logging.INFO)
         found = Exit(rank, code, message)
         if code:
             self._failures.append(found)
@@ -337,6 +374,10 @@ class Agent:
         for rank in missing:
             self.selector.register(self.ranks.pidfds[rank], selectors.EVENT_READ, rank)
         started_ns = time.monotonic_ns()
+        if self.watch is None or before.node != formed.place.node:
+            self.watch = Watch(self.settings, self.journal, self._deadlines, formed.place.node)
+        self.watch.begin({formed.place.first_rank + rank: pid for rank, pid in pids.items()}, started_ns)
+        self._tick_ns = started_ns + self._deadlines.tick_ns
         if formed.keep:
             self._regrouping_ns = started_ns + REGROUP_WITHIN_NS
         else:
@@ -374,6 +415,8 @@ class Agent:
             if fd in self.selector.get_map():
                 self.selector.unregister(fd)
             self.lines.forget(self.ranks.pid(rank))
+            if self.watch is not None:
+                self.watch.forget(self._place.first_rank + rank)
         return [self._place.first_rank + rank for rank in self.ranks.kill(KILL_WITHIN_S, dying)]
 
     def _finish(self, end: End) -> None:
@@ -389,5 +432,6 @@ class Agent:
             print(self.ranks.summary((e.rank - self._place.first_rank, e.code) for e in failures), file=sys.stderr)
         self.ranks.close(keep_errors=end.cause is not None)
         self.lines.close()
+        self._metrics.stop()
         self.selector.close()
         self.journal.close()

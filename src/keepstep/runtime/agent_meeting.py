@@ -228,7 +228,7 @@ class Several:
     def _present(self) -> Present:
         node, host = self._mine.node, self._mine.host
         name = f"an agent on {host}" if node is None else f"node {node} on {host}"
-        return Present(self._number, self._place >= 0, name)
+        return Present(self._number, self._place, name)
 
     def _rounds(self, point: Rendezvous) -> Verdict | None:
         """The last word about the job; None when this agent's own end comes first."""

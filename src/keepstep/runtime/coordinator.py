@@ -1,8 +1,9 @@
 """Coordinator: this agent's part in who coordinates, and what the one who does has to decide.
 
 Comes in: the round this agent is in. Goes out: `coordinator` events in the journal, and, from the one who coordinates, the verdict `again`
-about a round that cannot become or stay one: a node came and then did not answer, or nobody of it is there any more. `core/leadership.py`
-decides who; the rendezvous' KV carries it. Everything the coordinator knows it reads from there, so another one takes over from nothing.
+about a round that nobody in it can end: a node came and then did not answer, nobody of it is there any more, or some ranks ended well and
+an agent that should say the same of its own is gone (a roll call finds out; while all train, an agent's death disturbs nobody).
+`core/leadership.py` decides who; the rendezvous' KV carries it. What a coordinator knows it reads there: another takes over from nothing.
 
 Verdicts are first-writer-wins, so an order too many is no second verdict. Never touches a rank; when it ends, what is under way goes on.
 """
@@ -16,11 +17,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from keepstep.core.leadership import Action, Due, Found, Leadership, Look, Now, Order, Refused, Role, Swap, Wish, word_from_text
-from keepstep.core.rounds import missing
+from keepstep.core.rounds import Silence, missing
 from keepstep.edge.journal import Journal
 from keepstep.edge.torch.rendezvous import Rendezvous
 from keepstep.errors import MeetingError
-from keepstep.model.rounds import Verdict
+from keepstep.model.rounds import Arrival, Verdict
 from keepstep.model.units import S_NS, human_ns
 from keepstep.ports import KV
 
@@ -29,10 +30,10 @@ REGISTER = "coordinator"
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """The round this agent is in, or waits for; -1 before the first. `name` is how people call this agent."""
+    """The round this agent is in, or waits for, and its place there; -1 for none. `name` is how people call it."""
 
     number: int
-    seated: bool
+    place: int
     name: str
 
 
@@ -48,6 +49,8 @@ class Coordinator:
         self._bereft = -1  # the round that this agent found without anybody, when it took over
         self._called_off = -1
         self._unready: tuple[int, int] | None = None  # the round that is full but not formed, and since when
+        self._silence = Silence(2 * self._leadership.lease_ns)
+        self._here: str | None = None  # what this agent last said at a roll call
         self._thread = threading.Thread(target=self._live, name="keepstep-coordinator", daemon=True)
         self._thread.start()
 
@@ -63,11 +66,13 @@ class Coordinator:
 
     def _beat(self, present: Present) -> None:
         led = self._leadership.epoch if self._leadership.leads else 0
-        self._carry_out(self._leadership.handle(Due(present.name, present.seated), time.monotonic_ns()), present)
+        self._carry_out(self._leadership.handle(Due(present.name, present.place >= 0), time.monotonic_ns()), present)
+        if present.place >= 0:
+            self._answer_call(present.number, present.place)
         if not self._leadership.leads or present.number < 0:
             self._unready = None
             return
-        if self._leadership.epoch != led and not present.seated:
+        if self._leadership.epoch != led and present.place < 0:
             self._bereft = present.number
         if why := self._judge(present.number, time.monotonic_ns()):
             self._carry_out(self._leadership.handle(Wish(why), time.monotonic_ns()), present)
@@ -93,6 +98,11 @@ class Coordinator:
             return self._kv.read([REGISTER])[0]
         return self._kv.swap(REGISTER, question.expected.to_text() if question.expected else None, question.word.to_text())
 
+    def _answer_call(self, number: int, place: int) -> None:
+        if self._point.marks(number, "call")[0] is not None:
+            said = f"{self._leadership.who} {time.monotonic_ns()}"
+            self._here = self._kv.swap(f"{number}/here/{place}", self._here, said)
+
     # -- what the one who coordinates decides
 
     def _judge(self, number: int, now_ns: int) -> str | None:
@@ -107,15 +117,30 @@ class Coordinator:
             lease = human_ns(self._leadership.lease_ns)
             return f"no agent of round {number} is there any more: none took over when its coordinator's lease of {lease} had ended"
         arrivals = [a for a in self._point.seats(number, self._nodes) if a is not None]
-        if None not in marks or len(arrivals) < self._nodes:
-            self._unready = None
+        if len(arrivals) < self._nodes:
             return None
+        if None not in marks:
+            return self._call_roll(number, arrivals, now_ns)
         if self._unready is None or self._unready[0] != number:
             self._unready = number, now_ns
         if now_ns - self._unready[1] < self._leadership.lease_ns:
             return None
         late = missing(arrivals, [mark is not None for mark in marks])
         return f"{late} came and then did not answer for {self._lease_s:.0f} s"
+
+    def _call_roll(self, number: int, arrivals: list[Arrival], now_ns: int) -> str | None:
+        places = range(self._nodes)
+        well = [mark is not None for mark in self._point.marks(number, "well", places)]
+        if not any(well) or all(well):
+            return None
+        self._point.mark(number, "call")
+        awaited = [place for place in places if not well[place]]
+        said = self._point.marks(number, "here", awaited)
+        gone = self._silence.gone(dict(zip(awaited, said, strict=True)), now_ns)
+        if not gone:
+            return None
+        who = missing(arrivals, [place not in gone for place in places])
+        return f"the others' ranks ended well, and nobody can say it of {who}: no word from there for {human_ns(self._silence.limit_ns)}"
 
     def _order(self, number: int, order: Order) -> None:
         verdict = Verdict("again", order.order)

@@ -56,6 +56,7 @@ class Step(int):
 
 class Peers:
     def __init__(self, environ: Mapping[str, str], rank: int, journal: Journal) -> None:
+        """Takes hold of the process's membership until `close`."""
         self._rank, self._journal = rank, journal
         self._given_up = threading.Event()
         self._able = False
@@ -63,6 +64,10 @@ class Peers:
         self._members: Membership = _membership()
         self.newcomer = environ.get(REJOIN) == "1" and self._members.muted
         self._line = AgentLine.find(environ, rank, self._on_lost)
+
+    def tell_collectives(self, tell: Callable[[int], None]) -> None:
+        """`tell` hears the number of every collective that is entered, on whichever thread that is."""
+        self._members.on_enter = tell
 
     @property
     def lost(self) -> bool:
@@ -133,7 +138,7 @@ class Peers:
             self._line.say_unable()
 
     def close(self) -> None:
-        self._members.watched = False
+        self._members.watched, self._members.on_enter = False, lambda sequence: None
         if self._line is not None:
             self._line.close()
 

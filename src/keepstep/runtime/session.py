@@ -127,6 +127,7 @@ class Job:
             if self._peers.newcomer:
                 self._peers.join(os.environ)
             undo.pop_all()
+        self._peers.tell_collectives(lambda sequence: self._page.publish(collective=sequence))
         self._hook()
 
     # -- the public face
@@ -172,9 +173,12 @@ class Job:
             self._boundary(int(step), time.monotonic_ns() - began_ns)
             if resumed_ns is not None:
                 took_ns = time.monotonic_ns() - resumed_ns
-                self._journal.record("next-step", f"step {step} is done, {human_ns(took_ns)} after the restore", step=int(step))
+                self._journal.record(
+                    "next-step", f"step {step} is done, {human_ns(took_ns)} after the restore", step=int(step), duration_ns=took_ns
+                )
                 resumed_ns = None
         self._capturing.drain(60.0)
+        self._announce(Phase.DONE, self._step)
         self._finished = True
 
     def report(self, **metrics: Any) -> None:
@@ -227,7 +231,7 @@ class Job:
         self._page.publish(phase=Phase.DONE)
         self._link.goodbye(ok and self._failure is None, self._failure or ("ended well" if ok else f"left after step {self._step}"))
         self._link.end()
-        self._peers.close()
+        self._peers.close()  # no collective touches the page from here on
         self._capturing.close()
         self._page.close()
 

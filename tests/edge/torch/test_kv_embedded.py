@@ -12,7 +12,7 @@ import pytest
 
 from keepstep.edge.torch.kv_embedded import is_local, meet_embedded
 from keepstep.errors import MeetingError
-from tests.processes.etcd_members import free_ports
+from keepstep.testing.etcd import free_ports
 
 PATIENCE_S = 30.0
 

@@ -11,7 +11,7 @@ from keepstep.edge.torch.kv_embedded import meet_embedded
 from keepstep.edge.torch.rendezvous import CALLED_OFF, Rendezvous, local_address, open_store
 from keepstep.errors import ConfigError, MeetingError
 from keepstep.model.rounds import Arrival, Verdict
-from tests.processes.etcd_members import free_ports
+from keepstep.testing.etcd import free_ports
 
 PATIENCE_S = 30.0
 

@@ -246,7 +246,7 @@ class Group(dist.ProcessGroup):
     ) -> Work:
         """`alone` is what a muted group does: as if all others had given what this one gives."""
         members, inner = self._members, self._inner
-        members.sequence += 1
+        members.enter()
         work = Work(outputs)
         if members.muted:
             if alone is not None:

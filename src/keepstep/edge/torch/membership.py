@@ -41,7 +41,8 @@ class Membership:
         self.why = ""
         self.watched = False
         self.muted = False
-        self.sequence = 0  # of the last collective entered
+        self._sequence = 0
+        self.on_enter: Callable[[int], None] = lambda sequence: None
         self.on_error: Callable[[str], None] = lambda why: None
 
     @property
@@ -60,6 +61,11 @@ class Membership:
     def remove_group(self, group: Regroupable) -> None:
         with self._lock:
             self._groups = [g for g in self._groups if g is not group]
+
+    def enter(self) -> None:
+        """A collective is called: who has called fewer than the others is the one they wait for."""
+        self._sequence += 1
+        self.on_enter(self._sequence)
 
     def begin(self, work: Pending) -> bool:
         """A collective is under way; False when a peer was lost meanwhile."""
@@ -108,7 +114,7 @@ class Membership:
             if given_up.is_set():
                 return False
             self._lost.clear()
-            self.why, self.muted = "", False
+            self.why, self.muted, self._sequence = "", False, 0  # a newcomer counts from here as well
         return True
 
 

@@ -1,4 +1,7 @@
-"""An etcd of a test's own: one or several members on loopback, with their data in the test's directory."""
+"""Etcd: one or several members of Debian's, started for a test or a drill, with their data in its directory.
+
+Invariant: after `stop` none of them lives.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ PATIENCE_S = 60.0
 HOST = "127.0.0.1"
 
 
-def free_ports(count: int) -> list[int]:
+def free_ports(count: int, host: str = HOST) -> list[int]:
     socks = [socket.socket() for _ in range(count)]
     for sock in socks:
-        sock.bind((HOST, 0))
+        sock.bind((host, 0))
     ports = [int(sock.getsockname()[1]) for sock in socks]
     for sock in socks:
         sock.close()
@@ -31,10 +34,10 @@ def free_ports(count: int) -> list[int]:
 class Members:
     """Members 0 to count - 1; each can be killed and started again with what it had written."""
 
-    def __init__(self, room: Path, count: int = 1, tls: Sequence[str] = ()) -> None:
+    def __init__(self, room: Path, count: int = 1, tls: Sequence[str] = (), host: str = HOST) -> None:
         """`tls`: options of etcd's that make it speak TLS; then whoever asks has to wait by itself."""
-        self.room, self._tls = room, tls
-        ports = free_ports(2 * count)
+        self.room, self._tls, self._host = room, tls, host
+        ports = free_ports(2 * count, host)
         self.ports, self._peers = ports[:count], ports[count:]
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         for number in range(count):
@@ -44,16 +47,16 @@ class Members:
 
     @property
     def etcd(self) -> Etcd:
-        return Etcd(tuple((HOST, port) for port in self.ports))
+        return Etcd(tuple((self._host, port) for port in self.ports))
 
     @property
     def endpoint(self) -> str:
         """As `--rdzv-endpoint` takes it."""
-        return ",".join(f"{HOST}:{port}" for port in self.ports)
+        return ",".join(f"{self._host}:{port}" for port in self.ports)
 
     def start(self, number: int) -> None:
-        peer, client = f"http://{HOST}:{self._peers[number]}", f"http{'s' if self._tls else ''}://{HOST}:{self.ports[number]}"
-        cluster = ",".join(f"m{n}=http://{HOST}:{port}" for n, port in enumerate(self._peers))
+        peer, client = f"http://{self._host}:{self._peers[number]}", f"http{'s' if self._tls else ''}://{self._host}:{self.ports[number]}"
+        cluster = ",".join(f"m{n}=http://{self._host}:{port}" for n, port in enumerate(self._peers))
         where = ["--name", f"m{number}", "--data-dir", str(self.room / f"m{number}"), "--initial-cluster", cluster]
         where += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
         where += ["--listen-client-urls", client, "--advertise-client-urls", client, *self._tls]
@@ -85,13 +88,13 @@ class Members:
 
     def _healthy(self, number: int) -> bool:
         try:
-            with urllib.request.urlopen(f"http://{HOST}:{self.ports[number]}/health", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://{self._host}:{self.ports[number]}/health", timeout=5) as answer:
                 return bool(json.load(answer)["health"] == "true")
         except (OSError, ValueError):
             return False
 
     def _post(self, number: int, path: str) -> dict[str, dict[str, str]]:
-        request = urllib.request.Request(f"http://{HOST}:{self.ports[number]}/v3/{path}", b"{}")
+        request = urllib.request.Request(f"http://{self._host}:{self.ports[number]}/v3/{path}", b"{}")
         with urllib.request.urlopen(request, timeout=5) as answer:
             found: dict[str, dict[str, str]] = json.load(answer)
         return found
