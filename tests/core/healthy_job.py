@@ -4,15 +4,18 @@ Every step, each rank computes for a time drawn from a heavy-tailed distribution
 computes it burns the processor, or sleeps without moving a byte (`asleep_share` of the steps: a stalled data source looks like that).
 Now and then a rank collects garbage for half a minute; every 40 steps rank 0 alone persists, every 100 all evaluate, both ten times slower
 than a step; the first step compiles for minutes. From `fault.at_s` on the rank it names does nothing any more but what its kind says.
+
+`python -m tests.core.healthy_job 40` prints how many of 40 hours of each kind see a false alarm: the table of docs/detection.md.
 """
 
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from keepstep.core.deadlines import Deadlines
+from keepstep.core.deadlines import Deadlines, derive
 from keepstep.core.diagnosis import diagnose
 from keepstep.core.progress import Progress
 from keepstep.edge.status import BLANK
@@ -114,3 +117,25 @@ def watch(job: HealthyJob, deadlines: Deadlines, hours: float, fault: Fault | No
         if progress.is_suspicious(now_ns):
             for verdict in diagnose(progress.evidence(now_ns), job.ranks, deadlines):
                 yield now_ns, verdict
+
+
+KINDS = {
+    "lognormal, sigma 1, median 0.3 s": (lognormal(0.3, 1.0), 0.2),
+    "lognormal, sigma 1, median 1 s": (lognormal(1, 1.0), 0.2),
+    "lognormal, sigma 1, median 10 s": (lognormal(10, 1.0), 0.2),
+    "lognormal, sigma 1, median 1 s, all quiet": (lognormal(1, 1.0), 1.0),
+    "lognormal, sigma 1, median 10 s, all quiet": (lognormal(10, 1.0), 1.0),
+    "pareto, alpha 2, median 1 s": (pareto(1, 2), 0.2),
+    "pareto, alpha 2, median 10 s, all quiet": (pareto(10, 2), 1.0),
+    "pareto, alpha 1.5, median 1 s": (pareto(1, 1.5), 0.2),
+    "pareto, alpha 1.5, median 10 s": (pareto(10, 1.5), 0.2),
+    "pareto, alpha 1.5, median 1 s, all quiet": (pareto(1, 1.5), 1.0),
+}
+
+if __name__ == "__main__":
+    hours = int(sys.argv[1])
+    for name, (draw, share) in KINDS.items():
+        alarms = [
+            any(v.is_deadly for _, v in watch(HealthyJob(draw, seed, asleep_share=share), derive(), hours=1)) for seed in range(hours)
+        ]
+        print(f"{name}: {sum(alarms)} of {hours}", flush=True)

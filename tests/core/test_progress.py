@@ -202,6 +202,17 @@ def test_children_that_compute_or_read_count_as_doing_something() -> None:
         assert (found.wchan, found.stalled_ns // S_NS) == ("futex_do_wait", 102)
 
 
+def test_collectives_are_counted_from_where_the_count_began() -> None:
+    """And anew when it starts again, as it does after a regroup."""
+    progress, page = Progress(LIMITS), replace(BLANK, epoch=1, phase=Phase.STEP)
+    progress.begin(0, 0)
+    for at, (completed, collective) in enumerate([(4, 70), (5, 80), (14, 170), (13, 3), (15, 23)]):
+        progress.observe(0, replace(page, completed_step=completed, collective=collective), ProcessSample("running", 0, 1), at * TICK_NS)
+        if at == 2:
+            assert (progress.evidence(at)[0].counted_steps, progress.evidence(at)[0].counted) == (10, 100)
+    assert (progress.evidence(9)[0].counted_steps, progress.evidence(9)[0].counted) == (2, 20)
+
+
 def test_a_new_life_starts_anew() -> None:
     ranks = Ranks()
     ranks.run(30, "asleep", stopped=1)
