@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from keepstep.core.vote import Ballot, Go, ListStore, Offer, Refuse, Vote
+from keepstep.core.vote import Ballot, Go, ListStore, Offer, Refuse, Trust, Vote
 from keepstep.model.snapshot import Stamp
 
 holdings = st.frozensets(st.builds(Stamp, st.integers(0, 3), st.integers(1, 2)), max_size=4)
@@ -231,3 +231,44 @@ def test_a_store_that_does_not_answer_is_no_empty_store() -> None:
     assert everybody(vote, set()) == [ListStore()]
     [refusal] = vote.unlistable("expected a directory, found a file")
     assert refusal == Refuse("memory holds nothing, and the store cannot be read: expected a directory, found a file")
+
+
+# -- stamps that are condemned
+
+
+def test_a_stamp_is_condemned_by_two_failures_that_completed_nothing() -> None:
+    trust, stamp = Trust(), Stamp(5, 2)
+    trust.went(stamp)
+    assert not trust.is_back(5, failed=True) and not trust.is_back(5, failed=True), "two ranks of one failure are one failure"
+    trust.went(stamp)
+    assert not trust.is_back(5, failed=False), "a killed process says nothing against the state"
+    trust.went(stamp)
+    assert trust.condemned == frozenset()
+    assert trust.is_back(None, failed=True) and trust.condemned == {stamp}
+
+
+def test_a_stamp_that_led_to_another_step_is_not_condemned() -> None:
+    trust, stamp = Trust(), Stamp(5, 2)
+    for _ in range(3):
+        trust.went(stamp)
+        assert not trust.is_back(6, failed=True)
+    assert trust.condemned == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("holds", "checkpoints", "source", "step"),
+    [
+        ((4, 5), (), "memory", 4),
+        ((4, 5), (3,), "memory", 4),
+        ((5,), (3,), "store", 3),
+        ((5,), (), "memory", 5),  # rather that than all of it once more
+    ],
+)
+def test_what_is_taken_instead_of_a_condemned_stamp(holds: Sequence[int], checkpoints: Sequence[int], source: str, step: int) -> None:
+    vote = Vote(1, has_store=True, condemned=frozenset({Stamp(5, 2)}))
+    actions = vote.joined(Ballot(0, 1, frozenset(Stamp(s, 2) for s in holds)))
+    if actions == [ListStore()]:
+        actions = vote.listed(checkpoints)
+    (offer,) = actions
+    assert isinstance(offer, Offer) and (offer.source, offer.stamp.step) == (source, step)
+    assert ("condemned" in offer.why) is (step != 5)

@@ -135,12 +135,12 @@ main()
 def test_a_broken_program_stops_with_torchs_summary(start: Start) -> None:
     run = start(RECORDED, "--nproc-per-node", "2")
     code, output = run.ended()
-    assert code == 1
+    assert code == 70, "the code is at fault, not a machine"
     assert len(run.events("ranks-restarted")) == 2
     assert "gave up: rank 1 exited with code 1 (ValueError: a mistake in the program)" in output
     root = output[output.index("Root Cause (first observed failure)") :]
     assert "rank      : 1 (local_rank: 1)" in root and 'raise ValueError("a mistake in the program")' in root
-    assert run.events("job-ended")[0].data == {"ok": False, "exit_code": 1}
+    assert run.events("job-ended")[0].data == {"ok": False, "exit_code": 70}
 
 
 def test_a_torn_error_file_costs_only_its_message(start: Start) -> None:

@@ -26,6 +26,7 @@ STOP_WITHIN_NS = 5 * S_NS
 END_WITHIN_NS = 10 * S_NS
 EARLY_NS = 10 * S_NS  # when steps are unknown: importing torch and joining a group take some seconds of this
 SAME_CRASHES = 3
+CODE_AT_FAULT = 70  # the exit code that says it: EX_SOFTWARE of sysexits.h
 KEPT_IN_VAIN = 2
 
 
@@ -259,7 +260,7 @@ class Restarts:
     def _again(self, fact: str, crash: bool, cause: Exit | None, why_not_keep: str) -> Action:
         if self._crashes >= SAME_CRASHES:
             why = f"the program failed {self._crashes} times in a row without a new step, a restart will not help"
-            return self._end(1, f"gave up: {fact}; {why}", cause=cause)
+            return self._end(CODE_AT_FAULT, f"gave up: {fact}; {why}", cause=cause)
         if self.restarts >= self.max_restarts:
             return self._end(1, f"gave up: {fact}; all {self.max_restarts} restarts are used up", cause=cause)
         if self._lost:

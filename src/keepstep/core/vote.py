@@ -6,7 +6,9 @@ computations of one step never mix. A source that fails on one rank is given up 
 dies meanwhile starts the vote again when it is back.
 
 Order of sources: the newest stamp that all ranks hold in memory, or can be given from other nodes' memory; then checkpoints, newest first;
-then a fresh start. With many nodes nothing is offered before every node has told what it holds.
+then a fresh start. With many nodes nothing is offered before every node has told what it holds. A stamp after which the program failed
+twice without completing another step is condemned: its bytes are what was captured, but perhaps what was captured was already wrong. It is
+taken only when there is nothing else but a fresh start.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from dataclasses import dataclass, field
 
 from keepstep.core.cut import common
 from keepstep.model.snapshot import Stamp
+
+STRIKES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,7 @@ class Vote:
     silent_nodes: frozenset[int] = frozenset()  # their inventories are awaited
     elsewhere: Mapping[int, frozenset[Stamp]] = field(default_factory=dict)  # what each rank can be given by other nodes
     went: tuple[Go, Mapping[int, int]] | None = None  # the last permission, and which incarnations of the ranks it was for
+    condemned: frozenset[Stamp] = frozenset()
 
     def joined(self, ballot: Ballot) -> list[Action]:
         """A rank asks where to resume."""
@@ -150,19 +155,22 @@ class Vote:
         after = f" after {self.failed[-1][2]}" if self.failed else ""
         within_reach = [b.holds | self.elsewhere.get(r, frozenset()) for r, b in self.ballots.items()]
         shared = [s for s in common(within_reach) if ("memory", s) not in bad]
-        if shared:
-            best = max(shared)
+        trusted = [s for s in shared if s not in self.condemned]
+        instead = f"; {max(shared)} is condemned" if shared and max(shared) not in trusted else ""
+        checkpoints = [s for s in self.checkpoints or () if ("store", Stamp(s, 0)) not in bad]
+        if trusted or (shared and (not self.has_store or self.checkpoints is not None) and not checkpoints):
+            best = max(trusted or shared)
             without = sorted(r for r, b in self.ballots.items() if best not in b.holds)
             verb = "have" if without else "hold"
             given = f", rank{'s' if len(without) > 1 else ''} {_ranks(without)} from other nodes" if without else ""
-            return self._make("memory", best, f"{best} is the newest state all {self.world_size} ranks {verb} in memory{given}{after}")
+            why = f"{best} is the newest state all {self.world_size} ranks {verb} in memory{given}{instead if trusted else ''}{after}"
+            return self._make("memory", best, why)
         if self.has_store and self.checkpoints is None:
             return [ListStore()]
-        why_not_memory = self._why_not_memory()
-        for step in self.checkpoints or ():
-            stamp = Stamp(step, 0)
-            if ("store", stamp) not in bad:
-                return self._make("store", stamp, f"{why_not_memory}; the newest usable checkpoint is of {stamp}{after}")
+        why_not_memory = f"all that memory holds is condemned: {max(shared)}" if shared else self._why_not_memory()
+        if checkpoints:
+            stamp = Stamp(checkpoints[0], 0)
+            return self._make("store", stamp, f"{why_not_memory}; the newest usable checkpoint is of {stamp}{after}")
         foreign = sorted({b.foreign_world for b in self.ballots.values() if b.foreign_world is not None})
         if foreign:
             return [
@@ -192,6 +200,37 @@ class Vote:
         self.round += 1
         self.offer, self.loaded = Offer(self.round, source, stamp, why), set()
         return [self.offer]
+
+
+@dataclass
+class Trust:
+    """Which stamps to resume from no more: two failures of the program, each before it had completed another step."""
+
+    resumed: Stamp | None = None
+    strikes: dict[Stamp, int] = field(default_factory=dict)
+    struck: bool = False  # since then
+
+    def went(self, stamp: Stamp | None) -> None:
+        """All train on from there; None when it was not from memory."""
+        self.resumed, self.struck = stamp, False
+
+    def is_back(self, completed_step: int | None, failed: bool) -> bool:
+        """A rank asks where to resume: how far it had come, whether its last life told of an error. True if a stamp is condemned now."""
+        stamp = self.resumed
+        if stamp is None:
+            return False
+        if completed_step is not None and completed_step > stamp.step:
+            self.resumed = None  # it has led to another step
+            return False
+        if failed and not self.struck:
+            self.struck = True
+            self.strikes[stamp] = self.strikes.get(stamp, 0) + 1
+            return self.strikes[stamp] == STRIKES
+        return False
+
+    @property
+    def condemned(self) -> frozenset[Stamp]:
+        return frozenset(stamp for stamp, count in self.strikes.items() if count >= STRIKES)
 
 
 def _ranks(ranks: Sequence[int]) -> str:

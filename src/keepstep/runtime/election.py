@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from keepstep.core.reach import Source
-from keepstep.core.vote import Action, Ballot, Go, ListStore, Offer, Refuse, Vote
+from keepstep.core.vote import Action, Ballot, Go, ListStore, Offer, Refuse, Trust, Vote
 from keepstep.edge.journal import Journal
 from keepstep.model.mesh import LEADER
 from keepstep.model.snapshot import Stamp
@@ -36,6 +36,10 @@ class Host(Protocol):
 
     def completed_step(self, rank: int) -> int | None: ...
 
+    def has_failed(self, rank: int) -> bool:
+        """Whether the rank's last life said that the program failed."""
+        ...
+
     def went(self, source: str, step: int) -> None: ...
 
 
@@ -46,6 +50,7 @@ class Election:
         self._node: Node | None = None
         self._joins: dict[int, dict[str, Any]] = {}  # of ranks here that wait for permission
         self._completed: dict[int, int] = {}
+        self._trust = Trust()
         self._round = -1  # of the newest offer heard here
         self._told_round = -1  # of the newest offer made here
 
@@ -70,6 +75,7 @@ class Election:
             return
         body = {name: message[name] for name in ("world_size", "incarnation", "holds", "foreign_world")}
         body |= {"rank": rank, "completed": self._host.completed_step(rank), "epoch": self._host.newest_epoch()}
+        body["failed"] = self._host.has_failed(rank)
         self._joins[rank] = body
         self._to_leader("join", body)
 
@@ -121,6 +127,11 @@ class Election:
         self._vote.epoch = max(self._vote.epoch, int(body["epoch"]))
         if body["completed"] is not None:
             self._completed[rank] = int(body["completed"])
+        if self._trust.is_back(body["completed"], bool(body["failed"])):
+            condemned = max(self._trust.condemned)
+            why = f"{condemned} is condemned: the program failed twice after it without completing another step; an older state is taken"
+            self._journal.record("condemned", why, step=condemned.step)
+        self._vote.condemned = self._trust.condemned
         holds = frozenset(Stamp(*s) for s in body["holds"])
         if self._node is not None:  # what it holds may be what others are rebuilt from
             proven = {r: ballot.holds for r, ballot in self._vote.ballots.items()}
@@ -181,6 +192,7 @@ class Election:
             why = f"every rank starts afresh: epoch {go.epoch} begins"
         self._journal.record("resumed", why, step=step, source=source, lost_steps=lost, epoch=go.epoch)
         self._completed.clear()
+        self._trust.went(go.offer.stamp if source == "memory" else None)
         told = {"lost_steps": lost, "why": why}
         self._to_all("go", {"epoch": go.epoch, "source": source, "step": step, "stamp_epoch": go.offer.stamp.epoch, **told})
 

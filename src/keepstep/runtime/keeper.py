@@ -72,6 +72,7 @@ class Keeper:
         self.node: Node | None = None
         self.ranks: dict[int, Mailbox] = {}
         self._attached = False  # ranks that train have found this keeper
+        self._failed: set[int] = set()  # ranks whose last life told of an error, until all train again
         self.agent: Mailbox | None = None
         self.selector = selectors.DefaultSelector()
         self.workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="keeper-worker")
@@ -165,6 +166,9 @@ class Keeper:
     def _rank_came(self, box: Mailbox, pid: int, message: dict[str, Any]) -> None:
         rank, world = int(message["rank"]), int(message["world_size"])
         self.ranks[rank] = box
+        ok, why = self.custody.last_words.get(rank, (True, ""))
+        if not ok and why != "interrupted":
+            self._failed.add(rank)
         self.custody.rank_came(rank, self._expected_here(world))
         if message["kind"] == "attach":
             self.custody.resumed = True
@@ -336,8 +340,12 @@ class Keeper:
     def list_store(self) -> None:
         self._checks.append((self.workers.submit(self._list_store), "store"))
 
+    def has_failed(self, rank: int) -> bool:
+        return rank in self._failed
+
     def went(self, source: str, step: int) -> None:
         self.custody.resumed = True
+        self._failed.clear()
         if source == "store":
             self.persisting.resumed_from_store(step)
         if self.node is None:
