@@ -171,6 +171,17 @@ def test_healthy_ranks_are_left_alone_and_a_short_stop_is_forgiven(ranks: Ranks)
         assert watch.tick(time.monotonic_ns()) == []
 
 
+def test_who_outlives_its_verdict_is_told_once_more(ranks: Ranks) -> None:
+    watch = Watch(ranks.settings, Journal(ranks.settings.journal_path, "agent"), replace(LIMITS, kill_ns=S_NS))
+    watch.begin(ranks.start("", ""), time.monotonic_ns())
+    ranks.reached(1, 20)
+    os.kill(ranks.processes[1].pid, signal.SIGSTOP)
+    (first,) = verdicts(watch)
+    (second,) = verdicts(watch)
+    assert (first.kind, second.kind, second.culprit, second.state) == ("stopped", "unkillable", 1, "stopped")
+    assert first.why in second.why
+
+
 class Table:
     """A board in memory."""
 

@@ -5,7 +5,8 @@
 `tick` costs a tenth of a millisecond a rank and never waits: a closer look at suspects (their children, their stacks, what other nodes
 see) is taken on a thread of its own, which may hang, and then only evidence is missing. Kills nobody.
 
-Invariant: a deadly verdict is told once a life, and only after the stacks were saved or their time was over.
+Invariant: a deadly verdict is told once a life, and only after the stacks were saved or their time was over; who outlives it by the
+time a kill takes is told once more, as `unkillable`.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from keepstep.edge.journal import Journal
 from keepstep.edge.probes import memory, process, stacks
 from keepstep.edge.status import read_status
 from keepstep.model.snapshot import RankStatus
-from keepstep.model.units import S_NS
-from keepstep.model.verdict import Evidence, GroupSample, Stack, Verdict, evidence_from_text, evidence_to_text
+from keepstep.model.units import S_NS, human_ns
+from keepstep.model.verdict import Evidence, GroupSample, Stack, Strength, Verdict, evidence_from_text, evidence_to_text
 
 STACKS_FRESH_NS = 10 * S_NS
 KILLED = (-9, 137)  # 137: as a shell in between tells it
@@ -60,6 +61,8 @@ class _Life:
     oom_kills: int | None
     machine_oom_kills: int | None
     verdict: Verdict | None = None  # the one that has been told
+    told_ns: int = 0
+    outlived: bool = False  # its verdict, and that has been told too
 
 
 class Watch:
@@ -108,9 +111,10 @@ class Watch:
             pid = life.pid if status is None else status.pid
             self._progress.observe(rank, status, process.read_process(pid), now_ns)
         self._take_look(now_ns)
-        if not self._progress.is_suspicious(now_ns):
+        undead = [verdict for rank, life in self._lives.items() if (verdict := self._outlived(rank, life, now_ns))]
+        if undead or not self._progress.is_suspicious(now_ns):
             self._calm()
-            return []
+            return undead
         evidence = [*self._progress.evidence(now_ns), *self._others]
         verdicts = diagnose(evidence, self._world_size(len(evidence)), self._deadlines)
         if self._has_looked:
@@ -229,12 +233,24 @@ class Watch:
         for verdict in deadly:
             life = None if verdict.culprit is None else self._lives.get(verdict.culprit)
             if life is not None and life.verdict is None:
-                life.verdict = verdict
+                life.verdict, life.told_ns = verdict, now_ns
                 told.append(verdict)
             elif verdict.culprit is None and not self._told_job:
                 self._told_job = True
                 told.append(verdict)
         return told
+
+    def _outlived(self, rank: int, life: _Life, now_ns: int) -> Verdict | None:
+        """It was to be killed, and it is still there: the kernel holds it."""
+        if life.verdict is None or life.outlived or now_ns - life.told_ns < self._deadlines.kill_ns:
+            return None
+        found = process.read_process(life.pid)
+        if found.state == "gone":
+            return None
+        life.outlived = True
+        where = f"{found.state}{f' in {found.wchan}' if found.wchan else ''}"
+        why = f"rank {rank} is still there {human_ns(now_ns - life.told_ns)} after this was found, {where}: {life.verdict.why}"
+        return Verdict("unkillable", "rank", rank, self._node, found.state, Strength.FACT, why, life.verdict.stalled_ns)
 
     def _save(self, pids: dict[int, int]) -> None:
         """On the thread."""
