@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from keepstep.errors import ConfigError
 from keepstep.testing.faults import (
     DRAWN,
+    ETCD_RESTART,
     KINDS,
     NODE_KINDS,
     PHASES,
@@ -37,6 +38,8 @@ def faults(draw_: st.DrawFn) -> Fault:
         after_ms = draw_(st.none() | st.integers(0, 500).map(float))
         for_ms = float(draw_(st.integers(0, 5000))) if kind == "link-down" else None
         return Fault(kind, 0, step, draw_(st.sampled_from((*PHASES, PROTECT))), where, after_ms, nodes, for_ms)
+    if kind == ETCD_RESTART:
+        return Fault(kind, rank, step, "forward", where, draw_(st.none() | st.just(7.0)), for_ms=float(draw_(st.integers(0, 5000))))
     if kind in ("kill", "stop", "keeper-kill") and draw_(st.booleans()):
         return Fault(kind, rank, step, draw_(st.sampled_from(("forward", "restore"))), where, float(draw_(st.integers(0, 500))))
     return Fault(kind, rank, step, draw_(st.sampled_from(PHASES)), where)
@@ -76,6 +79,7 @@ def test_defaults() -> None:
         ("kill-node:node=1,rank=1,step=1", "node=, step=", "'rank=1'"),
         ("kill-node:node=1+,step=1", "node= a whole number", "''"),
         ("link-down:node=1,step=1", "for=", "none"),
+        ("etcd-restart:step=1", "for=", "none"),
     ],
 )
 def test_a_wrong_spec_names_expected_and_found(text: str, expected: str, found: str) -> None:

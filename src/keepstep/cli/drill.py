@@ -21,6 +21,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from keepstep.cli import soaking
 from keepstep.errors import ConfigError
 from keepstep.model.topology import parse_policy
 from keepstep.model.units import S_NS, human_bytes
@@ -36,6 +37,7 @@ TOLD = {"resumed", "rank-exited", "rank-left", "ranks-restarted", "keeper-starte
 TOLD |= {"restore-failed", "next-step", "persist-failed", "restore-offered", "job-over", "keeper-ended", "keeper-lost", "torn"}
 LONG_TIMELINE = 60
 TOLD |= {"fetched", "peer-dead", "node-replaced"}
+SOAK_STEP_MS = 50.0  # long enough that the undisturbed run of as many steps is soon done
 STEP_MS = {False: 20.0, True: 150.0}  # on several nodes a step leaves time for the copies
 SPEC = "kind:rank=R,step=S,phase=P[,where=arena|store][,after=MS], for nodes kind:node=N[+N],step=S,phase=P[,after=MS][,for=MS]; "
 SPEC += f"may be repeated. Kinds: {', '.join(KINDS)}. Phases: {', '.join((*PHASES, PROTECT))}."
@@ -51,12 +53,14 @@ def drill(
     steps: Annotated[int, typer.Option(help="Steps of the job; a campaign takes as many as its faults need.")] = 60,
     seed: Annotated[int, typer.Option(help="Of the job, of flipped bits and of --random.")] = 0,
     random: Annotated[int, typer.Option(help="A campaign: so many faults at random moments in one job.")] = 0,
-    kinds: Annotated[str, typer.Option(help="What --random draws from; nothing: all it can.")] = "",
+    soak: Annotated[float, typer.Option(help="Faults for so many seconds, each after the job has recovered from the one before.")] = 0,
+    kinds: Annotated[str, typer.Option(help="What --random and --soak draw from; nothing: all that can be done here.")] = "",
+    rdzv_backend: Annotated[str, typer.Option(help="How several nodes meet: c10d, or etcd (one is started).")] = "c10d",
     launcher: Annotated[str, typer.Option(help="run (keepstep run), torchrun, or plain (one rank, started again when it dies).")] = "run",
     store: Annotated[Path | None, typer.Option(help="Directory for checkpoints; one of its own when a fault needs it.")] = None,
     arena_dir: Annotated[Path, typer.Option(help="Where the job's memory lives.")] = Path("/dev/shm"),
     width: Annotated[int, typer.Option(help="Of the network: the state grows with its square.")] = 64,
-    step_ms: Annotated[float | None, typer.Option(help="How long a step takes at least; 20, on several nodes 150.")] = None,
+    step_ms: Annotated[float | None, typer.Option(help="How long a step takes at least; 20, in a soak 50, on several nodes 150.")] = None,
     persist_every: Annotated[int, typer.Option(help="With a store: a checkpoint every so many steps.")] = 10,
     reference_hash: Annotated[str | None, typer.Option(help="The undisturbed run's hash, if it is known.")] = None,
     work: Annotated[Path | None, typer.Option(help="Keep journals, logs and the undisturbed run's hash here.")] = None,
@@ -65,11 +69,11 @@ def drill(
     """Inject faults into a small job and prove that it ends in the same state as without them."""
     console = Console(stderr=True)
     try:
-        faults = _faults(fault or [], random, seed, nproc, kinds, nodes)
+        faults = _faults(fault or [], random, seed, nproc, kinds, nodes, soak)
         if random:
             steps = max(f.step for f in faults) + TAIL_STEPS
-        check(faults, nproc, steps, nodes)
-        _check_launcher(launcher, nproc, nodes)
+        check(faults, nproc, steps, nodes, rdzv_backend == "etcd")
+        _check_launcher(launcher, nproc, nodes, rdzv_backend)
         parse_policy(policy)
         bits = None if rate is None else parse_rate(rate)
     except ConfigError as error:
@@ -80,10 +84,14 @@ def drill(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the job and its memory go before the drill does
     own_store = None if store is None else store.absolute()
     order = Drill(
-        *(room, nproc, steps, seed, width, STEP_MS[nodes > 1] if step_ms is None else step_ms, persist_every, launcher, own_store),
-        *(arena_dir, tuple(faults), nodes, policy, bits, False if loopback else None),
+        *(room, nproc, steps, seed, width, _step_ms(nodes, soak) if step_ms is None else step_ms, persist_every, launcher, own_store),
+        *(arena_dir, tuple(faults), nodes, policy, bits, False if loopback else None, rdzv_backend == "etcd"),
     )
-    facts, report = _run(order, reference_hash, shows_progress=not as_json)
+    try:
+        facts, report = _run_soak(order, soak, kinds, not as_json) if soak else _run(order, reference_hash, not as_json)
+    except ConfigError as error:
+        console.print(f"keepstep drill: {escape(str(error))}", highlight=False, soft_wrap=True)
+        raise typer.Exit(WRONG) from error
     if as_json:
         print(json.dumps(report))
     else:
@@ -104,17 +112,25 @@ def exit_code(report: dict[str, Any]) -> int:
     return CANNOT_INJECT if asked_in_vain and (report["recovered"] or report["exit_code"] is None) else FAILED
 
 
-def _faults(texts: Sequence[str], count: int, seed: int, nproc: int, kinds: str, nodes: int) -> list[Fault]:
-    if texts and count:
-        raise ConfigError("--fault and --random: expected one of them, found both")
+def _step_ms(nodes: int, soak: float) -> float:
+    return STEP_MS[nodes > 1] if nodes > 1 or not soak else SOAK_STEP_MS
+
+
+def _faults(texts: Sequence[str], count: int, seed: int, nproc: int, kinds: str, nodes: int, soak: float) -> list[Fault]:
+    if bool(texts) + bool(count) + bool(soak) > 1:
+        raise ConfigError("--fault, --random and --soak: expected one of them, found several")
+    if soak:
+        return []
     if count:
         return draw(seed, count, nproc, kinds_of(kinds, nodes), nodes=nodes)
     if not texts:
-        raise ConfigError("expected --fault kind:rank=R,step=S,phase=P or --random N, found neither")
+        raise ConfigError("expected --fault kind:rank=R,step=S,phase=P, --random N or --soak S, found none")
     return with_triggers([parse(text) for text in texts])
 
 
-def _check_launcher(launcher: str, nproc: int, nodes: int) -> None:
+def _check_launcher(launcher: str, nproc: int, nodes: int, backend: str) -> None:
+    if backend not in ("c10d", "etcd") or (backend == "etcd" and nodes == 1):
+        raise ConfigError(f"--rdzv-backend: expected c10d, or etcd with more than one node, found {backend}")
     if launcher not in LAUNCHERS:
         raise ConfigError(f"--launcher: expected one of {', '.join(LAUNCHERS)}, found {launcher!r}")
     if nodes > 1 and launcher != "run":
@@ -137,28 +153,53 @@ def _run(order: Drill, known: str | None, shows_progress: bool) -> tuple[Facts, 
             bar.update(done, completed=faults)
 
         facts = conduct(order, tell)
-    report = judge(order.faults, facts, expected)
+    return facts, _with_order(judge(order.faults, facts, expected), order)
+
+
+def _run_soak(order: Drill, seconds: float, kinds: str, shows_progress: bool) -> tuple[Facts, dict[str, Any]]:
+    soak = soaking.make(order, seconds, kinds)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not shows_progress) as bar:
+        task = bar.add_task("soak", total=None)
+        facts, report = soaking.run(order, soak, lambda step, faults: bar.update(task, description=f"soak: step {step}, {faults} faults"))
+    return facts, _with_order(report, order)
+
+
+def _with_order(report: dict[str, Any], order: Drill) -> dict[str, Any]:
     took = [t for t in report["recovery_s"] if t is not None]
-    report |= {
+    return {
         "max_lost_steps": max(report["lost_steps"], default=0),
         "recovery_s_median": round(median(took), 3) if took else None,
         **{"launcher": order.launcher, "nproc": order.nproc, "steps": order.steps, "seed": order.seed},
         **{"nodes": order.nodes, "policy": order.policy},
+        **report,
     }
-    return facts, report
 
 
 def _show(console: Console, facts: Facts, report: dict[str, Any]) -> None:
+    if "soak" in report:
+        soaking.show(console, report)
+    else:
+        _show_faults(console, report)
+        _show_timeline(console, facts)
+    for name in ("recovered", "bit_equal", "within_one_step"):
+        console.print(f"{name.replace('_', ' ')}: {'[green]yes[/]' if report[name] else '[red]no[/]'}", highlight=False, soft_wrap=True)
+    console.print(f"hash {report['hash']}\nundisturbed {report['expected_hash']}", highlight=False, soft_wrap=True)
+    _show_recoveries(console, report)
+    if report["left_over"]:
+        console.print(f"[red]left behind:[/] {', '.join(report['left_over'])}", highlight=False, soft_wrap=True)
+
+
+def _show_faults(console: Console, report: dict[str, Any]) -> None:
     table = Table("fault", "whom", "step", "phase", "seen", "evidence", title="Faults")
     for f in report["faults"]:
         whom = f"node {', '.join(map(str, f['nodes']))}" if f["nodes"] else f"rank {f['rank']}"
         seen = "[green]yes[/]" if f["seen"] else "[red]no[/]" if f["injected"] else "[red]not injected[/]"
         table.add_row(f["kind"], whom, str(f["step"]), f["phase"], seen, escape(f["evidence"]))
     console.print(table)
-    _show_timeline(console, facts)
-    for name in ("recovered", "bit_equal", "within_one_step"):
-        console.print(f"{name.replace('_', ' ')}: {'[green]yes[/]' if report[name] else '[red]no[/]'}", highlight=False, soft_wrap=True)
-    console.print(f"hash {report['hash']}\nundisturbed {report['expected_hash']}", highlight=False, soft_wrap=True)
+
+
+def _show_recoveries(console: Console, report: dict[str, Any]) -> None:
     median_s = report["recovery_s_median"]
     console.print(
         f"{report['restarts']} restarts, {report['max_lost_steps']} steps lost at most in one, "
@@ -176,8 +217,6 @@ def _show(console: Console, facts: Facts, report: dict[str, Any]) -> None:
                 highlight=False,
                 soft_wrap=True,
             )
-    if report["left_over"]:
-        console.print(f"[red]left behind:[/] {', '.join(report['left_over'])}", highlight=False, soft_wrap=True)
 
 
 def _show_timeline(console: Console, facts: Facts) -> None:

@@ -1,7 +1,8 @@
 """Conductor: runs the drill's job in real processes, and undisturbed for comparison.
 
 Comes in: a `Drill` (the job's parameters and the faults). Goes out: `Facts`, everything that was seen: exit code, digests, the
-journals, what was left behind, and what the witness saw of the faults. Judges nothing (verdict.py).
+journals, what was left behind, and what the witness saw of the faults. Judges nothing (verdict.py). With a `Soak` the faults come as the
+job runs, and it trains until the soak is over.
 
 Invariant: whatever happens, when `conduct` returns no process of the job lives and nothing of it is in its arena_dir.
 """
@@ -24,15 +25,19 @@ from keepstep.config import Config
 from keepstep.edge.journal import read_journal
 from keepstep.model.units import MIB
 from keepstep.testing import network
+from keepstep.testing.allowance import allow
 from keepstep.testing.crew import Alone, Crew, Place, Several, launch
+from keepstep.testing.etcd import Members
 from keepstep.testing.faults import Fault, to_plan
 from keepstep.testing.lab import Lab, owner_of
+from keepstep.testing.soak import Soak
 from keepstep.testing.witness import Facts, Witness
 
 LAUNCHERS = ("run", "torchrun", "plain")
 REMOVAL_S = 20.0  # how long the keepers may take to remove everything after the job's end
 RESTART_S = 30.0  # the longest a restart may take on a busy machine; with several nodes twice that
 GRACE_S = 30.0
+MOST_RESTARTS = 10_000  # of a soak
 LINK_DEAD_S = 3.0  # of a lost node nobody says a word: a drill does not wait for ten seconds each time
 
 Progress = Callable[[int, int], None]  # step reached, faults done
@@ -57,6 +62,9 @@ class Drill:
     policy: str = "auto"
     rate_bits_per_s: int | None = None
     namespaces: bool | None = None
+    etcd: bool = False  # several nodes meet over one
+    persist_s: float = 3.0  # the longest a step waits for its checkpoint
+    stop_step: int | None = None  # the job does so many steps, and `steps` is its schedule's length alone
 
     @property
     def world_size(self) -> int:
@@ -65,17 +73,27 @@ class Drill:
     @property
     def key(self) -> str:
         """Equal for drills whose undisturbed runs end in the same state: where a rank lives does not matter."""
-        parts = [self.world_size, self.steps, self.seed, self.width, version("torch"), Path(__file__).with_name("job.py").read_text()]
+        parts = [
+            self.world_size,
+            self.steps,
+            self.stop_step,
+            self.seed,
+            self.width,
+            version("torch"),
+            Path(__file__).with_name("job.py").read_text(),
+        ]
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
 
 
-def conduct(drill: Drill, progress: Progress = lambda step, done: None) -> Facts:
+def conduct(drill: Drill, progress: Progress = lambda step, done: None, soak: Soak | None = None) -> Facts:
     """Run the job once, with its faults. Raises ConfigError when the nodes cannot be made."""
     facts = Facts(f"drill-{os.urandom(4).hex()}", drill.nodes, drill.policy, drill.world_size)
     filled = {f.where: drill.work / f.where for f in drill.faults if f.kind == "full"}
+    if soak is not None and "full" in soak.kinds:
+        filled["store"] = drill.work / "store"
     if "arena" in filled:
         drill = replace(drill, arena_dir=filled["arena"])
-    if "store" in filled or (drill.store is None and any(f.needs_store for f in drill.faults)):
+    if "store" in filled or (drill.store is None and (soak is not None or any(f.needs_store for f in drill.faults))):
         drill = replace(drill, store=drill.work / "store")
     with ExitStack() as stack:
         for place, directory in filled.items():
@@ -83,8 +101,16 @@ def conduct(drill: Drill, progress: Progress = lambda step, done: None) -> Facts
             stack.callback(unmount, directory)
             facts.cannot.update({n: why for n, f in enumerate(drill.faults) if why and (f.kind, f.where) == ("full", place)})
         if not facts.cannot:
-            _Run(drill, facts).go(progress)
+            _Run(drill, facts, soak).go(progress)
     return facts
+
+
+def can_mount(directory: Path) -> bool:
+    """Whether filesystems can be filled here."""
+    why_not = mount_small(directory)
+    if not why_not:
+        unmount(directory)
+    return not why_not
 
 
 def mount_small(directory: Path) -> str:
@@ -103,13 +129,16 @@ def unmount(directory: Path) -> None:
 class _Run:
     """One run of the job."""
 
-    def __init__(self, drill: Drill, facts: Facts) -> None:
-        self.drill, self.facts = drill, facts
+    def __init__(self, drill: Drill, facts: Facts, soak: Soak | None) -> None:
+        self.drill, self.facts, self.soak = drill, facts, soak
         self.room = drill.work / facts.job
         self.results, self.attempts = self.room / "results", self.room / "attempts.jsonl"
+        self.later, self.until = self.room / "faults.jsonl", self.room / "until.json"
         self.results.mkdir(parents=True)
         self.store = None if drill.store is None else drill.store / facts.job
-        self.deadly = sum(f.ends_a_rank or f.kind == "link-down" for f in drill.faults)
+        self.deadly = sum(f.ends_a_rank or f.kind == "link-down" for f in drill.faults) if soak is None else MOST_RESTARTS
+        if drill.stop_step is not None:
+            allow(self.until, drill.stop_step, final=True)
 
     def go(self, progress: Progress) -> None:
         with ExitStack() as stack:
@@ -121,9 +150,11 @@ class _Run:
                 lab = Lab(self.drill.nodes, self.room, self.drill.rate_bits_per_s, self.drill.namespaces)
                 stack.callback(self._look_for, lab)  # once it has ended
                 stack.enter_context(lab)
-                crew = several = self._several(lab, log)
+                crew = several = self._several(lab, log, self._start_etcd(stack, lab))
             witness = Witness(self.drill.faults, self.drill.nproc, self.facts, crew.places, self.attempts, several)
             self._write_plan(crew)
+            if self.soak is not None:
+                self.soak.begin(witness, self.facts, self.later, self.until)
             crew.start()
             try:
                 self._follow(crew, witness, progress)
@@ -133,28 +164,42 @@ class _Run:
         self._collect(crew, witness)
 
     def _follow(self, crew: Crew, witness: Witness, progress: Progress) -> None:
-        drill = self.drill
-        restart_s = RESTART_S * (2 if drill.nodes > 1 else 1)
-        deadline = time.monotonic() + 2 * restart_s + 5 * drill.steps * max(drill.step_ms, 10) / 1000 + restart_s * self.deadly
-        tick_s = 0.001 if any(f.from_outside or f.nodes for f in drill.faults) else 0.01
+        deadline = time.monotonic() + self._longest_s()
+        tick_s = 0.001 if self.soak is not None or any(f.from_outside or f.nodes for f in self.drill.faults) else 0.01
         while time.monotonic() < deadline:
             witness.look()
             progress(witness.completed_step, len({n["fault"] for n in self.facts.notes}))
             self.facts.exit_code = crew.poll()
             if self.facts.exit_code is not None:
                 break
+            if self.soak is not None and not self.soak.is_over:
+                self.soak.look()
+                deadline = time.monotonic() + self._longest_s()
+                if self.soak.failure:
+                    return
             time.sleep(tick_s)
+        if self.soak is not None and not self.soak.is_over:
+            self.soak.fail(f"expected the job to train on, found it ended with exit code {self.facts.exit_code}")
         until = time.monotonic() + REMOVAL_S
         while crew.remains() and time.monotonic() < until:
             witness.look()
             time.sleep(0.02)
         self.facts.left_over = crew.remains()
 
+    def _longest_s(self) -> float:
+        """The longest the job may take on a busy machine; in a soak, behind its end."""
+        restart_s = RESTART_S * (2 if self.drill.nodes > 1 else 1)
+        if self.soak is not None:
+            return 2 * restart_s
+        steps = self.drill.steps if self.drill.stop_step is None else self.drill.stop_step
+        return 2 * restart_s + 5 * steps * max(self.drill.step_ms, 10) / 1000 + restart_s * self.deadly
+
     # -- starting
 
     def _write_plan(self, crew: Crew) -> None:
         plan = {
             "faults": to_plan(self.drill.faults),
+            "later": None if self.soak is None else str(self.later),
             "seed": self.drill.seed,
             "job": self.facts.job,
             "attempts": str(self.attempts),
@@ -169,16 +214,29 @@ class _Run:
         restarts = self.deadly + 3 if drill.launcher == "plain" else 0
         return Alone(self.facts.job, place, self._command(options), self._environ(), log, restarts)
 
-    def _several(self, lab: Lab, log: BinaryIO) -> Several:
-        options = ["--nnodes", str(self.drill.nodes), "--rdzv-endpoint", lab.endpoint()]
-        return Several(self.facts.job, lab, self._command(options), self._environ(), log)
+    def _several(self, lab: Lab, log: BinaryIO, etcd: Members | None) -> Several:
+        meeting = ["--rdzv-endpoint", lab.endpoint()] if etcd is None else ["--rdzv-backend", "etcd", "--rdzv-endpoint", etcd.endpoint]
+        command = self._command(["--nnodes", str(self.drill.nodes), *meeting])
+        return Several(self.facts.job, lab, command, self._environ(), log, etcd)
+
+    def _start_etcd(self, stack: ExitStack, lab: Lab) -> Members | None:
+        """Outside of all nodes, as the other meeting point is."""
+        if not self.drill.etcd:
+            return None
+        room = self.room / "etcd"
+        room.mkdir()
+        members = Members(room, host=lab.network.host)
+        stack.callback(members.stop)
+        return members
 
     def _command(self, options: list[str]) -> list[str]:
         drill = self.drill
         words = [*("--steps", drill.steps), *("--width", drill.width), *("--seed", drill.seed), *("--step-ms", drill.step_ms)]
         words += ["--results", self.results, "--plan", self.room / "plan.json"]
         if self.store is not None:
-            words += ["--persist-every", drill.persist_every]
+            words += ["--persist-every", drill.persist_every, "--persist-s", drill.persist_s]
+        if self.soak is not None or drill.stop_step is not None:
+            words += ["--until", self.until]
         options += ["--nproc-per-node", str(drill.nproc), "--max-restarts", str(self.deadly + 3)]
         return launch(drill.launcher, ["keepstep.testing.job", *map(str, words)], options)
 
@@ -214,8 +272,6 @@ class _Run:
         if len(facts.digests) < self.drill.world_size:
             facts.digests = {}
         for status in witness.statuses.values():
-            at = (status.epoch, status.rank)
-            facts.completed[at] = max(facts.completed.get(at, -1), status.completed_step)
             for name in facts.counts:
                 facts.counts[name] += getattr(status, name)
         facts.log = (self.room / "job.log").read_text(errors="replace")
@@ -226,7 +282,7 @@ def reference(drill: Drill, progress: Progress = lambda step, done: None) -> str
     memo = drill.work / f"reference-{drill.key}.json"
     with suppress(FileNotFoundError):
         return str(json.loads(memo.read_text())["hash"])
-    alone = replace(drill, faults=(), store=None, step_ms=0.0, launcher="run" if drill.nodes > 1 else drill.launcher)
+    alone = replace(drill, faults=(), store=None, etcd=False, step_ms=0.0, launcher="run" if drill.nodes > 1 else drill.launcher)
     facts = conduct(replace(alone, nodes=1, nproc=drill.world_size, policy="none"), progress)
     if facts.exit_code != 0 or facts.hash is None:
         return None

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from keepstep.edge.journal import read_journal
+from keepstep.testing.etcd import Members
 from keepstep.testing.lab import Lab
 
 REPLACE_S = 0.3  # how long a lost node stays away
@@ -98,10 +99,12 @@ class Alone:
 
 
 class Several:
-    """The same command on every node of a lab; whoever made the lab ends it."""
+    """The same command on every node of a lab, which meet over `etcd` or not; whoever made the two ends them."""
 
-    def __init__(self, job: str, lab: Lab, command: Sequence[str], environ: Mapping[str, str], log: BinaryIO) -> None:
-        self._lab, self._command, self._environ, self._log = lab, list(command), dict(environ), log
+    def __init__(
+        self, job: str, lab: Lab, command: Sequence[str], environ: Mapping[str, str], log: BinaryIO, etcd: Members | None = None
+    ) -> None:
+        self._lab, self._command, self._environ, self._log, self._etcd = lab, list(command), dict(environ), log, etcd
         self.places = tuple(
             Place(lab.arena_dir(node) / f"keepstep-{job}", lab.state_dir(node) / job / "journal.jsonl") for node in lab.nodes
         )
@@ -140,6 +143,13 @@ class Several:
         for node in nodes:
             if node not in self._due_s:
                 self._lab.network.set_link(node, up)
+
+    def set_etcd(self, up: bool) -> None:
+        assert self._etcd is not None
+        if up:
+            self._etcd.start(0)
+        else:
+            self._etcd.kill(0)
 
     def remains(self) -> list[str]:
         return remains_of(self.places)

@@ -14,7 +14,9 @@ from typing import Any
 from keepstep.errors import ConfigError
 
 NODE_KINDS = ("kill-node", "link-down")  # what happens to whole nodes: needs more than one
-KINDS = ("kill", "stop", "keeper-kill", "flip", "torn", "full", *NODE_KINDS)
+ETCD_RESTART = "etcd-restart"  # what happens to the etcd the nodes meet over
+KINDS = ("kill", "stop", "keeper-kill", "flip", "torn", "full", *NODE_KINDS, ETCD_RESTART)
+LASTING = ("link-down", ETCD_RESTART)
 PHASES = ("forward", "backward", "update", "capture", "seal", "persist", "restore")
 PROTECT = "protect"  # a snapshot is sealed and on its way to other nodes: seen from outside, so only what happens to nodes can wait for it
 PLACES = {"flip": ("arena", "store"), "full": ("store", "arena")}  # the first is the default
@@ -30,7 +32,7 @@ class Fault:
     after_ms: done from outside, that long after the rank began the step (phase=restore: began restoring).
     where: `arena` or `store`, for the kinds that can be in either.
     nodes: for what happens to nodes, all at once, by the job's own numbers; the moment is that of the first one's first rank.
-    for_ms: how long a link stays away.
+    for_ms: how long a link, or etcd, stays away.
     """
 
     kind: str
@@ -50,7 +52,7 @@ class Fault:
     @property
     def from_outside(self) -> bool:
         """Whether the rank itself has no part in it. A rank cannot end its node: it asks for that, and waits."""
-        return self.phase == PROTECT or (self.after_ms is not None and not self.nodes)
+        return self.phase == PROTECT or self.kind == ETCD_RESTART or (self.after_ms is not None and not self.nodes)
 
     @property
     def needs_store(self) -> bool:
@@ -71,7 +73,7 @@ def parse(text: str) -> Fault:
     if kind not in KINDS:
         raise ConfigError(f"fault {text!r}: expected one of {', '.join(KINDS)}, found {kind!r}")
     values: dict[str, str] = {}
-    keys = ["node" if kind in NODE_KINDS else "rank", "step", "phase", "where", "after", *(["for"] if kind == "link-down" else [])]
+    keys = ["node" if kind in NODE_KINDS else "rank", "step", "phase", "where", "after", *(["for"] if kind in LASTING else [])]
     for part in filter(None, rest.split(",")):
         key, equals, value = part.partition("=")
         if key not in keys or not equals:
@@ -79,7 +81,7 @@ def parse(text: str) -> Fault:
         if key in values:
             raise ConfigError(f"fault {text!r}: expected {key}= once, found it again as {part!r}")
         values[key] = value
-    for key in ("step", *(("node",) if kind in NODE_KINDS else ()), *(("for",) if kind == "link-down" else ())):
+    for key in ("step", *(("node",) if kind in NODE_KINDS else ()), *(("for",) if kind in LASTING else ())):
         if key not in values:
             raise ConfigError(f"fault {text!r}: expected {key}=, found none")
     after, lasting = values.get("after"), values.get("for")
@@ -113,14 +115,14 @@ def _checked(text: str, fault: Fault) -> Fault:
     if fault.where not in places:
         expected = f"where= one of {', '.join(places)}" if places != ("",) else "no where="
         raise ConfigError(f"fault {text!r}: expected {expected}, found {fault.where!r}")
-    by_outsider = fault.kind in ("kill", "stop", "keeper-kill") and fault.phase in ("forward", "restore")
+    by_outsider = fault.kind in ("kill", "stop", "keeper-kill", ETCD_RESTART) and fault.phase in ("forward", "restore")
     if fault.after_ms is not None and not (fault.nodes or by_outsider):
         raise ConfigError(f"fault {text!r}: expected after= with kill, stop or keeper-kill and phase=forward or restore, found {fault}")
     return fault
 
 
-def check(faults: Iterable[Fault], nproc: int, steps: int, nodes: int = 1) -> None:
-    """Raises ConfigError when a fault cannot happen in a job of `nodes` nodes with `nproc` ranks each."""
+def check(faults: Iterable[Fault], nproc: int, steps: int, nodes: int = 1, etcd: bool = False) -> None:
+    """Raises ConfigError when a fault cannot happen in a job of `nodes` nodes with `nproc` ranks each, which meet over an `etcd` or not."""
     world_size = nodes * nproc
     for fault in faults:
         if fault.rank >= world_size:
@@ -132,6 +134,8 @@ def check(faults: Iterable[Fault], nproc: int, steps: int, nodes: int = 1) -> No
             raise ConfigError(f"fault {str(fault)!r}: expected more than one node (--nodes), found 1")
         if fault.nodes and max(fault.nodes) >= nodes:
             raise ConfigError(f"fault {str(fault)!r}: expected node= below {nodes} (--nodes), found {max(fault.nodes)}")
+        if fault.kind == ETCD_RESTART and not etcd:
+            raise ConfigError(f"fault {str(fault)!r}: expected --rdzv-backend etcd, found another one")
         if nodes > 1 and (fault.kind, fault.where) == ("full", "arena"):
             raise ConfigError(f"fault {str(fault)!r}: expected one node (the memory of several is one filesystem here), found {nodes}")
 

@@ -27,6 +27,7 @@ from keepstep.model.snapshot import Phase, SlotState
 from keepstep.model.units import MIB
 from keepstep.testing.faults import Fault, from_plan
 from keepstep.testing.flips import draw_in_file, draw_in_slot, sealed_slots
+from keepstep.testing.lines import Lines, append
 
 FILLER = "keepstep-drill-filler"
 WRITING_PATIENCE_S = 5.0
@@ -37,7 +38,9 @@ KEEPER_PATIENCE_S = 5.0
 
 @dataclass(frozen=True)
 class Plan:
-    """What a drill hands to its job: the faults, and where everything is. `node`: the job's number of the node this process is on."""
+    """What a drill hands to its job: the faults, and where everything is. `node`: the job's number of the node this process is on.
+
+    `later`: where faults are told while the job runs, one a line; their numbers go on from those of `faults`."""
 
     faults: tuple[Fault, ...]
     seed: int
@@ -46,6 +49,7 @@ class Plan:
     journals: tuple[Path, ...]
     store: Path | None
     node: int = 0
+    later: Path | None = None
 
     @classmethod
     def read(cls, path: Path, environ: Mapping[str, str]) -> Plan:
@@ -54,7 +58,8 @@ class Plan:
         job_dir = Path(environ["KEEPSTEP_ARENA_DIR"]) / f"keepstep-{raw['job']}"
         journals = tuple(map(Path, raw["journals"]))
         node = int(environ.get("GROUP_RANK", "0"))
-        return cls(from_plan(raw["faults"]), raw["seed"], Path(raw["attempts"]), job_dir, journals, store, node)
+        later = None if raw.get("later") is None else Path(raw["later"])
+        return cls(from_plan(raw["faults"]), raw["seed"], Path(raw["attempts"]), job_dir, journals, store, node, later)
 
     def falls_to(self, fault: Fault, rank: int, local_rank: int) -> bool:
         """Whether that rank does the fault, or asks for it: for what happens to nodes, the first rank of the first one."""
@@ -64,37 +69,43 @@ class Plan:
 
 
 def note(attempts: Path, number: int, what: str, **data: Any) -> None:
-    """One line that outlives this process. what: `asks`, `about to`, `did` or `cannot`."""
-    line = json.dumps({"fault": number, "what": what, "mono_ns": time.monotonic_ns(), **data}) + "\n"
-    fd = os.open(attempts, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(fd, line.encode())
-    finally:
-        os.close(fd)
+    """One line that outlives this process. what: `asks`, `about to`, `did` or `cannot`; `ended` a stopped rank."""
+    append(attempts, {"fault": number, "what": what, "mono_ns": time.monotonic_ns(), **data})
 
 
 def attempted(attempts: Path) -> set[int]:
     """The faults that were done, or could not be, in any life. One that another fault's kill came before is still to be done."""
-    try:
-        said = [json.loads(line) for line in attempts.read_text().splitlines()]
-    except FileNotFoundError:
-        return set()
-    return {s["fault"] for s in said if s["what"] not in (ASKS, "about to")}
+    return {said["fault"] for said in Lines(attempts).new() if said["what"] not in (ASKS, "about to")}
 
 
 class Injector:
     """A phase listener: `session.phase_listeners.append(Injector(plan, rank))` before `protect`."""
 
     def __init__(self, plan: Plan, rank: int, local_rank: int = 0) -> None:
-        self._plan, self._rank = plan, rank
-        self._mine = {n: f for n, f in enumerate(plan.faults) if plan.falls_to(f, rank, local_rank)}
+        self._plan, self._rank, self._local_rank = plan, rank, local_rank
+        self._mine: dict[int, Fault] = {}
+        self._known = 0
+        self._later = None if plan.later is None else Lines(plan.later)
+        self._learn(plan.faults)
+        self._learn_later()
         for number in attempted(plan.attempts):
             self._mine.pop(number, None)
         self._armed: set[int] = set()
         self._lock = threading.Lock()
 
+    def _learn(self, faults: Sequence[Fault]) -> None:
+        for number, fault in enumerate(faults, self._known):
+            if self._plan.falls_to(fault, self._rank, self._local_rank):
+                self._mine[number] = fault
+        self._known += len(faults)
+
+    def _learn_later(self) -> None:
+        if self._later is not None:
+            self._learn(from_plan(self._later.new()))
+
     def __call__(self, phase: Phase, step: int) -> None:
         with self._lock:  # phases are announced by the trainer's thread and by the capture thread
+            self._learn_later()
             due = [(n, f) for n, f in self._mine.items() if self._is_due(n, f, phase, step)]
             for number, _ in due:
                 del self._mine[number]

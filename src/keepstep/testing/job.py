@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import random
+import sys
 import time
 from collections.abc import Sequence
 from concurrent import futures
@@ -24,10 +25,10 @@ from torch import nn
 
 import keepstep
 from keepstep.runtime import session
+from keepstep.testing.allowance import Allowance
 from keepstep.testing.injector import Injector, Plan
 
 EXAMPLES, FEATURES, BATCH = 512, 32, 16
-PERSIST_S = 3.0  # the longest a step waits for its checkpoint
 
 
 class Order:
@@ -108,7 +109,10 @@ def train(args: argparse.Namespace) -> str:
     order = Order(args.seed, rank, world_size)
     job = keepstep.protect(model=model, optimizer=optimizer, scheduler=schedule, sampler=order, trail="")
     pause_s = args.step_ms / 3000
-    for step in job.steps(args.steps):
+    allowance = None if args.until is None else Allowance(args.until)
+    for step in job.steps(args.steps if allowance is None else sys.maxsize):
+        if allowance is not None and not allowance.covers(step):
+            break
         with step:
             job.enter("forward")
             time.sleep(pause_s)
@@ -126,7 +130,9 @@ def train(args: argparse.Namespace) -> str:
             job.state["trail"] = digest([job.state["trail"], int(step), loss, chosen])
             job.report(loss=loss)
             if args.persist_every and (step + 1) % args.persist_every == 0:
-                futures.wait([job.persist()], PERSIST_S)  # a fault in the store needs something in the store
+                futures.wait([job.persist()], args.persist_s)  # a fault in the store needs something in the store
+    if allowance is not None:
+        job.close()
     states = [model.state_dict(), optimizer.state_dict(), schedule.state_dict(), order.state_dict(), job.state["trail"]]
     return digest([*states, torch.get_rng_state(), numpy.random.get_state(), random.getstate()])
 
@@ -138,6 +144,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--step-ms", type=float, default=20.0, help="how long a step sleeps, in three parts")
     parser.add_argument("--persist-every", type=int, default=0, help="call job.persist() every so many steps, and wait for it")
+    parser.add_argument("--persist-s", type=float, default=3.0, help="the longest a step waits for its checkpoint")
+    parser.add_argument("--until", type=Path, help="train as far as that file allows; --steps is then the schedule's length alone")
     parser.add_argument("--results", type=Path, required=True, help="directory for the digest of each rank")
     parser.add_argument("--plan", type=Path, help="faults to inject (written by keepstep drill)")
     args = parser.parse_args(argv)

@@ -7,6 +7,7 @@ somebody else, bytes in a slot. Pure.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -17,7 +18,7 @@ from keepstep.core.survival import out_of_reach
 from keepstep.model.events import Event
 from keepstep.model.topology import Auto, parse_policy, topology
 from keepstep.model.units import S_NS
-from keepstep.testing.faults import Fault
+from keepstep.testing.faults import ETCD_RESTART, Fault
 from keepstep.testing.witness import Facts
 
 DAMAGE = ("damaged", "checkpoint-damaged", "restore-failed", "slot-voided")
@@ -70,7 +71,7 @@ def judge(faults: Sequence[Fault], facts: Facts, expected_hash: str | None) -> d
         "faults": seen,
         "hash": facts.hash,
         "expected_hash": expected_hash,
-        "restarts": max((e.data["incarnation"] - 1 for e in facts.events if e.kind == "rank-joined"), default=0),
+        "restarts": _restarts(facts.events),
         "recovery_s": [r.took_s for r in found],
         "sources": [r.source for r in found],
         "recoveries": [asdict(r) for r in found],
@@ -79,6 +80,13 @@ def judge(faults: Sequence[Fault], facts: Facts, expected_hash: str | None) -> d
         "job": facts.job,
         "exit_code": facts.exit_code,
     }
+
+
+def _restarts(events: Sequence[Event]) -> int:
+    """How often something was started again. Without an agent, which counts: lives of the rank that had most."""
+    counted = {e.data["attempt"] for e in events if e.kind == "ranks-restarted"}
+    lives = Counter(rank for rank, _ in {(e.data["rank"], e.data["pid"]) for e in events if e.kind == "rank-joined"})
+    return len(counted) or max(lives.values(), default=1) - 1
 
 
 def _fault_report(number: int, fault: Fault, facts: Facts) -> dict[str, Any]:
@@ -112,6 +120,8 @@ def _evidence(number: int, fault: Fault, facts: Facts, notes: list[dict[str, Any
 
     if fault.kind == "link-down":
         return [saw("was down for")]
+    if fault.kind == ETCD_RESTART:
+        return [saw("was away for")]
     if fault.kind == "kill-node":
         return [saw("are gone"), saw("the memory"), _say(e for e in after if e.kind == "resumed")]
     if fault.kind == "keeper-kill":

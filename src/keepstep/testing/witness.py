@@ -1,14 +1,13 @@
 """Witness: what can only be done and seen from outside the ranks.
 
-Comes in: the faults, and where the memory, notes and journals of each of the job's nodes are. Goes out: `Facts`: which processes were
-stopped or gone, what slots said after a death, what filesystems had left. Each fault has a small generator that waits, strikes and
-follows; `look` advances them all. Never speaks to the job.
+Comes in: the faults, more of them while it runs, and where the memory, notes and journals of each of the job's nodes are. Goes out:
+`Facts`: which processes were stopped or gone, what slots said after a death, what filesystems had left. Each fault has a small generator
+that waits, strikes and follows; `look` advances them all. Never speaks to the job.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import signal
 import time
@@ -20,15 +19,16 @@ from typing import Any, Protocol
 
 from keepstep.edge.arena import Slot, slot_paths
 from keepstep.edge.horizon import HorizonPage
-from keepstep.edge.journal import read_journal
+from keepstep.edge.journal import JournalTail
 from keepstep.edge.status import StatusPage
 from keepstep.errors import ConfigError, DamageError
 from keepstep.model.events import Event
-from keepstep.model.snapshot import Phase, RankStatus, SlotState
+from keepstep.model.snapshot import Phase, RankStatus, SlotState, Stamp
 from keepstep.model.units import MS_NS, human_ns
 from keepstep.testing.crew import Place
-from keepstep.testing.faults import PROTECT, Fault
+from keepstep.testing.faults import ETCD_RESTART, PROTECT, Fault
 from keepstep.testing.injector import ASKS, kill_keeper, note
+from keepstep.testing.lines import Lines
 
 STOPPED_S = 0.3  # how long a stopped rank stays before it is killed
 SEARCH_S = 0.02  # how often new ranks are looked for
@@ -70,6 +70,8 @@ class Nodes(Protocol):
 
     def set_links(self, nodes: Sequence[int], up: bool) -> None: ...
 
+    def set_etcd(self, up: bool) -> None: ...
+
 
 def process_state(pid: int) -> str:
     """The letter /proc gives (`R`, `S`, `T` stopped, `Z` dead and not yet collected ...); empty when there is no such process."""
@@ -84,12 +86,13 @@ def is_dead(pid: int) -> bool:
 
 
 class Witness:
-    """One run's. `statuses`: the last word of each life, by (rank, process)."""
+    """One run's. `statuses`: the last word of each process, by (rank, process); one that stays in its process lives in several epochs.
+    `events`: all journals', as they come."""
 
     def __init__(
-        self, faults: tuple[Fault, ...], nproc: int, facts: Facts, places: Sequence[Place], attempts: Path, nodes: Nodes | None = None
+        self, faults: Sequence[Fault], nproc: int, facts: Facts, places: Sequence[Place], attempts: Path, nodes: Nodes | None = None
     ) -> None:
-        self._faults, self._nproc, self._facts = faults, nproc, facts
+        self._faults, self._nproc, self._facts = list(faults), nproc, facts
         self._places, self._attempts, self._nodes = places, attempts, nodes
         self._pages: dict[tuple[int, int], StatusPage] = {}  # (node, rank)
         self._horizon: tuple[int, HorizonPage] | None = None
@@ -97,13 +100,35 @@ class Witness:
         self._seat_of = {node: node for node in range(len(places))}  # the job's node: the lab's, where its ranks were last seen
         self._searched_s = 0.0
         self._lost_epoch = -1  # what was protected in it no longer is
-        self._heard_bytes = 0
+        self._notes, self._journals = Lines(attempts), [JournalTail(place.journal) for place in places]
         self._watches: dict[int, Iterator[None]] = {n: self._strike(n, f) for n, f in enumerate(faults) if f.from_outside}
         self.statuses: dict[tuple[int, int], RankStatus] = {}
+        self.events: list[Event] = []
+
+    def add(self, fault: Fault) -> int:
+        """One fault more; its number."""
+        number = len(self._faults)
+        self._faults.append(fault)
+        if fault.from_outside:
+            self._watches[number] = self._strike(number, fault)
+        return number
+
+    def is_followed(self, number: int) -> bool:
+        """Whether something of that fault is still to be done or seen."""
+        return number in self._watches
 
     @property
     def completed_step(self) -> int:
         return max((status.completed_step for _, status in self._now.values()), default=-1)
+
+    @property
+    def living(self) -> list[RankStatus]:
+        """The last word of every rank whose process lives."""
+        return [status for _, status in self._now.values() if not is_dead(status.pid)]
+
+    def committed(self, epoch: int) -> Stamp | None:
+        """What lies on as many nodes as the policy asks for."""
+        return None if self._horizon is None else self._horizon[1].read(epoch).committed
 
     def look(self) -> None:
         """Once every few milliseconds."""
@@ -129,7 +154,10 @@ class Witness:
                 found[rank] = (node, status)
         self._now = found
         self._seat_of.update((rank // self._nproc, node) for rank, (node, _) in found.items())
-        self.statuses.update(((rank, status.pid), status) for rank, (_, status) in found.items())
+        for rank, (_, status) in found.items():
+            self.statuses[rank, status.pid] = status
+            at = (status.epoch, rank)
+            self._facts.completed[at] = max(self._facts.completed.get(at, -1), status.completed_step)
         if self._horizon is not None and found:
             epoch = max(status.epoch for _, status in found.values())
             if epoch > self._lost_epoch and epoch not in self._facts.protected_ns and self._horizon[1].read(epoch).committed is not None:
@@ -137,6 +165,8 @@ class Witness:
 
     def _search(self) -> None:
         self._searched_s = time.monotonic()
+        for journal in self._journals:
+            self.events += journal.read()
         for node, place in enumerate(self._places):
             for path in place.job_dir.glob("rank-*/status"):
                 rank = int(path.parent.name[5:])
@@ -166,12 +196,8 @@ class Witness:
 
     def _hear(self) -> None:
         """What was noted since the last look."""
-        with suppress(FileNotFoundError), open(self._attempts, "rb") as file:
-            file.seek(self._heard_bytes)
-            lines = file.read().splitlines(keepends=True)
-            for line in (ln for ln in lines if ln.endswith(b"\n")):
-                self._heard_bytes += len(line)
-                self._take(json.loads(line))
+        for said in self._notes.new():
+            self._take(said)
 
     def _take(self, said: dict[str, Any]) -> None:
         number = int(said["fault"])
@@ -201,17 +227,19 @@ class Witness:
                 yield
             yield from self._strike_nodes(number, fault, moment)
             return
-        assert fault.after_ms is not None
         while True:
             while (found := self._now.get(fault.rank)) is None or is_dead(found[1].pid) or not self._is_moment(number, fault, found[1]):
                 yield
             status = found[1]
-            at = time.monotonic() + fault.after_ms / 1000
+            at = time.monotonic() + (fault.after_ms or 0) / 1000
             while time.monotonic() < at:
                 yield
             if is_dead(status.pid):
                 continue  # another fault was quicker: the next life's moment, then
             note(self._attempts, number, "about to", pid=status.pid, phase=status.phase.name.lower(), step=status.step)
+            if fault.kind == ETCD_RESTART:
+                yield from self._restart_etcd(number, fault)
+                return
             try:
                 said = self._do(fault, status.pid)
             except ProcessLookupError:
@@ -282,6 +310,16 @@ class Witness:
         self._nodes.set_links(seats, up=True)
         self._saw(number, f"the link of {_named(fault)} was down for {human_ns(time.monotonic_ns() - began_ns)}")
 
+    def _restart_etcd(self, number: int, fault: Fault) -> Iterator[None]:
+        assert self._nodes is not None and fault.for_ms is not None
+        self._nodes.set_etcd(up=False)
+        note(self._attempts, number, "did")
+        began_ns = time.monotonic_ns()
+        while time.monotonic_ns() < began_ns + int(fault.for_ms * MS_NS):
+            yield
+        self._nodes.set_etcd(up=True)
+        self._saw(number, f"etcd was away for {human_ns(time.monotonic_ns() - began_ns)}")
+
     # -- what becomes of a fault
 
     def _follow(self, number: int, fault: Fault, said: dict[str, Any]) -> Iterator[None]:
@@ -310,6 +348,7 @@ class Witness:
         until = time.monotonic() + STOPPED_S
         while time.monotonic() < until:
             yield
+        note(self._attempts, number, "ended", pid=pid)
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
@@ -327,7 +366,7 @@ class Witness:
             self._saw(number, f"{filler.parent} has 0 bytes free")
         began_ns = int(self._told(number, "mono_ns"))
         answer = "persist-failed" if fault.where == "store" else "resumed"
-        while not any(e.kind == answer and e.mono_ns > began_ns for place in self._places for e in read_journal(place.journal)):
+        while not any(e.kind == answer and e.mono_ns > began_ns for e in self.events):
             yield
         filler.unlink(missing_ok=True)  # what follows may go well again
 
