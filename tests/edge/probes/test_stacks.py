@@ -73,20 +73,22 @@ def test_without_py_spy_the_kernels_view_is_left_and_the_reason(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("script", "reason"),
+    ("script", "limit_s", "reason"),
     [
-        ("exec sleep 600", "did not answer within 0.5 s"),
-        ("echo 'Error: Permission denied' >&2; exit 1", "no Python frames: Error: Permission denied"),
-        ("exit 0", "py-spy found none"),
+        ("exec sleep 600", 0.5, "did not answer within 0.5 s"),
+        ("echo 'Error: Permission denied' >&2; exit 1", 60, "no Python frames: Error: Permission denied"),
+        ("exit 0", 60, "py-spy found none"),
     ],
 )
-def test_a_tool_that_fails_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, reason: str) -> None:
+def test_a_tool_that_fails_is_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, limit_s: float, reason: str
+) -> None:
     tool = tmp_path / "py-spy"
     tool.write_text(f"#!/bin/sh\n{script}\n")
     tool.chmod(0o755)
     monkeypatch.setattr(stacks, "find_py_spy", lambda: str(tool))
     began = time.monotonic()
-    found = stacks.take({rank: os.getpid() for rank in range(4)}, 0.5)
+    found = stacks.take({rank: os.getpid() for rank in range(4)}, limit_s)
     assert all(reason in stack.text for stack in found.values())
     assert time.monotonic() - began < 60, "four that hang for ten minutes each"
 
