@@ -24,7 +24,7 @@ from keepstep.model.snapshot import Phase
 from keepstep.model.units import S_NS, human_ns
 from keepstep.model.verdict import Evidence, Kind, Strength, Verdict
 
-SIGABRT, SIGBUS, SIGKILL = 6, 7, 9
+SIGBUS, SIGKILL = 7, 9
 PREEMPTING = {SIGHUP, SIGINT, SIGTERM}
 OUT_OF_MEMORY = ("out of memory", "MemoryError", "Cannot allocate memory")
 # How gloo, NCCL and their stores say that somebody else has gone or does not answer.

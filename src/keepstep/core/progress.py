@@ -103,7 +103,6 @@ class Rhythm:
 class _Track:
     """One life of one rank."""
 
-    began_ns: int
     since_ns: int  # it told of something new
     moved_ns: int  # or was seen to do something
     step_since_ns: int
@@ -150,7 +149,7 @@ class Progress:
     def begin(self, rank: int, now_ns: int) -> None:
         """A new life of that rank: nothing of the one before counts, nor of others that failed before it."""
         self._tracks = {r: track for r, track in self._tracks.items() if not track.exited or track.phase == Phase.DONE}
-        self._tracks[rank] = _Track(now_ns, now_ns, now_ns, now_ns, now_ns)
+        self._tracks[rank] = _Track(now_ns, now_ns, now_ns, now_ns)
 
     def forget(self, rank: int) -> None:
         """It has exited."""
