@@ -20,7 +20,7 @@ from keepstep.testing.etcd import MISSING
 from keepstep.testing.network import why_no_namespaces
 from keepstep.testing.soak import Soak
 from keepstep.testing.tally import tally
-from keepstep.testing.turns import Shape, possible
+from keepstep.testing.turns import Shape, draw_turns, possible
 from keepstep.testing.verdict import judge
 from keepstep.testing.witness import Facts
 
@@ -36,7 +36,8 @@ def make(order: Drill, seconds: float, kinds: str) -> Soak:
     has_namespaces = order.nodes > 1 and order.namespaces is not False and not why_no_namespaces()
     drawn = possible(kinds, order.nodes, has_namespaces, order.store is None and can_mount(order.work / "store"), order.etcd)
     shape = Shape(order.nodes, order.nproc, order.step_ms, LINK_DEAD_S * 1000)
-    return Soak(seconds, shape, drawn, order.seed, order.nodes > 1 and order.policy != "none")
+    protects = order.nodes > 1 and order.policy != "none"
+    return Soak(seconds, shape, draw_turns(order.seed, shape, drawn), protects, "full" in drawn)
 
 
 def run(order: Drill, soak: Soak, tell: Callable[[int, int], None]) -> tuple[Facts, dict[str, Any]]:

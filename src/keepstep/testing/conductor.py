@@ -89,7 +89,7 @@ def conduct(drill: Drill, progress: Progress = lambda step, done: None, soak: So
     """Run the job once, with its faults. Raises ConfigError when the nodes cannot be made."""
     facts = Facts(f"drill-{os.urandom(4).hex()}", drill.nodes, drill.policy, drill.world_size)
     filled = {f.where: drill.work / f.where for f in drill.faults if f.kind == "full"}
-    if soak is not None and "full" in soak.kinds:
+    if soak is not None and soak.fills_store:
         filled["store"] = drill.work / "store"
     if "arena" in filled:
         drill = replace(drill, arena_dir=filled["arena"])

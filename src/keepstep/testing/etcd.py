@@ -13,6 +13,7 @@ import time
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from keepstep.model.launch import Etcd
 
@@ -93,8 +94,7 @@ class Members:
         except (OSError, ValueError):
             return False
 
-    def _post(self, number: int, path: str) -> dict[str, dict[str, str]]:
+    def _post(self, number: int, path: str) -> Any:
         request = urllib.request.Request(f"http://{self._host}:{self.ports[number]}/v3/{path}", b"{}")
         with urllib.request.urlopen(request, timeout=5) as answer:
-            found: dict[str, dict[str, str]] = json.load(answer)
-        return found
+            return json.load(answer)

@@ -21,7 +21,7 @@ from keepstep.model.units import MS_NS, S_NS, human_ns
 from keepstep.testing import lines
 from keepstep.testing.allowance import allow
 from keepstep.testing.faults import Fault, to_plan
-from keepstep.testing.turns import Shape, draw_turns
+from keepstep.testing.turns import Shape, Turn
 from keepstep.testing.witness import Facts, Witness
 
 RECOVERED_WITHIN_S = 120.0
@@ -43,9 +43,9 @@ class Passed:
 class Soak:
     """One run's. `stop_step`: how many steps the job does in all, once that is decided. `failure`: why it is not recovered from."""
 
-    def __init__(self, seconds: float, shape: Shape, kinds: Sequence[str], seed: int, protects: bool) -> None:
-        self.seconds, self.kinds, self._shape, self._protects = seconds, kinds, shape, protects
-        self._turns = draw_turns(seed, shape, kinds)
+    def __init__(self, seconds: float, shape: Shape, turns: Iterator[Turn], protects: bool, fills_store: bool = False) -> None:
+        self.seconds, self.fills_store = seconds, fills_store
+        self._shape, self._turns, self._protects = shape, turns, protects
         self.faults: list[Fault] = []
         self.passed: list[Passed] = []
         self.stop_step: int | None = None
