@@ -138,6 +138,8 @@ def from_mapping(values: Mapping[str, Any]) -> Config:
 # Variables keepstep's own processes hand down; not configuration.
 INTERNAL = {
     "KEEPSTEP_AGENT",
+    "KEEPSTEP_STEWARD",
+    "KEEPSTEP_SUCCEEDS",
     "KEEPSTEP_AGENT_SOCKET",
     "KEEPSTEP_ATTEMPT",
     "KEEPSTEP_REJOIN",

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from keepstep.edge.journal import read_journal
+from keepstep.edge.status import read_status
 from keepstep.model.events import Event
 from keepstep.model.units import MS_NS
 
@@ -237,6 +238,19 @@ def test_ranks_outlive_their_agent(start: Start) -> None:
     run.process.kill()
     assert run.wait_for("keeper-ended").data["ok"]
     assert [e.data["ok"] for e in run.events("rank-bye")] == [True]
+
+
+def test_a_killed_agent_is_followed_by_another_one(start: Start) -> None:
+    run = start(TRAINING, args=FOR_EVER)
+    until(lambda: (status := read_status(run.arena_dir / "keepstep-t", 0)) is not None and status.completed_step > 20, "step 20")
+    agent = run.events("job-started")[-1].data["pid"]
+    assert agent != run.process.pid
+    os.kill(agent, signal.SIGKILL)
+    last = until(lambda: next(iter(run.events("resumed")[1:]), None), "the next life")
+    assert (last.data["source"], last.data["lost_steps"] <= 1) == ("memory", True) and last.data["step"] >= 20, last.why
+    assert len(run.events("agent-restarted")) == 1 and len(run.events("agent-restarted")[0].data["ended"]) == 1
+    run.process.send_signal(signal.SIGTERM)
+    assert run.ended()[0] == 143
 
 
 def test_a_preemption_leaves_the_newest_step_in_the_store(start: Start, tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ def test_a_program_that_fails_everywhere_ends_everywhere(machines: Begin) -> Non
     job = machines("sleep 0.2; exit 7")
     nodes = job.start_two()
     ended = [node.ended() for node in nodes]
-    assert [code for code, _ in ended] == [1, 1], ended
+    assert [code for code, _ in ended] == [70, 70], ended
     assert all(len(node.events("ranks-restarted")) == 2 for node in nodes), "the third failure is one too many, wherever it is seen"
     why = [node.events("job-ended")[0].why for node in nodes]
     assert any("the program failed 3 times in a row without a new step" in sentence for sentence in why)

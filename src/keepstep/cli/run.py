@@ -16,6 +16,7 @@ import typer
 from keepstep.config import Config, from_mapping
 from keepstep.errors import ConfigError
 from keepstep.model.launch import Etcd, Launch
+from keepstep.runtime.steward import STEWARD, SUCCEEDS, keep_agent
 
 LOOPBACK = "127.0.0.1"
 RDZV_PORT, MASTER_PORT, ETCD_PORT = 29400, 29500, 2379  # torchrun's, when none is given
@@ -89,9 +90,14 @@ def run(
     launch = build_launch(given, script_args or [])
     config = from_mapping({name: value for name, value in given.items() if name in Config.__dataclass_fields__})
     _log_to_stderr()
+    if STEWARD not in os.environ:
+        raise typer.Exit(keep_agent(sys.argv[1:], os.environ))
+    environ = dict(os.environ)
+    for name in (STEWARD, SUCCEEDS):  # not for the ranks
+        os.environ.pop(name, None)
     from keepstep.runtime.agent import supervise  # imports torch
 
-    raise typer.Exit(supervise(launch, config, os.environ))
+    raise typer.Exit(supervise(launch, config, environ))
 
 
 def build_launch(given: dict[str, Any], script_args: list[str]) -> Launch:

@@ -61,8 +61,10 @@ from keepstep.runtime.agent_link import AgentLink
 from keepstep.runtime.agent_meeting import Alone, Formed, Heard, Meeting, Several
 from keepstep.runtime.metering import Metrics
 from keepstep.runtime.naming import default_job
+from keepstep.runtime.predecessor import end_predecessors_ranks, write_ranks
 from keepstep.runtime.rank_lines import RankLines
 from keepstep.runtime.standby import can_become
+from keepstep.runtime.steward import SUCCEEDS
 from keepstep.runtime.watch import Watch
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -104,6 +106,7 @@ class Agent:
 
     def __init__(self, launch: Launch, config: Config, environ: Mapping[str, str], reader: socket.socket, writer: socket.socket) -> None:
         handed_down = {"KEEPSTEP_AGENT": str(os.getpid())}
+        self._succeeds = environ.get(SUCCEEDS) == "1"
         self.settings = resolve(config, {**environ, **handed_down}, launch.job or default_job(launch.argv, environ))
         parse_rules(self.settings.keep)
         self.journal = Journal(self.settings.journal_path, "agent")
@@ -158,11 +161,19 @@ class Agent:
             nodes = f" on each of {self.launch.nodes} nodes" if self.launch.nodes > 1 else ""
             why = f"job {self.settings.job}: {self.launch.ranks} ranks{nodes} of `{command}`, at most {self.launch.max_restarts} restarts"
             self.journal.record("job-started", why, pid=os.getpid(), job=self.settings.job, ranks=self.launch.ranks)
+            if self._succeeds:
+                self._take_over()
             self.meeting.join(self.keeper.listens)
             end = self._loop()
         finally:
             self._finish(end)
         return end.exit_code
+
+    def _take_over(self) -> None:
+        attempt, ended = end_predecessors_ranks(self.settings.job_dir, KILL_WITHIN_S)
+        self.meeting.follow(attempt)
+        why = f"the node's agent was killed; process {os.getpid()} takes over, has ended its {len(ended)} ranks and starts them from memory"
+        self.journal.record("agent-restarted", why, logging.WARNING, pid=os.getpid(), ended=ended)
 
     def _loop(self) -> End:
         while True:
@@ -242,7 +253,9 @@ class Agent:
         message = self.lines.hear(int(key.removeprefix("line ")))
         if message is None:
             return
-        if message["kind"] == "standby":
+        if message["kind"] == "standby" and message["pid"] != self.ranks.standby_pid:
+            self.lines.forget(message["pid"])  # an agent's that was killed: it ends now
+        elif message["kind"] == "standby":
             self.journal.record("standby-ready", f"process {message['pid']} stands by to become a rank", pid=message["pid"])
         elif message["kind"] == "suspect":
             why = f"rank {message['rank']} lost a connection: {message['why']}; that alone says of no rank that it is lost"
@@ -374,6 +387,7 @@ class Agent:
         for rank in missing:
             self.selector.register(self.ranks.pidfds[rank], selectors.EVENT_READ, rank)
         started_ns = time.monotonic_ns()
+        write_ranks(self.settings.job_dir, formed.place.attempt, [self.ranks.pid(rank) for rank in range(self.launch.ranks)])
         if self.watch is None or before.node != formed.place.node:
             self.watch = Watch(self.settings, self.journal, self._deadlines, formed.place.node)
         self.watch.begin({formed.place.first_rank + rank: pid for rank, pid in pids.items()}, started_ns)

@@ -66,6 +66,9 @@ class Meeting(Protocol):
     def join(self, keeper: Listening | None) -> None:
         """This node's ranks are dead, its keeper listens there: take part in the next round."""
 
+    def follow(self, attempt: int) -> None:
+        """Another agent was here, and its ranks, in that life of them, are dead: before the first `join`."""
+
     def say(self, attempt: int, verdict: Verdict) -> None: ...
 
     def ended_well(self, attempt: int, why: str) -> None: ...
@@ -92,6 +95,9 @@ class Alone:
         self._store = open_store(host, self._launch.master_port)
         self._post(Formed(Place(self._attempt, 0, 1, 0, self._launch.ranks, host, self._store.port), None, self._keep))
         self._attempt += 1
+
+    def follow(self, attempt: int) -> None:
+        self._attempt = attempt + 1
 
     def say(self, attempt: int, verdict: Verdict) -> None:
         self._keep = verdict.keep
@@ -122,6 +128,7 @@ class Several:
         self._number = -1  # of the round that is being formed or lived
         self._place = -1  # this agent's in it
         self._keep = False  # as the verdict about the round before said
+        self._follows = -1  # the round in which this node's agent was killed
         self._hosts: EmbeddedKV | None = None  # when they meet here
         self._ranks_store: Any = None  # when the ranks do
         self._speaker: threading.Thread | None = None
@@ -133,6 +140,9 @@ class Several:
     def join(self, keeper: Listening | None) -> None:
         assert keeper is not None
         self._keepers.put(keeper)
+
+    def follow(self, attempt: int) -> None:
+        self._follows = attempt
 
     def say(self, attempt: int, verdict: Verdict) -> None:
         self._words.put(lambda point: self._say(point, attempt, verdict))
@@ -234,6 +244,8 @@ class Several:
         """The last word about the job; None when this agent's own end comes first."""
         keeper = self._keepers.get()
         number = 0
+        if self._follows >= 0:
+            self._say(point, self._follows, Verdict("again", "the agent of a node was killed, and another one has taken over", keep=True))
         while (before := point.verdict(number)) is not None:  # rounds of before, whatever became of them
             number, self._keep = number + 1, before.keep
         while keeper is not None:

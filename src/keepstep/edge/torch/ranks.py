@@ -124,6 +124,10 @@ class Ranks:
         self._standby = Process(context, 0)
         return self._standby.pid
 
+    @property
+    def standby_pid(self) -> int | None:
+        return None if self._standby is None else self._standby.pid
+
     def standby_became(self, rank: int) -> int:
         """The process that stood by is this rank now; its pid."""
         assert self._standby is not None

@@ -1,0 +1,80 @@
+"""Steward: what `keepstep run` is at first: the parent of the node's agent, which it replaces when that dies.
+
+Comes in: signals, and the agent's end. Goes out: the same signals to the agent, and the agent's exit code. Imports no torch, holds
+nothing, and knows nothing of the job: whatever could make the agent fail is not here. An agent that is killed is followed by another one,
+which ends what the first one's ranks were doing and has them start from memory; the ranks of other nodes stay in their process.
+
+Invariant: at most one agent lives; when the steward is killed its agent dies with it, and the ranks train on without one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+STEWARD = "KEEPSTEP_STEWARD"  # in the environment of an agent: its steward's process
+SUCCEEDS = "KEEPSTEP_SUCCEEDS"  # and that there was another one before it
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+PR_SET_PDEATHSIG = 1
+SHORT_LIFE_S = 10.0
+SHORT_LIVES = 3
+
+log = logging.getLogger("keepstep")
+
+
+def keep_agent(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run `keepstep` with these arguments as an agent, again when it is killed; the exit code of the last one."""
+    return _Steward(arguments, environ).run()
+
+
+class _Steward:
+    def __init__(self, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
+        self._command = [sys.executable, "-m", "keepstep.cli.main", *arguments]
+        self._environ = {**environ, STEWARD: str(os.getpid())}
+        self._agent: subprocess.Popen[bytes] | None = None
+        self._told: int | None = None  # the first signal that was forwarded
+
+    def run(self) -> int:
+        for signum in FORWARDED:
+            if signal.getsignal(signum) != signal.SIG_IGN:  # a shell's `nohup`
+                signal.signal(signum, self._forward)
+        short_lives = 0
+        while True:
+            began_s = time.monotonic()
+            code = self._life()
+            if code >= 0:
+                return code
+            if self._told is not None:
+                return 128 + self._told
+            short_lives = short_lives + 1 if time.monotonic() - began_s < SHORT_LIFE_S else 0
+            if short_lives >= SHORT_LIVES:
+                log.error("the agent was killed by signal %d, %d times in a row within %.0f s: giving up", -code, short_lives, SHORT_LIFE_S)
+                return 128 - code
+            log.warning("the agent was killed by signal %d; another one takes over", -code)
+            self._environ[SUCCEEDS] = "1"
+
+    def _life(self) -> int:
+        # A session of its own: the terminal's Ctrl-C reaches it once, through here.
+        self._agent = subprocess.Popen(self._command, env=self._environ, start_new_session=True, preexec_fn=_die_with_parent)
+        while True:
+            try:
+                return self._agent.wait()
+            except InterruptedError:
+                continue
+
+    def _forward(self, signum: int, _: Any) -> None:
+        if self._told is None:
+            self._told = signum
+        if self._agent is not None and self._agent.poll() is None:
+            self._agent.send_signal(signum)
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
