@@ -2,7 +2,7 @@
 
 What is promised about tails: a healthy step that is silent for less than `asleep` (2 min while it neither computes nor moves a byte) or
 `busy` (10 min while it does) is never called a hang, whatever the distribution. Beyond that it is as good as what was learnt: no alarm in
-180 simulated hours of lognormal steps (sigma 1, medians 0.3, 1 and 10 s), one in 40 to 80 hours of Pareto steps with alpha 1.5 or 2, whose
+200 simulated hours of lognormal steps (sigma 1, medians 0.3, 1 and 10 s), one in 40 to 80 hours of Pareto steps with alpha 1.5 or 2, whose
 tail holds steps of ten minutes; one in 7 when with alpha 1.5 every slow step is also a quiet one.
 """
 
