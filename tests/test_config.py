@@ -39,6 +39,7 @@ def test_the_defaults() -> None:
         link_dead_s=10.0,
         metrics_port=None,
         hang_after_s=None,
+        replace_command=None,
     )
 
 

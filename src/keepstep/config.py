@@ -46,6 +46,8 @@ class Config:
     secret: shared by the job's keepers, at least 16 bytes. Default: made anew for each start and handed round at the meeting point.
     link_dead_s: how long a link between nodes may stay away before its node counts as lost.
     metrics_port: where the node's agent serves Prometheus metrics. Default: nowhere. Needs the extra `metrics`.
+    replace_command: run by the shell, by one of the agents, when a node is lost, with KEEPSTEP_LOST_NODE, _HOST, _JOB and _WHY set: it has
+        the platform start another one. Default: somebody else does, or a spare waits.
     hang_after_s: no rank's progress for so long is a hang, whatever it looks like. Default: learnt from the job's own steps.
     """
 
@@ -66,6 +68,7 @@ class Config:
     link_dead_s: float | None = None
     metrics_port: int | None = None
     hang_after_s: float | None = None
+    replace_command: str | None = None
 
     def to_env(self) -> dict[str, str]:
         """The `KEEPSTEP_*` variables that say the same; unset fields are left out."""
@@ -94,6 +97,7 @@ class Settings:
     link_dead_s: float
     metrics_port: int | None
     hang_after_s: float | None
+    replace_command: str | None
 
     @property
     def job_dir(self) -> Path:
@@ -208,6 +212,7 @@ def _defaults(environ: Mapping[str, str], default_job: str) -> dict[str, Any]:
         "link_dead_s": 10.0,
         "metrics_port": None,
         "hang_after_s": None,
+        "replace_command": None,
     }
 
 
@@ -228,6 +233,7 @@ def _checked(values: dict[str, Any]) -> Settings:
         "secret": ((str, type(None)), "at least 16 bytes", lambda v: v is None or len(v.encode()) >= MIN_SECRET_BYTES),
         "link_dead_s": ((int, float), "seconds, at least 2", lambda v: 2 <= v < math.inf),
         "metrics_port": ((int, type(None)), "a port, 1 to 65535", lambda v: v is None or 0 < v < 1 << 16),
+        "replace_command": ((str, type(None)), "a command", lambda v: v is None or bool(v.strip())),
         "hang_after_s": ((int, float, type(None)), "seconds, at least 4", lambda v: v is None or 4 <= v < math.inf),
     }
     for name, (kind, words, good) in expect.items():

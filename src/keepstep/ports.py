@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
+
+from keepstep.model.lost import LostNode
 
 
 class KV(Protocol):
@@ -27,3 +29,10 @@ class KV(Protocol):
 
     def another(self) -> KV:
         """A client for another thread."""
+
+
+class NodeProvider(Protocol):
+    """Who can give a machine in place of a lost one. `edge/provider.py` asks the platform by a command."""
+
+    def replace(self, lost: LostNode, then: Callable[[str], None]) -> None:
+        """Ask for it, without waiting; `then` hears, from any thread, what became of that. The replacement joins the job by itself."""

@@ -34,7 +34,7 @@ def understood(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Launch, Co
 
 
 def invoke(*words: str) -> Any:
-    return CliRunner().invoke(app, ["run", *words])
+    return CliRunner().invoke(app, ["run", *words], env={"KEEPSTEP_STEWARD": "1"})  # as its child, the agent
 
 
 @pytest.mark.parametrize("option", ["--nproc-per-node", "--nproc_per_node"])

@@ -237,6 +237,25 @@ def test_a_replacement_becomes_the_node_that_was_lost(machines: Begin, spare: st
     assert job.out("by-127.0.0.11-1") == "1\n"
 
 
+def test_the_platform_is_asked_once_for_a_replacement(machines: Begin) -> None:
+    job = machines('touch "runs-$RANK"; [ "$KEEPSTEP_ATTEMPT" = 0 ] && sleep 1000; exit 0', nnodes=3)
+    asks = f'echo "$KEEPSTEP_LOST_JOB $KEEPSTEP_LOST_NODE $KEEPSTEP_LOST_HOST" >> {job.room}/asked; exit 3'
+    nodes = [job.start("--replace-command", asks) for _ in range(3)]
+    until(lambda: all(job.out(f"runs-{rank}") is not None for rank in range(3)), "all ranks")
+    ids = [node.events("round-formed")[0].data["node"] for node in nodes]
+    lost = next(at for at, node in enumerate(ids) if at and node)  # not where they meet
+    nodes[lost].lose()
+    until((job.room / "asked").exists, "the command")
+    replacement = job.start()
+    left = [node for at, node in enumerate(nodes) if at != lost]
+    for node in (*left, replacement):
+        code, output = node.ended()
+        assert code == 0, output
+    assert (job.room / "asked").read_text() == f"t {ids[lost]} 127.0.0.{11 + lost}\n"
+    told = [e.why for node in left for e in node.events("replacement-asked")]
+    assert len(told) == 1 and told[0].endswith("exited with 3")
+
+
 def test_an_agent_that_died_while_it_waited_is_not_counted_on(machines: Begin) -> None:
     job = machines("exit 0", nnodes=3)
     first = job.start()

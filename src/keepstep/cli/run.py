@@ -83,21 +83,25 @@ def run(
     rack: Annotated[str | None, _own("--rack", "What this machine fails together with.")] = None,
     metrics_port: Annotated[int | None, _own("--metrics-port", "Serve Prometheus metrics on this port of every machine.")] = None,
     link_dead_s: Annotated[float | None, _own("--link-dead-s", "How long a machine may be silent before it counts as lost.")] = None,
+    replace_command: Annotated[str | None, _own("--replace-command", "Has the platform start a machine in place of a lost one.")] = None,
     hang_after_s: Annotated[float | None, _own("--hang-after-s", "No progress for so long is a hang; without it: learnt.")] = None,
 ) -> None:
     """Run a training script on this machine, or on several, and keep it alive: torchrun's arguments, every step protected."""
-    given = dict(locals())
-    launch = build_launch(given, script_args or [])
+    raise typer.Exit(_run(dict(locals()), script_args or []))
+
+
+def _run(given: dict[str, Any], script_args: list[str]) -> int:
+    launch = build_launch(given, script_args)
     config = from_mapping({name: value for name, value in given.items() if name in Config.__dataclass_fields__})
     _log_to_stderr()
     if STEWARD not in os.environ:
-        raise typer.Exit(keep_agent(sys.argv[1:], os.environ))
+        return keep_agent(sys.argv[1:], os.environ)
     environ = dict(os.environ)
     for name in (STEWARD, SUCCEEDS):  # not for the ranks
         os.environ.pop(name, None)
     from keepstep.runtime.agent import supervise  # imports torch
 
-    raise typer.Exit(supervise(launch, config, environ))
+    return supervise(launch, config, environ)
 
 
 def build_launch(given: dict[str, Any], script_args: list[str]) -> Launch:

@@ -48,14 +48,17 @@ from keepstep.core.restarts import (
 )
 from keepstep.core.retention import parse_rules
 from keepstep.edge.journal import Journal
+from keepstep.edge.provider import CommandProvider
 from keepstep.edge.status import read_status
 from keepstep.edge.torch.ranks import Ranks
 from keepstep.edge.torch.rendezvous import local_address
 from keepstep.model.launch import Launch, Place
+from keepstep.model.lost import LostNode
 from keepstep.model.rounds import Verdict
 from keepstep.model.units import S_NS, human_ns
 from keepstep.model.verdict import DEADLY
 from keepstep.model.verdict import Verdict as Diagnosis
+from keepstep.ports import NodeProvider
 from keepstep.runtime.agent_line import REJOIN, SOCKET
 from keepstep.runtime.agent_link import AgentLink
 from keepstep.runtime.agent_meeting import Alone, Formed, Heard, Meeting, Several
@@ -139,6 +142,9 @@ class Agent:
         self._failures: list[Exit] = []
         self._place = Place(-1, 0, launch.nodes, 0, launch.ranks, "", 0)  # of the newest life of the ranks; none yet
         self._mesh_round: int | None = None  # by which the keeper knows it
+        self._hosts: list[str] = []  # of the nodes of the round
+        self._lost_nodes: set[int] = set()
+        self._provider: NodeProvider | None = CommandProvider(self.settings.replace_command) if self.settings.replace_command else None
         self._restarting: tuple[str, int, int] | None = None  # why, since when, and until when the ranks were killed
         self._regrouping_ns: int | None = None  # until when all ranks must have found together
         self._began_regrouping_ns: int | None = None
@@ -280,9 +286,24 @@ class Agent:
             self.selector.unregister(box)
         elif message["kind"] == "peer-dead" and self._mesh_round == message["round"]:
             why = f"node {message['node']} is lost: {message['why']}"
+            self._replace_node(int(message["node"]), str(message["why"]))
             yield RoundWanted(why, time.monotonic_ns(), able=self._able())
         elif message["kind"] == "mesh-known" and self._mesh_round == message["round"]:
             self._order_regroup()
+
+    def _replace_node(self, node: int, why: str) -> None:
+        """The first of those that are left asks for another one, so that it is asked for once."""
+        self._lost_nodes.add(node)
+        left = set(range(self._place.nodes)) - self._lost_nodes
+        if self._provider is None or not left or self._place.node != min(left):
+            return
+        host = self._hosts[node] if node < len(self._hosts) else ""
+        self.journal.record("replacement-wanted", f"node {node} on {host} is lost: a replacement is asked for", node=node)
+        self._provider.replace(LostNode(self.settings.job, node, host, why), lambda told: self._asked_for_node(node, told))
+
+    def _asked_for_node(self, node: int, told: str) -> None:
+        """On the provider's thread."""
+        self.journal.record("replacement-asked", f"a replacement of node {node}: {told}", node=node)
 
     def _take(self, posted: Post) -> Event | None:
         now_ns = time.monotonic_ns()
@@ -378,8 +399,9 @@ class Agent:
         self._kill(set(self.ranks.pidfds) - staying)
         missing = set(range(self.launch.ranks)) - staying
         self._ordered = False
+        self._lost_nodes.clear()
         if formed.mesh is not None:
-            self._mesh_round = formed.mesh.round
+            self._mesh_round, self._hosts = formed.mesh.round, [member.host for member in formed.mesh.members]
             self.keeper.tell(formed.mesh)  # and when it knows them, the ranks that stayed may ask it
         else:
             self._order_regroup()

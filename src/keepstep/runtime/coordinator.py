@@ -2,7 +2,7 @@
 
 Comes in: the round this agent is in. Goes out: `coordinator` events in the journal, and, from the one who coordinates, the verdict `again`
 about a round that nobody in it can end: a node came and then did not answer, nobody of it is there any more, or some ranks ended well and
-an agent that should say the same of its own is gone (a roll call finds out; while all train, an agent's death disturbs nobody).
+an agent that should say the same of its own is gone (a roll call finds out; while all train nobody is called).
 `core/leadership.py` decides who; the rendezvous' KV carries it. What a coordinator knows it reads there: another takes over from nothing.
 
 Verdicts are first-writer-wins, so an order too many is no second verdict. Never touches a rank; when it ends, what is under way goes on.

@@ -1,0 +1,13 @@
+"""A lost node, as whoever is to replace it hears of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LostNode:
+    job: str
+    node: int
+    host: str
+    why: str
