@@ -30,15 +30,21 @@ def etcd(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Members]:
 
 
 def start(job: Machines, etcd: Members) -> Node:
-    return job.start("--rdzv-backend", "etcd", "--rdzv-endpoint", etcd.endpoint, "--link-dead-s", "2")
+    return job.start("--rdzv-backend", "etcd", "--rdzv-endpoint", etcd.endpoint, "--link-dead-s", "2", "--standby", "0")
 
 
 def start_two(job: Machines, etcd: Members) -> tuple[Node, Node]:
-    """Node 0 and node 1; both have been told their ranks, and node 0 coordinates."""
-    first = start(job, etcd)
-    first.wait_for("round-waiting")
-    first.wait_for("coordinator")
-    return first, start(job, etcd)
+    """The one that coordinates, and the other; the ranks of both run."""
+    nodes = start(job, etcd), start(job, etcd)
+    until(lambda: job.out("pid-0") and job.out("pid-1"), "both ranks")
+    until(lambda: led(*nodes), "a coordinator")
+    return nodes if led(nodes[0]) else nodes[::-1]
+
+
+def name(node: Node) -> str:
+    """As the sentences have it."""
+    formed = node.events("round-formed")[0].data
+    return f"node {formed['node']} on {formed['hosts'][formed['node']].partition(':')[0]}"
 
 
 def kill_rank(job: Machines, rank: int) -> None:
@@ -71,7 +77,6 @@ def one_an_epoch(*nodes: Node) -> bool:
 def test_a_killed_rank_comes_back(machines: Begin, etcd: Members, disturb: Callable[[Members], None]) -> None:
     job = machines(DISTURBED)
     nodes = start_two(job, etcd)
-    until(lambda: job.out("pid-0") and job.out("pid-1"), "both ranks")
     disturb(etcd)
     kill_rank(job, 1)
     ended_well(*nodes)
@@ -83,7 +88,6 @@ def test_a_killed_rank_comes_back(machines: Begin, etcd: Members, disturb: Calla
 def test_the_job_does_not_notice_that_etcd_restarts(machines: Begin, etcd: Members) -> None:
     job = machines('echo $$ > "pid-$RANK"; until_there go')
     nodes = start_two(job, etcd)
-    until(lambda: job.out("pid-0") and job.out("pid-1"), "both ranks")
     etcd.kill(0)
     for node in nodes:
         assert "does not answer" in node.wait_for("meeting-away").why
@@ -99,7 +103,6 @@ def test_the_job_does_not_notice_that_etcd_restarts(machines: Begin, etcd: Membe
 def test_a_rank_that_dies_while_etcd_is_away_comes_back_when_it_is_back(machines: Begin, etcd: Members) -> None:
     job = machines(DISTURBED)
     nodes = start_two(job, etcd)
-    until(lambda: job.out("pid-0") and job.out("pid-1"), "both ranks")
     etcd.kill(0)
     kill_rank(job, 0)
     nodes[0].wait_for("meeting-away")
@@ -111,39 +114,49 @@ def test_a_rank_that_dies_while_etcd_is_away_comes_back_when_it_is_back(machines
 def test_the_loss_of_the_coordinators_node_makes_one_other_coordinate(machines: Begin, etcd: Members) -> None:
     job = machines(DISTURBED)
     lost, left = start_two(job, etcd)
-    until(lambda: job.out("pid-0") and job.out("pid-1"), "both ranks")
     lost.lose()
-    assert until(lambda: led(left), "node 1 as coordinator")[-1].why.startswith("node 1 on 127.0.0.12 coordinates, epoch ")
+    assert until(lambda: led(left), "another coordinator")[-1].why.startswith(f"{name(left)} coordinates, epoch ")
     replacement = start(job, etcd)
     ended_well(left, replacement)
-    assert replacement.events("round-formed")[-1].data["node"] == 0
+    assert name(replacement).split()[1] == name(lost).split()[1], "it has the lost node's number"
     assert [job.out(f"ended-{rank}") for rank in range(2)] == ["1\n", "1\n"]
     assert one_an_epoch(lost, left, replacement)
+
+
+def test_the_coordinator_is_killed_in_the_middle_of_a_recovery(machines: Begin, etcd: Members) -> None:
+    job = machines(DISTURBED.replace("sleep 1000", "until_there ever"))  # no child is left when nobody ends its group
+    nodes = start_two(job, etcd)
+    kill_rank(job, 0)
+    kill_rank(job, 1)
+    os.kill(nodes[0].events("job-started")[0].data["pid"], signal.SIGKILL)
+    ended_well(*nodes)
+    assert nodes[0].events("agent-restarted")
+    assert job.out("ended-0") == job.out("ended-1") != "0\n", "in the same life"
+    assert one_an_epoch(*nodes)
 
 
 def test_a_coordinator_that_stood_still_follows_its_successor(machines: Begin, etcd: Members) -> None:
     job = machines(DISTURBED)
     nodes = start_two(job, etcd)
-    until(lambda: job.out("pid-0") and job.out("pid-1"), "both ranks")
-    nodes[0].agent.send_signal(signal.SIGSTOP)
-    successor = until(lambda: led(nodes[1]), "node 1 as coordinator")[-1]
-    nodes[0].agent.send_signal(signal.SIGCONT)
-    sentence = f"node 1 on 127.0.0.12 coordinates, epoch {successor.data['epoch']}; this agent did until now"
+    agent = nodes[0].events("job-started")[0].data["pid"]
+    os.kill(agent, signal.SIGSTOP)
+    successor = until(lambda: led(nodes[1]), "another coordinator")[-1]
+    os.kill(agent, signal.SIGCONT)
+    sentence = f"{name(nodes[1])} coordinates, epoch {successor.data['epoch']}; this agent did until now"
     until(lambda: sentence in [e.why for e in nodes[0].events("coordinator")], sentence)
     kill_rank(job, 1)
     ended_well(*nodes)
     assert one_an_epoch(*nodes)
 
 
-def test_an_agent_alone_may_die_and_who_is_left_does_not_wait_for_its_word(machines: Begin, etcd: Members) -> None:
+def test_a_steward_may_die_with_its_agent_and_who_is_left_does_not_wait_for_its_word(machines: Begin, etcd: Members) -> None:
     job = machines('echo $$ > "pid-$RANK"; [ "$KEEPSTEP_ATTEMPT" = 0 ] && until_there go; echo "$KEEPSTEP_ATTEMPT" > "ended-$RANK"')
     nodes = start_two(job, etcd)
-    until(lambda: job.out("pid-0") and job.out("pid-1"), "both ranks")
-    nodes[0].agent.kill()
-    until(lambda: led(nodes[1]), "node 1 as coordinator")
+    nodes[0].agent.kill()  # the steward; the agent dies with it, its ranks do not
+    until(lambda: led(nodes[1]), "another coordinator")
     assert not nodes[1].events("round-wanted"), "its ranks train on"
     job.allow("go")
-    sentence = "told the other nodes about round 0: the others' ranks ended well, and nobody can say it of node 0 on 127.0.0.11: "
+    sentence = f"told the other nodes about round 0: the others' ranks ended well, and nobody can say it of {name(nodes[0])}: "
     assert nodes[1].wait_for("round-wanted").why.startswith(sentence)
     replacement = start(job, etcd)
     ended_well(nodes[1], replacement)
@@ -154,7 +167,6 @@ def test_a_job_whose_agents_all_died_at_once_is_started_again(machines: Begin, e
     """Their round stands in etcd as they left it, full and without a verdict."""
     job = machines(DISTURBED)
     dead = start_two(job, etcd)
-    until(lambda: job.out("pid-0") and job.out("pid-1"), "both ranks")
     for node in dead:
         node.lose()
     nodes = start(job, etcd), start(job, etcd)

@@ -32,7 +32,8 @@ KEPT_IN_VAIN = 2
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """`code` as subprocess tells it: 0 ended well, n exit code, -n killed by signal n. `message`: from the rank's error file."""
+    """`code` as subprocess tells it: 0 ended well, n exit code, -n killed by signal n. `message`: from the rank's error file, or why it was
+    killed."""
 
     rank: int
     code: int
@@ -43,7 +44,7 @@ class Exit:
             return f"rank {self.rank} ended well"
         if self.code > 0:
             return f"rank {self.rank} exited with code {self.code}" + (f" ({self.message})" if self.message else "")
-        return f"rank {self.rank} was killed by {signal_words(-self.code)}"
+        return f"rank {self.rank} was killed by {signal_words(-self.code)}" + (f" ({self.message})" if self.message else "")
 
 
 # -- what happens

@@ -56,7 +56,6 @@ from keepstep.model.launch import Launch, Place
 from keepstep.model.lost import LostNode
 from keepstep.model.rounds import Verdict
 from keepstep.model.units import S_NS, human_ns
-from keepstep.model.verdict import DEADLY
 from keepstep.model.verdict import Verdict as Diagnosis
 from keepstep.ports import NodeProvider
 from keepstep.runtime.agent_line import REJOIN, SOCKET
@@ -138,6 +137,7 @@ class Agent:
         self._deadlines = derive(self.settings.hang_after_s, self.settings.link_dead_s if launch.nodes > 1 else None)
         self.watch: Watch | None = None
         self._tick_ns: int | None = None  # when to look at the ranks again
+        self._condemned: set[int] = set()  # local ranks that were killed for a verdict and have not gone yet
         self._deadline_ns: int | None = None
         self._failures: list[Exit] = []
         self._place = Place(-1, 0, launch.nodes, 0, launch.ranks, "", 0)  # of the newest life of the ranks; none yet
@@ -240,13 +240,16 @@ class Agent:
             yield RoundWanted(verdict.why, now_ns)
             return
         local_rank = verdict.culprit - self._place.first_rank
-        if local_rank in self.ranks.pidfds:
+        if local_rank in self._condemned:  # killed already, and still there
+            yield RanksUndead((verdict.culprit,))
+        elif local_rank in self.ranks.pidfds:
+            self._condemned.add(local_rank)
             with suppress(ProcessLookupError):
                 os.killpg(self.ranks.pid(local_rank), signal.SIGKILL)
 
     def _tell_verdict(self, verdict: Diagnosis, level: int) -> None:
-        about = {"verdict": verdict.kind, "culprit": verdict.culprit, "state": verdict.state, "strength": str(verdict.strength)}
-        self.journal.record("verdict", verdict.why, level, **about)
+        about = {"kind": verdict.kind, "culprit": verdict.culprit, "state": verdict.state, "strength": str(verdict.strength)}
+        self.journal.record("verdict", verdict.why, level, stalled_ns=verdict.stalled_ns, **about)
 
     def _able(self) -> bool:
         """Whether the node's ranks, those that have just died among them, can stay in their process."""
@@ -333,7 +336,10 @@ class Agent:
         self.watch.forget(rank)
         if verdict.kind == "premature-exit":
             code, message = 1, verdict.why  # the others would wait for it for ever
-        if code and verdict.kind not in DEADLY:
+        if local_rank in self._condemned:
+            self._condemned.discard(local_rank)
+            message = verdict.why
+        elif code:
             self._tell_verdict(verdict, logging.INFO)
         found = Exit(rank, code, message)
         if code:
@@ -354,7 +360,10 @@ class Agent:
         attempt = self._place.attempt
         if isinstance(action, RestartAll):
             self.meeting.say(attempt, Verdict("again", self._says(action.fact), action.crash, keep=action.keep))
-            return self._regroup(action) if action.keep else self._restart(action)
+            if not action.keep:
+                return self._restart(action)
+            self._regroup(action)
+            return None
         if isinstance(action, AwaitOthers):
             self.meeting.ended_well(attempt, action.why)
             return None
@@ -400,6 +409,7 @@ class Agent:
         missing = set(range(self.launch.ranks)) - staying
         self._ordered = False
         self._lost_nodes.clear()
+        self._condemned.clear()
         if formed.mesh is not None:
             self._mesh_round, self._hosts = formed.mesh.round, [member.host for member in formed.mesh.members]
             self.keeper.tell(formed.mesh)  # and when it knows them, the ranks that stayed may ask it
