@@ -422,7 +422,8 @@ class Agent:
         write_ranks(self.settings.job_dir, formed.place.attempt, [self.ranks.pid(rank) for rank in range(self.launch.ranks)])
         if self.watch is None or before.node != formed.place.node:
             self.watch = Watch(self.settings, self.journal, self._deadlines, formed.place.node)
-        self.watch.begin({formed.place.first_rank + rank: pid for rank, pid in pids.items()}, started_ns)
+        everyone = {formed.place.first_rank + rank: self.ranks.pid(rank) for rank in range(self.launch.ranks)}
+        self.watch.begin(everyone, started_ns, self.meeting.board(formed.place.attempt))
         self._tick_ns = started_ns + self._deadlines.tick_ns
         if formed.keep:
             self._regrouping_ns = started_ns + REGROUP_WITHIN_NS

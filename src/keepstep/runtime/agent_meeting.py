@@ -38,6 +38,7 @@ from keepstep.model.rounds import Arrival, Verdict
 from keepstep.model.units import MS_NS, human_ns
 from keepstep.ports import KV
 from keepstep.runtime.agent_link import Listening
+from keepstep.runtime.board import RoundBoard
 from keepstep.runtime.coordinator import Coordinator, Present
 
 FAREWELL_S = 10.0  # how long the one who hosts the meeting point waits for the others to hear the last word
@@ -69,6 +70,9 @@ class Meeting(Protocol):
     def follow(self, attempt: int) -> None:
         """Another agent was here, and its ranks, in that life of them, are dead: before the first `join`."""
 
+    def board(self, attempt: int) -> RoundBoard | None:
+        """Where the nodes of that round show each other what they see; None when there are no others."""
+
     def say(self, attempt: int, verdict: Verdict) -> None: ...
 
     def ended_well(self, attempt: int, why: str) -> None: ...
@@ -99,6 +103,9 @@ class Alone:
     def follow(self, attempt: int) -> None:
         self._attempt = attempt + 1
 
+    def board(self, attempt: int) -> RoundBoard | None:
+        return None
+
     def say(self, attempt: int, verdict: Verdict) -> None:
         self._keep = verdict.keep
 
@@ -128,6 +135,7 @@ class Several:
         self._number = -1  # of the round that is being formed or lived
         self._place = -1  # this agent's in it
         self._keep = False  # as the verdict about the round before said
+        self._kv: KV | None = None
         self._follows = -1  # the round in which this node's agent was killed
         self._hosts: EmbeddedKV | None = None  # when they meet here
         self._ranks_store: Any = None  # when the ranks do
@@ -143,6 +151,10 @@ class Several:
 
     def follow(self, attempt: int) -> None:
         self._follows = attempt
+
+    def board(self, attempt: int) -> RoundBoard | None:
+        assert self._kv is not None, "the round is formed"
+        return RoundBoard(self._kv.another, attempt, self._launch.nodes)
 
     def say(self, attempt: int, verdict: Verdict) -> None:
         self._words.put(lambda point: self._say(point, attempt, verdict))
@@ -206,7 +218,7 @@ class Several:
                 self._post(Heard(last))
 
     def _meet(self) -> Rendezvous:
-        kv = self._open_kv()
+        self._kv = kv = self._open_kv()
         point = Rendezvous(kv.another())
         self._speaker = threading.Thread(target=self._speak, args=(point.another(),), name="keepstep-speaker", daemon=True)
         self._speaker.start()

@@ -81,9 +81,10 @@ class Watch:
         self._suspected: set[tuple[str, int | None]] = set()  # what the journal has been told
         self._has_looked = self._told_job = self._posted = self._alone = False
 
-    def begin(self, ranks: Mapping[int, int], now_ns: int) -> None:
-        """These ranks (by their number in the job: pid) have just been started; what was known of their lives before is over. Others that
-        live are kept."""
+    def begin(self, ranks: Mapping[int, int], now_ns: int, board: Board | None = None) -> None:
+        """These ranks (by their number in the job: pid) have just been started, or stayed when others were; what was known of their lives
+        before is over, but not their rhythm. Others that live are kept. `board`: the other nodes', from now on."""
+        self._board = board or self._board
         for rank in [r for r, life in self._lives.items() if process.read_process(life.pid).state == "gone"]:
             self.forget(rank)
         for rank, pid in ranks.items():
