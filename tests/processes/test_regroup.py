@@ -22,7 +22,7 @@ from keepstep.model.events import Event
 pytestmark = pytest.mark.timeout(400)
 
 PATIENCE_S = 120.0
-STEPS = 300
+STEPS = 150
 PROGRAM = """
 import ctypes, hashlib, json, os, sys, time
 import torch, torch.distributed as dist
@@ -65,7 +65,7 @@ def body(step):
     optimizer.step()
     job.state["seen"].append((int(step), float(told)))
     if not os.path.exists(hurry):
-        time.sleep(0.1)  # whatever is to happen happens before the end, and the process that stands by gets its time
+        time.sleep(0.2)  # whatever is to happen happens before the end, and the process that stands by gets its time
 
 for step in job.steps(steps):
     if with_step:
@@ -168,11 +168,13 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return digests
 
 
-@pytest.mark.parametrize(("kind", "ranks"), [("ddp", 2), ("ddp", 4), ("fsdp", 2)])
-def test_the_others_stay_in_their_process_and_the_end_is_the_same(started: Any, undisturbed: Any, kind: str, ranks: int) -> None:
-    run = started(kind, ranks)
-    run.train_until(15)
-    run.until(lambda: run.events("standby-ready"))
+@pytest.mark.parametrize(("kind", "ranks", "standby"), [("ddp", 2, 0), ("ddp", 4, 1), ("fsdp", 2, 1)])
+def test_the_others_stay_in_their_process_and_the_end_is_the_same(
+    started: Any, undisturbed: Any, kind: str, ranks: int, standby: int
+) -> None:
+    run = started(kind, ranks, "with", "--standby", str(standby))
+    run.train_until(5)
+    run.until(lambda: len(run.events("standby-ready")) == standby)
     staying = [run.pid(rank) for rank in range(ranks)]
     run.lose(1)
     run.until(lambda: len(run.events("recovered")) == 1)
@@ -184,13 +186,13 @@ def test_the_others_stay_in_their_process_and_the_end_is_the_same(started: Any, 
     assert [f["pid"] == before for f, before in zip(found, staying, strict=True)] == [False, False, *[True] * (ranks - 2)]
     assert len(run.events("recovered")) == 2 and run.events("refused") == []
     assert len(run.events("lost-notice")) == 2 * (ranks - 1) == len(run.events("regrouped"))
-    assert run.events("rank-respawned")[0].data["rank"] == 1
+    assert [e.data["rank"] for e in run.events("rank-respawned")] == [1] * standby
     assert all(e.data["lost_steps"] <= 1 and e.data["source"] == "memory" for e in run.events("resumed")[1:])
 
 
 def test_two_at_once_and_one_more_while_they_find_together(started: Any, undisturbed: Any) -> None:
     run = started("ddp", 4, "with", "--standby", "0")
-    run.train_until(10)
+    run.train_until(5)
     run.lose(1)
     run.lose(3)
     run.until(lambda: len(run.events("lost-notice")) >= 2)
@@ -201,7 +203,7 @@ def test_two_at_once_and_one_more_while_they_find_together(started: Any, undistu
 
 def test_without_a_body_that_can_be_given_up_all_start_anew(started: Any, undisturbed: Any) -> None:
     run = started("ddp", 2, "without", "--standby", "0")
-    run.train_until(10)
+    run.train_until(5)
     before = run.pid(0)
     run.lose(1)
     found = run.end()
