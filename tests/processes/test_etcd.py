@@ -36,8 +36,13 @@ def start(job: Machines, etcd: Members) -> Node:
 def start_two(job: Machines, etcd: Members) -> tuple[Node, Node]:
     """The one that coordinates, and the other; the ranks of both run."""
     nodes = start(job, etcd), start(job, etcd)
-    until(lambda: job.out("pid-0") and job.out("pid-1"), "both ranks")
-    until(lambda: led(*nodes), "a coordinator")
+
+    def ready() -> bool:
+        for node in nodes:
+            assert node.agent.poll() is None, node.ended()
+        return bool(job.out("pid-0") and job.out("pid-1") and led(*nodes))
+
+    until(ready, "two ranks and a coordinator")
     return nodes if led(nodes[0]) else nodes[::-1]
 
 
