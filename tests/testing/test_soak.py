@@ -162,8 +162,9 @@ def test_what_is_not_recovered_from_is_told_as_a_story(jobs: Any, monkeypatch: p
     job.look()
     assert not job.soak.is_over, "a limit counts from where it began"
     job.soak.fail("expected the job to train on, found it ended with exit code 1")
-    first, second = job.soak.failure.splitlines()
+    first, second, third = job.soak.failure.splitlines()
     assert first.endswith("exit code 1") and second.endswith("before: keeper: rank-left: rank 1 is gone without goodbye")
+    assert third == "node 0: nothing is committed between nodes"
     assert job.soak.is_over and job.soak.stop_step is None
 
 

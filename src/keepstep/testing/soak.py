@@ -21,6 +21,7 @@ from keepstep.model.units import MS_NS, S_NS, human_ns
 from keepstep.testing import lines
 from keepstep.testing.allowance import allow
 from keepstep.testing.faults import Fault, to_plan
+from keepstep.testing.memory import in_words
 from keepstep.testing.turns import Shape, Turn
 from keepstep.testing.witness import Facts, Witness
 
@@ -70,8 +71,8 @@ class Soak:
             next(self._course, None)
 
     def fail(self, why: str) -> None:
-        """Nothing more is to be recovered from. The story: why, and how every node's journal ends."""
-        self.failure = "\n".join([why, *_story(self._witness.events)])
+        """Nothing more is to be recovered from. The story: why, how every node's journal ends, and what lies in memory."""
+        self.failure = "\n".join([why, *_story(self._witness.events), *in_words(self._witness.places)])
 
     def _allow_more(self) -> None:
         completed = self._witness.completed_step

@@ -87,13 +87,13 @@ def is_dead(pid: int) -> bool:
 
 class Witness:
     """One run's. `statuses`: the last word of each process, by (rank, process); one that stays in its process lives in several epochs.
-    `events`: all journals', as they come."""
+    `events`: all journals', as they come; `places`: the nodes'."""
 
     def __init__(
         self, faults: Sequence[Fault], nproc: int, facts: Facts, places: Sequence[Place], attempts: Path, nodes: Nodes | None = None
     ) -> None:
         self._faults, self._nproc, self._facts = list(faults), nproc, facts
-        self._places, self._attempts, self._nodes = places, attempts, nodes
+        self.places, self._attempts, self._nodes = places, attempts, nodes
         self._pages: dict[tuple[int, int], StatusPage] = {}  # (node, rank)
         self._horizon: tuple[int, HorizonPage] | None = None
         self._now: dict[int, tuple[int, RankStatus]] = {}  # rank: the lab's node it lives on, and its word
@@ -140,7 +140,7 @@ class Witness:
 
     def close(self) -> None:
         self._hear()
-        self._forget(range(len(self._places)))
+        self._forget(range(len(self.places)))
 
     # -- pages
 
@@ -167,7 +167,7 @@ class Witness:
         self._searched_s = time.monotonic()
         for journal in self._journals:
             self.events += journal.read()
-        for node, place in enumerate(self._places):
+        for node, place in enumerate(self.places):
             for path in place.job_dir.glob("rank-*/status"):
                 rank = int(path.parent.name[5:])
                 if (node, rank) not in self._pages:
@@ -190,7 +190,7 @@ class Witness:
         return [status for rank, (_, status) in self._now.items() if rank // self._nproc == node and not is_dead(status.pid)]
 
     def _job_dir(self, rank: int) -> Path:
-        return self._places[self._now[rank][0]].job_dir
+        return self.places[self._now[rank][0]].job_dir
 
     # -- notes
 
@@ -297,7 +297,7 @@ class Witness:
         self._forget(seats)
         if pids and all(map(is_dead, pids)):
             self._saw(number, f"{len(pids)} processes of {_named(fault)} are gone")
-        if not any(self._places[seat].job_dir.parent.exists() for seat in seats):
+        if not any(self.places[seat].job_dir.parent.exists() for seat in seats):
             self._saw(number, f"the memory of {_named(fault)} is gone")
 
     def _flap(self, number: int, fault: Fault, seats: Sequence[int]) -> Iterator[None]:

@@ -1,0 +1,47 @@
+"""Memory: what lies in the job directories of a drill's nodes at this moment, in words.
+
+Comes in: where they are. Goes out: for each node a line of what is committed and what is to be protected next, and one for each rank's own,
+held and parity slots. For whoever has to find out why something does not go on; decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from keepstep.edge.arena import Slot
+from keepstep.edge.horizon import HorizonPage
+from keepstep.errors import DamageError
+from keepstep.testing.crew import Place
+
+
+def in_words(places: Sequence[Place]) -> Iterator[str]:
+    for node, place in enumerate(places):
+        yield f"node {node}: {_horizon(place.job_dir)}"
+        for directory in sorted({path.parent for path in place.job_dir.rglob("slot-*")}):
+            slots = ", ".join(_slot(path) for path in sorted(directory.glob("slot-*")))
+            yield f"node {node}: {directory.relative_to(place.job_dir)}: {slots}"
+
+
+def _horizon(job_dir: Path) -> str:
+    if not (job_dir / "horizon").exists():
+        return "nothing is committed between nodes"
+    page = HorizonPage(job_dir)
+    last = page.last()
+    page.close()
+    return f"epoch {last.epoch}, committed {last.committed}, to be protected {last.target}, inherited {last.inherited}"
+
+
+def _slot(path: Path) -> str:
+    try:
+        slot = Slot(path)
+    except (DamageError, OSError) as error:
+        return f"{path.name} cannot be read ({error})"
+    try:
+        header = slot.header()
+        is_pinned = not slot.lock(exclusive=True)
+        return f"{path.name} {header.state.name.lower()} {header.stamp}{', pinned' if is_pinned else ''}"
+    except DamageError as error:
+        return f"{path.name} damaged ({error})"
+    finally:
+        slot.close()
