@@ -218,9 +218,16 @@ class Machine:
     def listen(self) -> None:
         assert self.box is not None
         self.box.send({"kind": "listen", "host": self.host, "port": self.port})
-        answer = self.box.recv(20)
-        assert answer is not None and answer["kind"] == "listening", answer
+        answer = self.hear("listening")
         self.port, self.incarnation = answer["port"], answer["incarnation"]
+
+    def hear(self, kind: str) -> dict[str, Any]:
+        """The keeper's next word of that kind; what it says besides is an agent's business."""
+        assert self.box is not None
+        while (answer := self.box.recv(20)) is not None:
+            if answer["kind"] == kind:
+                return answer
+        raise AssertionError(f"the keeper ended and never said {kind}")
 
     def keeper_pid(self) -> int:
         assert self.box is not None
@@ -413,8 +420,7 @@ class Cluster:
         for machine in self.machines:
             assert machine.box is not None
             machine.box.send({"kind": "count"})
-            answer = machine.box.recv(20)
-            assert answer is not None and answer["kind"] == "counts"
+            answer = machine.hear("counts")
             found.append(int(answer["counts"].get("block bytes sent", 0)))
         return sum(found)
 
