@@ -308,7 +308,8 @@ class Work(dist.Work):
         self._future.set_result(_flat(self._outputs))
 
     def _failed(self, error: RuntimeError, members: Membership) -> None:
-        if members.failed(self, str(error).partition("\n")[0]):
+        told = str(error).partition("\n")[0].partition(". This is typically")[0]  # advice that helps nobody here
+        if members.failed(self, told):
             return  # whoever watches will say which peer it was, and that ends the work
         members.end(self)
         with self._lock:
