@@ -27,7 +27,17 @@ from keepstep.edge.status import StatusPage, status_path
 from keepstep.model.events import Event
 
 GPT = Path(__file__).with_name("gpt.py")
-SHOWN = {"rank-exited", "ranks-restarted", "restore-offered", "loaded", "resumed", "next-step"}
+SHOWN = {
+    "rank-exited",
+    "lost-notice",
+    "rank-respawned",
+    "ranks-restarted",
+    "restore-offered",
+    "loaded",
+    "resumed",
+    "regrouped",
+    "next-step",
+}
 console = Console(highlight=False, width=110)
 
 

@@ -123,7 +123,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(args.seed)
     if WORLD_SIZE > 1:
-        dist.init_process_group("gloo")
+        keepstep.init_process_group()  # torch's, with groups that outlive the loss of a rank
 
     text = read_text()
     windows = text.unfold(0, args.context + 1, args.context)
@@ -138,10 +138,11 @@ def main() -> None:
     losses: dict[int, float] = {}
     job = keepstep.protect(model=model, optimizer=optimizer, scheduler=scheduler, sampler=sampler)
     for step in job.steps(args.steps):
-        loss = losses[step] = train_one(model, optimizer, scheduler, windows[sampler.take(args.batch)].long())
-        job.report(loss=loss)
-        if RANK == 0 and (step % 10 == 0 or step == args.steps - 1):
-            print(f"step {step:4d}  loss {loss:.3f}", flush=True)
+        with step:  # given up when another rank is lost, and done again
+            loss = losses[step] = train_one(model, optimizer, scheduler, windows[sampler.take(args.batch)].long())
+            job.report(loss=loss)
+            if RANK == 0 and (step % 10 == 0 or step == args.steps - 1):
+                print(f"step {step:4d}  loss {loss:.3f}", flush=True)
 
     stateful = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "sampler": sampler}
     sha256 = digest({name: part.state_dict() for name, part in stateful.items()})

@@ -71,7 +71,8 @@ from keepstep.runtime.watch import Watch
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 KILL_WITHIN_S = 30.0
-REGROUP_WITHIN_NS = 60 * S_NS
+REGROUP_WITHIN_NS = 60 * S_NS  # or, of a program that takes long to begin,
+REGROUP_STARTS = 3  # times what it took
 STANDBY_AFTER_NS = 3 * S_NS  # importing torch takes a core for seconds: not while the ranks start or find together
 POSTED = b"\0"  # among signal numbers, which begin at 1
 
@@ -148,6 +149,8 @@ class Agent:
         self._restarting: tuple[str, int, int] | None = None  # why, since when, and until when the ranks were killed
         self._regrouping_ns: int | None = None  # until when all ranks must have found together
         self._began_regrouping_ns: int | None = None
+        self._regroup_within_ns = REGROUP_WITHIN_NS
+        self._started_ns = self._starting_ns = 0  # when ranks were last started, and the longest that one took until it had its state
         self._ordered = True  # the ranks that stayed have been told where to meet
 
     def _listen_to_keeper(self) -> None:
@@ -224,7 +227,7 @@ class Agent:
             mine = range(self._place.first_rank, self._place.first_rank + self.launch.ranks)
             late = tuple(rank for rank in mine if rank not in self.lines.regrouped)
             if late:
-                yield RegroupLate(late, REGROUP_WITHIN_NS, now_ns)
+                yield RegroupLate(late, self._regroup_within_ns, now_ns)
         if self._standby_at_ns is not None and now_ns >= self._standby_at_ns:
             self._standby_at_ns = None
             self.ranks.start_standby({})
@@ -262,7 +265,9 @@ class Agent:
         message = self.lines.hear(int(key.removeprefix("line ")))
         if message is None:
             return
-        if message["kind"] == "standby" and message["pid"] != self.ranks.standby_pid:
+        if message["kind"] == "rank":
+            self._starting_ns = max(self._starting_ns, time.monotonic_ns() - self._started_ns)
+        elif message["kind"] == "standby" and message["pid"] != self.ranks.standby_pid:
             self.lines.forget(message["pid"])  # an agent's that was killed: it ends now
         elif message["kind"] == "standby":
             self.journal.record("standby-ready", f"process {message['pid']} stands by to become a rank", pid=message["pid"])
@@ -404,7 +409,7 @@ class Agent:
         formed_ns = time.monotonic_ns()
         before, self._place, self._mesh_round, self._failures = self._place, formed.place, None, []
         staying = set(self.ranks.pidfds) if formed.keep and before.first_rank == formed.place.first_rank else set()
-        staying = {rank for rank in staying if self.lines.are_able([self.ranks.pid(rank)])}
+        staying = {rank for rank in staying if self.lines.can_stay(self.ranks.pid(rank))}
         self._kill(set(self.ranks.pidfds) - staying)
         missing = set(range(self.launch.ranks)) - staying
         self._ordered = False
@@ -425,8 +430,11 @@ class Agent:
         everyone = {formed.place.first_rank + rank: self.ranks.pid(rank) for rank in range(self.launch.ranks)}
         self.watch.begin(everyone, started_ns, self.meeting.board(formed.place.attempt))
         self._tick_ns = started_ns + self._deadlines.tick_ns
+        self._started_ns = started_ns
         if formed.keep:
-            self._regrouping_ns = started_ns + REGROUP_WITHIN_NS
+            self.lines.joining(pids.values())
+            self._regroup_within_ns = max(REGROUP_WITHIN_NS, REGROUP_STARTS * self._starting_ns)
+            self._regrouping_ns = started_ns + self._regroup_within_ns
         else:
             self._standby_soon()
         self.restarts.handle(RanksStarted(started_ns, formed.place.first_rank))

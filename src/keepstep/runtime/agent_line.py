@@ -82,7 +82,8 @@ class AgentLine:
         """Where to meet again, once the agent has said it; None when it has died or does not say."""
         with self._changed:
             self._changed.wait_for(lambda: self._order is not None or self._gone, timeout_s)
-            return self._order
+            order, self._order = self._order, None  # it is for one meeting
+            return order
 
     def close(self) -> None:
         self._box.hang_up()

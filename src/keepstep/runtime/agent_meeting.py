@@ -1,7 +1,7 @@
 """Agent meeting: the agent's line to the agents of the other nodes.
 
-Comes in: that this node's ranks are dead and its keeper listens (`join`), and what is to be said about the present round. Goes out, from
-a thread of its own: `Formed`, when all nodes are there and their ranks may start; `Heard`, the round's verdict; `MeetingLost`.
+Comes in: that this node's ranks wait or are dead and its keeper listens (`join`), and what is to be said about the present round. Goes out,
+from a thread of its own: `Formed`, when all nodes are there and their ranks may start; `Heard`, the round's verdict; `MeetingLost`.
 `core/rounds.py` says who is which node, `edge/torch/rendezvous.py` carries the words over a KV that one of them hosts, or etcd. Never
 waits on the agent's loop.
 
@@ -65,7 +65,7 @@ Post = Callable[[Formed | Heard | MeetingLost], None]
 
 class Meeting(Protocol):
     def join(self, keeper: Listening | None) -> None:
-        """This node's ranks are dead, its keeper listens there: take part in the next round."""
+        """This node's ranks wait for the next round or are dead, its keeper listens there: take part in it."""
 
     def follow(self, attempt: int) -> None:
         """Another agent was here, and its ranks, in that life of them, are dead: before the first `join`."""

@@ -30,6 +30,7 @@ class RankLines:
         self._boxes: dict[int, Mailbox] = {}  # by process
         self._ranks: dict[int, int] = {}  # the rank of a process
         self._able: set[int] = set()  # processes that can stay when a peer is lost
+        self._joining: set[int] = set()  # processes started into a running job: they are not able yet and will be
         self.standby: int | None = None  # a process that is ready to become a rank
         self.regrouped: set[int] = set()  # ranks that train on since the last order
         selector.register(self._server, selectors.EVENT_READ, "line server")
@@ -59,6 +60,7 @@ class RankLines:
             self._able.add(pid)
         elif message["kind"] == "unable":
             self._able.discard(pid)
+            self._joining.discard(pid)
         elif message["kind"] == "regrouped":
             self.regrouped.add(int(message["rank"]))
         elif message["kind"] == "standby":
@@ -78,10 +80,19 @@ class RankLines:
         if pid in self._boxes:
             self._hang_up(pid)
         self._able.discard(pid)
+        self._joining.discard(pid)
+
+    def joining(self, pids: Collection[int]) -> None:
+        """These have just been started to take the places of lost ones."""
+        self._joining.update(pids)
+
+    def can_stay(self, pid: int) -> bool:
+        """Whether this process can go on when a peer is lost."""
+        return pid in self._able
 
     def are_able(self, pids: Collection[int]) -> bool:
-        """Whether all these processes can stay when a peer is lost; there is at least one."""
-        return bool(pids) and self._able.issuperset(pids)
+        """Whether the ranks of these processes are ones that stay when a peer is lost; there is at least one."""
+        return bool(pids) and (self._able | self._joining).issuperset(pids)
 
     def lost(self, pids: Collection[int], why: str) -> None:
         for pid in pids:

@@ -14,7 +14,7 @@ from keepstep.errors import ConfigError
 from keepstep.testing.faults import ETCD_RESTART, NODE_KINDS, PHASES, PROTECT, Fault
 
 # How often, in relation to each other. The death of an agent (`agent`) has its place here as soon as a job goes on without one.
-WEIGHTS = {"kill": 5, "stop": 2, "torn": 3, "keeper-kill": 3, "flip": 1, "full": 1, "kill-node": 4, "link-down": 2, ETCD_RESTART: 1}
+WEIGHTS = {"kill": 5, "stop": 2, "torn": 3, "keeper-kill": 3, "flip": 1, "full": 1, "kill-node": 4, "link-down": 2, ETCD_RESTART: 2}
 SECOND_RATIO = 0.1  # of the turns hold a second fault, while the first one is being recovered from
 SECOND_AFTER_KEEPER_RATIO = 0.5  # a keeper's death alone costs little: a rank goes too, while the next one adopts
 MEAN_GAP_MS, MOST_GAP_MS = 800.0, 5000.0  # now and then long enough for a process to stand by again
