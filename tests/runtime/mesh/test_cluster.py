@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from keepstep.edge.arena import rank_dir, slot_paths
 from keepstep.edge.processes import ensure_keeper
 from keepstep.edge.standing import read_standing
 from keepstep.model.mesh import Mesh
@@ -175,6 +176,21 @@ def test_a_flipped_bit_in_a_snapshot_itself_is_mended_from_the_others(tmp_path: 
         wait_for(lambda: any(e.kind == "mended" for e in cluster.machines[1].events()), cluster.story)
         offer = cluster.restart()
         assert (offer["source"], offer["step"]) == ("memory", 3)
+
+
+def test_a_snapshot_that_cannot_be_fetched_leaves_its_ranks_slots_as_they_are(tmp_path: Path) -> None:
+    """The rank has them mapped and goes on with them: were one of their files gone, what is captured into it could never be protected."""
+    with Cluster(tmp_path, 2, "copies:2") as cluster:
+        cluster.resume()
+        cluster.train(0, 5)
+        job_dir = cluster.machines[0].settings.job_dir
+        before = slot_paths(job_dir, 0)
+        cluster.flip(".", 0, rank=0, step=5, at=4096 + 777)
+        cluster.flip("held", 1, rank=0, step=5, at=4096 + 777)
+        assert cluster.restart()["step"] == 4
+        assert any(e.kind == "fetch-failed" for e in cluster.machines[0].events())
+        assert slot_paths(job_dir, 0) == before and list(rank_dir(job_dir, 0).glob("fetched-*")) == []
+        cluster.train(5, 9)
 
 
 def test_which_nodes_may_be_lost(tmp_path: Path) -> None:

@@ -55,10 +55,14 @@ class Fetching:
         ended: Callable[[Fetched], None],
         path: Path | None = None,
     ) -> None:
-        """`path`: where the slot is to be; None: among the rank's own, in place of the one that is worth least."""
+        """`path`: where the slot is to be; None: among the rank's own, in place of the one that is worth least, once it is whole. Until
+        then theirs stay as they are: the rank has them mapped, and goes on with them when this fails."""
         self._lines, self._supplier, self._job_dir, self._job_hash, self._later = lines, supplier, job_dir, job_hash, later
         self.source, self.stamp, self._ended = source, stamp, ended
-        self._rank, self._path = source.rank, path
+        self._rank = source.rank
+        self._takes_a_place = path is None
+        # A name of its own: a thread may still be making the one of a fetch that was stopped.
+        self._path = path or rank_dir(job_dir, source.rank) / f"fetched-{time.monotonic_ns()}"
         self._nodes = list(source.copies) or [node for _, node in source.members]
         self._scratch = Scratch(lambda: lines.call_in_loop(self._go_on))
         self._asked: dict[int, set[tuple[int, Range]]] = {node: set() for node in self._nodes}
@@ -110,18 +114,20 @@ class Fetching:
     def _make_whole(self, header: SlotHeader, capacity: int) -> Generator[None, None, Whole]:
         """Its slot. Making that is work for another thread: the first touch of memory takes long."""
         manifest_capacity = header.manifest_bytes + header.manifest_bytes // 2 + 4 * KIB
-        path = self._path or free_slot_path(self._job_dir, self._rank, self.stamp)
         made: list[Slot | MemoryBudgetError] = []
 
         def make() -> Slot | MemoryBudgetError:
             rank_dir(self._job_dir, self._rank).mkdir(mode=0o700, exist_ok=True)
             try:
-                return Slot.create(path, capacity, manifest_capacity)
+                return Slot.create(self._path, capacity, manifest_capacity)
             except MemoryBudgetError as error:
                 return error
 
         def take(slot: Slot | MemoryBudgetError) -> None:
             made.append(slot)
+            if self._over and isinstance(slot, Slot):
+                slot.path.unlink(missing_ok=True)
+                slot.close()
             self._go_on()
 
         self._later(make, take)
@@ -247,7 +253,9 @@ class Fetching:
         if self._whole is not None:
             self._lines.expect_no_more(self._whole)
             if why is not None or not tell:
-                self._whole.slot.path.unlink(missing_ok=True)  # a thread may still be writing there: nobody is to find it
+                self._path.unlink(missing_ok=True)  # a thread may still be writing there: nobody is to find it
+            elif self._takes_a_place:
+                self._path.replace(free_slot_path(self._job_dir, self._rank, self.stamp))
             self._whole.slot.close()
         if tell:
             took_ns = time.monotonic_ns() - self._began_ns
