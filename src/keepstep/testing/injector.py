@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from keepstep.edge.arena import slot_paths
+from keepstep.edge.journal import read_journal
 from keepstep.edge.mailbox import Mailbox
 from keepstep.edge.status import StatusPage, status_path
 from keepstep.edge.store import Store
@@ -132,10 +133,15 @@ class Injector:
         """How many checkpoints the keeper that leads has begun."""
         return sum(path.read_bytes().count(b'"persist-started"') for path in self._plan.journals if path.exists())
 
+    def _newest_written(self) -> int:
+        """The step of the newest checkpoint that was begun."""
+        begun = (e.data["step"] for path in self._plan.journals for e in read_journal(path) if e.kind == "persist-started")
+        return max(begun, default=-1)
+
     def _when_writing(self, number: int, fault: Fault, step: int, seen: int) -> None:
-        """The announcement comes before the request: wait until the persister is at work."""
+        """The announcement comes before the request: wait until the persister is at work. Another rank may have asked for it already."""
         deadline = time.monotonic() + WRITING_PATIENCE_S
-        while self._writings() == seen and time.monotonic() < deadline:
+        while self._writings() == seen and self._newest_written() < step and time.monotonic() < deadline:
             time.sleep(0.001)
         self._act(number, fault, Phase.PERSIST, step)
 
