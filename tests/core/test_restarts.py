@@ -329,6 +329,15 @@ def test_who_does_not_find_its_peers_again_in_time_makes_all_start_anew() -> Non
     assert action.fact == "rank 0 and 1 did not find its peers again within 60.0 s"
 
 
+def test_who_had_done_its_last_step_when_another_was_lost_is_not_waited_for() -> None:
+    restarts = started(2)
+    restarts.handle(RanksExited((Exit(1, KILLED),), S_NS, completed_step=7, able=True))
+    restarts.handle(RanksStarted(S_NS))
+    assert restarts.handle(RanksExited((Exit(0, 0),), S_NS, completed_step=8, able=True)) is None
+    action = restarts.handle(RegroupLate((0,), 0, 2 * S_NS))
+    assert isinstance(action, RestartAll) and not action.keep and action.fact == "rank 0 ended and finds its peers no more"
+
+
 @pytest.mark.parametrize("keep", [True, False])
 def test_what_is_decided_for_all_nodes_holds_here(keep: bool) -> None:
     action = started().handle(RoundWanted("node 1 says: so", S_NS, able=keep, decided=True))

@@ -101,7 +101,7 @@ class RoundWanted:
 
 @dataclass(frozen=True, slots=True)
 class RegroupLate:
-    """These were to stay in their process, or to take a place among those who do, and have not in time."""
+    """These were to stay in their process, or to take a place among those who do, and have not in time; `within_ns` 0: and never will."""
 
     ranks: tuple[int, ...]
     within_ns: int
@@ -284,7 +284,12 @@ class Restarts:
             if self._stage is not _Stage.RUNNING:
                 return None
             late = " and ".join(str(r) for r in event.ranks)
-            fact = f"rank {late} did not find its peers again within {_seconds(event.within_ns)}"
+            how = (
+                f"did not find its peers again within {_seconds(event.within_ns)}"
+                if event.within_ns
+                else "ended and finds its peers no more"
+            )
+            fact = f"rank {late} {how}"
             return self._again(fact, False, None, "it has just been tried")
         if isinstance(event, RoundWanted):
             if self._stage is _Stage.MEETING:

@@ -208,6 +208,10 @@ class Agent:
             able = self._able()
             exits = tuple(self._reap(rank) for rank in exited)
             yield RanksExited(exits, time.monotonic_ns(), self._completed_step(), able)
+            gone = tuple(e.rank for e in exits if e.code == 0 and e.rank not in self.lines.regrouped)
+            if gone and self._regrouping_ns is not None:  # it had done its last step when the others were told of a lost one
+                self._regrouping_ns = None
+                yield RegroupLate(gone, 0, time.monotonic_ns())
         for key in sorted(k for k in ready if isinstance(k, str) and k.startswith("line ")):
             self._hear_line(key)
         if "keeper" in ready:
