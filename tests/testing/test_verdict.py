@@ -32,10 +32,10 @@ def facts(**changes: Any) -> Facts:
         "notes": [told(0, "about to", 10, pid=7, phase="seal", step=20), told(0, "did", 10)],
         "sightings": {0: ["process 7 is gone"]},
         "events": [
-            event(1, "rank-joined", incarnation=1),
+            event(1, "rank-joined", rank=0, pid=7, incarnation=1),
             event(2, "resumed", step=-1, source="fresh", lost_steps=0),
             event(10.1, "rank-exited", "rank 0 was killed", "agent", pid=7, code=-9),
-            event(12, "rank-joined", incarnation=2),
+            event(12, "rank-joined", rank=0, pid=8, incarnation=2),
             event(12.5, "resumed", "every rank has proven", step=18, source="memory", lost_steps=1),
             event(13, "next-step"),
         ],
