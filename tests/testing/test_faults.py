@@ -72,7 +72,7 @@ def test_defaults() -> None:
         ("kill:step=1,rank", "rank=, step=", "'rank'"),
         ("kill:step=1,where=store", "no where=", "'store'"),
         ("flip:step=1,where=moon", "where= one of arena, store", "'moon'"),
-        ("torn:step=1,after=5", "after= with kill, stop or keeper-kill", "torn"),
+        ("torn:step=1,after=5", "after= with what is done from outside", "torn"),
         ("kill:step=1,phase=seal,after=5", "phase=forward or restore", "phase=seal"),
         ("kill:step=1,phase=protect", "phase= one of forward", "'protect'"),
         ("kill-node:step=1", "node=", "none"),

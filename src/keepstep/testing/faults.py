@@ -14,8 +14,9 @@ from typing import Any
 from keepstep.errors import ConfigError
 
 NODE_KINDS = ("kill-node", "link-down")  # what happens to whole nodes: needs more than one
+AGENT_KILL = "agent-kill"  # of `keepstep run`, whose steward starts another one
 ETCD_RESTART = "etcd-restart"  # what happens to the etcd the nodes meet over
-KINDS = ("kill", "stop", "keeper-kill", "flip", "torn", "full", *NODE_KINDS, ETCD_RESTART)
+KINDS = ("kill", "stop", "keeper-kill", AGENT_KILL, "flip", "torn", "full", *NODE_KINDS, ETCD_RESTART)
 LASTING = ("link-down", ETCD_RESTART)
 PHASES = ("forward", "backward", "update", "capture", "seal", "persist", "restore")
 PROTECT = "protect"  # a snapshot is sealed and on its way to other nodes: seen from outside, so only what happens to nodes can wait for it
@@ -115,9 +116,9 @@ def _checked(text: str, fault: Fault) -> Fault:
     if fault.where not in places:
         expected = f"where= one of {', '.join(places)}" if places != ("",) else "no where="
         raise ConfigError(f"fault {text!r}: expected {expected}, found {fault.where!r}")
-    by_outsider = fault.kind in ("kill", "stop", "keeper-kill", ETCD_RESTART) and fault.phase in ("forward", "restore")
+    by_outsider = fault.kind in ("kill", "stop", "keeper-kill", AGENT_KILL, ETCD_RESTART) and fault.phase in ("forward", "restore")
     if fault.after_ms is not None and not (fault.nodes or by_outsider):
-        raise ConfigError(f"fault {text!r}: expected after= with kill, stop or keeper-kill and phase=forward or restore, found {fault}")
+        raise ConfigError(f"fault {text!r}: expected after= with what is done from outside and phase=forward or restore, found {fault}")
     return fault
 
 

@@ -26,7 +26,7 @@ from keepstep.edge.status import StatusPage, status_path
 from keepstep.edge.store import Store
 from keepstep.model.snapshot import Phase, SlotState
 from keepstep.model.units import MIB
-from keepstep.testing.faults import Fault, from_plan
+from keepstep.testing.faults import AGENT_KILL, Fault, from_plan
 from keepstep.testing.flips import draw_in_file, draw_in_slot, sealed_slots
 from keepstep.testing.lines import Lines, append
 
@@ -170,6 +170,8 @@ class Injector:
     def _do(self, number: int, fault: Fault) -> dict[str, Any]:
         if fault.kind == "keeper-kill":
             return {"keeper_pid": kill_keeper(self._plan.job_dir)}
+        if fault.kind == AGENT_KILL:
+            return {"agent_pid": kill_agent(self._plan.job_dir)}
         if fault.kind == "flip":
             return self._flip(random.Random(f"{self._plan.seed}/{number}"), fault)
         if fault.kind == "full":
@@ -202,11 +204,20 @@ class Injector:
 
 
 def kill_keeper(job_dir: Path, patience_s: float = KEEPER_PATIENCE_S) -> int:
-    """SIGKILL whoever listens on the job's socket; one that is just starting is waited for. Raises OSError when nobody comes."""
+    """The pid of the one that was killed; one that is just starting is waited for. Raises OSError when nobody comes."""
+    return _kill_listener(job_dir, "keeper.sock", patience_s)
+
+
+def kill_agent(job_dir: Path, patience_s: float = KEEPER_PATIENCE_S) -> int:
+    """The same of the node's agent."""
+    return _kill_listener(job_dir, "agent.sock", patience_s)
+
+
+def _kill_listener(job_dir: Path, name: str, patience_s: float) -> int:
     deadline = time.monotonic() + patience_s
     while True:
         try:
-            box = Mailbox.connect(job_dir / "keeper.sock", patience_s)
+            box = Mailbox.connect(job_dir / name, patience_s)
             break
         except OSError:
             if not job_dir.exists() or time.monotonic() > deadline:

@@ -20,7 +20,7 @@ from keepstep.model.snapshot import Phase, RankStatus
 from keepstep.model.units import MS_NS, S_NS, human_ns
 from keepstep.testing import lines
 from keepstep.testing.allowance import allow
-from keepstep.testing.faults import Fault, to_plan
+from keepstep.testing.faults import AGENT_KILL, Fault, to_plan
 from keepstep.testing.memory import in_words
 from keepstep.testing.turns import Shape, Turn
 from keepstep.testing.witness import Facts, Witness
@@ -171,6 +171,8 @@ class Soak:
         kind = self.faults[number].kind
         if kind == "keeper-kill":
             return self._newest("keeper-started", self._noted(number, "about to")[0]) is not None
+        if kind == AGENT_KILL:
+            return self._newest("agent-restarted", self._noted(number, "about to")[0]) is not None
         return kind != "full" or self._newest("persisted", settled_ns) is not None
 
     def _newest(self, kind: str, since_ns: int) -> Event | None:

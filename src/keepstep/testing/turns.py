@@ -11,10 +11,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from keepstep.errors import ConfigError
-from keepstep.testing.faults import ETCD_RESTART, NODE_KINDS, PHASES, PROTECT, Fault
+from keepstep.testing.faults import AGENT_KILL, ETCD_RESTART, NODE_KINDS, PHASES, PROTECT, Fault
 
-# How often, in relation to each other. The death of an agent (`agent`) has its place here as soon as a job goes on without one.
-WEIGHTS = {"kill": 5, "stop": 2, "torn": 3, "keeper-kill": 3, "flip": 1, "full": 1, "kill-node": 4, "link-down": 2, ETCD_RESTART: 2}
+# How often, in relation to each other.
+WEIGHTS = {
+    **{"kill": 5, "stop": 2, "torn": 3, "flip": 1},
+    **{"keeper-kill": 3, AGENT_KILL: 2},
+    **{"full": 1, ETCD_RESTART: 2},
+    **{"kill-node": 4, "link-down": 2},
+}
 SECOND_RATIO = 0.1  # of the turns hold a second fault, while the first one is being recovered from
 SECOND_AFTER_KEEPER_RATIO = 0.5  # a keeper's death alone costs little: a rank goes too, while the next one adopts
 MEAN_GAP_MS, MOST_GAP_MS = 800.0, 5000.0  # now and then long enough for a process to stand by again
@@ -52,6 +57,7 @@ def possible(text: str, nodes: int, namespaces: bool, small_store: bool, etcd: b
     impossible |= set() if namespaces else {"link-down"}
     impossible |= set() if small_store else {"full"}
     impossible |= set() if etcd else {ETCD_RESTART}
+    impossible |= set() if etcd or nodes == 1 else {AGENT_KILL}  # one of several agents is their meeting point's host
     known = tuple(kind for kind in WEIGHTS if kind not in impossible)
     kinds = tuple(filter(None, text.split(","))) if text else known
     if not kinds or set(kinds) - set(known):

@@ -18,7 +18,7 @@ from keepstep.core.survival import out_of_reach
 from keepstep.model.events import Event
 from keepstep.model.topology import Auto, parse_policy, topology
 from keepstep.model.units import S_NS
-from keepstep.testing.faults import ETCD_RESTART, Fault
+from keepstep.testing.faults import AGENT_KILL, ETCD_RESTART, Fault
 from keepstep.testing.witness import Facts
 
 DAMAGE = ("damaged", "checkpoint-damaged", "restore-failed", "slot-voided")
@@ -126,6 +126,8 @@ def _evidence(number: int, fault: Fault, facts: Facts, notes: list[dict[str, Any
         return [saw("are gone"), saw("the memory"), _say(e for e in after if e.kind == "resumed")]
     if fault.kind == "keeper-kill":
         return [saw("is gone"), _say(e for e in after if e.kind == "keeper-started" and e.data.get("pid") != told["keeper_pid"])]
+    if fault.kind == AGENT_KILL:
+        return [saw("is gone"), _say(e for e in after if e.kind == "agent-restarted")]
     if fault.kind == "full" and fault.where == "store":
         return [saw("0 bytes free"), _say(e for e in after if e.kind == "persist-failed" and any(w in e.why for w in NO_SPACE))]
     death = [saw("is gone"), "killed by the drill" if fault.from_outside else _told_dead(int(told["pid"]), after, facts.log)]

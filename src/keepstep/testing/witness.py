@@ -26,8 +26,8 @@ from keepstep.model.events import Event
 from keepstep.model.snapshot import Phase, RankStatus, SlotState, Stamp
 from keepstep.model.units import MS_NS, human_ns
 from keepstep.testing.crew import Place
-from keepstep.testing.faults import ETCD_RESTART, PROTECT, Fault
-from keepstep.testing.injector import ASKS, kill_keeper, note
+from keepstep.testing.faults import AGENT_KILL, ETCD_RESTART, PROTECT, Fault
+from keepstep.testing.injector import ASKS, kill_agent, kill_keeper, note
 from keepstep.testing.lines import Lines
 
 STOPPED_S = 0.3  # how long a stopped rank stays before it is killed
@@ -254,6 +254,8 @@ class Witness:
     def _do(self, fault: Fault, pid: int) -> dict[str, int]:
         if fault.kind == "keeper-kill":
             return {"keeper_pid": kill_keeper(self._job_dir(fault.rank))}
+        if fault.kind == AGENT_KILL:
+            return {"agent_pid": kill_agent(self._job_dir(fault.rank))}
         os.kill(pid, signal.SIGSTOP if fault.kind == "stop" else signal.SIGKILL)
         return {"pid": pid}
 
@@ -325,6 +327,8 @@ class Witness:
     def _follow(self, number: int, fault: Fault, said: dict[str, Any]) -> Iterator[None]:
         if fault.kind == "keeper-kill":
             yield from self._until_gone(number, int(said["keeper_pid"]), "keeper process")
+        elif fault.kind == AGENT_KILL:
+            yield from self._until_gone(number, int(said["agent_pid"]), "agent process")
         elif fault.kind == "full":
             yield from self._follow_full(number, fault, Path(said["filler"]))
         else:
