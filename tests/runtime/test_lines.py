@@ -85,6 +85,16 @@ def test_words_to_the_ranks(lines: RankLines) -> None:
     assert lines.regrouped == {0}
 
 
+def test_who_has_ended_well_is_known_after_its_death(lines: RankLines) -> None:
+    line, pid = connect(lines, 0)
+    assert not lines.has_ended(pid)
+    line.say_ended()
+    line.close()
+    assert lines.has_ended(pid), "what it had said is heard though its line is gone"
+    lines.forget(pid)
+    assert not lines.has_ended(pid), "another process may have its number"
+
+
 def test_without_an_agent_there_is_no_line(tmp_path: Path) -> None:
     assert AgentLine.find({}, 0, lambda why: None) is None
     assert AgentLine.find({SOCKET: str(tmp_path / "nobody")}, 0, lambda why: None) is None

@@ -46,7 +46,8 @@ def test_another_seed_gives_another_sequence() -> None:
 
 
 def test_what_can_be_done_here() -> None:
-    assert set(possible("", 1, namespaces=False, small_store=False, etcd=False)) == {"kill", "stop", "torn", "keeper-kill", "agent-kill", "flip"}
+    everywhere = {"kill", "stop", "torn", "keeper-kill", "agent-kill", "flip"}
+    assert set(possible("", 1, namespaces=False, small_store=False, etcd=False)) == everywhere
     assert set(possible("", 2, namespaces=True, small_store=True, etcd=True)) == set(WEIGHTS)
     assert possible("torn,kill", 1, namespaces=False, small_store=False, etcd=False) == ("torn", "kill")
     for text in ("kill-node", "full", ETCD_RESTART, "kill,murder", ","):

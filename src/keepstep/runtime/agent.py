@@ -45,6 +45,7 @@ from keepstep.core.restarts import (
     SignalReceived,
     Stopped,
     TimeUp,
+    signal_words,
 )
 from keepstep.core.retention import parse_rules
 from keepstep.edge.journal import Journal
@@ -336,10 +337,15 @@ class Agent:
 
     def _reap(self, local_rank: int) -> Exit:
         pid = self.ranks.pid(local_rank)
+        ended = self.lines.has_ended(pid)
         self.lines.forget(pid)
         self.selector.unregister(self.ranks.pidfds[local_rank])
         code, message = self.ranks.reap(local_rank)
         rank = self._place.first_rank + local_rank
+        if ended and code < 0:  # by a thread of an abandoned group, say, while the interpreter was being taken down
+            why = f"rank {rank} had ended its training well when it died of {signal_words(-code)}: that counts as a good end"
+            self.journal.record("late-death", why, logging.WARNING, rank=rank, pid=pid, code=code)
+            code = 0
         assert self.watch is not None
         verdict = self.watch.explain_exit(rank, code, message)
         self.watch.forget(rank)

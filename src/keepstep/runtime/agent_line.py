@@ -58,6 +58,10 @@ class AgentLine:
         """It cannot after all."""
         self._box.send({"kind": "unable", "rank": self._rank})
 
+    def say_ended(self) -> None:
+        """The training has ended well and only the process's end is left, in which what was abandoned may still fail."""
+        self._box.send({"kind": "ended", "rank": self._rank})
+
     def say_regrouped(self) -> None:
         self._box.send({"kind": "regrouped", "rank": self._rank})
 

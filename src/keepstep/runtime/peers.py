@@ -137,9 +137,12 @@ class Peers:
         if self._line is not None:
             self._line.say_unable()
 
-    def close(self) -> None:
+    def close(self, ok: bool = False) -> None:
+        """`ok`: the training has ended well."""
         self._members.watched, self._members.on_enter = False, lambda sequence: None
         if self._line is not None:
+            if ok:
+                self._line.say_ended()
             self._line.close()
 
     def release(self) -> None:

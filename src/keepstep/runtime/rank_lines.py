@@ -9,6 +9,7 @@ Invariant: a line belongs to one life of a rank: what a process says whose place
 from __future__ import annotations
 
 import os
+import select
 import selectors
 import socket
 from collections.abc import Collection, Mapping
@@ -31,6 +32,7 @@ class RankLines:
         self._ranks: dict[int, int] = {}  # the rank of a process
         self._able: set[int] = set()  # processes that can stay when a peer is lost
         self._joining: set[int] = set()  # processes started into a running job: they are not able yet and will be
+        self._ended: set[int] = set()  # processes whose training has ended well
         self.standby: int | None = None  # a process that is ready to become a rank
         self.regrouped: set[int] = set()  # ranks that train on since the last order
         selector.register(self._server, selectors.EVENT_READ, "line server")
@@ -61,6 +63,8 @@ class RankLines:
         elif message["kind"] == "unable":
             self._able.discard(pid)
             self._joining.discard(pid)
+        elif message["kind"] == "ended":
+            self._ended.add(pid)
         elif message["kind"] == "regrouped":
             self.regrouped.add(int(message["rank"]))
         elif message["kind"] == "standby":
@@ -81,6 +85,13 @@ class RankLines:
             self._hang_up(pid)
         self._able.discard(pid)
         self._joining.discard(pid)
+        self._ended.discard(pid)
+
+    def has_ended(self, pid: int) -> bool:
+        """Whether the process, which is dead, had said that its training ended well: everything it has said is heard first."""
+        while pid in self._boxes and select.select([self._boxes[pid]], [], [], 0)[0]:
+            self.hear(pid)
+        return pid in self._ended
 
     def joining(self, pids: Collection[int]) -> None:
         """These have just been started to take the places of lost ones."""

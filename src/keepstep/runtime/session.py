@@ -231,7 +231,7 @@ class Job:
         self._page.publish(phase=Phase.DONE)
         self._link.goodbye(ok and self._failure is None, self._failure or ("ended well" if ok else f"left after step {self._step}"))
         self._link.end()
-        self._peers.close()  # no collective touches the page from here on
+        self._peers.close(ok and self._failure is None)  # no collective touches the page from here on
         self._capturing.close()
         self._page.close()
 

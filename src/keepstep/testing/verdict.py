@@ -129,7 +129,8 @@ def _evidence(number: int, fault: Fault, facts: Facts, notes: list[dict[str, Any
     if fault.kind == AGENT_KILL:
         return [saw("is gone"), _say(e for e in after if e.kind == "agent-restarted")]
     if fault.kind == "full" and fault.where == "store":
-        return [saw("0 bytes free"), _say(e for e in after if e.kind == "persist-failed" and any(w in e.why for w in NO_SPACE))]
+        # Whoever wrote it says how much was free; an onlooker may come too late, when room has been made.
+        return [_say(e for e in after if e.kind == "persist-failed" and any(w in e.why for w in NO_SPACE))]
     death = [saw("is gone"), "killed by the drill" if fault.from_outside else _told_dead(int(told["pid"]), after, facts.log)]
     if fault.kind == "full":
         return [saw("0 bytes free"), _say(e for e in after if e.kind == "resumed")]
