@@ -86,6 +86,7 @@ def test_a_fault_that_was_not_done_has_its_own_exit_code() -> None:
 
 
 KILLED = facts().events[2]
+SUCCEEDED = event(11, "agent-restarted", "process 9 takes over", "agent")
 DAMAGED = event(11, "damaged", "/arena/slot-1: damaged")
 ADOPTED = event(11, "keeper-started", "adopted", pid=6)
 NO_SPACE = event(11, "persist-failed", "No space left on device")
@@ -96,7 +97,8 @@ COMPLETE: dict[str, tuple[list[str], list[Event], dict[str, Any]]] = {
     "torn:step=20": (["process 7 is gone", "slot-1 was left with a payload and no seal"], [KILLED], {}),
     "flip:step=20": (["process 7 is gone"], [KILLED, DAMAGED], {"paths": ["/arena/slot-1"]}),
     "keeper-kill:step=20": (["keeper process 5 is gone"], [ADOPTED], {"keeper_pid": 5}),
-    "full:step=20": (["store has 0 bytes free"], [NO_SPACE], {}),
+    "full:step=20": ([], [NO_SPACE], {}),
+    "agent-kill:step=20": (["agent process 5 is gone"], [SUCCEEDED], {"agent_pid": 5}),
     "full:step=20,where=arena": (["arena has 0 bytes free"], [RESUMED], {}),
     "kill-node:node=1,step=20": (["3 processes of node 1 are gone", "the memory of node 1 is gone"], [RESUMED], {}),
     "link-down:node=1,step=20,for=500": (["the link of node 1 was down for 500.1 ms"], [], {}),
