@@ -14,7 +14,7 @@ help:
 	@echo "make install  set up .venv: PyTorch (CPU), keepstep (editable), what the checks need"
 	@echo "make demo     kill a training job and watch it go on: about a minute"
 	@echo "make check    lint, types and the quick tests: under a minute"
-	@echo "make test     every test: under ten minutes"
+	@echo "make test     every test: some 20 minutes on two cores"
 	@echo "make bench    what saving every step costs, what redundancy reaches, how long a killed rank is missed"
 	@echo "make clean    remove .venv and everything built"
 
