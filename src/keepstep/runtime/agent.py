@@ -121,11 +121,12 @@ class Agent:
         self._posted: deque[Post] = deque()
         self.restarts = Restarts(launch.ranks, launch.max_restarts, self.settings.store is not None)
         self.selector = selectors.DefaultSelector()
-        self.keeper = AgentLink(self.settings, self.journal, lambda: self._post("keeper is back"))
-        self.lines = RankLines(self.settings.job_dir / "agent.sock", self.selector)
+        socket_path = self.settings.job_dir / "agent.sock"
         rank_config = replace(config, job=self.settings.job)
-        environs = {**rank_config.to_env(), **handed_down, SOCKET: str(self.lines.path)}
-        self.ranks = Ranks(launch, self.settings.job, environs)
+        # What cannot be is said before a keeper is there.
+        self.ranks = Ranks(launch, self.settings.job, {**rank_config.to_env(), **handed_down, SOCKET: str(socket_path)})
+        self.keeper = AgentLink(self.settings, self.journal, lambda: self._post("keeper is back"))
+        self.lines = RankLines(socket_path, self.selector)
         self._standby_wanted = bool(launch.standby) and self.ranks.may_stand_by and can_become(launch.command)
         self._standby_at_ns: int | None = None
         self.meeting: Meeting
