@@ -12,31 +12,13 @@ from hypothesis import strategies as st
 
 from keepstep.core.economics import Protection, Tier, charges, human_interval, interval, parse_protection
 from keepstep.errors import ConfigError
-from keepstep.model.cluster import Cluster, FailureKind, Scope
 from keepstep.model.topology import Copies, NoRedundancy, Parity, ReedSolomon
-
-CLUSTER = Cluster(
-    name="ten",
-    nodes=10,
-    gpus_per_node=8,
-    state_bytes=100e9,
-    iteration_s=10.0,
-    memory_bytes=100e9,
-    network_gbps=80,
-    host_gbps=160,
-    store_gbps=8,
-    network_idle_ratio=0.5,
-    detection_s=5.0,
-    restart_s=60.0,
-    in_process_restart_s=10.0,
-    replacement_s=600.0,
-    failures=(FailureKind("node", Scope.NODE, 0.1),),
-)
+from tests.model.ten_nodes import TEN_NODES
 
 
 def test_copies_by_hand() -> None:
     """10 GB a node: 1 s on the wire, 2 s in its idle half, 0.5 s to the host; 100 s to the store."""
-    found = charges(CLUSTER, Protection(Copies(2)), 4.0)
+    found = charges(TEN_NODES, Protection(Copies(2)), 4.0)
     assert found.own == Tier(10.0, 0.5, 0.5) and found.peers == Tier(10.0, 2.5, 1.5)
     assert found.store == Tier(10_800.0, 100.0, 100.0)
     assert found.pace_ratio == pytest.approx(10_800 / 10_801) and found.restart_s == 60.0
@@ -44,34 +26,34 @@ def test_copies_by_hand() -> None:
 
 
 def test_what_takes_longer_than_a_step_is_copied_every_few_steps() -> None:
-    slow = replace(CLUSTER, network_gbps=8)
+    slow = replace(TEN_NODES, network_gbps=8)
     found = charges(slow, Protection(Copies(2)), 4.0)
     assert found.peers is not None and found.peers.interval_s == 20.0 and found.peers.lag_s == pytest.approx(20.5)
 
 
 def test_a_code_sends_its_parity_and_fetches_its_data() -> None:
-    parity, rs = charges(CLUSTER, Protection(Parity(4)), 2.67), charges(CLUSTER, Protection(ReedSolomon(4, 2)), 3.0)
+    parity, rs = charges(TEN_NODES, Protection(Parity(4)), 2.67), charges(TEN_NODES, Protection(ReedSolomon(4, 2)), 3.0)
     assert parity.peers is not None and (parity.peers.lag_s, parity.peers.fetch_s) == (2.5, 3.5)
     assert rs.peers is not None and (rs.peers.lag_s, rs.peers.fetch_s) == (4.5, 4.5)
 
 
 def test_the_store_alone_stalls_and_is_as_fast_as_it_can_be() -> None:
-    found = charges(replace(CLUSTER, store_stall_s=25.0), Protection(None, 0.0), 0.0)
+    found = charges(replace(TEN_NODES, store_stall_s=25.0), Protection(None, 0.0), 0.0)
     assert found.own is found.peers is None and found.store == Tier(100.0, 100.0, 100.0)
     assert found.pace_ratio == 0.8 and found.memory_bytes == 0
-    assert charges(CLUSTER, Protection(None, 30.0), 0.0).store.interval_s == 100.0, "whatever is asked for"
-    assert charges(CLUSTER, Protection(None, 144.0), 0.0).store.interval_s == 150.0, "whole steps"
+    assert charges(TEN_NODES, Protection(None, 30.0), 0.0).store.interval_s == 100.0, "whatever is asked for"
+    assert charges(TEN_NODES, Protection(None, 144.0), 0.0).store.interval_s == 150.0, "whole steps"
 
 
 def test_a_state_that_does_not_fit_is_refused_with_the_numbers() -> None:
     with pytest.raises(ConfigError, match=r"copies:5: expected at most 93\.1 GiB a node .*, found a need of 93\.1 GiB: 10 x 9\.3 GiB"):
-        charges(CLUSTER, Protection(Copies(5)), 10.0)
+        charges(TEN_NODES, Protection(Copies(5)), 10.0)
 
 
 def test_in_process_recovery_needs_its_time_said() -> None:
-    assert charges(CLUSTER, Protection(Copies(2), in_process=True), 4.0).restart_s == 10.0
+    assert charges(TEN_NODES, Protection(Copies(2), in_process=True), 4.0).restart_s == 10.0
     with pytest.raises(ConfigError, match="expected in_process_restart_s in cluster 'ten', found none"):
-        charges(replace(CLUSTER, in_process_restart_s=None), Protection(Copies(2), in_process=True), 4.0)
+        charges(replace(TEN_NODES, in_process_restart_s=None), Protection(Copies(2), in_process=True), 4.0)
 
 
 @given(work_s=st.floats(0, 1e6), interval_s=st.floats(1, 1e4), lag_s=st.floats(0, 1e4))

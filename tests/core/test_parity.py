@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keepstep.coding.reed_solomon import rebuild, solve
-from keepstep.core.parity import Combine, Region, Stripes, chunks, decode_plan, encode_plan, stripes_of_replica, stripes_of_snapshots
-
-Memory = dict[tuple[int, Region], bytearray]
+from keepstep.core.parity import Region, Stripes, chunks, decode_plan, encode_plan, stripes_of_replica, stripes_of_snapshots
+from tests.core.parity_memory import carry_out, encoded
 
 groups = st.integers(2, 9).flatmap(lambda size: st.tuples(st.just(size), st.integers(1, min(size - 1, 3))))
 
@@ -23,25 +21,6 @@ def stripes_lists(draw: st.DrawFn) -> Stripes:
     size, tolerates = draw(groups)
     members = draw(st.permutations([10 * i for i in range(size)]))
     return stripes_of_snapshots(members, tolerates, draw(st.lists(st.integers(0, 2000), min_size=size, max_size=size)))
-
-
-def carry_out(plan: list[Combine], stripes: Stripes, memory: Memory) -> None:
-    """What a keeper does, on buffers."""
-    for combine in plan:
-        have, want = (tuple(p.position for p in pieces) for pieces in (combine.sources, combine.targets))
-        sources = [memoryview(memory[p.member, p.region])[p.start : p.stop] for p in combine.sources]
-        targets = [memoryview(memory[p.member, p.region])[p.start : p.stop] for p in combine.targets]
-        rebuild(solve(stripes.k, stripes.tolerates, have, want), sources, targets)
-
-
-def filled(stripes: Stripes, seed: int = 0) -> Memory:
-    """Random data on every member, and parity computed by everybody's own plan."""
-    rng = random.Random(seed)
-    memory: Memory = {(m, Region.DATA): bytearray(rng.randbytes(n)) for m, n in zip(stripes.members, stripes.data_bytes, strict=True)}
-    memory.update({(m, Region.PARITY): bytearray(rng.randbytes(stripes.parity_bytes)) for m in stripes.members})
-    for member in stripes.members:
-        carry_out(encode_plan(stripes, member), stripes, memory)
-    return memory
 
 
 @given(stripes_lists())
@@ -65,7 +44,7 @@ def test_a_codeword_has_one_block_of_every_member_and_every_byte_one_codeword(st
 @given(stripes_lists(), st.data())
 @settings(max_examples=200)
 def test_any_tolerated_loss_is_rebuilt_to_the_byte(stripes: Stripes, data: st.DataObject) -> None:
-    whole = filled(stripes)
+    whole = encoded(stripes)
     lost = data.draw(st.lists(st.sampled_from(stripes.members), min_size=1, max_size=stripes.tolerates, unique=True))
     memory = {place: bytearray(len(found)) if place[0] in lost else bytearray(found) for place, found in whole.items()}
     for member in lost:
@@ -77,7 +56,7 @@ def test_any_tolerated_loss_is_rebuilt_to_the_byte(stripes: Stripes, data: st.Da
 
 def test_every_pair_of_six_is_rebuilt_by_four_and_two() -> None:
     stripes = stripes_of_snapshots(range(6), 2, [4096, 4000, 4096, 0, 1, 4095])
-    whole = filled(stripes, seed=42)
+    whole = encoded(stripes, seed=42)
     for lost in combinations(range(6), 2):
         memory = {place: bytearray(len(found)) if place[0] in lost else bytearray(found) for place, found in whole.items()}
         for member in lost:

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.coding.reed_solomon import rebuild, solve
-from keepstep.core.parity import Combine, Region, Stripes, decode_plan, encode_plan, stripes_of_snapshots
+from keepstep.core.parity import Region, decode_plan, stripes_of_snapshots
 from keepstep.core.reach import CodedRow, Inventory, Source, sources, within_reach
 from keepstep.model.snapshot import Stamp
+from tests.core.parity_memory import carry_out, encoded
 
-Memory = dict[tuple[int, Region], bytearray]
 OLD, NEW = Stamp(4, 1), Stamp(5, 1)
 
 
@@ -74,24 +73,6 @@ def test_every_copy_is_named_and_the_least_read_node_first(holders: list[frozens
 
 
 # ---------------------------------------------------------------------------------------------- codes
-
-
-def carry_out(plan: list[Combine], stripes: Stripes, memory: Memory) -> None:
-    for combine in plan:
-        rows = solve(stripes.k, stripes.tolerates, tuple(p.position for p in combine.sources), tuple(p.position for p in combine.targets))
-        views = [
-            [memoryview(memory[p.member, p.region])[p.start : p.stop] for p in pieces] for pieces in (combine.sources, combine.targets)
-        ]
-        rebuild(rows, *views)
-
-
-def encoded(stripes: Stripes, seed: int) -> Memory:
-    rng = random.Random(seed)
-    memory: Memory = {(m, Region.DATA): bytearray(rng.randbytes(n)) for m, n in zip(stripes.members, stripes.data_bytes, strict=True)}
-    memory |= {(m, Region.PARITY): bytearray(stripes.parity_bytes) for m in stripes.members}
-    for rank in stripes.members:
-        carry_out(encode_plan(stripes, rank), stripes, memory)
-    return memory
 
 
 def decodable(rank: int, size: int, tolerates: int, data: set[int], parity: set[int]) -> bool:

@@ -15,37 +15,17 @@ import pytest
 
 from keepstep.coding.reed_solomon import accumulate, rebuild, solve
 from keepstep.core import budget
-from keepstep.core.parity import Combine, Region, Stripes, decode_plan, encode_plan, stripes_of_replica, stripes_of_snapshots
+from keepstep.core.parity import decode_plan, encode_plan, stripes_of_replica, stripes_of_snapshots
 from keepstep.core.placement import place
 from keepstep.core.reach import CodedRow, Inventory, sources, within_reach
 from keepstep.core.survival import out_of_reach, survival, survival_at, which_can_be_lost
 from keepstep.core.vote import Ballot, ListStore, Offer, Vote
 from keepstep.model.snapshot import Stamp
 from keepstep.model.topology import Copies, NoRedundancy, Parity, topology
+from tests.core.parity_memory import carry_out, encoded
 from tests.core.protocol_model import Protocol, sealed
 
 ODD_BYTES = 1_000_003  # divides into nothing evenly
-Memory = dict[tuple[int, Region], bytearray]
-
-
-def carry_out(plan: list[Combine], stripes: Stripes, memory: Memory) -> None:
-    for combine in plan:
-        rows = solve(stripes.k, stripes.tolerates, tuple(p.position for p in combine.sources), tuple(p.position for p in combine.targets))
-        views = [
-            [memoryview(memory[p.member, p.region])[p.start : p.stop] for p in pieces] for pieces in (combine.sources, combine.targets)
-        ]
-        rebuild(rows, *views)
-
-
-def encoded(stripes: Stripes, seed: int) -> Memory:
-    rng = random.Random(seed)
-    memory: Memory = {}
-    for member, data_bytes in zip(stripes.members, stripes.data_bytes, strict=True):
-        memory[member, Region.DATA] = bytearray(rng.randbytes(data_bytes))
-        memory[member, Region.PARITY] = bytearray(stripes.parity_bytes)
-    for member in stripes.members:
-        carry_out(encode_plan(stripes, member), stripes, memory)
-    return memory
 
 
 @pytest.mark.parametrize("n", range(2, 9))

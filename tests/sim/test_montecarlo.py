@@ -15,32 +15,14 @@ from keepstep.errors import ConfigError
 from keepstep.model.cluster import DAY_S, Cluster, FailureKind, Scope
 from keepstep.model.topology import Copies
 from keepstep.sim.montecarlo import Failure, Outcome, draw, prepare, run, walk
+from tests.model.ten_nodes import NODE, TEN_NODES
 
 RANK = FailureKind("rank", Scope.RANK, 0.1)
-NODE = FailureKind("node", Scope.NODE, 0.1)
 RACK = FailureKind("rack", Scope.RACK, 0.01)
 SILENT = FailureKind("silent", Scope.NODE, 0.01, latency_s=1000.0)
 HANG = FailureKind("hang", Scope.RANK, 0.01, detection_s=600.0)
 
-# 10 GB a node: 0.5 s to the host, 1 s on the wire, 2 s in its idle half, 100 s to the store.
-CLUSTER = Cluster(
-    name="ten",
-    nodes=10,
-    gpus_per_node=8,
-    state_bytes=100e9,
-    iteration_s=10.0,
-    memory_bytes=100e9,
-    network_gbps=80,
-    host_gbps=160,
-    store_gbps=8,
-    network_idle_ratio=0.5,
-    detection_s=5.0,
-    restart_s=60.0,
-    in_process_restart_s=10.0,
-    replacement_s=600.0,
-    failures=(RANK, NODE, RACK, SILENT, HANG),
-    nodes_per_rack=2,
-)
+CLUSTER = replace(TEN_NODES, failures=(RANK, NODE, RACK, SILENT, HANG), nodes_per_rack=2)
 FREE = replace(CLUSTER, network_gbps=8e9, store_gbps=1e9, network_idle_ratio=1.0)  # moving bytes costs nothing
 DAY = 1.0
 
