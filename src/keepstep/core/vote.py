@@ -158,15 +158,15 @@ class Vote:
         trusted = [s for s in shared if s not in self.condemned]
         instead = f"; {max(shared)} is condemned" if shared and max(shared) not in trusted else ""
         checkpoints = [s for s in self.checkpoints or () if ("store", Stamp(s, 0)) not in bad]
-        if trusted or (shared and (not self.has_store or self.checkpoints is not None) and not checkpoints):
+        if not trusted and self.has_store and self.checkpoints is None:
+            return [ListStore()]
+        if trusted or (shared and not checkpoints):
             best = max(trusted or shared)
             without = sorted(r for r, b in self.ballots.items() if best not in b.holds)
             verb = "have" if without else "hold"
             given = f", rank{'s' if len(without) > 1 else ''} {_ranks(without)} from other nodes" if without else ""
             why = f"{best} is the newest state all {self.world_size} ranks {verb} in memory{given}{instead if trusted else ''}{after}"
             return self._make("memory", best, why)
-        if self.has_store and self.checkpoints is None:
-            return [ListStore()]
         why_not_memory = f"all that memory holds is condemned: {max(shared)}" if shared else self._why_not_memory()
         if checkpoints:
             stamp = Stamp(checkpoints[0], 0)

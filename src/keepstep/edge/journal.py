@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from keepstep.edge.tail import Tail
 from keepstep.model.events import Event, event_from_line
 
 log = logging.getLogger("keepstep")
@@ -61,25 +62,14 @@ def read_journal(path: Path) -> Iterator[Event]:
 
 
 class JournalTail:
-    """What is added to a journal between two looks: a look costs what was added, not what is there."""
+    """What is added to a journal between two looks."""
 
     def __init__(self, path: Path, from_its_end: bool = False) -> None:
-        self._path = path
-        self._offset_bytes = path.stat().st_size if from_its_end and path.exists() else 0
+        self._tail = Tail(path, from_its_end)
 
     def read(self) -> list[Event]:
-        """The events added since the last look. A line that is still being written is one of the next."""
-        try:
-            with open(self._path, "rb") as file:
-                if os.fstat(file.fileno()).st_size < self._offset_bytes:
-                    self._offset_bytes = 0  # another file now
-                file.seek(self._offset_bytes)
-                added = file.read()
-        except FileNotFoundError:
-            return []
-        whole = added[: added.rfind(b"\n") + 1]
-        self._offset_bytes += len(whole)
-        return list(_events(whole.decode("utf-8", errors="replace").split("\n")))
+        """The events added since the last look."""
+        return list(_events(self._tail.new().decode("utf-8", errors="replace").split("\n")))
 
 
 def _events(lines: Iterable[str]) -> Iterator[Event]:

@@ -67,17 +67,14 @@ from keepstep.runtime.naming import default_job
 from keepstep.runtime.predecessor import end_predecessors_ranks, write_ranks
 from keepstep.runtime.rank_lines import RankLines
 from keepstep.runtime.standby import can_become
-from keepstep.runtime.steward import SUCCEEDS
+from keepstep.runtime.steward import SIGNALS, SUCCEEDS
 from keepstep.runtime.watch import Watch
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-KILL_WITHIN_S = 30.0
-REGROUP_WITHIN_NS = 60 * S_NS  # or, of a program that takes long to begin,
-REGROUP_STARTS = 3  # times what it took
+REGROUP_STARTS = 3  # times what the program takes to begin: the least it has to regroup, where that is longer than the deadline
 STANDBY_AFTER_NS = 3 * S_NS  # importing torch takes a core for seconds: not while the ranks start or find together
 POSTED = b"\0"  # among signal numbers, which begin at 1
 
-Post = Formed | Heard | MeetingLost | Literal["keeper is back", "look at the clock"]
+Post = Formed | Heard | MeetingLost | Literal["keeper is back"]
 
 
 def supervise(launch: Launch, config: Config, environ: Mapping[str, str]) -> int:
@@ -151,7 +148,7 @@ class Agent:
         self._restarting: tuple[str, int, int] | None = None  # why, since when, and until when the ranks were killed
         self._regrouping_ns: int | None = None  # until when all ranks must have found together
         self._began_regrouping_ns: int | None = None
-        self._regroup_within_ns = REGROUP_WITHIN_NS
+        self._regroup_within_ns = self._deadlines.regroup_ns
         self._started_ns = self._starting_ns = 0  # when ranks were last started, and the longest that one took until it had its state
         self._ordered = True  # the ranks that stayed have been told where to meet
 
@@ -181,7 +178,7 @@ class Agent:
         return end.exit_code
 
     def _take_over(self) -> None:
-        attempt, ended = end_predecessors_ranks(self.settings.job_dir, KILL_WITHIN_S)
+        attempt, ended = end_predecessors_ranks(self.settings.job_dir, self._deadlines.kill_ns / S_NS)
         self.meeting.follow(attempt)
         why = f"the node's agent was killed; process {os.getpid()} takes over, has ended its {len(ended)} ranks and starts them from memory"
         self.journal.record("agent-restarted", why, logging.WARNING, pid=os.getpid(), ended=ended)
@@ -236,7 +233,7 @@ class Agent:
                 yield RegroupLate(late, self._regroup_within_ns, now_ns)
         if self._standby_at_ns is not None and now_ns >= self._standby_at_ns:
             self._standby_at_ns = None
-            self.ranks.start_standby({})
+            self.ranks.start_standby()
         if self._tick_ns is not None and now_ns >= self._tick_ns and self.watch is not None:
             self._tick_ns = now_ns + self._deadlines.tick_ns
             for verdict in self.watch.tick(now_ns):
@@ -331,7 +328,7 @@ class Agent:
         elif isinstance(posted, MeetingLost):
             self.journal.record("meeting-lost", posted.why, logging.WARNING)
             return posted
-        elif posted == "keeper is back":
+        else:
             self.keeper.take()
             self._listen_to_keeper()
         return None
@@ -435,16 +432,16 @@ class Agent:
         for rank in missing:
             self.selector.register(self.ranks.pidfds[rank], selectors.EVENT_READ, rank)
         started_ns = time.monotonic_ns()
-        write_ranks(self.settings.job_dir, formed.place.attempt, [self.ranks.pid(rank) for rank in range(self.launch.ranks)])
         if self.watch is None or before.node != formed.place.node:
             self.watch = Watch(self.settings, self.journal, self._deadlines, formed.place.node)
         everyone = {formed.place.first_rank + rank: self.ranks.pid(rank) for rank in range(self.launch.ranks)}
+        write_ranks(self.settings.job_dir, formed.place.attempt, everyone.values())
         self.watch.begin(everyone, started_ns, self.meeting.board(formed.place.attempt))
         self._tick_ns = started_ns + self._deadlines.tick_ns
         self._started_ns = started_ns
         if formed.keep:
             self.lines.joining(pids.values())
-            self._regroup_within_ns = max(REGROUP_WITHIN_NS, REGROUP_STARTS * self._starting_ns)
+            self._regroup_within_ns = max(self._deadlines.regroup_ns, REGROUP_STARTS * self._starting_ns)
             self._regrouping_ns = started_ns + self._regroup_within_ns
         else:
             self._standby_soon()
@@ -483,7 +480,7 @@ class Agent:
             self.lines.forget(self.ranks.pid(rank))
             if self.watch is not None:
                 self.watch.forget(self._place.first_rank + rank)
-        return [self._place.first_rank + rank for rank in self.ranks.kill(KILL_WITHIN_S, dying)]
+        return [self._place.first_rank + rank for rank in self.ranks.kill(self._deadlines.kill_ns / S_NS, dying)]
 
     def _finish(self, end: End) -> None:
         self._kill()

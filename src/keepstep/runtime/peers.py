@@ -26,6 +26,7 @@ from keepstep.runtime.agent_line import REJOIN, AgentLine, MeetAgain
 if TYPE_CHECKING:
     from keepstep.edge.torch.membership import Membership
 
+MEET_WITHIN_S = 60.0
 ORDER_WITHIN_S = 120.0  # a lost node is given up first, and its replacement comes
 
 
@@ -122,15 +123,14 @@ class Peers:
         """A newcomer has its state: from now on its collectives are real."""
         order = MeetAgain(int(environ["KEEPSTEP_ATTEMPT"]), environ["MASTER_ADDR"], int(environ["MASTER_PORT"]))
         while not self._build(order, self._given_up):
-            self._given_up.wait()  # another peer is lost: this process is no one's yet, and is ended
-            time.sleep(ORDER_WITHIN_S)
+            time.sleep(ORDER_WITHIN_S)  # another peer is lost: this process is no one's yet, and is ended
         if self._line is not None:
             self._line.say_regrouped()
 
     def _build(self, order: MeetAgain, given_up: threading.Event) -> bool:
-        from keepstep.edge.torch.meeting_place import connect
+        from keepstep.edge.torch.kv_embedded import join_store
 
-        return self._members.regroup(connect(order.host, order.port), order.attempt, given_up)
+        return self._members.regroup(join_store((order.host, order.port), MEET_WITHIN_S), order.attempt, given_up)
 
     def unable(self) -> None:
         """This process ends, and the agent had better start all anew."""

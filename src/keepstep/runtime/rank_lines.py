@@ -29,7 +29,6 @@ class RankLines:
         self._selector = selector
         self._server: socket.socket = listen(path)
         self._boxes: dict[int, Mailbox] = {}  # by process
-        self._ranks: dict[int, int] = {}  # the rank of a process
         self._able: set[int] = set()  # processes that can stay when a peer is lost
         self._joining: set[int] = set()  # processes started into a running job: they are not able yet and will be
         self._ended: set[int] = set()  # processes whose training has ended well
@@ -56,9 +55,7 @@ class RankLines:
         if message is None:
             self._hang_up(pid)
             return None
-        if message["kind"] == "rank":
-            self._ranks[pid] = int(message["rank"])
-        elif message["kind"] == "able":
+        if message["kind"] == "able":
             self._able.add(pid)
         elif message["kind"] == "unable":
             self._able.discard(pid)
@@ -75,7 +72,6 @@ class RankLines:
         box = self._boxes.pop(pid)
         self._selector.unregister(box)
         box.close()
-        self._ranks.pop(pid, None)
         if self.standby == pid:
             self.standby = None
 

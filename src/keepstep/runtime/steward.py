@@ -21,7 +21,7 @@ from typing import Any
 
 STEWARD = "KEEPSTEP_STEWARD"  # in the environment of an agent: its steward's process
 SUCCEEDS = "KEEPSTEP_SUCCEEDS"  # and that there was another one before it
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 PR_SET_PDEATHSIG = 1
 SHORT_LIFE_S = 10.0
 SHORT_LIVES = 3
@@ -42,7 +42,7 @@ class _Steward:
         self._told: int | None = None  # the first signal that was forwarded
 
     def run(self) -> int:
-        for signum in FORWARDED:
+        for signum in SIGNALS:
             if signal.getsignal(signum) != signal.SIG_IGN:  # a shell's `nohup`
                 signal.signal(signum, self._forward)
         short_lives = 0
@@ -63,11 +63,7 @@ class _Steward:
     def _life(self) -> int:
         # A session of its own: the terminal's Ctrl-C reaches it once, through here.
         self._agent = subprocess.Popen(self._command, env=self._environ, start_new_session=True, preexec_fn=_die_with_parent)
-        while True:
-            try:
-                return self._agent.wait()
-            except InterruptedError:
-                continue
+        return self._agent.wait()
 
     def _forward(self, signum: int, _: Any) -> None:
         if self._told is None:

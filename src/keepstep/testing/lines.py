@@ -10,6 +10,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from keepstep.edge.tail import Tail
+
 
 def append(path: Path, data: dict[str, Any]) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -23,17 +25,7 @@ class Lines:
     """What is added between two looks."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._offset_bytes = path, 0
+        self._tail = Tail(path)
 
     def new(self) -> list[dict[str, Any]]:
-        try:
-            if self._path.stat().st_size == self._offset_bytes:
-                return []
-            with open(self._path, "rb") as file:
-                file.seek(self._offset_bytes)
-                added = file.read()
-        except FileNotFoundError:
-            return []
-        whole = added[: added.rfind(b"\n") + 1]
-        self._offset_bytes += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
+        return [json.loads(line) for line in self._tail.new().splitlines()]

@@ -157,16 +157,14 @@ class Group(dist.ProcessGroup):
         opts = _options(opts, c10d.AllgatherOptions)
         return self._collective(output, input, lambda inner, out, into: inner._allgather_base(out, into, opts), _to_each_part)
 
-    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None, *_: Any) -> Work:
-        return self._allgather_base(output, input, opts)
+    all_gather_single = _allgather_base  # as newer callers have it
 
     def allgather_into_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         opts = _options(opts, c10d.AllgatherOptions)
         act = lambda inner, out, into: inner.allgather_into_tensor_coalesced(out, into, opts)  # noqa: E731
         return self._collective(outputs, inputs, act, _all(_to_each_part))
 
-    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
-        return self.allgather_into_tensor_coalesced(outputs, inputs, opts)
+    all_gather_single_coalesced = allgather_into_tensor_coalesced  # as newer callers have it
 
     def reduce_scatter(self, outputs: Tensors, inputs: Tensors, opts: Any = None, *_: Any) -> Work:
         opts = _options(opts, c10d.ReduceScatterOptions)
@@ -178,16 +176,14 @@ class Group(dist.ProcessGroup):
         opts = _options(opts, c10d.ReduceScatterOptions)
         return self._collective(output, input, lambda inner, out, into: inner._reduce_scatter_base(out, into, opts), self._own_part)
 
-    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None, *_: Any) -> Work:
-        return self._reduce_scatter_base(output, input, opts)
+    reduce_scatter_single = _reduce_scatter_base  # as newer callers have it
 
     def reduce_scatter_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         opts = _options(opts, c10d.ReduceScatterOptions)
         act = lambda inner, out, into: inner.reduce_scatter_tensor_coalesced(out, into, opts)  # noqa: E731
         return self._collective(outputs, inputs, act, _all(self._own_part))
 
-    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
-        return self.reduce_scatter_tensor_coalesced(outputs, inputs, opts)
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced  # as newer callers have it
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         opts = opts or c10d.AllToAllOptions()
@@ -201,8 +197,7 @@ class Group(dist.ProcessGroup):
         act = lambda inner, out, into: inner.alltoall_base(out, into, out_split, in_split, opts)  # noqa: E731
         return self._collective(output, input, act, _copy_flat)
 
-    def all_to_all_single(self, output: torch.Tensor, input: torch.Tensor, output_split: Any, input_split: Any, opts: Any = None) -> Work:
-        return self.alltoall_base(output, input, output_split, input_split, opts)
+    all_to_all_single = alltoall_base  # as newer callers have it
 
     def gather(self, outputs: Tensors, inputs: Tensors, opts: Any = None, *_: Any) -> Work:
         opts = _options(opts, c10d.GatherOptions)
@@ -318,11 +313,8 @@ class Work(dist.Work):
             self._over, self._error = True, error
         self._future.set_exception(error)
 
-    def abandon(self) -> None:
-        """A peer is lost."""
-        self.finish()
-
     def finish(self) -> None:
+        """With nothing in it, when nothing is to come or a peer is lost."""
         with self._lock:
             if self._over:
                 return

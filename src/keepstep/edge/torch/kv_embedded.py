@@ -61,7 +61,7 @@ class EmbeddedKV:
 
     def another(self) -> EmbeddedKV:
         with self._reached():
-            return EmbeddedKV(self._endpoint, self._prefix, _client(self._endpoint, ANOTHER_WITHIN_S))
+            return EmbeddedKV(self._endpoint, self._prefix, join_store(self._endpoint, ANOTHER_WITHIN_S))
 
     def _get(self, key: str) -> str:
         return str(self._store.get(self._prefix + key).decode())
@@ -83,7 +83,7 @@ def meet_embedded(
     while not given_up():
         try:
             if _answers(endpoint):
-                return EmbeddedKV(endpoint, prefix, _client(endpoint, deadline - time.monotonic()))
+                return EmbeddedKV(endpoint, prefix, join_store(endpoint, deadline - time.monotonic()))
             if local and (store := _host(endpoint)):
                 return EmbeddedKV(endpoint, prefix, store, hosted=True)
         except DistError as error:
@@ -132,7 +132,8 @@ def _answers(endpoint: Endpoint) -> bool:
     return True
 
 
-def _client(endpoint: Endpoint, within_s: float) -> TCPStore:
+def join_store(endpoint: Endpoint, within_s: float) -> TCPStore:
+    """A client of somebody's store. Raises torch's DistError."""
     return TCPStore(*endpoint, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=max(1.0, within_s)))
 
 

@@ -27,7 +27,7 @@ class Regroupable(Protocol):
 
 
 class Pending(Protocol):
-    def abandon(self) -> None: ...
+    def finish(self) -> None: ...
 
 
 class Membership:
@@ -48,11 +48,6 @@ class Membership:
     @property
     def is_lost(self) -> bool:
         return self._lost.is_set()
-
-    @property
-    def silent(self) -> bool:
-        """Whether collectives are to end without having reached anybody."""
-        return self.muted or self._lost.is_set()
 
     def add_group(self, group: Regroupable) -> None:
         with self._lock:
@@ -87,7 +82,7 @@ class Membership:
             self._lost.set()
             pending, self._pending = self._pending, set()
         for work in pending:
-            work.abandon()
+            work.finish()
 
     def failed(self, work: Pending, why: str) -> bool:
         """The transport failed and nobody has said why yet: True when the work is to wait for that."""

@@ -116,11 +116,10 @@ class Ranks:
             self._take(rank, Process(context, number))
         return {rank: self.pid(rank) for rank in ranks}
 
-    def start_standby(self, environ: Mapping[str, str]) -> int:
+    def start_standby(self) -> int:
         """Start a process that becomes a rank when it is told to; its pid."""
         self.end_standby()
-        static = {**self._static_environ(), **environ}
-        context = self._spawn("standby", sys.executable, ("-u", "-m", "keepstep.runtime.standby"), [0], [static])
+        context = self._spawn("standby", sys.executable, ("-u", "-m", "keepstep.runtime.standby"), [0], [self._static_environ()])
         self._standby = Process(context, 0)
         return self._standby.pid
 
