@@ -1,11 +1,149 @@
-"""Ports: what the runtime asks of the world, as Protocols of few methods. `edge/` has the real ones."""
+"""Ports: what the runtime asks of the world, as Protocols of few methods.
+
+`edge/` has the world itself; `sim/` has one of virtual time, in which the same keepers run unchanged. What both must keep is tested once,
+for both, in `tests/contracts/`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 from keepstep.model.lost import LostNode
+from keepstep.model.wire import Message, Span
+
+T = TypeVar("T")
+
+
+class Clock(Protocol):
+    """What time it is here. Machines do not agree about it."""
+
+    def monotonic_ns(self) -> int:
+        """Since some moment of this machine's life; never goes back."""
+
+    def wall_ns(self) -> int:
+        """Since 1970, as far as this machine knows: it may jump."""
+
+
+class Region(Protocol):
+    """A file of a node's memory, mapped."""
+
+    path: Path
+    view: memoryview
+    address: int  # of the first byte; 0 where there is none to give to native code
+
+    def prefault(self) -> None:
+        """Touch every page now: a first touch later costs twenty times the copy."""
+
+    def lock(self, exclusive: bool) -> bool:
+        """Try to lock the file for this mapping of it, shared or exclusively; False when others hold it. Ends with the process."""
+
+    def unlock(self) -> None: ...
+
+    def close(self) -> None:
+        """Give up the mapping, and with it the lock. Views that others still have stay readable."""
+
+
+class Memory(Protocol):
+    """A node's memory: files that outlive the processes which map them, and are lost with the node."""
+
+    def open(self, path: Path) -> Region:
+        """Raises OSError when there is none, ValueError when it is empty."""
+
+    def create(self, path: Path, nbytes: int) -> Region:
+        """A file of zeros with every page reserved, and the directories above it; replaces what has that name.
+
+        Raises MemoryBudgetError when it does not fit; leaves nothing behind then.
+        """
+
+    def names(self, directory: Path) -> list[str]:
+        """What is in it, in order; nothing when it is not there."""
+
+    def rename(self, path: Path, to: Path) -> None:
+        """In one instant; replaces a file of that name. Raises OSError when there is no `path`."""
+
+    def remove(self, path: Path) -> None:
+        """A file, or a directory with all that is in it; nothing happens when it is not there."""
+
+    def free_bytes(self, directory: Path) -> int:
+        """What could still be created there."""
+
+
+class Journal(Protocol):
+    """Where decisions are written down. Nothing depends on it."""
+
+    def record(self, kind: str, why: str, /, **data: Any) -> None: ...
+
+
+class Workers(Protocol):
+    """Work that takes long, off the loop: hashing, touching memory, reading a store."""
+
+    def submit(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
+        """Have `work` done elsewhere; the loop calls `then` with its result. What it raises ends the process."""
+
+
+class Box(Protocol):
+    """One end of a connection within a node: a rank's, an agent's."""
+
+    def send(self, message: dict[str, Any], /) -> bool:
+        """False when nobody will read it any more."""
+
+
+class Receiver(Protocol):
+    """Who takes what links bring. The real ones call it on their threads: quick, and safe for several of them."""
+
+    def up(self, node: int) -> None:
+        """The link to that node is open, for the first time or again with another life of its keeper."""
+
+    def message(self, node: int, message: Message) -> None:
+        """Arrives once, in the order in which it was sent."""
+
+    def place(self, node: int, span: Span) -> memoryview | None:
+        """Where these bytes go; None: nobody wants them."""
+
+    def block(self, node: int, span: Span, checksum: int) -> None:
+        """They are there, and that is their checksum."""
+
+    def writable(self, node: int) -> None:
+        """A `send_block` that was refused may be tried again."""
+
+    def dead(self, node: int, why: str) -> None:
+        """That link is over, for good: another life of its keeper may open another one."""
+
+
+class Links(Protocol):
+    """A keeper's links to others. Open when both ends want it; they outlive their connections (docs/protocol.md, "The wire")."""
+
+    def connect(self, node: int, address: tuple[str, int], incarnation: int = 0) -> None:
+        """Be linked with that node's keeper, in this life of it or a later one."""
+
+    def send(self, node: int, message: Message) -> bool:
+        """False when it could not be taken: no link, or its queue is full."""
+
+    def send_block(self, node: int, span: Span, source: memoryview, done: Callable[[str | None], None], checksum: int | None = None) -> bool:
+        """`done` hears None, or why it did not get there; False when it could not be taken now. `source` stays as it is until then."""
+
+    def is_open(self, node: int) -> bool: ...
+
+    def close(self, reason: str = "closing") -> None:
+        """Say goodbye to all."""
+
+
+class Writer(Protocol):
+    """Who writes checkpoints for a keeper: the persister, a process that may die at any moment."""
+
+    def ask(self, request: dict[str, Any], heard: Callable[[dict[str, Any]], None]) -> None:
+        """`heard` is called by the loop with the answer, or with {"ok": False, "why"} when it died. Answers come in order."""
+
+    def close(self) -> None: ...
+
+
+class Checkpoints(Protocol):
+    """The store, as far as a keeper looks into it."""
+
+    def usable(self) -> tuple[list[int], dict[int, str]]:
+        """Steps of whole checkpoints, and of damaged ones with what is wrong. Raises StoreError when it cannot be read."""
 
 
 class KV(Protocol):
