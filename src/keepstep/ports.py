@@ -121,8 +121,12 @@ class Links(Protocol):
     def send(self, node: int, message: Message) -> bool:
         """False when it could not be taken: no link, or its queue is full."""
 
-    def send_block(self, node: int, span: Span, source: memoryview, done: Callable[[str | None], None], checksum: int | None = None) -> bool:
-        """`done` hears None, or why it did not get there; False when it could not be taken now. `source` stays as it is until then."""
+    def send_block(
+        self, node: int, span: Span, source: memoryview, done: Callable[[str | None], None], checksum: int | None = None
+    ) -> bool:
+        """`done` hears None, or why it did not get there; False when it could not be taken now.
+
+        `source` stays as it is until `done` was called."""
 
     def is_open(self, node: int) -> bool: ...
 
