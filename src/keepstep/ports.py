@@ -1,7 +1,8 @@
 """Ports: what the runtime asks of the world, as Protocols of few methods.
 
 `edge/` has the world itself; `sim/` has one of virtual time, in which the same keepers run unchanged. What both must keep is tested once,
-for both, in `tests/contracts/`.
+for both, in `tests/contracts/`. Slots and pages are formats laid over a `Memory`, the same in both: `Slot(memory, path)`,
+`StatusPage(memory, path)`, `slot_paths(memory, job_dir, rank)`.
 """
 
 from __future__ import annotations
@@ -57,6 +58,9 @@ class Memory(Protocol):
         Raises MemoryBudgetError when it does not fit; leaves nothing behind then.
         """
 
+    def ensure(self, path: Path, nbytes: int) -> Region:
+        """What is there; else as `create`. All who do this at once get the same file."""
+
     def names(self, directory: Path) -> list[str]:
         """What is in it, in order; nothing when it is not there."""
 
@@ -86,6 +90,10 @@ class Workers(Protocol):
 class Box(Protocol):
     """One end of a connection within a node: a rank's, an agent's."""
 
+    @property
+    def pid(self) -> int:
+        """Of the process at the other end."""
+
     def send(self, message: dict[str, Any], /) -> bool:
         """False when nobody will read it any more."""
 
@@ -108,12 +116,22 @@ class Receiver(Protocol):
     def writable(self, node: int) -> None:
         """A `send_block` that was refused may be tried again."""
 
-    def dead(self, node: int, why: str) -> None:
-        """That link is over, for good: another life of its keeper may open another one."""
+    def dead(self, node: int, why: str, is_loss: bool) -> None:
+        """That link is over with all it carried, for good: another life of its keeper may open another one. No loss: it said goodbye."""
 
 
 class Links(Protocol):
-    """A keeper's links to others. Open when both ends want it; they outlive their connections (docs/protocol.md, "The wire")."""
+    """A keeper's links to others. Open when both ends want it; they outlive their connections (docs/protocol.md, "The wire").
+
+    `be` comes first. A call that may end a link (`be`, `connect`, `close`) is not for the receiver's calls.
+    """
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where others reach this keeper, from the beginning."""
+
+    def be(self, node: int, secret: bytes) -> None:
+        """The keeper of this node, among those who know the secret. Again, with another number or secret: without the links there were."""
 
     def connect(self, node: int, address: tuple[str, int], incarnation: int = 0) -> None:
         """Be linked with that node's keeper, in this life of it or a later one."""
@@ -130,8 +148,21 @@ class Links(Protocol):
 
     def is_open(self, node: int) -> bool: ...
 
+    def counts(self) -> dict[str, int]:
+        """What has crossed and what was refused, by name: for people."""
+
     def close(self, reason: str = "closing") -> None:
         """Say goodbye to all."""
+
+
+class OpenLinks(Protocol):
+    """Makes a keeper's links."""
+
+    def __call__(self, job_hash: bytes, incarnation: int, address: tuple[str, int], dead_ns: int, receiver: Receiver) -> Links:
+        """`address`: port 0 is any that is free. `dead_ns`: how long a link may be without a connection before it is over.
+
+        Raises KeeperError when the address is not this node's, or taken.
+        """
 
 
 class Writer(Protocol):
