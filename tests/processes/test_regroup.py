@@ -18,6 +18,7 @@ import pytest
 from keepstep.edge.journal import read_journal
 from keepstep.edge.status import read_status
 from keepstep.model.events import Event
+from keepstep.model.snapshot import SlotState
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -33,7 +34,7 @@ from torch.distributed.tensor import DTensor
 import keepstep
 
 kind, steps, results, with_step = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4] == "with"
-hurry = results + "/hurry"
+hurry, late = results + "/hurry", int(os.environ.get("LATE", -1))
 torch.set_num_threads(1)
 keepstep.init_process_group()
 rank, world = dist.get_rank(), dist.get_world_size()
@@ -62,6 +63,9 @@ def body(step):
     parts = [None] * world
     dist.all_gather_object(parts, (rank, int(step)))
     assert parts == [(r, step) for r in range(world)], parts
+    if rank == 0 and step == late:
+        while not os.path.exists(hurry):
+            time.sleep(0.01)
     optimizer.step()
     job.state["seen"].append((int(step), float(told)))
     if not os.path.exists(hurry):
@@ -88,9 +92,10 @@ os._exit(0) if job.close() is None else None
 
 
 class Running:
-    """`keepstep run` of the program on one node. Its steps are slow until it is to hurry."""
+    """`keepstep run` of the program on one node. Its steps are slow until it is to hurry; rank 0 does not begin its update in step `late`
+    before that."""
 
-    def __init__(self, room: Path, kind: str, ranks: int, mode: str, *options: str) -> None:
+    def __init__(self, room: Path, kind: str, ranks: int, mode: str, *options: str, late: int = -1) -> None:
         self.room, self.ranks = room, ranks
         self.results, self.arena = room / "results", room / "arena"
         for directory in (self.results, self.arena):
@@ -100,8 +105,9 @@ class Running:
         command += ["--arena-dir", str(self.arena), "--state-dir", str(room / "state"), *options]
         command += [str(room / "train.py"), kind, str(STEPS), str(self.results), mode]
         self.log = room / "log"
+        environ = {**os.environ, "OMP_NUM_THREADS": "1", "LATE": str(late)}
         with open(self.log, "wb") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environ)
 
     def events(self, kind: str) -> list[Event]:
         return [e for e in read_journal(self.room / "state" / "j" / "journal.jsonl") if e.kind == kind]
@@ -144,8 +150,8 @@ class Running:
 def started(tmp_path: Path) -> Iterator[Any]:
     runs: list[Running] = []
 
-    def start(kind: str, ranks: int, mode: str = "with", *options: str) -> Running:
-        runs.append(Running(tmp_path / str(len(runs)), kind, ranks, mode, *options))
+    def start(kind: str, ranks: int, mode: str = "with", *options: str, late: int = -1) -> Running:
+        runs.append(Running(tmp_path / str(len(runs)), kind, ranks, mode, *options, late=late))
         return runs[-1]
 
     yield start
@@ -199,6 +205,21 @@ def test_two_at_once_and_one_more_while_they_find_together(started: Any, undistu
     run.lose(2)
     found = run.end()
     assert [f["digest"] for f in found] == undisturbed("ddp", 4)
+
+
+def test_who_has_what_a_step_needs_finishes_it_and_nobody_rolls_back(started: Any, undisturbed: Any) -> None:
+    run = started("ddp", 2, "with", "--standby", "0", late=7)
+
+    def sealed() -> bool:
+        page = read_status(run.arena / "keepstep-j", 1)
+        return page is not None and any(v.state is SlotState.SEALED and v.stamp.step == 7 for v in page.slots)
+
+    run.until(sealed)
+    run.lose(1)  # it waits in step 8 for rank 0, which has all gradients of step 7 and has not updated yet
+    run.until(lambda: len(run.events("lost-notice")) == 1)
+    found = run.end()
+    assert [e.data["step"] for e in run.events("resumed")[1:]] == [7]
+    assert [f["digest"] for f in found] == undisturbed("ddp", 2)
 
 
 def test_without_a_body_that_can_be_given_up_all_start_anew(started: Any, undisturbed: Any) -> None:

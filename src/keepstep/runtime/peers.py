@@ -2,10 +2,14 @@
 
     a peer is lost -> every collective ends -> the step's body is given up -> vote and roll back -> new groups -> the next step
 
+A body that has all it needs from its peers when one is lost is not given up: it is finished and captured, and if the lost one had sealed
+that step too, nobody rolls back (the commit rule of undo-free recovery: who has what a step needs rolls forward).
+
 Comes in: the agent's words. Goes out: to the groups, that they end and are built anew; to the loop, which step is given up. That a rank can
 do this it says at the first `with step` behind a captured step; until then, and without an agent, a lost peer ends the process.
 
-Invariant: between the notice and the end of `meet_again` no state is captured, and no optimizer steps.
+Invariant: between the notice and the end of `meet_again` nothing is captured, and no optimizer steps, in a body that a worthless collective
+has touched.
 """
 
 from __future__ import annotations
@@ -35,11 +39,12 @@ class Step(int):
 
     _peers: Peers
     entered: bool
+    ended: bool  # its body, without an error
 
     @classmethod
     def of(cls, number: int, peers: Peers) -> Step:
         step = cls(number)
-        step._peers, step.entered = peers, False
+        step._peers, step.entered, step.ended = peers, False, False
         return step
 
     def __reduce__(self) -> tuple[type[int], tuple[int]]:
@@ -51,6 +56,8 @@ class Step(int):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        self.ended = error is None
+        self._peers.left()
         # What goes wrong after a peer was lost is that peer's doing: collectives end with nothing in them.
         return self._peers.lost and isinstance(error, Exception)
 
@@ -61,6 +68,7 @@ class Peers:
         self._rank, self._journal = rank, journal
         self._given_up = threading.Event()
         self._able = False
+        self._in_body = False
         self._lost_ns = 0
         self._members: Membership = _membership()
         self.newcomer = environ.get(REJOIN) == "1" and self._members.muted
@@ -84,17 +92,26 @@ class Peers:
         if first:
             self._journal.record("lost-notice", f"rank {self._rank} hears: {why}", rank=self._rank)
 
+    def is_genuine(self, step: Step) -> bool:
+        """Whether that body has come to its end with what its peers gave, whatever became of them since."""
+        return step.entered and step.ended and not self._members.is_worthless
+
     def check(self) -> None:
         """Before an optimizer steps. Raises PeerLost."""
-        if self._members.is_lost:
+        if self._members.is_lost and (self._members.is_worthless or not self._in_body):
             raise PeerLost(f"{self._members.why}; without `with step:` around the loop's body this process cannot go on")
 
     def entered(self, step: int) -> None:
         """A body begins that can be given up."""
+        self._members.begin_body()
+        self._in_body = True
         if self._able or self._line is None or step == 0 or not _all_groups_are_ours():
             return
         self._members.on_error, self._members.watched = self._line.suspect, True
         self._able = self._line.say_able()
+
+    def left(self) -> None:
+        self._in_body = False
 
     def meet_again(self, resume: Callable[[Callable[[], bool]], None]) -> None:
         """Find together with whoever is there now. `resume(given_up)` votes and loads; it returns early when `given_up()`.

@@ -166,7 +166,7 @@ class Job:
             yield step
             if self.closed:
                 return
-            if self._peers.lost:
+            if self._peers.lost and not self._peers.is_genuine(step):
                 if not step.entered:
                     self._peers.check()
                 continue

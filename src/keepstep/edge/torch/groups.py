@@ -248,7 +248,8 @@ class Group(dist.ProcessGroup):
                 with torch.no_grad():
                     alone(outputs, inputs)
             work.finish()
-        elif inner is None or members.is_lost or not members.begin(work):
+        elif inner is None or not members.begin(work):
+            members.spoil()
             work.finish()  # worthless: the step is given up
         else:
             work.run(inner, act, inputs, members)

@@ -5,7 +5,8 @@ end and that it is to be built anew. One a process, because a lost peer ends all
 
 A collective does not raise when a peer is lost: it ends, its result is worthless, and so do all that follow, until `regroup`. The loop's
 body runs on to the next optimizer step or to its end and is given up there. An exception out of a backward pass would leave DDP's reducer
-and FSDP's shards in states that they do not come back from.
+and FSDP's shards in states that they do not come back from. A body in which none was worthless has computed what it would have computed
+anyhow, and counts.
 
 A process that takes a lost one's place runs the same program up to the same point; what its peers did in these collectives is over. Its
 own are *muted* until it has joined: they end at once and leave what is there, which the restored state replaces.
@@ -38,6 +39,7 @@ class Membership:
         self._groups: list[Regroupable] = []
         self._pending: set[Pending] = set()
         self._lost = threading.Event()
+        self._worthless = False
         self.why = ""
         self.watched = False
         self.muted = False
@@ -48,6 +50,16 @@ class Membership:
     @property
     def is_lost(self) -> bool:
         return self._lost.is_set()
+
+    @property
+    def is_worthless(self) -> bool:
+        """Whether a collective of the present body has ended with nothing in it."""
+        return self._worthless
+
+    def begin_body(self) -> None:
+        """Another body of the loop begins."""
+        with self._lock:
+            self._worthless = self._lost.is_set()
 
     def add_group(self, group: Regroupable) -> None:
         with self._lock:
@@ -70,6 +82,10 @@ class Membership:
             self._pending.add(work)
             return True
 
+    def spoil(self) -> None:
+        """A collective of the present body had nobody to talk to."""
+        self._worthless = True
+
     def end(self, work: Pending) -> None:
         with self._lock:
             self._pending.discard(work)
@@ -81,18 +97,30 @@ class Membership:
                 self.why = why
             self._lost.set()
             pending, self._pending = self._pending, set()
+            self._worthless = self._worthless or bool(pending)
         for work in pending:
             work.finish()
 
     def failed(self, work: Pending, why: str) -> bool:
-        """The transport failed and nobody has said why yet: True when the work is to wait for that."""
-        if not self.watched:
-            return False
+        """The transport failed: True when the work is over already, or is to wait for who says why."""
+        with self._lock:
+            abandoned = work not in self._pending
+        if abandoned or not self.watched:
+            return abandoned
         self.on_error(why)
-        timer = threading.Timer(NOTICE_WITHIN_S, self.lose, [f"{why}; nobody said within {NOTICE_WITHIN_S:.0f} s which peer that was"])
+        timer = threading.Timer(
+            NOTICE_WITHIN_S, self._lose_with, [work, f"{why}; nobody said within {NOTICE_WITHIN_S:.0f} s which peer that was"]
+        )
         timer.daemon = True
         timer.start()
         return True
+
+    def _lose_with(self, work: Pending, why: str) -> None:
+        """That work has waited for a word in vain. If it is over, somebody has said it, and this process has peers again, or will have."""
+        with self._lock:
+            waits = work in self._pending
+        if waits:
+            self.lose(why)
 
     def regroup(self, store: Any, attempt: int, given_up: threading.Event) -> bool:
         """Build every group anew over `store`, which all members use; False when `given_up` was set before all were there.
