@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from keepstep.cli.main import app
+from tests.sim.test_replay import EVENTS as JOURNAL
 
 CLUSTER = """
 nodes = 8
@@ -191,3 +192,14 @@ def test_a_plan_says_what_and_why(cluster: str) -> None:
 def test_a_plan_for_a_hundred_thousand_gpus() -> None:
     found = answer("plan", "--preset", "gpus-100k")
     assert found["redundancy"] == "copies:2" and found["spares"] == found["spares_p99"] > 1 and found["effective_ratio"] > 0.9
+
+
+def test_the_failures_of_a_real_job_are_met_by_other_policies(cluster: str, tmp_path: Path) -> None:
+    journal = tmp_path / "journal.jsonl"
+    journal.write_text("".join(event.to_line() for event in JOURNAL))
+    found = answer("simulate", cluster, "--replay", str(journal), "--policies", "copies:2,store:1h")
+    assert found["happened"]["redone_steps"] == 2 and len(found["happened"]["failures"]) == 2
+    assert found["cluster"]["nodes"] == 2 and [run["failures"] for run in found["runs"]] == [2, 2]
+    assert "as it happened" in asked("simulate", cluster, "--replay", str(journal)).stdout
+    journal.write_text("")
+    assert "expected the journal of a job that trained, found 0 events" in refused("simulate", cluster, "--replay", str(journal))

@@ -3,6 +3,9 @@
 Draws failures from seeds and charges what each costs (`sim/montecarlo.py`); every policy meets the same failures. Starts nothing and moves
 no bytes. `--preset gemini-fig15` computes a published figure instead, by the account of its paper. As JSON {"runs": [{"policy",
 "failures_per_day", "effective_ratio", ..}, ..]}; of a simulated cluster each run has intervals, spread, lost steps, GPU-hours and cost.
+
+`--replay` takes the failures of a real job from its journal (`sim/replay.py`). As JSON {"cluster", "happened": what the journal tells,
+"runs": [{"policy", "effective_ratio", "redone_steps", "recovered", ..}, ..]}.
 """
 
 from __future__ import annotations
@@ -23,17 +26,20 @@ from keepstep.cli.choosing import JsonOption, print_json
 from keepstep.cli.simulating import FileArgument, PresetOption, chosen_cluster, numbers, resized, whole_numbers
 from keepstep.core.economics import Protection, parse_protection
 from keepstep.core.planning import SPARES_QUANTILE, spares
+from keepstep.edge.journal import read_journal
 from keepstep.errors import ConfigError
-from keepstep.model.cluster import Cluster
+from keepstep.model.cluster import DAY_S, Cluster
 from keepstep.model.units import human_bytes
 from keepstep.sim.gemini import INSTANCE_FAILURES_PER_DAY, PUBLISHED, SYSTEMS, Point
-from keepstep.sim.montecarlo import Case, prepare, run
+from keepstep.sim.montecarlo import Case, prepare, run, walk
+from keepstep.sim.replay import replay
 from keepstep.sim.summary import Row, summarise
 
 PAPER = "gemini-fig15"
 # `lasting`: effective training time ratio, with the 95 % interval of its mean.
 HEADINGS = ("lasting", "worst seed", "lost steps", "a failure", "from memory", "a node", "GPU-h wasted")
 COST_HEADINGS = ("cost of it", "a useful GPU-h")
+REPLAY_HEADINGS = ("lasting", "steps done again", "from own memory", "from peers", "from the store")
 UNBROKEN = 140  # columns where nobody reads along
 
 
@@ -49,6 +55,10 @@ def simulate(
     first_seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
     nodes: Annotated[str | None, typer.Option(help="Another number of nodes; of gemini-fig15 several, by commas.")] = None,
     failures_per_day: Annotated[str | None, typer.Option(help="Another number of failures a day; of gemini-fig15 several.")] = None,
+    journal: Annotated[
+        list[Path] | None,
+        typer.Option("--replay", help="Failures of a real job: its journal, or that of each node.", exists=True, dir_okay=False),
+    ] = None,
     gpu_hour_cost: Annotated[float | None, typer.Option(help="What a GPU costs an hour.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw it: .svg, .html or .png.", dir_okay=False)] = None,
     json: JsonOption = False,
@@ -70,6 +80,9 @@ def simulate(
             f"--nodes and --failures-per-day: expected one value, except with --preset {PAPER}, found {nodes or failures_per_day}"
         )
     cluster = resized(chosen_cluster(file, preset), next(iter(sizes), None), next(iter(rates), None))
+    if journal:
+        _replay(cluster, journal, policies, json)
+        return
     cases = _cases(cluster, policies)
     outcomes = _run(cluster, cases, days, seeds, first_seed)
     rows = [
@@ -81,6 +94,31 @@ def simulate(
         print_json(_answer(cluster, rows, days, seeds, first_seed))
     else:
         _show(cluster, rows, days, seeds)
+
+
+def _replay(machines: Cluster, journals: Sequence[Path], policies: str | None, json: bool) -> None:
+    """The failures that really happened, met by each policy; what was measured of the job stands for what the cluster file says of it."""
+    happened = replay(event for path in journals for event in read_journal(path))
+    cluster = happened.cluster(machines)
+    cases = _cases(cluster, policies)
+    outcomes = [walk(cluster, case, happened.failures, happened.seconds / DAY_S, 0) for case in cases]
+    if json:
+        runs = [{**asdict(o), "effective_ratio": o.effective_ratio} for o in outcomes]
+        print_json({"cluster": cluster, "happened": happened, "runs": runs})
+        return
+    kinds = [failure.kind.scope.value for failure in happened.failures]
+    counts = ", ".join(f"{kinds.count(kind)} of a {kind}" for kind in sorted(set(kinds))) or "none"
+    console = Console(highlight=False)
+    console.print(
+        f"{cluster.nodes} nodes, {happened.ranks} ranks, {happened.seconds:,.1f} s, steps of {cluster.iteration_s:.3g} s; "
+        f"failures: {counts}; noticed after {happened.detection_s:.3g} s, recovered from in {happened.recovery_s:.3g} s, in the mean",
+        soft_wrap=True,
+    )
+    table = Table("policy", *REPLAY_HEADINGS, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_row("as it happened", f"{happened.effective_ratio:.2%}", str(happened.redone_steps), "", "", "")
+    for o in outcomes:
+        table.add_row(o.policy, f"{o.effective_ratio:.2%}", str(o.redone_steps), *(str(o.recovered[s]) for s in ("own", "peers", "store")))
+    console.print(table)
 
 
 def _cases(cluster: Cluster, text: str | None) -> list[Case]:

@@ -32,7 +32,7 @@ What a journal does not tell, and on which side the account errs:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import Enum
 
 from keepstep.core.signs import BACK, CLOSING, ON_THE_WAY, OPENING, READY, REFUTING, cause_of, ends_training, is_about, number, silence_ns
@@ -83,11 +83,13 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """An incident that is over: from the fault to every rank's next step (or, where no rank told of one, to the leave to train)."""
+    """An incident that is over: from the fault to every rank's next step (or, where no rank told of one, to the leave to train).
+    `began_ns`: the fault's moment, on the ledger's axis."""
 
     cause: str
     took_ns: int
     lost_steps: int
+    began_ns: int = field(default=0, compare=False)
 
 
 class Axis:
@@ -328,6 +330,11 @@ class Ledger:
             goodput_ratio=productive_ns / wall_ns if wall_ns else None,
         )
 
+    @property
+    def step_ns(self) -> float:
+        """What a step takes, as far as steps were counted; 0 when none were."""
+        return _step_ns(self._trainings, ())
+
     def _longest_stall_ns(self, tempos: Sequence[Tempo]) -> int:
         """Of one rank in all its lives: ranks wait for each other, so the job waits as long as the one that waits longest."""
         lives = dict(self._stall_ns)
@@ -342,7 +349,7 @@ class Ledger:
         """The incidents that are over, in order; with `now_ns` only those that no later word will lengthen."""
         over = ((i, i.ended_ns) for i in self._incidents if i.ended_ns is not None)
         settled = ((i, ended_ns) for i, ended_ns in over if now_ns is None or now_ns - ended_ns >= SETTLED_NS)
-        return tuple(Recovered(i.cause, max(0, ended_ns - i.began_ns), i.lost_steps) for i, ended_ns in settled)
+        return tuple(Recovered(i.cause, max(0, ended_ns - i.began_ns), i.lost_steps, i.began_ns) for i, ended_ns in settled)
 
 
 def account(events: Iterable[Event], tempos: Sequence[Tempo] = (), now: tuple[int, int] | None = None) -> Account:

@@ -15,6 +15,7 @@ Invariant: useful + lost + stalled + down = the days asked for.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -38,11 +39,13 @@ class Failure:
 
 @dataclass(slots=True)
 class Outcome:
-    """Where the time of one seed went, in seconds of the job, and from where it recovered."""
+    """Where the time of one seed went, in seconds of the job, and from where it recovered. `redone_steps`: completed ones; `lost_s` counts
+    the one under way too."""
 
     policy: str
     seed: int
     failures: int = 0
+    redone_steps: int = 0
     useful_s: float = 0.0
     lost_s: float = 0.0
     stalled_s: float = 0.0
@@ -171,8 +174,13 @@ class _Walk:
             self.ready_s = max(self.ready_s, self._replaced(len(gone), detected_s))
         resumed_s = max(detected_s, self.ready_s) + self.fetch_s + self.cost.restart_s
         self.outcome.lost_s += work_s - back_s
+        self.outcome.redone_steps += self._steps(work_s) - self._steps(back_s)
         self.outcome.recovered[source] += 1
         self.work_s, self.up_s = back_s, resumed_s
+
+    def _steps(self, work_s: float) -> int:
+        """Completed ones; a whole number of them may be a hair less in floats."""
+        return math.floor(work_s / self.cluster.iteration_s + 1e-6)
 
     def _gone(self, failure: Failure) -> tuple[int, ...]:
         """The nodes to replace."""
