@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from keepstep.edge.journal import Journal
 from keepstep.model.snapshot import Phase
 from keepstep.testing import injector as injector_module
 from keepstep.testing.faults import Fault, parse, to_plan
-from keepstep.testing.injector import Injector, Plan, attempted, fill, note
+from keepstep.testing.injector import Begun, Injector, Plan, attempted, fill, note
 
 
 def plan(tmp_path: Path, *faults: Fault) -> Plan:
@@ -108,6 +109,19 @@ def test_a_plan_is_read_where_the_rank_lives(tmp_path: Path) -> None:
     found = Plan.read(tmp_path / "plan.json", environ)
     assert found == Plan((fault,), 1, Path("/a"), Path("/dev/shm/lab/node-2/keepstep-drill-1"), (Path("/j1"), Path("/j2")), None)
     assert Plan.read(tmp_path / "plan.json", {**environ, "GROUP_RANK": "2"}).node == 2
+
+
+def test_a_checkpoint_that_is_begun_is_seen_in_any_journal(tmp_path: Path) -> None:
+    paths = [tmp_path / "node-0.jsonl", tmp_path / "node-1.jsonl"]
+    journals = [Journal(path, "keeper") for path in paths]
+    journals[0].record("persist-started", "", step=4)
+    before, same, newer = (Begun(paths, step) for step in (5, 4, 3))
+    journals[1].record("sealed", "", step=9)
+    assert [begun.look() for begun in (before, same, newer)] == [False, True, True]
+    journals[1].record("persist-started", "", step=2)  # asked for before, begun since
+    assert before.look() and before.look()
+    for journal in journals:
+        journal.close()
 
 
 def test_a_large_filesystem_is_never_filled(tmp_path: Path) -> None:

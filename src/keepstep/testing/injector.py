@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from keepstep.edge.arena import slot_paths
-from keepstep.edge.journal import read_journal
+from keepstep.edge.journal import JournalTail
 from keepstep.edge.mailbox import Mailbox
 from keepstep.edge.status import StatusPage, status_path
 from keepstep.edge.store import Store
@@ -112,8 +112,8 @@ class Injector:
                 del self._mine[number]
         for number, fault in due:
             if fault.phase == "persist" and phase is Phase.PERSIST and fault.kind != "full":
-                seen = self._writings()
-                threading.Thread(target=self._when_writing, args=(number, fault, step, seen), daemon=True).start()
+                begun = Begun(self._plan.journals, step)
+                threading.Thread(target=self._when_writing, args=(number, fault, step, begun), daemon=True).start()
             else:
                 self._act(number, fault, phase, step)
 
@@ -129,19 +129,10 @@ class Injector:
             return False
         return reached
 
-    def _writings(self) -> int:
-        """How many checkpoints the keeper that leads has begun."""
-        return sum(path.read_bytes().count(b'"persist-started"') for path in self._plan.journals if path.exists())
-
-    def _newest_written(self) -> int:
-        """The step of the newest checkpoint that was begun."""
-        begun = (e.data["step"] for path in self._plan.journals for e in read_journal(path) if e.kind == "persist-started")
-        return max(begun, default=-1)
-
-    def _when_writing(self, number: int, fault: Fault, step: int, seen: int) -> None:
+    def _when_writing(self, number: int, fault: Fault, step: int, begun: Begun) -> None:
         """The announcement comes before the request: wait until the persister is at work. Another rank may have asked for it already."""
         deadline = time.monotonic() + WRITING_PATIENCE_S
-        while self._writings() == seen and self._newest_written() < step and time.monotonic() < deadline:
+        while not begun.look() and time.monotonic() < deadline:
             time.sleep(0.001)
         self._act(number, fault, Phase.PERSIST, step)
 
@@ -201,6 +192,21 @@ class Injector:
         while time.monotonic() < until and (status := page.read()) and any(v.state is SlotState.WRITING for v in status.slots):
             time.sleep(0.001)
         page.close()
+
+
+class Begun:
+    """Whether a checkpoint is begun: one of `step` or a newer one, or any after this was made. The leading keeper's journal tells."""
+
+    def __init__(self, journals: Sequence[Path], step: int) -> None:
+        self._tails = [JournalTail(path) for path in journals]
+        self._is_begun = max(self._steps(), default=-1) >= step
+
+    def look(self) -> bool:
+        self._is_begun = self._is_begun or bool(self._steps())
+        return self._is_begun
+
+    def _steps(self) -> list[int]:
+        return [event.data["step"] for tail in self._tails for event in tail.read() if event.kind == "persist-started"]
 
 
 def kill_keeper(job_dir: Path, patience_s: float = KEEPER_PATIENCE_S) -> int:
