@@ -37,6 +37,7 @@ def test_the_defaults() -> None:
         rack=None,
         secret=None,
         link_dead_s=10.0,
+        interleave="auto",
         metrics_port=None,
         hang_after_s=None,
         replace_command=None,

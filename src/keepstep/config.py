@@ -45,6 +45,8 @@ class Config:
     rack: what this node fails together with; for all nodes or for none.
     secret: shared by the job's keepers, at least 16 bytes. Default: made anew for each start and handed round at the meeting point.
     link_dead_s: how long a link between nodes may stay away before its node counts as lost.
+    interleave: `auto` sends copies to other nodes only while the trainers' collectives leave the network idle, where that can be seen and
+        helps (docs/interleaving.md); `off` sends them at once.
     metrics_port: where the node's agent serves Prometheus metrics. Default: nowhere. Needs the extra `metrics`.
     replace_command: run by the shell, by one of the agents, when a node is lost, with KEEPSTEP_LOST_NODE, _HOST, _JOB and _WHY set: it has
         the platform start another one. Default: somebody else does, or a spare waits.
@@ -66,6 +68,7 @@ class Config:
     rack: str | None = None
     secret: str | None = None
     link_dead_s: float | None = None
+    interleave: str | None = None
     metrics_port: int | None = None
     hang_after_s: float | None = None
     replace_command: str | None = None
@@ -95,6 +98,7 @@ class Settings:
     rack: str | None
     secret: str | None
     link_dead_s: float
+    interleave: str
     metrics_port: int | None
     hang_after_s: float | None
     replace_command: str | None
@@ -210,6 +214,7 @@ def _defaults(environ: Mapping[str, str], default_job: str) -> dict[str, Any]:
         "rack": None,
         "secret": None,
         "link_dead_s": 10.0,
+        "interleave": "auto",
         "metrics_port": None,
         "hang_after_s": None,
         "replace_command": None,
@@ -232,6 +237,7 @@ def _checked(values: dict[str, Any]) -> Settings:
         "rack": ((str, type(None)), "a name", lambda v: v is None or bool(v)),
         "secret": ((str, type(None)), "at least 16 bytes", lambda v: v is None or len(v.encode()) >= MIN_SECRET_BYTES),
         "link_dead_s": ((int, float), "seconds, at least 2", lambda v: 2 <= v < math.inf),
+        "interleave": (str, "auto or off", lambda v: v in ("auto", "off")),
         "metrics_port": ((int, type(None)), "a port, 1 to 65535", lambda v: v is None or 0 < v < 1 << 16),
         "replace_command": ((str, type(None)), "a command", lambda v: v is None or bool(v.strip())),
         "hang_after_s": ((int, float, type(None)), "seconds, at least 4", lambda v: v is None or 4 <= v < math.inf),

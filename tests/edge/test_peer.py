@@ -13,6 +13,7 @@ import random
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from keepstep.core.linkstate import MAX_TRIES, Link, Patience
 from keepstep.core.wire import Connection
 from keepstep.edge.peer import PeerOptions, Peers
 from keepstep.edge.tcp import Address, Pacer, TcpOptions, dial, listen, shake_hands
+from keepstep.edge.traffic import Flow
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import KIB, MIB, MS_NS
 from keepstep.model.wire import Dial, Identity, Message, Part, Refusal, Refused, Span
@@ -736,3 +738,76 @@ def test_no_thread_outlives_its_keeper(town: Town) -> None:
     for thread in left:
         thread.join(LIMIT_S)
     assert not [thread for thread in left if thread.is_alive()]
+
+
+# a gate that says when blocks may go
+
+
+class Doorkeeper:
+    """Grants what it was told to, in that order, and nothing afterwards; None: everything, from then on."""
+
+    def __init__(self, *grants: int | None) -> None:
+        self.grants: deque[int | None] = deque(grants)
+        self.asked: list[tuple[int, Flow]] = []
+        self.denied = threading.Event()
+
+    def ask(self, nbytes: int, flow: Flow) -> tuple[int, int]:
+        self.asked.append((nbytes, flow))
+        if self.grants and self.grants[0] is None:
+            return nbytes, 0
+        if self.grants:
+            return min(nbytes, self.grants.popleft() or 0), 0
+        self.denied.set()
+        return 0, MS_NS
+
+
+def test_a_block_goes_in_the_pieces_that_are_granted(town: Town) -> None:
+    data = memoryview(random.Random(5).randbytes(3 * MIB))
+    there = memoryview(bytearray(len(data)))
+    ears, gate = (Ear(), Ear(there)), Doorkeeper(KIB, 700 * KIB, 300 * KIB, 2 * KIB, MIB, MIB)
+    one, two = town.keeper(1, ears[0], lanes=1, gate=gate), town.keeper(2, ears[1], lanes=1)
+    link(one, two)
+    done = send_all(one, 2, data, 3 * MIB // 2, ears[0])
+    assert gate.denied.wait(LIMIT_S)
+    left = [nbytes for nbytes, _ in gate.asked]
+    granted = [KIB, 700 * KIB, 300 * KIB, 2 * KIB]
+    assert left[:5] == [3 * MIB // 2 - sum(granted[:n]) for n in range(5)]
+    assert all(flow.node == 2 and flow.queued_bytes >= 0 for _, flow in gate.asked)
+    assert two.counts.snapshot().get("block bytes received", 0) < len(data)
+    gate.grants.append(None)
+    all_done(done, 2)
+    assert there == data
+
+
+def test_a_shut_gate_holds_no_message_and_no_answer(town: Town) -> None:
+    data = memoryview(random.Random(6).randbytes(MIB))
+    here = memoryview(bytearray(len(data)))
+    ears, gate = (Ear(here), Ear(memoryview(bytearray(len(data))))), Doorkeeper()
+    one, two = town.keeper(1, ears[0], gate=gate), town.keeper(2, ears[1])
+    link(one, two)
+    held = send_all(one, 2, data, MIB, ears[0])
+    assert gate.denied.wait(LIMIT_S)
+    all_done(send_all(two, 1, data, MIB, ears[1]), 1)  # answered by the side whose blocks are held
+    assert here == data and held.empty()
+    assert one.send(2, note(1)) and ears[1].messages.get(timeout=LIMIT_S) == note(1)
+    one.close()  # a link ends while its blocks are held, in the middle of one or before
+    assert held.get(timeout=LIMIT_S) == "closing"
+
+
+def test_a_connection_that_breaks_while_a_block_is_held_in_its_middle(town: Town) -> None:
+    data = memoryview(random.Random(7).randbytes(MIB))
+    there = memoryview(bytearray(len(data)))
+    ears, gate = (Ear(), Ear(there)), Doorkeeper(100 * KIB)
+    one, two = town.keeper(1, ears[0], lanes=1, gate=gate), town.keeper(2, ears[1], lanes=1)
+    proxy = town.proxy(two.address)
+    link(one, two, proxy.address)
+    done = send_all(one, 2, data, MIB, ears[0])
+    assert gate.denied.wait(LIMIT_S)
+    eventually(lambda: two.counts.snapshot().get("block bytes received", 0) > 0 or ears[1].asked.is_set())
+    for sock in list(proxy._socks):
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+    eventually(lambda: one.counts.snapshot().get("connections lost", 0) > 0)
+    gate.grants.append(None)
+    all_done(done, 1)
+    assert there == data

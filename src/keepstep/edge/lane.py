@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from keepstep.coding.checksum import checksum
-from keepstep.edge.traffic import Outgoing, Traffic
-from keepstep.model.units import KIB, MIB
+from keepstep.edge.tcp import queued_bytes, round_trip_ns, yield_to_others
+from keepstep.edge.traffic import Flow, Outgoing, Traffic
+from keepstep.model.units import KIB, MIB, S_NS
 from keepstep.model.wire import BlockComing, BlockHeader, BlockWhole, Message, Received, Refusal, Refused
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Lane:
         self._turn = threading.Lock()  # held while a connection is carried
         self._sock: socket.socket | None = None
         self._cut: str | None = None
+        self._pause_s: float | None = None  # after which `_next` is to be asked again, though nothing has come
 
     def carry(self, sock: socket.socket, wire: Connection, opening: bytes) -> str:
         """Send `opening`, then carry traffic until the connection is cut; closes it and returns why."""
@@ -115,7 +117,7 @@ class Lane:
             while self._cut is None:
                 if item := self._next():
                     return item
-                self._ready.wait()
+                self._ready.wait(self._pause_s)
         return None
 
     def _try_next(self) -> Item | None:
@@ -126,7 +128,10 @@ class Lane:
         self._traffic.counts.add("block bytes sent", block.span.length)  # before: none leave uncounted when it breaks half way
         found = checksum(block.source) if block.checksum is None else block.checksum
         sock.sendall(wire.block(BlockHeader(block.span, found, number)), socket.MSG_MORE)
-        self._send(sock, block.source)
+        self._send_source(sock, block.source)
+
+    def _send_source(self, sock: socket.socket, source: memoryview) -> None:
+        self._send(sock, source)
 
     def _send(self, sock: socket.socket, data: bytearray | memoryview) -> None:
         pacer = self._traffic.pacer
@@ -263,28 +268,63 @@ class MessageLane(Lane):
 
 
 class BlockLane(Lane):
-    """Blocks, each answered: got, damaged (it is sent again) or unwanted."""
+    """Blocks, each answered: got, damaged (it is sent again) or unwanted.
+
+    With a gate a block is begun, and goes on, only as far as the gate says; answers go at any time but in the middle of a block.
+    """
 
     def __init__(self, traffic: Traffic, index: int) -> None:
         super().__init__(traffic)
         self._books = traffic.books.lanes[index]
         self._answers: deque[Message] = deque()
+        self._granted_bytes = 0  # by the gate, and not yet sent
+
+    def _begin(self) -> None:
+        assert self._sock is not None
+        with contextlib.suppress(OSError):
+            yield_to_others(self._sock)
 
     def _rewind(self) -> None:
+        self._granted_bytes = 0
         self._answers.clear()  # what was not answered comes again
         self._books.flight.rewind()
 
     def _next(self) -> Item | None:
         if self._answers:
             return 0, self._answers.popleft()
+        self._pause_s = None
         if again := self._books.flight.next_again():
             self._traffic.counts.add("blocks sent again")
             return again
-        if self._traffic.waiting and self._books.flight.has_room():
+        if self._traffic.waiting and self._books.flight.has_room() and self._may_go(self._traffic.waiting[0].span.length):
             block = self._traffic.waiting.popleft()
             self._traffic.waiting_bytes -= block.span.length
             return self._books.flight.start(block, block.span.length), block
         return None
+
+    def _may_go(self, nbytes: int) -> bool:
+        """With the lock held: some of so many bytes, if the gate says so."""
+        gate, sock = self._traffic.gate, self._sock
+        if gate is None or sock is None or self._granted_bytes:
+            return True
+        flow = Flow(self._traffic.node, queued_bytes(sock), round_trip_ns(sock))
+        self._granted_bytes, wait_ns = gate.ask(nbytes, flow)
+        self._pause_s = None if self._granted_bytes else wait_ns / S_NS
+        return self._granted_bytes > 0
+
+    def _send_source(self, sock: socket.socket, source: memoryview) -> None:
+        if self._traffic.gate is None:
+            return self._send(sock, source)
+        at = 0
+        while at < len(source):
+            with self._ready:
+                while not self._may_go(len(source) - at):
+                    if self._cut is not None:
+                        raise ConnectionError(self._cut)
+                    self._ready.wait(self._pause_s)
+                piece, self._granted_bytes = source[at : at + self._granted_bytes], 0
+            self._send(sock, piece)
+            at += len(piece)
 
     def _take(self, message: Message, number: int) -> None:
         if message.kind != "block":

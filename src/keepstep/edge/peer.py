@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from keepstep.edge.lane import BlockLane, Lane, MessageLane
 from keepstep.edge.tcp import Address, Pacer, TcpOptions, dial, listen, shake_hands
-from keepstep.edge.traffic import Counts, Done, Handler, Outgoing, Traffic
+from keepstep.edge.traffic import Counts, Done, Gate, Handler, Outgoing, Traffic
 from keepstep.model.units import MIB, S_NS
 from keepstep.model.wire import Cut, Dead, Dial, Identity, Message, Opened, Ping, Refusal, Refused, Span
 
@@ -54,6 +54,7 @@ class PeerOptions:
     queue_bytes: int = 64 * MIB  # blocks waiting for one node
     tcp: TcpOptions = field(default_factory=TcpOptions)
     pacer: Pacer | None = None
+    gate: Gate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +204,7 @@ class Peers:
 
     def _new_link(self, node: int, address: Address | None, wanted: int) -> Link:
         books = self._new_books(time.monotonic_ns())
-        traffic = Traffic(node, books, self._handler, self.counts, self._options.pacer, self._options.queue_bytes)
+        traffic = Traffic(node, books, self._handler, self.counts, self._options.pacer, self._options.queue_bytes, self._options.gate)
         return Link(traffic, address, wanted)
 
     def _end(self, link: Link, why: str, tell: bool = True) -> None:

@@ -7,7 +7,9 @@ byte: that is the state machine's (`core/wire.py`).
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import socket
+import struct
 import threading
 import time
 from dataclasses import dataclass
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 Address = tuple[str, int]
 
 _SO_MAX_PACING_RATE = 47  # Linux 3.13; Python has no name for it
+_SIOCOUTQ, _SIOCGIFADDR = 0x5411, 0x8915
+_TCP_INFO_MIN_RTT_AT = 148  # Linux 4.6; microseconds
+BULK_PRIORITY = 2  # TC_PRIO_BULK: the last band of the kernel's own queues
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,42 @@ def _tune(sock: socket.socket, options: TcpOptions) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, options.priority)
     if options.max_pacing_bytes_per_s is not None:
         sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, options.max_pacing_bytes_per_s)
+
+
+def yield_to_others(sock: socket.socket) -> None:
+    """Behind all other traffic, where the interface's queue has bands. Where it has none, nothing changes."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, BULK_PRIORITY)
+
+
+def queued_bytes(sock: socket.socket) -> int:
+    """What was handed to the socket and is not acknowledged by the other kernel: in its queue, on the wire, on its way back."""
+    try:
+        return int(struct.unpack("i", fcntl.ioctl(sock, _SIOCOUTQ, bytes(4)))[0])
+    except (OSError, ValueError):  # it was closed meanwhile
+        return 0
+
+
+def round_trip_ns(sock: socket.socket) -> int:
+    """The least that the kernel has seen."""
+    try:
+        told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+    except OSError:
+        return 0
+    if len(told) < _TCP_INFO_MIN_RTT_AT + 4:
+        return 0
+    found = int(struct.unpack_from("<I", told, _TCP_INFO_MIN_RTT_AT)[0])
+    return 0 if found == 0xFFFFFFFF else found * 1000
+
+
+def interface_of(host: str) -> str:
+    """The network interface that has this address; empty when none is found."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                found = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                if socket.inet_ntoa(found[20:24]) == host:
+                    return name
+    return ""
 
 
 def shake_hands(sock: socket.socket, wire: Connection, limit_s: float) -> Opened | Refused:

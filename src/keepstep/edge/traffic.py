@@ -43,6 +43,22 @@ class Handler(Protocol):
         """The link is gone with all it carried; no byte is written to any place any more."""
 
 
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """One lane's socket at this moment: what it has and the other kernel has not acknowledged."""
+
+    node: int
+    queued_bytes: int
+    round_trip_ns: int
+
+
+class Gate(Protocol):
+    """Says when bytes of blocks may go. Called on IO threads with the link's lock held: quick."""
+
+    def ask(self, nbytes: int, flow: Flow) -> tuple[int, int]:
+        """So many of `nbytes` may go now; when that is 0: ask again after so many nanoseconds."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Outgoing:
     """A block to send. `source` must stand still until `done` is called: None it arrived, or why not."""
@@ -82,6 +98,7 @@ class Traffic:
     counts: Counts
     pacer: Pacer | None
     queue_bytes: int
+    gate: Gate | None = None
     lock: threading.RLock = field(default_factory=threading.RLock)
     ready: list[threading.Condition] = field(default_factory=list)  # one a lane
     waiting: deque[Outgoing] = field(default_factory=deque)

@@ -19,11 +19,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from keepstep.edge.journal import Journal
+from keepstep.edge.rhythm import RhythmWriter
 from keepstep.errors import KeeperError, PeerLost
+from keepstep.model.rhythm import NO_STEP
 from keepstep.model.units import human_ns
 from keepstep.runtime.agent_line import REJOIN, AgentLine, MeetAgain
 
@@ -70,6 +73,7 @@ class Peers:
         self._able = False
         self._in_body = False
         self._lost_ns = 0
+        self._rhythm: RhythmWriter | None = None
         self._members: Membership = _membership()
         self.newcomer = environ.get(REJOIN) == "1" and self._members.muted
         self._line = AgentLine.find(environ, rank, self._on_lost)
@@ -77,6 +81,17 @@ class Peers:
     def tell_collectives(self, tell: Callable[[int], None]) -> None:
         """`tell` hears the number of every collective that is entered, on whichever thread that is."""
         self._members.on_enter = tell
+
+    def show_rhythm(self, path: Path) -> None:
+        """Let the node's keeper see when collectives use the network (`edge/rhythm.py`)."""
+        named = os.environ.get("NCCL_SOCKET_IFNAME") or os.environ.get("GLOO_SOCKET_IFNAME", "")
+        self._rhythm = RhythmWriter(path, time.monotonic_ns, "" if named.startswith("^") else named.lstrip("=").partition(",")[0])
+        self._members.on_begin, self._members.on_end = self._rhythm.began, self._rhythm.ended
+
+    def step_begins(self, step: int) -> None:
+        """`NO_STEP`: none does, for now."""
+        if self._rhythm is not None:
+            self._rhythm.step(step)
 
     @property
     def lost(self) -> bool:
@@ -119,6 +134,7 @@ class Peers:
         Raises KeeperError when there is nobody to say where, or no state to go back to.
         """
         assert self._line is not None
+        self.step_begins(NO_STEP)
         while True:
             self._given_up = given_up = threading.Event()
             order = self._line.order(ORDER_WITHIN_S)
@@ -157,13 +173,20 @@ class Peers:
     def close(self, ok: bool = False) -> None:
         """`ok`: the training has ended well."""
         self._members.watched, self._members.on_enter = False, lambda sequence: None
+        self._hide_rhythm()
+        if self._rhythm is not None:
+            self._rhythm.close()
         if self._line is not None:
             if ok:
                 self._line.say_ended()
             self._line.close()
 
+    def _hide_rhythm(self) -> None:
+        self._members.on_begin, self._members.on_end = lambda: None, lambda count: None
+
     def release(self) -> None:
         """In a forked child."""
+        self._hide_rhythm()
         if self._line is not None:
             self._line.release()
 

@@ -21,11 +21,13 @@ from keepstep.core.retention import parse_rules
 from keepstep.core.vote import Offer
 from keepstep.edge.journal import Journal
 from keepstep.edge.machine import available_bytes, free_bytes
+from keepstep.edge.rhythm import rhythm_path
 from keepstep.edge.status import StatusPage
 from keepstep.edge.torch import checkpoint, predict, restore
 from keepstep.edge.torch.renewal import renew
 from keepstep.edge.torch.state import Protected
 from keepstep.errors import ConfigError, DamageError, IdentityError, KeeperError, StoreError
+from keepstep.model.rhythm import NO_STEP
 from keepstep.model.snapshot import Phase, Stamp
 from keepstep.model.units import human_ns
 from keepstep.runtime.capturing import Capturing, Identity, snapshot_of
@@ -124,6 +126,8 @@ class Job:
             self._resume()
             self._link.listen()
             self._make_slots()
+            if who.has_many_nodes and settings.interleave == "auto":
+                self._peers.show_rhythm(rhythm_path(settings.job_dir, who.rank))
             if self._peers.newcomer:
                 self._peers.join(os.environ)
             undo.pop_all()
@@ -163,6 +167,7 @@ class Job:
             step = Step.of(self._step + 1, self._peers)
             began_ns = time.monotonic_ns()
             self._announce(Phase.STEP, step)
+            self._peers.step_begins(step)
             yield step
             if self.closed:
                 return
@@ -177,6 +182,7 @@ class Job:
                     "next-step", f"step {step} is done, {human_ns(took_ns)} after the restore", step=int(step), duration_ns=took_ns
                 )
                 resumed_ns = None
+        self._peers.step_begins(NO_STEP)
         self._capturing.drain(60.0)
         self._announce(Phase.DONE, self._step)
         self._finished = True

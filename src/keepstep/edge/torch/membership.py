@@ -32,7 +32,10 @@ class Pending(Protocol):
 
 
 class Membership:
-    """Of this process. `watched`: somebody tells of lost peers; else a transport's error is the only sign, and is raised."""
+    """Of this process. `watched`: somebody tells of lost peers; else a transport's error is the only sign, and is raised.
+
+    `on_enter` hears every collective that is called, `on_begin` and `on_end` those that use the network, on whichever thread that is.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -46,6 +49,8 @@ class Membership:
         self._sequence = 0
         self.on_enter: Callable[[int], None] = lambda sequence: None
         self.on_error: Callable[[str], None] = lambda why: None
+        self.on_begin: Callable[[], None] = lambda: None
+        self.on_end: Callable[[int], None] = lambda count: None
 
     @property
     def is_lost(self) -> bool:
@@ -80,6 +85,7 @@ class Membership:
             if self._lost.is_set():
                 return False
             self._pending.add(work)
+            self.on_begin()
             return True
 
     def spoil(self) -> None:
@@ -88,7 +94,9 @@ class Membership:
 
     def end(self, work: Pending) -> None:
         with self._lock:
-            self._pending.discard(work)
+            if work in self._pending:
+                self._pending.remove(work)
+                self.on_end(1)
 
     def lose(self, why: str) -> None:
         """From any thread: a peer is lost. Everything under way ends."""
@@ -98,6 +106,7 @@ class Membership:
             self._lost.set()
             pending, self._pending = self._pending, set()
             self._worthless = self._worthless or bool(pending)
+            self.on_end(len(pending))
         for work in pending:
             work.finish()
 
