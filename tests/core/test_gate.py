@@ -64,8 +64,6 @@ def test_what_is_left_of_a_span() -> None:
     assert room(Pulse(5, 1, 0, 7), PROFILE, 7 + 39 * MS_NS) == Room(0)
     assert room(Pulse(5, 3, 0, 7), PROFILE, 7) == Room(0)  # the profile knows of two collectives
     assert room(Pulse(5, 2, 0, 7), PROFILE, 7 + 30 * MS_NS) == Room(0)
-    assert room(Pulse(5, 2, 0, 7), PROFILE, 7 + 30 * MS_NS, last_unbounded=True) == Room(None)
-    assert room(Pulse(5, 1, 1, 7), PROFILE, 7, last_unbounded=True).left_ns == 0
 
 
 def test_without_a_profile_only_what_is_seen_counts() -> None:

@@ -54,8 +54,8 @@ class Room:
     busy_ns: int = 0
 
 
-def room(pulse: Pulse | None, profile: Profile | None, now_ns: int, last_unbounded: bool = False) -> Room:
-    """`last_unbounded`: what is left goes behind the last collective, however long that takes: for a source that is overwritten."""
+def room(pulse: Pulse | None, profile: Profile | None, now_ns: int) -> Room:
+    """A loop that waits for its copies, because their source is overwritten next, says that no step runs: then there is no bound."""
     if pulse is None or not pulse.trains:
         return Room(None)
     still_ns = now_ns - pulse.since_ns
@@ -72,8 +72,6 @@ def room(pulse: Pulse | None, profile: Profile | None, now_ns: int, last_unbound
         before = [s for s in profile.spans if s.index < pulse.entered]
         busy_ns = max(0, later[0].began_ns - (before[-1].ended_ns if before else 0)) if later else MOST_WAIT_NS
         return Room(0, busy_ns - still_ns)
-    if last_unbounded and pulse.entered == profile.collectives:
-        return Room(None)
     if span is None:
         return Room(0)
     return Room(max(0, round(profile.mu * span.length_ns) - still_ns))
