@@ -21,6 +21,7 @@ from keepstep.cli.inspect import inspect
 from keepstep.cli.lab import app as lab
 from keepstep.cli.placement import placement
 from keepstep.cli.plan import plan
+from keepstep.cli.profile import profile
 from keepstep.cli.run import CONTEXT_SETTINGS, run
 from keepstep.cli.simulate import simulate
 from keepstep.cli.status import status
@@ -63,7 +64,7 @@ def main(
 
 
 app.command(context_settings=CONTEXT_SETTINGS)(run)
-for command in (status, inspect, explain, clean, drill, placement, simulate, plan, timeouts):
+for command in (status, inspect, explain, clean, drill, profile, placement, simulate, plan, timeouts):
     app.command()(command)
 app.add_typer(lab, name="lab")
 

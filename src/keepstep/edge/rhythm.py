@@ -23,6 +23,7 @@ from keepstep.edge.arena import rank_dir
 from keepstep.edge.memory import Region
 from keepstep.model.rhythm import NO_STEP, Gap, Pulse, StepSeen
 
+PLAN_FILE = "interleave.json"  # of the job directory: what the keeper has made of its ranks' pages, for people
 MAGIC, FORMAT = b"KEEPBEAT", 1
 RECORDS = 8192
 _HEAD = struct.Struct("<8sII32s")

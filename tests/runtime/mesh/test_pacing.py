@@ -157,13 +157,14 @@ def test_another_rhythm_is_told_and_planned_anew(tmp_path: Path) -> None:
     world.pacing.expects(2 * MIB)
     for _ in range(30):
         world.step()
-    before = json.loads((tmp_path / "interleave.json").read_text())
+    assert world.pacing.plan is not None
+    before, told = world.pacing.plan.why, json.loads((tmp_path / "interleave.json").read_text())
     for _ in range(30):
         world.step(idle_ns=20 * MS_NS, busy_ns=200 * MS_NS)
-    after = json.loads((tmp_path / "interleave.json").read_text())
+    after = world.pacing.plan.why
     assert [line for line in world.told.lines if "the rhythm has changed" in line]
-    assert before["open_because"] == after["open_because"] == "" and "2.0 MiB in" in before["why"] and before["why"] != after["why"]
-    assert "too much" not in before["why"] and "too much; 2 steps have room" in after["why"]
+    assert told["open_because"] == "" and told["step_bytes"] == 2 * MIB
+    assert "2.0 MiB in" in before and "too much" not in before and "too much; 2 steps have room" in after
 
 
 def test_too_little_idle_time_is_no_reason_to_lose_protection(tmp_path: Path) -> None:

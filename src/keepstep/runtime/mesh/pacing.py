@@ -27,7 +27,7 @@ from keepstep.core.interleave import Plan, Reserve, plan
 from keepstep.core.linkspeed import LinkSpeed
 from keepstep.core.rhythm import FULL_STEPS, Profile, Rhythm, intersection
 from keepstep.edge.horizon import HorizonPage
-from keepstep.edge.rhythm import RhythmReader
+from keepstep.edge.rhythm import PLAN_FILE, RhythmReader
 from keepstep.edge.tcp import interface_of
 from keepstep.edge.traffic import Flow
 from keepstep.model.snapshot import Stamp
@@ -240,7 +240,6 @@ class Pacing:
         assert self.plan is not None
         told = {
             "open_because": self._open_because,
-            "why": self.plan.why,
             "mu": mu,
             "alpha_ns": terms.cost.alpha_ns,
             "bytes_per_s": terms.cost.bytes_per_s,
@@ -250,7 +249,7 @@ class Pacing:
             "step_bytes": self._step_bytes,
             "late": self.late,
         }
-        path = self._job_dir / "interleave.json"
+        path = self._job_dir / PLAN_FILE
         fresh = path.with_name(f"{path.name}.new")
         try:
             fresh.write_text(json.dumps(told))

@@ -1,0 +1,85 @@
+"""Rhythm view: when the network of a job's ranks is idle within a step, and what of the copies goes where.
+
+Comes in: the rhythm pages of the ranks on this node, and what their keeper has written into `interleave.json`. Goes out: frozen values a
+screen can show. Computes the plan anew from the keeper's figures; never writes, asks nobody.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from keepstep.core.interleave import Cost, Plan, Reserve, plan
+from keepstep.core.rhythm import Profile, Rhythm, intersection
+from keepstep.edge.rhythm import PLAN_FILE, RhythmReader
+
+
+@dataclass(frozen=True, slots=True)
+class RankRhythm:
+    """`profile` None: there is none yet, `why` says why."""
+
+    rank: int
+    profile: Profile | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the keeper has measured and decided. `open_because`: why it does not interleave; empty when it does."""
+
+    open_because: str
+    mu: float
+    alpha_ns: int
+    bytes_per_s: int
+    reserve_bytes: int
+    chunk_bytes: int
+    least_bytes: int
+    step_bytes: int
+    late: int
+
+
+@dataclass(frozen=True, slots=True)
+class RhythmView:
+    """`idle`: (begin, end) of the spans that all ranks leave, nanoseconds into the step; `plan` goes into these."""
+
+    ranks: tuple[RankRhythm, ...]
+    step_ns: int
+    idle: tuple[tuple[int, int], ...]
+    told: Told | None
+    plan: Plan | None
+
+
+def rhythm_view(job_dir: Path) -> RhythmView:
+    ranks = tuple(_rank(path) for path in sorted(job_dir.glob("rank-*/rhythm")))
+    profiles = [rank.profile for rank in ranks if rank.profile is not None]
+    idle = intersection(profiles)
+    told = _told(job_dir / PLAN_FILE)
+    planned = None
+    if told is not None and profiles:
+        reserve = Reserve(told.reserve_bytes, max(1, told.reserve_bytes // told.chunk_bytes))
+        cost = Cost(told.alpha_ns, told.bytes_per_s)
+        planned = plan([end - begin for begin, end in idle], 1, told.step_bytes, reserve, cost, told.mu, told.least_bytes)
+    return RhythmView(ranks, max((p.step_ns for p in profiles), default=0), idle, told, planned)
+
+
+def _rank(path: Path) -> RankRhythm:
+    number = int(path.parent.name.partition("-")[2])
+    try:
+        page = RhythmReader(path)
+    except (OSError, ValueError) as error:
+        return RankRhythm(number, None, str(error))
+    rhythm = Rhythm()
+    for step in page.steps():
+        rhythm.saw(step)
+    page.close()
+    return RankRhythm(number, rhythm.profile, rhythm.why)
+
+
+def _told(path: Path) -> Told | None:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+        return Told(**found)
+    except (OSError, ValueError, TypeError):
+        return None
