@@ -83,7 +83,10 @@ class Peers:
         self._members.on_enter = tell
 
     def show_rhythm(self, path: Path) -> None:
-        """Let the node's keeper see when collectives use the network (`edge/rhythm.py`)."""
+        """Let the node's keeper see when collectives use the network (`edge/rhythm.py`). Not with CUDA devices: there a collective's future
+        ends when it has been queued, and the network is busy later."""
+        if _has_cuda():
+            return
         named = os.environ.get("NCCL_SOCKET_IFNAME") or os.environ.get("GLOO_SOCKET_IFNAME", "")
         self._rhythm = RhythmWriter(path, time.monotonic_ns, "" if named.startswith("^") else named.lstrip("=").partition(",")[0])
         self._members.on_begin, self._members.on_end = self._rhythm.began, self._rhythm.ended
@@ -195,6 +198,11 @@ def _membership() -> Membership:
     from keepstep.edge.torch.membership import membership
 
     return membership
+
+
+def _has_cuda() -> bool:
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_available())
 
 
 def _all_groups_are_ours() -> bool:

@@ -205,7 +205,7 @@ class Pacing:
     def _why_open(self) -> str:
         """Why nothing is to be held back; empty when the ranks' rhythm counts."""
         if not self._watched:
-            return "no rank tells of its collectives (its groups are not keepstep's)"
+            return "no rank tells of its collectives"
         if self._host.startswith("127."):
             return f"the links are loopback ({self._host}): no network is shared"
         if self._interface is None:
