@@ -103,3 +103,18 @@ def test_a_body_counts_when_every_collective_of_it_was_done_before_the_notice(
     regroup(members)
     members.begin_body()
     assert not members.is_worthless
+
+
+def test_every_collective_that_used_the_network_is_told_to_have_ended_once(members: Membership) -> None:
+    told: list[int] = []
+    members.on_begin, members.on_end = lambda: told.append(1), lambda count: told.append(-count)
+    works = [Sum() for _ in range(4)]
+    for work in works:
+        assert members.begin(work)
+    members.end(works[0])
+    members.end(works[0])
+    assert told == [1, 1, 1, 1, -1]
+    members.lose("rank 1 was killed")
+    members.end(works[1])  # it ends all the same, later
+    assert not members.begin(Sum())
+    assert told == [1, 1, 1, 1, -1, -3]
