@@ -47,6 +47,7 @@ from typing import Any
 
 from keepstep.core.placement import place
 from keepstep.edge.horizon import HorizonPage
+from keepstep.edge.memory import MEMORY
 from keepstep.model.mesh import Mesh
 from keepstep.model.topology import Auto, Copies, Parity, ReedSolomon, parse_policy
 from keepstep.model.units import GIB, MIB
@@ -219,7 +220,7 @@ def site(nodes: int, policy: str, nbytes: int, rate: int | None) -> Iterator[Sit
         lab = exits.enter_context(Lab(nodes, room, rate))
         cluster = exits.enter_context(Cluster(room, nodes, policy, nbytes=nbytes, lab=lab, state=state))
         cluster.resume()
-        pages = [HorizonPage(machine.settings.job_dir) for machine in cluster.machines]
+        pages = [HorizonPage(MEMORY, machine.settings.job_dir) for machine in cluster.machines]
         for page in pages:
             exits.callback(page.close)
         yield Site(lab, cluster, pages, rate)
@@ -326,7 +327,7 @@ def restore(policy: str, nodes: int, lost: tuple[int, ...], nbytes: int, rate: i
             assert (offer["source"], offer["step"]) == ("memory", here.step)
             for node in lost:
                 here.pages[node].close()
-                here.pages[node] = HorizonPage(here.cluster.machines[node].settings.job_dir)
+                here.pages[node] = HorizonPage(MEMORY, here.cluster.machines[node].settings.job_dir)
             here.settle()
             events = [e for m in here.cluster.machines for e in m.events() if e.kind == "fetched"]
             fetches += [int(e.data["took_ns"]) / 1e9 for e in events[found:]]

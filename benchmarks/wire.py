@@ -55,7 +55,7 @@ def slot(view: memoryview, index: int, block_bytes: int) -> memoryview:
 
 
 class Keeper:
-    """A handler that places every block in the ring, and sends messages back if it `echoes`."""
+    """A receiver that places every block in the ring, and sends messages back if it `echoes`."""
 
     def __init__(self, ring: memoryview) -> None:
         self.ring = ring
@@ -63,7 +63,7 @@ class Keeper:
         self.heard: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.opened, self.room = threading.Event(), threading.Event()
 
-    def up(self, peer: Identity) -> None:
+    def up(self, node: int) -> None:
         self.opened.set()
 
     def message(self, node: int, message: Message) -> None:
@@ -80,7 +80,7 @@ class Keeper:
     def writable(self, node: int) -> None:
         self.room.set()
 
-    def dead(self, node: int, why: str) -> None: ...
+    def dead(self, node: int, why: str, is_loss: bool) -> None: ...
 
 
 def keepers(node: int, ring: memoryview, lanes: int, secret: bytes, job: bytes, pacer: tcp.Pacer | None = None) -> tuple[Peers, Keeper]:

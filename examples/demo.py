@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from keepstep.edge.journal import read_journal
+from keepstep.edge.memory import MEMORY
 from keepstep.edge.status import StatusPage, status_path
 from keepstep.model.events import Event
 
@@ -57,7 +58,7 @@ class Run:
         """SIGKILL `rank` once it is in the middle of `step`."""
         while self.process.poll() is None:
             try:
-                page = StatusPage(status_path(self.job_dir, rank))
+                page = StatusPage(MEMORY, status_path(self.job_dir, rank))
             except (OSError, ValueError):
                 time.sleep(0.05)
                 continue

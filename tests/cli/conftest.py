@@ -16,6 +16,7 @@ from keepstep.cli.main import app
 from keepstep.config import Settings, resolve
 from keepstep.edge.arena import Slot, slot_path
 from keepstep.edge.journal import Journal
+from keepstep.edge.memory import MEMORY
 from keepstep.edge.status import StatusPage
 from keepstep.model.layout import TensorSpec, lay_out
 from keepstep.model.snapshot import Phase, SlotState, SlotView, Stamp
@@ -51,11 +52,11 @@ class Machine:
         path = slot_path(self.settings_of(job).job_dir / shelf, rank, index)
         path.parent.mkdir(parents=True, exist_ok=True)
         layout = lay_out([TensorSpec("model.weight", "float32", (floats,), 4 * floats)])
-        slot = Slot.create(path, 4 * floats, 4096)
+        slot = Slot.create(MEMORY, path, 4 * floats, 4096)
         slot.begin(job_hash(job, os.getuid()), rank, 1, 1, Stamp(step, 1))
         slot.payload[: 4 * floats] = bytes([step % 256]) * (4 * floats)
         manifest = {"row": [0, 1], "tolerates": 1} if shelf == "parity" else layout.to_json()
-        slot.seal(slot.write_table(4 * floats, json.dumps(manifest).encode()), layout.hash(), 0.5)
+        slot.seal(slot.write_table(4 * floats, json.dumps(manifest).encode()), layout.hash(), 0.5, wall_ns=1)
         slot.close()
         return path
 
@@ -63,7 +64,7 @@ class Machine:
         """A living rank that holds these steps."""
         for index, step in enumerate(steps):
             self.slot(job, rank, index, step)
-        page = StatusPage.own(self.settings_of(job).job_dir, rank)
+        page = StatusPage.own(MEMORY, self.settings_of(job).job_dir, rank)
         assert page is not None
         slots = tuple(SlotView(SlotState.SEALED, Stamp(step, 1)) for step in steps)
         page.publish(rank=rank, world_size=world_size, pid=100 + rank, epoch=1, phase=Phase.FORWARD, completed_step=steps[-1], slots=slots)

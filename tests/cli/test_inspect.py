@@ -11,6 +11,7 @@ import pytest
 from keepstep.coding.checksum import BLOCK_BYTES
 from keepstep.edge.arena import Slot
 from keepstep.edge.manifest import Manifest
+from keepstep.edge.memory import MEMORY
 from keepstep.edge.store import Store
 from keepstep.model.units import PAGE_BYTES
 
@@ -53,7 +54,7 @@ def test_a_flipped_bit_is_found_and_named(machine: Any) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_any_flipped_bit_of_a_snapshot_is_found(machine: Any, seed: int) -> None:
     path = machine.slot("demo", 0, 0, 7)
-    slot = Slot(path)
+    slot = Slot(MEMORY, path)
     header = slot.header()
     slot.close()
     table = PAGE_BYTES + slot.capacity
@@ -66,7 +67,7 @@ def test_any_flipped_bit_of_a_snapshot_is_found(machine: Any, seed: int) -> None
 
 def test_a_slot_that_was_never_sealed_is_no_damage(machine: Any) -> None:
     path = machine.slot("demo", 0, 0, 7)
-    slot = Slot(path)
+    slot = Slot(MEMORY, path)
     slot.begin(bytes(16), 0, 1, 2, slot.header().stamp)
     slot.close()
     [found] = machine.json("inspect")["jobs"][0]["slots"]
@@ -74,7 +75,7 @@ def test_a_slot_that_was_never_sealed_is_no_damage(machine: Any) -> None:
 
 
 def test_a_slot_held_by_its_writer_is_busy_and_not_damaged(machine: Any) -> None:
-    slot = Slot(machine.slot("demo", 0, 0, 7))
+    slot = Slot(MEMORY, machine.slot("demo", 0, 0, 7))
     assert slot.lock(exclusive=True)
     assert [s["proof"] for s in machine.json("inspect")["jobs"][0]["slots"]] == ["busy"]
     slot.close()
@@ -83,7 +84,7 @@ def test_a_slot_held_by_its_writer_is_busy_and_not_damaged(machine: Any) -> None
 def test_no_lock_is_left_on_a_slot(machine: Any) -> None:
     path = machine.slot("demo", 0, 0, 7)
     machine.run("inspect")
-    slot = Slot(path)
+    slot = Slot(MEMORY, path)
     assert slot.lock(exclusive=True)
     slot.close()
 

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from keepstep.cli.main import app
+from keepstep.edge.memory import MEMORY
 from keepstep.edge.standing import read_standing
 from keepstep.testing.cluster import Cluster, Machine, wait_for
 
@@ -29,7 +30,7 @@ def test_a_lost_node_from_every_other_one(tmp_path: Path, monkeypatch: pytest.Mo
         cluster.train(0, 3)
 
         def told() -> bool:
-            words = [read_standing(m.settings.job_dir) or {} for m in cluster.machines]
+            words = [read_standing(MEMORY, m.settings.job_dir) or {} for m in cluster.machines]
             return all((w.get("step"), w.get("is_committed"), w.get("any_nodes")) == (3, True, 1) for w in words)
 
         wait_for(told, cluster.story)

@@ -18,6 +18,7 @@ from keepstep.dashboard.terminal import status
 from keepstep.dashboard.view import FoundJob, JobView, Now, job_view
 from keepstep.edge.horizon import HorizonPage
 from keepstep.edge.journal import Journal
+from keepstep.edge.memory import MEMORY
 from keepstep.edge.standing import FILE, write_standing
 from keepstep.edge.status import StatusPage
 from keepstep.model.horizon import Horizon
@@ -44,14 +45,14 @@ class Scene:
         self.settings = settings
         self.pages: list[StatusPage] = []
         for rank in (2, 3):
-            page = StatusPage.own(settings.job_dir, rank)
+            page = StatusPage.own(MEMORY, settings.job_dir, rank)
             assert page is not None
             page.publish(
                 **{"rank": rank, "world_size": 4, "pid": 100 + rank, "epoch": 2, "phase": Phase.STEP, "completed_step": 43},
                 slots=tuple(SlotView(SlotState.SEALED, Stamp(step, 2)) for step in (42, 43)),
             )
             self.pages.append(page)
-        self.horizon = HorizonPage(settings.job_dir)
+        self.horizon = HorizonPage(MEMORY, settings.job_dir)
         self.horizon.write(Horizon(2, committed=Stamp(41, 2)))
         self.journal = Journal(settings.journal_path, "keeper")
         self.lock_fd = os.open(settings.job_dir / "keeper.lock", os.O_RDWR | os.O_CREAT)
@@ -60,7 +61,7 @@ class Scene:
     def tell(self, verdict: dict[str, Any], step: int | None = 41, is_committed: bool = True, linked: bool = True) -> None:
         members = [{"node": n, "host": f"10.0.0.{n}", "rack": None, "ranks": 2, "linked": linked or n == 1} for n in (0, 1)]
         about = {"policy": "copies:2", "policy_why": "it was asked for", "step": step, "is_committed": is_committed, "nodes": members}
-        write_standing(self.settings.job_dir, {**about, **verdict})
+        write_standing(MEMORY, self.settings.job_dir, {**about, **verdict})
 
     def told_ago(self, seconds: float) -> None:
         then_ns = Now.read().wall_ns - int(seconds * S_NS)

@@ -16,6 +16,7 @@ from keepstep.dashboard.finding import FoundJob, find_jobs, find_leftovers
 from keepstep.dashboard.view import JobView, Now, as_json, job_view
 from keepstep.edge.arena import Slot, slot_path
 from keepstep.edge.journal import Journal
+from keepstep.edge.memory import MEMORY
 from keepstep.edge.status import StatusPage, status_path
 from keepstep.model.layout import TensorSpec, lay_out
 from keepstep.model.snapshot import Phase, SlotState, SlotView, Stamp
@@ -34,11 +35,11 @@ def make_slot(places: Settings, rank: int, index: int, step: int, epoch: int = 1
     path = slot_path(places.job_dir, rank, index)
     path.parent.mkdir(parents=True, exist_ok=True)
     layout = lay_out([TensorSpec("weight", "float32", (PAYLOAD_BYTES // 4,), PAYLOAD_BYTES)])
-    slot = Slot.create(path, PAYLOAD_BYTES, 4096)
+    slot = Slot.create(MEMORY, path, PAYLOAD_BYTES, 4096)
     slot.begin(bytes(16), rank, 2, 1, Stamp(step, epoch))
     if sealed:
         slot.payload[:PAYLOAD_BYTES] = bytes([step % 256]) * PAYLOAD_BYTES
-        slot.seal(slot.write_table(PAYLOAD_BYTES, json.dumps(layout.to_json()).encode()), layout.hash(), loss)
+        slot.seal(slot.write_table(PAYLOAD_BYTES, json.dumps(layout.to_json()).encode()), layout.hash(), loss, wall_ns=1)
     slot.close()
     return path
 
@@ -51,7 +52,7 @@ def make_rank(places: Settings, rank: int, steps: list[int], writing: int | None
     if writing is not None:
         make_slot(places, rank, len(steps), writing, sealed=False)
         slots.append(SlotView(SlotState.WRITING, Stamp(writing, 1)))
-    owned = StatusPage.own(places.job_dir, rank)
+    owned = StatusPage.own(MEMORY, places.job_dir, rank)
     assert owned is not None
     facts = {"rank": rank, "world_size": 2, "pid": 100 + rank, "epoch": 1, "phase": Phase.FORWARD, "completed_step": max(steps, default=-1)}
     owned.publish(slots=tuple(slots), **{**facts, **page})

@@ -15,6 +15,7 @@ import pytest
 
 from keepstep.coding.checksum import BLOCK_BYTES, checksum
 from keepstep.edge.arena import MAGIC, Slot, check_identity, rank_dir, slot_bytes, slot_path, slot_paths
+from keepstep.edge.memory import MEMORY
 from keepstep.errors import DamageError, IdentityError, MemoryBudgetError
 from keepstep.model.layout import Layout, TensorSpec, lay_out
 from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
@@ -28,7 +29,7 @@ MANIFEST = b'{"objects_offset":0,"segments":[]}'
 
 @pytest.fixture
 def slot(tmp_path: Path) -> Iterator[Slot]:
-    made = Slot.create(tmp_path / "slot-0", 30_000, 5_000)
+    made = Slot.create(MEMORY, tmp_path / "slot-0", 30_000, 5_000)
     yield made
     made.close()
 
@@ -42,13 +43,13 @@ def seal(slot: Slot, stamp: Stamp, seed: int, payload_bytes: int = PAYLOAD_BYTES
     data = random.Random(seed).randbytes(payload_bytes)
     slot.begin(JOB, 3, 4, 7, stamp)
     slot.payload[:payload_bytes] = data
-    slot.seal(slot.write_table(payload_bytes, manifest_of(LAYOUT)), LAYOUT.hash(), 0.25)
+    slot.seal(slot.write_table(payload_bytes, manifest_of(LAYOUT)), LAYOUT.hash(), 0.25, wall_ns=1)
     return data
 
 
 def reread(path: Path) -> tuple[SlotHeader, Layout, bytes]:
     """Everything a stranger finds in the file."""
-    stranger = Slot(path)
+    stranger = Slot(MEMORY, path)
     try:
         header, layout = stranger.verify()
         return header, layout, bytes(stranger.payload[: header.payload_bytes])
@@ -79,7 +80,7 @@ def test_a_slot_is_used_again(slot: Slot) -> None:
 
 @pytest.mark.parametrize("payload_bytes", [0, 1, BLOCK_BYTES, BLOCK_BYTES + 1])
 def test_payloads_of_any_length(tmp_path: Path, payload_bytes: int) -> None:
-    slot = Slot.create(tmp_path / "slot-0", payload_bytes, 5_000)
+    slot = Slot.create(MEMORY, tmp_path / "slot-0", payload_bytes, 5_000)
     data = seal(slot, Stamp(0, 1), seed=3, payload_bytes=payload_bytes)
     header, _, found = reread(slot.path)
     assert found == data and header.block_count == -(-payload_bytes // BLOCK_BYTES)
@@ -98,7 +99,7 @@ def test_a_new_slot_is_empty_and_of_the_size_that_was_said(slot: Slot) -> None:
 
 def test_creating_again_replaces_the_file_and_leaves_old_readers_theirs(slot: Slot) -> None:
     data = seal(slot, Stamp(0, 1), seed=1)
-    Slot.create(slot.path, 60_000, 5_000).close()
+    Slot.create(MEMORY, slot.path, 60_000, 5_000).close()
     assert bytes(slot.payload[:PAYLOAD_BYTES]) == data
     with pytest.raises(LookupError):
         reread(slot.path)
@@ -116,10 +117,10 @@ def test_void_forgets(slot: Slot) -> None:
 def test_slot_files_are_found_in_order(tmp_path: Path) -> None:
     rank_dir(tmp_path, 2).mkdir(parents=True)
     for index in (1, 0, 2):
-        Slot.create(slot_path(tmp_path, 2, index), 100, 100).close()
+        Slot.create(MEMORY, slot_path(tmp_path, 2, index), 100, 100).close()
     (rank_dir(tmp_path, 2) / "slot-3.new").touch()  # a creator that was killed
-    assert slot_paths(tmp_path, 2) == [slot_path(tmp_path, 2, i) for i in range(3)]
-    assert slot_paths(tmp_path, 0) == []
+    assert slot_paths(MEMORY, tmp_path, 2) == [slot_path(tmp_path, 2, i) for i in range(3)]
+    assert slot_paths(MEMORY, tmp_path, 0) == []
 
 
 # ---------------------------------------------------------------------------------------------- what is torn
@@ -136,7 +137,7 @@ def stages(slot: Slot) -> list[bytes]:
     files.append(slot.path.read_bytes())
     header = slot.write_table(PAYLOAD_BYTES, manifest_of(LAYOUT))
     files.append(slot.path.read_bytes())
-    slot.seal(header, LAYOUT.hash(), 0.5)
+    slot.seal(header, LAYOUT.hash(), 0.5, wall_ns=1)
     files.append(slot.path.read_bytes())
     return files
 
@@ -237,7 +238,7 @@ def test_a_slot_with_any_one_flipped_bit_of_its_header_can_be_opened_and_written
     seal(slot, Stamp(3, 1), seed=5)
     for bit in range(8 * 164):
         flip(slot.path, bit)
-        damaged = Slot(slot.path)
+        damaged = Slot(MEMORY, slot.path)
         assert (damaged.capacity, damaged.manifest_capacity) == (slot.capacity, slot.manifest_capacity)
         with pytest.raises(DamageError):
             damaged.header()
@@ -247,7 +248,7 @@ def test_a_slot_with_any_one_flipped_bit_of_its_header_can_be_opened_and_written
         file.seek(148)
         file.write(struct.pack("<QQ", 1, 2))
     with pytest.raises(DamageError, match="no page that its checksum fits"):
-        Slot(slot.path)
+        Slot(MEMORY, slot.path)
 
 
 def test_flips_in_bytes_that_mean_nothing_do_no_harm(slot: Slot) -> None:
@@ -260,7 +261,7 @@ def test_flips_in_bytes_that_mean_nothing_do_no_harm(slot: Slot) -> None:
 
 
 def test_damage_is_named_by_file_step_block_and_checksums(tmp_path: Path) -> None:
-    slot = Slot.create(tmp_path / "slot-1", BLOCK_BYTES + 100, 5_000)
+    slot = Slot.create(MEMORY, tmp_path / "slot-1", BLOCK_BYTES + 100, 5_000)
     seal(slot, Stamp(5, 1), seed=7, payload_bytes=BLOCK_BYTES + 100)
     want = slot.table(slot.header())[1]
     slot.payload[BLOCK_BYTES + 50] ^= 4
@@ -281,7 +282,7 @@ def test_a_foreign_file_is_no_slot(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "slot-0"
     path.write_bytes(content)
     with pytest.raises(DamageError, match=str(path)):
-        Slot(path).verify()
+        Slot(MEMORY, path).verify()
 
 
 def test_a_file_cut_short_is_damaged(slot: Slot) -> None:
@@ -327,7 +328,7 @@ def test_overwritten_while_it_was_read_is_not_damage(slot: Slot) -> None:
 
 
 def test_readers_share_a_lock_and_the_writer_waits_for_none(slot: Slot) -> None:
-    readers = [Slot(slot.path), Slot(slot.path)]
+    readers = [Slot(MEMORY, slot.path), Slot(MEMORY, slot.path)]
     assert all(reader.lock(exclusive=False) for reader in readers)
     assert not slot.lock(exclusive=True)
     readers[0].unlock()
@@ -364,10 +365,10 @@ def tiny_tmpfs(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_filesystem_is_said_with_numbers_and_nothing_is_left(tiny_tmpfs: Path) -> None:
-    first = Slot.create(tiny_tmpfs / "slot-0", 64 * KIB, 100)
+    first = Slot.create(MEMORY, tiny_tmpfs / "slot-0", 64 * KIB, 100)
     data = seal(first, Stamp(0, 1), seed=1)
-    with pytest.raises(MemoryBudgetError, match=r"a slot of 76.0 KiB does not fit into .*/tiny: 52.0 KiB are free there"):
-        Slot.create(tiny_tmpfs / "slot-1", 64 * KIB, 100)
+    with pytest.raises(MemoryBudgetError, match=r"a file of 76.0 KiB does not fit into .*/tiny: 52.0 KiB are free there"):
+        Slot.create(MEMORY, tiny_tmpfs / "slot-1", 64 * KIB, 100)
     assert list(tiny_tmpfs.iterdir()) == [first.path]
     assert reread(first.path)[2] == data
     first.close()

@@ -1,4 +1,4 @@
-"""Maps of files and copies between addresses."""
+"""Maps of files and copies between addresses. What every `Memory` does is in tests/contracts/test_memory.py."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from keepstep.edge.memory import Region, allocate, copy, equal
+from keepstep.edge.memory import MEMORY, MappedFile, copy, equal
 from keepstep.model.units import PAGE_BYTES
 
 
-def region(path: Path, nbytes: int) -> Region:
-    allocate(path, nbytes)
-    return Region(path)
+def region(path: Path, nbytes: int) -> MappedFile:
+    return MEMORY.create(path, nbytes)
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 63, 4096, 100_001])
@@ -38,25 +37,6 @@ def test_equal_sees_one_bit(tmp_path: Path) -> None:
     other.close()
 
 
-def test_two_maps_of_a_file_are_the_same_memory(tmp_path: Path) -> None:
-    one = region(tmp_path / "r", 5000)
-    other = Region(tmp_path / "r")
-    one.view[4999] = 7
-    assert other.view[4999] == 7
-    one.close()
-    assert (tmp_path / "r").read_bytes()[4999] == 7, "what was written outlives the map"
-    other.close()
-
-
-def test_prefaulting_changes_nothing(tmp_path: Path) -> None:
-    mapped = region(tmp_path / "r", 3 * PAGE_BYTES)
-    mapped.view[:] = random.Random(1).randbytes(3 * PAGE_BYTES)
-    before = bytes(mapped.view)
-    mapped.prefault()
-    assert bytes(mapped.view) == before
-    mapped.close()
-
-
 def test_a_map_that_is_still_looked_at_stays_until_it_is_not(tmp_path: Path) -> None:
     mapped = region(tmp_path / "r", PAGE_BYTES)
     look = memoryview(mapped.view[10:20])
@@ -65,20 +45,8 @@ def test_a_map_that_is_still_looked_at_stays_until_it_is_not(tmp_path: Path) -> 
     assert (tmp_path / "r").read_bytes()[10] == 9
 
 
-def test_no_file_and_an_empty_file(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        Region(tmp_path / "missing")
-    (tmp_path / "empty").touch()
-    with pytest.raises(ValueError, match="empty"):
-        Region(tmp_path / "empty")
-
-
-def test_allocated_pages_are_there(tmp_path: Path) -> None:
-    allocate(tmp_path / "r", 100_000)
-    stat = (tmp_path / "r").stat()
+def test_pages_are_there_and_nobody_else_s(tmp_path: Path) -> None:
+    region(tmp_path / "d" / "r", 100_000).close()
+    stat = (tmp_path / "d" / "r").stat()
     assert stat.st_size == 100_000 and stat.st_blocks * 512 >= 100_000 and stat.st_mode & 0o777 == 0o600
-
-
-def test_allocating_where_there_is_no_directory(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        allocate(tmp_path / "missing" / "r", 100)
+    assert (tmp_path / "d").stat().st_mode & 0o777 == 0o700

@@ -45,7 +45,7 @@ def span_of(data: bytes | memoryview, offset: int = 0, rank: int = 0) -> Span:
 
 
 class Ear:
-    """A handler that keeps what it is told, and places blocks in `memory` at their offset."""
+    """A receiver that keeps what it is told, and places blocks in `memory` at their offset."""
 
     def __init__(self, memory: memoryview | None = None) -> None:
         self.memory = memory
@@ -56,8 +56,8 @@ class Ear:
         self.gate.set()
         self.asked = threading.Event()
 
-    def up(self, peer: Identity) -> None:
-        self.told.put(("up", peer))
+    def up(self, node: int) -> None:
+        self.told.put(("up", node))
 
     def message(self, node: int, message: Message) -> None:
         self.messages.put(message)
@@ -73,8 +73,8 @@ class Ear:
     def writable(self, node: int) -> None:
         self.told.put(("writable", node))
 
-    def dead(self, node: int, why: str) -> None:
-        self.told.put(("dead", node, why))
+    def dead(self, node: int, why: str, is_loss: bool) -> None:
+        self.told.put(("dead" if is_loss else "left", node, why))
 
     def hears(self, what: str) -> tuple[Any, ...]:
         """The next thing told, which must be this."""
@@ -175,7 +175,7 @@ def linked(town: Town, ear_one: Ear, ear_two: Ear, proxied: bool = False, **both
     one, two = town.keeper(1, ear_one, **both), town.keeper(2, ear_two, **both)
     proxy = town.proxy(two.address) if proxied else None
     link(one, two, proxy.address if proxy else None)
-    assert ear_one.hears("up") == ("up", two.me) and ear_two.hears("up") == ("up", one.me)
+    assert ear_one.hears("up") == ("up", two.me.node) and ear_two.hears("up") == ("up", one.me.node)
     return one, two, proxy
 
 
@@ -564,7 +564,7 @@ def test_a_newer_life_of_a_node_replaces_the_older_one(town: Town) -> None:
     again = town.keeper(1, ears[2], incarnation=2)
     again.connect(2, two.address)
     assert ears[1].hears("dead")[1:] == (1, "replaced by a new link with incarnation 2 of node 1")
-    assert ears[1].hears("up") == ("up", again.me)
+    assert ears[1].hears("up") == ("up", again.me.node)
     assert "old incarnation" in ears[0].hears("dead")[2]
     assert two.send(1, note(5)) and ears[2].messages.get(timeout=LIMIT_S) == note(5)
 
@@ -594,7 +594,7 @@ def test_a_replaced_node_is_linked_with_at_its_new_address(town: Town, how: str,
         assert heard.hears("dead") == ("dead", replaced, "fenced: incarnation 1 is older than 2")
     stays.connect(replaced, comes.address, 2)
     comes.connect(stays.me.node, stays.address, 1)
-    assert heard.hears("up") == ("up", comes.me) and ear.hears("up") == ("up", stays.me)
+    assert heard.hears("up") == ("up", comes.me.node) and ear.hears("up") == ("up", stays.me.node)
     assert stays.send(replaced, note(1)) and comes.send(stays.me.node, note(2))
     assert ear.messages.get(timeout=LIMIT_S) == note(1) and heard.messages.get(timeout=LIMIT_S) == note(2)
     stays.connect(replaced, comes.address, 2)  # said again, it changes nothing
@@ -611,7 +611,7 @@ def test_a_life_that_never_came_is_fenced_too(town: Town) -> None:
     one.fence(2, 2)
     assert ears[0].hears("dead") == ("dead", 2, "fenced: incarnation 1 is older than 2")
     link(one, two)
-    assert ears[0].hears("up") == ("up", two.me)
+    assert ears[0].hears("up") == ("up", two.me.node)
     assert one.send(2, note(2)) and ears[1].messages.get(timeout=LIMIT_S) == note(2)
 
 
@@ -623,7 +623,7 @@ def test_the_same_life_may_be_sought_elsewhere(town: Town) -> None:
     one.connect(2, two.address, 1)
     two.connect(1, one.address)
     assert ears[1].messages.get(timeout=LIMIT_S) == note(1)
-    assert ears[0].hears("up") == ("up", two.me) and ears[0].told.empty()
+    assert ears[0].hears("up") == ("up", two.me.node) and ears[0].told.empty()
 
 
 def test_a_late_connection_of_an_ended_link_replaces_nothing(town: Town) -> None:
@@ -650,7 +650,7 @@ def test_goodbye_is_told_with_its_reason_and_after_what_was_said_before(town: To
     one, _, _ = linked(town, *ears)
     assert one.send(2, note(1))
     one.close("the job has ended")
-    assert ears[1].hears("dead") == ("dead", 1, "node 1 said goodbye: the job has ended")
+    assert ears[1].hears("left") == ("left", 1, "node 1 said goodbye: the job has ended")
     assert ears[1].messages.get_nowait() == note(1)
     assert ears[0].told.empty()
 
@@ -686,7 +686,7 @@ def test_after_dead_a_link_is_made_anew_when_asked(town: Town) -> None:
     assert ears[0].hears("dead")[1] == 2 and ears[1].hears("dead")[1] == 1
     assert not one.send(2, note(1)) and not two.send(1, note(1))
     link(one, two)
-    assert ears[0].hears("up")[1] == two.me and ears[1].hears("up")[1] == one.me
+    assert ears[0].hears("up")[1] == two.me.node and ears[1].hears("up")[1] == one.me.node
     assert one.send(2, note(2)) and two.send(1, note(3))
     assert ears[1].messages.get(timeout=LIMIT_S) == note(2) and ears[0].messages.get(timeout=LIMIT_S) == note(3)
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from keepstep.edge.memory import MEMORY
 from keepstep.edge.status import BLANK, MAX_SLOTS, StatusPage, status_path
 from keepstep.model.snapshot import Phase, RankStatus, SlotState, SlotView, Stamp
 from keepstep.model.units import PAGE_BYTES
@@ -31,7 +32,7 @@ statuses = st.builds(
 
 @pytest.fixture
 def page(tmp_path: Path) -> Iterator[StatusPage]:
-    mine = StatusPage.own(tmp_path, 3)
+    mine = StatusPage.own(MEMORY, tmp_path, 3)
     assert mine is not None
     yield mine
     mine.close()
@@ -45,7 +46,7 @@ def fields_of(status: RankStatus) -> dict[str, object]:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_field_reaches_a_stranger(page: StatusPage, tmp_path: Path, status: RankStatus) -> None:
     page.publish(**fields_of(status))
-    stranger = StatusPage(status_path(tmp_path, 3))
+    stranger = StatusPage(MEMORY, status_path(tmp_path, 3))
     read = stranger.read()
     stranger.close()
     assert read is not None and fields_of(read) == fields_of(status)
@@ -66,28 +67,28 @@ def test_a_file_of_another_size_is_no_page(tmp_path: Path) -> None:
     path = tmp_path / "status"
     path.write_bytes(bytes(100))
     with pytest.raises(ValueError, match="expected a page of 4096 bytes, found 100"):
-        StatusPage(path)
+        StatusPage(MEMORY, path)
 
 
 def test_one_owner_at_a_time(page: StatusPage, tmp_path: Path) -> None:
-    onlooker = StatusPage(status_path(tmp_path, 3))
+    onlooker = StatusPage(MEMORY, status_path(tmp_path, 3))
     assert onlooker.alive()
-    assert StatusPage.own(tmp_path, 3, patience_s=0) is None
+    assert StatusPage.own(MEMORY, tmp_path, 3, patience_s=0) is None
     assert onlooker.alive(), "a refused second owner does not free the page"
-    other = StatusPage.own(tmp_path, 4, patience_s=0)
+    other = StatusPage.own(MEMORY, tmp_path, 4, patience_s=0)
     assert other is not None
     other.close()
     onlooker.close()
 
 
 def test_the_next_life_finds_what_the_last_one_said(tmp_path: Path) -> None:
-    first = StatusPage.own(tmp_path, 0)
+    first = StatusPage.own(MEMORY, tmp_path, 0)
     assert first is not None
     said = first.publish(loss=0.5, incarnation=2, completed_step=41, slots=(SlotView(SlotState.SEALED, Stamp(41, 1)),))
-    onlooker = StatusPage(status_path(tmp_path, 0))
+    onlooker = StatusPage(MEMORY, status_path(tmp_path, 0))
     first.close()  # as the kernel does for a killed process
     assert not onlooker.alive()
-    second = StatusPage.own(tmp_path, 0)
+    second = StatusPage.own(MEMORY, tmp_path, 0)
     assert second is not None and second.read() == said
     second.publish(loss=0.5, incarnation=3)
     read = onlooker.read()
@@ -141,7 +142,7 @@ def test_readers_beside_a_writer_see_whole_pages_only(page: StatusPage, tmp_path
             page.publish(completed_step=step, decided_step=step, slots=(SlotView(SlotState.SEALED, Stamp(step, 1)),) * (step % MAX_SLOTS))
 
     writer = threading.Thread(target=write)
-    onlooker = StatusPage(status_path(tmp_path, 3))
+    onlooker = StatusPage(MEMORY, status_path(tmp_path, 3))
     writer.start()
     previous = 0
     while previous < last:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from keepstep.edge.arena import Slot
+from keepstep.edge.memory import MEMORY
 from keepstep.edge.torch.capture import Copy, pin
 from keepstep.edge.torch.restore import apply, open_snapshot, prove
 from keepstep.edge.torch.state import Protected
@@ -39,7 +40,7 @@ def bytes_of(protected: Protected) -> list[bytes]:
 
 def seal(copy: Copy, slot: Slot) -> None:
     layout = copy.state.layout
-    slot.seal(slot.write_table(copy.state.payload_bytes, json.dumps(layout.to_json()).encode()), layout.hash(), 0.0)
+    slot.seal(slot.write_table(copy.state.payload_bytes, json.dumps(layout.to_json()).encode()), layout.hash(), 0.0, wall_ns=1)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -49,7 +50,7 @@ def test_what_is_captured_is_the_boundary_s_state_though_the_update_follows_at_o
     protected = Protected.of({"model": model, "optimizer": optimizer}, lazy=True)
     state = protected.gather()
     expected = bytes_of(protected)
-    slot = Slot.create(tmp_path / "slot", state.payload_bytes, 1 << 20)
+    slot = Slot.create(MEMORY, tmp_path / "slot", state.payload_bytes, 1 << 20)
     assert pin(slot)
     slot.begin(bytes(16), 0, 1, 1, Stamp(0, 1))
     copy = Copy(protected.gather(), slot)
@@ -73,7 +74,7 @@ def test_a_parameter_that_moves_under_the_copy_is_named(tmp_path: Path) -> None:
     train_one(model, optimizer)
     protected = Protected.of({"model": model, "optimizer": optimizer}, lazy=True)
     state = protected.gather()
-    slot = Slot.create(tmp_path / "slot", state.payload_bytes, 1 << 20)
+    slot = Slot.create(MEMORY, tmp_path / "slot", state.payload_bytes, 1 << 20)
     slot.begin(bytes(16), 0, 1, 1, Stamp(0, 1))
     copy = Copy(state, slot)
     copy.copy_moving()

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from keepstep.edge.journal import read_journal
+from keepstep.edge.memory import MEMORY
 from keepstep.edge.status import read_status
 from keepstep.model.events import Event
 from keepstep.model.snapshot import SlotState
@@ -119,13 +120,13 @@ class Running:
             time.sleep(0.01)
 
     def pid(self, rank: int) -> int:
-        status = read_status(self.arena / "keepstep-j", rank)
+        status = read_status(MEMORY, self.arena / "keepstep-j", rank)
         assert status is not None
         return status.pid
 
     def train_until(self, step: int) -> None:
         def all_there() -> bool:
-            pages = [read_status(self.arena / "keepstep-j", rank) for rank in range(self.ranks)]
+            pages = [read_status(MEMORY, self.arena / "keepstep-j", rank) for rank in range(self.ranks)]
             return all(page is not None and page.completed_step >= step for page in pages)
 
         self.until(all_there)
@@ -211,7 +212,7 @@ def test_who_has_what_a_step_needs_finishes_it_and_nobody_rolls_back(started: An
     run = started("ddp", 2, "with", "--standby", "0", late=7)
 
     def sealed() -> bool:
-        page = read_status(run.arena / "keepstep-j", 1)
+        page = read_status(MEMORY, run.arena / "keepstep-j", 1)
         return page is not None and any(v.state is SlotState.SEALED and v.stamp.step == 7 for v in page.slots)
 
     run.until(sealed)

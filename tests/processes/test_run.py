@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from keepstep.edge.journal import read_journal
+from keepstep.edge.memory import MEMORY
 from keepstep.edge.status import read_status
 from keepstep.model.events import Event
 from keepstep.model.units import MS_NS
@@ -242,7 +243,7 @@ def test_ranks_outlive_their_agent(start: Start) -> None:
 
 def test_a_killed_agent_is_followed_by_another_one(start: Start) -> None:
     run = start(TRAINING, args=FOR_EVER)
-    until(lambda: (status := read_status(run.arena_dir / "keepstep-t", 0)) is not None and status.completed_step > 20, "step 20")
+    until(lambda: (status := read_status(MEMORY, run.arena_dir / "keepstep-t", 0)) is not None and status.completed_step > 20, "step 20")
     agent = run.events("job-started")[-1].data["pid"]
     assert agent != run.process.pid
     os.kill(agent, signal.SIGKILL)

@@ -24,6 +24,7 @@ import pytest
 
 from keepstep.edge.horizon import HorizonPage
 from keepstep.edge.journal import read_journal
+from keepstep.edge.memory import MEMORY
 from keepstep.edge.status import read_status
 from keepstep.model.events import Event
 
@@ -199,9 +200,9 @@ class Batch:
             assert not self.is_over(), self.story()
             for node in NODES:
                 job_dir = self._slurm.arenas / node / f"keepstep-{self.job}"
-                status = read_status(job_dir, rank)
+                status = read_status(MEMORY, job_dir, rank)
                 if status is not None and psutil.pid_exists(status.pid) and (job_dir / "horizon").exists():
-                    page = HorizonPage(job_dir)
+                    page = HorizonPage(MEMORY, job_dir)
                     committed = page.read(status.epoch).committed
                     page.close()
                     if committed is not None:

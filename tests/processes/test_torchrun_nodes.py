@@ -18,6 +18,7 @@ import pytest
 
 from keepstep.edge.horizon import HorizonPage
 from keepstep.edge.journal import read_journal
+from keepstep.edge.memory import MEMORY
 from keepstep.edge.status import read_status
 from keepstep.model.events import Event
 from keepstep.model.snapshot import Phase, RankStatus
@@ -57,18 +58,20 @@ class Training:
 
     def node_of(self, rank: int) -> int:
         """The node whose memory has that rank's living page."""
-        found = {node: status.incarnation for node, place in enumerate(self.crew.places) if (status := read_status(place.job_dir, rank))}
+        found = {
+            node: status.incarnation for node, place in enumerate(self.crew.places) if (status := read_status(MEMORY, place.job_dir, rank))
+        }
         return max(found, key=lambda node: found[node])
 
     def status(self, rank: int) -> RankStatus | None:
-        return next((s for place in self.crew.places if (s := read_status(place.job_dir, rank))), None)
+        return next((s for place in self.crew.places if (s := read_status(MEMORY, place.job_dir, rank))), None)
 
     def committed_step(self, node: int) -> int:
         status = self.status(0)
         path = self.crew.places[node].job_dir
         if status is None or not (path / "horizon").exists():
             return -1
-        page = HorizonPage(path)
+        page = HorizonPage(MEMORY, path)
         committed = page.read(status.epoch).committed
         page.close()
         return -1 if committed is None else committed.step

@@ -19,6 +19,7 @@ from keepstep.config import Settings, resolve
 from keepstep.edge.arena import Slot, slot_path
 from keepstep.edge.horizon import HorizonPage
 from keepstep.edge.journal import Journal
+from keepstep.edge.memory import MEMORY
 from keepstep.edge.status import StatusPage
 from keepstep.errors import ConfigError
 from keepstep.model.horizon import Horizon
@@ -67,7 +68,7 @@ def scrape(port: int) -> Samples:
 
 
 def rank_page(settings: Settings, rank: int, steps: list[int], world_size: int = 2) -> StatusPage:
-    page = StatusPage.own(settings.job_dir, rank)
+    page = StatusPage.own(MEMORY, settings.job_dir, rank)
     assert page is not None
     slots = tuple(SlotView(SlotState.SEALED, Stamp(step, 2)) for step in steps)
     counts = {"captured_steps": 5, "skipped_steps": 2, "torn_steps": 1, "stall_ns_total": S_NS // 4, "step_ns_last": S_NS // 2}
@@ -89,7 +90,7 @@ def test_what_ranks_keeper_and_memory_say(settings: Settings, metrics: Metrics) 
     for shelf, rank in (("", 0), ("held", 4), ("held", 5), ("parity", 0)):
         path = slot_path(settings.job_dir / shelf, rank, 0)
         path.parent.mkdir(parents=True, exist_ok=True)
-        Slot.create(path, 4096, 4096).close()
+        Slot.create(MEMORY, path, 4096, 4096).close()
     lock = os.open(settings.job_dir / "keeper.lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX)
     found = scrape(metrics.start(0))
@@ -110,7 +111,7 @@ def test_of_several_nodes_the_leaders_word_counts(settings: Settings, metrics: M
     page = rank_page(settings, 0, [7, 8], world_size=4)
     port = metrics.start(0)
     assert ("keepstep_committed_step", "") not in scrape(port)
-    horizon = HorizonPage(settings.job_dir)
+    horizon = HorizonPage(MEMORY, settings.job_dir)
     horizon.write(Horizon(2, committed=Stamp(6, 2)))
     assert scrape(port)["keepstep_committed_step", ""] == 6
     horizon.close()

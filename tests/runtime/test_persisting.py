@@ -19,6 +19,7 @@ from keepstep.config import Settings, resolve
 from keepstep.core.cut import Holding
 from keepstep.edge.arena import Slot, slot_path
 from keepstep.edge.journal import Journal, read_journal
+from keepstep.edge.memory import MEMORY
 from keepstep.edge.store import Store
 from keepstep.edge.torch import checkpoint
 from keepstep.edge.torch.capture import Copy
@@ -111,16 +112,16 @@ class Cluster:
                 state = Protected.of(trained(step, rank), lazy=False).gather()
                 path = slot_path(self.settings[node].job_dir, rank, index)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                slot = Slot.create(path, state.payload_bytes, 64 * KIB)
+                slot = Slot.create(MEMORY, path, state.payload_bytes, 64 * KIB)
                 slot.begin(job_hash("j", os.getuid()), rank, WORLD, 1, Stamp(step, 1))
                 Copy(state, slot).copy_moving()
                 manifest = json.dumps(state.layout.to_json()).encode()
-                slot.seal(slot.write_table(state.payload_bytes, manifest), state.layout.hash(), 0.25)
+                slot.seal(slot.write_table(state.payload_bytes, manifest), state.layout.hash(), 0.25, wall_ns=1)
                 slot.close()
 
     def movable(self, rank: int, node: int, index: int = 0) -> bool:
         """Whether the rank could write into its slot."""
-        slot = Slot(slot_path(self.settings[node].job_dir, rank, index))
+        slot = Slot(MEMORY, slot_path(self.settings[node].job_dir, rank, index))
         free = slot.lock(exclusive=True)
         slot.close()
         return free

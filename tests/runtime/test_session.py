@@ -23,6 +23,7 @@ from keepstep.config import resolve
 from keepstep.edge.arena import Slot, slot_path, slot_paths
 from keepstep.edge.journal import read_journal
 from keepstep.edge.mailbox import Mailbox
+from keepstep.edge.memory import MEMORY
 from keepstep.edge.processes import ensure_keeper
 from keepstep.edge.status import StatusPage
 from keepstep.edge.store import Store
@@ -107,7 +108,7 @@ def run(settings: Settings, training: Training, total: int, leave: bool = False)
 
 
 def slot_bytes(settings: Settings) -> list[bytes]:
-    return [p.read_bytes() for p in slot_paths(job_dir(settings), 0)]
+    return [p.read_bytes() for p in slot_paths(MEMORY, job_dir(settings), 0)]
 
 
 # ---------------------------------------------------------------------------------------------- it ends well
@@ -202,8 +203,8 @@ def test_the_loss_is_kept_with_the_snapshot(settings: Settings) -> None:
         job.report(loss=torch.tensor([0.5 * step]))
     job.close(ok=False)
     losses = {}
-    for path in slot_paths(job_dir(settings), 0):
-        slot = Slot(path)
+    for path in slot_paths(MEMORY, job_dir(settings), 0):
+        slot = Slot(MEMORY, path)
         losses[slot.header().stamp.step] = slot.header().loss
         slot.close()
     assert losses[2] == 1.0 and losses[1] == 0.5
@@ -220,8 +221,8 @@ def damage(path: Path, at: int) -> None:
 def newest(settings: Settings) -> tuple[int, Stamp]:
     """(slot, stamp) of the newest snapshot."""
     stamps = {}
-    for index, path in enumerate(slot_paths(job_dir(settings), 0)):
-        slot = Slot(path)
+    for index, path in enumerate(slot_paths(MEMORY, job_dir(settings), 0)):
+        slot = Slot(MEMORY, path)
         stamps[index] = slot.header().stamp
         slot.close()
     index = max(stamps, key=lambda i: stamps[i])
@@ -259,7 +260,7 @@ def test_a_slot_without_a_header_does_not_move_its_neighbours(settings: Settings
 def test_the_memory_of_ranks_that_are_no_more_is_removed(settings: Settings) -> None:
     """Else their old pages would say for ever that they do not hold what the others do, and nothing could be persisted."""
     job_dir(settings).mkdir()
-    gone = StatusPage.own(job_dir(settings), 1)
+    gone = StatusPage.own(MEMORY, job_dir(settings), 1)
     assert gone is not None
     gone.publish(rank=1, world_size=2, decided_step=40)
     gone.close()
@@ -311,7 +312,7 @@ def ensure_keeper_of(settings: Settings) -> Mailbox:
 
 def test_a_living_duplicate_is_refused(settings: Settings) -> None:
     job_dir(settings).mkdir()
-    owner = StatusPage.own(job_dir(settings), 0)
+    owner = StatusPage.own(MEMORY, job_dir(settings), 0)
     assert owner is not None
     with pytest.raises(IdentityError, match="rank 0 of job 'j' is already running in another process"):
         keepstep.protect(settings, **Training().stateful)
@@ -358,7 +359,7 @@ def test_slots_that_do_not_fit_are_refused_with_numbers_and_nothing_is_left(sett
     vast = torch.frombuffer(mmap.mmap(-1, 1 << 40, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve), dtype=torch.uint8)
     with pytest.raises(MemoryBudgetError, match=r"the slots do not fit: 2 slots x 1 ranks x 1.0 TiB = 2.0 TiB needed"):
         keepstep.protect(settings, vast=vast)
-    assert slot_paths(job_dir(settings), 0) == []
+    assert slot_paths(MEMORY, job_dir(settings), 0) == []
     keepstep.protect(settings, small=torch.ones(2)).close()
 
 

@@ -21,6 +21,7 @@ import pytest
 from keepstep.config import Settings, resolve
 from keepstep.core.deadlines import derive
 from keepstep.edge.journal import Journal, read_journal
+from keepstep.edge.memory import MEMORY
 from keepstep.edge.probes import memory, stacks
 from keepstep.edge.status import read_status
 from keepstep.model.units import S_NS
@@ -34,11 +35,12 @@ LIMITS = replace(derive(hang_after_s=4), busy_ns=8 * S_NS)
 RANK = """
 import os, select, sys, threading
 from pathlib import Path
+from keepstep.edge.memory import MEMORY
 from keepstep.edge.status import StatusPage
 from keepstep.model.snapshot import Phase
 
 job_dir, rank, world_size, fault, at_step = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5])
-page = StatusPage.own(job_dir, rank, patience_s=30)
+page = StatusPage.own(MEMORY, job_dir, rank, patience_s=30)
 page.publish(rank=rank, world_size=world_size, pid=os.getpid(), epoch=1, phase=Phase.STARTING)
 
 def lock():
@@ -88,7 +90,11 @@ class Ranks:
 
     def reached(self, rank: int, step: int) -> None:
         pid = self.processes[rank].pid
-        wait_for(lambda: (s := read_status(self.settings.job_dir, rank)) and s.pid == pid and s.step >= step, lambda: "no step", PATIENCE_S)
+        wait_for(
+            lambda: (s := read_status(MEMORY, self.settings.job_dir, rank)) and s.pid == pid and s.step >= step,
+            lambda: "no step",
+            PATIENCE_S,
+        )
 
     def kinds(self) -> list[str]:
         return [event.kind for event in read_journal(self.settings.journal_path)]
@@ -173,7 +179,7 @@ def test_healthy_ranks_are_left_alone_and_a_short_stop_is_forgiven(ranks: Ranks)
         os.kill(ranks.processes[1].pid, signal.SIGSTOP)
         assert told_within(watch, 2) == []
         os.kill(ranks.processes[1].pid, signal.SIGCONT)
-        status = read_status(ranks.settings.job_dir, 1)
+        status = read_status(MEMORY, ranks.settings.job_dir, 1)
         assert status is not None
         ranks.reached(1, status.step + 2)
         assert watch.tick(time.monotonic_ns()) == []
@@ -218,7 +224,7 @@ def test_a_culprit_on_another_node_is_not_ours_to_kill(ranks: Ranks) -> None:
 
     def have_both_got_stuck() -> bool:
         assert here.tick(time.monotonic_ns()) == there.tick(time.monotonic_ns()) == []
-        pages = [read_status(ranks.settings.job_dir, rank) for rank in pids]
+        pages = [read_status(MEMORY, ranks.settings.job_dir, rank) for rank in pids]
         return all(page is not None and page.step == 30 for page in pages)
 
     wait_for(have_both_got_stuck, lambda: "not stuck", PATIENCE_S)

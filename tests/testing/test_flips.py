@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from keepstep.edge.arena import Slot
+from keepstep.edge.memory import MEMORY
 from keepstep.errors import DamageError
 from keepstep.model.layout import TensorSpec, lay_out
 from keepstep.model.snapshot import Stamp
@@ -19,17 +20,17 @@ FLIPS = 1000
 
 def seal(path: Path, step: int, payload: bytes) -> None:
     layout = lay_out([TensorSpec("weight", "uint8", (len(payload),), len(payload))])
-    slot = Slot.create(path, len(payload) + 10_000, 4096)
+    slot = Slot.create(MEMORY, path, len(payload) + 10_000, 4096)
     slot.begin(bytes(16), 0, 1, 1, Stamp(step, 1))
     slot.payload[: len(payload)] = payload
     manifest = b'{"objects_offset": 0, "segments": []}'
-    slot.seal(slot.write_table(len(payload), manifest), layout.hash(), 0.5)
+    slot.seal(slot.write_table(len(payload), manifest), layout.hash(), 0.5, wall_ns=1)
     slot.close()
 
 
 def is_proven(path: Path) -> bool:
     try:
-        slot = Slot(path)
+        slot = Slot(MEMORY, path)
     except DamageError:
         return False
     try:
@@ -60,9 +61,9 @@ def test_only_bits_in_use_are_turned(tmp_path: Path) -> None:
     path = tmp_path / "slot-0"
     seal(path, 3, bytes(50_000))
     payload = regions(path)["payload"]
-    assert len(payload) == 50_000 < Slot(path).capacity
+    assert len(payload) == 50_000 < Slot(MEMORY, path).capacity
     empty = tmp_path / "slot-1"
-    Slot.create(empty, 100, 100).close()
+    Slot.create(MEMORY, empty, 100, 100).close()
     with pytest.raises(LookupError, match="no sealed snapshot"):
         regions(empty)
 
@@ -71,7 +72,7 @@ def test_sealed_slots_newest_first(tmp_path: Path) -> None:
     paths = [tmp_path / f"slot-{i}" for i in range(4)]
     for path, step in zip(paths, (5, 7, 6), strict=False):
         seal(path, step, b"some bytes")
-    Slot.create(paths[3], 100, 100).close()
+    Slot.create(MEMORY, paths[3], 100, 100).close()
     (tmp_path / "slot-4").write_bytes(b"no slot at all")
     assert sealed_slots([*paths, tmp_path / "slot-4", tmp_path / "slot-5"]) == [paths[1], paths[2], paths[0]]
 

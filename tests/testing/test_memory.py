@@ -6,6 +6,7 @@ from pathlib import Path
 
 from keepstep.edge.arena import Slot, slot_path
 from keepstep.edge.horizon import HorizonPage
+from keepstep.edge.memory import MEMORY
 from keepstep.model.horizon import Horizon
 from keepstep.model.snapshot import Stamp
 from keepstep.testing.crew import Place
@@ -16,10 +17,10 @@ def test_what_lies_there(tmp_path: Path) -> None:
     place = Place(tmp_path / "job", tmp_path / "journal")
     (place.job_dir / "rank-00001").mkdir(parents=True)
     assert list(in_words([place])) == ["node 0: nothing is committed between nodes"]
-    page = HorizonPage(place.job_dir)
+    page = HorizonPage(MEMORY, place.job_dir)
     page.write(Horizon(2, committed=Stamp(3, 1), target=Stamp(4, 2)))
     page.close()
-    slots = [Slot.create(slot_path(place.job_dir, 1, index), 5000, 500) for index in range(3)]
+    slots = [Slot.create(MEMORY, slot_path(place.job_dir, 1, index), 5000, 500) for index in range(3)]
     slots[0].begin(bytes(16), 1, 2, 1, Stamp(4, 2))
     slots[1].lock(exclusive=False)
     slots[2].path.write_bytes(b"no slot")

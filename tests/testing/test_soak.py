@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from keepstep.edge.journal import Journal
+from keepstep.edge.memory import MEMORY
 from keepstep.edge.status import StatusPage
 from keepstep.model.snapshot import Phase
 from keepstep.testing import soak as soak_module
@@ -35,7 +36,7 @@ class Job:
         place.job_dir.mkdir()
         self.attempts, self.until, self.later, self.facts = room / "attempts", room / "until.json", room / "later", Facts("job")
         self.journal = Journal(place.journal, "keeper")
-        self.pages = [page for rank in range(2) if (page := StatusPage.own(place.job_dir, rank)) is not None]
+        self.pages = [page for rank in range(2) if (page := StatusPage.own(MEMORY, place.job_dir, rank)) is not None]
         self.witness = Witness((), 2, self.facts, [place], self.attempts)
         self.soak = Soak(seconds, Shape(1, 2, 50.0, 3000.0), iter(turns), protects=False)
         self.soak.begin(self.witness, self.facts, self.later, self.until)

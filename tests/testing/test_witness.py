@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from keepstep.edge.horizon import HorizonPage
+from keepstep.edge.memory import MEMORY
 from keepstep.edge.status import StatusPage
 from keepstep.model.horizon import Horizon
 from keepstep.model.snapshot import Phase, SlotState, SlotView, Stamp
@@ -53,13 +54,13 @@ class World:
     def says(self, rank: int, node: int | None = None, **fields: Any) -> None:
         node = rank if node is None else node
         if (node, rank) not in self.pages:
-            page = StatusPage.own(self.places[node].job_dir, rank)
+            page = StatusPage.own(MEMORY, self.places[node].job_dir, rank)
             assert page is not None
             self.pages[node, rank] = page
         self.pages[node, rank].publish(**{"pid": os.getpid(), "phase": Phase.FORWARD, "epoch": 1, **fields})
 
     def commits(self, node: int, stamp: Stamp) -> None:
-        page = HorizonPage(self.places[node].job_dir)
+        page = HorizonPage(MEMORY, self.places[node].job_dir)
         page.write(Horizon(stamp.epoch, stamp))
         page.close()
 

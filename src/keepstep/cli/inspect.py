@@ -26,6 +26,7 @@ from keepstep.dashboard.finding import FoundJob
 from keepstep.dashboard.view import Now, SlotRow, as_json, held_rows, slot_row, slot_rows
 from keepstep.edge.arena import Slot
 from keepstep.edge.manifest import Manifest
+from keepstep.edge.memory import MEMORY
 from keepstep.edge.store import Store
 from keepstep.errors import ConfigError, DamageError, StoreError
 from keepstep.model.layout import Segment
@@ -126,7 +127,7 @@ def prove(row: SlotRow, verify: bool, tensors: bool) -> Proof:
     if row.state != "sealed" or not (verify or tensors):
         return Proof(row, "unproven", "" if row.state == "sealed" else "nothing is sealed in it")
     try:
-        slot = Slot(row.path)
+        slot = Slot(MEMORY, row.path)
         try:
             if not _pin(slot):
                 return Proof(row, "busy", "it is being written")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from keepstep.edge.horizon import HorizonPage
+from keepstep.edge.memory import MEMORY
 from keepstep.edge.standing import FILE, read_standing
 from keepstep.model.events import Event
 from keepstep.model.horizon import Horizon
@@ -57,7 +58,7 @@ class NodesView:
 def leaders_word(job_dir: Path, epoch: int) -> Horizon | None:
     """The last one of this epoch, as this node's keeper has heard it; None when there is no page: a job of one node."""
     try:
-        page = HorizonPage(job_dir, make=False)
+        page = HorizonPage(MEMORY, job_dir, make=False)
     except (OSError, ValueError):
         return None
     try:
@@ -68,7 +69,7 @@ def leaders_word(job_dir: Path, epoch: int) -> Horizon | None:
 
 def nodes_view(job_dir: Path, ranks_here: Collection[int], keeper_alive: bool, events: Sequence[Event], now_wall_ns: int) -> NodesView:
     """What this node knows of all nodes."""
-    told = read_standing(job_dir)
+    told = read_standing(MEMORY, job_dir)
     try:
         told_ns = (job_dir / FILE).stat().st_mtime_ns
         return _view(told, ranks_here, max(0, now_wall_ns - told_ns), _doubt(keeper_alive, told_ns, events)) if told else NodesView()

@@ -24,6 +24,7 @@ from keepstep.dashboard.timeline import Recovery, Story, stories
 from keepstep.edge.arena import Slot, slot_paths
 from keepstep.edge.journal import read_journal
 from keepstep.edge.lock import is_held
+from keepstep.edge.memory import MEMORY
 from keepstep.edge.pages import TRIES, TRY_EVERY_S, read_pages
 from keepstep.edge.status import BLANK
 from keepstep.errors import DamageError
@@ -205,7 +206,7 @@ def slot_rows(directory: Path, now: Now, kind: str = "own") -> tuple[SlotRow, ..
     """Every slot of the ranks below that directory, rank by rank."""
     rows = []
     for rank in sorted(int(d.name.split("-")[1]) for d in directory.glob("rank-*")):
-        for path in slot_paths(directory, rank):
+        for path in slot_paths(MEMORY, directory, rank):
             try:
                 rows.append(slot_row(path, rank, now, kind))
             except FileNotFoundError:  # the job ended while we looked
@@ -242,7 +243,7 @@ def slot_row(path: Path, rank: int, now: Now, kind: str = "own") -> SlotRow:
 
 def read_header(path: Path) -> SlotHeader:
     """Raises DamageError when the header is not as written, OSError when there is no slot."""
-    slot = Slot(path)
+    slot = Slot(MEMORY, path)
     try:
         for _ in range(TRIES - 1):
             try:

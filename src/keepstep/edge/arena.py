@@ -14,28 +14,27 @@ the header before and after (`sequence`), and hold `flock(LOCK_SH)` when they ne
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
-import os
+import re
 import struct
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from keepstep.coding.checksum import BLOCK_BYTES, block_checksums, checksum, first_mismatch, pack_table, unpack_table
-from keepstep.edge.memory import Region, allocate
 from keepstep.errors import DamageError, IdentityError
 from keepstep.model.layout import Layout, layout_from_json
 from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
 from keepstep.model.units import PAGE_BYTES, round_up
 from keepstep.model.wire import Part
+from keepstep.ports import Memory, Region
 
 MAGIC = b"KEEPSLOT"
 FORMAT = 1
 _HEADER = struct.Struct("<8sIIQ16s16sIIQqqQQIQQQqdQQ")
 _CHECK = struct.Struct("<Q")
+_SLOT_NAME = re.compile("slot-[0-9]")
 EMPTY = SlotHeader(SlotState.EMPTY, 0, bytes(16), bytes(16), 0, 0, 0, Stamp(-1, 0), 0, 0, BLOCK_BYTES, 0, 0, 0, 0, math.nan)
 
 
@@ -47,9 +46,15 @@ def slot_path(job_dir: Path, rank: int, index: int) -> Path:
     return rank_dir(job_dir, rank) / f"slot-{index}"
 
 
-def slot_paths(job_dir: Path, rank: int) -> list[Path]:
+def slot_paths(memory: Memory, job_dir: Path, rank: int) -> list[Path]:
     """The rank's slot files in order of their number."""
-    return sorted(rank_dir(job_dir, rank).glob("slot-[0-9]"))
+    directory = rank_dir(job_dir, rank)
+    return [directory / name for name in memory.names(directory) if _SLOT_NAME.fullmatch(name)]
+
+
+def ranks_in(memory: Memory, root: Path) -> list[int]:
+    """Whose directories are below a job directory, or a part of it."""
+    return [int(name.removeprefix("rank-")) for name in memory.names(root) if name.startswith("rank-")]
 
 
 def slot_bytes(payload_capacity: int, manifest_capacity: int) -> int:
@@ -66,10 +71,10 @@ def _offsets(payload_capacity: int) -> tuple[int, int]:
 class Slot:
     """One mapped slot file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, memory: Memory, path: Path) -> None:
         """Map an existing slot. Raises DamageError when the file is no slot, OSError when there is none."""
         try:
-            self._region = Region(path)
+            self._region: Region = memory.open(path)
         except ValueError as error:
             raise DamageError(f"{path}: expected a slot, found an empty file") from error
         try:
@@ -81,17 +86,16 @@ class Slot:
         self.payload_address = self._region.address + PAGE_BYTES
 
     @classmethod
-    def create(cls, path: Path, payload_capacity: int, manifest_capacity: int) -> Slot:
+    def create(cls, memory: Memory, path: Path, payload_capacity: int, manifest_capacity: int) -> Slot:
         """A new, empty, pre-faulted slot; replaces `path` only once it is whole. Raises MemoryBudgetError."""
         capacity = round_up(max(payload_capacity, 1), PAGE_BYTES)
         fresh = path.with_name(path.name + ".new")
-        allocate(fresh, slot_bytes(capacity, manifest_capacity))
-        region = Region(fresh)
+        region = memory.create(fresh, slot_bytes(capacity, manifest_capacity))
         region.prefault()
         region.view[:PAGE_BYTES] = _page(EMPTY, capacity)
         region.close()
-        os.replace(fresh, path)
-        return cls(path)
+        memory.rename(fresh, path)
+        return cls(memory, path)
 
     def prefault(self) -> None:
         """Map every page of an adopted slot now, so that the first copy into it is not the slow one."""
@@ -117,10 +121,6 @@ class Slot:
                 f"{self._region.path}: header damaged: capacity {capacity} and its repetition {again} in a file of {len(view)}"
             )
         return capacity, len(view) - manifest
-
-    @property
-    def fd(self) -> int:
-        return self._region.fd
 
     @property
     def payload(self) -> memoryview:
@@ -173,7 +173,7 @@ class Slot:
             manifest_checksum=checksum(manifest),
         )
 
-    def seal(self, header: SlotHeader, layout_hash: str, loss: float) -> None:
+    def seal(self, header: SlotHeader, layout_hash: str, loss: float, wall_ns: int) -> None:
         """The last write: the slot is a snapshot from here on."""
         assert header.state is SlotState.WRITING
         self._write(
@@ -182,7 +182,7 @@ class Slot:
                 state=SlotState.SEALED,
                 sequence=header.sequence + 1,
                 layout_hash=bytes.fromhex(layout_hash),
-                sealed_wall_ns=time.time_ns(),
+                sealed_wall_ns=wall_ns,
                 loss=loss,
             )
         )
@@ -248,15 +248,11 @@ class Slot:
         return header, manifest
 
     def lock(self, exclusive: bool) -> bool:
-        """Try to take the slot's flock for this open file; False when others hold it."""
-        try:
-            fcntl.flock(self.fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+        """Try to lock the slot's file for this mapping of it; False when others hold it."""
+        return self._region.lock(exclusive)
 
     def unlock(self) -> None:
-        fcntl.flock(self.fd, fcntl.LOCK_UN)
+        self._region.unlock()
 
     def close(self) -> None:
         self._region.close()

@@ -12,14 +12,15 @@ from pathlib import Path
 from keepstep.edge.twin_page import MAX_BODY_BYTES, TwinPage
 from keepstep.model.horizon import Horizon
 from keepstep.model.snapshot import Stamp
+from keepstep.ports import Memory
 
 MAX_ALIVE = 40  # two slots a rank make two at most; a page has room for so many
 
 
 class HorizonPage:
-    def __init__(self, job_dir: Path, make: bool = True) -> None:
+    def __init__(self, memory: Memory, job_dir: Path, make: bool = True) -> None:
         """Map the page of this job directory, making it if there is none (an onlooker does not). Raises OSError, ValueError."""
-        self._page = (TwinPage.ensure if make else TwinPage)(job_dir / "horizon")
+        self._page = (TwinPage.ensure if make else TwinPage.open)(memory, job_dir / "horizon")
 
     def write(self, horizon: Horizon) -> None:
         alive = sorted(horizon.alive)[:MAX_ALIVE]

@@ -3,7 +3,7 @@
 Lane 0 carries messages, the others blocks: straight from the memory the sender names into the memory the receiver names.
 Each open connection has a thread that receives and one that sends; both spend their time in system calls and checksums, without the
 GIL. Messages that lie ready go in one system call, and what came in one is confirmed at once. Comes in: messages and blocks to send,
-connections to carry them. Goes out: calls of the `Handler`, on those threads.
+connections to carry them. Goes out: calls of the `Receiver`, on those threads.
 
 Invariant: once `quiet` returns after a cut, nothing of that lane touches any block's memory any more.
 """
@@ -219,8 +219,7 @@ class MessageLane(Lane):
         with traffic.lock:
             traffic.books.health.opened(time.monotonic_ns())
         if not traffic.opened.is_set():
-            assert traffic.peer is not None
-            traffic.handler.up(traffic.peer)
+            traffic.receiver.up(traffic.node)
             traffic.opened.set()
 
     def _rewind(self) -> None:
@@ -242,7 +241,7 @@ class MessageLane(Lane):
                 if message.kind == "bye":
                     traffic.bye = message.fields["reason"]
                 else:
-                    traffic.handler.message(traffic.node, message)
+                    traffic.receiver.message(traffic.node, message)
             self._owes_got = True
         elif message.kind == "ping":
             self.say(Message("pong", message.fields))
@@ -339,7 +338,7 @@ class BlockLane(Lane):
     def _block(self, sock: socket.socket, wire: Connection, header: BlockHeader) -> None:
         traffic, span = self._traffic, header.span
         repeated = header.number in self._books.seen
-        place = None if repeated else traffic.handler.place(traffic.node, span)
+        place = None if repeated else traffic.receiver.place(traffic.node, span)
         if place is None:
             if not self._drain(sock, span.length):
                 return
@@ -351,7 +350,7 @@ class BlockLane(Lane):
             return
         if isinstance(wire.block_received(found), BlockWhole):
             self._books.seen.add(header.number)
-            traffic.handler.block(traffic.node, span, found)
+            traffic.receiver.block(traffic.node, span, found)
             self._answer(header, "got")
         else:
             traffic.counts.add("blocks damaged")

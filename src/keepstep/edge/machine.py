@@ -7,12 +7,6 @@ import socket
 from pathlib import Path
 
 
-def free_bytes(directory: Path) -> int:
-    """Free bytes of the filesystem that holds `directory`."""
-    stat = os.statvfs(directory)
-    return stat.f_bavail * stat.f_frsize
-
-
 def available_bytes() -> int:
     """Memory the kernel can give without swapping, within this process's cgroup limit."""
     available = _meminfo_available()

@@ -39,6 +39,10 @@ class Mailbox:
     def fileno(self) -> int:
         return self._sock.fileno()
 
+    @property
+    def pid(self) -> int:
+        return self.peer()[0]
+
     def peer(self) -> tuple[int, int]:
         """(pid, uid) of the other end, told by the kernel."""
         raw = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))

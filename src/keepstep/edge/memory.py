@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import mmap
 import os
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -48,11 +50,11 @@ def equal(left: int, right: int, nbytes: int) -> bool:
     return bool(_libc.memcmp(left, right, nbytes) == 0)
 
 
-class Region:
+class MappedFile:
     """A whole file mapped read-write and shared. `address` is valid until `close`."""
 
     def __init__(self, path: Path) -> None:
-        """Map an existing file. Raises OSError."""
+        """Map an existing file. Raises OSError, ValueError when it is empty."""
         self.path = path
         self.fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -71,6 +73,17 @@ class Region:
             for at in range(0, self.nbytes, mmap.PAGESIZE):  # an older kernel
                 self._map[at] = self._map[at]
 
+    def lock(self, exclusive: bool) -> bool:
+        """Try to take the file's flock for this open file; False when others hold it."""
+        try:
+            fcntl.flock(self.fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def unlock(self) -> None:
+        fcntl.flock(self.fd, fcntl.LOCK_UN)
+
     def close(self) -> None:
         """Unmap, and give up every flock: the map holds a descriptor of its own (mmap duplicates it).
 
@@ -83,24 +96,54 @@ class Region:
         os.close(self.fd)
 
 
-def allocate(path: Path, nbytes: int) -> None:
-    """Create `path` with all its pages reserved, so that writing can never meet a full filesystem (SIGBUS).
+class SharedMemory:
+    """The node's memory as `ports.Memory`: files of a tmpfs."""
 
-    Raises MemoryBudgetError when they do not fit; leaves nothing behind then.
-    """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.posix_fallocate(fd, 0, nbytes)
-    except OSError as error:
-        path.unlink(missing_ok=True)
-        if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
-            raise
-        free = os.statvfs(path.parent)
-        raise MemoryBudgetError(
-            f"a slot of {human_bytes(nbytes)} does not fit into {path.parent}: {human_bytes(free.f_bavail * free.f_frsize)} are free there"
-        ) from error
-    finally:
-        os.close(fd)
+    def open(self, path: Path) -> MappedFile:
+        return MappedFile(path)
+
+    def create(self, path: Path, nbytes: int) -> MappedFile:
+        path.unlink(missing_ok=True)  # who has it mapped keeps what is in it: cutting it short would kill him
+        return self.ensure(path, nbytes)
+
+    def ensure(self, path: Path, nbytes: int) -> MappedFile:
+        """All pages are reserved, so that writing can never meet a full filesystem (SIGBUS)."""
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, nbytes)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
+                raise
+            free = human_bytes(self.free_bytes(path.parent))
+            raise MemoryBudgetError(f"a file of {human_bytes(nbytes)} does not fit into {path.parent}: {free} are free there") from error
+        finally:
+            os.close(fd)
+        return MappedFile(path)
+
+    def names(self, directory: Path) -> list[str]:
+        try:
+            return sorted(os.listdir(directory))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def rename(self, path: Path, to: Path) -> None:
+        os.replace(path, to)
+
+    def remove(self, path: Path) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                path.unlink()
+            except IsADirectoryError:
+                shutil.rmtree(path)
+
+    def free_bytes(self, directory: Path) -> int:
+        stat = os.statvfs(directory)
+        return stat.f_bavail * stat.f_frsize
+
+
+MEMORY = SharedMemory()
 
 
 def resident_bytes(directory: Path) -> int:

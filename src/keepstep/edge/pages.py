@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from keepstep.edge.memory import MEMORY
 from keepstep.edge.status import StatusPage, status_path
 from keepstep.model.snapshot import RankStatus
 
@@ -16,7 +17,7 @@ def read_pages(job_dir: Path) -> dict[int, tuple[bool, RankStatus | None]]:
     found = {}
     for rank in sorted(int(directory.name.split("-")[1]) for directory in job_dir.glob("rank-*")):
         try:
-            page = StatusPage(status_path(job_dir, rank))
+            page = StatusPage(MEMORY, status_path(job_dir, rank))
         except (OSError, ValueError):
             continue
         alive, status = page.alive(), page.read()

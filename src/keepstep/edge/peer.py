@@ -1,6 +1,6 @@
 """Peers: the links of one keeper to the keepers of other nodes, over TCP.
 
-Comes in: which nodes to be linked with and where they listen; messages and blocks for them. Goes out: calls of the `Handler`.
+Comes in: which nodes to be linked with and where they listen; messages and blocks for them. Goes out: calls of the `Receiver`.
 Of two nodes the one with the lower number dials, so there is never more than one link between them. A link has one lane for messages and
 one or more for blocks, each a TCP connection that is made again whenever it breaks; what was under way is then sent again. A link that
 stays away too long, says goodbye, or is superseded by a newer life of its node is ended and told as `dead`, once.
@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 from keepstep.edge.lane import BlockLane, Lane, MessageLane
 from keepstep.edge.tcp import Address, Pacer, TcpOptions, dial, listen, shake_hands
-from keepstep.edge.traffic import Counts, Done, Gate, Handler, Outgoing, Traffic
+from keepstep.edge.traffic import Counts, Done, Gate, Outgoing, Traffic
 from keepstep.model.units import MIB, S_NS
 from keepstep.model.wire import Cut, Dead, Dial, Identity, Message, Opened, Ping, Refusal, Refused, Span
+from keepstep.ports import Receiver
 
 if TYPE_CHECKING:
     from keepstep.core.linkstate import Link as Books
@@ -39,7 +40,6 @@ BYE_S = 1.0
 # Said by the peer, dialling again changes nothing. Said so often in a row, because a refusal proves nothing: a damaged hello gets one too.
 _FINAL = {Refusal.OLD_INCARNATION, Refusal.FORGOTTEN}
 FINAL_TIMES = 3
-SAID_GOODBYE = "said goodbye"  # in the reason of a `dead` that is no loss
 
 Admit = Callable[[Identity, Dial], Refused | None]
 NewConnection = Callable[[Admit, Dial | None], "Connection"]
@@ -96,15 +96,15 @@ class Link:
 
 class Peers:
     """All links of this keeper. Safe to call from any thread, but what may end a link (`connect`, `fence`, `forget`, `close`) waits for
-    its lanes and is not for a handler's calls. `close` it at the end."""
+    its lanes and is not for a receiver's calls. `close` it at the end."""
 
-    def __init__(self, me: Identity, new_connection: NewConnection, new_books: NewBooks, handler: Handler, options: PeerOptions) -> None:
+    def __init__(self, me: Identity, new_connection: NewConnection, new_books: NewBooks, receiver: Receiver, options: PeerOptions) -> None:
         """Listens at once. Raises OSError when it cannot.
 
         `new_connection(admit, dial)` is a state machine for one connection, `new_books(now_ns)` the books of one link
         (`core.linkstate.Link` itself will do).
         """
-        self.me, self._handler, self._options = me, handler, options
+        self.me, self._receiver, self._options = me, receiver, options
         self._new_connection, self._new_books = new_connection, new_books
         self.counts = Counts()
         self._lock = threading.RLock()
@@ -188,7 +188,7 @@ class Peers:
         return link.traffic.round_trip_ns if link else None
 
     def close(self, reason: str = "closing") -> None:
-        """Say goodbye to all and stop; nothing moves any more when it returns. Not from a handler."""
+        """Say goodbye to all and stop; nothing moves any more when it returns. Not from a receiver."""
         with self._lock:
             self._closing.set()
             links = list(self._links.values())
@@ -204,10 +204,10 @@ class Peers:
 
     def _new_link(self, node: int, address: Address | None, wanted: int) -> Link:
         books = self._new_books(time.monotonic_ns())
-        traffic = Traffic(node, books, self._handler, self.counts, self._options.pacer, self._options.queue_bytes, self._options.gate)
+        traffic = Traffic(node, books, self._receiver, self.counts, self._options.pacer, self._options.queue_bytes, self._options.gate)
         return Link(traffic, address, wanted)
 
-    def _end(self, link: Link, why: str, tell: bool = True) -> None:
+    def _end(self, link: Link, why: str, tell: bool = True, is_loss: bool = True) -> None:
         """End a link; returns when nothing of it moves any more. Not from a thread that carries one of its lanes."""
         if not link.traffic.end(why):
             link.over.wait()
@@ -222,7 +222,7 @@ class Peers:
             for block in link.traffic.lost():
                 block.done(why)
             if tell:
-                self._handler.dead(link.node, why)
+                self._receiver.dead(link.node, why, is_loss)
         finally:
             link.over.set()
             link.traffic.opened.set()  # lanes that wait for it find that it is over
@@ -246,7 +246,7 @@ class Peers:
                 with link.traffic.lock:
                     asked = link.traffic.books.health.decide(time.monotonic_ns())
                 if link.traffic.bye is not None:
-                    self._end(link, f"node {link.node} {SAID_GOODBYE}: {link.traffic.bye}")
+                    self._end(link, f"node {link.node} said goodbye: {link.traffic.bye}", is_loss=False)
                 elif link.ending is not None:
                     self._end(link, link.ending)
                 elif isinstance(asked, Dead):

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from keepstep.edge.arena import rank_dir
-from keepstep.edge.memory import Region
+from keepstep.edge.memory import MEMORY
 from keepstep.model.rhythm import NO_STEP, Gap, Pulse, StepSeen
 
 PLAN_FILE = "interleave.json"  # of the job directory: what the keeper has made of its ranks' pages, for people
@@ -43,14 +43,8 @@ class RhythmWriter:
     """The rank's own hand. Safe from any thread: collectives end on the transport's."""
 
     def __init__(self, path: Path, clock_ns: Callable[[], int], interface: str = "") -> None:
-        """Makes the page, or begins anew on one that is there. Raises OSError."""
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.posix_fallocate(fd, 0, NBYTES)
-        finally:
-            os.close(fd)
-        self._region = Region(path)
+        """Makes the page, or begins anew on one that is there. Raises OSError, MemoryBudgetError."""
+        self._region = MEMORY.ensure(path, NBYTES)
         self._clock_ns = clock_ns
         self._lock = threading.Lock()
         self._counter = _COUNTER.unpack_from(self._region.view, _PULSE_AT)[0] | 1
@@ -128,7 +122,7 @@ class RhythmReader:
 
     def __init__(self, path: Path) -> None:
         """Raises OSError or ValueError when there is no such page."""
-        self._region = Region(path)
+        self._region = MEMORY.open(path)
         magic, form, records, interface = _HEAD.unpack_from(self._region.view, 0) if self._region.nbytes >= _HEAD.size else (b"", 0, 0, b"")
         if (magic, form, self._region.nbytes) != (MAGIC, FORMAT, _RING_AT + records * _RECORD.size):
             self._region.close()

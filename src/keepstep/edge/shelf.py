@@ -6,12 +6,13 @@ Invariant: `sealed` names only what was proven, here or by the keeper before (`p
 
 from __future__ import annotations
 
-import shutil
+from contextlib import suppress
 from pathlib import Path
 
-from keepstep.edge.arena import Slot, rank_dir, slot_path, slot_paths
+from keepstep.edge.arena import Slot, rank_dir, ranks_in, slot_path, slot_paths
 from keepstep.errors import DamageError
 from keepstep.model.snapshot import SlotState, SlotView, Stamp
+from keepstep.ports import Memory
 
 SLOTS = 2  # one stays whole while the next is written
 EMPTY_VIEW = SlotView(SlotState.EMPTY, Stamp(-1, 0))
@@ -20,22 +21,21 @@ EMPTY_VIEW = SlotView(SlotState.EMPTY, Stamp(-1, 0))
 class Shelf:
     """All slots below `root`, mapped."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, memory: Memory, root: Path) -> None:
+        self._memory, self.root = memory, root
         self._slots: dict[int, list[Slot | None]] = {}
-        for directory in sorted(root.glob("rank-*")):
-            rank = int(directory.name.split("-")[1])
+        for rank in ranks_in(memory, root):
             self._slots[rank] = [None] * SLOTS
-            for path in slot_paths(root, rank):
+            for path in slot_paths(memory, root, rank):
                 self._adopt(rank, path)
 
     def _adopt(self, rank: int, path: Path) -> None:
         index = int(path.name.split("-")[1])
         if index < SLOTS:
             try:
-                self._slots[rank][index] = Slot(path)
+                self._slots[rank][index] = Slot(self._memory, path)
             except (DamageError, OSError):
-                path.unlink(missing_ok=True)
+                self._memory.remove(path)
 
     def prove(self) -> list[str]:
         """Verify everything; what fails is voided. Returns what was wrong."""
@@ -97,10 +97,9 @@ class Shelf:
         slot = slots[index]
         if slot is not None:
             slots[index] = None
-            slot.path.unlink(missing_ok=True)  # before the larger one is made: both might not fit
+            self._memory.remove(slot.path)  # before the larger one is made: both might not fit
             slot.close()
-        rank_dir(self.root, rank).mkdir(mode=0o700, parents=True, exist_ok=True)
-        fresh = slots[index] = Slot.create(slot_path(self.root, rank, index), payload_capacity, manifest_capacity)
+        fresh = slots[index] = Slot.create(self._memory, slot_path(self.root, rank, index), payload_capacity, manifest_capacity)
         return fresh
 
     def retire(self, slot: Slot) -> None:
@@ -109,7 +108,7 @@ class Shelf:
             for index, known in enumerate(slots):
                 if known is slot:
                     slots[index] = None
-                    slot.path.unlink(missing_ok=True)
+                    self._memory.remove(slot.path)
                     slot.close()
 
     def void_damaged(self, path: Path) -> tuple[int, Stamp] | None:
@@ -142,7 +141,8 @@ class Shelf:
             for slot in self._slots.pop(rank):
                 if slot is not None:
                     slot.close()
-            shutil.rmtree(rank_dir(self.root, rank), ignore_errors=True)
+            with suppress(OSError):  # a thread may be making a slot there this moment
+                self._memory.remove(rank_dir(self.root, rank))
 
     @property
     def nbytes(self) -> int:

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
+
+from keepstep.ports import Memory
 
 FILE = "nodes.json"
 
 
-def write_standing(job_dir: Path, standing: dict[str, Any]) -> None:
+def write_standing(memory: Memory, job_dir: Path, standing: dict[str, Any]) -> None:
     """Whole or not at all."""
-    fresh = job_dir / (FILE + ".new")
-    fresh.write_text(json.dumps(standing))
-    os.replace(fresh, job_dir / FILE)
+    text, fresh = json.dumps(standing).encode(), job_dir / (FILE + ".new")
+    region = memory.create(fresh, len(text))
+    region.view[:] = text
+    region.close()
+    memory.rename(fresh, job_dir / FILE)
 
 
-def read_standing(job_dir: Path) -> dict[str, Any] | None:
+def read_standing(memory: Memory, job_dir: Path) -> dict[str, Any] | None:
     """None when there is none: a job of one node, or one that has not begun."""
     try:
-        found = json.loads((job_dir / FILE).read_text())
+        region = memory.open(job_dir / FILE)
+        try:
+            found = json.loads(bytes(region.view))
+        finally:
+            region.close()
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None

@@ -6,7 +6,6 @@ a question to the kernel, not to a timeout.
 
 from __future__ import annotations
 
-import fcntl
 import math
 import struct
 import threading
@@ -16,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from keepstep.edge.arena import rank_dir
+from keepstep.edge.clock import CLOCK
 from keepstep.edge.twin_page import TwinPage
 from keepstep.model.snapshot import Phase, RankStatus, SlotState, SlotView, Stamp
+from keepstep.ports import Clock, Memory
 
 MAX_SLOTS = 8
 _FIXED = struct.Struct("<IIQQQI4x3q3Q6Q QdQ I4x".replace(" ", ""))
@@ -33,45 +34,42 @@ def status_path(job_dir: Path, rank: int) -> Path:
 class StatusPage:
     """One rank's page, mapped. The owner calls `publish`; anyone may `read`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, memory: Memory, path: Path, clock: Clock = CLOCK) -> None:
         """Map an existing page. Raises OSError or ValueError when there is none."""
-        self._page = TwinPage(path)
+        self._page = TwinPage.open(memory, path)
+        self._clock = clock
         self._lock = threading.Lock()
         self._current = BLANK
 
     @classmethod
-    def own(cls, job_dir: Path, rank: int, patience_s: float = 2.0) -> StatusPage | None:
+    def own(cls, memory: Memory, job_dir: Path, rank: int, patience_s: float = 2.0, clock: Clock = CLOCK) -> StatusPage | None:
         """Map the rank's page as its owner, creating it if needed; None when a living process owns it.
 
         A killed owner takes a moment to be gone, and an onlooker's `alive` holds the lock for a moment too.
         """
         path = status_path(job_dir, rank)
-        TwinPage.ensure(path).close()
-        page = cls(path)
+        TwinPage.ensure(memory, path).close()
+        page = cls(memory, path, clock)
         deadline = time.monotonic() + patience_s
         while True:
-            try:
-                fcntl.flock(page._page.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if page._page.lock(exclusive=True):
                 return page
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    page.close()
-                    return None
-                time.sleep(0.01)
+            if time.monotonic() > deadline:
+                page.close()
+                return None
+            time.sleep(0.01)
 
     def alive(self) -> bool:
         """Whether a living process owns the page."""
-        try:
-            fcntl.flock(self._page.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not self._page.lock(exclusive=False):
             return True
-        fcntl.flock(self._page.fd, fcntl.LOCK_UN)
+        self._page.unlock()
         return False
 
     def publish(self, **changes: Any) -> RankStatus:
         """Change some fields and write them."""
         with self._lock:
-            self._current = replace(self._current, updated_mono_ns=time.monotonic_ns(), **changes)
+            self._current = replace(self._current, updated_mono_ns=self._clock.monotonic_ns(), **changes)
             self._page.write(_pack(self._current))
             return self._current
 
@@ -84,10 +82,10 @@ class StatusPage:
         self._page.close()
 
 
-def read_status(job_dir: Path, rank: int) -> RankStatus | None:
+def read_status(memory: Memory, job_dir: Path, rank: int) -> RankStatus | None:
     """What a rank says now, for who looks once; None when there is nothing whole to read."""
     try:
-        page = StatusPage(status_path(job_dir, rank))
+        page = StatusPage(memory, status_path(job_dir, rank))
     except (OSError, ValueError):
         return None
     try:

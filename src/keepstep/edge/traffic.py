@@ -1,7 +1,7 @@
 """Traffic: what crosses one link, shared by its lanes: the queues, who is there, who wants to know.
 
 Comes in: messages and blocks, or a refusal to take them when there is no room: nothing here queues without bound. Goes out: what
-the lanes ask for, and calls of the `Handler`. Moves no byte itself.
+the lanes ask for, and calls of the `Receiver`, without any lock held. Moves no byte itself.
 """
 
 from __future__ import annotations
@@ -14,33 +14,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from keepstep.edge.tcp import Pacer
 from keepstep.model.wire import Identity, Message, Refused, Span
+from keepstep.ports import Receiver
 
 if TYPE_CHECKING:
     from keepstep.core.linkstate import Link as Books
 
 Done = Callable[[str | None], None]
-
-
-class Handler(Protocol):
-    """Who wants to know. Called on IO threads, without any lock held: be quick, never wait for another node."""
-
-    def up(self, peer: Identity) -> None:
-        """The link is open for the first time: this is who is there."""
-
-    def message(self, node: int, message: Message) -> None:
-        """In the order sent, each once."""
-
-    def place(self, node: int, span: Span) -> memoryview | None:
-        """Where a block's bytes belong (exactly `span.length` of them), or None: not wanted. Asked again when a block comes again."""
-
-    def block(self, node: int, span: Span, checksum: int) -> None:
-        """The bytes are in their place and have this checksum, which the sender named."""
-
-    def writable(self, node: int) -> None:
-        """There is room again, after something was not taken."""
-
-    def dead(self, node: int, why: str) -> None:
-        """The link is gone with all it carried; no byte is written to any place any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +73,7 @@ class Traffic:
 
     node: int
     books: Books[Outgoing]
-    handler: Handler
+    receiver: Receiver
     counts: Counts
     pacer: Pacer | None
     queue_bytes: int
@@ -143,7 +122,7 @@ class Traffic:
             roomy = 2 * self.waiting_bytes <= self.queue_bytes and 2 * len(self.books.outbox) <= self.books.outbox.limit
             owed, self._owes_writable = self._owes_writable and roomy, self._owes_writable and not roomy
         if owed:
-            self.handler.writable(self.node)
+            self.receiver.writable(self.node)
 
     def flushed(self, limit_s: float) -> bool:
         """Wait until all messages are confirmed; not when the other side is away."""

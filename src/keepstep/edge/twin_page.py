@@ -6,14 +6,13 @@ writing process, any number of readers; never waits.
 
 from __future__ import annotations
 
-import os
 import struct
 import threading
 from pathlib import Path
 
 from keepstep.coding.checksum import checksum
-from keepstep.edge.memory import Region
 from keepstep.model.units import PAGE_BYTES
+from keepstep.ports import Memory, Region
 
 _HEAD = struct.Struct("<QI4x")  # checksum and bytes of what follows: the sequence and the body
 _SEQUENCE = struct.Struct("<Q")
@@ -24,26 +23,31 @@ MAX_BODY_BYTES = HALF_BYTES - _HEAD.size - _SEQUENCE.size
 class TwinPage:
     """The page, mapped."""
 
-    def __init__(self, path: Path) -> None:
-        """Map an existing page. Raises OSError or ValueError when there is none."""
-        self._region = Region(path)
+    def __init__(self, region: Region) -> None:
+        """Raises ValueError when that is no page; it is closed then."""
+        self._region = region
         self._lock = threading.Lock()
-        if self._region.nbytes != PAGE_BYTES:
-            self._region.close()
-            raise ValueError(f"{path}: expected a page of {PAGE_BYTES} bytes, found {self._region.nbytes}")
+        if len(region.view) != PAGE_BYTES:
+            nbytes = len(region.view)
+            region.close()
+            raise ValueError(f"{region.path}: expected a page of {PAGE_BYTES} bytes, found {nbytes}")
 
     @classmethod
-    def ensure(cls, path: Path) -> TwinPage:
-        """Map the page, making it if there is none. Raises OSError."""
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.posix_fallocate(fd, 0, PAGE_BYTES)
-        os.close(fd)
-        return cls(path)
+    def open(cls, memory: Memory, path: Path) -> TwinPage:
+        """Map an existing page. Raises OSError or ValueError when there is none."""
+        return cls(memory.open(path))
 
-    @property
-    def fd(self) -> int:
-        return self._region.fd
+    @classmethod
+    def ensure(cls, memory: Memory, path: Path) -> TwinPage:
+        """Map the page, making it if there is none. Raises OSError, MemoryBudgetError."""
+        return cls(memory.ensure(path, PAGE_BYTES))
+
+    def lock(self, exclusive: bool) -> bool:
+        """Try to lock the page's file for this mapping of it; False when others hold it."""
+        return self._region.lock(exclusive)
+
+    def unlock(self) -> None:
+        self._region.unlock()
 
     def write(self, body: bytes) -> None:
         """Into the half that does not hold the newest, its checksum last."""

@@ -20,7 +20,9 @@ from keepstep.config import Settings
 from keepstep.core import budget
 from keepstep.core.slots import Skip, choose
 from keepstep.edge.arena import Slot, check_identity, slot_bytes, slot_path, slot_paths
+from keepstep.edge.clock import CLOCK
 from keepstep.edge.journal import Journal
+from keepstep.edge.memory import MEMORY
 from keepstep.edge.status import StatusPage
 from keepstep.edge.torch.capture import Copy, lower_priority, pin
 from keepstep.edge.torch.state import Protected, State
@@ -82,7 +84,7 @@ class Capturing:
     ) -> None:
         self._settings, self._who, self._page, self._outlook, self._journal = settings, identity, page, outlook, journal
         self._on_phase, self._on_change = on_phase, on_change
-        self.slots: list[Slot] = [self._open(path) for path in slot_paths(settings.job_dir, identity.rank)]
+        self.slots: list[Slot] = [self._open(path) for path in slot_paths(MEMORY, settings.job_dir, identity.rank)]
         self._views: list[SlotView] = [EMPTY_VIEW] * len(self.slots)
         self._views_lock = threading.Lock()
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -96,10 +98,10 @@ class Capturing:
 
     def _open(self, path: Path) -> Slot:
         try:
-            return Slot(path)
+            return Slot(MEMORY, path)
         except DamageError as error:
             self._journal.record("damaged", f"{error}; the slot is made anew", rank=self._who.rank)
-            return Slot.create(path, 1, 1)  # holds its place: a slot's number is its file's; `prepare` gives it its size
+            return Slot.create(MEMORY, path, 1, 1)  # holds its place: a slot's number is its file's; `prepare` gives it its size
 
     def verified(self) -> tuple[dict[Stamp, int], int | None]:
         """Prove every slot. ({stamp: slot}, world size of foreign snapshots or None). Raises IdentityError."""
@@ -126,7 +128,7 @@ class Capturing:
         """The keeper has brought a snapshot into one of the slots: prove them all anew."""
         for slot in self.slots:
             slot.close()
-        self.slots = [self._open(path) for path in slot_paths(self._settings.job_dir, self._who.rank)]
+        self.slots = [self._open(path) for path in slot_paths(MEMORY, self._settings.job_dir, self._who.rank)]
         self._views = [EMPTY_VIEW] * len(self.slots)
         return self.verified()[0]
 
@@ -178,7 +180,7 @@ class Capturing:
         return slot.capacity >= payload and slot.manifest_capacity >= manifest
 
     def _replace(self, index: int, payload: int, manifest: int) -> None:
-        fresh = Slot.create(slot_path(self._settings.job_dir, self._who.rank, index), payload, manifest)
+        fresh = Slot.create(MEMORY, slot_path(self._settings.job_dir, self._who.rank, index), payload, manifest)
         pin(fresh)
         if index < len(self.slots):
             self.slots[index].close()
@@ -301,7 +303,7 @@ class Capturing:
             header = copy.slot.write_table(copy.state.payload_bytes, manifest.text)
             self._on_phase(Phase.SEAL, stamp.step)
             value = float(loss) if loss is not None else float("nan")
-            copy.slot.seal(header, manifest.layout_hash, value)
+            copy.slot.seal(header, manifest.layout_hash, value, CLOCK.wall_ns())
             sealed = True
             self._counts["captured_steps"] += 1
             seal_ns = time.perf_counter_ns() - began_ns

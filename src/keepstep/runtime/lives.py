@@ -18,6 +18,7 @@ from keepstep.config import Settings
 from keepstep.core.deadlines import Deadlines
 from keepstep.core.restarts import RegroupLate, RestartAll
 from keepstep.edge.journal import Journal
+from keepstep.edge.memory import MEMORY
 from keepstep.edge.status import read_status
 from keepstep.edge.torch.ranks import Ranks
 from keepstep.model.launch import Launch, Place
@@ -71,7 +72,7 @@ class Lives:
     @property
     def completed_step(self) -> int | None:
         """The newest step that any rank of this node has told of on its status page."""
-        found = [read_status(self._settings.job_dir, rank) for rank in self._mine]
+        found = [read_status(MEMORY, self._settings.job_dir, rank) for rank in self._mine]
         return max((status.completed_step for status in found if status), default=None)
 
     @property

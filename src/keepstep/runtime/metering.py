@@ -16,7 +16,7 @@ from keepstep.core.cut import cut, holding_of
 from keepstep.edge.horizon import HorizonPage
 from keepstep.edge.journal import JournalTail
 from keepstep.edge.lock import is_held
-from keepstep.edge.memory import resident_bytes
+from keepstep.edge.memory import MEMORY, resident_bytes
 from keepstep.edge.metrics import Exposition, Reading
 from keepstep.edge.pages import read_pages
 from keepstep.model.snapshot import RankStatus
@@ -76,7 +76,7 @@ class Metrics:
             return None
         if world_size > len(pages):
             try:
-                horizon = HorizonPage(self._settings.job_dir, make=False)
+                horizon = HorizonPage(MEMORY, self._settings.job_dir, make=False)
             except (OSError, ValueError):
                 return None
             floor = horizon.read(max(page.epoch for page in pages)).floor

@@ -14,6 +14,7 @@ from keepstep.core.cut import cut, holding_of, hopeless
 from keepstep.edge.horizon import HorizonPage
 from keepstep.edge.status import StatusPage, status_path
 from keepstep.model.snapshot import RankStatus, Stamp
+from keepstep.ports import Memory
 
 View = tuple[Stamp | None, Callable[[Stamp], bool]]  # the horizon, and whether a stamp is hopeless
 
@@ -27,8 +28,8 @@ class Outlook(Protocol):
 class Pages:
     """Of a job whose ranks all live here."""
 
-    def __init__(self, job_dir: Path, world_size: int) -> None:
-        self._job_dir, self._world_size = job_dir, world_size
+    def __init__(self, memory: Memory, job_dir: Path, world_size: int) -> None:
+        self._memory, self._job_dir, self._world_size = memory, job_dir, world_size
         self._pages: dict[int, StatusPage] = {}
         self._last_seen: dict[int, RankStatus] = {}
 
@@ -40,7 +41,7 @@ class Pages:
     def _read(self, rank: int) -> RankStatus | None:
         if rank not in self._pages:
             try:
-                self._pages[rank] = StatusPage(status_path(self._job_dir, rank))
+                self._pages[rank] = StatusPage(self._memory, status_path(self._job_dir, rank))
             except (OSError, ValueError):
                 return None
         # A page that cannot be read this moment is as good as it was before: old views are safe.
@@ -57,8 +58,8 @@ class Pages:
 class Word:
     """Of a job with many nodes: the leader's."""
 
-    def __init__(self, job_dir: Path) -> None:
-        self._page = HorizonPage(job_dir)
+    def __init__(self, memory: Memory, job_dir: Path) -> None:
+        self._page = HorizonPage(memory, job_dir)
 
     def look(self, epoch: int) -> View:
         horizon = self._page.read(epoch)

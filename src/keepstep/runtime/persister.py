@@ -26,6 +26,7 @@ from keepstep.config import Settings, settings_from_text
 from keepstep.core.retention import CheckpointInfo, parse_rules, to_keep
 from keepstep.edge.arena import Slot
 from keepstep.edge.manifest import Manifest
+from keepstep.edge.memory import MEMORY
 from keepstep.edge.parts import Attempt
 from keepstep.edge.store import Draft, Store
 from keepstep.edge.torch.dcp.tree import RankState
@@ -100,7 +101,7 @@ class Persister:
     def _survey(self, attempt: Attempt, node: int) -> dict[str, Any]:
         self.give_up()
         step = attempt.stamp.step
-        slots = pin(self._settings.job_dir, attempt.stamp, attempt.ranks_of(node))
+        slots = pin(MEMORY, self._settings.job_dir, attempt.stamp, attempt.ranks_of(node))
         if slots is None:
             return _answer(False, f"node {node}: expected its ranks to hold {attempt.stamp}, found that one does not any more")
         try:

@@ -13,13 +13,14 @@ from pathlib import Path
 from keepstep.edge.arena import Slot, slot_paths
 from keepstep.errors import DamageError
 from keepstep.model.snapshot import SlotState, Stamp
+from keepstep.ports import Memory
 
 
-def pin(job_dir: Path, stamp: Stamp, ranks: Iterable[int]) -> list[Slot] | None:
+def pin(memory: Memory, job_dir: Path, stamp: Stamp, ranks: Iterable[int]) -> list[Slot] | None:
     """Every rank's slot of `stamp`, locked against overwriting, in their order; None when one is not there any more."""
     slots: list[Slot] = []
     for rank in ranks:
-        slot = pin_one(job_dir, stamp, rank)
+        slot = pin_one(memory, job_dir, stamp, rank)
         if slot is None:
             unpin(slots)
             return None
@@ -33,11 +34,11 @@ def unpin(slots: Iterable[Slot]) -> None:
         slot.close()
 
 
-def pin_one(job_dir: Path, stamp: Stamp, rank: int) -> Slot | None:
+def pin_one(memory: Memory, job_dir: Path, stamp: Stamp, rank: int) -> Slot | None:
     """The rank's slot of `stamp`, locked against overwriting; None when there is none, or it is being overwritten."""
-    for path in slot_paths(job_dir, rank):
+    for path in slot_paths(memory, job_dir, rank):
         try:
-            slot = Slot(path)
+            slot = Slot(memory, path)
         except (DamageError, OSError):
             continue
         try:

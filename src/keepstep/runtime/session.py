@@ -20,7 +20,8 @@ from keepstep.config import Config, Settings, resolve
 from keepstep.core.retention import parse_rules
 from keepstep.core.vote import Offer
 from keepstep.edge.journal import Journal
-from keepstep.edge.machine import available_bytes, free_bytes
+from keepstep.edge.machine import available_bytes
+from keepstep.edge.memory import MEMORY
 from keepstep.edge.rhythm import rhythm_path
 from keepstep.edge.status import StatusPage
 from keepstep.edge.torch import checkpoint, predict, restore
@@ -118,7 +119,7 @@ class Job:
                 meet(self._link, settings, who)
             self._page = self._own_page()
             undo.callback(self._page.close)
-            outlook = Word(settings.job_dir) if who.has_many_nodes else Pages(settings.job_dir, who.world_size)
+            outlook = Word(MEMORY, settings.job_dir) if who.has_many_nodes else Pages(MEMORY, settings.job_dir, who.world_size)
             on_change = self._link.changed if who.has_many_nodes else lambda: None
             self._capturing = Capturing(settings, who, self._page, outlook, journal, self._announce, on_change)
             undo.callback(self._capturing.close)
@@ -259,7 +260,7 @@ class Job:
     # -- joining and restoring
 
     def _own_page(self) -> StatusPage:
-        page = StatusPage.own(self.settings.job_dir, self._who.rank)
+        page = StatusPage.own(MEMORY, self.settings.job_dir, self._who.rank)
         if page is None:
             raise IdentityError(
                 f"rank {self._who.rank} of job {self._who.job!r} is already running in another process; wait for it to end, "
@@ -354,7 +355,7 @@ class Job:
         # A tensor of optimizer state costs its alignment, a manifest entry and a place in the tree.
         entries = len(state.items) * (4 if any(coming) else 1)
         payload = state.payload_bytes + sum(c or 0 for c in coming) + 256 * entries
-        why = self._capturing.prepare(payload, 400 * entries, free_bytes(self.settings.arena_dir), available_bytes())
+        why = self._capturing.prepare(payload, 400 * entries, MEMORY.free_bytes(self.settings.arena_dir), available_bytes())
         unknown = "" if None not in coming else "; an optimizer's coming state is unknown, its slots may grow after the first step"
         self._journal.record("slots-made", why + unknown)
         for caveat in restore.caveats(self._protected, self._who.world_size) if self._who.rank == 0 else ():

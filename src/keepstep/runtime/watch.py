@@ -24,6 +24,7 @@ from keepstep.core.deadlines import Deadlines
 from keepstep.core.diagnosis import ExitFacts, diagnose, explain_exit
 from keepstep.core.progress import Progress
 from keepstep.edge.journal import Journal
+from keepstep.edge.memory import MEMORY
 from keepstep.edge.probes import memory, process, stacks
 from keepstep.edge.status import read_status
 from keepstep.model.snapshot import RankStatus
@@ -147,7 +148,7 @@ class Watch:
 
     def _status_of(self, rank: int, life: _Life) -> RankStatus | None:
         """The rank's page, unless it was written by a life before this one. A wrapper's child is the rank when it is in its group."""
-        status = read_status(self._settings.job_dir, rank)
+        status = read_status(MEMORY, self._settings.job_dir, rank)
         if status is None or (status.pid != life.pid and process.group_of(status.pid) != life.pid):
             return None
         self._last[rank] = status

@@ -24,8 +24,10 @@ from typing import Any
 from keepstep.config import Settings, resolve
 from keepstep.core.slots import Skip, choose
 from keepstep.edge.arena import Slot, slot_path, slot_paths
+from keepstep.edge.clock import CLOCK
 from keepstep.edge.journal import read_journal
 from keepstep.edge.mailbox import Mailbox
+from keepstep.edge.memory import MEMORY
 from keepstep.edge.processes import ensure_keeper
 from keepstep.edge.status import StatusPage
 from keepstep.errors import DamageError
@@ -70,9 +72,9 @@ class Rank:
 
     def __init__(self, settings: Settings, rank: int, world_size: int, nbytes: int, incarnation: int, state: State) -> None:
         self.settings, self.rank, self.world_size, self.nbytes, self.state = settings, rank, world_size, nbytes, state
-        page = StatusPage.own(settings.job_dir, rank)
+        page = StatusPage.own(MEMORY, settings.job_dir, rank)
         assert page is not None
-        self.page, self.outlook, self.incarnation = page, Word(settings.job_dir), incarnation
+        self.page, self.outlook, self.incarnation = page, Word(MEMORY, settings.job_dir), incarnation
         last = page.read()
         self.completed = last.completed_step if last else -1
         page.publish(
@@ -92,7 +94,7 @@ class Rank:
         """Open and prove the slots that are there."""
         for slot in self.slots:
             slot.close()
-        self.slots = [Slot(path) for path in slot_paths(self.settings.job_dir, self.rank)]
+        self.slots = [Slot(MEMORY, path) for path in slot_paths(MEMORY, self.settings.job_dir, self.rank)]
         self.views = [EMPTY] * len(self.slots)
         for index, slot in enumerate(self.slots):
             try:
@@ -160,7 +162,7 @@ class Rank:
         self.completed = step
         self.page.publish(completed_step=step, step=step)
         while len(self.slots) < 2:
-            self.slots.append(Slot.create(slot_path(self.settings.job_dir, self.rank, len(self.slots)), self.nbytes, len(MANIFEST)))
+            self.slots.append(Slot.create(MEMORY, slot_path(self.settings.job_dir, self.rank, len(self.slots)), self.nbytes, len(MANIFEST)))
             self.views.append(EMPTY)
         committed, is_hopeless = self.outlook.look(self.epoch)
         views = [
@@ -175,7 +177,7 @@ class Rank:
         self.views[decision.slot] = SlotView(SlotState.WRITING, stamp)
         self.publish(decided_step=step)
         slot.payload[: self.nbytes] = self.state(self.rank, step, self.nbytes)
-        slot.seal(slot.write_table(self.nbytes, MANIFEST), LAYOUT.hash(), 0.0)
+        slot.seal(slot.write_table(self.nbytes, MANIFEST), LAYOUT.hash(), 0.0, CLOCK.wall_ns())
         self.views[decision.slot] = SlotView(SlotState.SEALED, stamp)
         self.publish(payload_bytes=self.nbytes)
         return True
@@ -395,7 +397,7 @@ class Cluster:
             for path in sorted(machine.settings.job_dir.glob("held/rank-*/slot-?")) + sorted(
                 machine.settings.job_dir.glob("parity/rank-*/slot-?")
             ):
-                slot = Slot(path)
+                slot = Slot(MEMORY, path)
                 header = slot.header()
                 slot.close()
                 if header.state is SlotState.SEALED:
@@ -426,8 +428,8 @@ class Cluster:
 
     def flip(self, shelf: str, node: int, rank: int, step: int, at: int) -> None:
         """Turn one bit of a sealed slot's file."""
-        for path in slot_paths(self.machines[node].settings.job_dir / shelf, rank):
-            slot = Slot(path)
+        for path in slot_paths(MEMORY, self.machines[node].settings.job_dir / shelf, rank):
+            slot = Slot(MEMORY, path)
             header = slot.header()
             slot.close()
             if (header.state, header.stamp.step) == (SlotState.SEALED, step):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keepstep.edge.arena import Slot
+from keepstep.edge.memory import MEMORY
 from keepstep.errors import DamageError
 from keepstep.model.snapshot import SlotState
 from keepstep.model.units import PAGE_BYTES
@@ -40,7 +41,7 @@ class Flip:
 
 def regions(path: Path) -> dict[str, range]:
     """The byte ranges of a sealed slot that are in use. Raises LookupError when it holds no snapshot, DamageError when it is damaged."""
-    slot = Slot(path)
+    slot = Slot(MEMORY, path)
     try:
         header = slot.header()
         if header.state is not SlotState.SEALED:
@@ -72,7 +73,7 @@ def sealed_slots(paths: list[Path]) -> list[Path]:
     found = []
     for path in paths:
         try:
-            slot = Slot(path)
+            slot = Slot(MEMORY, path)
         except (DamageError, OSError):
             continue
         try:

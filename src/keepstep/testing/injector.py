@@ -22,6 +22,7 @@ from typing import Any
 from keepstep.edge.arena import slot_paths
 from keepstep.edge.journal import JournalTail
 from keepstep.edge.mailbox import Mailbox
+from keepstep.edge.memory import MEMORY
 from keepstep.edge.status import StatusPage, status_path
 from keepstep.edge.store import Store
 from keepstep.model.snapshot import Phase, SlotState
@@ -175,7 +176,7 @@ class Injector:
     def _flip(self, rng: random.Random, fault: Fault) -> dict[str, Any]:
         if fault.phase not in ("capture", "seal"):
             self._settle()
-        slots = sealed_slots(slot_paths(self._plan.job_dir, self._rank))
+        slots = sealed_slots(slot_paths(MEMORY, self._plan.job_dir, self._rank))
         if not slots:
             raise LookupError(f"expected a sealed slot of rank {self._rank} to damage, found none")
         flips = [draw_in_slot(path, rng) for path in (slots if fault.where == "store" else slots[:1])]
@@ -187,7 +188,7 @@ class Injector:
 
     def _settle(self) -> None:
         """Wait for the capture thread: what it seals after the flip would be the newest."""
-        page = StatusPage(status_path(self._plan.job_dir, self._rank))
+        page = StatusPage(MEMORY, status_path(self._plan.job_dir, self._rank))
         until = time.monotonic() + 1
         while time.monotonic() < until and (status := page.read()) and any(v.state is SlotState.WRITING for v in status.slots):
             time.sleep(0.001)

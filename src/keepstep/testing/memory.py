@@ -11,6 +11,7 @@ from pathlib import Path
 
 from keepstep.edge.arena import Slot
 from keepstep.edge.horizon import HorizonPage
+from keepstep.edge.memory import MEMORY
 from keepstep.errors import DamageError
 from keepstep.testing.crew import Place
 
@@ -26,7 +27,7 @@ def in_words(places: Sequence[Place]) -> Iterator[str]:
 def _horizon(job_dir: Path) -> str:
     if not (job_dir / "horizon").exists():
         return "nothing is committed between nodes"
-    page = HorizonPage(job_dir)
+    page = HorizonPage(MEMORY, job_dir)
     last = page.last()
     page.close()
     return f"epoch {last.epoch}, committed {last.committed}, to be protected {last.target}, inherited {last.inherited}"
@@ -34,7 +35,7 @@ def _horizon(job_dir: Path) -> str:
 
 def _slot(path: Path) -> str:
     try:
-        slot = Slot(path)
+        slot = Slot(MEMORY, path)
     except (DamageError, OSError) as error:
         return f"{path.name} cannot be read ({error})"
     try:

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from keepstep.edge.arena import Slot, slot_paths
 from keepstep.edge.horizon import HorizonPage
 from keepstep.edge.journal import JournalTail
+from keepstep.edge.memory import MEMORY
 from keepstep.edge.status import StatusPage
 from keepstep.errors import ConfigError, DamageError
 from keepstep.model.events import Event
@@ -172,10 +173,10 @@ class Witness:
                 rank = int(path.parent.name[5:])
                 if (node, rank) not in self._pages:
                     with suppress(OSError, ValueError):
-                        self._pages[node, rank] = StatusPage(path)
+                        self._pages[node, rank] = StatusPage(MEMORY, path)
             if self._horizon is None and (place.job_dir / "horizon").exists():
                 with suppress(OSError, ValueError):
-                    self._horizon = (node, HorizonPage(place.job_dir))
+                    self._horizon = (node, HorizonPage(MEMORY, place.job_dir))
 
     def _forget(self, nodes: Sequence[int]) -> None:
         """Their memory is another one's now."""
@@ -357,9 +358,9 @@ class Witness:
             os.kill(pid, signal.SIGKILL)
 
     def _look_for_torn(self, number: int, rank: int) -> None:
-        for path in slot_paths(self._job_dir(rank), rank):
+        for path in slot_paths(MEMORY, self._job_dir(rank), rank):
             with suppress(OSError, DamageError):
-                slot = Slot(path)
+                slot = Slot(MEMORY, path)
                 header = slot.header()
                 slot.close()
                 if header.state is SlotState.WRITING:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from keepstep.edge.arena import Slot
+from keepstep.edge.memory import MEMORY
 from keepstep.edge.torch import restore
 from keepstep.edge.torch.capture import Copy
 from keepstep.edge.torch.state import Protected, State
@@ -30,7 +31,7 @@ class Room:
         """A copy whose moving part is taken; the caller does the rest, at its own pace."""
         if self.slot is not None:
             self.slot.close()
-        self.slot = Slot.create(self._path, state.payload_bytes, 64 * KIB)
+        self.slot = Slot.create(MEMORY, self._path, state.payload_bytes, 64 * KIB)
         self.slot.begin(bytes(16), 0, 1, 1, Stamp(0, 1))
         copy = Copy(state, self.slot)
         copy.copy_moving()
@@ -39,7 +40,7 @@ class Room:
     def seal(self, copy: Copy) -> None:
         assert not copy.moved, f"torn: {copy.moved}"
         manifest = json.dumps(copy.state.layout.to_json()).encode()
-        copy.slot.seal(copy.slot.write_table(copy.state.payload_bytes, manifest), copy.state.layout.hash(), 0.0)
+        copy.slot.seal(copy.slot.write_table(copy.state.payload_bytes, manifest), copy.state.layout.hash(), 0.0, wall_ns=1)
 
     def save(self, **stateful: Any) -> None:
         copy = self.begin(Protected.of(stateful, lazy=True).gather())
@@ -49,7 +50,7 @@ class Room:
     def load(self, **stateful: Any) -> Protected:
         """Load and prove; returns what was protected, for its `values`."""
         protected = Protected.of(stateful, lazy=True)
-        with_slot = Slot(self._path)
+        with_slot = Slot(MEMORY, self._path)
         try:
             header, layout = with_slot.verify()
             restore.apply(protected, restore.open_snapshot(protected, with_slot, header, layout))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from keepstep.edge.arena import rank_dir, slot_paths
+from keepstep.edge.memory import MEMORY
 from keepstep.edge.processes import ensure_keeper
 from keepstep.edge.standing import read_standing
 from keepstep.model.mesh import Mesh
@@ -184,12 +185,12 @@ def test_a_snapshot_that_cannot_be_fetched_leaves_its_ranks_slots_as_they_are(tm
         cluster.resume()
         cluster.train(0, 5)
         job_dir = cluster.machines[0].settings.job_dir
-        before = slot_paths(job_dir, 0)
+        before = slot_paths(MEMORY, job_dir, 0)
         cluster.flip(".", 0, rank=0, step=5, at=4096 + 777)
         cluster.flip("held", 1, rank=0, step=5, at=4096 + 777)
         assert cluster.restart()["step"] == 4
         assert any(e.kind == "fetch-failed" for e in cluster.machines[0].events())
-        assert slot_paths(job_dir, 0) == before and list(rank_dir(job_dir, 0).glob("fetched-*")) == []
+        assert slot_paths(MEMORY, job_dir, 0) == before and list(rank_dir(job_dir, 0).glob("fetched-*")) == []
         cluster.train(5, 9)
 
 
@@ -197,7 +198,7 @@ def test_which_nodes_may_be_lost(tmp_path: Path) -> None:
     with Cluster(tmp_path, 4, "copies:2") as cluster:
 
         def told(node: int) -> dict[str, Any]:
-            return read_standing(cluster.machines[node].settings.job_dir) or {}
+            return read_standing(MEMORY, cluster.machines[node].settings.job_dir) or {}
 
         cluster.resume()
         cluster.train(0, 3)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from keepstep.edge.arena import Slot, slot_paths
+from keepstep.edge.memory import MEMORY
 from keepstep.errors import DamageError
 from keepstep.model.snapshot import SlotState
 from keepstep.testing.cluster import Cluster, wait_for
@@ -21,7 +22,7 @@ FLIPS = int(os.environ.get("FLIPS", "12"))
 
 def turn_one_bit(path: Path, rng: random.Random) -> None:
     """In bytes that are in use: header, payload, table or manifest."""
-    slot = Slot(path)
+    slot = Slot(MEMORY, path)
     header = slot.header()
     assert header.state is SlotState.SEALED
     slot.close()
@@ -35,7 +36,7 @@ def turn_one_bit(path: Path, rng: random.Random) -> None:
 
 def whole(path: Path, step: int) -> bool:
     try:
-        slot = Slot(path)
+        slot = Slot(MEMORY, path)
     except (DamageError, OSError):
         return False
     try:
@@ -59,10 +60,10 @@ def test_every_flip_at_rest_is_found_and_mended(tmp_path: Path, policy: str, nod
             directory = cluster.machines[node].settings.job_dir
             held = [(directory / "held", 1 - node)] if policy == "copies:2" else [(directory / "parity", node)]
             root, rank = rng.choice([*held, (directory, node)])
-            path = next(p for p in slot_paths(root, rank) if whole(p, 3))
+            path = next(p for p in slot_paths(MEMORY, root, rank) if whole(p, 3))
             turn_one_bit(path, rng)
             # Found by scrubbing, or by its owner's next comparison: either way it is made whole again, which nothing else would do.
-            wait_for(lambda r=root, k=rank: any(whole(p, 3) for p in slot_paths(r, k)), cluster.story)
+            wait_for(lambda r=root, k=rank: any(whole(p, 3) for p in slot_paths(MEMORY, r, k)), cluster.story)
         for machine in cluster.machines:
             machine.kill_ranks()
         cluster.replace(0)
