@@ -319,7 +319,7 @@ class Overtaken(Slot):
 
 def test_overwritten_while_it_was_read_is_not_damage(slot: Slot) -> None:
     seal(slot, Stamp(5, 1), seed=7)
-    reader = Overtaken(slot.path)
+    reader = Overtaken(MEMORY, slot.path)
     reader.writer = slot
     with pytest.raises(LookupError, match="overwritten while it was read"):
         reader.verify()

@@ -57,7 +57,7 @@ def _start_keeper(settings: Settings, log_path: Path) -> None:
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with open(log_path, "ab") as log:
         subprocess.run(
-            [sys.executable, "-c", _LAUNCH, "-m", "keepstep.runtime.keeper", settings.to_text()],
+            [sys.executable, "-c", _LAUNCH, "-m", "keepstep.runtime.keeper_process", settings.to_text()],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

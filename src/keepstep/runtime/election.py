@@ -7,17 +7,16 @@ and the others pass words on, and say them again when it has been replaced.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
 
 from keepstep.core.reach import Source
 from keepstep.core.vote import Action, Ballot, Go, ListStore, Offer, Refuse, Trust, Vote
-from keepstep.edge.journal import Journal
 from keepstep.model.mesh import LEADER
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import MS_NS
+from keepstep.ports import Clock, Journal
 from keepstep.runtime.mesh.node import Node
 
 
@@ -44,8 +43,8 @@ class Host(Protocol):
 
 
 class Election:
-    def __init__(self, journal: Journal, has_store: bool, host: Host) -> None:
-        self._journal, self._has_store, self._host = journal, has_store, host
+    def __init__(self, clock: Clock, journal: Journal, has_store: bool, host: Host) -> None:
+        self._clock, self._journal, self._has_store, self._host = clock, journal, has_store, host
         self._vote: Vote | None = None
         self._node: Node | None = None
         self._joins: dict[int, dict[str, Any]] = {}  # of ranks here that wait for permission
@@ -121,7 +120,7 @@ class Election:
         world_size = int(body["world_size"])
         if self._vote is None or self._vote.world_size != world_size:
             # Rounds begin at the time: those of a keeper that led before must not come again.
-            self._vote = Vote(world_size, self._has_store, self._host.newest_epoch(), round=time.time_ns() // MS_NS)
+            self._vote = Vote(world_size, self._has_store, self._host.newest_epoch(), round=self._clock.wall_ns() // MS_NS)
             if self._node is not None:
                 self._vote.silent_nodes = self._node.restoring.silent_nodes()
         self._vote.epoch = max(self._vote.epoch, int(body["epoch"]))

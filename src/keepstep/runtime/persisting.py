@@ -1,8 +1,8 @@
 """Persisting: the keeper's side of writing checkpoints.
 
 Requests wait here until the step they ask for is held by all ranks; then the slots of that cut are pinned (shared flock: their
-ranks write elsewhere meanwhile) and an attempt begins. Its acts are those of `runtime/persister.py`, a child process that imports torch and
-may die without harm:
+ranks write elsewhere meanwhile) and an attempt begins. Its acts are those of `runtime/persister.py`, which this keeper's `Writer` carries
+out:
 
     survey (every node)  ->  part (every node)  ->  publish (the leader)
 
@@ -15,15 +15,7 @@ Invariant: what one attempt's nodes say counts for that attempt alone; no two at
 
 from __future__ import annotations
 
-import json
-import os
-import selectors
-import subprocess
-import sys
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -31,10 +23,10 @@ from typing import Any, Protocol
 from keepstep.config import Settings
 from keepstep.core.cut import Holding, cut
 from keepstep.edge.arena import Slot
-from keepstep.edge.journal import Journal
 from keepstep.model.mesh import LEADER, Mesh
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import S_NS, human_ns
+from keepstep.ports import Clock, Journal, Memory, Writer
 from keepstep.runtime.pins import pin, unpin
 
 PATIENCE_NS = 60 * S_NS  # how long a wanted step may take to become common before the newest cut serves instead
@@ -72,25 +64,14 @@ class Running:
     awaited: set[int] = field(default_factory=set)
 
 
-@dataclass
-class Line:
-    """What the persister was told and has not answered yet. `pins`: what must stand still until then."""
-
-    heard: Callable[[dict[str, Any]], None]
-    pins: Sequence[Slot]
-
-
 class Persisting:
-    """Owns the persister process and the pins."""
+    """Owns the pins. `writer`: None in a job without a store."""
 
-    def __init__(self, settings: Settings, journal: Journal) -> None:
-        self._settings, self._journal = settings, journal
+    def __init__(self, settings: Settings, memory: Memory, clock: Clock, journal: Journal, writer: Writer | None) -> None:
+        self._settings, self._memory, self._clock, self._journal, self._writer = settings, memory, clock, journal, writer
         self._requests: list[Request] = []
         self._running: Running | None = None
-        self._lines: deque[Line] = deque()
-        self._unfinished = b""  # of the answer that is coming
-        self._child: subprocess.Popen[bytes] | None = None
-        self._selector: selectors.BaseSelector | None = None
+        self._unanswered = 0  # of what the writer was asked
         self._newest: int | None = None
         self._overwritten: Stamp | None = None
         self._node = LEADER
@@ -100,26 +81,17 @@ class Persisting:
 
     @property
     def pending(self) -> bool:
-        return bool(self._requests or self._running or self._lines)
-
-    def warm_up(self, selector: selectors.BaseSelector) -> None:
-        """Start the persister: importing torch takes seconds that SIGTERM's notice may not have."""
-        self._selector = selector
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", "keepstep.runtime.persister", self._settings.to_text()], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        assert self._child.stdout is not None
-        selector.register(self._child.stdout, selectors.EVENT_READ, self._hear)
+        return bool(self._requests or self._running or self._unanswered)
 
     # -- what is wanted
 
     def ask(self, box: Asker | None, step: int | None, why: str, ticket: int = 0) -> None:
         """Want `step` (None: the newest) in the store; `box` hears the outcome with its ticket. On many nodes: ask the leader."""
-        if self._settings.store is None:
+        if self._writer is None:
             self._journal.record("persist-impossible", f"{why}: nothing is written, the job has no store")
             _answer([Request(box, ticket, step, why, 0)], False, step, "the job has no store: give one with store=... or --store")
             return
-        self._requests.append(Request(box, ticket, step, why, time.monotonic_ns()))
+        self._requests.append(Request(box, ticket, step, why, self._clock.monotonic_ns()))
         self._refuse_unless_leading()
 
     def _refuse_unless_leading(self) -> None:
@@ -144,7 +116,7 @@ class Persisting:
         bring a wanted step."""
         if self._running or not self._requests:
             return
-        now_ns = time.monotonic_ns()
+        now_ns = self._clock.monotonic_ns()
         newest = cut(holdings, world_size or 1)
         reached = max(-1 if newest is None else newest.step, -1 if self._newest is None else self._newest)
         # Nothing is being written and all have decided about it: what is not common by now never will be.
@@ -161,11 +133,11 @@ class Persisting:
         if newest == self._overwritten and any(now_ns - r.since_ns <= PATIENCE_NS for r in ready):
             return  # a newer cut made room for what overwrote it: it is about to be seen
         ranks = self._ranks or (world_size or 1,)
-        slots = pin(self._settings.job_dir, newest, range(ranks[LEADER]))
+        slots = pin(self._memory, self._settings.job_dir, newest, range(ranks[LEADER]))
         if slots is None:
             return  # overwritten this moment: the next round has a newer cut
         self._requests = [r for r in self._requests if r not in ready]
-        self._running = Running(newest, time.time_ns(), ranks, ready, now_ns)
+        self._running = Running(newest, self._clock.wall_ns(), ranks, ready, now_ns)
         self._journal.record("persist-started", f"writing step {newest.step} to the store: {ready[0].why}", step=newest.step)
         self._begin("survey", slots)
 
@@ -214,7 +186,7 @@ class Persisting:
         if len(running.ranks) > 1:
             why = f"node {node}: {why}"
         if running.act == "survey" and why.startswith(f"node {node}: {OVERWRITTEN}"):
-            now_ns = time.monotonic_ns()
+            now_ns = self._clock.monotonic_ns()
             again = [r for r in running.requests if now_ns - r.since_ns <= PATIENCE_NS]
             running.requests = [r for r in running.requests if r not in again]
             self._requests = again + self._requests
@@ -225,7 +197,7 @@ class Persisting:
     def _done(self, ok: bool, why: str) -> None:
         assert self._running is not None
         running, self._running = self._running, None
-        took = human_ns(time.monotonic_ns() - running.began_ns)
+        took = human_ns(self._clock.monotonic_ns() - running.began_ns)
         step = running.stamp.step
         if ok:
             self._newest = step
@@ -245,7 +217,7 @@ class Persisting:
         pins: Sequence[Slot] = ()
         if act == "survey":
             first = sum(self._ranks[: self._node])
-            pinned = pin(self._settings.job_dir, stamp, range(first, first + self._ranks[self._node]))
+            pinned = pin(self._memory, self._settings.job_dir, stamp, range(first, first + self._ranks[self._node]))
             if pinned is None:
                 answer(False, f"{OVERWRITTEN}: a rank of it does not hold {stamp} any more")
                 return
@@ -273,57 +245,18 @@ class Persisting:
     # -- the persister
 
     def _tell(self, act: str, stamp: Stamp, number: int, heard: Callable[[dict[str, Any]], None], pins: Sequence[Slot] = ()) -> None:
-        if self._child is None or self._child.poll() is not None:
-            assert self._selector is not None
-            self._lost_child()
-            self.warm_up(self._selector)
-        assert self._child is not None and self._child.stdin is not None
+        """`pins`: what must stand still until this is answered."""
+        assert self._writer is not None
         ranks = self._running.ranks if self._running is not None else self._ranks
         request = {"act": act, "node": self._node, "step": stamp.step, "epoch": stamp.epoch, "attempt": number, "ranks": ranks}
-        self._lines.append(Line(heard, pins))
-        with suppress(BrokenPipeError):  # its end is about to be heard, and answers this line too
-            self._child.stdin.write(json.dumps(request).encode() + b"\n")
-            self._child.stdin.flush()
 
-    def _hear(self) -> None:
-        assert self._child is not None and self._child.stdout is not None
-        found = os.read(self._child.stdout.fileno(), 1 << 16)  # not `readline`: what it reads ahead wakes no selector
-        if not found:
-            self._lost_child()
-            return
-        *texts, self._unfinished = (self._unfinished + found).split(b"\n")
-        for line, text in [(self._lines.popleft(), text) for text in texts]:  # hearing one may end the child
-            unpin(line.pins)
-            line.heard(json.loads(text))
+        def answered(answer: dict[str, Any]) -> None:
+            self._unanswered -= 1
+            unpin(pins)
+            heard(answer)
 
-    def _lost_child(self) -> None:
-        """The persister is gone, and with it everything it was told."""
-        if self._child is None:
-            return
-        code = self._child.wait()
-        self._close_child()
-        self._unfinished = b""
-        lines, self._lines = self._lines, deque()
-        for line in lines:
-            unpin(line.pins)
-            line.heard({"ok": False, "why": f"the persister died (exit code {code})", "there": False})
-
-    def _close_child(self) -> None:
-        if self._child is None:
-            return
-        assert self._selector is not None and self._child.stdin is not None and self._child.stdout is not None
-        self._selector.unregister(self._child.stdout)
-        self._child.stdin.close()
-        self._child.stdout.close()
-        self._child = None
-
-    def close(self) -> None:
-        """End the persister."""
-        child = self._child
-        if child is not None:
-            self._close_child()
-            child.terminate()
-            child.wait()
+        self._unanswered += 1
+        self._writer.ask(request, answered)
 
 
 def _nobody(_: dict[str, Any]) -> None:

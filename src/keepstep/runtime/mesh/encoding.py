@@ -157,8 +157,8 @@ class Encoding:
         with self._lock:
             self._stopped = True
 
-    def seal(self) -> SlotHeader:
+    def seal(self, wall_ns: int) -> SlotHeader:
         """The parity is whole: make it one that is found."""
         header = self.slot.write_table(self.contents.nbytes, self.contents.to_text())
-        self.slot.seal(header, LAYOUT_HASH, math.nan)
+        self.slot.seal(header, LAYOUT_HASH, math.nan, wall_ns)
         return header

@@ -6,7 +6,6 @@ that fails is left out and what it owed is asked of the others. Everything but b
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -19,9 +18,11 @@ from keepstep.errors import DamageError, MemoryBudgetError
 from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
 from keepstep.model.units import KIB, PAGE_BYTES
 from keepstep.model.wire import Part
-from keepstep.runtime.mesh.lines import Later, Lines
+from keepstep.ports import Memory
+from keepstep.runtime.mesh.lines import Lines
 from keepstep.runtime.mesh.receiving import Range, Scratch, Whole, blocks, ranges_of
 from keepstep.runtime.mesh.supplier import Supplier
+from keepstep.runtime.world import World
 
 CHUNK_BYTES = 1 << 20  # of each source, in one step of decoding
 STEPS_AHEAD = 16
@@ -45,11 +46,11 @@ class Fetching:
 
     def __init__(
         self,
+        world: World,
         lines: Lines,
         supplier: Supplier,
         job_dir: Path,
         job_hash: bytes,
-        later: Later,
         source: Source,
         stamp: Stamp,
         ended: Callable[[Fetched], None],
@@ -57,23 +58,24 @@ class Fetching:
     ) -> None:
         """`path`: where the slot is to be; None: among the rank's own, in place of the one that is worth least, once it is whole. Until
         then theirs stay as they are: the rank has them mapped, and goes on with them when this fails."""
-        self._lines, self._supplier, self._job_dir, self._job_hash, self._later = lines, supplier, job_dir, job_hash, later
+        self._world, self._memory, self._clock = world, world.memory, world.clock
+        self._lines, self._supplier, self._job_dir, self._job_hash = lines, supplier, job_dir, job_hash
         self.source, self.stamp, self._ended = source, stamp, ended
         self._rank = source.rank
         self._takes_a_place = path is None
         # A name of its own: a thread may still be making the one of a fetch that was stopped.
-        self._path = path or rank_dir(job_dir, source.rank) / f"fetched-{time.monotonic_ns()}"
+        self._path = path or rank_dir(job_dir, source.rank) / f"fetched-{self._clock.monotonic_ns()}"
         self._nodes = list(source.copies) or [node for _, node in source.members]
         self._scratch = Scratch(lambda: lines.call_in_loop(self._go_on))
         self._asked: dict[int, set[tuple[int, Range]]] = {node: set() for node in self._nodes}
-        self._began_ns = time.monotonic_ns()
+        self._began_ns = self._clock.monotonic_ns()
         self._nbytes = 0
         self._whole: Whole | None = None
         self._over = False
         self._road: Generator[None, None, None] = self._by_copies() if source.copies else self._by_decoding()
 
     def start(self) -> None:
-        for rank in {self._rank, *self.source.row}:
+        for rank in dict.fromkeys((self._rank, *self.source.row)):
             self._lines.expect(rank, self.stamp, self._scratch)
         self._go_on()
 
@@ -117,20 +119,19 @@ class Fetching:
         made: list[Slot | MemoryBudgetError] = []
 
         def make() -> Slot | MemoryBudgetError:
-            rank_dir(self._job_dir, self._rank).mkdir(mode=0o700, exist_ok=True)
             try:
-                return Slot.create(self._path, capacity, manifest_capacity)
+                return Slot.create(self._memory, self._path, capacity, manifest_capacity)
             except MemoryBudgetError as error:
                 return error
 
         def take(slot: Slot | MemoryBudgetError) -> None:
             made.append(slot)
             if self._over and isinstance(slot, Slot):
-                slot.path.unlink(missing_ok=True)
+                self._memory.remove(slot.path)
                 slot.close()
             self._go_on()
 
-        self._later(make, take)
+        self._world.workers.submit(make, take)
         while not made:
             yield
         slot = made[0]
@@ -207,15 +208,15 @@ class Fetching:
 
     def _ask(self, node: int, wanted: list[tuple[int, Range]]) -> None:
         self._asked[node].update(wanted)
-        for rank in {rank for rank, _ in wanted}:
+        for rank in dict.fromkeys(rank for rank, _ in wanted):
             ranges = tuple(range_ for r, range_ in wanted if r == rank)
             if not ranges:
                 continue
             assert self._lines.mesh is not None
             if node == self._lines.mesh.node:
-                receiver = self._whole if self._whole is not None and self.source.copies else self._scratch
+                taker = self._whole if self._whole is not None and self.source.copies else self._scratch
                 for range_ in ranges:
-                    self._supplier.copy_here(rank, self.stamp, range_, receiver, node)
+                    self._supplier.copy_here(rank, self.stamp, range_, taker, node)
                 continue
             self._nbytes += sum(length for _, _, length in ranges)
             if not self._lines.send(node, "fetch", rank=rank, stamp=self.stamp, ranges=ranges):
@@ -232,7 +233,7 @@ class Fetching:
             return
         missing = set(self._whole.missing()) if self._whole is not None else {HEADER}
         try:
-            self._ask(self._nodes[0], [(rank, r) for rank, r in owed if r in missing])
+            self._ask(self._nodes[0], [(rank, r) for rank, r in sorted(owed) if r in missing])
         except LookupError as error:
             self.source_failed(self._nodes[0], str(error))
 
@@ -253,12 +254,12 @@ class Fetching:
         if self._whole is not None:
             self._lines.expect_no_more(self._whole)
             if why is not None or not tell:
-                self._path.unlink(missing_ok=True)  # a thread may still be writing there: nobody is to find it
+                self._memory.remove(self._path)  # a thread may still be writing there: nobody is to find it
             elif self._takes_a_place:
-                self._path.replace(free_slot_path(self._job_dir, self._rank, self.stamp))
+                self._memory.rename(self._path, free_slot_path(self._memory, self._job_dir, self._rank, self.stamp))
             self._whole.slot.close()
         if tell:
-            took_ns = time.monotonic_ns() - self._began_ns
+            took_ns = self._clock.monotonic_ns() - self._began_ns
             self._ended(Fetched(self._rank, self.stamp, why, self._nbytes, took_ns, tuple(self._nodes)))
 
 
@@ -266,13 +267,13 @@ def _range(piece: Piece) -> Range:
     return (Part.PAYLOAD if piece.region is Region.DATA else Part.PARITY, piece.start, piece.nbytes)
 
 
-def free_slot_path(job_dir: Path, rank: int, stamp: Stamp) -> Path:
+def free_slot_path(memory: Memory, job_dir: Path, rank: int, stamp: Stamp) -> Path:
     """The slot of that rank that is worth least: none, empty or damaged, newer than what everybody goes back to, else the oldest."""
     worth: list[tuple[int, int]] = []
-    paths = {int(p.name.split("-")[1]): p for p in slot_paths(job_dir, rank)}
+    paths = {int(p.name.split("-")[1]): p for p in slot_paths(memory, job_dir, rank)}
     for index in range(max(2, len(paths))):
         try:
-            slot = Slot(paths[index])
+            slot = Slot(memory, paths[index])
             header = slot.header()
             slot.close()
         except (KeyError, OSError, DamageError):
@@ -285,9 +286,9 @@ def free_slot_path(job_dir: Path, rank: int, stamp: Stamp) -> Path:
     return slot_path(job_dir, rank, min(worth)[1])
 
 
-def replace_bytes(slot: Slot, proven: Path) -> str | None:
+def replace_bytes(memory: Memory, slot: Slot, proven: Path) -> str | None:
     """Make a pinned slot what another slot, just fetched and proven, is: payload, table, manifest, header last. None, or why not."""
-    fresh = Slot(proven)
+    fresh = Slot(memory, proven)
     try:
         header, manifest = fresh.verify_bytes()
         if header.payload_bytes > slot.capacity or len(manifest) > slot.manifest_capacity:

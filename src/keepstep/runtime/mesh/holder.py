@@ -15,7 +15,6 @@ from typing import Any
 from keepstep.core.reach import CodedRow
 from keepstep.core.slots import Skip, choose
 from keepstep.edge.arena import Slot
-from keepstep.edge.journal import Journal
 from keepstep.edge.shelf import Shelf
 from keepstep.errors import DamageError, MemoryBudgetError
 from keepstep.model.horizon import Horizon
@@ -23,9 +22,10 @@ from keepstep.model.mesh import Mesh
 from keepstep.model.snapshot import SlotState, Stamp
 from keepstep.model.units import human_bytes
 from keepstep.runtime.mesh.encoding import Contents, Encoding, Sizes, blank, contents_from, contents_of
-from keepstep.runtime.mesh.lines import Later, Lines
+from keepstep.runtime.mesh.lines import Lines
 from keepstep.runtime.mesh.receiving import Range, Whole
 from keepstep.runtime.mesh.twins import in_runs, take_over
+from keepstep.runtime.world import World
 
 ASKED_AT_ONCE = 2000  # ranges in one message
 OwnSizes = Callable[[int, Stamp], Sizes | None]
@@ -51,11 +51,11 @@ class Offer:
 class Holder:
     """All that this node holds for others. Everything but blocks happens in the keeper's loop."""
 
-    def __init__(self, lines: Lines, job_dir: Path, job_hash: bytes, journal: Journal, later: Later, own_sizes: OwnSizes) -> None:
+    def __init__(self, world: World, lines: Lines, job_dir: Path, job_hash: bytes, own_sizes: OwnSizes) -> None:
         """`own_sizes(rank, stamp)`: of a snapshot of this node's own ranks, None when it is not sealed here."""
-        self._lines, self._job_dir, self._job_hash, self._journal = lines, job_dir, job_hash, journal
-        self._later, self._own_sizes = later, own_sizes
-        self.copies, self.parities = Shelf(job_dir / "held"), Shelf(job_dir / "parity")
+        self._world, self._journal, self._own_sizes = world, world.journal, own_sizes
+        self._lines, self._job_dir, self._job_hash = lines, job_dir, job_hash
+        self.copies, self.parities = Shelf(world.memory, job_dir / "held"), Shelf(world.memory, job_dir / "parity")
         self._receiving: dict[int, Whole] = {}  # by rank: an owner sends one snapshot at a time
         self._comparing: dict[int, Stamp] = {}  # of those, which are being filled from what this node has itself
         self._encoding: dict[int, Encoding] = {}  # by this node's member of the row
@@ -162,7 +162,7 @@ class Holder:
             else:
                 then(found)
 
-        self._later(make, made)
+        self._world.workers.submit(make, made)
 
     def _choose(self, shelf: Shelf, rank: int, offer: Offer) -> int | None:
         known = self._horizon
@@ -206,7 +206,7 @@ class Holder:
                 for ranges in in_runs(missing, ASKED_AT_ONCE):
                     self._lines.send(offer.node, "fetch", rank=offer.rank, stamp=offer.stamp, ranges=tuple(ranges))
 
-        self._later(lambda: take_over(whole, table, self._job_dir, ranks, offer.stamp), ask)
+        self._world.workers.submit(lambda: take_over(self._world.memory, whole, table, self._job_dir, ranks, offer.stamp), ask)
 
     def _arrived(self, offer: Offer, whole: Whole) -> None:
         if self._receiving.get(offer.rank) is not whole:
@@ -271,7 +271,7 @@ class Holder:
     def try_rows(self, stamp: Stamp) -> None:
         """Begin the parities whose other members have all offered."""
         rows = {offer.row for (_, s), offer in self._offers.items() if s == stamp}
-        for row in rows:
+        for row in sorted(rows):
             mine = next(r for r in row if self._mesh.node_of[r] == self._mesh.node)
             offers = {r: self._offers.get((r, stamp)) for r in row if r != mine}
             own = self._own_sizes(mine, stamp)
@@ -309,7 +309,7 @@ class Holder:
             return
         del self._encoding[mine]
         self._lines.expect_no_more(encoding)
-        encoding.seal()
+        encoding.seal(self._world.clock.wall_ns())
         self._contents[(mine, encoding.stamp)] = encoding.contents
         for offer in offers:
             self._offers.pop((offer.rank, offer.stamp), None)

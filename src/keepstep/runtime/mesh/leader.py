@@ -13,12 +13,12 @@ from keepstep.core.cut import Holding, common
 from keepstep.core.placement import Facts, auto, place
 from keepstep.core.survival import which_can_be_lost
 from keepstep.core.wards import wards
-from keepstep.edge.journal import Journal
 from keepstep.errors import ConfigError
 from keepstep.model.horizon import Horizon
 from keepstep.model.mesh import Mesh
 from keepstep.model.snapshot import Stamp
 from keepstep.model.topology import Auto, NoRedundancy, Policy, Scheme
+from keepstep.ports import Journal
 from keepstep.runtime.mesh.lines import Lines
 
 FAILURES_PER_NODE_HOUR = 0.015 / 24  # OPT-175B's: 1.5 % of the instances a day (GEMINI, SOSP'23, section 7.2)

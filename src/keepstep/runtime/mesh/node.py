@@ -6,10 +6,7 @@ and to the keeper (`Host`) words of the vote and snapshots that were fetched. De
 
 from __future__ import annotations
 
-import shutil
-import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, Future
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,10 +15,8 @@ from keepstep.core.commit import first_word, newer
 from keepstep.core.cut import Holding, common, holding_of
 from keepstep.core.reach import CodedRow, Inventory
 from keepstep.core.wards import Ward, wards
-from keepstep.edge.arena import Slot, slot_paths
+from keepstep.edge.arena import Slot, rank_dir, ranks_in, slot_paths
 from keepstep.edge.horizon import HorizonPage
-from keepstep.edge.journal import Journal
-from keepstep.edge.machine import free_bytes
 from keepstep.edge.standing import write_standing
 from keepstep.errors import ConfigError, DamageError
 from keepstep.model.horizon import Horizon
@@ -36,6 +31,7 @@ from keepstep.runtime.mesh.lines import Heard, Lines
 from keepstep.runtime.mesh.owner import Owner
 from keepstep.runtime.mesh.restoring import Restoring
 from keepstep.runtime.mesh.supplier import Supplier
+from keepstep.runtime.world import World
 
 TICK_NS = S_NS // 2
 
@@ -68,16 +64,16 @@ class Host(Protocol):
 
 
 class Node:
-    def __init__(self, settings: Settings, lines: Lines, job_hash: bytes, journal: Journal, workers: Executor, host: Host) -> None:
-        self._settings, self._lines, self._job_hash = settings, lines, job_hash
-        self._journal, self._workers, self._host = journal, workers, host
+    def __init__(self, world: World, settings: Settings, lines: Lines, job_hash: bytes, host: Host) -> None:
+        self._world, self._memory, self._clock, self._journal = world, world.memory, world.clock, world.journal
+        self._settings, self._lines, self._job_hash, self._host = settings, lines, job_hash, host
         job_dir = settings.job_dir
-        self._holder = Holder(lines, job_dir, job_hash, journal, self._later, self._own_sizes)
-        self._supplier = Supplier(lines, job_dir, self._holder)
-        self._owner = Owner(lines, job_dir, journal, self._later, self.report, host.scrub_soon)
+        self._holder = Holder(world, lines, job_dir, job_hash, self._own_sizes)
+        self._supplier = Supplier(world.memory, lines, job_dir, self._holder)
+        self._owner = Owner(world, lines, job_dir, self.report, host.scrub_soon)
         self._told: set[int] = set()  # of those, whose loss was told
-        self._page = HorizonPage(job_dir)
-        self.restoring = Restoring(settings, lines, job_hash, journal, self._later, self._supplier, self._owner)
+        self._page = HorizonPage(world.memory, job_dir)
+        self.restoring = Restoring(world, settings, lines, job_hash, self._supplier, self._owner)
         self._missing: dict[int, tuple[int, str]] = {}  # nodes whose keeper is gone: since when, and why we think so
         self._leader: Leader | None = None
         self._policy: Scheme | None = None
@@ -125,19 +121,13 @@ class Node:
         if self._proven:
             self._tell_inventory()
         else:
-            self._later(lambda: [*self._holder.copies.prove(), *self._holder.parities.prove()], self._proved)
+            self._world.workers.submit(lambda: [*self._holder.copies.prove(), *self._holder.parities.prove()], self._proved)
 
     def _proved(self, wrong: list[str]) -> None:
         for why in wrong:
             self._journal.record("damaged", f"{why}; it counts no more")
         self._proven = True
         self._tell_inventory()
-
-    def _later(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        def finished(future: Future[Any]) -> None:
-            self._lines.call_in_loop(lambda: then(future.result()))
-
-        self._workers.submit(work).add_done_callback(finished)
 
     # -- what comes in
 
@@ -170,7 +160,7 @@ class Node:
         elif heard.kind == "persist":
             self._host.persist_word(node, fields["word"], fields["body"])
         elif heard.kind == "standing":
-            write_standing(self._settings.job_dir, fields["body"])
+            write_standing(self._memory, self._settings.job_dir, fields["body"])
         elif heard.kind == "up":
             self._link_is_open(node)
         elif heard.kind == "writable":
@@ -213,7 +203,7 @@ class Node:
         self._host.link_is_gone(node, why)
         if is_loss:
             # Perhaps only its keeper died, and the next one is about to come: the node is lost when nobody does.
-            self._missing.setdefault(node, (time.monotonic_ns(), why))
+            self._missing.setdefault(node, (self._clock.monotonic_ns(), why))
             self._lines.link_with({node})
 
     # -- the vote's needs
@@ -243,13 +233,12 @@ class Node:
     def _left_behind(self) -> list[tuple[int, Stamp]]:
         """Snapshots of ranks that lived here and live elsewhere now. Those that live here prove their own, and tell in the vote."""
         found = []
-        for directory in self._settings.job_dir.glob("rank-*"):
-            rank = int(directory.name.split("-")[1])
+        for rank in ranks_in(self._memory, self._settings.job_dir):
             if rank in self._own_ranks():
                 continue
-            for path in slot_paths(self._settings.job_dir, rank):
+            for path in slot_paths(self._memory, self._settings.job_dir, rank):
                 try:
-                    slot = Slot(path)
+                    slot = Slot(self._memory, path)
                     header = slot.header()
                     slot.close()
                 except (DamageError, OSError):
@@ -308,7 +297,7 @@ class Node:
             return
         self._last_report = said
         nbytes = sum(s.payload_bytes for s in pages.values())
-        free = free_bytes(self._settings.arena_dir) + nbytes * max((len(s.slots) for s in pages.values()), default=0)
+        free = self._memory.free_bytes(self._settings.arena_dir) + nbytes * max((len(s.slots) for s in pages.values()), default=0)
         self._lines.send(
             LEADER,
             "report",
@@ -344,9 +333,9 @@ class Node:
         assert self.mesh is not None
         self._tidied = True
         here = self.mesh.node
-        for directory in self._settings.job_dir.glob("rank-*"):
-            if int(directory.name.split("-")[1]) not in self._own_ranks():
-                shutil.rmtree(directory)
+        for rank in ranks_in(self._memory, self._settings.job_dir):
+            if rank not in self._own_ranks():
+                self._memory.remove(rank_dir(self._settings.job_dir, rank))
         self._holder.copies.keep_only({r for r, w in self._wards.items() if here in w.holders and not w.row})
         self._holder.parities.keep_only({r for r, w in self._wards.items() if w.node == here and w.row})
 
@@ -370,7 +359,7 @@ class Node:
         self._holder.damaged_at_rest(path, why)
 
     def tick(self) -> None:
-        now_ns = time.monotonic_ns()
+        now_ns = self._clock.monotonic_ns()
         if now_ns - self._ticked_ns > TICK_NS:
             self._ticked_ns = now_ns
             self._owner.tick()
@@ -382,9 +371,9 @@ class Node:
                 self._host.peer_is_dead(node, why)
 
     def _own_sizes(self, rank: int, stamp: Stamp) -> Sizes | None:
-        for path in slot_paths(self._settings.job_dir, rank):
+        for path in slot_paths(self._memory, self._settings.job_dir, rank):
             try:
-                slot = Slot(path)
+                slot = Slot(self._memory, path)
                 header = slot.header()
                 slot.close()
             except (DamageError, OSError):

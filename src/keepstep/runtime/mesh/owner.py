@@ -7,7 +7,6 @@ a bit that flipped at rest must not get into a parity.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,15 +16,16 @@ from keepstep.coding.checksum import BLOCK_BYTES
 from keepstep.core.reach import Source
 from keepstep.core.wards import Ward
 from keepstep.edge.arena import Slot
-from keepstep.edge.journal import Journal
 from keepstep.errors import DamageError
 from keepstep.model.snapshot import SlotHeader, Stamp
 from keepstep.model.units import S_NS
 from keepstep.model.wire import Part, Span
+from keepstep.ports import Memory
 from keepstep.runtime.mesh.encoding import Sizes, ranges_for
-from keepstep.runtime.mesh.lines import Later, Lines
+from keepstep.runtime.mesh.lines import Lines
 from keepstep.runtime.mesh.receiving import Range, ranges_of
 from keepstep.runtime.pins import Pin, pin_one
+from keepstep.runtime.world import World
 
 ASK_AGAIN_NS = 2 * S_NS  # without any answer
 KEPT_STAMPS = 4  # a rank's protected stamps that are remembered: two generations are held
@@ -64,10 +64,9 @@ class Protection:
 class Owner:
     """`on_protected`: another snapshot is proven by its holders; `on_damage`: what lies here does not prove."""
 
-    def __init__(
-        self, lines: Lines, job_dir: Path, journal: Journal, later: Later, on_protected: Callable[[], None], on_damage: Callable[[], None]
-    ) -> None:
-        self._lines, self._job_dir, self._journal, self._later = lines, job_dir, journal, later
+    def __init__(self, world: World, lines: Lines, job_dir: Path, on_protected: Callable[[], None], on_damage: Callable[[], None]) -> None:
+        self._world, self._clock, self._journal = world, world.clock, world.journal
+        self._lines, self._job_dir = lines, job_dir
         self._on_protected, self._on_damage = on_protected, on_damage
         self._wards: Mapping[int, Ward] = {}
         self._ranks: range = range(0)
@@ -105,7 +104,7 @@ class Owner:
         if not ward.holders:
             self._done(ward.rank, stamp)
             return
-        slot = pin_one(self._job_dir, stamp, ward.rank)
+        slot = pin_one(self._world.memory, self._job_dir, stamp, ward.rank)
         if slot is None:
             return  # damaged or given up this moment: the leader will hear that it is not sealed any more
         try:
@@ -123,10 +122,10 @@ class Owner:
         for sending in holders.values():
             self._offer(now, sending)
         if ward.row:
-            self._later(lambda: _prove(slot.path, header), lambda wrong: self._proved(now, wrong))
+            self._world.workers.submit(lambda: _prove(self._world.memory, slot.path, header), lambda wrong: self._proved(now, wrong))
 
     def _offer(self, now: Protection, sending: Sending) -> None:
-        sending.sign_ns = time.monotonic_ns()
+        sending.sign_ns = self._clock.monotonic_ns()
         sending.waiting.clear()
         sending.accepted = sending.filled = False
         h = now.header
@@ -167,7 +166,7 @@ class Owner:
         """The holder is ready (or ready anew: then everything is sent again)."""
         now, sending = self._find(node, rank, stamp)
         if now is not None and sending is not None:
-            sending.accepted, sending.filled, sending.acked, sending.sign_ns = True, False, False, time.monotonic_ns()
+            sending.accepted, sending.filled, sending.acked, sending.sign_ns = True, False, False, self._clock.monotonic_ns()
             sending.waiting.clear()
             self._fill(now, sending)
 
@@ -218,7 +217,7 @@ class Owner:
 
     def _on_done(self, now: Protection, sending: Sending) -> Callable[[str | None], None]:
         def on_links_thread(why: str | None) -> None:
-            sending.sign_ns = time.monotonic_ns()
+            sending.sign_ns = self._clock.monotonic_ns()
             now.pin.let_go()  # and no more: waking the loop for each block costs more than the block's own work
             if why is not None and "damaged" in why:
                 self._lines.call_in_loop(lambda: self._source_is_damaged(now, why))
@@ -251,7 +250,7 @@ class Owner:
         now, sending = self._find(node, rank, stamp)
         if now is not None and sending is not None:
             sending.acked = sending.accepted = False
-            sending.sign_ns = time.monotonic_ns()  # asked again by `tick`
+            sending.sign_ns = self._clock.monotonic_ns()  # asked again by `tick`
         elif stamp in self.protected.get(rank, ()) and rank in self._wards:
             self.protected[rank].remove(stamp)
             if rank not in self._now:
@@ -296,7 +295,7 @@ class Owner:
 
     def tick(self) -> None:
         """Ask again where nothing has moved: whatever got lost, a repeated offer finds out."""
-        now_ns = time.monotonic_ns()
+        now_ns = self._clock.monotonic_ns()
         for now in [p for p in self._now.values() if not p.pin.is_shared]:
             for node, sending in now.holders.items():
                 idle = not sending.acked and now_ns - sending.sign_ns > ASK_AGAIN_NS
@@ -325,10 +324,10 @@ class Owner:
         return sorted(self._now)
 
 
-def _prove(path: Path, header: SlotHeader) -> str | None:
+def _prove(memory: Memory, path: Path, header: SlotHeader) -> str | None:
     """What is wrong with the slot. Through a map of its own: the loop may close its one meanwhile."""
     try:
-        slot = Slot(path)
+        slot = Slot(memory, path)
     except (DamageError, OSError) as error:
         return str(error)
     try:

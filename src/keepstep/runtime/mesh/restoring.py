@@ -12,15 +12,15 @@ from typing import Any
 from keepstep.config import Settings
 from keepstep.core.reach import Inventory, Source, sources, within_reach
 from keepstep.edge.arena import Slot, slot_path
-from keepstep.edge.journal import Journal
 from keepstep.errors import DamageError
 from keepstep.model.mesh import Mesh
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import human_bytes, human_ns
 from keepstep.runtime.mesh.fetching import Fetched, Fetching, replace_bytes
-from keepstep.runtime.mesh.lines import Later, Lines
+from keepstep.runtime.mesh.lines import Lines
 from keepstep.runtime.mesh.owner import Owner
 from keepstep.runtime.mesh.supplier import Supplier
+from keepstep.runtime.world import World
 
 
 class Restoring:
@@ -28,11 +28,10 @@ class Restoring:
 
     mesh: Mesh
 
-    def __init__(
-        self, settings: Settings, lines: Lines, job_hash: bytes, journal: Journal, later: Later, supplier: Supplier, owner: Owner
-    ) -> None:
-        self._settings, self._lines, self._job_hash, self._journal = settings, lines, job_hash, journal
-        self._later, self._supplier, self._owner = later, supplier, owner
+    def __init__(self, world: World, settings: Settings, lines: Lines, job_hash: bytes, supplier: Supplier, owner: Owner) -> None:
+        self._world, self._memory, self._journal = world, world.memory, world.journal
+        self._settings, self._lines, self._job_hash = settings, lines, job_hash
+        self._supplier, self._owner = supplier, owner
         self._fetches: dict[int, Fetching] = {}
         self._mending: dict[int, Slot] = {}  # own slots that stand still while their bytes are brought back
         self._inventories: dict[int, Inventory] = {}
@@ -97,7 +96,7 @@ class Restoring:
         if known is not None:
             known.stop()
         fetching = Fetching(
-            *(self._lines, self._supplier, self._settings.job_dir, self._job_hash, self._later),
+            *(self._world, self._lines, self._supplier, self._settings.job_dir, self._job_hash),
             *(source, stamp, ended),
         )
         self._fetches[source.rank] = fetching
@@ -119,7 +118,7 @@ class Restoring:
             return
         target = slot_path(self._settings.job_dir, rank, index)
         try:
-            slot = Slot(target)
+            slot = Slot(self._memory, target)
         except (DamageError, OSError) as error:
             then(f"it cannot even be opened: {error}")
             return
@@ -135,13 +134,13 @@ class Restoring:
             self._tell_fetched(fetched)
             why = fetched.why
             if why is None:
-                why = replace_bytes(slot, spare)
-                spare.unlink(missing_ok=True)
+                why = replace_bytes(self._memory, slot, spare)
+                self._memory.remove(spare)
             _release(self._mending.pop(rank))
             then(why)
 
         fetching = Fetching(
-            *(self._lines, self._supplier, self._settings.job_dir, self._job_hash, self._later),
+            *(self._world, self._lines, self._supplier, self._settings.job_dir, self._job_hash),
             *(source, stamp, ended, spare),
         )
         self._fetches[rank] = fetching

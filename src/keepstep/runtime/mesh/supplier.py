@@ -15,8 +15,9 @@ from keepstep.edge.arena import Slot
 from keepstep.errors import DamageError
 from keepstep.model.snapshot import Stamp
 from keepstep.model.wire import Part, Span
+from keepstep.ports import Memory
 from keepstep.runtime.mesh.holder import Holder
-from keepstep.runtime.mesh.lines import Lines, Receiver
+from keepstep.runtime.mesh.lines import Lines, Taker
 from keepstep.runtime.mesh.receiving import Range
 from keepstep.runtime.pins import pin_one
 
@@ -34,8 +35,8 @@ class Order:
 
 
 class Supplier:
-    def __init__(self, lines: Lines, job_dir: Path, holder: Holder) -> None:
-        self._lines, self._job_dir, self._holder = lines, job_dir, holder
+    def __init__(self, memory: Memory, lines: Lines, job_dir: Path, holder: Holder) -> None:
+        self._memory, self._lines, self._job_dir, self._holder = memory, lines, job_dir, holder
         self._orders: list[Order] = []
         self._pins: dict[tuple[int, Stamp], Slot] = {}
 
@@ -104,21 +105,21 @@ class Supplier:
 
     def _snapshot(self, rank: int, stamp: Stamp) -> Slot | None:
         if (rank, stamp) not in self._pins:
-            slot = pin_one(self._job_dir, stamp, rank)
+            slot = pin_one(self._memory, self._job_dir, stamp, rank)
             if slot is None:
                 return self._holder.copies.find(rank, stamp)
             self._pins[(rank, stamp)] = slot
         return self._pins[(rank, stamp)]
 
-    def copy_here(self, rank: int, stamp: Stamp, range_: Range, receiver: Receiver, node: int) -> None:
+    def copy_here(self, rank: int, stamp: Stamp, range_: Range, taker: Taker, node: int) -> None:
         """The asker is this node itself: no link is needed. Raises LookupError, DamageError."""
         part, offset, length = range_
         source, _ = self._find(rank, stamp, part, offset, length)
         span = Span(rank, stamp, part, offset, length)
-        place = receiver.place(node, span)
+        place = taker.place(node, span)
         if place is not None:
             place[:] = source
-            receiver.arrived(node, span, checksum(place))
+            taker.arrived(node, span, checksum(place))
 
 
 def _within(data: memoryview, offset: int, length: int) -> memoryview:

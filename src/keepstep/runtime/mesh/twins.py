@@ -14,18 +14,19 @@ from keepstep.coding.checksum import BLOCK_BYTES
 from keepstep.errors import DamageError
 from keepstep.model.snapshot import Stamp
 from keepstep.model.wire import Part
+from keepstep.ports import Memory
 from keepstep.runtime.mesh.receiving import Range, Whole
 from keepstep.runtime.pins import pin_one, unpin
 
 
-def take_over(whole: Whole, table: tuple[int, ...], job_dir: Path, ranks: Iterable[int], stamp: Stamp) -> list[Range]:
+def take_over(memory: Memory, whole: Whole, table: tuple[int, ...], job_dir: Path, ranks: Iterable[int], stamp: Stamp) -> list[Range]:
     """Fill `whole` from these ranks' own snapshots of that stamp. Returns the payload ranges that have to come from elsewhere."""
     wanted: dict[tuple[int, int], list[Range]] = {}  # by checksum and length: a block of zeros may be wanted often
     for part, at, nbytes in whole.missing():
         if part is Part.PAYLOAD:
             wanted.setdefault((table[at // BLOCK_BYTES], nbytes), []).append((part, at, nbytes))
     for rank in ranks:
-        slot = pin_one(job_dir, stamp, rank) if wanted else None
+        slot = pin_one(memory, job_dir, stamp, rank) if wanted else None
         if slot is None:
             continue
         try:
