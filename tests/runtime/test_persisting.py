@@ -18,6 +18,7 @@ import torch
 from keepstep.config import Settings, resolve
 from keepstep.core.cut import Holding
 from keepstep.edge.arena import Slot, slot_path
+from keepstep.edge.clock import CLOCK
 from keepstep.edge.journal import Journal, read_journal
 from keepstep.edge.memory import MEMORY
 from keepstep.edge.store import Store
@@ -28,6 +29,7 @@ from keepstep.model.mesh import Member, Mesh
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import KIB
 from keepstep.runtime.naming import job_hash
+from keepstep.runtime.persister_child import PersisterChild
 from keepstep.runtime.persisting import OVERWRITTEN, Persisting
 
 RANKS = (1, 2)
@@ -81,9 +83,13 @@ class Cluster:
         self.posted: deque[Callable[[], None]] = deque()
         self.on_order: Callable[[int, str], bool | None] = lambda node, act: True
         self.settings = [self._settings(node) for node in range(len(RANKS))]
-        self.nodes = [Persisting(s, Journal(s.journal_path, "keeper")) for s in self.settings]
-        for node in self.nodes:
-            node.warm_up(self.selector)
+        self.children = [PersisterChild(s, self.selector) for s in self.settings]
+        self.nodes = [
+            Persisting(s, MEMORY, CLOCK, Journal(s.journal_path, "keeper"), child)
+            for s, child in zip(self.settings, self.children, strict=True)
+        ]
+        for child in self.children:
+            child.start()
         self.new_round(1)
 
     def _settings(self, node: int) -> Settings:
@@ -172,8 +178,8 @@ class Cluster:
             assert state_of(fresh) == state_of(Protected.of(trained(step, rank), lazy=False))
 
     def close(self) -> None:
-        for node in self.nodes:
-            node.close()
+        for child in self.children:
+            child.close()
         self.selector.close()
 
 
@@ -241,7 +247,7 @@ def test_what_dies_in_an_attempt_fails_it_and_the_next_one_is_none_the_worse(clu
 
     def kill_persister(node: int, act: str) -> None:
         if act == "part":
-            child = cluster.nodes[node]._child
+            child = cluster.children[node]._child
             assert child is not None
             os.kill(child.pid, signal.SIGKILL)
             child.wait()
