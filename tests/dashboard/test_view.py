@@ -6,6 +6,7 @@ import fcntl
 import json
 import math
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def make_slot(places: Settings, rank: int, index: int, step: int, epoch: int = 1
     slot.begin(bytes(16), rank, 2, 1, Stamp(step, epoch))
     if sealed:
         slot.payload[:PAYLOAD_BYTES] = bytes([step % 256]) * PAYLOAD_BYTES
-        slot.seal(slot.write_table(PAYLOAD_BYTES, json.dumps(layout.to_json()).encode()), layout.hash(), loss, wall_ns=1)
+        slot.seal(slot.write_table(PAYLOAD_BYTES, json.dumps(layout.to_json()).encode()), layout.hash(), loss, time.time_ns())
     slot.close()
     return path
 
