@@ -50,3 +50,17 @@ def test_pages_are_there_and_nobody_else_s(tmp_path: Path) -> None:
     stat = (tmp_path / "d" / "r").stat()
     assert stat.st_size == 100_000 and stat.st_blocks * 512 >= 100_000 and stat.st_mode & 0o777 == 0o600
     assert (tmp_path / "d").stat().st_mode & 0o777 == 0o700
+
+
+def test_an_empty_file_cannot_be_mapped(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    with pytest.raises(ValueError, match="empty"):
+        MEMORY.open(tmp_path / "empty")
+
+
+def test_who_is_making_a_page_this_moment_is_helped(tmp_path: Path) -> None:
+    """Two processes make the same page at once: the other one has made the name, and not yet room for it."""
+    (tmp_path / "status").touch()
+    mapped = MEMORY.ensure(tmp_path / "status", PAGE_BYTES)
+    assert bytes(mapped.view) == bytes(PAGE_BYTES)
+    mapped.close()

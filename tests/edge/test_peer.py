@@ -30,6 +30,7 @@ from keepstep.edge.traffic import Flow
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import KIB, MIB, MS_NS
 from keepstep.model.wire import Dial, Identity, Message, Part, Refusal, Refused, Span
+from tests.edge.proxy import Proxy
 
 JOB, SECRET = b"j" * 16, b"the job's secret, 32 bytes long."
 QUICK = Patience(ping_ns=100 * MS_NS, silence_ns=1000 * MS_NS, dead_ns=30_000 * MS_NS, retry_first_ns=20 * MS_NS, retry_most_ns=200 * MS_NS)
@@ -81,41 +82,6 @@ class Ear:
         told = self.told.get(timeout=LIMIT_S)
         assert told[0] == what, told
         return told
-
-
-class Proxy:
-    """Forwards to `target`. `alter` sees every piece on its way and may change it; None ends the connection there."""
-
-    def __init__(self, target: Address) -> None:
-        self.alter: Callable[[bytes], bytes | None] = lambda data: data
-        self._target = target
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address: Address = self._listener.getsockname()
-        self._socks: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                near, _ = self._listener.accept()
-                far = socket.create_connection(self._target)
-                self._socks += [near, far]
-                for one, other in [(near, far), (far, near)]:
-                    threading.Thread(target=self._pump, args=(one, other), daemon=True).start()
-
-    def _pump(self, one: socket.socket, other: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while (data := one.recv(64 * KIB)) and (out := self.alter(data)) is not None:
-                other.sendall(out)
-        for sock in (one, other):
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        for sock in [self._listener, *self._socks]:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-            sock.close()
 
 
 class Town:

@@ -1,0 +1,332 @@
+"""What `Links` do between keepers: everything arrives once, in order and whole, or somebody is told why not."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import pytest
+
+from keepstep.coding.checksum import checksum
+from keepstep.errors import KeeperError
+from keepstep.model.snapshot import Stamp
+from keepstep.model.units import MIB, S_NS
+from keepstep.model.wire import Message, Part, Span
+from keepstep.ports import Links, Receiver
+from keepstep.runtime.tcp_links import TcpLinks
+from tests.edge.proxy import Proxy
+
+PATIENCE_S = 60.0
+DEAD_NS = 3 * S_NS
+JOB, SECRET, HERE = b"j" * 16, b"s" * 16, "127.0.0.1"
+STAMP = Stamp(7, 1)
+
+
+class Town(Protocol):
+    """Where keepers live and reach each other. Of two that are linked, the one with the lower number is reached last."""
+
+    def open(self, node: int, receiver: Receiver, incarnation: int = 1, host: str = HERE) -> Links:
+        """The links of one more life of that node's keeper; it was told which node it is."""
+
+    def address(self, links: Links) -> tuple[str, int]:
+        """Where others are to reach it."""
+
+    def shake(self, links: Links) -> None:
+        """All connections that were made to it break, and may be made again."""
+
+    def strand(self, links: Links) -> None:
+        """And may not be made again."""
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        """Time passes until that is so."""
+
+    def close(self) -> None: ...
+
+
+class TcpTown:
+    """On loopback, each keeper behind a proxy."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, int], tuple[TcpLinks, Proxy]] = {}
+
+    def open(self, node: int, receiver: Receiver, incarnation: int = 1, host: str = HERE) -> Links:
+        links = TcpLinks(JOB, incarnation, (host, 0), DEAD_NS, receiver)
+        self._made[links.address] = links, Proxy(links.address)
+        links.be(node, SECRET)
+        return links
+
+    def address(self, links: Links) -> tuple[str, int]:
+        return self._made[links.address][1].address
+
+    def shake(self, links: Links) -> None:
+        self._made[links.address][1].hang_up()
+
+    def strand(self, links: Links) -> None:
+        self._made[links.address][1].close()
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        until_s, tick = time.monotonic() + PATIENCE_S, threading.Event()
+        while not holds():
+            assert time.monotonic() < until_s, "it does not come about"
+            tick.wait(0.01)
+
+    def close(self) -> None:
+        for links, proxy in self._made.values():
+            links.close()
+            proxy.close()
+
+
+TOWNS: dict[str, Callable[[], Town]] = {"tcp": TcpTown}
+
+
+@pytest.fixture(params=TOWNS)
+def town(request: pytest.FixtureRequest) -> Iterator[Town]:
+    made = TOWNS[request.param]()
+    yield made
+    made.close()
+
+
+class Ear:
+    """Keeps what it is told, and has blocks placed in `memory`, if it has one, at their offset."""
+
+    def __init__(self, nbytes: int = 0) -> None:
+        self.memory = bytearray(nbytes)
+        self.told: list[tuple[Any, ...]] = []  # links' beginnings and ends
+        self.numbers: list[int] = []
+        self.blocks: list[tuple[int, Span, int]] = []
+        self.times_writable = 0
+
+    def up(self, node: int) -> None:
+        self.told.append(("up", node))
+
+    def message(self, node: int, message: Message) -> None:
+        self.numbers.append(int(message.fields["reason"]))
+
+    def place(self, node: int, span: Span) -> memoryview | None:
+        return memoryview(self.memory)[span.offset : span.offset + span.length] if self.memory else None
+
+    def block(self, node: int, span: Span, checksum: int) -> None:
+        self.blocks.append((node, span, checksum))
+
+    def writable(self, node: int) -> None:
+        self.times_writable += 1
+
+    def dead(self, node: int, why: str, is_loss: bool) -> None:
+        self.told.append(("dead" if is_loss else "left", node, why))
+
+
+def note(number: int) -> Message:
+    return Message("refused", {"reason": str(number)})
+
+
+def span_of(nbytes: int, offset: int = 0) -> Span:
+    return Span(0, STAMP, Part.PAYLOAD, offset, nbytes)
+
+
+def linked(town: Town, *ears: Ear) -> tuple[Links, Links]:
+    """Nodes 1 and 2, once both know that they are."""
+    one, two = town.open(1, ears[0]), town.open(2, ears[1])
+    one.connect(2, town.address(two))
+    two.connect(1, town.address(one))
+    town.until(lambda: ears[0].told == [("up", 2)] and ears[1].told == [("up", 1)])
+    return one, two
+
+
+def test_a_link_is_open_when_both_ends_want_it(town: Town) -> None:
+    ears = Ear(), Ear(), Ear()
+    one, three = town.open(1, ears[0]), town.open(3, ears[2])
+    two = town.open(2, ears[1])
+    for links in (one, two, three):
+        assert links.address[1] > 0
+    one.connect(3, town.address(three))  # which never wants it
+    one.connect(2, town.address(two))
+    assert not one.is_open(2) and not two.is_open(1)
+    two.connect(1, town.address(one))
+    town.until(lambda: one.is_open(2) and two.is_open(1))
+    assert ears[0].told == [("up", 2)] and ears[1].told == [("up", 1)] and ears[2].told == []
+    assert not one.is_open(3) and not three.is_open(1)
+
+
+def test_an_address_that_is_somebody_elses_is_refused(town: Town) -> None:
+    with pytest.raises(KeeperError, match=r"192\.0\.2\.1"):
+        town.open(1, Ear(), host="192.0.2.1")
+
+
+def test_without_a_link_nothing_is_taken(town: Town) -> None:
+    links = town.open(1, Ear())
+    assert not links.send(2, note(1)) and not links.is_open(2)
+    assert not links.send_block(2, span_of(10), memoryview(bytes(10)), lambda why: None)
+
+
+def test_messages_come_once_and_in_order_both_ways(town: Town) -> None:
+    ears = Ear(), Ear()
+    one, two = linked(town, *ears)
+    for number in range(300):
+        assert one.send(2, note(number)) and two.send(1, note(1000 + number))
+    town.until(lambda: len(ears[0].numbers) >= 300 and len(ears[1].numbers) >= 300)
+    assert ears[1].numbers == list(range(300)) and ears[0].numbers == list(range(1000, 1300))
+
+
+def test_a_link_outlives_its_connections(town: Town) -> None:
+    ears = Ear(), Ear()
+    one, two = linked(town, *ears)
+    for number in range(200):
+        assert one.send(2, note(number)) and two.send(1, note(number))
+        if number % 50 == 25:
+            town.shake(two)
+    town.until(lambda: len(ears[0].numbers) >= 200 and len(ears[1].numbers) >= 200)
+    assert ears[0].numbers == ears[1].numbers == list(range(200))
+    assert ears[0].told == [("up", 2)] and ears[1].told == [("up", 1)], "nobody is told of that"
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_blocks_come_whole_to_their_place(town: Town, known: bool) -> None:
+    data = random.Random(3).randbytes(2 * MIB + 17)
+    ears = Ear(), Ear(len(data))
+    one, _ = linked(town, *ears)
+    done: list[str | None] = []
+    spans = [span_of(MIB + 10, 0), span_of(1, MIB + 10), span_of(MIB + 6, MIB + 11)]
+    for span in spans:
+        source = memoryview(data)[span.offset : span.offset + span.length]
+        assert one.send_block(2, span, source, done.append, checksum(source) if known else None)
+    town.until(lambda: len(done) == 3)
+    assert done == [None] * 3 and ears[1].memory == data
+    expected = [(1, span, checksum(data[span.offset : span.offset + span.length])) for span in spans]
+    assert sorted(ears[1].blocks, key=lambda b: b[1].offset) == expected
+
+
+def test_blocks_outlive_connections_too(town: Town) -> None:
+    data = random.Random(4).randbytes(8 * MIB)
+    ears = Ear(), Ear(len(data))
+    one, two = linked(town, *ears)
+    done: list[str | None] = []
+    for at in range(0, len(data), MIB):
+        assert one.send_block(2, span_of(MIB, at), memoryview(data)[at : at + MIB], done.append)
+        if at % (4 * MIB) == MIB:
+            town.shake(two)
+    town.until(lambda: len(done) == 8)
+    assert done == [None] * 8 and ears[1].memory == data
+
+
+def test_who_sends_what_is_not_wanted_is_told(town: Town) -> None:
+    ears = Ear(), Ear()
+    one, _ = linked(town, *ears)
+    done: list[str | None] = []
+    assert one.send_block(2, span_of(1000), memoryview(bytes(1000)), done.append)
+    town.until(lambda: bool(done))
+    assert done[0] is not None and "want" in done[0] and ears[1].blocks == []
+
+
+def test_a_source_that_is_not_what_its_checksum_says_does_not_arrive(town: Town) -> None:
+    ears = Ear(), Ear(1000)
+    one, _ = linked(town, *ears)
+    done: list[str | None] = []
+    assert one.send_block(2, span_of(1000), memoryview(bytes(1000)), done.append, checksum(b"something else"))
+    town.until(lambda: bool(done))
+    assert done[0] is not None and "damaged" in done[0] and ears[1].blocks == []
+
+
+def test_nothing_queues_without_bound_and_who_was_refused_is_told_when_to_go_on(town: Town) -> None:
+    data = memoryview(random.Random(5).randbytes(4 * MIB))
+    ears = Ear(), Ear(len(data))
+    one, _ = linked(town, *ears)
+    done: list[str | None] = []
+    taken = 0
+    while one.send_block(2, span_of(len(data)), data, done.append, checksum(data)):
+        taken += 1
+        assert taken < 1000, "everything is taken"
+    town.until(lambda: ears[0].times_writable > 0)
+    assert one.send_block(2, span_of(len(data)), data, done.append, checksum(data))
+    town.until(lambda: len(done) == taken + 1)
+    assert done == [None] * (taken + 1)
+
+
+def test_a_goodbye_comes_after_what_was_said_before(town: Town) -> None:
+    ears = Ear(), Ear()
+    one, two = linked(town, *ears)
+    assert one.send(2, note(1))
+    one.close("the job is over here")
+    town.until(lambda: len(ears[1].told) == 2)
+    kind, node, why = ears[1].told[1]
+    assert (kind, node) == ("left", 1) and "the job is over here" in why
+    assert ears[1].numbers == [1] and not two.is_open(1) and not two.send(1, note(2))
+    assert ears[0].told == [("up", 2)], "who says goodbye knows"
+
+
+def test_a_link_that_stays_away_is_dead_once_with_all_it_carried(town: Town) -> None:
+    ears = Ear(), Ear(1000)
+    one, two = linked(town, *ears)
+    town.strand(two)
+    done: list[str | None] = []
+    town.until(lambda: not one.is_open(2))
+    assert one.send_block(2, span_of(1000), memoryview(bytes(1000)), done.append)
+    town.until(lambda: len(ears[0].told) == len(ears[1].told) == 2)
+    assert [t[:2] for t in (ears[0].told[1], ears[1].told[1])] == [("dead", 2), ("dead", 1)]
+    town.until(lambda: bool(done))
+    assert done[0] is not None and ears[1].blocks == []
+    assert not one.is_open(2) and not one.send(2, note(1))
+
+
+def test_after_dead_the_link_is_made_anew_when_asked(town: Town) -> None:
+    ears = Ear(), Ear(), Ear()
+    one, two = linked(town, *ears[:2])
+    town.strand(two)
+    town.until(lambda: len(ears[0].told) == 2)
+    again = town.open(2, ears[2], incarnation=2)
+    again.connect(1, town.address(one))
+    one.connect(2, town.address(again), 2)
+    town.until(lambda: len(ears[0].told) == 3 and len(ears[2].told) == 1)
+    assert ears[0].told[2] == ("up", 2) and ears[2].told == [("up", 1)]
+    assert one.send(2, note(5)) and again.send(1, note(6))
+    town.until(lambda: ears[2].numbers == [5] and ears[0].numbers == [6])
+
+
+def test_a_newer_life_takes_the_place_of_the_older_one(town: Town) -> None:
+    """The older one is still there and still wants to be linked with. Whoever says which life it wants is told of no end."""
+    ears = Ear(), Ear(), Ear()
+    one, _ = linked(town, *ears[:2])
+    newer = town.open(2, ears[2], incarnation=2)
+    one.connect(2, town.address(newer), 2)
+    newer.connect(1, town.address(one))
+    town.until(lambda: len(ears[0].told) == 2 and len(ears[2].told) == 1)
+    assert ears[0].told == [("up", 2), ("up", 2)]
+    assert one.send(2, note(1)) and newer.send(1, note(2))
+    town.until(lambda: ears[2].numbers == [1] and ears[0].numbers == [2])
+    assert ears[1].numbers == []
+
+
+def test_asking_again_for_a_link_that_is_there_changes_nothing(town: Town) -> None:
+    ears = Ear(), Ear()
+    one, two = linked(town, *ears)
+    one.connect(2, town.address(two), 1)
+    two.connect(1, town.address(one), 1)
+    two.be(2, SECRET)
+    assert one.send(2, note(1)) and two.send(1, note(2))
+    town.until(lambda: ears[1].numbers == [1] and ears[0].numbers == [2])
+    assert ears[0].told == [("up", 2)] and ears[1].told == [("up", 1)]
+
+
+def test_another_number_begins_without_links(town: Town) -> None:
+    ears = Ear(), Ear()
+    one, two = linked(town, *ears)
+    two.be(3, SECRET)
+    assert not two.is_open(1) and not two.send(1, note(1))
+    town.until(lambda: len(ears[0].told) == 2)
+    assert ears[0].told[1][:2] == ("left", 2)
+    one.connect(3, town.address(two))
+    two.connect(1, town.address(one))
+    town.until(lambda: one.is_open(3) and two.is_open(1))
+    assert one.send(3, note(4))
+    town.until(lambda: ears[1].numbers == [4])
+
+
+def test_what_crossed_is_counted_for_people(town: Town) -> None:
+    ears = Ear(), Ear(1000)
+    one, _ = linked(town, *ears)
+    before, done = sum(one.counts().values()), list[str | None]()
+    assert one.send_block(2, span_of(1000), memoryview(bytes(1000)), done.append)
+    town.until(lambda: done == [None])
+    assert sum(one.counts().values()) > before
