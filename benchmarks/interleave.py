@@ -176,7 +176,7 @@ class Receiving:
         self.arrived: list[tuple[int, int]] = []
         self.up_event = threading.Event()
 
-    def up(self, peer: Identity) -> None:
+    def up(self, node: int) -> None:
         self.up_event.set()
 
     def message(self, node: int, message: Message) -> None: ...
@@ -194,7 +194,7 @@ class Receiving:
 
     def writable(self, node: int) -> None: ...
 
-    def dead(self, node: int, why: str) -> None: ...
+    def dead(self, node: int, why: str, is_loss: bool) -> None: ...
 
 
 class Told:

@@ -11,6 +11,7 @@ import pytest
 
 from keepstep.core.interleave import Reserve
 from keepstep.edge.horizon import HorizonPage
+from keepstep.edge.memory import MEMORY
 from keepstep.edge.rhythm import RhythmWriter, rhythm_path
 from keepstep.edge.traffic import Flow
 from keepstep.model.horizon import Horizon
@@ -181,7 +182,7 @@ def test_what_a_step_takes_is_learnt_from_the_targets(tmp_path: Path) -> None:
     world = World(tmp_path)
     for _ in range(25):
         world.step()
-    page = HorizonPage(tmp_path)
+    page = HorizonPage(MEMORY, tmp_path)
     for number in range(10):
         page.write(Horizon(1, target=Stamp(number, 1)))
         world.step(asking=False)

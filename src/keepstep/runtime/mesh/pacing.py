@@ -27,6 +27,7 @@ from keepstep.core.interleave import Plan, Reserve, plan
 from keepstep.core.linkspeed import LinkSpeed
 from keepstep.core.rhythm import FULL_STEPS, Profile, Rhythm, intersection
 from keepstep.edge.horizon import HorizonPage
+from keepstep.edge.memory import MEMORY
 from keepstep.edge.rhythm import PLAN_FILE, RhythmReader
 from keepstep.edge.tcp import interface_of
 from keepstep.edge.traffic import Flow
@@ -187,7 +188,7 @@ class Pacing:
     def _follow_target(self) -> None:
         """What was sent for the last targets is what the next one will take."""
         try:
-            page = HorizonPage(self._job_dir, make=False)
+            page = HorizonPage(MEMORY, self._job_dir, make=False)
         except (OSError, ValueError):
             return
         target = page.last().target
