@@ -20,7 +20,9 @@ from keepstep.edge.memory import MEMORY
 from keepstep.edge.waker import Waker
 from keepstep.edge.workers import Threads
 from keepstep.model.units import S_NS
+from keepstep.ports import Receiver
 from keepstep.runtime.keeper import Keeper
+from keepstep.runtime.mesh.pacing import Pacing
 from keepstep.runtime.persister_child import PersisterChild
 from keepstep.runtime.tcp_links import TcpLinks
 from keepstep.runtime.world import World
@@ -30,6 +32,7 @@ WORKERS = 4  # scrubbing and listing the store take long: copies do not wait for
 
 class KeeperProcess:
     def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._selector = selectors.DefaultSelector()
         self._waker = Waker()
         self._workers = Threads(WORKERS, self._waker.wake)
@@ -40,7 +43,7 @@ class KeeperProcess:
             memory=MEMORY,
             journal=self._journal,
             workers=self._workers,
-            open_links=TcpLinks,
+            open_links=self._open_links,
             wake=self._waker.wake,
             checkpoints=Checkpoints(settings.store) if settings.store is not None else None,
             writer=self._writer,
@@ -52,6 +55,12 @@ class KeeperProcess:
         self._server = listen(settings.job_dir / "keeper.sock")
         self._selector.register(self._server, selectors.EVENT_READ, self._accept)
         self._selector.register(self._waker, selectors.EVENT_READ, self._woken)
+
+    def _open_links(self, job_hash: bytes, incarnation: int, address: tuple[str, int], dead_ns: int, receiver: Receiver) -> TcpLinks:
+        """See `ports.OpenLinks`."""
+        interleaves = self._settings.interleave == "auto"
+        gate = Pacing(self._settings.job_dir, address[0], self._journal) if interleaves else None
+        return TcpLinks(job_hash, incarnation, address, dead_ns, receiver, gate)
 
     def run(self) -> None:
         """Until the job is over."""

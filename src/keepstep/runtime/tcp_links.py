@@ -14,6 +14,7 @@ from keepstep.core.linkstate import Patience
 from keepstep.core.wire import NONCE_BYTES, Connection
 from keepstep.edge.peer import PeerOptions, Peers
 from keepstep.edge.tcp import TcpOptions
+from keepstep.edge.traffic import Gate
 from keepstep.errors import KeeperError
 from keepstep.model.units import MS_NS, S_NS
 from keepstep.model.wire import Identity, Message, Span
@@ -25,9 +26,17 @@ MAX_MESSAGES = 10_000
 class TcpLinks:
     """See `ports.Links`."""
 
-    def __init__(self, job_hash: bytes, incarnation: int, address: tuple[str, int], dead_ns: int, receiver: Receiver) -> None:
-        """See `ports.OpenLinks`."""
-        self._job_hash, self._incarnation, self._receiver = job_hash, incarnation, receiver
+    def __init__(
+        self,
+        job_hash: bytes,
+        incarnation: int,
+        address: tuple[str, int],
+        dead_ns: int,
+        receiver: Receiver,
+        gate: Gate | None = None,
+    ) -> None:
+        """See `ports.OpenLinks`. `gate`: says when blocks may go; without one they always may."""
+        self._job_hash, self._incarnation, self._receiver, self._gate = job_hash, incarnation, receiver, gate
         silence_ns, retry_ns = min(5 * S_NS, dead_ns // 2), min(S_NS, dead_ns // 8)
         self._patience = Patience(silence_ns // 4, silence_ns, dead_ns, retry_first_ns=min(50 * MS_NS, retry_ns), retry_most_ns=retry_ns)
         self._tcp = TcpOptions(unacked_s=silence_ns / S_NS)
@@ -57,7 +66,7 @@ class TcpLinks:
             lambda admit, dial: Connection(me, secret, os.urandom(NONCE_BYTES), admit, dial),
             lambda now_ns: Books(now_ns, patience=self._patience, max_messages=MAX_MESSAGES),
             self._receiver,
-            PeerOptions(bind=self.address, tcp=self._tcp),
+            PeerOptions(bind=self.address, tcp=self._tcp, gate=self._gate),
         )
         self._free()
 

@@ -90,7 +90,7 @@ class Pacing:
         self._target_bytes: deque[int] = deque([0], maxlen=TARGETS)  # of the last targets, the present one last
         self._interface: str | None = None
         self._open_because = "no rank has a page"
-        self._told: tuple[str, str, int | None] = ("", "", None)
+        self._told: tuple[str, str, int | None] | None = None
         self.plan: Plan | None = None
         self.trace: deque[Sent] = deque(maxlen=TRACE)
         self.late = 0
@@ -264,7 +264,7 @@ class Pacing:
         changed = rhythm if rhythm.startswith("the rhythm has changed") else ""
         story = (self._open_because, changed, None if self.plan is None else self.plan.spread_steps)
         if story == self._told or not (self._open_because or rhythm):
-            return
+            return  # of a rank that trains, there is nothing to tell before its rhythm is known
         self._told = story
         if self._open_because:
             why = f"copies are not interleaved: {self._open_because}"
