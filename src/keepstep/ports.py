@@ -65,7 +65,7 @@ class Memory(Protocol):
         """What is in it, in order; nothing when it is not there."""
 
     def rename(self, path: Path, to: Path) -> None:
-        """In one instant; replaces a file of that name. Raises OSError when there is no `path`."""
+        """Of a file or a directory, in one instant; replaces a file of that name. Raises OSError when there is no `path`."""
 
     def remove(self, path: Path) -> None:
         """A file, or a directory with all that is in it; nothing happens when it is not there."""

@@ -40,6 +40,20 @@ WORLD = {
 }
 NATIVE = {"numpy", "torch", "xxhash", "fsspec", "rich", "typer", "psutil"}
 
+# The keeper's runtime, which runs in a simulated world too: it asks ports, and knows of `edge` only the formats over a Memory.
+FORMATS = {f"keepstep.edge.{name}" for name in ("arena", "horizon", "shelf", "standing", "status", "twin_page")}
+ON_PORTS = {
+    *(f"keepstep.runtime.{name}" for name in ("election", "keeper", "outlook", "persisting", "pins", "scrubbing", "world")),
+    *(f"keepstep.runtime.mesh.{name}" for name in ("encoding", "fetching", "holder", "leader", "lines", "node", "owner", "receiving")),
+    *(f"keepstep.runtime.mesh.{name}" for name in ("restoring", "supplier", "twins")),
+    *(FORMATS - {"keepstep.edge.status"}),  # whose owner waits for a predecessor that is just dying
+}
+SEES_NO_WORLD = {"pathlib", "threading"}  # of a path only the name; and locks
+FILE_ACTS = {
+    *("chmod", "exists", "glob", "is_dir", "is_file", "iterdir", "mkdir", "read_bytes", "read_text", "rglob", "rmdir", "stat", "touch"),
+    *("unlink", "write_bytes", "write_text"),
+}
+
 TORCH_LAYERS = {"edge.torch", "testing"}
 TORCH_MODULES = {"keepstep.runtime.session", "keepstep.runtime.persister", "keepstep.runtime.agent"}
 
@@ -114,6 +128,17 @@ def layer_offences(source: Source) -> list[str]:
     return offences
 
 
+def port_offences(source: Source) -> list[str]:
+    """How a module that is to run in any world reaches into the real one."""
+    found = [name for name in imports(source.tree) if name.split(".")[0] in WORLD - SEES_NO_WORLD or is_real(name)]
+    acts = [node.attr for node in ast.walk(source.tree) if isinstance(node, ast.Attribute) and node.attr in FILE_ACTS]
+    return [f"{source.name} imports {name}" for name in found] + [f"{source.name} calls .{act}" for act in acts]
+
+
+def is_real(module: str) -> bool:
+    return layer_of(module) in ("edge", "edge.torch") and module not in FORMATS
+
+
 def size_offences(source: Source) -> list[str]:
     lines = len(source.text.splitlines())
     offences = [f"{source.name} has {lines} lines, {MODULE_LINES} allowed"] if lines > MODULE_LINES else []
@@ -167,6 +192,15 @@ def test_module_keeps_to_its_layer_and_size(source: Source) -> None:
     assert size_offences(source) == []
 
 
+@pytest.mark.parametrize("source", [s for s in PACKAGE if s.name in ON_PORTS], ids=lambda source: source.name)
+def test_a_keeper_touches_the_world_through_ports_alone(source: Source) -> None:
+    assert port_offences(source) == []
+
+
+def test_the_keepers_modules_are_all_there() -> None:
+    assert ON_PORTS <= MODULES
+
+
 def test_every_layer_is_in_the_table() -> None:
     assert {source.layer for source in PACKAGE} <= set(LAYERS)
 
@@ -211,6 +245,20 @@ def test_the_layer_rule_lets_pass() -> None:
     for_readers = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"
     assert layer_offences(Source("keepstep.edge.arena", for_readers)) == []
     assert layer_offences(Source("keepstep.runtime.session", "import torch\nimport keepstep.edge.torch")) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["import os", "def f():\n    import time", "from keepstep.edge.memory import MEMORY", "from keepstep.edge import tcp", "path.unlink()"],
+)
+def test_the_rule_of_ports_sees(line: str) -> None:
+    assert len(port_offences(Source("keepstep.runtime.keeper", line))) == 1
+
+
+def test_the_rule_of_ports_lets_pass() -> None:
+    assert (
+        port_offences(Source("keepstep.runtime.keeper", "from pathlib import Path\nfrom keepstep.edge.arena import Slot\nm.open(p)")) == []
+    )
 
 
 def test_the_size_rule_sees() -> None:

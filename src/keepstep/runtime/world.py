@@ -1,7 +1,8 @@
 """World: everything a keeper touches, in one value. `runtime/keeper_process.py` makes the real one, `sim/` one of virtual time.
 
 Who runs a `Keeper(settings, world)` tells it what happens, always in its one loop: `heard(box, message)` and `gone(box)` of the boxes of
-this node, `hear_lines()` after `wake`, `preempted()`, and `tick()` at least every `tick_ns`, until that says that all is over.
+this node, `hear_lines()` after `wake`, `preempted()`, and `tick()` at least every `tick_ns`, until that says that all is over; then
+`close()`. A keeper may be left at any moment without another word: that is how one dies.
 """
 
 from __future__ import annotations
