@@ -18,25 +18,25 @@ from typing import Any
 
 from keepstep.config import Config, Settings, resolve
 from keepstep.core.retention import parse_rules
-from keepstep.core.vote import Offer
 from keepstep.edge.journal import Journal
 from keepstep.edge.machine import available_bytes
 from keepstep.edge.memory import MEMORY
 from keepstep.edge.rhythm import rhythm_path
 from keepstep.edge.status import StatusPage
-from keepstep.edge.torch import checkpoint, predict, restore
+from keepstep.edge.torch import predict, restore
 from keepstep.edge.torch.renewal import renew
 from keepstep.edge.torch.state import Protected
-from keepstep.errors import ConfigError, DamageError, IdentityError, KeeperError, StoreError
+from keepstep.errors import ConfigError, IdentityError, KeeperError, StoreError
 from keepstep.model.rhythm import NO_STEP
-from keepstep.model.snapshot import Phase, Stamp
+from keepstep.model.snapshot import Phase
 from keepstep.model.units import human_ns
-from keepstep.runtime.capturing import Capturing, Identity, snapshot_of
-from keepstep.runtime.link import Link, Unusable
+from keepstep.runtime.capturing import Capturing, Identity
+from keepstep.runtime.link import Link
 from keepstep.runtime.meeting import count_here, meet, place_in_world, process_group
 from keepstep.runtime.naming import default_job
 from keepstep.runtime.outlook import Pages, Word
 from keepstep.runtime.peers import Peers, Step
+from keepstep.runtime.resuming import Resuming
 from keepstep.runtime.signals import Preemption
 
 _current: Job | None = None
@@ -124,6 +124,9 @@ class Job:
             self._capturing = Capturing(settings, who, self._page, outlook, journal, self._announce, on_change)
             undo.callback(self._capturing.close)
             undo.callback(self._peers.close)
+            self._resuming = Resuming(
+                settings, who, protected, self._page, self._capturing, self._link, self._peers, journal, self._announce
+            )
             self._resume()
             self._link.listen()
             self._make_slots()
@@ -279,75 +282,9 @@ class Job:
         renew(self._protected.objects.values())
 
     def _resume(self, given_up: Callable[[], bool] = lambda: False) -> None:
-        self._link.forget_vote()
-        last = self._page.read()
-        incarnation = last.incarnation + 1 if last else 1
-        self._capturing.incarnation = incarnation
-        self._page.publish(
-            rank=self._who.rank,
-            world_size=self._who.world_size,
-            pid=os.getpid(),
-            incarnation=incarnation,
-            epoch=last.epoch if last else 0,
-            phase=Phase.RESTORE,
-            # Until the vote is over the page goes on telling what the last life had reached: it says what was lost.
-            completed_step=last.completed_step if last else -1,
-            decided_step=-1,
-            slots=(),
-        )
-        holds, foreign = self._capturing.verified()
-        agreed = self._link.agree(incarnation, set(holds), foreign, lambda o: self._load(o, holds), given_up)
-        if agreed is None:
-            return
-        offer, self._epoch = agreed
-        self._step = offer.stamp.step
-        self._page.publish(epoch=self._epoch, phase=Phase.STARTING, step=self._step, completed_step=self._step, decided_step=self._step)
-        if offer.source != "fresh":
-            self._journal.record(
-                "restored", f"restored step {self._step} from {offer.source}: {offer.why}", step=self._step, source=offer.source
-            )
-
-    def _load(self, offer: Offer, holds: dict[Stamp, int]) -> None:
-        began_ns = time.monotonic_ns()
-        self._announce(Phase.RESTORE, offer.stamp.step)
-        remarks: list[str] = []
-        if offer.source == "memory":
-            if offer.stamp not in holds:  # other nodes had it, and the keeper has brought it
-                holds.update(self._capturing.look_again())
-            if offer.stamp not in holds:
-                raise Unusable(f"{offer.stamp} was to be brought here and is not in any slot")
-            remarks = self._load_memory(offer.stamp, holds[offer.stamp])
-            self._capturing.forget_newer(offer.stamp)
-        elif offer.source == "store":
-            assert self.settings.store is not None
-            try:
-                remarks = checkpoint.load(self.settings.store, offer.stamp.step, self._who.rank, self._who.world_size, self._protected)
-            except (DamageError, StoreError) as error:
-                raise Unusable(str(error)) from error
-            self._capturing.forget_newer(None)
-        else:
-            if self._peers.lost or self._peers.newcomer:
-                raise KeeperError(f"{offer.why}: that cannot be had in the middle of a job, all ranks have to start anew")
-            self._capturing.forget_newer(None)
-        for remark in remarks:
-            self._journal.record("restore-remark", remark)
-        took_ns = time.monotonic_ns() - began_ns
-        self._journal.record("loaded", f"loaded and proved in {human_ns(took_ns)}", step=offer.stamp.step, duration_ns=took_ns)
-
-    def _load_memory(self, stamp: Stamp, index: int) -> list[str]:
-        try:
-            slot, header, layout = snapshot_of(self._capturing, stamp, index)
-        except (DamageError, LookupError) as error:
-            raise Unusable(str(error)) from error
-        remarks = restore.apply(self._protected, restore.open_snapshot(self._protected, slot, header, layout))
-        wrong = restore.prove(self._protected, slot, layout)
-        if wrong:
-            raise Unusable(f"after loading, {len(wrong)} tensors differ from the snapshot: {', '.join(wrong[:5])}")
-        try:
-            slot.verify()  # what was loaded is what lies there: prove once more that what lies there is what was sealed
-        except DamageError as error:
-            raise Unusable(str(error)) from error
-        return remarks
+        agreed = self._resuming.resume(given_up)
+        if agreed is not None:
+            self._step, self._epoch = agreed
 
     def _make_slots(self) -> None:
         state = self._protected.gather()
