@@ -55,10 +55,12 @@ from keepstep.testing.network import parse_rate, why_no_namespaces
 
 SECRET, JOB = b"of the benchmark's keepers only", bytes(16)
 TRAINER_PORT, KEEPER_PORT = 47200, 47300
-BURST_BYTES = 24 * KIB  # of the shaped links: a larger one would be saved up while the link is idle, which no network does
+BURST_S = 0.0005  # of the shaped links: a larger one would be saved up while the link is idle, which no network does
+LEAST_BURST_BYTES = 4 * KIB
 HEADERS = 1448 / 1514  # of a shaped rate, what is left for TCP's payload
 PAPER = {"baseline": "43.5 s", "blocking": "+10.1 %", "naive": "out of memory", "one buffer": "+3.5 %", "keepstep": "+0.0 %"}
 MU = 0.95
+SLACK_RATIO = 0.25  # of a chunk's time
 WARM_UP = 24  # iterations, from which the rhythm is learnt
 
 
@@ -173,6 +175,7 @@ class Receiving:
     def __init__(self, bytes_per_s: int) -> None:
         self._bytes_per_s = bytes_per_s
         self.held_bytes = self.peak_bytes = 0
+        self._free_s = 0.0  # when what came last had been copied out
         self.arrived: list[tuple[int, int]] = []
         self.up_event = threading.Event()
 
@@ -189,7 +192,11 @@ class Receiving:
     def block(self, node: int, span: Span, checksum: int) -> None:
         """Answered, and so drained, only when it has been copied out. Meanwhile the next one fills the next part: the kernel's buffer."""
         self.arrived.append((time.monotonic_ns(), span.length))
-        time.sleep(span.length / self._bytes_per_s)
+        now_s = time.monotonic()
+        # A sleep that took too long is no slower memory: the next copy began when the last one should have ended.
+        began_s = self._free_s if now_s - self._free_s < SLACK_RATIO * span.length / self._bytes_per_s else now_s
+        self._free_s = began_s + span.length / self._bytes_per_s
+        time.sleep(max(0.0, self._free_s - now_s))
         self.held_bytes -= span.length
 
     def writable(self, node: int) -> None: ...
@@ -300,8 +307,9 @@ class Site:
     def __init__(self, lab: Lab, case: Case, rate: int) -> None:
         self.processes: dict[tuple[str, int], Any] = {}
         for node in lab.nodes:
-            limit = ["limit", str(BURST_BYTES + rate // 8 // 50)]
-            shape = ["tc", "qdisc", "change", "dev", "eth0", "root", "tbf", "rate", f"{rate}bit", "burst", str(BURST_BYTES), *limit]
+            burst = max(LEAST_BURST_BYTES, int(rate / 8 * BURST_S))
+            shape = ["tc", "qdisc", "change", "dev", "eth0", "root", "tbf", "rate", f"{rate}bit"]
+            shape += ["burst", str(burst), "limit", str(burst + rate // 8 // 50)]
             subprocess.run([*lab.seats[node].before, *shape], check=True)
         for what in ("keep", "train"):
             for node in lab.nodes:
@@ -428,7 +436,7 @@ def change(lab: Lab, case: Case, rate: int, steps: int) -> dict[str, Any]:
 
 
 def make_case(rate: int, iteration_s: float) -> Case:
-    """Idle spans of 13 % of the iteration, copies of 10 %, a buffer of 8 ms of the link."""
+    """Idle spans of 13 % of the iteration, copies of 10 %, a buffer of 0.8 % of the link's time."""
     bytes_per_s = round(rate / 8 * HEADERS)
     idle = [0.26, 0.185, 0.185, 0.185, 0.185]
     busy_bytes = round(0.87 * iteration_s * bytes_per_s / (len(idle) - 1))
@@ -437,7 +445,7 @@ def make_case(rate: int, iteration_s: float) -> Case:
     other = [
         (1000 * 0.13 * iteration_s * part, round(1.1 * busy_bytes) if i < len(other_idle) - 1 else 0) for i, part in enumerate(other_idle)
     ]
-    return Case([usual, other], round(0.10 * iteration_s * bytes_per_s), bytes_per_s * 8 // 1000, bytes_per_s)
+    return Case([usual, other], round(0.10 * iteration_s * bytes_per_s), round(0.008 * iteration_s * bytes_per_s), bytes_per_s)
 
 
 def show(kind: str, found: dict[str, Any]) -> None:

@@ -2,27 +2,43 @@
 
 Comes in: so many bytes were acknowledged within so long, or at least so many. Goes out: a `Cost`. Measures nothing.
 
-Whatever disturbs a sample (other traffic, a process that is not woken in time, an acknowledgement that is held back) makes it smaller: so
-the link's speed is the upper quartile of the last ones.
+What disturbs a sample (other traffic, a process that is not woken in time, an acknowledgement that is held back) makes it smaller, and what
+a shaper lets through at once makes it larger: so a sample takes long, and the median of the last ones counts.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
+from dataclasses import dataclass
 
 from keepstep.core.interleave import Cost
 from keepstep.model.units import MS_NS, S_NS
 
-SAMPLES = 16
-QUARTILE = 3 / 4
-LEAST_SAMPLE_NS = MS_NS
+SAMPLES = 15
+SAMPLE_NS = 10 * MS_NS
 FIRST_BYTES_PER_S = 12_500_000  # until something is known: 100 Mbit/s
+
+
+@dataclass
+class _Sum:
+    nbytes: int = 0
+    took_ns: int = 0
+
+    def add(self, nbytes: int, took_ns: int) -> int | None:
+        """Bytes a second, when that is another sample."""
+        self.nbytes, self.took_ns = self.nbytes + max(0, nbytes), self.took_ns + took_ns
+        if self.took_ns < SAMPLE_NS:
+            return None
+        rate = self.nbytes * S_NS // self.took_ns
+        self.nbytes = self.took_ns = 0
+        return rate or None
 
 
 class LinkSpeed:
     def __init__(self) -> None:
         self._rates: deque[int] = deque(maxlen=SAMPLES)
-        self._nbytes = self._took_ns = 0
+        self._steady, self._least = _Sum(), _Sum()
 
     @property
     def is_known(self) -> bool:
@@ -30,21 +46,13 @@ class LinkSpeed:
 
     @property
     def bytes_per_s(self) -> int:
-        return sorted(self._rates)[int(QUARTILE * len(self._rates))] if self._rates else FIRST_BYTES_PER_S
+        return round(statistics.median(self._rates)) if self._rates else FIRST_BYTES_PER_S
 
     def drained(self, nbytes: int, took_ns: int, emptied: bool) -> None:
         """`emptied`: the queue was empty at the end, so it may have taken less: then it counts only where it tells of a faster link."""
-        if not emptied:
-            self._nbytes, self._took_ns = self._nbytes + nbytes, self._took_ns + took_ns
-            if self._took_ns >= LEAST_SAMPLE_NS:
-                self._add(self._nbytes, self._took_ns)
-                self._nbytes = self._took_ns = 0
-        elif nbytes * S_NS > self.bytes_per_s * max(1, took_ns) and took_ns >= LEAST_SAMPLE_NS // 2:
-            self._add(nbytes, took_ns)
-
-    def _add(self, nbytes: int, took_ns: int) -> None:
-        if nbytes > 0 and took_ns > 0:
-            self._rates.append(max(1, nbytes * S_NS // took_ns))
+        rate = (self._least if emptied else self._steady).add(nbytes, took_ns)
+        if rate is not None and (not emptied or rate > self.bytes_per_s):
+            self._rates.append(rate)
 
     def cost(self, round_trip_ns: int) -> Cost:
         return Cost(round_trip_ns, self.bytes_per_s)

@@ -74,7 +74,7 @@ class Profile:
 
 
 def mu_of(spread_ratio: float, steps: int) -> float:
-    most = MOST_MU if steps >= FULL_STEPS else FIRST_MU
+    most = MOST_MU if steps > FULL_STEPS // 2 else FIRST_MU  # odd ones among the last 20 do not count
     return min(most, max(LEAST_MU, 1 - 2 * spread_ratio))
 
 
@@ -131,7 +131,7 @@ class Rhythm:
         self._steps.append(step)
         self._since_average += 1
         many = len(self._steps)
-        due = many == FIRST_STEPS or (many == FULL_STEPS and (self.profile is None or self.profile.steps < FULL_STEPS // 2))
+        due = many == FIRST_STEPS or (many == FULL_STEPS and (self.profile is None or self.profile.steps <= FULL_STEPS // 2))
         if due or self._since_average >= FULL_STEPS:
             self._average("")
             return True
