@@ -24,7 +24,8 @@ LAYERS = {
     "ports": FOUNDATION,
     "edge": FOUNDATION | {"config", "ports", "coding"},
     "edge.torch": FOUNDATION | {"config", "ports", "coding", "edge"},
-    "sim": INNER,
+    # Its protocol half runs the keepers themselves, on memory laid out by the formats of edge; runtime never imports it.
+    "sim": INNER | {"edge", "runtime"},
     "runtime": INNER | {"edge", "edge.torch"},
     "dashboard": FOUNDATION | {"config", "core", "ports", "edge"},
     "testing": INNER | {"edge", "edge.torch", "runtime", "dashboard", "keepstep"},

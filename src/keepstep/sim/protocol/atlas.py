@@ -1,0 +1,95 @@
+"""Atlas: what the placement must survive at each moment, so that those who judge know what is owed.
+
+Comes in: the leader's words, the rounds' meshes, which machines were lost and which snapshots damaged. Goes out: the newest generation
+that was ever committed, for as long as everything that has happened since is within what its placement promises; then nothing is owed
+until another one is committed.
+
+A machine that nobody can reach is as good as lost, but only while it is so: what is owed then is owed late.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from keepstep.core.wards import Ward, wards
+from keepstep.model.mesh import Mesh
+from keepstep.model.rounds import verdict_from_text
+from keepstep.model.snapshot import Stamp
+from keepstep.model.topology import Auto, parse_policy
+from keepstep.model.wire import Message
+from keepstep.sim.protocol.links import SimLinks
+from keepstep.sim.protocol.trainer import Rank
+from keepstep.sim.protocol.watching import Checker
+
+if TYPE_CHECKING:
+    from keepstep.sim.protocol.job import Job
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A generation, and on which machines it was protected: by rank its ward, by node its machine."""
+
+    stamp: Stamp
+    wards: dict[int, Ward]
+    machines: tuple[int, ...]
+    node_of: dict[int, int]
+
+
+class Atlas(Checker):
+    """Looks and knows; violates nothing itself."""
+
+    name = "atlas"
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self.committed: Committed | None = None
+        self.damaged: set[tuple[int, int, Stamp]] = set()  # (machine, rank, stamp): a bit was flipped in own snapshot, copy or parity
+        self._mesh: Mesh | None = None
+        self._machines: tuple[int, ...] = ()
+        self._fell_back = self._is_over = False
+
+    def written(self, key: str, value: str) -> None:
+        self._is_over |= key.endswith("/verdict") and verdict_from_text(value).kind != "again"
+
+    def formed(self, agent: object, number: int, mesh: Mesh) -> None:
+        by_host = {site.machine.host: site.machine.number for site in self.job.sites}
+        self._mesh, self._machines = mesh, tuple(by_host[m.host] for m in mesh.members)
+
+    def said(self, links: SimLinks, node: int, message: Message) -> None:
+        if message.kind != "horizon" or not message.fields["committed"]:
+            return
+        stamp = message.fields["committed"][0]
+        policy = parse_policy(message.fields["policy"])
+        mesh = self._mesh
+        if mesh is None or isinstance(policy, Auto) or message.fields["round"] != mesh.round:
+            return
+        if self.committed is None or stamp > self.committed.stamp:
+            self.committed = Committed(stamp, wards(policy, mesh), self._machines, dict(mesh.node_of))
+
+    def went(self, rank: Rank, source: str, stamp: Stamp, epoch: int) -> None:
+        self._fell_back = self.committed is not None and (source != "memory" or stamp < self.committed.stamp)
+
+    def stepped(self, rank: Rank, step: int) -> None:
+        if self._fell_back:  # not before: what was owed is compared with what all went on from
+            self.committed, self._fell_back = None, False
+
+    def owed(self) -> Stamp | None:
+        """What all ranks must be able to go back to."""
+        known = self.committed
+        if known is None or self._is_over:
+            return None
+        return known.stamp if all(self._survives(known, rank) for rank in known.wards) else None
+
+    def _survives(self, known: Committed, rank: int) -> bool:
+        ward = known.wards[rank]
+        if self._has(known, ward.node, rank):
+            return True
+        if not ward.row:
+            return any(self._has(known, holder, rank) for holder in ward.holders)
+        lost = [r for r in ward.row if not self._has(known, known.node_of[r], r)]
+        return len(lost) <= ward.tolerates
+
+    def _has(self, known: Committed, node: int, rank: int) -> bool:
+        number = known.machines[node]
+        return self.job.sites[number].machine.alive and (number, rank, known.stamp) not in self.damaged

@@ -1,0 +1,1 @@
+"""What must hold in every run, one property a file; each says what it does not verify."""

@@ -1,0 +1,48 @@
+"""A cut always exists: whatever was lost, all ranks could go back to what was committed, if the placement promises that.
+
+Looked for in the bytes that lie on the machines, after everything that the nemesis does, whenever something is committed, and in between.
+
+Not verified: that it is found by those who look for it (`lost.py` does that); instants between two looks.
+"""
+
+from __future__ import annotations
+
+from keepstep.model.snapshot import Stamp
+from keepstep.model.units import S_NS
+from keepstep.model.wire import Message
+from keepstep.sim.protocol.links import SimLinks
+from keepstep.sim.protocol.onlooker import restorable
+from keepstep.sim.protocol.trainer import Rank
+from keepstep.sim.protocol.watching import Checker
+
+EVERY_NS = 2 * S_NS
+
+
+class ACutExists(Checker):
+    name = "a cut exists"
+    _looked_ns = 0
+    _committed: Stamp | None = None
+
+    def struck(self, what: str) -> None:
+        self._look(f"after {what}")
+
+    def said(self, links: SimLinks, node: int, message: Message) -> None:
+        if message.kind == "horizon" and message.fields["committed"]:
+            stamp = message.fields["committed"][0]
+            if self._committed is None or stamp > self._committed:
+                self._committed = stamp
+                self._look("when it was committed")
+
+    def stepped(self, rank: Rank, step: int) -> None:
+        if self.job.world.now_ns - self._looked_ns > EVERY_NS:
+            self._look("while all train")
+
+    def _look(self, when: str) -> None:
+        self._looked_ns = self.job.world.now_ns
+        owed = self.job.atlas.owed()
+        if owed is None:
+            return
+        found = restorable(self.job)
+        if not any(stamp >= owed for stamp in found):
+            there = ", ".join(str(s) for s in sorted(found)) or "nothing"
+            self.violated(f"{owed} of epoch {owed.epoch} was committed and its placement survives; {when} all could go back to {there}")

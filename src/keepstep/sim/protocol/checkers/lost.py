@@ -1,0 +1,46 @@
+"""Lost steps: all go back to the newest generation that there was after the last thing that the nemesis did, and never behind what is owed.
+
+Counts what was lost. Not verified: how far the newest generation lies behind the training (a slow network makes that as large as it
+likes); resumptions in which something struck between the first rank's question and the permission, beyond what is owed.
+"""
+
+from __future__ import annotations
+
+from keepstep.model.snapshot import Stamp
+from keepstep.sim.protocol.onlooker import restorable
+from keepstep.sim.protocol.trainer import Rank
+from keepstep.sim.protocol.watching import Checker
+
+
+class LostSteps(Checker):
+    name = "lost steps"
+    _epoch = 0
+    _best: Stamp | None = None  # that all could go back to, when the nemesis had struck last
+    _struck_ns = -1
+    _joined_ns = -1
+    _completed = -1
+
+    def struck(self, what: str) -> None:
+        self._best = max(restorable(self.job), default=None)
+        self._struck_ns = self.job.world.now_ns
+
+    def joined(self, rank: Rank) -> None:
+        if self._joined_ns < 0:
+            self._joined_ns = self.job.world.now_ns
+
+    def stepped(self, rank: Rank, step: int) -> None:
+        self._completed = max(self._completed, step)
+
+    def went(self, rank: Rank, source: str, stamp: Stamp, epoch: int) -> None:
+        if epoch <= self._epoch:
+            return
+        self._epoch = epoch
+        before, self._joined_ns = self._joined_ns, -1
+        self.job.lost_steps += max(0, self._completed - stamp.step)
+        self._completed = stamp.step
+        owed = self.job.atlas.owed()
+        if owed is not None and (source != "memory" or stamp < owed):
+            self.violated(f"all go on from {stamp} ({source}), and {owed} of epoch {owed.epoch} is owed")
+        best, self._best = self._best, None
+        if best is not None and self._struck_ns < before and (source != "memory" or stamp < best):
+            self.violated(f"all go on from {stamp} ({source}), and {best} of epoch {best.epoch} was within reach of all")

@@ -1,0 +1,204 @@
+"""Memory: a machine's tmpfs, as `ports.Memory`: files that outlive processes and are lost with the machine.
+
+`Files` is the machine's, `SimMemory` one process's view of it, and knows what that process has mapped: its locks end with it. Space is
+counted as the kernel does: a file takes it until it has no name and nobody has it mapped. What a reader sees is what has been written by
+that instant: half a page, too, when its writer stops there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from keepstep.errors import MemoryBudgetError
+from keepstep.model.units import human_bytes
+from keepstep.ports import Region
+from keepstep.sim.protocol.world import Process
+
+
+class File:
+    """Bytes, who has them mapped, and who has locked them."""
+
+    __slots__ = ("data", "exclusive", "named", "regions", "shared")
+
+    def __init__(self, nbytes: int) -> None:
+        self.data = bytearray(nbytes)
+        self.named = True
+        self.regions = 0
+        self.shared: list[SimRegion] = []
+        self.exclusive: SimRegion | None = None
+
+
+class Files:
+    """All of one machine."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        self.budget_bytes, self.used_bytes, self.most_bytes = budget_bytes, 0, 0
+        self.eaten_bytes = 0  # by something that is none of ours
+        self._directories: dict[str, dict[str, File | None]] = {}  # None: a directory
+
+    def find(self, path: str) -> File | None:
+        directory, _, name = path.rpartition("/")
+        return self._directories.get(directory, {}).get(name)
+
+    def make(self, path: str, nbytes: int) -> File | None:
+        """None: there is no room."""
+        if self.used_bytes + nbytes + self.eaten_bytes > self.budget_bytes:
+            return None
+        directory, _, name = path.rpartition("/")
+        entries = self._make_directory(directory)
+        old = entries.get(name)
+        fresh = entries[name] = File(nbytes)
+        self.used_bytes += nbytes
+        self.most_bytes = max(self.most_bytes, self.used_bytes)
+        if old is not None:
+            self._unname(old)
+        return fresh
+
+    def _make_directory(self, directory: str) -> dict[str, File | None]:
+        entries = self._directories.get(directory)
+        if entries is None:
+            entries = self._directories[directory] = {}
+            above, _, name = directory.rpartition("/")
+            if name:
+                self._make_directory(above)[name] = None
+        return entries
+
+    def _unname(self, file: File) -> None:
+        file.named = False
+        self.give_back(file)
+
+    def give_back(self, file: File) -> None:
+        if not file.named and not file.regions:
+            self.used_bytes -= len(file.data)
+
+    def names(self, directory: str) -> list[str]:
+        return sorted(self._directories.get(directory, ()))
+
+    def rename(self, path: str, to: str) -> None:
+        directory, _, name = path.rpartition("/")
+        entries = self._directories.get(directory, {})
+        if name not in entries:
+            raise FileNotFoundError(f"{path}: nothing there to rename")
+        moved = entries.pop(name)
+        directory, _, name = to.rpartition("/")
+        entries = self._make_directory(directory)
+        old = entries.get(name)
+        entries[name] = moved
+        if old is not None:
+            self._unname(old)
+        if moved is None:
+            for known in [d for d in self._directories if d == path or d.startswith(path + "/")]:
+                self._directories[to + known[len(path) :]] = self._directories.pop(known)
+
+    def remove(self, path: str) -> None:
+        directory, _, name = path.rpartition("/")
+        entries = self._directories.get(directory, {})
+        if name not in entries:
+            return
+        found = entries.pop(name)
+        if found is not None:
+            self._unname(found)
+            return
+        for inner in self.names(path):
+            self.remove(f"{path}/{inner}")
+        self._directories.pop(path, None)
+
+    def every_file(self) -> list[tuple[str, File]]:
+        return [(f"{d}/{n}", f) for d, entries in sorted(self._directories.items()) for n, f in sorted(entries.items()) if f is not None]
+
+
+class SimRegion:
+    """`ports.Region`: one process's map of a file."""
+
+    __slots__ = ("_file", "_memory", "address", "nbytes", "path", "view")
+
+    def __init__(self, memory: SimMemory, path: Path, file: File) -> None:
+        self.path, self._memory, self._file = path, memory, file
+        self.nbytes = len(file.data)
+        self.view = memoryview(file.data)
+        self.address = 0
+        file.regions += 1
+        memory.regions.add(self)
+
+    def prefault(self) -> None:
+        pass
+
+    def lock(self, exclusive: bool) -> bool:
+        if self._memory.process.touch("lock"):
+            return False
+        file = self._file
+        others = [r for r in file.shared if r is not self]
+        if (file.exclusive is not None and file.exclusive is not self) or (exclusive and others):
+            return False
+        file.shared = others if exclusive else [*others, self]
+        file.exclusive = self if exclusive else None
+        return True
+
+    def unlock(self) -> None:
+        file = self._file
+        if file.exclusive is self:
+            file.exclusive = None
+        elif file.shared:
+            file.shared = [r for r in file.shared if r is not self]
+
+    def close(self) -> None:
+        if self in self._memory.regions:
+            self._memory.regions.discard(self)
+            self.drop()
+
+    def drop(self) -> None:
+        """What the kernel does with it at the end of its process."""
+        self.unlock()
+        self.view.release()
+        self._file.regions -= 1
+        if not self._file.named:
+            self._memory.files.give_back(self._file)
+
+
+class SimMemory:
+    """`ports.Memory` of one process."""
+
+    def __init__(self, files: Files, process: Process) -> None:
+        self.files, self.process = files, process
+        self.regions: set[SimRegion] = set()
+        process.on_end.append(self._end)
+
+    def _end(self) -> None:
+        regions, self.regions = self.regions, set()
+        for region in regions:
+            region.drop()
+
+    def open(self, path: Path) -> Region:
+        if self.process.touch("open"):
+            raise OSError(f"{path}: refused by the simulation")
+        file = self.files.find(str(path))
+        if file is None:
+            raise FileNotFoundError(f"{path}: no such file")
+        if not file.data:
+            raise ValueError(f"{path} is empty")
+        return SimRegion(self, path, file)
+
+    def create(self, path: Path, nbytes: int) -> Region:
+        failed = self.process.touch("create")
+        file = None if failed else self.files.make(str(path), nbytes)
+        if file is None:
+            free = human_bytes(self.free_bytes(path))
+            raise MemoryBudgetError(f"a slot of {human_bytes(nbytes)} does not fit into {path.parent}: {free} are free there")
+        return SimRegion(self, path, file)
+
+    def ensure(self, path: Path, nbytes: int) -> Region:
+        return self.open(path) if self.files.find(str(path)) is not None else self.create(path, nbytes)
+
+    def names(self, directory: Path) -> list[str]:
+        return self.files.names(str(directory))
+
+    def rename(self, path: Path, to: Path) -> None:
+        self.process.touch("rename")
+        self.files.rename(str(path), str(to))
+
+    def remove(self, path: Path) -> None:
+        self.process.touch("remove")
+        self.files.remove(str(path))
+
+    def free_bytes(self, directory: Path) -> int:
+        return max(0, self.files.budget_bytes - self.files.used_bytes - self.files.eaten_bytes)

@@ -1,0 +1,74 @@
+"""Onlooker: reads the memory of simulated machines from outside, with the formats' own code, and leaves no trace of it.
+
+Goes out: what is proven where, and which stamps all ranks could go back to at this instant, by nothing but the bytes that are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from keepstep.core.reach import CodedRow, Inventory, within_reach
+from keepstep.edge.arena import Slot, ranks_in, slot_paths
+from keepstep.errors import DamageError
+from keepstep.model.snapshot import SlotHeader, Stamp
+from keepstep.runtime.mesh.encoding import contents_from
+from keepstep.sim.protocol.machine import Machine
+from keepstep.sim.protocol.memory import SimMemory
+from keepstep.sim.protocol.world import Process
+
+if TYPE_CHECKING:
+    from keepstep.sim.protocol.job import Job
+
+
+class _Nobody(Process):
+    """Whose calls count for nothing."""
+
+    def touch(self, what: str) -> bool:
+        return False
+
+
+class Onlooker:
+    def __init__(self, machine: Machine, job_dir: Path) -> None:
+        self._memory = SimMemory(machine.files, _Nobody(machine.world, machine, "onlooker"))
+        self._job_dir = job_dir
+
+    def proven(self, part: str = "") -> list[tuple[int, SlotHeader, bytes, bytes]]:
+        """(rank, header, payload, manifest) of every sealed snapshot that proves: the ranks' own, or in `held` or `parity`."""
+        root = self._job_dir / part if part else self._job_dir
+        found = []
+        for rank in ranks_in(self._memory, root):
+            for path in slot_paths(self._memory, root, rank):
+                try:
+                    slot = Slot(self._memory, path)
+                except (DamageError, OSError):
+                    continue
+                try:
+                    header, manifest = slot.verify_bytes()
+                    found.append((rank, header, bytes(slot.payload[: header.payload_bytes]), manifest))
+                except (DamageError, LookupError):
+                    pass
+                finally:
+                    slot.close()
+        return found
+
+    def inventory(self) -> Inventory:
+        """What the machine could tell the others if it were asked now."""
+        whole = {(rank, header.stamp) for part in ("", "held") for rank, header, _, _ in self.proven(part)}
+        coded = set()
+        for rank, header, _, manifest in self.proven("parity"):
+            stripes = contents_from(manifest).stripes
+            coded.add(CodedRow(rank, header.stamp, stripes.members, stripes.tolerates))
+        return Inventory(frozenset(whole), frozenset(coded))
+
+
+def restorable(job: Job) -> frozenset[Stamp]:
+    """The stamps that every rank has or can be given, from what lies on the machines that live."""
+    inventories = {s.machine.number: Onlooker(s.machine, s.settings.job_dir).inventory() for s in job.living_sites()}
+    return common_reach(range(job.world_size), inventories)
+
+
+def common_reach(ranks: Iterable[int], inventories: dict[int, Inventory]) -> frozenset[Stamp]:
+    reach = [within_reach(rank, inventories) for rank in ranks]
+    return frozenset.intersection(*reach) if reach else frozenset()

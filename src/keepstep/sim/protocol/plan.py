@@ -1,0 +1,98 @@
+"""Plan: what a run is to be: the cluster, the job, and how long things take. `small` draws one from a seed.
+
+Values only. The same plan and seed are the same run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+from keepstep.model.units import KIB, MIB, MS_NS, S_NS
+from keepstep.sim.protocol.network import Wires
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`stays`: ranks stay in their process when a peer is lost. `tears`: a kill may fall within a header page. `checks`: all that is said
+    crosses as its bytes. `faults`: how many; none: an undisturbed run. `faults_until_ns`: then all is healed."""
+
+    nodes: int = 2
+    ranks_per_node: int = 1
+    steps: int = 20
+    step_ns: int = S_NS
+    nbytes: int = 200
+    policy: str = "copies:2"
+    racks: int = 0  # 0: nobody says which
+    slots: int = 0
+    store: bool = False
+    persist_every_steps: int = 5
+    scrub_every_s: float = 5.0
+    grace_s: float = 120.0
+    link_dead_s: float = 3.0
+    stays: bool = True
+    tears: bool = True
+    checks: bool = True
+    budget_bytes: int = 4 * MIB
+    tick_ns: int = 500 * MS_NS
+    work_ns: int = 20 * MS_NS
+    start_ns: int = 200 * MS_NS
+    load_ns: int = 20 * MS_NS
+    act_ns: int = 50 * MS_NS
+    replace_ns: int = 3 * S_NS
+    jumps: bool = False  # of wall clocks, beyond what docs/assumptions.md allows
+    wires: Wires = field(default_factory=Wires)
+    faults: int = 0
+    faults_until_ns: int = 0
+    limit_ns: int = 1000 * S_NS
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+
+def small(seed: int) -> Plan:
+    """A few nodes, some tens of steps, several faults."""
+    chance = Random(f"{seed}/plan")
+    nodes = chance.choice((1, 2, 2, 2, 3, 3, 4))
+    ranks = chance.choice((1, 1, 2)) if nodes > 2 else chance.choice((1, 2, 2))
+    policies = ["none"] if nodes == 1 else ["copies:2", "copies:2", "copies:2", "none", "auto"]
+    racks = chance.choice((0, 0, 2)) if nodes == 4 else 0
+    if racks:
+        policies += ["parity:2"]
+    elif nodes >= 3:
+        policies += ["copies:3", f"parity:{nodes}", f"parity:{nodes}"]
+    if nodes == 4 and not racks:
+        policies += ["rs:2+2", "rs:3+1", "parity:2"]
+    steps = chance.randrange(8, 26)
+    step_ns = chance.choice((100, 300, 1000, 2500)) * MS_NS
+    link_dead_s = chance.choice((2.0, 3.0, 5.0))
+    wires = Wires(
+        latency_ns=chance.choice((MS_NS // 10, MS_NS, 5 * MS_NS)),
+        jitter_ns=chance.choice((MS_NS // 10, 2 * MS_NS, 50 * MS_NS)),
+        bytes_per_s=chance.choice((2 * KIB, 20 * KIB, 100 * MIB)),
+        queue_bytes=chance.choice((KIB, 64 * MIB, 64 * MIB)),
+        halves=chance.choice((0.0, 0.3, 1.0)),
+    )
+    return Plan(
+        nodes=nodes,
+        ranks_per_node=ranks,
+        steps=steps,
+        step_ns=step_ns,
+        nbytes=chance.choice((40, 200, 700)),
+        policy=chance.choice(policies),
+        racks=racks,
+        slots=chance.choice((0, 0, 2, 3, 4)),
+        store=chance.random() < 0.4,
+        persist_every_steps=chance.choice((0, 3, 7)),
+        scrub_every_s=chance.choice((0.0, 2.0, 10.0)),
+        link_dead_s=link_dead_s,
+        stays=chance.random() < 0.5,
+        tears=chance.random() < 0.7,
+        work_ns=chance.choice((MS_NS, 20 * MS_NS, 300 * MS_NS)),
+        act_ns=max(1, int(step_ns * chance.choice((0.01, 0.1, 0.5)))),
+        replace_ns=chance.choice((1, 5)) * S_NS,
+        wires=wires,
+        faults=chance.choice((1, 2, 2, 3, 4, 6)),
+        faults_until_ns=int((steps * step_ns + 5 * S_NS) * chance.uniform(0.4, 1.3)),
+    )

@@ -1,0 +1,175 @@
+"""Site: what keepstep runs on one machine: its keeper, and how processes of the machine find it.
+
+`KeeperProcess` runs the real `runtime/keeper.py` on the ports of this simulation, and stands in for `runtime/keeper_process.py`: it takes
+connections, calls `tick` at intervals, and ends when that says so. One keeper lives at a time; whoever finds none starts one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from keepstep.config import Settings
+from keepstep.errors import MemoryBudgetError
+from keepstep.model.units import MS_NS
+from keepstep.ports import Links, Receiver
+from keepstep.runtime.keeper import Keeper
+from keepstep.runtime.world import World as Surroundings
+from keepstep.sim.protocol.agents import Agent
+from keepstep.sim.protocol.links import SimLinks
+from keepstep.sim.protocol.machine import UID, Line, Machine, SimJournal, SimWorkers, connect
+from keepstep.sim.protocol.memory import SimMemory
+from keepstep.sim.protocol.store import SimCheckpoints, SimWriter
+from keepstep.sim.protocol.trainer import Rank
+from keepstep.sim.protocol.world import Process
+
+if TYPE_CHECKING:
+    from keepstep.sim.protocol.job import Job
+
+LOOK_AGAIN_NS = 20 * MS_NS
+BUSY_TICK_NS = 50 * MS_NS  # the real one's is shorter: here it costs more than it tells
+
+
+class KeeperProcess:
+    """One life of the machine's keeper."""
+
+    def __init__(self, site: Site) -> None:
+        job, machine = site.job, site.machine
+        self._site, self.process = site, machine.start("keeper")
+        process = self.process
+        self._random = job.world.stream(f"keeper {machine.number} {job.world.now_ns}")
+        self._woken = False
+        self._poked = False
+        store = site.settings.store is not None
+
+        def open_links(job_hash: bytes, incarnation: int, address: tuple[str, int], dead_ns: int, receiver: Receiver) -> Links:
+            return SimLinks(job.network, process, job_hash, incarnation, address, dead_ns, receiver)
+
+        memory = SimMemory(machine.files, process)
+        surroundings = Surroundings(
+            clock=machine.clock,
+            memory=memory,
+            journal=SimJournal(machine, "keeper", job.watch.journal),
+            workers=SimWorkers(process, job.plan.work_ns),
+            open_links=open_links,
+            wake=self._wake,
+            checkpoints=SimCheckpoints(job.store, process) if store else None,
+            writer=SimWriter(job.store, site.settings, process, lambda p: SimMemory(machine.files, p)) if store else None,
+            pid=site.pid(process),
+            uid=UID,
+        )
+        lock = memory.ensure(site.settings.job_dir / "keeper.lock", 1)
+        assert lock.lock(exclusive=True), "two keepers on one machine"
+        self.keeper = Keeper(site.settings, surroundings)
+        process.after(0, self._tick)
+
+    def _wake(self) -> None:
+        if not self._woken:
+            self._woken = True
+            self.process.after(MS_NS // 20, self._hear_lines)
+
+    def _hear_lines(self) -> None:
+        self._woken = False
+        self.keeper.hear_lines()
+
+    def _tick(self) -> None:
+        if self.keeper.tick():
+            self.keeper.close()
+            self.process.end("all is over")
+            return
+        tick_ns = self._site.job.plan.tick_ns if self.keeper.tick_ns > BUSY_TICK_NS else BUSY_TICK_NS
+        self.process.after(tick_ns // 2 + self._random.randrange(tick_ns // 2), self._tick)
+
+    def accept(self, line: Line) -> None:
+        line.hear = lambda message: self._hear(line, message)
+        line.gone = lambda: self.keeper.gone(line)
+
+    def _hear(self, line: Line, message: dict[str, Any]) -> None:
+        if message["kind"] != "changed":
+            self.keeper.heard(line, message)
+        elif not self._poked:  # a keeper that is behind looks once at what several say
+            self._poked = True
+            self.process.after(MS_NS, self._look, line, message)
+
+    def _look(self, line: Line, message: dict[str, Any]) -> None:
+        self._poked = False
+        self.keeper.heard(line, message)
+
+
+class Site:
+    """`node`: which one it was last, for people."""
+
+    def __init__(self, job: Job, machine: Machine, settings: Settings) -> None:
+        self.job, self.machine, self.settings = job, machine, settings
+        self.keeper: KeeperProcess | None = None
+        self.agent: Agent | None = None
+        self.ranks: dict[int, Rank] = {}
+        self._starting_ns = 0
+        self.last_attempt = -1  # the newest round that the machine's agents took part in
+        self._pids: dict[Process, int] = {}
+        self._random = job.world.stream(f"site {machine.number}")
+
+    def pid(self, process: Process) -> int:
+        return self._pids.setdefault(process, 1000 + len(self._pids))
+
+    @property
+    def keeper_lives(self) -> bool:
+        return self.keeper is not None and self.keeper.process.alive
+
+    def ensure_keeper(self, process: Process, found: Callable[[Line], None]) -> None:
+        """`found` is called, in the process, with a connection to the machine's keeper, which is started if none lives."""
+        if self.keeper_lives:
+            assert self.keeper is not None
+            keeper = self.keeper
+            here, there = connect(process, self.pid(process), keeper.process, self.pid(keeper.process), self.job.plan.checks)
+            keeper.accept(there)
+            found(here)
+            return
+        now_ns = self.job.world.now_ns
+        if self._starting_ns <= now_ns:
+            self._starting_ns = now_ns + self.job.plan.start_ns // 2 + self._random.randrange(self.job.plan.start_ns)
+            self.job.world.at(self._starting_ns, None, self._start_keeper)
+        process.after(LOOK_AGAIN_NS, self.ensure_keeper, process, found)
+
+    def _start_keeper(self) -> None:
+        if self.machine.alive and not self.keeper_lives:
+            self.job.world.carry_out(Process(self.job.world, self.machine, f"fork@{self.machine.number}"), self._make_keeper)
+
+    def _make_keeper(self) -> None:
+        with suppress(MemoryBudgetError):  # who wants one tries again
+            self.keeper = KeeperProcess(self)
+
+    # -- the agent
+
+    def start_agent(self) -> None:
+        """The first one, or another one in the place of one that died: that ends the ranks it finds."""
+        if not self.machine.alive:
+            return
+        follows = self.agent is not None
+        for rank in list(self.ranks.values()):
+            if rank.process.alive:
+                rank.process.end("killed by the agent that has taken over")
+        self.ranks.clear()
+        self.job.world.carry_out(Process(self.job.world, self.machine, f"steward@{self.machine.number}"), self._make_agent, follows)
+
+    def _make_agent(self, follows: bool) -> None:
+        agent = Agent(self, follows)
+        agent.process.on_end.append(lambda: self._agent_ended(agent))
+
+    def _agent_ended(self, agent: Agent) -> None:
+        if self.machine.alive and not agent.done:
+            self.job.world.after(self.job.plan.start_ns, None, self.start_agent)
+
+    def rank_ended(self, number: int, rank: Rank) -> None:
+        if self.machine.alive and self.agent is not None and self.agent.process.alive:
+            self.agent.process.after(MS_NS, self.agent.rank_ended, number, rank)
+
+    # -- what ranks tell their agent
+
+    def agent_hears_regrouped(self, rank: Rank) -> None:
+        if self.agent is not None and self.agent.process.alive:
+            self.agent.process.after(MS_NS, self.agent.regrouped, rank)
+
+    def rank_is_done(self, rank: Rank) -> None:
+        """It has done its last step, and needs nobody any more."""

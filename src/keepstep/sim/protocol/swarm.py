@@ -1,0 +1,89 @@
+"""Swarm: runs, one seed each, and what became of them.
+
+`python -m keepstep.sim.protocol.swarm --seeds 0:1000` runs a thousand small clusters and counts; `--seed 7` runs one and prints its
+trace: a seed that once failed fails in the same way again, at the same commit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable
+
+from keepstep.sim.protocol.checkers.account import AccountSumsUp
+from keepstep.sim.protocol.checkers.bytes import NoWrongBytes
+from keepstep.sim.protocol.checkers.cut import ACutExists
+from keepstep.sim.protocol.checkers.lost import LostSteps
+from keepstep.sim.protocol.checkers.memory import MemoryWithinBudget
+from keepstep.sim.protocol.checkers.verdict import Verdicts
+from keepstep.sim.protocol.checkers.writer import OneWriter
+from keepstep.sim.protocol.job import Job, Outcome
+from keepstep.sim.protocol.nemesis import Nemesis
+from keepstep.sim.protocol.plan import Plan, small
+from keepstep.sim.protocol.world import World
+
+CHECKERS = (NoWrongBytes, ACutExists, LostSteps, OneWriter, Verdicts, MemoryWithinBudget, AccountSumsUp)
+
+
+def run(seed: int, plan: Plan | None = None, fault_at: int | None = None, deadly: bool = True) -> Outcome:
+    """One run, to its end."""
+    job = Job(plan or small(seed), World(seed, fault_at, deadly), CHECKERS)
+    Nemesis(job)
+    return job.run()
+
+
+def replay_command(seed: int) -> str:
+    return f"python -m keepstep.sim.protocol.swarm --seed {seed}"
+
+
+def story(outcome: Outcome, lines: int = 60) -> str:
+    """What a person needs to see of a run that failed."""
+    return "\n".join([f"seed {outcome.seed}: {outcome.wrong}", *outcome.trace[-lines:], f"again: {replay_command(outcome.seed)}"])
+
+
+def many(seeds: Iterable[int], within_s: float, tell: bool = True) -> tuple[int, list[Outcome], Counter[str]]:
+    """(runs, those that failed, totals) of as many seeds as there is time for."""
+    failed: list[Outcome] = []
+    totals: Counter[str] = Counter()
+    runs = 0
+    until = time.monotonic() + within_s
+    for seed in seeds:
+        outcome = run(seed)
+        runs += 1
+        totals.update(faults=outcome.faults, events=outcome.events, virtual_s=outcome.virtual_ns // 10**9, lost_steps=outcome.lost_steps)
+        if outcome.wrong is not None:
+            failed.append(outcome)
+            if tell:
+                print(f"seed {seed}: {outcome.wrong.splitlines()[0]}", flush=True)
+        if time.monotonic() > until:
+            break
+    return runs, failed, totals
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m keepstep.sim.protocol.swarm", description=__doc__)
+    parser.add_argument("--seed", type=int, help="run this one, and print how it went")
+    parser.add_argument("--seeds", default="0:1000", help="first:end")
+    parser.add_argument("--within-s", type=float, default=float("inf"))
+    parser.add_argument("--lines", type=int, default=400, help="of the trace")
+    given = parser.parse_args()
+    if given.seed is not None:
+        outcome = run(given.seed)
+        print("\n".join(outcome.trace[-given.lines :]))
+        print(f"seed {outcome.seed}: {outcome.wrong or 'nothing was violated'}; digest {outcome.digest:08x}, {outcome.faults} faults")
+        return outcome.wrong is not None
+    first, end = map(int, given.seeds.split(":"))
+    began = time.monotonic()
+    runs, failed, totals = many(range(first, end), given.within_s)
+    took_s = time.monotonic() - began
+    print(
+        f"{runs} runs, {len(failed)} with a violation; {totals['faults']} faults, {totals['events']} events, "
+        f"{totals['virtual_s']} s of virtual time, {totals['lost_steps']} lost steps in {took_s:.1f} s"
+    )
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""What the swarm has found in the keepers, as small stories: each failed before it was mended."""
+
+from __future__ import annotations
+
+from keepstep.core.reach import Source
+from keepstep.edge.arena import parse_page
+from keepstep.errors import DamageError
+from keepstep.model.snapshot import SlotState
+from keepstep.model.units import MS_NS, PAGE_BYTES, S_NS
+from keepstep.runtime.mesh.node import Node
+from keepstep.sim.protocol.job import Job, Outcome
+from keepstep.sim.protocol.plan import Plan
+from keepstep.sim.protocol.swarm import CHECKERS
+from keepstep.sim.protocol.world import World
+
+
+def a_job(plan: Plan) -> Job:
+    return Job(plan, World(1), CHECKERS)
+
+
+def events(job: Job, kind: str) -> list[str]:
+    return [e.why for site in job.sites for e in site.machine.events if e.kind == kind]
+
+
+def ended_well(job: Job) -> Outcome:
+    outcome = job.run()
+    assert outcome.wrong is None, "\n".join([outcome.wrong, *outcome.trace])
+    return outcome
+
+
+def node_half(job: Job, site: int) -> Node:
+    keeper = job.sites[site].keeper
+    assert keeper is not None and keeper.keeper.node is not None
+    return keeper.keeper.node
+
+
+def test_a_link_that_a_restore_has_left_says_of_no_node_that_it_is_lost() -> None:
+    """Its other end's next keeper does not expect it: the node counted as lost, and all were restarted, again and again."""
+    job = a_job(Plan(nodes=3, steps=20, policy="none"))
+
+    def link() -> None:
+        nodes = {node_half(job, s).mesh.node: node_half(job, s) for s in range(3)}  # type: ignore[union-attr]
+        for node in (nodes[1], nodes[2]):
+            node.restoring.link_with_sources({2: Source(2, copies=(1,))})
+            node._lines.restored()  # as the permission to go on does
+
+    def kill() -> None:
+        site = next(s for s in range(3) if node_half(job, s).mesh.node == 2)  # type: ignore[union-attr]
+        job.sites[site].keeper.process.end("killed")  # type: ignore[union-attr]
+
+    job.world.at(3 * S_NS, None, link)
+    job.world.at(5 * S_NS, None, kill)
+    ended_well(job)
+    assert events(job, "node-lost") == []
+    assert len(events(job, "resumed")) == 1
+
+
+def test_a_source_that_cannot_be_reached_is_no_reason_to_give_memory_up() -> None:
+    """A path that fails while a lost machine's rank is restored: memory was given up for a fresh start, which some ranks refuse, and by
+    then the offer alone had voided all parities."""
+    job = a_job(Plan(nodes=3, steps=20, policy="parity:3", scrub_every_s=0.0))
+
+    def lose() -> None:
+        nodes = {node_half(job, s).mesh.node: s for s in range(3)}  # type: ignore[union-attr]
+        job.lose_machine(job.sites[nodes[2]])
+        paths = [(nodes[1], 3), (3, nodes[1])]  # of the machine that comes in its place; the leader is reached
+        job.network.block(paths)
+        job.world.after(14 * S_NS, None, job.network.unblock, paths)
+
+    job.world.at(12 * S_NS, None, lose)
+    outcome = ended_well(job)
+    assert all("from memory" in why or "afresh" in why for why in events(job, "resumed"))
+    assert len([why for why in events(job, "resumed") if "afresh" in why]) == 1
+    assert outcome.lost_steps <= 4
+
+
+def test_a_bit_that_flips_in_the_header_of_a_parity_under_way_ends_no_keeper() -> None:
+    job = a_job(Plan(nodes=3, steps=10, policy="parity:3", scrub_every_s=0.0))
+    flipped: list[str] = []
+
+    def look() -> None:
+        for path, file in job.sites[0].machine.files.every_file():
+            if "/parity/" in path and "/slot-" in path and not flipped:
+                try:
+                    is_writing = parse_page(bytes(file.data[:PAGE_BYTES]), job.settings.job_dir).state is SlotState.WRITING
+                except DamageError:
+                    continue
+                if is_writing:
+                    file.data[1000] ^= 1
+                    flipped.append(path)
+        job.world.after(MS_NS // 2, None, look)
+
+    job.world.at(4 * S_NS, None, look)
+    ended_well(job)
+    assert flipped and any(flipped[0] in why for why in events(job, "copy-refused"))
