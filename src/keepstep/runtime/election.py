@@ -224,6 +224,8 @@ class Election:
             for rank in self._host.here():
                 self._host.tell(rank, {"kind": "go", "epoch": body["epoch"]})
             if self._node is not None:
+                if body["source"] == "fresh":
+                    self._node.forget_newer(None)
                 self._node.went(int(body["epoch"]), stamp if body["source"] == "memory" else None)
         else:
             for rank in self._host.here():
@@ -242,7 +244,8 @@ class Election:
             about = {name: body[name] for name in ("source", "step", "round")}
             self._journal.record("offer", f"node {LEADER} says: {body['why']}", **about)
         stamp = Stamp(int(body["step"]), int(body["epoch"]))
-        self._node.forget_newer(stamp if body["source"] == "memory" else None)
+        if body["source"] != "fresh":  # what may be all there is goes only when all do start afresh
+            self._node.forget_newer(stamp if body["source"] == "memory" else None)
         found = {source.rank: source for source in map(_source, body["sources"])}
         self._node.restoring.link_with_sources(found)
         for rank in self._host.here():

@@ -31,7 +31,7 @@ HEADER: Range = (Part.HEADER, 0, PAGE_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """How it ended. `why` is None when the slot is sealed."""
+    """How it ended. `why` is None when the slot is sealed; `is_away`: because nobody could be reached, not because nobody has it."""
 
     rank: int
     stamp: Stamp
@@ -39,6 +39,7 @@ class Fetched:
     nbytes: int
     took_ns: int
     sources: tuple[int, ...]
+    is_away: bool
 
 
 class Fetching:
@@ -71,7 +72,7 @@ class Fetching:
         self._began_ns = self._clock.monotonic_ns()
         self._nbytes = 0
         self._whole: Whole | None = None
-        self._over = False
+        self._over = self._is_away = False
         self._road: Generator[None, None, None] = self._by_copies() if source.copies else self._by_decoding()
 
     def start(self) -> None:
@@ -220,12 +221,14 @@ class Fetching:
                 continue
             self._nbytes += sum(length for _, _, length in ranges)
             if not self._lines.send(node, "fetch", rank=rank, stamp=self.stamp, ranges=ranges):
+                self._is_away = True
                 raise LookupError(f"node {node} cannot be asked")
 
-    def source_failed(self, node: int, why: str) -> None:
-        """That node cannot give what it owes."""
+    def source_failed(self, node: int, why: str, is_away: bool = False) -> None:
+        """That node cannot give what it owes, perhaps only because it cannot be reached."""
         if self._over or node not in self._asked:
             return
+        self._is_away |= is_away
         owed = self._asked.pop(node)
         self._nodes.remove(node)
         if not self.source.copies or not self._nodes:
@@ -235,12 +238,12 @@ class Fetching:
         try:
             self._ask(self._nodes[0], [(rank, r) for rank, r in sorted(owed) if r in missing])
         except LookupError as error:
-            self.source_failed(self._nodes[0], str(error))
+            self.source_failed(self._nodes[0], str(error), is_away=True)
 
     def link_is_dead(self, node: int, why: str) -> None:
         if self._whole is not None:
             self._whole.gone(node)
-        self.source_failed(node, why)
+        self.source_failed(node, why, is_away=True)
 
     def stop(self) -> None:
         """Another round, or nobody waits for it any more."""
@@ -260,7 +263,7 @@ class Fetching:
             self._whole.slot.close()
         if tell:
             took_ns = self._clock.monotonic_ns() - self._began_ns
-            self._ended(Fetched(self._rank, self.stamp, why, self._nbytes, took_ns, tuple(self._nodes)))
+            self._ended(Fetched(self._rank, self.stamp, why, self._nbytes, took_ns, tuple(self._nodes), self._is_away))
 
 
 def _range(piece: Piece) -> Range:

@@ -309,7 +309,14 @@ class Holder:
             return
         del self._encoding[mine]
         self._lines.expect_no_more(encoding)
-        encoding.seal(self._world.clock.wall_ns())
+        try:
+            encoding.seal(self._world.clock.wall_ns())
+        except DamageError as error:  # a bit flipped in the slot's header while the pieces came
+            encoding.slot.void()
+            self._journal.record("copy-refused", f"the parity of rank {mine} at {encoding.stamp} is not kept: {error}", rank=mine)
+            for offer in offers:
+                self._say(offer, "nack", reason=str(error)[:1000])
+            return
         self._contents[(mine, encoding.stamp)] = encoding.contents
         for offer in offers:
             self._offers.pop((offer.rank, offer.stamp), None)

@@ -53,6 +53,8 @@ class Lines:
         self._takers: dict[tuple[int, Stamp], Taker] = {}
         self._lock = threading.Lock()
         self.mesh: Mesh | None = None
+        self._needed: set[int] = set()
+        self._sources: set[int] = set()
         self._links = world.open_links(job_hash, self.incarnation, address, round(link_dead_s * S_NS) - self.return_ns, self)
 
     @property
@@ -65,17 +67,32 @@ class Lines:
         """Be linked with these nodes of this round, in these lives of them."""
         self._links.be(mesh.node, mesh.secret.encode())
         self.mesh = mesh
+        self._needed, self._sources = set(), set()
         self.link_with(with_nodes)
         early, self._early = self._early, deque(maxlen=MAX_EARLY)
         for heard in early:
             self._put(heard)
 
-    def link_with(self, nodes: set[int]) -> None:
-        """Be linked with these nodes too. Both ends must want it."""
+    def link_with(self, nodes: set[int], to_restore: bool = False) -> None:
+        """Be linked with these nodes too, for this round or until all is restored. Both ends must want it."""
         assert self.mesh is not None
+        (self._sources if to_restore else self._needed).update(nodes)
         for node in sorted(nodes - {self.mesh.node}):
-            member = self.mesh.members[node]
-            self._links.connect(node, (member.host, member.port), member.incarnation)
+            self.link_again(node)
+
+    def link_again(self, node: int) -> None:
+        """After its end: the node's next keeper may come."""
+        assert self.mesh is not None
+        member = self.mesh.members[node]
+        self._links.connect(node, (member.host, member.port), member.incarnation)
+
+    def restored(self) -> None:
+        """Sources are needed no more: their next lives will not expect this node."""
+        self._sources = set()
+
+    def needs(self, node: int) -> bool:
+        """Whether the link with that node is one of this round, and not what an earlier one or a restore has left."""
+        return node in self._needed or node in self._sources
 
     def is_open(self, node: int) -> bool:
         return self._links.is_open(node)

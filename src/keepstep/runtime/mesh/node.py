@@ -189,6 +189,7 @@ class Node:
         self._missing.pop(node, None)
         self._told.discard(node)
         self._owner.link_is_open(node)
+        self.restoring.link_is_open(node)
         if self._leader is not None:
             self._leader.joined(node)
         if node == LEADER:
@@ -201,10 +202,10 @@ class Node:
         self._holder.link_is_dead(node)
         self.restoring.link_is_dead(node, why)
         self._host.link_is_gone(node, why)
-        if is_loss:
+        if is_loss and self._lines.needs(node):
             # Perhaps only its keeper died, and the next one is about to come: the node is lost when nobody does.
             self._missing.setdefault(node, (self._clock.monotonic_ns(), why))
-            self._lines.link_with({node})
+            self._lines.link_again(node)
 
     # -- the vote's needs
 
@@ -260,6 +261,7 @@ class Node:
         self._epoch, self.horizon = epoch, first_word(epoch, resumed, self._page.last(), held)
         self._page.write(self.horizon)
         self._supplier.end()
+        self._lines.restored()
         self._holder.heard(self.horizon)
         if self._leader is not None:
             self._leader.went(epoch)

@@ -35,6 +35,7 @@ class Restoring:
         self._fetches: dict[int, Fetching] = {}
         self._mending: dict[int, Slot] = {}  # own slots that stand still while their bytes are brought back
         self._inventories: dict[int, Inventory] = {}
+        self._stranded: dict[int, tuple[Source, Stamp, Callable[[str | None], None]]] = {}  # fetches whose sources cannot be reached
 
     def begin(self, mesh: Mesh) -> None:
         """Another round."""
@@ -46,6 +47,7 @@ class Restoring:
         self._fetches.clear()
         self._mending.clear()
         self._inventories.clear()
+        self._stranded.clear()
 
     # -- what there is
 
@@ -75,22 +77,27 @@ class Restoring:
     # -- bringing it
 
     def link_with_sources(self, found: Mapping[int, Source]) -> None:
-        """Everybody makes the links that restoring needs: the asking and the giving end."""
+        """Everybody makes the links that restoring needs: the asking and the giving end. What was wanted before is wanted no more."""
+        self._stranded.clear()
         for rank, source in found.items():
             givers = {*source.copies, *(node for _, node in source.members)}
             if self.mesh.node_of[rank] == self.mesh.node:
-                self._lines.link_with(givers)
+                self._lines.link_with(givers, to_restore=True)
             elif self.mesh.node in givers:
-                self._lines.link_with({self.mesh.node_of[rank]})
+                self._lines.link_with({self.mesh.node_of[rank]}, to_restore=True)
 
     def fetch(self, source: Source, stamp: Stamp, then: Callable[[str | None], None]) -> None:
-        """Bring that rank's snapshot here; `then` hears None, or why it cannot be had."""
+        """Bring that rank's snapshot here; `then` hears None, or why it cannot be had. That a source cannot be reached is no reason: then
+        another round will come, or the link be open again, and it is fetched anew."""
 
         def ended(fetched: Fetched) -> None:
             if self._fetches.get(source.rank) is fetching:
                 del self._fetches[source.rank]
             self._tell_fetched(fetched)
-            then(fetched.why)
+            if fetched.is_away and fetched.why is not None:
+                self._stranded[source.rank] = (source, stamp, then)
+            else:
+                then(fetched.why)
 
         known = self._fetches.pop(source.rank, None)
         if known is not None:
@@ -154,6 +161,13 @@ class Restoring:
         for fetching in waiting:
             fetching.source_failed(node, why)
         return bool(waiting)
+
+    def link_is_open(self, node: int) -> None:
+        """What could not be had from there, perhaps now can."""
+        again = [entry for entry in self._stranded.values() if node in (*entry[0].copies, *(n for _, n in entry[0].members))]
+        for source, stamp, then in again:
+            del self._stranded[source.rank]
+            self.fetch(source, stamp, then)
 
     def link_is_dead(self, node: int, why: str) -> None:
         for fetching in list(self._fetches.values()):
