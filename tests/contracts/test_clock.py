@@ -10,6 +10,7 @@ import pytest
 from keepstep.edge.clock import CLOCK
 from keepstep.model.units import MS_NS, S_NS
 from keepstep.ports import Clock
+from tests.contracts import simulated
 
 LetPass = Callable[[int], object]  # so many nanoseconds
 
@@ -18,7 +19,7 @@ def system() -> tuple[Clock, LetPass]:
     return CLOCK, lambda ns: threading.Event().wait(ns / S_NS)
 
 
-CLOCKS: dict[str, Callable[[], tuple[Clock, LetPass]]] = {"system": system}
+CLOCKS: dict[str, Callable[[], tuple[Clock, LetPass]]] = {"system": system, "simulated": simulated.clock}
 
 
 @pytest.fixture(params=CLOCKS)

@@ -17,6 +17,7 @@ from keepstep.model.units import MIB, S_NS
 from keepstep.model.wire import Message, Part, Span
 from keepstep.ports import Links, Receiver
 from keepstep.runtime.tcp_links import TcpLinks
+from tests.contracts.simulated import SimTown
 from tests.edge.proxy import Proxy
 
 PATIENCE_S = 60.0
@@ -79,7 +80,7 @@ class TcpTown:
             proxy.close()
 
 
-TOWNS: dict[str, Callable[[], Town]] = {"tcp": TcpTown}
+TOWNS: dict[str, Callable[[], Town]] = {"tcp": TcpTown, "simulated": lambda: SimTown(DEAD_NS, JOB, SECRET)}
 
 
 @pytest.fixture(params=TOWNS)

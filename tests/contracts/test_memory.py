@@ -11,8 +11,9 @@ import pytest
 from keepstep.edge.memory import SharedMemory
 from keepstep.model.units import PAGE_BYTES
 from keepstep.ports import Memory
+from tests.contracts import simulated
 
-MEMORIES: dict[str, Callable[[], Memory]] = {"shared": SharedMemory}
+MEMORIES: dict[str, Callable[[], Memory]] = {"shared": SharedMemory, "simulated": simulated.memory}
 NOISE = random.Random(1).randbytes(3 * PAGE_BYTES + 17)
 
 

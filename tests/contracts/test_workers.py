@@ -10,6 +10,7 @@ import pytest
 
 from keepstep.edge.workers import Threads
 from keepstep.ports import Workers
+from tests.contracts.simulated import SimLoop
 
 PATIENCE_S = 30.0
 
@@ -41,7 +42,7 @@ class ThreadedLoop:
         self._threads.close()
 
 
-LOOPS: dict[str, Callable[[], Loop]] = {"threads": ThreadedLoop}
+LOOPS: dict[str, Callable[[], Loop]] = {"threads": ThreadedLoop, "simulated": SimLoop}
 
 
 @pytest.fixture(params=LOOPS)

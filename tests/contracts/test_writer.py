@@ -15,6 +15,7 @@ import pytest
 from keepstep.config import resolve
 from keepstep.ports import Writer
 from keepstep.runtime.persister_child import PersisterChild
+from tests.contracts.simulated import SimDesk
 
 PATIENCE_S = 60.0
 
@@ -56,7 +57,7 @@ class ChildsDesk:
         self._selector.close()
 
 
-DESKS: dict[str, Callable[[Path], Desk]] = {"child": ChildsDesk}
+DESKS: dict[str, Callable[[Path], Desk]] = {"child": ChildsDesk, "simulated": SimDesk}
 
 
 @pytest.fixture(params=DESKS)

@@ -225,6 +225,9 @@ class SimLinks:
     def counts(self) -> dict[str, int]:
         return dict(self._counts)
 
+    def count(self, what: str) -> None:
+        self._counts[what] = self._counts.get(what, 0) + 1
+
     def close(self, reason: str = "closing") -> None:
         self._say_bye(reason)
         self.network.release(self._address)
@@ -287,7 +290,7 @@ class SimLinks:
             end.why_away = refused
             end.failures += 1
             end.finals = end.finals + 1 if is_final else 0
-            self._counts[refused] = self._counts.get(refused, 0) + 1
+            self.count(refused)
             if end.finals >= FINAL_TIMES:
                 self._end(end, refused, tell=True)
             else:
@@ -482,10 +485,11 @@ class SimLinks:
             return
         found = checksum_of(place)
         if found != block.checksum:
-            self._counts["blocks damaged"] = self._counts.get("blocks damaged", 0) + 1
+            self.count("blocks damaged")
             self._answer(connection, source, end, number, "it arrived damaged every time: does its source change?")
             return
         end.seen.add(number)
+        source.links.count("blocks sent")
         self._answer(connection, source, end, number, None)
         self._receiver.block(end.node, span, found)
 

@@ -14,6 +14,7 @@ import traceback
 import zlib
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,19 @@ MISTAKES = (
 
 class Killed(BaseException):
     """A simulated process ends in the middle of what it does. Not an `Exception`: nothing that runs in it may swallow this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """A process of ours that ended by its own mistake."""
+
+    name: str
+    at_ns: int
+    error: BaseException
+
+    def __str__(self) -> str:
+        place = "".join(traceback.format_exception(self.error)[-6:])
+        return f"{self.name} at {self.at_ns / 1e9:.6f} s: {type(self.error).__name__}: {self.error}\n{place}"
 
 
 class Trace:
@@ -53,7 +67,7 @@ class World:
     def __init__(self, seed: int, fault_at: int | None = None, deadly: bool = True) -> None:
         self.seed, self.now_ns, self.events = seed, 0, 0
         self.trace = Trace()
-        self.crashes: list[str] = []
+        self.crashes: list[Crash] = []
         self.calls, self.fault_at, self.deadly = 0, fault_at, deadly
         self.stopped = False
         self._heap: list[tuple[int, int, Process | None, Callable[..., None], tuple[Any, ...]]] = []
@@ -79,12 +93,9 @@ class World:
         self.stopped = True
 
     def run(self, until_ns: int) -> None:
-        """Until then, or until somebody stops it, or nothing is left to be done."""
+        """Until then, or until somebody stops it."""
         heap = self._heap
-        while heap and not self.stopped:
-            if heap[0][0] > until_ns:
-                self.now_ns = until_ns
-                return
+        while heap and heap[0][0] <= until_ns and not self.stopped:
             at_ns, _, whose, call, args = heappop(heap)
             self.now_ns = at_ns
             self.events += 1
@@ -92,6 +103,8 @@ class World:
                 call(*args)
             elif whose.alive:
                 self.carry_out(whose, call, *args)
+        if not self.stopped:
+            self.now_ns = until_ns
 
     def carry_out(self, whose: Process, call: Callable[..., None], *args: Any) -> None:
         """Within that process, which may end by it."""
@@ -100,8 +113,7 @@ class World:
         except Killed as killed:
             whose.end(str(killed))
         except MISTAKES as error:
-            place = "".join(traceback.format_exception(error)[-6:])
-            self.crashes.append(f"{whose.name} at {self.now_ns / 1e9:.6f} s: {type(error).__name__}: {error}\n{place}")
+            self.crashes.append(Crash(whose.name, self.now_ns, error))
             whose.end(f"crashed: {type(error).__name__}: {error}")
 
 

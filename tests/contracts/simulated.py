@@ -1,0 +1,114 @@
+"""The ports of the simulated world, as the contracts want them: time passes when somebody waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from keepstep.config import resolve
+from keepstep.model.units import GIB, MS_NS, S_NS
+from keepstep.ports import Clock, Links, Memory, Receiver, Workers, Writer
+from keepstep.sim.protocol.links import SimLinks
+from keepstep.sim.protocol.machine import Machine, SimWorkers
+from keepstep.sim.protocol.memory import SimMemory
+from keepstep.sim.protocol.network import Network, Wires
+from keepstep.sim.protocol.store import SharedStore, SimWriter
+from keepstep.sim.protocol.world import World
+
+PATIENCE_NS = 600 * S_NS
+HERE = "127.0.0.1"
+
+
+class Time:
+    """A world, and who waits in it."""
+
+    def __init__(self) -> None:
+        self.world = World(1)
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        until_ns = self.world.now_ns + PATIENCE_NS
+        while not holds():
+            assert self.world.now_ns < until_ns, "it does not come about"
+            self.world.run(self.world.now_ns + MS_NS)
+            for crash in self.world.crashes:
+                raise crash.error
+
+    def machine(self, number: int) -> Machine:
+        return Machine(self.world, number, None, 8 * GIB)
+
+
+def memory() -> Memory:
+    machine = Time().machine(0)
+    return SimMemory(machine.files, machine.start("reader"))
+
+
+def clock() -> tuple[Clock, Callable[[int], object]]:
+    time = Time()
+
+    def let_pass(ns: int) -> None:
+        time.world.run(time.world.now_ns + ns + ns // 100)  # the clock may be slow
+
+    return time.machine(0).clock, let_pass
+
+
+class SimLoop(Time):
+    def __init__(self) -> None:
+        super().__init__()
+        self.workers: Workers = SimWorkers(self.machine(0).start("loop"), MS_NS)
+
+    def close(self) -> None:
+        pass
+
+
+class SimDesk(Time):
+    def __init__(self, room: Path) -> None:
+        super().__init__()
+        settings = resolve({"job": "j", "store": "/store", "arena_dir": "/memory", "state_dir": "/state"}, {}, "j")
+        machine = self.machine(0)
+        self._writer = SimWriter(
+            SharedStore(self.world), settings, machine.start("keeper"), lambda process: SimMemory(machine.files, process)
+        )
+        self.writer: Writer = self._writer
+
+    def kill(self) -> None:
+        assert self._writer._child is not None
+        self._writer._child.end("killed")
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class SimTown(Time):
+    """Each keeper on a machine of its own."""
+
+    def __init__(self, dead_ns: int, job: bytes, secret: bytes) -> None:
+        super().__init__()
+        self._dead_ns, self._job, self._secret = dead_ns, job, secret
+        self._network = Network(self.world, Wires(halves=0.5))
+        self._machines = 0
+
+    def open(self, node: int, receiver: Receiver, incarnation: int = 1, host: str = HERE) -> Links:
+        self._machines += 1
+        machine = self.machine(self._machines)
+        if host == HERE:
+            host = machine.host
+        process = machine.start("keeper")
+        links = SimLinks(self._network, process, self._job, incarnation, (host, 0), self._dead_ns, receiver)
+        links.be(node, self._secret)
+        return links
+
+    def address(self, links: Links) -> tuple[str, int]:
+        return links.address
+
+    def shake(self, links: Links) -> None:
+        for connection in list(self._network.connections):
+            if any(end.links is links for end in connection.ends):
+                connection.cut("shaken")
+
+    def strand(self, links: Links) -> None:
+        assert isinstance(links, SimLinks)
+        self._network.block((a, b) for other in range(1, 20) for a, b in ((other, links.machine), (links.machine, other)))
+        self.shake(links)
+
+    def close(self) -> None:
+        pass
