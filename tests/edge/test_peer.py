@@ -745,18 +745,20 @@ def test_a_block_goes_in_the_pieces_that_are_granted(town: Town) -> None:
     assert there == data
 
 
-def test_a_shut_gate_holds_no_message_and_no_answer(town: Town) -> None:
+@pytest.mark.parametrize("node", [1, 2], ids=["the side that dials", "the other"])
+@pytest.mark.parametrize("grants", [(), (100 * KIB,)], ids=["before a block", "in the middle of one"])
+def test_a_shut_gate_holds_no_message_and_no_answer(town: Town, node: int, grants: tuple[int, ...]) -> None:
     data = memoryview(random.Random(6).randbytes(MIB))
-    here = memoryview(bytearray(len(data)))
-    ears, gate = (Ear(here), Ear(memoryview(bytearray(len(data))))), Doorkeeper()
-    one, two = town.keeper(1, ears[0], gate=gate), town.keeper(2, ears[1])
-    link(one, two)
-    held = send_all(one, 2, data, MIB, ears[0])
+    here, gate = memoryview(bytearray(len(data))), Doorkeeper(*grants)
+    ears = {node: Ear(here), 3 - node: Ear(memoryview(bytearray(len(data))))}
+    peers = {n: town.keeper(n, ears[n], gate=gate if n == node else None) for n in (1, 2)}
+    link(peers[1], peers[2])
+    held = send_all(peers[node], 3 - node, data, MIB, ears[node])
     assert gate.denied.wait(LIMIT_S)
-    all_done(send_all(two, 1, data, MIB, ears[1]), 1)  # answered by the side whose blocks are held
+    all_done(send_all(peers[3 - node], node, data, MIB, ears[3 - node]), 1)  # answered by the side whose block is held
     assert here == data and held.empty()
-    assert one.send(2, note(1)) and ears[1].messages.get(timeout=LIMIT_S) == note(1)
-    one.close()  # a link ends while its blocks are held, in the middle of one or before
+    assert peers[node].send(3 - node, note(1)) and ears[3 - node].messages.get(timeout=LIMIT_S) == note(1)
+    peers[node].close()  # a link ends while a block is held
     assert held.get(timeout=LIMIT_S) == "closing"
 
 

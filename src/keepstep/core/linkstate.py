@@ -235,7 +235,7 @@ class Lane(Generic[T]):
 
 
 class Link(Generic[T]):
-    """One link's books. `lanes` counts the data lanes: one is as fast as two while one core can fill the network."""
+    """One link's books. `lanes` counts the data lanes. With two each direction has its own, where no answer waits behind a block."""
 
     def __init__(
         self,

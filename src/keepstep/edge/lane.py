@@ -269,12 +269,14 @@ class MessageLane(Lane):
 class BlockLane(Lane):
     """Blocks, each answered: got, damaged (it is sent again) or unwanted.
 
-    With a gate a block is begun, and goes on, only as far as the gate says; answers go at any time but in the middle of a block.
+    Of several lanes each side sends its blocks on every other one: there its answers to the other side's never wait behind a block.
+    With a gate a block is begun, and goes on, only as far as the gate says.
     """
 
     def __init__(self, traffic: Traffic, index: int) -> None:
         super().__init__(traffic)
         self._books = traffic.books.lanes[index]
+        self._is_ours = len(traffic.books.lanes) == 1 or index % 2 == (0 if traffic.dials else 1)
         self._answers: deque[Message] = deque()
         self._granted_bytes = 0  # by the gate, and not yet sent
 
@@ -295,6 +297,8 @@ class BlockLane(Lane):
         if again := self._books.flight.next_again():
             self._traffic.counts.add("blocks sent again")
             return again
+        if not self._is_ours:
+            return None
         if self._traffic.waiting and self._books.flight.has_room() and self._may_go(self._traffic.waiting[0].span.length):
             block = self._traffic.waiting.popleft()
             self._traffic.waiting_bytes -= block.span.length

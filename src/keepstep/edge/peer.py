@@ -204,7 +204,8 @@ class Peers:
 
     def _new_link(self, node: int, address: Address | None, wanted: int) -> Link:
         books = self._new_books(time.monotonic_ns())
-        traffic = Traffic(node, books, self._receiver, self.counts, self._options.pacer, self._options.queue_bytes, self._options.gate)
+        o = self._options
+        traffic = Traffic(node, books, self._receiver, self.counts, o.pacer, o.queue_bytes, o.gate, dials=self.me.node < node)
         return Link(traffic, address, wanted)
 
     def _end(self, link: Link, why: str, tell: bool = True, is_loss: bool = True) -> None:

@@ -78,6 +78,7 @@ class Traffic:
     pacer: Pacer | None
     queue_bytes: int
     gate: Gate | None = None
+    dials: bool = True  # this side, of the two
     lock: threading.RLock = field(default_factory=threading.RLock)
     ready: list[threading.Condition] = field(default_factory=list)  # one a lane
     waiting: deque[Outgoing] = field(default_factory=deque)

@@ -21,6 +21,7 @@ from keepstep.model.wire import Identity, Message, Span
 from keepstep.ports import Receiver
 
 MAX_MESSAGES = 10_000
+LANES = 2  # for blocks, one a direction
 
 
 class TcpLinks:
@@ -64,7 +65,7 @@ class TcpLinks:
         self._peers = Peers(
             me,
             lambda admit, dial: Connection(me, secret, os.urandom(NONCE_BYTES), admit, dial),
-            lambda now_ns: Books(now_ns, patience=self._patience, max_messages=MAX_MESSAGES),
+            lambda now_ns: Books(now_ns, patience=self._patience, lanes=LANES, max_messages=MAX_MESSAGES),
             self._receiver,
             PeerOptions(bind=self.address, tcp=self._tcp, gate=self._gate),
         )
