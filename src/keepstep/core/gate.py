@@ -22,7 +22,7 @@ from keepstep.model.rhythm import Pulse
 from keepstep.model.units import MS_NS, S_NS
 
 LEAST_WAIT_NS = MS_NS // 2
-MOST_WAIT_NS = 20 * MS_NS
+MOST_WAIT_NS = 2 * MS_NS
 STILL_STEPS = 2  # so many steps' time without any change, and at least STILL_NS: nobody trains there
 STILL_NS = S_NS
 LEARNING_NS = 4 * MS_NS  # without a profile: of a network that is idle now, this is counted on
