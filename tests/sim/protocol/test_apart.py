@@ -1,0 +1,27 @@
+"""A simulated cluster touches nothing of the machine that it is computed on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+WATCHED = """
+import sys
+from keepstep.sim.protocol.swarm import run
+
+run(1)  # whatever is imported late is imported now
+touched = set()
+watching = True
+WORLD = ("open", "os.", "socket.", "subprocess.", "mmap.", "shutil.", "fcntl.", "time.sleep")
+sys.addaudithook(lambda event, args: touched.add(f"{event} {args!r:.200}") if watching and event.startswith(WORLD) else None)
+outcome = run(2)
+watching = False
+print("\\n".join(sorted(touched)))
+sys.exit(outcome.faults == 0)
+"""
+
+
+def test_no_file_no_socket_no_process() -> None:
+    done = subprocess.run([sys.executable, "-c", WATCHED], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == ""
