@@ -104,13 +104,15 @@ SCHEMES |= {"naive": (1, True), "one buffer": (1, True), "keepstep": (4, True)}
 
 
 def exchange(sock: socket.socket, nbytes: int, source: memoryview, target: bytearray) -> None:
-    """As many bytes each way, as in a ring all-reduce of two."""
+    """As many bytes each way, as in a ring all-reduce of two; over for both when it is over for one."""
     sender = threading.Thread(target=sock.sendall, args=(source[:nbytes],))
     sender.start()
     left = nbytes
     while left:
         left -= sock.recv_into(target, min(left, len(target)))
     sender.join()
+    sock.sendall(b"!")  # what was sent lies in the kernel's buffer for a while
+    assert sock.recv(1) == b"!"
 
 
 def train(node: int, host: str, other: str, job_dir: Path, case: Case) -> None:
