@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from keepstep.core.gate import Room, Terms, grant, room
+from keepstep.core.gate import Terms, grant, room
 from keepstep.core.interleave import Plan, Reserve, plan
 from keepstep.core.linkspeed import LinkSpeed
 from keepstep.core.rhythm import FULL_STEPS, Profile, Rhythm, intersection
@@ -84,6 +84,7 @@ class Pacing:
         self._speed = LinkSpeed()
         self._flows: dict[int, tuple[int, int]] = {}  # of each node: bytes under way, and when that was so
         self._round_trip_ns = 0
+        self._was_busy = False
         self._denied_ns: int | None = None  # since when nothing was granted
         self._step_bytes = 0  # that a step's copies take
         self._target: Stamp | None = None
@@ -111,8 +112,9 @@ class Pacing:
         now_ns = self._clock_ns()
         with self._lock:
             self._look(now_ns)
-            under_way = self._under_way(flow, now_ns)
-            rooms = [] if self._open_because else self._rooms(now_ns)
+            pulses = [(watched.page.pulse(), watched.rhythm.profile) for watched in self._watched.values()]
+            under_way = self._under_way(flow, now_ns, any(pulse is not None and pulse.pending for pulse, _ in pulses))
+            rooms = [] if self._open_because else [room(pulse, profile, now_ns) for pulse, profile in pulses]
             found = grant(rooms, nbytes, under_way, self._terms())
             if not found.nbytes and self._is_late(now_ns):
                 self.late += 1
@@ -127,13 +129,11 @@ class Pacing:
                 self._denied_ns = now_ns
             return found.nbytes, found.wait_ns
 
-    def _rooms(self, now_ns: int) -> list[Room]:
-        return [room(w.page.pulse(), w.rhythm.profile, now_ns) for w in self._watched.values()]
-
-    def _under_way(self, flow: Flow, now_ns: int) -> int:
+    def _under_way(self, flow: Flow, now_ns: int, busy: bool) -> int:
         """On the link, of all lanes: this one's as its socket says, the others' as they were, less what has drained since."""
         before, at_ns = self._flows.get(flow.node, (0, now_ns))
-        if before and now_ns > at_ns:
+        alone, self._was_busy = not (busy or self._was_busy), busy
+        if before and now_ns > at_ns and alone:  # beside a collective it tells nothing of the link
             self._speed.drained(before - flow.queued_bytes, now_ns - at_ns, emptied=flow.queued_bytes <= HELD_BACK_BYTES)
         self._flows[flow.node] = (flow.queued_bytes, now_ns)
         self._round_trip_ns = flow.round_trip_ns
