@@ -41,6 +41,7 @@ def test_the_defaults() -> None:
         metrics_port=None,
         hang_after_s=None,
         replace_command=None,
+        budget="crash=10,hang=5,oom=5,device=3,node=unlimited,killed=unlimited,refill=100",
     )
 
 
@@ -102,7 +103,7 @@ def test_a_mapping_says_the_same_as_a_config(config: Config) -> None:
 
 def test_an_unknown_key_names_the_nearest_and_the_known() -> None:
     with pytest.raises(
-        ConfigError, match=r"unknown configuration key 'slot'; did you mean 'slots'\? \(known: arena_dir, grace_s, hang_after_s, host, "
+        ConfigError, match=r"unknown configuration key 'slot'; did you mean 'slots'\? \(known: arena_dir, budget, grace_s, hang_after_s, "
     ):
         resolved({"slot": 3})
 

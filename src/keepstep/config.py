@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from keepstep.errors import ConfigError
+from keepstep.model.failure import DEFAULT_BUDGET, parse_budget
 from keepstep.model.topology import parse_policy
 
 ENV_PREFIX = "KEEPSTEP_"
@@ -50,6 +51,8 @@ class Config:
     metrics_port: where the node's agent serves Prometheus metrics. Default: nowhere. Needs the extra `metrics`.
     replace_command: run by the shell, by one of the agents, when a node is lost, with KEEPSTEP_LOST_NODE, _HOST, _JOB and _WHY set: it has
         the platform start another one. Default: somebody else does, or a spare waits.
+    budget: how many restarts each cause of failure may cost in a row, `crash=10,node=unlimited`; after `refill=100` new steps since the
+        last one its budget is whole again. What is not named stays at its default.
     hang_after_s: no rank's progress for so long is a hang, whatever it looks like. Default: learnt from the job's own steps.
     """
 
@@ -72,6 +75,7 @@ class Config:
     metrics_port: int | None = None
     hang_after_s: float | None = None
     replace_command: str | None = None
+    budget: str | None = None
 
     def to_env(self) -> dict[str, str]:
         """The `KEEPSTEP_*` variables that say the same; unset fields are left out."""
@@ -102,6 +106,7 @@ class Settings:
     metrics_port: int | None
     hang_after_s: float | None
     replace_command: str | None
+    budget: str
 
     @property
     def job_dir(self) -> Path:
@@ -218,6 +223,7 @@ def _defaults(environ: Mapping[str, str], default_job: str) -> dict[str, Any]:
         "metrics_port": None,
         "hang_after_s": None,
         "replace_command": None,
+        "budget": DEFAULT_BUDGET.to_text(),
     }
 
 
@@ -240,6 +246,7 @@ def _checked(values: dict[str, Any]) -> Settings:
         "interleave": (str, "auto or off", lambda v: v in ("auto", "off")),
         "metrics_port": ((int, type(None)), "a port, 1 to 65535", lambda v: v is None or 0 < v < 1 << 16),
         "replace_command": ((str, type(None)), "a command", lambda v: v is None or bool(v.strip())),
+        "budget": (str, "causes with numbers such as 'crash=3,node=unlimited'", lambda v: True),
         "hang_after_s": ((int, float, type(None)), "seconds, at least 4", lambda v: v is None or 4 <= v < math.inf),
     }
     for name, (kind, words, good) in expect.items():
@@ -249,6 +256,7 @@ def _checked(values: dict[str, Any]) -> Settings:
             found = f"{len(value.encode())} bytes" if name == "secret" and isinstance(value, str) else repr(value)
             raise ConfigError(f"{name}: expected {words}, found {found}")
     parse_policy(values["redundancy"])
+    parse_budget(values["budget"])
     if values["store"] is not None and not isinstance(values["store"], (str, Path)):
         raise ConfigError(f"store: expected a directory or an fsspec URL, found {values['store']!r}")
     if str(values["store"]).startswith("memory://"):

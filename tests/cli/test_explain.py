@@ -71,7 +71,7 @@ def test_the_document_keeps_its_shape(machine: Any) -> None:
     assert (len(run["events"]), run["end"], run["ended_well"], run["lost_steps"]) == (11, None, None, 1)
     assert set(run["events"][0]) == {"wall_ns", "mono_ns", "who", "kind", "why", "data"}
     [recovery] = run["recoveries"]
-    assert set(recovery) == {"outcome", "step", "source", "lost_steps", "took_ns", "stages", "refused", "setbacks"}
+    assert set(recovery) == {"outcome", "step", "source", "lost_steps", "took_ns", "stages", "refused", "setbacks", "evidence"}
     assert [s["name"] for s in recovery["stages"]] == ["noticed", "restarted", "joined", "offered", "loaded", "resumed", "next step"]
     assert set(recovery["stages"][0]) == {"link", "name", "event", "took_ns", "who"}
     assert recovery["took_ns"] == sum(s["took_ns"] for s in recovery["stages"])

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.core.deadlines import derive
-from keepstep.core.diagnosis import CASCADE, ExitFacts, diagnose, explain_exit
+from keepstep.core.diagnosis import BROKEN_DEVICE, CASCADE, ExitFacts, cause_of, diagnose, explain_exit
+from keepstep.model.failure import Cause
 from keepstep.model.snapshot import Phase
 from keepstep.model.units import S_NS
 from keepstep.model.verdict import DEADLY, Evidence, Strength, Verdict, evidence_from_text, evidence_to_text
@@ -245,6 +246,27 @@ def test_evidence_that_is_none_is_refused() -> None:
 def test_an_exit_is_explained(facts: ExitFacts, kind: str, says: str) -> None:
     found = explain_exit(facts)
     assert (found.kind, found.culprit, found.scope) == (kind, 1, "rank") and says in found.why and found.why.startswith("rank 1 ")
+
+
+@pytest.mark.parametrize(
+    ("facts", "cause"),
+    [
+        (ExitFacts(1, 0, -9, oom_kills=0), Cause.KILLED),
+        (ExitFacts(1, 0, 137), Cause.KILLED),
+        (ExitFacts(1, 0, -15), Cause.KILLED),
+        (ExitFacts(1, 0, -34), Cause.KILLED),
+        (ExitFacts(1, 0, -9, oom_kills=1), Cause.OOM),
+        (ExitFacts(1, 0, 1, "RuntimeError: CUDA out of memory"), Cause.OOM),
+        (ExitFacts(1, 0, -11), Cause.CRASH),
+        (ExitFacts(1, 0, 134), Cause.CRASH),
+        (ExitFacts(1, 0, 1), Cause.CRASH),
+        (ExitFacts(1, 0, 0, phase=Phase.FORWARD, peers_running=1), Cause.CRASH),
+        (ExitFacts(1, 0, 1, f"RuntimeError: {BROKEN_DEVICE[0]}"), Cause.DEVICE),
+        (ExitFacts(1, 0, 1, f"RuntimeError: {CASCADE[0]}"), Cause.UNKNOWN),
+    ],
+)
+def test_an_exit_is_charged_to_one_cause(facts: ExitFacts, cause: Cause) -> None:
+    assert cause_of(explain_exit(facts)) is cause
 
 
 @pytest.mark.parametrize("text", CASCADE)

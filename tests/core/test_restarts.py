@@ -6,31 +6,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.core.restarts import (
-    EARLY_NS,
-    PERSIST_WITHIN_NS,
-    SIGHUP,
-    SIGINT,
-    SIGTERM,
-    STOP_WITHIN_NS,
+from keepstep.core.patience import Patience
+from keepstep.core.restarts import CODE_AT_FAULT, EARLY_NS, PERSIST_WITHIN_NS, STOP_WITHIN_NS, Restarts
+from keepstep.model.failure import Cause, Failure, parse_budget
+from keepstep.model.restarts import (
     AllEndedWell,
     AwaitOthers,
     End,
     Event,
     Exit,
     MeetingLost,
+    Progressed,
     RanksExited,
     RanksStarted,
     RanksUndead,
     RegroupLate,
+    Reported,
     RestartAll,
-    Restarts,
     RoundWanted,
     SignalRanks,
     SignalReceived,
     Stopped,
+    Tell,
     TimeUp,
 )
+from keepstep.model.signals import SIGHUP, SIGINT, SIGTERM
 from keepstep.model.units import S_NS
 
 KILLED = -9
@@ -50,7 +50,8 @@ def exits(at_s: float, *found: tuple[int, int], step: int | None = None) -> Rank
 def test_a_killed_rank_restarts_all_and_says_why() -> None:
     action = started().handle(exits(12.3, (1, KILLED)))
     fact = "rank 1 was killed by SIGKILL (9) 12.3 s after start"
-    assert action == RestartAll(f"{fact}; restarting all 2 ranks from memory (restart 1 of 100)", fact, refused=NOT_ABLE)
+    why = f"{fact}; restarting all 2 ranks from memory (restart 1 of 100)"
+    assert action == RestartAll(why, fact, Failure(Cause.KILLED, 1), refused=NOT_ABLE)
 
 
 def test_the_error_files_message_is_in_the_sentence() -> None:
@@ -110,12 +111,12 @@ def test_a_program_that_crashes_at_the_same_step_is_not_restarted_for_ever(code:
     assert crash_loop([exits(LATE_S, (0, code), step=s) for s in (7, 6, 7)]) == [RestartAll, RestartAll, End], (
         "a step done again is not new"
     )
-    assert End not in crash_loop([exits(EARLY_S, (0, code), step=s) for s in range(20)]), "each life got further"
+    assert End not in crash_loop([exits(EARLY_S, (0, code), step=s) for s in range(10)]), "each life got further"
 
 
 def test_without_steps_only_early_crashes_count() -> None:
     assert crash_loop([exits(EARLY_S, (0, 1))] * 3) == [RestartAll, RestartAll, End]
-    assert End not in crash_loop([exits(LATE_S, (0, 1))] * 20)
+    assert End not in crash_loop([exits(LATE_S, (0, 1))] * 10)
 
 
 def test_kills_from_outside_say_nothing_about_the_program() -> None:
@@ -192,13 +193,15 @@ def test_what_fails_elsewhere_restarts_here_and_uses_the_budget() -> None:
 
 def test_a_program_that_fails_now_here_now_there_at_one_step_is_wrong() -> None:
     restarts = started()
-    here, there = exits(LATE_S, (0, 1), step=7), RoundWanted("rank 5 exited with code 1", round(LATE_S * S_NS), True, 7)
+    crash = Failure(Cause.CRASH, 5, completed_step=7)
+    here = exits(LATE_S, (0, 1), step=7)
+    there = RoundWanted("rank 5 exited with code 1", round(LATE_S * S_NS), crash, 7, decided=True)
     followed = []
     for life in (here, there, here):
         restarts.handle(RanksStarted(0))
         followed.append(restarts.handle(life))
     assert [type(action) for action in followed] == [RestartAll, RestartAll, End]
-    assert [action.crash for action in followed if isinstance(action, RestartAll)] == [True, False], (
+    assert [action.failure for action in followed if isinstance(action, RestartAll)] == [Failure(Cause.CRASH, 0, completed_step=7), None], (
         "who hears of a crash does not repeat it"
     )
 
@@ -255,7 +258,8 @@ codes = st.sampled_from([0, 1, 2, -6, -9, -11, -15])
 things = st.one_of(
     st.lists(st.tuples(st.integers(0, 2), codes), min_size=1, max_size=3),
     st.sampled_from([SignalReceived(SIGTERM, 0), SignalReceived(SIGINT, 0), SignalReceived(SIGHUP, 0), TimeUp(), MeetingLost("lost")]),
-    st.sampled_from([RoundWanted("x", 0), RoundWanted("x", 0, True), Stopped("x", 1), Stopped("x", 143, SIGTERM)]),
+    st.sampled_from([RoundWanted("x", 0), RoundWanted("x", 0, Failure(Cause.CRASH, 9)), Stopped("x", 1), Stopped("x", 143, SIGTERM)]),
+    st.sampled_from([Progressed(3), Reported((Failure(Cause.HANG, 9, step=3),))]),
 )
 
 
@@ -273,7 +277,7 @@ def test_any_story_keeps_the_budget_and_ends_once(story: list[object], budget: i
             if not found:
                 continue
         else:
-            assert isinstance(thing, SignalReceived | TimeUp | MeetingLost | RoundWanted | Stopped)
+            assert isinstance(thing, SignalReceived | TimeUp | MeetingLost | RoundWanted | Stopped | Progressed | Reported)
             event = thing
         action = restarts.handle(event)
         assert action is None or not ended, "nothing follows the end"
@@ -296,7 +300,7 @@ def test_ranks_that_can_stay_do() -> None:
     action = restarts.handle(RanksExited((Exit(2, KILLED),), S_NS, completed_step=7, able=True))
     fact = "rank 2 was killed by SIGKILL (9) 1.0 s after start"
     why = f"{fact}; starting what is missing, the others stay in their process (restart 1 of 100)"
-    assert action == RestartAll(why, fact, keep=True)
+    assert action == RestartAll(why, fact, Failure(Cause.KILLED, 2, completed_step=7), keep=True)
 
 
 def test_staying_in_vain_ends_with_a_new_start_of_all_and_a_new_step_forgives() -> None:
@@ -342,3 +346,91 @@ def test_who_had_done_its_last_step_when_another_was_lost_is_not_waited_for() ->
 def test_what_is_decided_for_all_nodes_holds_here(keep: bool) -> None:
     action = started().handle(RoundWanted("node 1 says: so", S_NS, able=keep, decided=True))
     assert isinstance(action, RestartAll) and action.keep is keep
+
+
+# -- budgets, and whose fault it is
+
+
+def failed(at_s: float, rank: int, host: str, step: int, error: str = "ValueError: no", expendable: bool = False) -> RanksExited:
+    failure = Failure(Cause.CRASH, rank, host, step=step, error=error)
+    return RanksExited((Exit(rank, 1, error, failure),), round(at_s * S_NS), step - 1, expendable=expendable)
+
+
+def test_a_cause_that_has_used_up_its_budget_ends_the_job_with_the_numbers() -> None:
+    restarts = Restarts(2, 100, True, Patience(parse_budget("killed=2,refill=10")))
+    restarts.handle(RanksStarted(0))
+    counts = []
+    for step in (3, 5, 7):
+        action = restarts.handle(exits(1, (0, KILLED), step=step))
+        counts.append(action.why.rpartition("(")[2] if isinstance(action, RestartAll) else action)
+        restarts.handle(RanksStarted(0))
+    end = counts.pop()
+    assert counts == ["restart 1 of 100; killed 1 of 2)", "restart 2 of 100; killed 2 of 2, 2 new steps since the last)"]
+    assert isinstance(end, End) and end.exit_code == 1
+    assert end.why.endswith("the budget of this cause is used up: killed 3 of 2, 2 new steps since the last")
+
+
+def test_a_failure_that_follows_to_another_host_is_the_programs() -> None:
+    restarts = started()
+    assert isinstance(restarts.handle(failed(30, 0, "a", 8)), RestartAll)
+    restarts.handle(RanksStarted(0))
+    there = Failure(Cause.CRASH, 5, "b", step=8, error="ValueError: no", completed_step=7)
+    end = restarts.handle(RoundWanted("node 1 says so", 30 * S_NS, there, 7, decided=True))
+    assert isinstance(end, End) and end.exit_code == CODE_AT_FAULT and end.finding is not None
+    assert [f.host for f in end.finding.failures] == ["a", "b"] and "on different hardware (a and b)" in end.why
+
+
+def test_a_node_whose_hardware_is_suspect_leaves_its_place_if_memory_can_do_without_it() -> None:
+    for expendable in (True, False):
+        restarts = started()
+        restarts.handle(failed(30, 0, "a", 8, expendable=expendable))
+        restarts.handle(RanksStarted(0))
+        action = restarts.handle(failed(30, 0, "a", 8, expendable=expendable))
+        assert isinstance(action, RestartAll) and action.leave is expendable
+        assert action.finding is not None and action.finding.kind == "suspect"
+
+
+@pytest.mark.parametrize(("hosts", "kind"), [(("b", "c"), "hardware"), (("a", "b"), "passing")])
+def test_the_step_that_goes_well_elsewhere_says_that_it_was_the_hardware(hosts: tuple[str, ...], kind: str) -> None:
+    restarts = started()
+    for _ in range(2):
+        restarts.handle(failed(30, 0, "a", 8))
+        restarts.handle(RanksStarted(0, hosts=hosts))
+    assert restarts.awaited_step == 8 and restarts.handle(Progressed(8)) is None, "others may complete the step in which one fails"
+    told = restarts.handle(Progressed(9))
+    assert isinstance(told, Tell) and told.finding.kind == kind
+    assert restarts.awaited_step is None and restarts.handle(Progressed(10)) is None
+
+
+def test_without_other_hardware_the_third_failure_is_the_last_one() -> None:
+    restarts = started()
+    for _ in range(2):
+        assert isinstance(restarts.handle(failed(30, 0, "a", 8)), RestartAll)
+        restarts.handle(RanksStarted(0))
+    end = restarts.handle(failed(30, 0, "a", 8))
+    assert isinstance(end, End) and end.exit_code == CODE_AT_FAULT and end.why.endswith("no other hardware was there to try it on")
+    assert end.finding is not None and len(end.finding.failures) == 3
+
+
+def test_what_all_nodes_tell_counts_whoever_was_heard_first() -> None:
+    """Node 1's rank failed; what was heard of it is that node 0's rank lost its peer."""
+    there = Failure(Cause.CRASH, 5, "b", step=8, error="ValueError: no")
+    restarts = started()
+    restarts.handle(RoundWanted("lost a peer", S_NS, Failure(Cause.UNKNOWN, 0, "a", step=8, error="closed"), 7, decided=True))
+    assert restarts.handle(Reported((there,))) is None
+    restarts.handle(RanksStarted(0))
+    end = restarts.handle(failed(30, 0, "a", 8))
+    assert isinstance(end, End) and end.exit_code == CODE_AT_FAULT
+    restarts = started()
+    restarts.handle(failed(30, 0, "a", 8))
+    assert restarts.handle(Reported((there,))) is None, "one event on two hosts has not been reproduced"
+    restarts.handle(RanksStarted(0))
+    restarts.handle(RoundWanted("lost a peer", S_NS, None, 7, decided=True))
+    end = restarts.handle(Reported((there,)))
+    assert isinstance(end, End) and end.exit_code == CODE_AT_FAULT
+
+
+def test_an_error_about_a_peer_is_blamed_last() -> None:
+    about_a_peer = Exit(0, 1, "Connection closed by peer", Failure(Cause.UNKNOWN, 0))
+    action = started().handle(RanksExited((about_a_peer, Exit(1, 1, "ValueError", Failure(Cause.CRASH, 1))), S_NS))
+    assert isinstance(action, RestartAll) and action.why.startswith("rank 1 exited with code 1 (ValueError)")

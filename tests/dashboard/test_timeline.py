@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from keepstep.core.signs import is_failure
 from keepstep.dashboard.timeline import between_ns, stories
 from keepstep.model.events import Event
+from keepstep.model.failure import Cause, Failure
 from keepstep.model.units import MS_NS, S_NS
 
 BOOT_NS = 1_700_000_000 * S_NS
@@ -105,6 +106,15 @@ def test_a_rank_that_dies_while_restoring_is_a_setback_and_not_a_second_recovery
     assert recovery.setbacks == ("rank 0 again",)
     assert [s.name for s in recovery.stages] == ["noticed", "restarted", "joined", "offered", "loaded", "resumed", "next step"]
     assert recovery.stages[1].event.mono_ns == 6100 * MS_NS
+
+
+def test_what_a_verdict_about_the_program_rests_on_is_told() -> None:
+    failed = [Failure(Cause.CRASH, 1, host, "0", 7, "ValueError: no", place="train.py:9 in step", files="/e") for host in ("a", "b")]
+    found = at(5050, "agent", "recurrence", "the program is at fault", finding="code", failures=[f.to_json() for f in failed])
+    [story] = stories([*begins(), *killed(5000), found, *ends(5100, ok=False)])
+    [failure] = story.recoveries
+    assert failure.evidence[1] == "rank 1 on b, device 0 in step 7: ValueError: no, train.py:9 in step; more in /e"
+    assert [(s.link, s.name) for s in failure.stages][-2:] == [("verdict", "recurred"), ("closed", "ended")]
 
 
 def test_a_failure_that_nothing_followed() -> None:

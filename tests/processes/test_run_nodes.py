@@ -101,7 +101,10 @@ class Machines:
         meeting = ("--nnodes", str(self.nnodes), "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--nproc-per-node", str(nproc))
         program = ("--no-python", "sh", str(self.room / "rank.sh"))
         words = [sys.executable, "-c", COMMAND, "run", *own, "--grace-s", "1", *meeting, *options, *program]
+        program_path = self.room / "program.py"
+        program_path.write_text(PROGRAM)
         environ = {**os.environ, "OUT": str(self.room / "out"), "TMPDIR": str(self.room / "tmp")}
+        environ |= {"PYTHON": sys.executable, "PROGRAM": str(program_path)}
         log = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         agent = subprocess.Popen(words, cwd=self.room, env=environ, **log)  # type: ignore[call-overload]
         self.nodes.append(Node(agent, state / "t" / "journal.jsonl", arena))
@@ -195,6 +198,54 @@ def test_a_program_that_fails_everywhere_ends_everywhere(machines: Begin) -> Non
     assert all(len(node.events("ranks-restarted")) == 2 for node in nodes), "the third failure is one too many, wherever it is seen"
     why = [node.events("job-ended")[0].why for node in nodes]
     assert any("the program failed 3 times in a row without a new step" in sentence for sentence in why)
+
+
+PROGRAM = """
+import os, sys, time, torch, keepstep
+weights = torch.zeros(1000)
+torch.distributed.init_process_group("gloo")
+job = keepstep.protect(weights=weights)
+for step in job.steps(40):
+    total = torch.ones(())
+    torch.distributed.all_reduce(total)
+    weights += total
+    time.sleep(0.01)
+    if step == 20 and os.environ[sys.argv[1]] == sys.argv[2]:
+        raise ValueError(f"no number is {id(job):#x}")
+assert weights.eq(80).all()
+"""
+
+
+def test_the_same_failure_on_another_host_is_the_programs(machines: Begin) -> None:
+    """First on one node, then on the other: the second time is the last one."""
+    job = machines('exec "$PYTHON" "$PROGRAM" RANK "$KEEPSTEP_ATTEMPT"')
+    nodes = job.start_two()
+    ended = [node.ended() for node in nodes]
+    assert [code for code, _ in ended] == [70, 70], ended
+    assert [len(node.events("ranks-restarted")) for node in nodes] == [1, 1]
+    found = [event for node in nodes for event in node.events("recurrence")]
+    assert {event.data["finding"] for event in found} == {"code"}
+    told = [(f["host"], f["step"], f["error"]) for f in found[0].data["failures"]]
+    assert told == [("127.0.0.11", 20, "ValueError: no number is ?"), ("127.0.0.12", 20, "ValueError: no number is ?")]
+
+
+def test_a_node_on_which_a_step_fails_again_is_swapped_for_a_spare(machines: Begin) -> None:
+    job = machines('until_there go; exec "$PYTHON" "$PROGRAM" KEEPSTEP_HOST 127.0.0.12')
+    nodes = job.start_two("--redundancy", "copies:2")
+    nodes[1].wait_for("round-formed")
+    spare = job.start("--redundancy", "copies:2")
+    spare.wait_for("round-waiting")
+    job.allow("go")
+    for node in (*nodes, spare):
+        code, output = node.ended()
+        assert code == 0, output
+    suspected = nodes[1].events("recurrence")
+    assert [event.data["finding"] for event in suspected] == ["suspect"] and len(suspected[0].data["failures"]) == 2
+    formed = spare.events("round-formed")[-1].data
+    assert formed["node"] == 1 and [host.partition(":")[0] for host in formed["hosts"]] == ["127.0.0.11", "127.0.0.13"]
+    resumed, found = nodes[0].events("resumed")[-1], nodes[0].events("recurrence")[-1]
+    assert (resumed.data["source"], resumed.data["step"] >= 18) == ("memory", True)
+    assert found.data["finding"] == "hardware" and found.mono_ns > resumed.mono_ns
 
 
 def test_a_signal_to_one_agent_ends_the_job_on_all_nodes(machines: Begin) -> None:

@@ -3,7 +3,7 @@
 As JSON: {"job", "journal", "runs": [run, ...]}, only the last run unless --all. A run is a `dashboard.timeline.Story` field by field:
 {"events", "recoveries", "end", "ended_well", "lost_steps"}, and "account", a `core.account.Account`; an event is a line of the journal; a
 recovery is {"outcome", "step", "source", "lost_steps", "took_ns", "stages": [{"link", "name", "event", "took_ns", "who"}, ...], "refused",
-"setbacks"}.
+"setbacks", "evidence"}.
 """
 
 from __future__ import annotations

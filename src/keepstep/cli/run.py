@@ -84,6 +84,9 @@ def run(
     metrics_port: Annotated[int | None, _own("--metrics-port", "Serve Prometheus metrics on this port of every machine.")] = None,
     link_dead_s: Annotated[float | None, _own("--link-dead-s", "How long a machine may be silent before it counts as lost.")] = None,
     replace_command: Annotated[str | None, _own("--replace-command", "Has the platform start a machine in place of a lost one.")] = None,
+    budget: Annotated[
+        str | None, _own("--budget", "Restarts each cause may cost in a row: crash=3,hang=3,node=unlimited,refill=100 (new steps).")
+    ] = None,
     hang_after_s: Annotated[float | None, _own("--hang-after-s", "No progress for so long is a hang; without it: learnt.")] = None,
 ) -> None:
     """Run a training script on this machine, or on several, and keep it alive: torchrun's arguments, every step protected."""

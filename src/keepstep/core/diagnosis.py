@@ -19,14 +19,21 @@ from dataclasses import dataclass
 
 from keepstep.core.deadlines import Deadlines
 from keepstep.core.progress import HELD
-from keepstep.core.restarts import FAULTS, SIGHUP, SIGINT, SIGTERM, signal_words
+from keepstep.model.failure import Cause
+from keepstep.model.signals import FAULTS, SIGBUS, SIGHUP, SIGINT, SIGKILL, SIGTERM, signal_words
 from keepstep.model.snapshot import Phase
 from keepstep.model.units import S_NS, human_ns
 from keepstep.model.verdict import Evidence, Kind, Strength, Verdict
 
-SIGBUS, SIGKILL = 7, 9
 PREEMPTING = {SIGHUP, SIGINT, SIGTERM}
 OUT_OF_MEMORY = ("out of memory", "MemoryError", "Cannot allocate memory")
+# How CUDA and NVIDIA's driver say that a device is lost or broken; an illegal access may be the program's.
+BROKEN_DEVICE = (
+    "uncorrectable ECC",
+    "fallen off the bus",
+    "Unable to determine the device handle",
+    "no CUDA-capable device is detected",
+)
 # How gloo, NCCL and their stores say that somebody else has gone or does not answer.
 CASCADE = (
     "Connection closed by peer",
@@ -223,9 +230,32 @@ def explain_exit(facts: ExitFacts) -> Verdict:
     if any(text in facts.message for text in OUT_OF_MEMORY):
         why = f"rank {facts.rank} ran out of memory{_place(facts)} and exited with code {facts.code}{says}"
         return _of_rank("oom", facts, f"code {facts.code}", Strength.TEXT, why)
+    if any(text in facts.message for text in BROKEN_DEVICE):
+        why = f"rank {facts.rank} says that its device is lost or broken{_place(facts)} and exited with code {facts.code}{says}"
+        return _of_rank("device", facts, f"code {facts.code}", Strength.TEXT, why)
     return _of_rank(
         "crash", facts, f"code {facts.code}", Strength.FACT, f"rank {facts.rank} exited with code {facts.code}{_place(facts)}{says}"
     )
+
+
+def cause_of(verdict: Verdict) -> Cause:
+    """Whose budget a rank's end is charged to. Killed and stopped is it from outside; that a program kills itself is its own affair."""
+    if verdict.kind == "crash" and not verdict.state.startswith("code") and verdict.state not in map(signal_words, FAULTS):
+        return Cause.KILLED
+    return _CAUSES.get(verdict.kind, Cause.UNKNOWN)
+
+
+_CAUSES: dict[Kind, Cause] = {
+    "crash": Cause.CRASH,
+    "premature-exit": Cause.CRASH,
+    "oom": Cause.OOM,
+    "device": Cause.DEVICE,
+    "hang": Cause.HANG,
+    "deadlocked": Cause.HANG,
+    "unkillable": Cause.HANG,
+    "stopped": Cause.KILLED,
+    "preempted": Cause.KILLED,
+}
 
 
 def _ended_well(facts: ExitFacts) -> Verdict:

@@ -217,9 +217,9 @@ def chain(recovery: Recovery, began: Event | None) -> RenderableType:
         why = _short(stage.event.why)
         said = Text(f"{len(stage.who)} say so, the last: {why}" if len(stage.who) > 1 else why, style=LINK_COLOURS.get(stage.link, ""))
         made.add_row(Text(link, style="bold"), stage.name, at, f"+{human_ns(stage.took_ns)}", said)
-    for label, sentences in (("refused", recovery.refused), ("setback", recovery.setbacks)):
+    for label, sentences in (("refused", recovery.refused), ("setback", recovery.setbacks), ("evidence", recovery.evidence)):
         for why in sentences[:MAX_SENTENCES]:
-            made.add_row(Text(label, style="red"), "", "", "", Text(_short(why), style="red"))
+            made.add_row(Text(label, style="red"), "", "", "", Text(why if label == "evidence" else _short(why), style="red"))
         if len(sentences) > MAX_SENTENCES:
             made.add_row("", "", "", "", f"and {len(sentences) - MAX_SENTENCES} more")
     return Padding(made, (0, 0, 0, 2))

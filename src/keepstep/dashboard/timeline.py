@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from keepstep.core.account import SAME_CLOCK_NS
 from keepstep.core.signs import BACK, REFUTING, ends_training, is_about, is_failure
 from keepstep.model.events import Event
+from keepstep.model.failure import failure_from_json
 
 REFUSED = {"damaged", "restore-failed", "fetch-failed", "checkpoint-damaged", "store-unreadable", "restore-refused", "slot-voided"}
 TROUBLE = REFUSED | {"capture-failed", "persist-failed", "persist-impossible", "keeper-lost", "keeper-missing", "torn", "stranger-refused"}
 TROUBLE |= {"copy-failed", "copy-lost", "copy-refused", "declined", "mesh-refused", "meeting-lost", "keeper-unheard"}  # between nodes
-TROUBLE |= {"suspicion", "verdict", "lost-notice"}
+TROUBLE |= {"suspicion", "verdict", "recurrence", "lost-notice"}
 GLAD = {"resumed", "go", "mended"}
 # What an agent says before its first word about the job, while it finds its keeper and the other nodes.
 PRELUDE = {"keeper-listens", "keeper-unheard", "meeting", "round-waiting"}
@@ -29,6 +30,7 @@ PRELUDE = {"keeper-listens", "keeper-unheard", "meeting", "round-waiting"}
 LINKS: dict[str, tuple[str, tuple[str, ...]]] = {
     "suspicion": ("suspicion", ("suspicion",)),
     "verdict": ("verdict", ("verdict",)),
+    "recurred": ("verdict", ("recurrence",)),
     "plan": ("plan", ("plan",)),
     "stacks": ("action", ("stacks",)),
     "coordinator": ("action", ("coordinator",)),
@@ -60,7 +62,8 @@ class Stage:
 class Recovery:
     """From the first sign of a failure to the next completed step. `outcome` is resumed, ended or pending.
 
-    `refused` are the sources that were tried or looked at and not used; `setbacks` what failed meanwhile.
+    `refused` are the sources that were tried or looked at and not used; `setbacks` what failed meanwhile; `evidence` the failures that the
+    verdict about the program or the hardware rests on.
     """
 
     outcome: str
@@ -71,6 +74,7 @@ class Recovery:
     stages: tuple[Stage, ...]
     refused: tuple[str, ...]
     setbacks: tuple[str, ...]
+    evidence: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +187,14 @@ def _recovery(way: Sequence[Event], noticed: Event | None, closer: Event | None,
         stages=stages,
         refused=tuple(e.why for e in way if e.kind in REFUSED),
         setbacks=tuple(e.why for e in way[back:] if is_failure(e)),
+        evidence=_evidence(way),
     )
+
+
+def _evidence(way: Sequence[Event]) -> tuple[str, ...]:
+    last = next((e for e in reversed(way) if e.kind == "recurrence"), None)
+    failures = [failure_from_json(said) for said in last.data.get("failures", ())] if last else []
+    return tuple(f"{failure}{f'; more in {failure.files}' if failure.files else ''}" for failure in failures)
 
 
 Link = tuple[str, str, list[Event]]  # which link, its name, and the words that made it, the one that counts last

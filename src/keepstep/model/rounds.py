@@ -10,6 +10,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from keepstep.model.failure import Failure, failure_from_json
+
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
@@ -40,16 +42,18 @@ class Arrival:
 class Verdict:
     """How a round ends, the same for all its nodes.
 
-    `again`: there will be another round; `crash` when the program brought it upon itself, `keep` when ranks that can stay in their process
-    do, else all start anew. `stop`: the job ends with `code`, by `signum` where it was a signal. `done`: all ranks of all nodes ended well.
+    `again`: there will be another round; `failure` is why, when it was one; `keep` when ranks that can stay in their process do, else all
+    start anew; `vacant` are the nodes whose places are free for others. `stop`: the job ends with `code`, by `signum` where it was a
+    signal. `done`: all ranks of all nodes ended well.
     """
 
     kind: Literal["again", "stop", "done"]
     why: str
-    crash: bool = False
     code: int = 0
     signum: int = 0
     keep: bool = False
+    failure: Failure | None = None
+    vacant: tuple[int, ...] = ()
 
     def to_text(self) -> str:
         return json.dumps(asdict(self))
@@ -62,4 +66,6 @@ def arrival_from_text(text: str) -> Arrival:
 
 def verdict_from_text(text: str) -> Verdict:
     """The inverse of `Verdict.to_text`."""
-    return Verdict(**json.loads(text))
+    said = json.loads(text)
+    failure = None if said["failure"] is None else failure_from_json(said["failure"])
+    return Verdict(**{**said, "failure": failure, "vacant": tuple(said["vacant"])})

@@ -101,7 +101,8 @@ def evidence_from_text(text: str) -> list[Evidence]:
         raise ValueError(f"not evidence: {text[:80]!r}") from error
 
 
-Kind = Literal["crash", "hang", "slow", "oom", "stopped", "deadlocked", "unkillable", "premature-exit", "preempted", "ended", "unknown"]
+ExitKind = Literal["crash", "oom", "device", "premature-exit", "preempted", "ended", "unknown"]
+Kind = Literal[ExitKind, "hang", "slow", "stopped", "deadlocked", "unkillable"]
 
 # The culprit will not go on by itself: kill it. `unkillable` too, though it may take more than a signal.
 DEADLY = frozenset({"hang", "stopped", "deadlocked", "unkillable"})

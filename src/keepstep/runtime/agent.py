@@ -27,7 +27,18 @@ from typing import Literal
 
 from keepstep.config import Config, resolve
 from keepstep.core.deadlines import derive
-from keepstep.core.restarts import (
+from keepstep.core.patience import Patience
+from keepstep.core.restarts import CODE_AT_FAULT, Restarts
+from keepstep.core.retention import parse_rules
+from keepstep.edge.journal import Journal
+from keepstep.edge.memory import MEMORY
+from keepstep.edge.probes.devices import visible_devices
+from keepstep.edge.standing import read_standing
+from keepstep.edge.torch.ranks import Ranks
+from keepstep.edge.torch.rendezvous import local_address
+from keepstep.model.failure import Cause, Failure, Finding, parse_budget
+from keepstep.model.launch import Launch
+from keepstep.model.restarts import (
     Action,
     AllEndedWell,
     AwaitOthers,
@@ -35,22 +46,19 @@ from keepstep.core.restarts import (
     Event,
     Exit,
     MeetingLost,
+    Progressed,
     RanksExited,
     RanksStarted,
     RanksUndead,
+    Reported,
     RestartAll,
-    Restarts,
     RoundWanted,
     SignalRanks,
     SignalReceived,
     Stopped,
+    Tell,
     TimeUp,
 )
-from keepstep.core.retention import parse_rules
-from keepstep.edge.journal import Journal
-from keepstep.edge.torch.ranks import Ranks
-from keepstep.edge.torch.rendezvous import local_address
-from keepstep.model.launch import Launch
 from keepstep.model.rounds import Verdict
 from keepstep.model.units import S_NS
 from keepstep.runtime.agent_line import SOCKET
@@ -109,7 +117,8 @@ class Agent:
             self._metrics.start(self.settings.metrics_port)
         self.launch, self._reader, self._writer = launch, reader, writer
         self._posted: deque[Post] = deque()
-        self.restarts = Restarts(launch.ranks, launch.max_restarts, self.settings.store is not None)
+        patience = Patience(parse_budget(self.settings.budget))
+        self.restarts = Restarts(launch.ranks, launch.max_restarts, self.settings.store is not None, patience)
         self.selector = selectors.DefaultSelector()
         socket_path = self.settings.job_dir / "agent.sock"
         rank_config = replace(config, job=self.settings.job)
@@ -118,17 +127,18 @@ class Agent:
         self.keeper = AgentLink(self.settings, self.journal, lambda: self._post("keeper is back"))
         self.lines = RankLines(socket_path, self.selector)
         self.meeting: Meeting
+        host = self.settings.host or (os.uname().nodename if launch.endpoint is None else local_address(launch.endpoint))
         if launch.endpoint is None:
             self.meeting = Alone(launch, self._post)
         else:
-            self.keeper.listen(self.settings.host or local_address(launch.endpoint))
+            self.keeper.listen(host)
             self.meeting = Several(launch, self.settings, self.journal, self._post)
         self.selector.register(reader, selectors.EVENT_READ, "woken")
         self._listen_to_keeper()
         self._deadlines = derive(self.settings.hang_after_s, self.settings.link_dead_s if launch.nodes > 1 else None)
-        self.watching = Watching(self.settings, self.journal, self._deadlines, self.ranks, self.lines)
-        world = (launch, self.settings, self.journal, self._deadlines, self.selector)
-        self.lives = Lives(*world, self.ranks, self.lines, self.watching)
+        seen = (self.settings, self.journal, self._deadlines)
+        self.watching = Watching(*seen, self.ranks, self.lines, host, visible_devices(environ))
+        self.lives = Lives(launch, *seen, self.selector, self.ranks, self.lines, self.watching)
         self.replacing = Replacing(self.settings, self.journal)
         self._deadline_ns: int | None = None  # of the last action
         self._mesh_round: int | None = None  # by which the keeper knows the round
@@ -149,7 +159,8 @@ class Agent:
             command = " ".join(self.launch.command)
             nodes = f" on each of {self.launch.nodes} nodes" if self.launch.nodes > 1 else ""
             why = f"job {self.settings.job}: {self.launch.ranks} ranks{nodes} of `{command}`, at most {self.launch.max_restarts} restarts"
-            self.journal.record("job-started", why, pid=os.getpid(), job=self.settings.job, ranks=self.launch.ranks)
+            budget = self.settings.budget
+            self.journal.record("job-started", why, pid=os.getpid(), job=self.settings.job, ranks=self.launch.ranks, budget=budget)
             if self._succeeds:
                 self._take_over()
             self.meeting.join(self.keeper.listens)
@@ -187,22 +198,27 @@ class Agent:
         if exited:
             able = self.lives.able
             exits = tuple(self._reap(rank) for rank in exited)
-            yield RanksExited(exits, time.monotonic_ns(), self.lives.completed_step, able)
+            yield RanksExited(exits, time.monotonic_ns(), self.lives.completed_step, able, self._expendable())
             yield from self.lives.left_well([e.rank for e in exits if e.code == 0])
         for key in sorted(k for k in ready if isinstance(k, str) and k.startswith("line ")):
             self._hear_line(key)
         if "keeper" in ready:
             yield from self._hear_keeper()
         while self._posted:  # behind the exits: when both tell of the same failure, the nearer one names it
-            event = self._take(self._posted.popleft())
-            if event is not None:
-                yield event
+            yield from self._take(self._posted.popleft())
         now_ns = time.monotonic_ns()
         if self._deadline_ns is not None and now_ns >= self._deadline_ns:
             self._deadline_ns = None
             yield TimeUp()
         yield from self.lives.look(now_ns)
         yield from self.watching.look(now_ns)
+        if self.restarts.awaited_step is not None and (step := self.watching.completed_step) is not None:
+            yield Progressed(step)
+
+    def _expendable(self) -> bool:
+        """Whether the other nodes' memory can do without this one, as the leading keeper last told."""
+        standing = read_standing(MEMORY, self.settings.job_dir) if self.launch.nodes > 1 else None
+        return standing is not None and self.lives.place.node in standing.get("safe", ())
 
     def _reap(self, local_rank: int) -> Exit:
         self.selector.unregister(self.ranks.pidfds[local_rank])
@@ -234,53 +250,63 @@ class Agent:
         if message is None:
             self.selector.unregister(box)
         elif message["kind"] == "peer-dead" and self._mesh_round == message["round"]:
-            self.replacing.lost(int(message["node"]), str(message["why"]))
-            why = f"node {message['node']} is lost: {message['why']}"
-            yield RoundWanted(why, time.monotonic_ns(), able=self.lives.able)
+            node, step = int(message["node"]), self.lives.completed_step
+            self.replacing.lost(node, str(message["why"]))
+            failure = Failure(Cause.NODE, host=self.replacing.host_of(node), error="lost", completed_step=step)
+            yield RoundWanted(f"node {node} is lost: {message['why']}", time.monotonic_ns(), failure, step, self.lives.able)
         elif message["kind"] == "mesh-known" and self._mesh_round == message["round"]:
             self.lives.order_regroup()
 
-    def _take(self, posted: Post) -> Event | None:
+    def _take(self, posted: Post) -> Iterator[Event]:
         now_ns = time.monotonic_ns()
         if isinstance(posted, Formed):
+            yield Reported(posted.failures)  # it may end here
             self._start(posted)
         elif isinstance(posted, Heard):
             verdict = posted.verdict
             if verdict.kind == "again":
-                return RoundWanted(verdict.why, now_ns, verdict.crash, self.lives.completed_step, verdict.keep, decided=True)
-            return AllEndedWell(verdict.why, now_ns) if verdict.kind == "done" else Stopped(verdict.why, verdict.code, verdict.signum)
+                yield RoundWanted(verdict.why, now_ns, verdict.failure, self.lives.completed_step, verdict.keep, decided=True)
+            elif verdict.kind == "done":
+                yield AllEndedWell(verdict.why, now_ns)
+            else:
+                yield Stopped(verdict.why, verdict.code, verdict.signum)
         elif isinstance(posted, MeetingLost):
             self.journal.record("meeting-lost", posted.why, logging.WARNING)
-            return posted
+            yield posted
         else:
             self.keeper.take()
             self._listen_to_keeper()
-        return None
 
     def _start(self, formed: Formed) -> None:
         formed_ns = time.monotonic_ns()
         self.lives.enter(formed.place, formed.keep)
-        self._mesh_round = None
+        self._mesh_round, hosts = None, tuple[str, ...]()
         if formed.mesh is not None:
-            self._mesh_round = formed.mesh.round
-            self.replacing.begin(formed.mesh.node, [member.host for member in formed.mesh.members])
+            self._mesh_round, hosts = formed.mesh.round, tuple(member.host for member in formed.mesh.members)
+            self.replacing.begin(formed.mesh.node, hosts)
             self.keeper.tell(formed.mesh)  # and when it knows them, the ranks that stayed may ask it
         else:
             self.lives.order_regroup()
         started_ns = self.lives.fill(self.meeting.board(formed.place.attempt), formed_ns)
-        self.restarts.handle(RanksStarted(started_ns, formed.place.first_rank))
+        self.restarts.handle(RanksStarted(started_ns, formed.place.first_rank, hosts))
 
     # -- what to do
 
     def _carry_out(self, action: Action) -> Action | None:
         attempt = self.lives.place.attempt
         if isinstance(action, RestartAll):
-            self.meeting.say(attempt, Verdict("again", self._says(action.fact), action.crash, keep=action.keep))
+            vacant = (*self.replacing.vacant, *([self.lives.place.node] if action.leave else []))
+            verdict = Verdict("again", self._says(action.fact), keep=action.keep, failure=action.failure, vacant=vacant)
+            self.meeting.say(attempt, verdict)
+            self._tell(action.finding)
             if action.keep:
                 self.lives.wake(action)
             elif undead := self.lives.end(action):
                 return self.restarts.handle(RanksUndead(tuple(undead)))
-            self.meeting.join(self.keeper.listens)
+            self.meeting.join(self.keeper.listens, action.leave, action.failure)
+            return None
+        if isinstance(action, Tell):
+            self._tell(action.finding)
             return None
         if isinstance(action, AwaitOthers):
             self.meeting.ended_well(attempt, action.why)
@@ -292,12 +318,18 @@ class Agent:
         self.ranks.signal(action.signum)
         return None
 
+    def _tell(self, finding: Finding | None) -> None:
+        if finding is not None:
+            evidence = [failure.to_json() for failure in finding.failures]
+            self.journal.record("recurrence", finding.why, logging.WARNING, finding=finding.kind, failures=evidence)
+
     def _says(self, what: str) -> str:
         """To the other nodes."""
         return f"node {self.lives.place.node} says: {what}"
 
     def _finish(self, end: End) -> None:
         self.lives.kill()
+        self._tell(end.finding)
         self.journal.record("job-ended", end.why, logging.INFO if end.ok else logging.ERROR, ok=end.ok, exit_code=end.exit_code)
         for signum in SIGNALS:
             signal.signal(signum, signal.SIG_DFL)  # only the keeper's work is left: whoever does not want to wait for it need not
@@ -307,7 +339,7 @@ class Agent:
         if end.cause:
             failures = [end.cause, *(e for e in self.watching.failures if e != end.cause)]
             print(self.ranks.summary((e.rank - self.lives.place.first_rank, e.code) for e in failures), file=sys.stderr)
-        self.ranks.close(keep_errors=end.cause is not None)
+        self.ranks.close(keep_errors=end.cause is not None or end.exit_code == CODE_AT_FAULT)
         self.lines.close()
         self._metrics.stop()
         self.selector.close()

@@ -5,8 +5,10 @@ from a thread of its own: `Formed`, when all nodes are there and their ranks may
 `core/rounds.py` says who is which node, `edge/torch/rendezvous.py` carries the words over a KV that one of them hosts, or etcd. Never
 waits on the agent's loop.
 
-A round takes N arrivals; an agent that comes when it is full waits for the next one, which begins when somebody says `again`. It is
-formed once all N have answered to their place in it, so that an agent that died while it waited leaves nobody with half a job:
+A round takes N arrivals; an agent that comes when it is full is a spare and waits for the next one, which begins when somebody says
+`again`. There the nodes of the round before come first; a spare takes at once the place of one that is said to be vacant, any other when
+nobody has come to it in time, and so does a node that left its own because its hardware is suspect. A round is formed once all N have
+answered to their place in it, so that an agent that died while it waited leaves nobody with half a job:
 `coordinator.py` ends such a round.
 
 Invariant: for one round `Formed` comes before `Heard`, and that before the `Formed` of the next.
@@ -26,14 +28,15 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from keepstep.config import Settings
-from keepstep.core.restarts import MeetingLost
 from keepstep.core.rounds import assign, disagreement, keepers_round, members_of
 from keepstep.edge.journal import Journal
 from keepstep.edge.torch.kv_embedded import EmbeddedKV, in_words, meet_embedded
 from keepstep.edge.torch.rendezvous import CALLED_OFF, Rendezvous, open_store
 from keepstep.errors import ConfigError, MeetingError
+from keepstep.model.failure import Failure, failure_from_json
 from keepstep.model.launch import Launch, Place
 from keepstep.model.mesh import Mesh
+from keepstep.model.restarts import MeetingLost
 from keepstep.model.rounds import Arrival, Verdict
 from keepstep.model.units import MS_NS, human_ns
 from keepstep.ports import KV
@@ -43,16 +46,20 @@ from keepstep.runtime.coordinator import Coordinator, Present
 
 FAREWELL_S = 10.0  # how long the one who hosts the meeting point waits for the others to hear the last word
 LOOK_AGAIN_S = 0.02
+FIRST_S = 2.0  # so long the nodes of the round before may take their places before others do
+LEAVES_S = 5.0  # so long a node that would leave waits for one that comes instead
 TOLD = {"again": "round-wanted", "stop": "round-stopped", "done": "round-done"}  # the events' kinds
 
 
 @dataclass(frozen=True, slots=True)
 class Formed:
-    """All nodes are there. `mesh` is for the keeper; None when there is one node. `keep`: ranks that can stay in their process do."""
+    """All nodes are there. `mesh` is for the keeper; None when there is one node. `keep`: ranks that can stay in their process do.
+    `failures`: what the nodes have told of the life before."""
 
     place: Place
     mesh: Mesh | None
     keep: bool = False
+    failures: tuple[Failure, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +71,9 @@ Post = Callable[[Formed | Heard | MeetingLost], None]
 
 
 class Meeting(Protocol):
-    def join(self, keeper: Listening | None) -> None:
-        """This node's ranks wait for the next round or are dead, its keeper listens there: take part in it."""
+    def join(self, keeper: Listening | None, leave: bool = False, failure: Failure | None = None) -> None:
+        """This node's ranks wait for the next round or are dead, its keeper listens there: take part in it. `leave`: as a spare, if another
+        one comes in its place. `failure`: what the other nodes are to know of the life before."""
 
     def follow(self, attempt: int) -> None:
         """Another agent was here, and its ranks, in that life of them, are dead: before the first `join`."""
@@ -92,7 +100,7 @@ class Alone:
         self._keep = False
         self._store: Any = None
 
-    def join(self, keeper: Listening | None) -> None:
+    def join(self, keeper: Listening | None, leave: bool = False, failure: Failure | None = None) -> None:
         # A fresh store each time: no key of a dead rank can be read by a living one.
         self._store = None
         host = self._launch.master_addr
@@ -129,7 +137,7 @@ class Several:
         self._mine = Arrival(
             secrets.token_hex(8), "", 0, 0, launch.ranks, launch.nodes, settings.secret is not None, settings.rack, None, launch.node_rank
         )
-        self._keepers: SimpleQueue[Listening | None] = SimpleQueue()
+        self._joins: SimpleQueue[tuple[Listening | None, bool, Failure | None]] = SimpleQueue()
         self._words: SimpleQueue[Callable[[Rendezvous], None] | None] = SimpleQueue()
         self._over = threading.Event()
         self._number = -1  # of the round that is being formed or lived
@@ -145,9 +153,9 @@ class Several:
 
     # -- the agent's side
 
-    def join(self, keeper: Listening | None) -> None:
+    def join(self, keeper: Listening | None, leave: bool = False, failure: Failure | None = None) -> None:
         assert keeper is not None
-        self._keepers.put(keeper)
+        self._joins.put((keeper, leave, failure))
 
     def follow(self, attempt: int) -> None:
         self._follows = attempt
@@ -165,7 +173,7 @@ class Several:
 
     def end(self, last: Verdict | None) -> None:
         self._over.set()
-        self._keepers.put(None)
+        self._joins.put((None, False, None))
         self._words.put(lambda point: self._say_last(point, last))
         self._words.put(None)
 
@@ -254,15 +262,16 @@ class Several:
 
     def _rounds(self, point: Rendezvous) -> Verdict | None:
         """The last word about the job; None when this agent's own end comes first."""
-        keeper = self._keepers.get()
-        number = 0
+        keeper, _, _ = self._joins.get()
         if self._follows >= 0:
             self._say(point, self._follows, Verdict("again", "the agent of a node was killed, and another one has taken over", keep=True))
-        while (before := point.verdict(number)) is not None:  # rounds of before, whatever became of them
-            number, self._keep = number + 1, before.keep
+        number, vacant = self._catch_up(point)
+        waits_s = FIRST_S if number and self._follows < 0 else 0.0
         while keeper is not None:
             newest = max(self._mine.newest_round, keeper.round)
             self._mine = replace(self._mine, host=keeper.host, port=keeper.port, incarnation=keeper.incarnation, newest_round=newest)
+            if waits_s and not self._may_go_first(point, number, vacant):
+                point.wait_for_marks(number, "full", within_s=waits_s)
             self._number, self._place = number, self._take_seat(point, number)
             formed = self._form(point, number) if self._place >= 0 else None
             if formed is not None:
@@ -272,11 +281,27 @@ class Several:
                 point.mark(number, "heard", self._place)
             if verdict.kind != "again":
                 return verdict
-            number, self._keep = number + 1, verdict.keep
+            number, self._keep, vacant = number + 1, verdict.keep, verdict.vacant
+            waits_s = 0.0 if self._place >= 0 else FIRST_S
             if formed is not None:
                 self._post(Heard(verdict))
-                keeper = self._keepers.get()
+                keeper, leave, failure = self._joins.get()
+                if failure is not None:  # before this agent takes its place: when the round is formed all are told
+                    point.mark(number - 1, "failed", self._place, json.dumps(failure.to_json()))
+                if leave:
+                    waits_s, vacant = LEAVES_S, ()
         return None
+
+    def _catch_up(self, point: Rendezvous) -> tuple[int, tuple[int, ...]]:
+        """The round that is to come or under way, whatever became of those before, and whose places are vacant there."""
+        number, vacant = 0, tuple[int, ...]()
+        while (before := point.verdict(number)) is not None:
+            number, self._keep, vacant = number + 1, before.keep, before.vacant
+        return number, vacant
+
+    def _may_go_first(self, point: Rendezvous, number: int, vacant: tuple[int, ...]) -> bool:
+        """Whether one of the vacant places is this agent's: there is one for each, and more agents may want it."""
+        return any(point.mark(number, "instead", at, self._mine.token) == self._mine.token for at in range(len(vacant)))
 
     def _take_seat(self, point: Rendezvous, number: int) -> int:
         """This agent's place in the round, -1 when it is full. Raises ConfigError when it cannot meet those who are there."""
@@ -328,4 +353,6 @@ class Several:
         why += f"{first} to {first + self._launch.ranks - 1} of {mesh.world_size}"
         hosts = [f"{m.host}:{m.port}" for m in members]
         self._journal.record("round-formed", why, round=number, node=node, hosts=hosts, world_size=mesh.world_size, waited_ns=took_ns)
-        return Formed(place, mesh, self._keep)
+        told = point.marks(number - 1, "failed", places) if number else []
+        failures = tuple(failure_from_json(json.loads(text)) for text in told if text is not None)
+        return Formed(place, mesh, self._keep, failures)

@@ -16,12 +16,12 @@ from collections.abc import Collection, Iterator
 
 from keepstep.config import Settings
 from keepstep.core.deadlines import Deadlines
-from keepstep.core.restarts import RegroupLate, RestartAll
 from keepstep.edge.journal import Journal
 from keepstep.edge.memory import MEMORY
 from keepstep.edge.status import read_status
 from keepstep.edge.torch.ranks import Ranks
 from keepstep.model.launch import Launch, Place
+from keepstep.model.restarts import RegroupLate, RestartAll
 from keepstep.model.units import S_NS, human_ns
 from keepstep.runtime.agent_line import REJOIN
 from keepstep.runtime.predecessor import write_ranks

@@ -23,6 +23,14 @@ class Replacing:
         self._node = -1
         self._lost: set[int] = set()
 
+    @property
+    def vacant(self) -> tuple[int, ...]:
+        """The nodes that are lost."""
+        return tuple(sorted(self._lost))
+
+    def host_of(self, node: int) -> str:
+        return self._hosts[node]
+
     def begin(self, node: int, hosts: Sequence[str]) -> None:
         """A round of nodes on these hosts, this one among them."""
         self._node, self._hosts = node, hosts

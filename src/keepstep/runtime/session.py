@@ -19,6 +19,7 @@ from typing import Any
 from keepstep.config import Config, Settings, resolve
 from keepstep.core.retention import parse_rules
 from keepstep.edge.journal import Journal
+from keepstep.edge.last_words import write_last_words
 from keepstep.edge.machine import available_bytes
 from keepstep.edge.memory import MEMORY
 from keepstep.edge.rhythm import rhythm_path
@@ -359,6 +360,7 @@ class Job:
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:
         self._failure = "interrupted" if issubclass(kind, KeyboardInterrupt) else f"{kind.__name__}: {error}"
+        write_last_words(error, os.environ)
         self._excepthook(kind, error, trace)
 
     def _at_exit(self) -> None:

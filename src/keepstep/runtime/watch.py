@@ -81,6 +81,7 @@ class Watch:
         self._others: list[Evidence] = []
         self._suspected: set[tuple[str, int | None]] = set()  # what the journal has been told
         self._has_looked = self._told_job = self._posted = self._alone = False
+        self.stacks = ""  # where they were saved last
 
     def begin(self, ranks: Mapping[int, int], now_ns: int, board: Board | None = None) -> None:
         """These ranks (by their number in the job: pid) have just been started, or stayed when others were; what was known of their lives
@@ -143,6 +144,17 @@ class Watch:
             peers_running=sum(process.read_process(pid).state != "gone" for pid in peers),
         )
         return explain_exit(facts)
+
+    @property
+    def completed_step(self) -> int | None:
+        """The newest step that all these ranks have completed in this life; None while one has told of none."""
+        found = [self._status_of(rank, life) for rank, life in self._lives.items()]
+        return None if None in found else min((status.completed_step for status in found if status), default=None)
+
+    def step_of(self, rank: int) -> int | None:
+        """The step it was in when it was last seen; None when it has told of none."""
+        status = self._status_of(rank, self._lives[rank]) or self._last.get(rank)
+        return None if status is None or status.step < 0 else status.step
 
     # -- what is seen
 
@@ -262,6 +274,7 @@ class Watch:
         found = stacks.take(pids, self._deadlines.stacks_ns / S_NS)
         try:
             stacks.save(directory, found)
+            self.stacks = str(directory)
             self._journal.record("stacks", f"the stacks of {len(found)} ranks are in {directory}", directory=str(directory))
         except OSError as error:
             self._journal.record("stacks", f"the stacks could not be saved ({error})", logging.WARNING)

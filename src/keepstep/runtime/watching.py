@@ -11,25 +11,41 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from keepstep.config import Settings
 from keepstep.core.deadlines import Deadlines
-from keepstep.core.restarts import Event, Exit, RanksUndead, RoundWanted, signal_words
+from keepstep.core.diagnosis import cause_of
+from keepstep.core.recurrence import normalised
 from keepstep.edge.journal import Journal
+from keepstep.edge.last_words import LastWords
 from keepstep.edge.torch.ranks import Ranks
+from keepstep.model.failure import Cause, Failure
 from keepstep.model.launch import Place
+from keepstep.model.restarts import Event, Exit, RanksUndead, RoundWanted
+from keepstep.model.signals import signal_words
 from keepstep.model.verdict import Verdict
 from keepstep.runtime.rank_lines import RankLines
 from keepstep.runtime.watch import Board, Watch
 
 
 class Watching:
-    """Of one node's ranks, one life after the other. `failures`: the exits of this life that were none."""
+    """Of one node's ranks, one life after the other. `host`: as the other nodes know it; `devices`: the ranks', one each, or none.
+    `failures`: the exits of this life that were no good ends."""
 
-    def __init__(self, settings: Settings, journal: Journal, deadlines: Deadlines, ranks: Ranks, lines: RankLines) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        journal: Journal,
+        deadlines: Deadlines,
+        ranks: Ranks,
+        lines: RankLines,
+        host: str,
+        devices: Sequence[str] = (),
+    ) -> None:
         self._settings, self._journal, self._deadlines, self._ranks, self._lines = settings, journal, deadlines, ranks, lines
+        self._host, self._devices = host, devices
         self._watch: Watch | None = None
         self._node = -1
         self._first_rank = 0
@@ -50,6 +66,11 @@ class Watching:
         self._watch.begin(pids, now_ns, board)
         self.due_ns = now_ns + self._deadlines.tick_ns
 
+    @property
+    def completed_step(self) -> int | None:
+        """The newest step that all ranks of this node have completed in this life."""
+        return None if self._watch is None else self._watch.completed_step
+
     def forget(self, ranks: Collection[int]) -> None:
         """These local ranks are being killed, and nobody asks why they end."""
         if self._watch is not None:
@@ -66,7 +87,8 @@ class Watching:
         """A rank that will not go on by itself is killed, and its pidfd tells of its end; if it is nobody in particular, all start anew."""
         self._tell(verdict, logging.WARNING)
         if verdict.culprit is None:
-            yield RoundWanted(verdict.why, now_ns)
+            failure = Failure(Cause.HANG, host=self._host, error=verdict.kind)
+            yield RoundWanted(verdict.why, now_ns, failure)
             return
         local_rank = verdict.culprit - self._first_rank
         if local_rank in self._condemned:  # killed already, and still there
@@ -85,7 +107,8 @@ class Watching:
         pid = self._ranks.pid(local_rank)
         ended = self._lines.has_ended(pid)
         self._lines.forget(pid)
-        code, message = self._ranks.reap(local_rank)
+        code, words = self._ranks.reap(local_rank)
+        message = words.message
         rank = self._first_rank + local_rank
         if ended and code < 0:  # by a thread of an abandoned group, say, while the interpreter was being taken down
             why = f"rank {rank} had ended its training well when it died of {signal_words(-code)}: that counts as a good end"
@@ -93,6 +116,7 @@ class Watching:
             code = 0
         assert self._watch is not None
         verdict = self._watch.explain_exit(rank, code, message)
+        step = self._watch.step_of(rank)
         self._watch.forget(rank)
         if verdict.kind == "premature-exit":
             code, message = 1, verdict.why  # the others would wait for it for ever
@@ -101,9 +125,20 @@ class Watching:
             message = verdict.why
         elif code:
             self._tell(verdict, logging.INFO)
-        found = Exit(rank, code, message)
+        found = Exit(rank, code, message, self._failure(local_rank, verdict, step, words) if code else None)
         if code:
             self.failures.append(found)
         level = logging.WARNING if code else logging.INFO
         self._journal.record("rank-exited", f"{found} (process {pid})", level, rank=rank, pid=pid, code=code, message=message)
         return found
+
+    def _failure(self, local_rank: int, verdict: Verdict, step: int | None, words: LastWords) -> Failure:
+        """As all nodes are to know it."""
+        assert self._watch is not None
+        error = normalised(words.message) or verdict.state
+        if verdict.is_deadly:
+            error = f"{verdict.kind}, {verdict.state}"
+        files = self._watch.stacks if verdict.is_deadly else words.path
+        device = self._devices[local_rank] if local_rank < len(self._devices) else ""
+        rank = self._first_rank + local_rank
+        return Failure(cause_of(verdict), rank, self._host, device, step, error, place=words.place, files=files)

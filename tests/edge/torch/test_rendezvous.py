@@ -10,6 +10,7 @@ import pytest
 from keepstep.edge.torch.kv_embedded import meet_embedded
 from keepstep.edge.torch.rendezvous import CALLED_OFF, Rendezvous, local_address, open_store
 from keepstep.errors import ConfigError, MeetingError
+from keepstep.model.failure import Cause, Failure
 from keepstep.model.rounds import Arrival, Verdict
 from keepstep.testing.etcd import free_ports
 
@@ -41,7 +42,7 @@ def test_a_seat_is_taken_once(point: Rendezvous) -> None:
 
 
 def test_the_first_verdict_counts(point: Rendezvous) -> None:
-    again, stop = Verdict("again", "first", crash=True), Verdict("stop", "second", code=1)
+    again, stop = Verdict("again", "first", failure=Failure(Cause.CRASH, 1, "a", step=3), vacant=(1,)), Verdict("stop", "second", code=1)
     assert point.verdict(3) is None
     assert point.say(3, again) == again
     assert point.say(3, stop) == again

@@ -10,7 +10,6 @@ hold the locks it inherited.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import select
@@ -27,6 +26,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Subproce
 from torch.distributed.elastic.multiprocessing.api import LogsDest, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
+from keepstep.edge.last_words import LastWords, read_last_words
 from keepstep.errors import ConfigError
 from keepstep.model.launch import Launch, Place
 
@@ -204,8 +204,8 @@ class Ranks:
     def pid(self, rank: int) -> int:
         return self._processes[rank].pid
 
-    def reap(self, rank: int) -> tuple[int, str]:
-        """(exit code, message of the error file) of a rank whose pidfd is readable."""
+    def reap(self, rank: int) -> tuple[int, LastWords]:
+        """(exit code, what it left in its error file) of a rank whose pidfd is readable."""
         fd = self.pidfds.pop(rank)
         # Looked at before it is reaped: until then its number, which is its group's, belongs to nobody else.
         found = os.waitid(os.P_PIDFD, fd, os.WEXITED | os.WNOWAIT)
@@ -214,15 +214,7 @@ class Ranks:
         os.close(fd)
         process = self._processes[rank]
         code = process.context.subprocess_handlers[process.number].proc.wait()
-        return code, self._message(rank)
-
-    def _message(self, rank: int) -> str:
-        try:
-            with open(self._processes[rank].error_file, encoding="utf-8") as file:
-                message = json.load(file)["message"]
-            return str(message["message"] if isinstance(message, dict) else message)
-        except (OSError, ValueError, KeyError, TypeError):
-            return ""  # only scripts under `record` write one, and a killed rank leaves half of it
+        return code, read_last_words(process.error_file)
 
     def signal(self, signum: int) -> None:
         """To every living rank and its children: ranks are in sessions of their own, so the terminal's Ctrl-C does not reach them."""
@@ -245,7 +237,7 @@ class Ranks:
         """What torchrun prints when ranks failed: (rank, exit code), the first one is the cause."""
         failures = {}
         for rank, code in exits:
-            file = self._processes[rank].error_file if self._message(rank) else ""
+            file = read_last_words(self._processes[rank].error_file).path
             failures[rank] = ProcessFailure(rank, self.pid(rank), code, file)
         first = next(iter(failures.values()))
         first.timestamp = min(f.timestamp for f in failures.values())  # whole seconds only: the order is better known here

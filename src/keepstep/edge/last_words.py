@@ -1,0 +1,60 @@
+"""Last words: what a rank leaves in its error file when the program fails, in torch's format, and what the agent reads there.
+
+torch's `record` decorator writes the same; a program without it has its words written when `keepstep` sees the exception. Whoever is killed
+leaves none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+import traceback
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+VARIABLE = "TORCHELASTIC_ERROR_FILE"
+_FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
+
+
+@dataclass(frozen=True, slots=True)
+class LastWords:
+    """`message` is the error's type and message, `place` where in the program it was raised, `path` the file that says more."""
+
+    message: str = ""
+    place: str = ""
+    path: str = ""
+
+
+def write_last_words(error: BaseException, environ: Mapping[str, str]) -> None:
+    """Where the agent looks for them, unless somebody has written there already."""
+    path = Path(environ.get(VARIABLE, ""))
+    if not environ.get(VARIABLE) or path.exists():
+        return
+    told = "".join(traceback.format_exception(error))
+    more = {"py_callstack": told, "timestamp": str(int(time.time()))}
+    fresh = path.with_name(f"{path.name}.{os.getpid()}")
+    with suppress(OSError):  # a full disk costs the words, not the exception
+        fresh.write_text(json.dumps({"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": more}}))
+        fresh.replace(path)
+
+
+def read_last_words(path: str) -> LastWords:
+    """None of them when there is no whole file."""
+    try:
+        said = json.loads(Path(path).read_text(encoding="utf-8"))["message"]
+        if not isinstance(said, dict):
+            return LastWords(str(said), "", path)
+        return LastWords(str(said["message"]), _place(str(said.get("extraInfo", {}).get("py_callstack", ""))), path)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return LastWords()
+
+
+def _place(told: str) -> str:
+    """The innermost frame of the program's own; of somebody's else when there is none."""
+    frames = list(_FRAME.finditer(told))
+    own = [frame for frame in frames if "site-packages" not in frame["path"]] or frames
+    return f"{os.path.basename(own[-1]['path'])}:{own[-1]['line']} in {own[-1]['function']}" if own else ""
