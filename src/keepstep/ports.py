@@ -134,7 +134,8 @@ class Links(Protocol):
         """The keeper of this node, among those who know the secret. Again, with another number or secret: without the links there were."""
 
     def connect(self, node: int, address: tuple[str, int], incarnation: int = 0) -> None:
-        """Be linked with that node's keeper, in this life of it or a later one."""
+        """Be linked with that node's keeper, in this life of it or a later one. At another address than before it is another machine's, of
+        whatever age."""
 
     def send(self, node: int, message: Message) -> bool:
         """False when it could not be taken: no link, or its queue is full."""

@@ -299,6 +299,22 @@ def test_a_newer_life_takes_the_place_of_the_older_one(town: Town) -> None:
     assert ears[1].numbers == []
 
 
+def test_a_number_may_be_another_machines_that_began_earlier(town: Town) -> None:
+    """Machines change their numbers, and clocks differ: whoever says where a node is now is believed."""
+    ears = Ear(), Ear(), Ear()
+    one, two = town.open(1, ears[0]), town.open(2, ears[1], incarnation=7)
+    one.connect(2, town.address(two), 7)
+    two.connect(1, town.address(one))
+    town.until(lambda: ears[0].told == [("up", 2)] and ears[1].told == [("up", 1)])
+    town.strand(two)
+    other = town.open(2, ears[2], incarnation=5)
+    one.connect(2, town.address(other), 5)
+    other.connect(1, town.address(one))
+    town.until(lambda: ears[0].told == [("up", 2), ("up", 2)] and ears[2].told == [("up", 1)])
+    assert one.send(2, note(1)) and other.send(1, note(2))
+    town.until(lambda: ears[2].numbers == [1] and ears[0].numbers == [2])
+
+
 def test_asking_again_for_a_link_that_is_there_changes_nothing(town: Town) -> None:
     ears = Ear(), Ear()
     one, two = linked(town, *ears)

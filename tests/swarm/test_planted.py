@@ -12,8 +12,6 @@ import pytest
 
 from keepstep.core.slots import Skip, Take, choose
 from keepstep.core.vote import Action, Go, Vote
-from keepstep.edge.horizon import HorizonPage
-from keepstep.model.horizon import Horizon
 from keepstep.model.snapshot import SlotState, SlotView, Stamp
 from keepstep.runtime.mesh import holder
 from keepstep.runtime.mesh.holder import Holder, Offer
@@ -37,7 +35,7 @@ def plant_overwriting_owner(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plant_overwriting_holder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holder, "choose", lambda step, slots, horizon, is_hopeless: choose(step, slots, Stamp(10**9, 0), is_hopeless))
+    monkeypatch.setattr(holder, "choose", lambda step, slots, horizon, is_hopeless: Take(0, "planted"))
 
 
 def plant_early_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,15 +46,6 @@ def plant_early_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
         compare(self, offer, whole)
 
     monkeypatch.setattr(Holder, "_compare", and_acknowledge)
-
-
-def plant_stale_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank believes what was said in an epoch before."""
-
-    def read(self: HorizonPage, epoch: int) -> Horizon:
-        return self.last()
-
-    monkeypatch.setattr(HorizonPage, "read", read)
 
 
 def plant_stale_epoch(monkeypatch: pytest.MonkeyPatch) -> None:

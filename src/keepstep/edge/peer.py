@@ -112,6 +112,7 @@ class Peers:
         self._link_ids = itertools.count(time.monotonic_ns())
         self._expected: set[int] = set()
         self._least: dict[int, tuple[int, int]] = {}  # the oldest incarnation, and link of it, that is still listened to; it only grows
+        self._addresses: dict[int, Address] = {}  # where each was last said to be
         self._unproven = threading.BoundedSemaphore(MAX_UNPROVEN)
         self._closing = threading.Event()
         self._wake = threading.Event()
@@ -128,6 +129,10 @@ class Peers:
         when it breaks. So this may be said again at any time. After `dead` the side that dials must say it again.
         """
         assert node != self.me.node
+        if self._has_moved(node, address, incarnation):
+            self._fence(node, 1 << 63, tell=False)
+            with self._lock:
+                del self._least[node]
         self._fence(node, incarnation, tell=False)
         with self._lock:
             if self._closing.is_set():
@@ -143,6 +148,13 @@ class Peers:
         if dials:
             for index in range(len(link.lanes)):
                 self._start(self._dial, link, index)
+
+    def _has_moved(self, node: int, address: Address, incarnation: int) -> bool:
+        """Whether another machine has that number now: one at another address, whose clock says that it began before. Whoever asks for the
+        link knows that; by incarnations alone it would be refused for ever."""
+        with self._lock:
+            known, self._addresses[node] = self._addresses.get(node), address
+            return known is not None and known != address and incarnation < self._least.get(node, (0, 0))[0]
 
     def fence(self, node: int, incarnation: int) -> None:
         """Listen to no life of that node before this one; a link with one, or made to wait for one, is ended and told as `dead`."""

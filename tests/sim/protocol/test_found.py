@@ -93,3 +93,19 @@ def test_a_bit_that_flips_in_the_header_of_a_parity_under_way_ends_no_keeper() -
     job.world.at(4 * S_NS, None, look)
     ended_well(job)
     assert flipped and any(flipped[0] in why for why in events(job, "copy-refused"))
+
+
+def test_a_new_leader_that_knows_no_policy_yet_has_nobody_remove_what_it_holds() -> None:
+    """With `auto` it is settled from the reports of all nodes. When one is lost and the keepers of two others die, the next ones heard
+    that a generation is committed, knew of no holders, and removed the only copies there were."""
+    job = a_job(Plan(nodes=3, steps=30, policy="auto", link_dead_s=8.0, replace_ns=20 * S_NS))
+
+    def lose() -> None:
+        nodes = {node_half(job, s).mesh.node: s for s in range(3)}  # type: ignore[union-attr]
+        job.lose_machine(job.sites[nodes[1]])
+        for node in (0, 2):
+            job.sites[nodes[node]].keeper.process.end("killed")  # type: ignore[union-attr]
+
+    job.world.at(12 * S_NS, None, lose)
+    assert ended_well(job).lost_steps <= 4
+    assert len([why for why in events(job, "resumed") if "afresh" in why]) == 1

@@ -62,7 +62,7 @@ class Holder:
         self._offers: dict[tuple[int, Stamp], Offer] = {}  # of rows that are not complete yet
         self._contents: dict[tuple[int, Stamp], Contents] = {}
         self._horizon = Horizon(-1)
-        self._preparing: set[tuple[Shelf, int]] = set()
+        self._preparing: dict[tuple[Shelf, int], Offer] = {}  # for whom a slot is being made
 
     # -- rounds
 
@@ -76,6 +76,17 @@ class Holder:
         self._offers.clear()
         self._preparing.clear()
         self._horizon = Horizon(-1)
+
+    def keep_only(self, copies: set[int], parities: set[int]) -> None:
+        """Of these ranks; what was on its way of others counts no more."""
+        for rank in [r for r in self._receiving if r not in copies]:
+            self._stop_receiving(rank)
+        for rank in [r for r in self._encoding if r not in parities]:
+            self._stop_encoding(rank)
+        kept = {self.copies: copies, self.parities: parities}
+        self._preparing = {(shelf, rank): offer for (shelf, rank), offer in self._preparing.items() if rank in kept[shelf]}
+        self.copies.keep_only(copies)
+        self.parities.keep_only(parities)
 
     def forget_newer(self, stamp: Stamp | None) -> None:
         """All ranks go back to `stamp` (None: to something that is not in memory)."""
@@ -143,7 +154,7 @@ class Holder:
         if fitting is not None:
             then(fitting)
             return
-        self._preparing.add((shelf, rank))
+        self._preparing[(shelf, rank)] = offer
 
         def make() -> Slot | MemoryBudgetError:
             try:
@@ -155,7 +166,9 @@ class Holder:
             return slot
 
         def made(found: Slot | MemoryBudgetError) -> None:
-            self._preparing.discard((shelf, rank))
+            if self._preparing.get((shelf, rank)) is not offer:
+                return  # another round has begun, or another policy: nobody waits for it any more
+            del self._preparing[(shelf, rank)]
             if isinstance(found, MemoryBudgetError):
                 self._journal.record("declined", f"node {offer.node} asks for {human_bytes(capacity)} here: {found}", rank=offer.rank)
                 self._say(offer, "decline", reason=str(found)[:1000])

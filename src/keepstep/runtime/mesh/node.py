@@ -80,7 +80,8 @@ class Node:
         self._wards: dict[int, Ward] = {}
         self._epoch = -1  # that is being trained; -1 before a go
         self._tidied = False
-        self._proven = False
+        self._proving = self._proven = False
+        self._early_offers: list[tuple[int, Mapping[str, Any]]] = []  # before that
         self._last_report: tuple[Any, ...] = ()
         self._standing: dict[str, Any] | None = None
         self._ticked_ns = 0
@@ -102,6 +103,7 @@ class Node:
         self.restoring.begin(mesh)
         self._missing.clear()
         self._told.clear()
+        self._early_offers.clear()
         self._owner.begin(mesh.ranks_of(mesh.node))
         self._supplier.end()
         self._holder.begin(mesh)
@@ -120,7 +122,8 @@ class Node:
         self._lines.join(mesh, with_nodes - {mesh.node})
         if self._proven:
             self._tell_inventory()
-        else:
+        elif not self._proving:
+            self._proving = True
             self._world.workers.submit(lambda: [*self._holder.copies.prove(), *self._holder.parities.prove()], self._proved)
 
     def _proved(self, wrong: list[str]) -> None:
@@ -128,6 +131,9 @@ class Node:
             self._journal.record("damaged", f"{why}; it counts no more")
         self._proven = True
         self._tell_inventory()
+        early, self._early_offers = self._early_offers, []
+        for node, fields in early:
+            self._holder.offered(node, fields)
 
     # -- what comes in
 
@@ -173,7 +179,10 @@ class Node:
         if kind == "offer":
             if fields["row"]:
                 self._owner.announced(rank, stamp, Sizes(fields["payload_bytes"], fields["manifest_bytes"]))
-            self._holder.offered(node, fields)
+            if self._proven:
+                self._holder.offered(node, fields)
+            else:  # a slot that is being written now would be taken for one whose writer has died
+                self._early_offers.append((node, fields))
         elif kind == "accept":
             self._owner.accepted(node, rank, stamp)
         elif kind == "ack":
@@ -317,7 +326,7 @@ class Node:
         if horizon.target is not None:
             self._holder.try_rows(horizon.target)
         self._owner.protect(horizon.target, horizon.floor)
-        if horizon.committed is not None and not self._tidied:
+        if horizon.committed is not None and self._policy is not None and not self._tidied:
             self._tidy()
 
     def _take_policy(self, policy: str, why: str) -> None:
@@ -338,8 +347,10 @@ class Node:
         for rank in ranks_in(self._memory, self._settings.job_dir):
             if rank not in self._own_ranks():
                 self._memory.remove(rank_dir(self._settings.job_dir, rank))
-        self._holder.copies.keep_only({r for r, w in self._wards.items() if here in w.holders and not w.row})
-        self._holder.parities.keep_only({r for r, w in self._wards.items() if w.node == here and w.row})
+        self._holder.keep_only(
+            {r for r, w in self._wards.items() if here in w.holders and not w.row},
+            {r for r, w in self._wards.items() if w.node == here and w.row},
+        )
 
     def _tell_standing(self) -> None:
         if self._leader is None or self.mesh is None:

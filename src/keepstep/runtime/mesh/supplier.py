@@ -32,16 +32,19 @@ class Order:
     rank: int
     stamp: Stamp
     waiting: deque[Range] = field(default_factory=deque)
+    life: int = 0  # of the supplier, when it was given
 
 
 class Supplier:
     def __init__(self, memory: Memory, lines: Lines, job_dir: Path, holder: Holder) -> None:
         self._memory, self._lines, self._job_dir, self._holder = memory, lines, job_dir, holder
         self._orders: list[Order] = []
+        self._life = 0
         self._pins: dict[tuple[int, Stamp], Slot] = {}
 
     def end(self) -> None:
         """Everybody has what it needs, or another round has begun: slots may be overwritten again."""
+        self._life += 1
         self._orders.clear()
         for slot in self._pins.values():
             slot.unlock()  # closing alone would not: a thread may still look at the map
@@ -49,7 +52,7 @@ class Supplier:
         self._pins.clear()
 
     def asked(self, node: int, rank: int, stamp: Stamp, ranges: tuple[Range, ...]) -> None:
-        order = Order(node, rank, stamp, deque(ranges))
+        order = Order(node, rank, stamp, deque(ranges), self._life)
         self._orders.append(order)
         self._pump(order)
 
@@ -73,13 +76,16 @@ class Supplier:
 
     def _send(self, order: Order, span: Span, source: memoryview, known: int | None) -> bool:
         def done(why: str | None) -> None:
-            if why is not None:
+            # What is not wanted came another way, or was asked for in a round before: that is no failure.
+            if why is not None and "damaged" in why:
                 self._lines.call_in_loop(lambda: self._refuse(order, f"{span}: {why}"))
 
         return self._lines.send_block(order.node, span, source, done, known)
 
     def _refuse(self, order: Order, why: str) -> None:
         order.waiting.clear()
+        if order.life != self._life:
+            return  # of a round before, or everybody has what it needs: an asker of today would take it for an answer
         self._lines.send(order.node, "nack", rank=order.rank, stamp=order.stamp, reason=why[:1000])
 
     def _find(self, rank: int, stamp: Stamp, part: Part, offset: int, length: int) -> tuple[memoryview, int | None]:

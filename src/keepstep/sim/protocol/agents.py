@@ -285,8 +285,12 @@ class Agent:
         if self.site.ranks.get(number) is not rank:
             return
         code = -SIGKILL if rank.exit_code is None else rank.exit_code
+        is_done = code == 0 and self._regrouping is not None and number in self._regrouping
         exits = (Exit(number, code, rank.process.why_ended[:80]),)
         self._happened(RanksExited(exits, self._now_ns(), self._completed(), self._able()))
+        if is_done:  # it had done its last step when the others were told of a lost one
+            self._regrouping = None
+            self._happened(RegroupLate((number,), 0, self._now_ns()))
 
     def _able(self) -> bool:
         ranks = list(self.site.ranks.values())
@@ -357,7 +361,11 @@ class Agent:
             self._clean_up(ok, why)
 
     def _last_word(self, line: Line, ok: bool, why: str) -> None:
-        line.hear, line.gone = self._hear, lambda: self._clean_up(ok, why)
+        def hear(message: dict[str, Any]) -> None:
+            if message["kind"] == "kept":
+                self.process.end("the job is over, and its memory is kept for a while")
+
+        line.hear, line.gone = hear, lambda: self._clean_up(ok, why)
         line.send({"kind": "agent", "pid": self.site.pid(self.process)})
         line.send({"kind": "end", "ok": ok, "why": why})
 

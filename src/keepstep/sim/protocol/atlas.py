@@ -47,10 +47,12 @@ class Atlas(Checker):
         self.damaged: set[tuple[int, int, Stamp]] = set()  # (machine, rank, stamp): a bit was flipped in own snapshot, copy or parity
         self._mesh: Mesh | None = None
         self._machines: tuple[int, ...] = ()
-        self._fell_back = self._is_over = False
+        self._fell_back = False
+        self._done: set[int] = set()
+        self.is_over = False  # all have done their last step, or it was said so: nothing is owed any more
 
     def written(self, key: str, value: str) -> None:
-        self._is_over |= key.endswith("/verdict") and verdict_from_text(value).kind != "again"
+        self.is_over |= key.endswith("/verdict") and verdict_from_text(value).kind != "again"
 
     def formed(self, agent: object, number: int, mesh: Mesh) -> None:
         by_host = {site.machine.host: site.machine.number for site in self.job.sites}
@@ -68,16 +70,21 @@ class Atlas(Checker):
             self.committed = Committed(stamp, wards(policy, mesh), self._machines, dict(mesh.node_of))
 
     def went(self, rank: Rank, source: str, stamp: Stamp, epoch: int) -> None:
+        self._done.clear()
         self._fell_back = self.committed is not None and (source != "memory" or stamp < self.committed.stamp)
 
     def stepped(self, rank: Rank, step: int) -> None:
         if self._fell_back:  # not before: what was owed is compared with what all went on from
             self.committed, self._fell_back = None, False
 
+    def done(self, rank: Rank) -> None:
+        self._done.add(rank.rank)
+        self.is_over |= len(self._done) == self.job.world_size
+
     def owed(self) -> Stamp | None:
         """What all ranks must be able to go back to."""
         known = self.committed
-        if known is None or self._is_over:
+        if known is None or self.is_over:
             return None
         return known.stamp if all(self._survives(known, rank) for rank in known.wards) else None
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from keepstep.config import Settings, resolve
+from keepstep.errors import MemoryBudgetError
 from keepstep.model.units import S_NS
 from keepstep.runtime.naming import job_hash
 from keepstep.sim.protocol.agents import Agent
@@ -60,6 +61,7 @@ class Job:
         self.faults: list[str] = []
         self.first_round = 1_767_225_600_000
         self.lost_steps = 0
+        self.refusals = 0  # of a fresh start in the middle of the job: `core/restarts.py` takes them for failures of the program
         self._gangs: dict[int, Gang] = {}
         self._tokens = 0
         self.atlas = Atlas(self)
@@ -134,6 +136,8 @@ class Job:
         self.world.run(self.plan.limit_ns)
         if not self.violations:
             for crash in self.world.crashes:
+                if isinstance(crash.error, MemoryBudgetError):
+                    continue  # not even a page can be had: who ends so is started again
                 self.violations.append(f"no crash: {crash}")
         if not self.violations and not self.is_over:
             self.violations.append(f"liveness: the job has not ended after {self.world.now_ns / S_NS:.0f} s")

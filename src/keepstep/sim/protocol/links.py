@@ -154,6 +154,7 @@ class SimLinks:
         self.ends: dict[int, End] = {}
         self._expected: set[int] = set()
         self._least: dict[int, tuple[int, int]] = {}
+        self._addresses: dict[int, tuple[str, int]] = {}
         self._counts: dict[str, int] = {}
         self.random: Random = network.random
         process.on_end.append(self._process_ended)
@@ -171,14 +172,19 @@ class SimLinks:
             self._say_bye("another number")
             self._expected.clear()
             self._least.clear()
+            self._addresses.clear()
         self.node, self.secret = node, secret
         self.network.doors[self._address] = self
 
     def connect(self, node: int, address: tuple[str, int], incarnation: int = 0) -> None:
         assert node != self.node and self.node >= 0
+        known, self._addresses[node] = self._addresses.get(node), address
+        has_moved = known not in (None, address) and incarnation < self._least.get(node, (0, 0))[0]  # another machine has that number now
+        if has_moved:
+            del self._least[node]
         self._least[node] = max((incarnation, 0), self._least.get(node, (0, 0)))
         end = self.ends.get(node)
-        if end is not None and end.incarnation < incarnation:
+        if end is not None and (has_moved or end.incarnation < incarnation):
             self._end(end, f"fenced: incarnation {end.incarnation} is older than {incarnation}", tell=False)
         self._expected.add(node)
         if node in self.ends:
@@ -190,9 +196,11 @@ class SimLinks:
             self._dial_soon(end, 0)
 
     def send(self, node: int, message: Message) -> bool:
-        refused = self.process.touch(f"send {message.kind}")
+        broken = self.process.touch(f"send {message.kind}")
         end = self.ends.get(node)
-        if refused or end is None or end.over or len(end.messages) >= MAX_MESSAGES:
+        if broken and end is not None and end.connection is not None:
+            end.connection.cut("reset")
+        if end is None or end.over or len(end.messages) >= MAX_MESSAGES:
             return False
         if self.network.wires.checks:
             message = decode(encode(message))
@@ -203,15 +211,15 @@ class SimLinks:
         return True
 
     def send_block(self, node: int, span: Span, source: memoryview, done: Done, checksum: int | None = None) -> bool:
-        refused = self.process.touch("send block")
+        broken = self.process.touch("send block")
         assert source.nbytes == span.length and source.format == "B", f"{source.nbytes} bytes of format {source.format} for {span}"
         end = self.ends.get(node)
         if end is None or end.over:
             return False
-        if refused or (end.waiting and end.waiting_bytes + span.length > self.network.wires.queue_bytes):
+        if broken and end.connection is not None:
+            end.connection.cut("reset")
+        if end.waiting and end.waiting_bytes + span.length > self.network.wires.queue_bytes:
             end.owes_writable = True
-            if refused:
-                self.process.after(MS_NS, self._relieved, end)
             return False
         end.waiting.append(Block(span, source, done, checksum))
         end.waiting_bytes += span.length

@@ -7,7 +7,6 @@ connections, calls `tick` at intervals, and ends when that says so. One keeper l
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from keepstep.config import Settings
@@ -35,19 +34,36 @@ class KeeperProcess:
     """One life of the machine's keeper."""
 
     def __init__(self, site: Site) -> None:
-        job, machine = site.job, site.machine
+        machine = site.machine
         self._site, self.process = site, machine.start("keeper")
-        process = self.process
-        self._random = job.world.stream(f"keeper {machine.number} {job.world.now_ns}")
-        self._woken = False
-        self._poked = False
+        self.process.is_keeper = True
+        self._random = site.job.world.stream(f"keeper {machine.number} {site.job.world.now_ns}")
+        self._woken = self._poked = False
+        self.keeper: Keeper | None = None
+
+    def boot(self) -> None:
+        """As `main` does: ends at once when another one lives."""
+        settings, memory = self._site.settings, SimMemory(self._site.machine.files, self.process)
+        try:
+            alone = memory.ensure(settings.job_dir / "keeper.lock", 1).lock(exclusive=True)
+            if alone:
+                self.keeper = Keeper(settings, self._surroundings(memory))
+        except MemoryBudgetError as error:
+            self.process.end(str(error))
+            return
+        if self.keeper is None:
+            self.process.end("another keeper lives")
+            return
+        self._tick()
+
+    def _surroundings(self, memory: SimMemory) -> Surroundings:
+        site, process, machine, job = self._site, self.process, self._site.machine, self._site.job
         store = site.settings.store is not None
 
         def open_links(job_hash: bytes, incarnation: int, address: tuple[str, int], dead_ns: int, receiver: Receiver) -> Links:
             return SimLinks(job.network, process, job_hash, incarnation, address, dead_ns, receiver)
 
-        memory = SimMemory(machine.files, process)
-        surroundings = Surroundings(
+        return Surroundings(
             clock=machine.clock,
             memory=memory,
             journal=SimJournal(machine, "keeper", job.watch.journal),
@@ -59,10 +75,6 @@ class KeeperProcess:
             pid=site.pid(process),
             uid=UID,
         )
-        lock = memory.ensure(site.settings.job_dir / "keeper.lock", 1)
-        assert lock.lock(exclusive=True), "two keepers on one machine"
-        self.keeper = Keeper(site.settings, surroundings)
-        process.after(0, self._tick)
 
     def _wake(self) -> None:
         if not self._woken:
@@ -71,30 +83,35 @@ class KeeperProcess:
 
     def _hear_lines(self) -> None:
         self._woken = False
-        self.keeper.hear_lines()
+        self._alive().hear_lines()
+
+    def _alive(self) -> Keeper:
+        assert self.keeper is not None
+        return self.keeper
 
     def _tick(self) -> None:
-        if self.keeper.tick():
-            self.keeper.close()
+        keeper = self._alive()
+        if keeper.tick():
+            keeper.close()
             self.process.end("all is over")
             return
-        tick_ns = self._site.job.plan.tick_ns if self.keeper.tick_ns > BUSY_TICK_NS else BUSY_TICK_NS
+        tick_ns = self._site.job.plan.tick_ns if keeper.tick_ns > BUSY_TICK_NS else BUSY_TICK_NS
         self.process.after(tick_ns // 2 + self._random.randrange(tick_ns // 2), self._tick)
 
     def accept(self, line: Line) -> None:
         line.hear = lambda message: self._hear(line, message)
-        line.gone = lambda: self.keeper.gone(line)
+        line.gone = lambda: self._alive().gone(line)
 
     def _hear(self, line: Line, message: dict[str, Any]) -> None:
         if message["kind"] != "changed":
-            self.keeper.heard(line, message)
+            self._alive().heard(line, message)
         elif not self._poked:  # a keeper that is behind looks once at what several say
             self._poked = True
             self.process.after(MS_NS, self._look, line, message)
 
     def _look(self, line: Line, message: dict[str, Any]) -> None:
         self._poked = False
-        self.keeper.heard(line, message)
+        self._alive().heard(line, message)
 
 
 class Site:
@@ -134,11 +151,8 @@ class Site:
 
     def _start_keeper(self) -> None:
         if self.machine.alive and not self.keeper_lives:
-            self.job.world.carry_out(Process(self.job.world, self.machine, f"fork@{self.machine.number}"), self._make_keeper)
-
-    def _make_keeper(self) -> None:
-        with suppress(MemoryBudgetError):  # who wants one tries again
-            self.keeper = KeeperProcess(self)
+            self.keeper = keeper = KeeperProcess(self)
+            self.job.world.carry_out(keeper.process, keeper.boot)
 
     # -- the agent
 
@@ -173,3 +187,4 @@ class Site:
 
     def rank_is_done(self, rank: Rank) -> None:
         """It has done its last step, and needs nobody any more."""
+        self.job.watch.done(rank)

@@ -10,7 +10,7 @@ import argparse
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from keepstep.sim.protocol.checkers.account import AccountSumsUp
 from keepstep.sim.protocol.checkers.bytes import NoWrongBytes
@@ -43,14 +43,16 @@ def story(outcome: Outcome, lines: int = 60) -> str:
     return "\n".join([f"seed {outcome.seed}: {outcome.wrong}", *outcome.trace[-lines:], f"again: {replay_command(outcome.seed)}"])
 
 
-def many(seeds: Iterable[int], within_s: float, tell: bool = True) -> tuple[int, list[Outcome], Counter[str]]:
+def many(
+    seeds: Iterable[int], within_s: float, tell: bool = True, how: Callable[[int], Outcome] = run
+) -> tuple[int, list[Outcome], Counter[str]]:
     """(runs, those that failed, totals) of as many seeds as there is time for."""
     failed: list[Outcome] = []
     totals: Counter[str] = Counter()
     runs = 0
     until = time.monotonic() + within_s
     for seed in seeds:
-        outcome = run(seed)
+        outcome = how(seed)
         runs += 1
         totals.update(faults=outcome.faults, events=outcome.events, virtual_s=outcome.virtual_ns // 10**9, lost_steps=outcome.lost_steps)
         if outcome.wrong is not None:
@@ -66,6 +68,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m keepstep.sim.protocol.swarm", description=__doc__)
     parser.add_argument("--seed", type=int, help="run this one, and print how it went")
     parser.add_argument("--seeds", default="0:1000", help="first:end")
+    parser.add_argument("--digests", help="first:end: what each run comes to, in one number")
     parser.add_argument("--within-s", type=float, default=float("inf"))
     parser.add_argument("--lines", type=int, default=400, help="of the trace")
     given = parser.parse_args()
@@ -74,7 +77,11 @@ def main() -> int:
         print("\n".join(outcome.trace[-given.lines :]))
         print(f"seed {outcome.seed}: {outcome.wrong or 'nothing was violated'}; digest {outcome.digest:08x}, {outcome.faults} faults")
         return outcome.wrong is not None
-    first, end = map(int, given.seeds.split(":"))
+    first, end = map(int, (given.digests or given.seeds).split(":"))
+    if given.digests is not None:
+        for seed in range(first, end):
+            print(f"{seed} {run(seed).digest:08x}")
+        return 0
     began = time.monotonic()
     runs, failed, totals = many(range(first, end), given.within_s)
     took_s = time.monotonic() - began

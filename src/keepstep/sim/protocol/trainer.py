@@ -238,6 +238,7 @@ class Rank:
                 self._failed(offer, str(error))
                 return
         elif self.lost or self.newcomer:
+            self.job.refusals += 1
             self._fail("a fresh start cannot be had in the middle of a job, all ranks have to start anew")
             return
         else:
@@ -297,7 +298,7 @@ class Rank:
         settings, local = self.site.settings, self.job.plan.ranks_per_node
         payload, manifest = self.job.oracle.nbytes(self.rank) + KIB, len(MANIFEST) + 4 * KIB
         each = slot_bytes(payload, manifest)
-        own = sum(s.capacity for s in self._slots) * local
+        own = sum(s.capacity for s in self._slots) * local + self._held_bytes()
         free = self.memory.free_bytes(settings.arena_dir)
         many = self.job.plan.nodes > 1
         held = budget.held_slots(parse_policy(settings.redundancy)) if many else 0.0
@@ -319,6 +320,12 @@ class Rank:
                 self._slots.append(fresh)
                 self._views.append(EMPTY_VIEW)
         self._page.publish(slots=tuple(self._views))
+
+    def _held_bytes(self) -> int:
+        """What the keeper holds for others already: it is in the plan, and no longer in what is free."""
+        files, job_dir = self.site.machine.files, self.site.settings.job_dir
+        held = (f"{job_dir}/held/", f"{job_dir}/parity/")
+        return sum(len(file.data) for path, file in files.every_file() if path.startswith(held))
 
     # -- steps
 
@@ -465,7 +472,9 @@ class Rank:
     # -- another rank is lost
 
     def hear_lost(self) -> None:
-        """The notice: the step is given up, nothing is captured any more, and this process waits for an order."""
+        """The notice: the step is given up, nothing is captured any more, and this process waits for an order; unless it is done."""
+        if self._ending:
+            return
         self.lost, self.trains, self._join, self._offer, self._order = True, False, None, None, None
 
     def regroup(self, gang: Gang) -> None:

@@ -45,6 +45,9 @@ class Checker:
     def stepped(self, rank: Rank, step: int) -> None:
         """A rank has completed a step."""
 
+    def done(self, rank: Rank) -> None:
+        """A rank has done its last step."""
+
     def skipped(self, rank: Rank, step: int) -> None:
         """It is not captured."""
 
@@ -89,6 +92,7 @@ class Watch:
     loaded: Callable[..., None]
     went: Callable[..., None]
     stepped: Callable[..., None]
+    done: Callable[..., None]
     skipped: Callable[..., None]
     sealed: Callable[..., None]
     asked: Callable[..., None]

@@ -125,6 +125,7 @@ class Process:
         self.alive = True
         self.why_ended = ""
         self.on_end: list[Callable[[], None]] = []
+        self.is_keeper = False
         self.dies_at_call = -1  # counted down by `touch`
 
     def after(self, delay_ns: int, call: Callable[..., None], *args: Any) -> None:
@@ -135,6 +136,8 @@ class Process:
         world = self.world
         if not self.alive:
             raise Killed(f"a port was called after its end: {what}")
+        if not self.is_keeper:
+            return False
         world.calls += 1
         if world.calls == world.fault_at:
             world.note(self.name, f"fault at port call {world.calls}, {what}")
