@@ -6,10 +6,9 @@ the real planner and gate (`runtime/mesh/pacing.py`), which send a state to the 
 iteration, the state's copy takes about 10 %. What is received goes through a reserved buffer of R bytes in p parts, and from there to
 "host memory" at the network's own rate. The state stands still for one iteration: one that is not across by its end is waited for.
 
-    python benchmarks/interleave.py            # 50 iterations of each scheme: about eight minutes
-    python benchmarks/interleave.py --quick    # 10 of each: about two
-    python benchmarks/interleave.py --json
-    python benchmarks/interleave.py --realtime --rate 50mbit --iteration-s 3   # on a busy machine
+    python benchmarks/interleave.py                       # 50 iterations of each scheme, and the rest: about 20 minutes
+    python benchmarks/interleave.py --quick               # 6 of each scheme: about two minutes
+    python benchmarks/interleave.py --realtime --json     # on a machine with other work to do
 
 schemes    baseline: no copies. blocking: at the beginning of the iteration, which waits. naive: one partition an idle span, however large.
            one buffer: R in one part. keepstep: R in four. They take turns, iteration by iteration.
@@ -17,10 +16,11 @@ parts      How long a state takes through R in 1, 2, 4, 8 parts, with nothing el
 overflow   A state of twice the idle time, copied every iteration, every second, every fourth: what each adds, against what was planned.
 change     Another rhythm begins: when it is planned anew, and for how long chunks meet collectives before and after.
 
-Medians over iterations; differences of medians. A collective is met for as long as chunks, at the link's rate before they had arrived,
-lay within it. With --realtime the nodes' processes, which compute next to nothing, go before all others on this machine: what they emulate
-does not wait for a core either. Emulation: two trainers and two keepers share this machine's cores, and a shaped veth pair shows no
-contention of NCCL, of PCIe, of a device's memory.
+Medians over iterations; differences of medians. A collective is met for as long as what was granted, at the link's rate and behind what
+had been granted before it, lies within it. With --realtime the nodes' processes, which compute next to nothing, go before all others on this
+machine: what they emulate does not wait for a core either. Emulation: two trainers and two keepers share this machine's cores, and a shaped
+veth pair shows no contention of NCCL, of PCIe, of a device's memory. Links are slow and iterations long, so that the milliseconds in which
+Python wakes up count for little.
 """
 
 from __future__ import annotations
@@ -175,13 +175,12 @@ def dial(address: tuple[str, int], host: str) -> socket.socket:
 
 
 class Receiving:
-    """The other end's reserved buffer: what was placed and not yet copied out of it, the most of that there ever was; when chunks came."""
+    """The other end's reserved buffer: what was placed and not yet copied out of it, and the most of that there ever was."""
 
     def __init__(self, bytes_per_s: int) -> None:
         self._bytes_per_s = bytes_per_s
         self.held_bytes = self.peak_bytes = 0
         self._free_s = 0.0  # when what came last had been copied out
-        self.arrived: list[tuple[int, int]] = []
         self.up_event = threading.Event()
 
     def up(self, node: int) -> None:
@@ -196,7 +195,6 @@ class Receiving:
 
     def block(self, node: int, span: Span, checksum: int) -> None:
         """Answered, and so drained, only when it has been copied out. Meanwhile the next one fills the next part: the kernel's buffer."""
-        self.arrived.append((time.monotonic_ns(), span.length))
         now_s = time.monotonic()
         # A sleep that took too long is no slower memory: the next copy began when the last one should have ended.
         began_s = self._free_s if now_s - self._free_s < SLACK_RATIO * span.length / self._bytes_per_s else now_s
@@ -245,10 +243,8 @@ def keep(node: int, host: str, other: str, job_dir: Path, case: Case) -> None:
     report = {
         name: {
             "peak_bytes": s.receiving.peak_bytes,
-            "arrived": s.receiving.arrived,
             "told": s.told.lines,
             "late": s.pacing.late if s.pacing else 0,
-            "link": asdict(s.pacing._terms()) if s.pacing else None,
             "trace": [asdict(t) for t in s.pacing.trace] if s.pacing else [],
         }
         for name, s in senders.items()
@@ -263,6 +259,8 @@ def make(index: int, name: str, node: int, host: str, other: str, job_dir: Path,
     receiving, told, me = Receiving(case.bytes_per_s), Told(), Identity(JOB, node, 1)
     window_bytes = 1 << 30 if name == "naive" else case.reserve_bytes
     pacing = Pacing(job_dir, host, told, reserve=Reserve(window_bytes, parts)) if gated else None
+    if pacing is not None:
+        pacing.trace = deque()  # all of it
     peers = Peers(
         me,
         lambda admit, asked: Connection(me, SECRET, os.urandom(32), admit, asked),
@@ -358,10 +356,13 @@ def took_s(seen: Seen, scheme: str) -> list[float]:
 
 
 def overlaps_ms(seen: Seen, reports: list[dict[str, Any]], scheme: str, case: Case, name: str = "keepstep") -> list[float]:
-    """Of each collective of that scheme's iterations: for how long chunks met it. What node i receives comes from node 1 - i."""
+    """Of each collective of that scheme's iterations: for how long what its own node had been granted lay on the link beside it."""
     found = []
     for node in (0, 1):
-        wire = [(at - nbytes * S_NS // case.bytes_per_s, at) for at, nbytes in reports[node][name]["arrived"]]
+        wire = [
+            [g["at_ns"] + n * S_NS // case.bytes_per_s for n in (g["under_way_bytes"], g["under_way_bytes"] + g["nbytes"])]
+            for g in reports[node][name]["trace"]
+        ]
         for turn, nodes in seen:
             if turn.scheme == scheme:
                 for began, ended in nodes[node]["collectives"]:
@@ -488,10 +489,10 @@ def main() -> None:
         return act(int(node), host, other, Path(job_dir), Case(**json.loads(case)))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", default="schemes,parts,overflow,change", help="comma separated")
-    parser.add_argument("--rate", default="400mbit", help="of the shaped links")
+    parser.add_argument("--only", help="of schemes, parts, overflow, change, comma separated; all of them, and with --quick the first")
+    parser.add_argument("--rate", default="50mbit", help="of the shaped links")
     parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--iteration-s", type=float, default=1.0)
+    parser.add_argument("--iteration-s", type=float, default=2.0)
     parser.add_argument("--realtime", action="store_true")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -499,10 +500,11 @@ def main() -> None:
         os.environ[REALTIME] = "1"
     if why_not := why_no_namespaces():
         sys.exit(f"links must be shaped: {why_not}")
-    rate, rounds = parse_rate(args.rate), 10 if args.quick else args.rounds
+    rate, rounds = parse_rate(args.rate), 6 if args.quick else args.rounds
     case = make_case(rate, args.iteration_s)
     report: dict[str, Any] = {"cores": os.cpu_count(), "rate_bits_per_s": rate}
-    for kind in args.only.split(","):
+    only = args.only or ("schemes" if args.quick else "schemes,parts,overflow,change")
+    for kind in only.split(","):
         with tempfile.TemporaryDirectory(prefix="interleave-") as room, Lab(2, Path(room), rate) as lab:
             if kind == "schemes":
                 found = schemes(lab, case, rate, rounds)
