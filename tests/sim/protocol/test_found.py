@@ -5,8 +5,9 @@ from __future__ import annotations
 from keepstep.core.reach import Source
 from keepstep.edge.arena import parse_page
 from keepstep.errors import DamageError
-from keepstep.model.snapshot import SlotState
+from keepstep.model.snapshot import SlotState, Stamp
 from keepstep.model.units import MS_NS, PAGE_BYTES, S_NS
+from keepstep.model.wire import Part, Span
 from keepstep.runtime.mesh.node import Node
 from keepstep.sim.protocol.job import Job, Outcome
 from keepstep.sim.protocol.plan import Plan
@@ -109,3 +110,35 @@ def test_a_new_leader_that_knows_no_policy_yet_has_nobody_remove_what_it_holds()
     job.world.at(12 * S_NS, None, lose)
     assert ended_well(job).lost_steps <= 4
     assert len([why for why in events(job, "resumed") if "afresh" in why]) == 1
+
+
+class Kept:
+    """Somebody who takes blocks."""
+
+    def __init__(self) -> None:
+        self.memory, self.came = bytearray(10), 0
+
+    def place(self, node: int, span: Span) -> memoryview:
+        return memoryview(self.memory)
+
+    def arrived(self, node: int, span: Span, checksum: int) -> None:
+        self.came += 1
+
+
+def test_a_block_is_told_to_whom_it_was_written() -> None:
+    """Who came in the place of another while a block was on its way took it for his: a parity of other bytes, or a copy that was
+    acknowledged and did not have them."""
+    job = a_job(Plan(nodes=2, steps=3))
+    job.world.run(2 * S_NS)
+    lines, span = node_half(job, 0)._lines, Span(7, Stamp(1, 1), Part.PAYLOAD, 0, 10)
+    one, other = Kept(), Kept()
+    lines.expect(7, span.stamp, one)
+    place = lines.place(1, span)
+    assert place is not None
+    place[:] = b"0123456789"
+    lines.expect(7, span.stamp, other)
+    lines.block(1, span, 0)
+    assert (one.came, other.came) == (0, 0), "neither: the one expects nothing any more, the other has nothing"
+    assert lines.place(1, span) is not None
+    lines.block(1, span, 0)
+    assert (one.came, other.came) == (0, 1) and one.memory == b"0123456789" and other.memory == bytes(10)

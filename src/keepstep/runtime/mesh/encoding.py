@@ -21,7 +21,8 @@ from keepstep.coding.checksum import BLOCK_BYTES
 from keepstep.coding.reed_solomon import accumulate, solve
 from keepstep.core.parity import Stripes, contribution, stripes_of_snapshots
 from keepstep.edge.arena import Slot
-from keepstep.model.snapshot import SlotHeader, Stamp
+from keepstep.errors import DamageError
+from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
 from keepstep.model.units import MIB, PAGE_BYTES
 from keepstep.model.wire import Part, Span
 from keepstep.runtime.mesh.receiving import Range, blocks
@@ -158,7 +159,9 @@ class Encoding:
             self._stopped = True
 
     def seal(self, wall_ns: int) -> SlotHeader:
-        """The parity is whole: make it one that is found."""
+        """The parity is whole: make it one that is found. Raises DamageError when its header was damaged, or given up for that, meanwhile."""
         header = self.slot.write_table(self.contents.nbytes, self.contents.to_text())
+        if header.state is not SlotState.WRITING:
+            raise DamageError(f"{self.slot.path}: expected a parity that is being written, found a slot that holds nothing")
         self.slot.seal(header, LAYOUT_HASH, math.nan, wall_ns)
         return header

@@ -62,7 +62,7 @@ class Holder:
         self._offers: dict[tuple[int, Stamp], Offer] = {}  # of rows that are not complete yet
         self._contents: dict[tuple[int, Stamp], Contents] = {}
         self._horizon = Horizon(-1)
-        self._preparing: dict[tuple[Shelf, int], Offer] = {}  # for whom a slot is being made
+        self._preparing: dict[tuple[Shelf, int], Offer | None] = {}  # for whom a slot is being made; None: for nobody any more
 
     # -- rounds
 
@@ -74,7 +74,7 @@ class Holder:
         for rank in list(self._encoding):
             self._stop_encoding(rank)
         self._offers.clear()
-        self._preparing.clear()
+        self._preparing = dict.fromkeys(self._preparing)
         self._horizon = Horizon(-1)
 
     def keep_only(self, copies: set[int], parities: set[int]) -> None:
@@ -83,8 +83,8 @@ class Holder:
             self._stop_receiving(rank)
         for rank in [r for r in self._encoding if r not in parities]:
             self._stop_encoding(rank)
-        kept = {self.copies: copies, self.parities: parities}
-        self._preparing = {(shelf, rank): offer for (shelf, rank), offer in self._preparing.items() if rank in kept[shelf]}
+        kept = {*((self.copies, r) for r in copies), *((self.parities, r) for r in parities)}
+        self._preparing = {key: offer if key in kept else None for key, offer in self._preparing.items()}
         self.copies.keep_only(copies)
         self.parities.keep_only(parities)
 
@@ -166,9 +166,8 @@ class Holder:
             return slot
 
         def made(found: Slot | MemoryBudgetError) -> None:
-            if self._preparing.get((shelf, rank)) is not offer:
-                return  # another round has begun, or another policy: nobody waits for it any more
-            del self._preparing[(shelf, rank)]
+            if self._preparing.pop((shelf, rank)) is None:
+                return  # another round has begun, or another policy
             if isinstance(found, MemoryBudgetError):
                 self._journal.record("declined", f"node {offer.node} asks for {human_bytes(capacity)} here: {found}", rank=offer.rank)
                 self._say(offer, "decline", reason=str(found)[:1000])

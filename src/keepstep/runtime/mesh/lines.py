@@ -51,6 +51,7 @@ class Lines:
         self._inbox: queue.SimpleQueue[Heard] = queue.SimpleQueue()
         self._early: deque[Heard] = deque(maxlen=MAX_EARLY)
         self._takers: dict[tuple[int, Stamp], Taker] = {}
+        self._placed: dict[int, Taker | None] = {}  # by node: whose place the block that is coming was given; they come one after the other
         self._lock = threading.Lock()
         self.mesh: Mesh | None = None
         self._needed: set[int] = set()
@@ -156,13 +157,14 @@ class Lines:
 
     def place(self, node: int, span: Span) -> memoryview | None:
         with self._lock:
-            taker = self._takers.get((span.rank, span.stamp))
+            taker = self._placed[node] = self._takers.get((span.rank, span.stamp))
         return taker.place(node, span) if taker else None
 
     def block(self, node: int, span: Span, checksum: int) -> None:
         with self._lock:
             taker = self._takers.get((span.rank, span.stamp))
-        if taker:
+            is_its = self._placed.pop(node, None) is taker  # else it lies in the place of one that expects no more
+        if taker and is_its:
             taker.arrived(node, span, checksum)
 
     def writable(self, node: int) -> None:

@@ -253,7 +253,7 @@ class Nemesis:
                     connection.cut("reset")
 
     def _flip_on_the_wire(self) -> str | None:
-        self._job.network.flips = self._random.choice((0.05, 0.3, 0.9))
+        self._job.network.flips = self._random.choice((0.01, 0.05))
         self._world.after(self._for_ns(5.0), None, self._wire_is_good)
         return f"of all blocks {self._job.network.flips:.0%} arrive damaged"
 

@@ -42,5 +42,12 @@ class LostSteps(Checker):
         if owed is not None and (source != "memory" or stamp < owed):
             self.violated(f"all go on from {stamp} ({source}), and {owed} of epoch {owed.epoch} is owed")
         best, self._best = self._best, None
-        if best is not None and not self.job.atlas.is_over and self._struck_ns < before and (source != "memory" or stamp < best):
+        atlas = self.job.atlas
+        if (
+            best is not None
+            and not atlas.is_over
+            and not atlas.damaged
+            and self._struck_ns < before
+            and (source != "memory" or stamp < best)
+        ):
             self.violated(f"all go on from {stamp} ({source}), and {best} of epoch {best.epoch} was within reach of all")

@@ -3,7 +3,8 @@
 A round is followed by another one only after its verdict; a rank is killed by its agent only in a round that has one, or is about to
 have one by that agent's word; who asks where to resume, or for a checkpoint, hears of it before all is over, unless it dies.
 
-And nobody gives up, but where something else took the machine's memory, or ranks in the middle of the job were offered a fresh start.
+And nobody gives up, but where something else took the machine's memory, the store was not there to be looked at, or ranks in the middle
+of the job were offered a fresh start.
 
 Not verified: that a verdict is right; how long an answer takes, beyond the end of the job.
 """
@@ -63,5 +64,6 @@ class Verdicts(Checker):
             self.violated(f"all is over, and ranks {waiting} have not heard where to resume")
         if self._final is None:
             self.violated("all is over, and no verdict says so")
-        if self._final == "stop" and not self.job.refusals and not any("memory" in fault for fault in self.job.faults):
+        excuses = ("takes a machine's memory", "the store does not answer")
+        if self._final == "stop" and not self.job.refusals and not any(e in fault for e in excuses for fault in self.job.faults):
             self.violated("the job gave up")
