@@ -14,7 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from keepstep.core.restarts import (
+from keepstep.core.patience import Patience
+from keepstep.core.restarts import Restarts
+from keepstep.core.rounds import assign, keepers_round, members_of
+from keepstep.model.failure import Budget
+from keepstep.model.mesh import Mesh
+from keepstep.model.restarts import (
     Action,
     AllEndedWell,
     AwaitOthers,
@@ -25,12 +30,9 @@ from keepstep.core.restarts import (
     RanksStarted,
     RegroupLate,
     RestartAll,
-    Restarts,
     RoundWanted,
     Stopped,
 )
-from keepstep.core.rounds import assign, keepers_round, members_of
-from keepstep.model.mesh import Mesh
 from keepstep.model.rounds import Arrival, Verdict, arrival_from_text, verdict_from_text
 from keepstep.model.units import MS_NS, S_NS
 from keepstep.sim.protocol.machine import Line
@@ -54,7 +56,7 @@ class Agent:
         site.agent = self
         self.process = site.machine.start("agent")
         self.token = f"agent {site.machine.number}.{self.job.next_token()}"
-        self.restarts = Restarts(self.job.plan.ranks_per_node, MAX_RESTARTS, site.settings.store is not None)
+        self.restarts = Restarts(self.job.plan.ranks_per_node, MAX_RESTARTS, site.settings.store is not None, Patience(Budget({}, 1)))
         self._line: Line | None = None
         self._listens: dict[str, Any] | None = None
         self._mesh: Mesh | None = None
@@ -315,7 +317,8 @@ class Agent:
             self._carry_out(action)
 
     def _carry_out(self, action: Action) -> None:
-        self.job.world.note(self.process.name, f"{type(action).__name__}: {action.why}")
+        if isinstance(action, (RestartAll, AwaitOthers, End)):
+            self.job.world.note(self.process.name, f"{type(action).__name__}: {action.why}")
         if isinstance(action, RestartAll):
             self._restart(action)
         elif isinstance(action, AwaitOthers):
