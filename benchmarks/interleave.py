@@ -17,7 +17,7 @@ overflow   A state of twice the idle time, copied every iteration, every second,
 change     Another rhythm begins: when it is planned anew, and for how long chunks meet collectives before and after.
 
 Medians over iterations; differences of medians. A collective is met for as long as what was granted, at the link's rate and behind what
-had been granted before it, lies within it. With --realtime the nodes' processes, which compute next to nothing, go before all others on this
+had been granted before it, lies within it. With --realtime the nodes' processes, which compute next to nothing, go before all others on the
 machine: what they emulate does not wait for a core either. Emulation: two trainers and two keepers share this machine's cores, and a shaped
 veth pair shows no contention of NCCL, of PCIe, of a device's memory. Links are slow and iterations long, so that the milliseconds in which
 Python wakes up count for little.
