@@ -134,8 +134,11 @@ class Persisting:
             return  # a newer cut made room for what overwrote it: it is about to be seen
         ranks = self._ranks or (world_size or 1,)
         slots = pin(self._memory, self._settings.job_dir, newest, range(ranks[LEADER]))
-        if slots is None:
-            return  # overwritten this moment: the next round has a newer cut
+        if slots is None:  # overwritten this moment: then the next round has a newer cut; or damaged, and it will never be had
+            late = [r for r in ready if now_ns - r.since_ns > PATIENCE_NS]
+            self._requests = [r for r in self._requests if r not in late]
+            _answer(late, False, newest.step, f"a rank of this node does not hold {newest} any more, as its page says")
+            return
         self._requests = [r for r in self._requests if r not in ready]
         self._running = Running(newest, self._clock.wall_ns(), ranks, ready, now_ns)
         self._journal.record("persist-started", f"writing step {newest.step} to the store: {ready[0].why}", step=newest.step)

@@ -112,6 +112,27 @@ def test_a_new_leader_that_knows_no_policy_yet_has_nobody_remove_what_it_holds()
     assert len([why for why in events(job, "resumed") if "afresh" in why]) == 1
 
 
+def test_a_checkpoint_of_what_is_damaged_is_refused_in_the_end() -> None:
+    """A rank's page said that it held the newest step of all, its slot's header was damaged: the request waited, and its rank with it, and
+    then the keeper, for ever."""
+    job = a_job(Plan(nodes=2, steps=5, store=True, persist_every_steps=0, scrub_every_s=0.0))
+
+    def flip() -> None:
+        for path, file in job.sites[0].machine.files.every_file():
+            if "/held/" not in path and "/slot-" in path:
+                file.data[1000] ^= 1
+
+    def look() -> None:
+        if all(r._ending and not r._capturing for site in job.sites for r in site.ranks.values()):
+            flip()
+        else:
+            job.world.after(MS_NS // 10, None, look)
+
+    job.world.at(3 * S_NS, None, look)
+    outcome = ended_well(job)
+    assert outcome.virtual_ns < 200 * S_NS
+
+
 class Kept:
     """Somebody who takes blocks."""
 

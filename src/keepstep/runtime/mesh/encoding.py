@@ -159,7 +159,7 @@ class Encoding:
             self._stopped = True
 
     def seal(self, wall_ns: int) -> SlotHeader:
-        """The parity is whole: make it one that is found. Raises DamageError when its header was damaged meanwhile, or given up for that."""
+        """The parity is whole: make it one that is found. Raises DamageError when its header was damaged meanwhile, or given up."""
         header = self.slot.write_table(self.contents.nbytes, self.contents.to_text())
         if header.state is not SlotState.WRITING:
             raise DamageError(f"{self.slot.path}: expected a parity that is being written, found a slot that holds nothing")
