@@ -47,7 +47,6 @@ class Atlas(Checker):
         self.damaged: set[tuple[int, int, Stamp]] = set()  # (machine, rank, stamp): a bit was flipped in own snapshot, copy or parity
         self._mesh: Mesh | None = None
         self._machines: tuple[int, ...] = ()
-        self._fell_back = False
         self._done: set[int] = set()
         self.is_over = False  # all have done their last step, or it was said so: nothing is owed any more
 
@@ -71,11 +70,13 @@ class Atlas(Checker):
 
     def went(self, rank: Rank, source: str, stamp: Stamp, epoch: int) -> None:
         self._done.clear()
-        self._fell_back = self.committed is not None and (source != "memory" or stamp < self.committed.stamp)
+        if self.committed is not None and (source != "memory" or stamp < self.committed.stamp):
+            # Not before all who judge have heard of this: what was owed is compared with what all go on from.
+            self.job.world.after(1, None, self._forget, self.committed)
 
-    def stepped(self, rank: Rank, step: int) -> None:
-        if self._fell_back:  # not before: what was owed is compared with what all went on from
-            self.committed, self._fell_back = None, False
+    def _forget(self, known: Committed) -> None:
+        if self.committed is known:
+            self.committed = None
 
     def done(self, rank: Rank) -> None:
         self._done.add(rank.rank)

@@ -24,6 +24,7 @@ from keepstep.sim.protocol.nemesis import Nemesis
 from keepstep.sim.protocol.plan import Plan, small
 from keepstep.sim.protocol.world import World
 
+TELL_EVERY = 500
 CHECKERS = (NoWrongBytes, ACutExists, LostSteps, OneWriter, Verdicts, MemoryWithinBudget, AccountSumsUp)
 
 
@@ -59,6 +60,8 @@ def many(
             failed.append(outcome)
             if tell:
                 print(f"seed {seed}: {outcome.wrong.splitlines()[0]}", flush=True)
+        if tell and runs % TELL_EVERY == 0:
+            print(f"{runs} runs, {len(failed)} with a violation, {totals['faults']} faults", flush=True)
         if time.monotonic() > until:
             break
     return runs, failed, totals
