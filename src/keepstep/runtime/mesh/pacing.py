@@ -37,6 +37,7 @@ from keepstep.ports import Journal
 
 LOOK_NS = 50 * MS_NS
 FIND_NS = S_NS
+TELL_NS = 5 * S_NS  # a rhythm that changes all the time is not to fill the journal
 PARTS = 4
 MOST_RESERVE_BYTES = 16 * MIB  # what a lane may have unanswered anyway
 RESERVE_NS = 8 * MS_NS  # of the link: what may meet a collective that begins early
@@ -92,6 +93,7 @@ class Pacing:
         self._interface: str | None = None
         self._open_because = "no rank has a page"
         self._told: tuple[str, str, int | None] | None = None
+        self._told_ns = 0
         self.plan: Plan | None = None
         self.trace: deque[Sent] = deque(maxlen=TRACE)
         self.late = 0
@@ -171,7 +173,7 @@ class Pacing:
         self._open_because = self._why_open()
         if changed:
             self._replan()
-        self._tell()
+        self._tell(now_ns)
 
     def _find(self) -> None:
         """The pages of the ranks that live here now."""
@@ -258,14 +260,16 @@ class Pacing:
         except OSError:
             return  # the job's memory is being removed
 
-    def _tell(self) -> None:
+    def _tell(self, now_ns: int) -> None:
         """In the journal, when it is another story than before."""
         rhythm = next(iter(sorted(w.rhythm.why for w in self._watched.values() if w.rhythm.profile is not None)), "")
         changed = rhythm if rhythm.startswith("the rhythm has changed") else ""
         story = (self._open_because, changed, None if self.plan is None else self.plan.spread_steps)
         if story == self._told or not (self._open_because or rhythm):
             return  # of a rank that trains, there is nothing to tell before its rhythm is known
-        self._told = story
+        if self._told is not None and now_ns - self._told_ns < TELL_NS:
+            return
+        self._told, self._told_ns = story, now_ns
         if self._open_because:
             why = f"copies are not interleaved: {self._open_because}"
         else:
