@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,11 +25,17 @@ def test_a_steady_link_is_known_as_it_is(bytes_per_s: int, waits_ns: list[int]) 
     assert abs(speed.bytes_per_s - bytes_per_s) <= 0.002 * bytes_per_s
 
 
-@given(st.integers(10**6, 10**10), st.integers(1, 7), st.floats(0.1, 10))
-def test_samples_that_were_disturbed_count_for_nothing_while_they_are_few(bytes_per_s: int, disturbed: int, by: float) -> None:
+@given(st.integers(10**6, 10**10), st.integers(0, 10), st.integers(0, 4), st.floats(0.1, 1), st.floats(1, 10), st.randoms())
+def test_samples_that_were_disturbed_count_for_nothing(
+    bytes_per_s: int, slower: int, faster: int, less: float, more: float, order: random.Random
+) -> None:
+    """Up to two thirds that were made smaller, up to a quarter that were made larger."""
+    rates = [less * bytes_per_s] * slower + [more * bytes_per_s] * faster + [float(bytes_per_s)] * 15
+    rates = rates[:15]
+    order.shuffle(rates)
     speed = LinkSpeed()
-    for number in range(15 + disturbed):
-        speed.drained(round(bytes_per_s / 100 * (by if number >= 15 else 1)), 10 * MS_NS, emptied=False)
+    for rate in rates:
+        speed.drained(round(rate / 100), 10 * MS_NS, emptied=False)
     assert abs(speed.bytes_per_s - bytes_per_s) <= 100
 
 
