@@ -92,7 +92,7 @@ class Pacing:
         self._target_bytes: deque[int] = deque([0], maxlen=TARGETS)  # of the last targets, the present one last
         self._interface: str | None = None
         self._open_because = "no rank has a page"
-        self._told: tuple[str, str, int | None] | None = None
+        self._told: tuple[str, str, bool] | None = None
         self._told_ns = 0
         self.plan: Plan | None = None
         self.trace: deque[Sent] = deque(maxlen=TRACE)
@@ -264,7 +264,7 @@ class Pacing:
         """In the journal, when it is another story than before."""
         rhythm = next(iter(sorted(w.rhythm.why for w in self._watched.values() if w.rhythm.profile is not None)), "")
         changed = rhythm if rhythm.startswith("the rhythm has changed") else ""
-        story = (self._open_because, changed, None if self.plan is None else self.plan.spread_steps)
+        story = (self._open_because, changed, self.plan is not None)
         if story == self._told or not (self._open_because or rhythm):
             return  # of a rank that trains, there is nothing to tell before its rhythm is known
         if self._told is not None and now_ns - self._told_ns < TELL_NS:
