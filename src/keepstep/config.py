@@ -53,6 +53,7 @@ class Config:
         the platform start another one. Default: somebody else does, or a spare waits.
     budget: how many restarts each cause of failure may cost in a row, `crash=10,node=unlimited`; after `refill=100` new steps since the
         last one its budget is whole again. What is not named stays at its default.
+    shrink_after_s: how long nodes that may be missing (`--nnodes MIN:MAX`) are waited for before the job goes on without them.
     hang_after_s: no rank's progress for so long is a hang, whatever it looks like. Default: learnt from the job's own steps.
     """
 
@@ -76,6 +77,7 @@ class Config:
     hang_after_s: float | None = None
     replace_command: str | None = None
     budget: str | None = None
+    shrink_after_s: float | None = None
 
     def to_env(self) -> dict[str, str]:
         """The `KEEPSTEP_*` variables that say the same; unset fields are left out."""
@@ -107,6 +109,7 @@ class Settings:
     hang_after_s: float | None
     replace_command: str | None
     budget: str
+    shrink_after_s: float
 
     @property
     def job_dir(self) -> Path:
@@ -224,6 +227,7 @@ def _defaults(environ: Mapping[str, str], default_job: str) -> dict[str, Any]:
         "hang_after_s": None,
         "replace_command": None,
         "budget": DEFAULT_BUDGET.to_text(),
+        "shrink_after_s": 300.0,
     }
 
 
@@ -247,6 +251,7 @@ def _checked(values: dict[str, Any]) -> Settings:
         "metrics_port": ((int, type(None)), "a port, 1 to 65535", lambda v: v is None or 0 < v < 1 << 16),
         "replace_command": ((str, type(None)), "a command", lambda v: v is None or bool(v.strip())),
         "budget": (str, "causes with numbers such as 'crash=3,node=unlimited'", lambda v: True),
+        "shrink_after_s": ((int, float), "seconds, 0 or more", lambda v: 0 <= v < math.inf),
         "hang_after_s": ((int, float, type(None)), "seconds, at least 4", lambda v: v is None or 4 <= v < math.inf),
     }
     for name, (kind, words, good) in expect.items():

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.core.rounds import Silence, assign, disagreement, keepers_round, members_of, missing
+from keepstep.core.rounds import Silence, assign, disagreement, keepers_round, members_of, missing, present
 from keepstep.model.mesh import Member, Mesh
-from keepstep.model.rounds import Arrival, Verdict, arrival_from_text, verdict_from_text
+from keepstep.model.rounds import NOBODY, Arrival, Verdict, arrival_from_text, verdict_from_text
 
 maybe_ids = st.one_of(st.none(), st.integers(-1, 7))
 
 
 def arrival(name: str, node: int | None = None, node_rank: int | None = None, nodes: int = 3) -> Arrival:
-    return Arrival(name, f"host-{name}", 7, 1, 2, nodes, node=node, node_rank=node_rank)
+    return Arrival(name, f"host-{name}", 7, 1, 2, nodes, nodes, node=node, node_rank=node_rank)
 
 
 def test_the_first_round_goes_by_order_of_arrival() -> None:
@@ -50,6 +50,11 @@ def test_ids_are_a_permutation_and_those_of_before_stay(asked: list[tuple[int | 
     next_round = [replace(a, node=i) for a, i in zip(arrivals, ids, strict=True)]
     assert assign(next_round[::-1]) == ids[::-1], "nobody moves when all come again, in whatever order"
     assert Mesh(0, 0, members_of(arrivals), "s").world_size == 2 * len(asked)
+
+
+def test_a_round_that_was_closed_has_fewer_nodes() -> None:
+    assert present([arrival("a"), NOBODY, arrival("c"), None]) == [0, 2]
+    assert assign([arrival("c", node=2), arrival("a", node=0)]) == (1, 0), "who was the last node of three is that of two"
 
 
 def test_members_are_in_the_order_of_their_ids() -> None:
@@ -89,6 +94,7 @@ def test_the_keepers_round_grows_whatever_they_have_seen(lives: list[list[int]],
     ("mine", "sentence"),
     [
         ({"nodes": 2}, "--nnodes: expected 3, as on host-b, found 2"),
+        ({"least_nodes": 1}, "--nnodes: expected 3:3, as on host-b, found 1:3"),
         ({"own_secret": True}, "secret: expected none, as on host-b, found one"),
         ({"rack": "r1"}, "rack: expected a rack for all nodes or for none, found r1 here and None on host-b"),
         ({"node": 5, "ranks": 9}, None),

@@ -26,6 +26,22 @@ COMMAND = "from keepstep.cli.main import app; app()"
 PATIENCE_S = 100.0
 
 
+PROGRAM = """
+import os, sys, time, torch, keepstep
+weights = torch.zeros(1000)
+torch.distributed.init_process_group("gloo")
+job = keepstep.protect(weights=weights)
+for step in job.steps(40):
+    total = torch.ones(())
+    torch.distributed.all_reduce(total)
+    weights += total
+    time.sleep(0.01)
+    if step == 20 and os.environ[sys.argv[1]] == sys.argv[2]:
+        raise ValueError(f"no number is {id(job):#x}")
+assert weights.eq(80).all()
+"""
+
+
 def until(look: Callable[[], Any], what: str) -> Any:
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
@@ -79,7 +95,8 @@ class Machines:
     room: Path
     arena: Path
     script: str
-    nnodes: int = 2
+    nnodes: int | str = 2
+    program: str = PROGRAM
     port: int = 0
 
     def __post_init__(self) -> None:
@@ -102,7 +119,7 @@ class Machines:
         program = ("--no-python", "sh", str(self.room / "rank.sh"))
         words = [sys.executable, "-c", COMMAND, "run", *own, "--grace-s", "1", *meeting, *options, *program]
         program_path = self.room / "program.py"
-        program_path.write_text(PROGRAM)
+        program_path.write_text(self.program)
         environ = {**os.environ, "OUT": str(self.room / "out"), "TMPDIR": str(self.room / "tmp")}
         environ |= {"PYTHON": sys.executable, "PROGRAM": str(program_path)}
         log = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
@@ -134,8 +151,8 @@ def machines(tmp_path: Path) -> Iterator[Begin]:
     begun: list[Machines] = []
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="ks-test-") as arena:
 
-        def begin(script: str, nnodes: int = 2) -> Machines:
-            begun.append(Machines(tmp_path, Path(arena), UNTIL_THERE + script, nnodes))
+        def begin(script: str, nnodes: int = 2, program: str = PROGRAM) -> Machines:
+            begun.append(Machines(tmp_path, Path(arena), UNTIL_THERE + script, nnodes, program))
             return begun[-1]
 
         yield begin
@@ -198,22 +215,6 @@ def test_a_program_that_fails_everywhere_ends_everywhere(machines: Begin) -> Non
     assert all(len(node.events("ranks-restarted")) == 2 for node in nodes), "the third failure is one too many, wherever it is seen"
     why = [node.events("job-ended")[0].why for node in nodes]
     assert any("the program failed 3 times in a row without a new step" in sentence for sentence in why)
-
-
-PROGRAM = """
-import os, sys, time, torch, keepstep
-weights = torch.zeros(1000)
-torch.distributed.init_process_group("gloo")
-job = keepstep.protect(weights=weights)
-for step in job.steps(40):
-    total = torch.ones(())
-    torch.distributed.all_reduce(total)
-    weights += total
-    time.sleep(0.01)
-    if step == 20 and os.environ[sys.argv[1]] == sys.argv[2]:
-        raise ValueError(f"no number is {id(job):#x}")
-assert weights.eq(80).all()
-"""
 
 
 def test_the_same_failure_on_another_host_is_the_programs(machines: Begin) -> None:
@@ -286,6 +287,52 @@ def test_a_replacement_becomes_the_node_that_was_lost(machines: Begin, spare: st
     assert (formed["node"], formed["round"]) == (1, 1)
     assert [host.partition(":")[0] for host in formed["hosts"]] == ["127.0.0.11", "127.0.0.13"]
     assert job.out("by-127.0.0.11-1") == "1\n"
+
+
+SHRINKING = """
+import os, sys, time, torch, keepstep
+weights = torch.zeros(1000)
+torch.distributed.init_process_group("gloo")
+world = torch.distributed.get_world_size()
+job = keepstep.protect(weights=weights)
+for step in job.steps(60):
+    share = torch.ones(()) / world
+    torch.distributed.all_reduce(share)
+    weights += share
+    if step == 30 and world == int(sys.argv[1]):
+        time.sleep(1000)
+assert weights.sub(60).abs().max() < 1e-3
+"""
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_job_goes_on_with_fewer_nodes_from_the_store(machines: Begin, tmp_path: Path, count: int) -> None:
+    """With three, the last node becomes the one that was lost: its ranks are others now."""
+    job = machines(f'exec "$PYTHON" "$PROGRAM" {count}', program=SHRINKING)
+    job.nnodes = f"{count - 1}:{count}"
+    own = ("--store", str(tmp_path / "store"), "--persist-every-steps", "10", "--shrink-after-s", "4")
+    nodes = [*job.start_two(*own), *(job.start(*own) for _ in range(count - 2))]
+    ids = [node.wait_for("round-formed").data["node"] for node in nodes]
+    host, lost = nodes[ids.index(0)], nodes[ids.index(1)]
+    stored = host.wait_for("persisted").data["step"]
+    lost.lose()
+    for node in (node for node in nodes if node is not lost):
+        code, output = node.ended()
+        assert code == 0, output
+        assert not list(node.arena_dir.iterdir())
+        assert node.events("round-formed")[-1].data["world_size"] == count - 1
+    closed = [event.data["here"] for node in nodes for event in node.events("round-closed")]
+    assert closed and set(closed) == {count - 1}
+    resumed = host.events("resumed")[-1]
+    assert resumed.data["source"] == "store" and resumed.data["step"] >= stored, resumed.why
+    assert 0 < resumed.data["lost_steps"] <= 30 - stored, resumed.why
+
+
+def test_without_a_store_there_is_no_going_on_with_fewer(machines: Begin) -> None:
+    job = machines("exit 0")
+    job.nnodes = "1:2"
+    code, output = job.start().ended()
+    assert code == 2 and "--nnodes 1:2: expected a store (--store)" in output.replace("\n", " ")
 
 
 def test_the_platform_is_asked_once_for_a_replacement(machines: Begin) -> None:

@@ -40,7 +40,9 @@ def run(
     script: Annotated[str, typer.Argument(help="The training script (with -m: a module; with --no-python: a program).")],
     script_args: Annotated[list[str] | None, typer.Argument(help="The script's own arguments, handed on untouched.")] = None,
     nproc_per_node: Annotated[str, _torchrun("--nproc-per-node", "Ranks: a number, auto, cpu or gpu.")] = "1",
-    nnodes: Annotated[str, _torchrun("--nnodes", "Machines; on each of them the same command is started.")] = "1",
+    nnodes: Annotated[
+        str, _torchrun("--nnodes", "Machines, on each of which the same command is started; MIN:MAX: with MIN it goes on.")
+    ] = "1",
     node_rank: Annotated[int | None, _torchrun("--node-rank", "Which machine this is; without it they are counted as they come.")] = None,
     max_restarts: Annotated[int, _torchrun("--max-restarts", "How often all ranks may be restarted.")] = 100,
     module: Annotated[bool, _torchrun("--module", "The script is a module, as in python -m.", "-m")] = False,
@@ -87,6 +89,9 @@ def run(
     budget: Annotated[
         str | None, _own("--budget", "Restarts each cause may cost in a row: crash=3,hang=3,node=unlimited,refill=100 (new steps).")
     ] = None,
+    shrink_after_s: Annotated[
+        float | None, _own("--shrink-after-s", "With --nnodes MIN:MAX: how long missing machines are waited for.")
+    ] = None,
     hang_after_s: Annotated[float | None, _own("--hang-after-s", "No progress for so long is a hang; without it: learnt.")] = None,
 ) -> None:
     """Run a training script on this machine, or on several, and keep it alive: torchrun's arguments, every step protected."""
@@ -109,7 +114,7 @@ def _run(given: dict[str, Any], script_args: list[str]) -> int:
 
 def build_launch(given: dict[str, Any], script_args: list[str]) -> Launch:
     """What the options mean; `given` holds them by name. Raises ConfigError."""
-    nodes = _count_nodes(given["nnodes"], given["node_rank"])
+    least_nodes, nodes = _count_nodes(given["nnodes"], given["node_rank"])
     if given["max_restarts"] < 0:
         raise ConfigError(f"--max-restarts: expected 0 or more, found {given['max_restarts']}")
     if given["standby"] not in (0, 1):
@@ -135,6 +140,7 @@ def build_launch(given: dict[str, Any], script_args: list[str]) -> Launch:
         shown_ranks=_ranks(given["local_ranks_filter"]),
         standby=given["standby"],
         nodes=nodes,
+        least_nodes=least_nodes,
         node_rank=given["node_rank"] if nodes > 1 else None,
         endpoint=endpoint,
         job=given["rdzv_id"] or None,
@@ -142,18 +148,15 @@ def build_launch(given: dict[str, Any], script_args: list[str]) -> Launch:
     )
 
 
-def _count_nodes(nnodes: str, node_rank: int | None) -> int:
+def _count_nodes(nnodes: str, node_rank: int | None) -> tuple[int, int]:
+    """(how many at least, how many)."""
     least, _, most = nnodes.partition(":")
     most = most or least
-    if not (least.isdecimal() and most.isdecimal() and int(least) > 0):
-        raise ConfigError(f"--nnodes: expected a number of machines, found {nnodes!r}")
-    if int(least) != int(most):
-        raise ConfigError(
-            f"--nnodes: expected a fixed number of machines, found {nnodes}: a job that shrinks or grows is not supported yet"
-        )
-    if node_rank is not None and not 0 <= node_rank < int(least):
-        raise ConfigError(f"--node-rank: expected 0 to {int(least) - 1} with --nnodes {nnodes}, found {node_rank}")
-    return int(least)
+    if not (least.isdecimal() and most.isdecimal() and 0 < int(least) <= int(most)):
+        raise ConfigError(f"--nnodes: expected a number of machines, or MIN:MAX, found {nnodes!r}")
+    if node_rank is not None and not 0 <= node_rank < int(most):
+        raise ConfigError(f"--node-rank: expected 0 to {int(most) - 1} with --nnodes {nnodes}, found {node_rank}")
+    return int(least), int(most)
 
 
 def _meeting_points(nodes: int, rdzv_endpoint: str, master_addr: str, master_port: int) -> tuple[tuple[str, int] | None, str, int]:

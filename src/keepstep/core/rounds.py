@@ -16,6 +16,11 @@ from keepstep.model.mesh import Member
 from keepstep.model.rounds import Arrival
 
 
+def present(arrivals: Sequence[Arrival | None]) -> list[int]:
+    """The places of a round that nodes have taken: all of them, unless it was closed with fewer."""
+    return [place for place, arrival in enumerate(arrivals) if arrival is not None and not arrival.is_nobody]
+
+
 def assign(arrivals: Sequence[Arrival]) -> tuple[int, ...]:
     """The node id of each arrival: former ids first, then those asked for, then whatever is vacant in order of arrival."""
     ids: dict[int, int] = {}  # arrival -> node
@@ -71,6 +76,9 @@ def disagreement(mine: Arrival, other: Arrival) -> str | None:
     """Why these two cannot be in one round; None when they can."""
     if mine.nodes != other.nodes:
         return f"--nnodes: expected {other.nodes}, as on {other.host}, found {mine.nodes}"
+    if mine.least_nodes != other.least_nodes:
+        least = [f"{a.least_nodes}:{a.nodes}" for a in (other, mine)]
+        return f"--nnodes: expected {least[0]}, as on {other.host}, found {least[1]}"
     if mine.own_secret != other.own_secret:
         words = {True: "one", False: "none"}
         return f"secret: expected {words[other.own_secret]}, as on {other.host}, found {words[mine.own_secret]}"

@@ -26,6 +26,7 @@ class Launch:
     `command` is the whole command of a rank; `argv` the script and its own arguments, which name the job when `job` does not.
     `master_port` 0 means a free one. `redirects`, `tee` are torchrun's (`0`, `3`, `0:1,1:2`); `shown_ranks` None shows the output of all.
     `standby` processes wait on each node to become a rank at once.
+    `least_nodes`: with so many a job goes on when no more come in time.
     `endpoint` is where the agents of several `nodes` meet, with `etcd` its first; `node_rank` which of them this one would like to be.
     """
 
@@ -42,6 +43,7 @@ class Launch:
     shown_ranks: frozenset[int] | None = None
     standby: int = 1
     nodes: int = 1
+    least_nodes: int = 1
     node_rank: int | None = None
     endpoint: tuple[str, int] | None = None
     job: str | None = None

@@ -18,8 +18,8 @@ class Arrival:
     """An agent that wants to be in the round. `token` is this life of the agent; `host`, `port`, `incarnation` are its keeper's, and
     `newest_round` is the newest that keeper or agent know of, perhaps from another start of the job.
 
-    `nodes` and `own_secret` (one was configured; it never travels) must be equal everywhere. `node` is the id it had in the round
-    before, `node_rank` the one it was asked to have.
+    `nodes`, `least_nodes` and `own_secret` (one was configured; it never travels) must be equal everywhere. `node` is the id it had in
+    the round before, `node_rank` the one it was asked to have.
     """
 
     token: str
@@ -28,14 +28,23 @@ class Arrival:
     incarnation: int
     ranks: int
     nodes: int
+    least_nodes: int = 0
     own_secret: bool = False
     rack: str | None = None
     node: int | None = None
     node_rank: int | None = None
     newest_round: int = -1
 
+    @property
+    def is_nobody(self) -> bool:
+        """Whether it holds a place that stays empty in this round."""
+        return self.ranks == 0
+
     def to_text(self) -> str:
         return json.dumps(asdict(self))
+
+
+NOBODY = Arrival("nobody", "", 0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)

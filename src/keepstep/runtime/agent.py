@@ -36,6 +36,7 @@ from keepstep.edge.probes.devices import visible_devices
 from keepstep.edge.standing import read_standing
 from keepstep.edge.torch.ranks import Ranks
 from keepstep.edge.torch.rendezvous import local_address
+from keepstep.errors import ConfigError
 from keepstep.model.failure import Cause, Failure, Finding, parse_budget
 from keepstep.model.launch import Launch
 from keepstep.model.restarts import (
@@ -111,6 +112,11 @@ class Agent:
         self._succeeds = environ.get(SUCCEEDS) == "1"
         self.settings = resolve(config, {**environ, **handed_down}, launch.job or default_job(launch.argv, environ))
         parse_rules(self.settings.keep)
+        if launch.least_nodes < launch.nodes and self.settings.store is None:
+            raise ConfigError(
+                f"--nnodes {launch.least_nodes}:{launch.nodes}: expected a store (--store), since a job of another size resumes from a "
+                "checkpoint, found none"
+            )
         self.journal = Journal(self.settings.journal_path, "agent")
         self._metrics = Metrics(self.settings)
         if self.settings.metrics_port is not None:

@@ -22,13 +22,13 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import Any, Protocol
 
 from keepstep.config import Settings
-from keepstep.core.rounds import assign, disagreement, keepers_round, members_of
+from keepstep.core.rounds import assign, disagreement, keepers_round, members_of, present
 from keepstep.edge.journal import Journal
 from keepstep.edge.torch.kv_embedded import EmbeddedKV, in_words, meet_embedded
 from keepstep.edge.torch.rendezvous import CALLED_OFF, Rendezvous, open_store
@@ -47,6 +47,7 @@ from keepstep.runtime.coordinator import Coordinator, Present
 FAREWELL_S = 10.0  # how long the one who hosts the meeting point waits for the others to hear the last word
 LOOK_AGAIN_S = 0.02
 FIRST_S = 2.0  # so long the nodes of the round before may take their places before others do
+BEGINS_S = 60.0  # so long at least all nodes have to come to the first round
 LEAVES_S = 5.0  # so long a node that would leave waits for one that comes instead
 TOLD = {"again": "round-wanted", "stop": "round-stopped", "done": "round-done"}  # the events' kinds
 
@@ -134,14 +135,14 @@ class Several:
         assert launch.endpoint is not None
         self._launch, self._settings, self._journal, self._post = launch, settings, journal, post
         self._endpoint = launch.endpoint
-        self._mine = Arrival(
-            secrets.token_hex(8), "", 0, 0, launch.ranks, launch.nodes, settings.secret is not None, settings.rack, None, launch.node_rank
-        )
+        nodes, own_secret = (launch.nodes, launch.least_nodes), settings.secret is not None
+        self._mine = Arrival(secrets.token_hex(8), "", 0, 0, launch.ranks, *nodes, own_secret, settings.rack, None, launch.node_rank)
         self._joins: SimpleQueue[tuple[Listening | None, bool, Failure | None]] = SimpleQueue()
         self._words: SimpleQueue[Callable[[Rendezvous], None] | None] = SimpleQueue()
         self._over = threading.Event()
         self._number = -1  # of the round that is being formed or lived
         self._place = -1  # this agent's in it
+        self._places: Sequence[int] = range(launch.nodes)  # that are taken
         self._keep = False  # as the verdict about the round before said
         self._kv: KV | None = None
         self._follows = -1  # the round in which this node's agent was killed
@@ -168,8 +169,8 @@ class Several:
         self._words.put(lambda point: self._say(point, attempt, verdict))
 
     def ended_well(self, attempt: int, why: str) -> None:
-        place = self._place
-        self._words.put(lambda point: self._say_well(point, attempt, place))
+        place, places = self._place, self._places
+        self._words.put(lambda point: self._say_well(point, attempt, place, places))
 
     def end(self, last: Verdict | None) -> None:
         self._over.set()
@@ -194,9 +195,8 @@ class Several:
         if point.say(number, verdict) == verdict:
             self._journal.record(TOLD[verdict.kind], f"told the other nodes about round {number}: {verdict.why}", round=number)
 
-    def _say_well(self, point: Rendezvous, number: int, place: int) -> None:
+    def _say_well(self, point: Rendezvous, number: int, place: int, places: Sequence[int]) -> None:
         point.mark(number, "well", place)
-        places = range(self._launch.nodes)
         if None not in point.marks(number, "well", places):  # whoever comes last sees all
             self._say(point, number, Verdict("done", f"the ranks of all {len(places)} nodes ended well in round {number}"))
 
@@ -207,7 +207,7 @@ class Several:
                 number += 1
             point.call_off(number, nodes)  # they may be waiting for more to come
         if self._hosts is not None and number >= 0:
-            others = [place for place, a in enumerate(point.seats(number, nodes)) if a is not None and place != self._place]
+            others = [place for place in present(point.seats(number, nodes)) if place != self._place]
             deadline = time.monotonic() + FAREWELL_S
             while None in point.marks(number, "heard", others) and time.monotonic() < deadline:
                 time.sleep(LOOK_AGAIN_S)
@@ -309,7 +309,7 @@ class Several:
         for place in range(nodes):
             there = point.seat(number, place, self._mine)
             if there != self._mine:
-                if why := disagreement(self._mine, there):
+                if not there.is_nobody and (why := disagreement(self._mine, there)):
                     raise ConfigError(why)
                 continue
             if place == nodes - 1:
@@ -318,8 +318,9 @@ class Several:
                 why = f"round {number}: {place + 1} of {nodes} nodes are here, waiting for the others"
                 self._journal.record("round-waiting", why, round=number, here=place + 1, nodes=nodes)
             return place
-        why = f"round {number} has its {nodes} nodes already: waiting until one is missing"
-        self._journal.record("round-waiting", why, round=number, here=nodes, nodes=nodes)
+        here = len(present(point.seats(number, nodes)))
+        why = f"round {number} has its {here} nodes already: waiting for the next one"
+        self._journal.record("round-waiting", why, round=number, here=here, nodes=nodes)
         point.mark(number, "full")  # whoever took the last place may have died before it could
         self._mine = replace(self._mine, node=None)
         return -1
@@ -327,13 +328,14 @@ class Several:
     def _form(self, point: Rendezvous, number: int) -> Formed | None:
         """The round, once all have answered; None when there is a verdict before that."""
         began_ns = time.monotonic_ns()
-        point.wait_for_marks(number, "full")
-        places = range(self._launch.nodes)
-        arrivals = [a for a in point.seats(number, len(places)) if a is not None]
-        if point.verdict(number) is not None or len(arrivals) < len(places):
+        self._wait_until_full(point, number)
+        seats = point.seats(number, self._launch.nodes)
+        if point.verdict(number) is not None or None in seats:
             return None
+        self._places = places = present(seats)
+        arrivals = [a for a in seats if a is not None and not a.is_nobody]
         nodes = assign(arrivals)
-        node = nodes[self._place]
+        node = nodes[places.index(self._place)]
         self._mine = replace(self._mine, node=node)
         self._ranks_store = None
         if node == 0:  # a fresh store each time: no key of a dead rank can be read by a living one
@@ -353,6 +355,19 @@ class Several:
         why += f"{first} to {first + self._launch.ranks - 1} of {mesh.world_size}"
         hosts = [f"{m.host}:{m.port}" for m in members]
         self._journal.record("round-formed", why, round=number, node=node, hosts=hosts, world_size=mesh.world_size, waited_ns=took_ns)
-        told = point.marks(number - 1, "failed", places) if number else []
+        everywhere = range(self._launch.nodes)
+        told = point.marks(number - 1, "failed", everywhere) if number else []
         failures = tuple(failure_from_json(json.loads(text)) for text in told if text is not None)
-        return Formed(place, mesh, self._keep, failures)
+        before = len(present(point.seats(number - 1, self._launch.nodes))) if number else len(members)
+        return Formed(place, mesh, self._keep and len(members) == before, failures)
+
+    def _wait_until_full(self, point: Rendezvous, number: int) -> None:
+        """Until all nodes are there, or the round is closed with fewer because the time for more is over."""
+        nodes, least = self._launch.nodes, self._launch.least_nodes
+        within_s = max(self._settings.shrink_after_s, 0 if number else BEGINS_S) if least < nodes else None
+        while point.wait_for_marks(number, "full", within_s=within_s) is None:
+            here = len(present(point.seats(number, nodes)))
+            if here >= least:
+                why = f"round {number}: {here} of {nodes} nodes are here after {within_s:g} s, enough for --nnodes {least}:{nodes}"
+                self._journal.record("round-closed", why, logging.WARNING, round=number, here=here, nodes=nodes)
+                point.close(number, nodes)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from keepstep.core.leadership import Action, Due, Found, Leadership, Look, Now, Order, Refused, Role, Swap, Wish, word_from_text
-from keepstep.core.rounds import Silence, missing
+from keepstep.core.rounds import Silence, missing, present
 from keepstep.edge.journal import Journal
 from keepstep.edge.torch.rendezvous import Rendezvous
 from keepstep.errors import MeetingError
@@ -107,20 +107,22 @@ class Coordinator:
 
     def _judge(self, number: int, now_ns: int) -> str | None:
         """Why round `number` has to end now; None when it has not."""
-        marks = self._point.marks(number, "ready", range(self._nodes))
+        seats = self._point.seats(number, self._nodes)
+        places = present(seats)
+        marks = self._point.marks(number, "ready", places)
         if self._point.verdict(number) is not None:
-            if None in marks and self._called_off != number:  # somebody may be waiting for them still
+            if (None in marks or None in seats) and self._called_off != number:  # somebody may be waiting for them still
                 self._point.call_off(number, self._nodes)
                 self._called_off = number
             return None
         if number == self._bereft:
             lease = human_ns(self._leadership.lease_ns)
             return f"no agent of round {number} is there any more: none took over when its coordinator's lease of {lease} had ended"
-        arrivals = [a for a in self._point.seats(number, self._nodes) if a is not None]
-        if len(arrivals) < self._nodes:
+        if None in seats:
             return None
+        arrivals = [a for a in seats if a is not None and not a.is_nobody]
         if None not in marks:
-            return self._call_roll(number, arrivals, now_ns)
+            return self._call_roll(number, arrivals, places, now_ns)
         if self._unready is None or self._unready[0] != number:
             self._unready = number, now_ns
         if now_ns - self._unready[1] < self._leadership.lease_ns:
@@ -128,13 +130,12 @@ class Coordinator:
         late = missing(arrivals, [mark is not None for mark in marks])
         return f"{late} came and then did not answer for {self._lease_s:.0f} s"
 
-    def _call_roll(self, number: int, arrivals: list[Arrival], now_ns: int) -> str | None:
-        places = range(self._nodes)
+    def _call_roll(self, number: int, arrivals: list[Arrival], places: list[int], now_ns: int) -> str | None:
         well = [mark is not None for mark in self._point.marks(number, "well", places)]
         if not any(well) or all(well):
             return None
         self._point.mark(number, "call")
-        awaited = [place for place in places if not well[place]]
+        awaited = [place for place, said in zip(places, well, strict=True) if not said]
         said = self._point.marks(number, "here", awaited)
         gone = self._silence.gone(dict(zip(awaited, said, strict=True)), now_ns)
         if not gone:

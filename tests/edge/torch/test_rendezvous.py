@@ -11,7 +11,7 @@ from keepstep.edge.torch.kv_embedded import meet_embedded
 from keepstep.edge.torch.rendezvous import CALLED_OFF, Rendezvous, local_address, open_store
 from keepstep.errors import ConfigError, MeetingError
 from keepstep.model.failure import Cause, Failure
-from keepstep.model.rounds import Arrival, Verdict
+from keepstep.model.rounds import NOBODY, Arrival, Verdict
 from keepstep.testing.etcd import free_ports
 
 PATIENCE_S = 30.0
@@ -39,6 +39,16 @@ def test_a_seat_is_taken_once(point: Rendezvous) -> None:
     second = arrival("second")
     assert point.seat(0, 1, second) == second
     assert point.seats(0, 2) == [takers[0], second]
+
+
+def test_who_comes_to_a_closed_round_finds_no_seat(point: Rendezvous) -> None:
+    first = arrival("first")
+    point.seat(0, 0, first)
+    with ThreadPoolExecutor(2) as threads:
+        for closing in [threads.submit(point.another().close, 0, 3) for _ in range(2)]:
+            closing.result(PATIENCE_S)
+    assert point.seats(0, 3) == [first, NOBODY, NOBODY] and point.marks(0, "full") == ["yes"]
+    assert point.seat(0, 2, arrival("late")) == NOBODY
 
 
 def test_the_first_verdict_counts(point: Rendezvous) -> None:

@@ -16,7 +16,7 @@ from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 from keepstep.edge.machine import address_towards
 from keepstep.edge.torch.kv_embedded import Endpoint, first_line, host_store
 from keepstep.errors import ConfigError, MeetingError
-from keepstep.model.rounds import Arrival, Verdict, arrival_from_text, verdict_from_text
+from keepstep.model.rounds import NOBODY, Arrival, Verdict, arrival_from_text, verdict_from_text
 from keepstep.ports import KV
 
 CALLED_OFF = "called off"
@@ -44,6 +44,12 @@ class Rendezvous:
         """The arrivals in order; None where nobody has come yet."""
         texts = self._kv.read([f"{number}/seat/{place}" for place in range(places)])
         return [arrival_from_text(text) if text else None for text in texts]
+
+    def close(self, number: int, places: int) -> None:
+        """Nobody takes a place in round `number` any more that is not taken by now."""
+        for place in range(places):
+            self.seat(number, place, NOBODY)
+        self.mark(number, "full")
 
     def mark(self, number: int, what: str, place: int = 0, text: str = "yes") -> str:
         """What is marked from now on: `text`, if it was not marked before."""
