@@ -13,6 +13,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ class Settings:
 
     @property
     def job_dir(self) -> Path:
-        return self.arena_dir / f"keepstep-{self.job}"
+        return _job_dir(self.arena_dir, self.job)
 
     @property
     def journal_path(self) -> Path:
@@ -122,6 +123,11 @@ class Settings:
     def to_text(self) -> str:
         """As it is handed to a process of ours on its command line, which everybody can read: without the secret."""
         return json.dumps({**asdict(self), "secret": None}, default=str)
+
+
+@lru_cache(maxsize=64)  # asked for all the time
+def _job_dir(arena_dir: Path, job: str) -> Path:
+    return arena_dir / f"keepstep-{job}"
 
 
 def settings_from_text(text: str) -> Settings:

@@ -20,6 +20,7 @@ import re
 import struct
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 from keepstep.coding.checksum import BLOCK_BYTES, block_checksums, checksum, first_mismatch, pack_table, unpack_table
@@ -38,18 +39,20 @@ _SLOT_NAME = re.compile("slot-[0-9]")
 EMPTY = SlotHeader(SlotState.EMPTY, 0, bytes(16), bytes(16), 0, 0, 0, Stamp(-1, 0), 0, 0, BLOCK_BYTES, 0, 0, 0, 0, math.nan)
 
 
+@lru_cache(maxsize=1 << 14)  # asked for at every look at a page or slot, and making a path costs as much as reading a page
 def rank_dir(job_dir: Path, rank: int) -> Path:
     return job_dir / f"rank-{rank:05d}"
 
 
+@lru_cache(maxsize=1 << 14)
 def slot_path(job_dir: Path, rank: int, index: int) -> Path:
     return rank_dir(job_dir, rank) / f"slot-{index}"
 
 
 def slot_paths(memory: Memory, job_dir: Path, rank: int) -> list[Path]:
     """The rank's slot files in order of their number."""
-    directory = rank_dir(job_dir, rank)
-    return [directory / name for name in memory.names(directory) if _SLOT_NAME.fullmatch(name)]
+    names = memory.names(rank_dir(job_dir, rank))
+    return [slot_path(job_dir, rank, int(name[-1])) for name in names if _SLOT_NAME.fullmatch(name)]
 
 
 def ranks_in(memory: Memory, root: Path) -> list[int]:

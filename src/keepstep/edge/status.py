@@ -11,6 +11,7 @@ import struct
 import threading
 import time
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ _SLOT = struct.Struct("<I4xqQ")
 BLANK = RankStatus(0, 0, 0, 0, 0, Phase.STARTING, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, math.nan, ())
 
 
+@lru_cache(maxsize=1 << 14)
 def status_path(job_dir: Path, rank: int) -> Path:
     return rank_dir(job_dir, rank) / "status"
 

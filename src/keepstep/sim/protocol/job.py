@@ -62,6 +62,8 @@ class Job:
         self.first_round = 1_767_225_600_000
         self.lost_steps = 0
         self.refusals = 0  # of a fresh start in the middle of the job: `core/restarts.py` takes them for failures of the program
+        self.progress_ns = 0  # when a rank has last got on
+        self.hangs = 0  # times that nobody did for long
         self._gangs: dict[int, Gang] = {}
         self._tokens = 0
         self.atlas = Atlas(self)

@@ -7,7 +7,7 @@ order.
 Not run here: TCPStore and etcd, and `core/leadership.py` with its lease, which has a search in virtual time of its own
 (`tests/core/test_leadership.py`). What the coordinator decides (`runtime/coordinator.py`) is decided by `Overseer`, who sees everything,
 as late as a coordinator would: that a node came to a round and does not answer, that nobody of a round is there any more, that some ranks
-ended well and an agent that should say the same is gone.
+ended well and an agent that should say the same is gone. And what hang detection (`core/progress.py`) finds: that nobody gets on.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from keepstep.sim.protocol.job import Job
 
 CALLED_OFF = "called off"
+HANG_NS = 120 * S_NS
+HANG = "no rank has got on for long"
 
 
 class SharedKV:
@@ -104,7 +106,7 @@ class Overseer:
         why = self._judge(number, nodes)
         known = (number, why)
         self._since = {k: at for k, at in self._since.items() if k == known}
-        if why and now_ns - self._since.setdefault(known, now_ns) > 2 * self._lease_ns:
+        if why == HANG or (why and now_ns - self._since.setdefault(known, now_ns) > 2 * self._lease_ns):
             kv.write(f"{number}/verdict", Verdict("again", why).to_text())
             self._call_off(number, nodes)
         before = number - 1
@@ -130,6 +132,10 @@ class Overseer:
         if not all(ready):
             late = [node for node, there in zip(assign(arrivals), ready, strict=True) if not there]
             return f"nodes {late} came and then did not answer"
+        if self._job.world.now_ns - self._job.progress_ns > HANG_NS:
+            self._job.progress_ns = self._job.world.now_ns
+            self._job.hangs += 1
+            return HANG
         well = [f"{number}/well/{place}" in kv.written for place in range(nodes)]
         if any(well) and not all(w or h for w, h in zip(well, here, strict=True)):
             return "the others' ranks ended well, and nobody can say it of a node that is gone"

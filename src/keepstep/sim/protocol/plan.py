@@ -5,7 +5,7 @@ Values only. The same plan and seed are the same run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from keepstep.model.units import KIB, MIB, MS_NS, S_NS
@@ -74,6 +74,7 @@ def small(seed: int) -> Plan:
         queue_bytes=chance.choice((KIB, 64 * MIB, 64 * MIB)),
         halves=chance.choice((0.0, 0.3, 1.0)),
     )
+    checks = chance.random() < 0.25  # it costs a good part of the time
     return Plan(
         nodes=nodes,
         ranks_per_node=ranks,
@@ -92,7 +93,8 @@ def small(seed: int) -> Plan:
         work_ns=chance.choice((MS_NS, 20 * MS_NS, 300 * MS_NS)),
         act_ns=max(1, int(step_ns * chance.choice((0.01, 0.1, 0.5)))),
         replace_ns=chance.choice((1, 5)) * S_NS,
-        wires=wires,
+        wires=replace(wires, checks=checks),
+        checks=checks,
         faults=chance.choice((1, 2, 2, 3, 4, 6)),
         faults_until_ns=int((steps * step_ns + 5 * S_NS) * chance.uniform(0.4, 1.3)),
     )

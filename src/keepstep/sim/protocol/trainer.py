@@ -175,6 +175,7 @@ class Rank:
             **{"kind": "join", "rank": self.rank, "world_size": self.job.world_size, "incarnation": self.incarnation},
             **{"holds": [[s.step, s.epoch] for s in sorted(holds)], "foreign_world": foreign},
         }
+        self.job.progress_ns = self.job.world.now_ns
         self.job.watch.joined(self)
         self._say(self._join)
 
@@ -343,6 +344,7 @@ class Rank:
             return
         self._state = advance(mixed, rank, step, self.job.oracle.nbytes(rank))
         self.step = step
+        self.job.progress_ns = self.job.world.now_ns
         self.job.watch.stepped(self, step)
         self._page.publish(completed_step=step)
         self._boundary(step)

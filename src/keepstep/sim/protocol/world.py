@@ -68,6 +68,7 @@ class World:
         self.seed, self.now_ns, self.events = seed, 0, 0
         self.trace = Trace()
         self.crashes: list[Crash] = []
+        self.deaths: list[str] = []  # how keepers ended
         self.calls, self.fault_at, self.deadly = 0, fault_at, deadly
         self.stopped = False
         self._heap: list[tuple[int, int, Process | None, Callable[..., None], tuple[Any, ...]]] = []
@@ -142,7 +143,7 @@ class Process:
         if world.calls == world.fault_at:
             world.note(self.name, f"fault at port call {world.calls}, {what}")
             if world.deadly:
-                raise Killed(f"killed at port call {world.calls}, {what}")
+                raise Killed(f"killed at {what}, port call {world.calls}")
             return True
         if self.dies_at_call > 0:
             self.dies_at_call -= 1
@@ -155,6 +156,8 @@ class Process:
             return
         self.alive, self.why_ended = False, why
         self.world.note(self.name, f"ends: {why.splitlines()[0] if why else ''}")
+        if self.is_keeper:
+            self.world.deaths.append(why)
         ends, self.on_end = self.on_end, []
         for call in ends:
             call()

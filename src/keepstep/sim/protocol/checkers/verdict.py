@@ -64,6 +64,10 @@ class Verdicts(Checker):
             self.violated(f"all is over, and ranks {waiting} have not heard where to resume")
         if self._final is None:
             self.violated("all is over, and no verdict says so")
+        if self.job.hangs and not any("killed at send vote" in line for line in self.job.world.deaths):
+            self.violated(
+                'nobody got on for long, and no keeper died while it spoke of the vote (docs/protocol.md, "What is not verified")'
+            )
         excuses = ("takes a machine's memory", "the store does not answer")
         if self._final == "stop" and not self.job.refusals and not any(e in fault for e in excuses for fault in self.job.faults):
             self.violated("the job gave up")
