@@ -220,3 +220,14 @@ def test_what_a_lost_node_had_not_done_was_not_lost() -> None:
     assert [r.lost_steps for r in recoveries([], replace(seen, completed={(1, 0): 19}))] == [2], (
         "a rank that was never seen: the keeper's word"
     )
+
+
+def test_an_epochs_number_that_came_again_says_nothing_of_its_first_life() -> None:
+    """All memory was lost, and epochs count anew: what the second life of a number had completed was not lost by the first."""
+    resumed = [
+        event(2, "resumed", step=-1, source="fresh", lost_steps=0, epoch=1),
+        event(12, "resumed", step=5, source="memory", lost_steps=1, epoch=2),
+        event(22, "resumed", step=99, source="store", lost_steps=3, epoch=1),
+    ]
+    seen = Facts("j", world_size=2, events=resumed, completed={(1, 0): 119, (1, 1): 119, (2, 0): 102, (2, 1): 102})
+    assert [r.lost_steps for r in recoveries([], seen)] == [1, 3]

@@ -157,9 +157,11 @@ def _say(events: Any) -> str:
 
 def _lost_steps(facts: Facts, before: Event, event: Event) -> int:
     """Steps that every rank had done and that are done again. The keeper that tells them knows of no more than the survivors: a lost
-    node's ranks may have been a step behind, which was seen from outside."""
+    node's ranks may have been a step behind, which was seen from outside. Epochs count anew when all memory was lost: then a number says
+    too little."""
     done = [step for (epoch, _), step in facts.completed.items() if epoch == before.data.get("epoch")]
-    if len(done) < max(1, facts.world_size):
+    epochs = [e.data.get("epoch") for e in facts.events if e.kind == "resumed"]
+    if len(done) < max(1, facts.world_size) or epochs.count(before.data.get("epoch")) > 1:
         return int(event.data["lost_steps"])
     return max(0, min(done) - int(event.data["step"]))
 
