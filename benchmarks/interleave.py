@@ -14,6 +14,7 @@ schemes    baseline: no copies. blocking: at the beginning of the iteration, whi
            one buffer: R in one part. keepstep: R in four. They take turns, iteration by iteration.
 parts      How long a state takes through R in 1, 2, 4, 8 parts, with nothing else on the link, against its bytes over the rate.
 overflow   A state of twice the idle time, copied every iteration, every second, every fourth: what each adds, against what was planned.
+ddp        Real ranks of a small DDP model, steps with 150 ms of computing elsewhere, 8 MiB of a node and step to be copied over 200 Mbit/s.
 change     Another rhythm begins: when it is planned anew, and for how long chunks meet collectives before and after.
 
 Medians over iterations; differences of medians. A collective is met for as long as what was granted, at the link's rate and behind what
@@ -67,6 +68,34 @@ REALTIME = "INTERLEAVE_REALTIME"
 WARM_UP = 24  # iterations, from which the rhythm is learnt
 
 
+DDP_CASES = {"no redundancy": ("none", "auto"), "at once": ("copies:2", "off"), "interleaved": ("copies:2", "auto")}
+DDP_RATE = 200_000_000
+DDP_SCRIPT = """
+import os, statistics, time, torch, keepstep
+keepstep.init_process_group()
+torch.set_num_threads(1)
+rank = int(os.environ["RANK"])
+torch.manual_seed(rank)
+model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(8)])
+own = torch.randn(500_000)  # which no other rank has: 2 MB
+ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1)
+optimizer = torch.optim.AdamW(model.parameters())
+job = keepstep.protect(model=model, optimizer=optimizer, own=own)
+ends = []
+for step in job.steps(130):
+    with step:
+        time.sleep(0.15)
+        own.add_(1.0)
+        ddp(torch.randn(4, 256)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    ends.append(time.perf_counter())
+if rank == 0:
+    with open(os.environ["BENCH_RESULT"], "w") as file:
+        file.write(str(statistics.median(b - a for a, b in zip(ends[30:], ends[31:]))))
+"""
+
+
 @dataclass(frozen=True)
 class Case:
     """All that a node's processes need to know. `rhythms`: for each the idle milliseconds and between them the bytes of a collective."""
@@ -96,6 +125,7 @@ class Turn:
 
 
 PARTS = (1, 2, 4, 8)
+EVERY = (1, 2, 4)
 SCHEMES = {f"in {parts}": (parts, False) for parts in PARTS}  # parts of R, gated
 SCHEMES |= {"naive": (1, True), "one buffer": (1, True), "keepstep": (4, True)}
 
@@ -359,10 +389,10 @@ def overlaps_ms(seen: Seen, reports: list[dict[str, Any]], scheme: str, case: Ca
     """Of each collective of that scheme's iterations: for how long what its own node had been granted lay on the link beside it."""
     found = []
     for node in (0, 1):
-        wire = [
-            [g["at_ns"] + n * S_NS // case.bytes_per_s for n in (g["under_way_bytes"], g["under_way_bytes"] + g["nbytes"])]
-            for g in reports[node][name]["trace"]
-        ]
+        wire: list[tuple[int, int]] = []
+        for sent in reports[node][name]["trace"]:
+            first, last = (sent["at_ns"] + n * S_NS // case.bytes_per_s for n in (0, sent["under_way_bytes"] + sent["nbytes"]))
+            wire.append((max(first, wire[-1][1]) if wire else first, last))  # what lay before it is counted already
         for turn, nodes in seen:
             if turn.scheme == scheme:
                 for began, ended in nodes[node]["collectives"]:
@@ -415,13 +445,13 @@ def overflow(lab: Lab, case: Case, rate: int, rounds: int) -> dict[str, Any]:
     turns = [Turn("warm-up")] * WARM_UP + [Turn("warm-up", copy="keepstep", states=states)] * 4
     for _ in range(rounds):
         turns += [Turn("baseline")] * 4
-        for every in (1, 2, 4):
-            turns += [Turn(f"every {every}", copy="" if n % every else "keepstep", states=states) for n in range(4)]
+        for every in EVERY:
+            turns += [Turn(f"every {every}, {n}", copy="" if n % every else "keepstep", states=states) for n in range(4)]
     seen, _ = run(lab, case, rate, turns)
     base = statistics.median(took_s(seen, "baseline"))
     found: dict[str, Any] = {"baseline_s": base, "planned_ms": planned.overflow_ns / MS_NS, "spread_steps": planned.spread_steps}
-    for every in (1, 2, 4):
-        added = statistics.fmean(took_s(seen, f"every {every}")) - statistics.fmean(took_s(seen, "baseline"))
+    for every in EVERY:
+        added = statistics.fmean(statistics.median(took_s(seen, f"every {every}, {n}")) for n in range(4)) - base
         found[f"every {every}"] = {"added_ms": 1000 * added, "planned_ms": planned.added_ns(every) / MS_NS}
     return found
 
@@ -440,6 +470,22 @@ def change(lab: Lab, case: Case, rate: int, steps: int) -> dict[str, Any]:
         found[scheme] = {"most_ms": max(met), "mean_ms": statistics.fmean(met), "collectives": len(met)}
     found["told"] = [line for _, line in reports[0]["keepstep"]["told"]]
     return found
+
+
+def ddp(rate: int, rounds: int) -> dict[str, Any]:
+    """Real ranks, keepers, captures: without redundancy, with copies sent at once, with copies interleaved. In turns, there and back."""
+    taken: dict[str, list[float]] = {name: [] for name in DDP_CASES}
+    for number in range(rounds):
+        for name in list(DDP_CASES)[:: 1 if number % 2 == 0 else -1]:
+            policy, interleave = DDP_CASES[name]
+            with tempfile.TemporaryDirectory(prefix="interleave-") as room:
+                script = Path(room) / "train.py"
+                script.write_text(DDP_SCRIPT)
+                words = ["lab", "run", "--nodes", "2", "--policy", policy, "--rate", f"{rate // 1000}kbit", "--work", room, script]
+                env = {**os.environ, "KEEPSTEP_INTERLEAVE": interleave, "BENCH_RESULT": f"{room}/result"}
+                subprocess.run([sys.executable, "-m", "keepstep.cli.main", *words], env=env, check=True, capture_output=True)
+                taken[name].append(float((Path(room) / "result").read_text()))
+    return {name: statistics.median(found) for name, found in taken.items()} | {"rounds": rounds}
 
 
 def make_case(rate: int, iteration_s: float) -> Case:
@@ -466,9 +512,12 @@ def show(kind: str, found: dict[str, Any]) -> None:
             print(f"  {name:11} {row['median_s']:8.3f} s {row['added_ratio']:+8.2%} {paper:>14} {buffer:>10} {met:>18}")
     elif kind == "parts":
         print(f"a state through R in so many parts, alone: {', '.join(f'p = {n}: {found[str(n)]:.2f}' for n in PARTS)} of the link's time")
+    elif kind == "ddp":
+        times = ", ".join(f"{name} {1000 * found[name]:.0f} ms" for name in DDP_CASES)
+        print(f"a step of a real DDP job: {times} (median of {found['rounds']} runs' medians; load {found['load']:.0f})")
     elif kind == "overflow":
         print(f"overflow: {found['planned_ms']:.1f} ms planned; without waiting it would fit into {found['spread_steps']} steps")
-        for every in (1, 2, 4):
+        for every in EVERY:
             row = found[f"every {every}"]
             print(f"  every {every}: {row['added_ms']:+.1f} ms an iteration, planned {row['planned_ms']:+.1f} ms")
     else:
@@ -489,7 +538,7 @@ def main() -> None:
         return act(int(node), host, other, Path(job_dir), Case(**json.loads(case)))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", help="of schemes, parts, overflow, change, comma separated; all of them, and with --quick the first")
+    parser.add_argument("--only", help="of schemes, parts, overflow, change, ddp, comma separated; all of them, and with --quick the first")
     parser.add_argument("--rate", default="50mbit", help="of the shaped links")
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--iteration-s", type=float, default=2.0)
@@ -503,8 +552,13 @@ def main() -> None:
     rate, rounds = parse_rate(args.rate), 6 if args.quick else args.rounds
     case = make_case(rate, args.iteration_s)
     report: dict[str, Any] = {"cores": os.cpu_count(), "rate_bits_per_s": rate}
-    only = args.only or ("schemes" if args.quick else "schemes,parts,overflow,change")
+    only = args.only or ("schemes" if args.quick else "schemes,parts,overflow,change,ddp")
     for kind in only.split(","):
+        if kind == "ddp":
+            report[kind] = ddp(DDP_RATE, max(2, rounds // 10)) | {"load": os.getloadavg()[0]}
+            if not args.json:
+                show(kind, report[kind])
+            continue
         with tempfile.TemporaryDirectory(prefix="interleave-") as room, Lab(2, Path(room), rate) as lab:
             if kind == "schemes":
                 found = schemes(lab, case, rate, rounds)
