@@ -367,7 +367,9 @@ class Rank:
         if not slot.lock(exclusive=True):
             self._skip(step)
             return
-        stamp = Stamp(step, self.epoch)
+        stamp, old = Stamp(step, self.epoch), self._views[decision.slot]
+        if old.state is SlotState.SEALED:
+            self.job.watch.overwrites(self, old.stamp)
         slot.begin(self.job.job_hash, self.rank, self.job.world_size, self.incarnation, stamp)
         self._set_view(decision.slot, SlotView(SlotState.WRITING, stamp), decided_step=step)
         self._capturing = True

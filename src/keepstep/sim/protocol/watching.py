@@ -51,6 +51,9 @@ class Checker:
     def skipped(self, rank: Rank, step: int) -> None:
         """It is not captured."""
 
+    def overwrites(self, rank: Rank, stamp: Stamp) -> None:
+        """A rank gives a snapshot of its own up for a new one."""
+
     def sealed(self, rank: Rank, stamp: Stamp) -> None:
         """It is."""
 
@@ -94,6 +97,7 @@ class Watch:
     stepped: Callable[..., None]
     done: Callable[..., None]
     skipped: Callable[..., None]
+    overwrites: Callable[..., None]
     sealed: Callable[..., None]
     asked: Callable[..., None]
     killed: Callable[..., None]

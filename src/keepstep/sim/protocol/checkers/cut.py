@@ -1,5 +1,7 @@
 """A cut always exists: whatever was lost, all ranks could go back to what was committed, if the placement promises that.
 
+And no rank overwrites its part of the newest that was committed, whoever has a copy.
+
 Looked for in the bytes that lie on the machines, after everything that the nemesis does, whenever something is committed, and in between.
 
 Not verified: that it is found by those who look for it (`lost.py` does that); instants between two looks.
@@ -36,6 +38,11 @@ class ACutExists(Checker):
     def stepped(self, rank: Rank, step: int) -> None:
         if self.job.world.now_ns - self._looked_ns > EVERY_NS:
             self._look("while all train")
+
+    def overwrites(self, rank: Rank, stamp: Stamp) -> None:
+        known = self.job.atlas.committed
+        if known is not None and known.stamp == stamp and not self.job.atlas.is_over:
+            self.violated(f"rank {rank.rank} overwrites {stamp} of epoch {stamp.epoch}, the newest that was committed")
 
     def _look(self, when: str) -> None:
         self._looked_ns = self.job.world.now_ns
