@@ -1,7 +1,8 @@
-"""How long does the statistical simulation take?
+"""How long do the simulations take?
 
     python benchmarks/simulator.py                 # a month of 100,000 GPUs, 5 policies, 20 seeds
     python benchmarks/simulator.py --json
+    python benchmarks/simulator.py --protocol      # the real keepers of 128 nodes with 8 ranks each, steps of 30 s (docs/simulation.md)
 
 prepare     Placing 12,500 nodes in racks under each policy.
 draw        All failures of all seeds.
@@ -21,8 +22,13 @@ from dataclasses import asdict, dataclass
 
 from keepstep.core.economics import parse_protection
 from keepstep.core.planning import plan
+from keepstep.model.units import MIB, MS_NS, S_NS
 from keepstep.sim.montecarlo import draw, prepare, walk
 from keepstep.sim.presets import preset
+from keepstep.sim.protocol.job import Job
+from keepstep.sim.protocol.network import Wires
+from keepstep.sim.protocol.plan import Plan
+from keepstep.sim.protocol.world import World
 
 POLICIES = ("store:3h", "store:max", "copies:2", "parity:4", "copies:2/in-process/store:10m")
 
@@ -59,13 +65,50 @@ def measure(name: str, seeds: int, days: float) -> list[Line]:
     return lines
 
 
+def measure_protocol(nodes: int, steps: int) -> str:
+    """A large job without faults, once all train."""
+    wires = Wires(checks=False, halves=0.0)
+    job = Job(
+        Plan(
+            **{"nodes": nodes, "ranks_per_node": 8, "steps": steps, "step_ns": 30 * S_NS, "policy": "copies:2", "slots": 4, "wires": wires},
+            **{
+                "scrub_every_s": 0.0,
+                "link_dead_s": 20.0,
+                "tears": False,
+                "checks": False,
+                "tick_ns": 5 * S_NS,
+                "act_ns": S_NS // 2,
+                "loop_ns": 20 * MS_NS,
+            },
+            **{"start_ns": 2 * S_NS, "budget_bytes": 64 * MIB, "limit_ns": 10**15},
+        ),
+        World(1),
+    )
+    job.world.run(20 * S_NS)  # all have met and voted
+    began_s, began_ns = time.process_time(), job.world.now_ns
+    outcome = job.run()
+    took_s, virtual_s = time.process_time() - began_s, (outcome.virtual_ns - began_ns) / S_NS
+    assert outcome.wrong is None, outcome.wrong
+    each_us = took_s / (8 * nodes * steps) * 1e6
+    return (
+        f"{8 * nodes:,} ranks on {nodes} nodes, {steps} steps of 30 s, copies:2: {virtual_s:.0f} s in {took_s:.1f} s of one core, "
+        f"{virtual_s / took_s:.0f} times real time; {each_us:.0f} us a rank and step   load {os.getloadavg()[0]:.1f}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="gpus-100k")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--days", type=float, default=30.0)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--protocol", action="store_true", help="the other simulation")
+    parser.add_argument("--nodes", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=8)
     options = parser.parse_args()
+    if options.protocol:
+        print(measure_protocol(options.nodes, options.steps))
+        return
     lines = measure(options.preset, options.seeds, options.days)
     if options.json:
         print(json.dumps([asdict(line) for line in lines], indent=2))

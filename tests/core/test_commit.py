@@ -244,7 +244,8 @@ class OneRankIsEnough(Commit):
 
     def _decide(self) -> Horizon:
         anybody = frozenset[Stamp]().union(*(f.protected for f in self.facts.values()))
-        self.facts.update({rank: replace(f, protected=anybody) for rank, f in self.facts.items()})
+        for fact in list(self.facts.values()):
+            self._take(replace(fact, protected=anybody))
         return super()._decide()
 
 

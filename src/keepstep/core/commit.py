@@ -18,6 +18,7 @@ every rank; nobody gives it up before a newer one was. GEMINI (SOSP'23) leaves t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
@@ -61,6 +62,7 @@ class Commit:
     facts: dict[int, RankFacts] = field(default_factory=dict)
     horizon: Horizon = field(init=False)
     said: Horizon | None = None
+    _kinds: Counter[tuple[Holding, frozenset[Stamp]]] = field(default_factory=Counter)  # ranks that train together are much alike
 
     def __post_init__(self) -> None:
         self.horizon = Horizon(self.epoch)
@@ -70,7 +72,8 @@ class Commit:
 
         Nothing is said before all ranks were reported: then whatever anybody has acted upon is known here.
         """
-        self.facts.update((f.rank, f) for f in facts)
+        for fact in facts:
+            self._take(fact)
         if heard.epoch == self.epoch:
             known = self.horizon
             self.horizon = replace(
@@ -87,28 +90,38 @@ class Commit:
         self.said = self.horizon
         return self.horizon
 
+    def _take(self, fact: RankFacts) -> None:
+        old = self.facts.get(fact.rank)
+        if old is not None:
+            kind = old.own, old.protected
+            self._kinds[kind] -= 1
+            if not self._kinds[kind]:
+                del self._kinds[kind]
+        self.facts[fact.rank] = fact
+        self._kinds[fact.own, fact.protected] += 1
+
     def _says_more(self, said: Horizon) -> bool:
         """Would anybody act otherwise? That a step was decided about is news only when it makes hopeless what somebody has."""
         now = self.horizon
         if (now.committed, now.target, now.inherited) != (said.committed, said.target, said.inherited):
             return True
-        return any(now.is_hopeless(s) and not said.is_hopeless(s) for f in self.facts.values() for s in f.own.sealed)
+        return any(now.is_hopeless(s) and not said.is_hopeless(s) for own, _ in self._kinds for s in own.sealed)
 
     def _decide(self) -> Horizon:
-        ranks = list(self.facts.values())
-        protected = common([f.protected for f in ranks])
+        protected = common([p for _, p in self._kinds])
+        held = common([own.sealed for own, _ in self._kinds])
         committed = _later(self.horizon.committed, max(protected, default=None))
         floor = _later(self.horizon.inherited, committed)
-        sealed = [s for s in common([f.own.sealed for f in ranks]) if (floor is None or s >= floor) and s not in protected]
+        sealed = [s for s in held if (floor is None or s >= floor) and s not in protected]
         target = self.horizon.target
         if target not in sealed:  # one at a time, to its end: a newer one in its place might never be finished either
             target = max(sealed, default=None)
-        newest = max(common([f.own.sealed for f in ranks]), default=None)
+        newest = max(held, default=None)
         oldest = _later(floor, _later(target, newest))
-        pending = {f.own.pending for f in ranks if f.own.pending is not None}
-        candidates = {s for s in pending.union(*(f.own.sealed for f in ranks)) if oldest is None or s >= oldest or s == target}
-        alive = frozenset(s for s in candidates if all(_may_have(f.own, s) for f in ranks))
-        return Horizon(self.epoch, committed, target, alive, min(f.own.decided_step for f in ranks), self.horizon.inherited)
+        pending = {own.pending for own, _ in self._kinds if own.pending is not None}
+        candidates = {s for s in pending.union(*(own.sealed for own, _ in self._kinds)) if oldest is None or s >= oldest or s == target}
+        alive = frozenset(s for s in candidates if all(_may_have(own, s) for own, _ in self._kinds))
+        return Horizon(self.epoch, committed, target, alive, min(own.decided_step for own, _ in self._kinds), self.horizon.inherited)
 
 
 def _later(one: Stamp | None, other: Stamp | None) -> Stamp | None:

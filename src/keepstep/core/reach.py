@@ -49,6 +49,17 @@ def within_reach(rank: int, inventories: Mapping[int, Inventory]) -> frozenset[S
     return frozenset(whole | {stamp for stamp in coded if _decodable(rank, stamp, inventories) is not None})
 
 
+def reach_of_all(ranks: Iterable[int], inventories: Mapping[int, Inventory]) -> dict[int, frozenset[Stamp]]:
+    """`within_reach` of each of them: what is whole is looked for once, for all."""
+    if any(i.parities for i in inventories.values()):
+        return {rank: within_reach(rank, inventories) for rank in ranks}
+    whole: dict[int, set[Stamp]] = {}
+    for inventory in inventories.values():
+        for rank, stamp in inventory.snapshots:
+            whole.setdefault(rank, set()).add(stamp)
+    return {rank: frozenset(whole.get(rank, ())) for rank in ranks}
+
+
 def sources(wanted: Sequence[int], stamp: Stamp, inventories: Mapping[int, Inventory]) -> dict[int, Source]:
     """From whom each of the wanted ranks fetches `stamp`; the reading is spread. Ranks out of reach are left out."""
     load = dict.fromkeys(inventories, 0.0)

@@ -48,6 +48,7 @@ class Election:
         self._vote: Vote | None = None
         self._node: Node | None = None
         self._joins: dict[int, dict[str, Any]] = {}  # of ranks here that wait for permission
+        self._answers: dict[int, tuple[str, dict[str, Any]]] = {}  # theirs to the newest offer
         self._completed: dict[int, int] = {}
         self._trust = Trust()
         self._round = -1  # of the newest offer heard here
@@ -58,6 +59,7 @@ class Election:
         early = self._joins if self._node is None else {}
         self._node, self._vote, self._round = node, None, -1
         self._joins = early
+        self._answers.clear()
         self._completed.clear()
         for body in early.values():
             self._to_leader("join", body)
@@ -76,6 +78,7 @@ class Election:
         body |= {"rank": rank, "completed": self._host.completed_step(rank), "epoch": self._host.newest_epoch()}
         body["failed"] = self._host.has_failed(rank)
         self._joins[rank] = body
+        self._answers.pop(rank, None)
         self._to_leader("join", body)
 
     def left(self, rank: int) -> None:
@@ -83,11 +86,15 @@ class Election:
         self._to_leader("left", {"rank": rank})
 
     def loaded(self, rank: int, round_: int) -> None:
-        self._to_leader("loaded", {"rank": rank, "round": round_})
+        self._answer(rank, "loaded", {"rank": rank, "round": round_})
 
     def failed(self, rank: int, round_: int, why: str) -> None:
         self._journal.record("restore-failed", f"rank {rank} cannot use the offered state: {why}", rank=rank)
-        self._to_leader("failed", {"rank": rank, "round": round_, "why": why[:1000]})
+        self._answer(rank, "failed", {"rank": rank, "round": round_, "why": why[:1000]})
+
+    def _answer(self, rank: int, word: str, body: dict[str, Any]) -> None:
+        self._answers[rank] = word, body
+        self._to_leader(word, body)
 
     def _to_leader(self, word: str, body: dict[str, Any]) -> None:
         if self._leads:
@@ -97,9 +104,12 @@ class Election:
             self._node.say_to_leader(word, body)
 
     def leader_is_back(self) -> None:
-        """It may be another life of it, which has heard nothing yet."""
-        for body in self._joins.values():
+        """It may be another life of it, which has heard nothing yet, or a link may have died with an answer."""
+        for rank, body in self._joins.items():
             self._to_leader("join", body)
+            word, answer = self._answers.get(rank, ("", {"round": None}))
+            if answer["round"] == self._round:
+                self._to_leader(word, answer)
 
     # -- leading
 
@@ -132,9 +142,7 @@ class Election:
             self._journal.record("condemned", why, step=condemned.step)
         self._vote.condemned = self._trust.condemned
         holds = frozenset(Stamp(*s) for s in body["holds"])
-        if self._node is not None:  # what it holds may be what others are rebuilt from
-            proven = {r: ballot.holds for r, ballot in self._vote.ballots.items()}
-            self._vote.elsewhere = self._node.restoring.elsewhere(proven | {rank: holds})
+        self._reach_out({rank: holds})  # what it holds may be what others are rebuilt from
         actions = self._vote.joined(Ballot(rank, world_size, holds, body["foreign_world"], int(body["incarnation"])))
         self._carry_out(actions or self._look_elsewhere())
 
@@ -143,10 +151,18 @@ class Election:
             self._carry_out(self._look_elsewhere())
 
     def _look_elsewhere(self) -> list[Action]:
+        return self._reach_out({})
+
+    def _reach_out(self, coming: dict[int, frozenset[Stamp]]) -> list[Action]:
+        """What each rank can be given, once all have told what they hold (`coming` this moment): before that nothing is decided."""
         if self._node is None or self._vote is None:
             return []
-        proven = {rank: ballot.holds for rank, ballot in self._vote.ballots.items()}
-        return self._vote.reached(self._node.restoring.silent_nodes(), self._node.restoring.elsewhere(proven))
+        proven = {rank: ballot.holds for rank, ballot in self._vote.ballots.items()} | coming
+        silent = self._node.restoring.silent_nodes()
+        if silent or len(proven) < self._vote.world_size:
+            self._vote.silent_nodes = silent
+            return []
+        return self._vote.reached(silent, self._node.restoring.elsewhere(proven))
 
     def node_is_dead(self, node: int) -> None:
         """Its ranks are gone with it."""

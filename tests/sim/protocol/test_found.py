@@ -112,6 +112,24 @@ def test_a_new_leader_that_knows_no_policy_yet_has_nobody_remove_what_it_holds()
     assert len([why for why in events(job, "resumed") if "afresh" in why]) == 1
 
 
+def test_an_answer_that_a_link_died_with_is_given_again() -> None:
+    """The link was made anew before its node counted as lost, the leader offered the same again, and nobody said that it was loaded."""
+    job = a_job(Plan(nodes=2, steps=5, link_dead_s=3.0))
+
+    def look() -> None:
+        if not events(job, "restore-offered"):
+            job.world.after(MS_NS, None, look)
+            return
+        leader = next(s for s in range(2) if node_half(job, s).mesh.leads)  # type: ignore[union-attr]
+        path = [(1 - leader, leader)]
+        job.network.block(path)
+        job.world.after(3500 * MS_NS, None, job.network.unblock, path)
+
+    job.world.after(MS_NS, None, look)
+    outcome = ended_well(job)
+    assert events(job, "node-lost") == [] and outcome.virtual_ns < 60 * S_NS
+
+
 def test_a_checkpoint_of_what_is_damaged_is_refused_in_the_end() -> None:
     """A rank's page said that it held the newest step of all, its slot's header was damaged: the request waited, and its rank with it, and
     then the keeper, for ever."""

@@ -70,7 +70,7 @@ class Node:
         job_dir = settings.job_dir
         self._holder = Holder(world, lines, job_dir, job_hash, self._own_sizes)
         self._supplier = Supplier(world.memory, lines, job_dir, self._holder)
-        self._owner = Owner(world, lines, job_dir, self.report, host.scrub_soon)
+        self._owner = Owner(world, lines, job_dir, self._something_is_protected, host.scrub_soon)
         self._told: set[int] = set()  # of those, whose loss was told
         self._page = HorizonPage(world.memory, job_dir)
         self.restoring = Restoring(world, settings, lines, job_hash, self._supplier, self._owner)
@@ -84,6 +84,7 @@ class Node:
         self._early_offers: list[tuple[int, Mapping[str, Any]]] = []  # before that
         self._last_report: tuple[Any, ...] = ()
         self._standing: dict[str, Any] | None = None
+        self._has_news = False
         self._ticked_ns = 0
         self.horizon = Horizon(-1)
         self.mesh: Mesh | None = None
@@ -144,6 +145,13 @@ class Node:
                 heard.fields["call"]()
             else:
                 self._hear(heard)
+        if self._has_news:
+            self._has_news = False
+            self.report()
+
+    def _something_is_protected(self) -> None:
+        """Reported once for all that is heard together: a look at the pages of all ranks costs more than a message."""
+        self._has_news = True
 
     def _hear(self, heard: Heard) -> None:
         node, fields = heard.node, heard.fields

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from keepstep.config import Settings
-from keepstep.core.reach import Inventory, Source, sources, within_reach
+from keepstep.core.reach import Inventory, Source, reach_of_all, sources
 from keepstep.edge.arena import Slot, slot_path
 from keepstep.errors import DamageError
 from keepstep.model.mesh import Mesh
@@ -59,8 +59,7 @@ class Restoring:
 
     def elsewhere(self, proven: Mapping[int, frozenset[Stamp]]) -> dict[int, frozenset[Stamp]]:
         """What each rank can be given. `proven`: what ranks that have joined hold themselves."""
-        known = self._believed(proven)
-        return {rank: within_reach(rank, known) for rank in range(self.mesh.world_size)}
+        return reach_of_all(range(self.mesh.world_size), self._believed(proven))
 
     def sources(self, wanted: list[int], stamp: Stamp, proven: Mapping[int, frozenset[Stamp]]) -> dict[int, Source]:
         return sources(wanted, stamp, self._believed(proven))

@@ -35,6 +35,7 @@ class Plan:
     checks: bool = True
     budget_bytes: int = 4 * MIB
     tick_ns: int = 500 * MS_NS
+    loop_ns: int = MS_NS // 20  # how long a keeper's loop takes to come round to what other keepers have said
     work_ns: int = 20 * MS_NS
     start_ns: int = 200 * MS_NS
     load_ns: int = 20 * MS_NS

@@ -79,7 +79,7 @@ class KeeperProcess:
     def _wake(self) -> None:
         if not self._woken:
             self._woken = True
-            self.process.after(MS_NS // 20, self._hear_lines)
+            self.process.after(self._site.job.plan.loop_ns, self._hear_lines)
 
     def _hear_lines(self) -> None:
         self._woken = False
@@ -107,7 +107,7 @@ class KeeperProcess:
             self._alive().heard(line, message)
         elif not self._poked:  # a keeper that is behind looks once at what several say
             self._poked = True
-            self.process.after(MS_NS, self._look, line, message)
+            self.process.after(max(MS_NS, 10 * self._site.job.plan.loop_ns), self._look, line, message)
 
     def _look(self, line: Line, message: dict[str, Any]) -> None:
         self._poked = False
