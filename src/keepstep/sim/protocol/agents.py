@@ -71,6 +71,7 @@ class Agent:
         self._regrouping: set[int] | None = None
         self._regroup_attempt = -1
         self.done = False
+        self._has_said, self._leaving = True, ""
         self._find_keeper()
         self.job.watch.agent_came(self)
 
@@ -357,16 +358,30 @@ class Agent:
                 self.kill(rank, why)
         self.job.watch.agent_ends(self, ok, why)
         if not ok:
-            self._say(self._number, Verdict("stop", why, code=1), _nothing_at_all)
+            self._has_said = False
+            self._say_stop(self._number, why)
         if self._line is not None:
             self._last_word(self._line, ok, why)
         else:
             self._clean_up(ok, why)
 
+    def _say_stop(self, number: int, why: str) -> None:
+        """About the first round that has no verdict: the others may be on their way to the next."""
+
+        def said(text: str) -> None:
+            if verdict_from_text(text).kind == "again":
+                self._say_stop(number + 1, why)
+                return
+            self._has_said = True
+            if self._leaving:
+                self._leave(self._leaving)
+
+        self.job.kv.swap(self.process, f"{number}/verdict", Verdict("stop", why, code=1).to_text(), said)
+
     def _last_word(self, line: Line, ok: bool, why: str) -> None:
         def hear(message: dict[str, Any]) -> None:
             if message["kind"] == "kept":
-                self.process.end("the job is over, and its memory is kept for a while")
+                self._leave("the job is over, and its memory is kept for a while")
 
         line.hear, line.gone = hear, lambda: self._clean_up(ok, why)
         line.send({"kind": "agent", "pid": self.site.pid(self.process)})
@@ -377,7 +392,13 @@ class Agent:
         if self.site.machine.files.names(str(self.site.settings.job_dir)):
             self.site.ensure_keeper(self.process, lambda line: self._last_word(line, ok, why))
         else:
-            self.process.end("the job is over")
+            self._leave("the job is over")
+
+    def _leave(self, why: str) -> None:
+        """Once the others know."""
+        self._leaving = why
+        if self._has_said:
+            self.process.end(why)
 
 
 def _nothing(text: str) -> None:

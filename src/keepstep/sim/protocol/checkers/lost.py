@@ -41,6 +41,8 @@ class LostSteps(Checker):
         before, self._joined_ns = self._joined_ns, -1
         self.job.lost_steps += max(0, self._completed - stamp.step)
         self._completed = stamp.step
+        if any("takes a machine's memory" in fault for fault in self.job.faults):
+            return  # there may be no room for what others could give
         owed = self.job.atlas.owed()
         # What a rank had proven when it asked, and has not when it loads, is given up by all (docs/protocol.md, "The vote").
         if owed is not None and self._flipped_ns < before and (source != "memory" or stamp < owed):
