@@ -13,7 +13,7 @@ CLUSTER = PRESETS["p4d-16"]
 def outcome(seed: int, useful_ratio: float, lost_steps: int) -> Outcome:
     lost_s = lost_steps * CLUSTER.iteration_s
     rest_s = DAY_S * (1 - useful_ratio) - lost_s
-    return Outcome("copies:2", seed, 4, DAY_S * useful_ratio, lost_s, 0.0, rest_s, {"own": 1, "peers": 2, "store": 1})
+    return Outcome("copies:2", seed, 4, lost_steps, DAY_S * useful_ratio, lost_s, 0.0, rest_s, {"own": 1, "peers": 2, "store": 1})
 
 
 def test_gpu_hours_and_money_count_idle_spares() -> None:
