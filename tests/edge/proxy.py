@@ -26,7 +26,11 @@ class Proxy:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
-                far = socket.create_connection(self._target)
+                try:
+                    far = socket.create_connection(self._target)
+                except OSError:  # nobody listens there at this moment
+                    near.close()
+                    continue
                 self._socks.extend((near, far))
                 for one, other in [(near, far), (far, near)]:
                     threading.Thread(target=self._pump, args=(one, other), daemon=True).start()
