@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 
+from keepstep.model.rhythm import Told
 from keepstep.model.units import S_NS, human_bytes, human_ns
 
 TOLERATED_RATIO = 0.01  # of a step: what copies may add to it on average
@@ -126,6 +127,13 @@ def plan(
     steps = 1 if not overflow_ns else _steps_to_fit(budgets, copies, nbytes, reserve.chunk_bytes, cost, least_bytes)
     why = _words(chunks, budgets, used, overflow_ns, steps, names)
     return Plan(chunks, budgets, tuple(used), overflow_ns, steps, why)
+
+
+def plan_of(told: Told, idle: Iterable[tuple[int, int]]) -> Plan:
+    """One copy of a step, with what the keeper has measured, in spans (begin, end) that all ranks leave idle."""
+    reserve = Reserve(told.reserve_bytes, max(1, told.reserve_bytes // told.chunk_bytes))
+    cost = Cost(told.alpha_ns, told.bytes_per_s)
+    return plan([end - begin for begin, end in idle], 1, told.step_bytes, reserve, cost, told.mu, told.least_bytes)
 
 
 def _lay(budgets: Iterable[int | None], copies: int, nbytes: int, chunk_bytes: int, cost: Cost, least_bytes: int = 1) -> Iterator[Chunk]:

@@ -36,6 +36,13 @@ class Patience:
     def __post_init__(self) -> None:
         assert 0 < self.ping_ns < self.silence_ns and self.retry_first_ns <= self.retry_most_ns < self.dead_ns
 
+    @classmethod
+    def within(cls, dead_ns: int) -> Patience:
+        """Of a link that is dead after `dead_ns`: what comes before that takes a part of it, and no longer than usual."""
+        usual = cls()
+        silence_ns, retry_ns = min(usual.silence_ns, dead_ns // 2), min(usual.retry_most_ns, dead_ns // 8)
+        return cls(silence_ns // 4, silence_ns, dead_ns, min(usual.retry_first_ns, retry_ns), retry_ns)
+
     def retry_ns(self, attempt: int) -> int:
         """The wait after the `attempt`-th failure in a row (from 1): doubling, up to a bound."""
         return min(self.retry_first_ns << min(attempt - 1, 30), self.retry_most_ns)

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keepstep.core.interleave import Cost, Plan, Reserve, plan
+from keepstep.core.interleave import Plan, plan_of
 from keepstep.core.rhythm import Profile, Rhythm, intersection
 from keepstep.edge.rhythm import PLAN_FILE, RhythmReader
+from keepstep.model.rhythm import Told
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,21 +24,6 @@ class RankRhythm:
     rank: int
     profile: Profile | None
     why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What the keeper has measured and decided. `open_because`: why it does not interleave; empty when it does."""
-
-    open_because: str
-    mu: float
-    alpha_ns: int
-    bytes_per_s: int
-    reserve_bytes: int
-    chunk_bytes: int
-    least_bytes: int
-    step_bytes: int
-    late: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +42,7 @@ def rhythm_view(job_dir: Path) -> RhythmView:
     profiles = [rank.profile for rank in ranks if rank.profile is not None]
     idle = intersection(profiles)
     told = _told(job_dir / PLAN_FILE)
-    planned = None
-    if told is not None and profiles:
-        reserve = Reserve(told.reserve_bytes, max(1, told.reserve_bytes // told.chunk_bytes))
-        cost = Cost(told.alpha_ns, told.bytes_per_s)
-        planned = plan([end - begin for begin, end in idle], 1, told.step_bytes, reserve, cost, told.mu, told.least_bytes)
+    planned = plan_of(told, idle) if told is not None and profiles else None
     return RhythmView(ranks, max((p.step_ns for p in profiles), default=0), idle, told, planned)
 
 

@@ -31,6 +31,21 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
+class Told:
+    """What a keeper has measured of its link and decided. `open_because`: why it does not interleave; empty when it does."""
+
+    open_because: str
+    mu: float
+    alpha_ns: int
+    bytes_per_s: int
+    reserve_bytes: int
+    chunk_bytes: int
+    least_bytes: int
+    step_bytes: int
+    late: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepSeen:
     """One step of one rank, from boundary to boundary."""
 

@@ -16,7 +16,7 @@ from keepstep.edge.peer import PeerOptions, Peers
 from keepstep.edge.tcp import TcpOptions
 from keepstep.edge.traffic import Gate
 from keepstep.errors import KeeperError
-from keepstep.model.units import MS_NS, S_NS
+from keepstep.model.units import S_NS
 from keepstep.model.wire import Identity, Message, Span
 from keepstep.ports import Receiver
 
@@ -38,9 +38,8 @@ class TcpLinks:
     ) -> None:
         """See `ports.OpenLinks`. `gate`: says when blocks may go; without one they always may."""
         self._job_hash, self._incarnation, self._receiver, self._gate = job_hash, incarnation, receiver, gate
-        silence_ns, retry_ns = min(5 * S_NS, dead_ns // 2), min(S_NS, dead_ns // 8)
-        self._patience = Patience(silence_ns // 4, silence_ns, dead_ns, retry_first_ns=min(50 * MS_NS, retry_ns), retry_most_ns=retry_ns)
-        self._tcp = TcpOptions(unacked_s=silence_ns / S_NS)
+        self._patience = Patience.within(dead_ns)
+        self._tcp = TcpOptions(unacked_s=self._patience.silence_ns / S_NS)
         self._reserved: socket.socket | None = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         # Bound and not listening: the listener can bind beside it once the node's number is known.
         self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -58,7 +58,7 @@ def replay(events: Iterable[Event]) -> Replay:
     ledger = Ledger()
     found: list[Failure] = []
     lost_nodes: list[tuple[int, int]] = []
-    nodes, ranks, known, trained = 1, 1, 0, False
+    nodes, ranks, known = 1, 1, 0
     ordered = sorted(events, key=lambda e: ledger.axis.place(e.wall_ns, e.mono_ns))
     for event in ordered:
         at_ns = ledger.axis.place(event.wall_ns, event.mono_ns)
@@ -68,16 +68,14 @@ def replay(events: Iterable[Event]) -> Replay:
             ranks = max(ranks, (number(event.data.get("rank")) or 0) + 1)
         elif event.kind == "node-lost":
             lost_nodes.append((at_ns, number(event.data.get("node")) or 0))
-        spent_s = _spent_s(ledger.account(now_ns=at_ns))
         ledger.add(event)
-        trained = trained or ledger.step_ns > 0
         over = ledger.recovered()
         for incident in over[known:]:
             gone = next((n for when_ns, n in lost_nodes if incident.began_ns <= when_ns <= at_ns), None)
-            began_s = max(0.0, spent_s - (at_ns - incident.began_ns) / S_NS)
+            began_s = max(0.0, _spent_s(ledger.account(now_ns=at_ns)) - (at_ns - incident.began_ns) / S_NS)
             found.append(Failure(began_s, RANK if gone is None else NODE, gone or 0))
         known = len(over)
-    if not trained:
+    if not ledger.step_ns:
         raise ConfigError(f"--replay: expected the journal of a job that trained, found {len(ordered)} events and no finished step")
     return _told(ledger, found, nodes, ranks)
 

@@ -19,11 +19,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from keepstep.core.gate import Terms, grant, room
-from keepstep.core.interleave import Plan, Reserve, plan
+from keepstep.core.interleave import Plan, Reserve, plan_of
 from keepstep.core.linkspeed import LinkSpeed
 from keepstep.core.rhythm import FULL_STEPS, Profile, Rhythm, intersection
 from keepstep.edge.horizon import HorizonPage
@@ -31,6 +31,7 @@ from keepstep.edge.memory import MEMORY
 from keepstep.edge.rhythm import PLAN_FILE, RhythmReader
 from keepstep.edge.tcp import interface_of
 from keepstep.edge.traffic import Flow
+from keepstep.model.rhythm import Told
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import KIB, MIB, MS_NS, S_NS, human_bytes
 from keepstep.ports import Journal
@@ -231,31 +232,27 @@ class Pacing:
         profiles = self._profiles()
         if len(profiles) < max(1, len(self._watched)) or not self._step_bytes or not self._speed.is_known:
             return
-        terms = self._terms()
-        reserve = Reserve(terms.reserve_bytes, max(1, terms.reserve_bytes // terms.chunk_bytes))
-        spans = [end - begin for begin, end in intersection(profiles)]
-        mu = min(p.mu for p in profiles)
-        self.plan = plan(spans, 1, self._step_bytes, reserve, terms.cost, mu, terms.least_bytes)
+        terms, mu = self._terms(), min(p.mu for p in profiles)
+        told = Told(
+            open_because="",
+            mu=mu,
+            alpha_ns=terms.cost.alpha_ns,
+            bytes_per_s=terms.cost.bytes_per_s,
+            reserve_bytes=terms.reserve_bytes,
+            chunk_bytes=terms.chunk_bytes,
+            least_bytes=terms.least_bytes,
+            step_bytes=self._step_bytes,
+            late=self.late,
+        )
+        self.plan = plan_of(told, intersection(profiles))
         self._open_because = self._why_open()
-        self._write(terms, mu)
+        self._write(replace(told, open_because=self._open_because))
 
-    def _write(self, terms: Terms, mu: float) -> None:
-        assert self.plan is not None
-        told = {
-            "open_because": self._open_because,
-            "mu": mu,
-            "alpha_ns": terms.cost.alpha_ns,
-            "bytes_per_s": terms.cost.bytes_per_s,
-            "reserve_bytes": terms.reserve_bytes,
-            "chunk_bytes": terms.chunk_bytes,
-            "least_bytes": terms.least_bytes,
-            "step_bytes": self._step_bytes,
-            "late": self.late,
-        }
+    def _write(self, told: Told) -> None:
         path = self._job_dir / PLAN_FILE
         fresh = path.with_name(f"{path.name}.new")
         try:
-            fresh.write_text(json.dumps(told))
+            fresh.write_text(json.dumps(asdict(told)))
             os.replace(fresh, path)
         except OSError:
             return  # the job's memory is being removed

@@ -12,6 +12,7 @@ One action at a time is carried out at once.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from keepstep.core.patience import Patience
@@ -121,11 +122,10 @@ class Agent:
     def _tell_mesh(self) -> None:
         assert self._mesh is not None and self._listens is not None
         mesh = self._mesh
-        mine = mesh.members[mesh.node]
-        there = type(mine)(mine.node, mine.host, self._listens["port"], self._listens["incarnation"], mine.ranks, mine.rack)
+        there = replace(mesh.members[mesh.node], port=self._listens["port"], incarnation=self._listens["incarnation"])
         members = (*mesh.members[: mesh.node], there, *mesh.members[mesh.node + 1 :])
         if self._line is not None:
-            self._line.send({"kind": "mesh", **Mesh(mesh.round, mesh.node, members, mesh.secret).to_json()})
+            self._line.send({"kind": "mesh", **replace(mesh, members=members).to_json()})
 
     # -- rounds
 

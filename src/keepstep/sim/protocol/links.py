@@ -148,8 +148,7 @@ class SimLinks:
         self.network, self.process, self.machine = network, process, process.machine.number
         self.job_hash, self.incarnation, self._receiver = job_hash, incarnation, receiver
         self._address = network.reserve(process.machine.host, address)
-        silence_ns, retry_ns = min(5 * S_NS, dead_ns // 2), min(S_NS, dead_ns // 8)
-        self.patience = Patience(silence_ns // 4, silence_ns, dead_ns, min(50 * MS_NS, retry_ns), retry_ns)
+        self.patience = Patience.within(dead_ns)
         self.node, self.secret = -1, b""
         self.ends: dict[int, End] = {}
         self._expected: set[int] = set()
