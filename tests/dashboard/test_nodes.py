@@ -59,7 +59,9 @@ class Scene:
         fcntl.flock(self.lock_fd, fcntl.LOCK_EX)
 
     def tell(self, verdict: dict[str, Any], step: int | None = 41, is_committed: bool = True, linked: bool = True) -> None:
-        members = [{"node": n, "host": f"10.0.0.{n}", "rack": None, "ranks": 2, "linked": linked or n == 1} for n in (0, 1)]
+        members = [
+            {"node": n, "host": f"10.0.0.{n}", "rack": None, "ranks": 2, "incarnation": 7, "linked": linked or n == 1} for n in (0, 1)
+        ]
         about = {"policy": "copies:2", "policy_why": "it was asked for", "step": step, "is_committed": is_committed, "nodes": members}
         write_standing(MEMORY, self.settings.job_dir, {**about, **verdict})
 

@@ -20,6 +20,8 @@ import psutil
 import pytest
 
 from keepstep.edge.journal import read_journal
+from keepstep.edge.memory import MEMORY
+from keepstep.edge.standing import read_standing
 from keepstep.model.events import Event
 
 COMMAND = "from keepstep.cli.main import app; app()"
@@ -27,8 +29,9 @@ PATIENCE_S = 100.0
 
 
 PROGRAM = """
-import os, sys, time, torch, keepstep
+import os, pathlib, sys, time, torch, keepstep
 weights = torch.zeros(1000)
+go_on = pathlib.Path(sys.argv[3]) if len(sys.argv) > 3 else None
 torch.distributed.init_process_group("gloo")
 job = keepstep.protect(weights=weights)
 for step in job.steps(40):
@@ -36,6 +39,8 @@ for step in job.steps(40):
     torch.distributed.all_reduce(total)
     weights += total
     time.sleep(0.01)
+    while step == 10 and go_on and not go_on.exists():
+        time.sleep(0.05)
     if step == 20 and os.environ[sys.argv[1]] == sys.argv[2]:
         raise ValueError(f"no number is {id(job):#x}")
 assert weights.eq(80).all()
@@ -231,12 +236,14 @@ def test_the_same_failure_on_another_host_is_the_programs(machines: Begin) -> No
 
 
 def test_a_node_on_which_a_step_fails_again_is_swapped_for_a_spare(machines: Begin) -> None:
-    job = machines('until_there go; exec "$PYTHON" "$PROGRAM" KEEPSTEP_HOST 127.0.0.12')
+    job = machines('until_there go; exec "$PYTHON" "$PROGRAM" KEEPSTEP_HOST 127.0.0.12 go-on')
     nodes = job.start_two("--redundancy", "copies:2")
     nodes[1].wait_for("round-formed")
     spare = job.start("--redundancy", "copies:2")
     spare.wait_for("round-waiting")
     job.allow("go")
+    until(lambda: 1 in (read_standing(MEMORY, nodes[1].arena_dir / "keepstep-t") or {"safe": ()})["safe"], "that node 1 may be lost")
+    job.allow("go-on")
     for node in (*nodes, spare):
         code, output = node.ended()
         assert code == 0, output
@@ -290,8 +297,9 @@ def test_a_replacement_becomes_the_node_that_was_lost(machines: Begin, spare: st
 
 
 SHRINKING = """
-import os, sys, time, torch, keepstep
+import os, pathlib, sys, time, torch, keepstep
 weights = torch.zeros(1000)
+go_on = pathlib.Path(sys.argv[3]) if len(sys.argv) > 3 else None
 torch.distributed.init_process_group("gloo")
 world = torch.distributed.get_world_size()
 job = keepstep.protect(weights=weights)

@@ -148,6 +148,7 @@ class Agent:
         self.replacing = Replacing(self.settings, self.journal)
         self._deadline_ns: int | None = None  # of the last action
         self._mesh_round: int | None = None  # by which the keeper knows the round
+        self._incarnations: list[int] = []  # of its nodes' keepers
 
     def _listen_to_keeper(self) -> None:
         if self.keeper.box is not None:  # else it died already
@@ -222,9 +223,11 @@ class Agent:
             yield Progressed(step)
 
     def _expendable(self) -> bool:
-        """Whether the other nodes' memory can do without this one, as the leading keeper last told."""
+        """Whether the other nodes' memory can do without this one, as the leading keeper last told of these very nodes."""
         standing = read_standing(MEMORY, self.settings.job_dir) if self.launch.nodes > 1 else None
-        return standing is not None and self.lives.place.node in standing.get("safe", ())
+        if standing is None or [n.get("incarnation") for n in standing["nodes"]] != self._incarnations:
+            return False  # of the nodes of another round, one of which may have gone with what it held
+        return self.lives.place.node in standing["safe"]
 
     def _reap(self, local_rank: int) -> Exit:
         self.selector.unregister(self.ranks.pidfds[local_rank])
@@ -289,6 +292,7 @@ class Agent:
         self._mesh_round, hosts = None, tuple[str, ...]()
         if formed.mesh is not None:
             self._mesh_round, hosts = formed.mesh.round, tuple(member.host for member in formed.mesh.members)
+            self._incarnations = [member.incarnation for member in formed.mesh.members]
             self.replacing.begin(formed.mesh.node, hosts)
             self.keeper.tell(formed.mesh)  # and when it knows them, the ranks that stayed may ask it
         else:

@@ -84,7 +84,11 @@ class Leader:
             "step": None if stamp is None else stamp.step,
             "is_committed": horizon.committed is not None,
             "nodes": [
-                {"node": m.node, "host": m.host, "rack": m.rack, "ranks": m.ranks, "linked": m.node in alive} for m in self._mesh.members
+                {
+                    **{"node": m.node, "host": m.host, "incarnation": m.incarnation, "rack": m.rack, "ranks": m.ranks},
+                    "linked": m.node in alive,
+                }
+                for m in self._mesh.members
             ],
             "safe": list(losable.safe),
             "critical": {str(node): list(owners) for node, owners in losable.critical.items()},
