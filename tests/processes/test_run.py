@@ -308,3 +308,34 @@ def test_a_dead_ranks_children_hold_no_lock_of_its(start: Start) -> None:
     code, output = run.ended()
     assert code == 0, output
     assert len(run.events("ranks-restarted")) == 1
+
+
+LEAVES = """
+import threading, time
+from datetime import timedelta
+from torch.distributed import TCPStore
+from keepstep.cli.run import _leave
+
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def wait() -> None:
+    while True:
+        try:
+            store.wait(["never"], timedelta(milliseconds=20))
+        except Exception:
+            pass
+
+
+for _ in range(3):
+    threading.Thread(target=wait, daemon=True).start()
+time.sleep(0.2)
+print("said")
+_leave(70)
+"""
+
+
+def test_an_agent_leaves_with_its_code_while_its_threads_wait_in_the_store() -> None:
+    """Python's own way out is an abort then, and the steward would take that for a kill."""
+    ended = subprocess.run([sys.executable, "-c", LEAVES], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (70, "said\n"), ended.stderr
