@@ -73,5 +73,7 @@ def test_what_is_not_named_stays() -> None:
 
 @pytest.mark.parametrize("text", ["crash", "crash=-1", "unknown=3", "refill=0", "refill=unlimited", "crash=3;hang=3", "crash=many"])
 def test_what_cannot_be_is_said(text: str) -> None:
-    with pytest.raises(ConfigError, match="budget: expected a cause .crash, hang, oom, device, node, killed. with a number or unlimited"):
+    with pytest.raises(
+        ConfigError, match="budget: expected a cause .crash, hang, oom, device, state, node, killed. with a number or unlimited"
+    ):
         parse_budget(text)

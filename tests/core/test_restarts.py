@@ -123,6 +123,12 @@ def test_kills_from_outside_say_nothing_about_the_program() -> None:
     assert End not in crash_loop([exits(EARLY_S, (0, KILLED), step=7)] * 20)
 
 
+def test_a_store_that_does_not_answer_is_asked_by_one_life_after_the_other() -> None:
+    away = Failure(Cause.STATE, 0, step=-1, error="KeeperError: memory holds nothing, and the store cannot be read", completed_step=7)
+    ends = crash_loop([RanksExited((Exit(0, 1, away.error, away),), round(EARLY_S * S_NS), 7)] * 21)
+    assert ends == [RestartAll] * 20 + [End]
+
+
 def test_an_interrupt_stops_the_ranks_and_then_the_job() -> None:
     restarts = started()
     action = restarts.handle(SignalReceived(SIGINT, 3 * S_NS))

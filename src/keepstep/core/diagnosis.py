@@ -34,6 +34,8 @@ BROKEN_DEVICE = (
     "Unable to determine the device handle",
     "no CUDA-capable device is detected",
 )
+# Ours, at the head of a message: there is no state to resume from, or no way to it, which is not the program's doing.
+NO_STATE = ("KeeperError:", "StoreError:", "MeetingError:")
 # How gloo, NCCL and their stores say that somebody else has gone or does not answer.
 CASCADE = (
     "Connection closed by peer",
@@ -42,6 +44,7 @@ CASCADE = (
     "Timed out waiting",
     "Connect timeout",
     "ncclRemoteError",
+    "PeerLost:",
 )
 
 
@@ -224,6 +227,9 @@ def explain_exit(facts: ExitFacts) -> Verdict:
     if signum:
         return _signalled(facts, signum)
     says = f": {facts.message}" if facts.message else ", without a word why"
+    if facts.message.startswith(NO_STATE):
+        why = f"rank {facts.rank} has nothing to resume from{_place(facts)} and exited with code {facts.code}{says}"
+        return _of_rank("no-state", facts, f"code {facts.code}", Strength.TEXT, why)
     if any(text in facts.message for text in CASCADE):
         why = f"rank {facts.rank} exited with code {facts.code} for another's sake{says}; that names nobody"
         return Verdict("unknown", "job", None, None, f"code {facts.code}", Strength.TEXT, why)
@@ -250,6 +256,7 @@ _CAUSES: dict[Kind, Cause] = {
     "premature-exit": Cause.CRASH,
     "oom": Cause.OOM,
     "device": Cause.DEVICE,
+    "no-state": Cause.STATE,
     "hang": Cause.HANG,
     "deadlocked": Cause.HANG,
     "unkillable": Cause.HANG,

@@ -18,6 +18,7 @@ class Cause(str, Enum):
     HANG = "hang"  # deadlocked, spinning, stuck in the kernel
     OOM = "oom"
     DEVICE = "device"  # the program says that its device is lost or broken
+    STATE = "state"  # where to resume could not be had: a store that does not answer, say
     NODE = "node"  # lost
     KILLED = "killed"  # from outside: killed, preempted, stopped
     UNKNOWN = "unknown"  # said for another's sake, or nobody knows
@@ -89,7 +90,7 @@ class Budget:
 
 REFILL = "refill"
 DEFAULT_BUDGET = Budget(
-    {Cause.CRASH: 10, Cause.HANG: 5, Cause.OOM: 5, Cause.DEVICE: 3, Cause.NODE: None, Cause.KILLED: None},
+    {Cause.CRASH: 10, Cause.HANG: 5, Cause.OOM: 5, Cause.DEVICE: 3, Cause.STATE: 20, Cause.NODE: None, Cause.KILLED: None},
     refill_steps=100,
 )
 

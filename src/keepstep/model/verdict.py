@@ -101,7 +101,7 @@ def evidence_from_text(text: str) -> list[Evidence]:
         raise ValueError(f"not evidence: {text[:80]!r}") from error
 
 
-ExitKind = Literal["crash", "oom", "device", "premature-exit", "preempted", "ended", "unknown"]
+ExitKind = Literal["crash", "oom", "device", "no-state", "premature-exit", "preempted", "ended", "unknown"]
 Kind = Literal[ExitKind, "hang", "slow", "stopped", "deadlocked", "unkillable"]
 
 # The culprit will not go on by itself: kill it. `unkillable` too, though it may take more than a signal.
