@@ -254,6 +254,26 @@ def test_a_killed_agent_is_followed_by_another_one(start: Start) -> None:
     assert run.ended()[0] == 143
 
 
+STOPS_THE_KEEPER = """
+import json, os, signal
+path = os.path.join(os.environ["KEEPSTEP_STATE_DIR"], "t", "journal.jsonl")
+[keeper] = [e["data"]["pid"] for e in map(json.loads, open(path)) if e["kind"] == "keeper-started"]
+os.kill(keeper, signal.SIGSTOP)
+"""
+
+
+def test_nobody_follows_an_agent_that_is_killed_when_the_job_is_over(start: Start) -> None:
+    run = start(STOPS_THE_KEEPER)
+    assert run.wait_for("job-ended").data["ok"]
+    os.kill(run.events("job-started")[-1].data["pid"], signal.SIGKILL)  # while it waits for its keeper
+    try:
+        assert run.process.wait(PATIENCE_S) == 0
+    finally:
+        os.kill(run.events("keeper-started")[-1].data["pid"], signal.SIGCONT)
+    run.wait_for("keeper-ended")
+    assert run.events("agent-restarted") == [] and len(run.events("job-started")) == 1
+
+
 def test_a_preemption_leaves_the_newest_step_in_the_store(start: Start, tmp_path: Path) -> None:
     run = start(TRAINING, "--store", str(tmp_path / "store"), "--persist-every-steps", "0", args=FOR_EVER)
     assert run.process.stdout and until(lambda: "ready" in run.process.stdout.readline(), "the rank")

@@ -71,7 +71,7 @@ from keepstep.runtime.naming import default_job
 from keepstep.runtime.predecessor import end_predecessors_ranks
 from keepstep.runtime.rank_lines import RankLines
 from keepstep.runtime.replacing import Replacing
-from keepstep.runtime.steward import SIGNALS, SUCCEEDS
+from keepstep.runtime.steward import SIGNALS, SUCCEEDS, say_last_word
 from keepstep.runtime.watching import Watching
 
 POSTED = b"\0"  # among signal numbers, which begin at 1
@@ -109,7 +109,7 @@ class Agent:
 
     def __init__(self, launch: Launch, config: Config, environ: Mapping[str, str], reader: socket.socket, writer: socket.socket) -> None:
         handed_down = {"KEEPSTEP_AGENT": str(os.getpid())}
-        self._succeeds = environ.get(SUCCEEDS) == "1"
+        self._environ, self._succeeds = environ, environ.get(SUCCEEDS) == "1"
         self.settings = resolve(config, {**environ, **handed_down}, launch.job or default_job(launch.argv, environ))
         parse_rules(self.settings.keep)
         if launch.least_nodes < launch.nodes and self.settings.store is None:
@@ -339,6 +339,7 @@ class Agent:
 
     def _finish(self, end: End) -> None:
         self.lives.kill()
+        say_last_word(self._environ, end.exit_code)
         self._tell(end.finding)
         self.journal.record("job-ended", end.why, logging.INFO if end.ok else logging.ERROR, ok=end.ok, exit_code=end.exit_code)
         for signum in SIGNALS:

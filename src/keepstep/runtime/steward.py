@@ -2,7 +2,8 @@
 
 Comes in: signals, and the agent's end. Goes out: the same signals to the agent, and the agent's exit code. Imports no torch, holds
 nothing, and knows nothing of the job: whatever could make the agent fail is not here. An agent that is killed is followed by another one,
-which ends what the first one's ranks were doing and has them start from memory; the ranks of other nodes stay in their process.
+which ends what the first one's ranks were doing and has them start from memory; the ranks of other nodes stay in their process. Nobody
+follows an agent that had said its last word: the memory may be gone by then, and what is done would be begun from nothing.
 
 Invariant: at most one agent lives; when the steward is killed its agent dies with it, and the ranks train on without one.
 """
@@ -17,10 +18,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 STEWARD = "KEEPSTEP_STEWARD"  # in the environment of an agent: its steward's process
 SUCCEEDS = "KEEPSTEP_SUCCEEDS"  # and that there was another one before it
+LAST_WORD = "KEEPSTEP_LAST_WORD"  # and the descriptor on which it says with which code the job ends here
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 PR_SET_PDEATHSIG = 1
 SHORT_LIFE_S = 10.0
@@ -48,9 +51,9 @@ class _Steward:
         short_lives = 0
         while True:
             began_s = time.monotonic()
-            code = self._life()
-            if code >= 0:
-                return code
+            code, said = self._life()
+            if code >= 0 or said is not None:
+                return code if said is None else said
             if self._told is not None:
                 return 128 + self._told
             short_lives = short_lives + 1 if time.monotonic() - began_s < SHORT_LIFE_S else 0
@@ -60,16 +63,35 @@ class _Steward:
             log.warning("the agent was killed by signal %d; another one takes over", -code)
             self._environ[SUCCEEDS] = "1"
 
-    def _life(self) -> int:
+    def _life(self) -> tuple[int, int | None]:
+        """The agent's exit code, and which it had said it would leave with."""
+        reader, writer = os.pipe()
+        os.set_blocking(reader, False)
         # A session of its own: the terminal's Ctrl-C reaches it once, through here.
-        self._agent = subprocess.Popen(self._command, env=self._environ, start_new_session=True, preexec_fn=_die_with_parent)
-        return self._agent.wait()
+        alone: dict[str, Any] = {"start_new_session": True, "preexec_fn": _die_with_parent, "pass_fds": (writer,)}
+        self._agent = subprocess.Popen(self._command, env={**self._environ, LAST_WORD: str(writer)}, **alone)
+        os.close(writer)
+        code = self._agent.wait()
+        try:
+            said = os.read(reader, 1)
+        except BlockingIOError:  # somebody the agent has started holds the other end
+            said = b""
+        finally:
+            os.close(reader)
+        return code, said[0] if said else None
 
     def _forward(self, signum: int, _: Any) -> None:
         if self._told is None:
             self._told = signum
         if self._agent is not None and self._agent.poll() is None:
             self._agent.send_signal(signum)
+
+
+def say_last_word(environ: Mapping[str, str], exit_code: int) -> None:
+    """The agent to its steward, if it has one: the job ends here, and with this code."""
+    if LAST_WORD in environ:
+        with suppress(OSError):  # there is no steward any more
+            os.write(int(environ[LAST_WORD]), bytes([exit_code & 0xFF]))
 
 
 def _die_with_parent() -> None:
