@@ -6,7 +6,7 @@ the real planner and gate (`runtime/mesh/pacing.py`), which send a state to the 
 iteration, the state's copy takes about 10 %. What is received goes through a reserved buffer of R bytes in p parts, and from there to
 "host memory" at the network's own rate. The state stands still for one iteration: one that is not across by its end is waited for.
 
-    python benchmarks/interleave.py                       # 50 iterations of each scheme, and the rest: about 20 minutes
+    python benchmarks/interleave.py                       # 50 iterations of each scheme, and the rest: less than 20 minutes
     python benchmarks/interleave.py --quick               # 6 of each scheme: about two minutes
     python benchmarks/interleave.py --realtime --json     # on a machine with other work to do
 
@@ -17,11 +17,13 @@ overflow   A state of twice the idle time, copied every iteration, every second,
 ddp        Real ranks of a small DDP model, steps with 150 ms of computing elsewhere, 8 MiB of a node and step to be copied over 200 Mbit/s.
 change     Another rhythm begins: when it is planned anew, and for how long chunks meet collectives before and after.
 
-Medians over iterations; differences of medians. A collective is met for as long as what was granted, at the link's rate and behind what
-had been granted before it, lies within it. With --realtime the nodes' processes, which compute next to nothing, go before all others on the
-machine: what they emulate does not wait for a core either. Emulation: two trainers and two keepers share this machine's cores, and a shaped
-veth pair shows no contention of NCCL, of PCIe, of a device's memory. Links are slow and iterations long, so that the milliseconds in which
-Python wakes up count for little.
+Medians over iterations; differences of medians; "collectives" and "waited" say where it is spent. A collective is met for as long as what
+was granted, at the link's rate and behind what had been granted before it, lies within it. With --realtime the nodes' processes, which
+compute next to nothing, go before all others on the machine: what they emulate does not wait for a core either. Emulation: two trainers and
+two keepers share this machine's cores, and a shaped veth pair shows no contention of NCCL, of PCIe, of a device's memory. Links are slow
+and iterations long, so that the milliseconds in which Python wakes up count for little. TCP is Reno's on these links, whatever the machine
+prefers: BBR all but stops for 200 ms every 10 s to measure the round trip, and so makes a collective 150 ms longer now and then, with
+copies or without.
 """
 
 from __future__ import annotations
@@ -58,6 +60,7 @@ from keepstep.testing.network import parse_rate, why_no_namespaces
 
 SECRET, JOB = b"of the benchmark's keepers only", bytes(16)
 TRAINER_PORT, KEEPER_PORT = 47200, 47300
+CONGESTION = "reno"  # every kernel has it
 BURST_S = 0.0005  # of the shaped links: a larger one would be saved up while the link is idle, which no network does
 LEAST_BURST_BYTES = 4 * KIB
 HEADERS = 1448 / 1514  # of a shaped rate, what is left for TCP's payload
@@ -82,7 +85,7 @@ ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1)
 optimizer = torch.optim.AdamW(model.parameters())
 job = keepstep.protect(model=model, optimizer=optimizer, own=own)
 ends = []
-for step in job.steps(130):
+for step in job.steps(60):
     with step:
         time.sleep(0.15)
         own.add_(1.0)
@@ -163,18 +166,21 @@ def train(node: int, host: str, other: str, job_dir: Path, case: Case) -> None:
     for number, line in enumerate(sys.stdin):
         turn = Turn(**json.loads(line))
         exchange(peer, 1, source, target)  # both begin together
-        began_ns, collectives, under_way = time.monotonic_ns(), [], False
+        began_ns, collectives, under_way, waited_ns = time.monotonic_ns(), [], False, 0
 
-        def copied() -> None:
-            page.step(NO_STEP)  # it waits for its copies: nothing is to be spared
+        def copied() -> int:
+            """How long it had to be waited for."""
+            page.step(NO_STEP)  # nothing is to be spared now
+            since_ns = time.monotonic_ns()
             keeper.recv(1)
+            return time.monotonic_ns() - since_ns
 
         page.step(NO_STEP if turn.waits == "begin" else number)
         if turn.copy:
             keeper.send(f"{turn.copy}/{round(turn.states * case.state_bytes)}/{number}".encode())
             under_way = turn.waits != "never"
             if turn.waits == "begin":
-                copied()
+                waited_ns = copied()
                 under_way = False
                 page.step(number)
         for idle_ms, nbytes in case.rhythms[turn.rhythm]:
@@ -189,8 +195,9 @@ def train(node: int, host: str, other: str, job_dir: Path, case: Case) -> None:
             try:
                 keeper.recv(1, socket.MSG_DONTWAIT)
             except BlockingIOError:
-                copied()
-        print(json.dumps({"began_ns": began_ns, "took_ns": time.monotonic_ns() - began_ns, "collectives": collectives}), flush=True)
+                waited_ns = copied()
+        times = {"took_ns": time.monotonic_ns() - began_ns, "waited_ns": waited_ns, "collectives": collectives}
+        print(json.dumps(times), flush=True)
     page.close()
 
 
@@ -344,7 +351,9 @@ class Site:
             burst = max(LEAST_BURST_BYTES, int(rate / 8 * BURST_S))
             shape = ["tc", "qdisc", "change", "dev", "eth0", "root", "tbf", "rate", f"{rate}bit"]
             shape += ["burst", str(burst), "limit", str(burst + rate // 8 // 50)]
-            subprocess.run([*lab.seats[node].before, *shape], check=True)
+            choose = ["sh", "-c", f"echo {CONGESTION} > /proc/sys/net/ipv4/tcp_congestion_control"]  # of this namespace alone
+            for words in (shape, choose):
+                subprocess.run([*lab.seats[node].before, *words], check=True)
         for what in ("keep", "train"):
             for node in lab.nodes:
                 job_dir = lab.arena_dir(node) / "keepstep-bench"
@@ -385,6 +394,18 @@ def took_s(seen: Seen, scheme: str) -> list[float]:
     return [max(node["took_ns"] for node in nodes) / S_NS for turn, nodes in seen if turn.scheme == scheme]
 
 
+def collectives_ms(seen: Seen, scheme: str) -> float:
+    """The median, of all collectives of an iteration together."""
+    return statistics.median(
+        sum(b - a for a, b in n["collectives"]) / MS_NS for turn, nodes in seen if turn.scheme == scheme for n in nodes
+    )
+
+
+def waited_ms(seen: Seen, scheme: str) -> float:
+    """The median, of what an iteration waits for its copy."""
+    return statistics.median(max(n["waited_ns"] for n in nodes) / MS_NS for turn, nodes in seen if turn.scheme == scheme)
+
+
 def overlaps_ms(seen: Seen, reports: list[dict[str, Any]], scheme: str, case: Case, name: str = "keepstep") -> list[float]:
     """Of each collective of that scheme's iterations: for how long what its own node had been granted lay on the link beside it."""
     found = []
@@ -421,6 +442,7 @@ def schemes(lab: Lab, case: Case, rate: int, rounds: int) -> dict[str, Any]:
         taken = took_s(seen, name)
         keeper = {"blocking": "in 4"}.get(name, name)
         row = {"median_s": statistics.median(taken), "added_ratio": statistics.median(taken) / base - 1, "paper": PAPER[name]}
+        row |= {"collectives_ms": collectives_ms(seen, name), "waited_ms": waited_ms(seen, name)}
         if keeper in SCHEMES:
             row["peak_bytes"] = max(report[keeper]["peak_bytes"] for report in reports)
             row["late"] = sum(report[keeper]["late"] for report in reports)
@@ -504,17 +526,19 @@ def make_case(rate: int, iteration_s: float) -> Case:
 def show(kind: str, found: dict[str, Any]) -> None:
     if kind == "schemes":
         print(f"idle {found['idle_ratio']:.1%} of the iteration, copy {found['copy_ratio']:.1%}; medians of {found['rounds']} iterations")
-        print(f"  {'scheme':11} {'iteration':>10} {'added':>8} {'paper':>14} {'buffer':>10} {'met, mean / most':>18}")
+        head = f"{'iteration':>10} {'added':>8} {'collectives':>12} {'waited':>7} {'paper':>14} {'buffer':>7} {'met, mean / most':>18}"
+        print(f"  {'scheme':11} {head}")
         for name, paper in PAPER.items():
             row = found[name]
             buffer = f"{row['peak_bytes'] / found['reserve_bytes']:.2f} R" if "peak_bytes" in row else "-"
             met = f"{row['met_ms']:.2f} / {row['met_most_ms']:.1f} ms" if "met_ms" in row else "-"
-            print(f"  {name:11} {row['median_s']:8.3f} s {row['added_ratio']:+8.2%} {paper:>14} {buffer:>10} {met:>18}")
+            where = f"{row['collectives_ms'] - found['baseline']['collectives_ms']:+9.0f} ms {row['waited_ms']:4.0f} ms"
+            print(f"  {name:11} {row['median_s']:8.3f} s {row['added_ratio']:+8.2%} {where} {paper:>14} {buffer:>7} {met:>18}")
     elif kind == "parts":
         print(f"a state through R in so many parts, alone: {', '.join(f'p = {n}: {found[str(n)]:.2f}' for n in PARTS)} of the link's time")
     elif kind == "ddp":
         times = ", ".join(f"{name} {1000 * found[name]:.0f} ms" for name in DDP_CASES)
-        print(f"a step of a real DDP job: {times} (median of {found['rounds']} runs' medians; load {found['load']:.0f})")
+        print(f"a step of a real DDP job: {times} (median of {found['rounds']} runs' medians)")
     elif kind == "overflow":
         print(f"overflow: {found['planned_ms']:.1f} ms planned; without waiting it would fit into {found['spread_steps']} steps")
         for every in EVERY:
@@ -527,6 +551,7 @@ def show(kind: str, found: dict[str, Any]) -> None:
             print(f"  {scheme:9} {row['collectives']} collectives, met for {row['mean_ms']:.2f} ms, at most {row['most_ms']:.1f} ms")
     for line in found.get("told", []):
         print(f"  journal: {line}")
+    print(f"  load of the machine: {found['loads'][0]:.1f} at the beginning, {found['loads'][1]:.1f} at the end")
 
 
 def main() -> None:
@@ -554,21 +579,20 @@ def main() -> None:
     report: dict[str, Any] = {"cores": os.cpu_count(), "rate_bits_per_s": rate}
     only = args.only or ("schemes" if args.quick else "schemes,parts,overflow,change,ddp")
     for kind in only.split(","):
+        load = os.getloadavg()[0]
         if kind == "ddp":
-            report[kind] = ddp(DDP_RATE, max(2, rounds // 10)) | {"load": os.getloadavg()[0]}
-            if not args.json:
-                show(kind, report[kind])
-            continue
-        with tempfile.TemporaryDirectory(prefix="interleave-") as room, Lab(2, Path(room), rate) as lab:
-            if kind == "schemes":
-                found = schemes(lab, case, rate, rounds)
-            elif kind == "parts":
-                found = parts(lab, case, rate, rounds)
-            elif kind == "overflow":
-                found = overflow(lab, case, rate, max(2, rounds // 5))
-            else:
-                found = change(lab, case, rate, max(10, rounds // 2))
-        report[kind] = found | {"load": os.getloadavg()[0]}
+            found = ddp(DDP_RATE, max(2, rounds // 25))
+        else:
+            with tempfile.TemporaryDirectory(prefix="interleave-") as room, Lab(2, Path(room), rate) as lab:
+                if kind == "schemes":
+                    found = schemes(lab, case, rate, rounds)
+                elif kind == "parts":
+                    found = parts(lab, case, rate, max(3, rounds // 4))
+                elif kind == "overflow":
+                    found = overflow(lab, case, rate, max(2, rounds // 12))
+                else:
+                    found = change(lab, case, rate, max(8, rounds // 5))
+        report[kind] = found | {"loads": [load, os.getloadavg()[0]]}
         if not args.json:
             show(kind, report[kind])
     if args.json:
