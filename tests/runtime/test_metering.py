@@ -10,6 +10,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,11 @@ from keepstep.edge.arena import Slot, slot_path
 from keepstep.edge.horizon import HorizonPage
 from keepstep.edge.journal import Journal
 from keepstep.edge.memory import MEMORY
+from keepstep.edge.rhythm import COUNT_FILE
 from keepstep.edge.status import StatusPage
 from keepstep.errors import ConfigError
 from keepstep.model.horizon import Horizon
+from keepstep.model.rhythm import Interleaved
 from keepstep.model.snapshot import SlotState, SlotView, Stamp
 from keepstep.model.units import S_NS
 from keepstep.runtime.metering import Metrics
@@ -105,6 +108,17 @@ def test_what_ranks_keeper_and_memory_say(settings: Settings, metrics: Metrics) 
     assert found["keepstep_step_seconds", "0"] == 0.5
     own, copies, parities = (found["keepstep_memory_bytes", kind] for kind in ("own", "copy", "parity"))
     assert copies == 2 * parities > 0 and own >= parities  # status pages are part of what is its own
+
+
+def test_what_the_keeper_s_gate_has_done(settings: Settings, metrics: Metrics) -> None:
+    port = metrics.start(0)
+    assert not any(name.startswith("keepstep_interleave") for name, _ in scrape(port))
+    counted = Interleaved(plans=3, idle_ns=S_NS // 4, used_ns=S_NS // 8, overflow_ns=0, idle_bytes=10**9, late_bytes=7, free_bytes=9)
+    (settings.job_dir / COUNT_FILE).write_text(json.dumps(asdict(counted)))
+    found = scrape(port)
+    assert found["keepstep_interleave_plans_total", ""] == 3
+    assert [found["keepstep_interleave_bytes_total", when] for when in ("idle", "late", "free")] == [10**9, 7, 9]
+    assert [found["keepstep_interleave_step_seconds", part] for part in ("idle", "used", "overflow")] == [0.25, 0.125, 0]
 
 
 def test_of_several_nodes_the_leaders_word_counts(settings: Settings, metrics: Metrics) -> None:

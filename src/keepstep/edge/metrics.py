@@ -3,7 +3,8 @@
 Comes in: a function that reads the numbers when somebody asks. Goes out: families with their names, units and meaning. Decides nothing
 about the job; a reader that goes away, or none that ever comes, costs nothing.
 
-Counters are as old as what counts them: those of a rank begin with its process, the others with the agent.
+Counters are as old as what counts them: those of a rank begin with its process, the keeper's with the keeper, the others with the
+agent.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 from wsgiref.simple_server import WSGIServer
 
 from keepstep.errors import ConfigError
+from keepstep.model.rhythm import Interleaved
 from keepstep.model.snapshot import RankStatus
 from keepstep.model.units import S_NS
 
@@ -27,7 +29,8 @@ BUCKETS_S = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
 @dataclass(frozen=True, slots=True)
 class Reading:
     """What there is to tell at one moment. `ranks`: whether each lives, and its page. `held_bytes` and `spent_ns` by kind and by part;
-    `recoveries`: cause, duration and lost steps of each."""
+    `recoveries`: cause, duration and lost steps of each; `interleaved`: None while
+    the keeper has planned nothing."""
 
     job: str
     ranks: Mapping[int, tuple[bool, RankStatus | None]]
@@ -36,6 +39,7 @@ class Reading:
     held_bytes: Mapping[str, int]
     spent_ns: Mapping[str, int]
     recoveries: tuple[tuple[str, int, int], ...]
+    interleaved: Interleaved | None
 
 
 class Exposition:
@@ -82,6 +86,8 @@ def _families(r: Reading) -> Iterator[Metric]:
     spent_s = {part: ns / S_NS for part, ns in r.spent_ns.items()}
     yield _many("keepstep_goodput_seconds", "The job's time by what it went into; the parts sum to all of it.", "part", spent_s)
     yield from _of_recoveries(r.recoveries)
+    if r.interleaved is not None:
+        yield from _of_interleaving(r.interleaved)
 
 
 def _of_ranks(ranks: Mapping[int, tuple[bool, RankStatus | None]]) -> Iterator[Metric]:
@@ -112,6 +118,16 @@ def _of_recoveries(recoveries: tuple[tuple[str, int, int], ...]) -> Iterator[Met
     histogram = HistogramMetricFamily("keepstep_recovery_seconds", "From a fault to the next step of every rank.")
     histogram.add_metric([], [*buckets, ("+Inf", float(len(took_s)))], sum(took_s))
     yield histogram
+
+
+def _of_interleaving(done: Interleaved) -> Iterator[Metric]:
+    went = {"idle": done.idle_bytes, "late": done.late_bytes, "free": done.free_bytes}
+    what = "Bytes of copies by when they went: in idle spans; after waiting for too long; while nothing was held back."
+    yield _many("keepstep_interleave_bytes_total", what, "when", went)
+    yield _one("keepstep_interleave_plans_total", "How often copies were planned into a step's idle spans.", done.plans)
+    what = "Of a step, as planned: idle time that is counted on; what of it copies take; what they take beyond."
+    of_step = {"idle": done.idle_ns, "used": done.used_ns, "overflow": done.overflow_ns}
+    yield _many("keepstep_interleave_step_seconds", what, "part", {part: ns / S_NS for part, ns in of_step.items()})
 
 
 def _one(name: str, what: str, value: float) -> Metric:

@@ -24,6 +24,7 @@ from keepstep.edge.memory import MEMORY
 from keepstep.model.rhythm import NO_STEP, Gap, Pulse, StepSeen
 
 PLAN_FILE = "interleave.json"  # of the job directory: what the keeper has made of its ranks' pages, for people
+COUNT_FILE = "interleaved.json"  # and what came of it, for metrics
 MAGIC, FORMAT = b"KEEPBEAT", 1
 RECORDS = 8192
 _HEAD = struct.Struct("<8sII32s")

@@ -46,6 +46,24 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
+class Interleaved:
+    """What a keeper's gate has done since the keeper began.
+
+    `idle_ns`, `used_ns`, `overflow_ns`: of a step, by the latest of its `plans`: idle time that is counted on, what of it copies take, what
+    they take beyond. `idle_bytes` went in idle spans, `late_bytes` whatever the rhythm said, because they had waited for long, `free_bytes`
+    while nobody trained or nothing was held back.
+    """
+
+    plans: int
+    idle_ns: int
+    used_ns: int
+    overflow_ns: int
+    idle_bytes: int
+    late_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepSeen:
     """One step of one rank, from boundary to boundary."""
 

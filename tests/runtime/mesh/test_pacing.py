@@ -12,13 +12,13 @@ import pytest
 from keepstep.core.interleave import Reserve
 from keepstep.edge.horizon import HorizonPage
 from keepstep.edge.memory import MEMORY
-from keepstep.edge.rhythm import RhythmWriter, rhythm_path
+from keepstep.edge.rhythm import COUNT_FILE, RhythmWriter, rhythm_path
 from keepstep.edge.traffic import Flow
 from keepstep.model.horizon import Horizon
 from keepstep.model.rhythm import NO_STEP
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import MIB, MS_NS, S_NS
-from keepstep.runtime.mesh.pacing import LATE_NS, Pacing
+from keepstep.runtime.mesh.pacing import COUNT_NS, LATE_NS, Pacing
 
 ELSEWHERE = "198.18.0.9"  # an address of no interface here
 RATE = 50_000_000
@@ -166,6 +166,22 @@ def test_another_rhythm_is_told_and_planned_anew(tmp_path: Path) -> None:
     assert [line for line in world.told.lines if "the rhythm has changed" in line]
     assert told["open_because"] == "" and told["step_bytes"] == 2 * MIB
     assert "2.0 MiB in" in before and "too much" not in before and "too much; 2 steps have room" in after
+
+
+def test_every_byte_is_counted_by_when_it_went(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.pacing.expects(2 * MIB)
+    granted = {"idle": sum(world.step() for _ in range(30)), "free": 0}
+    world.ranks[0].step(NO_STEP)
+    granted["free"] = world.ask(MIB)
+    world.pass_ns(COUNT_NS)
+    granted["free"] += world.ask(MIB)
+    world.pass_ns(COUNT_NS)
+    world.pacing.ask(1, Flow(1, 0, 0))
+    told, plan = json.loads((tmp_path / COUNT_FILE).read_text()), world.pacing.plan
+    assert plan is not None and told["plans"] >= 2
+    assert (told["idle_bytes"], told["late_bytes"], told["free_bytes"]) == (granted["idle"], 0, granted["free"])
+    assert told["idle_ns"] == sum(plan.budget_ns) and told["used_ns"] + told["overflow_ns"] == sum(plan.used_ns)
 
 
 def test_too_little_idle_time_is_no_reason_to_lose_protection(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Pacing: lets the blocks of copies onto the link only where the trainers leave it idle.
 
 Comes in: the rhythm pages of this node's ranks (shared memory: no message a chunk), and the links' question whether so many bytes may go.
-Goes out: grants (`core/gate.py`), what is planned (`interleave.json`, for people), and in the journal why copies are interleaved or not.
+Goes out: grants (`core/gate.py`), what is planned (`interleave.json`, for people), what was done (`interleaved.json`, for metrics), and in
+the journal why copies are interleaved or not.
 
 The gate is open, and nothing is held back, where interleaving spares nobody anything: no rank has a page, no collective was seen, the
 collectives go over another interface, there is no rhythm, or so little idle time that a copy would wait for many steps. And a block that
@@ -17,7 +18,7 @@ import os
 import statistics
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,16 +29,17 @@ from keepstep.core.linkspeed import LinkSpeed
 from keepstep.core.rhythm import FULL_STEPS, Profile, Rhythm, intersection
 from keepstep.edge.horizon import HorizonPage
 from keepstep.edge.memory import MEMORY
-from keepstep.edge.rhythm import PLAN_FILE, RhythmReader
+from keepstep.edge.rhythm import COUNT_FILE, PLAN_FILE, RhythmReader
 from keepstep.edge.tcp import interface_of
 from keepstep.edge.traffic import Flow
-from keepstep.model.rhythm import Told
+from keepstep.model.rhythm import Interleaved, Told
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import KIB, MIB, MS_NS, S_NS, human_bytes
 from keepstep.ports import Journal
 
 LOOK_NS = 50 * MS_NS
 FIND_NS = S_NS
+COUNT_NS = S_NS  # what has been counted is told so often
 TELL_NS = 5 * S_NS  # a rhythm that changes all the time is not to fill the journal
 PARTS = 4
 MOST_RESERVE_BYTES = 16 * MIB  # what a lane may have unanswered anyway
@@ -94,7 +96,10 @@ class Pacing:
         self._interface: str | None = None
         self._open_because = "no rank has a page"
         self._told: tuple[str, str, bool] | None = None
-        self._told_ns = 0
+        self._told_ns = self._counted_ns = 0
+        self._counted: Interleaved | None = None
+        self._granted_bytes = Counter[str]()
+        self._plans = 0
         self.plan: Plan | None = None
         self.trace: deque[Sent] = deque(maxlen=TRACE)
         self.late = 0
@@ -119,10 +124,12 @@ class Pacing:
             under_way = self._under_way(flow, now_ns, any(pulse is not None and pulse.pending for pulse, _ in pulses))
             rooms = [] if self._open_because else [room(pulse, profile, now_ns) for pulse, profile in pulses]
             found = grant(rooms, nbytes, under_way, self._terms())
+            when = "free" if all(r.left_ns is None for r in rooms) else "idle"
             if not found.nbytes and self._is_late(now_ns):
-                self.late += 1
+                self.late, when = self.late + 1, "late"
                 found = grant([], nbytes, under_way, self._terms())
             if found.nbytes:
+                self._granted_bytes[when] += found.nbytes
                 self._denied_ns = None
                 self._flows[flow.node] = (flow.queued_bytes + found.nbytes, now_ns)
                 self._target_bytes[-1] += found.nbytes
@@ -175,6 +182,9 @@ class Pacing:
         if changed:
             self._replan()
         self._tell(now_ns)
+        if now_ns - self._counted_ns >= COUNT_NS:
+            self._counted_ns = now_ns
+            self._count()
 
     def _find(self) -> None:
         """The pages of the ranks that live here now."""
@@ -244,15 +254,32 @@ class Pacing:
             step_bytes=self._step_bytes,
             late=self.late,
         )
-        self.plan = plan_of(told, intersection(profiles))
+        self.plan, self._plans = plan_of(told, intersection(profiles)), self._plans + 1
         self._open_because = self._why_open()
-        self._write(replace(told, open_because=self._open_because))
+        self._write(PLAN_FILE, replace(told, open_because=self._open_because))
 
-    def _write(self, told: Told) -> None:
-        path = self._job_dir / PLAN_FILE
+    def _count(self) -> None:
+        if self.plan is None:
+            return
+        overflow_ns, granted = self.plan.overflow_ns, self._granted_bytes
+        counted = Interleaved(
+            self._plans,
+            sum(self.plan.budget_ns),
+            sum(self.plan.used_ns) - overflow_ns,
+            overflow_ns,
+            granted["idle"],
+            granted["late"],
+            granted["free"],
+        )
+        if counted != self._counted:
+            self._counted = counted
+            self._write(COUNT_FILE, counted)
+
+    def _write(self, name: str, value: Told | Interleaved) -> None:
+        path = self._job_dir / name
         fresh = path.with_name(f"{path.name}.new")
         try:
-            fresh.write_text(json.dumps(asdict(told)))
+            fresh.write_text(json.dumps(asdict(value)))
             os.replace(fresh, path)
         except OSError:
             return  # the job's memory is being removed
