@@ -31,6 +31,7 @@ from keepstep.errors import ConfigError, IdentityError, KeeperError, LayoutError
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import PAGE_BYTES
 from keepstep.runtime import session
+from keepstep.runtime.capturing import Capturing
 
 Settings = dict[str, Any]
 
@@ -245,6 +246,27 @@ def test_a_damaged_snapshot_is_named_and_the_one_before_it_serves(settings: Sett
     again = keepstep.protect(settings, **Training(seed=98).stateful)
     assert again.step == before
     again.close()
+
+
+def test_a_snapshot_that_is_damaged_after_it_proved_is_asked_for_anew(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else has it here: the one before it serves."""
+    run(settings, Training(), 9, leave=True)
+    index, stamp = newest(settings)
+    verified = Capturing.verified
+
+    def then_damaged(self: Capturing) -> tuple[dict[Stamp, int], int | None]:
+        found = verified(self)
+        damage(slot_path(job_dir(settings), 0, index), PAGE_BYTES + 100)
+        return found
+
+    monkeypatch.setattr(Capturing, "verified", then_damaged)
+    training = Training(seed=99)
+    job = keepstep.protect(settings, **training.stateful)
+    assert -1 < job.step < stamp.step
+    assert training.digest() == undisturbed(job.step + 1)
+    told = read_journal(settings["state_dir"] / settings["job"] / "journal.jsonl")
+    assert any(e.kind == "damaged" and e.why.startswith(f"{stamp} proves no more") for e in told)
+    job.close()
 
 
 def test_a_slot_without_a_header_does_not_move_its_neighbours(settings: Settings) -> None:

@@ -11,7 +11,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -83,14 +83,15 @@ class Link:
     ) -> tuple[Offer, int] | None:
         """Take part in the vote until every rank has proven the same state: (what was loaded, epoch), or None when `given_up()`.
 
-        `load` raises KeepstepError other than its own mistakes when the offer is unusable here. Raises KeeperError when refused.
+        `load` raises Unusable when the offer cannot be used here; after Damaged the rank asks anew with what it still holds, since others
+        may have a copy. Raises KeeperError when refused.
         """
         self._join = join = {
             "kind": "join",
             "rank": self._rank,
             "world_size": self._world_size,
             "incarnation": incarnation,
-            "holds": [[s.step, s.epoch] for s in holds],
+            "holds": _plain(holds),
             "foreign_world": foreign_world,
         }
         self._box.send(join)
@@ -134,6 +135,11 @@ class Link:
         answer = {"rank": self._rank, "round": offer.round}
         try:
             load(offer)
+        except Damaged as error:
+            self._journal.record("damaged", f"{offer.stamp} proves no more: {error}; asking anew, others may have it", rank=self._rank)
+            assert self._join is not None
+            self._join["holds"] = _plain(error.holds)
+            self._box.send(self._join)
         except Unusable as error:
             self._box.send({"kind": "failed", "why": str(error)[:2000], **answer})
         else:
@@ -220,3 +226,15 @@ class Link:
 
 class Unusable(Exception):
     """The offered state cannot be used here; another source may do."""
+
+
+class Damaged(Unusable):
+    """What was offered lay here, proven, and proves no more: `holds` is what still does."""
+
+    def __init__(self, why: str, holds: set[Stamp]) -> None:
+        super().__init__(why)
+        self.holds = holds
+
+
+def _plain(stamps: Iterable[Stamp]) -> list[list[int]]:
+    return [[s.step, s.epoch] for s in stamps]

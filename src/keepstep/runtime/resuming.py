@@ -1,7 +1,8 @@
 """Resuming: how a rank comes to stand where all others stand: it proves what it holds, votes, loads what was offered and compares.
 
 Comes in: the rank's slots, and what its keeper offers. Goes out: the live state, a step and an epoch. A source that does not prove is
-refused, and the next one is offered to all; what has another shape is an error and removes nothing. Decides nothing: `core/vote.py` does.
+refused, and the next one is offered to all (what had proven here and does no more may be had from others); what has another shape is an
+error and removes nothing. Decides nothing: `core/vote.py` does.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from keepstep.errors import DamageError, KeeperError, StoreError
 from keepstep.model.snapshot import Phase, Stamp
 from keepstep.model.units import human_ns
 from keepstep.runtime.capturing import Capturing, Identity, snapshot_of
-from keepstep.runtime.link import Link, Unusable
+from keepstep.runtime.link import Damaged, Link, Unusable
 from keepstep.runtime.peers import Peers
 
 
@@ -79,11 +80,18 @@ class Resuming:
         self._announce(Phase.RESTORE, offer.stamp.step)
         remarks: list[str] = []
         if offer.source == "memory":
-            if offer.stamp not in holds:  # other nodes had it, and the keeper has brought it
+            own = offer.stamp in holds
+            if not own:  # other nodes had it, and the keeper has brought it
                 holds.update(self._capturing.look_again())
             if offer.stamp not in holds:
                 raise Unusable(f"{offer.stamp} was to be brought here and is not in any slot")
-            remarks = self._load_memory(offer.stamp, holds[offer.stamp])
+            try:
+                remarks = self._load_memory(offer.stamp, holds[offer.stamp])
+            except Unusable as error:
+                if not own:
+                    raise
+                del holds[offer.stamp]
+                raise Damaged(str(error), set(holds)) from error
             self._capturing.forget_newer(offer.stamp)
         elif offer.source == "store":
             assert self._settings.store is not None

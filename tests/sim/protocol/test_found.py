@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from keepstep.core.reach import Source
 from keepstep.edge.arena import parse_page
 from keepstep.errors import DamageError
@@ -12,6 +16,8 @@ from keepstep.runtime.mesh.node import Node
 from keepstep.sim.protocol.job import Job, Outcome
 from keepstep.sim.protocol.plan import Plan
 from keepstep.sim.protocol.swarm import CHECKERS
+from keepstep.sim.protocol.trainer import Rank
+from keepstep.sim.protocol.watching import Checker
 from keepstep.sim.protocol.world import World
 
 
@@ -181,3 +187,42 @@ def test_a_block_is_told_to_whom_it_was_written() -> None:
     assert lines.place(1, span) is not None
     lines.block(1, span, 0)
     assert (one.came, other.came) == (0, 1) and one.memory == b"0123456789" and other.memory == bytes(10)
+
+
+@pytest.mark.parametrize("policy", ["none", "copies:2", "parity:3"])
+@pytest.mark.parametrize("at_byte", [40, PAGE_BYTES + 10])
+def test_a_bit_that_flips_between_a_ranks_question_and_its_load_costs_no_generation_of_which_there_is_a_copy(
+    policy: str, at_byte: int
+) -> None:
+    """In the header, or in the state. It was given up by all, although other nodes had proven it."""
+    flipped: list[Stamp] = []
+    lives: list[Rank] = []
+
+    class Flips(Checker):
+        name = "flips"
+
+        def joined(self, rank: Rank) -> None:
+            if rank.rank != 0:
+                return
+            lives.append(rank)
+            if len(lives) == 2:
+                self.job.world.after(MS_NS, rank.process, self.flip, rank)
+
+        def flip(self, rank: Rank) -> None:
+            headers = {path: parse_page(bytes(file.data[:PAGE_BYTES]), path) for path, file in own_slots(self.job, rank)}
+            path, header = max(headers.items(), key=lambda at: (at[1].state is SlotState.SEALED, at[1].stamp))
+            dict(own_slots(self.job, rank))[path].data[at_byte] ^= 1
+            self.job.atlas.damaged.add((rank.site.machine.number, 0, header.stamp))
+            flipped.append(header.stamp)
+
+    job = Job(Plan(nodes=3, steps=20, policy=policy, scrub_every_s=0.0, stays=False), World(1), [*CHECKERS, Flips])
+    job.world.at(10 * S_NS, None, lambda: lives[0].process.end("killed"))
+    ended_well(job)
+    [_, again] = [e for site in job.sites for e in site.machine.events if e.kind == "resumed"]
+    assert again.data["source"] == "memory" and len(flipped) == 1
+    assert (again.data["step"] == flipped[0].step) == (policy != "none")
+
+
+def own_slots(job: Job, rank: Rank) -> list[tuple[str, Any]]:
+    own = f"{rank.site.settings.job_dir}/rank-{rank.rank:05}/slot-"
+    return [(path, file) for path, file in rank.site.machine.files.every_file() if path.startswith(own)]

@@ -225,12 +225,13 @@ class Rank:
         self._offer = offer
         if offer.source == "memory":
             index = next((i for i, v in enumerate(self._views) if v == SlotView(SlotState.SEALED, offer.stamp)), None)
+            own = index is not None
             if index is None:
                 index = self._look_again().get(offer.stamp)
             if index is None:
                 self._failed(offer, f"{offer.stamp} was to be brought here and is not in any slot")
                 return
-            self._load_slot(offer, index)
+            self._load_slot(offer, index, own)
             return
         if offer.source == "store":
             try:
@@ -247,7 +248,7 @@ class Rank:
         self._forget_newer(None)
         self._loaded(offer)
 
-    def _load_slot(self, offer: Offer, index: int) -> None:
+    def _load_slot(self, offer: Offer, index: int, own: bool) -> None:
         slot = self._slots[index]
         try:
             header, _ = slot.verify_bytes()
@@ -256,10 +257,20 @@ class Rank:
             self._state = bytes(slot.payload[: header.payload_bytes])
             slot.verify_bytes()
         except (DamageError, LookupError) as error:
-            self._failed(offer, str(error))
+            if own:
+                self._ask_anew(index)
+            else:
+                self._failed(offer, str(error))
             return
         self._forget_newer(offer.stamp)
         self._loaded(offer)
+
+    def _ask_anew(self, damaged: int) -> None:
+        """What had proven proves no more: others may have a copy."""
+        assert self._join is not None
+        self._views[damaged] = EMPTY_VIEW
+        self._join = {**self._join, "holds": [[v.stamp.step, v.stamp.epoch] for v in self._views if v.state is SlotState.SEALED]}
+        self._say(self._join)
 
     def _loaded(self, offer: Offer) -> None:
         self.job.watch.loaded(self, offer.source, offer.stamp, self._state)

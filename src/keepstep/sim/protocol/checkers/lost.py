@@ -17,15 +17,12 @@ class LostSteps(Checker):
     _epoch = 0
     _best: Stamp | None = None  # that all could go back to, when the nemesis had struck last
     _struck_ns = -1
-    _flipped_ns = -1
     _joined_ns = -1
     _completed = -1
 
     def struck(self, what: str) -> None:
         self._best = max(restorable(self.job), default=None)
         self._struck_ns = self.job.world.now_ns
-        if what.startswith("flipped"):
-            self._flipped_ns = self._struck_ns
 
     def joined(self, rank: Rank) -> None:
         if self._joined_ns < 0:
@@ -44,8 +41,7 @@ class LostSteps(Checker):
         if any("takes a machine's memory" in fault for fault in self.job.faults):
             return  # there may be no room for what others could give
         owed = self.job.atlas.owed()
-        # What a rank had proven when it asked, and has not when it loads, is given up by all (docs/protocol.md, "The vote").
-        if owed is not None and self._flipped_ns < before and (source != "memory" or stamp < owed):
+        if owed is not None and (source != "memory" or stamp < owed):
             self.violated(f"all go on from {stamp} ({source}), and {owed} of epoch {owed.epoch} is owed")
         best, self._best = self._best, None
         atlas = self.job.atlas
