@@ -42,6 +42,9 @@ class Region(Protocol):
 
     def unlock(self) -> None: ...
 
+    def is_there(self) -> bool:
+        """Whether `path` still leads to this file."""
+
     def close(self) -> None:
         """Give up the mapping, and with it the lock. Views that others still have stay readable."""
 

@@ -165,6 +165,24 @@ def test_a_lock_is_the_files_not_its_names(memory: Memory, tmp_path: Path) -> No
         region.close()
 
 
+def test_whether_a_name_still_leads_to_a_file(memory: Memory, tmp_path: Path) -> None:
+    for name in ("rank-00000/status", "rank-00001/status", "rank-00002/status", "job/a"):
+        write(memory, tmp_path / name, NOISE)
+    kept, removed, replaced, moved = (
+        memory.open(tmp_path / name) for name in ("rank-00000/status", "rank-00001/status", "rank-00002/status", "job/a")
+    )
+    assert all(region.is_there() for region in (kept, removed, replaced, moved))
+    memory.remove(tmp_path / "rank-00001")
+    memory.create(tmp_path / "rank-00002" / "status", len(NOISE)).close()
+    memory.ensure(tmp_path / "rank-00000" / "status", len(NOISE)).close()
+    memory.rename(tmp_path / "job", tmp_path / "job.ending")
+    assert [region.is_there() for region in (kept, removed, replaced, moved)] == [True, False, False, False]
+    write(memory, tmp_path / "rank-00001" / "status", NOISE)
+    assert not removed.is_there(), "another file, whatever is in it"
+    for region in (kept, removed, replaced, moved):
+        region.close()
+
+
 def test_free_bytes_are_told(memory: Memory, tmp_path: Path) -> None:
     memory.create(tmp_path / "a", 10).close()
     assert memory.free_bytes(tmp_path) > 0

@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from keepstep.core.deadlines import Deadlines, derive
 from keepstep.core.diagnosis import diagnose
@@ -101,8 +101,8 @@ class HealthyJob:
         if state == "running":
             self._cpu_ns[rank] += S_NS // 2
         entered = self.step + waits if self._counts else 0
-        page = replace(BLANK, rank=rank, world_size=self.ranks, epoch=1, phase=phase, collective=entered)
-        return replace(page, step=self.step, completed_step=self.step - 1), ProcessSample(state, self._cpu_ns[rank], 4)
+        page = BLANK._replace(rank=rank, world_size=self.ranks, epoch=1, phase=phase, collective=entered)
+        return page._replace(step=self.step, completed_step=self.step - 1), ProcessSample(state, self._cpu_ns[rank], 4)
 
 
 def watch(job: HealthyJob, deadlines: Deadlines, hours: float, fault: Fault | None = None) -> Iterator[tuple[int, Verdict]]:

@@ -12,7 +12,7 @@ stays within reach of every rank. Liveness: once everything under way has ended,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -219,7 +219,7 @@ class Protocol:
         """The capture is whole."""
         index = writing(world.own[rank])
         assert index is not None
-        view = replace(world.own[rank][index], state=SlotState.SEALED)
+        view = world.own[rank][index]._replace(state=SlotState.SEALED)
         return world._replace(own=put(world.own, rank, put(world.own[rank], index, view)))
 
     def tear(self, world: World, rank: int) -> World:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -228,7 +227,7 @@ def test_larger_worlds() -> None:
 def overwrites_the_horizon(
     step: int, slots: Sequence[SlotView], horizon: Stamp | None, is_hopeless: Callable[[Stamp], bool]
 ) -> Take | Skip:
-    return choose(step, slots, horizon and replace(horizon, epoch=horizon.epoch + 1), is_hopeless)
+    return choose(step, slots, horizon and horizon._replace(epoch=horizon.epoch + 1), is_hopeless)
 
 
 def gives_up_too_early(step: int, slots: Sequence[SlotView], horizon: Stamp | None, is_hopeless: Callable[[Stamp], bool]) -> Take | Skip:
@@ -245,7 +244,7 @@ class OneRankIsEnough(Commit):
     def _decide(self) -> Horizon:
         anybody = frozenset[Stamp]().union(*(f.protected for f in self.facts.values()))
         for fact in list(self.facts.values()):
-            self._take(replace(fact, protected=anybody))
+            self._take(fact._replace(protected=anybody))
         return super()._decide()
 
 
@@ -270,7 +269,7 @@ class HearsNothing(Commit):
 
 class OneHolderIsEnough(Protocol):
     def facts_of(self, world: World, rank: int) -> RankFacts:
-        return replace(super().facts_of(world, rank), protected=frozenset(stamp for _, stamp in world.acked[rank]))
+        return super().facts_of(world, rank)._replace(protected=frozenset(stamp for _, stamp in world.acked[rank]))
 
 
 class AcksWhenBegun(Protocol):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -89,7 +89,7 @@ def decide(chooser: Chooser, step: int, own: Slots, seen: tuple[Page, ...]) -> T
 def after_boundary(own: Page, seen: tuple[Page, ...], epoch: int, chooser: Chooser = choose, pins: frozenset[int] = frozenset()) -> Page:
     """The rank completes its next step and captures it, if the chooser finds a slot."""
     step = own.decided + 1
-    views = tuple(replace(v, pinned=True) if i in pins else v for i, v in enumerate(own.slots))
+    views = tuple(v._replace(pinned=True) if i in pins else v for i, v in enumerate(own.slots))
     decision = decide(chooser, step, views, seen)
     if isinstance(decision, Skip):
         return page_of(own.slots, step)
@@ -99,7 +99,7 @@ def after_boundary(own: Page, seen: tuple[Page, ...], epoch: int, chooser: Choos
 def after_finish(own: Page, whole: bool) -> Page:
     """The capture thread seals what is being written, or drops it as torn."""
     index = next(i for i, v in enumerate(own.slots) if v.state is SlotState.WRITING)
-    return page_of(put(own.slots, index, replace(own.slots[index], state=SlotState.SEALED) if whole else EMPTY), own.decided)
+    return page_of(put(own.slots, index, own.slots[index]._replace(state=SlotState.SEALED) if whole else EMPTY), own.decided)
 
 
 def after_death(own: Page) -> Page:
@@ -333,7 +333,7 @@ def ignores_the_horizon(step: int, slots: Sequence[SlotView], horizon: Stamp | N
 
 
 def takes_the_horizon_too(step: int, slots: Sequence[SlotView], horizon: Stamp | None, is_hopeless: Callable[[Stamp], bool]) -> Take | Skip:
-    return choose(step, slots, horizon and replace(horizon, epoch=horizon.epoch + 1), is_hopeless)
+    return choose(step, slots, horizon and horizon._replace(epoch=horizon.epoch + 1), is_hopeless)
 
 
 def gives_up_too_early(step: int, slots: Sequence[SlotView], horizon: Stamp | None, is_hopeless: Callable[[Stamp], bool]) -> Take | Skip:

@@ -8,8 +8,6 @@ tail holds steps of ten minutes; one in 7 when with alpha 1.5 every slow step is
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
@@ -134,7 +132,7 @@ class Ranks:
 
     def __init__(self, count: int = 2) -> None:
         self.progress, self.now_ns, self.cpu_ns = Progress(LIMITS), 0, 0
-        self.pages: dict[int, RankStatus | None] = {r: replace(BLANK, rank=r, epoch=1, phase=Phase.STEP, step=0) for r in range(count)}
+        self.pages: dict[int, RankStatus | None] = {r: BLANK._replace(rank=r, epoch=1, phase=Phase.STEP, step=0) for r in range(count)}
         for rank in self.pages:
             self.progress.begin(rank, 0)
 
@@ -146,7 +144,7 @@ class Ranks:
             for rank, page in self.pages.items():
                 if page is not None and steps_every_s is not None:
                     done = int(self.now_ns / S_NS / steps_every_s)
-                    self.pages[rank] = page = replace(page, step=done, completed_step=done - 1)
+                    self.pages[rank] = page = page._replace(step=done, completed_step=done - 1)
                 seen: State = "stopped" if rank == stopped else state
                 self.progress.observe(rank, page, ProcessSample(seen, self.cpu_ns, 4), self.now_ns)
             self.now_ns += TICK_NS
@@ -171,7 +169,7 @@ def test_the_steps_beside_an_evaluation_are_no_examples() -> None:
     before = ranks.progress.rhythm.patience(Phase.STEP, first=False)
     page = ranks.pages[0]
     assert page is not None
-    ranks.pages[0] = replace(page, phase=Phase.EVALUATE)
+    ranks.pages[0] = page._replace(phase=Phase.EVALUATE)
     ranks.run(300, "asleep")
     ranks.pages[0] = page
     ranks.run(8, steps_every_s=4)
@@ -204,10 +202,10 @@ def test_children_that_compute_or_read_count_as_doing_something() -> None:
 
 def test_collectives_are_counted_from_where_the_count_began() -> None:
     """And anew when it starts again, as it does after a regroup."""
-    progress, page = Progress(LIMITS), replace(BLANK, epoch=1, phase=Phase.STEP)
+    progress, page = Progress(LIMITS), BLANK._replace(epoch=1, phase=Phase.STEP)
     progress.begin(0, 0)
     for at, (completed, collective) in enumerate([(4, 70), (5, 80), (14, 170), (13, 3), (15, 23)]):
-        progress.observe(0, replace(page, completed_step=completed, collective=collective), ProcessSample("running", 0, 1), at * TICK_NS)
+        progress.observe(0, page._replace(completed_step=completed, collective=collective), ProcessSample("running", 0, 1), at * TICK_NS)
         if at == 2:
             assert (progress.evidence(at)[0].counted_steps, progress.evidence(at)[0].counted) == (10, 100)
     assert (progress.evidence(9)[0].counted_steps, progress.evidence(9)[0].counted) == (2, 20)
@@ -227,7 +225,7 @@ def test_what_failed_before_a_new_life_is_forgotten_and_what_ended_well_is_not()
     ranks = Ranks(3)
     page = ranks.pages[2]
     assert page is not None
-    ranks.pages[2] = replace(page, phase=Phase.DONE)
+    ranks.pages[2] = page._replace(phase=Phase.DONE)
     ranks.run(1)
     ranks.progress.forget(1)
     ranks.progress.forget(2)

@@ -6,27 +6,28 @@ import os
 import random
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from keepstep.edge.arena import rank_dir
 from keepstep.edge.memory import MEMORY
-from keepstep.edge.status import BLANK, MAX_SLOTS, StatusPage, status_path
+from keepstep.edge.status import BLANK, MAX_SLOTS, StatusPage, StatusPages, read_status, status_path
 from keepstep.model.snapshot import Phase, RankStatus, SlotState, SlotView, Stamp
 from keepstep.model.units import PAGE_BYTES
 
 i64 = st.integers(-(2**63), 2**63 - 1)
 u64 = st.integers(0, 2**64 - 1)
 u32 = st.integers(0, 2**32 - 1)
-views = st.builds(SlotView, st.sampled_from(SlotState), st.builds(Stamp, i64, u64))
+views = st.builds(SlotView, st.sampled_from(SlotState), st.builds(Stamp, i64, u64), st.just(False))
 statuses = st.builds(
     RankStatus,
     *(u32, u32, u64, u64, u64, st.sampled_from(Phase), i64, i64, i64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64),
     loss=st.floats(allow_nan=False),
     slots=st.lists(views, max_size=MAX_SLOTS).map(tuple),
+    collective=u64,
 )
 
 
@@ -39,7 +40,7 @@ def page(tmp_path: Path) -> Iterator[StatusPage]:
 
 
 def fields_of(status: RankStatus) -> dict[str, object]:
-    return {k: v for k, v in asdict(status).items() if k not in ("updated_mono_ns", "slots")} | {"slots": status.slots}
+    return {k: v for k, v in status._asdict().items() if k != "updated_mono_ns"}
 
 
 @given(status=statuses)
@@ -92,7 +93,7 @@ def test_the_next_life_finds_what_the_last_one_said(tmp_path: Path) -> None:
     assert second is not None and second.read() == said
     second.publish(loss=0.5, incarnation=3)
     read = onlooker.read()
-    assert read == replace(BLANK, loss=0.5, incarnation=3, updated_mono_ns=read.updated_mono_ns if read else 0), (
+    assert read == BLANK._replace(loss=0.5, incarnation=3, updated_mono_ns=read.updated_mono_ns if read else 0), (
         "a new life says everything anew"
     )
     assert onlooker.alive()
@@ -158,3 +159,55 @@ def test_readers_beside_a_writer_see_whole_pages_only(page: StatusPage, tmp_path
     onlooker.close()
     assert torn == []
     assert len(seen) > 1, "the two never ran at the same time"
+
+
+def test_a_page_that_says_nothing_new_is_the_same_object(page: StatusPage, tmp_path: Path) -> None:
+    onlooker = StatusPage(MEMORY, status_path(tmp_path, 3))
+    page.publish(loss=0.5, completed_step=7)
+    first = onlooker.read()
+    assert first is not None and onlooker.read() is first
+    page.publish(completed_step=8)
+    second = onlooker.read()
+    assert second is not None and (first.completed_step, second.completed_step) == (7, 8) and onlooker.read() is second
+    onlooker.close()
+
+
+def test_marks_that_are_seen_before_their_body_hide_nothing(page: StatusPage, tmp_path: Path) -> None:
+    """On a machine that reorders writes a head may be visible before what it is the head of."""
+    path = status_path(tmp_path, 3)
+    page.publish(loss=0.5, completed_step=6)
+    old = page.publish(completed_step=7)
+    before = path.read_bytes()
+    new = page.publish(completed_step=8)
+    after = path.read_bytes()
+    at = next(at for at in (0, PAGE_BYTES // 2) if before[at : at + 24] != after[at : at + 24])
+    onlooker = StatusPage(MEMORY, path)
+    path.write_bytes(before[:at] + after[at : at + 24] + before[at + 24 :])
+    assert onlooker.read() == old
+    path.write_bytes(after)
+    assert onlooker.read() == new
+    onlooker.close()
+
+
+def test_kept_pages_tell_what_new_maps_would(tmp_path: Path) -> None:
+    """Whatever becomes of the files: pages are published, owned by another life, removed with their directory, and made anew."""
+    rng, pages, owners = random.Random(5), StatusPages(MEMORY, tmp_path), dict[int, StatusPage]()
+    for number in range(400):
+        rank, act = rng.randrange(4), rng.choice(("publish", "publish", "publish", "die", "remove"))
+        if act == "publish":
+            owner = owners.get(rank) or StatusPage.own(MEMORY, tmp_path, rank)
+            assert owner is not None
+            owners[rank] = owner
+            owner.publish(loss=0.5, rank=rank, step=number)
+        elif rank in owners:
+            owners.pop(rank).close()
+            if act == "remove":
+                MEMORY.remove(rank_dir(tmp_path, rank))
+        if rng.random() < 0.5:
+            one = rng.randrange(4)
+            assert pages.read(one) == read_status(MEMORY, tmp_path, one)
+        if rng.random() < 0.5:
+            assert pages.read_all() == {r: s for r in range(4) if (s := read_status(MEMORY, tmp_path, r)) is not None}
+    pages.close()
+    for owner in owners.values():
+        owner.close()

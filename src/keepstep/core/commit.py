@@ -21,14 +21,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from keepstep.core.cut import Holding, common
 from keepstep.model.horizon import Horizon
 from keepstep.model.snapshot import Stamp
 
 
-@dataclass(frozen=True, slots=True)
-class RankFacts:
+class RankFacts(NamedTuple):
     """One rank's snapshots: what it holds itself, and which of them all its holders have proven."""
 
     rank: int
@@ -92,6 +92,8 @@ class Commit:
 
     def _take(self, fact: RankFacts) -> None:
         old = self.facts.get(fact.rank)
+        if old == fact:
+            return
         if old is not None:
             kind = old.own, old.protected
             self._kinds[kind] -= 1

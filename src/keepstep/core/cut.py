@@ -10,13 +10,12 @@ all, so a cut computed from old views is a true cut, at worst an older one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from keepstep.model.snapshot import RankStatus, SlotState, Stamp
 
 
-@dataclass(frozen=True, slots=True)
-class Holding:
+class Holding(NamedTuple):
     """What one rank holds: sealed stamps, the one being written, and the newest step it has decided about."""
 
     sealed: frozenset[Stamp]

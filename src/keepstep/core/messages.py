@@ -151,7 +151,7 @@ def encode(message: Message) -> bytes:
     """Raises NotAMessage: what no peer would accept is not sent."""
     checked = _checked(message.kind, message.fields)
     try:
-        body = json.dumps({"kind": message.kind, **checked.fields}, separators=(",", ":"), allow_nan=False, default=_plain).encode()
+        body = json.dumps({"kind": message.kind, **checked.fields}, separators=(",", ":"), allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise NotAMessage(Refusal.MALFORMED, f"{message.kind}: {error}") from error
     if len(body) > MAX_MESSAGE_BYTES:
@@ -184,12 +184,6 @@ def _checked(kind: str, fields: Any) -> Message:
         except ValueError as error:
             raise NotAMessage(Refusal.MALFORMED, f"{kind}.{name}: {error}") from error
     return Message(kind, checked)
-
-
-def _plain(value: Any) -> list[int]:
-    if isinstance(value, Stamp):
-        return [value.step, value.epoch]
-    raise TypeError(f"expected JSON values, found {type(value).__name__}")
 
 
 def _no_constant(word: str) -> NoReturn:

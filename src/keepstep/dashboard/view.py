@@ -373,9 +373,11 @@ def _state(
 
 
 def as_json(value: Any) -> Any:
-    """Values as JSON has them: dataclasses as objects, enums by their name in small letters, paths as text, NaN as null."""
+    """As JSON has them: dataclasses and named tuples as objects, enums by their name in small letters, paths as text, NaN as null."""
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: as_json(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return as_json(value._asdict())
     if isinstance(value, Enum):
         return value.name.lower()
     if isinstance(value, Path):

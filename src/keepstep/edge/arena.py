@@ -19,7 +19,6 @@ import math
 import re
 import struct
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -35,6 +34,9 @@ MAGIC = b"KEEPSLOT"
 FORMAT = 1
 _HEADER = struct.Struct("<8sIIQ16s16sIIQqqQQIQQQqdQQ")
 _CHECK = struct.Struct("<Q")
+_CAPACITY = struct.Struct("<QQ")  # and again
+_STATES = tuple(SlotState)  # by their numbers
+_CLAIM = struct.Struct("<12xI56xqq")  # of a header: state, step, epoch
 _SLOT_NAME = re.compile("slot-[0-9]")
 EMPTY = SlotHeader(SlotState.EMPTY, 0, bytes(16), bytes(16), 0, 0, 0, Stamp(-1, 0), 0, 0, BLOCK_BYTES, 0, 0, 0, 0, math.nan)
 
@@ -81,11 +83,13 @@ class Slot:
         except ValueError as error:
             raise DamageError(f"{path}: expected a slot, found an empty file") from error
         try:
-            self.capacity, self.manifest_capacity = self._capacities()
+            self.capacity, self._table_at, self._manifest_at = self._measure()
         except DamageError:
             self._region.close()
             raise
         self.path = path
+        self.manifest_capacity = len(self._region.view) - self._manifest_at
+        self._known: tuple[bytes, SlotHeader] | None = None  # a page that was parsed or written here, and what it says
         self.payload_address = self._region.address + PAGE_BYTES
 
     @classmethod
@@ -104,13 +108,14 @@ class Slot:
         """Map every page of an adopted slot now, so that the first copy into it is not the slow one."""
         self._region.prefault()
 
-    def _capacities(self) -> tuple[int, int]:
+    def _measure(self) -> tuple[int, int, int]:
+        """The payload's capacity, where the table begins, and where the manifest does."""
         # The capacity is kept twice, so that one flipped bit cannot send a reader to wrong offsets. The page's checksum says which one is
         # right: a slot with a flipped bit there can be opened, and mended like any other.
         view = self._region.view
         if len(view) < PAGE_BYTES:
             raise DamageError(f"{self._region.path}: expected a slot, found {len(view)} bytes")
-        capacity, again = struct.unpack_from("<QQ", view, _HEADER.size - 16)
+        capacity, again = _CAPACITY.unpack_from(view, _HEADER.size - 16)
         if bytes(view[:8]) != MAGIC or capacity != again:
             page = bytes(view[:PAGE_BYTES])
             capacity = again = next((c for c in (capacity, again) if _fits(page, c)), -1)
@@ -118,24 +123,33 @@ class Slot:
             raise DamageError(
                 f"{self._region.path}: expected a slot ({MAGIC!r}), found {bytes(view[:8])!r} and no page that its checksum fits"
             )
-        _, manifest = _offsets(capacity) if capacity <= len(view) else (0, len(view) + 1)
+        table, manifest = _offsets(capacity) if capacity <= len(view) else (0, len(view) + 1)
         if manifest > len(view):
             raise DamageError(
                 f"{self._region.path}: header damaged: capacity {capacity} and its repetition {again} in a file of {len(view)}"
             )
-        return capacity, len(view) - manifest
+        return capacity, table, manifest
 
     @property
     def payload(self) -> memoryview:
         """The whole payload area; only `payload_bytes` of it are in use."""
         return self._region.view[PAGE_BYTES : PAGE_BYTES + self.capacity]
 
+    def claims(self, stamp: Stamp) -> bool:
+        """Whether the page says that it is a snapshot of `stamp`. A glance, for who then proves it: a damaged page may claim anything."""
+        return _CLAIM.unpack_from(self._region.view) == (SlotState.SEALED, stamp.step, stamp.epoch)
+
     def header(self) -> SlotHeader:
         """Raises DamageError when the page fails its checksum."""
-        return parse_page(bytes(self._region.view[:PAGE_BYTES]), self.path)
+        page, known = bytes(self._region.view[:PAGE_BYTES]), self._known
+        if known is None or page != known[0]:
+            known = self._known = page, parse_page(page, self.path)
+        return known[1]
 
     def _write(self, header: SlotHeader) -> None:
-        self._region.view[:PAGE_BYTES] = _page(header, self.capacity)
+        page = _page(header, self.capacity)
+        self._known = page, header
+        self._region.view[:PAGE_BYTES] = page
 
     def _sequence(self) -> int:
         try:
@@ -145,18 +159,22 @@ class Slot:
 
     def begin(self, job_hash: bytes, rank: int, world_size: int, incarnation: int, stamp: Stamp) -> None:
         """From here until `seal` the slot holds nothing."""
-        header = replace(EMPTY, job_hash=job_hash, rank=rank, world_size=world_size, incarnation=incarnation, stamp=stamp)
-        self._write(replace(header, state=SlotState.WRITING, sequence=self._sequence() + 1))
+        who = {"job_hash": job_hash, "rank": rank, "world_size": world_size, "incarnation": incarnation, "stamp": stamp}
+        self._write(EMPTY._replace(state=SlotState.WRITING, sequence=self._sequence() + 1, **who))
 
     def part(self, part: Part, header: SlotHeader) -> memoryview:
         """The bytes of an object as `header` gives its size; of the header, the page."""
-        table_at, manifest_at = _offsets(self.capacity)
-        at, nbytes = {
-            Part.HEADER: (0, PAGE_BYTES),
-            Part.PAYLOAD: (PAGE_BYTES, header.payload_bytes),
-            Part.TABLE: (table_at, 8 * header.block_count),
-            Part.MANIFEST: (manifest_at, header.manifest_bytes),
-        }[part]
+        match part:
+            case Part.HEADER:
+                at, nbytes = 0, PAGE_BYTES
+            case Part.PAYLOAD:
+                at, nbytes = PAGE_BYTES, header.payload_bytes
+            case Part.TABLE:
+                at, nbytes = self._table_at, 8 * header.block_count
+            case Part.MANIFEST:
+                at, nbytes = self._manifest_at, header.manifest_bytes
+            case _:
+                raise AssertionError(f"a slot has no {part.name}")
         return self._region.view[at : at + nbytes]
 
     def write_table(self, payload_bytes: int, manifest: bytes) -> SlotHeader:
@@ -164,11 +182,9 @@ class Slot:
         assert payload_bytes <= self.capacity and len(manifest) <= self.manifest_capacity
         sums = block_checksums(self.payload[:payload_bytes])
         table = pack_table(sums)
-        table_at, manifest_at = _offsets(self.capacity)
-        self._region.view[table_at : table_at + len(table)] = table
-        self._region.view[manifest_at : manifest_at + len(manifest)] = manifest
-        return replace(
-            self.header(),
+        self._region.view[self._table_at : self._table_at + len(table)] = table
+        self._region.view[self._manifest_at : self._manifest_at + len(manifest)] = manifest
+        return self.header()._replace(
             payload_bytes=payload_bytes,
             manifest_bytes=len(manifest),
             block_count=len(sums),
@@ -180,8 +196,7 @@ class Slot:
         """The last write: the slot is a snapshot from here on."""
         assert header.state is SlotState.WRITING
         self._write(
-            replace(
-                header,
+            header._replace(
                 state=SlotState.SEALED,
                 sequence=header.sequence + 1,
                 layout_hash=bytes.fromhex(layout_hash),
@@ -193,11 +208,11 @@ class Slot:
     def adopt(self, header: SlotHeader) -> None:
         """The last write of a copy: everything else of the snapshot that `header` (another slot's) describes is here and proven."""
         assert header.state is SlotState.SEALED and header.payload_bytes <= self.capacity
-        self._write(replace(header, sequence=self._sequence() + 1))
+        self._write(header._replace(sequence=self._sequence() + 1))
 
     def void(self) -> None:
         """Forget what the slot holds."""
-        self._write(replace(EMPTY, sequence=self._sequence() + 1))
+        self._write(EMPTY._replace(sequence=self._sequence() + 1))
 
     def manifest(self, header: SlotHeader) -> Layout:
         """Raises DamageError when the manifest fails its checksum."""
@@ -205,7 +220,7 @@ class Slot:
 
     def manifest_text(self, header: SlotHeader) -> bytes:
         """As it was written. Raises DamageError when it fails its checksum."""
-        _, at = _offsets(self.capacity)
+        at = self._manifest_at
         raw = bytes(self._region.view[at : at + header.manifest_bytes])
         if header.manifest_bytes > self.manifest_capacity or checksum(raw) != header.manifest_checksum:
             raise DamageError(
@@ -215,7 +230,7 @@ class Slot:
 
     def table(self, header: SlotHeader) -> Sequence[int]:
         """Raises DamageError when the checksum table fails its own checksum."""
-        at, _ = _offsets(self.capacity)
+        at = self._table_at
         raw = self._region.view[at : at + 8 * header.block_count]
         if checksum(raw) != header.table_checksum:
             raise DamageError(f"{self.path}: checksum table damaged: expected {header.table_checksum:016x}, found {checksum(raw):016x}")
@@ -263,19 +278,19 @@ class Slot:
 
 def parse_page(page: bytes, path: Path) -> SlotHeader:
     """What a header page says; `path` is named when it is damaged. Raises DamageError."""
-    found, (want,) = checksum(page[:-8]), _CHECK.unpack(page[-8:])
+    found, (want,) = checksum(memoryview(page)[:-8]), _CHECK.unpack_from(page, PAGE_BYTES - 8)
     if found != want:
         raise DamageError(f"{path}: header damaged: checksum expected {want:016x}, found {found:016x}")
     magic, fmt, state, *rest = _HEADER.unpack_from(page)
     if magic != MAGIC or fmt != FORMAT:
         raise DamageError(f"{path}: expected slot format {FORMAT}, found {fmt}")
     sequence, job, layout, rank, world, incarnation, step, epoch, *sizes, wall, loss, _, _ = rest
-    return SlotHeader(SlotState(state), sequence, job, layout, rank, world, incarnation, Stamp(step, epoch), *sizes, wall, loss)
+    return SlotHeader(_STATES[state], sequence, job, layout, rank, world, incarnation, Stamp(step, epoch), *sizes, wall, loss)
 
 
 def _fits(page: bytes, capacity: int) -> bool:
     """Whether the page would be sound with its magic and this capacity in it."""
-    words = struct.pack("<QQ", capacity, capacity)
+    words = _CAPACITY.pack(capacity, capacity)
     sound = MAGIC + page[8 : _HEADER.size - 16] + words + page[_HEADER.size : -8]
     return _CHECK.pack(checksum(sound)) == page[-8:]
 

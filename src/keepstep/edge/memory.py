@@ -58,7 +58,8 @@ class MappedFile:
         self.path = path
         self.fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            self.nbytes = os.fstat(self.fd).st_size
+            stat = os.fstat(self.fd)
+            self.nbytes, self._identity = stat.st_size, (stat.st_dev, stat.st_ino)
             self._map = mmap.mmap(self.fd, self.nbytes)
         except (OSError, ValueError):
             os.close(self.fd)
@@ -83,6 +84,14 @@ class MappedFile:
 
     def unlock(self) -> None:
         fcntl.flock(self.fd, fcntl.LOCK_UN)
+
+    def is_there(self) -> bool:
+        """Whether `path` still leads to this file: its number is not given to another one while it is mapped."""
+        try:
+            stat = os.stat(self.path)
+        except OSError:
+            return False
+        return (stat.st_dev, stat.st_ino) == self._identity
 
     def close(self) -> None:
         """Unmap, and give up every flock: the map holds a descriptor of its own (mmap duplicates it).

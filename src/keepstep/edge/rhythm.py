@@ -13,7 +13,6 @@ A step's record comes behind those of its gaps; its index is how many collective
 
 from __future__ import annotations
 
-import os
 import struct
 import threading
 from collections.abc import Callable
@@ -136,10 +135,7 @@ class RhythmReader:
 
     def is_there(self) -> bool:
         """Whether the page still is what its name leads to."""
-        try:
-            return os.stat(self._region.path).st_ino == os.fstat(self._region.fd).st_ino
-        except OSError:
-            return False
+        return self._region.is_there()
 
     def pulse(self) -> Pulse | None:
         """None when nothing whole can be read."""

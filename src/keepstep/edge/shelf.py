@@ -79,7 +79,7 @@ class Shelf:
 
     def find(self, rank: int, stamp: Stamp) -> Slot | None:
         for slot in self._slots.get(rank, []):
-            if slot is not None and self._view(slot) == SlotView(SlotState.SEALED, stamp):
+            if slot is not None and slot.claims(stamp) and self._view(slot) == SlotView(SlotState.SEALED, stamp):
                 return slot
         return None
 

@@ -18,6 +18,10 @@ _HEAD = struct.Struct("<QI4x")  # checksum and bytes of what follows: the sequen
 _SEQUENCE = struct.Struct("<Q")
 HALF_BYTES = PAGE_BYTES // 2
 MAX_BODY_BYTES = HALF_BYTES - _HEAD.size - _SEQUENCE.size
+_MARKS = struct.Struct(
+    f"<QI4xQ{HALF_BYTES - _HEAD.size - _SEQUENCE.size}xQI4xQ"
+)  # of both halves: the head, and the sequence that follows it
+UNWRITTEN = (0,) * 6
 
 
 class TwinPage:
@@ -27,6 +31,7 @@ class TwinPage:
         """Raises ValueError when that is no page; it is closed then."""
         self._region = region
         self._lock = threading.Lock()
+        self._known: tuple[tuple[int, ...], bytes | None] = (UNWRITTEN, None)  # the marks when something was read last, and what that was
         if len(region.view) != PAGE_BYTES:
             nbytes = len(region.view)
             region.close()
@@ -53,29 +58,44 @@ class TwinPage:
         """Into the half that does not hold the newest, its checksum last."""
         assert len(body) <= MAX_BODY_BYTES, f"{len(body)} bytes"
         with self._lock:
-            sequence = max((s for s, _ in self._halves()), default=0) + 1
+            newest = self._newest(_MARKS.unpack_from(self._region.view))
+            sequence = 1 if newest is None else newest[0] + 1
             body = _SEQUENCE.pack(sequence) + body
             at = HALF_BYTES * (sequence % 2)
             self._region.view[at + _HEAD.size : at + _HEAD.size + len(body)] = body
             _HEAD.pack_into(self._region.view, at, checksum(body), len(body))
 
     def read(self) -> bytes | None:
-        """The newest whole body; None when none was ever written."""
+        """The newest whole body, the same object for as long as nothing else was written; None when none ever was.
+
+        As long as both halves' marks stay, nothing was written: the sequence is among them, and grows. What is remembered was whole when
+        it was read, and the newest that the marks name: else a head that was visible before its body would hide that for ever.
+        """
         for _ in range(100):  # again only when the writer came round twice meanwhile
-            halves = self._halves()
-            if halves:
-                return max(halves)[1]
+            marks = _MARKS.unpack_from(self._region.view)
+            known, body = self._known
+            if marks == known:
+                return body
+            newest = self._newest(marks)
+            if newest is not None:
+                sequence, body = newest
+                if sequence == max(marks[2], marks[5]):
+                    self._known = marks, body
+                return body
         return None
 
-    def _halves(self) -> list[tuple[int, bytes]]:
-        """(sequence, body) of each half that is whole."""
-        whole = []
-        for at in (0, HALF_BYTES):
+    def _newest(self, marks: tuple[int, ...]) -> tuple[int, bytes] | None:
+        """(sequence, body) of the newer half that is whole."""
+        for at in (0, HALF_BYTES) if marks[2] > marks[5] else (HALF_BYTES, 0):
             want, size = _HEAD.unpack_from(self._region.view, at)
             body = bytes(self._region.view[at + _HEAD.size : at + _HEAD.size + min(size, HALF_BYTES - _HEAD.size)])
             if size and checksum(body) == want:
-                whole.append((_SEQUENCE.unpack_from(body)[0], body[_SEQUENCE.size :]))
-        return whole
+                return _SEQUENCE.unpack_from(body)[0], body[_SEQUENCE.size :]
+        return None
+
+    def is_there(self) -> bool:
+        """Whether its name still leads to this page."""
+        return self._region.is_there()
 
     def close(self) -> None:
         self._region.close()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 from keepstep.errors import ConfigError
@@ -57,8 +58,12 @@ class Mesh:
         return topology(len(racks), None if None in racks else [str(r) for r in racks])
 
     def ranks_of(self, node: int) -> range:
-        first = sum(m.ranks for m in self.members[:node])
-        return range(first, first + self.members[node].ranks)
+        return range(self._first_ranks[node], self._first_ranks[node + 1])
+
+    @cached_property
+    def _first_ranks(self) -> tuple[int, ...]:
+        """Of each node, and of one behind the last."""
+        return tuple(accumulate((m.ranks for m in self.members), initial=0))
 
     @cached_property
     def node_of(self) -> Mapping[int, int]:

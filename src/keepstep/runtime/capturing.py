@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +238,7 @@ class Capturing:
         if slot.lock(exclusive=True):
             slot.unlock()
             return view
-        return replace(view, pinned=True)
+        return view._replace(pinned=True)
 
     def _has_room(self, index: int, step: int, state: State, manifest_bytes: int) -> bool:
         if self._fits(self.slots[index], state.payload_bytes, manifest_bytes):

@@ -18,7 +18,7 @@ from keepstep.config import Settings
 from keepstep.core.custody import Custody, Finish
 from keepstep.core.cut import holding_of
 from keepstep.edge.arena import rank_dir, ranks_in, slot_paths
-from keepstep.edge.status import read_status
+from keepstep.edge.status import StatusPages
 from keepstep.errors import KeeperError, StoreError
 from keepstep.model.mesh import LEADER, Mesh, mesh_from_json
 from keepstep.model.snapshot import RankStatus, Stamp
@@ -55,6 +55,7 @@ class Keeper:
         self.settings, self.journal = settings, world.journal
         self._world, self._clock, self._memory = world, world.clock, world.memory
         self._job_hash = job_hash(settings.job, world.uid)
+        self._pages = StatusPages(self._memory, settings.job_dir)
         self.custody = Custody(int(settings.grace_s * S_NS), self._clock.monotonic_ns())
         self.election = Election(self._clock, self.journal, settings.store is not None, self)
         self.persisting = Persisting(settings, self._memory, self._clock, self.journal, world.writer)
@@ -186,7 +187,7 @@ class Keeper:
 
     def _say_left(self, rank: int, pid: int) -> None:
         ok_why = self.custody.last_words.get(rank)
-        status = self.statuses().get(rank)
+        status = self.status(rank)
         at = f" in step {status.step}, phase {status.phase.name.lower()}, newest completed step {status.completed_step}" if status else ""
         why = f"rank {rank} (process {pid}) is gone" + ("" if ok_why else f" without goodbye{at}")
         told = {"completed_step": status.completed_step, "stall_ns": status.stall_ns_total} if status else {"completed_step": None}
@@ -310,7 +311,7 @@ class Keeper:
         return max((s.epoch for s in self.statuses().values()), default=0)
 
     def completed_step(self, rank: int) -> int | None:
-        status = self.statuses().get(rank)
+        status = self.status(rank)
         return None if status is None or status.completed_step < 0 else status.completed_step
 
     def list_store(self) -> None:
@@ -348,12 +349,10 @@ class Keeper:
 
     def statuses(self) -> dict[int, RankStatus]:
         """Every rank's page that can be read."""
-        found = {}
-        for rank in ranks_in(self._memory, self.settings.job_dir):
-            status = read_status(self._memory, self.settings.job_dir, rank)
-            if status:
-                found[rank] = status
-        return found
+        return self._pages.read_all()
+
+    def status(self, rank: int) -> RankStatus | None:
+        return self._pages.read(rank)
 
     def _persist(self) -> None:
         if self.persisting.pending:
@@ -388,6 +387,7 @@ class Keeper:
         assert self._finishing is not None
         if self.node is not None:
             self.node.close()
+        self._pages.close()
         # A new run of the same job may start this very moment: the old directory leaves its name in one step.
         gone = self.settings.job_dir.with_name(f"{self.settings.job_dir.name}.ending-{self._world.pid}")
         self._memory.rename(self.settings.job_dir, gone)

@@ -41,13 +41,18 @@ def pin_one(memory: Memory, job_dir: Path, stamp: Stamp, rank: int) -> Slot | No
             slot = Slot(memory, path)
         except (DamageError, OSError):
             continue
-        try:
-            if slot.lock(exclusive=False) and (slot.header().state, slot.header().stamp) == (SlotState.SEALED, stamp):
-                return slot
-        except DamageError:
-            pass
+        if slot.claims(stamp) and slot.lock(exclusive=False) and _holds(slot, stamp):
+            return slot
         slot.close()
     return None
+
+
+def _holds(slot: Slot, stamp: Stamp) -> bool:
+    try:
+        header = slot.header()
+    except DamageError:
+        return False
+    return (header.state, header.stamp) == (SlotState.SEALED, stamp)
 
 
 class Pin:

@@ -25,7 +25,7 @@ class Host(Protocol):
 
     node: Node | None
 
-    def statuses(self) -> dict[int, RankStatus]: ...
+    def status(self, rank: int) -> RankStatus | None: ...
 
     def tell(self, rank: int, message: dict[str, Any]) -> None: ...
 
@@ -82,7 +82,7 @@ class Scrubbing:
             else:
                 give_up(failed)
 
-        node, status = self._host.node, self._host.statuses().get(rank)
+        node, status = self._host.node, self._host.status(rank)
         # What the slot held is asked of the rank's page: its header may be what is damaged.
         if node is None or status is None or index >= len(status.slots) or status.slots[index].state is not SlotState.SEALED:
             give_up(why)

@@ -8,7 +8,7 @@ with the newest horizon heard of, so that the newest committed generation stays 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from keepstep.model.units import human_bytes
 from keepstep.runtime.mesh.encoding import Contents, Encoding, Sizes, blank, contents_from, contents_of
 from keepstep.runtime.mesh.lines import Lines
 from keepstep.runtime.mesh.receiving import Range, Whole
-from keepstep.runtime.mesh.twins import in_runs, take_over
+from keepstep.runtime.mesh.twins import Twins, in_runs
 from keepstep.runtime.world import World
 
 ASKED_AT_ONCE = 2000  # ranges in one message
@@ -56,6 +56,7 @@ class Holder:
         self._world, self._journal, self._own_sizes = world, world.journal, own_sizes
         self._lines, self._job_dir, self._job_hash = lines, job_dir, job_hash
         self.copies, self.parities = Shelf(world.memory, job_dir / "held"), Shelf(world.memory, job_dir / "parity")
+        self._twins = Twins(world.memory, job_dir)
         self._receiving: dict[int, Whole] = {}  # by rank: an owner sends one snapshot at a time
         self._comparing: dict[int, Stamp] = {}  # of those, which are being filled from what this node has itself
         self._encoding: dict[int, Encoding] = {}  # by this node's member of the row
@@ -180,7 +181,7 @@ class Holder:
         known = self._horizon
         floor = max((s for s in (*offer.horizon, known.floor) if s is not None), default=None)
         # What was half written is given up by now: an owner sends one snapshot at a time.
-        views = [replace(v, state=SlotState.EMPTY) if v.state is SlotState.WRITING else v for v in shelf.views(rank)]
+        views = [v._replace(state=SlotState.EMPTY) if v.state is SlotState.WRITING else v for v in shelf.views(rank)]
         decision = choose(offer.stamp.step, views, floor, known.is_hopeless)
         if isinstance(decision, Skip):
             self._say(offer, "nack", reason=f"no slot is free here: {decision.why}")
@@ -218,7 +219,7 @@ class Holder:
                 for ranges in in_runs(missing, ASKED_AT_ONCE):
                     self._lines.send(offer.node, "fetch", rank=offer.rank, stamp=offer.stamp, ranges=tuple(ranges))
 
-        self._world.workers.submit(lambda: take_over(self._world.memory, whole, table, self._job_dir, ranks, offer.stamp), ask)
+        self._world.workers.submit(lambda: self._twins.take_over(whole, table, ranks, offer.stamp), ask)
 
     def _arrived(self, offer: Offer, whole: Whole) -> None:
         if self._receiving.get(offer.rank) is not whole:

@@ -23,6 +23,8 @@ from keepstep.runtime.mesh.lines import Lines
 
 FAILURES_PER_NODE_HOUR = 0.015 / 24  # OPT-175B's: 1.5 % of the instances a day (GEMINI, SOSP'23, section 7.2)
 
+RankTold = tuple[int, tuple[Stamp, ...], tuple[Stamp, ...], int, tuple[Stamp, ...]]  # rank, sealed, pending, decided step, protected
+
 
 class Leader:
     """Of one round."""
@@ -153,6 +155,6 @@ def _maybe(stamp: Stamp | None) -> tuple[Stamp, ...]:
     return () if stamp is None else (stamp,)
 
 
-def _facts(said: tuple[int, tuple[Stamp, ...], tuple[Stamp, ...], int, tuple[Stamp, ...]]) -> RankFacts:
+def _facts(said: RankTold) -> RankFacts:
     rank, sealed, pending, decided_step, protected = said
     return RankFacts(rank, Holding(frozenset(sealed), next(iter(pending), None), decided_step), frozenset(protected))

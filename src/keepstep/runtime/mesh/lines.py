@@ -11,8 +11,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from keepstep.model.mesh import Mesh
 from keepstep.model.snapshot import Stamp
@@ -31,8 +30,7 @@ class Taker(Protocol):
     def arrived(self, node: int, span: Span, checksum: int) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Heard:
+class Heard(NamedTuple):
     """What the loop is told: a message, or a link's beginning (`up`) or end (`dead`; `left` after a goodbye)."""
 
     node: int

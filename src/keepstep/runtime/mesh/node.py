@@ -26,7 +26,7 @@ from keepstep.model.topology import Auto, NoRedundancy, Scheme, parse_policy
 from keepstep.model.units import S_NS
 from keepstep.runtime.mesh.encoding import Sizes
 from keepstep.runtime.mesh.holder import Holder
-from keepstep.runtime.mesh.leader import Leader, horizon_of, words_of
+from keepstep.runtime.mesh.leader import Leader, RankTold, horizon_of, words_of
 from keepstep.runtime.mesh.lines import Heard, Lines
 from keepstep.runtime.mesh.owner import Owner
 from keepstep.runtime.mesh.restoring import Restoring
@@ -39,7 +39,9 @@ TICK_NS = S_NS // 2
 class Host(Protocol):
     """What the keeper does for its mesh half."""
 
-    def statuses(self) -> dict[int, RankStatus]: ...
+    def status(self, rank: int) -> RankStatus | None:
+        """What its page says; the same object for as long as that is so."""
+        ...
 
     def vote_word(self, node: int, word: str, body: dict[str, Any]) -> None: ...
 
@@ -83,6 +85,7 @@ class Node:
         self._proving = self._proven = False
         self._early_offers: list[tuple[int, Mapping[str, Any]]] = []  # before that
         self._last_report: tuple[Any, ...] = ()
+        self._rows: dict[int, tuple[RankStatus, tuple[Stamp, ...] | None, RankTold]] = {}  # by rank: the facts, and what is said of them
         self._standing: dict[str, Any] | None = None
         self._has_news = False
         self._ticked_ns = 0
@@ -274,7 +277,7 @@ class Node:
 
     def went(self, epoch: int, resumed: Stamp | None) -> None:
         """Everybody trains on, in this epoch."""
-        held = common([holding_of(status).sealed for rank, status in self._host.statuses().items() if rank in self._own_ranks()])
+        held = common([holding_of(status).sealed for status in self._own_pages().values()])
         self._epoch, self.horizon = epoch, first_word(epoch, resumed, self._page.last(), held)
         self._page.write(self.horizon)
         self._supplier.end()
@@ -288,7 +291,7 @@ class Node:
     def trains(self) -> None:
         """Ranks were training when this keeper came: their pages say in which epoch."""
         if self._epoch < 0:
-            self._epoch = max((s.epoch for r, s in self._host.statuses().items() if r in self._own_ranks()), default=-1)
+            self._epoch = max((s.epoch for s in self._own_pages().values()), default=-1)
             self.horizon = self._page.read(self._epoch)  # what the keeper before heard, and the ranks have acted upon
             self._holder.heard(self.horizon)
             self.report()
@@ -296,22 +299,21 @@ class Node:
     def _own_ranks(self) -> range:
         return self.mesh.ranks_of(self.mesh.node) if self.mesh is not None else range(0)
 
+    def _own_pages(self) -> dict[int, RankStatus]:
+        """As far as they can be read."""
+        return {rank: status for rank in self._own_ranks() if (status := self._host.status(rank)) is not None}
+
     # -- every step
 
     def report(self) -> None:
         """Tell the leader what this node's ranks hold and what is protected of it, if that changed."""
         if self._epoch < 0 or self.mesh is None:
             return
-        pages = {rank: status for rank, status in self._host.statuses().items() if rank in self._own_ranks()}
-        ranks = []
-        for rank, status in sorted(pages.items()):
-            if status.epoch != self._epoch:
-                return
-            own = holding_of(status)
-            protected = own.sealed if isinstance(self._policy, NoRedundancy) else set(self._owner.protected.get(rank, ()))
-            pending = () if own.pending is None else (own.pending,)
-            ranks.append((rank, tuple(sorted(own.sealed)), pending, own.decided_step, tuple(sorted(protected))))
-        said = (self._epoch, tuple(ranks), self._owner.hindered)
+        pages = self._own_pages()
+        if any(status.epoch != self._epoch for status in pages.values()):
+            return
+        ranks = tuple([self._told_of(rank, status) for rank, status in pages.items()])
+        said = (self._epoch, ranks, self._owner.hindered)
         if said == self._last_report:
             return
         self._last_report = said
@@ -321,8 +323,20 @@ class Node:
             LEADER,
             "report",
             **{"epoch": self._epoch, **words_of(self.horizon)},
-            **{"snapshot_bytes": nbytes, "free_bytes": free, "hindered": self._owner.hindered, "ranks": tuple(ranks)},
+            **{"snapshot_bytes": nbytes, "free_bytes": free, "hindered": self._owner.hindered, "ranks": ranks},
         )
+
+    def _told_of(self, rank: int, status: RankStatus) -> RankTold:
+        """What a report says of a rank. Made anew only from other facts: each of them is a value, and another object when it changes."""
+        protected = None if isinstance(self._policy, NoRedundancy) else self._owner.protected.get(rank, ())
+        known = self._rows.get(rank)
+        if known is None or known[0] is not status or known[1] is not protected:
+            own = holding_of(status)
+            pending = () if own.pending is None else (own.pending,)
+            proven = own.sealed if protected is None else protected
+            row = (rank, tuple(sorted(own.sealed)), pending, own.decided_step, tuple(sorted(proven)))
+            known = self._rows[rank] = status, protected, row
+        return known[2]
 
     def _follow(self, horizon: Horizon, policy: str, why: str) -> None:
         if horizon.epoch != self._epoch or self.mesh is None:

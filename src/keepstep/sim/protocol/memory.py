@@ -110,10 +110,10 @@ class Files:
 class SimRegion:
     """`ports.Region`: one process's map of a file."""
 
-    __slots__ = ("_file", "_memory", "address", "nbytes", "path", "view")
+    __slots__ = ("_file", "_memory", "_name", "address", "nbytes", "path", "view")
 
     def __init__(self, memory: SimMemory, path: Path, file: File) -> None:
-        self.path, self._memory, self._file = path, memory, file
+        self.path, self._name, self._memory, self._file = path, str(path), memory, file
         self.nbytes = len(file.data)
         self.view = memoryview(file.data)
         self.address = 0
@@ -140,6 +140,9 @@ class SimRegion:
             file.exclusive = None
         elif file.shared:
             file.shared = [r for r in file.shared if r is not self]
+
+    def is_there(self) -> bool:
+        return self._memory.files.find(self._name) is self._file
 
     def close(self) -> None:
         if self in self._memory.regions:

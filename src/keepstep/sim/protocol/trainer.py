@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from keepstep.core import budget
@@ -400,7 +400,7 @@ class Rank:
         if slot.lock(exclusive=True):
             slot.unlock()
             return view
-        return replace(view, pinned=True)
+        return view._replace(pinned=True)
 
     def _skip(self, step: int) -> None:
         self._counts["skipped_steps"] += 1
