@@ -88,7 +88,7 @@ class Connection:
         return self.ends[1] if end is self.ends[0] else self.ends[0]
 
     def carries_from(self, end: End) -> bool:
-        return self.network.carries(end.links.machine, self.other(end).links.machine)
+        return self.network.carries(*self.paths[end is self.ends[1]])
 
     def suspect(self) -> None:
         """A path does not carry any more: when nothing has been heard for long enough, this is given up."""
@@ -114,11 +114,14 @@ class Connection:
 
     def is_late(self, end: End, process: Process, call: Callable[..., None], *args: object) -> bool:
         """What has just come from `end` cannot have: it comes when the path carries again."""
+        carries = self.carries_from(end)
+        if carries and not self.late:
+            return False
         index = self.ends.index(end)
-        if index in self.late or not self.carries_from(end):
-            self.late.setdefault(index, []).append((process, call, args))
-            return True
-        return False
+        if carries and index not in self.late:
+            return False
+        self.late.setdefault(index, []).append((process, call, args))
+        return True
 
     def cut(self, why: str) -> None:
         if not self.alive:
@@ -195,7 +198,7 @@ class SimLinks:
             self._dial_soon(end, 0)
 
     def send(self, node: int, message: Message) -> bool:
-        broken = self.process.touch(f"send {message.kind}")
+        broken = self.process.touch("send", message.kind)
         end = self.ends.get(node)
         if broken and end is not None and end.connection is not None:
             end.connection.cut("reset")

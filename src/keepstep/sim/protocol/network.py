@@ -74,6 +74,8 @@ class Network:
     # -- paths
 
     def carries(self, source: int, target: int) -> bool:
+        if not self._blocked and not self._gone:
+            return True
         return (source, target) not in self._blocked and source not in self._gone and target not in self._gone
 
     def latency_ns(self) -> int:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class _Nobody(Process):
     """Whose calls count for nothing."""
 
-    def touch(self, what: str) -> bool:
+    def touch(self, *what: str) -> bool:
         return False
 
 

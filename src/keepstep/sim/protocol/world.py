@@ -35,6 +35,9 @@ class Killed(BaseException):
     """A simulated process ends in the middle of what it does. Not an `Exception`: nothing that runs in it may swallow this."""
 
 
+ENDS = (Killed, *MISTAKES)
+
+
 @dataclass(frozen=True, slots=True)
 class Crash:
     """A process of ours that ended by its own mistake."""
@@ -97,13 +100,15 @@ class World:
         """Until then, or until somebody stops it."""
         heap = self._heap
         while heap and heap[0][0] <= until_ns and not self.stopped:
-            at_ns, _, whose, call, args = heappop(heap)
-            self.now_ns = at_ns
+            self.now_ns, _, whose, call, args = heappop(heap)
             self.events += 1
             if whose is None:
                 call(*args)
             elif whose.alive:
-                self.carry_out(whose, call, *args)
+                try:
+                    call(*args)
+                except ENDS as error:
+                    self._ended(whose, error)
         if not self.stopped:
             self.now_ns = until_ns
 
@@ -111,9 +116,13 @@ class World:
         """Within that process, which may end by it."""
         try:
             call(*args)
-        except Killed as killed:
-            whose.end(str(killed))
-        except MISTAKES as error:
+        except ENDS as error:
+            self._ended(whose, error)
+
+    def _ended(self, whose: Process, error: BaseException) -> None:
+        if isinstance(error, Killed):
+            whose.end(str(error))
+        else:
             self.crashes.append(Crash(whose.name, self.now_ns, error))
             whose.end(f"crashed: {type(error).__name__}: {error}")
 
@@ -132,23 +141,23 @@ class Process:
     def after(self, delay_ns: int, call: Callable[..., None], *args: Any) -> None:
         self.world.after(delay_ns, self, call, *args)
 
-    def touch(self, what: str) -> bool:
+    def touch(self, *what: str) -> bool:
         """A port is called. True: this call is the one that is to fail, in whatever way the port has."""
         world = self.world
         if not self.alive:
-            raise Killed(f"a port was called after its end: {what}")
+            raise Killed(f"a port was called after its end: {' '.join(what)}")
         if not self.is_keeper:
             return False
         world.calls += 1
         if world.calls == world.fault_at:
-            world.note(self.name, f"fault at port call {world.calls}, {what}")
+            world.note(self.name, f"fault at port call {world.calls}, {' '.join(what)}")
             if world.deadly:
-                raise Killed(f"killed at {what}, port call {world.calls}")
+                raise Killed(f"killed at {' '.join(what)}, port call {world.calls}")
             return True
         if self.dies_at_call > 0:
             self.dies_at_call -= 1
             if self.dies_at_call == 0:
-                raise Killed(f"killed at {what}")
+                raise Killed(f"killed at {' '.join(what)}")
         return False
 
     def end(self, why: str) -> None:
