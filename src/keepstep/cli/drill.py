@@ -21,7 +21,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from keepstep.cli import soaking
+from keepstep.cli import predicting, soaking
 from keepstep.errors import ConfigError
 from keepstep.model.topology import parse_policy
 from keepstep.model.units import S_NS, human_bytes
@@ -63,6 +63,7 @@ def drill(
     step_ms: Annotated[float | None, typer.Option(help="How long a step takes at least; 20, in a soak 50, on several nodes 150.")] = None,
     persist_every: Annotated[int, typer.Option(help="With a store: a checkpoint every so many steps.")] = 10,
     reference_hash: Annotated[str | None, typer.Option(help="The undisturbed run's hash, if it is known.")] = None,
+    predict: Annotated[int, typer.Option(help="Have the simulation do it again with so many seeds; seen and predicted.")] = 0,
     work: Annotated[Path | None, typer.Option(help="Keep journals, logs and the undisturbed run's hash here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The report as one JSON object.")] = False,
 ) -> None:
@@ -86,16 +87,20 @@ def drill(
     order = Drill(
         *(room, nproc, steps, seed, width, _step_ms(nodes, soak) if step_ms is None else step_ms, persist_every, launcher, own_store),
         *(arena_dir, tuple(faults), nodes, policy, bits, False if loopback else None, rdzv_backend == "etcd"),
+        measures=predict > 0,
     )
     try:
-        facts, report = _run_soak(order, soak, kinds, not as_json) if soak else _run(order, reference_hash, not as_json)
+        faults, facts, report = _run_soak(order, soak, kinds, not as_json) if soak else _run(order, reference_hash, not as_json)
+        prediction = predicting.predict(order, faults, facts, predict, not as_json) if predict else None
     except ConfigError as error:
         console.print(f"keepstep drill: {escape(str(error))}", highlight=False, soft_wrap=True)
         raise typer.Exit(WRONG) from error
     if as_json:
-        print(json.dumps(report))
+        print(json.dumps(report if prediction is None else report | {"predicted": predicting.as_data(prediction[1])}))
     else:
         _show(Console(), facts, report)
+        if prediction is not None:
+            predicting.show(Console(), *prediction)
     code = exit_code(report)
     if work is None and code == PROVED:
         shutil.rmtree(room, ignore_errors=True)
@@ -139,7 +144,7 @@ def _check_launcher(launcher: str, nproc: int, nodes: int, backend: str) -> None
         raise ConfigError(f"--nproc: expected {'1 with --launcher plain' if launcher == 'plain' else 'at least 1'}, found {nproc}")
 
 
-def _run(order: Drill, known: str | None, shows_progress: bool) -> tuple[Facts, dict[str, Any]]:
+def _run(order: Drill, known: str | None, shows_progress: bool) -> tuple[Sequence[Fault], Facts, dict[str, Any]]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not shows_progress) as bar:
         undisturbed = bar.add_task("undisturbed run, steps", total=order.steps)
@@ -153,16 +158,16 @@ def _run(order: Drill, known: str | None, shows_progress: bool) -> tuple[Facts, 
             bar.update(done, completed=faults)
 
         facts = conduct(order, tell)
-    return facts, _with_order(judge(order.faults, facts, expected), order)
+    return order.faults, facts, _with_order(judge(order.faults, facts, expected), order)
 
 
-def _run_soak(order: Drill, seconds: float, kinds: str, shows_progress: bool) -> tuple[Facts, dict[str, Any]]:
+def _run_soak(order: Drill, seconds: float, kinds: str, shows_progress: bool) -> tuple[Sequence[Fault], Facts, dict[str, Any]]:
     soak = soaking.make(order, seconds, kinds)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not shows_progress) as bar:
         task = bar.add_task("soak", total=None)
         facts, report = soaking.run(order, soak, lambda step, faults: bar.update(task, description=f"soak: step {step}, {faults} faults"))
-    return facts, _with_order(report, order)
+    return soak.faults, facts, _with_order(report, order)
 
 
 def _with_order(report: dict[str, Any], order: Drill) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from keepstep.testing.crew import Alone, Crew, Place, Several, launch
 from keepstep.testing.etcd import Members
 from keepstep.testing.faults import Fault, to_plan
 from keepstep.testing.lab import Lab, owner_of
+from keepstep.testing.lines import Lines
 from keepstep.testing.soak import Soak
 from keepstep.testing.witness import Facts, Witness
 
@@ -64,6 +65,7 @@ class Drill:
     namespaces: bool | None = None
     etcd: bool = False  # several nodes meet over one
     persist_s: float = 3.0  # the longest a step waits for its checkpoint
+    measures: bool = False  # when each phase of each rank begins
     stop_step: int | None = None  # the job does so many steps, and `steps` is its schedule's length alone
 
     @property
@@ -134,6 +136,7 @@ class _Run:
         self.room = drill.work / facts.job
         self.results, self.attempts = self.room / "results", self.room / "attempts.jsonl"
         self.later, self.until = self.room / "faults.jsonl", self.room / "until.json"
+        self.phases = self.room / "phases.jsonl" if drill.measures else None
         self.results.mkdir(parents=True)
         self.store = None if drill.store is None else drill.store / facts.job
         self.deadly = sum(f.ends_a_rank or f.kind == "link-down" for f in drill.faults) if soak is None else MOST_RESTARTS
@@ -200,6 +203,7 @@ class _Run:
         plan = {
             "faults": to_plan(self.drill.faults),
             "later": None if self.soak is None else str(self.later),
+            "phases": None if self.phases is None else str(self.phases),
             "seed": self.drill.seed,
             "job": self.facts.job,
             "attempts": str(self.attempts),
@@ -275,6 +279,7 @@ class _Run:
             for name in facts.counts:
                 facts.counts[name] += getattr(status, name)
         facts.log = (self.room / "job.log").read_text(errors="replace")
+        facts.phases = [] if self.phases is None else Lines(self.phases).new()
 
 
 def reference(drill: Drill, progress: Progress = lambda step, done: None) -> str | None:
@@ -282,7 +287,9 @@ def reference(drill: Drill, progress: Progress = lambda step, done: None) -> str
     memo = drill.work / f"reference-{drill.key}.json"
     with suppress(FileNotFoundError):
         return str(json.loads(memo.read_text())["hash"])
-    alone = replace(drill, faults=(), store=None, etcd=False, step_ms=0.0, launcher="run" if drill.nodes > 1 else drill.launcher)
+    alone = replace(
+        drill, faults=(), store=None, etcd=False, step_ms=0.0, measures=False, launcher="run" if drill.nodes > 1 else drill.launcher
+    )
     facts = conduct(replace(alone, nodes=1, nproc=drill.world_size, policy="none"), progress)
     if facts.exit_code != 0 or facts.hash is None:
         return None

@@ -42,7 +42,8 @@ KEEPER_PATIENCE_S = 5.0
 class Plan:
     """What a drill hands to its job: the faults, and where everything is. `node`: the job's number of the node this process is on.
 
-    `later`: where faults are told while the job runs, one a line; their numbers go on from those of `faults`."""
+    `later`: where faults are told while the job runs, one a line; their numbers go on from those of `faults`. `phases`: where a
+    stopwatch is to write."""
 
     faults: tuple[Fault, ...]
     seed: int
@@ -52,6 +53,7 @@ class Plan:
     store: Path | None
     node: int = 0
     later: Path | None = None
+    phases: Path | None = None
 
     @classmethod
     def read(cls, path: Path, environ: Mapping[str, str]) -> Plan:
@@ -60,8 +62,8 @@ class Plan:
         job_dir = Path(environ["KEEPSTEP_ARENA_DIR"]) / f"keepstep-{raw['job']}"
         journals = tuple(map(Path, raw["journals"]))
         node = int(environ.get("GROUP_RANK", "0"))
-        later = None if raw.get("later") is None else Path(raw["later"])
-        return cls(from_plan(raw["faults"]), raw["seed"], Path(raw["attempts"]), job_dir, journals, store, node, later)
+        later, phases = (None if raw.get(key) is None else Path(raw[key]) for key in ("later", "phases"))
+        return cls(from_plan(raw["faults"]), raw["seed"], Path(raw["attempts"]), job_dir, journals, store, node, later, phases)
 
     def falls_to(self, fault: Fault, rank: int, local_rank: int) -> bool:
         """Whether that rank does the fault, or asks for it: for what happens to nodes, the first rank of the first one."""

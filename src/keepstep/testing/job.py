@@ -27,6 +27,7 @@ import keepstep
 from keepstep.runtime import session
 from keepstep.testing.allowance import Allowance
 from keepstep.testing.injector import Injector, Plan
+from keepstep.testing.stopwatch import Stopwatch
 
 EXAMPLES, FEATURES, BATCH = 512, 32, 16
 
@@ -152,7 +153,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     rank = os.environ.get("RANK", "0")
     if args.plan:
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        session.phase_listeners.append(Injector(Plan.read(args.plan, os.environ), int(rank), local_rank))
+        plan = Plan.read(args.plan, os.environ)
+        if plan.phases is not None:
+            session.phase_listeners.append(Stopwatch(plan.phases, plan.job_dir, int(rank)))
+        session.phase_listeners.append(Injector(plan, int(rank), local_rank))
     result = train(args)
     done, unfinished = args.results / f"rank-{rank}.json", args.results / f"rank-{rank}.new"
     unfinished.write_text(json.dumps({"digest": result}))

@@ -38,7 +38,8 @@ SEARCH_S = 0.02  # how often new ranks are looked for
 @dataclass
 class Facts:
     """What was seen. `cannot`: faults that could not be done, and why. `sightings`: what the witness saw of each fault itself.
-    `protected_ns`: when, in each epoch, everything was first seen to lie on as many nodes as the policy asks for."""
+    `protected_ns`: when, in each epoch, everything was first seen to lie on as many nodes as the policy asks for; `committed`: every such
+    moment, as (epoch, step, time). `phases`: a stopwatch's lines."""
 
     job: str
     nodes: int = 1
@@ -54,6 +55,8 @@ class Facts:
     completed: dict[tuple[int, int], int] = field(default_factory=dict)  # by epoch and rank: the last step it was seen to have done
     left_over: list[str] = field(default_factory=list)
     protected_ns: dict[int, int] = field(default_factory=dict)
+    committed: list[tuple[int, int, int]] = field(default_factory=list)
+    phases: list[dict[str, Any]] = field(default_factory=list)
     log: str = ""
 
     @property
@@ -161,8 +164,13 @@ class Witness:
             self._facts.completed[at] = max(self._facts.completed.get(at, -1), status.completed_step)
         if self._horizon is not None and found:
             epoch = max(status.epoch for _, status in found.values())
-            if epoch > self._lost_epoch and epoch not in self._facts.protected_ns and self._horizon[1].read(epoch).committed is not None:
-                self._facts.protected_ns[epoch] = time.monotonic_ns()
+            committed, known, now_ns = self._horizon[1].read(epoch).committed, self._facts.committed, time.monotonic_ns()
+            if committed is None:
+                return
+            if epoch > self._lost_epoch:
+                self._facts.protected_ns.setdefault(epoch, now_ns)
+            if not known or known[-1][:2] != (committed.epoch, committed.step):
+                known.append((committed.epoch, committed.step, now_ns))
 
     def _search(self) -> None:
         self._searched_s = time.monotonic()

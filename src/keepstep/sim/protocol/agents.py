@@ -38,10 +38,10 @@ from keepstep.model.rounds import Arrival, Verdict, arrival_from_text, verdict_f
 from keepstep.model.units import MS_NS, S_NS
 from keepstep.sim.protocol.machine import Line
 from keepstep.sim.protocol.meeting import CALLED_OFF
-from keepstep.sim.protocol.trainer import Rank
 
 if TYPE_CHECKING:
     from keepstep.sim.protocol.site import Site
+    from keepstep.sim.protocol.trainer import Rank
 
 MAX_RESTARTS = 10_000
 REGROUP_NS = 60 * S_NS
@@ -269,7 +269,7 @@ class Agent:
         for number in mine:
             if number not in stayed:
                 delay_ns = self.job.plan.start_ns // 2 + self.job.chance.randrange(self.job.plan.start_ns)
-                rank = self.site.ranks[number] = Rank(self.site, number, gang, newcomers, delay_ns)
+                rank = self.site.ranks[number] = self.job.new_rank(self.site, number, gang, newcomers, delay_ns)
                 rank.process.on_end.append(lambda rank=rank, at=number: self.site.rank_ended(at, rank))  # type: ignore[misc]
 
     def regrouped(self, rank: Rank) -> None:

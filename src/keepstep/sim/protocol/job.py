@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from keepstep.config import Settings, resolve
 from keepstep.errors import MemoryBudgetError
+from keepstep.model.snapshot import Phase
 from keepstep.model.units import S_NS
 from keepstep.runtime.naming import job_hash
 from keepstep.sim.protocol.agents import Agent
@@ -18,10 +19,12 @@ from keepstep.sim.protocol.machine import UID, Machine
 from keepstep.sim.protocol.meeting import Overseer, SharedKV
 from keepstep.sim.protocol.network import Network
 from keepstep.sim.protocol.oracle import Oracle
+from keepstep.sim.protocol.pace import Aftermath
+from keepstep.sim.protocol.paced import PacedGang, PacedRank
 from keepstep.sim.protocol.plan import Plan
 from keepstep.sim.protocol.site import Site
 from keepstep.sim.protocol.store import SharedStore
-from keepstep.sim.protocol.trainer import Gang
+from keepstep.sim.protocol.trainer import Gang, Rank
 from keepstep.sim.protocol.watching import Checker, Watch
 from keepstep.sim.protocol.world import World
 
@@ -53,7 +56,7 @@ class Job:
         self.job_hash = job_hash(NAME, UID)
         self.network = Network(world, plan.wires)
         self.kv = SharedKV(world)
-        self.store = SharedStore(world)
+        self.store = SharedStore(world, plan.store_act_ns)
         self.oracle = Oracle(world.seed, plan.world_size, plan.nbytes)
         self.chance = world.stream("job")
         self.sites: list[Site] = []
@@ -64,6 +67,8 @@ class Job:
         self.refusals = 0  # of a fresh start in the middle of the job: `core/restarts.py` takes them for failures of the program
         self.progress_ns = 0  # when a rank has last got on
         self.hangs = 0  # times that nobody did for long
+        self.aftermath = Aftermath()  # of the last failure, where that was measured
+        self.on_phase: Callable[[int, Phase, int], None] = _nobody  # rank, phase, step; told by ranks with a pace
         self._gangs: dict[int, Gang] = {}
         self._tokens = 0
         self.atlas = Atlas(self)
@@ -96,7 +101,7 @@ class Job:
         machine = site.machine
         self.network.lose(machine.number)
         machine.lose("its machine is lost")
-        self.add_machine(machine.rack, self.plan.replace_ns)
+        self.add_machine(machine.rack, self.takes_ns("replace_ns", self.plan.replace_ns))
 
     def agents(self) -> list[Agent]:
         return [site.agent for site in self.sites if site.agent is not None]
@@ -114,8 +119,19 @@ class Job:
 
     def gang(self, attempt: int) -> Gang:
         if attempt not in self._gangs:
-            self._gangs[attempt] = Gang(self, attempt)
+            pace = self.plan.pace
+            self._gangs[attempt] = Gang(self, attempt) if pace is None else PacedGang(self, attempt, pace)
         return self._gangs[attempt]
+
+    def new_rank(self, site: Site, rank: int, gang: Gang, newcomer: bool, delay_ns: int) -> Rank:
+        new = Rank if self.plan.pace is None else PacedRank
+        return new(site, rank, gang, newcomer, self.takes_ns("rank_start_ns", delay_ns))
+
+    def takes_ns(self, what: str, usual_ns: int) -> int:
+        """As long as it took in the job that set the pace, if there is one: after this failure, else after any."""
+        pace = self.plan.pace
+        measured: tuple[int, ...] = () if pace is None else getattr(self.aftermath, what) or getattr(pace.failures, what)
+        return self.chance.choice(measured) if measured else usual_ns
 
     def violate(self, property_: str, what: str) -> None:
         self.violations.append(f"{property_}: {what}")
@@ -151,3 +167,7 @@ class Job:
             *(world.seed, wrong, world.trace.digest, world.now_ns, world.events, len(self.faults), world.calls),
             *(self.lost_steps, tuple(world.trace.lines)),
         )
+
+
+def _nobody(rank: int, phase: Phase, step: int) -> None:
+    """Nobody wants to know."""

@@ -36,6 +36,7 @@ class Wires:
     halves: float = 0.2
     queue_bytes: int = 64 * MIB
     checks: bool = True
+    measured_bytes_per_s: tuple[int, ...] = ()  # where it was measured: each transfer takes one of these
 
 
 class Network:
@@ -83,7 +84,8 @@ class Network:
         return wires.latency_ns + int(wires.jitter_ns * self.random.random() ** 4)
 
     def transfer_ns(self, nbytes: int) -> int:
-        return nbytes * S_NS // self.wires.bytes_per_s
+        measured = self.wires.measured_bytes_per_s
+        return nbytes * S_NS // (self.random.choice(measured) if measured else self.wires.bytes_per_s)
 
     def block(self, paths: Iterable[tuple[int, int]]) -> None:
         """These carry nothing until they are unblocked as often."""

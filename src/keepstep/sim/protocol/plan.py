@@ -10,6 +10,7 @@ from random import Random
 
 from keepstep.model.units import KIB, MIB, MS_NS, S_NS
 from keepstep.sim.protocol.network import Wires
+from keepstep.sim.protocol.pace import Pace
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,11 @@ class Plan:
     start_ns: int = 200 * MS_NS
     load_ns: int = 20 * MS_NS
     act_ns: int = 50 * MS_NS
+    store_act_ns: int = 200 * MS_NS
     replace_ns: int = 3 * S_NS
     jumps: bool = False  # of wall clocks, beyond what docs/assumptions.md allows
     wires: Wires = field(default_factory=Wires)
+    pace: Pace | None = None  # of a real job
     faults: int = 0
     faults_until_ns: int = 0
     limit_ns: int = 1000 * S_NS

@@ -145,7 +145,8 @@ class Site:
             return
         now_ns = self.job.world.now_ns
         if self._starting_ns <= now_ns:
-            self._starting_ns = now_ns + self.job.plan.start_ns // 2 + self._random.randrange(self.job.plan.start_ns)
+            start_ns = self.job.plan.start_ns // 2 + self._random.randrange(self.job.plan.start_ns)
+            self._starting_ns = now_ns + self.job.takes_ns("keeper_start_ns", start_ns)
             self.job.world.at(self._starting_ns, None, self._start_keeper)
         process.after(LOOK_AGAIN_NS, self.ensure_keeper, process, found)
 
@@ -173,11 +174,11 @@ class Site:
 
     def _agent_ended(self, agent: Agent) -> None:
         if self.machine.alive and not agent.done:
-            self.job.world.after(self.job.plan.start_ns, None, self.start_agent)
+            self.job.world.after(self.job.takes_ns("agent_start_ns", self.job.plan.start_ns), None, self.start_agent)
 
     def rank_ended(self, number: int, rank: Rank) -> None:
         if self.machine.alive and self.agent is not None and self.agent.process.alive:
-            self.agent.process.after(MS_NS, self.agent.rank_ended, number, rank)
+            self.agent.process.after(self.job.takes_ns("notice_ns", MS_NS), self.agent.rank_ended, number, rank)
 
     # -- what ranks tell their agent
 

@@ -68,9 +68,12 @@ class Gang:
             at = ", ".join(f"rank {r} at {s}" for r, (_, s, _) in sorted(self._entered.items()))
             self._job.violate("one stamp", f"ranks that train together stand at different steps: {at}")
         mixed = self._job.oracle.first() if step == 0 else mix(s for _, (_, _, s) in sorted(self._entered.items()))
-        step_ns = self._job.plan.step_ns
-        self._job.world.after(step_ns + self._random.randrange(step_ns // 4), None, self._over, dict(self._entered), step, mixed)
+        self._job.world.after(self._lasts_ns(), None, self._over, dict(self._entered), step, mixed)
         self._entered.clear()
+
+    def _lasts_ns(self) -> int:
+        step_ns = self._job.plan.step_ns
+        return step_ns + self._random.randrange(step_ns // 4)
 
     def _over(self, members: dict[int, tuple[Rank, int, bytes]], step: int, mixed: bytes) -> None:
         if any(not m.is_in(self) for m, _, _ in members.values()):
