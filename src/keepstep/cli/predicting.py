@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from keepstep.sim.prediction import Comparison, Row, Sums, compare
-from keepstep.sim.protocol.record import Drawn, Record, draw
+from keepstep.sim.protocol.record import Begun, Drawn, Record, draw
 from keepstep.testing.conductor import GRACE_S, LINK_DEAD_S, Drill
 from keepstep.testing.faults import Fault, to_plan
 from keepstep.testing.witness import Facts
@@ -31,7 +31,7 @@ def record_of(order: Drill, faults: Sequence[Fault], facts: Facts) -> Record:
         **{"store": any(e.kind == "persist-started" for e in facts.events), "persist_every": order.persist_every},
         **{"link_dead_s": LINK_DEAD_S, "grace_s": GRACE_S},
     }
-    return Record(shape, to_plan(faults), facts.notes, facts.phases, facts.committed, [facts.events])
+    return Record(shape, to_plan(faults), facts.notes, [Begun(**line) for line in facts.phases], facts.committed, [facts.events])
 
 
 def predict(order: Drill, faults: Sequence[Fault], facts: Facts, seeds: int, shows_progress: bool) -> tuple[Drawn, Comparison]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from keepstep.edge.memory import MEMORY
 from keepstep.edge.status import StatusPage, status_path
-from keepstep.model.snapshot import Phase
+from keepstep.model.snapshot import Phase, SlotState
 
 
 class Stopwatch:
@@ -27,12 +27,16 @@ class Stopwatch:
     def __call__(self, phase: Phase, step: int) -> None:
         now_ns = time.monotonic_ns()
         told: dict[str, str | int] = {"rank": self._rank, "pid": self._pid, "phase": phase.name.lower(), "step": step, "mono_ns": now_ns}
-        if phase is Phase.STEP:
+        if phase in (Phase.STEP, Phase.BACKWARD):
             told |= self._last_step()
         os.write(self._fd, (json.dumps(told) + "\n").encode())
 
     def _last_step(self) -> dict[str, int]:
-        """What the page says of the step before."""
+        """What the page says: of the boundary before this step, and of the newest capture."""
         self._page = self._page or StatusPage(MEMORY, self._page_path)
         status = self._page.read()
-        return {} if status is None else {"stall_ns": status.stall_ns_last, "payload_bytes": status.payload_bytes}
+        if status is None:
+            return {}
+        captured = max((view.stamp.step for view in status.slots if view.state is SlotState.SEALED), default=-1)
+        told = {"stall_ns": status.stall_ns_last, "payload_bytes": status.payload_bytes, "captured_step": captured}
+        return told | {"capture_ns": status.copy_ns_last + status.seal_ns_last}

@@ -25,7 +25,8 @@ class Aftermath:
 class Pace:
     """Of a step, in this order: `forward_ns`, until the rank enters its backward pass; `collective_ns`, from the last rank's entry until
     the collectives are over; `rest_ns`, what is left of the backward pass; `update_ns`; then the step is complete. `stall_ns` lies between
-    two steps; `capture_ns` after a step's completion its capture begins, and takes `copy_ns` to the moment before the seal.
+    two steps; `capture_ns` after that (or before its end) the capture begins, takes `copy_ns` to the moment before the seal, and `seal_ns`
+    from there.
 
     `bytes_per_s`: of copies. `persist_every_steps`: the program asks for a checkpoint. `failures`: what follows them.
     """
@@ -37,6 +38,7 @@ class Pace:
     stall_ns: tuple[int, ...]
     capture_ns: tuple[int, ...]
     copy_ns: tuple[int, ...]
+    seal_ns: tuple[int, ...]
     bytes_per_s: tuple[int, ...] = ()
     persist_every_steps: int = 0
     failures: Aftermath = field(default_factory=Aftermath)

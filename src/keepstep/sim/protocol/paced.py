@@ -10,14 +10,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from keepstep.model.snapshot import Phase, Stamp
-from keepstep.model.units import MS_NS
 from keepstep.sim.protocol.pace import Pace
 from keepstep.sim.protocol.trainer import Gang, Rank
 
 if TYPE_CHECKING:
     from keepstep.sim.protocol.job import Job
-
-SEAL_NS = MS_NS // 10  # a page
 
 
 class PacedGang(Gang):
@@ -33,6 +30,7 @@ class PacedRank(Rank):
     _finishes = False  # its step, with what the peers gave
     _is_told = False  # meanwhile, that one of them is lost
     _told_order: Gang | None = None
+    _stall_ns = 0  # of this boundary
 
     @property
     def _pace(self) -> Pace:
@@ -58,7 +56,8 @@ class PacedRank(Rank):
         if self.step + 1 >= self.job.plan.steps:
             super()._next_step()
         else:
-            self._later(self._pace.stall_ns, self._begin_step, self._gang)
+            stall_ns, self._stall_ns = self._stall_ns or self._random.choice(self._pace.stall_ns), 0
+            self.process.after(stall_ns, self._begin_step, self._gang)
 
     def _begin_step(self, gang: Gang) -> None:
         if self.is_in(gang):
@@ -93,11 +92,12 @@ class PacedRank(Rank):
 
     def _act(self, act: Callable[..., None], *args: Any) -> None:
         if act == self._copy_half:
-            self._later(self._pace.capture_ns, act, *args)
+            self._stall_ns = self._random.choice(self._pace.stall_ns)
+            self.process.after(max(1, self._stall_ns + self._random.choice(self._pace.capture_ns)), act, *args)
         elif act == self._copy_rest:
             self._later(self._pace.copy_ns, act, *args)
         else:
-            self.process.after(SEAL_NS, act, *args)
+            self._later(self._pace.seal_ns, act, *args)
 
     def _copy_half(self, index: int, stamp: Stamp, state: bytes) -> None:
         self._announce(Phase.CAPTURE, stamp.step)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from statistics import median, quantiles
-from typing import Any
+from typing import Any, NamedTuple
 
 from keepstep.errors import ConfigError
 from keepstep.model.events import Event
@@ -26,7 +26,6 @@ from keepstep.sim.protocol.plan import Plan
 from keepstep.sim.protocol.schedule import Strike
 
 BY_THE_CAPTURE = (Phase.CAPTURE, Phase.SEAL)  # who strikes there holds the capture up
-FROM_INSIDE = ("kill", "stop", "torn", "flip")
 QUANTILES = 20
 PERSIST_ACTS = 3
 TOLD: tuple[str, ...] = (
@@ -42,16 +41,29 @@ TOLD: tuple[str, ...] = (
 TOLD += ("persist-started", "persisted", "loaded")
 
 
+class Begun(NamedTuple):
+    """A line of the stopwatch: a phase began. Of `step` and `backward` also what the page said: `capture_ns` is that of `captured_step`."""
+
+    rank: int
+    pid: int
+    phase: str
+    step: int
+    mono_ns: int
+    stall_ns: int = 0
+    payload_bytes: int = 0
+    captured_step: int = -1
+    capture_ns: int = 0
+
+
 @dataclass(frozen=True)
 class Record:
     """`shape`: nodes, nproc, policy, store, persist_every, link_dead_s, grace_s, step_ms. `faults`: as a drill's plan has them. `notes`:
-    what became of each. `phases`: rank, pid, phase, step, mono_ns, of a step's begin stall_ns and payload_bytes too. `committed`: epoch,
-    step, time. `journals`: each node's."""
+    what became of each. `committed`: epoch, step, time. `journals`: each node's."""
 
     shape: dict[str, Any]
     faults: Sequence[dict[str, Any]]
     notes: Sequence[dict[str, Any]]
-    phases: Sequence[dict[str, Any]]
+    phases: Sequence[Begun]
     committed: Sequence[Sequence[int]]
     journals: Sequence[Sequence[Event]]
 
@@ -63,7 +75,8 @@ class Record:
     @classmethod
     def from_json(cls, told: dict[str, Any]) -> Record:
         journals = [[Event(**e) for e in journal] for journal in told["journals"]]
-        return cls(told["shape"], told["faults"], told["notes"], told["phases"], told["committed"], journals)
+        phases = [Begun(*line) for line in told["phases"]]
+        return cls(told["shape"], told["faults"], told["notes"], phases, told["committed"], journals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +97,7 @@ class Drawn:
     strikes: tuple[Strike, ...]
     settled: bool
     seen: tuple[Resumption, ...]
-    seconds: float = 0.0
-    left_out: tuple[str, ...] = field(default=())
+    left_out: tuple[str, ...]
 
 
 def source_of(policy: str, source: str, was_fetched: bool) -> str:
@@ -110,8 +122,7 @@ def draw(record: Record) -> Drawn:
         seen.append(Resumption(bisect_right(whens, event.mono_ns), event.data["step"], source, event.data["lost_steps"]))
     pace = _pace(record, events)
     settled = bool(whens) and bool(resumed) and resumed[-1].mono_ns > whens[-1]
-    seconds = (events[-1].mono_ns - resumed[0].mono_ns) / S_NS if resumed else 0.0
-    return Drawn(_plan(record, events, pace), _strikes(record, done, events), settled, tuple(seen), seconds, left_out)
+    return Drawn(_plan(record, events, pace), _strikes(record, done, events), settled, tuple(seen), left_out)
 
 
 # -- the schedule
@@ -136,25 +147,27 @@ def _done(record: Record) -> tuple[list[tuple[int, dict[str, Any]]], tuple[str, 
 
 def _strikes(record: Record, done: Sequence[tuple[int, dict[str, Any]]], events: Sequence[Event]) -> tuple[Strike, ...]:
     resumed = [e for e in events if e.kind == "resumed"]
-    by_rank: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    by_rank: dict[int, list[Begun]] = defaultdict(list)
     for line in record.phases:
-        by_rank[line["rank"]].append(line)
+        by_rank[line.rank].append(line)
     strikes, before_ns = [], 0
     for number, (at_ns, fault) in enumerate(done):
         until_ns = done[number + 1][0] if number + 1 < len(done) else events[-1].mono_ns + 1
         aftermath = _aftermath([(at_ns, fault)], [e for e in events if at_ns < e.mono_ns < until_ns])
         rank = fault["nodes"][0] * record.shape["nproc"] if fault["nodes"] else fault["rank"]
         newest = max((e for e in resumed if e.mono_ns < at_ns), key=lambda e: e.mono_ns)
-        last = max((p for p in by_rank[rank] if p["mono_ns"] <= at_ns), key=lambda p: p["mono_ns"], default=None)
+        last = max((p for p in by_rank[rank] if p.mono_ns <= at_ns), key=lambda p: p.mono_ns, default=None)
         has_resumed = newest.mono_ns > before_ns
         what = (fault["kind"], rank, tuple(fault["nodes"]), has_resumed)
-        if last is None or last["mono_ns"] < max(before_ns, newest.mono_ns):
-            strikes.append(Strike(*what, None, None, at_ns - max(before_ns, newest.mono_ns), fault["for_ns"], aftermath))
+        if last is None or last.mono_ns < max(before_ns, newest.mono_ns):
+            strikes.append(Strike(*what, None, None, at_ns - max(before_ns, newest.mono_ns), fault["for_ns"], at_ns - before_ns, aftermath))
         else:
-            phase = Phase[last["phase"].upper()]
-            held_up = phase in BY_THE_CAPTURE and fault["kind"] in FROM_INSIDE and fault["after_ms"] is None
-            step = None if phase is Phase.RESTORE else last["step"] - newest.data["step"]
-            strikes.append(Strike(*what, phase, step, 0 if held_up else at_ns - last["mono_ns"], fault["for_ns"], aftermath))
+            phase = Phase[last.phase.upper()]
+            held_up = phase in BY_THE_CAPTURE and (fault["kind"] == "torn" or fault["phase"] == last.phase)
+            step = None if phase is Phase.RESTORE else last.step - newest.data["step"]
+            strikes.append(
+                Strike(*what, phase, step, 0 if held_up else at_ns - last.mono_ns, fault["for_ns"], at_ns - before_ns, aftermath)
+            )
         before_ns = at_ns
     return tuple(strikes)
 
@@ -172,12 +185,15 @@ def _pace(record: Record, events: Sequence[Event]) -> Pace:
     # By rank, process and resumption: when it entered a phase of a step. A step that is done again is another one.
     at: dict[tuple[int, int, int], dict[tuple[str, int], int]] = defaultdict(dict)
     stall_ns: dict[tuple[int, int, int], dict[int, int]] = defaultdict(dict)
+    capture_ns: dict[tuple[int, int, int], dict[int, int]] = defaultdict(dict)
     resumed = [e.mono_ns for e in events if e.kind == "resumed"]
     for line in record.phases:
-        whose = (line["rank"], line["pid"], bisect_right(resumed, line["mono_ns"]))
-        at[whose][line["phase"], line["step"]] = line["mono_ns"]
-        if line["phase"] == "step":
-            stall_ns[whose][line["step"]] = line.get("stall_ns", 0)
+        whose = (line.rank, line.pid, bisect_right(resumed, line.mono_ns))
+        at[whose][line.phase, line.step] = line.mono_ns
+        if line.phase == "step":
+            stall_ns[whose][line.step] = line.stall_ns
+        elif line.phase == "backward" and line.captured_step == line.step - 1:
+            capture_ns[whose][line.captured_step] = line.capture_ns
     parts: dict[str, list[float]] = defaultdict(list)
     entered: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)  # when each rank entered its backward pass and left it
     for whose, begun in at.items():
@@ -193,16 +209,18 @@ def _pace(record: Record, events: Sequence[Event]) -> Pace:
             parts["update"].append(following_ns - stalled_ns - begun_ns)
             parts["stall"].append(stalled_ns)
             if ("capture", step) in begun and ("seal", step) in begun:
-                parts["capture"].append(begun["capture", step] - (following_ns - stalled_ns))
+                parts["capture"].append(begun["capture", step] - following_ns)
                 parts["copy"].append(begun["seal", step] - begun["capture", step])
+                if step in capture_ns[whose]:
+                    parts["seal"].append(begun["capture", step] + capture_ns[whose][step] - begun["seal", step])
     rest_ns = int(record.shape["step_ms"] * MS_NS / 3)  # how long the drill's job sleeps after its collectives
     world = record.shape["nodes"] * record.shape["nproc"]
     parts["collective"] = [min(u for _, u in e) - max(b for b, _ in e) - rest_ns for e in entered.values() if len(e) == world]
-    if not all(parts[name] for name in ("forward", "collective", "update", "stall", "capture", "copy")):
+    if not all(parts[name] for name in ("forward", "collective", "update", "stall", "capture", "copy", "seal")):
         raise ConfigError(
             f"expected the record of a job that trained, found {len(record.phases)} phases and no step that all {world} ranks did"
         )
-    samples = {f"{name}_ns": _sample(values) for name, values in parts.items()}
+    samples = {f"{name}_ns": _sample(values, -S_NS if name == "capture" else 1) for name, values in parts.items()}
     did_ns = [(n["mono_ns"], record.faults[n["fault"]]) for n in record.notes if n["what"] == "did"]
     return Pace(
         **samples,
@@ -241,9 +259,9 @@ def _rates(record: Record) -> tuple[int, ...]:
     epochs = sorted((e.mono_ns, e.data["epoch"]) for journal in record.journals for e in journal if e.kind == "resumed")
     sealed: dict[tuple[int, int], list[int]] = defaultdict(list)
     for line in record.phases:
-        if line["phase"] == "seal":
-            number = bisect_right(epochs, (line["mono_ns"], 1 << 62)) - 1
-            sealed[epochs[number][1], line["step"]].append(line["mono_ns"])
+        if line.phase == "seal":
+            number = bisect_right(epochs, (line.mono_ns, 1 << 62)) - 1
+            sealed[epochs[number][1], line.step].append(line.mono_ns)
     world = record.shape["nodes"] * record.shape["nproc"]
     took = [ns - max(sealed[epoch, step]) for epoch, step, ns in record.committed if len(sealed[epoch, step]) == world]
     nbytes = record.shape["nproc"] * _payload_bytes(record)
@@ -251,7 +269,7 @@ def _rates(record: Record) -> tuple[int, ...]:
 
 
 def _payload_bytes(record: Record) -> int:
-    return max((line.get("payload_bytes", 0) for line in record.phases), default=0)
+    return max((line.payload_bytes for line in record.phases), default=0)
 
 
 def _plan(record: Record, events: Sequence[Event], pace: Pace) -> Plan:

@@ -33,7 +33,7 @@ LOOK_NS = MS_NS
 class Strike:
     """`phase`: of the rank; in `step`, counted from the last resumption (None: in whichever), `since_ns` after it was entered. Without one:
     since the strike before or, if all have `resumed` meanwhile, since then. `for_ns`: a rank stays stopped, a link or the meeting point
-    away. `aftermath`: of this one."""
+    away. `gap_ns`: since the strike before. `aftermath`: of this one."""
 
     kind: str
     rank: int
@@ -43,6 +43,7 @@ class Strike:
     step: int | None
     since_ns: int
     for_ns: int = 0
+    gap_ns: int = 0
     aftermath: Aftermath = field(default_factory=Aftermath)
 
 
@@ -58,9 +59,10 @@ class Striker(Checker):
         self._strikes, self._settled = strikes, settled
         self._random = job.world.stream("striker")
         self._next = 0
-        self._waits = True
+        self._waits = False  # for the next one's moment
         self._awaits_resumption = True  # the first one, too
-        self._base, self._struck_ns, self._active_ns = -1, 0, 0
+        self._base, self._struck_ns = -1, 0
+        self._entered: dict[tuple[int, Phase], tuple[int, int]] = {}  # by rank and phase: the step in which it entered it last, and when
         self._fetched = False
         self.overdue = 0
         self.resumptions: list[tuple[int, int, str, int, bool]] = []
@@ -81,16 +83,25 @@ class Striker(Checker):
             data = event.data
             self.resumptions.append((self._next, data["step"], data["source"], data["lost_steps"], self._fetched))
             self._base, self._fetched = data["step"], False
-            if self._awaits_resumption:
-                self._awaits_resumption = False
-                self._prepare()
+            self._entered.clear()
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if self._awaits_resumption:
+            self._awaits_resumption = False
+            self._prepare()
 
     def _announced(self, rank: int, phase: Phase, step: int) -> None:
-        strike = self._strike
-        if strike is None or not self._waits or self._awaits_resumption or (rank, phase) != (strike.rank, strike.phase):
+        self._entered[rank, phase] = (step, self.job.world.now_ns)
+        self._look(rank, phase)
+
+    def _look(self, rank: int, phase: Phase) -> None:
+        strike, found = self._strike, self._entered.get((rank, phase))
+        if strike is None or found is None or not self._waits or self._awaits_resumption or (rank, phase) != (strike.rank, strike.phase):
             return
+        step, at_ns = found
         if strike.step is None or step >= self._base + strike.step:
-            self._strike_after(strike.since_ns)
+            self._strike_after(max(0, at_ns + strike.since_ns - self.job.world.now_ns))
 
     # -- when
 
@@ -100,15 +111,22 @@ class Striker(Checker):
         if strike is None:
             self.job.world.after(SETTLES_NS, None, self.job.world.stop)
             return
-        self._waits, self._active_ns = True, now_ns
+        self._waits = True
         if strike.phase is None:
             since_ns = now_ns if strike.resumed else self._struck_ns
             self._strike_after(max(0, since_ns + strike.since_ns - now_ns))
         else:
-            self.job.world.after(OVERDUE_NS, None, self._too_late, self._next)
+            patience_ns = OVERDUE_NS if strike.resumed else 2 * strike.gap_ns
+            self.job.world.after(patience_ns, None, self._too_late, self._next)
+            self._look(strike.rank, strike.phase)
 
     def _too_late(self, number: int) -> None:
-        if number == self._next and self._waits:
+        if number != self._next:
+            return
+        if self._awaits_resumption:
+            self.overdue += 1
+            self._go_on()
+        elif self._waits:
             self.overdue += 1
             self._strike_after(0)
 
@@ -129,7 +147,10 @@ class Striker(Checker):
         self._next += 1
         following = self._strike
         self._awaits_resumption = self._settled if following is None else following.resumed
-        if not self._awaits_resumption:
+        self._entered = {key: found for key, found in self._entered.items() if key[1] is not Phase.RESTORE}
+        if self._awaits_resumption:
+            self.job.world.after(OVERDUE_NS, None, self._too_late, self._next)
+        else:
             self._prepare()
 
     # -- what. False: it cannot be done yet
