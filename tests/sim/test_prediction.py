@@ -34,7 +34,7 @@ def strike(kind: str, phase: Phase | None, step: int | None, since_ms: float = 0
 
 def outcome(plan: Plan, *strikes: Strike, settled: bool = True, seed: int = 0) -> list[tuple[int, str, int]]:
     """(after how many strikes, source, steps lost) of each resumption."""
-    found = predict(Drawn(plan, strikes, settled, (), ()), seed)
+    found = predict(Drawn(plan, strikes, settled, (), plan.policy, ()), seed)
     assert not found.wrong and not found.overdue, found
     return [(r.strikes, r.source, r.lost_steps) for r in found.resumptions]
 
@@ -88,17 +88,17 @@ def test_a_link_that_is_back_soon_costs_nothing() -> None:
 
 def test_steps_are_counted_from_where_all_went_on() -> None:
     """The same distance, whatever was lost before."""
-    found = predict(Drawn(ONE_NODE, (strike("torn", Phase.SEAL, 5), strike("torn", Phase.SEAL, 5)), True, (), ()), 0)
+    found = predict(Drawn(ONE_NODE, (strike("torn", Phase.SEAL, 5), strike("torn", Phase.SEAL, 5)), True, (), "none", ()), 0)
     assert [r.step for r in found.resumptions] == [3, 7]
 
 
 def test_a_moment_that_does_not_come_is_counted_and_the_strike_comes_then() -> None:
-    found = predict(Drawn(ONE_NODE, (strike("kill", Phase.PERSIST, 5),), True, (), ()), 0)  # nobody asks for checkpoints
+    found = predict(Drawn(ONE_NODE, (strike("kill", Phase.PERSIST, 5),), True, (), "none", ()), 0)  # nobody asks for checkpoints
     assert found.overdue == 1 and len(found.resumptions) == 1
 
 
 def test_the_same_seed_is_the_same_run() -> None:
-    drawn = Drawn(THREE_NODES, (strike("kill-node", Phase.UPDATE, 9, nodes=(1,), rank=1),), True, (), ())
+    drawn = Drawn(THREE_NODES, (strike("kill-node", Phase.UPDATE, 9, nodes=(1,), rank=1),), True, (), "copies:2", ())
     assert predict(drawn, 3) == predict(drawn, 3)
 
 
@@ -112,7 +112,7 @@ def of(*resumptions: Resumption) -> Run:
 def test_what_no_seed_predicts_does_not_agree() -> None:
     strikes = (strike("kill", Phase.SEAL, 1), strike("kill", Phase.SEAL, 1))
     own, store = Resumption(1, 3, "own memory", 1), Resumption(2, 9, "store", 4)
-    drawn = Drawn(ONE_NODE, strikes, True, (own, store), ())
+    drawn = Drawn(ONE_NODE, strikes, True, (own, store), "none", ())
     agrees = set_against(drawn, [of(own, store), of(own, replace(store, lost_steps=5))])
     assert agrees.agrees and [row.agrees for row in agrees.rows] == [True, True]
     assert agrees.rows[1].predicted == Counter({("store", 4): 1, ("store", 5): 1})

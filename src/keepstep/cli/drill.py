@@ -78,8 +78,7 @@ def drill(
         parse_policy(policy)
         bits = None if rate is None else parse_rate(rate)
     except ConfigError as error:
-        console.print(f"keepstep drill: {escape(str(error))}", highlight=False, soft_wrap=True)
-        raise typer.Exit(WRONG) from error
+        raise _wrong(console, error) from error
     room = Path(tempfile.mkdtemp(prefix="keepstep-drill-")) if work is None else work.absolute()
     room.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the job and its memory go before the drill does
@@ -91,22 +90,25 @@ def drill(
     )
     try:
         faults, facts, report = _run_soak(order, soak, kinds, not as_json) if soak else _run(order, reference_hash, not as_json)
-        prediction = predicting.predict(order, faults, facts, predict, not as_json) if predict else None
+        prediction = predicting.predict(order, faults, facts, predict, not as_json) if predict and facts.exit_code == 0 else None
     except ConfigError as error:
-        console.print(f"keepstep drill: {escape(str(error))}", highlight=False, soft_wrap=True)
-        raise typer.Exit(WRONG) from error
+        raise _wrong(console, error) from error
     if as_json:
-        print(json.dumps(report if prediction is None else report | {"predicted": predicting.as_data(prediction[1])}))
+        print(json.dumps(report | predicting.as_data(prediction)))
     else:
         _show(Console(), facts, report)
-        if prediction is not None:
-            predicting.show(Console(), *prediction)
+        predicting.show(Console(), prediction)
     code = exit_code(report)
     if work is None and code == PROVED:
         shutil.rmtree(room, ignore_errors=True)
     elif code != PROVED:
         console.print(f"Journal and output of the job: {room / facts.job}", highlight=False, soft_wrap=True)
     raise typer.Exit(code)
+
+
+def _wrong(console: Console, error: ConfigError) -> typer.Exit:
+    console.print(f"keepstep drill: {escape(str(error))}", highlight=False, soft_wrap=True)
+    return typer.Exit(WRONG)
 
 
 def exit_code(report: dict[str, Any]) -> int:

@@ -54,7 +54,11 @@ def read_record(path: Path) -> Record:
     return Record.from_json(json.loads(path.read_text()))
 
 
-def as_data(found: Comparison) -> dict[str, Any]:
+def as_data(prediction: tuple[Drawn, Comparison] | None) -> dict[str, Any]:
+    """What the report says besides; nothing where nothing was predicted."""
+    if prediction is None:
+        return {}
+    _, found = prediction
     rows = [
         {
             "after": row.what,
@@ -66,10 +70,14 @@ def as_data(found: Comparison) -> dict[str, Any]:
     ]
     sums = {"resumptions": asdict(found.resumptions), "lost_steps": asdict(found.lost_steps)}
     by_source = {source: asdict(s) for source, s in found.by_source.items()}
-    return {"agrees": found.agrees, "rows": rows, **sums, "by_source": by_source, "overdue": found.overdue, "wrong": found.wrong}
+    about = {"agrees": found.agrees, "rows": rows, **sums, "by_source": by_source, "overdue": found.overdue, "wrong": found.wrong}
+    return {"predicted": about}
 
 
-def show(console: Console, drawn: Drawn, found: Comparison) -> None:
+def show(console: Console, prediction: tuple[Drawn, Comparison] | None) -> None:
+    if prediction is None:
+        return
+    drawn, found = prediction
     seeds = len(found.lost_steps.predicted)
     table = Table("after", "seen", "lost", "predicted: source, lost (of the seeds)", "", box=box.SIMPLE_HEAD, title="Predicted and seen")
     for row in found.rows:

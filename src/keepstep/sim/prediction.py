@@ -83,9 +83,8 @@ def predict(drawn: Drawn, seed: int) -> Run:
     job = Job(drawn.plan, World(seed), (striker,))
     job.world.run(MOST_NS)
     (found,) = strikers
-    policy = drawn.plan.policy
     resumptions = tuple(
-        Resumption(n, step, source_of(policy, source, fetched), lost) for n, step, source, lost, fetched in found.resumptions
+        Resumption(n, step, source_of(drawn.policy, source, fetched), lost) for n, step, source, lost, fetched in found.resumptions
     )
     wrong = "; ".join([*job.violations, *(str(crash) for crash in job.world.crashes)])
     if not job.world.stopped:

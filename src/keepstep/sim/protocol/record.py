@@ -38,7 +38,7 @@ TOLD: tuple[str, ...] = (
     "agent-restarted",
     "job-started",
 )
-TOLD += ("persist-started", "persisted", "loaded")
+TOLD += ("persist-started", "persisted", "loaded", "policy")
 
 
 class Begun(NamedTuple):
@@ -91,12 +91,13 @@ class Resumption:
 
 @dataclass(frozen=True)
 class Drawn:
-    """`settled`: all resumed once more after the last strike. `seen`: without the first start."""
+    """`settled`: all resumed once more after the last strike. `seen`: without the first start. `policy`: what `auto` has become."""
 
     plan: Plan
     strikes: tuple[Strike, ...]
     settled: bool
     seen: tuple[Resumption, ...]
+    policy: str
     left_out: tuple[str, ...]
 
 
@@ -106,34 +107,35 @@ def source_of(policy: str, source: str, was_fetched: bool) -> str:
         return source
     if not was_fetched:
         return "own memory"
-    return "copies" if isinstance(parse_policy(policy), Copies) or policy == "auto" else "parity"
+    return "copies" if isinstance(parse_policy(policy), Copies) else "parity"
 
 
 def draw(record: Record) -> Drawn:
     """Raises ConfigError when the record holds no finished step."""
     events = sorted((e for journal in record.journals for e in journal), key=lambda e: e.mono_ns)
     resumed = [e for e in events if e.kind == "resumed"]
-    done, left_out = _done(record)
+    policy = next((e.data["policy"] for e in reversed(events) if e.kind == "policy"), record.shape["policy"])
+    done, left_out = _done(record, resumed[0].mono_ns if resumed else 0)
     whens = [at_ns for at_ns, _ in done]
     seen = []
     for before, event in pairwise(resumed):
         fetched = any(e.kind == "fetched" and before.mono_ns < e.mono_ns < event.mono_ns for e in events)
-        source = source_of(record.shape["policy"], event.data["source"], fetched)
+        source = source_of(policy, event.data["source"], fetched)
         seen.append(Resumption(bisect_right(whens, event.mono_ns), event.data["step"], source, event.data["lost_steps"]))
     pace = _pace(record, events)
     settled = bool(whens) and bool(resumed) and resumed[-1].mono_ns > whens[-1]
-    return Drawn(_plan(record, events, pace), _strikes(record, done, events), settled, tuple(seen), left_out)
+    return Drawn(_plan(record, events, pace), _strikes(record, done, events), settled, tuple(seen), policy, left_out)
 
 
 # -- the schedule
 
 
-def _done(record: Record) -> tuple[list[tuple[int, dict[str, Any]]], tuple[str, ...]]:
-    """(when, fault) of all that were done, as they came; what could not be."""
+def _done(record: Record, first_ns: int) -> tuple[list[tuple[int, dict[str, Any]]], tuple[str, ...]]:
+    """(when, fault) of all that were done after all had begun, as they came; what was not."""
     found, left_out = [], []
     for number, fault in enumerate(record.faults):
         notes = {n["what"]: n for n in record.notes if n["fault"] == number}
-        if "did" not in notes:
+        if "did" not in notes or notes["did"]["mono_ns"] < first_ns:
             left_out.append(f"{fault['kind']} at step {fault['step']}")
             continue
         # A lab takes a node from the network before it ends its processes: the first of it counts.
