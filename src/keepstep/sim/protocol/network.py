@@ -36,7 +36,8 @@ class Wires:
     halves: float = 0.2
     queue_bytes: int = 64 * MIB
     checks: bool = True
-    measured_bytes_per_s: tuple[int, ...] = ()  # where it was measured: each transfer takes one of these
+    measured_bytes_per_s: tuple[int, ...] = ()  # where it was measured: one of these after the other
+    holds_ns: int = 0  # each for so long
 
 
 class Network:
@@ -47,6 +48,7 @@ class Network:
         self.doors: dict[tuple[str, int], SimLinks] = {}
         self.connections: list[Connection] = []
         self.flips = wires.flips
+        self._bytes_per_s, self._holds_until_ns = wires.bytes_per_s, 0
         self._taken: set[tuple[str, int]] = set()
         self._next_port, self._next_link = FIRST_PORT, 0
         self._blocked: dict[tuple[int, int], int] = {}  # how often
@@ -84,8 +86,10 @@ class Network:
         return wires.latency_ns + int(wires.jitter_ns * self.random.random() ** 4)
 
     def transfer_ns(self, nbytes: int) -> int:
-        measured = self.wires.measured_bytes_per_s
-        return nbytes * S_NS // (self.random.choice(measured) if measured else self.wires.bytes_per_s)
+        if self.wires.measured_bytes_per_s and self.world.now_ns >= self._holds_until_ns:
+            self._bytes_per_s = self.random.choice(self.wires.measured_bytes_per_s)
+            self._holds_until_ns = self.world.now_ns + self.wires.holds_ns
+        return nbytes * S_NS // self._bytes_per_s
 
     def block(self, paths: Iterable[tuple[int, int]]) -> None:
         """These carry nothing until they are unblocked as often."""

@@ -10,11 +10,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from keepstep.model.snapshot import Phase, Stamp
+from keepstep.model.units import MS_NS
 from keepstep.sim.protocol.pace import Pace
-from keepstep.sim.protocol.trainer import Gang, Rank
+from keepstep.sim.protocol.trainer import Gang, Members, Rank
 
 if TYPE_CHECKING:
     from keepstep.sim.protocol.job import Job
+
+LOOK_NS = 10 * MS_NS
 
 
 class PacedGang(Gang):
@@ -24,6 +27,15 @@ class PacedGang(Gang):
 
     def _lasts_ns(self) -> int:
         return self._random.choice(self._pace.collective_ns)
+
+    def _over(self, members: Members, step: int, mixed: bytes) -> None:
+        """Not before all reach each other: collectives use the same links as copies do."""
+        machines = {member.site.machine.number for member, _, _ in members.values()}
+        network = self._job.network
+        if all(network.carries(a, b) for a in machines for b in machines if a != b):
+            super()._over(members, step, mixed)
+        elif all(member.is_in(self) for member, _, _ in members.values()):
+            self._job.world.after(LOOK_NS, None, self._over, members, step, mixed)
 
 
 class PacedRank(Rank):

@@ -255,7 +255,7 @@ def _aftermath(did: Sequence[tuple[int, dict[str, Any]]], events: Sequence[Event
 
 
 def _rates(record: Record) -> tuple[int, ...]:
-    """Of copies: a node's snapshots, and how long after the last one was sealed all was committed."""
+    """Of copies: a node's snapshots, and how long it took from the last one's seal, or the commit before, until all was committed."""
     if record.shape["nodes"] == 1:
         return ()
     epochs = sorted((e.mono_ns, e.data["epoch"]) for journal in record.journals for e in journal if e.kind == "resumed")
@@ -265,9 +265,20 @@ def _rates(record: Record) -> tuple[int, ...]:
             number = bisect_right(epochs, (line.mono_ns, 1 << 62)) - 1
             sealed[epochs[number][1], line.step].append(line.mono_ns)
     world = record.shape["nodes"] * record.shape["nproc"]
-    took = [ns - max(sealed[epoch, step]) for epoch, step, ns in record.committed if len(sealed[epoch, step]) == world]
+    # What a failure keeps from being committed says nothing about links.
+    disturbed = sorted([n["mono_ns"] for n in record.notes] + [e.mono_ns for j in record.journals for e in j if e.kind == "keeper-started"])
+    took, before_ns = [], 0
+    for epoch, step, at_ns in record.committed:  # one generation after the other: it waits for the one before
+        since_ns = max(before_ns, *sealed[epoch, step]) if len(sealed[epoch, step]) == world else at_ns
+        if since_ns < at_ns and bisect_right(disturbed, since_ns) == bisect_right(disturbed, at_ns):
+            took.append(at_ns - since_ns)
+        before_ns = at_ns
     nbytes = record.shape["nproc"] * _payload_bytes(record)
     return _sample(nbytes * S_NS / max(MS_NS, ns) for ns in took)
+
+
+def _step_ns(pace: Pace) -> int:
+    return int(sum(median(part) for part in (pace.forward_ns, pace.collective_ns, pace.rest_ns, pace.update_ns, pace.stall_ns)))
 
 
 def _payload_bytes(record: Record) -> int:
@@ -292,7 +303,7 @@ def _plan(record: Record, events: Sequence[Event], pace: Pace) -> Plan:
         tears=False,
         checks=False,
         budget_bytes=4 * GIB,
-        wires=Wires(checks=False, halves=0.0, measured_bytes_per_s=pace.bytes_per_s),
+        wires=Wires(checks=False, halves=0.0, measured_bytes_per_s=pace.bytes_per_s, holds_ns=_step_ns(pace)),
         load_ns=max(2, 2 * int(median(loaded))) if loaded else 2 * MS_NS,
         store_act_ns=max(2, 2 * int(median(persisted)) // PERSIST_ACTS) if persisted else 200 * MS_NS,
         pace=pace,

@@ -5,7 +5,7 @@ counted from the one that the job had last gone on from. So the schedule keeps i
 real one did, or less far.
 
 Not modelled: a stopped process is one that is dead and not yet missed; what a bit flips in is always the payload; a full store is full
-for all who write.
+for all who write; a node that is cut off from the meeting point is so together with all others.
 """
 
 from __future__ import annotations
@@ -230,6 +230,7 @@ class Striker(Checker):
         paths = [path for a in here for b in others for path in ((a, b), (b, a))]
         self.job.network.block(paths)
         self.job.world.after(strike.for_ns, None, self.job.network.unblock, paths)
+        self.job.kv.go_away(strike.for_ns)
         return True
 
     # -- whom

@@ -50,12 +50,15 @@ class Offer:
     stamp: Stamp
 
 
+Members = dict[int, tuple["Rank", int, bytes]]  # by rank: who, into which step, with which state
+
+
 class Gang:
     """The ranks of one life that train together: a step is over when all have entered it. A member that dies leaves the others waiting."""
 
     def __init__(self, job: Job, attempt: int) -> None:
         self._job, self.attempt = job, attempt
-        self._entered: dict[int, tuple[Rank, int, bytes]] = {}
+        self._entered: Members = {}
         self._random = job.world.stream(f"gang {attempt}")
 
     def enter(self, member: Rank, step: int, state: bytes) -> None:
@@ -75,7 +78,7 @@ class Gang:
         step_ns = self._job.plan.step_ns
         return step_ns + self._random.randrange(step_ns // 4)
 
-    def _over(self, members: dict[int, tuple[Rank, int, bytes]], step: int, mixed: bytes) -> None:
+    def _over(self, members: Members, step: int, mixed: bytes) -> None:
         if any(not m.is_in(self) for m, _, _ in members.values()):
             return  # one died meanwhile, or gave the step up: nobody gets its result
         for rank, (member, _, _) in sorted(members.items()):
