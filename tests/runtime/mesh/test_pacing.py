@@ -38,6 +38,7 @@ class World:
 
     def __init__(self, job_dir: Path, host: str = ELSEWHERE, ranks: int = 1, interface: str = "", **how: Any) -> None:
         self.now_ns, self.queued, self.told, self.job_dir = S_NS, 0.0, Told(), job_dir
+        self.rate = RATE
         self.ranks = [RhythmWriter(rhythm_path(job_dir, rank), self.clock, interface) for rank in range(ranks)]
         self.pacing = Pacing(job_dir, host, self.told, clock_ns=self.clock, **how)
         self.steps = 0
@@ -47,7 +48,7 @@ class World:
 
     def pass_ns(self, nanoseconds: int) -> None:
         self.now_ns += nanoseconds
-        self.queued = max(0.0, self.queued - nanoseconds * RATE / S_NS)
+        self.queued = max(0.0, self.queued - nanoseconds * self.rate / S_NS)
 
     def ask(self, nbytes: int) -> int:
         granted, wait_ns = self.pacing.ask(nbytes, Flow(1, int(self.queued), 100_000))
@@ -166,6 +167,24 @@ def test_another_rhythm_is_told_and_planned_anew(tmp_path: Path) -> None:
     assert [line for line in world.told.lines if "the rhythm has changed" in line]
     assert told["open_because"] == "" and told["step_bytes"] == 2 * MIB
     assert "2.0 MiB in" in before and "too much" not in before and "too much; 2 steps have room" in after
+
+
+def test_a_plan_comes_as_soon_as_the_link_is_known_and_another_one_when_it_is_another_link(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.pacing.expects(2 * MIB)  # when nothing has crossed the link yet
+    for _ in range(6):
+        world.step(asking=False)
+    assert world.pacing.plan is None
+    for _ in range(10):
+        world.step()
+    assert world.pacing.plan is not None
+    took_ns = sum(world.pacing.plan.used_ns)
+    assert abs(took_ns - 2 * MIB * S_NS // world.rate) < 0.15 * took_ns
+    world.rate //= 2
+    for _ in range(60):
+        world.step()
+    took_ns = sum(world.pacing.plan.used_ns)
+    assert abs(took_ns - 2 * MIB * S_NS // world.rate) < 0.15 * took_ns
 
 
 def test_every_byte_is_counted_by_when_it_went(tmp_path: Path) -> None:

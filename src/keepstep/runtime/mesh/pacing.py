@@ -39,7 +39,8 @@ from keepstep.ports import Journal
 
 LOOK_NS = 50 * MS_NS
 FIND_NS = S_NS
-COUNT_NS = S_NS  # what has been counted is told so often
+COUNT_NS = S_NS  # what has been counted is told so often, and so often it is seen whether the plan is still one for this link
+OTHER_LINK_RATIO = 0.05  # by which its speed differs from what was planned with
 TELL_NS = 5 * S_NS  # a rhythm that changes all the time is not to fill the journal
 PARTS = 4
 MOST_RESERVE_BYTES = 16 * MIB  # what a lane may have unanswered anyway
@@ -99,7 +100,7 @@ class Pacing:
         self._told_ns = self._counted_ns = 0
         self._counted: Interleaved | None = None
         self._granted_bytes = Counter[str]()
-        self._plans = 0
+        self._plans = self._planned_bytes_per_s = 0
         self.plan: Plan | None = None
         self.trace: deque[Sent] = deque(maxlen=TRACE)
         self.late = 0
@@ -179,12 +180,13 @@ class Pacing:
                 changed |= watched.rhythm.saw(step)
         self._follow_target()
         self._open_because = self._why_open()
-        if changed:
+        due = now_ns - self._counted_ns >= COUNT_NS
+        if changed or (due and self._is_other_link()):
             self._replan()
-        self._tell(now_ns)
-        if now_ns - self._counted_ns >= COUNT_NS:
+        if due:
             self._counted_ns = now_ns
             self._count()
+        self._tell(now_ns)
 
     def _find(self) -> None:
         """The pages of the ranks that live here now."""
@@ -237,12 +239,17 @@ class Pacing:
             return f"there is too little idle time: {self.plan.why}"
         return ""
 
+    def _is_other_link(self) -> bool:
+        planned = self._planned_bytes_per_s
+        return self._speed.is_known and abs(self._speed.bytes_per_s - planned) > OTHER_LINK_RATIO * planned
+
     def _replan(self) -> None:
         """For people, and to see whether it can be done at all."""
         profiles = self._profiles()
         if len(profiles) < max(1, len(self._watched)) or not self._step_bytes or not self._speed.is_known:
             return
         terms, mu = self._terms(), min(p.mu for p in profiles)
+        self._planned_bytes_per_s = terms.cost.bytes_per_s
         told = Told(
             open_because="",
             mu=mu,
