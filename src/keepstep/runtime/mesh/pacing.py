@@ -270,13 +270,13 @@ class Pacing:
             return
         overflow_ns, granted = self.plan.overflow_ns, self._granted_bytes
         counted = Interleaved(
-            self._plans,
-            sum(self.plan.budget_ns),
-            sum(self.plan.used_ns) - overflow_ns,
-            overflow_ns,
-            granted["idle"],
-            granted["late"],
-            granted["free"],
+            plans=self._plans,
+            idle_ns=sum(self.plan.budget_ns),
+            used_ns=sum(self.plan.used_ns) - overflow_ns,
+            overflow_ns=overflow_ns,
+            idle_bytes=granted["idle"],
+            late_bytes=granted["late"],
+            free_bytes=granted["free"],
         )
         if counted != self._counted:
             self._counted = counted
