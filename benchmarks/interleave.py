@@ -86,7 +86,7 @@ ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1)
 optimizer = torch.optim.AdamW(model.parameters())
 job = keepstep.protect(model=model, optimizer=optimizer, own=own)
 ends = []
-for step in job.steps(60):
+for step in job.steps(50):
     with step:
         time.sleep(0.15)
         own.add_(1.0)
@@ -96,7 +96,7 @@ for step in job.steps(60):
     ends.append(time.perf_counter())
 if rank == 0:
     with open(os.environ["BENCH_RESULT"], "w") as file:
-        file.write(str(statistics.median(b - a for a, b in zip(ends[30:], ends[31:]))))
+        file.write(str(statistics.median(b - a for a, b in zip(ends[20:], ends[21:]))))
 """
 
 
@@ -594,9 +594,9 @@ def main() -> None:
                 elif kind == "parts":
                     found = parts(lab, case, rate, max(3, rounds // 4))
                 elif kind == "overflow":
-                    found = overflow(lab, case, rate, max(2, rounds // 16))
+                    found = overflow(lab, case, rate, max(2, rounds // 20))
                 else:
-                    found = change(lab, case, rate, max(8, rounds // 5))
+                    found = change(lab, case, rate, max(8, rounds // 6))
         report[kind] = found | {"loads": [load, os.getloadavg()[0]]}
         if not args.json:
             show(kind, report[kind])
