@@ -21,6 +21,7 @@ import struct
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from keepstep.coding.checksum import BLOCK_BYTES, block_checksums, checksum, first_mismatch, pack_table, unpack_table
 from keepstep.errors import DamageError, IdentityError
@@ -159,7 +160,7 @@ class Slot:
 
     def begin(self, job_hash: bytes, rank: int, world_size: int, incarnation: int, stamp: Stamp) -> None:
         """From here until `seal` the slot holds nothing."""
-        who = {"job_hash": job_hash, "rank": rank, "world_size": world_size, "incarnation": incarnation, "stamp": stamp}
+        who: dict[str, Any] = {"job_hash": job_hash, "rank": rank, "world_size": world_size, "incarnation": incarnation, "stamp": stamp}
         self._write(EMPTY._replace(state=SlotState.WRITING, sequence=self._sequence() + 1, **who))
 
     def part(self, part: Part, header: SlotHeader) -> memoryview:
@@ -285,7 +286,8 @@ def parse_page(page: bytes, path: Path) -> SlotHeader:
     if magic != MAGIC or fmt != FORMAT:
         raise DamageError(f"{path}: expected slot format {FORMAT}, found {fmt}")
     sequence, job, layout, rank, world, incarnation, step, epoch, *sizes, wall, loss, _, _ = rest
-    return SlotHeader(_STATES[state], sequence, job, layout, rank, world, incarnation, Stamp(step, epoch), *sizes, wall, loss)
+    who = (job, layout, rank, world, incarnation, Stamp(step, epoch))
+    return SlotHeader._make((_STATES[state], sequence, *who, *sizes, wall, loss))
 
 
 def _fits(page: bytes, capacity: int) -> bool:

@@ -154,4 +154,5 @@ def _unpack(body: bytes) -> RankStatus:
     *fields, collective, count = _FIXED.unpack_from(body)
     slots = _SLOT.iter_unpack(memoryview(body)[_FIXED.size : _FIXED.size + count * _SLOT.size])
     fields[5] = _PHASES[fields[5]]
-    return RankStatus(*fields, tuple([SlotView(_STATES[state], Stamp(step, epoch)) for state, step, epoch in slots]), collective)
+    views = tuple([SlotView(_STATES[state], Stamp(step, epoch)) for state, step, epoch in slots])
+    return RankStatus._make((*fields, views, collective))
