@@ -87,7 +87,7 @@ def measure_protocol(nodes: int, steps: int) -> str:
     )
     job.world.run(20 * S_NS)  # all have met and voted
     gc.freeze()  # what stands now stands as long as the run: the collector need not walk it again and again
-    gc.set_threshold(200_000)
+    gc.set_threshold(500_000)
     began_s, began_ns = time.process_time(), job.world.now_ns
     outcome = job.run()
     took_s, virtual_s = time.process_time() - began_s, (outcome.virtual_ns - began_ns) / S_NS

@@ -74,8 +74,8 @@ class Commit:
         """
         for fact in facts:
             self._take(fact)
-        if heard.epoch == self.epoch:
-            known = self.horizon
+        known = self.horizon
+        if heard.epoch == self.epoch and (heard.committed, heard.target, heard.inherited) != (known.committed, known.target, known.inherited):
             self.horizon = replace(
                 known,
                 committed=_later(known.committed, heard.committed),
