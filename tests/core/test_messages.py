@@ -44,6 +44,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "table_checksum": st.integers(0, (1 << 64) - 1),
     "ranges": st.lists(st.tuples(st.sampled_from(Part), U63, st.integers(1, (1 << 63) - 1)), max_size=4).map(tuple),
     "body": st.dictionaries(st.text(max_size=10), JSON, max_size=4),
+    "document": st.text(st.characters(max_codepoint=127), min_size=1, max_size=20),
     "result": st.sampled_from(["got", "damaged", "unwanted"]),
 }
 
@@ -113,6 +114,8 @@ def test_a_field_missing_or_too_many_is_no_message(message: Message, surplus: bo
         (Message("sing", {}), Refusal.UNKNOWN_KIND),
         (Message("bye", {"reason": "x" * (MAX_TEXT_CHARS + 1)}), Refusal.MALFORMED),
         (Message("vote", {"round": 1, "word": "go", "body": {"x": object()}}), Refusal.MALFORMED),
+        *((Message("standing", {"round": 1, "document": text}), Refusal.MALFORMED) for text in ("", "\ud800", "\u00e4", {})),
+        (Message("standing", {"round": 1, "document": "x" * MAX_MESSAGE_BYTES}), Refusal.OVERSIZED),
         (Message("vote", {"round": 1, "word": "go", "body": {"x": float("nan")}}), Refusal.MALFORMED),
         (Message("vote", {"round": 1, "word": "go", "body": {"x": "x" * MAX_MESSAGE_BYTES}}), Refusal.OVERSIZED),
         (Message("inventory", {"round": 1, "snapshots": ((1, Stamp(1, 1)),) * (MAX_ITEMS + 1), "parities": ()}), Refusal.MALFORMED),

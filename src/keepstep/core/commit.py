@@ -75,7 +75,7 @@ class Commit:
         for fact in facts:
             self._take(fact)
         known = self.horizon
-        if heard.epoch == self.epoch and (heard.committed, heard.target, heard.inherited) != (known.committed, known.target, known.inherited):
+        if heard.epoch == self.epoch and _stamps(heard) != _stamps(known):
             self.horizon = replace(
                 known,
                 committed=_later(known.committed, heard.committed),
@@ -105,7 +105,7 @@ class Commit:
     def _says_more(self, said: Horizon) -> bool:
         """Would anybody act otherwise? That a step was decided about is news only when it makes hopeless what somebody has."""
         now = self.horizon
-        if (now.committed, now.target, now.inherited) != (said.committed, said.target, said.inherited):
+        if _stamps(now) != _stamps(said):
             return True
         return any(now.is_hopeless(s) and not said.is_hopeless(s) for own, _ in self._kinds for s in own.sealed)
 
@@ -124,6 +124,10 @@ class Commit:
         candidates = {s for s in pending.union(*(own.sealed for own, _ in self._kinds)) if oldest is None or s >= oldest or s == target}
         alive = frozenset(s for s in candidates if all(_may_have(own, s) for own, _ in self._kinds))
         return Horizon(self.epoch, committed, target, alive, min(own.decided_step for own, _ in self._kinds), self.horizon.inherited)
+
+
+def _stamps(word: Horizon) -> tuple[Stamp | None, ...]:
+    return word.committed, word.target, word.inherited
 
 
 def _later(one: Stamp | None, other: Stamp | None) -> Stamp | None:

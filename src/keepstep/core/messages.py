@@ -47,6 +47,13 @@ def _text(value: Any) -> str:
     return value
 
 
+def _document(value: Any) -> str:
+    """As long as a message may be; what it says is its reader's to judge."""
+    if not isinstance(value, str) or not value or not value.isascii():
+        raise ValueError(f"expected ASCII text that is not empty, found {value!r:.40}")
+    return value
+
+
 def _one_of(*words: str) -> Check:
     def check(value: Any) -> str:
         if value not in words:
@@ -112,8 +119,8 @@ KINDS: dict[str, dict[str, Check]] = {
         **{"round": _number, "epoch": _number, "policy": _text, "why": _text},
         **{"committed": _maybe, "target": _maybe, "alive": _many(_stamp), "decided_step": _whole(-1, _U63), "inherited": _maybe},
     },
-    # What the leader tells everybody about which nodes may be lost: for people to read.
-    "standing": {"round": _number, "body": _object},
+    # What the leader tells everybody about which nodes may be lost, as the JSON that is kept for people: made once, however many hear it.
+    "standing": {"round": _number, "document": _document},
     # To the leader: the ranks here all ended well; and from it: those of all nodes did.
     "ended": {"round": _number},
     "over": {"round": _number},

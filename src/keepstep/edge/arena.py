@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
@@ -38,7 +37,7 @@ _CHECK = struct.Struct("<Q")
 _CAPACITY = struct.Struct("<QQ")  # and again
 _STATES = tuple(SlotState)  # by their numbers
 _CLAIM = struct.Struct("<12xI56xqq")  # of a header: state, step, epoch
-_SLOT_NAME = re.compile("slot-[0-9]")
+_SLOT_NUMBERS = {f"slot-{index}": index for index in range(10)}
 EMPTY = SlotHeader(SlotState.EMPTY, 0, bytes(16), bytes(16), 0, 0, 0, Stamp(-1, 0), 0, 0, BLOCK_BYTES, 0, 0, 0, 0, math.nan)
 
 
@@ -55,7 +54,7 @@ def slot_path(job_dir: Path, rank: int, index: int) -> Path:
 def slot_paths(memory: Memory, job_dir: Path, rank: int) -> list[Path]:
     """The rank's slot files in order of their number."""
     names = memory.names(rank_dir(job_dir, rank))
-    return [slot_path(job_dir, rank, int(name[-1])) for name in names if _SLOT_NAME.fullmatch(name)]
+    return [slot_path(job_dir, rank, index) for name in names if (index := _SLOT_NUMBERS.get(name)) is not None]
 
 
 def ranks_in(memory: Memory, root: Path) -> list[int]:

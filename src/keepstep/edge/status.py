@@ -141,13 +141,10 @@ class StatusPages:
             self._drop(rank)
 
 
-def _pack(s: RankStatus) -> bytes:
-    fixed = _FIXED.pack(
-        *(s.rank, s.world_size, s.pid, s.incarnation, s.epoch, s.phase, s.step, s.completed_step, s.decided_step),
-        *(s.captured_steps, s.skipped_steps, s.torn_steps, s.stall_ns_total, s.stall_ns_last, s.step_ns_last),
-        *(s.copy_ns_last, s.seal_ns_last, s.payload_bytes, s.updated_mono_ns, s.loss, s.collective, len(s.slots)),
-    )
-    return fixed + b"".join([_SLOT.pack(state, *stamp) for state, stamp, _ in s.slots])
+def _pack(status: RankStatus) -> bytes:
+    *fields, slots, collective = status
+    fixed = _FIXED.pack(*fields, collective, len(slots))
+    return fixed + b"".join([_SLOT.pack(state, *stamp) for state, stamp, _ in slots])
 
 
 def _unpack(body: bytes) -> RankStatus:

@@ -6,6 +6,7 @@ and to the keeper (`Host`) words of the vote and snapshots that were fetched. De
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -86,7 +87,7 @@ class Node:
         self._early_offers: list[tuple[int, Mapping[str, Any]]] = []  # before that
         self._last_report: tuple[Any, ...] = ()
         self._rows: dict[int, tuple[RankStatus, tuple[Stamp, ...] | None, RankTold]] = {}  # by rank: the facts, and what is said of them
-        self._standing: dict[str, Any] | None = None
+        self._standing = ""  # what was told last
         self._has_news = False
         self._ticked_ns = 0
         self.horizon = Horizon(-1)
@@ -112,7 +113,7 @@ class Node:
         self._supplier.end()
         self._holder.begin(mesh)
         self.mesh, self._epoch, self._tidied = mesh, -1, False
-        self._policy, self._wards, self._last_report, self._standing = None, {}, (), None
+        self._policy, self._wards, self._last_report, self._standing = None, {}, (), ""
         self._leader, self.refusal = None, None
         asked = parse_policy(self._settings.redundancy)
         with_nodes = set(range(len(mesh.members))) if mesh.leads else {LEADER}
@@ -177,7 +178,7 @@ class Node:
         elif heard.kind == "persist":
             self._host.persist_word(node, fields["word"], fields["body"])
         elif heard.kind == "standing":
-            write_standing(self._memory, self._settings.job_dir, fields["body"])
+            write_standing(self._memory, self._settings.job_dir, fields["document"])
         elif heard.kind == "up":
             self._link_is_open(node)
         elif heard.kind == "writable":
@@ -379,10 +380,11 @@ class Node:
             return
         others = (m.node for m in self.mesh.members)
         standing = self._leader.standing([n for n in others if n == self.mesh.node or self._lines.is_open(n)])
-        if standing is not None and standing != self._standing:
-            self._standing = standing
+        document = json.dumps(standing) if standing is not None else ""
+        if document and document != self._standing:
+            self._standing = document
             for member in self.mesh.members:
-                self._lines.send(member.node, "standing", body=standing)
+                self._lines.send(member.node, "standing", document=document)
 
     # -- what scrubbing found
 

@@ -440,7 +440,7 @@ class Rank:
         """The header page, in two acts where a kill is to fall within it."""
         slot = self._slots[index]
         view = slot.part(Part.HEADER, header)
-        before = bytes(view)
+        before = bytes(view) if self.job.plan.tears else b""
         slot.seal(header, LAYOUT_HASH, 0.0, self.site.machine.clock.wall_ns())
         if self.job.plan.tears:
             at = self._random.randrange(PAGE_BYTES)
