@@ -38,7 +38,7 @@ demo: $(INSTALLED)
 lint: $(INSTALLED)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy src/keepstep/model src/keepstep/core src/keepstep/coding
+	@$(BIN)/mypy
 
 check: lint
 	@$(BIN)/python -m pytest -q $(QUICK)

@@ -70,7 +70,7 @@ def drill(
     """Inject faults into a small job and prove that it ends in the same state as without them."""
     console = Console(stderr=True)
     try:
-        faults = _faults(fault or [], random, seed, nproc, kinds, nodes, soak)
+        faults: Sequence[Fault] = _faults(fault or [], random, seed, nproc, kinds, nodes, soak)
         if random:
             steps = max(f.step for f in faults) + TAIL_STEPS
         check(faults, nproc, steps, nodes, rdzv_backend == "etcd")

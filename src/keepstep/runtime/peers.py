@@ -78,7 +78,7 @@ class Peers:
         self.newcomer = environ.get(REJOIN) == "1" and self._members.muted
         self._line = AgentLine.find(environ, rank, self._on_lost)
 
-    def tell_collectives(self, tell: Callable[[int], None]) -> None:
+    def tell_collectives(self, tell: Callable[[int], object]) -> None:
         """`tell` hears the number of every collective that is entered, on whichever thread that is."""
         self._members.on_enter = tell
 

@@ -47,7 +47,7 @@ class Membership:
         self.watched = False
         self.muted = False
         self._sequence = 0
-        self.on_enter: Callable[[int], None] = lambda sequence: None
+        self.on_enter: Callable[[int], object] = lambda sequence: None
         self.on_error: Callable[[str], None] = lambda why: None
         self.on_begin: Callable[[], None] = lambda: None
         self.on_end: Callable[[int], None] = lambda count: None
