@@ -163,6 +163,17 @@ def test_when_everything_was_protected(worlds: Any) -> None:
     assert list(world.facts.protected_ns) == [1, 3]
 
 
+def test_what_was_committed_is_told_once(worlds: Any) -> None:
+    world: World = worlds()
+    for step, looks in ((4, 2), (5, 1), (7, 3)):
+        world.says(0, epoch=1)
+        world.commits(0, Stamp(step, 1))
+        for _ in range(looks):
+            world.witness.look()
+    assert [(epoch, step) for epoch, step, _ in world.facts.committed] == [(1, 4), (1, 5), (1, 7)]
+    assert [at_ns for *_, at_ns in world.facts.committed] == sorted(at_ns for *_, at_ns in world.facts.committed)
+
+
 def test_a_link_goes_down_and_up(worlds: Any) -> None:
     world: World = worlds("link-down:node=3,step=5,for=0")
     note(world.attempts, 0, "asks", phase="forward", step=5)
