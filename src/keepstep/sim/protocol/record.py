@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median, quantiles
 from typing import Any, NamedTuple
@@ -39,6 +39,7 @@ TOLD: tuple[str, ...] = (
     "job-started",
 )
 TOLD += ("persist-started", "persisted", "loaded", "policy")
+READ = ("step", "source", "lost_steps", "epoch", "rank", "pid", "pids", "duration_ns", "policy")
 
 
 class Begun(NamedTuple):
@@ -68,15 +69,23 @@ class Record:
     journals: Sequence[Sequence[Event]]
 
     def to_json(self) -> dict[str, Any]:
-        """Of the journals only what is read here."""
-        journals = [[asdict(e) | {"why": ""} for e in journal if e.kind in TOLD] for journal in self.journals]
-        return {name: getattr(self, name) for name in ("shape", "faults", "notes", "phases", "committed")} | {"journals": journals}
+        """Only what is read here: of an event [time, kind, data], of a note [time, fault, what]."""
+        return {
+            **{"shape": self.shape, "faults": list(self.faults), "committed": [list(c) for c in self.committed]},
+            "notes": [[n["mono_ns"], n["fault"], n["what"]] for n in self.notes],
+            "phases": [list(begun) for begun in self.phases],
+            "journals": [[[e.mono_ns, e.kind, _read(e.data)] for e in journal if e.kind in TOLD] for journal in self.journals],
+        }
 
     @classmethod
     def from_json(cls, told: dict[str, Any]) -> Record:
-        journals = [[Event(**e) for e in journal] for journal in told["journals"]]
-        phases = [Begun(*line) for line in told["phases"]]
-        return cls(told["shape"], told["faults"], told["notes"], phases, told["committed"], journals)
+        journals = [[Event(at_ns, at_ns, "", kind, "", data) for at_ns, kind, data in journal] for journal in told["journals"]]
+        notes = [{"mono_ns": at_ns, "fault": fault, "what": what} for at_ns, fault, what in told["notes"]]
+        return cls(told["shape"], told["faults"], notes, [Begun(*begun) for begun in told["phases"]], told["committed"], journals)
+
+
+def _read(data: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in data.items() if key in READ}
 
 
 @dataclass(frozen=True, slots=True)
