@@ -284,13 +284,15 @@ class SimLinks:
             return
         assert end.address is not None
         target = self.network.doors.get(end.address)
+        unanswered_ns = 0
         if target is not None and target.process.alive:
             carries = self.network.carries(self.machine, target.machine) and self.network.carries(target.machine, self.machine)
             if carries:
                 self.process.after(2 * self.network.latency_ns(), self._shake_hands, end, target)
                 return
+            unanswered_ns = self.patience.silence_ns if self.network.wires.dials_wait else 0
         end.failures += 1
-        self._dial_soon(end, self.patience.retry_ns(end.failures))
+        self._dial_soon(end, unanswered_ns + self.patience.retry_ns(end.failures))
 
     def _shake_hands(self, end: End, target: SimLinks) -> None:
         if end.over or end.connection is not None:

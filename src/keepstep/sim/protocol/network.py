@@ -38,6 +38,7 @@ class Wires:
     checks: bool = True
     measured_bytes_per_s: tuple[int, ...] = ()  # where it was measured: one of these after the other
     holds_ns: int = 0  # each for so long
+    dials_wait: bool = False  # one that nobody answers takes as long as TCP tries, and misses that the path is back
 
 
 class Network:

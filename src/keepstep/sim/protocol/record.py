@@ -312,7 +312,7 @@ def _plan(record: Record, events: Sequence[Event], pace: Pace) -> Plan:
         tears=False,
         checks=False,
         budget_bytes=4 * GIB,
-        wires=Wires(checks=False, halves=0.0, measured_bytes_per_s=pace.bytes_per_s, holds_ns=_step_ns(pace)),
+        wires=Wires(checks=False, halves=0.0, dials_wait=True, measured_bytes_per_s=pace.bytes_per_s, holds_ns=_step_ns(pace)),
         load_ns=max(2, 2 * int(median(loaded))) if loaded else 2 * MS_NS,
         store_act_ns=max(2, 2 * int(median(persisted)) // PERSIST_ACTS) if persisted else 200 * MS_NS,
         pace=pace,
