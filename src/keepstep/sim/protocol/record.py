@@ -273,17 +273,40 @@ def _rates(record: Record) -> tuple[int, ...]:
         if line.phase == "seal":
             number = bisect_right(epochs, (line.mono_ns, 1 << 62)) - 1
             sealed[epochs[number][1], line.step].append(line.mono_ns)
-    world = record.shape["nodes"] * record.shape["nproc"]
-    # What a failure keeps from being committed says nothing about links.
-    disturbed = sorted([n["mono_ns"] for n in record.notes] + [e.mono_ns for j in record.journals for e in j if e.kind == "keeper-started"])
-    took, before_ns = [], 0
+    whole_ns = {stamp: max(at) for stamp, at in sealed.items() if len(at) == record.shape["nodes"] * record.shape["nproc"]}
+    # What a failure keeps from being committed says nothing about links, but that it had not been committed until then.
+    disturbed = [n["mono_ns"] for n in record.notes]
+    disturbed += [n["mono_ns"] + int((record.faults[n["fault"]]["for_ms"] or 0) * MS_NS) for n in record.notes]
+    disturbed += [e.mono_ns for journal in record.journals for e in journal if e.kind == "keeper-started"]
+    disturbed.sort()
+    took, cut_off, before_ns = [], [], 0
     for epoch, step, at_ns in record.committed:  # one generation after the other: it waits for the one before
-        since_ns = max(before_ns, *sealed[epoch, step]) if len(sealed[epoch, step]) == world else at_ns
+        since_ns = max(before_ns, whole_ns.get((epoch, step), at_ns))
         if since_ns < at_ns and bisect_right(disturbed, since_ns) == bisect_right(disturbed, at_ns):
             took.append(at_ns - since_ns)
         before_ns = at_ns
+    for resumed_ns, epoch in epochs:  # what its first fault cut off
+        number = bisect_right(disturbed, resumed_ns)
+        fault_ns = disturbed[number] if number < len(disturbed) else 0
+        step, at_ns = max(((s, ns) for e, s, ns in record.committed if e == epoch and ns < fault_ns), default=(-1, 0))
+        following_ns = min((ns for (e, s), ns in whole_ns.items() if e == epoch and s > step), default=fault_ns)
+        if max(at_ns, following_ns) < fault_ns:
+            cut_off.append(fault_ns - max(at_ns, following_ns))
     nbytes = record.shape["nproc"] * _payload_bytes(record)
-    return _sample(nbytes * S_NS / max(MS_NS, ns) for ns in took)
+    return tuple(nbytes * S_NS // max(MS_NS, ns) for ns in spread(took, cut_off))
+
+
+def spread(took: Sequence[int], cut_off: Sequence[int]) -> tuple[int, ...]:
+    """Quantiles of durations of which some were cut off, and would have been longer (Kaplan and Meier, 1958): to leave these out would
+    favour the short ones."""
+    found: list[int] = []
+    at_risk, left = len(took) + len(cut_off), 1.0
+    for duration, is_cut in sorted([*((d, False) for d in took), *((d, True) for d in cut_off)]):
+        ended = 0.0 if is_cut else left / at_risk
+        left, at_risk = left - ended, at_risk - 1
+        while took and len(found) < QUANTILES and 1 - left >= (len(found) + 0.5) / QUANTILES - 1e-9:
+            found.append(duration)
+    return (*found, *[max((*took, *cut_off))] * (QUANTILES - len(found))) if took else ()
 
 
 def _step_ns(pace: Pace) -> int:
