@@ -135,3 +135,26 @@ def recorded() -> Drawn:
 @pytest.fixture(scope="module")
 def compared(recorded: Drawn) -> Comparison:
     return compare(recorded, range(10))
+
+
+def test_a_recorded_drill_went_as_it_is_predicted(recorded: Drawn, compared: Comparison) -> None:
+    """What was seen is in the record; that a kill in a capture costs its step, and one between captures none, is certain."""
+    assert recorded.seen == (
+        *(Resumption(1, 7, "own memory", 1), Resumption(2, 16, "copies", 1)),
+        Resumption(4, 35, "own memory", 0),
+    )
+    assert compared.agrees and compared.overdue == 0, compared
+    capture, node, update = compared.rows
+    assert (capture.what, node.what, update.what) == ("kill", "kill-node", "keeper-kill + kill")
+    assert capture.predicted == Counter({("own memory", 1): 10}) and update.predicted == Counter({("own memory", 0): 10})
+    assert {source for source, _ in node.predicted} == {"copies"} and max(node.predicted, key=node.predicted.__getitem__) == ("copies", 1)
+    assert set(compared.resumptions.predicted) == {3}
+
+
+def test_captures_that_take_no_time_do_not_predict_what_was_seen(recorded: Drawn) -> None:
+    """The comparison tells a model that is wrong: without durations of captures and copies nothing but the step under way is lost."""
+    pace = replace(recorded.plan.pace, capture_ns=(1,), copy_ns=(1,), seal_ns=(1,))  # type: ignore[type-var]
+    quick = replace(recorded, plan=replace(recorded.plan, pace=pace))
+    late = tuple(replace(s, phase=Phase.SEAL, since_ns=MS_NS) if s.kind == "kill" else s for s in recorded.strikes)
+    found = compare(replace(quick, strikes=late), range(5))
+    assert not found.agrees and not found.rows[0].agrees

@@ -74,7 +74,7 @@ def drill(
         if random:
             steps = max(f.step for f in faults) + TAIL_STEPS
         check(faults, nproc, steps, nodes, rdzv_backend == "etcd")
-        _check_launcher(launcher, nproc, nodes, rdzv_backend)
+        _check_launcher(launcher, nproc, nodes, rdzv_backend, predict)
         parse_policy(policy)
         bits = None if rate is None else parse_rate(rate)
     except ConfigError as error:
@@ -135,13 +135,15 @@ def _faults(texts: Sequence[str], count: int, seed: int, nproc: int, kinds: str,
     return with_triggers([parse(text) for text in texts])
 
 
-def _check_launcher(launcher: str, nproc: int, nodes: int, backend: str) -> None:
+def _check_launcher(launcher: str, nproc: int, nodes: int, backend: str, predict: int) -> None:
     if backend not in ("c10d", "etcd") or (backend == "etcd" and nodes == 1):
         raise ConfigError(f"--rdzv-backend: expected c10d, or etcd with more than one node, found {backend}")
     if launcher not in LAUNCHERS:
         raise ConfigError(f"--launcher: expected one of {', '.join(LAUNCHERS)}, found {launcher!r}")
     if nodes > 1 and launcher != "run":
         raise ConfigError(f"--launcher: expected run with --nodes {nodes}, found {launcher}")
+    if predict and launcher != "run":
+        raise ConfigError(f"--predict: expected --launcher run, whose agents are simulated, found {launcher}")
     if nproc < 1 or (launcher == "plain" and nproc != 1):
         raise ConfigError(f"--nproc: expected {'1 with --launcher plain' if launcher == 'plain' else 'at least 1'}, found {nproc}")
 
