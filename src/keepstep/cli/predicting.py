@@ -17,7 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from keepstep.sim.prediction import Comparison, Row, Sums, compare
-from keepstep.sim.protocol.record import Begun, Drawn, Record, draw
+from keepstep.sim.protocol.drawn import Drawn, draw
+from keepstep.sim.protocol.record import Begun, Record
 from keepstep.testing.conductor import GRACE_S, LINK_DEAD_S, Drill
 from keepstep.testing.faults import Fault, to_plan
 from keepstep.testing.witness import Facts

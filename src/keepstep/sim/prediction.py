@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from keepstep.model.units import S_NS
+from keepstep.sim.protocol.drawn import Drawn, Resumption, source_of
 from keepstep.sim.protocol.job import Job
-from keepstep.sim.protocol.record import Drawn, Resumption, source_of
 from keepstep.sim.protocol.schedule import Striker
 from keepstep.sim.protocol.world import World
 
