@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import io
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,7 +63,7 @@ class Scene:
             {"node": n, "host": f"10.0.0.{n}", "rack": None, "ranks": 2, "incarnation": 7, "linked": linked or n == 1} for n in (0, 1)
         ]
         about = {"policy": "copies:2", "policy_why": "it was asked for", "step": step, "is_committed": is_committed, "nodes": members}
-        write_standing(MEMORY, self.settings.job_dir, json.dumps({**about, **verdict}))
+        write_standing(MEMORY, self.settings.job_dir, {**about, **verdict})
 
     def told_ago(self, seconds: float) -> None:
         then_ns = Now.read().wall_ns - int(seconds * S_NS)

@@ -28,10 +28,11 @@ from keepstep.edge.processes import ensure_keeper
 from keepstep.edge.status import StatusPage
 from keepstep.edge.store import Store
 from keepstep.errors import ConfigError, IdentityError, KeeperError, LayoutError, MemoryBudgetError, StoreError
-from keepstep.model.snapshot import Stamp
+from keepstep.model.snapshot import SlotState, SlotView, Stamp
 from keepstep.model.units import PAGE_BYTES
 from keepstep.runtime import session
 from keepstep.runtime.capturing import Capturing
+from keepstep.runtime.pins import pin_one, unpin
 
 Settings = dict[str, Any]
 
@@ -267,6 +268,23 @@ def test_a_snapshot_that_is_damaged_after_it_proved_is_asked_for_anew(settings: 
     told = read_journal(settings["state_dir"] / settings["job"] / "journal.jsonl")
     assert any(e.kind == "damaged" and e.why.startswith(f"{stamp} proves no more") for e in told)
     job.close()
+
+
+def test_whoever_hears_that_a_snapshot_is_sealed_can_pin_it(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the keeper, which does so at once, finds it locked, and its copies are late."""
+    found = []
+    set_view = Capturing._set_view
+
+    def pinned_before(self: Capturing, index: int, view: SlotView, **changes: Any) -> None:
+        if view.state is SlotState.SEALED:
+            slot = pin_one(MEMORY, job_dir(settings), view.stamp, 0)
+            found.append(slot is not None)
+            unpin([slot] if slot is not None else [])
+        set_view(self, index, view, **changes)
+
+    monkeypatch.setattr(Capturing, "_set_view", pinned_before)
+    run(settings, Training(), 5)
+    assert len(found) > 1 and all(found)
 
 
 def test_a_slot_without_a_header_does_not_move_its_neighbours(settings: Settings) -> None:

@@ -47,13 +47,6 @@ def _text(value: Any) -> str:
     return value
 
 
-def _document(value: Any) -> str:
-    """As long as a message may be; what it says is its reader's to judge."""
-    if not isinstance(value, str) or not value or not value.isascii():
-        raise ValueError(f"expected ASCII text that is not empty, found {value!r:.40}")
-    return value
-
-
 def _one_of(*words: str) -> Check:
     def check(value: Any) -> str:
         if value not in words:
@@ -103,6 +96,7 @@ _held = _many(_items(_rank, _stamp))
 _SNAPSHOT: dict[str, Check] = {"round": _number, "rank": _rank, "stamp": _stamp}
 _maybe = _many(_stamp)  # none or one
 _row = _many(_rank)
+_ranges = _many(_items(_rank, _rank))
 
 KINDS: dict[str, dict[str, Check]] = {
     # To the leader: what this node has proven. `snapshots`: (rank, stamp); `parities`: (rank, stamp, row, tolerates).
@@ -119,8 +113,12 @@ KINDS: dict[str, dict[str, Check]] = {
         **{"round": _number, "epoch": _number, "policy": _text, "why": _text},
         **{"committed": _maybe, "target": _maybe, "alive": _many(_stamp), "decided_step": _whole(-1, _U63), "inherited": _maybe},
     },
-    # What the leader tells everybody about which nodes may be lost, as the JSON that is kept for people: made once, however many hear it.
-    "standing": {"round": _number, "document": _document},
+    # What the leader tells everybody about which nodes may be lost (core/standing.py).
+    "standing": {
+        **{"round": _number, "policy": _text, "policy_why": _text, "step": _whole(-1, _U63), "is_committed": _whole(0, 1)},
+        **{"apart": _ranges, "alone": _ranges, "critical": _many(_items(_rank, _row)), "out_of_reach": _ranges},
+        **{"any_nodes": _whole(-1, _U32), "losable": _text},
+    },
     # To the leader: the ranks here all ended well; and from it: those of all nodes did.
     "ended": {"round": _number},
     "over": {"round": _number},

@@ -11,9 +11,9 @@ from keepstep.ports import Memory
 FILE = "nodes.json"
 
 
-def write_standing(memory: Memory, job_dir: Path, document: str) -> None:
+def write_standing(memory: Memory, job_dir: Path, standing: dict[str, Any]) -> None:
     """Whole or not at all."""
-    text, fresh = document.encode(), job_dir / (FILE + ".new")
+    text, fresh = json.dumps(standing).encode(), job_dir / (FILE + ".new")
     region = memory.create(fresh, len(text))
     region.view[:] = text
     region.close()

@@ -307,6 +307,7 @@ class Capturing:
             sealed = True
             self._counts["captured_steps"] += 1
             seal_ns = time.perf_counter_ns() - began_ns
+            copy.slot.unlock()  # before anybody is told: who hears of it pins it at once
             self._set_view(
                 index,
                 SlotView(SlotState.SEALED, stamp),
@@ -316,7 +317,6 @@ class Capturing:
                 payload_bytes=copy.state.payload_bytes,
                 loss=value,
             )
-            copy.slot.unlock()
         finally:
             copy.done.set()  # whatever happened, the trainer is not to wait for it
             if not sealed:
@@ -324,8 +324,8 @@ class Capturing:
 
     def _give_up(self, index: int) -> None:
         self.slots[index].void()
-        self._set_view(index, EMPTY_VIEW, **self._counts)
         self.slots[index].unlock()
+        self._set_view(index, EMPTY_VIEW, **self._counts)
 
     def _torn(self, stamp: Stamp, moved: list[str], protected: Protected) -> None:
         self._counts["torn_steps"] += 1

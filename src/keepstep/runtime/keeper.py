@@ -122,7 +122,7 @@ class Keeper:
         elif kind == "failed":
             self.election.failed(int(message["rank"]), int(message["round"]), str(message["why"]))
         elif kind == "changed" and self.node is not None:
-            self.node.report()
+            self.node.rank_changed()
         elif kind == "count":
             box.send({"kind": "counts", "counts": self.lines.counts() if self.lines is not None else {}})
         elif kind == "listen":

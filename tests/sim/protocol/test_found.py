@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from keepstep.core.reach import Source
-from keepstep.edge.arena import parse_page
+from keepstep.edge.arena import Slot, parse_page
 from keepstep.errors import DamageError
 from keepstep.model.snapshot import SlotState, Stamp
 from keepstep.model.units import MS_NS, PAGE_BYTES, S_NS
 from keepstep.model.wire import Part, Span
 from keepstep.runtime.mesh.node import Node
 from keepstep.sim.protocol.job import Job, Outcome
+from keepstep.sim.protocol.memory import SimMemory
 from keepstep.sim.protocol.plan import Plan
 from keepstep.sim.protocol.swarm import CHECKERS
 from keepstep.sim.protocol.trainer import Rank
@@ -221,6 +223,27 @@ def test_a_bit_that_flips_between_a_ranks_question_and_its_load_costs_no_generat
     [_, again] = [e for site in job.sites for e in site.machine.events if e.kind == "resumed"]
     assert again.data["source"] == "memory" and len(flipped) == 1
     assert (again.data["step"] == flipped[0].step) == (policy != "none")
+
+
+def test_a_snapshot_that_is_in_its_ranks_hands_for_a_moment_is_copied_soon_after() -> None:
+    """A keeper that could not pin it tried again with the leader's next word, a step or two later."""
+    committed: list[int] = []
+
+    class Holds(Checker):
+        name = "holds"
+
+        def sealed(self, rank: Rank, stamp: Stamp) -> None:
+            if (rank.rank, stamp.step) != (0, 3):
+                return
+            hand = rank.site.machine.start("hand")
+            slots = [Slot(SimMemory(rank.site.machine.files, hand), Path(path)) for path, _ in own_slots(self.job, rank)]
+            [slot] = [slot for slot in slots if slot.claims(stamp)]
+            assert slot.lock(exclusive=True)
+            self.job.world.after(100 * MS_NS, None, hand.end, "has let go")
+            self.job.world.after(3 * S_NS, None, lambda: committed.append(node_half(self.job, 0).horizon.committed.step))  # type: ignore[union-attr]
+
+    ended_well(Job(Plan(nodes=2, steps=6, step_ns=20 * S_NS, slots=4), World(1), [*CHECKERS, Holds]))
+    assert committed == [3]
 
 
 def own_slots(job: Job, rank: Rank) -> list[tuple[str, Any]]:

@@ -5,12 +5,13 @@ Comes in: the nodes' reports. Goes out: its word to all of them. Everything it k
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 from keepstep.core.commit import Commit, RankFacts
 from keepstep.core.cut import Holding, common
 from keepstep.core.placement import Facts, auto, place
+from keepstep.core.standing import said
 from keepstep.core.survival import which_can_be_lost
 from keepstep.core.wards import wards
 from keepstep.errors import ConfigError
@@ -67,8 +68,8 @@ class Leader:
         """What every rank holds itself, as last reported."""
         return [f.own for f in self._commit.facts.values()] if self._commit is not None else []
 
-    def standing(self, alive: Collection[int]) -> dict[str, Any] | None:
-        """Which nodes may be lost at this moment, from what is proven: for people. None while nothing is known."""
+    def standing(self, alive: Set[int]) -> dict[str, Any] | None:
+        """Which nodes may be lost at this moment, from what is proven. None while nothing is known."""
         if self._commit is None or self._policy is None or len(self._commit.facts) < self._mesh.world_size:
             return None
         facts, horizon = self._commit.facts, self._commit.horizon
@@ -79,24 +80,10 @@ class Leader:
             ranks = [facts[r] for r in self._mesh.ranks_of(node)]
             everywhere = all(stamp in f.protected for f in ranks)
             proven[node] = holders if everywhere else (node,) if all(stamp in f.own.sealed for f in ranks) else ()
-        losable = which_can_be_lost(placement, alive, proven)
         return {
-            "policy": str(self._policy),
-            "policy_why": self._why,
-            "step": None if stamp is None else stamp.step,
-            "is_committed": horizon.committed is not None,
-            "nodes": [
-                {
-                    **{"node": m.node, "host": m.host, "incarnation": m.incarnation, "rack": m.rack, "ranks": m.ranks},
-                    "linked": m.node in alive,
-                }
-                for m in self._mesh.members
-            ],
-            "safe": list(losable.safe),
-            "critical": {str(node): list(owners) for node, owners in losable.critical.items()},
-            "out_of_reach": list(losable.out_of_reach),
-            "any_nodes": losable.any_nodes,
-            "why": losable.why,
+            **{"policy": str(self._policy), "policy_why": self._why[:1000]},
+            **{"step": -1 if stamp is None else stamp.step, "is_committed": int(horizon.committed is not None)},
+            **said(which_can_be_lost(placement, alive, proven), alive, len(self._mesh.members)),
         }
 
     def _choose_policy(self, hindered: str) -> None:

@@ -6,7 +6,6 @@ and to the keeper (`Host`) words of the vote and snapshots that were fetched. De
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +14,7 @@ from keepstep.config import Settings
 from keepstep.core.commit import first_word, newer
 from keepstep.core.cut import Holding, common, holding_of
 from keepstep.core.reach import CodedRow, Inventory
+from keepstep.core.standing import completed
 from keepstep.core.wards import Ward, wards
 from keepstep.edge.arena import Slot, rank_dir, ranks_in, slot_paths
 from keepstep.edge.horizon import HorizonPage
@@ -35,6 +35,7 @@ from keepstep.runtime.mesh.supplier import Supplier
 from keepstep.runtime.world import World
 
 TICK_NS = S_NS // 2
+STANDS_NS = 5 * S_NS  # so long a word about the nodes stands when nothing but the step has changed
 
 
 class Host(Protocol):
@@ -87,7 +88,8 @@ class Node:
         self._early_offers: list[tuple[int, Mapping[str, Any]]] = []  # before that
         self._last_report: tuple[Any, ...] = ()
         self._rows: dict[int, tuple[RankStatus, tuple[Stamp, ...] | None, RankTold]] = {}  # by rank: the facts, and what is said of them
-        self._standing = ""  # what was told last
+        self._standing: dict[str, Any] = {}  # what was told last, and when
+        self._stood_ns = 0
         self._has_news = False
         self._ticked_ns = 0
         self.horizon = Horizon(-1)
@@ -113,7 +115,7 @@ class Node:
         self._supplier.end()
         self._holder.begin(mesh)
         self.mesh, self._epoch, self._tidied = mesh, -1, False
-        self._policy, self._wards, self._last_report, self._standing = None, {}, (), ""
+        self._policy, self._wards, self._last_report, self._standing = None, {}, (), {}
         self._leader, self.refusal = None, None
         asked = parse_policy(self._settings.redundancy)
         with_nodes = set(range(len(mesh.members))) if mesh.leads else {LEADER}
@@ -178,7 +180,8 @@ class Node:
         elif heard.kind == "persist":
             self._host.persist_word(node, fields["word"], fields["body"])
         elif heard.kind == "standing":
-            write_standing(self._memory, self._settings.job_dir, fields["document"])
+            assert self.mesh is not None
+            write_standing(self._memory, self._settings.job_dir, completed(fields, self.mesh))
         elif heard.kind == "up":
             self._link_is_open(node)
         elif heard.kind == "writable":
@@ -306,6 +309,11 @@ class Node:
 
     # -- every step
 
+    def rank_changed(self) -> None:
+        """A rank here has sealed a snapshot, given one up, or skipped one."""
+        self._owner.go_on()
+        self.report()
+
     def report(self) -> None:
         """Tell the leader what this node's ranks hold and what is protected of it, if that changed."""
         if self._epoch < 0 or self.mesh is None:
@@ -378,13 +386,16 @@ class Node:
     def _tell_standing(self) -> None:
         if self._leader is None or self.mesh is None:
             return
-        others = (m.node for m in self.mesh.members)
-        standing = self._leader.standing([n for n in others if n == self.mesh.node or self._lines.is_open(n)])
-        document = json.dumps(standing) if standing is not None else ""
-        if document and document != self._standing:
-            self._standing = document
-            for member in self.mesh.members:
-                self._lines.send(member.node, "standing", document=document)
+        nodes = (m.node for m in self.mesh.members)
+        standing = self._leader.standing({n for n in nodes if n == self.mesh.node or self._lines.is_open(n)})
+        if standing is None or standing == self._standing:
+            return
+        only_another_step = {**standing, "step": None} == {**self._standing, "step": None}
+        if only_another_step and self._clock.monotonic_ns() - self._stood_ns < STANDS_NS:
+            return  # which everybody's horizon tells too
+        self._standing, self._stood_ns = standing, self._clock.monotonic_ns()
+        for member in self.mesh.members:
+            self._lines.send(member.node, "standing", **standing)
 
     # -- what scrubbing found
 

@@ -72,7 +72,9 @@ class Owner:
         self._ranks: range = range(0)
         self._now: dict[int, Protection] = {}
         self._sizes: dict[tuple[int, Stamp], Sizes] = {}  # what members of our rows have announced
+        self._target: Stamp | None = None
         self._floor: Stamp | None = None
+        self._damaged: set[int] = set()  # ranks of whose target that has been told
         self.protected: dict[int, tuple[Stamp, ...]] = {}
         self.hindered = ""
 
@@ -81,7 +83,7 @@ class Owner:
     def begin(self, ranks: range) -> None:
         """Another round."""
         self._release_all()
-        self._ranks, self._wards, self._sizes, self._floor = ranks, {}, {}, None
+        self._ranks, self._wards, self._sizes, self._target, self._floor = ranks, {}, {}, None, None
         self.protected, self.hindered = {}, ""
 
     def follow(self, wards: Mapping[int, Ward]) -> None:
@@ -92,13 +94,22 @@ class Owner:
 
     def protect(self, target: Stamp | None, floor: Stamp | None) -> None:
         """Bring `target` to all holders. What is older than `floor` they may overwrite."""
-        self._floor = floor
+        if target != self._target:
+            self._damaged.clear()
+        self._target, self._floor = target, floor
         for rank in self._ranks:
             now = self._now.get(rank)
             if now is not None and now.stamp != target:
                 self._release(rank)
-            if target is not None and rank in self._wards and rank not in self._now and target not in self.protected.get(rank, ()):
-                self._start(self._wards[rank], target)
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Begin with what could not be pinned before, because its rank was looking at it this moment."""
+        target = self._target
+        if target is not None:
+            for rank in self._ranks:
+                if rank in self._wards and rank not in self._now and target not in self.protected.get(rank, ()):
+                    self._start(self._wards[rank], target)
 
     def _start(self, ward: Ward, stamp: Stamp) -> None:
         if not ward.holders:
@@ -106,14 +117,16 @@ class Owner:
             return
         slot = pin_one(self._world.memory, self._job_dir, stamp, ward.rank)
         if slot is None:
-            return  # damaged or given up this moment: the leader will hear that it is not sealed any more
+            return  # damaged or given up, as the leader will hear, or in its rank's hands this moment
         try:
             header = slot.header()
             table = tuple(slot.table(header))
         except DamageError as error:
-            self._journal.record("damaged", f"{error}; it is not copied", rank=ward.rank)
             slot.close()
-            self._on_damage()
+            if ward.rank not in self._damaged:
+                self._damaged.add(ward.rank)
+                self._journal.record("damaged", f"{error}; it is not copied", rank=ward.rank)
+                self._on_damage()
             return
         sizes = {r: self._sizes[(r, stamp)] for r in ward.row if (r, stamp) in self._sizes}
         sizes[ward.rank] = Sizes(header.payload_bytes, header.manifest_bytes)
@@ -296,6 +309,7 @@ class Owner:
 
     def tick(self) -> None:
         """Ask again where nothing has moved: whatever got lost, a repeated offer finds out."""
+        self.go_on()
         now_ns = self._clock.monotonic_ns()
         for now in [p for p in self._now.values() if not p.pin.is_shared]:
             for node, sending in now.holders.items():

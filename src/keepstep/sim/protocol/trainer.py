@@ -465,8 +465,8 @@ class Rank:
 
     def _captured(self, index: int, view: SlotView, **changes: Any) -> None:
         self._capturing = False
-        self._set_view(index, view, **changes, **self._counts)
         self._slots[index].unlock()
+        self._set_view(index, view, **changes, **self._counts)
         if self._ending:
             self._end()
         self._obey()
