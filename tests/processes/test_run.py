@@ -334,7 +334,7 @@ LEAVES = """
 import threading, time
 from datetime import timedelta
 from torch.distributed import TCPStore
-from keepstep.cli.run import _leave
+from keepstep.cli.main import leave
 
 store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
@@ -351,7 +351,7 @@ for _ in range(3):
     threading.Thread(target=wait, daemon=True).start()
 time.sleep(0.2)
 print("said")
-_leave(70)
+leave(70)
 """
 
 

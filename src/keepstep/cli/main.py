@@ -6,7 +6,10 @@ sentence and exit code 2; anything else is our own mistake and keeps its traceba
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import logging
+import os
+import sys
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -68,5 +71,18 @@ for command in (status, inspect, explain, clean, drill, profile, placement, simu
     app.command()(command)
 app.add_typer(lab, name="lab")
 
-if __name__ == "__main__":
-    app()
+
+def leave(code: str | int | None) -> NoReturn:
+    """End this process at once with that code. A thread of an agent may still wait in torch's store, and an interpreter that ends under it
+    aborts: the steward would take an agent whose job is over for one that was killed."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+
+
+if __name__ == "__main__":  # so are agents started
+    try:
+        app()
+    except SystemExit as end:
+        leave(end.code)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
@@ -109,16 +109,7 @@ def _run(given: dict[str, Any], script_args: list[str]) -> int:
         os.environ.pop(name, None)
     from keepstep.runtime.agent import supervise  # imports torch
 
-    _leave(supervise(launch, config, environ))
-
-
-def _leave(exit_code: int) -> NoReturn:
-    """At once: a thread may still wait in torch's store, and an interpreter that ends under it aborts: whoever watches would take an agent
-    whose job is over for one that was killed, and start the job again."""
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(exit_code)
+    return supervise(launch, config, environ)
 
 
 def build_launch(given: dict[str, Any], script_args: list[str]) -> Launch:
