@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.core.rounds import Silence, assign, disagreement, keepers_round, members_of, missing, present
+from keepstep.core.rounds import Silence, assign, disagreement, keepers_round, members_of, missing, present, sat_there
 from keepstep.model.mesh import Member, Mesh
 from keepstep.model.rounds import NOBODY, Arrival, Verdict, arrival_from_text, verdict_from_text
 
@@ -21,6 +21,12 @@ def arrival(name: str, node: int | None = None, node_rank: int | None = None, no
 
 def test_the_first_round_goes_by_order_of_arrival() -> None:
     assert assign([arrival("a"), arrival("b"), arrival("c")]) == (0, 1, 2)
+
+
+def test_a_seat_is_known_by_its_keeper() -> None:
+    seats = [None, arrival("a"), NOBODY]
+    assert sat_there(seats, "host-a", 7, 1)
+    assert not any(sat_there(seats, *other) for other in [("host-b", 7, 1), ("host-a", 8, 1), ("host-a", 7, 2)])
 
 
 def test_who_was_asked_to_be_a_node_is_it() -> None:

@@ -21,6 +21,12 @@ def present(arrivals: Sequence[Arrival | None]) -> list[int]:
     return [place for place, arrival in enumerate(arrivals) if arrival is not None and not arrival.is_nobody]
 
 
+def sat_there(arrivals: Sequence[Arrival | None], host: str, port: int, incarnation: int) -> bool:
+    """Whether the node of this keeper has a seat already, to an agent that has not come to any: one of its own that was killed. Nobody will
+    speak for it, and since its keeper lives no link is lost either."""
+    return any(a is not None and (a.host, a.port, a.incarnation) == (host, port, incarnation) for a in arrivals)
+
+
 def assign(arrivals: Sequence[Arrival]) -> tuple[int, ...]:
     """The node id of each arrival: former ids first, then those asked for, then whatever is vacant in order of arrival."""
     ids: dict[int, int] = {}  # arrival -> node

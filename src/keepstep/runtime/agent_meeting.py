@@ -28,7 +28,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from keepstep.config import Settings
-from keepstep.core.rounds import assign, disagreement, keepers_round, members_of, present
+from keepstep.core.rounds import assign, disagreement, keepers_round, members_of, present, sat_there
 from keepstep.edge.journal import Journal
 from keepstep.edge.torch.kv_embedded import EmbeddedKV, in_words, meet_embedded
 from keepstep.edge.torch.rendezvous import CALLED_OFF, Rendezvous, open_store
@@ -266,6 +266,13 @@ class Several:
         if self._follows >= 0:
             self._say(point, self._follows, Verdict("again", "the agent of a node was killed, and another one has taken over", keep=True))
         number, vacant = self._catch_up(point)
+        if keeper is not None and sat_there(point.seats(number, self._launch.nodes), keeper.host, keeper.port, keeper.incarnation):
+            self._say(
+                point,
+                number,
+                Verdict("again", "the agent of a node was killed as a round began, and another one has taken over", keep=True),
+            )
+            number, vacant = self._catch_up(point)
         waits_s = FIRST_S if number and self._follows < 0 else 0.0
         while keeper is not None:
             newest = max(self._mine.newest_round, keeper.round)

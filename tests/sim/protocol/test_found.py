@@ -17,6 +17,7 @@ from keepstep.runtime.mesh.node import Node
 from keepstep.sim.protocol.job import Job, Outcome
 from keepstep.sim.protocol.memory import SimMemory
 from keepstep.sim.protocol.plan import Plan
+from keepstep.sim.protocol.site import Site
 from keepstep.sim.protocol.swarm import CHECKERS
 from keepstep.sim.protocol.trainer import Rank
 from keepstep.sim.protocol.watching import Checker
@@ -244,6 +245,29 @@ def test_a_snapshot_that_is_in_its_ranks_hands_for_a_moment_is_copied_soon_after
 
     ended_well(Job(Plan(nodes=2, steps=6, step_ns=20 * S_NS, slots=4), World(1), [*CHECKERS, Holds]))
     assert committed == [3]
+
+
+def test_an_agent_that_is_killed_as_a_round_begins_is_spoken_for_by_the_next_one() -> None:
+    """It had its seat, and had not started its ranks. Its keeper lived on, so that no link was lost, and the next agent waited as a spare:
+    nobody got on for a minute."""
+    job = a_job(Plan(nodes=2, steps=20))
+    killed: list[int] = []
+
+    def lose() -> None:
+        sites = {node_half(job, s).mesh.node: job.sites[s] for s in range(2)}  # type: ignore[union-attr]
+        job.lose_machine(sites[0])
+        look(sites[1])
+
+    def look(site: Site) -> None:
+        if site.agent is not None and all(f"1/ready/{place}" in job.kv.written for place in range(2)):
+            killed.append(job.world.now_ns)
+            site.agent.process.end("killed")
+        else:
+            job.world.after(MS_NS // 10, None, look, site)
+
+    job.world.at(10 * S_NS, None, lose)
+    outcome = ended_well(job)
+    assert len(killed) == 1 and len(events(job, "resumed")) == 2 and outcome.virtual_ns < 50 * S_NS
 
 
 def own_slots(job: Job, rank: Rank) -> list[tuple[str, Any]]:

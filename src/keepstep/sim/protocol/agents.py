@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from keepstep.core.patience import Patience
 from keepstep.core.restarts import Restarts
-from keepstep.core.rounds import assign, keepers_round, members_of
+from keepstep.core.rounds import assign, keepers_round, members_of, sat_there
 from keepstep.model.failure import Budget
 from keepstep.model.mesh import Mesh
 from keepstep.model.restarts import (
@@ -141,7 +141,10 @@ class Agent:
         def found(texts: list[str | None]) -> None:
             if texts[0] is None:
                 self._number = number
-                self._arrive()
+                if self._follows:
+                    self._look_for_predecessor()
+                else:
+                    self._arrive()
                 return
             verdict = verdict_from_text(texts[0])
             if verdict.kind != "again":
@@ -151,6 +154,22 @@ class Agent:
             self._next_open_round(number + 1)
 
         self.job.kv.read(self.process, [f"{number}/verdict"], found)
+
+    def _look_for_predecessor(self) -> None:
+        """It may have been killed between its arrival and the start of its ranks."""
+        number = self._number
+
+        def found(texts: list[str | None]) -> None:
+            assert self._listens is not None
+            listens = self._listens
+            arrivals = [arrival_from_text(text) for text in texts if text]
+            if not sat_there(arrivals, str(listens["host"]), int(listens["port"]), int(listens["incarnation"])):
+                self._arrive()
+                return
+            why = "the agent of a node was killed as a round began, and another one has taken over"
+            self._say(number, Verdict("again", why, keep=True), lambda: self._next_open_round(number))
+
+        self.job.kv.read(self.process, [f"{number}/seat/{place}" for place in range(self.job.plan.nodes)], found)
 
     def _arrive(self) -> None:
         """Take part in the next round: this node's ranks wait for it, or are dead."""
