@@ -11,11 +11,13 @@ from keepstep.core.reach import Source
 from keepstep.edge.arena import Slot, parse_page
 from keepstep.errors import DamageError
 from keepstep.model.snapshot import SlotState, Stamp
-from keepstep.model.units import MS_NS, PAGE_BYTES, S_NS
-from keepstep.model.wire import Part, Span
+from keepstep.model.units import KIB, MS_NS, PAGE_BYTES, S_NS
+from keepstep.model.wire import Message, Part, Span
 from keepstep.runtime.mesh.node import Node
 from keepstep.sim.protocol.job import Job, Outcome
+from keepstep.sim.protocol.links import SimLinks
 from keepstep.sim.protocol.memory import SimMemory
+from keepstep.sim.protocol.network import Wires
 from keepstep.sim.protocol.plan import Plan
 from keepstep.sim.protocol.site import Site
 from keepstep.sim.protocol.swarm import CHECKERS
@@ -268,6 +270,36 @@ def test_an_agent_that_is_killed_as_a_round_begins_is_spoken_for_by_the_next_one
     job.world.at(10 * S_NS, None, lose)
     outcome = ended_well(job)
     assert len(killed) == 1 and len(events(job, "resumed")) == 2 and outcome.virtual_ns < 50 * S_NS
+
+
+def test_a_header_that_was_damaged_before_it_was_sent_is_not_kept_beside_a_parity() -> None:
+    """What was sent arrived as it was sent, and so it was acknowledged, committed, and could not be restored."""
+    flipped: list[Stamp] = []
+    lives: list[Rank] = []
+
+    class Flips(Checker):
+        name = "flips"
+
+        def joined(self, rank: Rank) -> None:
+            lives.extend([rank] if rank.rank == 0 and not lives else [])
+
+        def said(self, links: SimLinks, node: int, message: Message) -> None:
+            if message.kind == "accept" and (message.fields["rank"], message.fields["stamp"].step) == (0, 3) and not flipped:
+                flipped.append(message.fields["stamp"])
+                self.job.world.after(300 * MS_NS, None, self.flip, flipped[0])
+
+        def flip(self, stamp: Stamp) -> None:
+            for path, file in own_slots(self.job, lives[0]):
+                if parse_page(bytes(file.data[:PAGE_BYTES]), Path(path)).stamp == stamp:
+                    file.data[1000] ^= 1
+            self.job.atlas.damaged.add((lives[0].site.machine.number, 0, stamp))
+            self.job.world.after(15 * S_NS, None, self.job.lose_machine, lives[0].site)
+
+    wires = Wires(bytes_per_s=10 * KIB, queue_bytes=KIB)  # so that the header, which goes last, waits for its turn
+    job = Job(Plan(nodes=3, steps=10, step_ns=10 * S_NS, policy="parity:3", scrub_every_s=0.0, wires=wires), World(1), [*CHECKERS, Flips])
+    ended_well(job)
+    assert len(flipped) == 1 and any("damaged" in why for why in [*events(job, "damaged"), *events(job, "copy-refused")])
+    assert [e.data["source"] for site in job.sites for e in site.machine.events if e.kind == "resumed"][1:] == ["memory"]
 
 
 def own_slots(job: Job, rank: Rank) -> list[tuple[str, Any]]:

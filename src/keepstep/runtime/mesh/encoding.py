@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from keepstep.coding.checksum import BLOCK_BYTES
+from keepstep.coding.checksum import BLOCK_BYTES, checksum
 from keepstep.coding.reed_solomon import accumulate, solve
 from keepstep.core.parity import Stripes, contribution, stripes_of_snapshots
-from keepstep.edge.arena import Slot
+from keepstep.edge.arena import Slot, parse_page
 from keepstep.errors import DamageError
 from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
 from keepstep.model.units import MIB, PAGE_BYTES
@@ -159,9 +159,26 @@ class Encoding:
             self._stopped = True
 
     def seal(self, wall_ns: int) -> SlotHeader:
-        """The parity is whole: make it one that is found. Raises DamageError when its header was damaged meanwhile, or given up."""
+        """The parity is whole: make it one that is found. Raises DamageError when its header was damaged meanwhile, or given up, and when
+        what was sent beside the pieces is no member's proven header, table and manifest."""
+        for rank in self.contents.metas:
+            self._prove_meta(rank)
         header = self.slot.write_table(self.contents.nbytes, self.contents.to_text())
         if header.state is not SlotState.WRITING:
             raise DamageError(f"{self.slot.path}: expected a parity that is being written, found a slot that holds nothing")
         self.slot.seal(header, LAYOUT_HASH, math.nan, wall_ns)
         return header
+
+    def _prove_meta(self, rank: int) -> None:
+        """A bit may have flipped at its owner between a look and the sending: the link's checksum is of what was sent."""
+        page, table, manifest = (self._meta(rank, part) for part in (Part.HEADER, Part.TABLE, Part.MANIFEST))
+        header = parse_page(bytes(page), self.slot.path)
+        sizes = self.contents.metas[rank][1]
+        expected = (rank, self.stamp, sizes.payload_bytes, sizes.manifest_bytes, checksum(table), checksum(manifest))
+        found = (header.rank, header.stamp, header.payload_bytes, header.manifest_bytes, header.table_checksum, header.manifest_checksum)
+        if found != expected:
+            raise DamageError(f"header, table and manifest of rank {rank} at {self.stamp} do not belong together")
+
+    def _meta(self, rank: int, part: Part) -> memoryview:
+        at, nbytes = self.contents.where(rank, part)
+        return self._payload[at : at + nbytes]

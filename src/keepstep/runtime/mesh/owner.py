@@ -123,10 +123,7 @@ class Owner:
             table = tuple(slot.table(header))
         except DamageError as error:
             slot.close()
-            if ward.rank not in self._damaged:
-                self._damaged.add(ward.rank)
-                self._journal.record("damaged", f"{error}; it is not copied", rank=ward.rank)
-                self._on_damage()
+            self._is_damaged(ward.rank, f"{error}; it is not copied")
             return
         sizes = {r: self._sizes[(r, stamp)] for r in ward.row if (r, stamp) in self._sizes}
         sizes[ward.rank] = Sizes(header.payload_bytes, header.manifest_bytes)
@@ -155,9 +152,8 @@ class Owner:
         if self._now.get(now.ward.rank) is not now:
             return
         if wrong is not None:
-            self._journal.record("damaged", f"{wrong}; it is not encoded", rank=now.ward.rank)
             self._release(now.ward.rank)
-            self._on_damage()
+            self._is_damaged(now.ward.rank, f"{wrong}; it is not encoded")
             return
         now.proven = True
         for sending in now.holders.values():
@@ -312,10 +308,28 @@ class Owner:
         self.go_on()
         now_ns = self._clock.monotonic_ns()
         for now in [p for p in self._now.values() if not p.pin.is_shared]:
+            if not self._still_proves(now):
+                continue
             for node, sending in now.holders.items():
                 idle = not sending.acked and now_ns - sending.sign_ns > ASK_AGAIN_NS
                 if idle and self._lines.is_open(node):
                     self._offer(now, sending)
+
+    def _still_proves(self, now: Protection) -> bool:
+        """Whether the header is what it was when this began: holders refuse a damaged one, as often as it is sent."""
+        try:
+            now.slot.header()
+        except DamageError as error:
+            self._release(now.ward.rank)
+            self._is_damaged(now.ward.rank, f"{error}; it is not copied")
+            return False
+        return True
+
+    def _is_damaged(self, rank: int, why: str) -> None:
+        if rank not in self._damaged:
+            self._damaged.add(rank)
+            self._journal.record("damaged", why, rank=rank)
+            self._on_damage()
 
     # -- the pins
 
