@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -43,6 +44,22 @@ def test_what_is_said_is_what_was_known(data: st.DataObject) -> None:
     assert (story["any_nodes"], story["why"], story["step"], story["is_committed"]) == (losable.any_nodes, losable.why, 41, True)
     assert {n["node"] for n in story["nodes"] if n["linked"]} == alive
     assert [n["incarnation"] for n in story["nodes"]] == [1000 + n for n in range(nodes)]
+
+
+def test_who_was_expendable_stays_so_with_the_same_keepers_until_something_else_is_committed() -> None:
+    mesh, other = mesh_of(4), Mesh(8, 0, tuple(replace(m, incarnation=m.incarnation + (m.node == 2)) for m in mesh_of(4).members), "s" * 16)
+    placement = place(parse_policy("copies:2"), topology(4, None))  # type: ignore[arg-type]
+
+    def told(proven: dict[int, tuple[int, ...]], is_committed: int) -> dict[str, object]:
+        return {**heard(said(which_can_be_lost(placement, range(4), proven), set(range(4)), 4)), "is_committed": is_committed}
+
+    everywhere, nowhere_else = dict(placement.holders), {node: (node,) for node in range(4)}
+    first = completed(told(everywhere, 1), mesh)
+    assert first["expendable"] == first["safe"] == [0, 1, 2, 3]
+    again = completed(told(nowhere_else, 0), mesh, first)
+    assert (again["safe"], again["expendable"]) == ([], [0, 1, 2, 3])
+    assert completed(told(nowhere_else, 0), other, first)["expendable"] == []
+    assert completed(told(nowhere_else, 1), mesh, again)["expendable"] == []
 
 
 @pytest.mark.parametrize("policy", ["none", "copies:2"])

@@ -242,7 +242,10 @@ def test_a_node_on_which_a_step_fails_again_is_swapped_for_a_spare(machines: Beg
     spare = job.start("--redundancy", "copies:2")
     spare.wait_for("round-waiting")
     job.allow("go")
-    until(lambda: 1 in (read_standing(MEMORY, nodes[1].arena_dir / "keepstep-t") or {"safe": ()})["safe"], "that node 1 may be lost")
+    until(
+        lambda: 1 in (read_standing(MEMORY, nodes[1].arena_dir / "keepstep-t") or {"expendable": ()})["expendable"],
+        "that node 1 may be lost",
+    )
     job.allow("go-on")
     for node in (*nodes, spare):
         code, output = node.ended()

@@ -31,19 +31,29 @@ def said(losable: Losable, alive: Set[int], nodes: int) -> dict[str, Any]:
     }
 
 
-def completed(fields: Mapping[str, Any], mesh: Mesh) -> dict[str, Any]:
-    """What the leader of this mesh knew when it said so: for people, and for who asks whether a node can be spared."""
+def completed(fields: Mapping[str, Any], mesh: Mesh, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What the leader of this mesh knew when it said so: for people, and for who asks whether a node can be spared.
+
+    `before` is what was known till now. `expendable`: the nodes that were safe to lose when something was last committed by these keepers.
+    What is committed stays on all its holders until something newer is: a new epoch, in which nothing is yet, changes nothing of it.
+    """
     apart = _members(fields["apart"], mesh)
     critical = {node: (node,) for node in _members(fields["alone"], mesh)} | dict(fields["critical"])
     nodes = [
         {"node": m.node, "host": m.host, "incarnation": m.incarnation, "rack": m.rack, "ranks": m.ranks, "linked": m.node not in apart}
         for m in mesh.members
     ]
+    safe = [m.node for m in mesh.members if m.node not in apart and m.node not in critical]
+    expendable, before = safe, before or {}
+    if not fields["is_committed"]:
+        known = [n.get("incarnation") for n in before.get("nodes", ())] == [m.incarnation for m in mesh.members]
+        expendable = before.get("expendable", []) if known else []
     return {
         **{"policy": fields["policy"], "policy_why": fields["policy_why"]},
         **{"step": None if fields["step"] < 0 else fields["step"], "is_committed": bool(fields["is_committed"])},
         "nodes": nodes,
-        "safe": [m.node for m in mesh.members if m.node not in apart and m.node not in critical],
+        "safe": safe,
+        "expendable": expendable,
         "critical": {str(node): list(critical[node]) for node in sorted(critical)},
         "out_of_reach": sorted(_members(fields["out_of_reach"], mesh)),
         "any_nodes": fields["any_nodes"],

@@ -227,7 +227,7 @@ class Agent:
         standing = read_standing(MEMORY, self.settings.job_dir) if self.launch.nodes > 1 else None
         if standing is None or [n.get("incarnation") for n in standing["nodes"]] != self._incarnations:
             return False  # of the nodes of another round, one of which may have gone with what it held
-        return self.lives.place.node in standing["safe"]
+        return self.lives.place.node in standing["expendable"]
 
     def _reap(self, local_rank: int) -> Exit:
         self.selector.unregister(self.ranks.pidfds[local_rank])

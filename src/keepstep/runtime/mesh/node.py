@@ -18,7 +18,7 @@ from keepstep.core.standing import completed
 from keepstep.core.wards import Ward, wards
 from keepstep.edge.arena import Slot, rank_dir, ranks_in, slot_paths
 from keepstep.edge.horizon import HorizonPage
-from keepstep.edge.standing import write_standing
+from keepstep.edge.standing import read_standing, write_standing
 from keepstep.errors import ConfigError, DamageError
 from keepstep.model.horizon import Horizon
 from keepstep.model.mesh import LEADER, Mesh
@@ -181,7 +181,8 @@ class Node:
             self._host.persist_word(node, fields["word"], fields["body"])
         elif heard.kind == "standing":
             assert self.mesh is not None
-            write_standing(self._memory, self._settings.job_dir, completed(fields, self.mesh))
+            job_dir = self._settings.job_dir
+            write_standing(self._memory, job_dir, completed(fields, self.mesh, read_standing(self._memory, job_dir)))
         elif heard.kind == "up":
             self._link_is_open(node)
         elif heard.kind == "writable":
