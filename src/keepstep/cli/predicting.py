@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -39,20 +38,11 @@ def predict(order: Drill, faults: Sequence[Fault], facts: Facts, seeds: int, sho
     """Raises ConfigError when the job has not trained."""
     record = record_of(order, faults, facts)
     (order.work / facts.job / RECORD_FILE).write_text(json.dumps(record.to_json(), separators=(",", ":")))
-    return again(record, seeds, shows_progress)
-
-
-def again(record: Record, seeds: int, shows_progress: bool) -> tuple[Drawn, Comparison]:
-    """Raises ConfigError when the job has not trained."""
     drawn = draw(record)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not shows_progress) as bar:
         task = bar.add_task("predicting, seeds", total=seeds)
         return drawn, compare(drawn, range(seeds), lambda: bar.advance(task))
-
-
-def read_record(path: Path) -> Record:
-    return Record.from_json(json.loads(path.read_text()))
 
 
 def as_data(prediction: tuple[Drawn, Comparison] | None) -> dict[str, Any]:

@@ -9,11 +9,11 @@ Invariant: what is said and completed is what was known; nothing is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from keepstep.core.survival import Losable
-from keepstep.model.mesh import Mesh
+from keepstep.model.mesh import Member, Mesh
 
 Ranges = tuple[tuple[int, int], ...]  # (first, last)
 
@@ -34,8 +34,7 @@ def said(losable: Losable, alive: Set[int], nodes: int) -> dict[str, Any]:
 def completed(fields: Mapping[str, Any], mesh: Mesh, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """What the leader of this mesh knew when it said so: for people, and for who asks whether a node can be spared.
 
-    `before` is what was known till now. `expendable`: the nodes that were safe to lose when something was last committed by these keepers.
-    What is committed stays on all its holders until something newer is: a new epoch, in which nothing is yet, changes nothing of it.
+    `before` is what was known till now. Until something is committed again, as after a resume, those stay expendable that were.
     """
     apart = _members(fields["apart"], mesh)
     critical = {node: (node,) for node in _members(fields["alone"], mesh)} | dict(fields["critical"])
@@ -44,21 +43,26 @@ def completed(fields: Mapping[str, Any], mesh: Mesh, before: Mapping[str, Any] |
         for m in mesh.members
     ]
     safe = [m.node for m in mesh.members if m.node not in apart and m.node not in critical]
-    expendable, before = safe, before or {}
-    if not fields["is_committed"]:
-        known = [n.get("incarnation") for n in before.get("nodes", ())] == [m.incarnation for m in mesh.members]
-        expendable = before.get("expendable", []) if known else []
     return {
         **{"policy": fields["policy"], "policy_why": fields["policy_why"]},
         **{"step": None if fields["step"] < 0 else fields["step"], "is_committed": bool(fields["is_committed"])},
         "nodes": nodes,
         "safe": safe,
-        "expendable": expendable,
+        "expendable": safe if fields["is_committed"] else expendable(before, mesh.members),
         "critical": {str(node): list(critical[node]) for node in sorted(critical)},
         "out_of_reach": sorted(_members(fields["out_of_reach"], mesh)),
         "any_nodes": fields["any_nodes"],
         "why": fields["losable"],
     }
+
+
+def expendable(standing: Mapping[str, Any] | None, members: Sequence[Member]) -> list[int]:
+    """The nodes that were safe to lose when something was last committed, if that was told of these very keepers: with another one the
+    node may have gone that held it. What is committed stays on all its holders until something newer is."""
+    if standing is None or [n.get("incarnation") for n in standing["nodes"]] != [m.incarnation for m in members]:
+        return []
+    found: list[int] = standing["expendable"]
+    return found
 
 
 def ranges(numbers: Iterable[int]) -> Ranges:

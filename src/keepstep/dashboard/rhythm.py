@@ -6,14 +6,12 @@ screen can show. Computes the plan anew from the keeper's figures; never writes,
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from keepstep.core.interleave import Plan, plan_of
 from keepstep.core.rhythm import Profile, Rhythm, intersection
-from keepstep.edge.rhythm import PLAN_FILE, RhythmReader
+from keepstep.edge.rhythm import PLAN_FILE, RhythmReader, read_word
 from keepstep.model.rhythm import Told
 
 
@@ -41,7 +39,7 @@ def rhythm_view(job_dir: Path) -> RhythmView:
     ranks = tuple(_rank(path) for path in sorted(job_dir.glob("rank-*/rhythm")))
     profiles = [rank.profile for rank in ranks if rank.profile is not None]
     idle = intersection(profiles)
-    told = _told(job_dir / PLAN_FILE)
+    told = read_word(job_dir / PLAN_FILE, Told)
     planned = plan_of(told, idle) if told is not None and profiles else None
     return RhythmView(ranks, max((p.step_ns for p in profiles), default=0), idle, told, planned)
 
@@ -57,11 +55,3 @@ def _rank(path: Path) -> RankRhythm:
         rhythm.saw(step)
     page.close()
     return RankRhythm(number, rhythm.profile, rhythm.why)
-
-
-def _told(path: Path) -> Told | None:
-    try:
-        found: dict[str, Any] = json.loads(path.read_text())
-        return Told(**found)
-    except (OSError, ValueError, TypeError):
-        return None

@@ -13,14 +13,18 @@ A step's record comes behind those of its gaps; its index is how many collective
 
 from __future__ import annotations
 
+import json
+import os
 import struct
 import threading
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
+from typing import TypeVar
 
 from keepstep.edge.arena import rank_dir
 from keepstep.edge.memory import MEMORY
-from keepstep.model.rhythm import NO_STEP, Gap, Pulse, StepSeen
+from keepstep.model.rhythm import NO_STEP, Gap, Interleaved, Pulse, StepSeen, Told
 
 PLAN_FILE = "interleave.json"  # of the job directory: what the keeper has made of its ranks' pages, for people
 COUNT_FILE = "interleaved.json"  # and what came of it, for metrics
@@ -37,6 +41,24 @@ NBYTES = _RING_AT + RECORDS * _RECORD.size
 
 def rhythm_path(job_dir: Path, rank: int) -> Path:
     return rank_dir(job_dir, rank) / "rhythm"
+
+
+Word = TypeVar("Word", Told, Interleaved)
+
+
+def write_word(path: Path, word: Told | Interleaved) -> None:
+    """For other processes, whole or not at all. Raises OSError."""
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.write_text(json.dumps(asdict(word)))
+    os.replace(fresh, path)
+
+
+def read_word(path: Path, kind: type[Word]) -> Word | None:
+    """None when there is none, or one of another release."""
+    try:
+        return kind(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 class RhythmWriter:

@@ -30,6 +30,7 @@ from keepstep.core.deadlines import derive
 from keepstep.core.patience import Patience
 from keepstep.core.restarts import CODE_AT_FAULT, Restarts
 from keepstep.core.retention import parse_rules
+from keepstep.core.standing import expendable
 from keepstep.edge.journal import Journal
 from keepstep.edge.memory import MEMORY
 from keepstep.edge.probes.devices import visible_devices
@@ -39,6 +40,7 @@ from keepstep.edge.torch.rendezvous import local_address
 from keepstep.errors import ConfigError
 from keepstep.model.failure import Cause, Failure, Finding, parse_budget
 from keepstep.model.launch import Launch
+from keepstep.model.mesh import Member
 from keepstep.model.restarts import (
     Action,
     AllEndedWell,
@@ -148,7 +150,7 @@ class Agent:
         self.replacing = Replacing(self.settings, self.journal)
         self._deadline_ns: int | None = None  # of the last action
         self._mesh_round: int | None = None  # by which the keeper knows the round
-        self._incarnations: list[int] = []  # of its nodes' keepers
+        self._members: tuple[Member, ...] = ()  # its nodes, when there are several
 
     def _listen_to_keeper(self) -> None:
         if self.keeper.box is not None:  # else it died already
@@ -224,10 +226,8 @@ class Agent:
 
     def _expendable(self) -> bool:
         """Whether the other nodes' memory can do without this one, as the leading keeper last told of these very nodes."""
-        standing = read_standing(MEMORY, self.settings.job_dir) if self.launch.nodes > 1 else None
-        if standing is None or [n.get("incarnation") for n in standing["nodes"]] != self._incarnations:
-            return False  # of the nodes of another round, one of which may have gone with what it held
-        return self.lives.place.node in standing["expendable"]
+        standing = read_standing(MEMORY, self.settings.job_dir) if self._members else None
+        return self.lives.place.node in expendable(standing, self._members)
 
     def _reap(self, local_rank: int) -> Exit:
         self.selector.unregister(self.ranks.pidfds[local_rank])
@@ -292,7 +292,7 @@ class Agent:
         self._mesh_round, hosts = None, tuple[str, ...]()
         if formed.mesh is not None:
             self._mesh_round, hosts = formed.mesh.round, tuple(member.host for member in formed.mesh.members)
-            self._incarnations = [member.incarnation for member in formed.mesh.members]
+            self._members = formed.mesh.members
             self.replacing.begin(formed.mesh.node, hosts)
             self.keeper.tell(formed.mesh)  # and when it knows them, the ranks that stayed may ask it
         else:

@@ -263,15 +263,9 @@ class Several:
     def _rounds(self, point: Rendezvous) -> Verdict | None:
         """The last word about the job; None when this agent's own end comes first."""
         keeper, _, _ = self._joins.get()
-        if self._follows >= 0:
-            self._say(point, self._follows, Verdict("again", "the agent of a node was killed, and another one has taken over", keep=True))
         number, vacant = self._catch_up(point)
-        if keeper is not None and sat_there(point.seats(number, self._launch.nodes), keeper.host, keeper.port, keeper.incarnation):
-            self._say(
-                point,
-                number,
-                Verdict("again", "the agent of a node was killed as a round began, and another one has taken over", keep=True),
-            )
+        if keeper is not None and (self._follows == number or self._sat_there(point, number, keeper)):
+            self._say(point, number, Verdict("again", "the agent of a node was killed, and another one has taken over", keep=True))
             number, vacant = self._catch_up(point)
         waits_s = FIRST_S if number and self._follows < 0 else 0.0
         while keeper is not None:
@@ -298,6 +292,10 @@ class Several:
                 if leave:
                     waits_s, vacant = LEAVES_S, ()
         return None
+
+    def _sat_there(self, point: Rendezvous, number: int, keeper: Listening) -> bool:
+        """Whether an agent of this node has a seat in the round and was killed before its ranks were started."""
+        return sat_there(point.seats(number, self._launch.nodes), keeper.host, keeper.port, keeper.incarnation)
 
     def _catch_up(self, point: Rendezvous) -> tuple[int, tuple[int, ...]]:
         """The round that is to come or under way, whatever became of those before, and whose places are vacant there."""

@@ -11,7 +11,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -91,7 +91,7 @@ class Link:
             "rank": self._rank,
             "world_size": self._world_size,
             "incarnation": incarnation,
-            "holds": _plain(holds),
+            "holds": list(holds),
             "foreign_world": foreign_world,
         }
         self._box.send(join)
@@ -138,7 +138,7 @@ class Link:
         except Damaged as error:
             self._journal.record("damaged", f"{offer.stamp} proves no more: {error}; asking anew, others may have it", rank=self._rank)
             assert self._join is not None
-            self._join["holds"] = _plain(error.holds)
+            self._join["holds"] = list(error.holds)
             self._box.send(self._join)
         except Unusable as error:
             self._box.send({"kind": "failed", "why": str(error)[:2000], **answer})
@@ -234,7 +234,3 @@ class Damaged(Unusable):
     def __init__(self, why: str, holds: set[Stamp]) -> None:
         super().__init__(why)
         self.holds = holds
-
-
-def _plain(stamps: Iterable[Stamp]) -> list[list[int]]:
-    return [[s.step, s.epoch] for s in stamps]

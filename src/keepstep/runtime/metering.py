@@ -6,11 +6,9 @@ Never writes, never asks another process, and nothing waits for it; a look costs
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 from keepstep.config import Settings
 from keepstep.core.account import Ledger, Tempo
@@ -21,7 +19,7 @@ from keepstep.edge.lock import is_held
 from keepstep.edge.memory import MEMORY, resident_bytes
 from keepstep.edge.metrics import Exposition, Reading
 from keepstep.edge.pages import read_pages
-from keepstep.edge.rhythm import COUNT_FILE
+from keepstep.edge.rhythm import COUNT_FILE, read_word
 from keepstep.model.rhythm import Interleaved
 from keepstep.model.snapshot import RankStatus
 
@@ -70,7 +68,7 @@ class Metrics:
             held_bytes={"own": max(0, resident_bytes(job_dir) - sum(held.values())), **held},
             spent_ns=self._ledger.account(tempos, now_ns).parts(),
             recoveries=tuple((r.cause, r.took_ns, r.lost_steps) for r in self._ledger.recovered(now_ns)),
-            interleaved=_interleaved(job_dir),
+            interleaved=read_word(job_dir / COUNT_FILE, Interleaved),
         )
 
     def _committed_step(self, ranks: Mapping[int, tuple[bool, RankStatus | None]]) -> int | None:
@@ -89,10 +87,3 @@ class Metrics:
             return None if floor is None else floor.step
         common = cut([holding_of(page) for page in pages], world_size)
         return None if common is None else common.step
-
-
-def _interleaved(job_dir: Path) -> Interleaved | None:
-    try:
-        return Interleaved(**json.loads((job_dir / COUNT_FILE).read_text()))
-    except (OSError, ValueError, TypeError):
-        return None

@@ -51,9 +51,9 @@ class _Steward:
         short_lives = 0
         while True:
             began_s = time.monotonic()
-            code, said = self._life()
-            if code >= 0 or said is not None:
-                return code if said is None else said
+            code = self._life()
+            if code >= 0:
+                return code
             if self._told is not None:
                 return 128 + self._told
             short_lives = short_lives + 1 if time.monotonic() - began_s < SHORT_LIFE_S else 0
@@ -63,8 +63,8 @@ class _Steward:
             log.warning("the agent was killed by signal %d; another one takes over", -code)
             self._environ[SUCCEEDS] = "1"
 
-    def _life(self) -> tuple[int, int | None]:
-        """The agent's exit code, and which it had said it would leave with."""
+    def _life(self) -> int:
+        """The agent's exit code; of one that was killed after its last word, the code it had said."""
         reader, writer = os.pipe()
         os.set_blocking(reader, False)
         # A session of its own: the terminal's Ctrl-C reaches it once, through here.
@@ -78,7 +78,7 @@ class _Steward:
             said = b""
         finally:
             os.close(reader)
-        return code, said[0] if said else None
+        return said[0] if said and code < 0 else code
 
     def _forward(self, signum: int, _: Any) -> None:
         if self._told is None:

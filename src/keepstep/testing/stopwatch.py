@@ -17,7 +17,7 @@ from keepstep.model.snapshot import Phase, SlotState
 
 
 class Stopwatch:
-    """A phase listener, the first one of all: `session.phase_listeners.insert(0, Stopwatch(...))` before `protect`."""
+    """A phase listener, before all others in `session.phase_listeners`."""
 
     def __init__(self, path: Path, job_dir: Path, rank: int) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -18,7 +18,7 @@ from keepstep.core.standing import completed
 from keepstep.core.wards import Ward, wards
 from keepstep.edge.arena import Slot, rank_dir, ranks_in, slot_paths
 from keepstep.edge.horizon import HorizonPage
-from keepstep.edge.standing import read_standing, write_standing
+from keepstep.edge.standing import write_standing
 from keepstep.errors import ConfigError, DamageError
 from keepstep.model.horizon import Horizon
 from keepstep.model.mesh import LEADER, Mesh
@@ -88,6 +88,7 @@ class Node:
         self._early_offers: list[tuple[int, Mapping[str, Any]]] = []  # before that
         self._last_report: tuple[Any, ...] = ()
         self._rows: dict[int, tuple[RankStatus, tuple[Stamp, ...] | None, RankTold]] = {}  # by rank: the facts, and what is said of them
+        self._known_standing: dict[str, Any] | None = None  # what was heard last
         self._standing: dict[str, Any] = {}  # what was told last, and when
         self._stood_ns = 0
         self._has_news = False
@@ -181,8 +182,8 @@ class Node:
             self._host.persist_word(node, fields["word"], fields["body"])
         elif heard.kind == "standing":
             assert self.mesh is not None
-            job_dir = self._settings.job_dir
-            write_standing(self._memory, job_dir, completed(fields, self.mesh, read_standing(self._memory, job_dir)))
+            self._known_standing = completed(fields, self.mesh, self._known_standing)
+            write_standing(self._memory, self._settings.job_dir, self._known_standing)
         elif heard.kind == "up":
             self._link_is_open(node)
         elif heard.kind == "writable":

@@ -13,14 +13,13 @@ Called on the links' threads. Never waits, never sends. Invariant: as long as th
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from keepstep.core.gate import Terms, grant, room
@@ -29,7 +28,7 @@ from keepstep.core.linkspeed import LinkSpeed
 from keepstep.core.rhythm import FULL_STEPS, Profile, Rhythm, intersection
 from keepstep.edge.horizon import HorizonPage
 from keepstep.edge.memory import MEMORY
-from keepstep.edge.rhythm import COUNT_FILE, PLAN_FILE, RhythmReader
+from keepstep.edge.rhythm import COUNT_FILE, PLAN_FILE, RhythmReader, write_word
 from keepstep.edge.tcp import interface_of
 from keepstep.edge.traffic import Flow
 from keepstep.model.rhythm import Interleaved, Told
@@ -282,14 +281,9 @@ class Pacing:
             self._counted = counted
             self._write(COUNT_FILE, counted)
 
-    def _write(self, name: str, value: Told | Interleaved) -> None:
-        path = self._job_dir / name
-        fresh = path.with_name(f"{path.name}.new")
-        try:
-            fresh.write_text(json.dumps(asdict(value)))
-            os.replace(fresh, path)
-        except OSError:
-            return  # the job's memory is being removed
+    def _write(self, name: str, word: Told | Interleaved) -> None:
+        with suppress(OSError):  # the job's memory is being removed
+            write_word(self._job_dir / name, word)
 
     def _tell(self, now_ns: int) -> None:
         """In the journal, when it is another story than before."""

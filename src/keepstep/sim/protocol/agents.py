@@ -108,7 +108,7 @@ class Agent:
             if self._mesh is not None:
                 self._tell_mesh()
             if first:
-                self._first_round()
+                self._next_open_round()
         elif kind == "unheard":
             assert self._line is not None
             self._line.send({"kind": "listen", "host": self.site.machine.host, "port": 0})
@@ -129,15 +129,9 @@ class Agent:
 
     # -- rounds
 
-    def _first_round(self) -> None:
-        """The first without a verdict, whatever became of those before."""
-        if self._follows and self.site.last_attempt >= 0:
-            why = "the agent of a node was killed, and another one has taken over"
-            self._say(self.site.last_attempt, Verdict("again", why, keep=True), self._next_open_round)
-        else:
-            self._next_open_round()
-
     def _next_open_round(self, number: int = 0) -> None:
+        """The first without a verdict, whatever became of those before."""
+
         def found(texts: list[str | None]) -> None:
             if texts[0] is None:
                 self._number = number
@@ -156,17 +150,18 @@ class Agent:
         self.job.kv.read(self.process, [f"{number}/verdict"], found)
 
     def _look_for_predecessor(self) -> None:
-        """It may have been killed between its arrival and the start of its ranks."""
+        """It may have been killed in this round, or between its arrival and the start of its ranks."""
         number = self._number
 
         def found(texts: list[str | None]) -> None:
             assert self._listens is not None
             listens = self._listens
             arrivals = [arrival_from_text(text) for text in texts if text]
-            if not sat_there(arrivals, str(listens["host"]), int(listens["port"]), int(listens["incarnation"])):
+            seated = sat_there(arrivals, str(listens["host"]), int(listens["port"]), int(listens["incarnation"]))
+            if number != self.site.last_attempt and not seated:
                 self._arrive()
                 return
-            why = "the agent of a node was killed as a round began, and another one has taken over"
+            why = "the agent of a node was killed, and another one has taken over"
             self._say(number, Verdict("again", why, keep=True), lambda: self._next_open_round(number))
 
         self.job.kv.read(self.process, [f"{number}/seat/{place}" for place in range(self.job.plan.nodes)], found)

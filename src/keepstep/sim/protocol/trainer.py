@@ -179,7 +179,7 @@ class Rank:
         holds, foreign = self._verified()
         self._join = {
             **{"kind": "join", "rank": self.rank, "world_size": self.job.world_size, "incarnation": self.incarnation},
-            **{"holds": [[s.step, s.epoch] for s in sorted(holds)], "foreign_world": foreign},
+            **{"holds": sorted(holds), "foreign_world": foreign},
         }
         self.job.progress_ns = self.job.world.now_ns
         self.job.watch.joined(self)
@@ -275,7 +275,7 @@ class Rank:
         """What had proven proves no more: others may have a copy."""
         assert self._join is not None
         self._views[damaged] = EMPTY_VIEW
-        self._join = {**self._join, "holds": [[v.stamp.step, v.stamp.epoch] for v in self._views if v.state is SlotState.SEALED]}
+        self._join = {**self._join, "holds": [v.stamp for v in self._views if v.state is SlotState.SEALED]}
         self._say(self._join)
 
     def _loaded(self, offer: Offer) -> None:
