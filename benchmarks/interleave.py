@@ -1,8 +1,8 @@
 """What do copies that ride in the network's idle time cost a training, against the ways GEMINI (SOSP 2023, figure 16) compares?
 
 Two nodes in network namespaces behind links that `tc tbf` shapes. On each a trainer, a small process without torch: it computes (sleeps),
-exchanges bytes with the other one as an all-reduce would, and shows its rhythm as a rank does; and a keeper's links (`edge/peer.py`) with
-the real planner and gate (`runtime/mesh/pacing.py`), which send a state to the other node every iteration. Idle time is about 13 % of an
+exchanges bytes with the other one as an all-reduce would, and shows its rhythm as a rank does; and a keeper's links (`edge/net/peers.py`) with
+the real planner and gate (`runtime/replication/pacing.py`), which send a state to the other node every iteration. Idle time is about 13 % of an
 iteration, the state's copy takes about 10 %. What is received goes through a reserved buffer of R bytes in p parts, and from there to
 "host memory" at the network's own rate. The state stands still for one iteration: one that is not across by its end is waited for.
 
@@ -46,16 +46,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from keepstep.core.interleave import Cost, Reserve, plan
-from keepstep.core.linkstate import Link
-from keepstep.core.wire import Connection
-from keepstep.edge.peer import PeerOptions, Peers
-from keepstep.edge.rhythm import RhythmWriter, rhythm_path
+from keepstep.core.pacing.schedule import Cost, Reserve, plan
+from keepstep.core.wire.connection import Connection
+from keepstep.core.wire.link import Link
+from keepstep.edge.net.peers import PeerOptions, Peers
+from keepstep.edge.shm.collective_profile_page import RhythmWriter, rhythm_path
 from keepstep.model.rhythm import NO_STEP
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import KIB, MS_NS, S_NS
 from keepstep.model.wire import Identity, Message, Part, Span
-from keepstep.runtime.mesh.pacing import Pacing
+from keepstep.runtime.replication.pacing import Pacing
 from keepstep.testing.lab import Lab
 from keepstep.testing.network import parse_rate, why_no_namespaces
 

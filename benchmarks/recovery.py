@@ -37,7 +37,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from keepstep.edge.journal import JournalTail
+from keepstep.edge.os.journal import JournalTail
 from keepstep.model.events import Event
 
 RECORD = struct.Struct("<qqq")  # step, when it was finished (ns), process

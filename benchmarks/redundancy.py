@@ -45,9 +45,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keepstep.core.placement import place
-from keepstep.edge.horizon import HorizonPage
-from keepstep.edge.memory import MEMORY
+from keepstep.core.redundancy.placement import place
+from keepstep.edge.shm.horizon_page import HorizonPage
+from keepstep.edge.shm.memory import MEMORY
 from keepstep.model.mesh import Mesh
 from keepstep.model.topology import Auto, Copies, Parity, ReedSolomon, parse_policy
 from keepstep.model.units import GIB, MIB

@@ -21,11 +21,11 @@ import os
 import time
 from dataclasses import asdict, dataclass
 
-from keepstep.core.economics import parse_protection
-from keepstep.core.planning import plan
+from keepstep.core.economics.costs import parse_protection
+from keepstep.core.economics.planner import plan
 from keepstep.model.units import MIB, MS_NS, S_NS
-from keepstep.sim.montecarlo import draw, prepare, walk
-from keepstep.sim.presets import preset
+from keepstep.sim.economics.montecarlo import draw, prepare, walk
+from keepstep.sim.economics.presets import preset
 from keepstep.sim.protocol.job import Job
 from keepstep.sim.protocol.network import Wires
 from keepstep.sim.protocol.plan import Plan

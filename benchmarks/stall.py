@@ -38,7 +38,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 import keepstep
-from keepstep.edge import memory
+from keepstep.edge.shm import memory
 
 
 class Block(torch.nn.Module):

@@ -30,10 +30,10 @@ from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
 from keepstep.coding.checksum import checksum
-from keepstep.core.linkstate import Link
-from keepstep.core.wire import Connection
-from keepstep.edge import tcp
-from keepstep.edge.peer import PeerOptions, Peers
+from keepstep.core.wire.connection import Connection
+from keepstep.core.wire.link import Link
+from keepstep.edge.net import tcp
+from keepstep.edge.net.peers import PeerOptions, Peers
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import GIB, MIB
 from keepstep.model.wire import Identity, Message, Part, Span

@@ -22,9 +22,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from keepstep.edge.journal import read_journal
-from keepstep.edge.memory import MEMORY
-from keepstep.edge.status import StatusPage, status_path
+from keepstep.edge.os.journal import read_journal
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.status_page import StatusPage, status_path
 from keepstep.model.events import Event
 
 GPT = Path(__file__).with_name("gpt.py")

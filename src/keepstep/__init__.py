@@ -26,7 +26,7 @@ from keepstep.errors import (
 
 if TYPE_CHECKING:
     from keepstep.edge.torch.groups import init_process_group
-    from keepstep.runtime.session import Job, protect
+    from keepstep.runtime.rank.session import Job, protect
 
 __version__ = "0.1.0"
 __all__ = [
@@ -49,7 +49,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in ("Job", "protect"):
-        from keepstep.runtime import session
+        from keepstep.runtime.rank import session
 
         return getattr(session, name)
     if name == "init_process_group":

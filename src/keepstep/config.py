@@ -35,7 +35,7 @@ class Config:
     store: directory or fsspec URL (`s3://bucket/prefix`) for checkpoints. Default: none.
     persist_every_steps: a checkpoint to the store every n steps; 0: only on demand, on SIGTERM and at the end.
     keep: retention of checkpoints, a union of rules: `latest:2`, `every:1000`, `best:loss:min:1`.
-    slots: slots a rank; 0 chooses (see core/budget.py). At least 2.
+    slots: slots a rank; 0 chooses (see core/redundancy/memory_budget.py). At least 2.
     arena_dir: where slots live; must be memory (tmpfs).
     grace_s: how long the keeper outlives agent and ranks before it removes everything.
     lazy: copy parameters and optimizer state during the next forward and backward. False copies at the boundary

@@ -186,7 +186,7 @@ class Checkpoints(Protocol):
 
 
 class KV(Protocol):
-    """A small memory that all nodes of a job share. `edge/torch/kv_embedded.py` is one agent's own, `edge/kv_etcd.py` nobody's.
+    """A small memory that all nodes of a job share. `edge/torch/tcp_store.py` is one agent's own, `edge/net/etcd.py` nobody's.
 
     `swap` is all that writes, and it writes at one instant for everybody: seats and verdicts are swapped against nothing, so that the
     first writer wins; who coordinates is swapped against what was read. Nobody writes a value, in one key, that was there before: a
@@ -209,7 +209,7 @@ class KV(Protocol):
 
 
 class NodeProvider(Protocol):
-    """Who can give a machine in place of a lost one. `edge/provider.py` asks the platform by a command."""
+    """Who can give a machine in place of a lost one. `edge/os/provider.py` asks the platform by a command."""
 
     def replace(self, lost: LostNode, then: Callable[[str], None]) -> None:
         """Ask for it, without waiting; `then` hears, from any thread, what became of that. The replacement joins the job by itself."""

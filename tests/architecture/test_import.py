@@ -58,9 +58,9 @@ def test_importing_keepstep_is_quick() -> None:
 
 
 def test_the_keeper_never_reaches_torch() -> None:
-    if importlib.util.find_spec("keepstep.runtime.keeper_process") is None:
+    if importlib.util.find_spec("keepstep.runtime.keeper.process") is None:
         pytest.skip("there is no keeper yet")
-    modules = set(fresh_import("keepstep.runtime.keeper_process")["modules"])
+    modules = set(fresh_import("keepstep.runtime.keeper.process")["modules"])
     assert modules & {"torch", "numpy"} == set()
 
 

@@ -42,12 +42,16 @@ WORLD = {
 NATIVE = {"numpy", "torch", "xxhash", "fsspec", "rich", "typer", "psutil"}
 
 # The keeper's runtime, which runs in a simulated world too: it asks ports, and knows of `edge` only the formats over a Memory.
-FORMATS = {f"keepstep.edge.{name}" for name in ("arena", "horizon", "shelf", "standing", "status", "twin_page")}
+FORMATS = {
+    f"keepstep.edge.shm.{name}"
+    for name in ("slot", "horizon_page", "slot_store", "node_safety_file", "status_page", "double_buffered_page")
+}
 ON_PORTS = {
-    *(f"keepstep.runtime.{name}" for name in ("election", "keeper", "outlook", "persisting", "pins", "scrubbing", "world")),
-    *(f"keepstep.runtime.mesh.{name}" for name in ("encoding", "fetching", "holder", "leader", "lines", "node", "owner", "receiving")),
-    *(f"keepstep.runtime.mesh.{name}" for name in ("restoring", "supplier", "twins")),
-    *(FORMATS - {"keepstep.edge.status"}),  # whose owner waits for a predecessor that is just dying
+    *(f"keepstep.runtime.keeper.{name}" for name in ("resume", "keeper", "checkpointing", "scrubber")),
+    *(f"keepstep.runtime.{name}" for name in ("rank.commit_view", "slot_locks", "world")),
+    *(f"keepstep.runtime.replication.{name}" for name in ("encode", "fetch", "holder", "leader", "peer_inbox", "node", "owner", "receive")),
+    *(f"keepstep.runtime.replication.{name}" for name in ("recovery", "serve", "dedup")),
+    *(FORMATS - {"keepstep.edge.shm.status_page"}),  # whose owner waits for a predecessor that is just dying
 }
 SEES_NO_WORLD = {"pathlib", "threading"}  # of a path only the name; and locks
 FILE_ACTS = {
@@ -56,7 +60,7 @@ FILE_ACTS = {
 }
 
 TORCH_LAYERS = {"edge.torch", "testing"}
-TORCH_MODULES = {"keepstep.runtime.session", "keepstep.runtime.persister", "keepstep.runtime.agent"}
+TORCH_MODULES = {"keepstep.runtime.rank.session", "keepstep.runtime.persister.process", "keepstep.runtime.agent.agent"}
 
 MODULE_LINES = 600
 FUNCTION_LINES = 60
@@ -65,7 +69,7 @@ NAMES_THAT_SAY_NOTHING = {"base", "common", "helper", "helpers", "manager", "mis
 
 @dataclass(frozen=True)
 class Source:
-    """One module of the package: `keepstep.edge.arena` and what it says."""
+    """One module of the package: `keepstep.edge.shm.slot` and what it says."""
 
     name: str
     text: str
@@ -93,7 +97,7 @@ MODULES = {source.name for source in PACKAGE}
 
 
 def layer_of(module: str) -> str:
-    """`edge.torch` for keepstep.edge.torch.capture, `edge` for keepstep.edge.arena, `keepstep` for the package itself."""
+    """`edge.torch` for keepstep.edge.torch.capture, `edge` for keepstep.edge.shm.slot, `keepstep` for the package itself."""
     parts = module.split(".")[1:]
     if parts[:2] == ["edge", "torch"]:
         return "edge.torch"
@@ -229,12 +233,12 @@ def test_only_tests_of_real_processes_sleep() -> None:
     [
         ("keepstep.model.layout", "import keepstep.core"),
         ("keepstep.model.layout", "from keepstep import core"),
-        ("keepstep.core.slots", "def f():\n    import time"),
-        ("keepstep.core.slots", "from keepstep.edge.journal import Journal"),
-        ("keepstep.edge.arena", "import torch"),
-        ("keepstep.edge.arena", "from keepstep.edge.torch import capture"),
-        ("keepstep.runtime.keeper", "from torch import distributed"),
-        ("keepstep.runtime.session", "import keepstep.cli"),
+        ("keepstep.core.resume.slots", "def f():\n    import time"),
+        ("keepstep.core.resume.slots", "from keepstep.edge.os.journal import Journal"),
+        ("keepstep.edge.shm.slot", "import torch"),
+        ("keepstep.edge.shm.slot", "from keepstep.edge.torch import capture"),
+        ("keepstep.runtime.keeper.keeper", "from torch import distributed"),
+        ("keepstep.runtime.rank.session", "import keepstep.cli"),
         ("keepstep.dashboard.view", "from keepstep.runtime import keeper"),
     ],
 )
@@ -244,29 +248,38 @@ def test_the_layer_rule_sees(module: str, line: str) -> None:
 
 def test_the_layer_rule_lets_pass() -> None:
     for_readers = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"
-    assert layer_offences(Source("keepstep.edge.arena", for_readers)) == []
-    assert layer_offences(Source("keepstep.runtime.session", "import torch\nimport keepstep.edge.torch")) == []
+    assert layer_offences(Source("keepstep.edge.shm.slot", for_readers)) == []
+    assert layer_offences(Source("keepstep.runtime.rank.session", "import torch\nimport keepstep.edge.torch")) == []
 
 
 @pytest.mark.parametrize(
     "line",
-    ["import os", "def f():\n    import time", "from keepstep.edge.memory import MEMORY", "from keepstep.edge import tcp", "path.unlink()"],
+    [
+        "import os",
+        "def f():\n    import time",
+        "from keepstep.edge.shm.memory import MEMORY",
+        "from keepstep.edge import tcp",
+        "path.unlink()",
+    ],
 )
 def test_the_rule_of_ports_sees(line: str) -> None:
-    assert len(port_offences(Source("keepstep.runtime.keeper", line))) == 1
+    assert len(port_offences(Source("keepstep.runtime.keeper.keeper", line))) == 1
 
 
 def test_the_rule_of_ports_lets_pass() -> None:
     assert (
-        port_offences(Source("keepstep.runtime.keeper", "from pathlib import Path\nfrom keepstep.edge.arena import Slot\nm.open(p)")) == []
+        port_offences(
+            Source("keepstep.runtime.keeper.keeper", "from pathlib import Path\nfrom keepstep.edge.shm.slot import Slot\nm.open(p)")
+        )
+        == []
     )
 
 
 def test_the_size_rule_sees() -> None:
     body = "    x = 1\n" * FUNCTION_LINES
-    assert size_offences(Source("keepstep.core.slots", f"def f():\n{body}")) != []
-    assert size_offences(Source("keepstep.core.slots", f'def f():\n    """One.\n\n    Two.\n    """\n{body[10:]}')) == []
-    assert size_offences(Source("keepstep.core.slots", "\n" * (MODULE_LINES + 1))) != []
+    assert size_offences(Source("keepstep.core.resume.slots", f"def f():\n{body}")) != []
+    assert size_offences(Source("keepstep.core.resume.slots", f'def f():\n    """One.\n\n    Two.\n    """\n{body[10:]}')) == []
+    assert size_offences(Source("keepstep.core.resume.slots", "\n" * (MODULE_LINES + 1))) != []
 
 
 @pytest.mark.parametrize("what", ["", " Exception", " (OSError, Exception)", " BaseException as error"])

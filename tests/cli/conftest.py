@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 
 from keepstep.cli.main import app
 from keepstep.config import Settings, resolve
-from keepstep.edge.arena import Slot, slot_path
-from keepstep.edge.journal import Journal
-from keepstep.edge.memory import MEMORY
-from keepstep.edge.status import StatusPage
+from keepstep.edge.os.journal import Journal
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.slot import Slot, slot_path
+from keepstep.edge.shm.status_page import StatusPage
 from keepstep.model.layout import TensorSpec, lay_out
 from keepstep.model.snapshot import Phase, SlotState, SlotView, Stamp
-from keepstep.runtime.naming import job_hash
+from keepstep.runtime.job_name import job_hash
 
 FLOATS = 3 << 20  # 12 MiB: three blocks
 

@@ -6,8 +6,8 @@ import fcntl
 import os
 from typing import Any
 
-from keepstep.edge.journal import read_journal
-from keepstep.edge.processes import ensure_keeper
+from keepstep.edge.os.journal import read_journal
+from keepstep.edge.os.processes import ensure_keeper
 
 
 def test_nothing_to_remove(machine: Any) -> None:

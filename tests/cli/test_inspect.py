@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from keepstep.coding.checksum import BLOCK_BYTES
-from keepstep.edge.arena import Slot
-from keepstep.edge.manifest import Manifest
-from keepstep.edge.memory import MEMORY
-from keepstep.edge.store import Store
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.slot import Slot
+from keepstep.edge.store.manifest import Manifest
+from keepstep.edge.store.store import Store
 from keepstep.model.units import PAGE_BYTES
 
 THREE_BLOCKS = 3 * BLOCK_BYTES // 4  # floats

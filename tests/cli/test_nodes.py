@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from keepstep.cli.main import app
-from keepstep.edge.memory import MEMORY
-from keepstep.edge.standing import read_standing
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.node_safety_file import read_standing
 from keepstep.testing.cluster import Cluster, Machine, wait_for
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from keepstep.core.interleave import Cost, Reserve, plan
-from keepstep.edge.rhythm import PLAN_FILE, RhythmWriter, rhythm_path
+from keepstep.core.pacing.schedule import Cost, Reserve, plan
+from keepstep.edge.shm.collective_profile_page import PLAN_FILE, RhythmWriter, rhythm_path
 from keepstep.model.units import MIB, MS_NS
 
 TOLD = {

@@ -25,9 +25,9 @@ def understood(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Launch, Co
         found.append((launch, config))
         return 0
 
-    import keepstep.runtime.agent
+    import keepstep.runtime.agent.agent
 
-    monkeypatch.setattr(keepstep.runtime.agent, "supervise", supervise)
+    monkeypatch.setattr(keepstep.runtime.agent.agent, "supervise", supervise)
     result = invoke(*words)
     assert result.exit_code == 0, result.output
     return found[0]

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.sim.test_replay import EVENTS as JOURNAL
 from typer.testing import CliRunner
 
 from keepstep.cli.main import app
-from tests.sim.test_replay import EVENTS as JOURNAL
 
 CLUSTER = """
 nodes = 8

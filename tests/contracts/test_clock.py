@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from keepstep.edge.clock import CLOCK
+from keepstep.edge.os.clock import CLOCK
 from keepstep.model.units import MS_NS, S_NS
 from keepstep.ports import Clock
 from tests.contracts import simulated

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from keepstep.edge.kv_etcd import EtcdKV
-from keepstep.edge.torch.kv_embedded import EmbeddedKV, meet_embedded
+from keepstep.edge.net.etcd import EtcdKV
+from keepstep.edge.torch.tcp_store import EmbeddedKV, meet_embedded
 from keepstep.ports import KV
 from keepstep.testing.etcd import HOST, MISSING, Members, free_ports
 

@@ -16,7 +16,7 @@ from keepstep.model.snapshot import Stamp
 from keepstep.model.units import MIB, S_NS
 from keepstep.model.wire import Message, Part, Span
 from keepstep.ports import Links, Receiver
-from keepstep.runtime.tcp_links import TcpLinks
+from keepstep.runtime.keeper.tcp_links import TcpLinks
 from tests.contracts.simulated import SimTown
 from tests.edge.proxy import Proxy
 

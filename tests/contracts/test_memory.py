@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from keepstep.edge.memory import SharedMemory
+from keepstep.edge.shm.memory import SharedMemory
 from keepstep.model.units import PAGE_BYTES
 from keepstep.ports import Memory
 from tests.contracts import simulated

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import pytest
 
-from keepstep.edge.workers import Threads
+from keepstep.edge.os.threads import Threads
 from keepstep.ports import Workers
 from tests.contracts.simulated import SimLoop
 

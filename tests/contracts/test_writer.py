@@ -14,7 +14,7 @@ import pytest
 
 from keepstep.config import resolve
 from keepstep.ports import Writer
-from keepstep.runtime.persister_child import PersisterChild
+from keepstep.runtime.keeper.persister_client import PersisterChild
 from tests.contracts.simulated import SimDesk
 
 PATIENCE_S = 60.0

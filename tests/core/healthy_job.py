@@ -15,10 +15,10 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from keepstep.core.deadlines import Deadlines, derive
-from keepstep.core.diagnosis import diagnose
-from keepstep.core.progress import Progress
-from keepstep.edge.status import BLANK
+from keepstep.core.detection.deadlines import Deadlines, derive
+from keepstep.core.detection.diagnosis import diagnose
+from keepstep.core.detection.progress import Progress
+from keepstep.edge.shm.status_page import BLANK
 from keepstep.model.snapshot import Phase, RankStatus
 from keepstep.model.units import S_NS
 from keepstep.model.verdict import ProcessSample, State, Verdict

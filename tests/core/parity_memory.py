@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from keepstep.coding.reed_solomon import rebuild, solve
-from keepstep.core.parity import Combine, Region, Stripes, encode_plan
+from keepstep.core.redundancy.stripes import Combine, Region, Stripes, encode_plan
 
 Memory = dict[tuple[int, Region], bytearray]
 

@@ -17,11 +17,11 @@ from functools import cached_property
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from keepstep.core.commit import Commit, RankFacts, first_word, newer
-from keepstep.core.cut import Holding
-from keepstep.core.reach import CodedRow, Inventory, sources, within_reach
-from keepstep.core.slots import Skip, Take, choose
-from keepstep.core.wards import Ward, wards
+from keepstep.core.redundancy.protection import Ward, wards
+from keepstep.core.resume.commit import Commit, RankFacts, first_word, newer
+from keepstep.core.resume.cut import Holding
+from keepstep.core.resume.slots import Skip, Take, choose
+from keepstep.core.resume.sources import CodedRow, Inventory, sources, within_reach
 from keepstep.model.horizon import Horizon
 from keepstep.model.mesh import LEADER, Member, Mesh
 from keepstep.model.snapshot import SlotState, SlotView, Stamp

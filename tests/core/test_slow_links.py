@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from keepstep.core.commit import Commit, RankFacts
-from keepstep.core.cut import Holding
-from keepstep.core.slots import Take, choose
+from keepstep.core.resume.commit import Commit, RankFacts
+from keepstep.core.resume.cut import Holding
+from keepstep.core.resume.slots import Take, choose
 from keepstep.model.horizon import Horizon
 from keepstep.model.snapshot import SlotState, SlotView, Stamp
 

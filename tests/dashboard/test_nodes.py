@@ -16,11 +16,11 @@ from keepstep.config import Settings, resolve
 from keepstep.dashboard.nodes import NOT_TOLD
 from keepstep.dashboard.terminal import status
 from keepstep.dashboard.view import FoundJob, JobView, Now, job_view
-from keepstep.edge.horizon import HorizonPage
-from keepstep.edge.journal import Journal
-from keepstep.edge.memory import MEMORY
-from keepstep.edge.standing import FILE, write_standing
-from keepstep.edge.status import StatusPage
+from keepstep.edge.os.journal import Journal
+from keepstep.edge.shm.horizon_page import HorizonPage
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.node_safety_file import FILE, write_standing
+from keepstep.edge.shm.status_page import StatusPage
 from keepstep.model.horizon import Horizon
 from keepstep.model.snapshot import Phase, SlotState, SlotView, Stamp
 from keepstep.model.units import S_NS

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
-from keepstep.core.account import account
+from keepstep.core.economics.goodput import account
 from keepstep.dashboard import terminal
 from keepstep.dashboard.timeline import stories
 from keepstep.model.events import Event

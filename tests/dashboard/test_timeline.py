@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.core.signs import is_failure
+from keepstep.core.economics.journal_kinds import is_failure
 from keepstep.dashboard.timeline import between_ns, stories
 from keepstep.model.events import Event
 from keepstep.model.failure import Cause, Failure

@@ -15,10 +15,10 @@ import pytest
 from keepstep.config import Settings, resolve
 from keepstep.dashboard.finding import FoundJob, find_jobs, find_leftovers
 from keepstep.dashboard.view import JobView, Now, as_json, job_view
-from keepstep.edge.arena import Slot, slot_path
-from keepstep.edge.journal import Journal
-from keepstep.edge.memory import MEMORY
-from keepstep.edge.status import StatusPage, status_path
+from keepstep.edge.os.journal import Journal
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.slot import Slot, slot_path
+from keepstep.edge.shm.status_page import StatusPage, status_path
 from keepstep.model.layout import TensorSpec, lay_out
 from keepstep.model.snapshot import Phase, SlotState, SlotView, Stamp
 from keepstep.model.units import MS_NS, S_NS

@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Callable
 
-from keepstep.edge.tcp import Address
+from keepstep.edge.net.tcp import Address
 from keepstep.model.units import KIB
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from keepstep.edge.arena import Slot
-from keepstep.edge.memory import MEMORY
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.slot import Slot
 from keepstep.edge.torch.capture import Copy, pin
 from keepstep.edge.torch.restore import apply, open_snapshot, prove
 from keepstep.edge.torch.state import Protected

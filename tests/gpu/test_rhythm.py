@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from keepstep.runtime.peers import Peers
+from keepstep.runtime.rank.regroup import Peers
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from keepstep.core.intervals import daly, optimal, work_ratio, young
+from keepstep.core.economics.intervals import daly, optimal, work_ratio, young
 
 # Stall and mean time between failures, in seconds: from a fast store on a small job to C/M where Young is no longer good.
 CASES = [(1, 1_000_000), (10, 100_000), (60, 86_400), (300, 25_200), (481, 10_800), (300, 3600)]

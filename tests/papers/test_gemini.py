@@ -1,7 +1,7 @@
 """GEMINI (SOSP 2023, doi 10.1145/3600006.3613145): what a faithful implementation must reproduce, one test a check.
 
 Checks 1, 2, 13, 14, 15, 19 and 22 concern the placement, the commit protocol and what is recovered from where. Here they are made in pure
-code: on the placement, on what every node has proven (`core/reach.py`, by trying every set of lost nodes) and on the protocol's model.
+code: on the placement, on what every node has proven (`core/resume/sources.py`, by trying every set of lost nodes) and on the protocol's model.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from math import ceil, comb
 
 import pytest
 
-from keepstep.core import budget
-from keepstep.core.placement import place
-from keepstep.core.reach import Inventory, sources, within_reach
-from keepstep.core.survival import out_of_reach, survivable_counts, survival
-from keepstep.core.vote import Ballot, ListStore, Offer, Vote
-from keepstep.core.wards import wards
+from keepstep.core.redundancy import memory_budget
+from keepstep.core.redundancy.placement import place
+from keepstep.core.redundancy.protection import wards
+from keepstep.core.redundancy.survival import out_of_reach, survivable_counts, survival
+from keepstep.core.resume.sources import Inventory, sources, within_reach
+from keepstep.core.resume.vote import Ballot, ListStore, Offer, Vote
 from keepstep.errors import ConfigError, MemoryBudgetError
 from keepstep.model.mesh import Member, Mesh
 from keepstep.model.snapshot import Stamp
@@ -280,17 +280,17 @@ def test_check_19_a_node_keeps_2_m_snapshots(nodes: int, m: int) -> None:
     assert placed(nodes, m).two_slots_ratio == 2 * m
     members = tuple(Member(node, "", 0, 1, 1) for node in range(nodes))
     here = [sum(node in ward.holders for ward in wards(Copies(m), Mesh(1, 0, members, "")).values()) for node in range(nodes)]
-    assert set(here) == {m - 1} and budget.held_slots(Copies(m)) == 2 * (m - 1)
+    assert set(here) == {m - 1} and memory_budget.held_slots(Copies(m)) == 2 * (m - 1)
 
 
 def test_check_19_two_slots_and_what_is_held_are_counted_before_the_first_save() -> None:
     """GPT-2 100B on 16 machines of 8 GPUs: 9.4 GB a GPU, two of each of two checkpoints, 301 GB of 1152."""
     each, free = int(9.4e9), int(1152e9)
-    plan = budget.plan(each, 8, free, free, 2, has_store=False, arena_dir="/dev/shm", held=budget.held_slots(Copies(2)))
+    plan = memory_budget.plan(each, 8, free, free, 2, has_store=False, arena_dir="/dev/shm", held=memory_budget.held_slots(Copies(2)))
     assert plan.slots == 2 and plan.total_bytes == 2 * 8 * each
-    together = plan.total_bytes + budget.held_slots(Copies(2)) * 8 * each
+    together = plan.total_bytes + memory_budget.held_slots(Copies(2)) * 8 * each
     assert together == 2 * 2 * 8 * each == pytest.approx(301e9, rel=0.01)
-    enough = int(together / (1 - budget.HEADROOM_RATIO)) + 1
-    assert budget.plan(each, 8, enough, enough, 2, has_store=False, arena_dir="/dev/shm", held=2.0).slots == 2
+    enough = int(together / (1 - memory_budget.HEADROOM_RATIO)) + 1
+    assert memory_budget.plan(each, 8, enough, enough, 2, has_store=False, arena_dir="/dev/shm", held=2.0).slots == 2
     with pytest.raises(MemoryBudgetError, match="held for other nodes"):
-        budget.plan(each, 8, enough - GIB, enough - GIB, 2, has_store=False, arena_dir="/dev/shm", held=2.0)
+        memory_budget.plan(each, 8, enough - GIB, enough - GIB, 2, has_store=False, arena_dir="/dev/shm", held=2.0)

@@ -10,13 +10,13 @@ from statistics import fmean
 
 import pytest
 
-from keepstep.core.economics import Protection, Tier, charges
+from keepstep.core.economics.costs import Protection, Tier, charges
 from keepstep.model.cluster import DAY_S, FailureKind, Scope
 from keepstep.model.topology import Copies
-from keepstep.sim import gemini
-from keepstep.sim.gemini import PUBLISHED, SYSTEMS, Point, System
-from keepstep.sim.montecarlo import prepare, run
-from keepstep.sim.presets import P4D_16
+from keepstep.sim.economics import gemini
+from keepstep.sim.economics.gemini import PUBLISHED, SYSTEMS, Point, System
+from keepstep.sim.economics.montecarlo import prepare, run
+from keepstep.sim.economics.presets import P4D_16
 
 BY_NAME: dict[str, System] = {system.name: system for system in SYSTEMS}
 

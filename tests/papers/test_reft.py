@@ -14,12 +14,12 @@ from math import comb
 import pytest
 
 from keepstep.coding.reed_solomon import accumulate, rebuild, solve
-from keepstep.core import budget
-from keepstep.core.parity import decode_plan, encode_plan, stripes_of_replica, stripes_of_snapshots
-from keepstep.core.placement import place
-from keepstep.core.reach import CodedRow, Inventory, sources, within_reach
-from keepstep.core.survival import out_of_reach, survival, survival_at, which_can_be_lost
-from keepstep.core.vote import Ballot, ListStore, Offer, Vote
+from keepstep.core.redundancy import memory_budget
+from keepstep.core.redundancy.placement import place
+from keepstep.core.redundancy.stripes import decode_plan, encode_plan, stripes_of_replica, stripes_of_snapshots
+from keepstep.core.redundancy.survival import out_of_reach, survival, survival_at, which_can_be_lost
+from keepstep.core.resume.sources import CodedRow, Inventory, sources, within_reach
+from keepstep.core.resume.vote import Ballot, ListStore, Offer, Vote
 from keepstep.model.snapshot import Stamp
 from keepstep.model.topology import Copies, NoRedundancy, Parity, topology
 from tests.core.parity_memory import carry_out, encoded
@@ -207,5 +207,5 @@ def test_the_write_hole_is_closed_at_every_instant_of_a_step(n: int) -> None:
 @pytest.mark.parametrize("n", range(2, 9))
 def test_what_is_held_for_others_is_counted_as_the_formula_says(n: int) -> None:
     """Two slots of parity beside two of data: 2 n / (n - 1) of a snapshot."""
-    assert 2 + budget.held_slots(Parity(n)) == pytest.approx(2 * n / (n - 1))
+    assert 2 + memory_budget.held_slots(Parity(n)) == pytest.approx(2 * n / (n - 1))
     assert place(Parity(n), topology(2 * n)).two_slots_ratio == pytest.approx(2 * n / (n - 1))

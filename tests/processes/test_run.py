@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from keepstep.edge.journal import read_journal
-from keepstep.edge.memory import MEMORY
-from keepstep.edge.status import read_status
+from keepstep.edge.os.journal import read_journal
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.status_page import read_status
 from keepstep.model.events import Event
 from keepstep.model.units import MS_NS
 

@@ -19,9 +19,9 @@ from typing import Any
 import psutil
 import pytest
 
-from keepstep.edge.journal import read_journal
-from keepstep.edge.memory import MEMORY
-from keepstep.edge.standing import read_standing
+from keepstep.edge.os.journal import read_journal
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.node_safety_file import read_standing
 from keepstep.model.events import Event
 
 COMMAND = "from keepstep.cli.main import app; app()"

@@ -22,10 +22,10 @@ from typing import Any
 import psutil
 import pytest
 
-from keepstep.edge.horizon import HorizonPage
-from keepstep.edge.journal import read_journal
-from keepstep.edge.memory import MEMORY
-from keepstep.edge.status import read_status
+from keepstep.edge.os.journal import read_journal
+from keepstep.edge.shm.horizon_page import HorizonPage
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.status_page import read_status
 from keepstep.model.events import Event
 
 SBIN = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])

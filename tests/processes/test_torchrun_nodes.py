@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from keepstep.edge.horizon import HorizonPage
-from keepstep.edge.journal import read_journal
-from keepstep.edge.memory import MEMORY
-from keepstep.edge.status import read_status
+from keepstep.edge.os.journal import read_journal
+from keepstep.edge.shm.horizon_page import HorizonPage
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.status_page import read_status
 from keepstep.model.events import Event
 from keepstep.model.snapshot import Phase, RankStatus
 from keepstep.testing.crew import Several

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from keepstep.core.slots import Skip, Take, choose
-from keepstep.core.vote import Action, Go, Vote
+from keepstep.core.resume.slots import Skip, Take, choose
+from keepstep.core.resume.vote import Action, Go, Vote
 from keepstep.model.snapshot import SlotState, SlotView, Stamp
-from keepstep.runtime.mesh import holder
-from keepstep.runtime.mesh.holder import Holder, Offer
-from keepstep.runtime.mesh.receiving import Whole
+from keepstep.runtime.replication import holder
+from keepstep.runtime.replication.holder import Holder, Offer
+from keepstep.runtime.replication.receive import Whole
 from keepstep.sim.protocol import trainer
 from keepstep.sim.protocol.swarm import run
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from keepstep.edge.arena import Slot
-from keepstep.edge.memory import MEMORY
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.slot import Slot
 from keepstep.errors import DamageError
 from keepstep.model.layout import TensorSpec, lay_out
 from keepstep.model.snapshot import Stamp

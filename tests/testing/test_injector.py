@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from keepstep.edge.journal import Journal
+from keepstep.edge.os.journal import Journal
 from keepstep.model.snapshot import Phase
 from keepstep.testing import injector as injector_module
 from keepstep.testing.faults import Fault, parse, to_plan

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from keepstep.edge.arena import Slot, slot_path
-from keepstep.edge.horizon import HorizonPage
-from keepstep.edge.memory import MEMORY
+from keepstep.edge.shm.horizon_page import HorizonPage
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.slot import Slot, slot_path
 from keepstep.model.horizon import Horizon
 from keepstep.model.snapshot import Stamp
 from keepstep.testing.crew import Place

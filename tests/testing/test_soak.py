@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from keepstep.edge.journal import Journal
-from keepstep.edge.memory import MEMORY
-from keepstep.edge.status import StatusPage
+from keepstep.edge.os.journal import Journal
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.status_page import StatusPage
 from keepstep.model.snapshot import Phase
 from keepstep.testing import soak as soak_module
 from keepstep.testing import witness as witness_module

@@ -6,8 +6,8 @@ import json
 import os
 from pathlib import Path
 
-from keepstep.edge.memory import MEMORY
-from keepstep.edge.status import StatusPage
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.status_page import StatusPage
 from keepstep.model.snapshot import Phase, SlotState, SlotView, Stamp
 from keepstep.sim.protocol.record import Begun
 from keepstep.testing.stopwatch import Stopwatch

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from keepstep.edge.horizon import HorizonPage
-from keepstep.edge.memory import MEMORY
-from keepstep.edge.status import StatusPage
+from keepstep.edge.shm.horizon_page import HorizonPage
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.status_page import StatusPage
 from keepstep.model.horizon import Horizon
 from keepstep.model.snapshot import Phase, SlotState, SlotView, Stamp
 from keepstep.testing import witness as witness_module

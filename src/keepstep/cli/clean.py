@@ -24,7 +24,7 @@ from keepstep.cli.choosing import JobOption, JsonOption, named, places, print_js
 from keepstep.dashboard import terminal
 from keepstep.dashboard.finding import Leftover, find_leftovers
 from keepstep.dashboard.view import as_json
-from keepstep.edge.mailbox import Mailbox
+from keepstep.edge.net.unix_socket import Mailbox
 from keepstep.errors import ConfigError, KeeperError
 from keepstep.model.units import human_bytes
 

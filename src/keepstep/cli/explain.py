@@ -17,8 +17,8 @@ from keepstep.cli.choosing import JobOption, JsonOption, newest_with_journal, pl
 from keepstep.dashboard import terminal
 from keepstep.dashboard.timeline import stories
 from keepstep.dashboard.view import Now, as_json, run_account
-from keepstep.edge.journal import read_journal
-from keepstep.edge.pages import read_pages
+from keepstep.edge.os.journal import read_journal
+from keepstep.edge.shm.status_pages import read_pages
 
 
 def explain(

@@ -24,10 +24,10 @@ from keepstep.cli.choosing import JobOption, JsonOption, places, print_json, wit
 from keepstep.dashboard import terminal
 from keepstep.dashboard.finding import FoundJob
 from keepstep.dashboard.view import Now, SlotRow, as_json, held_rows, slot_row, slot_rows
-from keepstep.edge.arena import Slot
-from keepstep.edge.manifest import Manifest
-from keepstep.edge.memory import MEMORY
-from keepstep.edge.store import Store
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.slot import Slot
+from keepstep.edge.store.manifest import Manifest
+from keepstep.edge.store.store import Store
 from keepstep.errors import ConfigError, DamageError, StoreError
 from keepstep.model.layout import Segment
 from keepstep.model.units import human_bytes

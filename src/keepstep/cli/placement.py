@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from keepstep.cli.choosing import JsonOption, print_json
-from keepstep.core.placement import Facts, auto, place
-from keepstep.core.survival import survival
+from keepstep.core.redundancy.placement import Facts, auto, place
+from keepstep.core.redundancy.survival import survival
 from keepstep.errors import ConfigError
 from keepstep.model.topology import Auto, Placement, Scheme, Topology, parse_policy, topology
 from keepstep.model.units import GIB

@@ -1,6 +1,6 @@
 """`keepstep plan`: the policy a cluster deserves, and why, in a dozen lines.
 
-Computes (`core/planning.py`), draws nothing, starts nothing. As JSON: {"policy", "why": [..], "redundancy", "effective_ratio",
+Computes (`core/economics/planner.py`), draws nothing, starts nothing. As JSON: {"policy", "why": [..], "redundancy", "effective_ratio",
 "store_interval_s": {"young", "daly", "exact", "least", "chosen"}, "kept_checkpoints", "spares", "spares_p99", "memory_bytes", "candidates":
 [..], "refused": {..}}.
 """
@@ -15,8 +15,8 @@ from rich.table import Table
 
 from keepstep.cli.choosing import JsonOption, print_json
 from keepstep.cli.simulating import FileArgument, PresetOption, chosen_cluster, resized
-from keepstep.core.planning import Candidate, Plan
-from keepstep.core.planning import plan as plan_for
+from keepstep.core.economics.planner import Candidate, Plan
+from keepstep.core.economics.planner import plan as plan_for
 from keepstep.errors import ConfigError
 from keepstep.model.units import human_bytes
 

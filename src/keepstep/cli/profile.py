@@ -21,7 +21,7 @@ from keepstep.cli import figure
 from keepstep.cli.choosing import JobOption, JsonOption, print_json, with_memory
 from keepstep.cli.figure import GRID, INK, PALE, Figure, Line, Rect
 from keepstep.cli.figure import Text as Label
-from keepstep.core.rhythm import Profile
+from keepstep.core.pacing.step_profile import Profile
 from keepstep.dashboard.finding import FoundJob
 from keepstep.dashboard.rhythm import RhythmView, rhythm_view
 from keepstep.errors import ConfigError

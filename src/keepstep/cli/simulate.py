@@ -1,10 +1,10 @@
 """`keepstep simulate`: what policies would be worth on a cluster nobody has rented yet.
 
-Draws failures from seeds and charges what each costs (`sim/montecarlo.py`); every policy meets the same failures. Starts nothing and moves
+Draws failures from seeds and charges what each costs (`sim/economics/montecarlo.py`); every policy meets the same failures. Starts nothing and moves
 no bytes. `--preset gemini-fig15` computes a published figure instead, by the account of its paper. As JSON {"runs": [{"policy",
 "failures_per_day", "effective_ratio", ..}, ..]}; of a simulated cluster each run has intervals, spread, lost steps, GPU-hours and cost.
 
-`--replay` takes the failures of a real job from its journal (`sim/replay.py`). As JSON {"cluster", "happened": what the journal tells,
+`--replay` takes the failures of a real job from its journal (`sim/economics/replay.py`). As JSON {"cluster", "happened": what the journal tells,
 "runs": [{"policy", "effective_ratio", "redone_steps", "recovered", ..}, ..]}.
 """
 
@@ -24,16 +24,16 @@ from rich.table import Table
 from keepstep.cli import figure
 from keepstep.cli.choosing import JsonOption, print_json
 from keepstep.cli.simulating import FileArgument, PresetOption, chosen_cluster, numbers, resized, whole_numbers
-from keepstep.core.economics import Protection, parse_protection
-from keepstep.core.planning import SPARES_QUANTILE, spares
-from keepstep.edge.journal import read_journal
+from keepstep.core.economics.costs import Protection, parse_protection
+from keepstep.core.economics.planner import SPARES_QUANTILE, spares
+from keepstep.edge.os.journal import read_journal
 from keepstep.errors import ConfigError
 from keepstep.model.cluster import DAY_S, Cluster
 from keepstep.model.units import human_bytes
-from keepstep.sim.gemini import INSTANCE_FAILURES_PER_DAY, PUBLISHED, SYSTEMS, Point
-from keepstep.sim.montecarlo import Case, prepare, run, walk
-from keepstep.sim.replay import replay
-from keepstep.sim.summary import Row, summarise
+from keepstep.sim.economics.gemini import INSTANCE_FAILURES_PER_DAY, PUBLISHED, SYSTEMS, Point
+from keepstep.sim.economics.montecarlo import Case, prepare, run, walk
+from keepstep.sim.economics.replay import replay
+from keepstep.sim.economics.summary import Row, summarise
 
 PAPER = "gemini-fig15"
 # `lasting`: effective training time ratio, with the 95 % interval of its mean.

@@ -12,8 +12,8 @@ import typer
 
 from keepstep.errors import ConfigError
 from keepstep.model.cluster import Cluster
-from keepstep.sim.clusters import cluster_from
-from keepstep.sim.presets import PRESETS, preset
+from keepstep.sim.economics.clusters import cluster_from
+from keepstep.sim.economics.presets import PRESETS, preset
 
 FileArgument = Annotated[Path | None, typer.Argument(metavar="[CLUSTER.toml]", help="The cluster; or take --preset.", show_default=False)]
 PresetOption = Annotated[str | None, typer.Option("--preset", help=f"A known cluster: {', '.join(PRESETS)}.", show_default=False)]

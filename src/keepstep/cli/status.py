@@ -23,7 +23,7 @@ from keepstep.cli.choosing import JobOption, JsonOption, newest_with_journal, pl
 from keepstep.dashboard import terminal
 from keepstep.dashboard.finding import FoundJob
 from keepstep.dashboard.view import JobView, Now, as_json, job_view
-from keepstep.edge.journal import JournalTail
+from keepstep.edge.os.journal import JournalTail
 from keepstep.model.events import Event
 
 

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from keepstep.cli.choosing import JsonOption, print_json
 from keepstep.config import Config, resolve
-from keepstep.core.deadlines import Deadlines, derive, relations, table
+from keepstep.core.detection.deadlines import Deadlines, derive, relations, table
 
 
 def timeouts(

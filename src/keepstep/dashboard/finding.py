@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keepstep.config import Settings
-from keepstep.edge.lock import is_held
-from keepstep.edge.memory import resident_bytes
-from keepstep.edge.pages import read_pages
+from keepstep.edge.os.flock import is_held
+from keepstep.edge.shm.memory import resident_bytes
+from keepstep.edge.shm.status_pages import read_pages
 
 PREFIX = "keepstep-"
 SHELVES = {"copy": "held", "parity": "parity"}  # what is held for other nodes, and below which directory
@@ -87,7 +87,7 @@ def _is_own_directory(path: Path) -> bool:
 
 def _is_keeper(pid: str) -> bool:
     try:
-        return b"keepstep.runtime.keeper" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"keepstep.runtime.keeper.keeper" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 

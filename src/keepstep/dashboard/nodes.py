@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keepstep.edge.horizon import HorizonPage
-from keepstep.edge.memory import MEMORY
-from keepstep.edge.standing import FILE, read_standing
+from keepstep.edge.shm.horizon_page import HorizonPage
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.node_safety_file import FILE, read_standing
 from keepstep.model.events import Event
 from keepstep.model.horizon import Horizon
 from keepstep.model.mesh import LEADER
@@ -37,7 +37,7 @@ class NodeRow:
 
 @dataclass(frozen=True, slots=True)
 class NodesView:
-    """The leader's answer to "which nodes can I lose right now?" (core/survival.py: `Losable`), for `step`. All of it is None or empty
+    """The leader's answer to "which nodes can I lose right now?" (core/redundancy/survival.py: `Losable`), for `step`. All of it is None or empty
     before the first answer. `here`: this node. `told_age_ns`: since when the answer has been this one."""
 
     policy: str | None = None

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from keepstep.core.interleave import Plan, plan_of
-from keepstep.core.rhythm import Profile, Rhythm, intersection
-from keepstep.edge.rhythm import PLAN_FILE, RhythmReader, read_word
+from keepstep.core.pacing.schedule import Plan, plan_of
+from keepstep.core.pacing.step_profile import Profile, Rhythm, intersection
+from keepstep.edge.shm.collective_profile_page import PLAN_FILE, RhythmReader, read_word
 from keepstep.model.rhythm import Told
 
 

@@ -16,7 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from keepstep.core.account import Account
+from keepstep.core.economics.goodput import Account
 from keepstep.dashboard.finding import Leftover
 from keepstep.dashboard.nodes import NodeRow, NodesView
 from keepstep.dashboard.timeline import GLAD, Recovery, Story, between_ns, is_trouble

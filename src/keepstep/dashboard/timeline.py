@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from keepstep.core.account import SAME_CLOCK_NS
-from keepstep.core.signs import BACK, REFUTING, ends_training, is_about, is_failure
+from keepstep.core.economics.goodput import SAME_CLOCK_NS
+from keepstep.core.economics.journal_kinds import BACK, REFUTING, ends_training, is_about, is_failure
 from keepstep.model.events import Event
 from keepstep.model.failure import failure_from_json
 

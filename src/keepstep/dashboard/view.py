@@ -16,17 +16,17 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from keepstep.core.account import Account, Tempo, account
-from keepstep.core.cut import common, cut, holding_of
+from keepstep.core.economics.goodput import Account, Tempo, account
+from keepstep.core.resume.cut import common, cut, holding_of
 from keepstep.dashboard.finding import SHELVES, FoundJob
 from keepstep.dashboard.nodes import NodesView, leaders_word, nodes_view
 from keepstep.dashboard.timeline import Recovery, Story, stories
-from keepstep.edge.arena import Slot, slot_paths
-from keepstep.edge.journal import read_journal
-from keepstep.edge.lock import is_held
-from keepstep.edge.memory import MEMORY
-from keepstep.edge.pages import TRIES, TRY_EVERY_S, read_pages
-from keepstep.edge.status import BLANK
+from keepstep.edge.os.flock import is_held
+from keepstep.edge.os.journal import read_journal
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.slot import Slot, slot_paths
+from keepstep.edge.shm.status_page import BLANK
+from keepstep.edge.shm.status_pages import TRIES, TRY_EVERY_S, read_pages
 from keepstep.errors import DamageError
 from keepstep.model.events import Event
 from keepstep.model.snapshot import Phase, RankStatus, SlotHeader, SlotState, Stamp

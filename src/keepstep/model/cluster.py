@@ -1,7 +1,7 @@
 """Cluster: the machines a job would run on and how they fail, as far as a plan or a simulation needs to know.
 
-Values only, checked when they are made. `core/economics.py` says what a policy costs on one, `sim/presets.py` names some,
-`sim/clusters.py` reads one from a file. Rates are those of one node, so that a cluster of another size fails accordingly.
+Values only, checked when they are made. `core/economics/costs.py` says what a policy costs on one, `sim/economics/presets.py` names some,
+`sim/economics/clusters.py` reads one from a file. Rates are those of one node, so that a cluster of another size fails accordingly.
 
 Invariant: every number is finite and within its bounds, and every rack failure has racks to happen in.
 """

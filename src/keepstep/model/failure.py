@@ -1,6 +1,6 @@
 """Failures: what went wrong, where and at which step, as all nodes of the job count it.
 
-Values only, and the words in which a user says how much of each cause is borne. `core/patience.py` counts, `core/recurrence.py` compares.
+Values only, and the words in which a user says how much of each cause is borne. `core/recovery/restart_budget.py` counts, `core/recovery/recurrence.py` compares.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Horizon: the leader's word about which generation everybody may rely on. `core/commit.py` decides it."""
+"""Horizon: the leader's word about which generation everybody may rely on. `core/resume/commit.py` decides it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Restarts: what happens to the ranks of a node, and what an agent does about it. Values only; `core/restarts.py` decides."""
+"""Restarts: what happens to the ranks of a node, and what an agent does about it. Values only; `core/recovery/restarts.py` decides."""
 
 from __future__ import annotations
 

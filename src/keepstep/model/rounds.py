@@ -1,6 +1,6 @@
 """Rounds: what the agents of a job say to each other where they meet.
 
-Values only. A round is one life of all ranks: it is formed by arrivals, one a node, and closed by one verdict. `core/rounds.py` makes
+Values only. A round is one life of all ranks: it is formed by arrivals, one a node, and closed by one verdict. `core/recovery/rendezvous.py` makes
 nodes of arrivals; `edge/torch/rendezvous.py` carries both.
 """
 

@@ -1,6 +1,6 @@
 """Snapshots: what a slot says about itself, and what a rank says about itself.
 
-Values only; `edge/arena.py` and `edge/status.py` put them into memory that outlives the trainer. What is made, compared and looked up at
+Values only; `edge/shm/slot.py` and `edge/shm/status_page.py` put them into memory that outlives the trainer. What is made, compared and looked up at
 every look into that memory is a named tuple: a frozen dataclass takes several times as long for each of the three.
 """
 

@@ -1,6 +1,6 @@
 """Topology: the nodes and their racks, what redundancy was asked for, and who holds what.
 
-Values only. `core/placement.py` makes a Placement from a Topology and a Scheme; `core/survival.py` says what it survives.
+Values only. `core/redundancy/placement.py` makes a Placement from a Topology and a Scheme; `core/redundancy/survival.py` says what it survives.
 
 Invariant: node ids are 0..N-1 in order, and either every node has a rack or none has.
 """

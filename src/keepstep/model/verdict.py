@@ -1,6 +1,6 @@
 """Verdicts: what is seen of a rank from outside, and what follows from it.
 
-Values only. `edge/probes/` sees, `core/progress.py` puts together what was seen over time, `core/diagnosis.py` decides.
+Values only. `edge/probes/` sees, `core/detection/progress.py` puts together what was seen over time, `core/detection/diagnosis.py` decides.
 Durations, never times of day: nodes need not agree about the clock to compute the same verdict from the same evidence.
 """
 

@@ -1,6 +1,6 @@
 """What keepers of different nodes say to each other: values that cross a connection, and what a connection tells its owner.
 
-`core/wire.py` turns them into bytes and back, `edge/lane.py` moves the bytes. Nothing here does either.
+`core/wire/connection.py` turns them into bytes and back, `edge/net/channel.py` moves the bytes. Nothing here does either.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Dial:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A control message; `core/messages.py` knows the kinds and their fields. Lists are tuples and stamps are `Stamp` in `fields`."""
+    """A control message; `core/wire/messages.py` knows the kinds and their fields. Lists are tuples and stamps are `Stamp` in `fields`."""
 
     kind: str
     fields: Mapping[str, Any] = field(default_factory=dict)

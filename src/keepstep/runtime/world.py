@@ -1,4 +1,4 @@
-"""World: everything a keeper touches, in one value. `runtime/keeper_process.py` makes the real one, `sim/` one of virtual time.
+"""World: everything a keeper touches, in one value. `runtime/keeper/process.py` makes the real one, `sim/` one of virtual time.
 
 Who runs a `Keeper(settings, world)` tells it what happens, always in its one loop: `heard(box, message)` and `gone(box)` of the boxes of
 this node, `hear_lines()` after `wake`, `preempted()`, and `tick()` at least every `tick_ns`, until that says that all is over; then

@@ -22,21 +22,21 @@ from pathlib import Path
 from typing import Any
 
 from keepstep.config import Settings, resolve
-from keepstep.core.slots import Skip, choose
-from keepstep.edge.arena import Slot, slot_path, slot_paths
-from keepstep.edge.clock import CLOCK
-from keepstep.edge.journal import read_journal
-from keepstep.edge.mailbox import Mailbox
-from keepstep.edge.memory import MEMORY
-from keepstep.edge.processes import ensure_keeper
-from keepstep.edge.status import StatusPage
+from keepstep.core.resume.slots import Skip, choose
+from keepstep.edge.net.unix_socket import Mailbox
+from keepstep.edge.os.clock import CLOCK
+from keepstep.edge.os.journal import read_journal
+from keepstep.edge.os.processes import ensure_keeper
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.slot import Slot, slot_path, slot_paths
+from keepstep.edge.shm.status_page import StatusPage
 from keepstep.errors import DamageError
 from keepstep.model.events import Event
 from keepstep.model.layout import TensorSpec, lay_out
 from keepstep.model.mesh import Member, Mesh
 from keepstep.model.snapshot import Phase, SlotState, SlotView, Stamp
-from keepstep.runtime.naming import job_hash
-from keepstep.runtime.outlook import Word
+from keepstep.runtime.job_name import job_hash
+from keepstep.runtime.rank.commit_view import Word
 from keepstep.testing.lab import Lab
 
 JOB = "cluster"
@@ -47,7 +47,7 @@ EMPTY = SlotView(SlotState.EMPTY, Stamp(-1, 0))
 START_KEEPER = """
 import sys
 from keepstep.config import settings_from_text
-from keepstep.edge.processes import ensure_keeper
+from keepstep.edge.os.processes import ensure_keeper
 ensure_keeper(settings_from_text(sys.argv[1])).close()
 """
 State = Callable[[int, int, int], bytes | memoryview]  # rank, step, nbytes

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from keepstep.config import Config
-from keepstep.edge.journal import read_journal
+from keepstep.edge.os.journal import read_journal
 from keepstep.model.units import MIB
 from keepstep.testing import network
 from keepstep.testing.allowance import allow

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from keepstep.edge.journal import read_journal
+from keepstep.edge.os.journal import read_journal
 from keepstep.testing.etcd import Members
 from keepstep.testing.lab import Lab
 

@@ -11,8 +11,8 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from keepstep.edge.arena import Slot
-from keepstep.edge.memory import MEMORY
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.slot import Slot
 from keepstep.errors import DamageError
 from keepstep.model.snapshot import SlotState
 from keepstep.model.units import PAGE_BYTES

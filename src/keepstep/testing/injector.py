@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keepstep.edge.arena import slot_paths
-from keepstep.edge.journal import JournalTail
-from keepstep.edge.mailbox import Mailbox
-from keepstep.edge.memory import MEMORY
-from keepstep.edge.status import StatusPage, status_path
-from keepstep.edge.store import Store
+from keepstep.edge.net.unix_socket import Mailbox
+from keepstep.edge.os.journal import JournalTail
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.slot import slot_paths
+from keepstep.edge.shm.status_page import StatusPage, status_path
+from keepstep.edge.store.store import Store
 from keepstep.model.snapshot import Phase, SlotState
 from keepstep.model.units import MIB
 from keepstep.testing.faults import AGENT_KILL, Fault, from_plan

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 import keepstep
-from keepstep.runtime import session
+from keepstep.runtime.rank import session
 from keepstep.testing.allowance import Allowance
 from keepstep.testing.injector import Injector, Plan
 from keepstep.testing.stopwatch import Stopwatch

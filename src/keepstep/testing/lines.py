@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from keepstep.edge.tail import Tail
+from keepstep.edge.os.tail import Tail
 
 
 def append(path: Path, data: dict[str, Any]) -> None:

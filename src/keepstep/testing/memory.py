@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from keepstep.edge.arena import Slot
-from keepstep.edge.horizon import HorizonPage
-from keepstep.edge.memory import MEMORY
+from keepstep.edge.shm.horizon_page import HorizonPage
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.slot import Slot
 from keepstep.errors import DamageError
 from keepstep.testing.crew import Place
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from keepstep.edge.mailbox import Mailbox, listen
+from keepstep.edge.net.unix_socket import Mailbox, listen
 from keepstep.errors import ConfigError
 from keepstep.testing import lab as labs
 from keepstep.testing.lab import Lab

@@ -11,8 +11,8 @@ import os
 import time
 from pathlib import Path
 
-from keepstep.edge.memory import MEMORY
-from keepstep.edge.status import StatusPage, status_path
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.status_page import StatusPage, status_path
 from keepstep.model.snapshot import Phase, SlotState
 
 

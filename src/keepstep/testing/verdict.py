@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from keepstep.core.placement import place
-from keepstep.core.survival import out_of_reach
+from keepstep.core.redundancy.placement import place
+from keepstep.core.redundancy.survival import out_of_reach
 from keepstep.model.events import Event
 from keepstep.model.topology import Auto, parse_policy, topology
 from keepstep.model.units import S_NS

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from keepstep.edge.arena import Slot, slot_paths
-from keepstep.edge.horizon import HorizonPage
-from keepstep.edge.journal import JournalTail
-from keepstep.edge.memory import MEMORY
-from keepstep.edge.status import StatusPage
+from keepstep.edge.os.journal import JournalTail
+from keepstep.edge.shm.horizon_page import HorizonPage
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.slot import Slot, slot_paths
+from keepstep.edge.shm.status_page import StatusPage
 from keepstep.errors import ConfigError, DamageError
 from keepstep.model.events import Event
 from keepstep.model.snapshot import Phase, RankStatus, SlotState, Stamp

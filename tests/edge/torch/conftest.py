@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from keepstep.edge.arena import Slot
-from keepstep.edge.memory import MEMORY
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.slot import Slot
 from keepstep.edge.torch import restore
 from keepstep.edge.torch.capture import Copy
 from keepstep.edge.torch.state import Protected, State

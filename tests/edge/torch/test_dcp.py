@@ -19,8 +19,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from keepstep.edge.store import Store
-from keepstep.edge.stored_file import SummedFile
+from keepstep.edge.store.checked_file import SummedFile
+from keepstep.edge.store.store import Store
 from keepstep.edge.torch.dcp.read import Loaded, read_checkpoint
 from keepstep.edge.torch.dcp.tree import RankState
 from keepstep.edge.torch.dcp.write import write_checkpoint
@@ -250,8 +250,8 @@ import os, sys, torch, torch.distributed as dist, torch.distributed.checkpoint a
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from keepstep.edge.parts import Attempt
-from keepstep.edge.store import Store
+from keepstep.edge.store.parts import Attempt
+from keepstep.edge.store.store import Store
 from keepstep.edge.torch.dcp.read import read_checkpoint
 from keepstep.edge.torch.dcp.tree import RankState
 from keepstep.edge.torch.dcp.write import publish, survey, write_checkpoint, write_part
@@ -493,7 +493,7 @@ def test_a_checkpoint_that_reads_back_differently_never_exists(store: Store, mon
 KILLED = """
 import os, signal, sys
 import torch
-from keepstep.edge.store import Store
+from keepstep.edge.store.store import Store
 from keepstep.edge.torch.dcp.tree import RankState
 from keepstep.edge.torch.dcp.write import write_checkpoint
 

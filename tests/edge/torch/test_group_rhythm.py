@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from keepstep.edge.rhythm import RhythmReader, RhythmWriter, rhythm_path
+from keepstep.edge.shm.collective_profile_page import RhythmReader, RhythmWriter, rhythm_path
 from keepstep.edge.torch.groups import init_process_group
 from keepstep.edge.torch.membership import membership
 

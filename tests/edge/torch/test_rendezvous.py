@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from keepstep.edge.torch.kv_embedded import meet_embedded
 from keepstep.edge.torch.rendezvous import CALLED_OFF, Rendezvous, local_address, open_store
+from keepstep.edge.torch.tcp_store import meet_embedded
 from keepstep.errors import ConfigError, MeetingError
 from keepstep.model.failure import Cause, Failure
 from keepstep.model.rounds import NOBODY, Arrival, Verdict

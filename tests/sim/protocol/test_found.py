@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from keepstep.core.reach import Source
-from keepstep.edge.arena import Slot, parse_page
+from keepstep.core.resume.sources import Source
+from keepstep.edge.shm.slot import Slot, parse_page
 from keepstep.errors import DamageError
 from keepstep.model.snapshot import SlotState, Stamp
 from keepstep.model.units import KIB, MS_NS, PAGE_BYTES, S_NS
 from keepstep.model.wire import Message, Part, Span
-from keepstep.runtime.mesh.node import Node
+from keepstep.runtime.replication.node import Node
 from keepstep.sim.protocol.job import Job, Outcome
 from keepstep.sim.protocol.links import SimLinks
 from keepstep.sim.protocol.memory import SimMemory

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from keepstep.edge import memory
-from keepstep.edge.arena import Slot
+from keepstep.edge.shm import memory
+from keepstep.edge.shm.slot import Slot
 from keepstep.edge.torch.state import Item, State
 from keepstep.edge.torch.views import write
 from keepstep.model.layout import Segment

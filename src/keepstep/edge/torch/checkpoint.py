@@ -6,7 +6,7 @@ Everything is read, verified and checked before the first live tensor changes.
 
 from __future__ import annotations
 
-from keepstep.edge.store import Store
+from keepstep.edge.store.store import Store
 from keepstep.edge.torch.dcp.read import read_checkpoint
 from keepstep.edge.torch.restore import apply, check_kinds
 from keepstep.edge.torch.state import RNG, Protected, kind_of, parameters_of

@@ -26,7 +26,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Subproce
 from torch.distributed.elastic.multiprocessing.api import LogsDest, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from keepstep.edge.last_words import LastWords, read_last_words
+from keepstep.edge.os.error_file import LastWords, read_last_words
 from keepstep.errors import ConfigError
 from keepstep.model.launch import Launch, Place
 
@@ -119,7 +119,7 @@ class Ranks:
     def start_standby(self) -> int:
         """Start a process that becomes a rank when it is told to; its pid."""
         self.end_standby()
-        context = self._spawn("standby", sys.executable, ("-u", "-m", "keepstep.runtime.standby"), [0], [self._static_environ()])
+        context = self._spawn("standby", sys.executable, ("-u", "-m", "keepstep.runtime.rank.standby"), [0], [self._static_environ()])
         self._standby = Process(context, 0)
         return self._standby.pid
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 
-from keepstep.edge.machine import address_towards
-from keepstep.edge.torch.kv_embedded import Endpoint, first_line, host_store
+from keepstep.edge.os.machine import address_towards
+from keepstep.edge.torch.tcp_store import Endpoint, first_line, host_store
 from keepstep.errors import ConfigError, MeetingError
 from keepstep.model.rounds import NOBODY, Arrival, Verdict, arrival_from_text, verdict_from_text
 from keepstep.ports import KV

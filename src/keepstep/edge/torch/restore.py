@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from keepstep.edge.arena import Slot
+from keepstep.edge.shm.slot import Slot
 from keepstep.edge.torch.rng import write_rng
 from keepstep.edge.torch.state import RNG, Protected, bare, kind_of, parameters_of, rebuild
 from keepstep.edge.torch.views import clone, differing, overlay

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
-from keepstep.edge import memory
-from keepstep.edge.arena import Slot
+from keepstep.edge.shm import memory
+from keepstep.edge.shm.slot import Slot
 from keepstep.edge.torch.state import by_address
 from keepstep.model.layout import Layout, Segment
 

@@ -1,11 +1,11 @@
 """Agents: who starts keepers and ranks, one on each machine, and has all find together again.
 
 Comes in: ranks' ends, words of the keeper, what other agents wrote where they meet. Goes out: rounds, verdicts, the mesh, starts, kills,
-notices and orders to regroup. What follows from a failure is decided by `core/restarts.py`, who is which node by `core/rounds.py`, as in
-`runtime/agent.py` and `agent_meeting.py`.
+notices and orders to regroup. What follows from a failure is decided by `core/recovery/restarts.py`, who is which node by `core/recovery/rendezvous.py`, as in
+`runtime/agent/agent.py` and `agent_meeting.py`.
 
 Not run here: those two modules themselves, the processes' supervision (pidfds, standby, steward: a killed agent is followed by another
-one after a while, which ends the ranks it finds), hang detection (`core/progress.py`), the places where collectives meet, roll forward.
+one after a while, which ends the ranks it finds), hang detection (`core/detection/progress.py`), the places where collectives meet, roll forward.
 One action at a time is carried out at once.
 """
 
@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from keepstep.core.patience import Patience
-from keepstep.core.restarts import Restarts
-from keepstep.core.rounds import assign, keepers_round, members_of, sat_there
+from keepstep.core.recovery.rendezvous import assign, keepers_round, members_of, sat_there
+from keepstep.core.recovery.restart_budget import Patience
+from keepstep.core.recovery.restarts import Restarts
 from keepstep.model.failure import Budget
 from keepstep.model.mesh import Mesh
 from keepstep.model.restarts import (

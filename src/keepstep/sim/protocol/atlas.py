@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from keepstep.core.wards import Ward, wards
+from keepstep.core.redundancy.protection import Ward, wards
 from keepstep.model.mesh import Mesh
 from keepstep.model.rounds import verdict_from_text
 from keepstep.model.snapshot import Stamp

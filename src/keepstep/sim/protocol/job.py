@@ -12,7 +12,7 @@ from keepstep.config import Settings, resolve
 from keepstep.errors import MemoryBudgetError
 from keepstep.model.snapshot import Phase
 from keepstep.model.units import S_NS
-from keepstep.runtime.naming import job_hash
+from keepstep.runtime.job_name import job_hash
 from keepstep.sim.protocol.agents import Agent
 from keepstep.sim.protocol.atlas import Atlas
 from keepstep.sim.protocol.machine import UID, Machine
@@ -64,7 +64,7 @@ class Job:
         self.faults: list[str] = []
         self.first_round = 1_767_225_600_000
         self.lost_steps = 0
-        self.refusals = 0  # of a fresh start in the middle of the job: `core/restarts.py` takes them for failures of the program
+        self.refusals = 0  # of a fresh start in the middle of the job: `core/recovery/restarts.py` takes them for failures of the program
         self.progress_ns = 0  # when a rank has last got on
         self.hangs = 0  # times that nobody did for long
         self.aftermath = Aftermath()  # of the last failure, where that was measured

@@ -1,11 +1,11 @@
 """Links: `ports.Links` on the simulated network.
 
-What `edge/peer.py` guarantees holds here too: of two nodes the one with the lower number dials; messages are numbered, arrive once and in
+What `edge/net/peers.py` guarantees holds here too: of two nodes the one with the lower number dials; messages are numbered, arrive once and in
 order, and wait until they are confirmed; blocks have a lane of their own, go to the place that is named for them, and are answered; a
 connection on which nothing is heard for a while is given up and made again, and what was not confirmed is sent again; a link that is
 without a connection for too long is over, once and for good, as is one that another life of the keeper replaces.
 
-Not run here: TCP, handshakes' bytes and proofs, frames and their MACs (`edge/lane.py`, `core/wire.py`); a refusal is modelled by its
+Not run here: TCP, handshakes' bytes and proofs, frames and their MACs (`edge/net/channel.py`, `core/wire/connection.py`); a refusal is modelled by its
 reason. `Wires.checks` has every message cross as its bytes.
 """
 
@@ -16,8 +16,8 @@ from collections.abc import Callable
 from random import Random
 
 from keepstep.coding.checksum import checksum as checksum_of
-from keepstep.core.linkstate import MAX_TRIES, WINDOW_BLOCKS, Patience
-from keepstep.core.messages import decode, encode
+from keepstep.core.wire.link import MAX_TRIES, WINDOW_BLOCKS, Patience
+from keepstep.core.wire.messages import decode, encode
 from keepstep.model.units import MS_NS, S_NS
 from keepstep.model.wire import Message, Span
 from keepstep.ports import Receiver

@@ -4,10 +4,10 @@
 here do not block: what is found comes by a call. It may be away for a while: questions wait, and what was asked takes effect late, in its
 order.
 
-Not run here: TCPStore and etcd, and `core/leadership.py` with its lease, which has a search in virtual time of its own
-(`tests/core/test_leadership.py`). What the coordinator decides (`runtime/coordinator.py`) is decided by `Overseer`, who sees everything,
+Not run here: TCPStore and etcd, and `core/recovery/leader_lease.py` with its lease, which has a search in virtual time of its own
+(`tests/core/test_leadership.py`). What the coordinator decides (`runtime/agent/coordinator.py`) is decided by `Overseer`, who sees everything,
 as late as a coordinator would: that a node came to a round and does not answer, that nobody of a round is there any more, that some ranks
-ended well and an agent that should say the same is gone. And what hang detection (`core/progress.py`) finds: that nobody gets on.
+ended well and an agent that should say the same is gone. And what hang detection (`core/detection/progress.py`) finds: that nobody gets on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from keepstep.core.rounds import assign
+from keepstep.core.recovery.rendezvous import assign
 from keepstep.model.rounds import Arrival, Verdict, arrival_from_text, verdict_from_text
 from keepstep.model.units import MS_NS, S_NS
 from keepstep.sim.protocol.world import Process, World

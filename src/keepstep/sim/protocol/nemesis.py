@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from keepstep.edge.arena import parse_page
+from keepstep.edge.shm.slot import parse_page
 from keepstep.errors import DamageError
 from keepstep.model.snapshot import SlotState
 from keepstep.model.units import PAGE_BYTES, S_NS

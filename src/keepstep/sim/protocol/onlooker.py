@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keepstep.core.reach import CodedRow, Inventory, within_reach
-from keepstep.edge.arena import Slot, ranks_in, slot_paths
+from keepstep.core.resume.sources import CodedRow, Inventory, within_reach
+from keepstep.edge.shm.slot import Slot, ranks_in, slot_paths
 from keepstep.errors import DamageError
 from keepstep.model.snapshot import SlotHeader, Stamp
-from keepstep.runtime.mesh.encoding import contents_from
+from keepstep.runtime.replication.encode import contents_from
 from keepstep.sim.protocol.machine import Machine
 from keepstep.sim.protocol.memory import SimMemory
 from keepstep.sim.protocol.world import Process

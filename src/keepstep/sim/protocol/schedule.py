@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from keepstep.edge.arena import parse_page, rank_dir
+from keepstep.edge.shm.slot import parse_page, rank_dir
 from keepstep.errors import DamageError
 from keepstep.model.events import Event
 from keepstep.model.snapshot import Phase, SlotState, Stamp

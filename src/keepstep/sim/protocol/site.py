@@ -1,6 +1,6 @@
 """Site: what keepstep runs on one machine: its keeper, and how processes of the machine find it.
 
-`KeeperProcess` runs the real `runtime/keeper.py` on the ports of this simulation, and stands in for `runtime/keeper_process.py`: it takes
+`KeeperProcess` runs the real `runtime/keeper/keeper.py` on the ports of this simulation, and stands in for `runtime/keeper/process.py`: it takes
 connections, calls `tick` at intervals, and ends when that says so. One keeper lives at a time; whoever finds none starts one.
 """
 
@@ -13,7 +13,7 @@ from keepstep.config import Settings
 from keepstep.errors import MemoryBudgetError
 from keepstep.model.units import MS_NS
 from keepstep.ports import Links, Receiver
-from keepstep.runtime.keeper import Keeper
+from keepstep.runtime.keeper.keeper import Keeper
 from keepstep.runtime.world import World as Surroundings
 from keepstep.sim.protocol.agents import Agent
 from keepstep.sim.protocol.links import SimLinks

@@ -1,6 +1,6 @@
 """Store: checkpoints of a simulated job, who writes them and who looks for them.
 
-`SharedStore` is the place itself; `SimWriter` the persister of one keeper, with the acts and answers of `runtime/persister.py`;
+`SharedStore` is the place itself; `SimWriter` the persister of one keeper, with the acts and answers of `runtime/persister/process.py`;
 `SimCheckpoints` what a keeper sees of it. A store may be slow, full, away, torn (the persister dies in the middle) or lying: it says that
 all was written, and what lies there is something else. A checkpoint is found whole or not by its own checksums, as the real one is.
 
@@ -15,13 +15,13 @@ from typing import Any
 
 from keepstep.coding.checksum import checksum
 from keepstep.config import Settings
-from keepstep.core.retention import CheckpointInfo, parse_rules, to_keep
+from keepstep.core.economics.retention import CheckpointInfo, parse_rules, to_keep
 from keepstep.errors import DamageError, StoreError
 from keepstep.model.mesh import LEADER
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import MS_NS
 from keepstep.ports import Memory
-from keepstep.runtime.pins import pin, unpin
+from keepstep.runtime.slot_locks import pin, unpin
 from keepstep.sim.protocol.world import Process, World
 
 Heard = Callable[[dict[str, Any]], None]

@@ -1,12 +1,12 @@
-"""Trainer: a rank that trains, as `runtime/session.py`, `capturing.py` and `link.py` make it behave, on a state the oracle knows.
+"""Trainer: a rank that trains, as `runtime/rank/session.py`, `capturing.py` and `link.py` make it behave, on a state the oracle knows.
 
 Comes in: words of its keeper and of its agent, and the other ranks' states, by the `Gang` that stands for their collectives. Goes out:
 slots and pages of the real format, in the memory of its machine, and words to the keeper. What a step leaves is written in acts of their
 own, so that a kill falls between any two of them, and within the last page too.
 
 Not run here: torch, threads (the trainer's and the capturing one's acts are events of one process), lazy copies and their fences, a state
-that grows, signals. The rules are the session's own: `core/slots.py`, `core/budget.py`, `runtime/outlook.py`, `edge/arena.py`,
-`edge/status.py`.
+that grows, signals. The rules are the session's own: `core/resume/slots.py`, `core/redundancy/memory_budget.py`, `runtime/rank/commit_view.py`, `edge/shm/slot.py`,
+`edge/shm/status_page.py`.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from keepstep.core import budget
-from keepstep.core.slots import Skip, choose
-from keepstep.edge.arena import Slot, slot_bytes, slot_path, slot_paths
-from keepstep.edge.status import StatusPage
+from keepstep.core.redundancy import memory_budget
+from keepstep.core.resume.slots import Skip, choose
+from keepstep.edge.shm.slot import Slot, slot_bytes, slot_path, slot_paths
+from keepstep.edge.shm.status_page import StatusPage
 from keepstep.errors import DamageError, MemoryBudgetError, StoreError
 from keepstep.model.snapshot import Phase, SlotHeader, SlotState, SlotView, Stamp
 from keepstep.model.topology import parse_policy
 from keepstep.model.units import KIB, MS_NS, PAGE_BYTES, S_NS
 from keepstep.model.wire import Part
-from keepstep.runtime.outlook import Outlook, Pages, Word
+from keepstep.runtime.rank.commit_view import Outlook, Pages, Word
 from keepstep.sim.protocol.memory import SimMemory
 from keepstep.sim.protocol.oracle import advance, mix
 
@@ -319,8 +319,8 @@ class Rank:
         own = sum(s.capacity for s in self._slots) * local + self._held_bytes()
         free = self.memory.free_bytes(settings.arena_dir)
         many = self.job.plan.nodes > 1
-        held = budget.held_slots(parse_policy(settings.redundancy)) if many else 0.0
-        plan = budget.plan(
+        held = memory_budget.held_slots(parse_policy(settings.redundancy)) if many else 0.0
+        plan = memory_budget.plan(
             *(each, local, free + own, free + own, settings.slots, settings.store is not None, str(settings.arena_dir)),
             held=held,
             many_nodes=many,

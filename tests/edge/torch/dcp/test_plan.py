@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.edge.parts import Sketch
+from keepstep.edge.store.parts import Sketch
 from keepstep.edge.torch.dcp.plan import Plan, make_plan
 from keepstep.errors import LayoutError
 from keepstep.model.layout import Shard

@@ -16,9 +16,9 @@ import pytest
 import torch
 import torch.distributed.checkpoint as torch_dcp
 
-from keepstep.edge.manifest import Manifest
-from keepstep.edge.parts import Attempt, part_from_bytes, part_to_bytes
-from keepstep.edge.store import Draft, Store
+from keepstep.edge.store.manifest import Manifest
+from keepstep.edge.store.parts import Attempt, part_from_bytes, part_to_bytes
+from keepstep.edge.store.store import Draft, Store
 from keepstep.edge.torch.dcp.read import read_checkpoint
 from keepstep.edge.torch.dcp.tree import RankState
 from keepstep.edge.torch.dcp.write import NodeValues, publish, survey, write_part
@@ -364,8 +364,8 @@ def test_flips_in_any_file_at_any_time_are_found_and_none_is_loaded(place: Path,
 KILLED = """
 import os, signal, sys
 import torch
-from keepstep.edge.parts import Attempt
-from keepstep.edge.store import Store
+from keepstep.edge.store.parts import Attempt
+from keepstep.edge.store.store import Store
 from keepstep.edge.torch.dcp.tree import RankState
 from keepstep.edge.torch.dcp.write import publish, survey, write_part
 from keepstep.errors import KeepstepError

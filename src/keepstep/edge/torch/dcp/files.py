@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from torch.distributed.checkpoint.filesystem import FileSystemBase
 
-from keepstep.edge.store import Draft
+from keepstep.edge.store.store import Draft
 
 
 class Files(FileSystemBase):

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
-from keepstep.edge.parts import Sketch
+from keepstep.edge.store.parts import Sketch
 from keepstep.edge.torch.dcp.tree import RANKS
 from keepstep.errors import LayoutError
 

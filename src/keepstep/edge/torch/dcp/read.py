@@ -20,8 +20,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
-from keepstep.edge.manifest import Manifest
-from keepstep.edge.store import Store
+from keepstep.edge.store.manifest import Manifest
+from keepstep.edge.store.store import Store
 from keepstep.edge.torch.dcp.files import Files
 from keepstep.edge.torch.dcp.tree import RANKS, TREE, grown
 from keepstep.errors import LayoutError

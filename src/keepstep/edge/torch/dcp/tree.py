@@ -20,7 +20,7 @@ import xxhash
 # A private name: only torch's own flattening can promise torch's own names.
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
-from keepstep.edge.parts import Sketch
+from keepstep.edge.store.parts import Sketch
 from keepstep.errors import ConfigError, LayoutError
 from keepstep.model.layout import Shard
 

@@ -27,8 +27,8 @@ from torch.distributed.checkpoint.filesystem import (
 from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 
-from keepstep.edge.manifest import Manifest
-from keepstep.edge.parts import (
+from keepstep.edge.store.manifest import Manifest
+from keepstep.edge.store.parts import (
     Attempt,
     Item,
     Part,
@@ -38,7 +38,7 @@ from keepstep.edge.parts import (
     survey_from_bytes,
     survey_to_bytes,
 )
-from keepstep.edge.store import Draft, Store
+from keepstep.edge.store.store import Draft, Store
 from keepstep.edge.torch.dcp.files import Files
 from keepstep.edge.torch.dcp.plan import Plan, make_plan
 from keepstep.edge.torch.dcp.tree import RankState, Value, flat

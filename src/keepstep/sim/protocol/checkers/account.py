@@ -1,4 +1,4 @@
-"""The account of time sums up: the parts of `core/account.py`, of what the keepers' journals say, are never negative and are together the
+"""The account of time sums up: the parts of `core/economics/goodput.py`, of what the keepers' journals say, are never negative and are together the
 whole.
 
 Not verified: that each part is what it says (`tests/core/test_account.py` does that); the journals of ranks and agents, which are not run
@@ -7,7 +7,7 @@ here.
 
 from __future__ import annotations
 
-from keepstep.core.account import account
+from keepstep.core.economics.goodput import account
 from keepstep.sim.protocol.watching import Checker
 
 

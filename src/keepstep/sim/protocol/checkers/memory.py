@@ -7,14 +7,14 @@ processes; files outside the job directory (there are none here).
 
 from __future__ import annotations
 
-from keepstep.core.budget import held_slots
-from keepstep.edge.arena import slot_bytes
+from keepstep.core.redundancy.memory_budget import held_slots
+from keepstep.edge.shm.slot import slot_bytes
 from keepstep.model.topology import Copies, Parity, ReedSolomon, parse_policy
 from keepstep.model.units import KIB, PAGE_BYTES
 from keepstep.sim.protocol.trainer import MANIFEST
 from keepstep.sim.protocol.watching import Checker
 
-MOST_SLOTS = 5  # what `core/budget.py` chooses at most, with a store and many nodes
+MOST_SLOTS = 5  # what `core/redundancy/memory_budget.py` chooses at most, with a store and many nodes
 
 
 class MemoryWithinBudget(Checker):

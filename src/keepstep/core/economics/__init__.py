@@ -1,0 +1,1 @@
+"""What protection costs and what it saves: expectations, plans, accounts of time, checkpoints worth keeping."""

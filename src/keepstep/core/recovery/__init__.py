@@ -1,0 +1,1 @@
+"""What follows a failure: restarts and their budgets, rounds of agents, who leads, when a job is over."""

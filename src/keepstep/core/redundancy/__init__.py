@@ -1,0 +1,1 @@
+"""Who keeps whose snapshots, what that survives and what memory it takes."""

@@ -1,0 +1,237 @@
+"""Vote: from which state does everybody resume?
+
+Comes in: each rank's holdings as it joins, what the store has, whether loading worked. Goes out: one offer to all ranks, then
+permission to go, each with its reason. Every rank loads, proves and forgets anything newer *before* anyone may go, so two
+computations of one step never mix. A source that fails on one rank is given up by all, and the next is offered. A rank that
+dies meanwhile starts the vote again when it is back.
+
+Order of sources: the newest stamp that all ranks hold in memory, or can be given from other nodes' memory; then checkpoints, newest first;
+then a fresh start. With many nodes nothing is offered before every node has told what it holds. A stamp after which the program failed
+twice without completing another step is condemned: its bytes are what was captured, but perhaps what was captured was already wrong. It is
+taken only when there is nothing else but a fresh start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from keepstep.core.resume.cut import common
+from keepstep.model.snapshot import Stamp
+
+STRIKES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Ballot:
+    """What a rank brings: proven stamps, and why others it has are unusable."""
+
+    rank: int
+    world_size: int
+    holds: frozenset[Stamp]
+    foreign_world: int | None = None  # its slots are of a job of that size
+    incarnation: int = 0  # which life of the rank asks; 0: nobody said
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Everybody loads this. `source` is memory, store or fresh; `step` is -1 for fresh."""
+
+    round: int
+    source: str
+    stamp: Stamp
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListStore:
+    """Ask the store which checkpoints it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    """Everybody has proven the same state: train on, in this epoch."""
+
+    epoch: int
+    offer: Offer
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Nobody may go on: a person must decide."""
+
+    why: str
+
+
+Action = Offer | ListStore | Go | Refuse
+
+
+@dataclass
+class Vote:
+    """One job's vote, over and over. `epoch` is the newest seen anywhere."""
+
+    world_size: int
+    has_store: bool
+    epoch: int = 0
+    round: int = 0
+    offer: Offer | None = None
+    ballots: dict[int, Ballot] = field(default_factory=dict)
+    loaded: set[int] = field(default_factory=set)
+    failed: list[tuple[str, Stamp, str]] = field(default_factory=list)
+    checkpoints: Sequence[int] | None = None
+    silent_nodes: frozenset[int] = frozenset()  # their inventories are awaited
+    elsewhere: Mapping[int, frozenset[Stamp]] = field(default_factory=dict)  # what each rank can be given by other nodes
+    went: tuple[Go, Mapping[int, int]] | None = None  # the last permission, and which incarnations of the ranks it was for
+    condemned: frozenset[Stamp] = frozenset()
+
+    def joined(self, ballot: Ballot) -> list[Action]:
+        """A rank asks where to resume."""
+        if ballot.world_size != self.world_size:
+            return [Refuse(f"rank {ballot.rank} says the world has {ballot.world_size} ranks, the job has {self.world_size}")]
+        if self.went is not None and self.went[1].get(ballot.rank) == ballot.incarnation > 0:
+            return [self.went[0]]  # its node's keeper died before it could hand the permission on
+        if self.offer is not None and self.ballots.get(ballot.rank) == ballot and ballot.incarnation:
+            return [self.offer]  # said twice, or by its node's next keeper, which has not heard the offer
+        self.ballots[ballot.rank] = ballot
+        self.epoch = max([self.epoch, *(s.epoch for s in ballot.holds)])
+        self._reset()
+        return self._decide()
+
+    def left(self, rank: int) -> None:
+        """A rank is gone; a vote under way begins again when it is back."""
+        if self.ballots.pop(rank, None):
+            self._reset()
+
+    def reached(self, silent_nodes: frozenset[int], elsewhere: Mapping[int, frozenset[Stamp]]) -> list[Action]:
+        """What nodes have told they hold: which ones have not yet, and what each rank can be given."""
+        before = (self.silent_nodes, self.elsewhere)
+        self.silent_nodes, self.elsewhere = silent_nodes, elsewhere
+        self.epoch = max([self.epoch, *(s.epoch for stamps in elsewhere.values() for s in stamps)])
+        return self._decide() if self.offer is None and before != (silent_nodes, elsewhere) else []
+
+    def listed(self, steps: Sequence[int]) -> list[Action]:
+        """The store's checkpoints."""
+        self.checkpoints = sorted(steps, reverse=True)
+        return self._decide()
+
+    def unlistable(self, why: str) -> list[Action]:
+        """The store does not answer. Nobody may start afresh over checkpoints that nobody could look at."""
+        return [Refuse(f"{self._why_not_memory()}, and the store cannot be read: {why}")]
+
+    def has_loaded(self, rank: int, round_: int) -> list[Action]:
+        """A rank has loaded and proven the offer, and forgotten what is newer."""
+        if self.offer is None or round_ != self.offer.round:
+            return []
+        self.loaded.add(rank)
+        if len(self.loaded) < self.world_size:
+            return []
+        self.epoch += 1
+        go = Go(self.epoch, self.offer)
+        self.went = (go, {r: b.incarnation for r, b in self.ballots.items()})
+        self.failed, self.checkpoints = [], None
+        self.ballots.clear()
+        self._reset()
+        return [go]
+
+    def has_failed(self, rank: int, round_: int, why: str) -> list[Action]:
+        """A rank could not load the offer: nobody keeps it."""
+        if self.offer is None or round_ != self.offer.round:
+            return []
+        self.failed.append((self.offer.source, self.offer.stamp, f"rank {rank}: {why}"))
+        self._reset()
+        return self._decide()
+
+    def waiting_for(self) -> list[int]:
+        """Ranks that have not joined."""
+        return [r for r in range(self.world_size) if r not in self.ballots]
+
+    def _reset(self) -> None:
+        self.offer, self.loaded = None, set()
+
+    def _decide(self) -> list[Action]:
+        if self.waiting_for() or self.silent_nodes:
+            return []
+        bad = {(source, stamp) for source, stamp, _ in self.failed}
+        after = f" after {self.failed[-1][2]}" if self.failed else ""
+        within_reach = [b.holds | self.elsewhere.get(r, frozenset()) for r, b in self.ballots.items()]
+        shared = [s for s in common(within_reach) if ("memory", s) not in bad]
+        trusted = [s for s in shared if s not in self.condemned]
+        instead = f"; {max(shared)} is condemned" if shared and max(shared) not in trusted else ""
+        checkpoints = [s for s in self.checkpoints or () if ("store", Stamp(s, 0)) not in bad]
+        if not trusted and self.has_store and self.checkpoints is None:
+            return [ListStore()]
+        if trusted or (shared and not checkpoints):
+            best = max(trusted or shared)
+            without = sorted(r for r, b in self.ballots.items() if best not in b.holds)
+            verb = "have" if without else "hold"
+            given = f", rank{'s' if len(without) > 1 else ''} {_ranks(without)} from other nodes" if without else ""
+            why = f"{best} is the newest state all {self.world_size} ranks {verb} in memory{given}{instead if trusted else ''}{after}"
+            return self._make("memory", best, why)
+        why_not_memory = f"all that memory holds is condemned: {max(shared)}" if shared else self._why_not_memory()
+        if checkpoints:
+            stamp = Stamp(checkpoints[0], 0)
+            return self._make("store", stamp, f"{why_not_memory}; the newest usable checkpoint is of {stamp}{after}")
+        foreign = sorted({b.foreign_world for b in self.ballots.values() if b.foreign_world is not None})
+        if foreign:
+            return [
+                Refuse(
+                    f"memory holds this job's state for {foreign[0]} ranks and the job has {self.world_size} now; "
+                    "no checkpoint can bridge that. "
+                    f"Run with {foreign[0]} ranks, give a store, or drop the state with `keepstep clean`"
+                )
+            ]
+        store = "no checkpoint in the store" if self.has_store else "no store"
+        return self._make("fresh", Stamp(-1, 0), f"{why_not_memory}, {store}: a fresh start{after}")
+
+    def _why_not_memory(self) -> str:
+        if any(b.foreign_world is not None for b in self.ballots.values()):
+            return f"memory holds snapshots of another world size than {self.world_size}"
+        empty = sorted(r for r, b in self.ballots.items() if not b.holds)
+        if len(empty) == self.world_size:
+            return "memory holds nothing"
+        lost = [r for r in empty if not self.elsewhere.get(r)]
+        if lost and self.elsewhere:
+            return f"no node's memory has anything of rank{'s' if len(lost) > 1 else ''} {_ranks(lost)}"
+        if empty and not self.elsewhere:
+            return f"memory of rank {empty[0]} holds nothing ({len(empty)} of {self.world_size} ranks)"
+        return "no step in memory is usable on every rank"
+
+    def _make(self, source: str, stamp: Stamp, why: str) -> list[Action]:
+        self.round += 1
+        self.offer, self.loaded = Offer(self.round, source, stamp, why), set()
+        return [self.offer]
+
+
+@dataclass
+class Trust:
+    """Which stamps to resume from no more: two failures of the program, each before it had completed another step."""
+
+    resumed: Stamp | None = None
+    strikes: dict[Stamp, int] = field(default_factory=dict)
+    struck: bool = False  # since then
+
+    def went(self, stamp: Stamp | None) -> None:
+        """All train on from there; None when it was not from memory."""
+        self.resumed, self.struck = stamp, False
+
+    def is_back(self, completed_step: int | None, failed: bool) -> bool:
+        """A rank asks where to resume: how far it had come, whether its last life told of an error. True if a stamp is condemned now."""
+        stamp = self.resumed
+        if stamp is None:
+            return False
+        if completed_step is not None and completed_step > stamp.step:
+            self.resumed = None  # it has led to another step
+            return False
+        if failed and not self.struck:
+            self.struck = True
+            self.strikes[stamp] = self.strikes.get(stamp, 0) + 1
+            return self.strikes[stamp] == STRIKES
+        return False
+
+    @property
+    def condemned(self) -> frozenset[Stamp]:
+        return frozenset(stamp for stamp, count in self.strikes.items() if count >= STRIKES)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return ", ".join(str(r) for r in ranks[:8]) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")

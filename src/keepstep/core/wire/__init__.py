@@ -1,0 +1,1 @@
+"""The wire between keepers as state machines over bytes: connections, links, messages."""

@@ -1,0 +1,286 @@
+"""Wire: one end of a connection between two keepers, as a state machine over bytes (no socket, no clock, in the manner of h11).
+
+Comes in: the bytes that arrived, never more than `wanted` at once. Goes out: events, and the bytes to send. A block's own bytes never
+pass through here: `BlockComing` says that they are next, the owner receives them wherever it likes and tells their checksum.
+
+Before anything is believed, both sides prove the job's secret by HMAC-SHA256 (RFC 2104) over both hellos: protocol, job, node,
+incarnation, role, link, lane, and a fresh nonce of each side. The dialer proves first, so a stranger learns nothing made with the secret.
+Each direction then has a key of its own; every frame head, message and block header carries a MAC (16 bytes of HMAC-SHA256) and
+its place in the sequence, so that nothing can be altered, replayed, reordered or reflected. Block bytes carry XXH3-64, which finds
+accidents; a block's bytes are neither secret nor safe from somebody who rewrites packets on purpose.
+
+    greeting  magic, version                                     } records of one size whatever the version,
+    record    hello (who, what for, nonce) | proof | refusal     } until both sides have proven themselves
+    head      type, length, sequence, number, MAC                } frames
+    body      message (JSON) | block header, each with a MAC     }
+    raw       a block's bytes
+
+Never allocates by a length the other side claims: before the proof all sizes are fixed, after it a length is read only under a good
+MAC and refused beyond its bound. Whatever bytes come, `receive` returns events and raises nothing.
+
+A connection belongs to one thread until it is open; from then on one thread may receive while another sends.
+"""
+
+from __future__ import annotations
+
+import hmac
+import struct
+from collections.abc import Callable
+from typing import Literal
+
+from keepstep.core.wire.messages import MAX_MESSAGE_BYTES, NotAMessage, decode, encode
+from keepstep.model.snapshot import Stamp
+from keepstep.model.units import MIB
+from keepstep.model.wire import (
+    BlockComing,
+    BlockDamaged,
+    BlockHeader,
+    BlockWhole,
+    Dial,
+    Identity,
+    Message,
+    Opened,
+    Part,
+    Received,
+    Refusal,
+    Refused,
+    Span,
+    WireEvent,
+)
+
+VERSION = 1
+MAGIC = b"KEEPWIRE"
+NONCE_BYTES = 32
+MIN_SECRET_BYTES = 16
+MAX_BLOCK_BYTES = 64 * MIB
+
+_GREETING = struct.Struct("<8sH")
+_HELLO = struct.Struct("<BBHQIQ16s32s2x")
+_PROOF = struct.Struct("<B32s41x")
+_REFUSAL = struct.Struct("<BH71x")
+_RECORD_BYTES = _HELLO.size
+assert _RECORD_BYTES == _PROOF.size == _REFUSAL.size
+_IS_HELLO, _IS_PROOF, _IS_REFUSAL = 1, 2, 3
+_DIALER, _RESUMING = 1, 2  # flags of a hello
+
+_HEAD = struct.Struct("<B3xIQQ")
+_BLOCK = struct.Struct("<16sIBqQQQQ")
+_TAG_BYTES = 16
+_MESSAGE_FRAME, _BLOCK_FRAME = 1, 2
+_LONGEST = {_MESSAGE_FRAME: MAX_MESSAGE_BYTES, _BLOCK_FRAME: _BLOCK.size}
+
+Side = Literal["dialer", "acceptor"]
+Admit = Callable[[Identity, Dial], Refused | None]
+
+
+class Connection:
+    """One end. `dial` is what the dialing side wants; the accepting side leaves it None and learns it.
+
+    `nonce`: 32 fresh random bytes. `admit` judges who the other side says it is, before its proof is looked at.
+    """
+
+    def __init__(self, me: Identity, secret: bytes, nonce: bytes, admit: Admit, dial: Dial | None = None) -> None:
+        assert len(secret) >= MIN_SECRET_BYTES, f"a secret of {len(secret)} bytes, at least {MIN_SECRET_BYTES} needed"
+        assert len(nonce) == NONCE_BYTES and len(me.job_hash) == 16
+        self._me, self._secret, self._nonce, self._admit = me, secret, nonce, admit
+        self._side: Side = "dialer" if dial else "acceptor"
+        self._dial = dial
+        self._out = bytearray()
+        self._buffer = bytearray()
+        self._transcript = b""
+        self._opened: Opened | None = None
+        self._in_key = self._out_key = b""  # set once both sides have proven themselves
+        self._sent = self._received = 0
+        self._block: BlockHeader | None = None
+        self.closed: Refused | None = None
+        self._await(_GREETING.size, self._on_greeting)
+        if dial:
+            self._mine = self._hello(dial)
+            self._record(self._mine)
+
+    # what comes in
+
+    @property
+    def wanted(self) -> int:
+        """How many bytes complete the next piece; 0 while a block's bytes come, and when closed."""
+        return self._need - len(self._buffer)
+
+    def receive(self, data: bytes | memoryview) -> WireEvent | None:
+        """Take at most `wanted` bytes. Returns what they complete, if it is anything the owner should know."""
+        assert 0 < len(data) <= self.wanted, f"{len(data)} bytes, {self.wanted} wanted"
+        self._buffer += data
+        if self.wanted:
+            return None
+        piece, self._buffer = bytes(self._buffer), bytearray()
+        return self._reader(piece)
+
+    def block_received(self, found: int) -> BlockWhole | BlockDamaged:
+        """The block's bytes are in, with this checksum."""
+        header, self._block = self._block, None
+        assert header is not None, "no block is coming"
+        self._await(_HEAD.size + _TAG_BYTES, self._on_head)
+        return BlockWhole(header) if found == header.checksum else BlockDamaged(header, found)
+
+    # what goes out
+
+    def take(self) -> bytes:
+        """The handshake's bytes that are to be sent now."""
+        out, self._out = bytes(self._out), bytearray()
+        return out
+
+    def message(self, message: Message, number: int = 0) -> bytes:
+        """The bytes of a message. Raises NotAMessage when no peer would accept it."""
+        return self._frame(_MESSAGE_FRAME, encode(message), number)
+
+    def block(self, header: BlockHeader) -> bytes:
+        """The bytes that must directly precede the block's own."""
+        s = header.span
+        assert 0 < s.length <= MAX_BLOCK_BYTES, f"a block of {s.length} bytes"
+        body = _BLOCK.pack(self._me.job_hash, s.rank, s.part, s.stamp.step, s.stamp.epoch, s.offset, s.length, header.checksum)
+        return self._frame(_BLOCK_FRAME, body, header.number)
+
+    # the handshake
+
+    def _hello(self, dial: Dial) -> bytes:
+        flags = (_DIALER if self._side == "dialer" else 0) | (_RESUMING if dial.resuming else 0)
+        me = self._me
+        return _HELLO.pack(_IS_HELLO, flags, dial.lane, dial.link, me.node, me.incarnation, me.job_hash, self._nonce)
+
+    def _record(self, record: bytes) -> None:
+        self._out += _GREETING.pack(MAGIC, VERSION) + record
+
+    def _on_greeting(self, piece: bytes) -> WireEvent | None:
+        magic, version = _GREETING.unpack(piece)
+        if magic != MAGIC:
+            return self._refuse(Refusal.STRANGER, f"expected {MAGIC!r} first, found {magic!r}")
+        if version != VERSION:
+            return self._refuse(Refusal.VERSION, f"expected version {VERSION}, found {version}")
+        self._await(_RECORD_BYTES, self._on_record)
+        return None
+
+    def _on_record(self, piece: bytes) -> WireEvent | None:
+        expected = _IS_PROOF if self._transcript else _IS_HELLO
+        if piece[0] == _IS_REFUSAL:
+            return self._on_refusal(piece)
+        if piece[0] != expected:
+            return self._refuse(Refusal.MALFORMED, f"expected record {expected}, found {piece[0]}")
+        return self._on_proof(piece) if self._transcript else self._on_hello(piece)
+
+    def _on_hello(self, piece: bytes) -> WireEvent | None:
+        _, flags, lane, link, node, incarnation, job_hash, _nonce = _HELLO.unpack(piece)
+        peer, asked = Identity(job_hash, node, incarnation), Dial(link, lane, bool(flags & _RESUMING))
+        if bool(flags & _DIALER) == (self._side == "dialer"):
+            return self._refuse(Refusal.MALFORMED, f"expected the other role, found another {self._side} (a connection to itself?)")
+        if job_hash != self._me.job_hash:
+            return self._refuse(Refusal.WRONG_JOB, f"expected job {self._me.job_hash.hex()[:8]}, found {job_hash.hex()[:8]}")
+        if self._dial is not None and asked != self._dial:
+            return self._refuse(Refusal.MALFORMED, f"asked for {self._dial}, was answered for {asked}")
+        if refused := self._admit(peer, asked):
+            return self._refuse(refused.reason, refused.why)
+        self._opened = Opened(peer, asked)
+        if self._side == "acceptor":
+            self._mine = self._hello(asked)
+            self._record(self._mine)
+            self._transcript = piece + self._mine
+        else:
+            self._transcript = self._mine + piece
+            self._record(self._proof("dialer"))
+        self._await(_GREETING.size, self._on_greeting)
+        return None
+
+    def _proof(self, side: Side) -> bytes:
+        return _PROOF.pack(_IS_PROOF, self._derive(f"{side} proves"))
+
+    def _derive(self, purpose: str) -> bytes:
+        return hmac.digest(self._secret, f"keepstep {VERSION} {purpose}\0".encode() + self._transcript, "sha256")
+
+    def _on_proof(self, piece: bytes) -> WireEvent | None:
+        assert self._opened is not None
+        other: Side = "acceptor" if self._side == "dialer" else "dialer"
+        if not hmac.compare_digest(piece, self._proof(other)):
+            return self._refuse(Refusal.WRONG_SECRET, f"node {self._opened.peer.node} does not prove the job's secret")
+        if self._side == "acceptor":
+            self._record(self._proof("acceptor"))
+        self._in_key, self._out_key = self._derive(f"{other} sends"), self._derive(f"{self._side} sends")
+        self._await(_HEAD.size + _TAG_BYTES, self._on_head)
+        return self._opened
+
+    def _on_refusal(self, piece: bytes) -> Refused:
+        code = _REFUSAL.unpack(piece)[1]
+        known = code in set(Refusal)
+        reason = Refusal(code) if known else Refusal.MALFORMED
+        self._await(0, self._on_nothing)
+        self.closed = Refused(reason, "it said so" if known else f"for a reason unknown here ({code})", by_peer=True)
+        return self.closed
+
+    # frames
+
+    def _frame(self, kind: int, body: bytes, number: int) -> bytes:
+        assert self._out_key, "the connection is not open"
+        head = _HEAD.pack(kind, len(body), self._sent, number)
+        self._sent += 1
+        return head + _tag(self._out_key, head) + body + _tag(self._out_key, head + body)
+
+    def _on_head(self, piece: bytes) -> WireEvent | None:
+        head = piece[:-_TAG_BYTES]
+        if not hmac.compare_digest(_tag(self._in_key, head), piece[-_TAG_BYTES:]):
+            return self._refuse(Refusal.DAMAGED, f"the head of frame {self._received} fails its MAC")
+        kind, length, sequence, number = _HEAD.unpack(head)
+        if sequence != self._received:
+            return self._refuse(Refusal.OUT_OF_ORDER, f"expected frame {self._received}, found frame {sequence}")
+        if kind not in _LONGEST:
+            return self._refuse(Refusal.UNKNOWN_KIND, f"a frame of type {kind}")
+        if length > _LONGEST[kind]:
+            return self._refuse(Refusal.OVERSIZED, f"a frame of {length} bytes, at most {_LONGEST[kind]} allowed")
+        self._received += 1
+        self._head, self._kind, self._number = head, kind, number
+        self._await(length + _TAG_BYTES, self._on_body)
+        return None
+
+    def _on_body(self, piece: bytes) -> WireEvent | None:
+        body = piece[:-_TAG_BYTES]
+        if not hmac.compare_digest(_tag(self._in_key, self._head + body), piece[-_TAG_BYTES:]):
+            return self._refuse(Refusal.DAMAGED, f"the body of frame {self._received - 1} fails its MAC")
+        self._await(_HEAD.size + _TAG_BYTES, self._on_head)
+        return self._on_message(body) if self._kind == _MESSAGE_FRAME else self._on_block(body)
+
+    def _on_message(self, body: bytes) -> WireEvent:
+        try:
+            return Received(decode(body), self._number)
+        except NotAMessage as error:
+            # It came whole from somebody who knows the secret, perhaps of another release: the next frame may be fine.
+            return Refused(error.reason, str(error), number=self._number)
+
+    def _on_block(self, body: bytes) -> WireEvent:
+        if len(body) != _BLOCK.size:
+            return self._refuse(Refusal.MALFORMED, f"a block header of {len(body)} bytes, expected {_BLOCK.size}")
+        job_hash, rank, part, step, epoch, offset, length, checksum = _BLOCK.unpack(body)
+        if job_hash != self._me.job_hash:
+            return self._refuse(Refusal.WRONG_JOB, f"expected a block of job {self._me.job_hash.hex()[:8]}, found {job_hash.hex()[:8]}")
+        if part not in set(Part):
+            return self._refuse(Refusal.MALFORMED, f"a block of part {part}")
+        if not 0 < length <= MAX_BLOCK_BYTES or offset + length >= 1 << 63:
+            return self._refuse(Refusal.OVERSIZED, f"a block of {length} bytes at {offset}, 1 to {MAX_BLOCK_BYTES} allowed")
+        self._block = BlockHeader(Span(rank, Stamp(step, epoch), Part(part), offset, length), checksum, self._number)
+        self._await(0, self._on_nothing)
+        return BlockComing(self._block)
+
+    # all of it
+
+    def _await(self, need: int, reader: Callable[[bytes], WireEvent | None]) -> None:
+        self._need, self._reader = need, reader
+
+    def _on_nothing(self, piece: bytes) -> None:
+        raise AssertionError(f"{len(piece)} bytes where none were wanted")
+
+    def _refuse(self, reason: Refusal, why: str) -> Refused:
+        """Listen to nothing any more; before the handshake is done, say why."""
+        if not self._in_key:
+            self._record(_REFUSAL.pack(_IS_REFUSAL, reason))
+        self._await(0, self._on_nothing)
+        self.closed = Refused(reason, why)
+        return self.closed
+
+
+def _tag(key: bytes, data: bytes) -> bytes:
+    return hmac.digest(key, data, "sha256")[:_TAG_BYTES]

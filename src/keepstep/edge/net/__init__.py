@@ -1,0 +1,1 @@
+"""Sockets: unix sockets within a node, TCP between nodes, etcd, the metrics endpoint."""

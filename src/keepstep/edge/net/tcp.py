@@ -1,0 +1,165 @@
+"""TCP: sockets as keepers want them, the handshake over one, and a pacer for links that are shaped in process.
+
+Comes in: addresses and options. Goes out: connected sockets on which both sides have proven themselves. Never interprets a
+byte: that is the state machine's (`core/wire/connection.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import socket
+import struct
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from keepstep.model.units import KIB, MIB, S_NS
+from keepstep.model.wire import Opened, Refused
+
+if TYPE_CHECKING:
+    from keepstep.core.wire.connection import Connection
+
+Address = tuple[str, int]
+
+_SO_MAX_PACING_RATE = 47  # Linux 3.13; Python has no name for it
+_SIOCOUTQ, _SIOCGIFADDR = 0x5411, 0x8915
+_TCP_INFO_MIN_RTT_AT = 148  # Linux 4.6; microseconds
+BULK_PRIORITY = 2  # TC_PRIO_BULK: the last band of the kernel's own queues
+
+
+@dataclass(frozen=True, slots=True)
+class TcpOptions:
+    """`priority` (SO_PRIORITY, 0 to 6) and `max_pacing_bytes_per_s` (SO_MAX_PACING_RATE, one connection) are left alone when None."""
+
+    buffer_bytes: int = 4 * MIB
+    unacked_s: float = 5.0  # bytes unacknowledged by the other kernel for so long break the connection
+    handshake_s: float = 5.0
+    priority: int | None = None
+    max_pacing_bytes_per_s: int | None = None
+
+
+def listen(address: Address, options: TcpOptions) -> socket.socket:
+    """Raises OSError, naming the address, when it is taken or not ours."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _tune(sock, options)  # accepted sockets inherit all of it; buffers must be large before the window is negotiated
+        sock.bind(address)
+        sock.listen(128)
+    except OSError as error:
+        sock.close()
+        raise OSError(error.errno, f"cannot listen on {address[0]}:{address[1]}: {error.strerror}") from error
+    return sock
+
+
+def dial(address: Address, source_host: str, options: TcpOptions) -> socket.socket:
+    """Raises OSError."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        _tune(sock, options)
+        sock.bind((source_host, 0))
+        sock.settimeout(options.handshake_s)
+        sock.connect(address)
+    except OSError as error:
+        sock.close()
+        raise ConnectionError(f"cannot reach {address[0]}:{address[1]}: {error.strerror or error}") from error
+    return sock
+
+
+def _tune(sock: socket.socket, options: TcpOptions) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, options.buffer_bytes)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, options.buffer_bytes)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    seconds = max(1, round(options.unacked_s / 2))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, seconds)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, seconds)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(options.unacked_s * 1000))
+    if options.priority is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, options.priority)
+    if options.max_pacing_bytes_per_s is not None:
+        sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, options.max_pacing_bytes_per_s)
+
+
+def yield_to_others(sock: socket.socket) -> None:
+    """Behind all other traffic, where the interface's queue has bands. Where it has none, nothing changes."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, BULK_PRIORITY)
+
+
+def queued_bytes(sock: socket.socket) -> int:
+    """What was handed to the socket and is not acknowledged by the other kernel: in its queue, on the wire, on its way back."""
+    try:
+        return int(struct.unpack("i", fcntl.ioctl(sock, _SIOCOUTQ, bytes(4)))[0])
+    except (OSError, ValueError):  # it was closed meanwhile
+        return 0
+
+
+def round_trip_ns(sock: socket.socket) -> int:
+    """The least that the kernel has seen."""
+    try:
+        told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+    except OSError:
+        return 0
+    if len(told) < _TCP_INFO_MIN_RTT_AT + 4:
+        return 0
+    found = int(struct.unpack_from("<I", told, _TCP_INFO_MIN_RTT_AT)[0])
+    return 0 if found == 0xFFFFFFFF else found * 1000
+
+
+def interface_of(host: str) -> str:
+    """The network interface that has this address; empty when none is found."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                found = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                if socket.inet_ntoa(found[20:24]) == host:
+                    return name
+    return ""
+
+
+def shake_hands(sock: socket.socket, wire: Connection, limit_s: float) -> Opened | Refused:
+    """Until the connection is open or refused. Raises OSError when the other side goes away or takes longer than `limit_s` in all.
+
+    The accepting side's last record is still in `wire.take()`: to be sent when everything is ready for what follows.
+    """
+    deadline_ns = time.monotonic_ns() + round(limit_s * S_NS)
+    while True:
+        if out := wire.take():
+            sock.sendall(out)
+        left_s = (deadline_ns - time.monotonic_ns()) / S_NS
+        if left_s <= 0:
+            raise TimeoutError(f"no handshake within {limit_s} s")
+        sock.settimeout(left_s)
+        data = sock.recv(wire.wanted)
+        if not data:
+            raise ConnectionResetError("closed during the handshake")
+        event = wire.receive(data)
+        if isinstance(event, Refused):
+            with contextlib.suppress(OSError):
+                sock.sendall(wire.take())
+            return event
+        if isinstance(event, Opened):
+            sock.settimeout(None)
+            return event
+
+
+class Pacer:
+    """A token bucket: everything sent through one pacer together keeps to its rate. For links shaped without root."""
+
+    def __init__(self, bytes_per_s: float, burst_bytes: int = 256 * KIB) -> None:
+        self._ns_per_byte = S_NS / bytes_per_s
+        self._burst_ns = round(burst_bytes * self._ns_per_byte)
+        self.chunk_bytes = burst_bytes // 4
+        self._lock = threading.Lock()
+        self._full_ns = time.monotonic_ns()  # when the bucket will be full again
+
+    def take(self, nbytes: int) -> None:
+        """Wait until so many bytes may go."""
+        with self._lock:
+            now_ns = time.monotonic_ns()
+            self._full_ns = max(self._full_ns, now_ns) + round(nbytes * self._ns_per_byte)
+            wait_ns = self._full_ns - now_ns - self._burst_ns
+        if wait_ns > 0:
+            time.sleep(wait_ns / S_NS)

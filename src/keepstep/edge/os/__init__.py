@@ -1,0 +1,1 @@
+"""The operating system: processes, clocks, locks, threads, files that tell of errors."""

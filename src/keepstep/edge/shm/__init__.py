@@ -1,0 +1,1 @@
+"""Files of shared memory: slots and pages, laid over a `ports.Memory`."""

@@ -1,0 +1,155 @@
+"""Status page: what a rank publishes about itself in one page of shared memory.
+
+A twin page, so a reader never meets half of a write. The rank holds an exclusive flock on the file while it lives, so "is it alive" is
+a question to the kernel, not to a timeout.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import threading
+import time
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from keepstep.edge.os.clock import CLOCK
+from keepstep.edge.shm.double_buffered_page import TwinPage
+from keepstep.edge.shm.slot import rank_dir, ranks_in
+from keepstep.model.snapshot import Phase, RankStatus, SlotState, SlotView, Stamp
+from keepstep.ports import Clock, Memory
+
+MAX_SLOTS = 8
+_FIXED = struct.Struct("<IIQQQI4x3q3Q6Q QdQ I4x".replace(" ", ""))
+_SLOT = struct.Struct("<I4xqQ")
+_PHASES, _STATES = tuple(Phase), tuple(SlotState)  # by their numbers: several times as fast as asking the enum
+
+BLANK = RankStatus(0, 0, 0, 0, 0, Phase.STARTING, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, math.nan, ())
+
+
+@lru_cache(maxsize=1 << 14)
+def status_path(job_dir: Path, rank: int) -> Path:
+    return rank_dir(job_dir, rank) / "status"
+
+
+class StatusPage:
+    """One rank's page, mapped. The owner calls `publish`; anyone may `read`."""
+
+    def __init__(self, memory: Memory, path: Path, clock: Clock = CLOCK) -> None:
+        """Map an existing page. Raises OSError or ValueError when there is none."""
+        self._page = TwinPage.open(memory, path)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._current = BLANK
+        self._read: tuple[bytes, RankStatus] | None = None  # the body that was read last, and what it says
+
+    @classmethod
+    def own(cls, memory: Memory, job_dir: Path, rank: int, patience_s: float = 2.0, clock: Clock = CLOCK) -> StatusPage | None:
+        """Map the rank's page as its owner, creating it if needed; None when a living process owns it.
+
+        A killed owner takes a moment to be gone, and an onlooker's `alive` holds the lock for a moment too.
+        """
+        path = status_path(job_dir, rank)
+        TwinPage.ensure(memory, path).close()
+        page = cls(memory, path, clock)
+        deadline = time.monotonic() + patience_s
+        while True:
+            if page._page.lock(exclusive=True):
+                return page
+            if time.monotonic() > deadline:
+                page.close()
+                return None
+            time.sleep(0.01)
+
+    def alive(self) -> bool:
+        """Whether a living process owns the page."""
+        if not self._page.lock(exclusive=False):
+            return True
+        self._page.unlock()
+        return False
+
+    def publish(self, **changes: Any) -> RankStatus:
+        """Change some fields and write them."""
+        with self._lock:
+            self._current = self._current._replace(updated_mono_ns=self._clock.monotonic_ns(), **changes)
+            self._page.write(_pack(self._current))
+            return self._current
+
+    def read(self) -> RankStatus | None:
+        """The newest whole page; None when none was ever written."""
+        body, known = self._page.read(), self._read
+        if body is None:
+            return None
+        if known is None or known[0] is not body:
+            known = self._read = body, _unpack(body)
+        return known[1]
+
+    def is_there(self) -> bool:
+        """Whether its name still leads to this page."""
+        return self._page.is_there()
+
+    def close(self) -> None:
+        self._page.close()
+
+
+def read_status(memory: Memory, job_dir: Path, rank: int) -> RankStatus | None:
+    """What a rank says now, for who looks once; None when there is nothing whole to read."""
+    try:
+        page = StatusPage(memory, status_path(job_dir, rank))
+    except (OSError, ValueError):
+        return None
+    try:
+        return page.read()
+    finally:
+        page.close()
+
+
+class StatusPages:
+    """The pages of all ranks of a job directory, kept mapped, for who looks often: a page on which nothing was written costs no more than
+    its marks. A rank that comes again finds its page as it was; where somebody has removed it meanwhile, the new one is mapped."""
+
+    def __init__(self, memory: Memory, job_dir: Path) -> None:
+        self._memory, self._job_dir = memory, job_dir
+        self._pages: dict[int, StatusPage] = {}
+
+    def read(self, rank: int) -> RankStatus | None:
+        """What it says now, the same object for as long as it says nothing else; None when there is nothing whole to read."""
+        page = self._pages.get(rank)
+        if page is None or not page.is_there():
+            self._drop(rank)
+            try:
+                page = self._pages[rank] = StatusPage(self._memory, status_path(self._job_dir, rank))
+            except (OSError, ValueError):
+                return None
+        return page.read()
+
+    def read_all(self) -> dict[int, RankStatus]:
+        """Of every rank that has something whole to read, in order."""
+        ranks = ranks_in(self._memory, self._job_dir)
+        for rank in self._pages.keys() - ranks:
+            self._drop(rank)
+        return {rank: status for rank in ranks if (status := self.read(rank)) is not None}
+
+    def _drop(self, rank: int) -> None:
+        page = self._pages.pop(rank, None)
+        if page is not None:
+            page.close()
+
+    def close(self) -> None:
+        for rank in list(self._pages):
+            self._drop(rank)
+
+
+def _pack(status: RankStatus) -> bytes:
+    *fields, slots, collective = status
+    fixed = _FIXED.pack(*fields, collective, len(slots))
+    return fixed + b"".join([_SLOT.pack(state, *stamp) for state, stamp, _ in slots])
+
+
+def _unpack(body: bytes) -> RankStatus:
+    *fields, collective, count = _FIXED.unpack_from(body)
+    slots = _SLOT.iter_unpack(memoryview(body)[_FIXED.size : _FIXED.size + count * _SLOT.size])
+    fields[5] = _PHASES[fields[5]]
+    views = tuple([SlotView(_STATES[state], Stamp(step, epoch)) for state, step, epoch in slots])
+    return RankStatus._make((*fields, views, collective))

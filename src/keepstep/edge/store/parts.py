@@ -1,0 +1,169 @@
+"""Parts: what the nodes of a job tell each other in the store while they write one checkpoint together.
+
+    survey-<node>-<attempt>.json   what each rank of a node has to write: names, kinds, digests; no data
+    part-<node>-<attempt>.json     what that node wrote, once every byte of it was read back
+
+Comes in: values. Goes out: sealed JSON, and the values again, or why they are not what was asked for. Never reads or writes a file.
+
+Invariant: every file of an attempt carries its number in the name, and these two carry the whole attempt inside, so what an earlier try
+left, or one that goes on somewhere unknown, is never taken for a part of this one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from keepstep.edge.store.manifest import (
+    FORMAT_VERSION,
+    FileSum,
+    metrics_from_json,
+    metrics_to_json,
+    seal,
+    sums_from_json,
+    sums_to_json,
+    unseal,
+)
+from keepstep.errors import IdentityError
+from keepstep.model.layout import Shard
+from keepstep.model.snapshot import Stamp
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try at one checkpoint. `number`: no other try, whoever leads it, has it. `ranks`: how many each node has, node by node."""
+
+    job: str
+    stamp: Stamp
+    number: int
+    ranks: tuple[int, ...]
+
+    @property
+    def world_size(self) -> int:
+        return sum(self.ranks)
+
+    def ranks_of(self, node: int) -> range:
+        first = sum(self.ranks[:node])
+        return range(first, first + self.ranks[node])
+
+    def survey_name(self, node: int) -> str:
+        return f"survey-{node:05d}-{self.number}.json"
+
+    def part_name(self, node: int) -> str:
+        return f"part-{node:05d}-{self.number}.json"
+
+    def data_name(self, rank: int) -> str:
+        return f"__{rank}_{self.number}.distcp"
+
+    def owns(self, name: str) -> bool:
+        """Whether a file of the step's directory is this attempt's."""
+        return re.search(rf"[-_]{self.number}\.(json|distcp)$", name) is not None
+
+    def head(self, node: int) -> dict[str, Any]:
+        return {
+            "format": FORMAT_VERSION,
+            "job": self.job,
+            "step": self.stamp.step,
+            "epoch": self.stamp.epoch,
+            "attempt": self.number,
+            "ranks": list(self.ranks),
+            "node": node,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """A value as other nodes need to know it. Equal sketches are equal bytes, so that one of them is enough.
+
+    `dtype` is None for what is no tensor. `path` are the keys on the way to it, which its name alone does not tell.
+    """
+
+    path: tuple[str | int, ...] = field(compare=False)
+    digest: str
+    bytes: int
+    dtype: str | None = None
+    shape: tuple[int, ...] = ()
+    shard: Shard | None = None
+
+    @property
+    def offsets(self) -> tuple[int, ...] | None:
+        return self.shard.offsets if self.shard else None
+
+
+Survey = Mapping[int, Mapping[str, Sketch]]  # by rank and name
+
+
+def survey_to_bytes(attempt: Attempt, node: int, survey: Survey) -> bytes:
+    holders: dict[tuple[str, tuple[str | int, ...], Sketch], list[int]] = {}
+    for rank, sketches in survey.items():
+        for name, sketch in sketches.items():
+            holders.setdefault((name, sketch.path, sketch), []).append(rank)
+    values = [
+        [name, path, s.digest, s.bytes, s.dtype, s.shape, [s.shard.global_shape, s.shard.offsets] if s.shard else None, ranks]
+        for (name, path, s), ranks in holders.items()
+    ]
+    return seal({**attempt.head(node), "values": values})
+
+
+def survey_from_bytes(raw: bytes, where: str, attempt: Attempt, node: int) -> Survey:
+    """Raises DamageError when it is torn, IdentityError when it is another attempt's."""
+    survey: dict[int, dict[str, Sketch]] = {rank: {} for rank in attempt.ranks_of(node)}
+    for name, path, digest, size, dtype, shape, shard, ranks in _body(raw, where, attempt, node)["values"]:
+        box = Shard(tuple(shard[0]), tuple(shard[1])) if shard else None
+        sketch = Sketch(tuple(path), digest, size, dtype, tuple(shape), box)
+        for rank in ranks:
+            survey[rank][name] = sketch
+    return survey
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """Where a rank's value, or its box of one, lies."""
+
+    rank: int
+    name: str
+    offsets: tuple[int, ...] | None
+    file: str
+    at: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a node wrote. `metrics` and `fingerprint` are those of its first rank."""
+
+    metrics: Mapping[str, float]
+    fingerprint: Mapping[str, Any]
+    files: Mapping[str, FileSum]
+    items: tuple[Item, ...]
+
+
+def part_to_bytes(attempt: Attempt, node: int, part: Part) -> bytes:
+    body = {
+        "metrics": metrics_to_json(part.metrics),
+        "fingerprint": dict(part.fingerprint),
+        "files": sums_to_json(part.files),
+        "items": [[i.rank, i.name, i.offsets, i.file, i.at, i.bytes] for i in part.items],
+    }
+    return seal({**attempt.head(node), **body})
+
+
+def part_from_bytes(raw: bytes, where: str, attempt: Attempt, node: int) -> Part:
+    """Raises DamageError when it is torn, IdentityError when it is another attempt's."""
+    body = _body(raw, where, attempt, node)
+    return Part(metrics_from_json(body["metrics"]), body["fingerprint"], sums_from_json(body["files"]), tuple(_items(body["items"])))
+
+
+def _items(rows: Iterable[Any]) -> Iterable[Item]:
+    for rank, name, offsets, file, at, size in rows:
+        yield Item(rank, name, None if offsets is None else tuple(offsets), file, at, size)
+
+
+def _body(raw: bytes, where: str, attempt: Attempt, node: int) -> dict[str, Any]:
+    body = unseal(raw, where)
+    for key, expected in attempt.head(node).items():
+        if body.get(key) != expected:
+            raise IdentityError(f"{where}: expected {key} {expected!r}, found {body.get(key)!r}: it belongs to another attempt")
+    return body

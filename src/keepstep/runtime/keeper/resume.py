@@ -1,0 +1,289 @@
+"""Election: the vote about what to resume from, carried between ranks, their keepers and the keeper that leads.
+
+Comes in: words of this node's ranks, words of other keepers, the store's list. Goes out: offers, permissions and refusals to this node's
+ranks; snapshots that they lack are brought first. The deciding is `core/resume/vote.py`'s, on one node or many; with many, node 0's keeper decides
+and the others pass words on, and say them again when it has been replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from keepstep.core.resume.sources import Source
+from keepstep.core.resume.vote import Action, Ballot, Go, ListStore, Offer, Refuse, Trust, Vote
+from keepstep.model.mesh import LEADER
+from keepstep.model.snapshot import Stamp
+from keepstep.model.units import MS_NS
+from keepstep.ports import Clock, Journal
+from keepstep.runtime.replication.node import Node
+
+
+class Host(Protocol):
+    """What the keeper does for the election."""
+
+    def tell(self, rank: int, message: dict[str, Any]) -> None: ...
+
+    def here(self) -> list[int]:
+        """Ranks that are connected."""
+        ...
+
+    def list_store(self) -> None: ...
+
+    def newest_epoch(self) -> int: ...
+
+    def completed_step(self, rank: int) -> int | None: ...
+
+    def has_failed(self, rank: int) -> bool:
+        """Whether the rank's last life said that the program failed."""
+        ...
+
+    def went(self, source: str, step: int) -> None: ...
+
+
+class Election:
+    def __init__(self, clock: Clock, journal: Journal, has_store: bool, host: Host) -> None:
+        self._clock, self._journal, self._has_store, self._host = clock, journal, has_store, host
+        self._vote: Vote | None = None
+        self._node: Node | None = None
+        self._joins: dict[int, dict[str, Any]] = {}  # of ranks here that wait for permission
+        self._answers: dict[int, tuple[str, dict[str, Any]]] = {}  # theirs to the newest offer
+        self._completed: dict[int, int] = {}
+        self._trust = Trust()
+        self._round = -1  # of the newest offer heard here
+        self._told_round = -1  # of the newest offer made here
+
+    def begin_round(self, node: Node) -> None:
+        """Another round of many nodes: all ranks will join anew. Those that came before this keeper knew of any round are of this one."""
+        early = self._joins if self._node is None else {}
+        self._node, self._vote, self._round = node, None, -1
+        self._joins = early
+        self._answers.clear()
+        self._completed.clear()
+        for body in early.values():
+            self._to_leader("join", body)
+
+    @property
+    def _leads(self) -> bool:
+        return self._node is None or (self._node.mesh is not None and self._node.mesh.leads)
+
+    # -- words of ranks here
+
+    def joined(self, rank: int, message: dict[str, Any]) -> None:
+        if self._node is not None and self._node.refusal is not None:
+            self._host.tell(rank, {"kind": "refused", "why": self._node.refusal})
+            return
+        body = {name: message[name] for name in ("world_size", "incarnation", "holds", "foreign_world")}
+        body |= {"rank": rank, "completed": self._host.completed_step(rank), "epoch": self._host.newest_epoch()}
+        body["failed"] = self._host.has_failed(rank)
+        self._joins[rank] = body
+        self._answers.pop(rank, None)
+        self._to_leader("join", body)
+
+    def left(self, rank: int) -> None:
+        self._joins.pop(rank, None)
+        self._to_leader("left", {"rank": rank})
+
+    def loaded(self, rank: int, round_: int) -> None:
+        self._answer(rank, "loaded", {"rank": rank, "round": round_})
+
+    def failed(self, rank: int, round_: int, why: str) -> None:
+        self._journal.record("restore-failed", f"rank {rank} cannot use the offered state: {why}", rank=rank)
+        self._answer(rank, "failed", {"rank": rank, "round": round_, "why": why[:1000]})
+
+    def _answer(self, rank: int, word: str, body: dict[str, Any]) -> None:
+        self._answers[rank] = word, body
+        self._to_leader(word, body)
+
+    def _to_leader(self, word: str, body: dict[str, Any]) -> None:
+        if self._leads:
+            self._lead(word, body)
+        else:
+            assert self._node is not None
+            self._node.say_to_leader(word, body)
+
+    def leader_is_back(self) -> None:
+        """It may be another life of it, which has heard nothing yet, or a link may have died with an answer."""
+        for rank, body in self._joins.items():
+            self._to_leader("join", body)
+            word, answer = self._answers.get(rank, ("", {"round": None}))
+            if answer["round"] == self._round:
+                self._to_leader(word, answer)
+
+    # -- leading
+
+    def _lead(self, word: str, body: dict[str, Any]) -> None:
+        rank = int(body["rank"])
+        if word == "join":
+            self._take_ballot(rank, body)
+        elif self._vote is None:
+            return
+        elif word == "left":
+            self._vote.left(rank)
+        elif word == "loaded":
+            self._carry_out(self._vote.has_loaded(rank, int(body["round"])))
+        elif word == "failed":
+            self._carry_out(self._vote.has_failed(rank, int(body["round"]), str(body["why"])))
+
+    def _take_ballot(self, rank: int, body: dict[str, Any]) -> None:
+        world_size = int(body["world_size"])
+        if self._vote is None or self._vote.world_size != world_size:
+            # Rounds begin at the time: those of a keeper that led before must not come again.
+            self._vote = Vote(world_size, self._has_store, self._host.newest_epoch(), round=self._clock.wall_ns() // MS_NS)
+            if self._node is not None:
+                self._vote.silent_nodes = self._node.restoring.silent_nodes()
+        self._vote.epoch = max(self._vote.epoch, int(body["epoch"]))
+        if body["completed"] is not None:
+            self._completed[rank] = int(body["completed"])
+        if self._trust.is_back(body["completed"], bool(body["failed"])):
+            condemned = max(self._trust.condemned)
+            why = f"{condemned} is condemned: the program failed twice after it without completing another step; an older state is taken"
+            self._journal.record("condemned", why, step=condemned.step)
+        self._vote.condemned = self._trust.condemned
+        holds = frozenset(Stamp(*s) for s in body["holds"])
+        self._reach_out({rank: holds})  # what it holds may be what others are rebuilt from
+        actions = self._vote.joined(Ballot(rank, world_size, holds, body["foreign_world"], int(body["incarnation"])))
+        self._carry_out(actions or self._look_elsewhere())
+
+    def inventories_changed(self) -> None:
+        if self._vote is not None:
+            self._carry_out(self._look_elsewhere())
+
+    def _look_elsewhere(self) -> list[Action]:
+        return self._reach_out({})
+
+    def _reach_out(self, coming: dict[int, frozenset[Stamp]]) -> list[Action]:
+        """What each rank can be given, once all have told what they hold (`coming` this moment): before that nothing is decided."""
+        if self._node is None or self._vote is None:
+            return []
+        proven = {rank: ballot.holds for rank, ballot in self._vote.ballots.items()} | coming
+        silent = self._node.restoring.silent_nodes()
+        if silent or len(proven) < self._vote.world_size:
+            self._vote.silent_nodes = silent
+            return []
+        return self._vote.reached(silent, self._node.restoring.elsewhere(proven))
+
+    def node_is_dead(self, node: int) -> None:
+        """Its ranks are gone with it."""
+        if self._vote is not None and self._node is not None and self._node.mesh is not None:
+            for rank in self._node.mesh.ranks_of(node):
+                self._vote.left(rank)
+
+    def store_listed(self, found: Sequence[int] | str) -> None:
+        if self._vote is not None:
+            self._carry_out(self._vote.unlistable(found) if isinstance(found, str) else self._vote.listed(found))
+
+    def _carry_out(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Offer):
+                self._make_offer(action)
+            elif isinstance(action, Go):
+                self._say_go(action)
+            elif isinstance(action, Refuse):
+                self._journal.record("restore-refused", action.why)
+                self._to_all("refused", {"why": action.why[:1000]})
+            elif isinstance(action, ListStore):
+                self._host.list_store()
+
+    def _make_offer(self, offer: Offer) -> None:
+        if offer.round != self._told_round:
+            self._told_round = offer.round
+            self._journal.record("restore-offered", offer.why, source=offer.source, step=offer.stamp.step, round=offer.round)
+        assert self._vote is not None
+        found: dict[int, Source] = {}
+        if self._node is not None and offer.source == "memory":
+            proven = {rank: ballot.holds for rank, ballot in self._vote.ballots.items()}
+            found = self._node.restoring.sources([r for r, holds in proven.items() if offer.stamp not in holds], offer.stamp, proven)
+        body = {"round": offer.round, "source": offer.source, "step": offer.stamp.step, "epoch": offer.stamp.epoch, "why": offer.why[:1000]}
+        self._to_all("offer", body | {"sources": [_plain(s) for s in found.values()]})
+
+    def _say_go(self, go: Go) -> None:
+        step, source = go.offer.stamp.step, go.offer.source
+        assert self._vote is not None
+        lost = max(0, min(self._completed.values(), default=-1) - step)
+        why = f"every rank has proven step {step} from {source}: {lost} completed steps lost, epoch {go.epoch} begins"
+        if source == "fresh" and lost == 0:
+            why = f"every rank starts afresh: epoch {go.epoch} begins"
+        self._journal.record("resumed", why, step=step, source=source, lost_steps=lost, epoch=go.epoch)
+        self._completed.clear()
+        self._trust.went(go.offer.stamp if source == "memory" else None)
+        told = {"lost_steps": lost, "why": why}
+        self._to_all("go", {"epoch": go.epoch, "source": source, "step": step, "stamp_epoch": go.offer.stamp.epoch, **told})
+
+    def _to_all(self, word: str, body: dict[str, Any]) -> None:
+        if self._node is None:
+            self._obey(word, body)
+        else:
+            self._node.say_to_all(word, body)
+
+    # -- words of other keepers
+
+    def heard(self, node: int, word: str, body: dict[str, Any]) -> None:
+        if word in ("offer", "go", "refused"):
+            self._obey(word, body)
+        elif self._leads:
+            self._lead(word, body)
+
+    # -- what the leader says
+
+    def _obey(self, word: str, body: dict[str, Any]) -> None:
+        if word == "offer":
+            self._hand_on(body)
+        elif word == "go":
+            stamp = Stamp(int(body["step"]), int(body["stamp_epoch"]))
+            if not self._leads:
+                about = {name: body[name] for name in ("step", "source", "lost_steps", "epoch")}
+                self._journal.record("go", f"node {LEADER} says: {body['why']}", **about)
+            self._joins.clear()
+            self._host.went(str(body["source"]), stamp.step)
+            for rank in self._host.here():
+                self._host.tell(rank, {"kind": "go", "epoch": body["epoch"]})
+            if self._node is not None:
+                if body["source"] == "fresh":
+                    self._node.forget_newer(None)
+                self._node.went(int(body["epoch"]), stamp if body["source"] == "memory" else None)
+        else:
+            for rank in self._host.here():
+                self._host.tell(rank, {"kind": "refused", "why": body["why"]})
+
+    def _hand_on(self, body: dict[str, Any]) -> None:
+        offer = {"kind": "offer", **{name: body[name] for name in ("round", "source", "step", "epoch", "why")}}
+        if self._node is None:
+            for rank in self._host.here():
+                self._host.tell(rank, offer)
+            return
+        if body["round"] == self._round:
+            return  # said again for somebody else
+        self._round = int(body["round"])
+        if not self._leads:
+            about = {name: body[name] for name in ("source", "step", "round")}
+            self._journal.record("offer", f"node {LEADER} says: {body['why']}", **about)
+        stamp = Stamp(int(body["step"]), int(body["epoch"]))
+        if body["source"] != "fresh":  # what may be all there is goes only when all do start afresh
+            self._node.forget_newer(stamp if body["source"] == "memory" else None)
+        found = {source.rank: source for source in map(_source, body["sources"])}
+        self._node.restoring.link_with_sources(found)
+        for rank in self._host.here():
+            if rank in found:
+                self._node.restoring.fetch(found[rank], stamp, partial(self._fetched, rank, offer))
+            else:
+                self._host.tell(rank, offer)
+
+    def _fetched(self, rank: int, offer: dict[str, Any], why: str | None) -> None:
+        if offer["round"] != self._round:
+            return
+        if why is None:
+            self._host.tell(rank, offer)
+        else:
+            self.failed(rank, int(offer["round"]), why)
+
+
+def _plain(source: Source) -> dict[str, Any]:
+    members = [list(m) for m in source.members]
+    return {"rank": source.rank, "copies": list(source.copies), "row": list(source.row), "tolerates": source.tolerates, "members": members}
+
+
+def _source(plain: dict[str, Any]) -> Source:
+    members = tuple((int(rank), int(node)) for rank, node in plain["members"])
+    return Source(int(plain["rank"]), tuple(plain["copies"]), tuple(plain["row"]), int(plain["tolerates"]), members)

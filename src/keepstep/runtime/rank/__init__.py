@@ -1,0 +1,1 @@
+"""keepstep inside the trainer: captures, resumes, stays when a peer is lost. `session.py` is its public face."""

@@ -1,0 +1,69 @@
+"""Outlook: what a rank knows of the others when it decides about a snapshot: the horizon, and which stamps are hopeless.
+
+On one node it reads the ranks' pages itself, so that capturing needs nobody else to be alive; with many nodes it reads the leader's word,
+which its keeper has written into a page. Both may be old, and old views are safe (core/resume/cut.py, core/resume/commit.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from keepstep.core.resume.cut import cut, holding_of, hopeless
+from keepstep.edge.shm.horizon_page import HorizonPage
+from keepstep.edge.shm.status_page import StatusPage, status_path
+from keepstep.model.snapshot import RankStatus, Stamp
+from keepstep.ports import Memory
+
+View = tuple[Stamp | None, Callable[[Stamp], bool]]  # the horizon, and whether a stamp is hopeless
+
+
+class Outlook(Protocol):
+    def look(self, epoch: int) -> View: ...
+
+    def close(self) -> None: ...
+
+
+class Pages:
+    """Of a job whose ranks all live here."""
+
+    def __init__(self, memory: Memory, job_dir: Path, world_size: int) -> None:
+        self._memory, self._job_dir, self._world_size = memory, job_dir, world_size
+        self._pages: dict[int, StatusPage] = {}
+        self._last_seen: dict[int, RankStatus] = {}
+
+    def look(self, epoch: int) -> View:
+        seen = [p for p in (self._read(rank) for rank in range(self._world_size)) if p]
+        holdings = [holding_of(p) for p in seen]
+        return cut(holdings, self._world_size), lambda stamp: hopeless(stamp, holdings)
+
+    def _read(self, rank: int) -> RankStatus | None:
+        if rank not in self._pages:
+            try:
+                self._pages[rank] = StatusPage(self._memory, status_path(self._job_dir, rank))
+            except (OSError, ValueError):
+                return None
+        # A page that cannot be read this moment is as good as it was before: old views are safe.
+        read = self._pages[rank].read() or self._last_seen.get(rank)
+        if read is not None:
+            self._last_seen[rank] = read
+        return read
+
+    def close(self) -> None:
+        for page in self._pages.values():
+            page.close()
+
+
+class Word:
+    """Of a job with many nodes: the leader's."""
+
+    def __init__(self, memory: Memory, job_dir: Path) -> None:
+        self._page = HorizonPage(memory, job_dir)
+
+    def look(self, epoch: int) -> View:
+        horizon = self._page.read(epoch)
+        return horizon.floor, horizon.is_hopeless
+
+    def close(self) -> None:
+        self._page.close()

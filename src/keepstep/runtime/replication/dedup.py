@@ -1,0 +1,96 @@
+"""Twins: blocks of a snapshot that this node has already, because one of its own ranks holds the same bytes.
+
+Data-parallel replicas agree in nearly all of their state, so a holder need not be sent what its own ranks computed. Two blocks are taken
+for equal when their tables name the same checksum and length; what is copied is hashed again, so that a bit which flipped here at rest is
+not taken over but asked for. Done beside the loop, at memory speed.
+
+The tables of the own ranks are read once a generation, and only told apart by its stamp: what is remembered of them says where to look,
+never what is there. So nothing has to be forgotten when a slot is overwritten or damaged: its bytes do not prove, and come from elsewhere.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from keepstep.coding.checksum import BLOCK_BYTES
+from keepstep.errors import DamageError
+from keepstep.model.snapshot import Stamp
+from keepstep.model.wire import Part
+from keepstep.ports import Memory
+from keepstep.runtime.replication.receive import Range, Whole
+from keepstep.runtime.slot_locks import pin_one, unpin
+
+Block = tuple[int, int]  # checksum and length
+
+
+class Twins:
+    """Of one node's ranks. Safe from any thread."""
+
+    def __init__(self, memory: Memory, job_dir: Path) -> None:
+        self._memory, self._job_dir = memory, job_dir
+        self._lock = threading.Lock()
+        self._stamp: Stamp | None = None
+        self._read: set[int] = set()  # ranks whose table of that stamp is among
+        self._places: dict[Block, tuple[int, int]] = {}  # rank and offset
+
+    def take_over(self, whole: Whole, table: tuple[int, ...], ranks: Iterable[int], stamp: Stamp) -> list[Range]:
+        """Fill `whole` from these ranks' own snapshots of that stamp. Returns the payload ranges that have to come from elsewhere."""
+        places = self._places_of(stamp, ranks)
+        found: dict[int, list[tuple[Range, int]]] = {}  # by rank: what is wanted, and where it lies there
+        for range_ in _payload(whole):
+            rank, at = places.get((table[range_[1] // BLOCK_BYTES], range_[2]), (None, 0))
+            if rank is not None:
+                found.setdefault(rank, []).append((range_, at))
+        for rank, twins in found.items():
+            self._copy(whole, table, rank, stamp, twins)
+        return _payload(whole)
+
+    def _places_of(self, stamp: Stamp, ranks: Iterable[int]) -> Mapping[Block, tuple[int, int]]:
+        with self._lock:
+            if stamp != self._stamp:
+                self._stamp, self._read, self._places = stamp, set(), {}
+            for rank in ranks:
+                if rank not in self._read:
+                    self._read_table(rank, stamp)
+            return self._places
+
+    def _read_table(self, rank: int, stamp: Stamp) -> None:
+        slot = pin_one(self._memory, self._job_dir, stamp, rank)
+        if slot is None:
+            return
+        try:
+            header = slot.header()
+            for block, found in enumerate(slot.table(header)):
+                at = block * BLOCK_BYTES
+                self._places.setdefault((found, min(BLOCK_BYTES, header.payload_bytes - at)), (rank, at))
+            self._read.add(rank)
+        except DamageError:
+            return  # scrubbing will find it too
+        finally:
+            unpin([slot])
+
+    def _copy(self, whole: Whole, table: tuple[int, ...], rank: int, stamp: Stamp, twins: list[tuple[Range, int]]) -> None:
+        slot = pin_one(self._memory, self._job_dir, stamp, rank)
+        if slot is None:
+            return
+        try:
+            payload = slot.part(Part.PAYLOAD, slot.header())
+            for range_, at in twins:
+                _, offset, nbytes = range_
+                if at + nbytes <= len(payload):
+                    whole.put(range_, payload[at : at + nbytes], expected=table[offset // BLOCK_BYTES])
+        except DamageError:
+            return
+        finally:
+            unpin([slot])
+
+
+def _payload(whole: Whole) -> list[Range]:
+    return [range_ for range_ in whole.missing() if range_[0] is Part.PAYLOAD]
+
+
+def in_runs(ranges: list[Range], most: int) -> list[list[Range]]:
+    """In lists of at most `most`: a message has room for so many."""
+    return [ranges[at : at + most] for at in range(0, len(ranges), most)]

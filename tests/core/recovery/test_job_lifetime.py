@@ -1,0 +1,198 @@
+"""Custody: never removes anything under a living rank or agent, never keeps anything for ever."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from keepstep.core.recovery.job_lifetime import Custody, Finish
+from keepstep.model.units import S_NS
+
+GRACE_NS = 30 * S_NS
+
+
+def custody(world_size: int = 2) -> Custody:
+    new = Custody(GRACE_NS, alone_since_ns=0)
+    for rank in range(world_size):
+        new.rank_came(rank, world_size)
+    return new
+
+
+class Comings(RuleBasedStateMachine):
+    """Ranks and agents come, speak and go in any order; time passes. The ghosts know who is there and since when nobody is."""
+
+    @initialize(world=st.integers(1, 3))
+    def begin(self, world: int) -> None:
+        self.custody = Custody(GRACE_NS, 0)
+        self.world, self.now_ns, self.alone_since_ns = world, 0, 0
+        self.here: set[int] = set()
+        self.good: set[int] = set()
+        self.interrupted: set[int] = set()
+        self.agent = self.ended = False
+
+    @rule(rank=st.integers(0, 2))
+    def come(self, rank: int) -> None:
+        rank %= self.world
+        self.custody.rank_came(rank, self.world)
+        self.here.add(rank)
+        self.good.discard(rank)
+        self.interrupted.discard(rank)
+
+    @rule(rank=st.integers(0, 2), word=st.sampled_from(["ended well", "interrupted", "ValueError: no"]))
+    @precondition(lambda self: self.here)
+    def speak(self, rank: int, word: str) -> None:
+        rank = sorted(self.here)[rank % len(self.here)]
+        self.custody.rank_said_bye(rank, word == "ended well", word)
+        (self.good.add if word == "ended well" else self.good.discard)(rank)
+        (self.interrupted.add if word == "interrupted" else self.interrupted.discard)(rank)
+
+    @rule(rank=st.integers(0, 2))
+    @precondition(lambda self: self.here)
+    def leave(self, rank: int) -> None:
+        rank = sorted(self.here)[rank % len(self.here)]
+        self.here.remove(rank)
+        self.custody.rank_left(rank, self.now_ns)
+        self.mark()
+
+    @rule()
+    @precondition(lambda self: not self.agent)
+    def agent_comes(self) -> None:
+        self.agent = True
+        self.custody.agent_came()
+
+    @rule()
+    @precondition(lambda self: self.agent)
+    def agent_leaves(self) -> None:
+        self.agent = False
+        self.custody.agent_left(self.now_ns)
+        self.mark()
+
+    def mark(self) -> None:
+        if not self.here and not self.agent:
+            self.alone_since_ns = self.now_ns
+
+    @rule(seconds=st.integers(1, 40))
+    def wait(self, seconds: int) -> None:
+        self.now_ns += seconds * S_NS
+
+    @invariant()
+    def ends_exactly_when_it_should(self) -> None:
+        if not hasattr(self, "custody"):
+            return
+        found = self.custody.decide(self.now_ns)
+        all_well = len(self.good) == self.world
+        alone = not self.here and not self.agent
+        if self.agent:
+            expected = None
+        elif all_well:
+            expected = True
+        elif alone and (self.interrupted or self.now_ns - self.alone_since_ns > GRACE_NS):
+            expected = False
+        else:
+            expected = None
+        assert (None if found is None else found.ok) is expected, found
+
+
+TestComings = Comings.TestCase
+TestComings.settings = settings(max_examples=200, stateful_step_count=30, deadline=None, derandomize=True)
+
+
+def test_the_agent_has_the_last_word() -> None:
+    kept = custody()
+    kept.agent_came()
+    for rank in (0, 1):
+        kept.rank_said_bye(rank, True, "ended well")
+    assert kept.decide(S_NS) is None, "an agent may want to restart what ended"
+    kept.agent_said_end(False, "rank 1 failed 3 times")
+    assert kept.decide(S_NS) == Finish(False, "rank 1 failed 3 times")
+
+
+def test_the_reason_names_the_times() -> None:
+    kept = custody(1)
+    kept.rank_left(0, 10 * S_NS)
+    assert kept.decide(40 * S_NS) is None
+    finish = kept.decide(41 * S_NS)
+    assert finish == Finish(False, "agent and ranks have been gone for 31.00 s, longer than the grace time of 30.00 s")
+
+
+def test_a_keeper_that_nobody_joins_goes_too() -> None:
+    assert Custody(GRACE_NS, alone_since_ns=5 * S_NS).decide(36 * S_NS) is not None
+
+
+def test_without_any_grace_the_first_rank_still_has_time_to_come() -> None:
+    kept = Custody(0, alone_since_ns=0)
+    assert kept.decide(5 * S_NS) is None
+    assert kept.decide(11 * S_NS) is not None
+    kept.rank_came(0, 1)
+    kept.rank_left(0, 6 * S_NS)
+    assert kept.decide(6 * S_NS + 1) is not None
+
+
+def test_words_of_an_earlier_and_larger_world_are_forgotten() -> None:
+    kept = custody(3)
+    for rank in (0, 1, 2):
+        kept.rank_said_bye(rank, False, "left after step 4")
+        kept.rank_left(rank, S_NS)
+    kept.rank_came(0, 1)
+    kept.rank_said_bye(0, True, "ended well")
+    assert kept.decide(2 * S_NS) == Finish(True, "all 1 ranks ended well")
+
+
+def test_good_words_of_an_earlier_and_smaller_world_do_not_end_a_larger_one() -> None:
+    kept = custody(1)
+    kept.rank_said_bye(0, False, "left after step 4")
+    kept.rank_left(0, S_NS)
+    kept.rank_came(1, 2)
+    kept.rank_said_bye(1, True, "ended well")
+    kept.rank_came(0, 2)
+    assert kept.decide(2 * S_NS) is None
+
+
+def test_a_job_that_failed_before_it_resumed_leaves_the_memory_it_found_for_the_grace_time() -> None:
+    found = Custody(grace_ns=10, alone_since_ns=0)
+    found.agent_came()
+    assert not found.agent_said_end(False, "the model has another shape", holds_snapshots=True)
+    assert found.decide(5) is None
+    found.agent_left(5)
+    assert found.decide(15) is None and isinstance(found.decide(16), Finish)
+
+
+def test_a_job_that_resumed_and_failed_is_over_at_once() -> None:
+    over = Custody(grace_ns=10, alone_since_ns=0)
+    over.agent_came()
+    over.resumed = True
+    assert over.agent_said_end(False, "gave up", holds_snapshots=True) and over.decide(1) == Finish(False, "gave up")
+
+
+def test_other_nodes_are_waited_for_but_not_for_ever() -> None:
+    kept = custody(1)
+    kept.round_began(3, [0])
+    kept.rank_said_bye(0, True, "ended well")
+    assert kept.ended_here and kept.decide(S_NS) is None
+    kept.rank_left(0, 2 * S_NS)
+    assert kept.decide(32 * S_NS) is None and kept.decide(33 * S_NS) is not None
+    kept.all_nodes_ended = True
+    assert kept.decide(3 * S_NS) == Finish(True, "all 1 ranks of this node, and those of 2 more, ended well")
+
+
+def test_what_was_the_end_of_one_round_is_not_that_of_the_next() -> None:
+    kept = custody(1)
+    kept.round_began(2, [0])
+    kept.rank_said_bye(0, True, "ended well")
+    kept.all_nodes_ended = True
+    kept.round_began(2, [0])
+    kept.rank_came(0, 1)
+    kept.rank_said_bye(0, True, "ended well")
+    assert kept.decide(S_NS) is None
+
+
+def test_a_keeper_that_came_in_the_middle_of_a_round_may_meet_ranks_before_it_knows_which_are_here() -> None:
+    kept = Custody(grace_ns=10, alone_since_ns=0)
+    kept.rank_came(3, 4)
+    kept.rank_said_bye(3, True, "ended well")
+    kept.round_began(2, [2, 3])
+    assert not kept.ended_here
+    kept.rank_came(2, 2)
+    kept.rank_said_bye(2, True, "ended well")
+    assert kept.ended_here

@@ -1,0 +1,82 @@
+"""The budget: a count that fits, or an error with the numbers and the fix."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keepstep.core.redundancy.memory_budget import CHEAP_RATIO, HEADROOM_RATIO, held_slots, plan
+from keepstep.errors import MemoryBudgetError
+from keepstep.model.topology import Auto, Copies, NoRedundancy, Parity, ReedSolomon
+from keepstep.model.units import GIB, MIB
+
+sizes = st.integers(1, 64 * GIB)
+
+
+@given(
+    slot_bytes=st.integers(4096, 8 * GIB),
+    ranks=st.integers(1, 8),
+    free=sizes,
+    available=sizes,
+    wanted=st.sampled_from([0, 2, 3, 8]),
+    store=st.booleans(),
+)
+def test_what_is_planned_fits_and_is_at_least_two(slot_bytes: int, ranks: int, free: int, available: int, wanted: int, store: bool) -> None:
+    usable = min(free, available) * (1 - HEADROOM_RATIO)
+    try:
+        made = plan(slot_bytes, ranks, free, available, wanted, store, "/dev/shm")
+    except MemoryBudgetError:
+        assert (wanted or 2) * ranks * slot_bytes > int(usable)
+    else:
+        assert made.total_bytes == made.slots * ranks * slot_bytes <= usable
+        assert made.slots == wanted if wanted else made.slots >= 2
+
+
+def test_a_third_slot_is_taken_when_cheap() -> None:
+    each = int(CHEAP_RATIO * GIB / 4)
+    assert plan(each, 1, GIB, GIB, 0, False, "/dev/shm").slots == 3
+    assert plan(3 * each, 1, GIB, GIB, 0, False, "/dev/shm").slots == 2
+
+
+def test_a_store_asks_for_one_more_and_does_without_when_memory_is_short() -> None:
+    assert plan(100 * MIB, 1, GIB, GIB, 0, True, "/dev/shm").slots == 3
+    assert plan(400 * MIB, 1, GIB, GIB, 0, True, "/dev/shm").slots == 2
+
+
+def test_what_was_asked_for_is_not_lowered() -> None:
+    with pytest.raises(MemoryBudgetError, match="4 slots x 1 ranks x 400.0 MiB = 1.6 GiB needed"):
+        plan(400 * MIB, 1, GIB, GIB, 4, True, "/dev/shm")
+
+
+def test_the_usual_container_is_told_the_numbers_and_the_fix() -> None:
+    with pytest.raises(MemoryBudgetError) as caught:
+        plan(500 * MIB, 2, 64 * MIB, 100 * GIB, 0, False, "/dev/shm")
+    message = str(caught.value)
+    for part in (
+        "2 slots x 2 ranks x 500.0 MiB = 2.0 GiB",
+        "/dev/shm has 64.0 MiB free",
+        "memory available: 100.0 GiB",
+        "5% kept free",
+        "arena_dir",
+    ):
+        assert part in message
+    advised = re.search(r"--shm-size=(\d+)m", message)
+    assert advised and plan(500 * MIB, 2, int(advised[1]) * MIB, 100 * GIB, 0, False, "/dev/shm").slots == 2, "following the advice helps"
+
+
+def test_short_memory_is_named_apart_from_a_small_filesystem() -> None:
+    with pytest.raises(MemoryBudgetError, match="memory is short"):
+        plan(500 * MIB, 1, 100 * GIB, 600 * MIB, 0, False, "/dev/shm")
+
+
+def test_what_is_held_for_other_nodes_is_counted() -> None:
+    assert [held_slots(p) for p in (Copies(3), Parity(5), ReedSolomon(4, 2), Auto(), NoRedundancy())] == [4.0, 0.5, 1.0, 0.0, 0.0]
+    alone = plan(GIB, 1, 5 * GIB, 5 * GIB, 2, False, "/dev/shm")
+    assert alone.total_bytes == 2 * GIB
+    together = plan(GIB, 1, 5 * GIB, 5 * GIB, 2, False, "/dev/shm", held=2.0)
+    assert "2.0 GiB held for other nodes" in together.why
+    with pytest.raises(MemoryBudgetError, match=r"4\.0 GiB held for other nodes"):
+        plan(GIB, 1, 5 * GIB, 5 * GIB, 2, False, "/dev/shm", held=4.0)

@@ -1,0 +1,274 @@
+"""The vote: joins, deaths and failed sources in any order end with one state on every rank, or with nobody moving."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from keepstep.core.resume.vote import Ballot, Go, ListStore, Offer, Refuse, Trust, Vote
+from keepstep.model.snapshot import Stamp
+
+holdings = st.frozensets(st.builds(Stamp, st.integers(0, 3), st.integers(1, 2)), max_size=4)
+
+
+class Ballots(RuleBasedStateMachine):
+    """Ranks do what the session does with what they hear. `proven[r]` is a ghost: the round and state r has loaded in this life."""
+
+    vote_type: type[Vote] = Vote
+
+    @initialize(world=st.integers(1, 3), store=st.none() | st.frozensets(st.integers(0, 3), max_size=3), epoch=st.integers(0, 5))
+    def begin(self, world: int, store: frozenset[int] | None, epoch: int) -> None:
+        self.world, self.store = world, store
+        self.vote = self.vote_type(world, has_store=store is not None, epoch=epoch)
+        self.joined: dict[int, frozenset[Stamp]] = {}
+        self.proven: dict[int, Offer] = {}
+        self.failed: set[tuple[str, Stamp]] = set()
+        self.offer: Offer | None = None
+        self.asked = False
+        self.epoch = epoch
+        self.rounds: list[int] = []
+
+    def carry_out(self, actions: Sequence[Any]) -> None:
+        for action in actions:
+            if isinstance(action, Offer):
+                self.check_offer(action)
+                self.offer, self.proven = action, {}
+            elif isinstance(action, ListStore):
+                assert self.store is not None
+                self.asked = True
+            elif isinstance(action, Go):
+                assert set(self.proven) == set(range(self.world)), "somebody has not loaded"
+                assert {id(o) for o in self.proven.values()} == {id(action.offer)}, "not all have loaded the same offer"
+                assert action.epoch > self.epoch, "an epoch was used twice"
+                self.epoch, self.joined, self.proven, self.failed, self.offer, self.asked = action.epoch, {}, {}, set(), None, False
+            else:
+                raise AssertionError(f"nothing here calls for {action}")
+
+    def check_offer(self, offer: Offer) -> None:
+        assert set(self.joined) == set(range(self.world)), "offered before all ranks had joined"
+        assert offer.round not in self.rounds
+        self.rounds.append(offer.round)
+        assert (offer.source, offer.stamp) not in self.failed, "a failed source was offered again"
+        common = frozenset.intersection(*self.joined.values())
+        memory = [("memory", s) for s in sorted(common, reverse=True)]
+        store = [("store", Stamp(s, 0)) for s in sorted(self.store or (), reverse=True)]
+        sources = [s for s in [*memory, *store, ("fresh", Stamp(-1, 0))] if s not in self.failed]
+        assert (offer.source, offer.stamp) == sources[0], "memory first, newest first; then checkpoints, newest first; then afresh"
+        assert offer.why
+
+    @rule(rank=st.integers(0, 2), holds=holdings)
+    def join(self, rank: int, holds: frozenset[Stamp]) -> None:
+        rank %= self.world
+        self.joined[rank] = holds
+        self.epoch = max([self.epoch, *(s.epoch for s in holds)])
+        self.offer = None
+        self.carry_out(self.vote.joined(Ballot(rank, self.world, holds)))
+
+    @rule(rank=st.integers(0, 2))
+    def die(self, rank: int) -> None:
+        rank %= self.world
+        self.vote.left(rank)
+        if self.joined.pop(rank, None) is not None:
+            self.offer = None
+
+    @rule()
+    @precondition(lambda self: self.asked)
+    def store_answers(self) -> None:
+        self.asked = False
+        self.offer = None
+        self.carry_out(self.vote.listed(sorted(self.store)))
+
+    @rule(rank=st.integers(0, 2))
+    @precondition(lambda self: self.offer is not None)
+    def load(self, rank: int) -> None:
+        rank %= self.world
+        assert self.offer is not None
+        self.proven[rank] = self.offer
+        self.carry_out(self.vote.has_loaded(rank, self.offer.round))
+
+    @rule(rank=st.integers(0, 2))
+    @precondition(lambda self: self.offer is not None and self.offer.source != "fresh")
+    def fail(self, rank: int) -> None:
+        offer, self.offer = self.offer, None
+        assert offer is not None
+        self.failed.add((offer.source, offer.stamp))
+        self.carry_out(self.vote.has_failed(rank % self.world, offer.round, "block 0 has another checksum"))
+
+    @rule(rank=st.integers(0, 2), loaded=st.booleans())
+    @precondition(lambda self: self.rounds)
+    def answer_an_old_offer(self, rank: int, loaded: bool) -> None:
+        old = self.rounds[-1] - (self.offer is not None)
+        answer = self.vote.has_loaded(rank % self.world, old) if loaded else self.vote.has_failed(rank % self.world, old, "late")
+        assert answer == []
+
+    def teardown(self) -> None:
+        """Whatever happened, ranks that join again and can load anything get to go."""
+        if not hasattr(self, "vote"):
+            return
+        for rank in range(self.world):
+            self.join(rank, frozenset())
+        if self.asked:
+            self.store_answers()
+        for rank in range(self.world):
+            self.load(rank)
+        assert self.offer is None and not self.joined, "everybody has loaded and nobody may go"
+
+
+TestBallots = Ballots.TestCase
+TestBallots.settings = settings(max_examples=300, stateful_step_count=30, deadline=None, derandomize=True)
+
+
+class Hasty(Vote):
+    def has_loaded(self, rank: int, round_: int) -> list[Any]:
+        self.loaded.update(range(self.world_size))
+        return super().has_loaded(rank, round_)
+
+
+class Stubborn(Vote):
+    def has_failed(self, rank: int, round_: int, why: str) -> list[Any]:
+        actions = super().has_failed(rank, round_, why)
+        self.failed.clear()
+        return actions
+
+
+class Timeless(Vote):
+    def has_loaded(self, rank: int, round_: int) -> list[Any]:
+        self.epoch -= 1
+        return super().has_loaded(rank, round_)
+
+
+@pytest.mark.parametrize("bug", [Hasty, Stubborn, Timeless])
+def test_the_search_finds_a_planted_bug(bug: type[Vote]) -> None:
+    machine = type("Planted", (Ballots,), {"vote_type": bug})
+    search = settings(Ballots.TestCase.settings, phases=[hypothesis.Phase.generate], report_multiple_bugs=False)
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(machine, settings=search)
+
+
+# ---------------------------------------------------------------------------------------------- examples
+
+
+def everybody(vote: Vote, *holds: set[Stamp], foreign: int | None = None) -> list[Any]:
+    actions: list[Any] = []
+    for rank, stamps in enumerate(holds):
+        assert actions == []
+        actions = vote.joined(Ballot(rank, vote.world_size, frozenset(stamps), foreign))
+    return actions
+
+
+def test_the_newest_common_step_and_why() -> None:
+    [offer] = everybody(Vote(2, has_store=True), {Stamp(7, 1), Stamp(8, 1)}, {Stamp(7, 1), Stamp(6, 1)})
+    assert (offer.source, offer.stamp) == ("memory", Stamp(7, 1))
+    assert offer.why == "step 7 is the newest state all 2 ranks hold in memory"
+
+
+def test_the_store_is_asked_only_when_memory_has_nothing_for_all() -> None:
+    vote = Vote(2, has_store=True)
+    assert everybody(vote, {Stamp(8, 1)}, set()) == [ListStore()]
+    [offer] = vote.listed([3, 5])
+    assert (offer.source, offer.stamp) == ("store", Stamp(5, 0))
+    assert offer.why == "memory of rank 1 holds nothing (1 of 2 ranks); the newest usable checkpoint is of step 5"
+
+
+def test_a_failure_is_in_the_next_reason() -> None:
+    vote = Vote(1, has_store=False)
+    [first] = everybody(vote, {Stamp(4, 1), Stamp(5, 1)})
+    [second] = vote.has_failed(0, first.round, "block 2 has another checksum")
+    assert (second.stamp, second.round) == (Stamp(4, 1), first.round + 1)
+    assert second.why.endswith(" after rank 0: block 2 has another checksum")
+
+
+def test_after_go_a_failed_source_has_its_chance_again() -> None:
+    vote = Vote(1, has_store=False)
+    [first] = everybody(vote, {Stamp(5, 1)})
+    [second] = vote.has_failed(0, first.round, "no memory")
+    assert vote.has_loaded(0, second.round) == [Go(2, second)]
+    [third] = everybody(vote, {Stamp(5, 1)})
+    assert third.stamp == Stamp(5, 1)
+
+
+def test_a_foreign_world_is_refused_when_nothing_can_bridge_it() -> None:
+    [refusal] = everybody(Vote(2, has_store=False), set(), set(), foreign=4)
+    assert isinstance(refusal, Refuse)
+    for part in ("for 4 ranks", "the job has 2 now", "Run with 4 ranks, give a store, or drop the state with `keepstep clean`"):
+        assert part in refusal.why
+
+
+def test_a_foreign_world_is_bridged_by_a_checkpoint() -> None:
+    vote = Vote(2, has_store=True)
+    assert everybody(vote, set(), set(), foreign=4) == [ListStore()]
+    [offer] = vote.listed([9])
+    assert (offer.source, offer.stamp) == ("store", Stamp(9, 0))
+    assert offer.why.startswith("memory holds snapshots of another world size than 2")
+
+
+def test_a_foreign_world_and_an_empty_store_is_refused() -> None:
+    vote = Vote(1, has_store=True)
+    everybody(vote, set(), foreign=4)
+    [refusal] = vote.listed([])
+    assert isinstance(refusal, Refuse)
+
+
+def test_a_rank_of_another_world_is_refused() -> None:
+    [refusal] = Vote(2, has_store=False).joined(Ballot(0, 3, frozenset()))
+    assert refusal == Refuse("rank 0 says the world has 3 ranks, the job has 2")
+
+
+def test_who_is_waited_for() -> None:
+    vote = Vote(3, has_store=False)
+    vote.joined(Ballot(1, 3, frozenset()))
+    assert vote.waiting_for() == [0, 2]
+
+
+def test_a_store_that_does_not_answer_is_no_empty_store() -> None:
+    vote = Vote(1, has_store=True)
+    assert everybody(vote, set()) == [ListStore()]
+    [refusal] = vote.unlistable("expected a directory, found a file")
+    assert refusal == Refuse("memory holds nothing, and the store cannot be read: expected a directory, found a file")
+
+
+# -- stamps that are condemned
+
+
+def test_a_stamp_is_condemned_by_two_failures_that_completed_nothing() -> None:
+    trust, stamp = Trust(), Stamp(5, 2)
+    trust.went(stamp)
+    assert not trust.is_back(5, failed=True) and not trust.is_back(5, failed=True), "two ranks of one failure are one failure"
+    trust.went(stamp)
+    assert not trust.is_back(5, failed=False), "a killed process says nothing against the state"
+    trust.went(stamp)
+    assert trust.condemned == frozenset()
+    assert trust.is_back(None, failed=True) and trust.condemned == {stamp}
+
+
+def test_a_stamp_that_led_to_another_step_is_not_condemned() -> None:
+    trust, stamp = Trust(), Stamp(5, 2)
+    for _ in range(3):
+        trust.went(stamp)
+        assert not trust.is_back(6, failed=True)
+    assert trust.condemned == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("holds", "checkpoints", "source", "step"),
+    [
+        ((4, 5), (), "memory", 4),
+        ((4, 5), (3,), "memory", 4),
+        ((5,), (3,), "store", 3),
+        ((5,), (), "memory", 5),  # rather that than all of it once more
+    ],
+)
+def test_what_is_taken_instead_of_a_condemned_stamp(holds: Sequence[int], checkpoints: Sequence[int], source: str, step: int) -> None:
+    vote = Vote(1, has_store=True, condemned=frozenset({Stamp(5, 2)}))
+    actions = vote.joined(Ballot(0, 1, frozenset(Stamp(s, 2) for s in holds)))
+    if actions == [ListStore()]:
+        actions = vote.listed(checkpoints)
+    (offer,) = actions
+    assert isinstance(offer, Offer) and (offer.source, offer.stamp.step) == (source, step)
+    assert ("condemned" in offer.why) is (step != 5)

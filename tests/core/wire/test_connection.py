@@ -1,0 +1,417 @@
+"""The wire under strangers, liars, damage, replay and every way a stream can be cut into pieces. No sockets: bytes in, events out."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keepstep.coding.checksum import checksum
+from keepstep.core.wire import connection as wire
+from keepstep.core.wire.connection import MAGIC, MAX_BLOCK_BYTES, Connection
+from keepstep.core.wire.messages import MAX_MESSAGE_BYTES, encode
+from keepstep.model.snapshot import Stamp
+from keepstep.model.wire import (
+    BlockComing,
+    BlockDamaged,
+    BlockHeader,
+    BlockWhole,
+    Dial,
+    Identity,
+    Message,
+    Opened,
+    Part,
+    Received,
+    Refusal,
+    Refused,
+    Span,
+    WireEvent,
+)
+
+JOB, SECRET = b"j" * 16, b"the job's secret, 32 bytes long."
+ONE, TWO = Identity(JOB, 1, 4), Identity(JOB, 2, 7)
+DIAL = Dial(link=99, lane=3, resuming=True)
+RECORD = 84  # a handshake record with its greeting
+HEAD = 40
+
+
+def everybody(peer: Identity, dial: Dial) -> None:
+    return None
+
+
+def nonce(seed: int) -> bytes:
+    return random.Random(seed).randbytes(32)
+
+
+def dialer(me: Identity = ONE, secret: bytes = SECRET, dial: Dial = DIAL, seed: int = 1) -> Connection:
+    return Connection(me, secret, nonce(seed), everybody, dial)
+
+
+def acceptor(me: Identity = TWO, secret: bytes = SECRET, admit: wire.Admit = everybody, seed: int = 2) -> Connection:
+    return Connection(me, secret, nonce(seed), admit)
+
+
+def feed(end: Connection, stream: bytes, sizes: Iterable[int] = itertools.repeat(1 << 20)) -> list[WireEvent | bytes]:
+    """Give an end the stream in pieces of these sizes. Its events, and behind each BlockComing the bytes that came."""
+    events: list[WireEvent | bytes] = []
+    at, sizes = 0, iter(sizes)
+    block, length = bytearray(), 0
+    while at < len(stream):
+        size = next(sizes, 1)
+        if length:
+            piece = stream[at : at + min(size, length - len(block))]
+            block += piece
+            if len(block) == length:
+                events += [bytes(block), end.block_received(checksum(block))]
+                block, length = bytearray(), 0
+        elif end.wanted:
+            piece = stream[at : at + min(size, end.wanted)]
+            event = end.receive(piece)
+            assert end.wanted <= MAX_MESSAGE_BYTES + 16, "an end must not wait for, or allocate, what anybody claims"
+            if event:
+                events.append(event)
+            if isinstance(event, BlockComing):
+                length = event.header.span.length
+        else:
+            assert end.closed, "an open end wants more"
+            break
+        at += len(piece)
+    return events
+
+
+Alter = Callable[[bytes], bytes]
+
+
+def meet(one: Connection, two: Connection, alter: dict[int, Alter] | None = None) -> tuple[list[Any], list[Any]]:
+    """Carry the handshake's records between dialer and acceptor, some altered (numbered as they cross). The events of both."""
+    seen: tuple[list[Any], list[Any]] = ([], [])
+    crossed = 0
+    while True:
+        moved = False
+        for index, (sender, receiver) in enumerate([(one, two), (two, one)]):
+            if out := sender.take():
+                assert len(out) == RECORD
+                if receiver.wanted:
+                    seen[1 - index].extend(feed(receiver, (alter or {}).get(crossed, bytes)(out)))
+                crossed, moved = crossed + 1, True
+        if not moved:
+            return seen
+
+
+def pair(seed: int = 0) -> tuple[Connection, Connection]:
+    one, two = dialer(seed=2 * seed + 1), acceptor(seed=2 * seed + 2)
+    assert meet(one, two) == ([Opened(TWO, DIAL)], [Opened(ONE, DIAL)])
+    return one, two
+
+
+def header(data: bytes, number: int = 1, **changes: Any) -> BlockHeader:
+    span = Span(rank=3, stamp=Stamp(17, 2), part=Part.PAYLOAD, offset=1 << 40, length=len(data))
+    return BlockHeader(replace(span, **changes), checksum(data), number)
+
+
+def flip(data: bytes, bit: int) -> bytes:
+    out = bytearray(data)
+    out[bit // 8] ^= 1 << bit % 8
+    return bytes(out)
+
+
+@dataclass
+class Script:
+    """What one end sends, and what the other must see of it."""
+
+    frames: list[bytes]
+    events: list[WireEvent | bytes]
+
+
+def play(end: Connection, items: Iterable[Message | bytes]) -> Script:
+    script = Script([], [])
+    for number, item in enumerate(items, 1):
+        if isinstance(item, Message):
+            script.frames.append(end.message(item, number))
+            script.events.append(Received(item, number))
+        else:
+            head = header(item, number)
+            script.frames.append(end.block(head) + item)
+            script.events += [BlockComing(head), item, BlockWhole(head)]
+    return script
+
+
+PINGS = st.integers(0, 1 << 62).map(lambda n: Message("ping", {"sent_ns": n}))
+ACKS = st.builds(
+    lambda r, s: Message("ack", {"round": 1, "rank": r, "stamp": Stamp(s, 1)}), st.integers(0, 1 << 31), st.integers(-1, 1 << 40)
+)
+ITEMS = st.lists(PINGS | ACKS | st.binary(min_size=1, max_size=300), max_size=8)
+
+
+# two keepers of one job
+
+
+def test_both_sides_learn_who_is_there_and_what_for() -> None:
+    one, two = pair()
+    assert one.closed is None and two.closed is None
+
+
+@given(ITEMS, ITEMS)
+def test_what_is_sent_is_what_arrives_both_ways(there: list[Message | bytes], back: list[Message | bytes]) -> None:
+    one, two = pair()
+    forth, reply = play(one, there), play(two, back)
+    assert feed(two, b"".join(forth.frames)) == forth.events
+    assert feed(one, b"".join(reply.frames)) == reply.events
+
+
+@given(ITEMS, st.lists(st.integers(1, 200)), st.integers(0, 10_000))
+def test_how_the_stream_is_cut_into_pieces_changes_nothing(items: list[Message | bytes], sizes: list[int], until: int) -> None:
+    """And a stream that ends early gives the first of the events, none other."""
+    one, two = dialer(), acceptor()
+    hello, answer = one.take(), acceptor(seed=2)
+    feed(answer, hello)
+    feed(one, answer.take())
+    proof = one.take()
+    feed(answer, proof)
+    feed(one, answer.take())
+    script = play(one, items)
+    stream = hello + proof + b"".join(script.frames)
+    whole: list[Any] = [Opened(ONE, DIAL), *script.events]
+    assert feed(two, stream, sizes) == whole  # what two answers is never looked at: its nonce is that of `answer`
+    early = feed(acceptor(seed=2), stream[:until], sizes)
+    assert early == whole[: len(early)]
+
+
+# strangers and liars
+
+
+def refusals(one: Connection, two: Connection, **how: Any) -> tuple[Refused, Refused]:
+    """Neither side opens; the last word of each."""
+    ones, twos = meet(one, two, **how)
+    assert not [e for e in ones + twos if isinstance(e, Opened)]
+    return ones[-1], twos[-1]
+
+
+def test_wrong_secret() -> None:
+    told, refused = refusals(dialer(secret=b"another secret, also 32 bytes..."), acceptor())
+    assert (refused.reason, refused.by_peer) == (Refusal.WRONG_SECRET, False)
+    assert (told.reason, told.by_peer) == (Refusal.WRONG_SECRET, True)
+
+
+def test_wrong_job() -> None:
+    told, refused = refusals(dialer(replace(ONE, job_hash=b"k" * 16)), acceptor())
+    assert refused.reason == told.reason == Refusal.WRONG_JOB
+
+
+def test_who_is_not_admitted_is_told_why() -> None:
+    def none_before_five(peer: Identity, dial: Dial) -> Refused | None:
+        assert dial == DIAL
+        return None if peer.incarnation >= 5 else Refused(Refusal.OLD_INCARNATION, f"expected incarnation 5, found {peer.incarnation}")
+
+    told, refused = refusals(dialer(), acceptor(admit=none_before_five))
+    assert refused == Refused(Refusal.OLD_INCARNATION, "expected incarnation 5, found 4")
+    assert (told.reason, told.by_peer) == (Refusal.OLD_INCARNATION, True)
+    assert meet(dialer(replace(ONE, incarnation=5)), acceptor(admit=none_before_five))[0] == [Opened(TWO, DIAL)]
+
+
+def test_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "VERSION", 2)
+    newer = dialer()
+    hello = newer.take()
+    monkeypatch.undo()
+    old = acceptor()
+    assert feed(old, hello) == [Refused(Refusal.VERSION, "expected version 1, found 2")]
+    monkeypatch.setattr(wire, "VERSION", 2)
+    assert feed(newer, old.take()) == [Refused(Refusal.VERSION, "expected version 2, found 1")]
+
+
+@pytest.mark.parametrize("says", [b"GET / HTTP/1.1\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03", b"\0" * 10, b"SSH-2.0-OpenSSH_9.6"])
+def test_who_speaks_another_protocol_is_refused_by_its_first_bytes(says: bytes) -> None:
+    (refused,) = feed(acceptor(), says)
+    assert isinstance(refused, Refused) and refused.reason is Refusal.STRANGER
+
+
+def test_a_connection_to_itself_is_refused() -> None:
+    """Linux connects a socket to itself when it dials an ephemeral port nobody listens on."""
+    one = dialer()
+    (refused,) = feed(one, one.take())
+    assert isinstance(refused, Refused) and refused.reason is Refusal.MALFORMED
+
+
+def test_a_recorded_session_opens_nothing_twice() -> None:
+    one, two = dialer(), acceptor()
+    hello = one.take()
+    feed(two, hello)
+    feed(one, two.take())
+    proof = one.take()
+    assert feed(two, proof) == [Opened(ONE, DIAL)]
+    again = acceptor(seed=77)
+    assert [e.reason for e in feed(again, hello + proof) if isinstance(e, Refused)] == [Refusal.WRONG_SECRET]
+
+
+def test_an_own_proof_sent_back_proves_nothing() -> None:
+    one, two = dialer(), acceptor()
+    feed(two, one.take())
+    feed(one, two.take())
+    (refused,) = feed(one, one.take())
+    assert isinstance(refused, Refused) and refused.reason is Refusal.WRONG_SECRET
+
+
+@given(st.binary(max_size=400), st.booleans(), st.lists(st.integers(1, 50)))
+def test_random_bytes_open_nothing(noise: bytes, greeted: bool, sizes: list[int]) -> None:
+    stream = (MAGIC + b"\x01\0" if greeted else b"") + noise
+    for end in (acceptor(), dialer()):
+        assert all(isinstance(event, Refused) for event in feed(end, stream, sizes))
+
+
+@given(st.binary(min_size=HEAD, max_size=400), st.lists(st.integers(1, 50)))
+def test_random_bytes_after_the_handshake_say_nothing(noise: bytes, sizes: list[int]) -> None:
+    _, two = pair()
+    (refused,) = feed(two, noise, sizes)
+    assert isinstance(refused, Refused) and refused.reason is Refusal.DAMAGED
+
+
+@pytest.mark.parametrize("record", range(4), ids=["hello", "answer", "the dialer's proof", "the acceptor's proof"])
+def test_no_bit_of_the_handshake_may_change(record: int) -> None:
+    """All 640 of each record. Whoever received the changed one does not open; before the last record nobody does."""
+    for bit in range(8 * RECORD):
+        ones, twos = meet(dialer(), acceptor(), {record: lambda data, bit=bit: flip(data, bit)})  # type: ignore[misc]
+        receiver = ones if record % 2 else twos
+        assert not [e for e in receiver if isinstance(e, Opened)], f"bit {bit}"
+        assert isinstance(receiver[-1], Refused), f"bit {bit}"
+        assert record == 3 or not [e for e in ones + twos if isinstance(e, Opened)], f"bit {bit}"
+
+
+# damage, replay, reordering
+
+
+def session(seed: int) -> tuple[Connection, Script]:
+    """An end that is to receive, and what it is sent: messages and blocks in a seeded order."""
+    rng = random.Random(seed)
+    one, two = pair(seed)
+    items: list[Message | bytes] = [
+        rng.randbytes(rng.randint(1, 200)) if rng.random() < 0.5 else Message("ping", {"sent_ns": rng.randrange(1 << 60)}) for _ in range(6)
+    ]
+    return two, play(one, items)
+
+
+def test_a_thousand_flipped_bits_are_found_and_none_is_delivered() -> None:
+    rng = random.Random(20)
+    caught = {Refused: 0, BlockDamaged: 0}
+    for seed in range(1000):
+        two, script = session(seed)
+        stream = b"".join(script.frames)
+        events = feed(two, flip(stream, rng.randrange(8 * len(stream))))
+        harm = next(e for e in events if isinstance(e, (Refused, BlockDamaged)))
+        at = events.index(harm)
+        caught[type(harm)] += 1
+        if isinstance(harm, BlockDamaged):
+            # The bytes lie where the owner put them, marked damaged; everything else is as sent.
+            assert events[: at - 1] == script.events[: at - 1] and events[at + 1 :] == script.events[at + 1 :]
+            assert script.events[at] == BlockWhole(harm.header)
+        else:
+            assert harm.reason is Refusal.DAMAGED and two.closed == harm
+            assert events[:-1] == script.events[: len(events) - 1]
+    assert min(caught.values()) > 100, caught
+
+
+@given(st.integers(0, 50), st.integers(0, 5), st.integers(0, 5))
+def test_frames_are_heard_once_and_in_order(seed: int, take: int, put: int) -> None:
+    """A frame that comes again, early or late ends the connection at the first one out of its place."""
+    for repeated in (True, False):
+        two, script = session(seed)
+        frames = list(script.frames)
+        moved = frames[take] if repeated else frames.pop(take)
+        frames.insert(put, moved)
+        events = feed(two, b"".join(frames))
+        if frames == script.frames:
+            assert events == script.events
+        elif two.closed:
+            assert two.closed.reason is Refusal.OUT_OF_ORDER
+            assert events[:-1] == script.events[: len(events) - 1]
+        else:
+            raise AssertionError("a replayed or reordered frame was heard")
+
+
+def test_an_own_frame_sent_back_says_nothing() -> None:
+    one, _ = pair()
+    (refused,) = feed(one, one.message(Message("ping", {"sent_ns": 1})))
+    assert isinstance(refused, Refused) and refused.reason is Refusal.DAMAGED
+
+
+def test_a_frame_of_another_session_says_nothing() -> None:
+    one, _ = pair(seed=1)
+    _, two = pair(seed=2)
+    (refused,) = feed(two, one.message(Message("ping", {"sent_ns": 1})))
+    assert isinstance(refused, Refused) and refused.reason is Refusal.DAMAGED
+
+
+# somebody who knows the secret, but not the rules
+
+
+def test_a_length_beyond_the_bound_is_refused_before_any_of_it_comes() -> None:
+    one, two = pair()
+    frame = one._frame(wire._MESSAGE_FRAME, b" " * (MAX_MESSAGE_BYTES + 1), 0)
+    (refused,) = feed(two, frame[:HEAD])
+    assert isinstance(refused, Refused) and refused.reason is Refusal.OVERSIZED and two.wanted == 0
+
+
+def test_the_longest_message_passes() -> None:
+    one, two = pair()
+    room = MAX_MESSAGE_BYTES - len(encode(Message("vote", {"round": 1, "word": "go", "body": {"x": ""}})))
+    longest = Message("vote", {"round": 1, "word": "go", "body": {"x": "x" * room}})
+    assert feed(two, one.message(longest, 5)) == [Received(longest, 5)]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"", Refusal.MALFORMED),
+        (b"\xff\xfe", Refusal.MALFORMED),
+        (b"[" * 100_000, Refusal.MALFORMED),
+        (b"7" * 100_000, Refusal.MALFORMED),
+        (b'["kind","ping"]', Refusal.MALFORMED),
+        (b'{"kind":["ping"]}', Refusal.MALFORMED),
+        (b'{"kind":"ping"}', Refusal.MALFORMED),
+        (b'{"kind":"ping","sent_ns":true}', Refusal.MALFORMED),
+        (b'{"kind":"ping","sent_ns":NaN}', Refusal.MALFORMED),
+        (b'{"kind":"ping","sent_ns":-1}', Refusal.MALFORMED),
+        (b'{"kind":"ping","sent_ns":1,"more":1}', Refusal.MALFORMED),
+        (b'{"kind":"sing","sent_ns":1}', Refusal.UNKNOWN_KIND),
+    ],
+)
+def test_a_message_nobody_understands_is_named_and_the_next_one_heard(body: bytes, reason: Refusal) -> None:
+    one, two = pair()
+    ping = Message("ping", {"sent_ns": 3})
+    refused, heard = feed(two, one._frame(wire._MESSAGE_FRAME, body, 8) + one.message(ping))
+    assert isinstance(refused, Refused) and (refused.reason, refused.number) == (reason, 8)
+    assert heard == Received(ping, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"length": 0}, Refusal.OVERSIZED),
+        ({"length": MAX_BLOCK_BYTES + 1}, Refusal.OVERSIZED),
+        ({"length": (1 << 64) - 1}, Refusal.OVERSIZED),
+        ({"offset": (1 << 64) - 1}, Refusal.OVERSIZED),
+        ({"part": 9}, Refusal.MALFORMED),
+        ({"job": b"k" * 16}, Refusal.WRONG_JOB),
+        ({"cut": 1}, Refusal.MALFORMED),
+    ],
+)
+def test_a_block_header_that_cannot_be_ends_the_connection(change: dict[str, Any], reason: Refusal) -> None:
+    one, two = pair()
+    fields: dict[str, Any] = {"job": JOB, "rank": 1, "part": 0, "step": 5, "epoch": 1, "offset": 0, "length": 10, "sum": 0} | change
+    cut = int(fields.pop("cut", 0))
+    body = wire._BLOCK.pack(*fields.values())
+    (refused,) = feed(two, one._frame(wire._BLOCK_FRAME, body[: len(body) - cut], 1) + bytes(20))
+    assert isinstance(refused, Refused) and refused.reason is reason and two.closed == refused
+
+
+def test_an_unknown_type_of_frame_ends_the_connection() -> None:
+    one, two = pair()
+    (refused,) = feed(two, one._frame(7, json.dumps({}).encode(), 1))
+    assert isinstance(refused, Refused) and refused.reason is Refusal.UNKNOWN_KIND

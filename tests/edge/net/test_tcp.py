@@ -1,0 +1,59 @@
+"""What sockets tell of their link, on loopback."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from keepstep.edge.net.tcp import BULK_PRIORITY, interface_of, queued_bytes, round_trip_ns, yield_to_others
+from keepstep.model.units import S_NS
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        far = server.accept()[0]
+    yield near, far
+    near.close()
+    far.close()
+
+
+def test_what_the_other_side_has_no_room_for_is_queued(pair: tuple[socket.socket, socket.socket]) -> None:
+    near, far = pair
+    near.setblocking(False)
+    sent = 0
+    try:
+        while True:
+            sent += near.send(b"x" * 65536)
+    except BlockingIOError:
+        pass
+    assert 0 < queued_bytes(near) <= sent
+    got = 0
+    while got < sent:
+        got += len(far.recv(1 << 20))
+    assert queued_bytes(far) == 0
+    near.close()
+    assert queued_bytes(near) == 0
+
+
+def test_a_round_trip_is_known_once_something_was_answered(pair: tuple[socket.socket, socket.socket]) -> None:
+    near, far = pair
+    near.sendall(b"x")
+    far.sendall(far.recv(1))
+    near.recv(1)
+    assert 0 < round_trip_ns(near) < S_NS
+    near.close()
+    assert round_trip_ns(near) == 0
+
+
+def test_blocks_yield_to_others(pair: tuple[socket.socket, socket.socket]) -> None:
+    yield_to_others(pair[0])
+    assert pair[0].getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY) == BULK_PRIORITY
+
+
+def test_whose_address_it_is() -> None:
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("198.18.255.254") == ""

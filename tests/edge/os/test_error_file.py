@@ -1,0 +1,50 @@
+"""Last words: what a program's error was and where, as torch's own reader of the file understands it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from keepstep.edge.os.error_file import VARIABLE, LastWords, read_last_words, write_last_words
+
+
+def failing(what: str) -> ValueError:
+    try:
+        raise ValueError(what)
+    except ValueError as error:
+        return error
+
+
+def test_what_is_written_is_read_and_torch_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    write_last_words(failing("no"), {VARIABLE: str(path)})
+    words = read_last_words(str(path))
+    assert (words.message, words.path) == ("ValueError: no", str(path))
+    assert words.place.startswith("test_last_words.py:") and words.place.endswith(" in failing")
+    failure = ProcessFailure(0, 1, 1, str(path))
+    assert failure.timestamp > 0 and isinstance(failure.message, dict) and failure.message["message"] == "ValueError: no"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_somebody_has_written_stays(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    write_last_words(failing("first"), {VARIABLE: str(path)})
+    write_last_words(failing("second"), {VARIABLE: str(path)})
+    assert read_last_words(str(path)).message == "ValueError: first"
+
+
+def test_nobody_to_write_for_and_no_place_to_write_to(tmp_path: Path) -> None:
+    write_last_words(failing("no"), {})
+    write_last_words(failing("no"), {VARIABLE: str(tmp_path / "gone" / "error.json")})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_half_a_file_says_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    for text in ('{"message": ', "[]", '{"message": {}}'):
+        path.write_text(text)
+        assert read_last_words(str(path)) == LastWords()
+    path.write_text('{"message": "as old ones were"}')
+    assert read_last_words(str(path)).message == "as old ones were"
+    assert read_last_words(str(tmp_path / "none")) == LastWords()

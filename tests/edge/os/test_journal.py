@@ -1,0 +1,123 @@
+"""Journals: every whole event comes back in order, whoever wrote it; nothing depends on being able to write."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+
+from keepstep.edge.os.journal import Journal, JournalTail, read_journal
+
+
+def test_events_come_back_in_order_from_all_writers(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "er" / "journal.jsonl"
+    rank, keeper = Journal(path, "rank 0"), Journal(path, "keeper")
+    rank.record("skipped", "step 3 is not captured: because", step=3)
+    keeper.record("damaged", "slot 1 is damaged")
+    rank.close()
+    keeper.close()
+    events = list(read_journal(path))
+    assert [(e.who, e.kind, e.why, e.data) for e in events] == [
+        ("rank 0", "skipped", "step 3 is not captured: because", {"step": 3}),
+        ("keeper", "damaged", "slot 1 is damaged", {}),
+    ]
+    assert events[0].mono_ns <= events[1].mono_ns and events[0].wall_ns > 0
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_writers_do_not_interleave(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+
+    def write(who: str) -> None:
+        journal = Journal(path, who)
+        for number in range(200):
+            journal.record("tick", who * 200, number=number)
+        journal.close()
+
+    writers = [threading.Thread(target=write, args=(who,)) for who in "abc"]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    events = list(read_journal(path))
+    assert len(events) == 600
+    for who in "abc":
+        assert [e.data["number"] for e in events if e.who == who] == list(range(200))
+
+
+def test_the_log_hears_the_same_sentence(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    journal = Journal(tmp_path / "j", "rank 2")
+    with caplog.at_level(logging.INFO, "keepstep"):
+        journal.record("torn", "step 4 was torn", step=4)
+    journal.close()
+    [record] = caplog.records
+    assert record.getMessage() == "rank 2: step 4 was torn"
+    assert (record.__dict__["keepstep_kind"], record.__dict__["keepstep_data"]) == ("torn", {"step": 4})
+
+
+def test_a_torn_line_costs_only_itself(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path, "rank 0")
+    journal.record("one", "1")
+    journal.record("two", "2")
+    whole = path.read_bytes()
+    first_ends = whole.index(b"\n") + 1
+    for torn_at in range(first_ends, len(whole) - 1):
+        path.write_bytes(whole[:torn_at])  # the crash; O_APPEND writes at the new end
+        journal.record("three", "3")
+        assert [e.kind for e in read_journal(path)] == ["one", "three"]
+    journal.close()
+
+
+def test_foreign_lines_are_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b"\n{}\n\xff\xfe\nhello\n")
+    journal = Journal(path, "rank 0")
+    journal.record("one", "1")
+    journal.close()
+    assert [e.kind for e in read_journal(path)] == ["one"]
+
+
+def test_no_journal_reads_as_no_events(tmp_path: Path) -> None:
+    assert list(read_journal(tmp_path / "missing")) == []
+
+
+def test_without_a_place_events_reach_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    blocker = tmp_path / "file"
+    blocker.touch()
+    journal = Journal(blocker / "journal.jsonl", "rank 0")
+    with caplog.at_level(logging.INFO, "keepstep"):
+        journal.record("one", "the sentence")
+    journal.close()
+    assert "cannot be written" in caplog.text and "rank 0: the sentence" in caplog.text
+
+
+def test_a_full_disk_costs_events_not_the_trainer(caplog: pytest.LogCaptureFixture) -> None:
+    journal = Journal(Path("/dev/full"), "rank 0")
+    with caplog.at_level(logging.INFO, "keepstep"):
+        journal.record("one", "the sentence")
+    journal.close()
+    assert "the journal lost an event" in caplog.text and "rank 0: the sentence" in caplog.text
+
+
+def test_a_tail_tells_what_was_added_and_each_line_once(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    tail = JournalTail(path)
+    assert tail.read() == []
+    journal = Journal(path, "rank 0")
+    journal.record("one", "1", kind="data may have a field of that name")
+    assert [(e.kind, e.data) for e in tail.read()] == [("one", {"kind": "data may have a field of that name"})]
+    assert tail.read() == []
+    journal.record("two", "2")
+    with open(path, "a") as file:
+        file.write('{"wall_ns":1,"mono_ns":2,"who":"w","kind":"three","why":"')  # its writer is in the middle of it
+    assert [e.kind for e in JournalTail(path, from_its_end=True).read()] == []
+    assert [e.kind for e in tail.read()] == ["two"]
+    with open(path, "a") as file:
+        file.write('3","data":{}}\n')
+    assert [e.kind for e in tail.read()] == ["three"]
+    path.write_text("")
+    journal.record("four", "4")
+    assert [e.kind for e in tail.read()] == ["four"]

@@ -1,0 +1,89 @@
+"""The job directory and its keeper: ours alone, one at a time, outliving whoever started it."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from keepstep.config import Settings, resolve
+from keepstep.edge.net.unix_socket import Mailbox
+from keepstep.edge.os.processes import claim_job_dir, ensure_keeper
+from keepstep.errors import IdentityError, KeeperError
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    (tmp_path / "arena").mkdir()
+    return resolve({"job": "j", "arena_dir": tmp_path / "arena", "state_dir": tmp_path / "state", "grace_s": 20}, {}, "unused")
+
+
+@pytest.fixture
+def keeper(settings: Settings) -> Iterator[Mailbox]:
+    box = ensure_keeper(settings)
+    yield box
+    end(box, settings)
+
+
+def end(box: Mailbox, settings: Settings) -> None:
+    """The keeper goes, and all it kept, when the agent says that the job is over."""
+    pidfd = os.pidfd_open(box.peer()[0])
+    box.send({"kind": "agent"})
+    box.send({"kind": "end", "ok": True, "why": "the test is over"})
+    assert select.select([pidfd], [], [], 20)[0], "the keeper does not go"
+    os.close(pidfd)
+    box.close()
+    assert list(settings.arena_dir.iterdir()) == [], "the keeper left something behind"
+
+
+def test_the_job_directory_is_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "keepstep-j"
+    claim_job_dir(path)
+    assert path.stat().st_mode & 0o777 == 0o700
+    claim_job_dir(path)
+
+
+def test_another_user_s_job_directory_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "keepstep-j"
+    path.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("giving a directory to another user needs root")
+    os.chown(path, 12345, 12345)
+    with pytest.raises(IdentityError, match="expected a job directory of user 0, found one of user 12345; choose another job name"):
+        claim_job_dir(path)
+
+
+def test_an_arena_directory_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(KeeperError, match="expected the directory .*/missing, found nothing there"):
+        claim_job_dir(tmp_path / "missing" / "keepstep-j")
+
+
+def test_the_keeper_is_nobody_s_child_and_of_its_own_session(keeper: Mailbox) -> None:
+    pid, uid = keeper.peer()
+    process = psutil.Process(pid)
+    assert uid == os.getuid()
+    assert process.ppid() != os.getpid() and os.getsid(pid) == pid != os.getsid(0)
+    assert process.cwd() == "/"
+    assert not any("torch" in m.path for m in process.memory_maps())
+
+
+def test_a_living_keeper_is_found_not_doubled(keeper: Mailbox, settings: Settings) -> None:
+    second = ensure_keeper(settings)
+    assert second.peer()[0] == keeper.peer()[0]
+    second.close()
+
+
+def test_a_killed_keeper_has_a_successor(settings: Settings) -> None:
+    first = ensure_keeper(settings)
+    pid = first.peer()[0]
+    os.kill(pid, signal.SIGKILL)
+    assert first.recv(20) is None
+    first.close()
+    second = ensure_keeper(settings)
+    assert second.peer()[0] != pid
+    end(second, settings)

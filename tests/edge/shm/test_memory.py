@@ -1,0 +1,66 @@
+"""Maps of files and copies between addresses. What every `Memory` does is in tests/contracts/test_memory.py."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from pathlib import Path
+
+import pytest
+
+from keepstep.edge.shm.memory import MEMORY, MappedFile, copy, equal
+from keepstep.model.units import PAGE_BYTES
+
+
+def region(path: Path, nbytes: int) -> MappedFile:
+    return MEMORY.create(path, nbytes)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 63, 4096, 100_001])
+def test_copy_moves_exactly_those_bytes(tmp_path: Path, nbytes: int) -> None:
+    data = random.Random(nbytes).randbytes(nbytes)
+    source = ctypes.create_string_buffer(data, max(nbytes, 1))
+    target = region(tmp_path / "r", nbytes + 2 * PAGE_BYTES)
+    copy(target.address + PAGE_BYTES, ctypes.addressof(source), nbytes)
+    assert bytes(target.view) == bytes(PAGE_BYTES) + data + bytes(PAGE_BYTES)
+    assert equal(target.address + PAGE_BYTES, ctypes.addressof(source), nbytes)
+    target.close()
+
+
+def test_equal_sees_one_bit(tmp_path: Path) -> None:
+    one, other = region(tmp_path / "a", 1000), region(tmp_path / "b", 1000)
+    assert equal(one.address, other.address, 1000)
+    other.view[999] = 1
+    assert not equal(one.address, other.address, 1000)
+    assert equal(one.address, other.address, 999)
+    one.close()
+    other.close()
+
+
+def test_a_map_that_is_still_looked_at_stays_until_it_is_not(tmp_path: Path) -> None:
+    mapped = region(tmp_path / "r", PAGE_BYTES)
+    look = memoryview(mapped.view[10:20])
+    mapped.close()
+    look[0] = 9
+    assert (tmp_path / "r").read_bytes()[10] == 9
+
+
+def test_pages_are_there_and_nobody_else_s(tmp_path: Path) -> None:
+    region(tmp_path / "d" / "r", 100_000).close()
+    stat = (tmp_path / "d" / "r").stat()
+    assert stat.st_size == 100_000 and stat.st_blocks * 512 >= 100_000 and stat.st_mode & 0o777 == 0o600
+    assert (tmp_path / "d").stat().st_mode & 0o777 == 0o700
+
+
+def test_an_empty_file_cannot_be_mapped(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    with pytest.raises(ValueError, match="empty"):
+        MEMORY.open(tmp_path / "empty")
+
+
+def test_who_is_making_a_page_this_moment_is_helped(tmp_path: Path) -> None:
+    """Two processes make the same page at once: the other one has made the name, and not yet room for it."""
+    (tmp_path / "status").touch()
+    mapped = MEMORY.ensure(tmp_path / "status", PAGE_BYTES)
+    assert bytes(mapped.view) == bytes(PAGE_BYTES)
+    mapped.close()

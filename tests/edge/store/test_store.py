@@ -1,0 +1,317 @@
+"""Store: what exists, what is damaged, what is left after a failure; on a disk, in memory and over S3."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import random
+import shutil
+import subprocess
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keepstep.edge.store.checked_file import BLOCK_BYTES
+from keepstep.edge.store.manifest import FileSum, Manifest, manifest_from_bytes
+from keepstep.edge.store.store import MANIFEST, Store
+from keepstep.errors import DamageError, StoreError
+
+SMALL = {"a": b"alpha", "b": b"beta"}
+
+
+def write(store: Store, step: int, contents: dict[str, bytes], **about: Any) -> Manifest:
+    """A checkpoint of these files, each written in uneven pieces."""
+    with store.draft(step) as draft:
+        for name, data in contents.items():
+            with draft.open(name) as file:
+                for at in range(0, len(data), 3_000_001):
+                    file.write(data[at : at + 3_000_001])
+        values = {"job": "test", "world_size": 1, "metrics": {}, "wall_ns": 7, "fingerprint": {}, **about}
+        manifest = Manifest(step=step, files=dict(draft.files), **values)
+        draft.publish(manifest)
+    return manifest
+
+
+def steps(store: Store) -> list[int]:
+    return [m.step for m in store.list_checkpoints().checkpoints]
+
+
+def flip(path: Path, bit: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(bit // 8)
+        byte = file.read(1)[0]
+        file.seek(bit // 8)
+        file.write(bytes([byte ^ (1 << bit % 8)]))
+
+
+@pytest.fixture(scope="module")
+def s3_options() -> Iterator[dict[str, Any]]:
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    options = {"key": "test", "secret": "test", "client_kwargs": {"endpoint_url": f"http://{host}:{port}"}}
+    fsspec.filesystem("s3", **options).mkdir("bucket")
+    yield options
+    server.stop()
+
+
+@pytest.fixture(params=["local", "memory", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    if request.param == "local":
+        yield Store(tmp_path / "store")
+    elif request.param == "s3":
+        yield Store(f"s3://bucket/{uuid.uuid4()}", **request.getfixturevalue("s3_options"))
+    else:
+        name = f"/{uuid.uuid4()}"
+        yield Store(f"memory://{name}")
+        if MemoryFileSystem().exists(name):
+            MemoryFileSystem().rm(name, recursive=True)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Eight MiB of room."""
+    path = tmp_path / "small"
+    path.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(path)], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"needs root to mount a small tmpfs: {mounted.stderr.strip()}")
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+def test_what_is_written_is_listed_and_read_back(store: Store) -> None:
+    rng = random.Random(1)
+    contents = {f"file{size}": rng.randbytes(size) for size in (0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, 2 * BLOCK_BYTES + 3)}
+    assert steps(store) == []
+    written = write(store, 12, contents, metrics={"loss": 0.5}, fingerprint={"model": ["a", 1]})
+    write(store, 7, SMALL)
+    listing = store.list_checkpoints()
+    assert [m.step for m in listing.checkpoints] == [12, 7] and listing.broken == {}
+    assert listing.checkpoints[0] == written
+    seen: list[tuple[int, int]] = []
+    assert store.verify(12, lambda done, total: seen.append((done, total))) == written
+    assert seen == sorted(seen) and seen[-1] == (written.total_bytes, written.total_bytes)
+    for name, data in contents.items():
+        file = store.open(written, name)
+        assert file.read() == data
+        for _ in range(20 if data else 0):
+            start, size = rng.randrange(len(data)), rng.randrange(1, 100_000)
+            assert file.seek(start) == start and file.read(size) == data[start : start + size]
+
+
+def test_removing_leaves_the_others(store: Store) -> None:
+    for step in (1, 2, 3):
+        write(store, step, SMALL)
+    store.remove(2)
+    store.remove(2)
+    assert steps(store) == [3, 1] and store.list_checkpoints().broken == {}
+    assert store.intact(2) is None and store.intact(3) is not None
+
+
+def test_a_draft_that_is_not_published_does_not_exist(store: Store) -> None:
+    write(store, 1, SMALL)
+    abandoned = store.draft(2)
+    with abandoned.open("a") as file:
+        file.write(b"half")
+    listing = store.list_checkpoints()
+    assert [m.step for m in listing.checkpoints] == [1]
+    # An object store has no directory until there is a file in it, hence the file above.
+    assert list(listing.broken) == [2] and "expected a manifest, found none" in listing.broken[2]
+    assert store.remove_incomplete() == [2]
+    assert steps(store) == [1] and store.list_checkpoints().broken == {}
+
+
+def test_a_failed_draft_removes_itself_and_can_be_written_again(store: Store) -> None:
+    write(store, 1, SMALL)
+    with pytest.raises(KeyError), store.draft(2) as draft:
+        with draft.open("a") as file:
+            file.write(b"half")
+        raise KeyError("the trainer's own mistake")
+    assert steps(store) == [1] and store.list_checkpoints().broken == {}
+    write(store, 2, SMALL)
+    assert steps(store) == [2, 1]
+
+
+def test_a_checkpoint_is_never_drafted_over(store: Store) -> None:
+    write(store, 1, SMALL)
+    with pytest.raises(StoreError, match="expected no checkpoint, found one"):
+        store.draft(1)
+    assert store.intact(1) is not None
+
+
+@given(
+    st.builds(
+        Manifest,
+        job=st.text(max_size=10),
+        step=st.integers(0, 10**12 - 1),
+        world_size=st.integers(1, 10**5),
+        metrics=st.dictionaries(st.text(max_size=5), st.floats(allow_nan=False) | st.integers(-5, 5).map(float)),
+        wall_ns=st.integers(0, 2**63),
+        fingerprint=st.dictionaries(st.text(max_size=5), st.none() | st.text(max_size=5) | st.lists(st.integers())),
+        files=st.dictionaries(
+            st.text(min_size=1, max_size=5),
+            st.builds(FileSum, st.integers(0, 2**50), st.just(BLOCK_BYTES), st.lists(st.just("0123456789abcdef")).map(tuple)),
+            max_size=3,
+        ),
+    )
+)
+def test_a_manifest_says_the_same_after_a_round_trip(manifest: Manifest) -> None:
+    assert manifest_from_bytes(manifest.to_bytes(), "here") == manifest
+
+
+def test_a_loss_that_is_not_a_number_survives() -> None:
+    metrics = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+    read = manifest_from_bytes(Manifest("j", 1, 1, metrics, 0, {}, {}).to_bytes(), "here").metrics
+    assert math.isnan(read["nan"]) and read["inf"] == math.inf and read["-inf"] == -math.inf
+
+
+def test_every_single_bit_of_a_manifest_is_guarded() -> None:
+    files = {".metadata": FileSum(5, BLOCK_BYTES, ("0123456789abcdef",))}
+    raw = Manifest("job", 3, 2, {"loss": 0.25}, 17, {"model": "gpt"}, files).to_bytes()
+    assert manifest_from_bytes(raw, "here").step == 3
+    for bit in range(8 * len(raw)):
+        damaged = bytearray(raw)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(DamageError):
+            manifest_from_bytes(bytes(damaged), "here")
+    for length in range(len(raw)):
+        with pytest.raises(DamageError):
+            manifest_from_bytes(raw[:length], "here")
+
+
+def test_a_flipped_bit_is_found_and_its_block_never_handed_out(tmp_path: Path) -> None:
+    store, rng = Store(tmp_path), random.Random(2)
+    data = rng.randbytes(3 * BLOCK_BYTES + 100)
+    manifest = write(store, 5, {"data": data})
+    path = tmp_path / "step-000000000005" / "data"
+    for _ in range(40):
+        bit = rng.randrange(8 * len(data))
+        block = bit // 8 // BLOCK_BYTES
+        flip(path, bit)
+        with pytest.raises(DamageError, match=rf"step-000000000005/data: block {block} .*expected xxh3_64 \w{{16}}, found \w{{16}}"):
+            store.verify(5)
+        assert store.intact(5) is None
+        file = store.open(manifest, "data")
+        handed_out = bytearray(BLOCK_BYTES)
+        file.seek(block * BLOCK_BYTES)
+        with pytest.raises(DamageError):
+            file.readinto(handed_out)
+        assert not any(handed_out)
+        other = (block + 1) % 4
+        file.seek(other * BLOCK_BYTES)
+        assert file.read(50) == data[other * BLOCK_BYTES :][:50]
+        flip(path, bit)
+    assert store.intact(5) == manifest
+
+
+@pytest.mark.parametrize("change", ["shorter", "longer", "missing"])
+def test_a_file_of_another_size_is_no_checkpoint(tmp_path: Path, change: str) -> None:
+    store = Store(tmp_path)
+    write(store, 1, SMALL)
+    write(store, 2, SMALL)
+    path = tmp_path / "step-000000000002" / "b"
+    {"shorter": lambda: os.truncate(path, 3), "longer": lambda: os.truncate(path, 5), "missing": path.unlink}[change]()
+    listing = store.list_checkpoints()
+    assert [m.step for m in listing.checkpoints] == [1]
+    found = {"shorter": "3 bytes", "longer": "5 bytes", "missing": "no file"}[change]
+    assert listing.broken[2].endswith(f"/b: expected 4 bytes, found {found}")
+    with pytest.raises(DamageError, match=f"expected 4 bytes, found {found}"):
+        store.verify(2)
+    assert store.remove_incomplete() == [], "damaged is not incomplete: it stays for a person to look at"
+
+
+def test_another_steps_manifest_and_a_newer_format_are_refused(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for step in (1, 2, 3):
+        write(store, step, SMALL)
+    shutil.copy(tmp_path / "step-000000000001" / MANIFEST, tmp_path / "step-000000000002" / MANIFEST)
+    import xxhash
+
+    path = tmp_path / "step-000000000003" / MANIFEST
+    rest = path.read_bytes().split(b"\n", 1)[1].replace(b'"format": 1', b'"format": 2')
+    path.write_bytes(b'{"xxh3_64": "%s",\n%s' % (xxhash.xxh3_64_hexdigest(rest).encode(), rest))
+    listing = store.list_checkpoints()
+    assert [m.step for m in listing.checkpoints] == [1]
+    assert "expected the manifest of step 2, found that of step 1" in listing.broken[2]
+    assert "expected manifest format 1, found 2" in listing.broken[3]
+
+
+def test_what_is_not_ours_is_not_touched(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    (tmp_path / "step-12").mkdir()
+    (tmp_path / "notes.txt").write_text("mine")
+    write(store, 1, SMALL)
+    assert steps(store) == [1] and store.list_checkpoints().broken == {} and store.remove_incomplete() == []
+    assert (tmp_path / "step-12").is_dir() and (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def refuse(*args: Any, **kwargs: Any) -> None:
+    raise OSError(errno.EIO, "the disk refuses")
+
+
+@pytest.fixture
+def memory() -> Iterator[Store]:
+    name = f"/{uuid.uuid4()}"
+    yield Store(f"memory://{name}")
+    MemoryFileSystem().rm(name, recursive=True)
+
+
+def test_a_half_removed_checkpoint_does_not_exist(memory: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(memory, 1, SMALL)
+    write(memory, 2, SMALL)
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFileSystem, "rm", refuse)
+        with pytest.raises(StoreError, match=r"removing .*expected it to succeed, found OSError: .*the disk refuses"):
+            memory.remove(2)
+    listing = memory.list_checkpoints()
+    assert [m.step for m in listing.checkpoints] == [1] and list(listing.broken) == [2]
+
+
+def test_a_manifest_that_cannot_be_renamed_publishes_nothing(memory: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(memory, 1, SMALL)
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFileSystem, "mv", refuse)
+        with pytest.raises(StoreError, match=r"publishing .*the disk refuses"):
+            write(memory, 2, SMALL)
+    assert steps(memory) == [1] and memory.list_checkpoints().broken == {} and memory.intact(1) is not None
+
+
+def test_no_space_is_said_with_numbers_and_costs_nothing_else(small_disk: Path) -> None:
+    store = Store(small_disk)
+    write(store, 1, {"data": random.Random(3).randbytes(3 << 20)})
+    with pytest.raises(StoreError, match=r"writing .*step-000000000002/data: .*No space left on device.* with .* free"):
+        write(store, 2, {"data": random.Random(4).randbytes(9 << 20)})
+    assert steps(store) == [1] and store.list_checkpoints().broken == {}
+    assert store.intact(1) is not None
+    write(store, 3, {"data": random.Random(5).randbytes(3 << 20)})
+    assert steps(store) == [3, 1], "the room the failed one took is free again"
+
+
+def test_a_place_that_cannot_be_written_is_a_store_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StoreError, match=r"creating .*expected it to succeed, found"):
+        Store(tmp_path / "file").draft(1)
+    with pytest.raises(StoreError, match="expected a directory or an fsspec URL"):
+        Store("nosuch://place")
+
+
+def test_an_object_store_that_does_not_answer_is_a_store_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    import s3fs.core
+
+    monkeypatch.setattr(s3fs.core.S3FileSystem, "retries", 1)
+    nobody = {"endpoint_url": "http://127.0.0.1:9", "region_name": "us-east-1"}
+    quick = {"connect_timeout": 1, "retries": {"max_attempts": 0}}
+    store = Store("s3://bucket/place", key="test", secret="test", client_kwargs=nobody, config_kwargs=quick)
+    with pytest.raises(StoreError, match=r"listing .*expected it to succeed, found"):
+        store.list_checkpoints()

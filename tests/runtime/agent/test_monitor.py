@@ -1,0 +1,324 @@
+"""The watch over real processes that only publish their pages: who is stopped, deadlocked, blocked or spinning is named, and nobody else.
+
+The children train nothing: they publish a step every 20 ms until, at a step of their own, they do what their fault says. Ticks are real
+time, so nothing here asserts that anything is fast.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from keepstep.config import Settings, resolve
+from keepstep.core.detection.deadlines import derive
+from keepstep.edge.os.journal import Journal, read_journal
+from keepstep.edge.probes import memory, stacks
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.status_page import read_status
+from keepstep.model.units import S_NS
+from keepstep.model.verdict import Strength, Verdict
+from keepstep.runtime.agent.monitor import Watch
+from keepstep.testing.cluster import wait_for
+
+PATIENCE_S = 60.0
+LIMITS = replace(derive(hang_after_s=4), busy_ns=8 * S_NS)
+
+RANK = """
+import os, select, sys, threading
+from pathlib import Path
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.status_page import StatusPage
+from keepstep.model.snapshot import Phase
+
+job_dir, rank, world_size, fault, at_step = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5])
+page = StatusPage.own(MEMORY, job_dir, rank, patience_s=30)
+page.publish(rank=rank, world_size=world_size, pid=os.getpid(), epoch=1, phase=Phase.STARTING)
+
+def lock():
+    taken = threading.Lock()
+    taken.acquire()
+    taken.acquire()
+
+def fifo():
+    open(job_dir / "fifo").read()
+
+def spin():
+    while True:
+        pass
+
+def leave():
+    os._exit(0)
+
+for step in range(10**6):
+    page.publish(phase=Phase.STEP, step=step, completed_step=step - 1)
+    if step == at_step:
+        {"lock": lock, "fifo": fifo, "spin": spin, "leave": leave}[fault]()
+    select.select([], [], [], 0.02)
+"""
+
+
+class Ranks:
+    """Processes, the watch over them, and its journal."""
+
+    def __init__(self, home: Path) -> None:
+        self.settings: Settings = resolve({"job": "watched", "arena_dir": home, "state_dir": home / "state"}, {}, "watched")
+        self.settings.job_dir.mkdir()
+        os.mkfifo(self.settings.job_dir / "fifo")
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self, *faults: str, first: int = 0, at_step: int = 30, cgroup: Path | None = None) -> dict[int, int]:
+        for rank, fault in enumerate(faults, first):
+            # `sh` enters the cgroup and then becomes the rank.
+            enter = f"echo $$ > {cgroup}/cgroup.procs && " if cgroup else ""
+            world_size = max(first + len(faults), len(self.processes))
+            arguments = [str(self.settings.job_dir), str(rank), str(world_size), fault, str(at_step if fault else -1)]
+            command = ["sh", "-c", f'{enter}exec "$@"', "sh", sys.executable, "-c", RANK, *arguments]
+            self.processes[rank] = subprocess.Popen(command, start_new_session=True)
+        return {rank: self.processes[rank].pid for rank in range(first, first + len(faults))}
+
+    def watch(self, **more: object) -> Watch:
+        return Watch(self.settings, Journal(self.settings.journal_path, "agent"), LIMITS, **more)  # type: ignore[arg-type]
+
+    def reached(self, rank: int, step: int) -> None:
+        pid = self.processes[rank].pid
+        wait_for(
+            lambda: (s := read_status(MEMORY, self.settings.job_dir, rank)) and s.pid == pid and s.step >= step,
+            lambda: "no step",
+            PATIENCE_S,
+        )
+
+    def kinds(self) -> list[str]:
+        return [event.kind for event in read_journal(self.settings.journal_path)]
+
+    def end(self) -> None:
+        for process in self.processes.values():
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[Ranks]:
+    found = Ranks(tmp_path)
+    yield found
+    found.end()
+
+
+def verdicts(watch: Watch) -> list[Verdict]:
+    """The first that are told."""
+    found: list[Verdict] = wait_for(lambda: watch.tick(time.monotonic_ns()), lambda: "no verdict", PATIENCE_S)
+    return found
+
+
+def told_within(watch: Watch, seconds: float) -> list[Verdict]:
+    """All that are told in that time."""
+    until, found = time.monotonic() + seconds, []
+    while time.monotonic() < until:
+        found += watch.tick(time.monotonic_ns())
+        select.select([], [], [], 0.05)
+    return found
+
+
+def test_who_does_not_go_on_is_named_one_after_the_other(ranks: Ranks) -> None:
+    """The one furthest behind first; when it has been replaced and its successor has caught up, the next."""
+    faults = {0: ("lock", "deadlocked", "asleep", 30), 1: ("fifo", "deadlocked", "asleep", 50), 2: ("spin", "hang", "spinning", 70)}
+    watch = ranks.watch()
+    for rank, (fault, _, _, at_step) in faults.items():
+        watch.begin(ranks.start(fault, first=rank, at_step=at_step), time.monotonic_ns())
+    watch.begin(ranks.start("", first=3), time.monotonic_ns())
+    for rank, (_, kind, state, at_step) in faults.items():
+        (found,) = verdicts(watch)
+        assert (found.kind, found.culprit, found.state, found.strength) == (kind, rank, state, Strength.ABSENCE), found.why
+        assert f"has completed step {at_step - 1}, the others step" in found.why
+        ranks.processes[rank].kill()
+        assert watch.explain_exit(rank, ranks.processes[rank].wait(), "") == found
+        watch.forget(rank)
+        watch.begin(ranks.start("", first=rank), time.monotonic_ns())
+    assert "suspicion" in ranks.kinds()
+
+
+def test_who_is_stopped_is_named_killed_and_replaced(ranks: Ranks) -> None:
+    watch = ranks.watch()
+    watch.begin(ranks.start("", ""), time.monotonic_ns())
+    ranks.reached(1, 20)
+    os.kill(ranks.processes[1].pid, signal.SIGSTOP)
+    (found,) = verdicts(watch)
+    assert (found.kind, found.culprit, found.state, found.strength) == ("stopped", 1, "stopped", Strength.FACT)
+    saved = sorted(ranks.settings.journal_path.parent.glob("stacks-1/*"))
+    assert [path.name for path in saved] == ["rank-0.txt", "rank-1.txt"]
+    text = saved[1].read_text()
+    assert f"{ranks.processes[1].pid} T" in text
+    assert "(<string>:" in text or stacks.find_py_spy() is None or "ermission" in text
+    assert told_within(watch, 3) == [], "told twice"
+
+    ranks.processes[1].kill()
+    ranks.processes[1].wait()
+    assert watch.explain_exit(1, -9, "") == found
+    watch.forget(1)
+    watch.begin(ranks.start("", first=1), time.monotonic_ns())
+    ranks.reached(1, 20)
+    assert watch.tick(time.monotonic_ns()) == []
+    os.kill(ranks.processes[0].pid, signal.SIGSTOP)
+    assert [v.culprit for v in verdicts(watch)] == [0]
+
+
+def test_healthy_ranks_are_left_alone_and_a_short_stop_is_forgiven(ranks: Ranks) -> None:
+    watch = Watch(ranks.settings, Journal(ranks.settings.journal_path, "agent"), derive())
+    watch.begin(ranks.start("", ""), time.monotonic_ns())
+    ranks.reached(1, 20)
+    for _ in range(2):
+        os.kill(ranks.processes[1].pid, signal.SIGSTOP)
+        assert told_within(watch, 2) == []
+        os.kill(ranks.processes[1].pid, signal.SIGCONT)
+        status = read_status(MEMORY, ranks.settings.job_dir, 1)
+        assert status is not None
+        ranks.reached(1, status.step + 2)
+        assert watch.tick(time.monotonic_ns()) == []
+
+
+def test_who_outlives_its_verdict_is_told_once_more(ranks: Ranks) -> None:
+    watch = Watch(ranks.settings, Journal(ranks.settings.journal_path, "agent"), replace(LIMITS, kill_ns=S_NS))
+    watch.begin(ranks.start("", ""), time.monotonic_ns())
+    ranks.reached(1, 20)
+    os.kill(ranks.processes[1].pid, signal.SIGSTOP)
+    (first,) = verdicts(watch)
+    (second,) = verdicts(watch)
+    assert (first.kind, second.kind, second.culprit, second.state) == ("stopped", "unkillable", 1, "stopped")
+    assert first.why in second.why
+
+
+class Table:
+    """A board in memory."""
+
+    def __init__(self) -> None:
+        self.posts: dict[int, str] = {}
+
+    def post(self, node: int, evidence: str) -> None:
+        self.posts[node] = evidence
+
+    def read(self) -> dict[int, str]:
+        return dict(self.posts)
+
+
+class NoTable(Table):
+    def read(self) -> dict[int, str]:
+        raise ConnectionRefusedError("nobody there")
+
+
+def test_a_culprit_on_another_node_is_not_ours_to_kill(ranks: Ranks) -> None:
+    """Rank 1 hangs on its node; rank 0 waits for it on another one, and looks just as stuck."""
+    pids = ranks.start("lock", "fifo", at_step=30)
+    board = Table()
+    here, there = (ranks.watch(node=node, board=board) for node in (0, 1))
+    here.begin({0: pids[0]}, time.monotonic_ns())
+    there.begin({1: pids[1]}, time.monotonic_ns())
+
+    def have_both_got_stuck() -> bool:
+        assert here.tick(time.monotonic_ns()) == there.tick(time.monotonic_ns()) == []
+        pages = [read_status(MEMORY, ranks.settings.job_dir, rank) for rank in pids]
+        return all(page is not None and page.step == 30 for page in pages)
+
+    wait_for(have_both_got_stuck, lambda: "not stuck", PATIENCE_S)
+    os.kill(pids[1], signal.SIGSTOP)
+
+    def told() -> list[Verdict]:
+        assert here.tick(time.monotonic_ns()) == []
+        return there.tick(time.monotonic_ns())
+
+    (found,) = wait_for(told, lambda: "no verdict", PATIENCE_S)
+    assert (found.kind, found.culprit, found.node) == ("stopped", 1, 1)
+
+    def has_heard() -> bool:
+        told()
+        return any(e.kind == "suspicion" and e.why.endswith("on node 1") for e in read_journal(ranks.settings.journal_path))
+
+    wait_for(has_heard, lambda: str(ranks.kinds()), PATIENCE_S)
+
+
+def test_without_the_other_nodes_only_facts_count(ranks: Ranks) -> None:
+    pids = ranks.start("lock", "")
+    watch = ranks.watch(board=NoTable())
+    watch.begin({0: pids[0]}, time.monotonic_ns())
+    (found,) = verdicts(watch)
+    assert (found.kind, found.scope, found.culprit) == ("hang", "job", None) and "1 ranks are not heard of" in found.why
+    assert ranks.kinds().count("watch-alone") == 1
+
+
+def test_a_page_of_an_earlier_life_says_nothing(ranks: Ranks) -> None:
+    watch = ranks.watch()
+    pids = ranks.start("lock", "")
+    ranks.reached(0, 30)
+    ranks.processes[0].kill()
+    ranks.processes[0].wait()
+    stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
+    ranks.processes[2] = stranger
+    watch.begin({0: stranger.pid, 1: pids[1]}, time.monotonic_ns())
+    assert told_within(watch, 6) == []
+
+
+# -- exits
+
+
+def test_leaving_with_code_0_too_early_is_no_success(ranks: Ranks) -> None:
+    watch = ranks.watch()
+    watch.begin(ranks.start("", "leave"), time.monotonic_ns())
+    wait_for(lambda: watch.tick(time.monotonic_ns()) or ranks.processes[1].poll() is not None, lambda: "lives", PATIENCE_S)
+    found = watch.explain_exit(1, ranks.processes[1].wait(), "")
+    assert found.kind == "premature-exit"
+    assert found.why == "rank 1 exited with code 0 in step 30 in phase step, before it was done, while 1 others run"
+
+
+def test_a_kill_from_outside_is_told_from_one_of_ours(ranks: Ranks) -> None:
+    watch = ranks.watch()
+    watch.begin(ranks.start("", ""), time.monotonic_ns())
+    ranks.reached(1, 5)
+    watch.tick(time.monotonic_ns())
+    ranks.processes[1].kill()
+    found = watch.explain_exit(1, ranks.processes[1].wait(), "")
+    assert (found.kind, found.culprit, found.state) == ("crash", 1, "SIGKILL (9)")
+    assert watch.explain_exit(0, 1, "RuntimeError: Connection closed by peer").culprit is None
+
+
+@pytest.fixture
+def small_cgroup(tmp_path: Path) -> Iterator[Path]:
+    """A memory cgroup of 200 MiB below our own; needs to be root, and cgroups that may be written to."""
+    counter = memory.find_counter(os.getpid())
+    limit = {"memory.oom_control": "memory.limit_in_bytes", "memory.events": "memory.max"}.get(counter.name if counter else "")
+    if counter is None or limit is None:
+        pytest.skip("no memory cgroup here")
+    home = counter.parent / f"keepstep-test-{os.getpid()}"
+    try:
+        home.mkdir()
+        (home / limit).write_text("200M")
+    except OSError as error:
+        if home.exists():
+            home.rmdir()
+        pytest.skip(f"cgroups are not ours to make: {error}")
+    yield home
+    wait_for(lambda: not (home / "cgroup.procs").read_text(), lambda: "still populated", PATIENCE_S)
+    home.rmdir()
+
+
+def test_who_ran_out_of_memory_did_not_just_get_killed(tmp_path: Path, small_cgroup: Path) -> None:
+    settings = resolve({"job": "watched", "arena_dir": tmp_path, "state_dir": tmp_path / "state"}, {}, "watched")
+    command = f"echo $$ > {small_cgroup}/cgroup.procs && echo in && read go && exec {sys.executable} -c 'x = b\"x\" * (1 << 30)'"
+    process = subprocess.Popen(["sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdin is not None and process.stdout is not None
+    process.stdout.readline()
+    watch = Watch(settings, Journal(settings.journal_path, "agent"), LIMITS)
+    watch.begin({0: process.pid}, time.monotonic_ns())
+    process.stdin.write(b"go\n")
+    process.stdin.close()
+    code = process.wait()
+    process.stdout.close()
+    found = watch.explain_exit(0, code, "")
+    assert (code, found.kind, found.strength) == (-9, "oom", Strength.FACT), found.why
