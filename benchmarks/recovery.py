@@ -1,21 +1,27 @@
 """How long does a training stand still when one of its ranks is killed?
 
-Jobs of some ranks on this machine: a small MLP under DDP over gloo, every step 20 ms of sleep and an all-reduce. A rank gets SIGKILL at a
-random moment of a step, again and again, the ranks in turn. Interleaved: each job is started `--rounds` times, the order turned each time.
+Jobs of some ranks on this machine: a small MLP under DDP over gloo, every step 20 ms of sleep and
+an all-reduce. A rank gets SIGKILL at a random moment of a step, again and again, the ranks in turn.
+Interleaved: each job is started `--rounds` times, the order turned each time.
 
-    python benchmarks/recovery.py            # 20 kills each: about a quarter of an hour on two cores
-    python benchmarks/recovery.py --quick    # 5 kills each
+    python benchmarks/recovery.py           # 20 kills each: about a quarter of an hour on two cores
+    python benchmarks/recovery.py --quick   # 5 kills each
     python benchmarks/recovery.py --json
 
-standby     keepstep run, `with step:`: the others stay in their process, the one that stands by takes the dead one's place.
+standby     keepstep run, `with step:`: the others stay in their process, the one that stands by
+            takes the dead one's place.
 no standby  The same with --standby 0: a new process takes the place, and imports torch first.
-restart     keepstep run of a program that knows neither `with step:` nor keepstep's groups: all ranks start anew, from memory.
-torchrun    torchrun --max-restarts, its defaults. A checkpoint is the program's own: here rank 0 does torch.save into memory after every
-            step, in the trainer, and all ranks load it, so that as many steps are kept as with keepstep. It keeps no random states.
+restart     keepstep run of a program that knows neither `with step:` nor keepstep's groups: all
+            ranks start anew, from memory.
+torchrun    torchrun --max-restarts, its defaults. A checkpoint is the program's own: here rank 0
+            does torch.save into memory after every step, in the trainer, and all ranks load it, so
+            that as many steps are kept as with keepstep. It keeps no random states.
 
-Measured from outside. `next step`: from the kill until the last rank has finished the first step that the dead rank's successor takes part
-in, by what every rank writes after each of its steps. `knew`: from the kill until a survivor heard of it, each one counted. Both clocks are
-CLOCK_MONOTONIC. The standby job is killed only when a process stands by. Every line names the load averages it was measured at.
+Measured from outside. `next step`: from the kill until the last rank has finished the first step
+that the dead rank's successor takes part in, by what every rank writes after each of its steps.
+`knew`: from the kill until a survivor heard of it, each one counted. Both clocks are
+CLOCK_MONOTONIC. The standby job is killed only when a process stands by. Every line names the load
+averages it was measured at.
 """
 
 from __future__ import annotations
@@ -89,7 +95,14 @@ def train(variant: str, room: Path, step_s: float) -> None:
         for step in range(first, FOREVER):
             body(step)
             if dist.get_rank() == 0:
-                torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, room / "coming.pt")
+                torch.save(
+                    {
+                        "model": model.state_dict(),
+                        "optimizer": optimizer.state_dict(),
+                        "step": step,
+                    },
+                    room / "coming.pt",
+                )
                 os.replace(room / "coming.pt", checkpoint)
         return
 
@@ -115,7 +128,8 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What followed one kill. `stayed`: ranks that are still the same process. `lost_steps`: finished by all ranks, and done again."""
+    """What followed one kill. `stayed`: ranks that are still the same process. `lost_steps`:
+    finished by all ranks, and done again."""
 
     rank: int
     next_step_s: float
@@ -139,14 +153,42 @@ class Ranks:
         self._journal = JournalTail(room / "j" / "journal.jsonl")
         program = [__file__, "--train", variant, str(room), str(step_s)]
         if variant == "torchrun":
-            command = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "--max-restarts", "10000", *program]
+            command = [
+                "torch.distributed.run",
+                "--standalone",
+                "--nproc-per-node",
+                str(ranks),
+                "--max-restarts",
+                "10000",
+                *program,
+            ]
         else:
-            command = ["keepstep.cli.main", "run", "--nproc-per-node", str(ranks), "--max-restarts", "10000", "--job", "j"]
-            command += ["--standby", str(int(variant == "standby")), "--arena-dir", str(room), "--state-dir", str(room), *program]
-        # torchrun keeps one store over its restarts and then meets a dead rank 0's address (pytorch#135712).
+            command = [
+                "keepstep.cli.main",
+                "run",
+                "--nproc-per-node",
+                str(ranks),
+                "--max-restarts",
+                "10000",
+                "--job",
+                "j",
+            ]
+            command += [
+                "--standby",
+                str(int(variant == "standby")),
+                "--arena-dir",
+                str(room),
+                "--state-dir",
+                str(room),
+                *program,
+            ]
+        # torchrun keeps one store over its restarts and then meets a dead rank 0's address
+        # (pytorch#135712).
         environ = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         with open(room / "log", "wb") as log:
-            self.process = subprocess.Popen([sys.executable, "-m", *command], stdout=log, stderr=log, env=environ)
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", *command], stdout=log, stderr=log, env=environ
+            )
 
     def look(self) -> None:
         self.events += self._journal.read()
@@ -158,7 +200,9 @@ class Ranks:
         self.look()
         while not true():
             if self.process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"{self.variant}: expected {what} within {PATIENCE_S:.0f} s; {self._log()}")
+                raise SystemExit(
+                    f"{self.variant}: expected {what} within {PATIENCE_S:.0f} s; {self._log()}"
+                )
             time.sleep(0.02)
             self.look()
 
@@ -166,31 +210,52 @@ class Ranks:
         return (self.room / "log").read_text(errors="replace")[-3000:]
 
     def until_all_reached(self, step: int) -> None:
-        self.until(lambda: all(told and told[-1].step >= step for told in self.told), f"all ranks at step {step}")
+        self.until(
+            lambda: all(told and told[-1].step >= step for told in self.told),
+            f"all ranks at step {step}",
+        )
 
     def until_calm(self) -> None:
         self.until(lambda: all(self.told), "a step of every rank")
         self.until_all_reached(max(told[-1].step for told in self.told) + CALM_STEPS)
         if self.variant == "standby":
             count = lambda kind: sum(event.kind == kind for event in self.events)  # noqa: E731
-            self.until(lambda: count("standby-ready") > count("rank-respawned"), "a process that stands by")
+            self.until(
+                lambda: count("standby-ready") > count("rank-respawned"), "a process that stands by"
+            )
 
     def kill(self, rank: int) -> Recovery:
         before = [told[-1].pid for told in self.told]
         load = os.getloadavg()[0]
         killed_ns = time.monotonic_ns()
         os.kill(before[rank], signal.SIGKILL)
-        successor = lambda: [told for told in self.told[rank] if told.at_ns > killed_ns and told.pid != before[rank]]  # noqa: E731
+
+        def successor() -> list[Told]:
+            told = self.told[rank]
+            return [t for t in told if t.at_ns > killed_ns and t.pid != before[rank]]
+
         self.until(lambda: bool(successor()), f"a step of rank {rank}'s successor")
         step = successor()[0].step
         self.until_all_reached(step + CALM_STEPS)
-        # Survivors may have finished this step before, and have done it again: what counts is the last time.
+        # Survivors may have finished this step before, and have done it again: what counts is the
+        # last time.
         finished_ns = max(max(t.at_ns for t in told if t.step == step) for told in self.told)
         newest_of_all = min(max(t.step for t in told if t.at_ns <= killed_ns) for told in self.told)
-        heard = [event for event in self.events if event.kind == "lost-notice" and event.mono_ns > killed_ns]
+        heard = [
+            event
+            for event in self.events
+            if event.kind == "lost-notice" and event.mono_ns > killed_ns
+        ]
         stayed = sum(told[-1].pid == pid for told, pid in zip(self.told, before, strict=True))
         knew_s = [(event.mono_ns - killed_ns) / 1e9 for event in heard]
-        return Recovery(rank, (finished_ns - killed_ns) / 1e9, knew_s, stayed, max(0, newest_of_all + 1 - step), load)
+        return Recovery(
+            rank,
+            (finished_ns - killed_ns) / 1e9,
+            knew_s,
+            stayed,
+            max(0, newest_of_all + 1 - step),
+            load,
+        )
 
     def end(self) -> None:
         if self.process.poll() is None:
@@ -217,10 +282,21 @@ class Line:
         loads = [r.load for r in self.recoveries]
         found: dict[str, object] = {"variant": self.variant, "ranks": self.ranks, "n": len(steps)}
         found |= {"median_s": statistics.median(steps), "min_s": min(steps), "max_s": max(steps)}
-        found |= {"stayed": min(r.stayed for r in self.recoveries), "lost_steps": max(r.lost_steps for r in self.recoveries)}
+        found |= {
+            "stayed": min(r.stayed for r in self.recoveries),
+            "lost_steps": max(r.lost_steps for r in self.recoveries),
+        }
         if knew:
-            found |= {"knew_n": len(knew), "knew_median_s": statistics.median(knew), "knew_p99_s": knew[math.ceil(0.99 * len(knew)) - 1]}
-        return found | {"load_min": min(loads), "load_max": max(loads), "recoveries": [asdict(r) for r in self.recoveries]}
+            found |= {
+                "knew_n": len(knew),
+                "knew_median_s": statistics.median(knew),
+                "knew_p99_s": knew[math.ceil(0.99 * len(knew)) - 1],
+            }
+        return found | {
+            "load_min": min(loads),
+            "load_max": max(loads),
+            "recoveries": [asdict(r) for r in self.recoveries],
+        }
 
 
 def show(lines: list[Line], step_ms: float) -> None:
@@ -229,18 +305,49 @@ def show(lines: list[Line], step_ms: float) -> None:
     from rich.table import Table
 
     cores = len(os.sched_getaffinity(0))
-    title = f"{lines[0].ranks} ranks on {cores} cores, steps of {step_ms:g} ms: SIGKILL of a rank until all have done the next step"
+    title = (
+        f"{lines[0].ranks} ranks on {cores} cores, steps of {step_ms:g} ms: SIGKILL of a rank "
+        "until all have done the next step"
+    )
     table = Table(title=title, box=box.SIMPLE, title_justify="left")
-    for name in ("", "n", "median s", "min", "max", "target", "knew ms, median", "p99", "target", "stayed", "lost steps", "load"):
+    for name in (
+        "",
+        "n",
+        "median s",
+        "min",
+        "max",
+        "target",
+        "knew ms, median",
+        "p99",
+        "target",
+        "stayed",
+        "lost steps",
+        "load",
+    ):
         table.add_column(name, justify="right" if name else "left")
     for line in lines:
         f = line.figures()
         target_s = NEXT_STEP_TARGET_S.get(line.variant)
         knew = ["", "", ""]
         if "knew_n" in f:
-            knew = [f"{1e3 * f['knew_median_s']:.1f}", f"{1e3 * f['knew_p99_s']:.1f}", f"{1e3 * KNEW_TARGET_S:.0f}"]  # type: ignore[operator]
-        row = [line.variant, str(f["n"]), f"{f['median_s']:.2f}", f"{f['min_s']:.2f}", f"{f['max_s']:.2f}"]
-        row += [f"{target_s:g}" if target_s else "", *knew, f"{f['stayed']} of {line.ranks}", str(f["lost_steps"])]
+            knew = [
+                f"{1e3 * f['knew_median_s']:.1f}",  # type: ignore[operator]
+                f"{1e3 * f['knew_p99_s']:.1f}",  # type: ignore[operator]
+                f"{1e3 * KNEW_TARGET_S:.0f}",
+            ]
+        row = [
+            line.variant,
+            str(f["n"]),
+            f"{f['median_s']:.2f}",
+            f"{f['min_s']:.2f}",
+            f"{f['max_s']:.2f}",
+        ]
+        row += [
+            f"{target_s:g}" if target_s else "",
+            *knew,
+            f"{f['stayed']} of {line.ranks}",
+            str(f["lost_steps"]),
+        ]
         table.add_row(*row, f"{f['load_min']:.1f} to {f['load_max']:.1f}")
     Console(width=140).print(table)
 
@@ -251,7 +358,12 @@ def measure(args: argparse.Namespace, room: Path) -> list[Line]:
     for turn in range(args.rounds):
         kills = args.kills // args.rounds + (turn < args.kills % args.rounds)
         for line in lines[::-1] if turn % 2 else lines:
-            ranks = Ranks(line.variant, args.ranks, room / f"{line.variant.replace(' ', '-')}-{turn}", args.step_ms / 1e3)
+            ranks = Ranks(
+                line.variant,
+                args.ranks,
+                room / f"{line.variant.replace(' ', '-')}-{turn}",
+                args.step_ms / 1e3,
+            )
             try:
                 for _ in range(kills):
                     ranks.until_calm()
@@ -267,7 +379,9 @@ def measure(args: argparse.Namespace, room: Path) -> list[Line]:
 def main() -> None:
     if sys.argv[1:2] == ["--train"]:
         return train(sys.argv[2], Path(sys.argv[3]), float(sys.argv[4]))
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="5 kills of each in one round")
     parser.add_argument("--kills", type=int, default=20, help="of each job")
     parser.add_argument("--rounds", type=int, default=2, help="over which the kills are spread")

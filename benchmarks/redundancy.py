@@ -1,30 +1,40 @@
 """What does redundancy across nodes reach, cost and save?
 
-Real keepers in network namespaces, one a node, behind veth links that `tc tbf` shapes in both directions; ranks without torch, whose
-states are windows of a random buffer, so that making one costs a memcpy. Without root the links are loopback and cannot be shaped: then
-what needs a rate is left out and said so. Everything runs on this machine's cores, so N nodes share them: the table names the load.
+Real keepers in network namespaces, one a node, behind veth links that `tc tbf` shapes in both
+directions; ranks without torch, whose states are windows of a random buffer, so that making one
+costs a memcpy. Without root the links are loopback and cannot be shaped: then what needs a rate is
+left out and said so. Everything runs on this machine's cores, so N nodes share them: the table
+names the load.
 
     python benchmarks/redundancy.py                       # all of it: half an hour on busy cores
     python benchmarks/redundancy.py --quick               # small: about two minutes
     python benchmarks/redundancy.py --only copies,latency --rates 1gbit --mib 256 --json
 
-copies      Throughput of one step's copies, from the moment its target is announced in the leader's horizon page until the page shows it
-            committed. Alternating with it, in the same namespaces and at the same time in both directions, one bare TCP connection from
-            each node to the next carries as many bytes (`bare`). Shares are of the shaped rate; `ratio` is the median over rounds of
-            keepers against bare. `run` is the mean over many steps in a row; `with captures` is their wall time, in which this process
-            captures one rank after the other (with two slots a capture waits for the commit before it).
+copies      Throughput of one step's copies, from the moment its target is announced in the leader's
+            horizon page until the page shows it committed. Alternating with it, in the same
+            namespaces and at the same time in both directions, one bare TCP connection from each
+            node to the next carries as many bytes (`bare`). Shares are of the shaped rate; `ratio`
+            is the median over rounds of keepers against bare. `run` is the mean over many steps in
+            a row; `with captures` is their wall time, in which this process captures one rank after
+            the other (with two slots a capture waits for the commit before it).
             Loopback: against a memcpy of the same bytes in one process.
-coding      The same for parity and Reed-Solomon, where the bytes on the wire are counted by the keepers (all of a node's pieces), beside
-            XOR or ISA-L alone over blocks of that size in memory.
-restore     One node (or as many as the policy survives) loses processes and memory; from the start of the next round until all ranks may
-            go, and the fetch itself. Beside it as many bytes of a plain file, sent by bare TCP through a link of 1/20 of the rate.
-memory      Bytes of slot files a node has in /dev/shm after many steps, for each byte of state, beside the placement's formula.
-failure     Blocks' bytes that cross the network when a rank's process dies and all resume from their own memory.
-latency     Of a 50 kB snapshot on four nodes: from the last rank's seal until every node's horizon page shows it committed. And what all
-            keepers spend on a commit: four nodes share this machine's cores here, so that is in the latency too.
+coding      The same for parity and Reed-Solomon, where the bytes on the wire are counted by the
+            keepers (all of a node's pieces), beside XOR or ISA-L alone over blocks of that size in
+            memory.
+restore     One node (or as many as the policy survives) loses processes and memory; from the start
+            of the next round until all ranks may go, and the fetch itself. Beside it as many bytes
+            of a plain file, sent by bare TCP through a link of 1/20 of the rate.
+memory      Bytes of slot files a node has in /dev/shm after many steps, for each byte of state,
+            beside the placement's formula.
+failure     Blocks' bytes that cross the network when a rank's process dies and all resume from
+            their own memory.
+latency     Of a 50 kB snapshot on four nodes: from the last rank's seal until every node's horizon
+            page shows it committed. And what all keepers spend on a commit: four nodes share this
+            machine's cores here, so that is in the latency too.
 
-Figures are medians over rounds; MiB is 2^20 bytes, Gbit 10^9 bits. Every line names the load average when it was measured: on busy cores
-look at ratios. The two schemes of a comparison alternate in one run, in the order ABBA.
+Figures are medians over rounds; MiB is 2^20 bytes, Gbit 10^9 bits. Every line names the load
+average when it was measured: on busy cores look at ratios. The two schemes of a comparison
+alternate in one run, in the order ABBA.
 """
 
 from __future__ import annotations
@@ -76,7 +86,8 @@ def state(rank: int, step: int, nbytes: int) -> memoryview:
 
 
 def bare_node(host: str, next_host: str, count: str) -> None:
-    """A process of its own on a node. For every line it reads: send so many bytes on and receive as many; then answer."""
+    """A process of its own on a node. For every line it reads: send so many bytes on and receive as
+    many; then answer."""
     nbytes = int(count)
     listener = socket.create_server((host, BARE_PORT))
     print("ready", flush=True)
@@ -105,8 +116,19 @@ class Bare:
         hosts = [lab.seats[node].address for node in lab.nodes]
         self._nodes: list[Any] = []
         for node, host in enumerate(hosts):
-            words = [sys.executable, __file__, "--bare-node", host, hosts[(node + 1) % len(hosts)], str(nbytes)]
-            self._nodes.append(lab.start(node, words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1))
+            words = [
+                sys.executable,
+                __file__,
+                "--bare-node",
+                host,
+                hosts[(node + 1) % len(hosts)],
+                str(nbytes),
+            ]
+            self._nodes.append(
+                lab.start(
+                    node, words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+                )
+            )
         self._hear("ready")
         self._say("connect")
 
@@ -177,7 +199,9 @@ class Site:
         self.capture()
         while True:  # announced only when the last rank has sealed
             announced, seen = time.perf_counter(), self.pages[0].read(epoch)
-            if self.step in [stamp.step for stamp in (seen.target, seen.committed) if stamp is not None]:
+            if self.step in [
+                stamp.step for stamp in (seen.target, seen.committed) if stamp is not None
+            ]:
                 break
             time.sleep(POLL_S)
         return self.until_committed(self.step, self.pages[:1]) - announced
@@ -199,7 +223,8 @@ class Site:
         self.until_committed(self.step, self.pages)
 
     def run(self, steps: int) -> tuple[float, float]:
-        """So many steps, each captured as soon as the one before is committed everywhere: seconds that were spent copying, and in all."""
+        """So many steps, each captured as soon as the one before is committed everywhere: seconds
+        that were spent copying, and in all."""
         self.settle()
         copying_s, began = 0.0, time.perf_counter()
         for _ in range(steps):
@@ -218,7 +243,9 @@ def site(nodes: int, policy: str, nbytes: int, rate: int | None) -> Iterator[Sit
     with ExitStack() as exits:
         room = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="redundancy-")))
         lab = exits.enter_context(Lab(nodes, room, rate))
-        cluster = exits.enter_context(Cluster(room, nodes, policy, nbytes=nbytes, lab=lab, state=state))
+        cluster = exits.enter_context(
+            Cluster(room, nodes, policy, nbytes=nbytes, lab=lab, state=state)
+        )
         cluster.resume()
         pages = [HorizonPage(MEMORY, machine.settings.job_dir) for machine in cluster.machines]
         for page in pages:
@@ -233,7 +260,9 @@ def median(values: list[float]) -> float:
 # -- what is measured
 
 
-def copies(policy: str, nodes: int, nbytes: int, rate: int | None, rounds: int, steps: int) -> dict[str, Any]:
+def copies(
+    policy: str, nodes: int, nbytes: int, rate: int | None, rounds: int, steps: int
+) -> dict[str, Any]:
     with site(nodes, policy, nbytes, rate) as here:
         scheme = parse_policy(policy)
         assert isinstance(scheme, Copies)
@@ -254,9 +283,17 @@ def copies(policy: str, nodes: int, nbytes: int, rate: int | None, rounds: int, 
         cpu, bare_cpu = (here.cpu_s() - cpu) / gib, (bare.cpu_s() - bare_cpu) / gib
         bare.close()
         copying_s, all_s = here.run(steps)
-        result = {"policy": policy, "nodes": nodes, "mib": nbytes / MIB, "rate_gbit": rate and rate / 1e9}
+        result = {
+            "policy": policy,
+            "nodes": nodes,
+            "mib": nbytes / MIB,
+            "rate_gbit": rate and rate / 1e9,
+        }
         result |= {"keepers_gbit": 8e-9 * median(keepers), "bare_gbit": 8e-9 * median(tcp)}
-        result |= {"ratio": median([k / t for k, t in zip(keepers, tcp, strict=True)]), "run_gbit": 8e-9 * wire * steps / copying_s}
+        result |= {
+            "ratio": median([k / t for k, t in zip(keepers, tcp, strict=True)]),
+            "run_gbit": 8e-9 * wire * steps / copying_s,
+        }
         result["run_with_captures_gbit"] = 8e-9 * wire * steps / all_s
         result |= {"cpu_s_per_gib": cpu, "bare_cpu_s_per_gib": bare_cpu}
         if rate is None:
@@ -288,8 +325,17 @@ def coding(policy: str, nodes: int, nbytes: int, rate: int | None, rounds: int) 
             keepers.append(nbytes / took_s)
             wires.append(wire / took_s)
             cpu.append((here.cpu_s() - cpu_before) / (wire * nodes / 2**30))
-        result = {"policy": policy, "nodes": nodes, "mib": nbytes / MIB, "rate_gbit": rate and rate / 1e9}
-        result |= {"state_gbit": 8e-9 * median(keepers), "wire_gbit": 8e-9 * median(wires), "memory_gbit": 8e-9 * encode_alone(policy)}
+        result = {
+            "policy": policy,
+            "nodes": nodes,
+            "mib": nbytes / MIB,
+            "rate_gbit": rate and rate / 1e9,
+        }
+        result |= {
+            "state_gbit": 8e-9 * median(keepers),
+            "wire_gbit": 8e-9 * median(wires),
+            "memory_gbit": 8e-9 * encode_alone(policy),
+        }
         return result | {"cpu_s_per_gib": median(cpu)}
 
 
@@ -312,7 +358,9 @@ def encode_alone(policy: str) -> float:
     return median(taken)
 
 
-def restore(policy: str, nodes: int, lost: tuple[int, ...], nbytes: int, rate: int | None, rounds: int) -> dict[str, Any]:
+def restore(
+    policy: str, nodes: int, lost: tuple[int, ...], nbytes: int, rate: int | None, rounds: int
+) -> dict[str, Any]:
     with site(nodes, policy, nbytes, rate) as here:
         total, fetches, found = [], [], 0
         for _ in range(rounds):
@@ -332,7 +380,13 @@ def restore(policy: str, nodes: int, lost: tuple[int, ...], nbytes: int, rate: i
             events = [e for m in here.cluster.machines for e in m.events() if e.kind == "fetched"]
             fetches += [int(e.data["took_ns"]) / 1e9 for e in events[found:]]
             found = len(events)
-        result = {"policy": policy, "nodes": nodes, "lost": len(lost), "mib": nbytes / MIB, "rate_gbit": rate and rate / 1e9}
+        result = {
+            "policy": policy,
+            "nodes": nodes,
+            "lost": len(lost),
+            "mib": nbytes / MIB,
+            "rate_gbit": rate and rate / 1e9,
+        }
         return result | {"until_go_s": median(total), "fetch_s": median(fetches)}
 
 
@@ -353,18 +407,33 @@ def resume(cluster: Cluster) -> dict[str, Any]:
 def from_store(nbytes: int, rate: int) -> dict[str, Any]:
     """As many bytes from a plain file, through the store's share of a link."""
     share = rate // STORE_SHARE
-    with tempfile.TemporaryDirectory(prefix="redundancy-") as room, Lab(2, Path(room), share) as lab:
+    with (
+        tempfile.TemporaryDirectory(prefix="redundancy-") as room,
+        Lab(2, Path(room), share) as lab,
+    ):
         path = Path(room) / "checkpoint"
         path.write_bytes(state(0, 0, nbytes))
         host = lab.seats[0].address
-        server = lab.start(0, [sys.executable, __file__, "--serve", host, path], stdout=subprocess.PIPE)
+        server = lab.start(
+            0, [sys.executable, __file__, "--serve", host, path], stdout=subprocess.PIPE
+        )
         assert server.stdout is not None and server.stdout.readline()
         began = time.perf_counter()
-        reader = lab.start(1, [sys.executable, __file__, "--read", host, str(nbytes)], stdout=subprocess.PIPE, text=True)
+        reader = lab.start(
+            1,
+            [sys.executable, __file__, "--read", host, str(nbytes)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         assert reader.wait() == 0 and reader.stdout is not None
         took_s = float(reader.stdout.readline())
         server.wait(20)
-        return {"mib": nbytes / MIB, "share_gbit": share / 1e9, "took_s": took_s, "with_start_s": time.perf_counter() - began}
+        return {
+            "mib": nbytes / MIB,
+            "share_gbit": share / 1e9,
+            "took_s": took_s,
+            "with_start_s": time.perf_counter() - began,
+        }
 
 
 def serve(host: str, path: str) -> None:
@@ -398,7 +467,13 @@ def memory(policy: str, nodes: int, nbytes: int) -> dict[str, Any]:
         assert not isinstance(scheme, Auto) and here.cluster.members is not None
         topology = Mesh(here.cluster.round, 0, here.cluster.members, here.cluster.secret).topology
         formula = place(scheme, topology).two_slots_ratio
-        return {"policy": policy, "nodes": nodes, "mib": nbytes / MIB, "fullest_ratio": max(used), "formula_ratio": formula}
+        return {
+            "policy": policy,
+            "nodes": nodes,
+            "mib": nbytes / MIB,
+            "fullest_ratio": max(used),
+            "formula_ratio": formula,
+        }
 
 
 def failure(policy: str, nodes: int, nbytes: int) -> dict[str, Any]:
@@ -415,7 +490,13 @@ def failure(policy: str, nodes: int, nbytes: int) -> dict[str, Any]:
         here.settle()
         moved = here.cluster.wire_bytes() - before
         assert (offer["source"], offer["step"]) == ("memory", here.step)
-        return {"policy": policy, "nodes": nodes, "mib": nbytes / MIB, "moved_bytes": moved, "until_go_s": took_s}
+        return {
+            "policy": policy,
+            "nodes": nodes,
+            "mib": nbytes / MIB,
+            "moved_bytes": moved,
+            "until_go_s": took_s,
+        }
 
 
 def latency(policy: str, nodes: int, rate: int | None, rounds: int) -> dict[str, Any]:
@@ -430,9 +511,18 @@ def latency(policy: str, nodes: int, rate: int | None, rounds: int) -> dict[str,
                 taken.append(1e3 * (done - sealed))
             time.sleep(0.002)
         taken.sort()
-        result = {"policy": policy, "nodes": nodes, "rate_gbit": rate and rate / 1e9, "count": rounds}
+        result = {
+            "policy": policy,
+            "nodes": nodes,
+            "rate_gbit": rate and rate / 1e9,
+            "count": rounds,
+        }
         result["cpu_ms"] = 1e3 * (here.cpu_s() - cpu) / rounds
-        return result | {"median_ms": median(taken), "p99_ms": taken[len(taken) * 99 // 100], "least_ms": taken[0]}
+        return result | {
+            "median_ms": median(taken),
+            "p99_ms": taken[len(taken) * 99 // 100],
+            "least_ms": taken[0],
+        }
 
 
 # -- the table
@@ -450,27 +540,54 @@ def where(f: dict[str, Any]) -> str:
 def line(kind: str, f: dict[str, Any]) -> str:
     rate = f.get("rate_gbit")
     if kind == "copies":
-        text = f"keepers {share(f['keepers_gbit'], rate)}, bare TCP {share(f['bare_gbit'], rate)}, ratio {f['ratio']:.2f}"
-        text += f"; run {share(f['run_gbit'], rate)}, with captures {share(f['run_with_captures_gbit'], rate)}"
+        text = (
+            f"keepers {share(f['keepers_gbit'], rate)}, bare TCP {share(f['bare_gbit'], rate)}, "
+            f"ratio {f['ratio']:.2f}"
+        )
+        text += (
+            f"; run {share(f['run_gbit'], rate)}, with captures "
+            f"{share(f['run_with_captures_gbit'], rate)}"
+        )
         text += f"; CPU s/GiB {f['cpu_s_per_gib']:.2f}, bare {f['bare_cpu_s_per_gib']:.2f}"
-        return f"{where(f)}: {text}" + (f"; memcpy {f['memcpy_gbit']:.0f} Gbit/s" if "memcpy_gbit" in f else "")
+        return f"{where(f)}: {text}" + (
+            f"; memcpy {f['memcpy_gbit']:.0f} Gbit/s" if "memcpy_gbit" in f else ""
+        )
     if kind == "coding":
-        text = f"state {share(f['state_gbit'], None)}, wire {share(f['wire_gbit'], rate)}; alone in memory {f['memory_gbit']:.0f} Gbit/s"
+        text = (
+            f"state {share(f['state_gbit'], None)}, wire {share(f['wire_gbit'], rate)}; alone in "
+            f"memory {f['memory_gbit']:.0f} Gbit/s"
+        )
         return f"{where(f)}: {text}; {f['cpu_s_per_gib']:.2f} CPU s/GiB"
     if kind == "restore" and "policy" in f:
-        return f"{where(f)}, {f['lost']} lost: fetched in {f['fetch_s']:.2f} s, all may go after {f['until_go_s']:.2f} s"
+        return (
+            f"{where(f)}, {f['lost']} lost: fetched in {f['fetch_s']:.2f} s, all may go after "
+            f"{f['until_go_s']:.2f} s"
+        )
     if kind == "restore":
         return f"file through {f['share_gbit']:g} Gbit/s, {f['mib']:g} MiB: {f['took_s']:.2f} s"
     if kind == "memory":
-        return f"{where(f)}: {f['fullest_ratio']:.3f} bytes a byte of state, formula {f['formula_ratio']:.3f}"
+        return (
+            f"{where(f)}: {f['fullest_ratio']:.3f} bytes a byte of state, formula "
+            f"{f['formula_ratio']:.3f}"
+        )
     if kind == "failure":
-        return f"{where(f)}: {f['moved_bytes']} bytes moved, all may go after {f['until_go_s']:.2f} s"
+        return (
+            f"{where(f)}: {f['moved_bytes']} bytes moved, all may go after {f['until_go_s']:.2f} s"
+        )
     link = f"{rate:g} Gbit/s" if rate else "loopback"
-    head = f"{f['policy']:10} {f['nodes']} nodes, {link}, {f['cpu_ms']:.1f} CPU ms a commit of all keepers"
-    return f"{head}: median {f['median_ms']:.1f} ms, p99 {f['p99_ms']:.1f} ms, least {f['least_ms']:.1f} ms"
+    head = (
+        f"{f['policy']:10} {f['nodes']} nodes, {link}, {f['cpu_ms']:.1f} CPU ms a commit of all "
+        "keepers"
+    )
+    return (
+        f"{head}: median {f['median_ms']:.1f} ms, p99 {f['p99_ms']:.1f} ms, least "
+        f"{f['least_ms']:.1f} ms"
+    )
 
 
-def plan(args: argparse.Namespace, rates: list[int]) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+def plan(
+    args: argparse.Namespace, rates: list[int]
+) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     nbytes = (32 if args.quick else args.mib) * MIB
     rounds, steps = (3, 5) if args.quick else (args.rounds, 20)
     some_rates: list[int | None] = [*rates, None]
@@ -480,12 +597,26 @@ def plan(args: argparse.Namespace, rates: list[int]) -> Iterator[tuple[str, Call
         if not args.quick:
             yield "copies", lambda rate=rate: copies("copies:2", 4, nbytes, rate, rounds, steps)  # type: ignore[misc]
             yield "copies", lambda rate=rate: copies("copies:3", 3, nbytes, rate, rounds, steps)  # type: ignore[misc]
-    for policy, nodes in (("parity:3", 3),) if args.quick else (("parity:3", 3), ("parity:4", 4), ("rs:2+2", 4), ("rs:4+2", 6)):
+    for policy, nodes in (
+        (("parity:3", 3),)
+        if args.quick
+        else (("parity:3", 3), ("parity:4", 4), ("rs:2+2", 4), ("rs:4+2", 6))
+    ):
         for rate in rates[:1] if args.quick else some_rates:
             yield "coding", lambda p=policy, n=nodes, r=rate: coding(p, n, nbytes, r, rounds)  # type: ignore[misc]
     for rate in some_rates[:1]:
-        for policy, nodes, lost in (("copies:2", 2, (1,)), ("copies:3", 3, (1,)), ("parity:3", 3, (1,)), ("rs:2+2", 4, (1, 2))):
-            yield "restore", lambda p=policy, n=nodes, q=lost, r=rate: restore(p, n, q, nbytes, r, min(rounds, 3))  # type: ignore[misc]
+        for policy, nodes, lost in (
+            ("copies:2", 2, (1,)),
+            ("copies:3", 3, (1,)),
+            ("parity:3", 3, (1,)),
+            ("rs:2+2", 4, (1, 2)),
+        ):
+            yield (
+                "restore",
+                lambda p=policy, n=nodes, q=lost, r=rate: restore(  # type: ignore[misc]
+                    p, n, q, nbytes, r, min(rounds, 3)
+                ),
+            )
         if rate:
             yield "restore", lambda rate=rate: from_store(nbytes, rate)  # type: ignore[misc]
     for policy, nodes in (("copies:2", 2), ("copies:3", 3), ("parity:3", 3), ("rs:2+2", 4)):
@@ -503,10 +634,16 @@ def main() -> None:
         return serve(*sys.argv[2:])
     if sys.argv[1:2] == ["--read"]:
         return read(*sys.argv[2:])
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", default="copies,coding,restore,memory,failure,latency", help="comma separated")
-    parser.add_argument("--rates", default="1gbit,4gbit", help="of the shaped links, comma separated")
+    parser.add_argument(
+        "--only", default="copies,coding,restore,memory,failure,latency", help="comma separated"
+    )
+    parser.add_argument(
+        "--rates", default="1gbit,4gbit", help="of the shaped links, comma separated"
+    )
     parser.add_argument("--mib", type=int, default=128, help="of state a rank")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", action="store_true")
@@ -515,7 +652,10 @@ def main() -> None:
     rates = [] if why_not else [parse_rate(text) for text in args.rates.split(",") if text]
     report: dict[str, Any] = {"cores": os.cpu_count(), "unshaped": why_not}
     if why_not:
-        print(f"links are loopback and not shaped, what needs a rate is left out: {why_not}", file=sys.stderr)
+        print(
+            f"links are loopback and not shaped, what needs a rate is left out: {why_not}",
+            file=sys.stderr,
+        )
     for kind, measure in plan(args, rates):
         if kind not in args.only.split(","):
             continue

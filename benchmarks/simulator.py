@@ -2,7 +2,8 @@
 
     python benchmarks/simulator.py                 # a month of 100,000 GPUs, 5 policies, 20 seeds
     python benchmarks/simulator.py --json
-    python benchmarks/simulator.py --protocol      # the real keepers of 128 nodes with 8 ranks each, steps of 30 s (docs/simulation.md)
+    python benchmarks/simulator.py --protocol      # the real keepers of 128 nodes with 8 ranks
+                                                   # each, steps of 30 s (docs/simulation.md)
 
 prepare     Placing 12,500 nodes in racks under each policy.
 draw        All failures of all seeds.
@@ -71,7 +72,15 @@ def measure_protocol(nodes: int, steps: int) -> str:
     wires = Wires(checks=False, halves=0.0)
     job = Job(
         Plan(
-            **{"nodes": nodes, "ranks_per_node": 8, "steps": steps, "step_ns": 30 * S_NS, "policy": "copies:2", "slots": 4, "wires": wires},
+            **{
+                "nodes": nodes,
+                "ranks_per_node": 8,
+                "steps": steps,
+                "step_ns": 30 * S_NS,
+                "policy": "copies:2",
+                "slots": 4,
+                "wires": wires,
+            },
             **{
                 "scrub_every_s": 0.0,
                 "link_dead_s": 20.0,
@@ -86,7 +95,8 @@ def measure_protocol(nodes: int, steps: int) -> str:
         World(1),
     )
     job.world.run(20 * S_NS)  # all have met and voted
-    gc.freeze()  # what stands now stands as long as the run: the collector need not walk it again and again
+    # what stands now stands as long as the run: the collector need not walk it again and again
+    gc.freeze()
     gc.set_threshold(500_000)
     began_s, began_ns = time.process_time(), job.world.now_ns
     outcome = job.run()
@@ -94,13 +104,17 @@ def measure_protocol(nodes: int, steps: int) -> str:
     assert outcome.wrong is None, outcome.wrong
     each_us = took_s / (8 * nodes * steps) * 1e6
     return (
-        f"{8 * nodes:,} ranks on {nodes} nodes, {steps} steps of 30 s, copies:2: {virtual_s:.0f} s in {took_s:.1f} s of one core, "
-        f"{virtual_s / took_s:.0f} times real time; {each_us:.0f} us a rank and step   load {os.getloadavg()[0]:.1f}"
+        f"{8 * nodes:,} ranks on {nodes} nodes, {steps} steps of 30 s, copies:2: "
+        f"{virtual_s:.0f} s in {took_s:.1f} s of one core, "
+        f"{virtual_s / took_s:.0f} times real time; {each_us:.0f} us a rank and step   load "
+        f"{os.getloadavg()[0]:.1f}"
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--preset", default="gpus-100k")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--days", type=float, default=30.0)
@@ -119,7 +133,10 @@ def main() -> None:
     for line in lines:
         print(f"{line.what:8} {line.count:9,}   {line.wall_s:7.3f} s   load {line.load:.1f}")
     total_s = sum(line.wall_s for line in lines if line.what != "plan")
-    print(f"{options.days:g} days of {options.preset}, {len(POLICIES)} policies, {options.seeds} seeds: {total_s:.2f} s")
+    print(
+        f"{options.days:g} days of {options.preset}, {len(POLICIES)} policies, "
+        f"{options.seeds} seeds: {total_s:.2f} s"
+    )
 
 
 if __name__ == "__main__":

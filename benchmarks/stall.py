@@ -1,17 +1,19 @@
 """What does saving every step cost the trainer?
 
-One process, one compute thread, a GPT-like model with AdamW. Blocks of steps alternate between saving with nothing, with
-keepstep and with each peer, so that the machine's noise hits all alike; figures are medians over steps.
+One process, one compute thread, a GPT-like model with AdamW. Blocks of steps alternate between
+saving with nothing, with keepstep and with each peer, so that the machine's noise hits all alike;
+figures are medians over steps.
 
     python benchmarks/stall.py                    # a table
     python benchmarks/stall.py --json --rounds 8  # one JSON document
     python benchmarks/stall.py --peers none       # keepstep only
     python benchmarks/stall.py --model demo       # the iteration of examples/gpt.py
 
-Reported per scheme: median step, slowdown against not saving (the median of each round's ratio), what the caller waited for,
-the first save, and the memory taken per byte of state. For keepstep also the copy's bandwidth against a memcpy of the same
-bytes measured in this run between the blocks, and the speed of checksums. `hidden` is what the step after
-the last save still pays (a step that saves nothing, following one that did).
+Reported per scheme: median step, slowdown against not saving (the median of each round's ratio),
+what the caller waited for, the first save, and the memory taken per byte of state. For keepstep
+also the copy's bandwidth against a memcpy of the same bytes measured in this run between the
+blocks, and the speed of checksums. `hidden` is what the step after the last save still pays (a step
+that saves nothing, following one that did).
 """
 
 from __future__ import annotations
@@ -44,7 +46,11 @@ from keepstep.edge.shm import memory
 class Block(torch.nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm, self.up, self.down = torch.nn.LayerNorm(width), torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
+        self.norm, self.up, self.down = (
+            torch.nn.LayerNorm(width),
+            torch.nn.Linear(width, 4 * width),
+            torch.nn.Linear(4 * width, width),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
@@ -52,7 +58,8 @@ class Block(torch.nn.Module):
 
 @dataclass
 class Scheme:
-    """One way of saving. `save` runs after every step and returns when training may go on; `drain` ends what is under way."""
+    """One way of saving. `save` runs after every step and returns when training may go on; `drain`
+    ends what is under way."""
 
     name: str
     save: Callable[[int], None]
@@ -71,10 +78,14 @@ def shm_bytes() -> int:
 
 
 class Memcpy:
-    """The yardstick: one memcpy of as many bytes as the state has, between warm buffers, the trainer standing still."""
+    """The yardstick: one memcpy of as many bytes as the state has, between warm buffers, the
+    trainer standing still."""
 
     def __init__(self, nbytes: int) -> None:
-        self.source, self.target = torch.ones(nbytes, dtype=torch.uint8), torch.ones(nbytes, dtype=torch.uint8)
+        self.source, self.target = (
+            torch.ones(nbytes, dtype=torch.uint8),
+            torch.ones(nbytes, dtype=torch.uint8),
+        )
 
     def bytes_per_s(self) -> float:
         began = time.perf_counter()
@@ -97,7 +108,9 @@ class Workload:
             sizes = gpt.arguments([])
             windows = gpt.read_text().unfold(0, sizes.context + 1, sizes.context)
             sampler = gpt.PositionSampler(len(windows), 0)
-            self.model: torch.nn.Module = gpt.GPT(sizes.width, sizes.layers, sizes.heads, sizes.context)
+            self.model: torch.nn.Module = gpt.GPT(
+                sizes.width, sizes.layers, sizes.heads, sizes.context
+            )
             self._loss = lambda: self.model(windows[sampler.take(sizes.batch)].long())
         else:
             data = torch.randn(args.batch, args.width)
@@ -130,7 +143,12 @@ class Bench:
     def keepstep(self) -> tuple[Scheme, keepstep.Job]:
         before = shm_bytes()
         job = keepstep.protect(
-            {"job": f"bench-{os.getpid()}", "state_dir": str(self.directory / "state"), "grace_s": 5.0, "scrub_every_s": 0.0},
+            {
+                "job": f"bench-{os.getpid()}",
+                "state_dir": str(self.directory / "state"),
+                "grace_s": 5.0,
+                "scrub_every_s": 0.0,
+            },
             model=self.model,
             optimizer=self.optimizer,
         )
@@ -149,7 +167,9 @@ class Bench:
         return scheme, job
 
     def torch_save(self) -> Scheme:
-        return Scheme("torch.save", lambda step: torch.save(self.state(), self.directory / "state.pt"))
+        return Scheme(
+            "torch.save", lambda step: torch.save(self.state(), self.directory / "state.pt")
+        )
 
     def dcp_async(self) -> Scheme:
         pending: list[Any] = []
@@ -160,7 +180,9 @@ class Bench:
 
         def save(step: int) -> None:
             wait()
-            pending.append(dcp.async_save(self.state(), checkpoint_id=str(self.directory / f"dcp-{step % 2}")))
+            pending.append(
+                dcp.async_save(self.state(), checkpoint_id=str(self.directory / f"dcp-{step % 2}"))
+            )
 
         return Scheme("dcp.async_save", save, wait)
 
@@ -176,7 +198,11 @@ class Bench:
         def save(step: int) -> None:
             wait()
             path = str(self.directory / f"snapshot-{step % 2}")
-            pending.append(torchsnapshot.Snapshot.async_take(path, {"model": self.model, "optimizer": self.optimizer}))
+            pending.append(
+                torchsnapshot.Snapshot.async_take(
+                    path, {"model": self.model, "optimizer": self.optimizer}
+                )
+            )
 
         return Scheme("torchsnapshot", save, wait)
 
@@ -236,7 +262,9 @@ class Bench:
         page = job._page.read()
         assert page is not None
         report = self.report(schemes, nothing)
-        memcpy, copied, sealed = (statistics.median(values) for values in (memcpys, self.copies, self.seals))
+        memcpy, copied, sealed = (
+            statistics.median(values) for values in (memcpys, self.copies, self.seals)
+        )
         report["keepstep"] = {
             "memcpy_gbps": memcpy / 1e9,
             "copy_gbps": copied / 1e9,
@@ -266,22 +294,36 @@ class Bench:
                     "memory_ratio": s.memory_ratio,
                 }
             )
-        return {"state_mib": self.state_bytes / (1 << 20), "step_ms": base * 1e3, "rounds": self.args.rounds, "schemes": rows}
+        return {
+            "state_mib": self.state_bytes / (1 << 20),
+            "step_ms": base * 1e3,
+            "rounds": self.args.rounds,
+            "schemes": rows,
+        }
 
 
 def show(report: dict[str, Any]) -> None:
-    print(f"state {report['state_mib']:.0f} MiB, step {report['step_ms']:.0f} ms without saving, {report['rounds']} rounds")
-    print(f"{'scheme':16}{'step ms':>10}{'slowdown':>10}{'call ms':>10}{'first ms':>10}{'hidden ms':>11}{'memory':>8}")
+    print(
+        f"state {report['state_mib']:.0f} MiB, step {report['step_ms']:.0f} ms without "
+        f"saving, {report['rounds']} rounds"
+    )
+    print(
+        f"{'scheme':16}{'step ms':>10}{'slowdown':>10}{'call ms':>10}"
+        f"{'first ms':>10}{'hidden ms':>11}{'memory':>8}"
+    )
     for r in report["schemes"]:
         ratio = "" if r["memory_ratio"] is None else f"{r['memory_ratio']:.1f}x"
         print(
-            f"{r['scheme']:16}{r['step_ms']:10.1f}{r['slowdown_ratio']:10.1%}{r['call_ms']:10.2f}{r['first_save_ms']:10.1f}"
+            f"{r['scheme']:16}{r['step_ms']:10.1f}{r['slowdown_ratio']:10.1%}"
+            f"{r['call_ms']:10.2f}{r['first_save_ms']:10.1f}"
             f"{r['hidden_ms']:11.1f}{ratio:>8}"
         )
     k = report["keepstep"]
     print(
-        f"keepstep copies at {k['copy_gbps']:.1f} GB/s, {k['copy_ratio_of_memcpy']:.0%} of a memcpy ({k['memcpy_gbps']:.1f} GB/s); "
-        f"checksums at {k['seal_gbps']:.1f} GB/s; {k['captured_steps']} steps captured, {k['skipped_steps']} skipped, {k['slots']} slots"
+        f"keepstep copies at {k['copy_gbps']:.1f} GB/s, {k['copy_ratio_of_memcpy']:.0%} of a "
+        f"memcpy ({k['memcpy_gbps']:.1f} GB/s); "
+        f"checksums at {k['seal_gbps']:.1f} GB/s; {k['captured_steps']} steps captured, "
+        f"{k['skipped_steps']} skipped, {k['slots']} slots"
     )
 
 
@@ -293,8 +335,12 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=224)
     parser.add_argument("--steps", type=int, default=8, help="steps in a block")
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--peers", default="torch.save,dcp,torchsnapshot", help="comma separated, or none")
-    parser.add_argument("--directory", default=None, help="where peers write (default: the temporary directory)")
+    parser.add_argument(
+        "--peers", default="torch.save,dcp,torchsnapshot", help="comma separated, or none"
+    )
+    parser.add_argument(
+        "--directory", default=None, help="where peers write (default: the temporary directory)"
+    )
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     bench = Bench(args)

@@ -1,16 +1,20 @@
-"""How fast do blocks cross between two keepers, against bare sockets? And how soon is a message answered?
+"""How fast do blocks cross between two keepers, against bare sockets? And how soon is a message
+answered?
 
-Two processes on loopback. Both move the same blocks of the same memory over as many connections with the same socket options:
-bare ones by `sendall` and `recv_into`, keepers with handshake, signed headers, checksums computed on both sides, places and answers.
-Rounds alternate, so that the machine's noise hits both alike; figures are medians over rounds, ratios medians of each round's ratio.
+Two processes on loopback. Both move the same blocks of the same memory over as many connections
+with the same socket options: bare ones by `sendall` and `recv_into`, keepers with handshake, signed
+headers, checksums computed on both sides, places and answers. Rounds alternate, so that the
+machine's noise hits both alike; figures are medians over rounds, ratios medians of each round's
+ratio.
 
     python benchmarks/wire.py                     # a table
     python benchmarks/wire.py --json --rounds 30  # one JSON document
     python benchmarks/wire.py --gbit 1 --gbit 4   # also: the share of a paced rate that is reached
 
-`known` is the keepers' figure when the sender names a checksum it has already (a slot's table), instead of computing one.
-CPU seconds per GiB are those of both processes together. A round trip is a message that the other keeper's handler sends
-back, confirmed both ways, over an idle link and while blocks cross it.
+`known` is the keepers' figure when the sender names a checksum it has already (a slot's table),
+instead of computing one. CPU seconds per GiB are those of both processes together. A round trip is
+a message that the other keeper's handler sends back, confirmed both ways, over an idle link and
+while blocks cross it.
 """
 
 from __future__ import annotations
@@ -83,7 +87,14 @@ class Keeper:
     def dead(self, node: int, why: str, is_loss: bool) -> None: ...
 
 
-def keepers(node: int, ring: memoryview, lanes: int, secret: bytes, job: bytes, pacer: tcp.Pacer | None = None) -> tuple[Peers, Keeper]:
+def keepers(
+    node: int,
+    ring: memoryview,
+    lanes: int,
+    secret: bytes,
+    job: bytes,
+    pacer: tcp.Pacer | None = None,
+) -> tuple[Peers, Keeper]:
     keeper = Keeper(ring)
     peers = Peers(
         Identity(job, node, 1),
@@ -96,7 +107,8 @@ def keepers(node: int, ring: memoryview, lanes: int, secret: bytes, job: bytes, 
 
 
 def receiver(pipe: Pipe, lanes: int, block_bytes: int, secret: bytes, job: bytes) -> None:
-    """The other process: bare sockets that receive rounds of blocks, and a keeper. Answers with its CPU seconds when asked."""
+    """The other process: bare sockets that receive rounds of blocks, and a keeper. Answers with its
+    CPU seconds when asked."""
     ring = memory(block_bytes, fill=False)
     listener = tcp.listen(("127.0.0.1", 0), tcp.TcpOptions())
     peers, keeper = keepers(2, ring, lanes, secret, job)
@@ -105,13 +117,17 @@ def receiver(pipe: Pipe, lanes: int, block_bytes: int, secret: bytes, job: bytes
     peers.connect(1, ("", 0))
     socks = [listener.accept()[0] for _ in range(lanes)]
     for index, sock in enumerate(socks):
-        threading.Thread(target=receive_bare, args=(sock, ring, index, lanes, block_bytes), daemon=True).start()
+        threading.Thread(
+            target=receive_bare, args=(sock, ring, index, lanes, block_bytes), daemon=True
+        ).start()
     while pipe.recv() == "cpu":
         pipe.send(time.process_time())
     peers.close()
 
 
-def receive_bare(sock: socket.socket, ring: memoryview, first: int, lanes: int, block_bytes: int) -> None:
+def receive_bare(
+    sock: socket.socket, ring: memoryview, first: int, lanes: int, block_bytes: int
+) -> None:
     while count := int.from_bytes(sock.recv(4, socket.MSG_WAITALL), "little"):
         for index in range(count):
             block, at = slot(ring, first + index * lanes, block_bytes), 0
@@ -135,7 +151,14 @@ def send_bare(socks: list[socket.socket], ring: memoryview, blocks: int, block_b
         thread.join()
 
 
-def send_keeper(peers: Peers, keeper: Keeper, ring: memoryview, blocks: int, block_bytes: int, sums: list[int] | None) -> None:
+def send_keeper(
+    peers: Peers,
+    keeper: Keeper,
+    ring: memoryview,
+    blocks: int,
+    block_bytes: int,
+    sums: list[int] | None,
+) -> None:
     done: queue.Queue[str | None] = queue.Queue()
     for index in range(blocks):
         span = Span(0, Stamp(1, 1), Part.PAYLOAD, index * block_bytes, block_bytes)
@@ -158,10 +181,16 @@ def round_trips(peers: Peers, keeper: Keeper, until: Callable[[int], bool]) -> d
         keeper.heard.get()
         taken.append(1e6 * (time.perf_counter() - began))
     taken.sort()
-    return {"median_us": taken[len(taken) // 2], "p99_us": taken[len(taken) * 99 // 100], "count": len(taken)}
+    return {
+        "median_us": taken[len(taken) // 2],
+        "p99_us": taken[len(taken) * 99 // 100],
+        "count": len(taken),
+    }
 
 
-def round_trips_meanwhile(peers: Peers, keeper: Keeper, send: Callable[[], None]) -> dict[str, float]:
+def round_trips_meanwhile(
+    peers: Peers, keeper: Keeper, send: Callable[[], None]
+) -> dict[str, float]:
     sender = threading.Thread(target=send)
     sender.start()
     return round_trips(peers, keeper, lambda count: count > 0 and not sender.is_alive())
@@ -171,13 +200,20 @@ def measure(work: Callable[[], None], nbytes: int, cpu: Callable[[], float]) -> 
     cpu_before, began = cpu(), time.perf_counter()
     work()
     took = time.perf_counter() - began
-    return {"gib_per_s": nbytes / GIB / took, "cpu_s_per_gib": (cpu() - cpu_before) / (nbytes / GIB)}
+    return {
+        "gib_per_s": nbytes / GIB / took,
+        "cpu_s_per_gib": (cpu() - cpu_before) / (nbytes / GIB),
+    }
 
 
-def compare(lanes: int, block_bytes: int, round_bytes: int, rounds: int, gbit: list[float]) -> dict[str, Any]:
+def compare(
+    lanes: int, block_bytes: int, round_bytes: int, rounds: int, gbit: list[float]
+) -> dict[str, Any]:
     here, there = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
-    process = context.Process(target=receiver, args=(there, lanes, block_bytes, SECRET, JOB), daemon=True)
+    process = context.Process(
+        target=receiver, args=(there, lanes, block_bytes, SECRET, JOB), daemon=True
+    )
     process.start()
     ring = memory(block_bytes, fill=True)
     bare_at, keeper_at = here.recv()
@@ -211,8 +247,13 @@ def compare(lanes: int, block_bytes: int, round_bytes: int, rounds: int, gbit: l
     result["round_trip_busy"] = round_trips_meanwhile(peers, keeper, schemes["known"])
     peers.close()
     for name, all_figures in taken.items():
-        result[name] = {key: statistics.median(f[key] for f in all_figures) for key in all_figures[0]}
-        ratios = [f["gib_per_s"] / bare["gib_per_s"] for f, bare in zip(all_figures, taken["bare"], strict=True)]
+        result[name] = {
+            key: statistics.median(f[key] for f in all_figures) for key in all_figures[0]
+        }
+        ratios = [
+            f["gib_per_s"] / bare["gib_per_s"]
+            for f, bare in zip(all_figures, taken["bare"], strict=True)
+        ]
         result[name]["ratio"] = statistics.median(ratios)
     result["paced"] = [paced(rate, ring, keeper_at, lanes, block_bytes) for rate in gbit]
     here.send("end")
@@ -220,7 +261,9 @@ def compare(lanes: int, block_bytes: int, round_bytes: int, rounds: int, gbit: l
     return result
 
 
-def paced(gbit: float, ring: memoryview, keeper_at: tcp.Address, lanes: int, block_bytes: int) -> dict[str, float]:
+def paced(
+    gbit: float, ring: memoryview, keeper_at: tcp.Address, lanes: int, block_bytes: int
+) -> dict[str, float]:
     """Two seconds' worth of blocks at that rate: which share of it is reached?"""
     rate = gbit * 1e9 / 8
     peers, keeper = keepers(1, ring, lanes, SECRET, JOB, tcp.Pacer(rate))
@@ -235,26 +278,42 @@ def paced(gbit: float, ring: memoryview, keeper_at: tcp.Address, lanes: int, blo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lanes", type=int, action="append", help="connections for blocks (default: 1 and 2)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--lanes", type=int, action="append", help="connections for blocks (default: 1 and 2)"
+    )
     parser.add_argument("--block-mib", type=int, default=4)
     parser.add_argument("--round-mib", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--gbit", type=float, action="append", default=[])
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    results = [compare(lanes, args.block_mib * MIB, args.round_mib * MIB, args.rounds, args.gbit) for lanes in args.lanes or [1, 2]]
+    results = [
+        compare(lanes, args.block_mib * MIB, args.round_mib * MIB, args.rounds, args.gbit)
+        for lanes in args.lanes or [1, 2]
+    ]
     if args.json:
         print(json.dumps({"cpus": os.cpu_count(), "results": results}))
         return
     for result in results:
-        print(f"{result['lanes']} connections, blocks of {args.block_mib} MiB, medians of {args.rounds} rounds of {args.round_mib} MiB")
+        print(
+            f"{result['lanes']} connections, blocks of {args.block_mib} MiB, medians of "
+            f"{args.rounds} rounds of {args.round_mib} MiB"
+        )
         for name in ("bare", "keepers", "known"):
             f = result[name]
-            print(f"  {name:8} {f['gib_per_s']:6.2f} GiB/s  {100 * f['ratio']:5.1f} % of bare  {f['cpu_s_per_gib']:5.2f} CPU s/GiB")
+            print(
+                f"  {name:8} {f['gib_per_s']:6.2f} GiB/s  {100 * f['ratio']:5.1f} % of bare  "
+                f"{f['cpu_s_per_gib']:5.2f} CPU s/GiB"
+            )
         for name in ("idle", "busy"):
             f = result[f"round_trip_{name}"]
-            print(f"  round trip of a message, {name}: {f['median_us']:.0f} us, 99 % within {f['p99_us']:.0f} us")
+            print(
+                f"  round trip of a message, {name}: {f['median_us']:.0f} us, 99 % within "
+                f"{f['p99_us']:.0f} us"
+            )
         for f in result["paced"]:
             print(f"  paced to {f['gbit_per_s']:g} Gbit/s: {100 * f['share']:.1f} % of it reached")
 

@@ -1,9 +1,11 @@
-"""One recovery, shown: train, kill a rank in the middle of a step, and compare with a run that nobody disturbed.
+"""One recovery, shown: train, kill a rank in the middle of a step, and compare with a run that
+nobody disturbed.
 
     python examples/demo.py            # what `make demo` runs, about a minute
 
-Runs `keepstep run --nproc-per-node 2 examples/gpt.py` twice. In the first run one rank gets SIGKILL. Both must end
-with the same hash over parameters, optimizer, schedule and data position, or this program exits with 1.
+Runs `keepstep run --nproc-per-node 2 examples/gpt.py` twice. In the first run one rank gets
+SIGKILL. Both must end with the same hash over parameters, optimizer, schedule and data position, or
+this program exits with 1.
 """
 
 from __future__ import annotations
@@ -49,10 +51,24 @@ class Run:
         self.job, self.out = f"demo-{name}-{os.getpid()}", directory / f"{name}.json"
         self.journal_path = directory / "state" / self.job / "journal.jsonl"
         self.job_dir = Path("/dev/shm") / f"keepstep-{self.job}"
-        command = ["keepstep", "run", "--nproc-per-node", str(args.nproc), "--job", self.job, "--state-dir", str(directory / "state")]
+        command = [
+            "keepstep",
+            "run",
+            "--nproc-per-node",
+            str(args.nproc),
+            "--job",
+            self.job,
+            "--state-dir",
+            str(directory / "state"),
+        ]
         script = [str(GPT), "--steps", str(args.steps), "--out", str(self.out)]
-        console.print(f"\n[bold]$ {' '.join([*command[:4], 'examples/gpt.py', *script[1:3]])}[/bold]   ({name})")
-        self.process = subprocess.Popen([sys.executable, "-m", "keepstep.cli.main", *command[1:], *script])
+        console.print(
+            f"\n[bold]$ {' '.join([*command[:4], 'examples/gpt.py', *script[1:3]])}[/bold]   "
+            f"({name})"
+        )
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "keepstep.cli.main", *command[1:], *script]
+        )
 
     def kill_in_step(self, rank: int, step: int) -> None:
         """SIGKILL `rank` once it is in the middle of `step`."""
@@ -67,7 +83,10 @@ class Run:
             if status and status.step >= step:
                 time.sleep(status.step_ns_last / 2e9)
                 os.kill(status.pid, signal.SIGKILL)
-                console.print(f"[red]>>> SIGKILL to rank {rank} (process {status.pid}) in the middle of step {status.step}[/red]")
+                console.print(
+                    f"[red]>>> SIGKILL to rank {rank} (process {status.pid}) in the middle "
+                    f"of step {status.step}[/red]"
+                )
                 return
             time.sleep(0.002)
 
@@ -97,7 +116,7 @@ def timeline(events: list[Event]) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--nproc", type=int, default=2)
     args = parser.parse_args()
@@ -111,11 +130,18 @@ def main() -> None:
         events = struck.events()
         console.print()
         console.print(timeline(events))
-        lost = [e.data["lost_steps"] for e in events if e.kind == "resumed" and e.data["source"] != "fresh"]
+        lost = [
+            e.data["lost_steps"]
+            for e in events
+            if e.kind == "resumed" and e.data["source"] != "fresh"
+        ]
         stalls = [e.data["stall_ns_per_step"] / 1e6 for e in calm.events() if e.kind == "summary"]
         equal = with_kill["sha256"] == without["sha256"]
         console.print(f"lost steps: {lost}    stall a step: {max(stalls):.2f} ms")
-        console.print(f"sha256 with the kill:  {with_kill['sha256']}\nsha256 undisturbed:    {without['sha256']}")
+        console.print(
+            f"sha256 with the kill:  {with_kill['sha256']}\nsha256 undisturbed:    "
+            f"{without['sha256']}"
+        )
         console.print("[bold green]equal, bit for bit[/]" if equal else "[bold red]DIFFERENT[/]")
         sys.exit(0 if equal and len(lost) == 1 else 1)
     finally:

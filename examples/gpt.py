@@ -4,8 +4,9 @@ One process:    python examples/gpt.py
 Two, with DDP:  torchrun --nproc-per-node 2 examples/gpt.py
 Survives:       keepstep run --nproc-per-node 2 examples/gpt.py
 
-The four lines of keepstep are in `main`; everything else is an ordinary training script, with what makes an
-exact resume hard left in on purpose: dropout, a learning-rate schedule, a shuffling sampler, tied weights.
+The four lines of keepstep are in `main`; everything else is an ordinary training script, with what
+makes an exact resume hard left in on purpose: dropout, a learning-rate schedule, a shuffling
+sampler, tied weights.
 """
 
 from __future__ import annotations
@@ -37,17 +38,23 @@ class Block(nn.Module):
         self.heads, self.dropout = heads, dropout
         self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(dropout))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(dropout)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(self.norm_1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.dropout if self.training else 0.0)
+        y = F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, dropout_p=self.dropout if self.training else 0.0
+        )
         x = x + self.out(y.transpose(1, 2).flatten(-2))
         return x + self.mlp(self.norm_2(x))
 
 
 class GPT(nn.Module):
-    def __init__(self, width: int, layers: int, heads: int, context: int, dropout: float = 0.1) -> None:
+    def __init__(
+        self, width: int, layers: int, heads: int, context: int, dropout: float = 0.1
+    ) -> None:
         super().__init__()
         self.bytes, self.places = nn.Embedding(256, width), nn.Embedding(context, width)
         self.drop = nn.Dropout(dropout)
@@ -66,7 +73,8 @@ class GPT(nn.Module):
 
 
 class PositionSampler:
-    """Shuffles `size` items anew each epoch, deals them to the ranks in turn, and knows where it is.
+    """Shuffles `size` items anew each epoch, deals them to the ranks in turn, and knows where it
+    is.
 
     The order follows from seed and epoch alone, so two numbers are all there is to save.
     """
@@ -76,7 +84,8 @@ class PositionSampler:
         self.load_state_dict({"epoch": 0, "position": 0})
 
     def take(self, count: int) -> Tensor:
-        """This rank's next `count` items. What does not fill a batch on every rank is left to the next shuffle."""
+        """This rank's next `count` items. What does not fill a batch on every rank is left to the
+        next shuffle."""
         if self.position + count * WORLD_SIZE > self.size:
             self.load_state_dict({"epoch": self.epoch + 1, "position": 0})
         dealt = self.order[self.position : self.position + count * WORLD_SIZE]
@@ -88,17 +97,22 @@ class PositionSampler:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.epoch, self.position = state["epoch"], state["position"]
-        self.order = torch.randperm(self.size, generator=torch.Generator().manual_seed(self.seed + self.epoch))
+        self.order = torch.randperm(
+            self.size, generator=torch.Generator().manual_seed(self.seed + self.epoch)
+        )
 
 
 def read_text() -> Tensor:
-    """The standard library's modules in the order of their names: the same bytes for everybody with this Python."""
+    """The standard library's modules in the order of their names: the same bytes for everybody with
+    this Python."""
     modules = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     text = b"".join(module.read_bytes() for module in modules)[:TEXT_BYTES]
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
-def train_one(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any, batch: Tensor) -> float:
+def train_one(
+    model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any, batch: Tensor
+) -> float:
     optimizer.zero_grad()
     loss = model(batch)
     loss.backward()
@@ -139,7 +153,9 @@ def main() -> None:
     job = keepstep.protect(model=model, optimizer=optimizer, scheduler=scheduler, sampler=sampler)
     for step in job.steps(args.steps):
         with step:  # given up when another rank is lost, and done again
-            loss = losses[step] = train_one(model, optimizer, scheduler, windows[sampler.take(args.batch)].long())
+            loss = losses[step] = train_one(
+                model, optimizer, scheduler, windows[sampler.take(args.batch)].long()
+            )
             job.report(loss=loss)
             if RANK == 0 and (step % 10 == 0 or step == args.steps - 1):
                 print(f"step {step:4d}  loss {loss:.3f}", flush=True)
@@ -164,7 +180,11 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=12, help="windows of text per rank and step")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="where rank 0 writes the final hash and the losses of the steps it ran, as JSON")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="where rank 0 writes the final hash and the losses of the steps it ran, as JSON",
+    )
     return parser.parse_args(given)
 
 

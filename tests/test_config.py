@@ -1,4 +1,5 @@
-"""Config: strongest source first, unknown names are errors, and every error says what was expected and what was found."""
+"""Config: strongest source first, unknown names are errors, and every error says what was expected
+and what was found."""
 
 from __future__ import annotations
 
@@ -10,7 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.config import SOCKET_PATH_BYTES, Config, Settings, from_environ, from_mapping, resolve, settings_from_text
+from keepstep.config import (
+    SOCKET_PATH_BYTES,
+    Config,
+    Settings,
+    from_environ,
+    from_mapping,
+    resolve,
+    settings_from_text,
+)
 from keepstep.errors import ConfigError
 
 HOME = {"HOME": "/home/someone"}
@@ -47,11 +56,14 @@ def test_the_defaults() -> None:
 
 
 def test_a_secret_is_never_shown() -> None:
-    with pytest.raises(ConfigError, match="secret: expected at least 16 bytes, found 5 bytes") as caught:
+    with pytest.raises(
+        ConfigError, match="secret: expected at least 16 bytes, found 5 bytes"
+    ) as caught:
         resolved({"secret": "hush!"})
     assert "hush" not in str(caught.value)
     settings = resolved({"secret": "something nobody knows"})
-    assert "nobody" not in settings.to_text()  # it becomes a command line, which everybody on the machine can read
+    # it becomes a command line, which everybody on the machine can read
+    assert "nobody" not in settings.to_text()
     assert settings_from_text(settings.to_text()) == replace(settings, secret=None)
 
 
@@ -104,13 +116,18 @@ def test_a_mapping_says_the_same_as_a_config(config: Config) -> None:
 
 def test_an_unknown_key_names_the_nearest_and_the_known() -> None:
     with pytest.raises(
-        ConfigError, match=r"unknown configuration key 'slot'; did you mean 'slots'\? \(known: arena_dir, budget, grace_s, hang_after_s, "
+        ConfigError,
+        match=r"unknown configuration key 'slot'; did you mean 'slots'\? "
+        r"\(known: arena_dir, budget, grace_s, hang_after_s, ",
     ):
         resolved({"slot": 3})
 
 
 def test_an_unknown_variable_too() -> None:
-    with pytest.raises(ConfigError, match=r"unknown environment variable 'KEEPSTEP_STOR'; did you mean 'KEEPSTEP_STORE'\?"):
+    with pytest.raises(
+        ConfigError,
+        match=r"unknown environment variable 'KEEPSTEP_STOR'; did you mean 'KEEPSTEP_STORE'\?",
+    ):
         resolved(KEEPSTEP_STOR="/mnt")
 
 
@@ -150,7 +167,10 @@ def test_a_variable_that_does_not_parse(environ: dict[str, str], message: str) -
     ],
 )
 def test_a_value_that_cannot_be(name: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=f"^{name}: expected .*, found {'' if value == 'memory://x' else repr(value)[:20]}"):
+    with pytest.raises(
+        ConfigError,
+        match=f"^{name}: expected .*, found {'' if value == 'memory://x' else repr(value)[:20]}",
+    ):
         resolved({name: value})
 
 
@@ -166,5 +186,9 @@ def test_relative_places_are_made_absolute(tmp_path: Path, monkeypatch: pytest.M
 def test_a_socket_path_that_is_too_long_is_said_before_it_fails() -> None:
     longest = "/" + "a" * (SOCKET_PATH_BYTES - len("//keepstep-j/keeper.sock"))
     assert resolved({"arena_dir": longest, "job": "j"}).arena_dir == Path(longest)
-    with pytest.raises(ConfigError, match=f"expected a socket path of at most {SOCKET_PATH_BYTES} bytes, found {SOCKET_PATH_BYTES + 1}"):
+    with pytest.raises(
+        ConfigError,
+        match=f"expected a socket path of at most {SOCKET_PATH_BYTES} bytes, found "
+        f"{SOCKET_PATH_BYTES + 1}",
+    ):
         resolved({"arena_dir": longest + "a", "job": "j"})

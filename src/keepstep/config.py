@@ -1,8 +1,8 @@
 """Config: everything a user may set, checked once, in one place.
 
-Sources, strongest first: the Config given in code; `KEEPSTEP_*` variables (what `keepstep run` sets);
-the defaults. The environment fills only what the code left unset, and unknown names are errors in
-both. Comes in: a Config and an environment. Goes out: a Config with every field set.
+Sources, strongest first: the Config given in code; `KEEPSTEP_*` variables (what `keepstep run`
+sets); the defaults. The environment fills only what the code left unset, and unknown names are
+errors in both. Comes in: a Config and an environment. Goes out: a Config with every field set.
 """
 
 from __future__ import annotations
@@ -30,32 +30,44 @@ SOCKET_PATH_BYTES = 107  # sockaddr_un holds 108 with the final zero
 class Config:
     """What a user may set. None means: not set here, take the environment's or the default.
 
-    job: name of the job; equal names share a job directory. Default: script name and a hash of user,
-        script path, arguments, directory and SLURM_JOB_ID, so the same command finds its own state again.
+    job: name of the job; equal names share a job directory. Default: script name and a hash of
+        user, script path, arguments, directory and SLURM_JOB_ID, so the same command finds its own
+        state again.
     store: directory or fsspec URL (`s3://bucket/prefix`) for checkpoints. Default: none.
-    persist_every_steps: a checkpoint to the store every n steps; 0: only on demand, on SIGTERM and at the end.
+    persist_every_steps: a checkpoint to the store every n steps; 0: only on demand, on SIGTERM and
+        at the end.
     keep: retention of checkpoints, a union of rules: `latest:2`, `every:1000`, `best:loss:min:1`.
     slots: slots a rank; 0 chooses (see core/redundancy/memory_budget.py). At least 2.
     arena_dir: where slots live; must be memory (tmpfs).
     grace_s: how long the keeper outlives agent and ranks before it removes everything.
-    lazy: copy parameters and optimizer state during the next forward and backward. False copies at the boundary
-        (for code that writes to `.data` outside the optimizer's step, which version counters do not see).
+    lazy: copy parameters and optimizer state during the next forward and backward. False copies at
+        the boundary (for code that writes to `.data` outside the optimizer's step, which version
+        counters do not see).
     scrub_every_s: how often the keeper re-verifies resting slots; 0 never.
     state_dir: where journals live.
-    redundancy: what other nodes keep of a snapshot: `none`, `copies:M`, `parity:N`, `rs:K+M`, or `auto`.
-    host: the address at which other nodes reach this one. Default: that of the interface that leads to the job's meeting point.
+    redundancy: what other nodes keep of a snapshot: `none`, `copies:M`, `parity:N`, `rs:K+M`, or
+        `auto`.
+    host: the address at which other nodes reach this one. Default: that of the interface that leads
+        to the job's meeting point.
     rack: what this node fails together with; for all nodes or for none.
-    secret: shared by the job's keepers, at least 16 bytes. Default: made anew for each start and handed round at the meeting point.
+    secret: shared by the job's keepers, at least 16 bytes. Default: made anew for each start and
+        handed round at the meeting point.
     link_dead_s: how long a link between nodes may stay away before its node counts as lost.
-    interleave: `auto` sends copies to other nodes only while the trainers' collectives leave the network idle, where that can be seen and
-        helps (docs/interleaving.md); `off` sends them at once.
-    metrics_port: where the node's agent serves Prometheus metrics. Default: nowhere. Needs the extra `metrics`.
-    replace_command: run by the shell, by one of the agents, when a node is lost, with KEEPSTEP_LOST_NODE, _HOST, _JOB and _WHY set: it has
-        the platform start another one. Default: somebody else does, or a spare waits.
-    budget: how many restarts each cause of failure may cost in a row, `crash=10,node=unlimited`; after `refill=100` new steps since the
-        last one its budget is whole again. What is not named stays at its default.
-    shrink_after_s: how long nodes that may be missing (`--nnodes MIN:MAX`) are waited for before the job goes on without them.
-    hang_after_s: no rank's progress for so long is a hang, whatever it looks like. Default: learnt from the job's own steps.
+    interleave: `auto` sends copies to other nodes only while the trainers' collectives leave the
+        network idle, where that can be seen and helps (docs/interleaving.md); `off` sends them at
+        once.
+    metrics_port: where the node's agent serves Prometheus metrics. Default: nowhere. Needs the
+        extra `metrics`.
+    replace_command: run by the shell, by one of the agents, when a node is lost, with
+        KEEPSTEP_LOST_NODE, _HOST, _JOB and _WHY set: it has the platform start another one.
+        Default: somebody else does, or a spare waits.
+    budget: how many restarts each cause of failure may cost in a row, `crash=10,node=unlimited`;
+        after `refill=100` new steps since the last one its budget is whole again. What is not named
+        stays at its default.
+    shrink_after_s: how long nodes that may be missing (`--nnodes MIN:MAX`) are waited for before
+        the job goes on without them.
+    hang_after_s: no rank's progress for so long is a hang, whatever it looks like. Default: learnt
+        from the job's own steps.
     """
 
     job: str | None = None
@@ -121,7 +133,8 @@ class Settings:
         return self.state_dir / self.job / "journal.jsonl"
 
     def to_text(self) -> str:
-        """As it is handed to a process of ours on its command line, which everybody can read: without the secret."""
+        """As it is handed to a process of ours on its command line, which everybody can read:
+        without the secret."""
         return json.dumps({**asdict(self), "secret": None}, default=str)
 
 
@@ -133,11 +146,16 @@ def _job_dir(arena_dir: Path, job: str) -> Path:
 def settings_from_text(text: str) -> Settings:
     """The inverse of `Settings.to_text`, but for the secret."""
     values = json.loads(text)
-    return Settings(**{**values, "arena_dir": Path(values["arena_dir"]), "state_dir": Path(values["state_dir"])})
+    return Settings(
+        **{**values, "arena_dir": Path(values["arena_dir"]), "state_dir": Path(values["state_dir"])}
+    )
 
 
-def resolve(config: Config | Mapping[str, Any] | None, environ: Mapping[str, str], default_job: str) -> Settings:
-    """Settings from code, environment and defaults. Raises ConfigError naming key, expected and found."""
+def resolve(
+    config: Config | Mapping[str, Any] | None, environ: Mapping[str, str], default_job: str
+) -> Settings:
+    """Settings from code, environment and defaults. Raises ConfigError naming key, expected and
+    found."""
     chosen = from_mapping(config or {}) if not isinstance(config, Config) else config
     ambient = from_environ(environ)
     merged = {f.name: getattr(chosen, f.name) for f in fields(Config)}
@@ -173,7 +191,8 @@ INTERNAL = {
 
 
 def from_environ(environ: Mapping[str, str]) -> Config:
-    """A Config from `KEEPSTEP_*`. Raises ConfigError on an unknown name or a value that does not parse."""
+    """A Config from `KEEPSTEP_*`. Raises ConfigError on an unknown name or a value that does not
+    parse."""
     types = {ENV_PREFIX + f.name.upper(): (f.name, str(f.type)) for f in fields(Config)}
     values: dict[str, Any] = {}
     for key, text in environ.items():
@@ -199,7 +218,9 @@ def _to_text(value: Any) -> str:
 def _from_text(key: str, text: str, kind: str) -> Any:
     try:
         if kind.startswith("bool"):
-            return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[text.lower()]
+            return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[
+                text.lower()
+            ]
         if kind.startswith("int"):
             return int(text)
         if kind.startswith("float"):
@@ -210,8 +231,11 @@ def _from_text(key: str, text: str, kind: str) -> Any:
 
 
 def _defaults(environ: Mapping[str, str], default_job: str) -> dict[str, Any]:
-    state_home = environ.get("XDG_STATE_HOME") or os.path.join(environ.get("HOME", "/tmp"), ".local", "state")
-    # A foreign launcher's restart (Slurm requeue, a person typing the command again) takes minutes; the agent's takes seconds.
+    state_home = environ.get("XDG_STATE_HOME") or os.path.join(
+        environ.get("HOME", "/tmp"), ".local", "state"
+    )
+    # A foreign launcher's restart (Slurm requeue, a person typing the command again) takes minutes;
+    # the agent's takes seconds.
     grace_s = 30.0 if "KEEPSTEP_AGENT" in environ else 300.0
     return {
         "job": default_job,
@@ -240,7 +264,11 @@ def _defaults(environ: Mapping[str, str], default_job: str) -> dict[str, Any]:
 
 def _checked(values: dict[str, Any]) -> Settings:
     expect = {
-        "job": (str, "a name of letters, digits, '.', '_' and '-', at most 64 long and not all dots", _is_name),
+        "job": (
+            str,
+            "a name of letters, digits, '.', '_' and '-', at most 64 long and not all dots",
+            _is_name,
+        ),
         "persist_every_steps": (int, "a whole number of steps, 0 or more", lambda v: v >= 0),
         "keep": (str, "retention rules such as 'latest:2,every:1000'", bool),
         "slots": (int, "0 (choose) or 2 to 8", lambda v: v == 0 or 2 <= v <= 8),
@@ -252,27 +280,48 @@ def _checked(values: dict[str, Any]) -> Settings:
         "redundancy": (str, "none, copies:M, parity:N, rs:K+M or auto", bool),
         "host": ((str, type(None)), "an address or a name", lambda v: v is None or bool(v)),
         "rack": ((str, type(None)), "a name", lambda v: v is None or bool(v)),
-        "secret": ((str, type(None)), "at least 16 bytes", lambda v: v is None or len(v.encode()) >= MIN_SECRET_BYTES),
+        "secret": (
+            (str, type(None)),
+            "at least 16 bytes",
+            lambda v: v is None or len(v.encode()) >= MIN_SECRET_BYTES,
+        ),
         "link_dead_s": ((int, float), "seconds, at least 2", lambda v: 2 <= v < math.inf),
         "interleave": (str, "auto or off", lambda v: v in ("auto", "off")),
-        "metrics_port": ((int, type(None)), "a port, 1 to 65535", lambda v: v is None or 0 < v < 1 << 16),
+        "metrics_port": (
+            (int, type(None)),
+            "a port, 1 to 65535",
+            lambda v: v is None or 0 < v < 1 << 16,
+        ),
         "replace_command": ((str, type(None)), "a command", lambda v: v is None or bool(v.strip())),
         "budget": (str, "causes with numbers such as 'crash=3,node=unlimited'", lambda v: True),
         "shrink_after_s": ((int, float), "seconds, 0 or more", lambda v: 0 <= v < math.inf),
-        "hang_after_s": ((int, float, type(None)), "seconds, at least 4", lambda v: v is None or 4 <= v < math.inf),
+        "hang_after_s": (
+            (int, float, type(None)),
+            "seconds, at least 4",
+            lambda v: v is None or 4 <= v < math.inf,
+        ),
     }
     for name, (kind, words, good) in expect.items():
         value = values[name]
         wrong_bool = isinstance(value, bool) and kind is not bool
         if not isinstance(value, kind) or wrong_bool or not good(value):  # type: ignore[arg-type]
-            found = f"{len(value.encode())} bytes" if name == "secret" and isinstance(value, str) else repr(value)
+            found = (
+                f"{len(value.encode())} bytes"
+                if name == "secret" and isinstance(value, str)
+                else repr(value)
+            )
             raise ConfigError(f"{name}: expected {words}, found {found}")
     parse_policy(values["redundancy"])
     parse_budget(values["budget"])
     if values["store"] is not None and not isinstance(values["store"], (str, Path)):
-        raise ConfigError(f"store: expected a directory or an fsspec URL, found {values['store']!r}")
+        raise ConfigError(
+            f"store: expected a directory or an fsspec URL, found {values['store']!r}"
+        )
     if str(values["store"]).startswith("memory://"):
-        raise ConfigError("store: expected a place other processes can read, found 'memory://', which lives in one process")
+        raise ConfigError(
+            "store: expected a place other processes can read, found 'memory://', which "
+            "lives in one process"
+        )
     # Made absolute here: the keeper and the persister work in another directory.
     settings = Settings(
         **{
@@ -285,7 +334,8 @@ def _checked(values: dict[str, Any]) -> Settings:
     socket_path = os.fsencode(settings.job_dir / "keeper.sock")
     if len(socket_path) > SOCKET_PATH_BYTES:
         raise ConfigError(
-            f"arena_dir and job: expected a socket path of at most {SOCKET_PATH_BYTES} bytes, found {len(socket_path)} ({settings.job_dir})"
+            f"arena_dir and job: expected a socket path of at most {SOCKET_PATH_BYTES} "
+            f"bytes, found {len(socket_path)} ({settings.job_dir})"
         )
     return settings
 
@@ -295,4 +345,8 @@ def _absolute_url(store: str) -> str:
 
 
 def _is_name(value: str) -> bool:
-    return 0 < len(value) <= 64 and all(c.isalnum() or c in "._-" for c in value) and value.strip(".") != ""
+    return (
+        0 < len(value) <= 64
+        and all(c.isalnum() or c in "._-" for c in value)
+        and value.strip(".") != ""
+    )

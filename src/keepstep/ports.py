@@ -1,8 +1,9 @@
 """Ports: what the runtime asks of the world, as Protocols of few methods.
 
-`edge/` has the world itself; `sim/` has one of virtual time, in which the same keepers run unchanged. What both must keep is tested once,
-for both, in `tests/contracts/`. Slots and pages are formats laid over a `Memory`, the same in both: `Slot(memory, path)`,
-`StatusPage(memory, path)`, `slot_paths(memory, job_dir, rank)`.
+`edge/` has the world itself; `sim/` has one of virtual time, in which the same keepers run
+unchanged. What both must keep is tested once, for both, in `tests/contracts/`. Slots and pages are
+formats laid over a `Memory`, the same in both: `Slot(memory, path)`, `StatusPage(memory, path)`,
+`slot_paths(memory, job_dir, rank)`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Region(Protocol):
         """Touch every page now: a first touch later costs twenty times the copy."""
 
     def lock(self, exclusive: bool) -> bool:
-        """Try to lock the file for this mapping of it, shared or exclusively; False when others hold it. Ends with the process."""
+        """Try to lock the file for this mapping of it, shared or exclusively; False when others
+        hold it. Ends with the process."""
 
     def unlock(self) -> None: ...
 
@@ -50,13 +52,15 @@ class Region(Protocol):
 
 
 class Memory(Protocol):
-    """A node's memory: files that outlive the processes which map them, and are lost with the node."""
+    """A node's memory: files that outlive the processes which map them, and are lost with the
+    node."""
 
     def open(self, path: Path) -> Region:
         """Raises OSError when there is none, ValueError when it is empty."""
 
     def create(self, path: Path, nbytes: int) -> Region:
-        """A file of zeros with every page reserved, and the directories above it; replaces what has that name.
+        """A file of zeros with every page reserved, and the directories above it; replaces what has
+        that name.
 
         Raises MemoryBudgetError when it does not fit; leaves nothing behind then.
         """
@@ -68,7 +72,8 @@ class Memory(Protocol):
         """What is in it, in order; nothing when it is not there."""
 
     def rename(self, path: Path, to: Path) -> None:
-        """Of a file or a directory, in one instant; replaces a file of that name. Raises OSError when there is no `path`."""
+        """Of a file or a directory, in one instant; replaces a file of that name. Raises OSError
+        when there is no `path`."""
 
     def remove(self, path: Path) -> None:
         """A file, or a directory with all that is in it; nothing happens when it is not there."""
@@ -87,7 +92,8 @@ class Workers(Protocol):
     """Work that takes long, off the loop: hashing, touching memory, reading a store."""
 
     def submit(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
-        """Have `work` done elsewhere; the loop calls `then` with its result. What it raises ends the process."""
+        """Have `work` done elsewhere; the loop calls `then` with its result. What it raises ends
+        the process."""
 
 
 class Box(Protocol):
@@ -102,10 +108,12 @@ class Box(Protocol):
 
 
 class Receiver(Protocol):
-    """Who takes what links bring. The real ones call it on their threads: quick, and safe for several of them."""
+    """Who takes what links bring. The real ones call it on their threads: quick, and safe for
+    several of them."""
 
     def up(self, node: int) -> None:
-        """The link to that node is open, for the first time or again with another life of its keeper."""
+        """The link to that node is open, for the first time or again with another life of its
+        keeper."""
 
     def message(self, node: int, message: Message) -> None:
         """Arrives once, in the order in which it was sent."""
@@ -120,13 +128,16 @@ class Receiver(Protocol):
         """A `send_block` that was refused may be tried again."""
 
     def dead(self, node: int, why: str, is_loss: bool) -> None:
-        """That link is over with all it carried, for good: another life of its keeper may open another one. No loss: it said goodbye."""
+        """That link is over with all it carried, for good: another life of its keeper may open
+        another one. No loss: it said goodbye."""
 
 
 class Links(Protocol):
-    """A keeper's links to others. Open when both ends want it; they outlive their connections (docs/protocol.md, "The wire").
+    """A keeper's links to others. Open when both ends want it; they outlive their connections
+    (docs/protocol.md, "The wire").
 
-    `be` comes first. A call that may end a link (`be`, `connect`, `close`) is not for the receiver's calls.
+    `be` comes first. A call that may end a link (`be`, `connect`, `close`) is not for the
+    receiver's calls.
     """
 
     @property
@@ -134,17 +145,23 @@ class Links(Protocol):
         """Where others reach this keeper, from the beginning."""
 
     def be(self, node: int, secret: bytes) -> None:
-        """The keeper of this node, among those who know the secret. Again, with another number or secret: without the links there were."""
+        """The keeper of this node, among those who know the secret. Again, with another number or
+        secret: without the links there were."""
 
     def connect(self, node: int, address: tuple[str, int], incarnation: int = 0) -> None:
-        """Be linked with that node's keeper, in this life of it or a later one. At another address than before it is another machine's, of
-        whatever age."""
+        """Be linked with that node's keeper, in this life of it or a later one. At another address
+        than before it is another machine's, of whatever age."""
 
     def send(self, node: int, message: Message) -> bool:
         """False when it could not be taken: no link, or its queue is full."""
 
     def send_block(
-        self, node: int, span: Span, source: memoryview, done: Callable[[str | None], None], checksum: int | None = None
+        self,
+        node: int,
+        span: Span,
+        source: memoryview,
+        done: Callable[[str | None], None],
+        checksum: int | None = None,
     ) -> bool:
         """`done` hears None, or why it did not get there; False when it could not be taken now.
 
@@ -162,8 +179,16 @@ class Links(Protocol):
 class OpenLinks(Protocol):
     """Makes a keeper's links."""
 
-    def __call__(self, job_hash: bytes, incarnation: int, address: tuple[str, int], dead_ns: int, receiver: Receiver) -> Links:
-        """`address`: port 0 is any that is free. `dead_ns`: how long a link may be without a connection before it is over.
+    def __call__(
+        self,
+        job_hash: bytes,
+        incarnation: int,
+        address: tuple[str, int],
+        dead_ns: int,
+        receiver: Receiver,
+    ) -> Links:
+        """`address`: port 0 is any that is free. `dead_ns`: how long a link may be without a
+        connection before it is over.
 
         Raises KeeperError when the address is not this node's, or taken.
         """
@@ -173,7 +198,8 @@ class Writer(Protocol):
     """Who writes checkpoints for a keeper: the persister, a process that may die at any moment."""
 
     def ask(self, request: dict[str, Any], heard: Callable[[dict[str, Any]], None]) -> None:
-        """`heard` is called by the loop with the answer, or with {"ok": False, "why"} when it died. Answers come in order."""
+        """`heard` is called by the loop with the answer, or with {"ok": False, "why"} when it died.
+        Answers come in order."""
 
     def close(self) -> None: ...
 
@@ -182,17 +208,21 @@ class Checkpoints(Protocol):
     """The store, as far as a keeper looks into it."""
 
     def usable(self) -> tuple[list[int], dict[int, str]]:
-        """Steps of whole checkpoints, and of damaged ones with what is wrong. Raises StoreError when it cannot be read."""
+        """Steps of whole checkpoints, and of damaged ones with what is wrong. Raises StoreError
+        when it cannot be read."""
 
 
 class KV(Protocol):
-    """A small memory that all nodes of a job share. `edge/torch/tcp_store.py` is one agent's own, `edge/net/etcd.py` nobody's.
+    """A small memory that all nodes of a job share. `edge/torch/tcp_store.py` is one agent's own,
+    `edge/net/etcd.py` nobody's.
 
-    `swap` is all that writes, and it writes at one instant for everybody: seats and verdicts are swapped against nothing, so that the
-    first writer wins; who coordinates is swapped against what was read. Nobody writes a value, in one key, that was there before: a
-    `swap` that was not answered may be asked again, and may take effect late, and does no harm. No value is empty.
+    `swap` is all that writes, and it writes at one instant for everybody: seats and verdicts are
+    swapped against nothing, so that the first writer wins; who coordinates is swapped against what
+    was read. Nobody writes a value, in one key, that was there before: a `swap` that was not
+    answered may be asked again, and may take effect late, and does no harm. No value is empty.
 
-    A client is for one thread. Everything raises MeetingError when the memory is gone; what passes (a restart, an election) is waited out.
+    A client is for one thread. Everything raises MeetingError when the memory is gone; what passes
+    (a restart, an election) is waited out.
     """
 
     def swap(self, key: str, expected: str | None, value: str) -> str | None:
@@ -209,7 +239,9 @@ class KV(Protocol):
 
 
 class NodeProvider(Protocol):
-    """Who can give a machine in place of a lost one. `edge/os/provider.py` asks the platform by a command."""
+    """Who can give a machine in place of a lost one. `edge/os/provider.py` asks the platform by a
+    command."""
 
     def replace(self, lost: LostNode, then: Callable[[str], None]) -> None:
-        """Ask for it, without waiting; `then` hears, from any thread, what became of that. The replacement joins the job by itself."""
+        """Ask for it, without waiting; `then` hears, from any thread, what became of that. The
+        replacement joins the job by itself."""

@@ -1,4 +1,5 @@
-"""What importing costs and brings along, measured in fresh interpreters, and the names the package exports."""
+"""What importing costs and brings along, measured in fresh interpreters, and the names the package
+exports."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ EXPORTED = {
 
 
 def fresh_import(module: str) -> dict[str, Any]:
-    """How much processor time a new interpreter needs for `module` (others use the machine too), and every module it has afterwards."""
+    """How much processor time a new interpreter needs for `module` (others use the machine too),
+    and every module it has afterwards."""
     code = (
         "import json, sys, time\n"
         "begin = time.process_time()\n"
@@ -39,7 +41,9 @@ def fresh_import(module: str) -> dict[str, Any]:
         "took_s = time.process_time() - begin\n"
         "print(json.dumps({'took_s': took_s, 'modules': list(sys.modules)}))\n"
     )
-    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
+    run = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
+    )
     result: dict[str, Any] = json.loads(run.stdout)
     return result
 

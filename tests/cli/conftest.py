@@ -1,4 +1,5 @@
-"""A machine of its own for every test: memory and journals below tmp_path, jobs made of real pages and slots."""
+"""A machine of its own for every test: memory and journals below tmp_path, jobs made of real pages
+and slots."""
 
 from __future__ import annotations
 
@@ -47,8 +48,11 @@ class Machine:
     def journal(self, job: str, who: str = "keeper") -> Journal:
         return Journal(self.settings_of(job).journal_path, who)
 
-    def slot(self, job: str, rank: int, index: int, step: int, floats: int = 1024, shelf: str = "") -> Path:
-        """A rank's own, or (`shelf` being held or parity) what is kept for other nodes, whose manifest is no layout when it is a parity."""
+    def slot(
+        self, job: str, rank: int, index: int, step: int, floats: int = 1024, shelf: str = ""
+    ) -> Path:
+        """A rank's own, or (`shelf` being held or parity) what is kept for other nodes, whose
+        manifest is no layout when it is a parity."""
         path = slot_path(self.settings_of(job).job_dir / shelf, rank, index)
         path.parent.mkdir(parents=True, exist_ok=True)
         layout = lay_out([TensorSpec("model.weight", "float32", (floats,), 4 * floats)])
@@ -56,7 +60,12 @@ class Machine:
         slot.begin(job_hash(job, os.getuid()), rank, 1, 1, Stamp(step, 1))
         slot.payload[: 4 * floats] = bytes([step % 256]) * (4 * floats)
         manifest = {"row": [0, 1], "tolerates": 1} if shelf == "parity" else layout.to_json()
-        slot.seal(slot.write_table(4 * floats, json.dumps(manifest).encode()), layout.hash(), 0.5, wall_ns=1)
+        slot.seal(
+            slot.write_table(4 * floats, json.dumps(manifest).encode()),
+            layout.hash(),
+            0.5,
+            wall_ns=1,
+        )
         slot.close()
         return path
 
@@ -67,7 +76,15 @@ class Machine:
         page = StatusPage.own(MEMORY, self.settings_of(job).job_dir, rank)
         assert page is not None
         slots = tuple(SlotView(SlotState.SEALED, Stamp(step, 1)) for step in steps)
-        page.publish(rank=rank, world_size=world_size, pid=100 + rank, epoch=1, phase=Phase.FORWARD, completed_step=steps[-1], slots=slots)
+        page.publish(
+            rank=rank,
+            world_size=world_size,
+            pid=100 + rank,
+            epoch=1,
+            phase=Phase.FORWARD,
+            completed_step=steps[-1],
+            slots=slots,
+        )
         self.pages.append(page)
         return page
 

@@ -22,9 +22,21 @@ def test_the_dead_are_removed_and_the_living_are_not(machine: Any) -> None:
     ending = machine.settings.arena_dir / "keepstep-gone.ending-4711"
     ending.mkdir()
     document = machine.json("clean", "--all", "--yes")
-    assert [(found["job"], found["removed"]) for found in document["leftovers"]] == [("alive", False), ("dead", True), ("gone", True)]
+    assert [(found["job"], found["removed"]) for found in document["leftovers"]] == [
+        ("alive", False),
+        ("dead", True),
+        ("gone", True),
+    ]
     assert [p.name for p in machine.settings.arena_dir.iterdir()] == ["keepstep-alive"]
-    assert set(document["leftovers"][0]) == {"job", "path", "bytes", "held_bytes", "keeper_alive", "ranks_alive", "removed"}
+    assert set(document["leftovers"][0]) == {
+        "job",
+        "path",
+        "bytes",
+        "held_bytes",
+        "keeper_alive",
+        "ranks_alive",
+        "removed",
+    }
     assert document["leftovers"][0]["ranks_alive"] == [[0, 100]]
 
 
@@ -76,7 +88,8 @@ def test_a_held_lock_is_a_living_keeper(machine: Any) -> None:
     fcntl.flock(fd, fcntl.LOCK_EX)
     result = machine.run("clean", "--job", "demo", "--yes")
     assert result.exit_code == 2 and "--force ends it" in result.stderr
-    result = machine.run("clean", "--job", "demo", "--yes", "--force")  # it holds the lock and does not answer
+    # it holds the lock and does not answer
+    result = machine.run("clean", "--job", "demo", "--yes", "--force")
     assert result.exit_code == 2 and "expected the keeper to answer" in result.stderr
     assert machine.settings_of("demo").job_dir.exists()
     os.close(fd)
@@ -93,7 +106,9 @@ def test_force_ends_a_real_keeper(machine: Any, monkeypatch: Any) -> None:
         result = machine.run("clean", "--job", "demo", "--yes", "--force")
         assert result.exit_code == 0, result.output
         assert not settings.job_dir.exists()
-        assert [e.why for e in read_journal(settings.journal_path) if e.kind == "job-over"] == ["keepstep clean --force"]
+        assert [e.why for e in read_journal(settings.journal_path) if e.kind == "job-over"] == [
+            "keepstep clean --force"
+        ]
     finally:
         box.send({"kind": "end", "ok": False, "why": "the test is over"})
         box.close()

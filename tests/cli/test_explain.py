@@ -8,17 +8,40 @@ from typing import Any
 
 def tell(machine: Any, job: str) -> None:
     """One run with one recovery, as keeper, agent and ranks write it."""
-    keeper, agent, rank = machine.journal(job), machine.journal(job, "agent"), machine.journal(job, "rank 1")
+    keeper, agent, rank = (
+        machine.journal(job),
+        machine.journal(job, "agent"),
+        machine.journal(job, "rank 1"),
+    )
     keeper.record("keeper-started", "keeper 7 has /m; nothing there yet", pid=7)
     agent.record("job-started", "job demo: 2 ranks")
-    keeper.record("resumed", "every rank starts afresh: epoch 1 begins", step=-1, source="fresh", lost_steps=0, epoch=1)
+    keeper.record(
+        "resumed",
+        "every rank starts afresh: epoch 1 begins",
+        step=-1,
+        source="fresh",
+        lost_steps=0,
+        epoch=1,
+    )
     agent.record("rank-exited", "rank 1 was killed by SIGKILL (9)", rank=1, pid=5, code=-9)
     agent.record("ranks-restarted", "all 2 ranks run again")
-    rank.record("damaged", "slot-1: step 25 of rank 1 damaged: block 3; the next source is used", rank=1, slot=1)
+    rank.record(
+        "damaged",
+        "slot-1: step 25 of rank 1 damaged: block 3; the next source is used",
+        rank=1,
+        slot=1,
+    )
     keeper.record("rank-joined", "rank 1 of 2 holds step 24", rank=1)
-    keeper.record("restore-offered", "step 24 is the newest state all 2 ranks hold in memory", source="memory", step=24)
+    keeper.record(
+        "restore-offered",
+        "step 24 is the newest state all 2 ranks hold in memory",
+        source="memory",
+        step=24,
+    )
     rank.record("loaded", "loaded and proved in 3.0 ms", step=24, duration_ns=3_000_000)
-    keeper.record("resumed", "every rank has proven step 24", step=24, source="memory", lost_steps=1, epoch=2)
+    keeper.record(
+        "resumed", "every rank has proven step 24", step=24, source="memory", lost_steps=1, epoch=2
+    )
     rank.record("next-step", "step 25 is done, 11.2 ms after the restore", step=25)
 
 
@@ -27,8 +50,20 @@ def test_what_happened_and_why(machine: Any) -> None:
     result = machine.run("explain")
     assert result.exit_code == 0
     rows = [" ".join(line.split()) for line in result.stdout.splitlines()]
-    assert any(row.startswith("Recovery 1: resumed with step 24 from memory in") and row.endswith("1 completed step lost") for row in rows)
-    for stage in ("fact noticed", "action restarted", "joined", "offered", "loaded", "resumed", "closed next step"):
+    assert any(
+        row.startswith("Recovery 1: resumed with step 24 from memory in")
+        and row.endswith("1 completed step lost")
+        for row in rows
+    )
+    for stage in (
+        "fact noticed",
+        "action restarted",
+        "joined",
+        "offered",
+        "loaded",
+        "resumed",
+        "closed next step",
+    ):
         assert any(row.startswith(f"{stage} at 0.") for row in rows), stage
     assert any(row.startswith("refused slot-1: step 25 of rank 1 damaged: block 3") for row in rows)
     assert any(row.endswith("agent rank 1 was killed by SIGKILL (9)") for row in rows)
@@ -40,25 +75,64 @@ def test_a_chain_with_every_link_and_a_kind_that_nobody_knows(machine: Any) -> N
     agent, rank = machine.journal("demo", "agent"), machine.journal("demo", "rank 0")
     agent.record("suspicion", "rank 1 has not moved for 3.0 s", rank=1, silent_ns=3_000_000_000)
     agent.record("verdict", "rank 1 is stopped (state T)", kind="stopped", culprit=1, strength=5)
-    agent.record("refused", "observing does not help a stopped process", rung="observe", why="a stopped process")
+    agent.record(
+        "refused",
+        "observing does not help a stopped process",
+        rung="observe",
+        why="a stopped process",
+    )
     agent.record("plan", "rank 1 is replaced, the others stay", rung="respawn")
     rank.record("lost-notice", "rank 1 is lost", rank=1, after_ns=20_000_000)
     agent.record("a-kind-of-tomorrow", "[bold] something new", anything=[1, {"x": None}])
     agent.record("rank-respawned", "the standby process becomes rank 1", rank=1)
     agent.record("suspicion", "rank 0 lost a connection", rank=0)
-    machine.journal("demo").record("resumed", "every rank has proven step 25", step=25, source="memory", lost_steps=0, epoch=3)
+    machine.journal("demo").record(
+        "resumed", "every rank has proven step 25", step=25, source="memory", lost_steps=0, epoch=3
+    )
     rank.record("regrouped", "met again", rank=0, attempt=1, duration_ns=200_000_000)
     rank.record("next-step", "step 26 is done", step=26, duration_ns=1000)
     rows = [" ".join(line.split()) for line in machine.run("explain").stdout.splitlines()]
-    second = next(i for i, row in enumerate(rows) if row.startswith("Recovery 2: resumed with step 25 from memory in "))
-    begins = ("suspicion", "verdict", "refused observe", "plan", "action told", "respawned", "resumed", "regrouped", "closed next step")
-    places = [next(i for i, row in enumerate(rows) if i > second and row.startswith(begin) and " at 0." in row) for begin in begins]
+    second = next(
+        i
+        for i, row in enumerate(rows)
+        if row.startswith("Recovery 2: resumed with step 25 from memory in ")
+    )
+    begins = (
+        "suspicion",
+        "verdict",
+        "refused observe",
+        "plan",
+        "action told",
+        "respawned",
+        "resumed",
+        "regrouped",
+        "closed next step",
+    )
+    places = [
+        next(
+            i
+            for i, row in enumerate(rows)
+            if i > second and row.startswith(begin) and " at 0." in row
+        )
+        for begin in begins
+    ]
     assert places == sorted(places)
     assert any(row.endswith("agent [bold] something new") for row in rows)
     stages = machine.json("explain")["runs"][0]["recoveries"][1]["stages"]
     assert [(s["link"], s["name"]) for s in stages] == [
-        *(("suspicion", "suspicion"), ("verdict", "verdict"), ("refused", "observe"), ("plan", "plan"), ("action", "told")),
-        *(("action", "respawned"), ("action", "resumed"), ("action", "regrouped"), ("closed", "next step")),
+        *(
+            ("suspicion", "suspicion"),
+            ("verdict", "verdict"),
+            ("refused", "observe"),
+            ("plan", "plan"),
+            ("action", "told"),
+        ),
+        *(
+            ("action", "respawned"),
+            ("action", "resumed"),
+            ("action", "regrouped"),
+            ("closed", "next step"),
+        ),
     ]
 
 
@@ -68,11 +142,34 @@ def test_the_document_keeps_its_shape(machine: Any) -> None:
     assert set(document) == {"job", "journal", "runs"} and document["job"] == "demo"
     [run] = document["runs"]
     assert set(run) == {"events", "recoveries", "end", "ended_well", "lost_steps", "account"}
-    assert (len(run["events"]), run["end"], run["ended_well"], run["lost_steps"]) == (11, None, None, 1)
+    assert (len(run["events"]), run["end"], run["ended_well"], run["lost_steps"]) == (
+        11,
+        None,
+        None,
+        1,
+    )
     assert set(run["events"][0]) == {"wall_ns", "mono_ns", "who", "kind", "why", "data"}
     [recovery] = run["recoveries"]
-    assert set(recovery) == {"outcome", "step", "source", "lost_steps", "took_ns", "stages", "refused", "setbacks", "evidence"}
-    assert [s["name"] for s in recovery["stages"]] == ["noticed", "restarted", "joined", "offered", "loaded", "resumed", "next step"]
+    assert set(recovery) == {
+        "outcome",
+        "step",
+        "source",
+        "lost_steps",
+        "took_ns",
+        "stages",
+        "refused",
+        "setbacks",
+        "evidence",
+    }
+    assert [s["name"] for s in recovery["stages"]] == [
+        "noticed",
+        "restarted",
+        "joined",
+        "offered",
+        "loaded",
+        "resumed",
+        "next step",
+    ]
     assert set(recovery["stages"][0]) == {"link", "name", "event", "took_ns", "who"}
     assert recovery["took_ns"] == sum(s["took_ns"] for s in recovery["stages"])
     spent = run["account"]
@@ -107,6 +204,9 @@ def test_torn_and_foreign_lines_are_passed_over(machine: Any) -> None:
 def test_nothing_to_tell(machine: Any) -> None:
     assert machine.json("explain") == {"job": None, "journal": None, "runs": []}
     result = machine.run("explain")
-    assert (result.exit_code, result.stdout.strip()) == (0, f"No journal tells of any job in {machine.settings.state_dir}.")
+    assert (result.exit_code, result.stdout.strip()) == (
+        0,
+        f"No journal tells of any job in {machine.settings.state_dir}.",
+    )
     machine.rank("demo", 0, [1])
     assert machine.json("explain", "--job", "demo")["runs"] == []

@@ -32,7 +32,10 @@ def test_intact_slots(machine: Any) -> None:
     document = machine.json("inspect")
     assert document["damaged"] == 0
     [job] = document["jobs"]
-    assert [(s["rank"], s["step"], s["proof"], s["blocks"]) for s in job["slots"]] == [(0, 7, "intact", 3), (1, 7, "intact", 1)]
+    assert [(s["rank"], s["step"], s["proof"], s["blocks"]) for s in job["slots"]] == [
+        (0, 7, "intact", 3),
+        (1, 7, "intact", 1),
+    ]
     result = machine.run("inspect")
     assert result.exit_code == 0 and result.stdout.count("intact") == 2
 
@@ -43,10 +46,16 @@ def test_a_flipped_bit_is_found_and_named(machine: Any) -> None:
     flip(path, PAGE_BYTES + BLOCK_BYTES + 12345, bit=5)
     result = machine.run("inspect")
     assert result.exit_code == 1
-    assert f"{path}: step 7 of rank 0 damaged: block 1" in result.stdout and "expected" in result.stdout
+    assert (
+        f"{path}: step 7 of rank 0 damaged: block 1" in result.stdout
+        and "expected" in result.stdout
+    )
     document = machine.json("inspect", "--job", "demo", code=1)
     assert document["damaged"] == 1
-    assert [(s["slot"], s["proof"]) for s in document["jobs"][0]["slots"]] == [(0, "intact"), (1, "damaged")]
+    assert [(s["slot"], s["proof"]) for s in document["jobs"][0]["slots"]] == [
+        (0, "intact"),
+        (1, "damaged"),
+    ]
     assert "block 1" in document["jobs"][0]["slots"][1]["why"]
     assert machine.run("inspect", "--no-verify").exit_code == 0  # nobody looked
 
@@ -60,8 +69,16 @@ def test_any_flipped_bit_of_a_snapshot_is_found(machine: Any, seed: int) -> None
     table = PAGE_BYTES + slot.capacity
     manifest = table + PAGE_BYTES
     rng = random.Random(seed)
-    written = [range(PAGE_BYTES), range(PAGE_BYTES, PAGE_BYTES + header.payload_bytes), range(table, table + 8)]
-    flip(path, rng.choice(rng.choice([*written, range(manifest, manifest + header.manifest_bytes)])), rng.randrange(8))
+    written = [
+        range(PAGE_BYTES),
+        range(PAGE_BYTES, PAGE_BYTES + header.payload_bytes),
+        range(table, table + 8),
+    ]
+    flip(
+        path,
+        rng.choice(rng.choice([*written, range(manifest, manifest + header.manifest_bytes)])),
+        rng.randrange(8),
+    )
     assert machine.run("inspect").exit_code == 1
 
 
@@ -94,7 +111,15 @@ def test_tensors(machine: Any) -> None:
     [slot] = machine.json("inspect", "--tensors", "--no-verify")["jobs"][0]["slots"]
     assert slot["proof"] == "unproven"
     assert slot["tensors"] == [
-        {"name": "model.weight", "dtype": "float32", "shape": [1024], "nbytes": 4096, "stride": None, "shard": None, "offset": 0}
+        {
+            "name": "model.weight",
+            "dtype": "float32",
+            "shape": [1024],
+            "nbytes": 4096,
+            "stride": None,
+            "shard": None,
+            "offset": 0,
+        }
     ]
     text = machine.run("inspect", "--tensors").stdout
     assert "model.weight" in text and "[1024]" in text
@@ -106,12 +131,22 @@ def test_copies_and_parities_are_proven_behind_a_nodes_own_slots(machine: Any) -
     parity = machine.slot("demo", 0, 0, 7, shelf="parity")
     [job] = machine.json("inspect")["jobs"]
     found = [(s["kind"], s["rank"], s["slot"], s["step"], s["proof"]) for s in job["slots"]]
-    assert found == [("own", 0, 0, 7, "intact"), ("copy", 2, 1, 7, "intact"), ("parity", 0, 0, 7, "intact")]
-    assert [len(s["tensors"]) for s in machine.json("inspect", "--tensors")["jobs"][0]["slots"]] == [1, 0, 0]
+    assert found == [
+        ("own", 0, 0, 7, "intact"),
+        ("copy", 2, 1, 7, "intact"),
+        ("parity", 0, 0, 7, "intact"),
+    ]
+    assert [
+        len(s["tensors"]) for s in machine.json("inspect", "--tensors")["jobs"][0]["slots"]
+    ] == [1, 0, 0]
     flip(parity, PAGE_BYTES + 77)
     result = machine.run("inspect")
     assert result.exit_code == 1 and f"{parity}: step 7 of rank 0 damaged: block 0" in result.stdout
-    assert [s["proof"] for s in machine.json("inspect", code=1)["jobs"][0]["slots"]] == ["intact", "intact", "damaged"]
+    assert [s["proof"] for s in machine.json("inspect", code=1)["jobs"][0]["slots"]] == [
+        "intact",
+        "intact",
+        "damaged",
+    ]
 
 
 def test_memory_of_nobody(machine: Any) -> None:
@@ -125,7 +160,9 @@ def write_checkpoint(store: Store, step: int, data: bytes) -> None:
     with store.draft(step) as draft:
         with draft.open("__0_0.distcp") as file:
             file.write(data)
-        draft.publish(Manifest("demo", step, 1, {"loss": 0.25}, 1_700_000_000_000_000_000, {}, draft.files))
+        draft.publish(
+            Manifest("demo", step, 1, {"loss": 0.25}, 1_700_000_000_000_000_000, {}, draft.files)
+        )
 
 
 def test_checkpoints_are_listed_and_proven(machine: Any, tmp_path: Path) -> None:
@@ -139,13 +176,26 @@ def test_checkpoints_are_listed_and_proven(machine: Any, tmp_path: Path) -> None
         (9, "intact", 5000, {"loss": 0.25}),
     ]
     assert set(document["checkpoints"][0]) == {
-        *("step", "url", "proof", "why", "job", "world_size", "bytes", "files", "metrics", "wall_ns"),
+        *(
+            "step",
+            "url",
+            "proof",
+            "why",
+            "job",
+            "world_size",
+            "bytes",
+            "files",
+            "metrics",
+            "wall_ns",
+        ),
     }
     result = machine.run("inspect", "--store", str(tmp_path / "store"), "--no-verify")
     assert result.exit_code == 0 and result.stdout.count("unproven") == 2
 
 
-def test_damage_in_a_store_is_named_and_what_is_unfinished_is_not_damage(machine: Any, tmp_path: Path) -> None:
+def test_damage_in_a_store_is_named_and_what_is_unfinished_is_not_damage(
+    machine: Any, tmp_path: Path
+) -> None:
     store = Store(tmp_path / "store")
     for step in (9, 19, 29):
         write_checkpoint(store, step, bytes(5000))
@@ -162,7 +212,10 @@ def test_damage_in_a_store_is_named_and_what_is_unfinished_is_not_damage(machine
     assert document["damaged"] == 2
     result = machine.run("inspect", "--store", str(tmp_path / "store"))
     assert result.exit_code == 1
-    assert "step-000000000019/__0_0.distcp: block 0" in result.stdout and "found no file" in result.stdout
+    assert (
+        "step-000000000019/__0_0.distcp: block 0" in result.stdout
+        and "found no file" in result.stdout
+    )
 
 
 def test_a_store_and_a_job_are_two_questions(machine: Any, tmp_path: Path) -> None:

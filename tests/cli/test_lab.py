@@ -1,4 +1,5 @@
-"""`keepstep lab` and the drill's words about nodes: what is understood, and a sentence for what cannot be."""
+"""`keepstep lab` and the drill's words about nodes: what is understood, and a sentence for what
+cannot be."""
 
 from __future__ import annotations
 
@@ -26,7 +27,10 @@ def test_without_a_commands_name_run_is_meant() -> None:
         ["lab", "--nodes", "2", "--rate", "fast", "--", "train.py"],
         ["lab", "run", "--rate", "fast", "train.py", "--nodes", "9"],
     ):
-        assert "rate: expected a number and kbit, mbit or gbit, such as 1gbit, found 'fast'" in refused(*words)
+        assert (
+            "rate: expected a number and kbit, mbit or gbit, such as 1gbit, found 'fast'"
+            in refused(*words)
+        )
     assert "kill" in CliRunner().invoke(app, ["lab", "--help"]).stdout
 
 
@@ -43,18 +47,33 @@ def test_labs_are_listed(tmp_path: Path) -> None:
 
 
 def test_listing_reaches_no_torch() -> None:
-    code = "import sys, keepstep.cli.lab, keepstep.testing.rehearsal; assert not {'torch', 'numpy'} & set(sys.modules)"
+    code = (
+        "import sys, keepstep.cli.lab, keepstep.testing.rehearsal; assert not {'torch', 'numpy'} "
+        "& set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--nodes", "4", "--fault", "kill-node:node=4,step=2"], "expected node= below 4 (--nodes), found 4"),
+        (
+            ["--nodes", "4", "--fault", "kill-node:node=4,step=2"],
+            "expected node= below 4 (--nodes), found 4",
+        ),
         (["--fault", "kill-node:node=0,step=2"], "expected more than one node (--nodes), found 1"),
-        (["--nodes", "2", "--launcher", "torchrun", "--fault", "kill:step=2"], "expected run with --nodes 2, found torchrun"),
-        (["--nodes", "2", "--policy", "copies:many", "--fault", "kill:step=2"], "expected none, copies:M"),
-        (["--random", "3", "--kinds", "kill-node"], "expected some of kill, stop, torn, keeper-kill, flip, found 'kill-node'"),
+        (
+            ["--nodes", "2", "--launcher", "torchrun", "--fault", "kill:step=2"],
+            "expected run with --nodes 2, found torchrun",
+        ),
+        (
+            ["--nodes", "2", "--policy", "copies:many", "--fault", "kill:step=2"],
+            "expected none, copies:M",
+        ),
+        (
+            ["--random", "3", "--kinds", "kill-node"],
+            "expected some of kill, stop, torn, keeper-kill, flip, found 'kill-node'",
+        ),
     ],
 )
 def test_a_drill_that_cannot_be(words: list[str], said: str) -> None:

@@ -33,8 +33,13 @@ def test_version() -> None:
 
 
 def test_the_command_line_reaches_no_torch() -> None:
-    code = "import json, sys, keepstep.cli.main; print(json.dumps([m for m in sys.modules if m in ('torch', 'numpy')]))"
-    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
+    code = (
+        "import json, sys, keepstep.cli.main; print(json.dumps([m for m in sys.modules if m in "
+        "('torch', 'numpy')]))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
+    )
     assert json.loads(run.stdout) == []
 
 
@@ -42,5 +47,7 @@ def test_an_error_of_ours_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("KEEPSTEP_ARENA", "/nowhere")
     result = CliRunner().invoke(app, ["status"])
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith("error: unknown environment variable 'KEEPSTEP_ARENA'; did you mean 'KEEPSTEP_ARENA_DIR'?")
+    assert result.stderr.startswith(
+        "error: unknown environment variable 'KEEPSTEP_ARENA'; did you mean 'KEEPSTEP_ARENA_DIR'?"
+    )
     assert result.stderr.count("\n") == 1

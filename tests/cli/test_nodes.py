@@ -1,4 +1,5 @@
-"""The commands on nodes of a real cluster: each shows what its own node holds and what the leader told all of them."""
+"""The commands on nodes of a real cluster: each shows what its own node holds and what the leader
+told all of them."""
 
 from __future__ import annotations
 
@@ -24,21 +25,35 @@ def ask(monkeypatch: pytest.MonkeyPatch, machine: Machine, *words: str) -> Any:
 
 
 @pytest.mark.parametrize(("policy", "kind"), [("copies:2", "copy"), ("parity:3", "parity")])
-def test_a_lost_node_from_every_other_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, kind: str) -> None:
+def test_a_lost_node_from_every_other_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, kind: str
+) -> None:
     with Cluster(tmp_path, 3, policy) as cluster:
         cluster.resume()
         cluster.train(0, 3)
 
         def told() -> bool:
             words = [read_standing(MEMORY, m.settings.job_dir) or {} for m in cluster.machines]
-            return all((w.get("step"), w.get("is_committed"), w.get("any_nodes")) == (3, True, 1) for w in words)
+            return all(
+                (w.get("step"), w.get("is_committed"), w.get("any_nodes")) == (3, True, 1)
+                for w in words
+            )
 
         wait_for(told, cluster.story)
         for i, machine in enumerate(cluster.machines):
             [job] = ask(monkeypatch, machine, "status")["jobs"]
-            assert (job["horizon"]["step"], job["nodes"]["here"], job["nodes"]["doubt"]) == (3, i, "")
+            assert (job["horizon"]["step"], job["nodes"]["here"], job["nodes"]["doubt"]) == (
+                3,
+                i,
+                "",
+            )
             assert {p["against"]: p["step"] for p in job["protection"]} == {
-                **{"a killed process": 3, "a damaged snapshot": 3, "a lost node": 3, "all nodes lost": None},
+                **{
+                    "a killed process": 3,
+                    "a damaged snapshot": 3,
+                    "a lost node": 3,
+                    "all nodes lost": None,
+                },
             }
             [proven] = ask(monkeypatch, machine, "inspect")["jobs"]
             held = [s for s in proven["slots"] if s["kind"] != "own"]
@@ -50,5 +65,10 @@ def test_a_lost_node_from_every_other_one(tmp_path: Path, monkeypatch: pytest.Mo
         for i, machine in enumerate(cluster.machines):
             [run] = ask(monkeypatch, machine, "explain")["runs"]
             [recovery] = run["recoveries"]
-            assert (recovery["outcome"], recovery["source"], recovery["step"], recovery["lost_steps"]) == ("resumed", "memory", 3, 0)
+            assert (
+                recovery["outcome"],
+                recovery["source"],
+                recovery["step"],
+                recovery["lost_steps"],
+            ) == ("resumed", "memory", 3, 0)
             assert ("fetched" in [s["name"] for s in recovery["stages"]]) == (i == 1)

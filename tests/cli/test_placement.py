@@ -57,13 +57,19 @@ def test_racks_by_number_list_and_file(tmp_path: Path) -> None:
     assert by_number["groups"] == [[0, 4], [1, 5], [2, 6], [3, 7]]
     names = ["a", "b"] * 4
     (tmp_path / "racks").write_text("\n".join(names) + "\n")
-    by_list, by_file = asked("--nodes", "8", "--racks", ",".join(names)), asked("--nodes", "8", "--racks", str(tmp_path / "racks"))
+    by_list, by_file = (
+        asked("--nodes", "8", "--racks", ",".join(names)),
+        asked("--nodes", "8", "--racks", str(tmp_path / "racks")),
+    )
     assert by_list == by_file and by_list["racks"] == {"a": [0, 2, 4, 6], "b": [1, 3, 5, 7]}
 
 
 def test_auto_says_what_it_chose_and_why() -> None:
     answer = asked("--nodes", "16", "--policy", "auto", "--free-gib", "100", "--snapshot-gib", "30")
-    assert answer["policy"] == "parity:3" and "copies:2 needs 120.0 GiB a node of 100.0 GiB free" in answer["why"]
+    assert (
+        answer["policy"] == "parity:3"
+        and "copies:2 needs 120.0 GiB a node of 100.0 GiB free" in answer["why"]
+    )
 
 
 def test_what_cannot_be_is_said() -> None:
@@ -76,5 +82,11 @@ def test_what_cannot_be_is_said() -> None:
 
 
 def test_the_table_shows_groups_and_chances() -> None:
-    result = CliRunner().invoke(app, ["--nodes", "5", "--policy", "copies:2"], catch_exceptions=False)
-    assert "ring: 2 3 4" in result.stdout and "60.00%" in result.stdout and "2 x its snapshot" in result.stdout
+    result = CliRunner().invoke(
+        app, ["--nodes", "5", "--policy", "copies:2"], catch_exceptions=False
+    )
+    assert (
+        "ring: 2 3 4" in result.stdout
+        and "60.00%" in result.stdout
+        and "2 x its snapshot" in result.stdout
+    )

@@ -34,7 +34,8 @@ def understood(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Launch, Co
 
 
 def invoke(*words: str) -> Any:
-    return CliRunner().invoke(app, ["run", *words], env={"KEEPSTEP_STEWARD": "1"})  # as its child, the agent
+    # as its child, the agent
+    return CliRunner().invoke(app, ["run", *words], env={"KEEPSTEP_STEWARD": "1"})
 
 
 @pytest.mark.parametrize("option", ["--nproc-per-node", "--nproc_per_node"])
@@ -53,13 +54,23 @@ def test_the_scripts_own_arguments_are_untouched(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_usual_torchrun_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    meeting = "--standalone --nnodes=1 --nproc_per_node=2 --max_restarts 3 --rdzv_backend c10d --rdzv_id 7 --rdzv_endpoint localhost:0"
+    meeting = (
+        "--standalone --nnodes=1 --nproc_per_node=2 --max_restarts 3 --rdzv_backend c10d "
+        "--rdzv_id 7 --rdzv_endpoint localhost:0"
+    )
     output = "-t 3 -r 0:1,1:2 --local_ranks_filter 0,1 --log_dir logs"
-    launch, _ = understood(monkeypatch, *meeting.split(), *output.split(), "-m", "pkg.train", "--lr", "1")
+    launch, _ = understood(
+        monkeypatch, *meeting.split(), *output.split(), "-m", "pkg.train", "--lr", "1"
+    )
     assert launch.command == (sys.executable, "-u", "-m", "pkg.train", "--lr", "1")
     assert (launch.max_restarts, launch.master_addr, launch.master_port) == (3, "localhost", 0)
     assert (launch.nodes, launch.endpoint, launch.job) == (1, None, "7")
-    assert (launch.tee, launch.redirects, launch.shown_ranks, launch.log_dir) == ("3", "0:1,1:2", {0, 1}, "logs")
+    assert (launch.tee, launch.redirects, launch.shown_ranks, launch.log_dir) == (
+        "3",
+        "0:1,1:2",
+        {0, 1},
+        "logs",
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,10 +83,19 @@ def test_a_usual_torchrun_line(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_several_machines(
-    monkeypatch: pytest.MonkeyPatch, words: str, endpoint: tuple[str, int], node_rank: int | None, ranks_port: int
+    monkeypatch: pytest.MonkeyPatch,
+    words: str,
+    endpoint: tuple[str, int],
+    node_rank: int | None,
+    ranks_port: int,
 ) -> None:
     launch, _ = understood(monkeypatch, *words.split(), "train.py")
-    assert (launch.nodes, launch.endpoint, launch.node_rank, launch.master_port) == (2, endpoint, node_rank, ranks_port)
+    assert (launch.nodes, launch.endpoint, launch.node_rank, launch.master_port) == (
+        2,
+        endpoint,
+        node_rank,
+        ranks_port,
+    )
     assert launch.job is None
 
 
@@ -87,8 +107,12 @@ def test_meeting_over_etcd(monkeypatch: pytest.MonkeyPatch) -> None:
     tls = "--rdzv-conf=protocol=https,cacert=/ca.pem,cert=/c.pem,key=/k.pem"
     launch, _ = understood(monkeypatch, *words.split(), tls, "train.py")
     assert launch.etcd == Etcd((("h1", 7), ("h2", 2379)), True, "/ca.pem", "/c.pem", "/k.pem")
-    launch, _ = understood(monkeypatch, "--rdzv-backend", "etcd", "--rdzv-endpoint", "h1:7,h2", "train.py")
-    assert (launch.etcd, launch.endpoint, launch.master_addr) == (None, None, "127.0.0.1"), "one machine has nobody to meet"
+    launch, _ = understood(
+        monkeypatch, "--rdzv-backend", "etcd", "--rdzv-endpoint", "h1:7,h2", "train.py"
+    )
+    assert (launch.etcd, launch.endpoint, launch.master_addr) == (None, None, "127.0.0.1"), (
+        "one machine has nobody to meet"
+    )
 
 
 def test_torchruns_variables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,13 +123,26 @@ def test_torchruns_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_our_own_options_become_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = "--job j --store s3://b/p --persist_every_steps 5 --keep latest:1 --slots 3 --grace-s 1.5 --no-lazy --scrub-every-s 0"
-    _, config = understood(monkeypatch, *words.split(), "--arena-dir", "/a", "--state-dir", "/s", "train.py")
+    words = (
+        "--job j --store s3://b/p --persist_every_steps 5 --keep latest:1 --slots 3 --grace-s "
+        "1.5 --no-lazy --scrub-every-s 0"
+    )
+    _, config = understood(
+        monkeypatch, *words.split(), "--arena-dir", "/a", "--state-dir", "/s", "train.py"
+    )
     assert config == Config("j", "s3://b/p", 5, "latest:1", 3, "/a", 1.5, False, 0.0, "/s")
-    _, config = understood(monkeypatch, *("--redundancy", "copies:2", "--host", "h", "--rack", "r", "--link-dead-s", "3"), "train.py")
+    _, config = understood(
+        monkeypatch,
+        *("--redundancy", "copies:2", "--host", "h", "--rack", "r", "--link-dead-s", "3"),
+        "train.py",
+    )
     assert config == Config(redundancy="copies:2", host="h", rack="r", link_dead_s=3.0)
-    assert understood(monkeypatch, "--metrics-port", "9100", "train.py")[1] == Config(metrics_port=9100)
-    assert understood(monkeypatch, "train.py")[1] == Config(), "what nobody set is left to the environment"
+    assert understood(monkeypatch, "--metrics-port", "9100", "train.py")[1] == Config(
+        metrics_port=9100
+    )
+    assert understood(monkeypatch, "train.py")[1] == Config(), (
+        "what nobody set is left to the environment"
+    )
 
 
 def test_a_program_that_is_no_python(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,22 +152,44 @@ def test_a_program_that_is_no_python(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--nnodes", "2"], "--rdzv-endpoint: expected host:port at which the 2 machines meet, the same for all, found none"),
+        (
+            ["--nnodes", "2"],
+            "--rdzv-endpoint: expected host:port at which the 2 machines meet, the same for "
+            "all, found none",
+        ),
         (["--nnodes", "2", "--rdzv-endpoint", "h:0"], "the same for all, found port 0 of h"),
-        (["--rdzv-backend", "zeus"], "--rdzv-backend: expected one of c10d, static, etcd, found 'zeus'"),
-        (["--nnodes", "2", "--rdzv-backend", "etcd"], "--rdzv-endpoint: expected etcd's members as host:port,host:port, found none"),
+        (
+            ["--rdzv-backend", "zeus"],
+            "--rdzv-backend: expected one of c10d, static, etcd, found 'zeus'",
+        ),
+        (
+            ["--nnodes", "2", "--rdzv-backend", "etcd"],
+            "--rdzv-endpoint: expected etcd's members as host:port,host:port, found none",
+        ),
         (["--nnodes", "4:2"], "--nnodes: expected a number of machines, or MIN:MAX, found '4:2'"),
         (["--nnodes", "0"], "--nnodes: expected a number of machines, or MIN:MAX, found '0'"),
         (["--nnodes", "two"], "--nnodes: expected a number of machines, or MIN:MAX, found 'two'"),
         (["--node-rank", "1"], "--node-rank: expected 0 to 0 with --nnodes 1, found 1"),
         (["--rdzv-endpoint", ":1"], "--rdzv-endpoint: expected host:port, found ':1'"),
         (["--nproc-per-node", "0"], "--nproc-per-node: expected at least 1, found 0"),
-        (["--nproc-per-node", "many"], "--nproc-per-node: expected a number, 'auto', 'cpu' or 'gpu', found 'many'"),
+        (
+            ["--nproc-per-node", "many"],
+            "--nproc-per-node: expected a number, 'auto', 'cpu' or 'gpu', found 'many'",
+        ),
         (["--max-restarts", "-1"], "--max-restarts: expected 0 or more, found -1"),
-        (["--rdzv-endpoint", "host:port"], "--rdzv-endpoint: expected host:port, found 'host:port'"),
+        (
+            ["--rdzv-endpoint", "host:port"],
+            "--rdzv-endpoint: expected host:port, found 'host:port'",
+        ),
         (["--master-port", "70000"], "--master-port: expected 0 to 65535, found 70000"),
-        (["--local-ranks-filter", "0;1"], "--local-ranks-filter: expected numbers such as 0,1, found '0;1'"),
-        (["--no-python", "-m"], "--no-python and --module: expected at most one of them, found both"),
+        (
+            ["--local-ranks-filter", "0;1"],
+            "--local-ranks-filter: expected numbers such as 0,1, found '0;1'",
+        ),
+        (
+            ["--no-python", "-m"],
+            "--no-python and --module: expected at most one of them, found both",
+        ),
         (["--redirects", "9"], "--redirects, --tee: expected 0 to 3 or a map such as 0:1,1:2"),
         (["--slots", "1"], "slots: expected 0 (choose) or 2 to 8, found 1"),
     ],
@@ -149,7 +208,9 @@ def test_auto_counts_something() -> None:
 
 
 def _defaults() -> dict[str, Any]:
-    return {name: p.default for name, p in inspect.signature(run).parameters.items()} | {"script": "train.py"}
+    return {name: p.default for name, p in inspect.signature(run).parameters.items()} | {
+        "script": "train.py"
+    }
 
 
 def test_reading_arguments_imports_no_torch() -> None:

@@ -1,4 +1,5 @@
-"""`keepstep simulate` and `keepstep plan`: what they print, as people and as programs read it, and what they refuse."""
+"""`keepstep simulate` and `keepstep plan`: what they print, as people and as programs read it, and
+what they refuse."""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.sim.test_replay import EVENTS as JOURNAL
 from typer.testing import CliRunner
 
 from keepstep.cli.main import app
+from tests.sim.economics.test_replay import EVENTS as JOURNAL
 
 CLUSTER = """
 nodes = 8
@@ -69,23 +70,44 @@ def test_the_published_figure_has_eight_points_for_three_systems() -> None:
 def test_other_points_of_the_figure() -> None:
     runs = answer("simulate", "--preset", "gemini-fig15", "--failures-per-day", "3,5")["runs"]
     assert [run["failures_per_day"] for run in runs] == [3, 3, 3, 5, 5, 5]
-    thousand = {run["policy"]: run for run in answer("simulate", "--preset", "gemini-fig15", "--nodes", "1000")["runs"]}
-    assert {name: run["failures_per_day"] for name, run in thousand.items()} == dict.fromkeys(thousand, 15.0)
+    thousand = {
+        run["policy"]: run
+        for run in answer("simulate", "--preset", "gemini-fig15", "--nodes", "1000")["runs"]
+    }
+    assert {name: run["failures_per_day"] for name, run in thousand.items()} == dict.fromkeys(
+        thousand, 15.0
+    )
     ratios = {name: run["effective_ratio"] for name, run in thousand.items()}
     assert ratios == pytest.approx({"gemini": 0.91, "highfreq": 0.588, "strawman": 0.0}, abs=0.01)
 
 
 def test_a_cluster_from_a_file(cluster: str) -> None:
     found = answer(
-        "simulate", cluster, "--policies", "store:1h,copies:2,copies:2/in-process/spares:2", "--seeds", "5", "--gpu-hour-cost", "2"
+        "simulate",
+        cluster,
+        "--policies",
+        "store:1h,copies:2,copies:2/in-process/spares:2",
+        "--seeds",
+        "5",
+        "--gpu-hour-cost",
+        "2",
     )
-    assert [run["policy"] for run in found["runs"]] == ["store:1h", "copies:2", "copies:2/in-process/spares:2"]
+    assert [run["policy"] for run in found["runs"]] == [
+        "store:1h",
+        "copies:2",
+        "copies:2/in-process/spares:2",
+    ]
     store, copies, best = found["runs"]
     assert store["effective_ratio"] < copies["effective_ratio"] < best["effective_ratio"] < 1
     for run in found["runs"]:
         spread = run["effective_ratio_spread"]
-        assert spread["least"] <= spread["median"] <= spread["most"] and spread["low"] < run["effective_ratio"] < spread["high"]
-        shares = run["effective_ratio"] + run["lost_ratio"] + run["down_ratio"] + run["stalled_ratio"]
+        assert (
+            spread["least"] <= spread["median"] <= spread["most"]
+            and spread["low"] < run["effective_ratio"] < spread["high"]
+        )
+        shares = (
+            run["effective_ratio"] + run["lost_ratio"] + run["down_ratio"] + run["stalled_ratio"]
+        )
         assert shares == pytest.approx(1) and run["failures_per_day"] == pytest.approx(3.8)
     assert best["gpu_hours"] == 10 * 4 * 720 and best["cost"] == 2 * best["gpu_hours"]
     assert copies["memory_bytes"] == 40e9 and store["memory_ratio"] == 0 < copies["memory_ratio"]
@@ -112,30 +134,68 @@ def test_what_does_not_fit_is_left_out_and_said_unless_it_was_asked_for(cluster:
 
 
 def test_other_sizes_and_rates_of_a_cluster(cluster: str) -> None:
-    found = answer("simulate", cluster, "--policies", "store:1h", "--seeds", "1", "--nodes", "16", "--failures-per-day", "12")
-    assert found["cluster"]["nodes"] == 16 and found["runs"][0]["failures_per_day"] == pytest.approx(12)
+    found = answer(
+        "simulate",
+        cluster,
+        "--policies",
+        "store:1h",
+        "--seeds",
+        "1",
+        "--nodes",
+        "16",
+        "--failures-per-day",
+        "12",
+    )
+    assert found["cluster"]["nodes"] == 16 and found["runs"][0][
+        "failures_per_day"
+    ] == pytest.approx(12)
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("simulate",), "expected a file or --preset NAME (p4d-16, p4d-1000, llama3-16384, gpus-100k), found neither"),
+        (
+            ("simulate",),
+            "expected a file or --preset NAME (p4d-16, p4d-1000, llama3-16384, gpus-100k), "
+            "found neither",
+        ),
         (("simulate", "--preset", "p4d"), "found 'p4d'; did you mean 'p4d-16'?"),
         (("simulate", "no-such.toml"), "expected a file that can be read, found 'no-such.toml'"),
         (("simulate", "--preset", "p4d-16", "--policies", "raid:5"), "expected none, copies:M"),
         (("simulate", "--preset", "p4d-16", "--seeds", "0"), "1 or more seeds, found 30 and 0"),
-        (("simulate", "--preset", "p4d-16", "--failures-per-day", "-2"), "expected numbers of 0 or more, such as 3,5, found '-2'"),
+        (
+            ("simulate", "--preset", "p4d-16", "--failures-per-day", "-2"),
+            "expected numbers of 0 or more, such as 3,5, found '-2'",
+        ),
         (
             ("simulate", "--preset", "p4d-16", "--failures-per-day", "2,3"),
             "expected one value, except with --preset gemini-fig15, found 2,3",
         ),
         (("simulate", "--preset", "gemini-fig15", "--nodes", "many"), "found 'many'"),
-        (("simulate", "--preset", "gemini-fig15", "--policies", "copies:2"), "compares gemini, highfreq, strawman, found 'copies:2'"),
-        (("simulate", "--preset", "gemini-fig15", "--nodes", "2.5"), "expected whole numbers of 1 or more, found '2.5'"),
-        (("simulate", "--preset", "p4d-16", "--gpu-hour-cost", "-1"), "--gpu-hour-cost: expected 0 or more, found -1"),
-        (("simulate", "--preset", "p4d-16", "--plot", "figure.pdf"), "expected a file that ends in .svg, .html, .png, found 'figure.pdf'"),
-        (("simulate", "--preset", "p4d-16", "--plot", "no/such/figure.svg"), "expected a directory, found no 'no/such'"),
-        (("plan", "--preset", "p4d-16", "--failures-per-day", "-1"), "--failures-per-day: expected 0 or more, found -1"),
+        (
+            ("simulate", "--preset", "gemini-fig15", "--policies", "copies:2"),
+            "compares gemini, highfreq, strawman, found 'copies:2'",
+        ),
+        (
+            ("simulate", "--preset", "gemini-fig15", "--nodes", "2.5"),
+            "expected whole numbers of 1 or more, found '2.5'",
+        ),
+        (
+            ("simulate", "--preset", "p4d-16", "--gpu-hour-cost", "-1"),
+            "--gpu-hour-cost: expected 0 or more, found -1",
+        ),
+        (
+            ("simulate", "--preset", "p4d-16", "--plot", "figure.pdf"),
+            "expected a file that ends in .svg, .html, .png, found 'figure.pdf'",
+        ),
+        (
+            ("simulate", "--preset", "p4d-16", "--plot", "no/such/figure.svg"),
+            "expected a directory, found no 'no/such'",
+        ),
+        (
+            ("plan", "--preset", "p4d-16", "--failures-per-day", "-1"),
+            "--failures-per-day: expected 0 or more, found -1",
+        ),
         (("plan", "--preset", "p4d-16", "--nodes", "0"), "nodes: expected 1 or more, found 0"),
     ],
 )
@@ -154,13 +214,19 @@ def test_a_figure_as_svg_and_html_that_needs_nothing_else(preset: str, tmp_path:
     svg, html = tmp_path / "figure.svg", tmp_path / "figure.html"
     for path in (svg, html):
         asked("simulate", "--preset", preset, "--seeds", "2", "--plot", str(path))
-    texts = [element.text or "" for element in ElementTree.parse(svg).iter() if element.tag.endswith("text")]
+    texts = [
+        element.text or ""
+        for element in ElementTree.parse(svg).iter()
+        if element.tag.endswith("text")
+    ]
     assert "copies:2" in texts if preset == "p4d-16" else "strawman" in texts
     page = html.read_text()
     assert svg.read_text() in page and "src=" not in page and "href=" not in page
 
 
-def test_png_names_the_extra_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_png_names_the_extra_that_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = builtins.__import__
 
     def without(name: str, *rest: Any) -> Any:
@@ -169,7 +235,9 @@ def test_png_names_the_extra_that_is_missing(tmp_path: Path, monkeypatch: pytest
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    message = refused("simulate", "--preset", "gemini-fig15", "--plot", str(tmp_path / "figure.png"))
+    message = refused(
+        "simulate", "--preset", "gemini-fig15", "--plot", str(tmp_path / "figure.png")
+    )
     assert "pip install 'keepstep[plot]'" in message and not (tmp_path / "figure.png").exists()
 
 
@@ -181,17 +249,33 @@ def test_a_png_where_matplotlib_is(tmp_path: Path) -> None:
 
 def test_a_plan_says_what_and_why(cluster: str) -> None:
     found = answer("plan", cluster)
-    assert found["redundancy"] == "copies:2" and found["policy"].startswith("copies:2/in-process/spares:")
-    assert found["store_interval_s"]["chosen"] > 0 and found["memory_bytes"] == 40e9 and 6 <= len(found["why"]) <= 14
-    assert found["effective_ratio"] <= max(candidate["effective_ratio"] for candidate in found["candidates"])
+    assert found["redundancy"] == "copies:2" and found["policy"].startswith(
+        "copies:2/in-process/spares:"
+    )
+    assert (
+        found["store_interval_s"]["chosen"] > 0
+        and found["memory_bytes"] == 40e9
+        and 6 <= len(found["why"]) <= 14
+    )
+    assert found["effective_ratio"] <= max(
+        candidate["effective_ratio"] for candidate in found["candidates"]
+    )
     assert "rs:8+2" in found["refused"], "ten nodes are needed, there are eight"
     shown = asked("plan", cluster, "--all").stdout
-    assert shown.splitlines()[0] == found["policy"] and found["why"][1] in shown and "to the store a day" in shown
+    assert (
+        shown.splitlines()[0] == found["policy"]
+        and found["why"][1] in shown
+        and "to the store a day" in shown
+    )
 
 
 def test_a_plan_for_a_hundred_thousand_gpus() -> None:
     found = answer("plan", "--preset", "gpus-100k")
-    assert found["redundancy"] == "copies:2" and found["spares"] == found["spares_p99"] > 1 and found["effective_ratio"] > 0.9
+    assert (
+        found["redundancy"] == "copies:2"
+        and found["spares"] == found["spares_p99"] > 1
+        and found["effective_ratio"] > 0.9
+    )
 
 
 def test_the_failures_of_a_real_job_are_met_by_other_policies(cluster: str, tmp_path: Path) -> None:
@@ -202,4 +286,6 @@ def test_the_failures_of_a_real_job_are_met_by_other_policies(cluster: str, tmp_
     assert found["cluster"]["nodes"] == 2 and [run["failures"] for run in found["runs"]] == [2, 2]
     assert "as it happened" in asked("simulate", cluster, "--replay", str(journal)).stdout
     journal.write_text("")
-    assert "expected the journal of a job that trained, found 0 events" in refused("simulate", cluster, "--replay", str(journal))
+    assert "expected the journal of a job that trained, found 0 events" in refused(
+        "simulate", cluster, "--replay", str(journal)
+    )

@@ -17,7 +17,10 @@ CURSOR_SHOWN = b"\x1b[?25h"
 def test_a_machine_without_jobs(machine: Any) -> None:
     assert machine.json("status") == {"jobs": []}
     result = machine.run("status")
-    assert (result.exit_code, result.stdout.strip()) == (0, f"No job holds memory in {machine.settings.arena_dir}.")
+    assert (result.exit_code, result.stdout.strip()) == (
+        0,
+        f"No job holds memory in {machine.settings.arena_dir}.",
+    )
 
 
 def test_what_is_protected(machine: Any) -> None:
@@ -27,7 +30,10 @@ def test_what_is_protected(machine: Any) -> None:
     text = machine.run("status").stdout
     assert "demo  training  2 ranks live" in text
     rows = [" ".join(line.split()) for line in text.splitlines()]
-    assert any(row.startswith("a killed process step 8 ") and row.endswith("every rank holds it in memory") for row in rows)
+    assert any(
+        row.startswith("a killed process step 8 ") and row.endswith("every rank holds it in memory")
+        for row in rows
+    )
     assert any(row.startswith("a damaged snapshot step 7 ") for row in rows)
     assert any(row.startswith("a lost machine step 4 ") for row in rows)
     assert any(row.startswith("0 100 forward 8 step 8 ") for row in rows)
@@ -37,24 +43,72 @@ def test_the_document_keeps_its_shape(machine: Any) -> None:
     machine.rank("demo", 0, [7, 8])
     [job] = machine.json("status", "--job", "demo")["jobs"]
     assert set(job) == {
-        *("job", "state", "why", "job_dir", "journal", "keeper_alive", "world_size", "horizon", "horizon_age_ns", "checkpoint"),
+        *(
+            "job",
+            "state",
+            "why",
+            "job_dir",
+            "journal",
+            "keeper_alive",
+            "world_size",
+            "horizon",
+            "horizon_age_ns",
+            "checkpoint",
+        ),
         *("protection", "ranks", "slots", "held", "nodes", "incident", "account"),
     }
     assert (job["held"], job["nodes"], job["incident"], job["account"]) == ([], None, None, None)
     assert set(job["protection"][0]) == {"against", "step", "age_ns", "why", "is_known"}
-    assert (job["job"], job["state"], job["horizon"], job["checkpoint"]) == ("demo", "training", {"step": 8, "epoch": 1}, None)
+    assert (job["job"], job["state"], job["horizon"], job["checkpoint"]) == (
+        "demo",
+        "training",
+        {"step": 8, "epoch": 1},
+        None,
+    )
     assert [(p["against"], p["step"]) for p in job["protection"]] == [
         ("a killed process", 8),
         ("a damaged snapshot", 7),
         ("a lost machine", None),
     ]
     assert set(job["ranks"][0]) == {
-        *("rank", "alive", "pid", "incarnation", "epoch", "phase", "step", "completed_step", "newest_step", "newest_age_ns"),
-        *("captured_steps", "skipped_steps", "torn_steps", "stall_ns_last", "stall_ns_total", "step_ns_last", "copy_bytes_per_s"),
+        *(
+            "rank",
+            "alive",
+            "pid",
+            "incarnation",
+            "epoch",
+            "phase",
+            "step",
+            "completed_step",
+            "newest_step",
+            "newest_age_ns",
+        ),
+        *(
+            "captured_steps",
+            "skipped_steps",
+            "torn_steps",
+            "stall_ns_last",
+            "stall_ns_total",
+            "step_ns_last",
+            "copy_bytes_per_s",
+        ),
         *("seal_ns_last", "payload_bytes", "loss", "silent_ns"),
     }
     assert set(job["slots"][0]) == {
-        *("rank", "slot", "path", "state", "step", "epoch", "incarnation", "payload_bytes", "blocks", "sealed_wall_ns", "age_ns", "loss"),
+        *(
+            "rank",
+            "slot",
+            "path",
+            "state",
+            "step",
+            "epoch",
+            "incarnation",
+            "payload_bytes",
+            "blocks",
+            "sealed_wall_ns",
+            "age_ns",
+            "loss",
+        ),
         *("why", "kind"),
     }
 
@@ -80,24 +134,43 @@ def test_an_unknown_job_is_named_with_its_neighbours(machine: Any) -> None:
     machine.rank("demo", 0, [1])
     result = machine.run("status", "--job", "deno")
     assert result.exit_code == 2
-    assert result.stderr == "error: --job: expected one of 1 known jobs (demo), found 'deno'; did you mean 'demo'?\n"
+    assert (
+        result.stderr
+        == "error: --job: expected one of 1 known jobs (demo), found 'deno'; did you mean 'demo'?\n"
+    )
 
 
 def test_a_failure_that_is_not_over_and_where_the_time_went(machine: Any) -> None:
     machine.rank("demo", 0, [7, 8])
-    machine.journal("demo").record("resumed", "every rank starts afresh", step=-1, source="fresh", lost_steps=0, epoch=1)
-    machine.journal("demo", "agent").record("rank-exited", "rank 1 was killed by SIGKILL (9)", rank=1, code=-9)
+    machine.journal("demo").record(
+        "resumed", "every rank starts afresh", step=-1, source="fresh", lost_steps=0, epoch=1
+    )
+    machine.journal("demo", "agent").record(
+        "rank-exited", "rank 1 was killed by SIGKILL (9)", rank=1, code=-9
+    )
     [job] = machine.json("status")["jobs"]
     assert [s["name"] for s in job["incident"]["stages"]] == ["noticed"]
     assert job["account"]["recovering_ns"] > 0  # until now: a rank lives
     rows = [" ".join(line.split()) for line in machine.run("status").stdout.splitlines()]
     assert any(row.startswith("Not back yet, since ") for row in rows)
-    assert any(row.startswith("fact noticed") and row.endswith("rank 1 was killed by SIGKILL (9)") for row in rows)
+    assert any(
+        row.startswith("fact noticed") and row.endswith("rank 1 was killed by SIGKILL (9)")
+        for row in rows
+    )
     assert any(row.startswith("recovering ") for row in rows)
 
 
 def watching(*words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "keepstep.cli.main", "status", "--watch", "--interval", "0.1", *words]
+    command = [
+        sys.executable,
+        "-m",
+        "keepstep.cli.main",
+        "status",
+        "--watch",
+        "--interval",
+        "0.1",
+        *words,
+    ]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -110,7 +183,9 @@ def test_watching_in_a_pipe_tells_what_changes_until_it_is_interrupted(machine: 
         assert json.loads(process.stdout.readline())["jobs"][0]["incident"] is None
         agent.record("resumed", "afresh", step=-1, source="fresh", lost_steps=0, epoch=1)
         agent.record("rank-exited", "rank 1 was killed", rank=1, code=-9)
-        seen = next(found for line in process.stdout if (found := json.loads(line)["jobs"][0]["incident"]))
+        seen = next(
+            found for line in process.stdout if (found := json.loads(line)["jobs"][0]["incident"])
+        )
         assert seen["outcome"] == "pending"
         process.send_signal(signal.SIGINT)
         rest, errors = process.communicate(timeout=60)
@@ -137,7 +212,9 @@ def test_watching_on_a_terminal(machine: Any) -> None:
     machine.rank("demo", 0, [7, 8])
     reader, writer = pty.openpty()
     command = [sys.executable, "-m", "keepstep.cli.main", "status", "--watch", "--interval", "0.1"]
-    with subprocess.Popen(command, stdout=writer, stderr=writer, env={**os.environ, "TERM": "xterm"}) as process:
+    with subprocess.Popen(
+        command, stdout=writer, stderr=writer, env={**os.environ, "TERM": "xterm"}
+    ) as process:
         os.close(writer)
         screen = b""
         while screen.count(b"1 ranks live") < 2:

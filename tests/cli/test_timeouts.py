@@ -1,4 +1,5 @@
-"""`keepstep timeouts`: every limit with what it is for, and an order that cannot be is refused in a sentence."""
+"""`keepstep timeouts`: every limit with what it is for, and an order that cannot be is refused in a
+sentence."""
 
 from __future__ import annotations
 
@@ -26,15 +27,26 @@ def limits(answer: dict[str, object]) -> dict[str, float]:
 def test_by_default_limits_are_learnt() -> None:
     answer = asked()
     assert answer["learns"] is True and "link_dead" not in limits(answer)
-    assert (limits(answer)["stopped"], limits(answer)["late"], limits(answer)["asleep"], limits(answer)["busy"]) == (6, 10, 120, 600)
+    assert (
+        limits(answer)["stopped"],
+        limits(answer)["late"],
+        limits(answer)["asleep"],
+        limits(answer)["busy"],
+    ) == (6, 10, 120, 600)
 
 
 def test_one_number_sets_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEEPSTEP_HANG_AFTER_S", "300")
     answer = asked("--nodes", "4")
     assert answer["learns"] is False
-    assert (limits(answer)["asleep"], limits(answer)["busy"], limits(answer)["link_dead"]) == (300, 300, 10)
-    assert limits(asked("--hang-after-s", "20"))["busy"] == 20, "an option is stronger than the environment"
+    assert (limits(answer)["asleep"], limits(answer)["busy"], limits(answer)["link_dead"]) == (
+        300,
+        300,
+        10,
+    )
+    assert limits(asked("--hang-after-s", "20"))["busy"] == 20, (
+        "an option is stronger than the environment"
+    )
 
 
 def test_the_order_is_shown_with_its_reasons() -> None:
@@ -47,7 +59,10 @@ def test_the_order_is_shown_with_its_reasons() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--nodes", "2", "--hang-after-s", "8"], "error: deadlines: expected link_dead + look (11 s) below asleep (8 s)"),
+        (
+            ["--nodes", "2", "--hang-after-s", "8"],
+            "error: deadlines: expected link_dead + look (11 s) below asleep (8 s)",
+        ),
         (["--hang-after-s", "1"], "error: hang_after_s: expected seconds, at least 4, found 1.0"),
     ],
 )

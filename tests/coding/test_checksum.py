@@ -10,9 +10,17 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.coding.checksum import BLOCK_BYTES, block_checksums, checksum, first_mismatch, pack_table, unpack_table
+from keepstep.coding.checksum import (
+    BLOCK_BYTES,
+    block_checksums,
+    checksum,
+    first_mismatch,
+    pack_table,
+    unpack_table,
+)
 
-# XXH3_64bits with seed 0 over the reference implementation's sanity buffer, by length (xxHash 0.8, cli/xsum_sanity_check.c).
+# XXH3_64bits with seed 0 over the reference implementation's sanity buffer, by length (xxHash 0.8,
+# cli/xsum_sanity_check.c).
 PUBLISHED = {
     0: 0x2D06800538D394C2,
     1: 0xC44BDFF4074EECDB,
@@ -64,12 +72,16 @@ def test_at_once_or_in_pieces(data: bytes, cuts: list[int]) -> None:
 @given(payloads, blocks)
 def test_one_checksum_a_block_and_none_for_nothing(data: bytes, block_bytes: int) -> None:
     sums = block_checksums(memoryview(data), block_bytes)
-    assert sums == [checksum(data[at : at + block_bytes]) for at in range(0, len(data), block_bytes)]
+    assert sums == [
+        checksum(data[at : at + block_bytes]) for at in range(0, len(data), block_bytes)
+    ]
     assert first_mismatch(memoryview(data), sums, block_bytes) is None
 
 
 @given(st.binary(min_size=1, max_size=400), blocks, st.data())
-def test_one_flipped_bit_is_found_in_its_block(data: bytes, block_bytes: int, draw: st.DataObject) -> None:
+def test_one_flipped_bit_is_found_in_its_block(
+    data: bytes, block_bytes: int, draw: st.DataObject
+) -> None:
     sums = block_checksums(memoryview(data), block_bytes)
     bit = draw.draw(st.integers(0, 8 * len(data) - 1))
     flipped = bytearray(data)

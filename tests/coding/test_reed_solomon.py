@@ -1,4 +1,5 @@
-"""Reed-Solomon: the library, the reference and the definition give the same bytes; any k of k + t give back the rest."""
+"""Reed-Solomon: the library, the reference and the definition give the same bytes; any k of k + t
+give back the rest."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from keepstep.coding import reed_solomon
 from keepstep.coding.reed_solomon import accumulate, isal, rebuild, solve
 from keepstep.coding.reference import Rows, multiply
 
-needs_isal = pytest.mark.skipif(isal() is None, reason="ISA-L is not installed: pip install pyeclib")
+needs_isal = pytest.mark.skipif(
+    isal() is None, reason="ISA-L is not installed: pip install pyeclib"
+)
 
 
 @pytest.fixture(params=["isal", "reference"])
@@ -47,13 +50,16 @@ def plainly(rows: Rows, sources: list[bytes], lengths: list[int]) -> list[bytes]
 
 @st.composite
 def work(draw: st.DrawFn) -> tuple[Rows, list[bytes], list[int]]:
-    """A code, which k positions there are and which are wanted, and sources and targets of any lengths."""
+    """A code, which k positions there are and which are wanted, and sources and targets of any
+    lengths."""
     k, t = draw(st.integers(1, 6)), draw(st.integers(1, 4))
     order = draw(st.permutations(range(k + t)))
     want = draw(st.integers(1, t))
     rows = solve(k, t, tuple(order[:k]), tuple(order[k : k + want]))
     rng = random.Random(draw(st.integers(0, 1 << 30)))
-    sources = [rng.randbytes(n) for n in draw(st.lists(st.integers(0, 200), min_size=k, max_size=k))]
+    sources = [
+        rng.randbytes(n) for n in draw(st.lists(st.integers(0, 200), min_size=k, max_size=k))
+    ]
     return rows, sources, draw(st.lists(st.integers(0, 220), min_size=want, max_size=want))
 
 
@@ -77,12 +83,16 @@ def check(task: tuple[Rows, list[bytes], list[int]], call: int) -> None:
 @needs_isal
 @tasks
 @settings(max_examples=300)
-def test_the_library_does_what_the_definition_says(task: tuple[Rows, list[bytes], list[int]], call: int) -> None:
+def test_the_library_does_what_the_definition_says(
+    task: tuple[Rows, list[bytes], list[int]], call: int
+) -> None:
     check(task, call)
 
 
 @tasks
-def test_without_the_library_the_reference_does(task: tuple[Rows, list[bytes], list[int]], call: int) -> None:
+def test_without_the_library_the_reference_does(
+    task: tuple[Rows, list[bytes], list[int]], call: int
+) -> None:
     with patch.object(reed_solomon, "isal", lambda: None):
         check(task, call)
 
@@ -112,7 +122,9 @@ def test_the_matrix_is_the_one_of_the_library(k: int, t: int) -> None:
 
 
 @given(st.lists(st.integers(0, 1000), max_size=4), st.integers(0, 1000), st.integers(1, 300))
-def test_a_stretch_fits_into_one_call_and_ends_where_a_buffer_does(lengths: list[int], length: int, call: int) -> None:
+def test_a_stretch_fits_into_one_call_and_ends_where_a_buffer_does(
+    lengths: list[int], length: int, call: int
+) -> None:
     with patch.object(reed_solomon, "CALL_BYTES", call):
         stretches = list(reed_solomon._stretches([memoryview(bytes(n)) for n in lengths], length))
     assert [x for start, stop in stretches for x in range(start, stop)] == list(range(length))
@@ -130,7 +142,8 @@ def test_a_missing_library_is_said_once(caplog: pytest.LogCaptureFixture) -> Non
         ):
             assert isal() is None and isal() is None
         assert [record.message for record in caplog.records] == [
-            "Reed-Solomon runs without ISA-L and is some 50 times slower: pip install 'keepstep[rs]'"
+            "Reed-Solomon runs without ISA-L and is some 50 times slower: pip install "
+            "'keepstep[rs]'"
         ]
     finally:
         isal.cache_clear()
@@ -139,4 +152,9 @@ def test_a_missing_library_is_said_once(caplog: pytest.LogCaptureFixture) -> Non
 def test_importing_it_costs_no_numpy() -> None:
     """The keeper imports the codes; a job without parity does not pay for numpy."""
     code = "import sys, keepstep.coding.reed_solomon; print('numpy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60).stdout == "False\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
+        ).stdout
+        == "False\n"
+    )

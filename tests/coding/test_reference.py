@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import random
 
-from keepstep.coding.reference import POLYNOMIAL, add_product, inverse, matrix_inverse, matrix_product, multiply
+from keepstep.coding.reference import (
+    POLYNOMIAL,
+    add_product,
+    inverse,
+    matrix_inverse,
+    matrix_product,
+    multiply,
+)
 
 
 def by_hand(a: int, b: int) -> int:
@@ -29,7 +36,8 @@ def test_every_inverse() -> None:
 def test_matrices_times_their_inverse_are_the_identity() -> None:
     rng = random.Random(7)
     for size in range(1, 12):
-        xs = rng.sample(range(256), 2 * size)  # a Cauchy matrix: all sums of two different elements are not zero
+        # a Cauchy matrix: all sums of two different elements are not zero
+        xs = rng.sample(range(256), 2 * size)
         cauchy = tuple(bytes(inverse(x ^ y) for y in xs[size:]) for x in xs[:size])
         identity = tuple(bytes(int(i == j) for j in range(size)) for i in range(size))
         assert matrix_product(cauchy, matrix_inverse(cauchy)) == identity

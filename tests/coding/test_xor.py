@@ -15,11 +15,15 @@ sources = st.lists(st.binary(max_size=300), min_size=1, max_size=6)
 
 
 def plainly(length: int, parts: list[bytes]) -> bytes:
-    return bytes(reduce(xor, (part[i] for part in parts if i < len(part)), 0) for i in range(length))
+    return bytes(
+        reduce(xor, (part[i] for part in parts if i < len(part)), 0) for i in range(length)
+    )
 
 
 @given(sources, st.integers(0, 20), st.integers(1, 128))
-def test_a_parity_is_the_xor_of_its_sources_and_zeros_after_them(parts: list[bytes], more: int, tile: int) -> None:
+def test_a_parity_is_the_xor_of_its_sources_and_zeros_after_them(
+    parts: list[bytes], more: int, tile: int
+) -> None:
     target = bytearray(b"\xa5" * (max(map(len, parts)) + more))
     with patch.object(fast, "TILE_BYTES", tile):
         fast.xor_of(target, parts)

@@ -63,10 +63,15 @@ class SimLoop(Time):
 class SimDesk(Time):
     def __init__(self, room: Path) -> None:
         super().__init__()
-        settings = resolve({"job": "j", "store": "/store", "arena_dir": "/memory", "state_dir": "/state"}, {}, "j")
+        settings = resolve(
+            {"job": "j", "store": "/store", "arena_dir": "/memory", "state_dir": "/state"}, {}, "j"
+        )
         machine = self.machine(0)
         self._writer = SimWriter(
-            SharedStore(self.world), settings, machine.start("keeper"), lambda process: SimMemory(machine.files, process)
+            SharedStore(self.world),
+            settings,
+            machine.start("keeper"),
+            lambda process: SimMemory(machine.files, process),
         )
         self.writer: Writer = self._writer
 
@@ -93,7 +98,9 @@ class SimTown(Time):
         if host == HERE:
             host = machine.host
         process = machine.start("keeper")
-        links = SimLinks(self._network, process, self._job, incarnation, (host, 0), self._dead_ns, receiver)
+        links = SimLinks(
+            self._network, process, self._job, incarnation, (host, 0), self._dead_ns, receiver
+        )
         links.be(node, self._secret)
         return links
 
@@ -107,7 +114,11 @@ class SimTown(Time):
 
     def strand(self, links: Links) -> None:
         assert isinstance(links, SimLinks)
-        self._network.block((a, b) for other in range(1, 20) for a, b in ((other, links.machine), (links.machine, other)))
+        self._network.block(
+            (a, b)
+            for other in range(1, 20)
+            for a, b in ((other, links.machine), (links.machine, other))
+        )
         self.shake(links)
 
     def close(self) -> None:

@@ -19,7 +19,10 @@ def system() -> tuple[Clock, LetPass]:
     return CLOCK, lambda ns: threading.Event().wait(ns / S_NS)
 
 
-CLOCKS: dict[str, Callable[[], tuple[Clock, LetPass]]] = {"system": system, "simulated": simulated.clock}
+CLOCKS: dict[str, Callable[[], tuple[Clock, LetPass]]] = {
+    "system": system,
+    "simulated": simulated.clock,
+}
 
 
 @pytest.fixture(params=CLOCKS)

@@ -1,4 +1,5 @@
-"""What every KV does: the first writer wins, nothing is lost, waiting ends when it should. On a TCPStore and on a real etcd."""
+"""What every KV does: the first writer wins, nothing is lost, waiting ends when it should. On a
+TCPStore and on a real etcd."""
 
 from __future__ import annotations
 
@@ -52,7 +53,9 @@ def kv(client: Client) -> KV:
 def test_the_first_writer_wins_and_all_are_told(kv: KV) -> None:
     clients = [kv, *(kv.another() for _ in range(5))]
     with ThreadPoolExecutor(6) as threads:
-        told = list(threads.map(lambda c: c[1].swap("seat", None, f"writer {c[0]}"), enumerate(clients)))
+        told = list(
+            threads.map(lambda c: c[1].swap("seat", None, f"writer {c[0]}"), enumerate(clients))
+        )
     assert len(set(told)) == 1 and told[0] in {f"writer {n}" for n in range(6)}
     assert kv.read(["seat"]) == [told[0]]
 

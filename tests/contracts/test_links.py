@@ -1,4 +1,5 @@
-"""What `Links` do between keepers: everything arrives once, in order and whole, or somebody is told why not."""
+"""What `Links` do between keepers: everything arrives once, in order and whole, or somebody is told
+why not."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ STAMP = Stamp(7, 1)
 
 
 class Town(Protocol):
-    """Where keepers live and reach each other. Of two that are linked, the one with the lower number is reached last."""
+    """Where keepers live and reach each other. Of two that are linked, the one with the lower
+    number is reached last."""
 
     def open(self, node: int, receiver: Receiver, incarnation: int = 1, host: str = HERE) -> Links:
         """The links of one more life of that node's keeper; it was told which node it is."""
@@ -80,7 +82,10 @@ class TcpTown:
             proxy.close()
 
 
-TOWNS: dict[str, Callable[[], Town]] = {"tcp": TcpTown, "simulated": lambda: SimTown(DEAD_NS, JOB, SECRET)}
+TOWNS: dict[str, Callable[[], Town]] = {
+    "tcp": TcpTown,
+    "simulated": lambda: SimTown(DEAD_NS, JOB, SECRET),
+}
 
 
 @pytest.fixture(params=TOWNS)
@@ -107,7 +112,11 @@ class Ear:
         self.numbers.append(int(message.fields["reason"]))
 
     def place(self, node: int, span: Span) -> memoryview | None:
-        return memoryview(self.memory)[span.offset : span.offset + span.length] if self.memory else None
+        return (
+            memoryview(self.memory)[span.offset : span.offset + span.length]
+            if self.memory
+            else None
+        )
 
     def block(self, node: int, span: Span, checksum: int) -> None:
         self.blocks.append((node, span, checksum))
@@ -195,7 +204,9 @@ def test_blocks_come_whole_to_their_place(town: Town, known: bool) -> None:
         assert one.send_block(2, span, source, done.append, checksum(source) if known else None)
     town.until(lambda: len(done) == 3)
     assert done == [None] * 3 and ears[1].memory == data
-    expected = [(1, span, checksum(data[span.offset : span.offset + span.length])) for span in spans]
+    expected = [
+        (1, span, checksum(data[span.offset : span.offset + span.length])) for span in spans
+    ]
     assert sorted(ears[1].blocks, key=lambda b: b[1].offset) == expected
 
 
@@ -225,7 +236,9 @@ def test_a_source_that_is_not_what_its_checksum_says_does_not_arrive(town: Town)
     ears = Ear(), Ear(1000)
     one, _ = linked(town, *ears)
     done: list[str | None] = []
-    assert one.send_block(2, span_of(1000), memoryview(bytes(1000)), done.append, checksum(b"something else"))
+    assert one.send_block(
+        2, span_of(1000), memoryview(bytes(1000)), done.append, checksum(b"something else")
+    )
     town.until(lambda: bool(done))
     assert done[0] is not None and "damaged" in done[0] and ears[1].blocks == []
 
@@ -286,7 +299,8 @@ def test_after_dead_the_link_is_made_anew_when_asked(town: Town) -> None:
 
 
 def test_a_newer_life_takes_the_place_of_the_older_one(town: Town) -> None:
-    """The older one is still there and still wants to be linked with. Whoever says which life it wants is told of no end."""
+    """The older one is still there and still wants to be linked with. Whoever says which life it
+    wants is told of no end."""
     ears = Ear(), Ear(), Ear()
     one, _ = linked(town, *ears[:2])
     newer = town.open(2, ears[2], incarnation=2)
@@ -300,7 +314,8 @@ def test_a_newer_life_takes_the_place_of_the_older_one(town: Town) -> None:
 
 
 def test_a_number_may_be_another_machines_that_began_earlier(town: Town) -> None:
-    """Machines change their numbers, and clocks differ: whoever says where a node is now is believed."""
+    """Machines change their numbers, and clocks differ: whoever says where a node is now is
+    believed."""
     ears = Ear(), Ear(), Ear()
     one, two = town.open(1, ears[0]), town.open(2, ears[1], incarnation=7)
     one.connect(2, town.address(two), 7)

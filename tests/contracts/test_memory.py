@@ -1,4 +1,5 @@
-"""What every `Memory` does: files outlive maps, names change in one instant, locks end with who took them, nothing is half there."""
+"""What every `Memory` does: files outlive maps, names change in one instant, locks end with who
+took them, nothing is half there."""
 
 from __future__ import annotations
 
@@ -35,14 +36,23 @@ def read(memory: Memory, path: Path) -> bytes:
     return data
 
 
-def test_a_new_file_is_zeros_below_directories_that_come_with_it(memory: Memory, tmp_path: Path) -> None:
+def test_a_new_file_is_zeros_below_directories_that_come_with_it(
+    memory: Memory, tmp_path: Path
+) -> None:
     region = memory.create(tmp_path / "held" / "rank-00003" / "slot-0", 5000)
-    assert bytes(region.view) == bytes(5000) and region.path == tmp_path / "held" / "rank-00003" / "slot-0"
+    assert (
+        bytes(region.view) == bytes(5000)
+        and region.path == tmp_path / "held" / "rank-00003" / "slot-0"
+    )
     region.close()
-    assert memory.names(tmp_path) == ["held"] and memory.names(tmp_path / "held" / "rank-00003") == ["slot-0"]
+    assert memory.names(tmp_path) == ["held"] and memory.names(
+        tmp_path / "held" / "rank-00003"
+    ) == ["slot-0"]
 
 
-def test_what_is_written_outlives_the_map_and_all_maps_are_the_same_memory(memory: Memory, tmp_path: Path) -> None:
+def test_what_is_written_outlives_the_map_and_all_maps_are_the_same_memory(
+    memory: Memory, tmp_path: Path
+) -> None:
     write(memory, tmp_path / "a", NOISE)
     one, other = memory.open(tmp_path / "a"), memory.open(tmp_path / "a")
     assert one.view == other.view == NOISE
@@ -145,7 +155,11 @@ def test_locks(memory: Memory, tmp_path: Path) -> None:
     one.unlock()
     assert not three.lock(exclusive=True), "two still has it"
     two.close()
-    assert three.lock(exclusive=True) and not one.lock(exclusive=False) and not one.lock(exclusive=True)
+    assert (
+        three.lock(exclusive=True)
+        and not one.lock(exclusive=False)
+        and not one.lock(exclusive=True)
+    )
     assert three.lock(exclusive=False) and one.lock(exclusive=False), "from exclusive to shared"
     one.close()
     three.close()
@@ -169,14 +183,20 @@ def test_whether_a_name_still_leads_to_a_file(memory: Memory, tmp_path: Path) ->
     for name in ("rank-00000/status", "rank-00001/status", "rank-00002/status", "job/a"):
         write(memory, tmp_path / name, NOISE)
     kept, removed, replaced, moved = (
-        memory.open(tmp_path / name) for name in ("rank-00000/status", "rank-00001/status", "rank-00002/status", "job/a")
+        memory.open(tmp_path / name)
+        for name in ("rank-00000/status", "rank-00001/status", "rank-00002/status", "job/a")
     )
     assert all(region.is_there() for region in (kept, removed, replaced, moved))
     memory.remove(tmp_path / "rank-00001")
     memory.create(tmp_path / "rank-00002" / "status", len(NOISE)).close()
     memory.ensure(tmp_path / "rank-00000" / "status", len(NOISE)).close()
     memory.rename(tmp_path / "job", tmp_path / "job.ending")
-    assert [region.is_there() for region in (kept, removed, replaced, moved)] == [True, False, False, False]
+    assert [region.is_there() for region in (kept, removed, replaced, moved)] == [
+        True,
+        False,
+        False,
+        False,
+    ]
     write(memory, tmp_path / "rank-00001" / "status", NOISE)
     assert not removed.is_there(), "another file, whatever is in it"
     for region in (kept, removed, replaced, moved):

@@ -55,7 +55,10 @@ def loop(request: pytest.FixtureRequest) -> Iterator[Loop]:
 def test_the_loop_hears_what_came_of_it(loop: Loop) -> None:
     heard: list[tuple[int, threading.Thread]] = []
     for n in range(20):
-        loop.workers.submit(lambda n=n: n * n, lambda found: heard.append((found, threading.current_thread())))  # type: ignore[misc]
+        loop.workers.submit(
+            lambda n=n: n * n,  # type: ignore[misc]
+            lambda found: heard.append((found, threading.current_thread())),
+        )
     assert heard == [], "not while it is submitted"
     loop.until(lambda: len(heard) == 20)
     assert sorted(found for found, _ in heard) == [n * n for n in range(20)]

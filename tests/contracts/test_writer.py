@@ -36,7 +36,12 @@ class Desk(Protocol):
 
 class ChildsDesk:
     def __init__(self, room: Path) -> None:
-        config = {"job": "j", "store": str(room / "store"), "arena_dir": room / "arena", "state_dir": room / "state"}
+        config = {
+            "job": "j",
+            "store": str(room / "store"),
+            "arena_dir": room / "arena",
+            "state_dir": room / "state",
+        }
         self._selector = selectors.DefaultSelector()
         self._child = PersisterChild(resolve(config, {}, "j"), self._selector)
         self.writer: Writer = self._child
@@ -73,7 +78,8 @@ def request(act: str) -> dict[str, Any]:
 
 def test_every_request_is_answered_in_order(desk: Desk) -> None:
     heard: list[tuple[int, dict[str, Any]]] = []
-    for number, act in enumerate(("drop", "part", "drop", "publish", "survey")):  # nobody holds anything: there is nothing to survey
+    # nobody holds anything: there is nothing to survey
+    for number, act in enumerate(("drop", "part", "drop", "publish", "survey")):
         desk.writer.ask(request(act), lambda answer, number=number: heard.append((number, answer)))  # type: ignore[misc]
     assert heard == [], "not while it is asked"
     desk.until(lambda: len(heard) == 5)

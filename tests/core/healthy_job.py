@@ -1,11 +1,14 @@
 """A healthy job in simulated time, and faults in it: what a detector would see at every tick.
 
-Every step, each rank computes for a time drawn from a heavy-tailed distribution and then waits for the slowest in a collective. While it
-computes it burns the processor, or sleeps without moving a byte (`asleep_share` of the steps: a stalled data source looks like that).
-Now and then a rank collects garbage for half a minute; every 40 steps rank 0 alone persists, every 100 all evaluate, both ten times slower
-than a step; the first step compiles for minutes. From `fault.at_s` on the rank it names does nothing any more but what its kind says.
+Every step, each rank computes for a time drawn from a heavy-tailed distribution and then waits for
+the slowest in a collective. While it computes it burns the processor, or sleeps without moving a
+byte (`asleep_share` of the steps: a stalled data source looks like that). Now and then a rank
+collects garbage for half a minute; every 40 steps rank 0 alone persists, every 100 all evaluate,
+both ten times slower than a step; the first step compiles for minutes. From `fault.at_s` on the
+rank it names does nothing any more but what its kind says.
 
-`python -m tests.core.healthy_job 40` prints how many of 40 hours of each kind see a false alarm: the table of docs/detection.md.
+`python -m tests.core.healthy_job 40` prints how many of 40 hours of each kind see a false alarm:
+the table of docs/detection.md.
 """
 
 from __future__ import annotations
@@ -54,10 +57,22 @@ class HealthyJob:
     """`look` at it with times that do not decrease."""
 
     def __init__(
-        self, draw: Draw, seed: int, ranks: int = 4, asleep_share: float = 0.2, first_s: float = 240.0, counts: bool = True
+        self,
+        draw: Draw,
+        seed: int,
+        ranks: int = 4,
+        asleep_share: float = 0.2,
+        first_s: float = 240.0,
+        counts: bool = True,
     ) -> None:
         self.ranks = ranks
-        self._rng, self._draw, self._asleep_share, self._first_s, self._counts = random.Random(seed), draw, asleep_share, first_s, counts
+        self._rng, self._draw, self._asleep_share, self._first_s, self._counts = (
+            random.Random(seed),
+            draw,
+            asleep_share,
+            first_s,
+            counts,
+        )
         self.typical_s = sorted(draw(self._rng) for _ in range(101))[50]
         self._cpu_ns = [0] * ranks
         self.step, self._began_ns = -1, 0
@@ -85,7 +100,9 @@ class HealthyJob:
             took_s, state = took_s + 30, "running"  # collects garbage
         return [*spans, Span(at_ns + int(took_s * S_NS), Phase.STEP, state)]
 
-    def look(self, rank: int, now_ns: int, fault: Fault | None = None) -> tuple[RankStatus, ProcessSample]:
+    def look(
+        self, rank: int, now_ns: int, fault: Fault | None = None
+    ) -> tuple[RankStatus, ProcessSample]:
         """The rank's page and process at that time."""
         stuck_ns = now_ns if fault is None else min(now_ns, int(fault.at_s * S_NS))
         while self._ends_ns <= stuck_ns:
@@ -101,11 +118,17 @@ class HealthyJob:
         if state == "running":
             self._cpu_ns[rank] += S_NS // 2
         entered = self.step + waits if self._counts else 0
-        page = BLANK._replace(rank=rank, world_size=self.ranks, epoch=1, phase=phase, collective=entered)
-        return page._replace(step=self.step, completed_step=self.step - 1), ProcessSample(state, self._cpu_ns[rank], 4)
+        page = BLANK._replace(
+            rank=rank, world_size=self.ranks, epoch=1, phase=phase, collective=entered
+        )
+        return page._replace(step=self.step, completed_step=self.step - 1), ProcessSample(
+            state, self._cpu_ns[rank], 4
+        )
 
 
-def watch(job: HealthyJob, deadlines: Deadlines, hours: float, fault: Fault | None = None) -> Iterator[tuple[int, Verdict]]:
+def watch(
+    job: HealthyJob, deadlines: Deadlines, hours: float, fault: Fault | None = None
+) -> Iterator[tuple[int, Verdict]]:
     """Every verdict, with its time: a detector that looks at every tick."""
     progress = Progress(deadlines)
     for rank in range(job.ranks):
@@ -136,6 +159,10 @@ if __name__ == "__main__":
     hours = int(sys.argv[1])
     for name, (draw, share) in KINDS.items():
         alarms = [
-            any(v.is_deadly for _, v in watch(HealthyJob(draw, seed, asleep_share=share), derive(), hours=1)) for seed in range(hours)
+            any(
+                v.is_deadly
+                for _, v in watch(HealthyJob(draw, seed, asleep_share=share), derive(), hours=1)
+            )
+            for seed in range(hours)
         ]
         print(f"{name}: {sum(alarms)} of {hours}", flush=True)

@@ -1,12 +1,15 @@
-"""The commit protocol of many nodes as a model: everything that can happen next, and what must hold at every instant.
+"""The commit protocol of many nodes as a model: everything that can happen next, and what must hold
+at every instant.
 
-A `World` is one instant of all nodes, a value. A `Move` names something that happens; `Protocol.apply` gives the instant after it. Who
-searches (test_commit.py) chooses the moves. All decisions are the real ones: `slots.choose`, `commit`, `wards`, `reach`. The model does
-what keepers do between them: reports, words, offers and acknowledgements travel in order on each wire with any delay, pieces arrive in any
-order, and what was lost is asked for again.
+A `World` is one instant of all nodes, a value. A `Move` names something that happens;
+`Protocol.apply` gives the instant after it. Who searches (test_commit.py) chooses the moves. All
+decisions are the real ones: `slots.choose`, `commit`, `wards`, `reach`. The model does what keepers
+do between them: reports, words, offers and acknowledgements travel in order on each wire with any
+delay, pieces arrive in any order, and what was lost is asked for again.
 
-Safety: whatever the placement promises to survive may be lost at any instant, and some stamp, not older than what was ever committed,
-stays within reach of every rank. Liveness: once everything under way has ended, one boundary that everybody hears of is committed.
+Safety: whatever the placement promises to survive may be lost at any instant, and some stamp, not
+older than what was ever committed, stays within reach of every rank. Liveness: once everything
+under way has ended, one boundary that everybody hears of is committed.
 """
 
 from __future__ import annotations
@@ -68,10 +71,12 @@ Message = Report | Horizon | Offer | Ack
 
 
 class World(NamedTuple):
-    """All nodes at one instant. By rank: own, decided, acked, seen. By place: held, got, asked. By node: words. By pair of nodes: wires.
+    """All nodes at one instant. By rank: own, decided, acked, seen. By place: held, got, asked. By
+    node: words. By pair of nodes: wires.
 
-    `facts` and `led` are the leader's. `promised` and `owed` are ghosts: the newest stamp ever committed (None while nothing is promised),
-    and what must be committed again before anything is, after a node was replaced.
+    `facts` and `led` are the leader's. `promised` and `owed` are ghosts: the newest stamp ever
+    committed (None while nothing is promised), and what must be committed again before anything is,
+    after a node was replaced.
     """
 
     own: tuple[Slots, ...]
@@ -91,7 +96,8 @@ class World(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Two slots of a node for others: for copies of `rank`, or for the parity beside the data of `rank`. `sources`: who sends pieces."""
+    """Two slots of a node for others: for copies of `rank`, or for the parity beside the data of
+    `rank`. `sources`: who sends pieces."""
 
     node: int
     rank: int
@@ -115,7 +121,10 @@ def whole(slots: Slots) -> Slots:
 
 
 def up_to(slots: Slots, stamp: Stamp | None) -> Slots:
-    return tuple(v if v.state is SlotState.SEALED and stamp is not None and v.stamp <= stamp else EMPTY for v in slots)
+    return tuple(
+        v if v.state is SlotState.SEALED and stamp is not None and v.stamp <= stamp else EMPTY
+        for v in slots
+    )
 
 
 @dataclass
@@ -136,11 +145,17 @@ class Protocol:
     _decided: dict[Any, tuple[Horizon, Horizon | None]] = field(default_factory=dict)
     _reported: dict[Any, RankFacts] = field(default_factory=dict)
 
-    # ------------------------------------------------------------------------------------------ what never changes
+    # ------------------------------------------------------------------------------------------
+    # what never changes
 
     @cached_property
     def mesh(self) -> Mesh:
-        return Mesh(1, LEADER, tuple(Member(n, "", 0, 1, self.ranks_per_node) for n in range(self.nodes)), "")
+        return Mesh(
+            1,
+            LEADER,
+            tuple(Member(n, "", 0, 1, self.ranks_per_node) for n in range(self.nodes)),
+            "",
+        )
 
     @cached_property
     def ranks(self) -> range:
@@ -158,7 +173,9 @@ class Protocol:
     @cached_property
     def places(self) -> tuple[Place, ...]:
         if any(ward.row for ward in self.wards.values()):
-            return tuple(Place(w.node, r, tuple(q for q in w.row if q != r)) for r, w in self.wards.items())
+            return tuple(
+                Place(w.node, r, tuple(q for q in w.row if q != r)) for r, w in self.wards.items()
+            )
         return tuple(Place(holder, r, (r,)) for r, w in self.wards.items() for holder in w.holders)
 
     @cached_property
@@ -201,15 +218,20 @@ class Protocol:
         after: World = getattr(self, name)(world, *arguments)
         return after
 
-    # ------------------------------------------------------------------------------------------ training
+    # ------------------------------------------------------------------------------------------
+    # training
 
     def boundary(self, world: World, rank: int) -> World:
         """The rank completes its next step and captures it, if there is a slot for it."""
         step, slots, word = world.decided[rank] + 1, world.own[rank], world.seen[rank]
         decision = self.chooser(step, slots, word.floor, word.is_hopeless)
         if isinstance(decision, Take):
-            slots = put(slots, decision.slot, SlotView(SlotState.WRITING, Stamp(step, world.led.epoch)))
-        return world._replace(own=put(world.own, rank, slots), decided=put(world.decided, rank, step))
+            slots = put(
+                slots, decision.slot, SlotView(SlotState.WRITING, Stamp(step, world.led.epoch))
+            )
+        return world._replace(
+            own=put(world.own, rank, slots), decided=put(world.decided, rank, step)
+        )
 
     def skip(self, world: World, rank: int) -> World:
         """The same, but a reader came first or there was no room."""
@@ -230,7 +252,8 @@ class Protocol:
         """The rank reads its node's page."""
         return world._replace(seen=put(world.seen, rank, world.words[self.home[rank]]))
 
-    # ------------------------------------------------------------------------------------------ what is said
+    # ------------------------------------------------------------------------------------------
+    # what is said
 
     def send(self, world: World, source: int, target: int, message: Message) -> World:
         if self.prompt or source == target:
@@ -241,14 +264,20 @@ class Protocol:
     def deliver(self, world: World, wire: int) -> World:
         """The oldest message on a wire arrives."""
         first, *rest = world.wires[wire]
-        return self.receive(world._replace(wires=put(world.wires, wire, tuple(rest))), *divmod(wire, self.nodes), first)
+        return self.receive(
+            world._replace(wires=put(world.wires, wire, tuple(rest))),
+            *divmod(wire, self.nodes),
+            first,
+        )
 
     def receive(self, world: World, source: int, target: int, message: Message) -> World:
         match message:
             case Report():
                 return self._reported_to_leader(world, message)
             case Horizon():
-                return world._replace(words=put(world.words, target, newer(world.words[target], message)))
+                return world._replace(
+                    words=put(world.words, target, newer(world.words[target], message))
+                )
             case Offer():
                 return self._offered(world, target, message)
             case Ack(rank, stamp):
@@ -262,9 +291,21 @@ class Protocol:
     def facts_of(self, world: World, rank: int) -> RankFacts:
         key = (rank, world.own[rank], world.decided[rank], world.acked[rank])
         if key not in self._reported:
-            index, holders, acked = writing(world.own[rank]), self.wards[rank].holders, world.acked[rank]
-            own = Holding(sealed(world.own[rank]), None if index is None else world.own[rank][index].stamp, world.decided[rank])
-            proven = frozenset(s for _, s in acked if all((h, s) in acked for h in holders)) if holders else own.sealed
+            index, holders, acked = (
+                writing(world.own[rank]),
+                self.wards[rank].holders,
+                world.acked[rank],
+            )
+            own = Holding(
+                sealed(world.own[rank]),
+                None if index is None else world.own[rank][index].stamp,
+                world.decided[rank],
+            )
+            proven = (
+                frozenset(s for _, s in acked if all((h, s) in acked for h in holders))
+                if holders
+                else own.sealed
+            )
             self._reported[key] = RankFacts(rank, own, proven)
         return self._reported[key]
 
@@ -278,14 +319,25 @@ class Protocol:
         facts = world.facts
         for f in report.facts:
             facts = put(facts, f.rank, f)
-        (led, said), promised = self._decide(facts, world.led, world.said, report.heard), world.promised
-        if led.committed is not None and all(s is None or led.committed >= s for s in (promised, world.owed)):
+        (led, said), promised = (
+            self._decide(facts, world.led, world.said, report.heard),
+            world.promised,
+        )
+        if led.committed is not None and all(
+            s is None or led.committed >= s for s in (promised, world.owed)
+        ):
             promised = led.committed
         page = world.words[LEADER] if said is None else newer(world.words[LEADER], said)
-        return world._replace(facts=facts, led=led, said=said, promised=promised, words=put(world.words, LEADER, page))
+        return world._replace(
+            facts=facts, led=led, said=said, promised=promised, words=put(world.words, LEADER, page)
+        )
 
     def _decide(
-        self, facts: tuple[RankFacts | None, ...], led: Horizon, said: Horizon | None, heard: Horizon
+        self,
+        facts: tuple[RankFacts | None, ...],
+        led: Horizon,
+        said: Horizon | None,
+        heard: Horizon,
     ) -> tuple[Horizon, Horizon | None]:
         key = (facts, led, said, heard)
         if key not in self._decided:
@@ -310,25 +362,34 @@ class Protocol:
 
     def _offered(self, world: World, holder: int, offer: Offer) -> World:
         # An offer carries a word too. Of two that are equally old the node keeps its own.
-        world = world._replace(words=put(world.words, holder, newer(offer.word, world.words[holder])))
+        world = world._replace(
+            words=put(world.words, holder, newer(offer.word, world.words[holder]))
+        )
         at = self.place_for[offer.rank, holder]
         place, slots, word = self.places[at], world.held[at], world.words[holder]
         if offer.stamp in sealed(slots):
             return self.send(world, holder, self.home[offer.rank], Ack(offer.rank, offer.stamp))
-        asked = frozenset(o for o in world.asked[at] if o.stamp == offer.stamp and o.rank != offer.rank) | {offer}
+        asked = frozenset(
+            o for o in world.asked[at] if o.stamp == offer.stamp and o.rank != offer.rank
+        ) | {offer}
         if len(asked) == len(place.sources) and self._may_begin(world, place, offer.stamp):
             # What was half written is given up: an owner sends one snapshot at a time.
             decision = self.chooser(offer.stamp.step, whole(slots), word.floor, word.is_hopeless)
             if isinstance(decision, Take):
                 slots = put(whole(slots), decision.slot, SlotView(SlotState.WRITING, offer.stamp))
-        return world._replace(held=put(world.held, at, slots), got=put(world.got, at, frozenset()), asked=put(world.asked, at, asked))
+        return world._replace(
+            held=put(world.held, at, slots),
+            got=put(world.got, at, frozenset()),
+            asked=put(world.asked, at, asked),
+        )
 
     def _may_begin(self, world: World, place: Place, stamp: Stamp) -> bool:
         """A parity lies beside data of the same stamp; a copy needs nothing."""
         return not self.wards[place.rank].row or stamp in sealed(world.own[place.rank])
 
     def piece(self, world: World, at: int, rank: int) -> World:
-        """A piece arrives; the last one makes the part whole, and whoever sent to it hears of that."""
+        """A piece arrives; the last one makes the part whole, and whoever sent to it hears of
+        that."""
         index, place = writing(world.held[at]), self.places[at]
         assert index is not None
         got, stamp = world.got[at] | {rank}, world.held[at][index].stamp
@@ -336,7 +397,9 @@ class Protocol:
             return world._replace(got=put(world.got, at, got))
         slots = put(world.held[at], index, SlotView(SlotState.SEALED, stamp))
         world = world._replace(
-            held=put(world.held, at, slots), got=put(world.got, at, frozenset()), asked=put(world.asked, at, frozenset())
+            held=put(world.held, at, slots),
+            got=put(world.got, at, frozenset()),
+            asked=put(world.asked, at, frozenset()),
         )
         for source in place.sources:
             world = self.send(world, place.node, self.home[source], Ack(source, stamp))
@@ -345,40 +408,61 @@ class Protocol:
     def lose_pieces(self, world: World, at: int) -> World:
         """What is on its way to a place does not arrive whole."""
         slots = put(world.held, at, whole(world.held[at]))
-        return world._replace(held=slots, got=put(world.got, at, frozenset()), asked=put(world.asked, at, frozenset()))
+        return world._replace(
+            held=slots, got=put(world.got, at, frozenset()), asked=put(world.asked, at, frozenset())
+        )
 
     def _acked(self, world: World, holder: int, rank: int, stamp: Stamp) -> World:
         """Only the answer to what is asked for now counts."""
         word = world.words[self.home[rank]]
         if stamp != word.target:
             return world
-        kept = {(h, s) for h, s in world.acked[rank] if word.committed is None or s >= word.committed}
+        kept = {
+            (h, s) for h, s in world.acked[rank] if word.committed is None or s >= word.committed
+        }
         return world._replace(acked=put(world.acked, rank, frozenset(kept | {(holder, stamp)})))
 
-    # ------------------------------------------------------------------------------------------ failures
+    # ------------------------------------------------------------------------------------------
+    # failures
 
     def restart(self, world: World, node: int) -> World:
-        """The node's keeper dies and comes back: memory and pages stay, what only it knew is gone, its links begin anew."""
-        wires = tuple(() if node in divmod(i, self.nodes) else wire for i, wire in enumerate(world.wires))
-        acked = tuple(frozenset() if self.home[r] == node else acks for r, acks in enumerate(world.acked))
+        """The node's keeper dies and comes back: memory and pages stay, what only it knew is gone,
+        its links begin anew."""
+        wires = tuple(
+            () if node in divmod(i, self.nodes) else wire for i, wire in enumerate(world.wires)
+        )
+        acked = tuple(
+            frozenset() if self.home[r] == node else acks for r, acks in enumerate(world.acked)
+        )
         world = world._replace(wires=wires, acked=acked)
         for at, place in enumerate(self.places):
             if place.node == node:
                 world = self.lose_pieces(world, at)
         if node == LEADER:
-            world = world._replace(facts=(None,) * len(self.ranks), led=Horizon(world.led.epoch), said=None)
+            world = world._replace(
+                facts=(None,) * len(self.ranks), led=Horizon(world.led.epoch), said=None
+            )
         return world
 
     def recover(self, world: World, lost: Sequence[int] = ()) -> World:
-        """Nodes are lost with their memory, or (none) only ranks died: all go back to the newest stamp within reach, in a new epoch."""
-        own = tuple(whole(s) if self.home[r] not in lost else (EMPTY,) * self.own_slots for r, s in enumerate(world.own))
-        held = tuple(whole(s) if p.node not in lost else (EMPTY, EMPTY) for p, s in zip(self.places, world.held, strict=True))
+        """Nodes are lost with their memory, or (none) only ranks died: all go back to the newest
+        stamp within reach, in a new epoch."""
+        own = tuple(
+            whole(s) if self.home[r] not in lost else (EMPTY,) * self.own_slots
+            for r, s in enumerate(world.own)
+        )
+        held = tuple(
+            whole(s) if p.node not in lost else (EMPTY, EMPTY)
+            for p, s in zip(self.places, world.held, strict=True)
+        )
         left = self.inventories(own, held, lost)
         resumed = max(self.reachable(left), default=None)
         own, held = tuple(up_to(s, resumed) for s in own), tuple(up_to(s, resumed) for s in held)
         if resumed is not None:
             without = [r for r in self.ranks if resumed not in sealed(own[r])]
-            assert sorted(sources(without, resumed, left)) == without, "what is within reach has a source"
+            assert sorted(sources(without, resumed, left)) == without, (
+                "what is within reach has a source"
+            )
             for rank in without:
                 own = put(own, rank, self._fetched(own[rank], resumed))
         epoch = world.led.epoch + 1
@@ -401,8 +485,12 @@ class Protocol:
         assert isinstance(decision, Take)
         return put(slots, decision.slot, SlotView(SlotState.SEALED, resumed))
 
-    def inventories(self, own: Sequence[Slots], held: Sequence[Slots], lost: Sequence[int] = ()) -> dict[int, Inventory]:
-        snapshots: dict[int, set[tuple[int, Stamp]]] = {n: set() for n in range(self.nodes) if n not in lost}
+    def inventories(
+        self, own: Sequence[Slots], held: Sequence[Slots], lost: Sequence[int] = ()
+    ) -> dict[int, Inventory]:
+        snapshots: dict[int, set[tuple[int, Stamp]]] = {
+            n: set() for n in range(self.nodes) if n not in lost
+        }
         parities: dict[int, set[CodedRow]] = {n: set() for n in snapshots}
         for rank, node in enumerate(self.home):
             if node in snapshots:
@@ -410,7 +498,9 @@ class Protocol:
         for place, slots in zip(self.places, held, strict=True):
             ward = self.wards[place.rank]
             if place.node in snapshots and ward.row:
-                parities[place.node] |= {CodedRow(place.rank, s, ward.row, ward.tolerates) for s in sealed(slots)}
+                parities[place.node] |= {
+                    CodedRow(place.rank, s, ward.row, ward.tolerates) for s in sealed(slots)
+                }
             elif place.node in snapshots:
                 snapshots[place.node] |= {(place.rank, s) for s in sealed(slots)}
         return {n: Inventory(frozenset(snapshots[n]), frozenset(parities[n])) for n in snapshots}
@@ -419,39 +509,68 @@ class Protocol:
         """The stamps every rank can have."""
         return frozenset.intersection(*(within_reach(rank, left) for rank in self.ranks))
 
-    # ------------------------------------------------------------------------------------------ what may happen next
+    # ------------------------------------------------------------------------------------------
+    # what may happen next
 
     def useful(self, world: World) -> Iterator[Move]:
-        """What happens sooner or later when nothing fails. When there is none of it, everything under way has ended."""
+        """What happens sooner or later when nothing fails. When there is none of it, everything
+        under way has ended."""
         yield from (("seal", rank) for rank in self.ranks if writing(world.own[rank]) is not None)
         yield from (("deliver", wire) for wire, messages in enumerate(world.wires) if messages)
-        yield from (("piece", at, rank) for at in range(len(self.places)) for rank in self._pieces(world, at))
+        yield from (
+            ("piece", at, rank)
+            for at in range(len(self.places))
+            for rank in self._pieces(world, at)
+        )
         for node in range(self.nodes):
             on_way = self.waiting(world, node, LEADER, Report)
-            known = on_way[-1].facts if on_way else tuple(world.facts[r] for r in self.mesh.ranks_of(node))
+            known = (
+                on_way[-1].facts
+                if on_way
+                else tuple(world.facts[r] for r in self.mesh.ranks_of(node))
+            )
             if tuple(self.facts_of(world, rank) for rank in self.mesh.ranks_of(node)) != known:
                 yield "report", node
         for node in range(self.nodes):
             last = [world.words[node], *self.waiting(world, LEADER, node, Horizon)][-1]
             if world.said is not None and newer(last, world.said) != last:
                 yield "say", node
-        yield from (("offer", rank, holder) for rank, holder in self.place_for if self._wants(world, rank, holder))
-        yield from (("look", rank) for rank in self.ranks if world.seen[rank] != world.words[self.home[rank]])
+        yield from (
+            ("offer", rank, holder)
+            for rank, holder in self.place_for
+            if self._wants(world, rank, holder)
+        )
+        yield from (
+            ("look", rank)
+            for rank in self.ranks
+            if world.seen[rank] != world.words[self.home[rank]]
+        )
 
     def _pieces(self, world: World, at: int) -> Iterator[int]:
         index = writing(world.held[at])
         if index is not None:
             stamp = world.held[at][index].stamp
-            yield from (r for r in self.places[at].sources if r not in world.got[at] and stamp in sealed(world.own[r]))
+            yield from (
+                r
+                for r in self.places[at].sources
+                if r not in world.got[at] and stamp in sealed(world.own[r])
+            )
 
     def _wants(self, world: World, rank: int, holder: int) -> bool:
-        """Whether an offer would change anything. Owners ask again until they are answered; the model, only when it matters."""
+        """Whether an offer would change anything. Owners ask again until they are answered; the
+        model, only when it matters."""
         node = self.home[rank]
         word, at = world.words[node], self.place_for[rank, holder]
         target = word.target
-        if target is None or (holder, target) in world.acked[rank] or target not in sealed(world.own[rank]):
+        if (
+            target is None
+            or (holder, target) in world.acked[rank]
+            or target not in sealed(world.own[rank])
+        ):
             return False
-        if any(m.rank == rank and m.stamp == target for m in self.waiting(world, node, holder, Offer)):
+        if any(
+            m.rank == rank and m.stamp == target for m in self.waiting(world, node, holder, Offer)
+        ):
             return False
         if Ack(rank, target) in world.wires[holder * self.nodes + node]:
             return False
@@ -466,10 +585,15 @@ class Protocol:
     def harmful(self, world: World) -> Iterator[Move]:
         """What goes wrong without anybody dying."""
         yield from (("tear", rank) for rank in self.ranks if writing(world.own[rank]) is not None)
-        yield from (("lose_pieces", at) for at in range(len(self.places)) if writing(world.held[at]) is not None)
+        yield from (
+            ("lose_pieces", at)
+            for at in range(len(self.places))
+            if writing(world.held[at]) is not None
+        )
 
     def steps(self, world: World, max_step: int = 1 << 40, apart: int = 0) -> Iterator[Move]:
-        """Boundaries. Ranks that exchange gradients stay within one step of each other; `apart` lets them drift further."""
+        """Boundaries. Ranks that exchange gradients stay within one step of each other; `apart`
+        lets them drift further."""
         most = min(min(world.decided) + apart, max_step - 1)
         yield from (("boundary", rank) for rank in self.ranks if world.decided[rank] <= most)
 
@@ -479,7 +603,8 @@ class Protocol:
             world = self.apply(world, move)
         return world
 
-    # ------------------------------------------------------------------------------------------ what must hold
+    # ------------------------------------------------------------------------------------------
+    # what must hold
 
     def check_safety(self, world: World) -> None:
         if world.promised is None:
@@ -487,14 +612,19 @@ class Protocol:
         key = (tuple(map(sealed, world.own)), tuple(map(sealed, world.held)))
         if key not in self._judged:
             self._judged[key] = tuple(
-                max(self.reachable(self.inventories(world.own, world.held, lost)), default=None) for lost in self.losses
+                max(self.reachable(self.inventories(world.own, world.held, lost)), default=None)
+                for lost in self.losses
             )
         for lost, newest in zip(self.losses, self._judged[key], strict=True):
             if newest is None or newest < world.promised:
-                raise Unsafe(f"{world.promised!r} was committed, and were nodes {lost} lost, the newest within reach would be {newest!r}")
+                raise Unsafe(
+                    f"{world.promised!r} was committed, and were nodes {lost} lost, the "
+                    f"newest within reach would be {newest!r}"
+                )
 
     def check_liveness(self, world: World) -> None:
-        """Everything under way ends, laggards reach the newest step, then one boundary passes in which nothing is late."""
+        """Everything under way ends, laggards reach the newest step, then one boundary passes in
+        which nothing is late."""
         world = self.settled(world)
         newest = max(world.decided)
         for step in range(min(world.decided) + 1, newest + 2):
@@ -506,5 +636,6 @@ class Protocol:
         expected = Stamp(newest + 1, world.led.epoch)
         if {word.committed for word in world.words} != {expected}:
             raise Stuck(
-                f"nothing was late at {expected!r}, and what is committed is {world.led.committed!r}: own {world.own}, held {world.held}"
+                f"nothing was late at {expected!r}, and what is committed is "
+                f"{world.led.committed!r}: own {world.own}, held {world.held}"
             )

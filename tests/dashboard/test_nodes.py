@@ -1,4 +1,5 @@
-"""Which nodes may be lost, as one node knows it: the leader's word, its age, and what makes it worthless."""
+"""Which nodes may be lost, as one node knows it: the leader's word, its age, and what makes it
+worthless."""
 
 from __future__ import annotations
 
@@ -25,10 +26,18 @@ from keepstep.model.horizon import Horizon
 from keepstep.model.snapshot import Phase, SlotState, SlotView, Stamp
 from keepstep.model.units import S_NS
 
-WELL: dict[str, Any] = {"safe": [0, 1], "critical": {}, "out_of_reach": [], "any_nodes": 1, "why": "any one of 2 nodes may be lost"}
+WELL: dict[str, Any] = {
+    "safe": [0, 1],
+    "critical": {},
+    "out_of_reach": [],
+    "any_nodes": 1,
+    "why": "any one of 2 nodes may be lost",
+}
 MUST_STAY: dict[str, Any] = {
     **{"safe": [1], "critical": {"0": [0, 1]}, "out_of_reach": [], "any_nodes": 0},
-    "why": "node 0 must stay (with node 0 would go the snapshots of nodes 0, 1); safe to lose: node 1",
+    "why": "node 0 must stay (with node 0 would go the snapshots of nodes 0, 1); "
+    "safe to lose: node "
+    "1",
 }
 GONE: dict[str, Any] = {
     **WELL,
@@ -48,7 +57,14 @@ class Scene:
             page = StatusPage.own(MEMORY, settings.job_dir, rank)
             assert page is not None
             page.publish(
-                **{"rank": rank, "world_size": 4, "pid": 100 + rank, "epoch": 2, "phase": Phase.STEP, "completed_step": 43},
+                **{
+                    "rank": rank,
+                    "world_size": 4,
+                    "pid": 100 + rank,
+                    "epoch": 2,
+                    "phase": Phase.STEP,
+                    "completed_step": 43,
+                },
                 slots=tuple(SlotView(SlotState.SEALED, Stamp(step, 2)) for step in (42, 43)),
             )
             self.pages.append(page)
@@ -58,11 +74,31 @@ class Scene:
         self.lock_fd = os.open(settings.job_dir / "keeper.lock", os.O_RDWR | os.O_CREAT)
         fcntl.flock(self.lock_fd, fcntl.LOCK_EX)
 
-    def tell(self, verdict: dict[str, Any], step: int | None = 41, is_committed: bool = True, linked: bool = True) -> None:
+    def tell(
+        self,
+        verdict: dict[str, Any],
+        step: int | None = 41,
+        is_committed: bool = True,
+        linked: bool = True,
+    ) -> None:
         members = [
-            {"node": n, "host": f"10.0.0.{n}", "rack": None, "ranks": 2, "incarnation": 7, "linked": linked or n == 1} for n in (0, 1)
+            {
+                "node": n,
+                "host": f"10.0.0.{n}",
+                "rack": None,
+                "ranks": 2,
+                "incarnation": 7,
+                "linked": linked or n == 1,
+            }
+            for n in (0, 1)
         ]
-        about = {"policy": "copies:2", "policy_why": "it was asked for", "step": step, "is_committed": is_committed, "nodes": members}
+        about = {
+            "policy": "copies:2",
+            "policy_why": "it was asked for",
+            "step": step,
+            "is_committed": is_committed,
+            "nodes": members,
+        }
         write_standing(MEMORY, self.settings.job_dir, {**about, **verdict})
 
     def told_ago(self, seconds: float) -> None:
@@ -70,7 +106,9 @@ class Scene:
         os.utime(self.settings.job_dir / FILE, ns=(then_ns, then_ns))
 
     def look(self) -> JobView:
-        return job_view(FoundJob("demo", self.settings.job_dir, self.settings.journal_path, True, 0), Now.read())
+        return job_view(
+            FoundJob("demo", self.settings.job_dir, self.settings.journal_path, True, 0), Now.read()
+        )
 
     def text(self) -> str:
         console = Console(file=io.StringIO(), width=300)
@@ -88,7 +126,13 @@ class Scene:
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
-    made = Scene(resolve({"job": "demo", "arena_dir": str(tmp_path), "state_dir": str(tmp_path / "journals")}, {}, "demo"))
+    made = Scene(
+        resolve(
+            {"job": "demo", "arena_dir": str(tmp_path), "state_dir": str(tmp_path / "journals")},
+            {},
+            "demo",
+        )
+    )
     yield made
     made.close()
 
@@ -105,9 +149,17 @@ def test_any_node_may_be_lost(scene: Scene) -> None:
     assert [(n.node, n.ranks) for n in view.nodes.nodes] == [(0, (0, 1)), (1, (2, 3))]
     assert view.horizon == Stamp(41, 2)  # the leader's word, and not what the ranks here hold
     assert survived(view) == {
-        **{"a killed process": (41, True), "a damaged snapshot": (41, True), "a lost node": (41, True), "all nodes lost": (None, True)},
+        **{
+            "a killed process": (41, True),
+            "a damaged snapshot": (41, True),
+            "a lost node": (41, True),
+            "all nodes lost": (None, True),
+        },
     }
-    assert "2 nodes (this is node 1), copies:2: step 41 is committed. Any one of 2 nodes may be lost." in scene.text()
+    assert (
+        "2 nodes (this is node 1), copies:2: step 41 is committed. Any one of 2 nodes may be lost."
+        in scene.text()
+    )
 
 
 @pytest.mark.parametrize("verdict", [MUST_STAY, GONE])
@@ -116,7 +168,11 @@ def test_what_may_not_be_lost_falls_to_the_store(scene: Scene, verdict: dict[str
     assert survived(scene.look())["a lost node"] == (None, True)
     scene.journal.record("persisted", "step 30", step=30)
     found = survived(scene.look())
-    assert (found["a lost node"], found["a damaged snapshot"], found["a killed process"]) == ((30, True), (30, True), (41, True))
+    assert (found["a lost node"], found["a damaged snapshot"], found["a killed process"]) == (
+        (30, True),
+        (30, True),
+        (41, True),
+    )
     text = scene.text()
     assert f"{verdict['why'][:1].upper()}{verdict['why'][1:]}." in text
     assert "Node 0 (10.0.0.0, ranks 0 to 1) has no open link to the leading keeper." in text
@@ -140,7 +196,10 @@ def test_before_the_first_step(scene: Scene) -> None:
     scene.tell(GONE, step=None, is_committed=False)
     view = scene.look()
     assert survived(view)["a lost node"] == (None, True) and view.horizon is None
-    assert "no step is held by every rank yet." in scene.text() and "memory no longer has" not in scene.text()
+    assert (
+        "no step is held by every rank yet." in scene.text()
+        and "memory no longer has" not in scene.text()
+    )
 
 
 def test_an_old_word_is_shown_with_its_age(scene: Scene) -> None:
@@ -154,17 +213,25 @@ def test_an_old_word_is_shown_with_its_age(scene: Scene) -> None:
 def test_a_leader_that_does_not_answer_makes_its_word_worthless(scene: Scene) -> None:
     scene.tell(WELL)
     scene.told_ago(30)
-    scene.journal.record("node-lost", "node 1 does not answer: away for 10 s", node=1)  # the leader would tell of that one
+    # the leader would tell of that one
+    scene.journal.record("node-lost", "node 1 does not answer: away for 10 s", node=1)
     assert survived(scene.look())["a lost node"] == (41, True)
     scene.journal.record("node-lost", "node 0 does not answer: away for 10 s", node=0)
     view = scene.look()
     assert survived(view) == {
-        **{"a killed process": (41, True), "a damaged snapshot": (None, False), "a lost node": (None, False)},
+        **{
+            "a killed process": (41, True),
+            "a damaged snapshot": (None, False),
+            "a lost node": (None, False),
+        },
         "all nodes lost": (None, True),
     }
     text = scene.text()
     assert "what may be lost is unknown: node 0 does not answer: away for 10 s; it leads." in text
-    assert "30 s ago: step 41 is committed; any one of 2 nodes may be lost." in text and "a lost node unknown" in text
+    assert (
+        "30 s ago: step 41 is committed; any one of 2 nodes may be lost." in text
+        and "a lost node unknown" in text
+    )
 
 
 def test_another_round_or_no_keeper_makes_it_worthless_too(scene: Scene) -> None:

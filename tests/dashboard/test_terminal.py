@@ -24,7 +24,10 @@ def at(ms: int, who: str, kind: str, why: str, **data: Any) -> Event:
 
 
 def written(ms: int, step: int) -> list[Event]:
-    return [at(ms, "keeper", "persist-started", "writing", step=step), at(ms + 5, "keeper", "persisted", f"copy {step}", step=step)]
+    return [
+        at(ms, "keeper", "persist-started", "writing", step=step),
+        at(ms + 5, "keeper", "persisted", f"copy {step}", step=step),
+    ]
 
 
 def shown(what: RenderableType, width: int = 100) -> str:
@@ -53,16 +56,35 @@ def test_an_age_has_the_precision_that_matters(age_ns: int | None, words: str) -
 def test_a_story_folds_what_repeats_and_keeps_every_sentence_that_does_not() -> None:
     events = [
         at(0, "keeper", "keeper-started", "keeper 7 has [/m]; nothing there yet"),
-        at(1, "keeper", "resumed", "every rank starts afresh", source="fresh", step=-1, lost_steps=0),
+        at(
+            1,
+            "keeper",
+            "resumed",
+            "every rank starts afresh",
+            source="fresh",
+            step=-1,
+            lost_steps=0,
+        ),
         at(2, "rank 1", "slots-made", "4 slots"),
         at(3, "rank 0", "slots-made", "4 slots"),
         *(
             e
             for i in range(3)
-            for e in (at(10 * i + 10, "keeper", "persist-started", "writing"), at(10 * i + 15, "keeper", "persisted", f"copy {i}", step=i))
+            for e in (
+                at(10 * i + 10, "keeper", "persist-started", "writing"),
+                at(10 * i + 15, "keeper", "persisted", f"copy {i}", step=i),
+            )
         ),
         at(100, "agent", "rank-exited", "rank 1 was killed", rank=1, code=-9),
-        at(900, "keeper", "resumed", "every rank has proven step 2", source="memory", step=2, lost_steps=1),
+        at(
+            900,
+            "keeper",
+            "resumed",
+            "every rank has proven step 2",
+            source="memory",
+            step=2,
+            lost_steps=1,
+        ),
         at(950, "rank 0", "next-step", "step 3 is done", step=3),
     ]
     text = shown(terminal.story("demo", 1, 1, stories(events)[0]))
@@ -80,19 +102,33 @@ def test_an_end_without_recovery_is_not_called_one() -> None:
     start = at(0, "keeper", "resumed", "afresh", source="fresh", step=-1)
     text = shown(terminal.story("demo", 2, 2, stories([start, killed, over])[0]))
     assert "1 failure, 0 recovered" in text and "Failure 1: the job ended 2.00 s later" in text
-    assert "nothing has resumed yet" in shown(terminal.story("demo", 2, 2, stories([start, killed])[0]))
+    assert "nothing has resumed yet" in shown(
+        terminal.story("demo", 2, 2, stories([start, killed])[0])
+    )
 
 
 @given(st.lists(st.integers(0, 10**15), min_size=1, max_size=8).filter(any))
 def test_shares_sum_to_the_whole_and_are_rounded_by_less_than_one(amounts: list[int]) -> None:
     found = terminal.shares(amounts, 1000)
     assert sum(found) == 1000
-    assert all(abs(share * sum(amounts) - 1000 * amount) < sum(amounts) for share, amount in zip(found, amounts, strict=True))
+    assert all(
+        abs(share * sum(amounts) - 1000 * amount) < sum(amounts)
+        for share, amount in zip(found, amounts, strict=True)
+    )
 
 
 def test_where_the_time_went() -> None:
-    start = [at(0, "agent", "job-started", ""), at(1000, "keeper", "resumed", "", step=-1, source="fresh", lost_steps=0, epoch=1)]
-    spent = account([*start, at(7000, "rank 0", "rank-bye", "", ok=True), at(7_000 + 8_000, "agent", "job-ended", "")])
+    start = [
+        at(0, "agent", "job-started", ""),
+        at(1000, "keeper", "resumed", "", step=-1, source="fresh", lost_steps=0, epoch=1),
+    ]
+    spent = account(
+        [
+            *start,
+            at(7000, "rank 0", "rank-bye", "", ok=True),
+            at(7_000 + 8_000, "agent", "job-ended", ""),
+        ]
+    )
     rows = [" ".join(line.split()) for line in shown(terminal.account(spent)).splitlines()]
     assert "productive 6.00 s 40.0 % steps that count" in rows
     assert "starting 1.00 s 6.7 % before the first step" in rows

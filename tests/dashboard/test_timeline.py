@@ -52,13 +52,21 @@ def comes_back(ms: int, source: str = "memory", step: int = 24, lost: int = 1) -
 
 
 def ends(ms: int, ok: bool = True) -> list[Event]:
-    return [at(ms, "keeper", "job-over", "all 2 ranks ended well", ok=ok), at(ms + 1, "keeper", "keeper-ended")]
+    return [
+        at(ms, "keeper", "job-over", "all 2 ranks ended well", ok=ok),
+        at(ms + 1, "keeper", "keeper-ended"),
+    ]
 
 
 def test_a_recovery_is_measured_from_the_first_sign_to_the_last_ranks_next_step() -> None:
     [story] = stories([*begins(), *killed(5000), *comes_back(5100), *ends(9000)])
     [recovery] = story.recoveries
-    assert (recovery.outcome, recovery.source, recovery.step, recovery.lost_steps) == ("resumed", "memory", 24, 1)
+    assert (recovery.outcome, recovery.source, recovery.step, recovery.lost_steps) == (
+        "resumed",
+        "memory",
+        24,
+        1,
+    )
     assert [(s.name, s.took_ns // MS_NS) for s in recovery.stages] == [
         ("noticed", 0),
         ("restarted", 100),
@@ -87,7 +95,10 @@ def test_a_run_without_failure_has_no_recovery() -> None:
 def test_sources_that_were_not_used_are_named_and_older_damage_is_not() -> None:
     scrubbed = at(3000, "keeper", "damaged", "scrub: slot 2 damaged", rank=0)
     way = comes_back(5100, source="store", step=9, lost=15)
-    refused = [at(6105, "rank 0", "damaged", "slot 1 damaged"), at(6112, "keeper", "restore-failed", "rank 1 cannot use it")]
+    refused = [
+        at(6105, "rank 0", "damaged", "slot 1 damaged"),
+        at(6112, "keeper", "restore-failed", "rank 1 cannot use it"),
+    ]
     [story] = stories([*begins(), scrubbed, *killed(5000), *way[:3], *refused, *way[3:]])
     [recovery] = story.recoveries
     assert recovery.refused == ("slot 1 damaged", "rank 1 cannot use it")
@@ -104,17 +115,43 @@ def test_a_rank_that_dies_while_restoring_is_a_setback_and_not_a_second_recovery
     [story] = stories([*begins(), *killed(5000), *first_try, *comes_back(6100)])
     [recovery] = story.recoveries
     assert recovery.setbacks == ("rank 0 again",)
-    assert [s.name for s in recovery.stages] == ["noticed", "restarted", "joined", "offered", "loaded", "resumed", "next step"]
+    assert [s.name for s in recovery.stages] == [
+        "noticed",
+        "restarted",
+        "joined",
+        "offered",
+        "loaded",
+        "resumed",
+        "next step",
+    ]
     assert recovery.stages[1].event.mono_ns == 6100 * MS_NS
 
 
 def test_what_a_verdict_about_the_program_rests_on_is_told() -> None:
-    failed = [Failure(Cause.CRASH, 1, host, "0", 7, "ValueError: no", place="train.py:9 in step", files="/e") for host in ("a", "b")]
-    found = at(5050, "agent", "recurrence", "the program is at fault", finding="code", failures=[f.to_json() for f in failed])
+    failed = [
+        Failure(
+            Cause.CRASH, 1, host, "0", 7, "ValueError: no", place="train.py:9 in step", files="/e"
+        )
+        for host in ("a", "b")
+    ]
+    found = at(
+        5050,
+        "agent",
+        "recurrence",
+        "the program is at fault",
+        finding="code",
+        failures=[f.to_json() for f in failed],
+    )
     [story] = stories([*begins(), *killed(5000), found, *ends(5100, ok=False)])
     [failure] = story.recoveries
-    assert failure.evidence[1] == "rank 1 on b, device 0 in step 7: ValueError: no, train.py:9 in step; more in /e"
-    assert [(s.link, s.name) for s in failure.stages][-2:] == [("verdict", "recurred"), ("closed", "ended")]
+    assert (
+        failure.evidence[1]
+        == "rank 1 on b, device 0 in step 7: ValueError: no, train.py:9 in step; more in /e"
+    )
+    assert [(s.link, s.name) for s in failure.stages][-2:] == [
+        ("verdict", "recurred"),
+        ("closed", "ended"),
+    ]
 
 
 def test_a_failure_that_nothing_followed() -> None:
@@ -122,7 +159,10 @@ def test_a_failure_that_nothing_followed() -> None:
     assert [(r.outcome, r.step) for r in pending.recoveries] == [("pending", None)]
     [ended] = stories([*begins(), *killed(5000), *ends(9000, ok=False)])
     [failure] = ended.recoveries
-    assert [(s.name, s.took_ns // MS_NS) for s in failure.stages] == [("noticed", 0), ("ended", 4000)]
+    assert [(s.name, s.took_ns // MS_NS) for s in failure.stages] == [
+        ("noticed", 0),
+        ("ended", 4000),
+    ]
     assert (failure.outcome, ended.ended_well) == ("ended", False)
 
 
@@ -130,18 +170,29 @@ def test_without_a_witness_the_way_back_begins_with_the_next_keeper() -> None:
     adopted = at(20_000, "keeper", "keeper-started", "keeper 8 has /m; adopted 8 slots")
     [story] = stories([*begins(), *[at(3000, "rank 0", "torn")], adopted, *comes_back(20_100)[1:]])
     [recovery] = story.recoveries
-    assert [s.name for s in recovery.stages] == ["joined", "offered", "loaded", "resumed", "next step"]
+    assert [s.name for s in recovery.stages] == [
+        "joined",
+        "offered",
+        "loaded",
+        "resumed",
+        "next step",
+    ]
     assert recovery.outcome == "resumed"
 
 
 def test_a_fresh_start_after_a_failure_is_a_recovery_that_lost_everything() -> None:
-    [story] = stories([*begins(), *killed(5000), *comes_back(5100, source="fresh", step=-1, lost=4)])
+    [story] = stories(
+        [*begins(), *killed(5000), *comes_back(5100, source="fresh", step=-1, lost=4)]
+    )
     assert [(r.source, r.lost_steps) for r in story.recoveries] == [("fresh", 4)]
 
 
 def test_a_fresh_start_in_empty_memory_is_a_run_and_a_store_continues_one() -> None:
     first = [*begins(), *killed(5000), *ends(9000, ok=False)]
-    later = [at(60_000, "keeper", "keeper-started", "keeper 9 has /m; nothing there yet"), *comes_back(60_010, source="store", step=9)[1:]]
+    later = [
+        at(60_000, "keeper", "keeper-started", "keeper 9 has /m; nothing there yet"),
+        *comes_back(60_010, source="store", step=9)[1:],
+    ]
     second = [at(90_000, "agent", "job-started"), *begins(90_001), *ends(95_000)]
     story, other = stories([*first, *later, *second])
     assert list(story.events) == [*first, *later]
@@ -160,9 +211,13 @@ def test_nobody_said_anything() -> None:
 
 
 def test_a_reboot_between_two_events_is_measured_by_the_wall_clock() -> None:
-    before, after = Event(BOOT_NS, 900 * S_NS, "a", "k", "w"), Event(BOOT_NS + 500 * S_NS, 10 * S_NS, "a", "k", "w")
+    before, after = (
+        Event(BOOT_NS, 900 * S_NS, "a", "k", "w"),
+        Event(BOOT_NS + 500 * S_NS, 10 * S_NS, "a", "k", "w"),
+    )
     assert between_ns(before, after) == 500 * S_NS
-    stepped = Event(BOOT_NS + 30 * S_NS, 901 * S_NS, "a", "k", "w")  # the wall clock was set, the machine stayed up
+    # the wall clock was set, the machine stayed up
+    stepped = Event(BOOT_NS + 30 * S_NS, 901 * S_NS, "a", "k", "w")
     assert between_ns(before, stepped) == 1 * S_NS
     assert between_ns(stepped, before) == 0
 
@@ -171,7 +226,8 @@ def test_a_reboot_between_two_events_is_measured_by_the_wall_clock() -> None:
 
 
 def joins_round(ms: int) -> list[Event]:
-    """A node that starts under `keepstep run`: the agent finds its keeper and the others before it says its first word about the job."""
+    """A node that starts under `keepstep run`: the agent finds its keeper and the others before it
+    says its first word about the job."""
     return [
         at(ms, "keeper", "keeper-started", "keeper 7 has /m; nothing there yet"),
         at(ms + 1, "agent", "keeper-listens"),
@@ -197,10 +253,21 @@ def hears(ms: int, source: str, step: int, lost: int, epoch: int) -> list[Event]
 def test_a_lost_node_seen_from_one_that_does_not_lead() -> None:
     start = [*joins_round(0), *hears(10, "fresh", -1, 0, 1)]
     lost = at(5000, "keeper", "node-lost", "node 2 does not answer: away for 10.0 s", node=2)
-    met = [at(5100, "agent", "round-formed"), at(5101, "keeper", "mesh"), at(5110, "agent", "ranks-restarted")]
-    [story] = stories([*start, lost, *met, *hears(6000, "memory", 41, 1, 2), at(6100, "rank 1", "next-step")])
+    met = [
+        at(5100, "agent", "round-formed"),
+        at(5101, "keeper", "mesh"),
+        at(5110, "agent", "ranks-restarted"),
+    ]
+    [story] = stories(
+        [*start, lost, *met, *hears(6000, "memory", 41, 1, 2), at(6100, "rank 1", "next-step")]
+    )
     [recovery] = story.recoveries
-    assert (recovery.outcome, recovery.source, recovery.step, recovery.lost_steps) == ("resumed", "memory", 41, 1)
+    assert (recovery.outcome, recovery.source, recovery.step, recovery.lost_steps) == (
+        "resumed",
+        "memory",
+        41,
+        1,
+    )
     assert [(s.name, s.took_ns // MS_NS) for s in recovery.stages] == [
         *(("noticed", 0), ("met", 100), ("restarted", 10), ("joined", 890), ("offered", 10)),
         *(("fetched", 10), ("loaded", 10), ("resumed", 10), ("next step", 60)),
@@ -216,14 +283,34 @@ def test_a_replacement_begins_with_a_recovery() -> None:
 
 
 def test_a_source_that_could_not_be_fetched_is_named() -> None:
-    failed = at(5500, "keeper", "fetch-failed", "step 42 of rank 1 cannot be had from memory: node 0: no link", rank=1)
-    [story] = stories([*joins_round(0), *hears(10, "fresh", -1, 0, 1), *killed(5000), failed, *hears(6000, "memory", 41, 1, 2)])
+    failed = at(
+        5500,
+        "keeper",
+        "fetch-failed",
+        "step 42 of rank 1 cannot be had from memory: node 0: no link",
+        rank=1,
+    )
+    [story] = stories(
+        [
+            *joins_round(0),
+            *hears(10, "fresh", -1, 0, 1),
+            *killed(5000),
+            failed,
+            *hears(6000, "memory", 41, 1, 2),
+        ]
+    )
     assert [r.refused for r in story.recoveries] == [(failed.why,)]
 
 
 def test_a_permission_that_is_said_again_is_no_recovery() -> None:
-    start = [*joins_round(0), *hears(10, "fresh", -1, 0, 1), *killed(5000), *hears(6000, "memory", 41, 1, 2)]
-    again = at(6100, "keeper", "go", source="memory", step=41, lost_steps=1, epoch=2)  # or another node's, in a journal they share
+    start = [
+        *joins_round(0),
+        *hears(10, "fresh", -1, 0, 1),
+        *killed(5000),
+        *hears(6000, "memory", 41, 1, 2),
+    ]
+    # or another node's, in a journal they share
+    again = at(6100, "keeper", "go", source="memory", step=41, lost_steps=1, epoch=2)
     [story] = stories([*start, again, *ends(9000)])
     assert [(r.outcome, r.lost_steps) for r in story.recoveries] == [("resumed", 1)]
 
@@ -253,9 +340,22 @@ KINDS = [
         max_size=40,
     )
 )
-def test_no_event_is_lost_and_no_failure_goes_untold(words: list[tuple[str, str, str, bool]]) -> None:
+def test_no_event_is_lost_and_no_failure_goes_untold(
+    words: list[tuple[str, str, str, bool]],
+) -> None:
     events = [
-        at(i, "keeper", kind, why, source=source, step=i, lost_steps=1, expected=flag, ok=flag, code=0 if flag else 1)
+        at(
+            i,
+            "keeper",
+            kind,
+            why,
+            source=source,
+            step=i,
+            lost_steps=1,
+            expected=flag,
+            ok=flag,
+            code=0 if flag else 1,
+        )
         for i, (kind, why, source, flag) in enumerate(words)
     ]
     told = stories(events)
@@ -274,24 +374,39 @@ def test_no_event_is_lost_and_no_failure_goes_untold(words: list[tuple[str, str,
 
 def links(way: list[Event]) -> list[list[tuple[str, int]]]:
     [story] = stories([*begins(), *way])
-    return [[(s.name, s.took_ns // MS_NS) for s in recovery.stages[:3]] for recovery in story.recoveries]
+    return [
+        [(s.name, s.took_ns // MS_NS) for s in recovery.stages[:3]] for recovery in story.recoveries
+    ]
 
 
 def test_a_hang_begins_with_the_first_suspicion_that_no_step_refuted() -> None:
     refuted = [at(1000, "agent", "suspicion"), at(1500, "rank 1", "skipped", step=3)]
-    hang = [at(3000, "agent", "suspicion"), at(3500, "agent", "suspicion"), at(60_000, "agent", "verdict", kind="hang")]
-    assert links([*refuted, *hang, *comes_back(61_000)]) == [[("suspicion", 0), ("verdict", 57_000), ("restarted", 1000)]]
+    hang = [
+        at(3000, "agent", "suspicion"),
+        at(3500, "agent", "suspicion"),
+        at(60_000, "agent", "verdict", kind="hang"),
+    ]
+    assert links([*refuted, *hang, *comes_back(61_000)]) == [
+        [("suspicion", 0), ("verdict", 57_000), ("restarted", 1000)]
+    ]
 
 
 def test_a_death_has_nothing_to_do_with_an_old_suspicion() -> None:
     suspected = at(3000, "agent", "suspicion")
-    assert links([suspected, *killed(60_000), *comes_back(60_100)]) == [[("noticed", 0), ("restarted", 100), ("joined", 1010)]]
-    assert links([suspected, *killed(3010), *comes_back(3100)]) == [[("suspicion", 0), ("noticed", 10), ("restarted", 90)]]
+    assert links([suspected, *killed(60_000), *comes_back(60_100)]) == [
+        [("noticed", 0), ("restarted", 100), ("joined", 1010)]
+    ]
+    assert links([suspected, *killed(3010), *comes_back(3100)]) == [
+        [("suspicion", 0), ("noticed", 10), ("restarted", 90)]
+    ]
 
 
 def test_what_is_suspected_when_the_plan_is_made_is_no_link() -> None:
     late = at(5150, "agent", "suspicion")
-    assert links([*killed(5000), comes_back(5100)[0], late, *comes_back(5100)[1:]])[0][1] == ("restarted", 100)
+    assert links([*killed(5000), comes_back(5100)[0], late, *comes_back(5100)[1:]])[0][1] == (
+        "restarted",
+        100,
+    )
 
 
 def test_only_what_ends_training_is_an_incident() -> None:

@@ -29,10 +29,26 @@ PAYLOAD_BYTES = 4096
 @pytest.fixture
 def places(tmp_path: Path) -> Settings:
     (tmp_path / "arena").mkdir()
-    return resolve({"job": "demo", "arena_dir": str(tmp_path / "arena"), "state_dir": str(tmp_path / "journals")}, {}, "demo")
+    return resolve(
+        {
+            "job": "demo",
+            "arena_dir": str(tmp_path / "arena"),
+            "state_dir": str(tmp_path / "journals"),
+        },
+        {},
+        "demo",
+    )
 
 
-def make_slot(places: Settings, rank: int, index: int, step: int, epoch: int = 1, sealed: bool = True, loss: float = 0.5) -> Path:
+def make_slot(
+    places: Settings,
+    rank: int,
+    index: int,
+    step: int,
+    epoch: int = 1,
+    sealed: bool = True,
+    loss: float = 0.5,
+) -> Path:
     path = slot_path(places.job_dir, rank, index)
     path.parent.mkdir(parents=True, exist_ok=True)
     layout = lay_out([TensorSpec("weight", "float32", (PAYLOAD_BYTES // 4,), PAYLOAD_BYTES)])
@@ -40,13 +56,21 @@ def make_slot(places: Settings, rank: int, index: int, step: int, epoch: int = 1
     slot.begin(bytes(16), rank, 2, 1, Stamp(step, epoch))
     if sealed:
         slot.payload[:PAYLOAD_BYTES] = bytes([step % 256]) * PAYLOAD_BYTES
-        slot.seal(slot.write_table(PAYLOAD_BYTES, json.dumps(layout.to_json()).encode()), layout.hash(), loss, time.time_ns())
+        slot.seal(
+            slot.write_table(PAYLOAD_BYTES, json.dumps(layout.to_json()).encode()),
+            layout.hash(),
+            loss,
+            time.time_ns(),
+        )
     slot.close()
     return path
 
 
-def make_rank(places: Settings, rank: int, steps: list[int], writing: int | None = None, **page: Any) -> StatusPage:
-    """A living rank with these steps sealed, in slot order, and one being written. Close the page and it is dead."""
+def make_rank(
+    places: Settings, rank: int, steps: list[int], writing: int | None = None, **page: Any
+) -> StatusPage:
+    """A living rank with these steps sealed, in slot order, and one being written. Close the page
+    and it is dead."""
     for index, step in enumerate(steps):
         make_slot(places, rank, index, step)
     slots = [SlotView(SlotState.SEALED, Stamp(step, 1)) for step in steps]
@@ -55,7 +79,14 @@ def make_rank(places: Settings, rank: int, steps: list[int], writing: int | None
         slots.append(SlotView(SlotState.WRITING, Stamp(writing, 1)))
     owned = StatusPage.own(MEMORY, places.job_dir, rank)
     assert owned is not None
-    facts = {"rank": rank, "world_size": 2, "pid": 100 + rank, "epoch": 1, "phase": Phase.FORWARD, "completed_step": max(steps, default=-1)}
+    facts = {
+        "rank": rank,
+        "world_size": 2,
+        "pid": 100 + rank,
+        "epoch": 1,
+        "phase": Phase.FORWARD,
+        "completed_step": max(steps, default=-1),
+    }
     owned.publish(slots=tuple(slots), **{**facts, **page})
     return owned
 
@@ -79,16 +110,42 @@ def survived(view: JobView) -> dict[str, int | None]:
 
 def test_a_training_job(places: Settings) -> None:
     pages = [
-        make_rank(places, 0, [6, 7, 8], writing=9, step=9, stall_ns_last=3 * MS_NS, payload_bytes=2 * 10**9, copy_ns_last=S_NS, loss=0.25),
+        make_rank(
+            places,
+            0,
+            [6, 7, 8],
+            writing=9,
+            step=9,
+            stall_ns_last=3 * MS_NS,
+            payload_bytes=2 * 10**9,
+            copy_ns_last=S_NS,
+            loss=0.25,
+        ),
         make_rank(places, 1, [8, 6, 7], step=9, skipped_steps=2),
     ]
     keeper = hold(places.job_dir / "keeper.lock")
     view = look(places, later_s=5)
-    assert (view.state, view.keeper_alive, view.world_size, view.horizon) == ("training", True, 2, Stamp(8, 1))
+    assert (view.state, view.keeper_alive, view.world_size, view.horizon) == (
+        "training",
+        True,
+        2,
+        Stamp(8, 1),
+    )
     assert view.horizon_age_ns is not None and 5 * S_NS <= view.horizon_age_ns < 60 * S_NS
-    assert survived(view) == {"a killed process": 8, "a damaged snapshot": 7, "a lost machine": None}
+    assert survived(view) == {
+        "a killed process": 8,
+        "a damaged snapshot": 7,
+        "a lost machine": None,
+    }
     first, second = view.ranks
-    assert (first.alive, first.pid, first.phase, first.step, first.completed_step, first.newest_step) == (True, 100, "forward", 9, 8, 8)
+    assert (
+        first.alive,
+        first.pid,
+        first.phase,
+        first.step,
+        first.completed_step,
+        first.newest_step,
+    ) == (True, 100, "forward", 9, 8, 8)
     assert (first.stall_ns_last, first.copy_bytes_per_s, first.loss) == (3 * MS_NS, 2e9, 0.25)
     assert (second.skipped_steps, second.copy_bytes_per_s, second.loss) == (2, None, None)
     assert first.silent_ns is not None and first.silent_ns >= 5 * S_NS
@@ -104,10 +161,15 @@ def test_a_training_job(places: Settings) -> None:
 def test_the_horizon_is_what_all_ranks_hold_in_one_epoch(places: Settings) -> None:
     ahead, behind = make_rank(places, 0, [7, 8, 9]), make_rank(places, 1, [6, 7, 8])
     assert look(places).horizon == Stamp(8, 1)
-    behind.publish(slots=(SlotView(SlotState.SEALED, Stamp(8, 2)),))  # the same step of another epoch is another state
+    # the same step of another epoch is another state
+    behind.publish(slots=(SlotView(SlotState.SEALED, Stamp(8, 2)),))
     view = look(places)
     assert view.horizon is None
-    assert survived(view) == {"a killed process": None, "a damaged snapshot": None, "a lost machine": None}
+    assert survived(view) == {
+        "a killed process": None,
+        "a damaged snapshot": None,
+        "a lost machine": None,
+    }
     ahead.close()
     behind.close()
 
@@ -119,7 +181,10 @@ def test_a_rank_that_nobody_has_seen_means_no_horizon(places: Settings) -> None:
 
 
 def test_states_from_birth_to_burial(places: Settings) -> None:
-    pages = [make_rank(places, 0, [], phase=Phase.RESTORE), make_rank(places, 1, [], phase=Phase.FORWARD)]
+    pages = [
+        make_rank(places, 0, [], phase=Phase.RESTORE),
+        make_rank(places, 1, [], phase=Phase.FORWARD),
+    ]
     keeper = hold(places.job_dir / "keeper.lock")
     assert look(places).state == "restoring"
     pages[0].publish(phase=Phase.STEP)
@@ -139,8 +204,18 @@ def test_an_ended_job_says_why_and_what_is_stored(places: Settings) -> None:
     journal.record("persisted", "step 9", step=9)
     journal.record("job-over", "all 2 ranks ended well", ok=True)
     view = look(places, later_s=3)
-    assert (view.state, view.why, view.job_dir, view.protection, view.ranks) == ("ended", "all 2 ranks ended well", None, (), ())
-    assert view.checkpoint is not None and view.checkpoint.step == 9 and 3 * S_NS <= view.checkpoint.age_ns < 60 * S_NS
+    assert (view.state, view.why, view.job_dir, view.protection, view.ranks) == (
+        "ended",
+        "all 2 ranks ended well",
+        None,
+        (),
+        (),
+    )
+    assert (
+        view.checkpoint is not None
+        and view.checkpoint.step == 9
+        and 3 * S_NS <= view.checkpoint.age_ns < 60 * S_NS
+    )
     journal.close()
 
 
@@ -148,10 +223,18 @@ def test_a_checkpoint_counts_until_it_is_found_damaged(places: Settings) -> None
     journal = Journal(places.journal_path, "keeper")
     pages = [make_rank(places, rank, [30]) for rank in range(2)]
     journal.record("persist-failed", "step 9: no space", step=9)
-    assert survived(look(places)) == {"a killed process": 30, "a damaged snapshot": None, "a lost machine": None}
+    assert survived(look(places)) == {
+        "a killed process": 30,
+        "a damaged snapshot": None,
+        "a lost machine": None,
+    }
     journal.record("persisted", "step 19", step=19)
     journal.record("persisted", "step 29", step=29)
-    assert survived(look(places)) == {"a killed process": 30, "a damaged snapshot": 29, "a lost machine": 29}
+    assert survived(look(places)) == {
+        "a killed process": 30,
+        "a damaged snapshot": 29,
+        "a lost machine": 29,
+    }
     journal.record("checkpoint-damaged", "step 29: block 0", step=29)
     assert survived(look(places))["a lost machine"] == 19
     journal.close()
@@ -174,7 +257,9 @@ def test_a_page_that_was_never_whole(places: Settings) -> None:
     page = make_rank(places, 0, [7])
     status_path(places.job_dir, 0).write_bytes(bytes(4096))
     view = look(places)
-    assert [(r.alive, r.phase, r.loss, r.silent_ns) for r in view.ranks] == [(True, "unknown", None, None)]
+    assert [(r.alive, r.phase, r.loss, r.silent_ns) for r in view.ranks] == [
+        (True, "unknown", None, None)
+    ]
     assert view.world_size is None and view.horizon is None
     page.close()
 
@@ -196,9 +281,18 @@ def test_leftovers_say_how_large_and_who_lives_there(places: Settings) -> None:
     page = make_rank(places, 1, [1])
     (places.arena_dir / "keepstep-demo.ending-4711").mkdir()
     living, ending = find_leftovers(places)
-    assert (living.job, living.ranks_alive, living.keeper_alive, living.alive) == ("demo", ((1, 101),), False, True)
+    assert (living.job, living.ranks_alive, living.keeper_alive, living.alive) == (
+        "demo",
+        ((1, 101),),
+        False,
+        True,
+    )
     assert living.bytes >= PAYLOAD_BYTES
-    assert (ending.job, ending.path.name, ending.alive) == ("demo", "keepstep-demo.ending-4711", False)
+    assert (ending.job, ending.path.name, ending.alive) == (
+        "demo",
+        "keepstep-demo.ending-4711",
+        False,
+    )
     page.close()
     assert not find_leftovers(places)[0].alive
     keeper = hold(places.job_dir / "keeper.lock")
@@ -219,5 +313,8 @@ def test_as_json_is_json(places: Settings) -> None:
     document = json.loads(json.dumps(as_json(look(places)), allow_nan=False))
     assert document["ranks"][0]["loss"] is None
     assert document["journal"] == str(places.journal_path)
-    assert as_json({1: Phase.SEAL, "x": (math.inf, Path("/a"), Stamp(3, 1))}) == {"1": "seal", "x": [None, "/a", {"step": 3, "epoch": 1}]}
+    assert as_json({1: Phase.SEAL, "x": (math.inf, Path("/a"), Stamp(3, 1))}) == {
+        "1": "seal",
+        "x": [None, "/a", {"step": 3, "epoch": 1}],
+    }
     page.close()

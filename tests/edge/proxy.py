@@ -12,7 +12,8 @@ from keepstep.model.units import KIB
 
 
 class Proxy:
-    """Forwards to `target`. `alter` sees every piece on its way and may change it; None ends the connection there."""
+    """Forwards to `target`. `alter` sees every piece on its way and may change it; None ends the
+    connection there."""
 
     def __init__(self, target: Address) -> None:
         self.alter: Callable[[bytes], bytes | None] = lambda data: data

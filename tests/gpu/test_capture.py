@@ -1,4 +1,5 @@
-"""Capture from a GPU: a side stream into pinned slots, the device waiting instead of the trainer. Skipped without CUDA."""
+"""Capture from a GPU: a side stream into pinned slots, the device waiting instead of the trainer.
+Skipped without CUDA."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ KINDS = [{"foreach": True}, {"fused": True}, {"capturable": True}]
 
 def training(**optimizer: bool) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(512, 2048), torch.nn.BatchNorm1d(2048), torch.nn.Linear(2048, 512)).cuda()
+    model = torch.nn.Sequential(
+        torch.nn.Linear(512, 2048), torch.nn.BatchNorm1d(2048), torch.nn.Linear(2048, 512)
+    ).cuda()
     return model, torch.optim.AdamW(model.parameters(), **optimizer)
 
 
@@ -34,17 +37,26 @@ def train_one(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 def bytes_of(protected: Protected) -> list[bytes]:
     return [
-        item.local.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for item in protected.gather().items if item.spec.nbytes
+        item.local.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        for item in protected.gather().items
+        if item.spec.nbytes
     ]
 
 
 def seal(copy: Copy, slot: Slot) -> None:
     layout = copy.state.layout
-    slot.seal(slot.write_table(copy.state.payload_bytes, json.dumps(layout.to_json()).encode()), layout.hash(), 0.0, wall_ns=1)
+    slot.seal(
+        slot.write_table(copy.state.payload_bytes, json.dumps(layout.to_json()).encode()),
+        layout.hash(),
+        0.0,
+        wall_ns=1,
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_what_is_captured_is_the_boundary_s_state_though_the_update_follows_at_once(kind: dict[str, bool], tmp_path: Path) -> None:
+def test_what_is_captured_is_the_boundary_s_state_though_the_update_follows_at_once(
+    kind: dict[str, bool], tmp_path: Path
+) -> None:
     model, optimizer = training(**kind)
     train_one(model, optimizer)
     protected = Protected.of({"model": model, "optimizer": optimizer}, lazy=True)

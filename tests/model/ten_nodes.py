@@ -1,4 +1,5 @@
-"""Ten nodes that are easy to reckon with: 10 GB a node, 0.5 s to the host, 1 s on the wire, 2 s in its idle half, 100 s to the store."""
+"""Ten nodes that are easy to reckon with: 10 GB a node, 0.5 s to the host, 1 s on the wire, 2 s in
+its idle half, 100 s to the store."""
 
 from __future__ import annotations
 

@@ -12,7 +12,13 @@ from keepstep.model.events import Event, event_from_line
 
 scalars = st.none() | st.booleans() | st.integers() | st.text(max_size=8)
 events = st.builds(
-    Event, st.integers(0, 1 << 62), st.integers(0, 1 << 62), st.text(), st.text(), st.text(), st.dictionaries(st.text(max_size=8), scalars)
+    Event,
+    st.integers(0, 1 << 62),
+    st.integers(0, 1 << 62),
+    st.text(),
+    st.text(),
+    st.text(),
+    st.dictionaries(st.text(max_size=8), scalars),
 )
 
 
@@ -24,7 +30,9 @@ def test_an_event_is_one_line_and_comes_back(event: Event) -> None:
 
 
 def test_what_json_does_not_know_becomes_words() -> None:
-    line = Event(1, 2, "rank 0", "skipped", "why", {"path": ValueError("no"), "loss": math.nan}).to_line()
+    line = Event(
+        1, 2, "rank 0", "skipped", "why", {"path": ValueError("no"), "loss": math.nan}
+    ).to_line()
     data = event_from_line(line).data
     assert data["path"] == "no" and math.isnan(data["loss"])
 

@@ -7,17 +7,33 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.model.layout import ALIGN_BYTES, Layout, Shard, TensorSpec, difference, lay_out, layout_from_json
+from keepstep.model.layout import (
+    ALIGN_BYTES,
+    Layout,
+    Shard,
+    TensorSpec,
+    difference,
+    lay_out,
+    layout_from_json,
+)
 
 dims = st.lists(st.integers(0, 9), max_size=3).map(tuple)
 shards = st.none() | st.builds(Shard, dims, dims)
 specs = st.builds(
-    TensorSpec, st.text(max_size=8), st.sampled_from(["float32", "bfloat16"]), dims, st.integers(0, 300), st.none() | dims, shards
+    TensorSpec,
+    st.text(max_size=8),
+    st.sampled_from(["float32", "bfloat16"]),
+    dims,
+    st.integers(0, 300),
+    st.none() | dims,
+    shards,
 )
 layouts = st.lists(specs, max_size=8).map(lay_out)
 
 
-def spec(name: str, shape: tuple[int, ...] = (2, 3), dtype: str = "float32", shard: Shard | None = None) -> TensorSpec:
+def spec(
+    name: str, shape: tuple[int, ...] = (2, 3), dtype: str = "float32", shard: Shard | None = None
+) -> TensorSpec:
     return TensorSpec(name, dtype, shape, 24, None, shard)
 
 
@@ -48,14 +64,25 @@ def test_a_layout_does_not_differ_from_itself(layout: Layout) -> None:
 
 def test_differences_name_expected_and_found() -> None:
     expected = lay_out([spec("a"), spec("b"), spec("c"), spec("d", shard=Shard((4, 3), (2, 0)))])
-    found = lay_out([spec("a"), spec("b", (3, 2)), spec("c", dtype="int8"), spec("d", shard=Shard((4, 3), (0, 0))), spec("e")])
+    found = lay_out(
+        [
+            spec("a"),
+            spec("b", (3, 2)),
+            spec("c", dtype="int8"),
+            spec("d", shard=Shard((4, 3), (0, 0))),
+            spec("e"),
+        ]
+    )
     assert difference(expected, found) == [
         "b: expected float32[2, 3], found float32[3, 2]",
         "c: expected float32[2, 3], found int8[2, 3]",
-        "d: expected float32[2, 3], part of [4, 3] at [2, 0], found float32[2, 3], part of [4, 3] at [0, 0]",
+        "d: expected float32[2, 3], part of [4, 3] at [2, 0], found float32[2, 3], part of "
+        "[4, 3] at [0, 0]",
         "e: expected nothing, found float32[2, 3]",
     ]
-    assert difference(lay_out([spec("x")]), lay_out([])) == ["x: expected float32[2, 3], found nothing"]
+    assert difference(lay_out([spec("x")]), lay_out([])) == [
+        "x: expected float32[2, 3], found nothing"
+    ]
 
 
 def test_many_differences_are_counted() -> None:

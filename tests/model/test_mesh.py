@@ -13,7 +13,8 @@ from keepstep.model.mesh import Member, Mesh, mesh_from_json
 def mesh(*ranks: int, racks: tuple[str | None, ...] = (), node: int = 0) -> Mesh:
     named = racks or (None,) * len(ranks)
     members = tuple(
-        Member(i, f"10.0.0.{i}", 7000 + i, i + 1, count, rack) for i, (count, rack) in enumerate(zip(ranks, named, strict=True))
+        Member(i, f"10.0.0.{i}", 7000 + i, i + 1, count, rack)
+        for i, (count, rack) in enumerate(zip(ranks, named, strict=True))
     )
     return Mesh(3, node, members, "a secret of some length")
 

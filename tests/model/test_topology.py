@@ -7,11 +7,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.errors import ConfigError
-from keepstep.model.topology import Auto, Copies, Group, Node, NoRedundancy, Parity, Policy, ReedSolomon, Topology, parse_policy, topology
+from keepstep.model.topology import (
+    Auto,
+    Copies,
+    Group,
+    Node,
+    NoRedundancy,
+    Parity,
+    Policy,
+    ReedSolomon,
+    Topology,
+    parse_policy,
+    topology,
+)
 
 few = st.integers(2, 100)
 policies = st.one_of(
-    st.just(NoRedundancy()), st.just(Auto()), st.builds(Copies, few), st.builds(Parity, few), st.builds(ReedSolomon, few, st.integers(1, 9))
+    st.just(NoRedundancy()),
+    st.just(Auto()),
+    st.builds(Copies, few),
+    st.builds(Parity, few),
+    st.builds(ReedSolomon, few, st.integers(1, 9)),
 )
 
 
@@ -23,8 +39,32 @@ def test_a_policy_reads_what_it_prints(policy: Policy) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "copies", "copies:", "copies:1", "copies:-2", "copies:2.0", "copies:2:3", "copies:٣", "Copies:2", "none:1", "auto:2"),
-        *("parity:1", "parity:x", "parity:256", "rs:4", "rs:4+", "rs:+2", "rs:0+2", "rs:4+0", "rs:4+2+1", "rs:200+56", "raid5"),
+        *(
+            "",
+            "copies",
+            "copies:",
+            "copies:1",
+            "copies:-2",
+            "copies:2.0",
+            "copies:2:3",
+            "copies:٣",
+            "Copies:2",
+            "none:1",
+            "auto:2",
+        ),
+        *(
+            "parity:1",
+            "parity:x",
+            "parity:256",
+            "rs:4",
+            "rs:4+",
+            "rs:+2",
+            "rs:0+2",
+            "rs:4+0",
+            "rs:4+2+1",
+            "rs:200+56",
+            "raid5",
+        ),
     ],
 )
 def test_what_is_no_policy_is_refused_with_expected_and_found(text: str) -> None:

@@ -17,14 +17,28 @@ def test_rounding_up_is_the_smallest_multiple_that_holds_it(value: int, multiple
 
 @pytest.mark.parametrize(
     ("count", "words"),
-    [(0, "0 B"), (1023, "1023 B"), (KIB, "1.0 KiB"), (64 * MIB, "64.0 MiB"), (3 * GIB + GIB // 4, "3.2 GiB"), (1024 * GIB, "1.0 TiB")],
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (KIB, "1.0 KiB"),
+        (64 * MIB, "64.0 MiB"),
+        (3 * GIB + GIB // 4, "3.2 GiB"),
+        (1024 * GIB, "1.0 TiB"),
+    ],
 )
 def test_bytes_for_people(count: int, words: str) -> None:
     assert human_bytes(count) == words
 
 
 @pytest.mark.parametrize(
-    ("duration_ns", "words"), [(0, "0 us"), (12_345, "12 us"), (MS_NS, "1.0 ms"), (12_340_000, "12.3 ms"), (90 * S_NS, "90.00 s")]
+    ("duration_ns", "words"),
+    [
+        (0, "0 us"),
+        (12_345, "12 us"),
+        (MS_NS, "1.0 ms"),
+        (12_340_000, "12.3 ms"),
+        (90 * S_NS, "90.00 s"),
+    ],
 )
 def test_durations_for_people(duration_ns: int, words: str) -> None:
     assert human_ns(duration_ns) == words

@@ -1,4 +1,5 @@
-"""Young (1974) and Daly (2006): the optimum checkpoint interval, against a grid and against Lambert's W as the literature writes it."""
+"""Young (1974) and Daly (2006): the optimum checkpoint interval, against a grid and against
+Lambert's W as the literature writes it."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ import pytest
 
 from keepstep.core.economics.intervals import daly, optimal, work_ratio, young
 
-# Stall and mean time between failures, in seconds: from a fast store on a small job to C/M where Young is no longer good.
+# Stall and mean time between failures, in seconds: from a fast store on a small job to C/M where
+# Young is no longer good.
 CASES = [(1, 1_000_000), (10, 100_000), (60, 86_400), (300, 25_200), (481, 10_800), (300, 3600)]
 
 
@@ -28,7 +30,9 @@ def test_daly_is_within_a_thousandth_of_the_exact_interval(stall_s: float, mtbf_
 def test_young_costs_less_than_a_quarter_of_a_point(stall_s: float, mtbf_s: float) -> None:
     """Where C/M <= 0.083; the last case is just there."""
     assert stall_s / mtbf_s <= 1 / 12
-    lost = work_ratio(optimal(stall_s, mtbf_s), stall_s, mtbf_s) - work_ratio(young(stall_s, mtbf_s), stall_s, mtbf_s)
+    lost = work_ratio(optimal(stall_s, mtbf_s), stall_s, mtbf_s) - work_ratio(
+        young(stall_s, mtbf_s), stall_s, mtbf_s
+    )
     assert 0 <= lost < 0.0024
 
 
@@ -52,9 +56,17 @@ def test_beyond_twice_the_mean_time_daly_takes_the_mean_time() -> None:
 
 
 def test_saxena_is_no_better_than_the_exact_interval() -> None:
-    """arXiv 2410.18124: Ts + sqrt(2 (Tf + Tr) Ts + Ts^2), the save included, in four cases under the exact model with restarts."""
-    for stall_s, mtbf_s, restart_s in [(30, 86_400, 300), (300, 86_400, 600), (60, 7200, 300), (300, 3600, 600)]:
+    """arXiv 2410.18124: Ts + sqrt(2 (Tf + Tr) Ts + Ts^2), the save included, in four cases under
+    the exact model with restarts."""
+    for stall_s, mtbf_s, restart_s in [
+        (30, 86_400, 300),
+        (300, 86_400, 600),
+        (60, 7200, 300),
+        (300, 3600, 600),
+    ]:
         saxena_s = math.sqrt(2 * (mtbf_s + restart_s) * stall_s + stall_s**2)
         best = work_ratio(optimal(stall_s, mtbf_s), stall_s, mtbf_s, restart_s)
         assert work_ratio(saxena_s, stall_s, mtbf_s, restart_s) <= best
-    assert best == pytest.approx(0.5462, abs=5e-5) and work_ratio(saxena_s, stall_s, mtbf_s, restart_s) == pytest.approx(0.5407, abs=5e-5)
+    assert best == pytest.approx(0.5462, abs=5e-5) and work_ratio(
+        saxena_s, stall_s, mtbf_s, restart_s
+    ) == pytest.approx(0.5407, abs=5e-5)

@@ -1,7 +1,9 @@
-"""GEMINI (SOSP 2023, doi 10.1145/3600006.3613145): what a faithful implementation must reproduce, one test a check.
+"""GEMINI (SOSP 2023, doi 10.1145/3600006.3613145): what a faithful implementation must reproduce,
+one test a check.
 
-Checks 1, 2, 13, 14, 15, 19 and 22 concern the placement, the commit protocol and what is recovered from where. Here they are made in pure
-code: on the placement, on what every node has proven (`core/resume/sources.py`, by trying every set of lost nodes) and on the protocol's model.
+Checks 1, 2, 13, 14, 15, 19 and 22 concern the placement, the commit protocol and what is recovered
+from where. Here they are made in pure code: on the placement, on what every node has proven
+(`core/resume/sources.py`, by trying every set of lost nodes) and on the protocol's model.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ def placed(nodes: int, m: int) -> Placement:
 
 def ring(nodes: int, m: int) -> Placement:
     """The alternative the paper compares with: every node sends to the next m - 1."""
-    return Placement(Copies(m), (Group(tuple(range(nodes)), m - 1, ring=True),), "ring", "for comparison")
+    return Placement(
+        Copies(m), (Group(tuple(range(nodes)), m - 1, ring=True),), "ring", "for comparison"
+    )
 
 
 def holder_sets(placement: Placement) -> set[frozenset[int]]:
@@ -44,18 +48,32 @@ def holder_sets(placement: Placement) -> set[frozenset[int]]:
 
 def recovered(placement: Placement, k: int) -> int:
     """How many of all sets of k lost nodes leave a holder of every checkpoint."""
-    return sum(not out_of_reach(placement, placement.holders, lost) for lost in combinations(range(placement.nodes), k))
+    return sum(
+        not out_of_reach(placement, placement.holders, lost)
+        for lost in combinations(range(placement.nodes), k)
+    )
 
 
 def proven(placement: Placement, ranks_per_node: int = 1) -> dict[int, Inventory]:
-    """What every node holds once the step is committed: its own ranks' snapshots, and those of the nodes it holds for."""
-    ranks = {node: range(node * ranks_per_node, (node + 1) * ranks_per_node) for node in range(placement.nodes)}
-    held = {node: {owner for owner, holders in placement.holders.items() if node in holders} for node in ranks}
-    return {node: Inventory(frozenset((rank, STEP) for owner in held[node] for rank in ranks[owner])) for node in ranks}
+    """What every node holds once the step is committed: its own ranks' snapshots, and those of the
+    nodes it holds for."""
+    ranks = {
+        node: range(node * ranks_per_node, (node + 1) * ranks_per_node)
+        for node in range(placement.nodes)
+    }
+    held = {
+        node: {owner for owner, holders in placement.holders.items() if node in holders}
+        for node in ranks
+    }
+    return {
+        node: Inventory(frozenset((rank, STEP) for owner in held[node] for rank in ranks[owner]))
+        for node in ranks
+    }
 
 
 def fetched(placement: Placement, k: int) -> int:
-    """How many of all sets of k lost nodes leave every rank's snapshot within reach of the others' inventories."""
+    """How many of all sets of k lost nodes leave every rank's snapshot within reach of the others'
+    inventories."""
     everything = proven(placement)
     survived = 0
     for lost in combinations(range(placement.nodes), k):
@@ -69,7 +87,8 @@ def after(lost: set[int], inventories: dict[int, Inventory]) -> dict[int, Invent
     return {node: found for node, found in inventories.items() if node not in lost}
 
 
-@pytest.mark.parametrize("m", [2, 3, 4])  # m = 1 keeps nothing but the own copy: that policy is called `none`
+# m = 1 keeps nothing but the own copy: that policy is called `none`
+@pytest.mark.parametrize("m", [2, 3, 4])
 def test_check_01_placement_is_algorithm_1(m: int) -> None:
     for nodes in range(m, 33):
         g, r = divmod(nodes, m)
@@ -84,7 +103,8 @@ def test_check_01_placement_is_algorithm_1(m: int) -> None:
             around = last + last
             assert all(placement.holders[node] == around[i : i + m] for i, node in enumerate(last))
         received = [node for holders in placement.holders.values() for node in holders[1:]]
-        assert all(received.count(node) == m - 1 for node in range(nodes))  # everybody sends and receives the same
+        # everybody sends and receives the same
+        assert all(received.count(node) == m - 1 for node in range(nodes))
 
 
 @pytest.mark.parametrize("m", [2, 3, 4])
@@ -117,18 +137,23 @@ def test_check_02_of_120_pairs_exactly_112_are_recovered() -> None:
 
 
 def test_check_02_of_560_triples_exactly_448_are_recovered() -> None:
-    assert recovered(placed(16, 2), 3) == 448 and survival(placed(16, 2).groups, 3)[3] == Fraction(4, 5)
+    assert recovered(placed(16, 2), 3) == 448 and survival(placed(16, 2).groups, 3)[3] == Fraction(
+        4, 5
+    )
 
 
 def test_check_02_a_ring_recovers_352_of_560_triples_not_60_percent() -> None:
     """The paper's 0.60 is the union bound; counted, it is 0.6286."""
     found = recovered(ring(16, 2), 3)
-    assert found == 352 and float(survival(ring(16, 2).groups, 3)[3]) == pytest.approx(0.629, abs=5e-4)
+    assert found == 352 and float(survival(ring(16, 2).groups, 3)[3]) == pytest.approx(
+        0.629, abs=5e-4
+    )
     assert 1 - Fraction(16 * comb(14, 1), comb(16, 3)) == Fraction(3, 5)
 
 
 def test_check_02_the_same_from_what_the_nodes_have_proven() -> None:
-    """All 16 nodes, 120 pairs and 560 triples, by looking for every lost snapshot in the inventories of the nodes that are left."""
+    """All 16 nodes, 120 pairs and 560 triples, by looking for every lost snapshot in the
+    inventories of the nodes that are left."""
     assert [fetched(placed(16, 2), k) for k in (1, 2, 3)] == [16, 112, 448]
     assert [fetched(ring(16, 2), k) for k in (1, 2, 3)] == [16, 104, 352]
 
@@ -142,14 +167,21 @@ def test_check_02_the_whole_row_for_16_nodes(k: int) -> None:
     assert survivable_counts(placed(16, 2).groups, k)[k] == GROUP[k - 1]
     assert survivable_counts(ring(16, 2).groups, k)[k] == RING[k - 1]
     if k <= 4:  # beyond, trying every set takes long and proves the same
-        assert (recovered(placed(16, 2), k), recovered(ring(16, 2), k)) == (GROUP[k - 1], RING[k - 1])
+        assert (recovered(placed(16, 2), k), recovered(ring(16, 2), k)) == (
+            GROUP[k - 1],
+            RING[k - 1],
+        )
 
 
 @pytest.mark.parametrize("nodes", range(4, 33, 4))
 @pytest.mark.parametrize("m", [2, 4])
 def test_check_02_corollary_1_is_a_lower_bound_and_exact_below_2m(nodes: int, m: int) -> None:
     for k, exact in survival(placed(nodes, m).groups, nodes).items():
-        bound = max(Fraction(0), 1 - Fraction(nodes * comb(nodes - m, k - m), m * comb(nodes, k))) if k >= m else Fraction(1)
+        bound = (
+            max(Fraction(0), 1 - Fraction(nodes * comb(nodes - m, k - m), m * comb(nodes, k)))
+            if k >= m
+            else Fraction(1)
+        )
         assert exact >= bound and (k >= 2 * m or exact == bound)
 
 
@@ -184,7 +216,10 @@ def test_check_22_with_three_copies_any_two_losses_are_recovered(nodes: int) -> 
 
 def test_check_22_three_copies_double_the_traffic() -> None:
     for nodes in range(3, 17):
-        sent = {m: sum(len(holders) - 1 for holders in placed(nodes, m).holders.values()) for m in (2, 3)}
+        sent = {
+            m: sum(len(holders) - 1 for holders in placed(nodes, m).holders.values())
+            for m in (2, 3)
+        }
         assert sent == {2: nodes, 3: 2 * nodes}
 
 
@@ -194,7 +229,8 @@ def test_check_22_with_three_copies_any_two_lost_snapshots_are_found(nodes: int)
 
 
 def instants(protocol: Protocol, steps: int) -> Iterator[World]:
-    """Every instant of a run in which nothing is late: between any two happenings somebody may be killed."""
+    """Every instant of a run in which nothing is late: between any two happenings somebody may be
+    killed."""
     world = protocol.first()
     for _ in range(steps):
         for boundary in list(protocol.steps(world)):
@@ -206,7 +242,9 @@ def instants(protocol: Protocol, steps: int) -> Iterator[World]:
 
 
 @pytest.mark.parametrize(("m", "nodes"), [(2, 4), (2, 3), (3, 3)])
-def test_check_13_whoever_is_killed_at_whatever_phase_all_go_back_to_one_step_not_older_than_the_committed(m: int, nodes: int) -> None:
+def test_check_13_whoever_is_killed_in_any_phase_all_go_back_to_one_step_no_older_than_committed(
+    m: int, nodes: int
+) -> None:
     protocol = Protocol(Copies(m), nodes)
     seen = 0
     for world in instants(protocol, 3):
@@ -214,7 +252,9 @@ def test_check_13_whoever_is_killed_at_whatever_phase_all_go_back_to_one_step_no
             back = protocol.recover(world, lost)
             assert len(set(back.decided)) == 1
             (step,) = set(back.decided)
-            assert all(step == -1 or max(sealed(slots)).step == step for slots in back.own), "the same on all ranks, and whole"
+            assert all(step == -1 or max(sealed(slots)).step == step for slots in back.own), (
+                "the same on all ranks, and whole"
+            )
             if world.promised is not None:
                 assert max(world.decided) - 2 <= world.promised.step <= step
                 seen += 1
@@ -229,12 +269,17 @@ def test_check_14_a_software_failure_fetches_nothing_and_a_lost_node_only_its_ow
     for lost in protocol.losses:
         left = protocol.inventories(world.own, world.held, lost)
         here = {
-            rank for node, found in left.items() for rank, stamp in found.snapshots if stamp == committed and protocol.home[rank] == node
+            rank
+            for node, found in left.items()
+            for rank, stamp in found.snapshots
+            if stamp == committed and protocol.home[rank] == node
         }
         wanting = [rank for rank in protocol.ranks if rank not in here]
         assert wanting == [rank for node in lost for rank in protocol.mesh.ranks_of(node)]
         for rank, source in sources(wanting, committed, left).items():
-            assert set(source.copies) == set(protocol.wards[rank].holders), "each from its own holder, whole"
+            assert set(source.copies) == set(protocol.wards[rank].holders), (
+                "each from its own holder, whole"
+            )
 
 
 def test_check_14_two_steps_after_a_replacement_there_are_m_copies_again() -> None:
@@ -246,7 +291,10 @@ def test_check_14_two_steps_after_a_replacement_there_are_m_copies_again() -> No
         world = protocol.settled(world)
     newest = Stamp(max(world.decided), 2)
     everything = protocol.inventories(world.own, world.held)
-    assert all(sum((rank, newest) in found.snapshots for found in everything.values()) == 2 for rank in protocol.ranks)
+    assert all(
+        sum((rank, newest) in found.snapshots for found in everything.values()) == 2
+        for rank in protocol.ranks
+    )
 
 
 @pytest.mark.parametrize("group", range(8))
@@ -268,29 +316,55 @@ def test_check_15_every_loss_is_recovered_from_memory_or_else_from_the_store() -
     for lost in (set(nodes) for k in range(7) for nodes in combinations(range(6), k)):
         left = after(lost, everything)
         vote = Vote(6, has_store=True)
-        actions = [action for rank in range(6) for action in vote.joined(Ballot(rank, 6, within_reach(rank, left)))]
+        actions = [
+            action
+            for rank in range(6)
+            for action in vote.joined(Ballot(rank, 6, within_reach(rank, left)))
+        ]
         (offer,) = vote.listed([5]) if actions == [ListStore()] else actions
         assert isinstance(offer, Offer)
         found[offer.source] += 1
-    assert found == {"memory": 27, "store": 37}, "a group of two survives 3 of its 4 cases, three groups 3 * 3 * 3 of 64"
+    assert found == {"memory": 27, "store": 37}, (
+        "a group of two survives 3 of its 4 cases, three groups 3 * 3 * 3 of 64"
+    )
 
 
 @pytest.mark.parametrize(("nodes", "m"), [(16, 2), (17, 2), (9, 3), (10, 3)])
 def test_check_19_a_node_keeps_2_m_snapshots(nodes: int, m: int) -> None:
     assert placed(nodes, m).two_slots_ratio == 2 * m
     members = tuple(Member(node, "", 0, 1, 1) for node in range(nodes))
-    here = [sum(node in ward.holders for ward in wards(Copies(m), Mesh(1, 0, members, "")).values()) for node in range(nodes)]
+    here = [
+        sum(node in ward.holders for ward in wards(Copies(m), Mesh(1, 0, members, "")).values())
+        for node in range(nodes)
+    ]
     assert set(here) == {m - 1} and memory_budget.held_slots(Copies(m)) == 2 * (m - 1)
 
 
 def test_check_19_two_slots_and_what_is_held_are_counted_before_the_first_save() -> None:
-    """GPT-2 100B on 16 machines of 8 GPUs: 9.4 GB a GPU, two of each of two checkpoints, 301 GB of 1152."""
+    """GPT-2 100B on 16 machines of 8 GPUs: 9.4 GB a GPU, two of each of two checkpoints, 301 GB of
+    1152."""
     each, free = int(9.4e9), int(1152e9)
-    plan = memory_budget.plan(each, 8, free, free, 2, has_store=False, arena_dir="/dev/shm", held=memory_budget.held_slots(Copies(2)))
+    plan = memory_budget.plan(
+        each,
+        8,
+        free,
+        free,
+        2,
+        has_store=False,
+        arena_dir="/dev/shm",
+        held=memory_budget.held_slots(Copies(2)),
+    )
     assert plan.slots == 2 and plan.total_bytes == 2 * 8 * each
     together = plan.total_bytes + memory_budget.held_slots(Copies(2)) * 8 * each
     assert together == 2 * 2 * 8 * each == pytest.approx(301e9, rel=0.01)
     enough = int(together / (1 - memory_budget.HEADROOM_RATIO)) + 1
-    assert memory_budget.plan(each, 8, enough, enough, 2, has_store=False, arena_dir="/dev/shm", held=2.0).slots == 2
+    assert (
+        memory_budget.plan(
+            each, 8, enough, enough, 2, has_store=False, arena_dir="/dev/shm", held=2.0
+        ).slots
+        == 2
+    )
     with pytest.raises(MemoryBudgetError, match="held for other nodes"):
-        memory_budget.plan(each, 8, enough - GIB, enough - GIB, 2, has_store=False, arena_dir="/dev/shm", held=2.0)
+        memory_budget.plan(
+            each, 8, enough - GIB, enough - GIB, 2, has_store=False, arena_dir="/dev/shm", held=2.0
+        )

@@ -1,7 +1,8 @@
 """REFT (arXiv 2310.12670): rotating parity over groups of nodes, and what it survives.
 
-No code and no table of the paper's survival figures is public; the formulas are derived from the layout and checked by simulation, the
-write hole and the fall back to the store on the protocol's model.
+No code and no table of the paper's survival figures is public; the formulas are derived from the
+layout and checked by simulation, the write hole and the fall back to the store on the protocol's
+model.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ import pytest
 from keepstep.coding.reed_solomon import accumulate, rebuild, solve
 from keepstep.core.redundancy import memory_budget
 from keepstep.core.redundancy.placement import place
-from keepstep.core.redundancy.stripes import decode_plan, encode_plan, stripes_of_replica, stripes_of_snapshots
+from keepstep.core.redundancy.stripes import (
+    decode_plan,
+    encode_plan,
+    stripes_of_replica,
+    stripes_of_snapshots,
+)
 from keepstep.core.redundancy.survival import out_of_reach, survival, survival_at, which_can_be_lost
 from keepstep.core.resume.sources import CodedRow, Inventory, sources, within_reach
 from keepstep.core.resume.vote import Ballot, ListStore, Offer, Vote
@@ -32,11 +38,16 @@ ODD_BYTES = 1_000_003  # divides into nothing evenly
 @pytest.mark.parametrize("state", ["replicated", "sharded"])
 def test_every_single_loss_decodes_to_the_bit(n: int, state: str) -> None:
     stripes = (
-        stripes_of_replica(range(n), 1, ODD_BYTES) if state == "replicated" else stripes_of_snapshots(range(n), 1, [ODD_BYTES // n] * n)
+        stripes_of_replica(range(n), 1, ODD_BYTES)
+        if state == "replicated"
+        else stripes_of_snapshots(range(n), 1, [ODD_BYTES // n] * n)
     )
     whole = encoded(stripes, seed=n)
     for lost in range(n):
-        memory = {place: bytearray(len(found)) if place[0] == lost else bytearray(found) for place, found in whole.items()}
+        memory = {
+            place: bytearray(len(found)) if place[0] == lost else bytearray(found)
+            for place, found in whole.items()
+        }
         carry_out(decode_plan(stripes, {lost}, lost), stripes, memory)
         assert memory == whole
 
@@ -69,7 +80,8 @@ def test_traffic_of_sharded_state_is_one_snapshot_out_and_in(n: int) -> None:
 
 
 def test_replicas_that_compute_alone_agree_with_an_exchange() -> None:
-    """Each member's parity from its own replica equals the one from everybody's shares arriving in any order."""
+    """Each member's parity from its own replica equals the one from everybody's shares arriving in
+    any order."""
     n = 5
     stripes = stripes_of_replica(range(n), 1, ODD_BYTES)
     state = random.Random(5).randbytes(ODD_BYTES)
@@ -88,7 +100,10 @@ def test_two_losses_in_a_group_are_refused_not_guessed() -> None:
     placement = place(Parity(4), topology(8))
     assert out_of_reach(placement, placement.holders, {0, 4}) == ()
     assert out_of_reach(placement, placement.holders, {1, 2}) == (1, 2)
-    assert which_can_be_lost(placement, range(8), placement.holders).why == "any one of 8 nodes may be lost"
+    assert (
+        which_can_be_lost(placement, range(8), placement.holders).why
+        == "any one of 8 nodes may be lost"
+    )
     stripes = stripes_of_snapshots(range(4), 1, [100] * 4)
     with pytest.raises(AssertionError, match="1 tolerated"):
         decode_plan(stripes, {1, 2}, 1)
@@ -98,12 +113,16 @@ def test_two_losses_in_a_group_are_refused_not_guessed() -> None:
 def test_exactly_k_losses_follow_the_closed_form(n: int) -> None:
     nodes = 16
     for k, exact in survival(place(Parity(n), topology(nodes)).groups, nodes).items():
-        assert exact == (Fraction(comb(nodes // n, k) * n**k, comb(nodes, k)) if k <= nodes // n else 0)
+        assert exact == (
+            Fraction(comb(nodes // n, k) * n**k, comb(nodes, k)) if k <= nodes // n else 0
+        )
 
 
 def test_the_row_for_groups_of_four() -> None:
     chances = survival(place(Parity(4), topology(16)).groups, 4)
-    assert [float(chances[k]) for k in range(1, 5)] == pytest.approx([1, 0.8, 0.457, 0.141], abs=5e-4)
+    assert [float(chances[k]) for k in range(1, 5)] == pytest.approx(
+        [1, 0.8, 0.457, 0.141], abs=5e-4
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,10 +136,16 @@ def test_the_row_for_groups_of_four() -> None:
     ],
     ids=str,
 )
-def test_a_window_on_1024_nodes(policy: Copies | Parity | NoRedundancy, at_9999: float, at_999: float, at_99: float) -> None:
+def test_a_window_on_1024_nodes(
+    policy: Copies | Parity | NoRedundancy, at_9999: float, at_999: float, at_99: float
+) -> None:
     groups = place(policy, topology(1024)).groups
-    assert survival_at(groups, 0.9999) == pytest.approx(at_9999, abs=5e-4 if isinstance(policy, NoRedundancy) else 5e-7)
-    assert survival_at(groups, 0.999) == pytest.approx(at_999, abs=5e-4 if isinstance(policy, NoRedundancy) else 5e-6)
+    assert survival_at(groups, 0.9999) == pytest.approx(
+        at_9999, abs=5e-4 if isinstance(policy, NoRedundancy) else 5e-7
+    )
+    assert survival_at(groups, 0.999) == pytest.approx(
+        at_999, abs=5e-4 if isinstance(policy, NoRedundancy) else 5e-6
+    )
     assert survival_at(groups, 0.99) == pytest.approx(at_99, abs=5e-4)
 
 
@@ -141,11 +166,15 @@ STEP = Stamp(7, 1)
 
 
 def proven(n: int, nodes: int) -> dict[int, Inventory]:
-    """What every node of one rank holds once the step is committed: its data, and a parity beside it."""
+    """What every node of one rank holds once the step is committed: its data, and a parity beside
+    it."""
     found = {}
     for group in place(Parity(n), topology(nodes)).groups:
         for rank in group.members:
-            found[rank] = Inventory(frozenset({(rank, STEP)}), frozenset({CodedRow(rank, STEP, group.members, group.tolerates)}))
+            found[rank] = Inventory(
+                frozenset({(rank, STEP)}),
+                frozenset({CodedRow(rank, STEP, group.members, group.tolerates)}),
+            )
     return found
 
 
@@ -178,7 +207,8 @@ def test_two_of_a_group_lost_sends_everybody_to_the_store() -> None:
 
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_the_write_hole_is_closed_at_every_instant_of_a_step(n: int) -> None:
-    """Data of one step with parity of another decode to garbage. Whoever is killed between any two writes, what all go back to has both."""
+    """Data of one step with parity of another decode to garbage. Whoever is killed between any two
+    writes, what all go back to has both."""
     protocol = Protocol(Parity(n), n)
     world = protocol.settled(protocol.first())
     half_written = 0
@@ -198,7 +228,10 @@ def test_the_write_hole_is_closed_at_every_instant_of_a_step(n: int) -> None:
                     for source in sources(lost, stamp, left).values():
                         for rank, node in source.members:
                             assert (rank, stamp) in left[node].snapshots
-                            assert CodedRow(rank, stamp, source.row, source.tolerates) in left[node].parities
+                            assert (
+                                CodedRow(rank, stamp, source.row, source.tolerates)
+                                in left[node].parities
+                            )
             moves = moves or [*protocol.useful(world)][:1]
         assert world.led.committed == Stamp(max(world.decided), 1)
     assert half_written > 0, "some instants lie between two parities"

@@ -1,4 +1,5 @@
-"""`keepstep run` on several nodes that meet over a real etcd: no process of the job, and no member of etcd, is one that cannot be lost."""
+"""`keepstep run` on several nodes that meet over a real etcd: no process of the job, and no member
+of etcd, is one that cannot be lost."""
 
 from __future__ import annotations
 
@@ -18,7 +19,10 @@ __all__ = ["machines"]  # the fixture
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 
 # The first life waits to be disturbed, the later ones end well.
-DISTURBED = 'echo $$ > "pid-$RANK"; [ "$KEEPSTEP_ATTEMPT" = 0 ] && sleep 1000; echo "$KEEPSTEP_ATTEMPT" > "ended-$RANK"'
+DISTURBED = (
+    'echo $$ > "pid-$RANK"; [ "$KEEPSTEP_ATTEMPT" = 0 ] && sleep 1000; echo "$KEEPSTEP_ATTEMPT" '
+    '> "ended-$RANK"'
+)
 
 
 @pytest.fixture
@@ -30,7 +34,16 @@ def etcd(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Members]:
 
 
 def start(job: Machines, etcd: Members) -> Node:
-    return job.start("--rdzv-backend", "etcd", "--rdzv-endpoint", etcd.endpoint, "--link-dead-s", "2", "--standby", "0")
+    return job.start(
+        "--rdzv-backend",
+        "etcd",
+        "--rdzv-endpoint",
+        etcd.endpoint,
+        "--link-dead-s",
+        "2",
+        "--standby",
+        "0",
+    )
 
 
 def start_two(job: Machines, etcd: Members) -> tuple[Node, Node]:
@@ -68,7 +81,8 @@ def led(*nodes: Node) -> list[Event]:
 
 
 def one_an_epoch(*nodes: Node) -> bool:
-    """Exactly one coordinator in every epoch, from the first on. A busy machine may have had more of them than the test asked for."""
+    """Exactly one coordinator in every epoch, from the first on. A busy machine may have had more
+    of them than the test asked for."""
     epochs = Counter(event.data["epoch"] for event in led(*nodes))
     return epochs == dict.fromkeys(range(1, len(epochs) + 1), 1)
 
@@ -79,7 +93,9 @@ def one_an_epoch(*nodes: Node) -> bool:
     ids=["nothing else happens", "etcd loses its leader"],
     indirect=["etcd"],
 )
-def test_a_killed_rank_comes_back(machines: Begin, etcd: Members, disturb: Callable[[Members], None]) -> None:
+def test_a_killed_rank_comes_back(
+    machines: Begin, etcd: Members, disturb: Callable[[Members], None]
+) -> None:
     job = machines(DISTURBED)
     nodes = start_two(job, etcd)
     disturb(etcd)
@@ -105,7 +121,9 @@ def test_the_job_does_not_notice_that_etcd_restarts(machines: Begin, etcd: Membe
     assert one_an_epoch(*nodes)
 
 
-def test_a_rank_that_dies_while_etcd_is_away_comes_back_when_it_is_back(machines: Begin, etcd: Members) -> None:
+def test_a_rank_that_dies_while_etcd_is_away_comes_back_when_it_is_back(
+    machines: Begin, etcd: Members
+) -> None:
     job = machines(DISTURBED)
     nodes = start_two(job, etcd)
     etcd.kill(0)
@@ -116,11 +134,15 @@ def test_a_rank_that_dies_while_etcd_is_away_comes_back_when_it_is_back(machines
     assert [job.out(f"ended-{rank}") for rank in range(2)] == ["1\n", "1\n"]
 
 
-def test_the_loss_of_the_coordinators_node_makes_one_other_coordinate(machines: Begin, etcd: Members) -> None:
+def test_the_loss_of_the_coordinators_node_makes_one_other_coordinate(
+    machines: Begin, etcd: Members
+) -> None:
     job = machines(DISTURBED)
     lost, left = start_two(job, etcd)
     lost.lose()
-    assert until(lambda: led(left), "another coordinator")[-1].why.startswith(f"{name(left)} coordinates, epoch ")
+    assert until(lambda: led(left), "another coordinator")[-1].why.startswith(
+        f"{name(left)} coordinates, epoch "
+    )
     replacement = start(job, etcd)
     ended_well(left, replacement)
     assert name(replacement).split()[1] == name(lost).split()[1], "it has the lost node's number"
@@ -128,8 +150,11 @@ def test_the_loss_of_the_coordinators_node_makes_one_other_coordinate(machines: 
     assert one_an_epoch(lost, left, replacement)
 
 
-def test_the_coordinator_is_killed_in_the_middle_of_a_recovery(machines: Begin, etcd: Members) -> None:
-    job = machines(DISTURBED.replace("sleep 1000", "until_there ever"))  # no child is left when nobody ends its group
+def test_the_coordinator_is_killed_in_the_middle_of_a_recovery(
+    machines: Begin, etcd: Members
+) -> None:
+    # no child is left when nobody ends its group
+    job = machines(DISTURBED.replace("sleep 1000", "until_there ever"))
     nodes = start_two(job, etcd)
     kill_rank(job, 0)
     kill_rank(job, 1)
@@ -140,35 +165,49 @@ def test_the_coordinator_is_killed_in_the_middle_of_a_recovery(machines: Begin, 
     assert one_an_epoch(*nodes)
 
 
-def test_a_coordinator_that_stood_still_follows_its_successor(machines: Begin, etcd: Members) -> None:
+def test_a_coordinator_that_stood_still_follows_its_successor(
+    machines: Begin, etcd: Members
+) -> None:
     job = machines(DISTURBED)
     nodes = start_two(job, etcd)
     agent = nodes[0].events("job-started")[0].data["pid"]
     os.kill(agent, signal.SIGSTOP)
     successor = until(lambda: led(nodes[1]), "another coordinator")[-1]
     os.kill(agent, signal.SIGCONT)
-    sentence = f"{name(nodes[1])} coordinates, epoch {successor.data['epoch']}; this agent did until now"
+    sentence = (
+        f"{name(nodes[1])} coordinates, epoch {successor.data['epoch']}; this agent did until now"
+    )
     until(lambda: sentence in [e.why for e in nodes[0].events("coordinator")], sentence)
     kill_rank(job, 1)
     ended_well(*nodes)
     assert one_an_epoch(*nodes)
 
 
-def test_a_steward_may_die_with_its_agent_and_who_is_left_does_not_wait_for_its_word(machines: Begin, etcd: Members) -> None:
-    job = machines('echo $$ > "pid-$RANK"; [ "$KEEPSTEP_ATTEMPT" = 0 ] && until_there go; echo "$KEEPSTEP_ATTEMPT" > "ended-$RANK"')
+def test_a_steward_may_die_with_its_agent_and_who_is_left_does_not_wait_for_its_word(
+    machines: Begin, etcd: Members
+) -> None:
+    job = machines(
+        'echo $$ > "pid-$RANK"; [ "$KEEPSTEP_ATTEMPT" = 0 ] && until_there go; echo '
+        '"$KEEPSTEP_ATTEMPT" > "ended-$RANK"'
+    )
     nodes = start_two(job, etcd)
     nodes[0].agent.kill()  # the steward; the agent dies with it, its ranks do not
     until(lambda: led(nodes[1]), "another coordinator")
     assert not nodes[1].events("round-wanted"), "its ranks train on"
     job.allow("go")
-    sentence = f"told the other nodes about round 0: the others' ranks ended well, and nobody can say it of {name(nodes[0])}: "
+    sentence = (
+        "told the other nodes about round 0: the others' ranks ended well, and nobody can say "
+        f"it of {name(nodes[0])}: "
+    )
     assert nodes[1].wait_for("round-wanted").why.startswith(sentence)
     replacement = start(job, etcd)
     ended_well(nodes[1], replacement)
     assert [job.out(f"ended-{rank}") for rank in range(2)] == ["1\n", "1\n"]
 
 
-def test_a_job_whose_agents_all_died_at_once_is_started_again(machines: Begin, etcd: Members) -> None:
+def test_a_job_whose_agents_all_died_at_once_is_started_again(
+    machines: Begin, etcd: Members
+) -> None:
     """Their round stands in etcd as they left it, full and without a verdict."""
     job = machines(DISTURBED)
     dead = start_two(job, etcd)
@@ -178,5 +217,7 @@ def test_a_job_whose_agents_all_died_at_once_is_started_again(machines: Begin, e
     ended_well(*nodes)
     assert [job.out(f"ended-{rank}") for rank in range(2)] == ["1\n", "1\n"]
     said = [e.why for node in nodes for e in node.events("round-wanted")]
-    assert said[0].startswith("told the other nodes about round 0: no agent of round 0 is there any more")
+    assert said[0].startswith(
+        "told the other nodes about round 0: no agent of round 0 is there any more"
+    )
     assert one_an_epoch(*dead, *nodes)

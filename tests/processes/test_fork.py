@@ -1,4 +1,5 @@
-"""A trainer's forked children (a data loader's workers) must not keep a killed trainer looking alive."""
+"""A trainer's forked children (a data loader's workers) must not keep a killed trainer looking
+alive."""
 
 from __future__ import annotations
 
@@ -35,15 +36,28 @@ print("ended well")
 
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
-    places = {"KEEPSTEP_ARENA_DIR": str(tmp_path), "KEEPSTEP_JOB": "forks", "KEEPSTEP_GRACE_S": "20"}
+    places = {
+        "KEEPSTEP_ARENA_DIR": str(tmp_path),
+        "KEEPSTEP_JOB": "forks",
+        "KEEPSTEP_GRACE_S": "20",
+    }
     return {**os.environ, **places, "KEEPSTEP_STATE_DIR": str(tmp_path / "state")}
 
 
 def run(mode: str, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", SCRIPT, mode], env=environ, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT, mode],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
-def test_a_killed_trainer_with_data_loader_workers_resumes(environ: dict[str, str], tmp_path: Path) -> None:
+def test_a_killed_trainer_with_data_loader_workers_resumes(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
     assert run("kill", environ).returncode == -signal.SIGKILL
     again = run("kill", environ)
     assert again.returncode == 0, again.stderr
@@ -52,6 +66,7 @@ def test_a_killed_trainer_with_data_loader_workers_resumes(environ: dict[str, st
 
 
 def test_a_forked_child_ends_on_sigterm_and_the_trainer_goes_on(environ: dict[str, str]) -> None:
-    """The trainer's handler is inherited by fork: it must neither shield the child nor tell the trainer."""
+    """The trainer's handler is inherited by fork: it must neither shield the child nor tell the
+    trainer."""
     done = run("terminate-child", environ)
     assert done.stdout.splitlines()[1:] == ["child ended with -15", "ended well"], done.stderr

@@ -1,4 +1,5 @@
-"""FSDP2 on two ranks: each keeps its own part, uneven and empty parts too, and a resumed training ends where an undisturbed one does."""
+"""FSDP2 on two ranks: each keeps its own part, uneven and empty parts too, and a resumed training
+ends where an undisturbed one does."""
 
 from __future__ import annotations
 
@@ -23,10 +24,13 @@ import keepstep
 
 config, meeting, total, until, seed = json.loads(sys.argv[1])
 torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method="file://" + meeting, rank=int(os.environ["RANK"]), world_size=2)
+dist.init_process_group(
+    "gloo", init_method="file://" + meeting, rank=int(os.environ["RANK"]), world_size=2
+)
 mesh = init_device_mesh("cpu", (2,))
 torch.manual_seed(seed)
-model = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Dropout(0.2), nn.Linear(7, 1))  # 7 rows on 2 ranks, and 1 row on 2 ranks
+# 7 rows on 2 ranks, and 1 row on 2 ranks
+model = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Dropout(0.2), nn.Linear(7, 1))
 for layer in (model[0], model[3]):
     fully_shard(layer, mesh=mesh)
 fully_shard(model, mesh=mesh)
@@ -52,9 +56,12 @@ def local(t):
     return t.to_local() if isinstance(t, DTensor) else t
 
 tensors = [local(t) for t in model.state_dict().values()]
-tensors += [local(t) for s in optimizer.state.values() for t in s.values()] + [torch.get_rng_state()]
-digest = hashlib.sha256(b"".join(ctypes.string_at(t.contiguous().data_ptr(), t.nbytes) for t in tensors)).hexdigest()
-print(json.dumps({"first": first, "parts": [list(t.shape) for t in tensors[:4]], "digest": digest}), flush=True)
+tensors += [local(t) for s in optimizer.state.values() for t in s.values()]
+tensors += [torch.get_rng_state()]
+raw = b"".join(ctypes.string_at(t.contiguous().data_ptr(), t.nbytes) for t in tensors)
+digest = hashlib.sha256(raw).hexdigest()
+parts = [list(t.shape) for t in tensors[:4]]
+print(json.dumps({"first": first, "parts": parts, "digest": digest}), flush=True)
 dist.barrier()
 os._exit(0)  # gloo's and the interpreter's own tear-down have aborted here, when all was said
 """
@@ -64,7 +71,12 @@ def train(tmp_path: Path, until: int, seed: int, total: int = 8) -> list[dict[st
     """Both ranks' last words after training `total` steps, the first `until` of them protected."""
     arena = tmp_path / "arena"
     arena.mkdir(exist_ok=True)
-    config = {"job": "j", "arena_dir": str(arena), "state_dir": str(tmp_path / "state"), "grace_s": 60.0}
+    config = {
+        "job": "j",
+        "arena_dir": str(arena),
+        "state_dir": str(tmp_path / "state"),
+        "grace_s": 60.0,
+    }
     meeting = tmp_path / f"meeting-{seed}"
     arguments = json.dumps([config, str(meeting), total, until, seed])
     ranks = [

@@ -1,4 +1,5 @@
-"""Labs: nodes that are there, as fast as they may be, lost without a word, replaced, and gone afterwards whatever happens."""
+"""Labs: nodes that are there, as fast as they may be, lost without a word, replaced, and gone
+afterwards whatever happens."""
 
 from __future__ import annotations
 
@@ -58,24 +59,37 @@ def lab(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lab]:
 
 
 def serve(lab: Lab, node: int) -> tuple[subprocess.Popen[bytes], int]:
-    child = lab.start(node, [sys.executable, "-c", SERVE, lab.seats[node].address], stdout=subprocess.PIPE)
+    child = lab.start(
+        node, [sys.executable, "-c", SERVE, lab.seats[node].address], stdout=subprocess.PIPE
+    )
     assert child.stdout is not None
     return child, int(child.stdout.readline())
 
 
 def traces(lab: Lab) -> list[object]:
     marked = [pid for pid in living() if mark_of(pid).startswith(f"{lab.number}/")]
-    return [*marked, *remains().get(lab.number, []), *([lab.directory] if lab.directory.exists() else [])]
+    return [
+        *marked,
+        *remains().get(lab.number, []),
+        *([lab.directory] if lab.directory.exists() else []),
+    ]
 
 
 def test_nodes_reach_each_other_and_the_lab(lab: Lab) -> None:
     from_lab = socket.create_server((lab.network.host, 0))
     server, port = serve(lab, 0)
-    sender = lab.start(1, [sys.executable, "-c", SEND, lab.seats[0].address, port, 1000], stdout=subprocess.PIPE)
+    sender = lab.start(
+        1, [sys.executable, "-c", SEND, lab.seats[0].address, port, 1000], stdout=subprocess.PIPE
+    )
     assert sender.communicate(timeout=WITHIN_S)[0].split()[0] == b"1000"
     assert server.wait(WITHIN_S) == 0
     greet = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 20)"
-    assert lab.start(1, [sys.executable, "-c", greet, lab.network.host, from_lab.getsockname()[1]]).wait(WITHIN_S) == 0
+    assert (
+        lab.start(
+            1, [sys.executable, "-c", greet, lab.network.host, from_lab.getsockname()[1]]
+        ).wait(WITHIN_S)
+        == 0
+    )
     from_lab.close()
     assert lab.arena_dir(0) != lab.arena_dir(1) and lab.state_dir(0).is_dir()
 
@@ -85,7 +99,8 @@ def test_a_lost_node_leaves_nothing_and_is_replaced(lab: Lab) -> None:
     parent = lab.start(1, ["sh", "-c", "setsid sleep 1000 & sleep 1000"])
     other = lab.start(0, ["sleep", "1000"])
     until = time.monotonic() + WITHIN_S
-    while len(there := lab.pids(1)) < 3 and time.monotonic() < until:  # one that is becoming another program is not seen for a moment
+    # one that is becoming another program is not seen for a moment
+    while len(there := lab.pids(1)) < 3 and time.monotonic() < until:
         time.sleep(0.01)
     address = lab.seats[1].address
     assert sorted(lab.kill(1)) == there and len(there) == 3
@@ -117,8 +132,11 @@ with Lab(2, Path(sys.argv[1])) as lab:
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_lab_that_is_ended(tmp_path: Path, signum: signal.Signals) -> None:
-    """By a signal it can hear it removes everything itself; what a killed one leaves, the next one removes."""
-    with subprocess.Popen([sys.executable, "-c", ALONE, tmp_path], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as ended:
+    """By a signal it can hear it removes everything itself; what a killed one leaves, the next one
+    removes."""
+    with subprocess.Popen(
+        [sys.executable, "-c", ALONE, tmp_path], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as ended:
         assert ended.stdout is not None
         number = int(ended.stdout.readline())
         assert owner_of(number) == ended.pid
@@ -140,19 +158,27 @@ def test_labs_live_side_by_side(tmp_path: Path) -> None:
 
 
 def test_loopback_can_neither_be_shaped_nor_cut(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"expected network namespaces to shape links, found: namespaces=False"):
+    with pytest.raises(
+        ConfigError, match=r"expected network namespaces to shape links, found: namespaces=False"
+    ):
         Lab(1, tmp_path, rate_bits_per_s=RATE_BITS_PER_S, namespaces=False).__enter__()
-    with Lab(1, tmp_path, namespaces=False) as lab, pytest.raises(ConfigError, match="to set the link of node 0"):
+    with (
+        Lab(1, tmp_path, namespaces=False) as lab,
+        pytest.raises(ConfigError, match="to set the link of node 0"),
+    ):
         lab.link_down(0)
     assert isinstance(lab.network, Loopback)
 
 
 def test_a_node_is_lost_by_a_word_and_comes_back(lab: Lab) -> None:
-    """The words of `keepstep lab kill` and `keepstep lab list`, and each node's output behind its name."""
+    """The words of `keepstep lab kill` and `keepstep lab list`, and each node's output behind its
+    name."""
     over = lab.room / "over"
     script = 'echo began as $KEEPSTEP_LAB; while [ ! -e "$0" ]; do sleep 0.05; done'
     out = io.StringIO()
-    rehearsal = Rehearsal(lab, lambda node: ["sh", "-c", script, str(over)], dict(os.environ), 0.1, out)
+    rehearsal = Rehearsal(
+        lab, lambda node: ["sh", "-c", script, str(over)], dict(os.environ), 0.1, out
+    )
     with ThreadPoolExecutor(1) as thread:
         ended = thread.submit(rehearsal.run)
 
@@ -173,7 +199,9 @@ def test_a_node_is_lost_by_a_word_and_comes_back(lab: Lab) -> None:
         finally:
             over.touch()
         assert ended.result(WITHIN_S) == 0
-    assert first[0]["address"] == second[0]["address"] and first[1]["address"] != second[1]["address"]
+    assert (
+        first[0]["address"] == second[0]["address"] and first[1]["address"] != second[1]["address"]
+    )
     assert out.getvalue().count(f"[node 1] began as {lab.number}/1") == 2
     with pytest.raises(ConfigError, match=f"expected a lab {lab.number} that listens"):
         ask(lab.number, {"kind": "list"})
@@ -192,7 +220,11 @@ def shaped(tmp_path: Path) -> Iterator[Lab]:
 
 def test_links_are_no_faster_than_their_rate(shaped: Lab) -> None:
     server, port = serve(shaped, 0)
-    sender = shaped.start(1, [sys.executable, "-c", SEND, shaped.seats[0].address, port, SENT_BYTES], stdout=subprocess.PIPE)
+    sender = shaped.start(
+        1,
+        [sys.executable, "-c", SEND, shaped.seats[0].address, port, SENT_BYTES],
+        stdout=subprocess.PIPE,
+    )
     got, took_s = sender.communicate(timeout=60)[0].split()
     assert int(got) == SENT_BYTES and server.wait(WITHIN_S) == 0
     assert SENT_BYTES * 8 / float(took_s) < 1.15 * RATE_BITS_PER_S  # the first burst is free

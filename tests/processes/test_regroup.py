@@ -1,4 +1,5 @@
-"""Ranks that stay in their process when another one is lost, and end in the state of a training in which nobody was."""
+"""Ranks that stay in their process when another one is lost, and end in the state of a training in
+which nobody was."""
 
 from __future__ import annotations
 
@@ -70,7 +71,8 @@ def body(step):
     optimizer.step()
     job.state["seen"].append((int(step), float(told)))
     if not os.path.exists(hurry):
-        time.sleep(0.2)  # whatever is to happen happens before the end, and the process that stands by gets its time
+        # whatever is to happen happens before the end, and the process that stands by gets its time
+        time.sleep(0.2)
 
 for step in job.steps(steps):
     if with_step:
@@ -83,8 +85,10 @@ def local(t):
     return t.to_local() if isinstance(t, DTensor) else t
 
 tensors = [local(t) for t in model.state_dict().values()]
-tensors += [local(t) for s in optimizer.state.values() for t in s.values()] + [torch.get_rng_state()]
-digest = hashlib.sha256(b"".join(ctypes.string_at(t.contiguous().data_ptr(), t.nbytes) for t in tensors))
+tensors += [local(t) for s in optimizer.state.values() for t in s.values()]
+tensors += [torch.get_rng_state()]
+raw = b"".join(ctypes.string_at(t.contiguous().data_ptr(), t.nbytes) for t in tensors)
+digest = hashlib.sha256(raw)
 digest.update(json.dumps(job.state["seen"]).encode())
 with open(f"{results}/rank-{rank}", "w") as file:
     json.dump({"digest": digest.hexdigest(), "pid": os.getpid()}, file)
@@ -93,16 +97,27 @@ os._exit(0) if job.close() is None else None
 
 
 class Running:
-    """`keepstep run` of the program on one node. Its steps are slow until it is to hurry; rank 0 does not begin its update in step `late`
-    before that."""
+    """`keepstep run` of the program on one node. Its steps are slow until it is to hurry; rank 0
+    does not begin its update in step `late` before that."""
 
-    def __init__(self, room: Path, kind: str, ranks: int, mode: str, *options: str, late: int = -1) -> None:
+    def __init__(
+        self, room: Path, kind: str, ranks: int, mode: str, *options: str, late: int = -1
+    ) -> None:
         self.room, self.ranks = room, ranks
         self.results, self.arena = room / "results", room / "arena"
         for directory in (self.results, self.arena):
             directory.mkdir(parents=True)
         (room / "train.py").write_text(PROGRAM)
-        command = [sys.executable, "-m", "keepstep.cli.main", "run", "--job", "j", "--nproc-per-node", str(ranks)]
+        command = [
+            sys.executable,
+            "-m",
+            "keepstep.cli.main",
+            "run",
+            "--job",
+            "j",
+            "--nproc-per-node",
+            str(ranks),
+        ]
         command += ["--arena-dir", str(self.arena), "--state-dir", str(room / "state"), *options]
         command += [str(room / "train.py"), kind, str(STEPS), str(self.results), mode]
         self.log = room / "log"
@@ -111,12 +126,16 @@ class Running:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environ)
 
     def events(self, kind: str) -> list[Event]:
-        return [e for e in read_journal(self.room / "state" / "j" / "journal.jsonl") if e.kind == kind]
+        return [
+            e for e in read_journal(self.room / "state" / "j" / "journal.jsonl") if e.kind == kind
+        ]
 
     def until(self, look: Any) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while not look():
-            assert self.process.poll() is None and time.monotonic() < deadline, self.log.read_text()[-3000:]
+            assert self.process.poll() is None and time.monotonic() < deadline, (
+                self.log.read_text()[-3000:]
+            )
             time.sleep(0.01)
 
     def pid(self, rank: int) -> int:
@@ -126,7 +145,9 @@ class Running:
 
     def train_until(self, step: int) -> None:
         def all_there() -> bool:
-            pages = [read_status(MEMORY, self.arena / "keepstep-j", rank) for rank in range(self.ranks)]
+            pages = [
+                read_status(MEMORY, self.arena / "keepstep-j", rank) for rank in range(self.ranks)
+            ]
             return all(page is not None and page.completed_step >= step for page in pages)
 
         self.until(all_there)
@@ -139,7 +160,9 @@ class Running:
         code = self.process.wait(PATIENCE_S)
         assert code == 0, self.log.read_text()[-3000:]
         assert list(self.arena.iterdir()) == []
-        return [json.loads((self.results / f"rank-{rank}").read_text()) for rank in range(self.ranks)]
+        return [
+            json.loads((self.results / f"rank-{rank}").read_text()) for rank in range(self.ranks)
+        ]
 
     def stop(self) -> None:
         if self.process.poll() is None:
@@ -175,7 +198,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return digests
 
 
-@pytest.mark.parametrize(("kind", "ranks", "standby"), [("ddp", 2, 0), ("ddp", 4, 1), ("fsdp", 2, 1)])
+@pytest.mark.parametrize(
+    ("kind", "ranks", "standby"), [("ddp", 2, 0), ("ddp", 4, 1), ("fsdp", 2, 1)]
+)
 def test_the_others_stay_in_their_process_and_the_end_is_the_same(
     started: Any, undisturbed: Any, kind: str, ranks: int, standby: int
 ) -> None:
@@ -190,11 +215,18 @@ def test_the_others_stay_in_their_process_and_the_end_is_the_same(
     run.until(lambda: len(run.events("recovered")) == 2)
     found = run.end()
     assert [f["digest"] for f in found] == undisturbed(kind, ranks)
-    assert [f["pid"] == before for f, before in zip(found, staying, strict=True)] == [False, False, *[True] * (ranks - 2)]
+    assert [f["pid"] == before for f, before in zip(found, staying, strict=True)] == [
+        False,
+        False,
+        *[True] * (ranks - 2),
+    ]
     assert len(run.events("recovered")) == 2 and run.events("refused") == []
     assert len(run.events("lost-notice")) == 2 * (ranks - 1) == len(run.events("regrouped"))
     assert [e.data["rank"] for e in run.events("rank-respawned")] == [1] * standby
-    assert all(e.data["lost_steps"] <= 1 and e.data["source"] == "memory" for e in run.events("resumed")[1:])
+    assert all(
+        e.data["lost_steps"] <= 1 and e.data["source"] == "memory"
+        for e in run.events("resumed")[1:]
+    )
 
 
 def test_two_at_once_and_one_more_while_they_find_together(started: Any, undisturbed: Any) -> None:
@@ -208,15 +240,20 @@ def test_two_at_once_and_one_more_while_they_find_together(started: Any, undistu
     assert [f["digest"] for f in found] == undisturbed("ddp", 4)
 
 
-def test_who_has_what_a_step_needs_finishes_it_and_nobody_rolls_back(started: Any, undisturbed: Any) -> None:
+def test_who_has_what_a_step_needs_finishes_it_and_nobody_rolls_back(
+    started: Any, undisturbed: Any
+) -> None:
     run = started("ddp", 2, "with", "--standby", "0", late=7)
 
     def sealed() -> bool:
         page = read_status(MEMORY, run.arena / "keepstep-j", 1)
-        return page is not None and any(v.state is SlotState.SEALED and v.stamp.step == 7 for v in page.slots)
+        return page is not None and any(
+            v.state is SlotState.SEALED and v.stamp.step == 7 for v in page.slots
+        )
 
     run.until(sealed)
-    run.lose(1)  # it waits in step 8 for rank 0, which has all gradients of step 7 and has not updated yet
+    # it waits in step 8 for rank 0, which has all gradients of step 7 and has not updated yet
+    run.lose(1)
     run.until(lambda: len(run.events("lost-notice")) == 1)
     found = run.end()
     assert [e.data["step"] for e in run.events("resumed")[1:]] == [7]

@@ -1,4 +1,5 @@
-"""`keepstep run` with real processes: what dies is noticed and restarted, and nothing is left behind."""
+"""`keepstep run` with real processes: what dies is noticed and restarted, and nothing is left
+behind."""
 
 from __future__ import annotations
 
@@ -67,11 +68,27 @@ def start(tmp_path: Path) -> Iterator[Start]:
         def begin(script: str, *options: str, args: tuple[str, ...] = ()) -> Running:
             path = tmp_path / "train.py"
             path.write_text(script)
-            own = ("--job", "t", "--arena-dir", arena, "--state-dir", str(tmp_path / "s"), "--grace-s", "1")
+            own = (
+                "--job",
+                "t",
+                "--arena-dir",
+                arena,
+                "--state-dir",
+                str(tmp_path / "s"),
+                "--grace-s",
+                "1",
+            )
             words = [sys.executable, "-c", COMMAND, "run", *own, *options, str(path), *args]
             environ = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
             (tmp_path / "tmp").mkdir(exist_ok=True)
-            process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path, env=environ)
+            process = subprocess.Popen(
+                words,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                cwd=tmp_path,
+                env=environ,
+            )
             running.append(Running(process, tmp_path / "s" / "t" / "journal.jsonl", Path(arena)))
             return running[-1]
 
@@ -79,7 +96,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
         for run in running:
             run.process.kill()
             run.process.communicate()
-            until(lambda run=run: not list(run.arena_dir.iterdir()), "the keeper's end after its grace time")
+            until(
+                lambda run=run: not list(run.arena_dir.iterdir()),
+                "the keeper's end after its grace time",
+            )
 
 
 ALL_REDUCE = """
@@ -107,17 +127,22 @@ def free_port() -> str:
 
 
 @pytest.mark.parametrize("port", ["free", "fixed"])
-def test_killed_ranks_are_noticed_at_once_and_all_restarted(start: Start, port: str, tmp_path: Path) -> None:
+def test_killed_ranks_are_noticed_at_once_and_all_restarted(
+    start: Start, port: str, tmp_path: Path
+) -> None:
     options = ["--master-port", free_port()] if port == "fixed" else []
     run = start(ALL_REDUCE, "--nproc-per-node", "2", *options, args=("5",))
     code, output = run.ended()
     assert code == 0, output
     assert not list((tmp_path / "tmp").iterdir()), "error files nobody asked for"
     assert [e.data["attempt"] for e in run.events("ranks-restarted")] == [1, 2, 3, 4, 5]
-    killed_ns = [int(line.split()[-1]) for line in output.splitlines() if line.startswith("killed at")]
+    killed_ns = [
+        int(line.split()[-1]) for line in output.splitlines() if line.startswith("killed at")
+    ]
     noticed_ns = [e.mono_ns for e in run.events("rank-exited") if e.data["code"] == -9]
     latencies_ms = [(n - k) / MS_NS for k, n in zip(killed_ns, noticed_ns, strict=True)]
-    # The kernel needs some milliseconds to take such a process apart; torchrun's monitor interval is 100 ms at best.
+    # The kernel needs some milliseconds to take such a process apart; torchrun's monitor interval
+    # is 100 ms at best.
     assert sorted(latencies_ms)[2] < 100, latencies_ms
     assert "5 restarts" in run.events("job-ended")[0].why
 
@@ -141,36 +166,67 @@ def test_a_broken_program_stops_with_torchs_summary(start: Start) -> None:
     assert len(run.events("ranks-restarted")) == 2
     assert "gave up: rank 1 exited with code 1 (ValueError: a mistake in the program)" in output
     root = output[output.index("Root Cause (first observed failure)") :]
-    assert "rank      : 1 (local_rank: 1)" in root and 'raise ValueError("a mistake in the program")' in root
+    assert (
+        "rank      : 1 (local_rank: 1)" in root
+        and 'raise ValueError("a mistake in the program")' in root
+    )
     assert run.events("job-ended")[0].data == {"ok": False, "exit_code": 70}
 
 
 def test_a_torn_error_file_costs_only_its_message(start: Start) -> None:
-    script = "import os\nopen(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write('{\"message\": ')\nraise SystemExit(7)"
+    script = (
+        "import os\nopen(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write('{\"message\": "
+        "')\nraise SystemExit(7)"
+    )
     code, output = start(script, "--max-restarts", "0").ended()
     assert code == 1 and "rank 0 exited with code 7 " in output and "exitcode  : 7" in output
 
 
 def test_what_a_rank_sees(start: Start, tmp_path: Path) -> None:
-    script = "import json, os, sys; json.dump([sys.argv[1:], dict(os.environ)], open(os.environ['RANK'], 'w'))"
+    script = (
+        "import json, os, sys; json.dump([sys.argv[1:], dict(os.environ)], "
+        "open(os.environ['RANK'], 'w'))"
+    )
     own = ("--slots", "3", "--no-lazy")
-    code, output = start(script, "--nproc-per-node", "2", *own, args=("--nnodes", "7", "--", "-x")).ended()
+    code, output = start(
+        script, "--nproc-per-node", "2", *own, args=("--nnodes", "7", "--", "-x")
+    ).ended()
     assert code == 0, output
     for rank in ("0", "1"):
         argv, environ = json.loads((tmp_path / rank).read_text())
         assert argv == ["--nnodes", "7", "--", "-x"]
-        expected = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "ROLE_RANK": rank}
-        expected |= {"TORCHELASTIC_RUN_ID": "t", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"}
-        expected |= {"KEEPSTEP_JOB": "t", "KEEPSTEP_SLOTS": "3", "KEEPSTEP_LAZY": "0", "KEEPSTEP_ATTEMPT": "0"}
+        expected = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+            "GROUP_RANK": "0",
+            "ROLE_RANK": rank,
+        }
+        expected |= {
+            "TORCHELASTIC_RUN_ID": "t",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+        expected |= {
+            "KEEPSTEP_JOB": "t",
+            "KEEPSTEP_SLOTS": "3",
+            "KEEPSTEP_LAZY": "0",
+            "KEEPSTEP_ATTEMPT": "0",
+        }
         assert {name: environ[name] for name in expected} == expected
         assert environ["OMP_NUM_THREADS"] == os.environ.get("OMP_NUM_THREADS", "1")
 
 
 def test_logs_go_where_torchrun_puts_them(start: Start, tmp_path: Path) -> None:
-    code, output = start("print('hello')", "--log-dir", str(tmp_path / "logs"), "-t", "3", "--nproc-per-node", "2").ended()
+    code, output = start(
+        "print('hello')", "--log-dir", str(tmp_path / "logs"), "-t", "3", "--nproc-per-node", "2"
+    ).ended()
     assert code == 0
     assert "[default0]:hello" in output and "[default1]:hello" in output
-    assert sorted(p.read_text() for p in (tmp_path / "logs").glob("t_*/attempt_0/*/stdout.log")) == ["hello\n", "hello\n"]
+    assert sorted(
+        p.read_text() for p in (tmp_path / "logs").glob("t_*/attempt_0/*/stdout.log")
+    ) == ["hello\n", "hello\n"]
 
 
 STUBBORN = """
@@ -191,7 +247,9 @@ except KeyboardInterrupt:
 
 def test_an_interrupt_reaches_the_ranks(start: Start) -> None:
     run = start(INTERRUPTED)
-    assert run.process.stdout and until(lambda: "ready" in run.process.stdout.readline(), "the rank")
+    assert run.process.stdout and until(
+        lambda: "ready" in run.process.stdout.readline(), "the rank"
+    )
     run.process.send_signal(signal.SIGINT)
     code, output = run.ended()
     assert code == 130 and "tidied up" in output
@@ -200,7 +258,9 @@ def test_an_interrupt_reaches_the_ranks(start: Start) -> None:
 
 def test_a_second_interrupt_is_not_argued_with(start: Start) -> None:
     run = start(STUBBORN)
-    assert run.process.stdout and until(lambda: "ready" in run.process.stdout.readline(), "the rank")
+    assert run.process.stdout and until(
+        lambda: "ready" in run.process.stdout.readline(), "the rank"
+    )
     began = time.monotonic()
     run.process.send_signal(signal.SIGINT)
     run.wait_for("stopping")
@@ -243,13 +303,24 @@ def test_ranks_outlive_their_agent(start: Start) -> None:
 
 def test_a_killed_agent_is_followed_by_another_one(start: Start) -> None:
     run = start(TRAINING, args=FOR_EVER)
-    until(lambda: (status := read_status(MEMORY, run.arena_dir / "keepstep-t", 0)) is not None and status.completed_step > 20, "step 20")
+    until(
+        lambda: (
+            (status := read_status(MEMORY, run.arena_dir / "keepstep-t", 0)) is not None
+            and status.completed_step > 20
+        ),
+        "step 20",
+    )
     agent = run.events("job-started")[-1].data["pid"]
     assert agent != run.process.pid
     os.kill(agent, signal.SIGKILL)
     last = until(lambda: next(iter(run.events("resumed")[1:]), None), "the next life")
-    assert (last.data["source"], last.data["lost_steps"] <= 1) == ("memory", True) and last.data["step"] >= 20, last.why
-    assert len(run.events("agent-restarted")) == 1 and len(run.events("agent-restarted")[0].data["ended"]) == 1
+    assert (last.data["source"], last.data["lost_steps"] <= 1) == ("memory", True) and last.data[
+        "step"
+    ] >= 20, last.why
+    assert (
+        len(run.events("agent-restarted")) == 1
+        and len(run.events("agent-restarted")[0].data["ended"]) == 1
+    )
     run.process.send_signal(signal.SIGTERM)
     assert run.ended()[0] == 143
 
@@ -265,7 +336,8 @@ os.kill(keeper, signal.SIGSTOP)
 def test_nobody_follows_an_agent_that_is_killed_when_the_job_is_over(start: Start) -> None:
     run = start(STOPS_THE_KEEPER)
     assert run.wait_for("job-ended").data["ok"]
-    os.kill(run.events("job-started")[-1].data["pid"], signal.SIGKILL)  # while it waits for its keeper
+    # while it waits for its keeper
+    os.kill(run.events("job-started")[-1].data["pid"], signal.SIGKILL)
     try:
         assert run.process.wait(PATIENCE_S) == 0
     finally:
@@ -275,19 +347,26 @@ def test_nobody_follows_an_agent_that_is_killed_when_the_job_is_over(start: Star
 
 
 def test_a_preemption_leaves_the_newest_step_in_the_store(start: Start, tmp_path: Path) -> None:
-    run = start(TRAINING, "--store", str(tmp_path / "store"), "--persist-every-steps", "0", args=FOR_EVER)
-    assert run.process.stdout and until(lambda: "ready" in run.process.stdout.readline(), "the rank")
+    run = start(
+        TRAINING, "--store", str(tmp_path / "store"), "--persist-every-steps", "0", args=FOR_EVER
+    )
+    assert run.process.stdout and until(
+        lambda: "ready" in run.process.stdout.readline(), "the rank"
+    )
     run.process.send_signal(signal.SIGTERM)
     code, output = run.ended()
     assert code == 143, output
     steps = [e.data["step"] for e in run.events("persisted")]
-    assert len(steps) == 1 and steps[0] >= 18, output  # it was in step 20: 19 is complete, and may still have been on its way
+    # it was in step 20: 19 is complete, and may still have been on its way
+    assert len(steps) == 1 and steps[0] >= 18, output
     assert run.events("job-over")[0].why.startswith("preempted by SIGTERM (15)")
 
 
 def test_without_a_store_sigterm_ends_the_job_at_once(start: Start) -> None:
     run = start(TRAINING, args=FOR_EVER)
-    assert run.process.stdout and until(lambda: "ready" in run.process.stdout.readline(), "the rank")
+    assert run.process.stdout and until(
+        lambda: "ready" in run.process.stdout.readline(), "the rank"
+    )
     run.process.send_signal(signal.SIGTERM)
     assert run.ended()[0] == 143
 
@@ -357,5 +436,7 @@ leave(70)
 
 def test_an_agent_leaves_with_its_code_while_its_threads_wait_in_the_store() -> None:
     """Python's own way out is an abort then, and the steward would take that for a kill."""
-    ended = subprocess.run([sys.executable, "-c", LEAVES], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(
+        [sys.executable, "-c", LEAVES], capture_output=True, text=True, timeout=60
+    )
     assert (ended.returncode, ended.stdout) == (70, "said\n"), ended.stderr

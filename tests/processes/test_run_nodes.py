@@ -1,4 +1,5 @@
-"""`keepstep run` on several nodes, all on this machine's loopback: they meet, restart together, replace one another, end together."""
+"""`keepstep run` on several nodes, all on this machine's loopback: they meet, restart together,
+replace one another, end together."""
 
 from __future__ import annotations
 
@@ -68,7 +69,10 @@ class Node:
         return [e for e in read_journal(self.journal_path) if e.kind == kind]
 
     def wait_for(self, kind: str, count: int = 1) -> Event:
-        event: Event = until(lambda: self.events(kind)[count - 1 : count], f"event {count} of {kind} in {self.journal_path}")[0]
+        event: Event = until(
+            lambda: self.events(kind)[count - 1 : count],
+            f"event {count} of {kind} in {self.journal_path}",
+        )[0]
         return event
 
     def ended(self) -> tuple[int, str]:
@@ -119,10 +123,39 @@ class Machines:
         number = len(self.nodes) + 1
         arena, state = self.arena / str(number), self.room / f"state-{number}"
         arena.mkdir()
-        own = ("--job", "t", "--arena-dir", str(arena), "--state-dir", str(state), "--host", f"127.0.0.{10 + number}", "--link-dead-s", "3")
-        meeting = ("--nnodes", str(self.nnodes), "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--nproc-per-node", str(nproc))
+        own = (
+            "--job",
+            "t",
+            "--arena-dir",
+            str(arena),
+            "--state-dir",
+            str(state),
+            "--host",
+            f"127.0.0.{10 + number}",
+            "--link-dead-s",
+            "3",
+        )
+        meeting = (
+            "--nnodes",
+            str(self.nnodes),
+            "--rdzv-endpoint",
+            f"127.0.0.1:{self.port}",
+            "--nproc-per-node",
+            str(nproc),
+        )
         program = ("--no-python", "sh", str(self.room / "rank.sh"))
-        words = [sys.executable, "-c", COMMAND, "run", *own, "--grace-s", "1", *meeting, *options, *program]
+        words = [
+            sys.executable,
+            "-c",
+            COMMAND,
+            "run",
+            *own,
+            "--grace-s",
+            "1",
+            *meeting,
+            *options,
+            *program,
+        ]
         program_path = self.room / "program.py"
         program_path.write_text(self.program)
         environ = {**os.environ, "OUT": str(self.room / "out"), "TMPDIR": str(self.room / "tmp")}
@@ -174,18 +207,39 @@ def test_ranks_of_all_nodes_see_one_job(machines: Begin) -> None:
         code, output = node.ended()
         assert code == 0, output
         assert not list(node.arena_dir.iterdir())
-    found = [dict(line.partition("=")[::2] for line in (job.out(f"env-{rank}") or "").splitlines()) for rank in range(3)]
-    everywhere = {"WORLD_SIZE": "3", "GROUP_WORLD_SIZE": "2", "ROLE_WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.12", "KEEPSTEP_ATTEMPT": "0"}
-    everywhere |= {"MASTER_PORT": found[0]["MASTER_PORT"], "KEEPSTEP_JOB": "t", "TORCHELASTIC_RUN_ID": "t"}
+    found = [
+        dict(line.partition("=")[::2] for line in (job.out(f"env-{rank}") or "").splitlines())
+        for rank in range(3)
+    ]
+    everywhere = {
+        "WORLD_SIZE": "3",
+        "GROUP_WORLD_SIZE": "2",
+        "ROLE_WORLD_SIZE": "3",
+        "MASTER_ADDR": "127.0.0.12",
+        "KEEPSTEP_ATTEMPT": "0",
+    }
+    everywhere |= {
+        "MASTER_PORT": found[0]["MASTER_PORT"],
+        "KEEPSTEP_JOB": "t",
+        "TORCHELASTIC_RUN_ID": "t",
+    }
     for rank, (node, local, locals_) in enumerate([(0, 0, 1), (1, 0, 2), (1, 1, 2)]):
-        own = {"RANK": rank, "ROLE_RANK": rank, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": locals_, "GROUP_RANK": node}
+        own = {
+            "RANK": rank,
+            "ROLE_RANK": rank,
+            "LOCAL_RANK": local,
+            "LOCAL_WORLD_SIZE": locals_,
+            "GROUP_RANK": node,
+        }
         expected = everywhere | {name: str(value) for name, value in own.items()}
         assert {name: found[rank].get(name) for name in expected} == expected
         assert "KEEPSTEP_SECRET" not in found[rank]
     assert found[0]["MASTER_PORT"] != str(job.port)
     formed = [node.wait_for("round-formed").data for node in nodes]
     assert [data["node"] for data in formed] == [0, 1]
-    assert formed[0]["hosts"] == formed[1]["hosts"] and all(host.startswith("127.0.0.1") for host in formed[0]["hosts"])
+    assert formed[0]["hosts"] == formed[1]["hosts"] and all(
+        host.startswith("127.0.0.1") for host in formed[0]["hosts"]
+    )
 
 
 def test_a_rank_that_fails_on_one_node_restarts_all(machines: Begin) -> None:
@@ -195,13 +249,25 @@ def test_a_rank_that_fails_on_one_node_restarts_all(machines: Begin) -> None:
         code, output = node.ended()
         assert code == 0, output
         assert [e.data["attempt"] for e in node.events("ranks-restarted")] == [1]
-    assert nodes[1].events("round-wanted")[0].why.startswith("told the other nodes about round 0: node 1 says: rank 1 exited with code 7")
-    assert nodes[0].events("ranks-restarted")[0].why.startswith("node 1 says: rank 1 exited with code 7")
+    assert (
+        nodes[1]
+        .events("round-wanted")[0]
+        .why.startswith(
+            "told the other nodes about round 0: node 1 says: rank 1 exited with code 7"
+        )
+    )
+    assert (
+        nodes[0]
+        .events("ranks-restarted")[0]
+        .why.startswith("node 1 says: rank 1 exited with code 7")
+    )
     assert [e.data["round"] for e in nodes[0].events("round-formed")] == [0, 1]
 
 
 def test_a_node_whose_ranks_ended_well_runs_them_again_when_another_fails(machines: Begin) -> None:
-    job = machines('[ "$RANK" = 0 ] && exit; until_there fail; [ "$KEEPSTEP_ATTEMPT" = 0 ] && exit 7; exit 0')
+    job = machines(
+        '[ "$RANK" = 0 ] && exit; until_there fail; [ "$KEEPSTEP_ATTEMPT" = 0 ] && exit 7; exit 0'
+    )
     nodes = job.start_two()
     nodes[0].wait_for("rank-exited")
     job.allow("fail")
@@ -209,7 +275,10 @@ def test_a_node_whose_ranks_ended_well_runs_them_again_when_another_fails(machin
         code, output = node.ended()
         assert code == 0, output
     assert [e.data["code"] for e in nodes[0].events("rank-exited")] == [0, 0]
-    assert not nodes[0].events("round-wanted") and nodes[0].events("job-ended")[0].why == nodes[1].events("job-ended")[0].why
+    assert (
+        not nodes[0].events("round-wanted")
+        and nodes[0].events("job-ended")[0].why == nodes[1].events("job-ended")[0].why
+    )
 
 
 def test_a_program_that_fails_everywhere_ends_everywhere(machines: Begin) -> None:
@@ -217,9 +286,13 @@ def test_a_program_that_fails_everywhere_ends_everywhere(machines: Begin) -> Non
     nodes = job.start_two()
     ended = [node.ended() for node in nodes]
     assert [code for code, _ in ended] == [70, 70], ended
-    assert all(len(node.events("ranks-restarted")) == 2 for node in nodes), "the third failure is one too many, wherever it is seen"
+    assert all(len(node.events("ranks-restarted")) == 2 for node in nodes), (
+        "the third failure is one too many, wherever it is seen"
+    )
     why = [node.events("job-ended")[0].why for node in nodes]
-    assert any("the program failed 3 times in a row without a new step" in sentence for sentence in why)
+    assert any(
+        "the program failed 3 times in a row without a new step" in sentence for sentence in why
+    )
 
 
 def test_the_same_failure_on_another_host_is_the_programs(machines: Begin) -> None:
@@ -232,7 +305,10 @@ def test_the_same_failure_on_another_host_is_the_programs(machines: Begin) -> No
     found = [event for node in nodes for event in node.events("recurrence")]
     assert {event.data["finding"] for event in found} == {"code"}
     told = [(f["host"], f["step"], f["error"]) for f in found[0].data["failures"]]
-    assert told == [("127.0.0.11", 20, "ValueError: no number is ?"), ("127.0.0.12", 20, "ValueError: no number is ?")]
+    assert told == [
+        ("127.0.0.11", 20, "ValueError: no number is ?"),
+        ("127.0.0.12", 20, "ValueError: no number is ?"),
+    ]
 
 
 def test_a_node_on_which_a_step_fails_again_is_swapped_for_a_spare(machines: Begin) -> None:
@@ -243,7 +319,12 @@ def test_a_node_on_which_a_step_fails_again_is_swapped_for_a_spare(machines: Beg
     spare.wait_for("round-waiting")
     job.allow("go")
     until(
-        lambda: 1 in (read_standing(MEMORY, nodes[1].arena_dir / "keepstep-t") or {"expendable": ()})["expendable"],
+        lambda: (
+            1
+            in (read_standing(MEMORY, nodes[1].arena_dir / "keepstep-t") or {"expendable": ()})[
+                "expendable"
+            ]
+        ),
         "that node 1 may be lost",
     )
     job.allow("go-on")
@@ -251,9 +332,14 @@ def test_a_node_on_which_a_step_fails_again_is_swapped_for_a_spare(machines: Beg
         code, output = node.ended()
         assert code == 0, output
     suspected = nodes[1].events("recurrence")
-    assert [event.data["finding"] for event in suspected] == ["suspect"] and len(suspected[0].data["failures"]) == 2
+    assert [event.data["finding"] for event in suspected] == ["suspect"] and len(
+        suspected[0].data["failures"]
+    ) == 2
     formed = spare.events("round-formed")[-1].data
-    assert formed["node"] == 1 and [host.partition(":")[0] for host in formed["hosts"]] == ["127.0.0.11", "127.0.0.13"]
+    assert formed["node"] == 1 and [host.partition(":")[0] for host in formed["hosts"]] == [
+        "127.0.0.11",
+        "127.0.0.13",
+    ]
     resumed, found = nodes[0].events("resumed")[-1], nodes[0].events("recurrence")[-1]
     assert (resumed.data["source"], resumed.data["step"] >= 18) == ("memory", True)
     assert found.data["finding"] == "hardware" and found.mono_ns > resumed.mono_ns
@@ -266,7 +352,11 @@ def test_a_signal_to_one_agent_ends_the_job_on_all_nodes(machines: Begin) -> Non
     nodes[1].agent.send_signal(signal.SIGTERM)
     ended = [node.ended() for node in nodes]
     assert [code for code, _ in ended] == [143, 143], ended
-    assert nodes[0].events("job-ended")[0].why.startswith("told to stop: node 1 says: preempted by SIGTERM (15)")
+    assert (
+        nodes[0]
+        .events("job-ended")[0]
+        .why.startswith("told to stop: node 1 says: preempted by SIGTERM (15)")
+    )
 
 
 def test_a_signal_while_waiting_for_the_others_is_answered(machines: Begin) -> None:
@@ -278,7 +368,10 @@ def test_a_signal_while_waiting_for_the_others_is_answered(machines: Begin) -> N
 
 @pytest.mark.parametrize("spare", ["waits already", "comes later"])
 def test_a_replacement_becomes_the_node_that_was_lost(machines: Begin, spare: str) -> None:
-    job = machines('touch "runs-$RANK"; [ "$KEEPSTEP_ATTEMPT" = 0 ] && sleep 1000; echo "$RANK" > "by-$MASTER_ADDR-$GROUP_RANK"')
+    job = machines(
+        'touch "runs-$RANK"; [ "$KEEPSTEP_ATTEMPT" = 0 ] && sleep 1000; echo "$RANK" > '
+        '"by-$MASTER_ADDR-$GROUP_RANK"'
+    )
     nodes = job.start_two()
     until(lambda: job.out("runs-0") is not None and job.out("runs-1") is not None, "both ranks")
     if spare == "waits already":
@@ -317,11 +410,20 @@ assert weights.sub(60).abs().max() < 1e-3
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_a_job_goes_on_with_fewer_nodes_from_the_store(machines: Begin, tmp_path: Path, count: int) -> None:
+def test_a_job_goes_on_with_fewer_nodes_from_the_store(
+    machines: Begin, tmp_path: Path, count: int
+) -> None:
     """With three, the last node becomes the one that was lost: its ranks are others now."""
     job = machines(f'exec "$PYTHON" "$PROGRAM" {count}', program=SHRINKING)
     job.nnodes = f"{count - 1}:{count}"
-    own = ("--store", str(tmp_path / "store"), "--persist-every-steps", "10", "--shrink-after-s", "4")
+    own = (
+        "--store",
+        str(tmp_path / "store"),
+        "--persist-every-steps",
+        "10",
+        "--shrink-after-s",
+        "4",
+    )
     nodes = [*job.start_two(*own), *(job.start(*own) for _ in range(count - 2))]
     ids = [node.wait_for("round-formed").data["node"] for node in nodes]
     host, lost = nodes[ids.index(0)], nodes[ids.index(1)]
@@ -347,8 +449,13 @@ def test_without_a_store_there_is_no_going_on_with_fewer(machines: Begin) -> Non
 
 
 def test_the_platform_is_asked_once_for_a_replacement(machines: Begin) -> None:
-    job = machines('touch "runs-$RANK"; [ "$KEEPSTEP_ATTEMPT" = 0 ] && sleep 1000; exit 0', nnodes=3)
-    asks = f'echo "$KEEPSTEP_LOST_JOB $KEEPSTEP_LOST_NODE $KEEPSTEP_LOST_HOST" >> {job.room}/asked; exit 3'
+    job = machines(
+        'touch "runs-$RANK"; [ "$KEEPSTEP_ATTEMPT" = 0 ] && sleep 1000; exit 0', nnodes=3
+    )
+    asks = (
+        f'echo "$KEEPSTEP_LOST_JOB $KEEPSTEP_LOST_NODE $KEEPSTEP_LOST_HOST" >> {job.room}/asked; '
+        "exit 3"
+    )
     nodes = [job.start("--replace-command", asks) for _ in range(3)]
     until(lambda: all(job.out(f"runs-{rank}") is not None for rank in range(3)), "all ranks")
     ids = [node.events("round-formed")[0].data["node"] for node in nodes]
@@ -378,7 +485,10 @@ def test_an_agent_that_died_while_it_waited_is_not_counted_on(machines: Begin) -
         assert code == 0, output
     assert sorted(node.events("round-formed")[-1].data["node"] for node in nodes) == [0, 1, 2]
     said = {e.why for node in nodes for e in node.events("round-wanted")}
-    assert said == {"told the other nodes about round 0: node 1 on 127.0.0.12 came and then did not answer for 3 s"}
+    assert said == {
+        "told the other nodes about round 0: node 1 on 127.0.0.12 came and then did not "
+        "answer for 3 s"
+    }
 
 
 def test_without_the_meeting_points_host_the_others_train_on(machines: Begin) -> None:

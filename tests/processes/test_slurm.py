@@ -1,5 +1,6 @@
-"""Slurm: the examples, as they are, on a cluster of this test's own: one munged, one slurmctld, three slurmd on this machine. Each of the
-"nodes" has memory of its own. Skipped where Slurm is not installed."""
+"""Slurm: the examples, as they are, on a cluster of this test's own: one munged, one slurmctld,
+three slurmd on this machine. Each of the "nodes" has memory of its own. Skipped where Slurm is not
+installed."""
 
 from __future__ import annotations
 
@@ -29,9 +30,16 @@ from keepstep.edge.shm.status_page import read_status
 from keepstep.model.events import Event
 
 SBIN = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
-MISSING = [name for name in ("munged", "slurmctld", "slurmd", "srun", "sbatch") if not shutil.which(name, path=SBIN)]
+MISSING = [
+    name
+    for name in ("munged", "slurmctld", "slurmd", "srun", "sbatch")
+    if not shutil.which(name, path=SBIN)
+]
 pytestmark = [
-    pytest.mark.skipif(bool(MISSING), reason=f"no {', '.join(MISSING)} on this machine: apt-get install slurm-wlm munge"),
+    pytest.mark.skipif(
+        bool(MISSING),
+        reason=f"no {', '.join(MISSING)} on this machine: apt-get install slurm-wlm munge",
+    ),
     pytest.mark.timeout(400),
 ]
 
@@ -89,18 +97,25 @@ def until(look: Callable[[], Any], story: Callable[[], str]) -> Any:
 
 
 class Slurm:
-    """The cluster. Its processes know its configuration file by its path; that is how they are found."""
+    """The cluster. Its processes know its configuration file by its path; that is how they are
+    found."""
 
     def __init__(self, room: Path, arenas: Path) -> None:
         self.room, self.arenas = room, arenas
-        self.environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{SBIN}", "SLURM_CONF": str(room / "slurm.conf")}
+        self.environ = {
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}:{SBIN}",
+            "SLURM_CONF": str(room / "slurm.conf"),
+        }
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
         ports = free_ports(1 + len(NODES))
         conf = CONF.format(room=self.room, user=getpass.getuser(), ports=ports)
         for node, port in zip(NODES, ports[1:], strict=True):
-            conf += f"NodeName={node} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs=2\n"
+            conf += (
+                f"NodeName={node} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs=2\n"
+            )
             (self.arenas / node).mkdir()
         conf += f"PartitionName=all Nodes={','.join(NODES)} Default=YES State=UP\n"
         (self.room / "slurm.conf").write_text(conf)
@@ -123,10 +138,14 @@ class Slurm:
     def _run(self, name: str, *words: str, program: str = "") -> None:
         command = [str(shutil.which(program or name, path=SBIN)), *words]
         with open(self.room / f"{name}.log", "ab") as log:
-            self._daemons[name] = subprocess.Popen(command, env=self.environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            self._daemons[name] = subprocess.Popen(
+                command, env=self.environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
 
     def ask(self, *words: str) -> str:
-        return subprocess.run(words, env=self.environ, cwd=ROOT, capture_output=True, text=True, timeout=60).stdout.strip()
+        return subprocess.run(
+            words, env=self.environ, cwd=ROOT, capture_output=True, text=True, timeout=60
+        ).stdout.strip()
 
     def states(self) -> dict[str, str]:
         lines = self.ask("sinfo", "--Node", "--noheader", "--format=%N %t").splitlines()
@@ -134,15 +153,25 @@ class Slurm:
 
     def submit(self, script: str) -> Batch:
         log, port = self.room / f"job-{secrets.token_hex(4)}.log", str(free_ports(1)[0])
-        environ = {**self.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "KEEPSTEP_LINK_DEAD_S": "4", "KEEPSTEP_GRACE_S": "120"}
+        environ = {
+            **self.environ,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            "KEEPSTEP_LINK_DEAD_S": "4",
+            "KEEPSTEP_GRACE_S": "120",
+        }
         command = ["sbatch", "--parsable", f"--output={log}", f"examples/slurm/{script}", *GPT]
-        said = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        said = subprocess.run(
+            command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=60
+        )
         assert said.returncode == 0, said.stderr
         return Batch(self, int(said.stdout), log)
 
     def pids(self, node: str | None = None) -> list[int]:
         """Processes that the cluster has started, on one node or anywhere."""
-        wanted = {"SLURM_CONF": str(self.room / "slurm.conf")} | ({"SLURMD_NODENAME": node} if node else {})
+        wanted = {"SLURM_CONF": str(self.room / "slurm.conf")} | (
+            {"SLURMD_NODENAME": node} if node else {}
+        )
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
@@ -166,14 +195,22 @@ class Slurm:
     def _kill_tasks(self, node: str | None = None) -> None:
         """And the daemons that stand over them, which overwrite their environment."""
         while tasks := self.pids(node):
-            stewards = {parent.pid for pid in tasks for parent in _parents(pid) if parent.name() == "slurmstepd"}
+            stewards = {
+                parent.pid
+                for pid in tasks
+                for parent in _parents(pid)
+                if parent.name() == "slurmstepd"
+            }
             for pid in [*stewards, *tasks]:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.05)
 
     def story(self) -> str:
-        return "\n".join(f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in sorted(self.room.glob("*.log")))
+        return "\n".join(
+            f"{path.name}: {path.read_text(errors='replace')[-1500:]}"
+            for path in sorted(self.room.glob("*.log"))
+        )
 
 
 def _parents(pid: int) -> list[psutil.Process]:
@@ -190,8 +227,13 @@ class Batch:
         self.job = f"gpt-{number}"
 
     def events(self, kind: str) -> list[Event]:
-        journals = [self._slurm.room / f"state-{node}" / self.job / "journal.jsonl" for node in NODES]
-        return sorted((e for path in journals for e in read_journal(path) if e.kind == kind), key=lambda e: e.mono_ns)
+        journals = [
+            self._slurm.room / f"state-{node}" / self.job / "journal.jsonl" for node in NODES
+        ]
+        return sorted(
+            (e for path in journals for e in read_journal(path) if e.kind == kind),
+            key=lambda e: e.mono_ns,
+        )
 
     def rank(self, rank: int) -> tuple[str, int, int]:
         """(node, process, committed step) of a rank, while it trains."""
@@ -201,7 +243,11 @@ class Batch:
             for node in NODES:
                 job_dir = self._slurm.arenas / node / f"keepstep-{self.job}"
                 status = read_status(MEMORY, job_dir, rank)
-                if status is not None and psutil.pid_exists(status.pid) and (job_dir / "horizon").exists():
+                if (
+                    status is not None
+                    and psutil.pid_exists(status.pid)
+                    and (job_dir / "horizon").exists()
+                ):
                     page = HorizonPage(MEMORY, job_dir)
                     committed = page.read(status.epoch).committed
                     page.close()
@@ -216,7 +262,9 @@ class Batch:
         until(lambda: min(self.rank(0)[2], self.rank(1)[2]) >= step, self.story)
 
     def is_over(self) -> bool:
-        return str(self._number) not in self._slurm.ask("squeue", "--noheader", "--format=%A").split()
+        return (
+            str(self._number) not in self._slurm.ask("squeue", "--noheader", "--format=%A").split()
+        )
 
     def sha256(self) -> str:
         """Of the final state, once the job has ended well."""
@@ -232,9 +280,14 @@ class Batch:
         return self.events("resumed")[-1]
 
     def story(self) -> str:
-        journals = [f"{e.who} {e.kind}: {e.why}" for node in NODES for e in self._journal(node)[-25:]]
+        journals = [
+            f"{e.who} {e.kind}: {e.why}" for node in NODES for e in self._journal(node)[-25:]
+        ]
         log = self._log.read_text()[-4000:] if self._log.exists() else "no output"
-        keepers = [path.read_text()[-2000:] for path in self._slurm.room.glob(f"state-*/{self.job}/keeper.log")]
+        keepers = [
+            path.read_text()[-2000:]
+            for path in self._slurm.room.glob(f"state-*/{self.job}/keeper.log")
+        ]
         return "\n".join([*journals, *keepers, log, self._slurm.story()])
 
     def _journal(self, node: str) -> list[Event]:
@@ -244,7 +297,10 @@ class Batch:
 @pytest.fixture(scope="module")
 def slurm() -> Iterator[Slurm]:
     # Not below pytest's own directory: slurmstepd's sockets need a short path.
-    with tempfile.TemporaryDirectory(prefix="ks-slurm-") as room, tempfile.TemporaryDirectory(prefix="ks-slurm-", dir="/dev/shm") as arenas:
+    with (
+        tempfile.TemporaryDirectory(prefix="ks-slurm-") as room,
+        tempfile.TemporaryDirectory(prefix="ks-slurm-", dir="/dev/shm") as arenas,
+    ):
         cluster = Slurm(Path(room), Path(arenas))
         try:
             cluster.start()
@@ -257,21 +313,28 @@ def slurm() -> Iterator[Slurm]:
 def undisturbed(slurm: Slurm) -> str:
     batch = slurm.submit("srun.sbatch")
     sha256 = batch.sha256()
-    assert [e.data["policy"] for e in batch.events("policy")] == ["copies:2"] and batch.events("fetched") == []
+    assert [e.data["policy"] for e in batch.events("policy")] == ["copies:2"] and batch.events(
+        "fetched"
+    ) == []
     return sha256
 
 
-def test_srun_starts_the_ranks_again_and_a_spare_node_takes_the_place_of_a_lost_one(slurm: Slurm, undisturbed: str) -> None:
+def test_srun_starts_the_ranks_again_and_a_spare_node_takes_the_place_of_a_lost_one(
+    slurm: Slurm, undisturbed: str
+) -> None:
     batch = slurm.submit("srun.sbatch")
     batch.train_until(10)
     os.kill(batch.rank(1)[1], signal.SIGKILL)
     first = until(lambda: batch.events("resumed")[1:], batch.story)[0]
-    assert first.data["source"] == "memory" and first.data["step"] >= 10, first.why  # committed; how far captures lag is the machine's
+    # committed; how far captures lag is the machine's
+    assert first.data["source"] == "memory" and first.data["step"] >= 10, first.why
     assert batch.events("fetched") == []
 
     batch.train_until(first.data["step"] + 10)
-    lost = next(node for node in (batch.rank(0)[0], batch.rank(1)[0]) if node != NODES[0])  # the first one runs the script
-    committed = min(batch.rank(0)[2], batch.rank(1)[2])  # how far copies lag behind steps of a few milliseconds depends on the machine
+    # the first one runs the script
+    lost = next(node for node in (batch.rank(0)[0], batch.rank(1)[0]) if node != NODES[0])
+    # how far copies lag behind steps of a few milliseconds depends on the machine
+    committed = min(batch.rank(0)[2], batch.rank(1)[2])
     slurm.lose(lost)
     second = until(lambda: batch.events("resumed")[2:], batch.story)[0]
     assert second.data["source"] == "memory" and second.data["step"] >= committed, second.why

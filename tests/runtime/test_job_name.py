@@ -14,12 +14,20 @@ ARGV = ["train.py", "--size", "small"]
 
 
 def test_the_same_command_in_the_same_place_is_the_same_job() -> None:
-    assert default_job(ARGV, {}) == default_job(list(ARGV), {"PATH": "/bin", "RANK": "3", "LOCAL_RANK": "1"})
+    assert default_job(ARGV, {}) == default_job(
+        list(ARGV), {"PATH": "/bin", "RANK": "3", "LOCAL_RANK": "1"}
+    )
     assert default_job(ARGV, {}) == default_job([os.path.abspath("train.py"), *ARGV[1:]], {})
 
 
 @pytest.mark.parametrize(
-    "argv", [["train.py", "--size", "large"], ["train.py", "--size"], ["other/train.py", *ARGV[1:]], ["train.py", "--size small"]]
+    "argv",
+    [
+        ["train.py", "--size", "large"],
+        ["train.py", "--size"],
+        ["other/train.py", *ARGV[1:]],
+        ["train.py", "--size small"],
+    ],
 )
 def test_other_commands_are_other_jobs(argv: list[str]) -> None:
     assert default_job(argv, {}) != default_job(ARGV, {})
@@ -37,7 +45,9 @@ def test_slurm_tells_a_requeue_from_a_second_submission() -> None:
     assert default_job(ARGV, {"SLURM_JOB_ID": "8"}) != first != default_job(ARGV, {})
 
 
-@pytest.mark.parametrize("script", ["train.py", "", "-c", "/a/" + "x" * 200 + ".py", "we ird/na me!.py", ".py", "..."])
+@pytest.mark.parametrize(
+    "script", ["train.py", "", "-c", "/a/" + "x" * 200 + ".py", "we ird/na me!.py", ".py", "..."]
+)
 def test_every_name_is_one_a_configuration_takes(script: str) -> None:
     name = default_job([script], {})
     assert resolve({"job": name}, {"HOME": "/h"}, "unused").job == name

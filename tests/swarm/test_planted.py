@@ -1,6 +1,8 @@
-"""Bugs planted on purpose: the swarm finds each of them within a minute, or it would not find ours either.
+"""Bugs planted on purpose: the swarm finds each of them within a minute, or it would not find ours
+either.
 
-They are planted by patching, here and nowhere else, in what the keepers and ranks of the simulation run.
+They are planted by patching, here and nowhere else, in what the keepers and ranks of the simulation
+run.
 """
 
 from __future__ import annotations
@@ -23,12 +25,23 @@ from keepstep.sim.protocol.swarm import run
 WITHIN_S = 60.0
 
 
-def overwrites(step: int, slots: Sequence[SlotView], horizon: Stamp | None, is_hopeless: Callable[[Stamp], bool]) -> Take | Skip:
+def overwrites(
+    step: int,
+    slots: Sequence[SlotView],
+    horizon: Stamp | None,
+    is_hopeless: Callable[[Stamp], bool],
+) -> Take | Skip:
     """The oldest slot, whether or not anybody has a newer one."""
     found = choose(step, slots, horizon, is_hopeless)
-    whole = [(v.stamp, i) for i, v in enumerate(slots) if v.state is SlotState.SEALED and not v.pinned]
+    whole = [
+        (v.stamp, i) for i, v in enumerate(slots) if v.state is SlotState.SEALED and not v.pinned
+    ]
     writing = any(v.state is SlotState.WRITING for v in slots)
-    return Take(min(whole)[1], "planted") if isinstance(found, Skip) and whole and not writing else found
+    return (
+        Take(min(whole)[1], "planted")
+        if isinstance(found, Skip) and whole and not writing
+        else found
+    )
 
 
 def plant_overwriting_owner(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +49,9 @@ def plant_overwriting_owner(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plant_overwriting_holder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holder, "choose", lambda step, slots, horizon, is_hopeless: Take(0, "planted"))
+    monkeypatch.setattr(
+        holder, "choose", lambda step, slots, horizon, is_hopeless: Take(0, "planted")
+    )
 
 
 def plant_early_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,12 +76,23 @@ def plant_stale_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Vote, "has_loaded", in_the_old_one)
 
 
-PLANTED = [plant_overwriting_owner, plant_overwriting_holder, plant_early_acknowledgement, plant_stale_epoch]
+PLANTED = [
+    plant_overwriting_owner,
+    plant_overwriting_holder,
+    plant_early_acknowledgement,
+    plant_stale_epoch,
+]
 
 
 @pytest.mark.parametrize("plant", PLANTED)
-def test_the_swarm_finds_what_was_planted(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_swarm_finds_what_was_planted(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     plant(monkeypatch)
     until_s = time.monotonic() + WITHIN_S
-    found = next(o for seed in itertools.count() if (o := run(seed)).wrong is not None or time.monotonic() > until_s)
+    found = next(
+        o
+        for seed in itertools.count()
+        if (o := run(seed)).wrong is not None or time.monotonic() > until_s
+    )
     assert found.wrong is not None

@@ -1,4 +1,5 @@
-"""The swarm: fresh seeds for a while, every seed that once failed, and the same run twice is the same run."""
+"""The swarm: fresh seeds for a while, every seed that once failed, and the same run twice is the
+same run."""
 
 from __future__ import annotations
 
@@ -17,7 +18,11 @@ from keepstep.sim.protocol.swarm import many, run, story
 
 WITHIN_S = 20.0
 LOOP_S = 10.0
-SEEDS = [line.split() for line in (Path(__file__).parent / "seeds.txt").read_text().splitlines() if not line.startswith("#")]
+SEEDS = [
+    line.split()
+    for line in (Path(__file__).parent / "seeds.txt").read_text().splitlines()
+    if not line.startswith("#")
+]
 
 
 def test_fresh_seeds() -> None:
@@ -34,15 +39,25 @@ def test_what_once_failed(seed: int) -> None:
 
 def test_a_seed_is_a_run_whatever_the_order_of_sets() -> None:
     command = [sys.executable, "-m", "keepstep.sim.protocol.swarm", "--digests", "0:12"]
-    digests = [subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": h}, check=True, capture_output=True).stdout for h in "12"]
+    digests = [
+        subprocess.run(
+            command, env={**os.environ, "PYTHONHASHSEED": h}, check=True, capture_output=True
+        ).stdout
+        for h in "12"
+    ]
     assert digests[0] == digests[1] and len(digests[0].splitlines()) == 12
 
 
 @pytest.mark.parametrize("deadly", [True, False], ids=["the keeper dies", "the port fails"])
 def test_every_port_call_may_be_the_one_that_fails(deadly: bool) -> None:
-    """The n-th call of a port, for n = 1, 2, .. until a run sees no fault; here as many as there is time for, spread over all of them."""
-    plan = Plan(nodes=2, ranks_per_node=1, steps=4, store=True, persist_every_steps=2, limit_ns=200 * S_NS)
+    """The n-th call of a port, for n = 1, 2, .. until a run sees no fault; here as many as there is
+    time for, spread over all of them."""
+    plan = Plan(
+        nodes=2, ranks_per_node=1, steps=4, store=True, persist_every_steps=2, limit_ns=200 * S_NS
+    )
     calls = run(1, plan).port_calls
     numbers = range(1, calls + 1, 7)
-    runs, failed, _ = many(numbers, LOOP_S, tell=False, how=lambda number: run(1, plan, number, deadly))
+    runs, failed, _ = many(
+        numbers, LOOP_S, tell=False, how=lambda number: run(1, plan, number, deadly)
+    )
     assert runs and not failed, story(failed[0])

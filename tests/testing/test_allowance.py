@@ -1,4 +1,5 @@
-"""Allowance: no rank does a step that was not allowed, whenever it asks and however late it is told."""
+"""Allowance: no rank does a step that was not allowed, whenever it asks and however late it is
+told."""
 
 from __future__ import annotations
 

@@ -37,11 +37,35 @@ def faults(draw_: st.DrawFn) -> Fault:
         nodes = tuple(sorted(draw_(st.sets(st.integers(0, 7), min_size=1))))
         after_ms = draw_(st.none() | st.integers(0, 500).map(float))
         for_ms = float(draw_(st.integers(0, 5000))) if kind == "link-down" else None
-        return Fault(kind, 0, step, draw_(st.sampled_from((*PHASES, PROTECT))), where, after_ms, nodes, for_ms)
+        return Fault(
+            kind,
+            0,
+            step,
+            draw_(st.sampled_from((*PHASES, PROTECT))),
+            where,
+            after_ms,
+            nodes,
+            for_ms,
+        )
     if kind == ETCD_RESTART:
-        return Fault(kind, rank, step, "forward", where, draw_(st.none() | st.just(7.0)), for_ms=float(draw_(st.integers(0, 5000))))
+        return Fault(
+            kind,
+            rank,
+            step,
+            "forward",
+            where,
+            draw_(st.none() | st.just(7.0)),
+            for_ms=float(draw_(st.integers(0, 5000))),
+        )
     if kind in ("kill", "stop", "keeper-kill") and draw_(st.booleans()):
-        return Fault(kind, rank, step, draw_(st.sampled_from(("forward", "restore"))), where, float(draw_(st.integers(0, 500))))
+        return Fault(
+            kind,
+            rank,
+            step,
+            draw_(st.sampled_from(("forward", "restore"))),
+            where,
+            float(draw_(st.integers(0, 500))),
+        )
     return Fault(kind, rank, step, draw_(st.sampled_from(PHASES)), where)
 
 
@@ -86,7 +110,11 @@ def test_a_wrong_spec_names_expected_and_found(text: str, expected: str, found: 
     with pytest.raises(ConfigError) as error:
         parse(text)
     said = str(error.value)
-    assert text in said and expected in said.partition("expected")[2] and found in said.partition("found")[2], said
+    assert (
+        text in said
+        and expected in said.partition("expected")[2]
+        and found in said.partition("found")[2]
+    ), said
 
 
 def test_a_fault_outside_the_job_is_refused() -> None:
@@ -110,12 +138,21 @@ def test_a_restore_is_caused_by_a_kill_of_the_same_step() -> None:
     for cause in ("kill:step=20", "flip:step=20", "full:step=20,where=arena"):
         assert with_triggers([parse(cause), restore]) == [parse(cause), restore]
     for no_cause in ("keeper-kill:step=20", "full:step=20", "kill:step=10"):
-        assert with_triggers([parse(no_cause), restore]) == [parse(no_cause), Fault("kill", 1, 20), restore]
+        assert with_triggers([parse(no_cause), restore]) == [
+            parse(no_cause),
+            Fault("kill", 1, 20),
+            restore,
+        ]
     again = parse("stop:step=20,phase=restore")
     assert with_triggers([restore, again]) == [Fault("kill", 1, 20), restore, again]
 
 
-@given(st.integers(), st.integers(1, 60), st.integers(1, 4), st.lists(st.sampled_from((*DRAWN, "kill-node")), min_size=1))
+@given(
+    st.integers(),
+    st.integers(1, 60),
+    st.integers(1, 4),
+    st.lists(st.sampled_from((*DRAWN, "kill-node")), min_size=1),
+)
 def test_drawn_faults_can_happen(seed: int, count: int, nproc: int, kinds: list[str]) -> None:
     nodes = 4 if "kill-node" in kinds else 1
     drawn = draw(seed, count, nproc, kinds, nodes=nodes)
@@ -140,7 +177,9 @@ def test_a_campaign_of_nodes_loses_one_or_two_at_every_phase() -> None:
     drawn = draw(1, 600, 1, kinds_of("", nodes=4), nodes=4)
     lost = [f for f in drawn if f.kind == "kill-node"]
     assert {f.phase for f in lost} == {*PHASES, PROTECT}
-    assert {node for f in lost for node in f.nodes} == set(range(4)) and {len(f.nodes) for f in lost} == {1, 2}
+    assert {node for f in lost for node in f.nodes} == set(range(4)) and {
+        len(f.nodes) for f in lost
+    } == {1, 2}
     assert {f.rank for f in drawn if not f.nodes} == set(range(4))
 
 

@@ -1,4 +1,5 @@
-"""Flips: a thousand single bits of a slot, each of them found; and the same bit turned twice is as before."""
+"""Flips: a thousand single bits of a slot, each of them found; and the same bit turned twice is as
+before."""
 
 from __future__ import annotations
 
@@ -54,7 +55,10 @@ def test_a_thousand_flips_are_a_thousand_found(tmp_path: Path) -> None:
         flip.turn()
         met[flip.region] += 1
     assert is_proven(path) and path.read_bytes() == before
-    assert set(met) == {"header", "payload", "checksum table", "manifest"} and min(met.values()) > FLIPS // 8, met
+    assert (
+        set(met) == {"header", "payload", "checksum table", "manifest"}
+        and min(met.values()) > FLIPS // 8
+    ), met
 
 
 def test_only_bits_in_use_are_turned(tmp_path: Path) -> None:
@@ -74,7 +78,11 @@ def test_sealed_slots_newest_first(tmp_path: Path) -> None:
         seal(path, step, b"some bytes")
     Slot.create(MEMORY, paths[3], 100, 100).close()
     (tmp_path / "slot-4").write_bytes(b"no slot at all")
-    assert sealed_slots([*paths, tmp_path / "slot-4", tmp_path / "slot-5"]) == [paths[1], paths[2], paths[0]]
+    assert sealed_slots([*paths, tmp_path / "slot-4", tmp_path / "slot-5"]) == [
+        paths[1],
+        paths[2],
+        paths[0],
+    ]
 
 
 def test_a_flip_in_a_file_changes_one_bit(tmp_path: Path) -> None:

@@ -17,8 +17,16 @@ from keepstep.testing.injector import Begun, Injector, Plan, attempted, fill, no
 
 
 def plan(tmp_path: Path, *faults: Fault) -> Plan:
-    """A plan whose faults all fail to be done: nobody is killed, and what was tried is in the file."""
-    return Plan(faults, 0, tmp_path / "attempts.jsonl", tmp_path / "no-job", (tmp_path / "journal.jsonl",), None)
+    """A plan whose faults all fail to be done: nobody is killed, and what was tried is in the
+    file."""
+    return Plan(
+        faults,
+        0,
+        tmp_path / "attempts.jsonl",
+        tmp_path / "no-job",
+        (tmp_path / "journal.jsonl",),
+        None,
+    )
 
 
 def told(tmp_path: Path) -> list[tuple[int, str]]:
@@ -30,7 +38,12 @@ def told(tmp_path: Path) -> list[tuple[int, str]]:
 def test_a_fault_waits_for_its_rank_phase_and_step(tmp_path: Path) -> None:
     asked = plan(tmp_path, Fault("keeper-kill", 1, 20, "update"))
     other, mine = Injector(asked, 0), Injector(asked, 1)
-    for injector, phase, step in ((other, Phase.UPDATE, 20), (mine, Phase.UPDATE, 19), (mine, Phase.FORWARD, 20), (mine, Phase.SEAL, 21)):
+    for injector, phase, step in (
+        (other, Phase.UPDATE, 20),
+        (mine, Phase.UPDATE, 19),
+        (mine, Phase.FORWARD, 20),
+        (mine, Phase.SEAL, 21),
+    ):
         injector(phase, step)
     assert told(tmp_path) == []
     mine(Phase.UPDATE, 22)  # step 20 had no such phase for it: the first later one
@@ -67,7 +80,13 @@ def test_torn_waits_for_the_seal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ends: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda pid, number: ends.append((pid, number)))
     injector = Injector(plan(tmp_path, Fault("torn", 0, 5, "backward")), 0)
-    for phase, step in ((Phase.SEAL, 4), (Phase.FORWARD, 5), (Phase.BACKWARD, 5), (Phase.UPDATE, 5), (Phase.CAPTURE, 5)):
+    for phase, step in (
+        (Phase.SEAL, 4),
+        (Phase.FORWARD, 5),
+        (Phase.BACKWARD, 5),
+        (Phase.UPDATE, 5),
+        (Phase.CAPTURE, 5),
+    ):
         injector(phase, step)
     assert ends == []
     injector(Phase.SEAL, 5)
@@ -80,7 +99,9 @@ def test_a_fault_from_outside_is_not_done_inside(tmp_path: Path) -> None:
     assert told(tmp_path) == []
 
 
-def test_the_first_rank_of_a_node_asks_for_its_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_rank_of_a_node_asks_for_its_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(injector_module, "LOSS_PATIENCE_S", 0.0)
     asked = replace(plan(tmp_path, parse("kill-node:node=1+2,step=5,phase=seal")), node=1)
     for node, local_rank in ((0, 0), (1, 1), (2, 0)):
@@ -103,11 +124,25 @@ def test_what_is_seen_only_from_outside_is_not_asked_for(tmp_path: Path) -> None
 
 def test_a_plan_is_read_where_the_rank_lives(tmp_path: Path) -> None:
     fault = parse("kill-node:node=1+2,step=5")
-    raw = {"faults": to_plan([fault]), "seed": 1, "job": "drill-1", "attempts": "/a", "store": None, "journals": ["/j1", "/j2"]}
+    raw = {
+        "faults": to_plan([fault]),
+        "seed": 1,
+        "job": "drill-1",
+        "attempts": "/a",
+        "store": None,
+        "journals": ["/j1", "/j2"],
+    }
     (tmp_path / "plan.json").write_text(json.dumps(raw))
     environ = {"KEEPSTEP_ARENA_DIR": "/dev/shm/lab/node-2"}
     found = Plan.read(tmp_path / "plan.json", environ)
-    assert found == Plan((fault,), 1, Path("/a"), Path("/dev/shm/lab/node-2/keepstep-drill-1"), (Path("/j1"), Path("/j2")), None)
+    assert found == Plan(
+        (fault,),
+        1,
+        Path("/a"),
+        Path("/dev/shm/lab/node-2/keepstep-drill-1"),
+        (Path("/j1"), Path("/j2")),
+        None,
+    )
     assert Plan.read(tmp_path / "plan.json", {**environ, "GROUP_RANK": "2"}).node == 2
 
 

@@ -1,4 +1,5 @@
-"""Soak: what counts as recovered, when the next fault comes, and what is said when one is not recovered from."""
+"""Soak: what counts as recovered, when the next fault comes, and what is said when one is not
+recovered from."""
 
 from __future__ import annotations
 
@@ -34,16 +35,32 @@ class Job:
     def __init__(self, room: Path, seconds: float, *turns: Turn) -> None:
         place = Place(room / "keepstep-job", room / "journal")
         place.job_dir.mkdir()
-        self.attempts, self.until, self.later, self.facts = room / "attempts", room / "until.json", room / "later", Facts("job")
+        self.attempts, self.until, self.later, self.facts = (
+            room / "attempts",
+            room / "until.json",
+            room / "later",
+            Facts("job"),
+        )
         self.journal = Journal(place.journal, "keeper")
-        self.pages = [page for rank in range(2) if (page := StatusPage.own(MEMORY, place.job_dir, rank)) is not None]
+        self.pages = [
+            page
+            for rank in range(2)
+            if (page := StatusPage.own(MEMORY, place.job_dir, rank)) is not None
+        ]
         self.witness = Witness((), 2, self.facts, [place], self.attempts)
         self.soak = Soak(seconds, Shape(1, 2, 50.0, 3000.0), iter(turns), protects=False)
         self.soak.begin(self.witness, self.facts, self.later, self.until)
 
-    def trains(self, step: int, epoch: int, *ranks: int, phase: Phase = Phase.FORWARD, pid: int = 0) -> None:
+    def trains(
+        self, step: int, epoch: int, *ranks: int, phase: Phase = Phase.FORWARD, pid: int = 0
+    ) -> None:
         for rank in ranks or (0, 1):
-            fields: dict[str, Any] = {"phase": phase, "epoch": epoch, "completed_step": step, "step": step + 1}
+            fields: dict[str, Any] = {
+                "phase": phase,
+                "epoch": epoch,
+                "completed_step": step,
+                "step": step + 1,
+            }
             self.pages[rank].publish(rank=rank, world_size=2, pid=pid or os.getpid(), **fields)
         self.look()
 
@@ -54,7 +71,10 @@ class Job:
 
     @property
     def told(self) -> list[str]:
-        return [f"{line['kind']} of {line['rank']} at {line['step']}" for line in Lines(self.later).new()]
+        return [
+            f"{line['kind']} of {line['rank']} at {line['step']}"
+            for line in Lines(self.later).new()
+        ]
 
     @property
     def allowed(self) -> tuple[int, bool]:
@@ -113,7 +133,9 @@ def test_the_next_fault_comes_when_all_ranks_have_done_a_new_step(jobs: Any) -> 
 
 
 def test_two_at_once_are_one_turn(jobs: Any) -> None:
-    job: Job = jobs(1000.0, Turn(0.0, (Fault("kill", 0, 0), Fault("kill", 1, 0, "restore"))), kill(0))
+    job: Job = jobs(
+        1000.0, Turn(0.0, (Fault("kill", 0, 0), Fault("kill", 1, 0, "restore"))), kill(0)
+    )
     job.trains(2, 1)
     assert job.told == ["kill of 0 at 3", "kill of 1 at 3"]
     for number in (0, 1):
@@ -150,10 +172,18 @@ def test_when_the_time_is_up_no_step_more_is_allowed(jobs: Any) -> None:
     job: Job = jobs(0.0, kill(0))
     job.trains(2, 1)
     steps, final = job.allowed
-    assert final and job.soak.stop_step == steps > 3 and job.soak.is_over and not job.soak.failure and job.told == []
+    assert (
+        final
+        and job.soak.stop_step == steps > 3
+        and job.soak.is_over
+        and not job.soak.failure
+        and job.told == []
+    )
 
 
-def test_what_is_not_recovered_from_is_told_as_a_story(jobs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_recovered_from_is_told_as_a_story(
+    jobs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job: Job = jobs(1000.0, kill(1))
     job.trains(2, 1)
     note(job.attempts, 0, "about to", pid=ENDED, phase="forward", step=3)
@@ -164,32 +194,58 @@ def test_what_is_not_recovered_from_is_told_as_a_story(jobs: Any, monkeypatch: p
     assert not job.soak.is_over, "a limit counts from where it began"
     job.soak.fail("expected the job to train on, found it ended with exit code 1")
     first, second, third = job.soak.failure.splitlines()
-    assert first.endswith("exit code 1") and second.endswith("before: keeper: rank-left: rank 1 is gone without goodbye")
+    assert first.endswith("exit code 1") and second.endswith(
+        "before: keeper: rank-left: rank 1 is gone without goodbye"
+    )
     assert third == "node 0: nothing is committed between nodes"
     assert job.soak.is_over and job.soak.stop_step is None
 
 
-def test_a_job_that_does_not_begin_fails_the_soak(jobs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_does_not_begin_fails_the_soak(
+    jobs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(soak_module, "RECOVERED_WITHIN_S", -1.0)
     job: Job = jobs(1000.0, kill(1))
     job.look()
-    assert "expected the job to begin within" in job.soak.failure and "0 of 2 ranks live" in job.soak.failure
+    assert (
+        "expected the job to begin within" in job.soak.failure
+        and "0 of 2 ranks live" in job.soak.failure
+    )
 
 
 def test_a_tally() -> None:
-    faults = [Fault("kill", 0, 1), Fault("stop", 0, 5), Fault("kill", 0, 5, "restore"), Fault("kill", 1, 9)]
+    faults = [
+        Fault("kill", 0, 1),
+        Fault("stop", 0, 5),
+        Fault("kill", 0, 5, "restore"),
+        Fault("kill", 1, 9),
+    ]
     s = 10**9
-    passed = [Passed((0,), 0, 2 * s, 3 * s), Passed((1, 2), 10 * s, 15 * s, 15 * s), Passed((3,), 20 * s, 24 * s, 26 * s)]
+    passed = [
+        Passed((0,), 0, 2 * s, 3 * s),
+        Passed((1, 2), 10 * s, 15 * s, 15 * s),
+        Passed((3,), 20 * s, 24 * s, 26 * s),
+    ]
     report = {
         "faults": [{"kind": f.kind, "injected": True} for f in faults],
-        "recoveries": [{"lost_steps": lost, "covered": covered} for lost, covered in ((0, True), (1, True), (0, True), (7, False))],
+        "recoveries": [
+            {"lost_steps": lost, "covered": covered}
+            for lost, covered in ((0, True), (1, True), (0, True), (7, False))
+        ],
         "sources": ["memory", "memory", "memory", "store"],
     }
     found = tally(faults, passed, 30 * s, report)
     assert (found["injected"], found["recovered"], found["faults_per_minute"]) == (4, 4, 8.0)
     assert found["injected_by_kind"] == {"kill": 3, "stop": 1}
-    assert found["turns"]["kill"] == {"turns": 2, "trained_s": {"median": 3.0, "p99": 4.0}, "protected_s": {"median": 4.5, "p99": 6.0}}
+    assert found["turns"]["kill"] == {
+        "turns": 2,
+        "trained_s": {"median": 3.0, "p99": 4.0},
+        "protected_s": {"median": 4.5, "p99": 6.0},
+    }
     assert found["turns"]["a second during recovery"]["trained_s"] == {"median": 5.0, "p99": 5.0}
     assert found["lost_steps"] == {"0": 2, "1": 1} and found["lost_steps_beyond_policy"] == {"7": 1}
     assert found["sources"] == {"memory": 3, "store": 1}
-    assert tally([], [], 0, {"faults": [], "recoveries": [], "sources": []})["faults_per_minute"] is None
+    assert (
+        tally([], [], 0, {"faults": [], "recoveries": [], "sources": []})["faults_per_minute"]
+        is None
+    )

@@ -1,4 +1,5 @@
-"""Turns: the same seed gives the same ones, only of what can be done here, and sometimes two at once."""
+"""Turns: the same seed gives the same ones, only of what can be done here, and sometimes two at
+once."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def test_every_kind_comes_and_a_tenth_of_the_deadly_ones_have_a_second() -> None
     deadly = [turn for turn in turns if turn.faults[0].ends_a_rank]
     assert 0.08 < sum(len(turn.faults) == 2 for turn in deadly) / len(deadly) < 0.12
     flaps = [turn.faults[0].for_ms for turn in turns if turn.faults[0].kind == "link-down"]
-    assert min(f for f in flaps if f) < 1500 and max(f for f in flaps if f) > 3500, "some links come back in time, some do not"
+    assert min(f for f in flaps if f) < 1500 and max(f for f in flaps if f) > 3500, (
+        "some links come back in time, some do not"
+    )
 
 
 def test_another_seed_gives_another_sequence() -> None:
@@ -49,7 +52,10 @@ def test_what_can_be_done_here() -> None:
     everywhere = {"kill", "stop", "torn", "keeper-kill", "agent-kill", "flip"}
     assert set(possible("", 1, namespaces=False, small_store=False, etcd=False)) == everywhere
     assert set(possible("", 2, namespaces=True, small_store=True, etcd=True)) == set(WEIGHTS)
-    assert possible("torn,kill", 1, namespaces=False, small_store=False, etcd=False) == ("torn", "kill")
+    assert possible("torn,kill", 1, namespaces=False, small_store=False, etcd=False) == (
+        "torn",
+        "kill",
+    )
     for text in ("kill-node", "full", ETCD_RESTART, "kill,murder", ","):
         with pytest.raises(ConfigError, match="expected some of kill"):
             possible(text, 1, namespaces=False, small_store=False, etcd=False)

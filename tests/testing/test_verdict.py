@@ -1,4 +1,5 @@
-"""Verdict: what counts as seen, what counts as proved. Each fault's evidence is taken away piece by piece."""
+"""Verdict: what counts as seen, what counts as proved. Each fault's evidence is taken away piece by
+piece."""
 
 from __future__ import annotations
 
@@ -49,10 +50,24 @@ def verdict(fault: Fault, found: Facts) -> dict[str, Any]:
 
 def test_a_proved_drill() -> None:
     report = verdict(parse("kill:step=20,phase=seal"), facts())
-    assert report["proved"] and report["recovered"] and report["bit_equal"] and report["within_one_step"]
-    assert (report["lost_steps"], report["restarts"], report["recovery_s"], report["sources"]) == ([1], 1, [3.0], ["memory"])
+    assert (
+        report["proved"]
+        and report["recovered"]
+        and report["bit_equal"]
+        and report["within_one_step"]
+    )
+    assert (report["lost_steps"], report["restarts"], report["recovery_s"], report["sources"]) == (
+        [1],
+        1,
+        [3.0],
+        ["memory"],
+    )
     (fault,) = report["faults"]
-    assert fault["injected"] and fault["seen"] and "process 7 is gone; agent: rank 0 was killed" in fault["evidence"]
+    assert (
+        fault["injected"]
+        and fault["seen"]
+        and "process 7 is gone; agent: rank 0 was killed" in fault["evidence"]
+    )
     assert exit_code(report) == 0
 
 
@@ -81,7 +96,11 @@ def test_a_fault_that_was_not_done_has_its_own_exit_code() -> None:
     never = verdict(parse("kill:step=20"), facts(notes=[]))
     assert not never["proved"] and never["faults"][0]["evidence"] == "its moment never came"
     refused = verdict(parse("full:step=20"), Facts("drill", cannot={0: "mount: not permitted"}))
-    assert refused["faults"][0] | {"injected": False, "seen": False, "evidence": "mount: not permitted"} == refused["faults"][0]
+    assert (
+        refused["faults"][0]
+        | {"injected": False, "seen": False, "evidence": "mount: not permitted"}
+        == refused["faults"][0]
+    )
     assert exit_code(never) == exit_code(refused) == 3
 
 
@@ -94,13 +113,21 @@ RESUMED = event(12, "resumed", "from memory", step=19, source="memory", lost_ste
 
 COMPLETE: dict[str, tuple[list[str], list[Event], dict[str, Any]]] = {
     "stop:step=20": (["process 7 is stopped (state T)", "process 7 is gone"], [], {}),
-    "torn:step=20": (["process 7 is gone", "slot-1 was left with a payload and no seal"], [KILLED], {}),
+    "torn:step=20": (
+        ["process 7 is gone", "slot-1 was left with a payload and no seal"],
+        [KILLED],
+        {},
+    ),
     "flip:step=20": (["process 7 is gone"], [KILLED, DAMAGED], {"paths": ["/arena/slot-1"]}),
     "keeper-kill:step=20": (["keeper process 5 is gone"], [ADOPTED], {"keeper_pid": 5}),
     "full:step=20": ([], [NO_SPACE], {}),
     "agent-kill:step=20": (["agent process 5 is gone"], [SUCCEEDED], {"agent_pid": 5}),
     "full:step=20,where=arena": (["arena has 0 bytes free"], [RESUMED], {}),
-    "kill-node:node=1,step=20": (["3 processes of node 1 are gone", "the memory of node 1 is gone"], [RESUMED], {}),
+    "kill-node:node=1,step=20": (
+        ["3 processes of node 1 are gone", "the memory of node 1 is gone"],
+        [RESUMED],
+        {},
+    ),
     "link-down:node=1,step=20,for=500": (["the link of node 1 was down for 500.1 ms"], [], {}),
 }
 
@@ -108,11 +135,18 @@ COMPLETE: dict[str, tuple[list[str], list[Event], dict[str, Any]]] = {
 @pytest.mark.parametrize("spec", COMPLETE)
 def test_each_kind_needs_all_its_evidence(spec: str) -> None:
     sightings, events, said = COMPLETE[spec]
-    notes = [told(0, "about to", 10, pid=7, nodes=[1], phase="forward", step=20), told(0, "did", 10, **said)]
+    notes = [
+        told(0, "about to", 10, pid=7, nodes=[1], phase="forward", step=20),
+        told(0, "did", 10, **said),
+    ]
     fault = parse(spec)
 
     def is_seen(sightings: list[str], events: list[Event]) -> bool:
-        return bool(verdict(fault, facts(notes=notes, sightings={0: sightings}, events=events))["faults"][0]["seen"])
+        return bool(
+            verdict(fault, facts(notes=notes, sightings={0: sightings}, events=events))["faults"][
+                0
+            ]["seen"]
+        )
 
     assert is_seen(sightings, events)
     for missing in sightings:
@@ -122,7 +156,10 @@ def test_each_kind_needs_all_its_evidence(spec: str) -> None:
 
 
 def test_only_a_flip_may_cost_more_than_one_step() -> None:
-    lost = [*facts().events[:4], event(12.5, "resumed", "from an older slot", step=17, source="memory", lost_steps=2)]
+    lost = [
+        *facts().events[:4],
+        event(12.5, "resumed", "from an older slot", step=17, source="memory", lost_steps=2),
+    ]
     assert not verdict(parse("kill:step=20"), facts(events=lost))["within_one_step"]
     notes = [facts().notes[0], told(0, "did", 10, paths=[])]
     assert verdict(parse("flip:step=20"), facts(events=lost, notes=notes))["within_one_step"]
@@ -152,30 +189,54 @@ def test_what_a_policy_survives(policy: str, lost: set[int], survives: bool) -> 
 
 
 def resumed(at_s: float, step: int, source: str, lost_steps: int) -> Event:
-    return event(at_s, "resumed", "every rank has proven", step=step, source=source, lost_steps=lost_steps)
+    return event(
+        at_s, "resumed", "every rank has proven", step=step, source=source, lost_steps=lost_steps
+    )
 
 
-def after_losses(again: Event, *losses: tuple[float, int], protected_s: tuple[float, ...] = (2.5,), fetched: int = 0) -> dict[str, Any]:
-    """What is said of the last recovery, `again`, of four nodes with two copies; `losses`: when each node was lost."""
+def after_losses(
+    again: Event,
+    *losses: tuple[float, int],
+    protected_s: tuple[float, ...] = (2.5,),
+    fetched: int = 0,
+) -> dict[str, Any]:
+    """What is said of the last recovery, `again`, of four nodes with two copies; `losses`: when
+    each node was lost."""
     faults = [parse(f"kill-node:node={node},step=20") for _, node in losses]
-    notes = [told(n, "about to", at_s, phase="forward", step=20, nodes=[node]) for n, (at_s, node) in enumerate(losses)]
-    events = [event(2, "resumed", step=-1, source="fresh", lost_steps=0), event(11, "fetched", rank=1, nbytes=fetched, sources=[0])]
-    events += [resumed(at_s + 1, 19, "memory", 1) for at_s, _ in losses[:-1] if at_s + 1 < again.mono_ns / S_NS - 1]
+    notes = [
+        told(n, "about to", at_s, phase="forward", step=20, nodes=[node])
+        for n, (at_s, node) in enumerate(losses)
+    ]
+    events = [
+        event(2, "resumed", step=-1, source="fresh", lost_steps=0),
+        event(11, "fetched", rank=1, nbytes=fetched, sources=[0]),
+    ]
+    events += [
+        resumed(at_s + 1, 19, "memory", 1)
+        for at_s, _ in losses[:-1]
+        if at_s + 1 < again.mono_ns / S_NS - 1
+    ]
     protected_ns = {n: int(s * S_NS) for n, s in enumerate(protected_s)}
-    found = facts(notes=notes, events=[*events, again], nodes=4, policy="copies:2", protected_ns=protected_ns)
+    found = facts(
+        notes=notes, events=[*events, again], nodes=4, policy="copies:2", protected_ns=protected_ns
+    )
     report = judge(faults, found, facts().hash)
-    return {**report["recoveries"][-1], "within_one_step": report["within_one_step"], "fetched": report["software_failures_fetched_bytes"]}
+    return {
+        **report["recoveries"][-1],
+        "within_one_step": report["within_one_step"],
+        "fetched": report["software_failures_fetched_bytes"],
+    }
 
 
 def test_a_lost_node_that_the_policy_covers_may_cost_one_step() -> None:
     said = after_losses(resumed(12, 19, "memory", 1), (10, 1), fetched=4096)
-    assert (said["lost_nodes"], said["covered"], said["within_one_step"], said["fetched_bytes"], said["fetched"]) == (
-        (1,),
-        True,
-        True,
-        4096,
-        0,
-    )
+    assert (
+        said["lost_nodes"],
+        said["covered"],
+        said["within_one_step"],
+        said["fetched_bytes"],
+        said["fetched"],
+    ) == ((1,), True, True, 4096, 0)
     assert not after_losses(resumed(12, 9, "store", 11), (10, 1))["within_one_step"]
 
 
@@ -185,7 +246,8 @@ def test_more_lost_than_the_policy_covers_comes_from_the_store() -> None:
 
 
 def test_what_is_lost_before_the_copies_are_whole_again_is_lost_together() -> None:
-    """The second loss comes after the first one's recovery: what counts is whether everything was protected between them."""
+    """The second loss comes after the first one's recovery: what counts is whether everything was
+    protected between them."""
     again = resumed(16, 19, "store", 5)
     assert after_losses(again, (10, 0), (14, 1))["lost_nodes"] == (0, 1)
     assert after_losses(again, (10, 0), (14, 1), protected_s=(2.5, 12))["lost_nodes"] == (1,)
@@ -199,13 +261,24 @@ def test_what_auto_chose_is_what_counts() -> None:
             resumed(12, 19, "memory", 1),
         ]
         notes = [told(0, "about to", 10, phase="forward", step=20, nodes=[1])]
-        report = judge([parse("kill-node:node=1,step=20")], facts(notes=notes, events=events, nodes=4, policy="auto"), facts().hash)
+        report = judge(
+            [parse("kill-node:node=1,step=20")],
+            facts(notes=notes, events=events, nodes=4, policy="auto"),
+            facts().hash,
+        )
         assert report["recoveries"][-1]["covered"] is covered
 
 
 def test_bytes_that_a_software_failure_moves_are_told() -> None:
-    moved = [*facts().events[:4], event(12.1, "fetched", rank=0, nbytes=100, sources=[1]), *facts().events[4:]]
-    assert verdict(parse("kill:step=20"), facts(events=moved))["software_failures_fetched_bytes"] == 100
+    moved = [
+        *facts().events[:4],
+        event(12.1, "fetched", rank=0, nbytes=100, sources=[1]),
+        *facts().events[4:],
+    ]
+    assert (
+        verdict(parse("kill:step=20"), facts(events=moved))["software_failures_fetched_bytes"]
+        == 100
+    )
     assert verdict(parse("kill:step=20"), facts())["software_failures_fetched_bytes"] == 0
 
 
@@ -223,11 +296,17 @@ def test_what_a_lost_node_had_not_done_was_not_lost() -> None:
 
 
 def test_an_epochs_number_that_came_again_says_nothing_of_its_first_life() -> None:
-    """All memory was lost, and epochs count anew: what the second life of a number had completed was not lost by the first."""
+    """All memory was lost, and epochs count anew: what the second life of a number had completed
+    was not lost by the first."""
     resumed = [
         event(2, "resumed", step=-1, source="fresh", lost_steps=0, epoch=1),
         event(12, "resumed", step=5, source="memory", lost_steps=1, epoch=2),
         event(22, "resumed", step=99, source="store", lost_steps=3, epoch=1),
     ]
-    seen = Facts("j", world_size=2, events=resumed, completed={(1, 0): 119, (1, 1): 119, (2, 0): 102, (2, 1): 102})
+    seen = Facts(
+        "j",
+        world_size=2,
+        events=resumed,
+        completed={(1, 0): 119, (1, 1): 119, (2, 0): 102, (2, 1): 102},
+    )
     assert [r.lost_steps for r in recoveries([], seen)] == [1, 3]

@@ -1,4 +1,5 @@
-"""Witness: where ranks live, when copies are on their way, and what it does and sees when nodes are lost."""
+"""Witness: where ranks live, when copies are on their way, and what it does and sees when nodes are
+lost."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ class Lost:
     def lose(self, nodes: Sequence[int]) -> list[int]:
         self.lost.append(tuple(nodes))
         for node in nodes:
-            self.places[node].job_dir.parent.rename(self.places[node].job_dir.parents[1] / f"wiped-{len(self.lost)}-{node}")
+            self.places[node].job_dir.parent.rename(
+                self.places[node].job_dir.parents[1] / f"wiped-{len(self.lost)}-{node}"
+            )
         return [self.pid]
 
     def set_links(self, nodes: Sequence[int], up: bool) -> None:
@@ -45,11 +48,16 @@ class World:
     """Four nodes with a rank each, and a witness of some faults."""
 
     def __init__(self, tmp_path: Path, *faults: str) -> None:
-        self.places = [Place(tmp_path / f"node-{n}" / "keepstep-job", tmp_path / f"journal-{n}") for n in range(4)]
+        self.places = [
+            Place(tmp_path / f"node-{n}" / "keepstep-job", tmp_path / f"journal-{n}")
+            for n in range(4)
+        ]
         self.attempts, self.facts = tmp_path / "attempts.jsonl", Facts("job", nodes=4)
         self.nodes = Lost(self.places)
         self.pages: dict[tuple[int, int], StatusPage] = {}
-        self.witness = Witness(tuple(parse(f) for f in faults), 1, self.facts, self.places, self.attempts, self.nodes)
+        self.witness = Witness(
+            tuple(parse(f) for f in faults), 1, self.facts, self.places, self.attempts, self.nodes
+        )
 
     def says(self, rank: int, node: int | None = None, **fields: Any) -> None:
         node = rank if node is None else node
@@ -57,7 +65,9 @@ class World:
             page = StatusPage.own(MEMORY, self.places[node].job_dir, rank)
             assert page is not None
             self.pages[node, rank] = page
-        self.pages[node, rank].publish(**{"pid": os.getpid(), "phase": Phase.FORWARD, "epoch": 1, **fields})
+        self.pages[node, rank].publish(
+            **{"pid": os.getpid(), "phase": Phase.FORWARD, "epoch": 1, **fields}
+        )
 
     def commits(self, node: int, stamp: Stamp) -> None:
         page = HorizonPage(MEMORY, self.places[node].job_dir)
@@ -65,7 +75,11 @@ class World:
         page.close()
 
     def told(self) -> list[str]:
-        return [n["what"] for n in map(json.loads, self.attempts.read_text().splitlines())] if self.attempts.exists() else []
+        return (
+            [n["what"] for n in map(json.loads, self.attempts.read_text().splitlines())]
+            if self.attempts.exists()
+            else []
+        )
 
     def close(self) -> None:
         self.witness.close()
@@ -89,7 +103,10 @@ def worlds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def sealed(step: int, epoch: int = 1) -> tuple[SlotView, ...]:
-    return (SlotView(SlotState.SEALED, Stamp(step, epoch)), SlotView(SlotState.WRITING, Stamp(step + 1, epoch)))
+    return (
+        SlotView(SlotState.SEALED, Stamp(step, epoch)),
+        SlotView(SlotState.WRITING, Stamp(step + 1, epoch)),
+    )
 
 
 def test_a_node_is_lost_when_its_rank_asks(worlds: Any) -> None:
@@ -103,15 +120,20 @@ def test_a_node_is_lost_when_its_rank_asks(worlds: Any) -> None:
     world.witness.look()
     assert world.nodes.lost == [(1, 2)] and world.told() == ["asks", "about to", "did"]
     assert world.facts.notes[0]["nodes"] == [1, 2]
-    assert world.facts.sightings[0] == ["1 processes of node 1, 2 are gone", "the memory of node 1, 2 is gone"]
-    note(world.attempts, 0, "asks", phase="forward", step=6)  # a second rank asked at the same moment
+    assert world.facts.sightings[0] == [
+        "1 processes of node 1, 2 are gone",
+        "the memory of node 1, 2 is gone",
+    ]
+    # a second rank asked at the same moment
+    note(world.attempts, 0, "asks", phase="forward", step=6)
     world.witness.look()
     world.witness.look()
     assert len(world.nodes.lost) == 1
 
 
 def test_the_jobs_own_numbers_of_nodes(worlds: Any) -> None:
-    """Rank 3, hence the job's node 3, lives on the lab's node 0: its page there is newer than the one it left on node 3."""
+    """Rank 3, hence the job's node 3, lives on the lab's node 0: its page there is newer than the
+    one it left on node 3."""
     world: World = worlds("kill-node:node=3,step=5")
     for rank in (1, 2, 3):
         world.says(rank)
@@ -136,7 +158,9 @@ def test_protect_is_between_seal_and_commit(worlds: Any) -> None:
     world.witness.look()
     world.witness.look()
     assert world.nodes.lost == [(2,)]
-    assert [n.get("step") for n in world.facts.notes] == [6, None] and world.facts.notes[0]["phase"] == "protect"
+    assert [n.get("step") for n in world.facts.notes] == [6, None] and world.facts.notes[0][
+        "phase"
+    ] == "protect"
 
 
 def test_when_everything_was_protected(worlds: Any) -> None:
@@ -171,7 +195,9 @@ def test_what_was_committed_is_told_once(worlds: Any) -> None:
         for _ in range(looks):
             world.witness.look()
     assert [(epoch, step) for epoch, step, _ in world.facts.committed] == [(1, 4), (1, 5), (1, 7)]
-    assert [at_ns for *_, at_ns in world.facts.committed] == sorted(at_ns for *_, at_ns in world.facts.committed)
+    assert [at_ns for *_, at_ns in world.facts.committed] == sorted(
+        at_ns for *_, at_ns in world.facts.committed
+    )
 
 
 def test_a_link_goes_down_and_up(worlds: Any) -> None:

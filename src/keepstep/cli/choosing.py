@@ -1,6 +1,7 @@
 """Choosing: which job a command means, and how an answer leaves as JSON.
 
-Where memory and journals lie comes from `KEEPSTEP_*` variables and the defaults, as for the job itself.
+Where memory and journals lie comes from `KEEPSTEP_*` variables and the defaults, as for the job
+itself.
 """
 
 from __future__ import annotations
@@ -17,7 +18,12 @@ from keepstep.dashboard.finding import FoundJob, find_jobs
 from keepstep.dashboard.view import as_json
 from keepstep.errors import ConfigError
 
-JobOption = Annotated[str | None, typer.Option("--job", metavar="NAME", help="The job; without it the newest, or all that hold memory.")]
+JobOption = Annotated[
+    str | None,
+    typer.Option(
+        "--job", metavar="NAME", help="The job; without it the newest, or all that hold memory."
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")]
 
 
@@ -32,7 +38,10 @@ def named(name: str) -> FoundJob:
     for job in jobs:
         if job.name == name:
             return job
-    raise ConfigError(f"--job: expected one of {len(jobs)} known jobs ({_some(jobs)}), found {name!r}{_hint(name, jobs)}")
+    raise ConfigError(
+        f"--job: expected one of {len(jobs)} known jobs ({_some(jobs)}), found "
+        f"{name!r}{_hint(name, jobs)}"
+    )
 
 
 def with_memory(name: str | None) -> list[FoundJob]:

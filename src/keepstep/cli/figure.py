@@ -1,7 +1,8 @@
 """A figure for a slide: bars that say where the time went, or lines over failures a day.
 
-Comes in: names and numbers. Goes out: a file: SVG, the same in a page of HTML that needs nothing else, or PNG (matplotlib, the extra
-`plot`). Both are painted from one list of marks in pixels, so that they look alike. Never computes a figure it shows.
+Comes in: names and numbers. Goes out: a file: SVG, the same in a page of HTML that needs nothing
+else, or PNG (matplotlib, the extra `plot`). Both are painted from one list of marks in pixels, so
+that they look alike. Never computes a figure it shows.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ from typing import Any
 from keepstep.errors import ConfigError
 
 INK, PALE, GRID = "#1b1f24", "#667080", "#dfe3e8"
-SHARES = (("useful", "#2a7f62"), ("redone", "#d1495b"), ("waiting for recovery", "#edae49"), ("held up by saving", "#7a6fb0"))
+SHARES = (
+    ("useful", "#2a7f62"),
+    ("redone", "#d1495b"),
+    ("waiting for recovery", "#edae49"),
+    ("held up by saving", "#7a6fb0"),
+)
 COLOURS = ("#2a7f62", "#2e5eaa", "#d1495b", "#edae49", "#7a6fb0", "#667080")
 FONT = "DejaVu Sans, Verdana, Helvetica, Arial, sans-serif"
 KINDS = (".svg", ".html", ".png")
@@ -60,7 +66,8 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """`shares` sum to 1: useful, redone, waiting, held up. `low`, `high`: the interval of the first."""
+    """`shares` sum to 1: useful, redone, waiting, held up. `low`, `high`: the interval of the
+    first."""
 
     name: str
     shares: tuple[float, float, float, float]
@@ -72,14 +79,20 @@ def bars(title: str, subtitle: str, rows: Sequence[Bar]) -> Figure:
     width, left, right, top, step = 1000, 345, 90, 130, 46
     span = width - left - right
     bottom = top + step * len(rows)
-    marks: list[Rect | Line | Text] = [Rect(0, 0, width, bottom + 50, "#ffffff"), *_heading(title, subtitle)]
+    marks: list[Rect | Line | Text] = [
+        Rect(0, 0, width, bottom + 50, "#ffffff"),
+        *_heading(title, subtitle),
+    ]
     at = 40.0
     for name, colour in SHARES:
         marks += [Rect(at, 88, 14, 14, colour), Text(at + 20, 100, name, 13, colour=PALE)]
         at += 52 + 7.4 * len(name)
     for tenth in range(0, 11, 2):
         x = left + span * tenth / 10
-        marks += [Line(((x, top - 6), (x, bottom)), GRID), Text(x, bottom + 22, f"{tenth * 10} %", 12, "middle", PALE)]
+        marks += [
+            Line(((x, top - 6), (x, bottom)), GRID),
+            Text(x, bottom + 22, f"{tenth * 10} %", 12, "middle", PALE),
+        ]
     for number, row in enumerate(rows):
         y, x = top + step * number, float(left)
         marks.append(Text(left - 12, y + 22, row.name, 14, "end"))
@@ -93,7 +106,12 @@ def bars(title: str, subtitle: str, rows: Sequence[Bar]) -> Figure:
     return Figure(width, bottom + 50, tuple(marks))
 
 
-def lines(title: str, subtitle: str, across: str, series: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> Figure:
+def lines(
+    title: str,
+    subtitle: str,
+    across: str,
+    series: Sequence[tuple[str, Sequence[tuple[float, float]]]],
+) -> Figure:
     """Ratios from 0 to 1 over something that starts at 0."""
     width, height, left, right, top, bottom = 1000, 560, 90, 190, 100, 490
     most = max((x for _, points in series for x, _ in points), default=1.0) * 1.02 or 1.0
@@ -101,13 +119,21 @@ def lines(title: str, subtitle: str, across: str, series: Sequence[tuple[str, Se
     def place(x: float, y: float) -> tuple[float, float]:
         return left + (width - left - right) * x / most, bottom - (bottom - top) * y
 
-    marks: list[Rect | Line | Text] = [Rect(0, 0, width, height, "#ffffff"), *_heading(title, subtitle)]
+    marks: list[Rect | Line | Text] = [
+        Rect(0, 0, width, height, "#ffffff"),
+        *_heading(title, subtitle),
+    ]
     for fifth in range(6):
         (x, y), (end, _) = place(0, fifth / 5), place(most, 0)
-        marks += [Line(((x, y), (end, y)), GRID), Text(x - 10, y + 5, f"{fifth / 5:.0%}", 12, "end", PALE)]
+        marks += [
+            Line(((x, y), (end, y)), GRID),
+            Text(x - 10, y + 5, f"{fifth / 5:.0%}", 12, "end", PALE),
+        ]
     tick = _round_step(most / 6)
     for number in range(int(most / tick) + 1):
-        marks.append(Text(place(number * tick, 0)[0], bottom + 22, f"{number * tick:g}", 12, "middle", PALE))
+        marks.append(
+            Text(place(number * tick, 0)[0], bottom + 22, f"{number * tick:g}", 12, "middle", PALE)
+        )
     marks.append(Text((left + width - right) / 2, bottom + 50, across, 14, "middle", PALE))
     for number, (name, points) in enumerate(series):
         colour = COLOURS[number % len(COLOURS)]
@@ -130,7 +156,9 @@ def _heading(title: str, subtitle: str) -> tuple[Text, Text]:
 def check(path: Path) -> None:
     """Before anything is computed for it: is this a file we can make? Raises ConfigError."""
     if path.suffix not in KINDS:
-        raise ConfigError(f"--plot: expected a file that ends in {', '.join(KINDS)}, found {str(path)!r}")
+        raise ConfigError(
+            f"--plot: expected a file that ends in {', '.join(KINDS)}, found {str(path)!r}"
+        )
     if not path.parent.is_dir():
         raise ConfigError(f"--plot: expected a directory, found no {str(path.parent)!r}")
     if path.suffix == ".png":
@@ -138,7 +166,8 @@ def check(path: Path) -> None:
 
 
 def save(figure: Figure, path: Path, title: str) -> None:
-    """Raises ConfigError when the file's name ends in nothing known, or what PNG needs is not installed."""
+    """Raises ConfigError when the file's name ends in nothing known, or what PNG needs is not
+    installed."""
     check(path)
     if path.suffix == ".png":
         _save_png(figure, path)
@@ -151,19 +180,30 @@ def save(figure: Figure, path: Path, title: str) -> None:
 
 def svg(figure: Figure) -> str:
     body = "\n".join(_svg_mark(mark) for mark in figure.marks)
-    box = f'viewBox="0 0 {figure.width} {figure.height}" width="{figure.width}" height="{figure.height}"'
+    box = (
+        f'viewBox="0 0 {figure.width} {figure.height}" width="{figure.width}" '
+        f'height="{figure.height}"'
+    )
     return f'<svg xmlns="http://www.w3.org/2000/svg" {box} font-family="{FONT}">\n{body}\n</svg>\n'
 
 
 def _svg_mark(mark: Rect | Line | Text) -> str:
     match mark:
         case Rect(x, y, width, height, colour):
-            return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{colour}"/>'
+            return (
+                f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" '
+                f'fill="{colour}"/>'
+            )
         case Line(points, colour, width):
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-            return f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width:g}"/>'
+            return (
+                f'<polyline points="{path}" fill="none" stroke="{colour}" '
+                f'stroke-width="{width:g}"/>'
+            )
         case Text(x, y, text, size, anchor, colour, bold):
-            look = f'font-size="{size:g}" text-anchor="{anchor}" fill="{colour}"' + (' font-weight="bold"' if bold else "")
+            look = f'font-size="{size:g}" text-anchor="{anchor}" fill="{colour}"' + (
+                ' font-weight="bold"' if bold else ""
+            )
             return f'<text x="{x:.1f}" y="{y:.1f}" {look}>{escape(text)}</text>'
 
 
@@ -191,10 +231,24 @@ def _save_png(figure: Figure, path: Path) -> None:
     for order, mark in enumerate(figure.marks):
         match mark:
             case Rect(x, y, width, height, colour):
-                axes.add_patch(Rectangle((x, y), width, height, color=colour, linewidth=0, zorder=order))
+                axes.add_patch(
+                    Rectangle((x, y), width, height, color=colour, linewidth=0, zorder=order)
+                )
             case Line(points, colour, width):
-                axes.plot(*zip(*points, strict=True), color=colour, linewidth=0.72 * width, zorder=order)
+                axes.plot(
+                    *zip(*points, strict=True), color=colour, linewidth=0.72 * width, zorder=order
+                )
             case Text(x, y, text, size, anchor, colour, bold):
                 weight = "bold" if bold else "normal"
-                axes.text(x, y, text, fontsize=0.72 * size, ha=align[anchor], color=colour, weight=weight, zorder=order, parse_math=False)
+                axes.text(
+                    x,
+                    y,
+                    text,
+                    fontsize=0.72 * size,
+                    ha=align[anchor],
+                    color=colour,
+                    weight=weight,
+                    zorder=order,
+                    parse_math=False,
+                )
     canvas.savefig(path, dpi=2 * dpi)

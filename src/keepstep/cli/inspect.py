@@ -1,11 +1,13 @@
 """`keepstep inspect`: the slots in memory, or the checkpoints of a store, proven block by block.
 
-As JSON for memory: {"jobs": [{"job", "slots": [slot, ...]}, ...], "damaged"}, a slot being a `dashboard.view.SlotRow` field by field with
-"proof" and "tensors", the copies and parities that this node holds for others behind its own; for a store: {"store", "checkpoints":
-[{"step", "url", "proof", "why", "job", "world_size", "bytes", "files", "metrics", "wall_ns"}, ...], "damaged"}.
+As JSON for memory: {"jobs": [{"job", "slots": [slot, ...]}, ...], "damaged"}, a slot being a
+`dashboard.view.SlotRow` field by field with "proof" and "tensors", the copies and parities that
+this node holds for others behind its own; for a store: {"store", "checkpoints": [{"step", "url",
+"proof", "why", "job", "world_size", "bytes", "files", "metrics", "wall_ns"}, ...], "damaged"}.
 
-`proof` is intact, damaged (`why` names file, block, expected and found), unproven (--no-verify, or nothing to prove), busy (written while
-it was being read) or, in a store, unfinished (without a manifest). `damaged` counts; the exit code is 1 when it is not 0.
+`proof` is intact, damaged (`why` names file, block, expected and found), unproven (--no-verify, or
+nothing to prove), busy (written while it was being read) or, in a store, unfinished (without a
+manifest). `damaged` counts; the exit code is 1 when it is not 0.
 """
 
 from __future__ import annotations
@@ -32,8 +34,15 @@ from keepstep.errors import ConfigError, DamageError, StoreError
 from keepstep.model.layout import Segment
 from keepstep.model.units import human_bytes
 
-LOCK_TRIES, LOCK_EVERY_S = 20, 0.005  # a session that looks whether a slot is pinned holds its lock for microseconds
-PROOF_COLOURS = {"intact": "green", "damaged": "bold red", "busy": "yellow", "unfinished": "yellow", "unproven": "dim"}
+# a session that looks whether a slot is pinned holds its lock for microseconds
+LOCK_TRIES, LOCK_EVERY_S = 20, 0.005
+PROOF_COLOURS = {
+    "intact": "green",
+    "damaged": "bold red",
+    "busy": "yellow",
+    "unfinished": "yellow",
+    "unproven": "dim",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +73,45 @@ class CheckpointProof:
 
 def inspect(
     job: JobOption = None,
-    store: Annotated[str | None, typer.Option("--store", metavar="URL", help="Look at the checkpoints there instead of at memory.")] = None,
-    verify: Annotated[bool, typer.Option("--verify/--no-verify", help="Prove every block by its checksum.")] = True,
-    tensors: Annotated[bool, typer.Option("--tensors", help="Which tensor lies where, from each rank's newest slot.")] = False,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            "--store", metavar="URL", help="Look at the checkpoints there instead of at memory."
+        ),
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify/--no-verify", help="Prove every block by its checksum.")
+    ] = True,
+    tensors: Annotated[
+        bool,
+        typer.Option("--tensors", help="Which tensor lies where, from each rank's newest slot."),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """The slots, or checkpoints, and their checksums; exit code 1 on damage."""
     if store is not None and (job or tensors):
-        raise ConfigError("--store: expected to be alone, found --job or --tensors, which look into memory")
-    damaged = _inspect_store(store, verify, json) if store is not None else _inspect_memory(job, verify, tensors, json)
+        raise ConfigError(
+            "--store: expected to be alone, found --job or --tensors, which look into memory"
+        )
+    damaged = (
+        _inspect_store(store, verify, json)
+        if store is not None
+        else _inspect_memory(job, verify, tensors, json)
+    )
     if damaged:
         raise typer.Exit(1)
 
 
 def progress_bar() -> Progress:
-    """On standard error and only for people, so that standard output holds nothing but the answer."""
+    """On standard error and only for people, so that standard output holds nothing but the
+    answer."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+    )
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
@@ -91,7 +122,9 @@ def _inspect_memory(name: str | None, verify: bool, tensors: bool, json: bool) -
     jobs = [(found, prove_slots(found, verify, tensors)) for found in with_memory(name)]
     damaged = sum(p.proof == "damaged" for _, proofs in jobs for p in proofs)
     if json:
-        documents = [{"job": found.name, "slots": [_document(p) for p in proofs]} for found, proofs in jobs]
+        documents = [
+            {"job": found.name, "slots": [_document(p) for p in proofs]} for found, proofs in jobs
+        ]
         print_json({"jobs": documents, "damaged": damaged})
         return damaged
     console = Console()
@@ -120,8 +153,9 @@ def prove_slots(job: FoundJob, verify: bool, tensors: bool) -> list[Proof]:
 
 
 def prove(row: SlotRow, verify: bool, tensors: bool) -> Proof:
-    """Prove one slot. One of a rank here is pinned meanwhile, so that it writes into another one or skips a step; what is held for
-    others may be overwritten, and is busy then. `tensors`: of own slots; a parity has none."""
+    """Prove one slot. One of a rank here is pinned meanwhile, so that it writes into another one or
+    skips a step; what is held for others may be overwritten, and is busy then. `tensors`: of own
+    slots; a parity has none."""
     if row.state == "damaged":
         return Proof(row, "damaged", row.why)
     if row.state != "sealed" or not (verify or tensors):
@@ -131,10 +165,13 @@ def prove(row: SlotRow, verify: bool, tensors: bool) -> Proof:
         try:
             if not _pin(slot):
                 return Proof(row, "busy", "it is being written")
-            row = slot_row(row.path, row.rank, Now.read(), row.kind)  # it may have been written anew since it was listed
+            # it may have been written anew since it was listed
+            row = slot_row(row.path, row.rank, Now.read(), row.kind)
             if verify:
                 slot.verify_bytes()
-            segments = slot.manifest(slot.header()).segments if tensors and row.kind == "own" else ()
+            segments = (
+                slot.manifest(slot.header()).segments if tensors and row.kind == "own" else ()
+            )
         finally:
             slot.close()
     except DamageError as error:
@@ -158,13 +195,40 @@ def _document(proof: Proof) -> dict[str, Any]:
 
 
 def _slot_table(proofs: Sequence[Proof]) -> Any:
-    names = ("rank", "kind", "slot", "holds", "epoch", "life", "size", "blocks", "age", "loss", "proof")
-    made = terminal.table(*names, right=("rank", "slot", "epoch", "life", "size", "blocks", "age", "loss"))
+    names = (
+        "rank",
+        "kind",
+        "slot",
+        "holds",
+        "epoch",
+        "life",
+        "size",
+        "blocks",
+        "age",
+        "loss",
+        "proof",
+    )
+    made = terminal.table(
+        *names, right=("rank", "slot", "epoch", "life", "size", "blocks", "age", "loss")
+    )
     for p in proofs:
         row = p.row
-        place = (str(row.rank), row.kind, str(row.slot), Text(terminal.holding(row), style=terminal.SLOT_COLOURS[row.state]))
-        size = (human_bytes(row.payload_bytes), str(row.blocks)) if row.payload_bytes else ("-", "-")
-        facts = (_or_dash(row.epoch), _or_dash(row.incarnation), *size, terminal.human_age(row.age_ns), _or_dash(row.loss))
+        place = (
+            str(row.rank),
+            row.kind,
+            str(row.slot),
+            Text(terminal.holding(row), style=terminal.SLOT_COLOURS[row.state]),
+        )
+        size = (
+            (human_bytes(row.payload_bytes), str(row.blocks)) if row.payload_bytes else ("-", "-")
+        )
+        facts = (
+            _or_dash(row.epoch),
+            _or_dash(row.incarnation),
+            *size,
+            terminal.human_age(row.age_ns),
+            _or_dash(row.loss),
+        )
         made.add_row(*place, *facts, Text(p.proof, style=PROOF_COLOURS[p.proof]))
     return made
 
@@ -177,14 +241,34 @@ def _print_tensors(console: Console, proofs: Sequence[Proof]) -> None:
     newest: dict[int, Proof] = {}
     for p in proofs:
         stamp = (p.row.epoch or 0, p.row.step or 0)
-        if p.tensors and (p.row.rank not in newest or stamp > (newest[p.row.rank].row.epoch or 0, newest[p.row.rank].row.step or 0)):
+        if p.tensors and (
+            p.row.rank not in newest
+            or stamp > (newest[p.row.rank].row.epoch or 0, newest[p.row.rank].row.step or 0)
+        ):
             newest[p.row.rank] = p
     for rank, proof in newest.items():
-        console.print(f"rank {rank}, step {proof.row.step}, slot {proof.row.slot}", style="bold", highlight=False)
-        made = terminal.table("tensor", "type", "shape", "bytes", "offset", "part of", right=("bytes", "offset"))
+        console.print(
+            f"rank {rank}, step {proof.row.step}, slot {proof.row.slot}",
+            style="bold",
+            highlight=False,
+        )
+        made = terminal.table(
+            "tensor", "type", "shape", "bytes", "offset", "part of", right=("bytes", "offset")
+        )
         for s in proof.tensors:
-            part = f"{list(s.spec.shard.global_shape)} at {list(s.spec.shard.offsets)}" if s.spec.shard else "-"
-            made.add_row(Text(s.spec.name), s.spec.dtype, Text(str(list(s.spec.shape))), str(s.spec.nbytes), str(s.offset), Text(part))
+            part = (
+                f"{list(s.spec.shard.global_shape)} at {list(s.spec.shard.offsets)}"
+                if s.spec.shard
+                else "-"
+            )
+            made.add_row(
+                Text(s.spec.name),
+                s.spec.dtype,
+                Text(str(list(s.spec.shape))),
+                str(s.spec.nbytes),
+                str(s.offset),
+                Text(part),
+            )
         console.print(made)
 
 
@@ -198,7 +282,9 @@ def _inspect_store(url: str, verify: bool, json: bool) -> int:
         print_json({"store": url, "checkpoints": proofs, "damaged": damaged})
         return damaged
     console = Console()
-    console.print(Text(url, style="bold"), _checkpoint_table(proofs) if proofs else "No checkpoint is there.")
+    console.print(
+        Text(url, style="bold"), _checkpoint_table(proofs) if proofs else "No checkpoint is there."
+    )
     for p in (p for p in proofs if p.why):
         console.print(Text(p.why, style="red" if p.proof == "damaged" else ""), soft_wrap=True)
     return damaged
@@ -234,7 +320,8 @@ def _verified(store: Store, step: int, progress: Callable[[int, int], None]) -> 
 
 
 def _broken(store: Store, step: int, why: str) -> CheckpointProof:
-    """What has a manifest is damaged; what has none was never finished, is being written, or being removed."""
+    """What has a manifest is damaged; what has none was never finished, is being written, or being
+    removed."""
     try:
         manifest = store.read_manifest(step)
     except DamageError:
@@ -247,15 +334,37 @@ def _broken(store: Store, step: int, why: str) -> CheckpointProof:
 def _about(store: Store, manifest: Manifest, proof: str, why: str) -> CheckpointProof:
     size = (manifest.total_bytes, len(manifest.files))
     url, metrics = store.url(manifest.step), dict(manifest.metrics)
-    return CheckpointProof(manifest.step, url, proof, why, manifest.job, manifest.world_size, *size, metrics, manifest.wall_ns)
+    return CheckpointProof(
+        manifest.step,
+        url,
+        proof,
+        why,
+        manifest.job,
+        manifest.world_size,
+        *size,
+        metrics,
+        manifest.wall_ns,
+    )
 
 
 def _checkpoint_table(proofs: Sequence[CheckpointProof]) -> Any:
-    made = terminal.table("step", "written", "job", "ranks", "size", "files", "metrics", "proof", right=("step", "ranks", "size", "files"))
+    made = terminal.table(
+        "step",
+        "written",
+        "job",
+        "ranks",
+        "size",
+        "files",
+        "metrics",
+        "proof",
+        right=("step", "ranks", "size", "files"),
+    )
     for p in proofs:
         written = terminal.clock(p.wall_ns) if p.wall_ns else "-"
         metrics = ", ".join(f"{k} {v:.6g}" for k, v in (p.metrics or {}).items()) or "-"
         size = (human_bytes(p.bytes) if p.bytes is not None else "-", _or_dash(p.files))
         proof = Text(p.proof, style=PROOF_COLOURS[p.proof])
-        made.add_row(str(p.step), written, p.job or "-", _or_dash(p.world_size), *size, metrics, proof)
+        made.add_row(
+            str(p.step), written, p.job or "-", _or_dash(p.world_size), *size, metrics, proof
+        )
     return made

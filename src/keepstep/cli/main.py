@@ -1,7 +1,8 @@
 """`keepstep`: the commands, put together.
 
-Importing this imports no torch: `keepstep status` must answer while a machine is busy. What keepstep raises on purpose leaves as one
-sentence and exit code 2; anything else is our own mistake and keeps its traceback.
+Importing this imports no torch: `keepstep status` must answer while a machine is busy. What
+keepstep raises on purpose leaves as one sentence and exit code 2; anything else is our own mistake
+and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -61,20 +62,37 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def main(
-    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
 ) -> None:
     """Every training step survives."""
 
 
 app.command(context_settings=CONTEXT_SETTINGS)(run)
-for command in (status, inspect, explain, clean, drill, profile, placement, simulate, plan, timeouts):
+for command in (
+    status,
+    inspect,
+    explain,
+    clean,
+    drill,
+    profile,
+    placement,
+    simulate,
+    plan,
+    timeouts,
+):
     app.command()(command)
 app.add_typer(lab, name="lab")
 
 
 def leave(code: str | int | None) -> NoReturn:
-    """End this process at once with that code. A thread of an agent may still wait in torch's store, and an interpreter that ends under it
-    aborts: the steward would take an agent whose job is over for one that was killed."""
+    """End this process at once with that code. A thread of an agent may still wait in torch's
+    store, and an interpreter that ends under it aborts: the steward would take an agent whose job
+    is over for one that was killed."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,8 +1,9 @@
 """`keepstep plan`: the policy a cluster deserves, and why, in a dozen lines.
 
-Computes (`core/economics/planner.py`), draws nothing, starts nothing. As JSON: {"policy", "why": [..], "redundancy", "effective_ratio",
-"store_interval_s": {"young", "daly", "exact", "least", "chosen"}, "kept_checkpoints", "spares", "spares_p99", "memory_bytes", "candidates":
-[..], "refused": {..}}.
+Computes (`core/economics/planner.py`), draws nothing, starts nothing. As JSON: {"policy", "why":
+[..], "redundancy", "effective_ratio", "store_interval_s": {"young", "daly", "exact", "least",
+"chosen"}, "kept_checkpoints", "spares", "spares_p99", "memory_bytes", "candidates": [..],
+"refused": {..}}.
 """
 
 from __future__ import annotations
@@ -25,8 +26,12 @@ def plan(
     file: FileArgument = None,
     preset: PresetOption = None,
     nodes: Annotated[int | None, typer.Option(help="Another number of nodes.")] = None,
-    failures_per_day: Annotated[float | None, typer.Option(help="Another number of failures a day.")] = None,
-    all_candidates: Annotated[bool, typer.Option("--all", help="Every policy that was compared.")] = False,
+    failures_per_day: Annotated[
+        float | None, typer.Option(help="Another number of failures a day.")
+    ] = None,
+    all_candidates: Annotated[
+        bool, typer.Option("--all", help="Every policy that was compared.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Recommend a policy, how often a checkpoint, how many spares; and say why."""
@@ -80,6 +85,12 @@ def _show_all(found: Plan, console: Console) -> None:
     table = Table("policy", "lasting", "of what is paid for", "memory a node", "to the store a day")
     for each in found.candidates:
         memory = human_bytes(int(each.memory_bytes)) if each.memory_bytes else ""
-        cells = str(each.policy), f"{each.effective_ratio:.2%}", f"{each.value_ratio:.2%}", memory, f"{each.to_store_per_day:.2g}"
+        cells = (
+            str(each.policy),
+            f"{each.effective_ratio:.2%}",
+            f"{each.value_ratio:.2%}",
+            memory,
+            f"{each.to_store_per_day:.2g}",
+        )
         table.add_row(*cells, style="bold" if each is found.chosen else "")
     console.print(table)

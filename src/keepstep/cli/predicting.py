@@ -1,6 +1,8 @@
-"""How a drill is done again by the simulation, and how the two are shown side by side (`keepstep drill --predict`).
+"""How a drill is done again by the simulation, and how the two are shown side by side (`keepstep
+drill --predict`).
 
-Comes in: the drill's order and what was seen. Goes out: the record in a file, a table, and the same as data. The work is done in sim/.
+Comes in: the drill's order and what was seen. Goes out: the record in a file, a table, and the same
+as data. The work is done in sim/.
 """
 
 from __future__ import annotations
@@ -27,20 +29,46 @@ RECORD_FILE = "record.json"  # beside the journals: what the prediction was made
 
 def record_of(order: Drill, faults: Sequence[Fault], facts: Facts) -> Record:
     shape = {
-        **{"nodes": order.nodes, "nproc": order.nproc, "policy": order.policy, "step_ms": order.step_ms},
-        **{"store": any(e.kind == "persist-started" for e in facts.events), "persist_every": order.persist_every},
+        **{
+            "nodes": order.nodes,
+            "nproc": order.nproc,
+            "policy": order.policy,
+            "step_ms": order.step_ms,
+        },
+        **{
+            "store": any(e.kind == "persist-started" for e in facts.events),
+            "persist_every": order.persist_every,
+        },
         **{"link_dead_s": LINK_DEAD_S, "grace_s": GRACE_S},
     }
-    return Record(shape, to_plan(faults), facts.notes, [Begun(**line) for line in facts.phases], facts.committed, [facts.events])
+    return Record(
+        shape,
+        to_plan(faults),
+        facts.notes,
+        [Begun(**line) for line in facts.phases],
+        facts.committed,
+        [facts.events],
+    )
 
 
-def predict(order: Drill, faults: Sequence[Fault], facts: Facts, seeds: int, shows_progress: bool) -> tuple[Drawn, Comparison]:
+def predict(
+    order: Drill, faults: Sequence[Fault], facts: Facts, seeds: int, shows_progress: bool
+) -> tuple[Drawn, Comparison]:
     """Raises ConfigError when the job has not trained."""
     record = record_of(order, faults, facts)
-    (order.work / facts.job / RECORD_FILE).write_text(json.dumps(record.to_json(), separators=(",", ":")))
+    (order.work / facts.job / RECORD_FILE).write_text(
+        json.dumps(record.to_json(), separators=(",", ":"))
+    )
     drawn = draw(record)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not shows_progress) as bar:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(
+        *columns, console=Console(stderr=True), transient=True, disable=not shows_progress
+    ) as bar:
         task = bar.add_task("predicting, seeds", total=seeds)
         return drawn, compare(drawn, range(seeds), lambda: bar.advance(task))
 
@@ -54,14 +82,24 @@ def as_data(prediction: tuple[Drawn, Comparison] | None) -> dict[str, Any]:
         {
             "after": row.what,
             "seen": row.seen,
-            "predicted": [{"source": source, "lost_steps": lost, "seeds": n} for (source, lost), n in row.predicted.most_common()],
+            "predicted": [
+                {"source": source, "lost_steps": lost, "seeds": n}
+                for (source, lost), n in row.predicted.most_common()
+            ],
             "agrees": row.agrees,
         }
         for row in found.rows
     ]
     sums = {"resumptions": asdict(found.resumptions), "lost_steps": asdict(found.lost_steps)}
     by_source = {source: asdict(s) for source, s in found.by_source.items()}
-    about = {"agrees": found.agrees, "rows": rows, **sums, "by_source": by_source, "overdue": found.overdue, "wrong": found.wrong}
+    about = {
+        "agrees": found.agrees,
+        "rows": rows,
+        **sums,
+        "by_source": by_source,
+        "overdue": found.overdue,
+        "wrong": found.wrong,
+    }
     return {"predicted": about}
 
 
@@ -70,9 +108,22 @@ def show(console: Console, prediction: tuple[Drawn, Comparison] | None) -> None:
         return
     drawn, found = prediction
     seeds = len(found.lost_steps.predicted)
-    table = Table("after", "seen", "lost", "predicted: source, lost (of the seeds)", "", box=box.SIMPLE_HEAD, title="Predicted and seen")
+    table = Table(
+        "after",
+        "seen",
+        "lost",
+        "predicted: source, lost (of the seeds)",
+        "",
+        box=box.SIMPLE_HEAD,
+        title="Predicted and seen",
+    )
     for row in found.rows:
-        table.add_row(row.what, *_cells(row), _predicted(row, seeds), "" if row.agrees else "[red]not predicted[/]")
+        table.add_row(
+            row.what,
+            *_cells(row),
+            _predicted(row, seeds),
+            "" if row.agrees else "[red]not predicted[/]",
+        )
     console.print(table)
     console.print(f"of {seeds} seeds, the least, the mean and the most:", highlight=False)
     for name, sums in (
@@ -81,11 +132,16 @@ def show(console: Console, prediction: tuple[Drawn, Comparison] | None) -> None:
         ("steps lost", found.lost_steps),
     ):
         console.print(f"  {name}: {_words(sums)}", highlight=False, soft_wrap=True)
-    for what in (*found.wrong, *(f"left out, since it was not done: {what}" for what in drawn.left_out)):
+    for what in (
+        *found.wrong,
+        *(f"left out, since it was not done: {what}" for what in drawn.left_out),
+    ):
         console.print(what, highlight=False, soft_wrap=True, markup=False)
     if found.overdue:
         console.print(
-            f"{found.overdue} strikes of {seeds * len(drawn.strikes)} came at another moment: theirs did not come", highlight=False
+            f"{found.overdue} strikes of {seeds * len(drawn.strikes)} came at another "
+            "moment: theirs did not come",
+            highlight=False,
         )
 
 
@@ -94,10 +150,15 @@ def _cells(row: Row) -> tuple[str, str]:
 
 
 def _predicted(row: Row, seeds: int) -> str:
-    return "; ".join(f"{source}, {lost} ({n / seeds:.0%})" for (source, lost), n in row.predicted.most_common())
+    return "; ".join(
+        f"{source}, {lost} ({n / seeds:.0%})" for (source, lost), n in row.predicted.most_common()
+    )
 
 
 def _words(sums: Sums) -> str:
     mean = sum(sums.predicted) / len(sums.predicted)
     outside = "" if sums.agrees else " [red](outside)[/]"
-    return f"{sums.seen} seen, predicted {min(sums.predicted)} / {mean:.1f} / {max(sums.predicted)}{outside}"
+    return (
+        f"{sums.seen} seen, predicted {min(sums.predicted)} / {mean:.1f} / "
+        f"{max(sums.predicted)}{outside}"
+    )

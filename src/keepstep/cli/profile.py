@@ -1,8 +1,10 @@
-"""`keepstep profile`: when the network of a running job is idle, and which of the copies' bytes go where.
+"""`keepstep profile`: when the network of a running job is idle, and which of the copies' bytes go
+where.
 
-Reads the pages of the ranks on this node; starts nothing and disturbs nobody. As JSON: a `dashboard.rhythm.RhythmView` field by field, and
-"job": `ranks` (profile null before there is one), `idle` ([begin, end] of what all ranks leave, ns into the step), `told` (what the node's
-keeper has measured; null when it has told nothing) and `plan` (null likewise).
+Reads the pages of the ranks on this node; starts nothing and disturbs nobody. As JSON: a
+`dashboard.rhythm.RhythmView` field by field, and "job": `ranks` (profile null before there is one),
+`idle` ([begin, end] of what all ranks leave, ns into the step), `told` (what the node's keeper has
+measured; null when it has told nothing) and `plan` (null likewise).
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ BUSY, IDLE, CHUNK = "#2e5eaa", "#e8edf3", "#edae49"
 
 def profile(
     job: JobOption = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw it: .svg, .html or .png.", dir_okay=False)] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw it: .svg, .html or .png.", dir_okay=False)
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Show when a running job leaves the network idle, and which copies go there."""
@@ -44,13 +48,19 @@ def profile(
     view = rhythm_view(found.job_dir)
     if not view.ranks:
         raise ConfigError(
-            f"--job: expected ranks of {found.name!r} that tell of their collectives, found none: they do so in a job of several nodes, "
+            f"--job: expected ranks of {found.name!r} that tell of their collectives, found "
+            "none: they do so in a job of several nodes, "
             "with groups made by keepstep.init_process_group, unless interleave is off"
         )
     if plot is not None:
         figure.save(_drawn(found, view), plot, f"keepstep profile {found.name}")
     if json:
-        print_json({"job": found.name, **{name: getattr(view, name) for name in RhythmView.__dataclass_fields__}})
+        print_json(
+            {
+                "job": found.name,
+                **{name: getattr(view, name) for name in RhythmView.__dataclass_fields__},
+            }
+        )
     else:
         _show(found, view)
 
@@ -76,19 +86,28 @@ def _show(found: FoundJob, view: RhythmView) -> None:
 
 
 def _bar(found: Profile, width: int) -> Text:
-    return _painted([(s.began_ns, s.ended_ns) for s in found.spans], found.step_ns, width, "\u2588", "\u00b7")
+    return _painted(
+        [(s.began_ns, s.ended_ns) for s in found.spans], found.step_ns, width, "\u2588", "\u00b7"
+    )
 
 
 def _chunk_bar(view: RhythmView, width: int) -> Text:
     assert view.plan is not None
-    used = [(begin, min(end, begin + used_ns)) for (begin, end), used_ns in zip(view.idle, view.plan.used_ns, strict=False)]
+    used = [
+        (begin, min(end, begin + used_ns))
+        for (begin, end), used_ns in zip(view.idle, view.plan.used_ns, strict=False)
+    ]
     return _painted(used, view.step_ns, width, " ", "\u2593")
 
 
-def _painted(spans: list[tuple[int, int]], step_ns: int, width: int, outside: str, inside: str) -> Text:
+def _painted(
+    spans: list[tuple[int, int]], step_ns: int, width: int, outside: str, inside: str
+) -> Text:
     cells = [outside] * width
     for begin, end in spans:
-        for cell in range(round(begin * width / step_ns), min(width, max(round(end * width / step_ns), 0))):
+        for cell in range(
+            round(begin * width / step_ns), min(width, max(round(end * width / step_ns), 0))
+        ):
             cells[cell] = inside
     return Text("".join(cells))
 
@@ -99,28 +118,57 @@ def _table(view: RhythmView) -> Table:
     nbytes = Counter[int]()
     for chunk in view.plan.chunks:
         nbytes[chunk.span] += chunk.nbytes
-    table = Table("idle from", "for", "counted on", "chunks", "bytes", "left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(
+        "idle from",
+        "for",
+        "counted on",
+        "chunks",
+        "bytes",
+        "left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
     for index, (begin, end) in enumerate(view.idle):
         left_ns = view.plan.budget_ns[index] - view.plan.used_ns[index]
         left = human_ns(left_ns) if left_ns >= 0 else f"{human_ns(-left_ns)} too little"
         counted = human_ns(view.plan.budget_ns[index])
-        table.add_row(human_ns(begin), human_ns(end - begin), counted, str(many[index]), human_bytes(nbytes[index]), left)
+        table.add_row(
+            human_ns(begin),
+            human_ns(end - begin),
+            counted,
+            str(many[index]),
+            human_bytes(nbytes[index]),
+            left,
+        )
     return table
 
 
 def _sentences(view: RhythmView) -> list[str]:
     lines = [f"rank {rank.rank}: {rank.why}" for rank in view.ranks if rank.profile is not None][:1]
     if view.told is None:
-        return [*lines, "The node's keeper has planned nothing: it has sent no copies yet, or has not seen enough steps."]
+        return [
+            *lines,
+            "The node's keeper has planned nothing: it has sent no copies yet, or has not "
+            "seen enough steps.",
+        ]
     told = view.told
     lines.append(
-        f"The link: {human_ns(told.alpha_ns)} and {human_bytes(told.bytes_per_s)}/s; chunks of at most {human_bytes(told.chunk_bytes)}, "
+        f"The link: {human_ns(told.alpha_ns)} and {human_bytes(told.bytes_per_s)}/s; chunks "
+        f"of at most {human_bytes(told.chunk_bytes)}, "
         f"{human_bytes(told.reserve_bytes)} under way at most."
     )
     if view.plan is not None:
         lines.append(f"Planned: {view.plan.why}.")
-    state = f"Copies are not interleaved: {told.open_because}." if told.open_because else "Copies go where the network is idle."
-    late = f" {told.late} blocks were held back for so long that they went all the same." if told.late else ""
+    state = (
+        f"Copies are not interleaved: {told.open_because}."
+        if told.open_because
+        else "Copies go where the network is idle."
+    )
+    late = (
+        f" {told.late} blocks were held back for so long that they went all the same."
+        if told.late
+        else ""
+    )
     return [*lines, state + late]
 
 
@@ -136,19 +184,35 @@ def _drawn(found: FoundJob, view: RhythmView) -> Figure:
         Label(40, 42, title, 22, bold=True),
         Label(40, 68, subtitle, 14, colour=PALE),
     ]
-    for at, (name, colour) in zip((40, 180, 260), (("collectives", BUSY), ("idle", IDLE), ("copies", CHUNK)), strict=True):
+    for at, (name, colour) in zip(
+        (40, 180, 260), (("collectives", BUSY), ("idle", IDLE), ("copies", CHUNK)), strict=True
+    ):
         marks += [Rect(at, 88, 14, 14, colour), Label(at + 20, 100, name, 13, colour=PALE)]
     for number, (name, known) in enumerate(rows):
         y = top + step * number
-        marks += [Label(left - 12, y + 20, name, 14, "end"), Rect(left, y + 4, known.step_ns * scale, 24, BUSY)]
-        marks += [Rect(left + s.began_ns * scale, y + 4, s.length_ns * scale, 24, IDLE) for s in known.spans]
+        marks += [
+            Label(left - 12, y + 20, name, 14, "end"),
+            Rect(left, y + 4, known.step_ns * scale, 24, BUSY),
+        ]
+        marks += [
+            Rect(left + s.began_ns * scale, y + 4, s.length_ns * scale, 24, IDLE)
+            for s in known.spans
+        ]
     y = top + step * len(rows)
     marks.append(Label(left - 12, y + 20, "copies", 14, "end"))
     if view.plan is not None and view.told is not None:
         for chunk in view.plan.chunks:
             begin = view.idle[chunk.span][0] if view.idle else 0
             long_ns = view.told.alpha_ns + chunk.nbytes * 1e9 / view.told.bytes_per_s
-            marks.append(Rect(left + (begin + chunk.at_ns) * scale, y + 4, max(0.5, long_ns * scale - 0.5), 24, CHUNK))
+            marks.append(
+                Rect(
+                    left + (begin + chunk.at_ns) * scale,
+                    y + 4,
+                    max(0.5, long_ns * scale - 0.5),
+                    24,
+                    CHUNK,
+                )
+            )
     for tenth in range(0, 11, 2):
         x = left + span * tenth / 10
         marks += [

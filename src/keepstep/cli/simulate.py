@@ -1,11 +1,14 @@
 """`keepstep simulate`: what policies would be worth on a cluster nobody has rented yet.
 
-Draws failures from seeds and charges what each costs (`sim/economics/montecarlo.py`); every policy meets the same failures. Starts nothing and moves
-no bytes. `--preset gemini-fig15` computes a published figure instead, by the account of its paper. As JSON {"runs": [{"policy",
-"failures_per_day", "effective_ratio", ..}, ..]}; of a simulated cluster each run has intervals, spread, lost steps, GPU-hours and cost.
+Draws failures from seeds and charges what each costs (`sim/economics/montecarlo.py`); every policy
+meets the same failures. Starts nothing and moves no bytes. `--preset gemini-fig15` computes a
+published figure instead, by the account of its paper. As JSON {"runs": [{"policy",
+"failures_per_day", "effective_ratio", ..}, ..]}; of a simulated cluster each run has intervals,
+spread, lost steps, GPU-hours and cost.
 
-`--replay` takes the failures of a real job from its journal (`sim/economics/replay.py`). As JSON {"cluster", "happened": what the journal tells,
-"runs": [{"policy", "effective_ratio", "redone_steps", "recovered", ..}, ..]}.
+`--replay` takes the failures of a real job from its journal (`sim/economics/replay.py`). As JSON
+{"cluster", "happened": what the journal tells, "runs": [{"policy", "effective_ratio",
+"redone_steps", "recovered", ..}, ..]}.
 """
 
 from __future__ import annotations
@@ -23,7 +26,14 @@ from rich.table import Table
 
 from keepstep.cli import figure
 from keepstep.cli.choosing import JsonOption, print_json
-from keepstep.cli.simulating import FileArgument, PresetOption, chosen_cluster, numbers, resized, whole_numbers
+from keepstep.cli.simulating import (
+    FileArgument,
+    PresetOption,
+    chosen_cluster,
+    numbers,
+    resized,
+    whole_numbers,
+)
 from keepstep.core.economics.costs import Protection, parse_protection
 from keepstep.core.economics.planner import SPARES_QUANTILE, spares
 from keepstep.edge.os.journal import read_journal
@@ -37,7 +47,15 @@ from keepstep.sim.economics.summary import Row, summarise
 
 PAPER = "gemini-fig15"
 # `lasting`: effective training time ratio, with the 95 % interval of its mean.
-HEADINGS = ("lasting", "worst seed", "lost steps", "a failure", "from memory", "a node", "GPU-h wasted")
+HEADINGS = (
+    "lasting",
+    "worst seed",
+    "lost steps",
+    "a failure",
+    "from memory",
+    "a node",
+    "GPU-h wasted",
+)
 COST_HEADINGS = ("cost of it", "a useful GPU-h")
 REPLAY_HEADINGS = ("lasting", "steps done again", "from own memory", "from peers", "from the store")
 UNBROKEN = 140  # columns where nobody reads along
@@ -48,19 +66,34 @@ def simulate(
     preset: PresetOption = None,
     policies: Annotated[
         str | None,
-        typer.Option(help="By commas: copies:2, parity:4, rs:8+2, none, store:3h, store:max; each with /in-process, /spares:N, /store:1h."),
+        typer.Option(
+            help="By commas: copies:2, parity:4, rs:8+2, none, store:3h, store:max; each with "
+            "/in-process, /spares:N, /store:1h."
+        ),
     ] = None,
     days: Annotated[float, typer.Option(help="How long the job runs.")] = 30.0,
     seeds: Annotated[int, typer.Option(help="How many draws.")] = 20,
     first_seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
-    nodes: Annotated[str | None, typer.Option(help="Another number of nodes; of gemini-fig15 several, by commas.")] = None,
-    failures_per_day: Annotated[str | None, typer.Option(help="Another number of failures a day; of gemini-fig15 several.")] = None,
+    nodes: Annotated[
+        str | None,
+        typer.Option(help="Another number of nodes; of gemini-fig15 several, by commas."),
+    ] = None,
+    failures_per_day: Annotated[
+        str | None, typer.Option(help="Another number of failures a day; of gemini-fig15 several.")
+    ] = None,
     journal: Annotated[
         list[Path] | None,
-        typer.Option("--replay", help="Failures of a real job: its journal, or that of each node.", exists=True, dir_okay=False),
+        typer.Option(
+            "--replay",
+            help="Failures of a real job: its journal, or that of each node.",
+            exists=True,
+            dir_okay=False,
+        ),
     ] = None,
     gpu_hour_cost: Annotated[float | None, typer.Option(help="What a GPU costs an hour.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw it: .svg, .html or .png.", dir_okay=False)] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw it: .svg, .html or .png.", dir_okay=False)
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Compare policies on a cluster: time that lasts, steps lost, GPU-hours, cost."""
@@ -69,24 +102,36 @@ def simulate(
     if preset == PAPER and file is None:
         if policies is not None:
             systems = ", ".join(system.name for system in SYSTEMS)
-            raise ConfigError(f"--policies: expected none with --preset {PAPER}, which compares {systems}, found {policies!r}")
-        _paper(whole_numbers(nodes, "--nodes"), numbers(failures_per_day, "--failures-per-day"), plot, json)
+            raise ConfigError(
+                f"--policies: expected none with --preset {PAPER}, which compares {systems}, "
+                f"found {policies!r}"
+            )
+        _paper(
+            whole_numbers(nodes, "--nodes"),
+            numbers(failures_per_day, "--failures-per-day"),
+            plot,
+            json,
+        )
         return
     if gpu_hour_cost is not None and not gpu_hour_cost >= 0:
         raise ConfigError(f"--gpu-hour-cost: expected 0 or more, found {gpu_hour_cost:g}")
     sizes, rates = whole_numbers(nodes, "--nodes"), numbers(failures_per_day, "--failures-per-day")
     if len(sizes) > 1 or len(rates) > 1:
         raise ConfigError(
-            f"--nodes and --failures-per-day: expected one value, except with --preset {PAPER}, found {nodes or failures_per_day}"
+            "--nodes and --failures-per-day: expected one value, except with --preset "
+            f"{PAPER}, found {nodes or failures_per_day}"
         )
-    cluster = resized(chosen_cluster(file, preset), next(iter(sizes), None), next(iter(rates), None))
+    cluster = resized(
+        chosen_cluster(file, preset), next(iter(sizes), None), next(iter(rates), None)
+    )
     if journal:
         _replay(cluster, journal, policies, json)
         return
     cases = _cases(cluster, policies)
     outcomes = _run(cluster, cases, days, seeds, first_seed)
     rows = [
-        summarise(cluster, case.spares, case.charges.memory_bytes, outcomes[number], gpu_hour_cost) for number, case in enumerate(cases)
+        summarise(cluster, case.spares, case.charges.memory_bytes, outcomes[number], gpu_hour_cost)
+        for number, case in enumerate(cases)
     ]
     if plot is not None:
         figure.save(_bars(cluster, rows, days, seeds), plot, f"keepstep simulate {cluster.name}")
@@ -97,11 +142,14 @@ def simulate(
 
 
 def _replay(machines: Cluster, journals: Sequence[Path], policies: str | None, json: bool) -> None:
-    """The failures that really happened, met by each policy; what was measured of the job stands for what the cluster file says of it."""
+    """The failures that really happened, met by each policy; what was measured of the job stands
+    for what the cluster file says of it."""
     happened = replay(event for path in journals for event in read_journal(path))
     cluster = happened.cluster(machines)
     cases = _cases(cluster, policies)
-    outcomes = [walk(cluster, case, happened.failures, happened.seconds / DAY_S, 0) for case in cases]
+    outcomes = [
+        walk(cluster, case, happened.failures, happened.seconds / DAY_S, 0) for case in cases
+    ]
     if json:
         runs = [{**asdict(o), "effective_ratio": o.effective_ratio} for o in outcomes]
         print_json({"cluster": cluster, "happened": happened, "runs": runs})
@@ -110,14 +158,23 @@ def _replay(machines: Cluster, journals: Sequence[Path], policies: str | None, j
     counts = ", ".join(f"{kinds.count(kind)} of a {kind}" for kind in sorted(set(kinds))) or "none"
     console = Console(highlight=False)
     console.print(
-        f"{cluster.nodes} nodes, {happened.ranks} ranks, {happened.seconds:,.1f} s, steps of {cluster.iteration_s:.3g} s; "
-        f"failures: {counts}; noticed after {happened.detection_s:.3g} s, recovered from in {happened.recovery_s:.3g} s, in the mean",
+        f"{cluster.nodes} nodes, {happened.ranks} ranks, {happened.seconds:,.1f} s, steps of "
+        f"{cluster.iteration_s:.3g} s; "
+        f"failures: {counts}; noticed after {happened.detection_s:.3g} s, recovered from in "
+        f"{happened.recovery_s:.3g} s, in the mean",
         soft_wrap=True,
     )
     table = Table("policy", *REPLAY_HEADINGS, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_row("as it happened", f"{happened.effective_ratio:.2%}", str(happened.redone_steps), "", "", "")
+    table.add_row(
+        "as it happened", f"{happened.effective_ratio:.2%}", str(happened.redone_steps), "", "", ""
+    )
     for o in outcomes:
-        table.add_row(o.policy, f"{o.effective_ratio:.2%}", str(o.redone_steps), *(str(o.recovered[s]) for s in ("own", "peers", "store")))
+        table.add_row(
+            o.policy,
+            f"{o.effective_ratio:.2%}",
+            str(o.redone_steps),
+            *(str(o.recovered[s]) for s in ("own", "peers", "store")),
+        )
     console.print(table)
 
 
@@ -129,7 +186,9 @@ def _cases(cluster: Cluster, text: str | None) -> list[Case]:
         try:
             cases.append(prepare(cluster, protection))
         except ConfigError as error:
-            Console(stderr=True, highlight=False).print(f"left out: {error}", style="dim", soft_wrap=True, markup=False)
+            Console(stderr=True, highlight=False).print(
+                f"left out: {error}", style="dim", soft_wrap=True, markup=False
+            )
     return cases
 
 
@@ -137,21 +196,39 @@ def _usual(cluster: Cluster) -> list[Protection]:
     """What people do, and what keepstep offers."""
     best = "copies:2" + ("/in-process" if cluster.in_process_restart_s is not None else "")
     best += f"/spares:{max(cluster.spares, spares(cluster, SPARES_QUANTILE))}"
-    return [parse_protection(text) for text in ("store:3h", "store:max", "copies:2", "parity:4", f"{best}/store:10m")]
+    return [
+        parse_protection(text)
+        for text in ("store:3h", "store:max", "copies:2", "parity:4", f"{best}/store:10m")
+    ]
 
 
-def _run(cluster: Cluster, cases: Sequence[Case], days: float, seeds: int, first_seed: int) -> list[Any]:
+def _run(
+    cluster: Cluster, cases: Sequence[Case], days: float, seeds: int, first_seed: int
+) -> list[Any]:
     console = Console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
         task = progress.add_task("simulating", total=seeds * len(cases))
         return run(cluster, cases, days, seeds, first_seed, lambda: progress.advance(task))
 
 
-def _answer(cluster: Cluster, rows: Sequence[Row], days: float, seeds: int, first_seed: int) -> dict[str, Any]:
+def _answer(
+    cluster: Cluster, rows: Sequence[Row], days: float, seeds: int, first_seed: int
+) -> dict[str, Any]:
     runs = []
     for row in rows:
-        told = {key: value for key, value in asdict(row).items() if key not in ("policy", "effective_ratio")}
+        told = {
+            key: value
+            for key, value in asdict(row).items()
+            if key not in ("policy", "effective_ratio")
+        }
         ratio = row.effective_ratio
         runs.append(
             {
@@ -162,7 +239,13 @@ def _answer(cluster: Cluster, rows: Sequence[Row], days: float, seeds: int, firs
                 **told,
             }
         )
-    return {"cluster": cluster, "days": days, "seeds": seeds, "first_seed": first_seed, "runs": runs}
+    return {
+        "cluster": cluster,
+        "days": days,
+        "seeds": seeds,
+        "first_seed": first_seed,
+        "runs": runs,
+    }
 
 
 def _show(cluster: Cluster, rows: Sequence[Row], days: float, seeds: int) -> None:
@@ -182,7 +265,11 @@ def _show(cluster: Cluster, rows: Sequence[Row], days: float, seeds: int) -> Non
 
 def _cells(row: Row) -> list[str]:
     ratio = row.effective_ratio
-    within = "" if ratio.low is None or ratio.high is None else f" \u00b1{(ratio.high - ratio.low) / 2:.2%}"
+    within = (
+        ""
+        if ratio.low is None or ratio.high is None
+        else f" \u00b1{(ratio.high - ratio.low) / 2:.2%}"
+    )
     return [
         row.policy,
         f"{ratio.mean:.2%}{within}",
@@ -202,7 +289,8 @@ def _cost_cells(row: Row) -> list[str]:
 
 def _words(cluster: Cluster, days: float, seeds: int) -> str:
     return (
-        f"{cluster.name}: {cluster.nodes:,} nodes, {cluster.gpus:,} GPUs, {cluster.failures_per_day:.3g} failures a day, "
+        f"{cluster.name}: {cluster.nodes:,} nodes, {cluster.gpus:,} GPUs, "
+        f"{cluster.failures_per_day:.3g} failures a day, "
         f"{days:g} days, {seeds} seed{'' if seeds == 1 else 's'}"
     )
 
@@ -211,13 +299,28 @@ def _bars(cluster: Cluster, rows: Sequence[Row], days: float, seeds: int) -> fig
     drawn = []
     for row in rows:
         ratio = row.effective_ratio
-        low, high = (ratio.mean, ratio.mean) if ratio.low is None or ratio.high is None else (ratio.low, ratio.high)
-        drawn.append(figure.Bar(row.policy, (ratio.mean, row.lost_ratio, row.down_ratio, row.stalled_ratio), low, high))
-    return figure.bars("Where the time goes", f"{_words(cluster, days, seeds)}; whiskers: 95 % of the mean", drawn)
+        low, high = (
+            (ratio.mean, ratio.mean)
+            if ratio.low is None or ratio.high is None
+            else (ratio.low, ratio.high)
+        )
+        drawn.append(
+            figure.Bar(
+                row.policy,
+                (ratio.mean, row.lost_ratio, row.down_ratio, row.stalled_ratio),
+                low,
+                high,
+            )
+        )
+    return figure.bars(
+        "Where the time goes", f"{_words(cluster, days, seeds)}; whiskers: 95 % of the mean", drawn
+    )
 
 
 def _paper(nodes: list[int], failures: list[float], plot: Path | None, json: bool) -> None:
-    asked = [Point(INSTANCE_FAILURES_PER_DAY * count, count) for count in nodes] + [Point(per_day) for per_day in failures]
+    asked = [Point(INSTANCE_FAILURES_PER_DAY * count, count) for count in nodes] + [
+        Point(per_day) for per_day in failures
+    ]
     points = asked or PUBLISHED
     runs = [
         {
@@ -230,14 +333,28 @@ def _paper(nodes: list[int], failures: list[float], plot: Path | None, json: boo
         for system in SYSTEMS
     ]
     if plot is not None:
-        series = [(system.name, [(p.failures_per_day, system.effective_ratio(p.failures_per_day)) for p in points]) for system in SYSTEMS]
-        drawn = figure.lines("Effective training time", "GEMINI's figure 15, computed by its own account", "failures a day", series)
+        series = [
+            (
+                system.name,
+                [(p.failures_per_day, system.effective_ratio(p.failures_per_day)) for p in points],
+            )
+            for system in SYSTEMS
+        ]
+        drawn = figure.lines(
+            "Effective training time",
+            "GEMINI's figure 15, computed by its own account",
+            "failures a day",
+            series,
+        )
         figure.save(drawn, plot, "keepstep simulate gemini-fig15")
     if json:
         print_json({"runs": runs})
         return
     table = Table(
-        "failures a day", "instances", *(system.name for system in SYSTEMS), title="Effective training time ratio, GEMINI's figure 15"
+        "failures a day",
+        "instances",
+        *(system.name for system in SYSTEMS),
+        title="Effective training time ratio, GEMINI's figure 15",
     )
     for point in points:
         ratios = (f"{system.effective_ratio(point.failures_per_day):.3f}" for system in SYSTEMS)

@@ -1,4 +1,5 @@
-"""Simulating: which cluster is meant, what was asked for, and the words both `keepstep simulate` and `keepstep plan` share."""
+"""Simulating: which cluster is meant, what was asked for, and the words both `keepstep simulate`
+and `keepstep plan` share."""
 
 from __future__ import annotations
 
@@ -15,8 +16,16 @@ from keepstep.model.cluster import Cluster
 from keepstep.sim.economics.clusters import cluster_from
 from keepstep.sim.economics.presets import PRESETS, preset
 
-FileArgument = Annotated[Path | None, typer.Argument(metavar="[CLUSTER.toml]", help="The cluster; or take --preset.", show_default=False)]
-PresetOption = Annotated[str | None, typer.Option("--preset", help=f"A known cluster: {', '.join(PRESETS)}.", show_default=False)]
+FileArgument = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[CLUSTER.toml]", help="The cluster; or take --preset.", show_default=False
+    ),
+]
+PresetOption = Annotated[
+    str | None,
+    typer.Option("--preset", help=f"A known cluster: {', '.join(PRESETS)}.", show_default=False),
+]
 
 
 def chosen_cluster(file: Path | None, name: str | None) -> Cluster:
@@ -26,7 +35,9 @@ def chosen_cluster(file: Path | None, name: str | None) -> Cluster:
     if name is not None and file is None:
         return preset(name)
     found = "both" if file else "neither"
-    raise ConfigError(f"cluster: expected a file or --preset NAME ({', '.join(PRESETS)}), found {found}")
+    raise ConfigError(
+        f"cluster: expected a file or --preset NAME ({', '.join(PRESETS)}), found {found}"
+    )
 
 
 def _document(path: Path) -> dict[str, Any]:
@@ -37,21 +48,31 @@ def _document(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"cluster: expected a file that can be read, found {str(path)!r}: {error.strerror}") from error
+        raise ConfigError(
+            f"cluster: expected a file that can be read, found {str(path)!r}: {error.strerror}"
+        ) from error
     except ValueError as error:  # no TOML, or no text at all
         raise ConfigError(f"cluster: expected TOML in {str(path)!r}, found {error}") from error
 
 
 def resized(cluster: Cluster, nodes: int | None, failures_per_day: float | None) -> Cluster:
-    """Another number of nodes, which fail as often each; another number of failures a day, of the same kinds. Raises ConfigError."""
+    """Another number of nodes, which fail as often each; another number of failures a day, of the
+    same kinds. Raises ConfigError."""
     if nodes is not None:
         cluster = replace(cluster, nodes=nodes)
     if failures_per_day is None:
         return cluster
     if cluster.failures_per_day == 0:
-        raise ConfigError("--failures-per-day: expected a cluster with failures to scale, found none")
+        raise ConfigError(
+            "--failures-per-day: expected a cluster with failures to scale, found none"
+        )
     factor = failures_per_day / cluster.failures_per_day
-    return replace(cluster, failures=tuple(replace(kind, per_node_day=kind.per_node_day * factor) for kind in cluster.failures))
+    return replace(
+        cluster,
+        failures=tuple(
+            replace(kind, per_node_day=kind.per_node_day * factor) for kind in cluster.failures
+        ),
+    )
 
 
 def numbers(text: str | None, option: str) -> list[float]:
@@ -63,7 +84,9 @@ def numbers(text: str | None, option: str) -> list[float]:
         except ValueError:
             value = math.nan
         if not 0 <= value < math.inf:
-            raise ConfigError(f"{option}: expected numbers of 0 or more, such as 3,5, found {part.strip()!r}")
+            raise ConfigError(
+                f"{option}: expected numbers of 0 or more, such as 3,5, found {part.strip()!r}"
+            )
         found.append(value)
     return found
 

@@ -1,9 +1,12 @@
-"""`keepstep status`: what is protected, where, how old; what has failed and is not back yet; where the time went.
+"""`keepstep status`: what is protected, where, how old; what has failed and is not back yet; where
+the time went.
 
-As JSON: {"jobs": [job, ...]}, a job being a `dashboard.view.JobView` field by field: times are nanoseconds, `horizon` is {"step",
-"epoch"} or null, `protection` a list of {"against", "step", "age_ns", "why", "is_known"} (step null: not survived, or unknown),
-`ranks`, `slots` and `held` (for other nodes) lists of one object each, `nodes` a `dashboard.nodes.NodesView`, null for a job of one node,
-`incident` a `dashboard.timeline.Recovery` or null, `account` a `core.account.Account` or null. With --watch one such document a line.
+As JSON: {"jobs": [job, ...]}, a job being a `dashboard.view.JobView` field by field: times are
+nanoseconds, `horizon` is {"step", "epoch"} or null, `protection` a list of {"against", "step",
+"age_ns", "why", "is_known"} (step null: not survived, or unknown), `ranks`, `slots` and `held` (for
+other nodes) lists of one object each, `nodes` a `dashboard.nodes.NodesView`, null for a job of one
+node, `incident` a `dashboard.timeline.Recovery` or null, `account` a `core.account.Account` or
+null. With --watch one such document a line.
 """
 
 from __future__ import annotations
@@ -19,7 +22,14 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from keepstep.cli.choosing import JobOption, JsonOption, newest_with_journal, places, print_json, with_memory
+from keepstep.cli.choosing import (
+    JobOption,
+    JsonOption,
+    newest_with_journal,
+    places,
+    print_json,
+    with_memory,
+)
 from keepstep.dashboard import terminal
 from keepstep.dashboard.finding import FoundJob
 from keepstep.dashboard.view import JobView, Now, as_json, job_view
@@ -31,9 +41,15 @@ def status(
     job: JobOption = None,
     json: JsonOption = False,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Look again and again until Ctrl-C; in a pipe one answer after the other.")
+        bool,
+        typer.Option(
+            "--watch",
+            help="Look again and again until Ctrl-C; in a pipe one answer after the other.",
+        ),
     ] = False,
-    interval: Annotated[float, typer.Option("--interval", metavar="S", min=0.1, help="Seconds between two looks.")] = 0.5,
+    interval: Annotated[
+        float, typer.Option("--interval", metavar="S", min=0.1, help="Seconds between two looks.")
+    ] = 0.5,
 ) -> None:
     """What is protected, where, how old."""
     looking = Looking(job)
@@ -69,7 +85,11 @@ class Looking:
             return Group(*(terminal.status(self._view(found)) for found in jobs))
         last = newest_with_journal(None)
         nothing = Text(f"No job holds memory in {places().arena_dir}.")
-        return Group(nothing, Text("The newest one that did:"), terminal.status(self._view(last))) if last else nothing
+        return (
+            Group(nothing, Text("The newest one that did:"), terminal.status(self._view(last)))
+            if last
+            else nothing
+        )
 
 
 def _watch(looking: Looking, json: bool, interval_s: float) -> None:

@@ -1,7 +1,9 @@
-"""`keepstep timeouts`: every limit that is used to tell a hang from a slow step, and what must come before what.
+"""`keepstep timeouts`: every limit that is used to tell a hang from a slow step, and what must come
+before what.
 
-Pure arithmetic: starts nothing. Reads `KEEPSTEP_HANG_AFTER_S` and `KEEPSTEP_LINK_DEAD_S` as a job would, and the options before them. As
-JSON: {"learns", "limits": [{"name", "seconds", "meaning"}], "relations": [{"shorter", "shorter_s", "longer", "longer_s", "why"}]}.
+Pure arithmetic: starts nothing. Reads `KEEPSTEP_HANG_AFTER_S` and `KEEPSTEP_LINK_DEAD_S` as a job
+would, and the options before them. As JSON: {"learns", "limits": [{"name", "seconds", "meaning"}],
+"relations": [{"shorter", "shorter_s", "longer", "longer_s", "why"}]}.
 """
 
 from __future__ import annotations
@@ -19,17 +21,29 @@ from keepstep.core.detection.deadlines import Deadlines, derive, relations, tabl
 
 
 def timeouts(
-    hang_after_s: Annotated[float | None, typer.Option(help="The one limit to set; without it: learnt from the job's steps.")] = None,
-    link_dead_s: Annotated[float | None, typer.Option(help="How long a link between nodes may stay away.")] = None,
+    hang_after_s: Annotated[
+        float | None,
+        typer.Option(help="The one limit to set; without it: learnt from the job's steps."),
+    ] = None,
+    link_dead_s: Annotated[
+        float | None, typer.Option(help="How long a link between nodes may stay away.")
+    ] = None,
     nodes: Annotated[int, typer.Option(help="How many nodes the job has.", min=1)] = 1,
     json: JsonOption = False,
 ) -> None:
     """Show every limit of the detection, and why they are in this order."""
-    settings = resolve(Config(hang_after_s=hang_after_s, link_dead_s=link_dead_s), os.environ, default_job="any")
+    settings = resolve(
+        Config(hang_after_s=hang_after_s, link_dead_s=link_dead_s), os.environ, default_job="any"
+    )
     deadlines = derive(settings.hang_after_s, settings.link_dead_s if nodes > 1 else None)
     if json:
-        limits = [dict(zip(("name", "seconds", "meaning"), row, strict=True)) for row in table(deadlines)]
-        order = [dict(zip(("shorter", "shorter_s", "longer", "longer_s", "why"), row, strict=True)) for row in relations(deadlines)]
+        limits = [
+            dict(zip(("name", "seconds", "meaning"), row, strict=True)) for row in table(deadlines)
+        ]
+        order = [
+            dict(zip(("shorter", "shorter_s", "longer", "longer_s", "why"), row, strict=True))
+            for row in relations(deadlines)
+        ]
         print_json({"learns": deadlines.learns, "limits": limits, "relations": order})
     else:
         _show(deadlines)
@@ -38,9 +52,14 @@ def timeouts(
 def _show(deadlines: Deadlines) -> None:
     console = Console(soft_wrap=True, highlight=False)
     if deadlines.learns:
-        console.print("late, asleep and busy are floors: the job's own steps raise them. Set hang_after_s to fix asleep and busy.")
+        console.print(
+            "late, asleep and busy are floors: the job's own steps raise them. Set "
+            "hang_after_s to fix asleep and busy."
+        )
     else:
-        console.print("hang_after_s is set: asleep and busy are that, whatever the job's own steps take.")
+        console.print(
+            "hang_after_s is set: asleep and busy are that, whatever the job's own steps take."
+        )
     limits = Table("limit", "seconds", "what for")
     for name, seconds, meaning in table(deadlines):
         limits.add_row(name, f"{seconds:g}", meaning)

@@ -1,7 +1,7 @@
 """Checksums: XXH3-64 over blocks.
 
-XXH3 runs at memory speed (27 to 35 GB/s on one Zen 3 core, measured) and the binding releases the GIL, so hashing
-never holds up the trainer. It guards against accident, not malice.
+XXH3 runs at memory speed (27 to 35 GB/s on one Zen 3 core, measured) and the binding releases the
+GIL, so hashing never holds up the trainer. It guards against accident, not malice.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ def block_checksums(data: memoryview, block_bytes: int = BLOCK_BYTES) -> list[in
     return [checksum(data[at : at + block_bytes]) for at in range(0, len(data), block_bytes)]
 
 
-def first_mismatch(data: memoryview, expected: Sequence[int], block_bytes: int = BLOCK_BYTES) -> tuple[int, int, int] | None:
-    """(block, expected, found) of the first block that differs, or None when all are as expected."""
+def first_mismatch(
+    data: memoryview, expected: Sequence[int], block_bytes: int = BLOCK_BYTES
+) -> tuple[int, int, int] | None:
+    """(block, expected, found) of the first block that differs, or None when all are as
+    expected."""
     for block, want in enumerate(expected):
         found = checksum(data[block * block_bytes : (block + 1) * block_bytes])
         if found != want:

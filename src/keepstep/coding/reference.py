@@ -1,7 +1,8 @@
 """Reference: arithmetic of GF(256), plainly, and the code it gives; slow where it touches data.
 
-The field is the one ISA-L uses (x^8 + x^4 + x^3 + x^2 + 1), so both give the same bytes: the fast code is tested against
-this one, and this one stands in where the library is missing. Small matrices are inverted here in either case.
+The field is the one ISA-L uses (x^8 + x^4 + x^3 + x^2 + 1), so both give the same bytes: the fast
+code is tested against this one, and this one stands in where the library is missing. Small matrices
+are inverted here in either case.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def _dot(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def matrix_inverse(rows: Rows) -> Rows:
-    """By Gauss and Jordan. The matrix must have an inverse: every square part of a Cauchy matrix has."""
+    """By Gauss and Jordan. The matrix must have an inverse: every square part of a Cauchy matrix
+    has."""
     size = len(rows)
     work = [list(row) + [int(i == j) for j in range(size)] for i, row in enumerate(rows)]
     for column in range(size):
@@ -63,7 +65,9 @@ def matrix_inverse(rows: Rows) -> Rows:
         for i in range(size):
             factor = work[i][column]
             if i != column and factor:
-                work[i] = [x ^ multiply(factor, y) for x, y in zip(work[i], work[column], strict=True)]
+                work[i] = [
+                    x ^ multiply(factor, y) for x, y in zip(work[i], work[column], strict=True)
+                ]
     return tuple(bytes(row[size:]) for row in work)
 
 

@@ -1,9 +1,11 @@
 """XOR: the parity of one lost member, in place and at memory speed, with the GIL released.
 
-Comes in: buffers, which may be maps of other processes' memory; nothing is copied. A source shorter than the target
-continues as zeros. numpy is imported on the first call, because only a job with parity needs it.
+Comes in: buffers, which may be maps of other processes' memory; nothing is copied. A source shorter
+than the target continues as zeros. numpy is imported on the first call, because only a job with
+parity needs it.
 
-ISA-L's `xor_gen` does the same in one pass; it wants aligned buffers and gains a tenth to a fifth over these tiles, so it is not used.
+ISA-L's `xor_gen` does the same in one pass; it wants aligned buffers and gains a tenth to a fifth
+over these tiles, so it is not used.
 """
 
 from __future__ import annotations

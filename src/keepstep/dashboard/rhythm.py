@@ -1,7 +1,9 @@
-"""Rhythm view: when the network of a job's ranks is idle within a step, and what of the copies goes where.
+"""Rhythm view: when the network of a job's ranks is idle within a step, and what of the copies goes
+where.
 
-Comes in: the rhythm pages of the ranks on this node, and what their keeper has written into `interleave.json`. Goes out: frozen values a
-screen can show. Computes the plan anew from the keeper's figures; never writes, asks nobody.
+Comes in: the rhythm pages of the ranks on this node, and what their keeper has written into
+`interleave.json`. Goes out: frozen values a screen can show. Computes the plan anew from the
+keeper's figures; never writes, asks nobody.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ class RankRhythm:
 
 @dataclass(frozen=True, slots=True)
 class RhythmView:
-    """`idle`: (begin, end) of the spans that all ranks leave, nanoseconds into the step; `plan` goes into these."""
+    """`idle`: (begin, end) of the spans that all ranks leave, nanoseconds into the step; `plan`
+    goes into these."""
 
     ranks: tuple[RankRhythm, ...]
     step_ns: int

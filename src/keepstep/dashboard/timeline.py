@@ -1,10 +1,12 @@
-"""Timeline: a journal as a story: runs, and in each run the incidents, link by link from the first sign to the next step.
+"""Timeline: a journal as a story: runs, and in each run the incidents, link by link from the first
+sign to the next step.
 
 Comes in: events in the order written. Goes out: frozen values. Pure: no file, no clock.
 
-A run begins with a fresh start and goes on through everything that resumed from it, be it from memory or, after the machine
-was lost, from the store. A journal is one node's: of several, the leading one decides (`restore-offered`, `resumed`), and the others
-write down what they hear of it (`offer`, `go`). A kind of event that is not known here is part of the run and of no chain.
+A run begins with a fresh start and goes on through everything that resumed from it, be it from
+memory or, after the machine was lost, from the store. A journal is one node's: of several, the
+leading one decides (`restore-offered`, `resumed`), and the others write down what they hear of it
+(`offer`, `go`). A kind of event that is not known here is part of the run and of no chain.
 """
 
 from __future__ import annotations
@@ -13,20 +15,52 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from keepstep.core.economics.goodput import SAME_CLOCK_NS
-from keepstep.core.economics.journal_kinds import BACK, REFUTING, ends_training, is_about, is_failure
+from keepstep.core.economics.journal_kinds import (
+    BACK,
+    REFUTING,
+    ends_training,
+    is_about,
+    is_failure,
+)
 from keepstep.model.events import Event
 from keepstep.model.failure import failure_from_json
 
-REFUSED = {"damaged", "restore-failed", "fetch-failed", "checkpoint-damaged", "store-unreadable", "restore-refused", "slot-voided"}
-TROUBLE = REFUSED | {"capture-failed", "persist-failed", "persist-impossible", "keeper-lost", "keeper-missing", "torn", "stranger-refused"}
-TROUBLE |= {"copy-failed", "copy-lost", "copy-refused", "declined", "mesh-refused", "meeting-lost", "keeper-unheard"}  # between nodes
+REFUSED = {
+    "damaged",
+    "restore-failed",
+    "fetch-failed",
+    "checkpoint-damaged",
+    "store-unreadable",
+    "restore-refused",
+    "slot-voided",
+}
+TROUBLE = REFUSED | {
+    "capture-failed",
+    "persist-failed",
+    "persist-impossible",
+    "keeper-lost",
+    "keeper-missing",
+    "torn",
+    "stranger-refused",
+}
+# between nodes
+TROUBLE |= {
+    "copy-failed",
+    "copy-lost",
+    "copy-refused",
+    "declined",
+    "mesh-refused",
+    "meeting-lost",
+    "keeper-unheard",
+}
 TROUBLE |= {"suspicion", "verdict", "recurrence", "lost-notice"}
 GLAD = {"resumed", "go", "mended"}
-# What an agent says before its first word about the job, while it finds its keeper and the other nodes.
+# What an agent says before its first word about the job, while it finds its keeper and the other
+# nodes.
 PRELUDE = {"keeper-listens", "keeper-unheard", "meeting", "round-waiting"}
 
-# The links of a chain behind its first fact: which kinds of event make one, and how it is called. Of each the last event counts, and of
-# `suspicion` the first; those of `refused` count one by one.
+# The links of a chain behind its first fact: which kinds of event make one, and how it is called.
+# Of each the last event counts, and of `suspicion` the first; those of `refused` count one by one.
 LINKS: dict[str, tuple[str, tuple[str, ...]]] = {
     "suspicion": ("suspicion", ("suspicion",)),
     "verdict": ("verdict", ("verdict",)),
@@ -35,7 +69,8 @@ LINKS: dict[str, tuple[str, tuple[str, ...]]] = {
     "stacks": ("action", ("stacks",)),
     "coordinator": ("action", ("coordinator",)),
     "told": ("action", ("lost-notice",)),
-    "met": ("action", ("round-formed", "mesh")),  # the agents, or under a foreign launcher the ranks
+    # the agents, or under a foreign launcher the ranks
+    "met": ("action", ("round-formed", "mesh")),
     "respawned": ("action", ("rank-respawned",)),
     "restarted": ("action", ("ranks-restarted",)),
     "joined": ("action", ("rank-joined",)),
@@ -47,9 +82,10 @@ LINKS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One link of the chain. `link`: fact, suspicion, verdict, refused (a rung of the ladder), plan, action or closed. `name`: noticed,
-    met, restarted, joined, ..., the rung that was refused. `took_ns` since the stage before; `who`: all who said so, `event` being the
-    last of their words."""
+    """One link of the chain. `link`: fact, suspicion, verdict, refused (a rung of the ladder),
+    plan, action or closed. `name`: noticed, met, restarted, joined, ..., the rung that was refused.
+    `took_ns` since the stage before; `who`: all who said so, `event` being the last of their
+    words."""
 
     link: str
     name: str
@@ -60,10 +96,11 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """From the first sign of a failure to the next completed step. `outcome` is resumed, ended or pending.
+    """From the first sign of a failure to the next completed step. `outcome` is resumed, ended or
+    pending.
 
-    `refused` are the sources that were tried or looked at and not used; `setbacks` what failed meanwhile; `evidence` the failures that the
-    verdict about the program or the hardware rests on.
+    `refused` are the sources that were tried or looked at and not used; `setbacks` what failed
+    meanwhile; `evidence` the failures that the verdict about the program or the hardware rests on.
     """
 
     outcome: str
@@ -89,7 +126,8 @@ class Story:
 
 
 def between_ns(earlier: Event, later: Event) -> int:
-    """How long from one event to another: by the monotonic clock, unless a reboot has set it back. Never negative."""
+    """How long from one event to another: by the monotonic clock, unless a reboot has set it back.
+    Never negative."""
     mono_ns, wall_ns = later.mono_ns - earlier.mono_ns, later.wall_ns - earlier.wall_ns
     return max(0, mono_ns if abs(mono_ns - wall_ns) < SAME_CLOCK_NS else wall_ns)
 
@@ -117,30 +155,45 @@ def _runs(events: Iterable[Event]) -> list[list[Event]]:
 
 
 def _memories(events: Iterable[Event]) -> list[list[Event]]:
-    """An agent and a keeper with nothing in its hands open together, in either order: what follows is about one memory."""
+    """An agent and a keeper with nothing in its hands open together, in either order: what follows
+    is about one memory."""
     memories: list[list[Event]] = []
     for event in events:
-        if not memories or (_opens(event) and not all(_opens(e) or e.kind in PRELUDE for e in memories[-1])):
+        if not memories or (
+            _opens(event) and not all(_opens(e) or e.kind in PRELUDE for e in memories[-1])
+        ):
             memories.append([])
         memories[-1].append(event)
     return memories
 
 
 def _opens(event: Event) -> bool:
-    return event.kind == "job-started" or (event.kind == "keeper-started" and event.why.endswith("nothing there yet"))
+    return event.kind == "job-started" or (
+        event.kind == "keeper-started" and event.why.endswith("nothing there yet")
+    )
 
 
 def _story(events: Sequence[Event]) -> Story:
     recoveries = tuple(_recoveries(events))
-    last = next((e for e in reversed(events) if e.kind in BACK | {"job-over", "keeper-started"}), None)
+    last = next(
+        (e for e in reversed(events) if e.kind in BACK | {"job-over", "keeper-started"}), None
+    )
     end = last if last and last.kind == "job-over" else None
     lost = sum(r.lost_steps or 0 for r in recoveries)
-    return Story(tuple(events), recoveries, end.why if end else None, bool(end.data.get("ok")) if end else None, lost)
+    return Story(
+        tuple(events),
+        recoveries,
+        end.why if end else None,
+        bool(end.data.get("ok")) if end else None,
+        lost,
+    )
 
 
 def _recoveries(events: Sequence[Event]) -> list[Recovery]:
     """One for each way back to training, and one for a failure that nothing followed."""
-    closed_at = [i for i, e in enumerate(events) if e.kind in BACK and not _is_repeated(e, events[:i])]
+    closed_at = [
+        i for i, e in enumerate(events) if e.kind in BACK and not _is_repeated(e, events[:i])
+    ]
     found = []
     for begin, end in zip([-1, *closed_at], [*closed_at, len(events)], strict=True):
         window = events[begin + 1 : end]
@@ -149,7 +202,8 @@ def _recoveries(events: Sequence[Event]) -> list[Recovery]:
         if sign is None and (closer is None or closer.data.get("source") == "fresh"):
             continue  # the start itself, or the rest of a run that went well
         if sign is None:
-            # Without a witness (the keeper was gone as well) the way back begins with the keeper that came next.
+            # Without a witness (the keeper was gone as well) the way back begins with the keeper
+            # that came next.
             sign = max((i for i, e in enumerate(window) if e.kind == "keeper-started"), default=0)
             found.append(_recovery(window[sign:], None, closer, events[end + 1 :]))
         else:
@@ -160,24 +214,46 @@ def _recoveries(events: Sequence[Event]) -> list[Recovery]:
 
 
 def _first_doubt(window: Sequence[Event], sign: int) -> int:
-    """Where the incident that `sign` tells of began: with the first suspicion of it that nothing refuted, if there is one."""
+    """Where the incident that `sign` tells of began: with the first suspicion of it that nothing
+    refuted, if there is one."""
     refuted = max((i for i, e in enumerate(window[:sign]) if e.kind in REFUTING), default=-1)
     suspicions = (i for i in range(refuted + 1, sign) if window[i].kind == "suspicion")
-    return next((i for i in suspicions if is_about(0, window[sign], between_ns(window[i], window[sign]))), sign)
+    return next(
+        (i for i in suspicions if is_about(0, window[sign], between_ns(window[i], window[sign]))),
+        sign,
+    )
 
 
 def _is_repeated(go: Event, before: Sequence[Event]) -> bool:
-    """A permission that was said before: again for a node whose keeper had died, or by each of the nodes that share a journal."""
+    """A permission that was said before: again for a node whose keeper had died, or by each of the
+    nodes that share a journal."""
     last = next((e for e in reversed(before) if e.kind in BACK or e.kind == "rank-joined"), None)
     epoch = go.data.get("epoch")
-    return last is not None and last.kind in BACK and epoch is not None and last.data.get("epoch") == epoch
+    return (
+        last is not None
+        and last.kind in BACK
+        and epoch is not None
+        and last.data.get("epoch") == epoch
+    )
 
 
-def _recovery(way: Sequence[Event], noticed: Event | None, closer: Event | None, following: Sequence[Event]) -> Recovery:
-    over = next((e for e in reversed(way) if e.kind == "job-over"), None) if closer is None else None
+def _recovery(
+    way: Sequence[Event], noticed: Event | None, closer: Event | None, following: Sequence[Event]
+) -> Recovery:
+    over = (
+        next((e for e in reversed(way) if e.kind == "job-over"), None) if closer is None else None
+    )
     stages = _chained([*_beginning(way, noticed), *_ending(closer, over, following)])
-    # Ranks that end between the first sign and the restart go down with the first; those after it are failures of their own.
-    back = next((i for i, e in enumerate(way) if e.kind in ("ranks-restarted", "rank-respawned", "rank-joined")), len(way))
+    # Ranks that end between the first sign and the restart go down with the first; those after it
+    # are failures of their own.
+    back = next(
+        (
+            i
+            for i, e in enumerate(way)
+            if e.kind in ("ranks-restarted", "rank-respawned", "rank-joined")
+        ),
+        len(way),
+    )
     return Recovery(
         outcome="resumed" if closer else "ended" if over else "pending",
         step=closer.data.get("step") if closer else None,
@@ -194,16 +270,21 @@ def _recovery(way: Sequence[Event], noticed: Event | None, closer: Event | None,
 def _evidence(way: Sequence[Event]) -> tuple[str, ...]:
     last = next((e for e in reversed(way) if e.kind == "recurrence"), None)
     failures = [failure_from_json(said) for said in last.data.get("failures", ())] if last else []
-    return tuple(f"{failure}{f'; more in {failure.files}' if failure.files else ''}" for failure in failures)
+    return tuple(
+        f"{failure}{f'; more in {failure.files}' if failure.files else ''}" for failure in failures
+    )
 
 
-Link = tuple[str, str, list[Event]]  # which link, its name, and the words that made it, the one that counts last
+# which link, its name, and the words that made it, the one that counts last
+Link = tuple[str, str, list[Event]]
 
 
 def _beginning(way: Sequence[Event], noticed: Event | None) -> list[Link]:
     """The links up to the leave to train, in the order in which they came about."""
     found: list[Link] = []
-    planned = next((i for i, e in enumerate(way) if e.kind in ("plan", "ranks-restarted")), len(way))
+    planned = next(
+        (i for i, e in enumerate(way) if e.kind in ("plan", "ranks-restarted")), len(way)
+    )
     for name, (link, kinds) in LINKS.items():
         seen = way[:planned] if link == "suspicion" else way  # what is suspected later is no news
         kind = next((k for k in kinds if any(e.kind == k and e is not noticed for e in seen)), None)
@@ -214,7 +295,11 @@ def _beginning(way: Sequence[Event], noticed: Event | None) -> list[Link]:
     place = {id(event): i for i, event in enumerate(way)}
     found.sort(key=lambda found: place[id(found[2][-1])])
     first = [link for link in found if link[0] == "suspicion"]
-    return [*first, ("fact", "noticed", [noticed]), *(link for link in found if link not in first)] if noticed is not None else found
+    return (
+        [*first, ("fact", "noticed", [noticed]), *(link for link in found if link not in first)]
+        if noticed is not None
+        else found
+    )
 
 
 def _ending(closer: Event | None, over: Event | None, following: Sequence[Event]) -> list[Link]:

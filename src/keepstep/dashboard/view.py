@@ -1,7 +1,8 @@
 """View: what a job directory and a journal say, as values a screen can show.
 
-Comes in: status pages, slot headers, locks, the journal, the time. Goes out: frozen values, which `as_json` turns into what `--json`
-prints. Never writes, never proves payloads (`keepstep inspect` does), never waits for anybody.
+Comes in: status pages, slot headers, locks, the journal, the time. Goes out: frozen values, which
+`as_json` turns into what `--json` prints. Never writes, never proves payloads (`keepstep inspect`
+does), never waits for anybody.
 
 Invariant: a field that could not be read is None or says `unknown`; nothing shown is a guess.
 """
@@ -47,8 +48,9 @@ class Now:
 
 @dataclass(frozen=True, slots=True)
 class SlotRow:
-    """A slot by its header. `state` is sealed, writing, empty or damaged; `why` says what is damaged. `kind` is own, copy (of another
-    node's rank) or parity (of the row of ranks that `rank` of this node is in)."""
+    """A slot by its header. `state` is sealed, writing, empty or damaged; `why` says what is
+    damaged. `kind` is own, copy (of another node's rank) or parity (of the row of ranks that `rank`
+    of this node is in)."""
 
     kind: str
     rank: int
@@ -95,8 +97,8 @@ class RankRow:
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """What would survive `against`: `step`, `age_ns` old; None when nothing would, or, unless `is_known`, when nobody can tell here.
-    `why` says where from."""
+    """What would survive `against`: `step`, `age_ns` old; None when nothing would, or, unless
+    `is_known`, when nobody can tell here. `why` says where from."""
 
     against: str
     step: int | None
@@ -115,13 +117,15 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """Everything `keepstep status` knows of a job. `state` is training, restoring, broken, waiting, left-over or ended; an ended job has
-    neither `job_dir` nor `protection`, at most a checkpoint.
+    """Everything `keepstep status` knows of a job. `state` is training, restoring, broken, waiting,
+    left-over or ended; an ended job has neither `job_dir` nor `protection`, at most a checkpoint.
 
-    `incident` is the failure from which the job has not come back yet; `account` where the time of this run went.
+    `incident` is the failure from which the job has not come back yet; `account` where the time of
+    this run went.
 
-    In a job of several nodes `horizon` is the leader's word and `nodes` what else it told; `ranks`, `slots` and what is `held` for other
-    nodes are this node's alone. In a job of one node `nodes` is None.
+    In a job of several nodes `horizon` is the leader's word and `nodes` what else it told; `ranks`,
+    `slots` and what is `held` for other nodes are this node's alone. In a job of one node `nodes`
+    is None.
     """
 
     job: str
@@ -155,7 +159,8 @@ def job_view(job: FoundJob, now: Now, told: Sequence[Event] | None = None) -> Jo
     living = [rank for rank, (alive, _) in pages.items() if alive]
     word = leaders_word(job.job_dir, max((s.epoch for s in statuses.values()), default=-1))
     nodes = None
-    if word is not None and (world_size or 0) > len(living or pages):  # one node sees only its own ranks' pages
+    # one node sees only its own ranks' pages
+    if word is not None and (world_size or 0) > len(living or pages):
         horizon = word.floor
         nodes = nodes_view(job.job_dir, living or pages, keeper_alive, events, now.wall_ns)
     else:
@@ -181,7 +186,9 @@ def job_view(job: FoundJob, now: Now, told: Sequence[Event] | None = None) -> Jo
         horizon_age_ns=age_ns,
         checkpoint=checkpoint,
         protection=protection,
-        ranks=tuple(_rank_row(rank, alive, status, slots, now) for rank, (alive, status) in pages.items()),
+        ranks=tuple(
+            _rank_row(rank, alive, status, slots, now) for rank, (alive, status) in pages.items()
+        ),
         slots=slots,
         held=held_rows(job.job_dir, now),
         nodes=nodes,
@@ -192,13 +199,20 @@ def job_view(job: FoundJob, now: Now, told: Sequence[Event] | None = None) -> Jo
 
 def incident(run: Story) -> Recovery | None:
     """The one that is not over."""
-    return run.recoveries[-1] if run.recoveries and run.recoveries[-1].outcome == "pending" else None
+    return (
+        run.recoveries[-1] if run.recoveries and run.recoveries[-1].outcome == "pending" else None
+    )
 
 
-def run_account(run: Story, pages: Mapping[int, tuple[bool, RankStatus | None]], now: Now) -> Account:
-    """Where the run's time went: until now when ranks live, and else until its last event. `pages`: the ranks', of the last run."""
+def run_account(
+    run: Story, pages: Mapping[int, tuple[bool, RankStatus | None]], now: Now
+) -> Account:
+    """Where the run's time went: until now when ranks live, and else until its last event. `pages`:
+    the ranks', of the last run."""
     living = [status for alive, status in pages.values() if alive and status is not None]
-    tempos = [Tempo(s.rank, s.pid, s.completed_step, s.step_ns_last, s.stall_ns_total) for s in living]
+    tempos = [
+        Tempo(s.rank, s.pid, s.completed_step, s.step_ns_last, s.stall_ns_total) for s in living
+    ]
     return account(run.events, tempos, (now.wall_ns, now.mono_ns) if living else None)
 
 
@@ -216,11 +230,14 @@ def slot_rows(directory: Path, now: Now, kind: str = "own") -> tuple[SlotRow, ..
 
 def held_rows(job_dir: Path, now: Now) -> tuple[SlotRow, ...]:
     """What the keeper here holds for other nodes: copies, then parities."""
-    return tuple(row for kind, below in SHELVES.items() for row in slot_rows(job_dir / below, now, kind))
+    return tuple(
+        row for kind, below in SHELVES.items() for row in slot_rows(job_dir / below, now, kind)
+    )
 
 
 def slot_row(path: Path, rank: int, now: Now, kind: str = "own") -> SlotRow:
-    """What a slot's header says. Its payload is not looked at. Raises OSError when there is no slot."""
+    """What a slot's header says. Its payload is not looked at. Raises OSError when there is no
+    slot."""
     index = int(path.name.split("-")[1])
     try:
         header = read_header(path)
@@ -228,7 +245,16 @@ def slot_row(path: Path, rank: int, now: Now, kind: str = "own") -> SlotRow:
         return SlotRow(kind, rank, index, path, "damaged", why=str(error))
     if header.state is SlotState.EMPTY:
         return SlotRow(kind, rank, index, path, "empty")
-    row = SlotRow(kind, rank, index, path, header.state.name.lower(), header.stamp.step, header.stamp.epoch, header.incarnation)
+    row = SlotRow(
+        kind,
+        rank,
+        index,
+        path,
+        header.state.name.lower(),
+        header.stamp.step,
+        header.stamp.epoch,
+        header.incarnation,
+    )
     if header.state is SlotState.WRITING:
         return row
     return SlotRow(
@@ -255,9 +281,15 @@ def read_header(path: Path) -> SlotHeader:
         slot.close()
 
 
-def _rank_row(rank: int, alive: bool, read: RankStatus | None, slots: Sequence[SlotRow], now: Now) -> RankRow:
+def _rank_row(
+    rank: int, alive: bool, read: RankStatus | None, slots: Sequence[SlotRow], now: Now
+) -> RankRow:
     status = read or BLANK
-    sealed = [(s.epoch or 0, s.step, s.age_ns) for s in slots if s.rank == rank and s.state == "sealed" and s.step is not None]
+    sealed = [
+        (s.epoch or 0, s.step, s.age_ns)
+        for s in slots
+        if s.rank == rank and s.state == "sealed" and s.step is not None
+    ]
     _, newest_step, age_ns = max(sealed, default=(0, None, None))
     return RankRow(
         rank=rank,
@@ -276,7 +308,9 @@ def _rank_row(rank: int, alive: bool, read: RankStatus | None, slots: Sequence[S
         stall_ns_last=status.stall_ns_last,
         stall_ns_total=status.stall_ns_total,
         step_ns_last=status.step_ns_last,
-        copy_bytes_per_s=status.payload_bytes * S_NS / status.copy_ns_last if status.copy_ns_last else None,
+        copy_bytes_per_s=status.payload_bytes * S_NS / status.copy_ns_last
+        if status.copy_ns_last
+        else None,
         seal_ns_last=status.seal_ns_last,
         payload_bytes=status.payload_bytes,
         loss=_number(status.loss),
@@ -286,7 +320,11 @@ def _rank_row(rank: int, alive: bool, read: RankStatus | None, slots: Sequence[S
 
 def _held_for_ns(slots: Iterable[SlotRow], stamp: Stamp | None) -> int | None:
     """How long every rank has held `stamp`: since the last of them sealed it."""
-    ages = [s.age_ns for s in slots if stamp and s.state == "sealed" and (s.step, s.epoch) == (stamp.step, stamp.epoch)]
+    ages = [
+        s.age_ns
+        for s in slots
+        if stamp and s.state == "sealed" and (s.step, s.epoch) == (stamp.step, stamp.epoch)
+    ]
     return min((age for age in ages if age is not None), default=None)
 
 
@@ -305,33 +343,72 @@ def _newest_checkpoint(events: Iterable[Event], now: Now) -> Checkpoint | None:
 
 
 def _protection(
-    statuses: Iterable[RankStatus], horizon: Stamp | None, age_ns: int | None, checkpoint: Checkpoint | None
+    statuses: Iterable[RankStatus],
+    horizon: Stamp | None,
+    age_ns: int | None,
+    checkpoint: Checkpoint | None,
 ) -> tuple[Protection, ...]:
-    stored = Protection("", checkpoint.step, checkpoint.age_ns, "checkpoint in the store") if checkpoint else None
+    stored = (
+        Protection("", checkpoint.step, checkpoint.age_ns, "checkpoint in the store")
+        if checkpoint
+        else None
+    )
     nothing = Protection("", None, None, "no checkpoint in the store")
     if horizon is None:
-        killed = stored or Protection("", None, None, "no step is held by every rank, and no checkpoint is in the store")
+        killed = stored or Protection(
+            "", None, None, "no step is held by every rank, and no checkpoint is in the store"
+        )
         damaged = killed
     else:
         killed = Protection("", horizon.step, age_ns, "every rank holds it in memory")
-        older = max((s for s in common([holding_of(s).sealed for s in statuses]) if s != horizon), default=None)
-        damaged = Protection("", older.step, None, "every rank holds it in memory too") if older else stored or nothing
-    return _named({"a killed process": killed, "a damaged snapshot": damaged, "a lost machine": stored or nothing})
+        older = max(
+            (s for s in common([holding_of(s).sealed for s in statuses]) if s != horizon),
+            default=None,
+        )
+        damaged = (
+            Protection("", older.step, None, "every rank holds it in memory too")
+            if older
+            else stored or nothing
+        )
+    return _named(
+        {
+            "a killed process": killed,
+            "a damaged snapshot": damaged,
+            "a lost machine": stored or nothing,
+        }
+    )
 
 
 def _protection_by_nodes(
     nodes: NodesView, horizon: Stamp | None, age_ns: int | None, checkpoint: Checkpoint | None
 ) -> tuple[Protection, ...]:
-    """Of a job of several nodes. Whoever can miss a node can miss one snapshot of it: both come back in the same way."""
+    """Of a job of several nodes. Whoever can miss a node can miss one snapshot of it: both come
+    back in the same way."""
     store = "checkpoint in the store" if checkpoint else "no checkpoint in the store"
-    stored = Protection("", checkpoint.step if checkpoint else None, checkpoint.age_ns if checkpoint else None, store)
+    stored = Protection(
+        "",
+        checkpoint.step if checkpoint else None,
+        checkpoint.age_ns if checkpoint else None,
+        store,
+    )
     is_sure, is_mended = not nodes.doubt, (nodes.any_nodes or 0) > 0
     if horizon is not None:
-        killed = Protection("", horizon.step, age_ns, "it is committed: every rank holds it in memory, or is given it by other nodes")
+        killed = Protection(
+            "",
+            horizon.step,
+            age_ns,
+            "it is committed: every rank holds it in memory, or is given it by other nodes",
+        )
     elif is_sure and nodes.step is not None:
         killed = Protection("", nodes.step, None, "every rank of every node holds it in memory")
     else:
-        killed = stored if checkpoint else Protection("", None, None, "nothing is committed yet that is known here", is_known=False)
+        killed = (
+            stored
+            if checkpoint
+            else Protection(
+                "", None, None, "nothing is committed yet that is known here", is_known=False
+            )
+        )
     if not is_sure:
         lost = damaged = Protection("", None, None, nodes.doubt, is_known=False)
     elif nodes.step is None:
@@ -339,11 +416,29 @@ def _protection_by_nodes(
     else:
         same_age_ns = age_ns if horizon is not None and horizon.step == nodes.step else None
         lost = (
-            Protection("", nodes.step, same_age_ns, nodes.why) if is_mended else replace(stored, why=f"not every node may be lost; {store}")
+            Protection("", nodes.step, same_age_ns, nodes.why)
+            if is_mended
+            else replace(stored, why=f"not every node may be lost; {store}")
         )
-        whole = Protection("", nodes.step, same_age_ns, f"the other nodes give it back ({nodes.policy})")
-        damaged = whole if is_mended else replace(stored, why=f"not every snapshot has a part on another node ({nodes.policy}); {store}")
-    return _named({"a killed process": killed, "a damaged snapshot": damaged, "a lost node": lost, "all nodes lost": stored})
+        whole = Protection(
+            "", nodes.step, same_age_ns, f"the other nodes give it back ({nodes.policy})"
+        )
+        damaged = (
+            whole
+            if is_mended
+            else replace(
+                stored,
+                why=f"not every snapshot has a part on another node ({nodes.policy}); {store}",
+            )
+        )
+    return _named(
+        {
+            "a killed process": killed,
+            "a damaged snapshot": damaged,
+            "a lost node": lost,
+            "all nodes lost": stored,
+        }
+    )
 
 
 def _named(found: Mapping[str, Protection]) -> tuple[Protection, ...]:
@@ -351,7 +446,10 @@ def _named(found: Mapping[str, Protection]) -> tuple[Protection, ...]:
 
 
 def _state(
-    job: FoundJob, pages: Mapping[int, tuple[bool, RankStatus | None]], keeper_alive: bool, events: Sequence[Event]
+    job: FoundJob,
+    pages: Mapping[int, tuple[bool, RankStatus | None]],
+    keeper_alive: bool,
+    events: Sequence[Event],
 ) -> tuple[str, str]:
     if not job.has_memory:
         over = next((e for e in reversed(events) if e.kind == "job-over"), None)
@@ -359,21 +457,33 @@ def _state(
     living = [status for alive, status in pages.values() if alive]
     gone = sorted(rank for rank, (alive, _) in pages.items() if not alive)
     if living and gone:
-        return "broken", f"rank {', '.join(map(str, gone))} is gone; {len(living)} of {len(pages)} ranks live"
+        return (
+            "broken",
+            f"rank {', '.join(map(str, gone))} is gone; {len(living)} of {len(pages)} ranks live",
+        )
     if living:
         early = [s for s in living if s is None or s.phase in (Phase.STARTING, Phase.RESTORE)]
         words = f"{len(living)} ranks live"
-        return ("restoring", f"{words}, {len(early)} of them before their first step") if early else ("training", words)
+        return (
+            ("restoring", f"{words}, {len(early)} of them before their first step")
+            if early
+            else ("training", words)
+        )
     if keeper_alive:
         return "waiting", "no rank lives; the keeper holds their memory for a restart"
-    return "left-over", "neither ranks nor keeper live: the same command resumes from it, `keepstep clean` removes it"
+    return (
+        "left-over",
+        "neither ranks nor keeper live: the same command resumes from it, `keepstep clean` "
+        "removes it",
+    )
 
 
 # -- as JSON
 
 
 def as_json(value: Any) -> Any:
-    """As JSON has them: dataclasses and named tuples as objects, enums by their name in small letters, paths as text, NaN as null."""
+    """As JSON has them: dataclasses and named tuples as objects, enums by their name in small
+    letters, paths as text, NaN as null."""
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: as_json(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):

@@ -1,9 +1,12 @@
-"""Cluster: the machines a job would run on and how they fail, as far as a plan or a simulation needs to know.
+"""Cluster: the machines a job would run on and how they fail, as far as a plan or a simulation
+needs to know.
 
-Values only, checked when they are made. `core/economics/costs.py` says what a policy costs on one, `sim/economics/presets.py` names some,
-`sim/economics/clusters.py` reads one from a file. Rates are those of one node, so that a cluster of another size fails accordingly.
+Values only, checked when they are made. `core/economics/costs.py` says what a policy costs on one,
+`sim/economics/presets.py` names some, `sim/economics/clusters.py` reads one from a file. Rates are
+those of one node, so that a cluster of another size fails accordingly.
 
-Invariant: every number is finite and within its bounds, and every rack failure has racks to happen in.
+Invariant: every number is finite and within its bounds, and every rack failure has racks to happen
+in.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ DAY_S = 86_400.0
 
 
 class Scope(str, Enum):
-    """What goes with a failure. A broken device takes its node out of service, and the node's memory with it."""
+    """What goes with a failure. A broken device takes its node out of service, and the node's
+    memory with it."""
 
     RANK = "rank"
     DEVICE = "device"
@@ -29,8 +33,9 @@ class Scope(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class FailureKind:
-    """One way to fail. `detection_s`: when it differs from the cluster's. `latency_s`: of silent errors, how long the state has been
-    wrong when somebody notices; then only a checkpoint older than that is of use."""
+    """One way to fail. `detection_s`: when it differs from the cluster's. `latency_s`: of silent
+    errors, how long the state has been wrong when somebody notices; then only a checkpoint older
+    than that is of use."""
 
     name: str
     scope: Scope
@@ -52,11 +57,13 @@ class FailureKind:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """`state_bytes`: the whole job's state, each byte once. `network_gbps`, `host_gbps` (between devices and host memory), `memory_bytes`:
-    of one node. `network_idle_ratio`: what part of the network training leaves to copies. `store_gbps`: of the whole store.
-    `store_stall_s`: what a checkpoint written without keepstep holds up training. `restart_s`: from "go" until all ranks train again;
-    `in_process_restart_s`: the same when survivors stay in their processes. `replacement_s`: until a node that was not waiting as a
-    spare is there. `nodes_per_rack`: 0 when nobody said."""
+    """`state_bytes`: the whole job's state, each byte once. `network_gbps`, `host_gbps` (between
+    devices and host memory), `memory_bytes`: of one node. `network_idle_ratio`: what part of the
+    network training leaves to copies. `store_gbps`: of the whole store. `store_stall_s`: what a
+    checkpoint written without keepstep holds up training. `restart_s`: from "go" until all ranks
+    train again; `in_process_restart_s`: the same when survivors stay in their processes.
+    `replacement_s`: until a node that was not waiting as a spare is there. `nodes_per_rack`: 0 when
+    nobody said."""
 
     name: str
     nodes: int
@@ -83,13 +90,19 @@ class Cluster:
             if value is not None:
                 _bounded(key, value, least)
         if not 0 < self.network_idle_ratio <= 1:
-            raise ConfigError(f"network_idle_ratio: expected more than 0 and at most 1, found {self.network_idle_ratio:g}")
+            raise ConfigError(
+                "network_idle_ratio: expected more than 0 and at most 1, found "
+                f"{self.network_idle_ratio:g}"
+            )
         names = [kind.name for kind in self.failures]
         if len(set(names)) < len(names):
             raise ConfigError(f"failures: expected a name for each, found {', '.join(names)}")
         racked = [kind.name for kind in self.failures if kind.scope is Scope.RACK]
         if racked and not self.nodes_per_rack:
-            raise ConfigError(f"nodes_per_rack: expected the size of a rack, because {racked[0]!r} fails racks, found 0")
+            raise ConfigError(
+                f"nodes_per_rack: expected the size of a rack, because {racked[0]!r} fails "
+                "racks, found 0"
+            )
 
     @property
     def gpus(self) -> int:
@@ -110,16 +123,32 @@ class Cluster:
         return range(start, min(start + self.nodes_per_rack, self.nodes))
 
     def topology(self) -> Topology:
-        racks = [f"rack-{node // self.nodes_per_rack}" for node in range(self.nodes)] if self.nodes_per_rack else None
+        racks = (
+            [f"rack-{node // self.nodes_per_rack}" for node in range(self.nodes)]
+            if self.nodes_per_rack
+            else None
+        )
         return topology(self.nodes, racks)
 
 
 TINY = 1e-9
 LEAST = {
     **dict.fromkeys(("nodes", "gpus_per_node"), 1.0),
-    **dict.fromkeys(("state_bytes", "iteration_s", "memory_bytes", "network_gbps", "store_gbps", "host_gbps"), TINY),
     **dict.fromkeys(
-        ("detection_s", "restart_s", "replacement_s", "store_stall_s", "in_process_restart_s", "nodes_per_rack", "spares"), 0.0
+        ("state_bytes", "iteration_s", "memory_bytes", "network_gbps", "store_gbps", "host_gbps"),
+        TINY,
+    ),
+    **dict.fromkeys(
+        (
+            "detection_s",
+            "restart_s",
+            "replacement_s",
+            "store_stall_s",
+            "in_process_restart_s",
+            "nodes_per_rack",
+            "spares",
+        ),
+        0.0,
     ),
 }
 

@@ -11,9 +11,9 @@ from typing import Any
 class Event:
     """One fact or decision.
 
-    `wall_ns` places it among other machines' events, `mono_ns` measures (CLOCK_MONOTONIC, one machine).
-    `who` is `rank 3`, `keeper`, `persister`, `agent` or `drill`; `kind` is a stable word tools may match;
-    `why` is the sentence people read; `data` holds the numbers in it.
+    `wall_ns` places it among other machines' events, `mono_ns` measures (CLOCK_MONOTONIC, one
+    machine). `who` is `rank 3`, `keeper`, `persister`, `agent` or `drill`; `kind` is a stable word
+    tools may match; `why` is the sentence people read; `data` holds the numbers in it.
     """
 
     wall_ns: int

@@ -1,6 +1,7 @@
 """Failures: what went wrong, where and at which step, as all nodes of the job count it.
 
-Values only, and the words in which a user says how much of each cause is borne. `core/recovery/restart_budget.py` counts, `core/recovery/recurrence.py` compares.
+Values only, and the words in which a user says how much of each cause is borne.
+`core/recovery/restart_budget.py` counts, `core/recovery/recurrence.py` compares.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ class Cause(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """`host` and `device` (empty where a rank has none of its own) are the hardware. `step`: the one it was in, None when it told of none.
+    """`host` and `device` (empty where a rank has none of its own) are the hardware. `step`: the
+    one it was in, None when it told of none.
 
-    error: its type and message, without what differs from one time to the next. completed_step: the newest that anybody there had told of.
+    error: its type and message, without what differs from one time to the next. completed_step: the
+        newest that anybody there had told of.
     place: where in the program. files: where more is, on that host.
     """
 
@@ -58,7 +61,10 @@ class Failure:
         who = "" if self.rank is None else f"rank {self.rank} "
         on = f"on {self.host or 'this host'}{f', device {self.device}' if self.device else ''}"
         step = "" if self.step is None else f" in step {self.step}"
-        return f"{who}{on}{step}: {self.error or self.cause.value}{f', {self.place}' if self.place else ''}"
+        return (
+            f"{who}{on}{step}: "
+            f"{self.error or self.cause.value}{f', {self.place}' if self.place else ''}"
+        )
 
 
 def failure_from_json(values: Mapping[str, Any]) -> Failure:
@@ -68,8 +74,9 @@ def failure_from_json(values: Mapping[str, Any]) -> Failure:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What several failures say together. `code`: the program is at fault. `suspect`: perhaps this hardware is. `hardware`: it was, and
-    elsewhere the step went well. `passing`: neither, it did not happen again."""
+    """What several failures say together. `code`: the program is at fault. `suspect`: perhaps this
+    hardware is. `hardware`: it was, and elsewhere the step went well. `passing`: neither, it did
+    not happen again."""
 
     kind: Literal["code", "suspect", "hardware", "passing"]
     why: str
@@ -78,34 +85,52 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How many restarts each cause may cost in a row, None: any number. `refill_steps` new steps after one, its budget is whole again."""
+    """How many restarts each cause may cost in a row, None: any number. `refill_steps` new steps
+    after one, its budget is whole again."""
 
     limits: Mapping[Cause, int | None]
     refill_steps: int
 
     def to_text(self) -> str:
-        said = [f"{cause.value}={'unlimited' if limit is None else limit}" for cause, limit in self.limits.items()]
+        said = [
+            f"{cause.value}={'unlimited' if limit is None else limit}"
+            for cause, limit in self.limits.items()
+        ]
         return ",".join([*said, f"{REFILL}={self.refill_steps}"])
 
 
 REFILL = "refill"
 DEFAULT_BUDGET = Budget(
-    {Cause.CRASH: 10, Cause.HANG: 5, Cause.OOM: 5, Cause.DEVICE: 3, Cause.STATE: 20, Cause.NODE: None, Cause.KILLED: None},
+    {
+        Cause.CRASH: 10,
+        Cause.HANG: 5,
+        Cause.OOM: 5,
+        Cause.DEVICE: 3,
+        Cause.STATE: 20,
+        Cause.NODE: None,
+        Cause.KILLED: None,
+    },
     refill_steps=100,
 )
 
 
 def parse_budget(text: str) -> Budget:
-    """`crash=3,node=unlimited,refill=50`; what is not named stays at its default. Raises ConfigError."""
+    """`crash=3,node=unlimited,refill=50`; what is not named stays at its default. Raises
+    ConfigError."""
     limits, refill_steps = dict(DEFAULT_BUDGET.limits), DEFAULT_BUDGET.refill_steps
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = (word.strip() for word in part.partition("="))
         if name == REFILL and value.isdecimal() and int(value) > 0:
             refill_steps = int(value)
-        elif name in {cause.value for cause in limits} and (value.isdecimal() or value == "unlimited"):
+        elif name in {cause.value for cause in limits} and (
+            value.isdecimal() or value == "unlimited"
+        ):
             limits[Cause(name)] = None if value == "unlimited" else int(value)
         else:
             known = ", ".join(cause.value for cause in limits)
-            form = f"a cause ({known}) with a number or unlimited, or {REFILL} with a number of steps, such as crash=3,node=unlimited"
+            form = (
+                f"a cause ({known}) with a number or unlimited, or {REFILL} with a number of "
+                "steps, such as crash=3,node=unlimited"
+            )
             raise ConfigError(f"budget: expected {form}, found {part!r}")
     return Budget(limits, refill_steps)

@@ -1,4 +1,5 @@
-"""Horizon: the leader's word about which generation everybody may rely on. `core/resume/commit.py` decides it."""
+"""Horizon: the leader's word about which generation everybody may rely on. `core/resume/commit.py`
+decides it."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ from keepstep.model.snapshot import Stamp
 
 @dataclass(frozen=True, slots=True)
 class Horizon:
-    """The leader's word. `alive`: stamps that may still be committed; `decided_step`: all ranks have decided up to there; `inherited`:
-    what was committed in an older epoch and is still there."""
+    """The leader's word. `alive`: stamps that may still be committed; `decided_step`: all ranks
+    have decided up to there; `inherited`: what was committed in an older epoch and is still
+    there."""
 
     epoch: int
     committed: Stamp | None = None
@@ -21,7 +23,8 @@ class Horizon:
 
     @property
     def floor(self) -> Stamp | None:
-        """The newest stamp that was ever committed: nobody overwrites it, what is older anybody may."""
+        """The newest stamp that was ever committed: nobody overwrites it, what is older anybody
+        may."""
         return self.committed or self.inherited
 
     def is_hopeless(self, stamp: Stamp) -> bool:

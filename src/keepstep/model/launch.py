@@ -1,4 +1,5 @@
-"""Launch: what `keepstep run` was asked to start, after its arguments have been understood, and what the nodes have agreed on since."""
+"""Launch: what `keepstep run` was asked to start, after its arguments have been understood, and
+what the nodes have agreed on since."""
 
 from __future__ import annotations
 
@@ -23,11 +24,14 @@ class Etcd:
 class Launch:
     """One node's ranks.
 
-    `command` is the whole command of a rank; `argv` the script and its own arguments, which name the job when `job` does not.
-    `master_port` 0 means a free one. `redirects`, `tee` are torchrun's (`0`, `3`, `0:1,1:2`); `shown_ranks` None shows the output of all.
+    `command` is the whole command of a rank; `argv` the script and its own arguments, which name
+    the job when `job` does not.
+    `master_port` 0 means a free one. `redirects`, `tee` are torchrun's (`0`, `3`, `0:1,1:2`);
+    `shown_ranks` None shows the output of all.
     `standby` processes wait on each node to become a rank at once.
     `least_nodes`: with so many a job goes on when no more come in time.
-    `endpoint` is where the agents of several `nodes` meet, with `etcd` its first; `node_rank` which of them this one would like to be.
+    `endpoint` is where the agents of several `nodes` meet, with `etcd` its first; `node_rank` which
+    of them this one would like to be.
     """
 
     command: tuple[str, ...]

@@ -1,9 +1,9 @@
 """Layout: where each tensor of a state lies inside a slot's payload.
 
 Comes in: names, dtypes and shapes in state order. Goes out: byte offsets, a hash, a JSON form that
-describes a slot without keepstep's memory of it. The tree around the tensors (dicts, lists, numbers,
-arbitrary Python values) is pickled with an index in each tensor's place and lies in the last
-segment, `OBJECTS`, whose size differs from step to step.
+describes a slot without keepstep's memory of it. The tree around the tensors (dicts, lists,
+numbers, arbitrary Python values) is pickled with an index in each tensor's place and lies in the
+last segment, `OBJECTS`, whose size differs from step to step.
 
 Invariant: segments do not overlap, are aligned to 64 bytes, and lie in ascending order.
 """
@@ -24,7 +24,8 @@ OBJECTS = "<objects>"
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A box of a larger tensor: its full shape and where this part begins (a DTensor's local part)."""
+    """A box of a larger tensor: its full shape and where this part begins (a DTensor's local
+    part)."""
 
     global_shape: tuple[int, ...]
     offsets: tuple[int, ...]
@@ -32,7 +33,8 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What a tensor is, before it has a place. `stride` is None for a contiguous tensor (in elements otherwise)."""
+    """What a tensor is, before it has a place. `stride` is None for a contiguous tensor (in
+    elements otherwise)."""
 
     name: str
     dtype: str
@@ -44,7 +46,8 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A tensor's bytes: contiguous, row-major (or in `stride` order), at `offset` of the payload."""
+    """A tensor's bytes: contiguous, row-major (or in `stride` order), at `offset` of the
+    payload."""
 
     spec: TensorSpec
     offset: int
@@ -62,12 +65,16 @@ class Layout:
     objects_offset: int
 
     def hash(self) -> str:
-        """Equal for two states exactly when every tensor has the same name, type, shape and place."""
+        """Equal for two states exactly when every tensor has the same name, type, shape and
+        place."""
         text = json.dumps([asdict(s) for s in self.segments], separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        return {"objects_offset": self.objects_offset, "segments": [asdict(s) for s in self.segments]}
+        return {
+            "objects_offset": self.objects_offset,
+            "segments": [asdict(s) for s in self.segments],
+        }
 
 
 def lay_out(specs: Sequence[TensorSpec]) -> Layout:
@@ -93,7 +100,9 @@ def _spec(data: dict[str, Any]) -> TensorSpec:
         shape=tuple(data["shape"]),
         nbytes=int(data["nbytes"]),
         stride=None if data["stride"] is None else tuple(data["stride"]),
-        shard=None if shard is None else Shard(tuple(shard["global_shape"]), tuple(shard["offsets"])),
+        shard=None
+        if shard is None
+        else Shard(tuple(shard["global_shape"]), tuple(shard["offsets"])),
     )
 
 
@@ -107,12 +116,20 @@ def difference(expected: Layout, found: Layout, limit: int = 5) -> list[str]:
             lines.append(f"{name}: expected {_words(want[name])}, found nothing")
         elif name not in want:
             lines.append(f"{name}: expected nothing, found {_words(have[name])}")
-        elif (want[name].dtype, want[name].shape, want[name].shard) != (have[name].dtype, have[name].shape, have[name].shard):
+        elif (want[name].dtype, want[name].shape, want[name].shard) != (
+            have[name].dtype,
+            have[name].shape,
+            have[name].shard,
+        ):
             lines.append(f"{name}: expected {_words(want[name])}, found {_words(have[name])}")
     more = len(lines) - limit
     return lines if more <= 0 else [*lines[:limit], f"and {more} more"]
 
 
 def _words(spec: TensorSpec) -> str:
-    part = f", part of {list(spec.shard.global_shape)} at {list(spec.shard.offsets)}" if spec.shard else ""
+    part = (
+        f", part of {list(spec.shard.global_shape)} at {list(spec.shard.offsets)}"
+        if spec.shard
+        else ""
+    )
     return f"{spec.dtype}{list(spec.shape)}{part}"

@@ -1,9 +1,12 @@
-"""Mesh: the nodes of one round of a job: who they are, where their keepers listen, which ranks live where.
+"""Mesh: the nodes of one round of a job: who they are, where their keepers listen, which ranks live
+where.
 
-Values only. An agent (or, under a foreign launcher, the sessions) makes one and hands it to each keeper; a new round begins with every
-restart of the ranks, so that whatever is still on its way from the round before can be told from what counts.
+Values only. An agent (or, under a foreign launcher, the sessions) makes one and hands it to each
+keeper; a new round begins with every restart of the ranks, so that whatever is still on its way
+from the round before can be told from what counts.
 
-Invariant: nodes are 0..N-1, and their ranks are 0..world_size-1 without gaps, in the order of the nodes.
+Invariant: nodes are 0..N-1, and their ranks are 0..world_size-1 without gaps, in the order of the
+nodes.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from typing import Any
 from keepstep.errors import ConfigError
 from keepstep.model.topology import Topology, topology
 
-LEADER = 0  # the node whose keeper leads the vote and the commit; with a new round whoever is node 0 then
+# the node whose keeper leads the vote and the commit; with a new round whoever is node 0 then
+LEADER = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +48,14 @@ class Mesh:
     def __post_init__(self) -> None:
         ids = [m.node for m in self.members]
         if ids != list(range(len(ids))) or not 0 <= self.node < len(ids):
-            raise ConfigError(f"mesh: expected nodes 0 to N-1 in order and this one among them, found {ids} and {self.node}")
+            raise ConfigError(
+                "mesh: expected nodes 0 to N-1 in order and this one among them, found "
+                f"{ids} and {self.node}"
+            )
         if any(m.ranks < 1 for m in self.members):
-            raise ConfigError(f"mesh: expected at least one rank a node, found {[m.ranks for m in self.members]}")
+            raise ConfigError(
+                f"mesh: expected at least one rank a node, found {[m.ranks for m in self.members]}"
+            )
 
     @cached_property
     def world_size(self) -> int:

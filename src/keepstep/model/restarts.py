@@ -1,4 +1,5 @@
-"""Restarts: what happens to the ranks of a node, and what an agent does about it. Values only; `core/recovery/restarts.py` decides."""
+"""Restarts: what happens to the ranks of a node, and what an agent does about it. Values only;
+`core/recovery/restarts.py` decides."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ END_WITHIN_NS = 10 * S_NS
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """`code` as subprocess tells it: 0 ended well, n exit code, -n killed by signal n. `message`: from the rank's error file, or why it was
-    killed. `failure`: what is known of it besides."""
+    """`code` as subprocess tells it: 0 ended well, n exit code, -n killed by signal n. `message`:
+    from the rank's error file, or why it was killed. `failure`: what is known of it besides."""
 
     rank: int
     code: int
@@ -31,8 +32,12 @@ class Exit:
         if self.code == 0:
             return f"rank {self.rank} ended well"
         if self.code > 0:
-            return f"rank {self.rank} exited with code {self.code}" + (f" ({self.message})" if self.message else "")
-        return f"rank {self.rank} was killed by {signal_words(-self.code)}" + (f" ({self.message})" if self.message else "")
+            return f"rank {self.rank} exited with code {self.code}" + (
+                f" ({self.message})" if self.message else ""
+            )
+        return f"rank {self.rank} was killed by {signal_words(-self.code)}" + (
+            f" ({self.message})" if self.message else ""
+        )
 
 
 # -- what happens
@@ -49,8 +54,9 @@ class RanksStarted:
 
 @dataclass(frozen=True, slots=True)
 class RanksExited:
-    """Exits noticed together. `completed_step` is the newest step any rank has told of, None when none ever did. `able`: the node's ranks,
-    these among them, have said that they can stay in their process when a peer is lost. `expendable`: memory can do without this node."""
+    """Exits noticed together. `completed_step` is the newest step any rank has told of, None when
+    none ever did. `able`: the node's ranks, these among them, have said that they can stay in their
+    process when a peer is lost. `expendable`: memory can do without this node."""
 
     exits: tuple[Exit, ...]
     at_ns: int
@@ -93,7 +99,8 @@ class TimeUp:
 
 @dataclass(frozen=True, slots=True)
 class RoundWanted:
-    """All ranks have to find together anew for something that is not this node's; `failure` when it is one."""
+    """All ranks have to find together anew for something that is not this node's; `failure` when it
+    is one."""
 
     why: str
     at_ns: int
@@ -105,7 +112,8 @@ class RoundWanted:
 
 @dataclass(frozen=True, slots=True)
 class RegroupLate:
-    """These were to stay in their process, or to take a place among those who do, and have not in time; `within_ns` 0: and never will."""
+    """These were to stay in their process, or to take a place among those who do, and have not in
+    time; `within_ns` 0: and never will."""
 
     ranks: tuple[int, ...]
     within_ns: int
@@ -157,9 +165,10 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class RestartAll:
-    """Meet the other nodes, start what is missing. `keep`: ranks that can stay in their process do; else kill what is left first.
-    `leave`: leave this node's place to a spare that waits, if one does. `fact`, `failure` and `leave` are for the others; `refused`: why
-    `keep` is not. `finding`: what this failure shows together with others."""
+    """Meet the other nodes, start what is missing. `keep`: ranks that can stay in their process do;
+    else kill what is left first. `leave`: leave this node's place to a spare that waits, if one
+    does. `fact`, `failure` and `leave` are for the others; `refused`: why `keep` is not. `finding`:
+    what this failure shows together with others."""
 
     why: str
     fact: str
@@ -179,7 +188,8 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class AwaitOthers:
-    """This node's ranks have all ended well; whether the job has depends on the other nodes' ranks."""
+    """This node's ranks have all ended well; whether the job has depends on the other nodes'
+    ranks."""
 
     why: str
 
@@ -196,8 +206,8 @@ class SignalRanks:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Kill what is left, give the keeper `within_ns` to clean up, leave with `exit_code`. `cause`: the failure that was too much.
-    `finding`: what it shows together with others."""
+    """Kill what is left, give the keeper `within_ns` to clean up, leave with `exit_code`. `cause`:
+    the failure that was too much. `finding`: what it shows together with others."""
 
     ok: bool
     exit_code: int

@@ -1,4 +1,5 @@
-"""Rhythm: what a trainer's collectives do to its network, as it is seen while the steps run. Times are CLOCK_MONOTONIC nanoseconds."""
+"""Rhythm: what a trainer's collectives do to its network, as it is seen while the steps run. Times
+are CLOCK_MONOTONIC nanoseconds."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ NO_STEP = -1
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """A rank's network now. `entered`: collectives of this step that were begun; `pending` of them have not ended; so since `since_ns`."""
+    """A rank's network now. `entered`: collectives of this step that were begun; `pending` of them
+    have not ended; so since `since_ns`."""
 
     step: int
     entered: int
@@ -32,7 +34,8 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a keeper has measured of its link and decided. `open_because`: why it does not interleave; empty when it does."""
+    """What a keeper has measured of its link and decided. `open_because`: why it does not
+    interleave; empty when it does."""
 
     open_because: str
     mu: float
@@ -49,9 +52,10 @@ class Told:
 class Interleaved:
     """What a keeper's gate has done since the keeper began.
 
-    `idle_ns`, `used_ns`, `overflow_ns`: of a step, by the latest of its `plans`: idle time that is counted on, what of it copies take, what
-    they take beyond. `idle_bytes` went in idle spans, `late_bytes` whatever the rhythm said, because they had waited for long, `free_bytes`
-    while nobody trained or nothing was held back.
+    `idle_ns`, `used_ns`, `overflow_ns`: of a step, by the latest of its `plans`: idle time that is
+    counted on, what of it copies take, what they take beyond. `idle_bytes` went in idle spans,
+    `late_bytes` whatever the rhythm said, because they had waited for long, `free_bytes` while
+    nobody trained or nothing was held back.
     """
 
     plans: int

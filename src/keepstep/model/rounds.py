@@ -1,7 +1,8 @@
 """Rounds: what the agents of a job say to each other where they meet.
 
-Values only. A round is one life of all ranks: it is formed by arrivals, one a node, and closed by one verdict. `core/recovery/rendezvous.py` makes
-nodes of arrivals; `edge/torch/rendezvous.py` carries both.
+Values only. A round is one life of all ranks: it is formed by arrivals, one a node, and closed by
+one verdict. `core/recovery/rendezvous.py` makes nodes of arrivals; `edge/torch/rendezvous.py`
+carries both.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from keepstep.model.failure import Failure, failure_from_json
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """An agent that wants to be in the round. `token` is this life of the agent; `host`, `port`, `incarnation` are its keeper's, and
-    `newest_round` is the newest that keeper or agent know of, perhaps from another start of the job.
+    """An agent that wants to be in the round. `token` is this life of the agent; `host`, `port`,
+    `incarnation` are its keeper's, and `newest_round` is the newest that keeper or agent know of,
+    perhaps from another start of the job.
 
-    `nodes`, `least_nodes` and `own_secret` (one was configured; it never travels) must be equal everywhere. `node` is the id it had in
-    the round before, `node_rank` the one it was asked to have.
+    `nodes`, `least_nodes` and `own_secret` (one was configured; it never travels) must be equal
+    everywhere. `node` is the id it had in the round before, `node_rank` the one it was asked to
+    have.
     """
 
     token: str
@@ -51,9 +54,10 @@ NOBODY = Arrival("nobody", "", 0, 0, 0, 0)
 class Verdict:
     """How a round ends, the same for all its nodes.
 
-    `again`: there will be another round; `failure` is why, when it was one; `keep` when ranks that can stay in their process do, else all
-    start anew; `vacant` are the nodes whose places are free for others. `stop`: the job ends with `code`, by `signum` where it was a
-    signal. `done`: all ranks of all nodes ended well.
+    `again`: there will be another round; `failure` is why, when it was one; `keep` when ranks that
+    can stay in their process do, else all start anew; `vacant` are the nodes whose places are free
+    for others. `stop`: the job ends with `code`, by `signum` where it was a signal. `done`: all
+    ranks of all nodes ended well.
     """
 
     kind: Literal["again", "stop", "done"]

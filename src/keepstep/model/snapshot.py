@@ -1,7 +1,8 @@
 """Snapshots: what a slot says about itself, and what a rank says about itself.
 
-Values only; `edge/shm/slot.py` and `edge/shm/status_page.py` put them into memory that outlives the trainer. What is made, compared and looked up at
-every look into that memory is a named tuple: a frozen dataclass takes several times as long for each of the three.
+Values only; `edge/shm/slot.py` and `edge/shm/status_page.py` put them into memory that outlives the
+trainer. What is made, compared and looked up at every look into that memory is a named tuple: a
+frozen dataclass takes several times as long for each of the three.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ class SlotState(IntEnum):
 
 
 class Phase(IntEnum):
-    """What a rank is doing. The trainer's own phases are told by whoever knows them (the drill's job does)."""
+    """What a rank is doing. The trainer's own phases are told by whoever knows them (the drill's
+    job does)."""
 
     STARTING = 0
     RESTORE = 1
@@ -35,8 +37,8 @@ class Phase(IntEnum):
 class Stamp(NamedTuple):
     """Which state: the last completed step, and the epoch (life of the whole job) that computed it.
 
-    Two ranks' snapshots belong together only when both are equal: after a restart the same step is computed
-    again, and mixing both computations would be a state that never was.
+    Two ranks' snapshots belong together only when both are equal: after a restart the same step is
+    computed again, and mixing both computations would be a state that never was.
     """
 
     step: int
@@ -55,7 +57,8 @@ class SlotView(NamedTuple):
 
 
 class SlotHeader(NamedTuple):
-    """A slot's first page. `sequence` grows with every change, so a reader knows whether it moved meanwhile."""
+    """A slot's first page. `sequence` grows with every change, so a reader knows whether it moved
+    meanwhile."""
 
     state: SlotState
     sequence: int
@@ -78,9 +81,10 @@ class SlotHeader(NamedTuple):
 class RankStatus(NamedTuple):
     """One rank's page: the facts other ranks, the keeper and `keepstep status` read.
 
-    `decided_step` is the newest step for which the rank chose to capture or to skip: what it does not hold by
-    then, it will never hold. `collective` counts the collectives it has entered, while its groups are keepstep's. Steps are -1 before
-    the first one. Times are CLOCK_MONOTONIC nanoseconds.
+    `decided_step` is the newest step for which the rank chose to capture or to skip: what it does
+    not hold by then, it will never hold. `collective` counts the collectives it has entered, while
+    its groups are keepstep's. Steps are -1 before the first one. Times are CLOCK_MONOTONIC
+    nanoseconds.
     """
 
     rank: int

@@ -1,6 +1,7 @@
 """Topology: the nodes and their racks, what redundancy was asked for, and who holds what.
 
-Values only. `core/redundancy/placement.py` makes a Placement from a Topology and a Scheme; `core/redundancy/survival.py` says what it survives.
+Values only. `core/redundancy/placement.py` makes a Placement from a Topology and a Scheme;
+`core/redundancy/survival.py` says what it survives.
 
 Invariant: node ids are 0..N-1 in order, and either every node has a rack or none has.
 """
@@ -17,7 +18,8 @@ MOST_MEMBERS = 255  # the codes are over bytes: a codeword has at most so many p
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A machine: what fails as one. `rack` is what fails together with its neighbours; None when nobody said."""
+    """A machine: what fails as one. `rack` is what fails together with its neighbours; None when
+    nobody said."""
 
     id: int
     rack: str | None = None
@@ -30,11 +32,14 @@ class Topology:
     def __post_init__(self) -> None:
         ids = [node.id for node in self.nodes]
         if not ids or ids != list(range(len(ids))):
-            raise ConfigError(f"topology: expected nodes 0 to N-1 in order, at least one, found {ids}")
+            raise ConfigError(
+                f"topology: expected nodes 0 to N-1 in order, at least one, found {ids}"
+            )
         without = [node.id for node in self.nodes if node.rack is None]
         if 0 < len(without) < len(ids):
             raise ConfigError(
-                f"topology: expected a rack for every node or for none, found {len(without)} of {len(ids)} nodes without: {without}"
+                f"topology: expected a rack for every node or for none, found {len(without)} "
+                f"of {len(ids)} nodes without: {without}"
             )
 
     @property
@@ -121,7 +126,8 @@ def parse_policy(text: str) -> Policy:
             if plus and _is_count(k, 1) and _is_count(m, 1) and int(k) + int(m) <= MOST_MEMBERS:
                 return ReedSolomon(int(k), int(m))
     raise ConfigError(
-        f"policy: expected none, copies:M or parity:N (2 to {MOST_MEMBERS}), rs:K+M (together at most {MOST_MEMBERS}) or auto, "
+        f"policy: expected none, copies:M or parity:N (2 to {MOST_MEMBERS}), rs:K+M "
+        f"(together at most {MOST_MEMBERS}) or auto, "
         f"found {text!r}"
     )
 
@@ -132,9 +138,11 @@ def _is_count(text: str, least: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Nodes that protect each other: the snapshots survive while at most `tolerates` members are lost.
+    """Nodes that protect each other: the snapshots survive while at most `tolerates` members are
+    lost.
 
-    In a ring each member sends to the next `tolerates` ones, so it is `tolerates + 1` *consecutive* losses that hurt.
+    In a ring each member sends to the next `tolerates` ones, so it is `tolerates + 1` *consecutive*
+    losses that hurt.
     """
 
     members: tuple[int, ...]
@@ -142,7 +150,8 @@ class Group:
     ring: bool = False
 
     def holders(self, member: int) -> tuple[int, ...]:
-        """Who has a part in restoring this member's snapshot: itself, then the others in cyclic order."""
+        """Who has a part in restoring this member's snapshot: itself, then the others in cyclic
+        order."""
         at = self.members.index(member)
         around = self.members[at:] + self.members[:at]
         return around[: self.tolerates + 1] if self.ring else around
@@ -160,7 +169,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Who protects whom. `bytes_per_node_ratio`: the fullest node's bytes for one slot, its own snapshot being 1."""
+    """Who protects whom. `bytes_per_node_ratio`: the fullest node's bytes for one slot, its own
+    snapshot being 1."""
 
     policy: Scheme
     groups: tuple[Group, ...]
@@ -174,7 +184,11 @@ class Placement:
     @property
     def holders(self) -> dict[int, tuple[int, ...]]:
         """For each node who has a part in restoring its snapshot, itself first."""
-        return dict(sorted((member, group.holders(member)) for group in self.groups for member in group.members))
+        return dict(
+            sorted(
+                (member, group.holders(member)) for group in self.groups for member in group.members
+            )
+        )
 
     @property
     def bytes_per_node_ratio(self) -> float:

@@ -1,7 +1,8 @@
 """Verdicts: what is seen of a rank from outside, and what follows from it.
 
-Values only. `edge/probes/` sees, `core/detection/progress.py` puts together what was seen over time, `core/detection/diagnosis.py` decides.
-Durations, never times of day: nodes need not agree about the clock to compute the same verdict from the same evidence.
+Values only. `edge/probes/` sees, `core/detection/progress.py` puts together what was seen over
+time, `core/detection/diagnosis.py` decides. Durations, never times of day: nodes need not agree
+about the clock to compute the same verdict from the same evidence.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from typing import Any, Literal
 
 from keepstep.model.snapshot import Phase
 
-State = Literal["running", "asleep", "stopped", "frozen", "uninterruptible", "traced", "gone", "unknown"]
+State = Literal[
+    "running", "asleep", "stopped", "frozen", "uninterruptible", "traced", "gone", "unknown"
+]
 
 
 class Strength(IntEnum):
-    """How far evidence reaches, the weakest first: a stronger kind is never outvoted by many weaker ones."""
+    """How far evidence reaches, the weakest first: a stronger kind is never outvoted by many weaker
+    ones."""
 
     TEXT = 1  # what a program says about itself or others
     STATISTICS = 2  # unlike its peers
@@ -28,7 +32,8 @@ class Strength(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProcessSample:
-    """One look at a process. `cpu_ns`: all its threads', since it began. `threads` 0: it is gone."""
+    """One look at a process. `cpu_ns`: all its threads', since it began. `threads` 0: it is
+    gone."""
 
     state: State
     cpu_ns: int
@@ -38,7 +43,8 @@ class ProcessSample:
 
 @dataclass(frozen=True, slots=True)
 class GroupSample:
-    """One look at everything a rank has started, data loaders included: CPU time and bytes moved, since each began."""
+    """One look at everything a rank has started, data loaders included: CPU time and bytes moved,
+    since each began."""
 
     cpu_ns: int
     io_bytes: int
@@ -46,7 +52,8 @@ class GroupSample:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Where a rank's threads are: `text` for people, `digest` the main thread's frames; `waits`: for other ranks, None: unknown."""
+    """Where a rank's threads are: `text` for people, `digest` the main thread's frames; `waits`:
+    for other ranks, None: unknown."""
 
     text: str
     digest: str = ""
@@ -57,10 +64,13 @@ class Stack:
 class Evidence:
     """What is known of one rank, by its own node.
 
-    collective: number of the last collective it entered; 0 when nobody counts. counted: how many in the newest `counted_steps` steps.
-    stalled_ns: since it told of anything new. quiet_ns: since it told of anything new, used the processor, or moved bytes.
+    collective: number of the last collective it entered; 0 when nobody counts. counted: how many in
+        the newest `counted_steps` steps.
+    stalled_ns: since it told of anything new. quiet_ns: since it told of anything new, used the
+        processor, or moved bytes.
     stopped_ns: for so long seen stopped or frozen, at every look.
-    late_ns, asleep_ns, busy_ns: how long its phase may stall before it is suspected, and before it is called hung, quiet or not.
+    late_ns, asleep_ns, busy_ns: how long its phase may stall before it is suspected, and before it
+        is called hung, quiet or not.
     """
 
     rank: int
@@ -96,24 +106,33 @@ def evidence_to_text(evidence: list[Evidence]) -> str:
 def evidence_from_text(text: str) -> list[Evidence]:
     """The inverse. Raises ValueError on anything else."""
     try:
-        return [Evidence(**{**entry, "phase": Phase(entry["phase"])}) for entry in json.loads(text)] if text else []
+        return (
+            [Evidence(**{**entry, "phase": Phase(entry["phase"])}) for entry in json.loads(text)]
+            if text
+            else []
+        )
     except (TypeError, KeyError, ValueError) as error:
         raise ValueError(f"not evidence: {text[:80]!r}") from error
 
 
-ExitKind = Literal["crash", "oom", "device", "no-state", "premature-exit", "preempted", "ended", "unknown"]
+ExitKind = Literal[
+    "crash", "oom", "device", "no-state", "premature-exit", "preempted", "ended", "unknown"
+]
 Kind = Literal[ExitKind, "hang", "slow", "stopped", "deadlocked", "unkillable"]
 
-# The culprit will not go on by itself: kill it. `unkillable` too, though it may take more than a signal.
+# The culprit will not go on by itself: kill it. `unkillable` too, though it may take more than a
+# signal.
 DEADLY = frozenset({"hang", "stopped", "deadlocked", "unkillable"})
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What happened, to whom, and how that is known. `culprit` None: nobody in particular, and `scope` is then `job`.
+    """What happened, to whom, and how that is known. `culprit` None: nobody in particular, and
+    `scope` is then `job`.
 
     stalled_ns: for how long nothing had gone on when this was found.
-    `state` is the culprit's (`stopped`, `frozen`, `asleep`, `spinning`, `uninterruptible`), of an exit its signal or code in words.
+    `state` is the culprit's (`stopped`, `frozen`, `asleep`, `spinning`, `uninterruptible`), of an
+    exit its signal or code in words.
     """
 
     kind: Kind

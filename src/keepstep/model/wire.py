@@ -1,6 +1,8 @@
-"""What keepers of different nodes say to each other: values that cross a connection, and what a connection tells its owner.
+"""What keepers of different nodes say to each other: values that cross a connection, and what a
+connection tells its owner.
 
-`core/wire/connection.py` turns them into bytes and back, `edge/net/channel.py` moves the bytes. Nothing here does either.
+`core/wire/connection.py` turns them into bytes and back, `edge/net/channel.py` moves the bytes.
+Nothing here does either.
 """
 
 from __future__ import annotations
@@ -52,8 +54,9 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """What a connection is for, chosen by the side that dials: the link it belongs to (a number that grows with every link the
-    dialer makes), which of its lanes it is (0 carries messages, the others blocks), and whether the link has been open before."""
+    """What a connection is for, chosen by the side that dials: the link it belongs to (a number
+    that grows with every link the dialer makes), which of its lanes it is (0 carries messages, the
+    others blocks), and whether the link has been open before."""
 
     link: int
     lane: int
@@ -62,7 +65,8 @@ class Dial:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A control message; `core/wire/messages.py` knows the kinds and their fields. Lists are tuples and stamps are `Stamp` in `fields`."""
+    """A control message; `core/wire/messages.py` knows the kinds and their fields. Lists are tuples
+    and stamps are `Stamp` in `fields`."""
 
     kind: str
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -79,7 +83,10 @@ class Span:
     length: int
 
     def __str__(self) -> str:
-        return f"{self.part.name.lower()} bytes {self.offset} to {self.offset + self.length} of rank {self.rank}, {self.stamp}"
+        return (
+            f"{self.part.name.lower()} bytes {self.offset} to {self.offset + self.length} of "
+            f"rank {self.rank}, {self.stamp}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +111,8 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message. `number` is its place among the link's messages, 0 for one that is sent once and may be lost."""
+    """A message. `number` is its place among the link's messages, 0 for one that is sent once and
+    may be lost."""
 
     message: Message
     number: int
@@ -112,7 +120,8 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class BlockComing:
-    """The next `header.span.length` bytes are the block's: put them where you like, then tell the connection their checksum."""
+    """The next `header.span.length` bytes are the block's: put them where you like, then tell the
+    connection their checksum."""
 
     header: BlockHeader
 
@@ -134,9 +143,11 @@ class BlockDamaged:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Not listened to, or (`by_peer`) not listened to by the other side, which says so before it has proven anything.
+    """Not listened to, or (`by_peer`) not listened to by the other side, which says so before it
+    has proven anything.
 
-    `number` is that of a message which came whole and unaltered and still says nothing known: only such a one leaves the connection usable.
+    `number` is that of a message which came whole and unaltered and still says nothing known: only
+    such a one leaves the connection usable.
     """
 
     reason: Refusal
@@ -145,7 +156,8 @@ class Refused:
     number: int = 0
 
     def __str__(self) -> str:
-        return f"{'refused by the peer: ' if self.by_peer else ''}{self.reason.name.lower().replace('_', ' ')}: {self.why}"
+        by_whom = "refused by the peer: " if self.by_peer else ""
+        return f"{by_whom}{self.reason.name.lower().replace('_', ' ')}: {self.why}"
 
 
 WireEvent = Opened | Received | BlockComing | BlockWhole | BlockDamaged | Refused

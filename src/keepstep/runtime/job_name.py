@@ -1,7 +1,8 @@
 """Naming: which job is this, when nobody said so.
 
-The same user running the same command in the same directory means the same job, so that typing a command again finds
-its own state, under every launcher; a Slurm job id tells requeues of one submission from two submissions.
+The same user running the same command in the same directory means the same job, so that typing a
+command again finds its own state, under every launcher; a Slurm job id tells requeues of one
+submission from two submissions.
 """
 
 from __future__ import annotations

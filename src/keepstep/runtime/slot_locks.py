@@ -1,7 +1,8 @@
 """Pins: slots that are made to stand still while somebody reads them.
 
-Comes in: a job directory, a stamp and ranks. Goes out: those ranks' slots of that stamp under shared flocks, all of them or none. A rank
-whose slot is pinned writes into another one, or skips a step. Locks die with whoever took them.
+Comes in: a job directory, a stamp and ranks. Goes out: those ranks' slots of that stamp under
+shared flocks, all of them or none. A rank whose slot is pinned writes into another one, or skips a
+step. Locks die with whoever took them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from keepstep.ports import Memory
 
 
 def pin(memory: Memory, job_dir: Path, stamp: Stamp, ranks: Iterable[int]) -> list[Slot] | None:
-    """Every rank's slot of `stamp`, locked against overwriting, in their order; None when one is not there any more."""
+    """Every rank's slot of `stamp`, locked against overwriting, in their order; None when one is
+    not there any more."""
     slots: list[Slot] = []
     for rank in ranks:
         slot = pin_one(memory, job_dir, stamp, rank)
@@ -35,7 +37,8 @@ def unpin(slots: Iterable[Slot]) -> None:
 
 
 def pin_one(memory: Memory, job_dir: Path, stamp: Stamp, rank: int) -> Slot | None:
-    """The rank's slot of `stamp`, locked against overwriting; None when there is none, or it is being overwritten."""
+    """The rank's slot of `stamp`, locked against overwriting; None when there is none, or it is
+    being overwritten."""
     for path in slot_paths(memory, job_dir, rank):
         try:
             slot = Slot(memory, path)
@@ -56,7 +59,8 @@ def _holds(slot: Slot, stamp: Stamp) -> bool:
 
 
 class Pin:
-    """A slot that must stand still while anything of it is on its way: the last who lets go unlocks it, on whatever thread."""
+    """A slot that must stand still while anything of it is on its way: the last who lets go unlocks
+    it, on whatever thread."""
 
     def __init__(self, slot: Slot) -> None:
         self.slot = slot

@@ -1,8 +1,10 @@
-"""World: everything a keeper touches, in one value. `runtime/keeper/process.py` makes the real one, `sim/` one of virtual time.
+"""World: everything a keeper touches, in one value. `runtime/keeper/process.py` makes the real one,
+`sim/` one of virtual time.
 
-Who runs a `Keeper(settings, world)` tells it what happens, always in its one loop: `heard(box, message)` and `gone(box)` of the boxes of
-this node, `hear_lines()` after `wake`, `preempted()`, and `tick()` at least every `tick_ns`, until that says that all is over; then
-`close()`. A keeper may be left at any moment without another word: that is how one dies.
+Who runs a `Keeper(settings, world)` tells it what happens, always in its one loop: `heard(box,
+message)` and `gone(box)` of the boxes of this node, `hear_lines()` after `wake`, `preempted()`, and
+`tick()` at least every `tick_ns`, until that says that all is over; then `close()`. A keeper may be
+left at any moment without another word: that is how one dies.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from keepstep.ports import Checkpoints, Clock, Journal, Memory, OpenLinks, Worke
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """`wake`, from any thread: have the loop call `Keeper.hear_lines` soon. `pid` and `uid` are the keeper's own."""
+    """`wake`, from any thread: have the loop call `Keeper.hear_lines` soon. `pid` and `uid` are the
+    keeper's own."""
 
     clock: Clock
     memory: Memory

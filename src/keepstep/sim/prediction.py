@@ -1,7 +1,8 @@
 """Prediction: what a simulated job makes of a real one's faults, set against what the real one did.
 
-Comes in: a `Record` of a drill. Goes out: for each moment in which all resumed, seen and predicted side by side, and their sums. Every seed
-is the same schedule with other chances: how long each part of a step takes is drawn anew from what was measured.
+Comes in: a `Record` of a drill. Goes out: for each moment in which all resumed, seen and predicted
+side by side, and their sums. Every seed is the same schedule with other chances: how long each part
+of a step takes is drawn anew from what was measured.
 
 Invariant: nothing here knows what was seen before it has been predicted.
 """
@@ -23,7 +24,8 @@ MOST_NS = 3600 * S_NS
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One seed's. `wrong`: what went wrong in the simulation itself. `overdue`: strikes whose moment did not come."""
+    """One seed's. `wrong`: what went wrong in the simulation itself. `overdue`: strikes whose
+    moment did not come."""
 
     resumptions: tuple[Resumption, ...]
     overdue: int
@@ -32,7 +34,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Row:
-    """Of one moment: `what` had struck since the one before. Counts are of seeds; a seed without a resumption here counts as (none, 0)."""
+    """Of one moment: `what` had struck since the one before. Counts are of seeds; a seed without a
+    resumption here counts as (none, 0)."""
 
     what: str
     seen: tuple[str, int] | None
@@ -67,7 +70,12 @@ class Comparison:
 
     @property
     def agrees(self) -> bool:
-        return all(row.agrees for row in self.rows) and self.resumptions.agrees and self.lost_steps.agrees and not self.wrong
+        return (
+            all(row.agrees for row in self.rows)
+            and self.resumptions.agrees
+            and self.lost_steps.agrees
+            and not self.wrong
+        )
 
 
 NOTHING = ("none", 0)
@@ -84,7 +92,8 @@ def predict(drawn: Drawn, seed: int) -> Run:
     job.world.run(MOST_NS)
     (found,) = strikers
     resumptions = tuple(
-        Resumption(n, step, source_of(drawn.policy, source, fetched), lost) for n, step, source, lost, fetched in found.resumptions
+        Resumption(n, step, source_of(drawn.policy, source, fetched), lost)
+        for n, step, source, lost, fetched in found.resumptions
     )
     wrong = "; ".join([*job.violations, *(str(crash) for crash in job.world.crashes)])
     if not job.world.stopped:
@@ -92,7 +101,9 @@ def predict(drawn: Drawn, seed: int) -> Run:
     return Run(resumptions[1:], found.overdue, wrong)
 
 
-def compare(drawn: Drawn, seeds: Iterable[int], tell: Callable[[], None] = lambda: None) -> Comparison:
+def compare(
+    drawn: Drawn, seeds: Iterable[int], tell: Callable[[], None] = lambda: None
+) -> Comparison:
     runs = []
     for seed in seeds:
         runs.append(predict(drawn, seed))
@@ -109,7 +120,9 @@ def set_against(drawn: Drawn, runs: Sequence[Run]) -> Comparison:
         what = " + ".join(s.kind for s in drawn.strikes[before : moment[0]]) or "again"
         rows.append(Row(what, seen.get(moment), Counter(p.get(moment, NOTHING) for p in predicted)))
         before = moment[0] if moment in seen else before
-    sources = sorted({r.source for found in (drawn.seen, *(run.resumptions for run in runs)) for r in found})
+    sources = sorted(
+        {r.source for found in (drawn.seen, *(run.resumptions for run in runs)) for r in found}
+    )
 
     def sums(of: Callable[[Sequence[Resumption]], int]) -> Sums:
         return Sums(of(drawn.seen), tuple(of(run.resumptions) for run in runs))
@@ -118,7 +131,10 @@ def set_against(drawn: Drawn, runs: Sequence[Run]) -> Comparison:
         tuple(rows),
         sums(len),
         sums(lambda found: sum(r.lost_steps for r in found)),
-        {source: sums(lambda found, source=source: sum(r.source == source for r in found)) for source in sources},  # type: ignore[misc]
+        {
+            source: sums(lambda found, source=source: sum(r.source == source for r in found))  # type: ignore[misc]
+            for source in sources
+        },
         tuple(run.wrong for run in runs if run.wrong),
         sum(run.overdue for run in runs),
     )

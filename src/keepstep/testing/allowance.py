@@ -1,9 +1,11 @@
 """Allowance: up to which step a job of unknown length may train.
 
-Comes in, from whoever conducts the job: so many steps, and later more, and at last that there are no more. Goes out, to each rank: whether
-the next step is one of them. A rank that has used up its steps waits to be told more, so nobody has to be quick.
+Comes in, from whoever conducts the job: so many steps, and later more, and at last that there are
+no more. Goes out, to each rank: whether the next step is one of them. A rank that has used up its
+steps waits to be told more, so nobody has to be quick.
 
-Invariant: all ranks end behind the same step, since none does a step that was not allowed and what was allowed is never taken back.
+Invariant: all ranks end behind the same step, since none does a step that was not allowed and what
+was allowed is never taken back.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""A cluster of real keepers on loopback or in a lab, with ranks that train nothing: their states are bytes drawn from (rank, step).
+"""A cluster of real keepers on loopback or in a lab, with ranks that train nothing: their states
+are bytes drawn from (rank, step).
 
-Stands where agent and sessions stand: tells keepers the mesh, captures into slots by the same rules as a session, joins the vote. So what
-is tested is what runs, but for torch.
+Stands where agent and sessions stand: tells keepers the mesh, captures into slots by the same rules
+as a session, joins the vote. So what is tested is what runs, but for torch.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def state_of(rank: int, step: int, nbytes: int) -> bytes:
     return random.Random(f"{rank}/{step}").randbytes(nbytes)
 
 
-def wait_for(what: Callable[[], Any], why: Callable[[], str], patience_s: float = PATIENCE_S) -> Any:
+def wait_for(
+    what: Callable[[], Any], why: Callable[[], str], patience_s: float = PATIENCE_S
+) -> Any:
     """Until it is true; what it gives."""
     until = time.monotonic() + patience_s
     while not (found := what()):
@@ -70,16 +73,45 @@ def wait_for(what: Callable[[], Any], why: Callable[[], str], patience_s: float 
 class Rank:
     """One rank of one node: slots, page, and the line to its keeper."""
 
-    def __init__(self, settings: Settings, rank: int, world_size: int, nbytes: int, incarnation: int, state: State) -> None:
-        self.settings, self.rank, self.world_size, self.nbytes, self.state = settings, rank, world_size, nbytes, state
+    def __init__(
+        self,
+        settings: Settings,
+        rank: int,
+        world_size: int,
+        nbytes: int,
+        incarnation: int,
+        state: State,
+    ) -> None:
+        self.settings, self.rank, self.world_size, self.nbytes, self.state = (
+            settings,
+            rank,
+            world_size,
+            nbytes,
+            state,
+        )
         page = StatusPage.own(MEMORY, settings.job_dir, rank)
         assert page is not None
-        self.page, self.outlook, self.incarnation = page, Word(MEMORY, settings.job_dir), incarnation
+        self.page, self.outlook, self.incarnation = (
+            page,
+            Word(MEMORY, settings.job_dir),
+            incarnation,
+        )
         last = page.read()
         self.completed = last.completed_step if last else -1
         page.publish(
-            **{"rank": rank, "world_size": world_size, "pid": os.getpid(), "incarnation": incarnation, "phase": Phase.RESTORE},
-            **{"epoch": last.epoch if last else 0, "completed_step": self.completed, "decided_step": -1, "slots": ()},
+            **{
+                "rank": rank,
+                "world_size": world_size,
+                "pid": os.getpid(),
+                "incarnation": incarnation,
+                "phase": Phase.RESTORE,
+            },
+            **{
+                "epoch": last.epoch if last else 0,
+                "completed_step": self.completed,
+                "decided_step": -1,
+                "slots": (),
+            },
         )
         self.box = ensure_keeper(settings)
         self.slots: list[Slot] = []
@@ -94,7 +126,9 @@ class Rank:
         """Open and prove the slots that are there."""
         for slot in self.slots:
             slot.close()
-        self.slots = [Slot(MEMORY, path) for path in slot_paths(MEMORY, self.settings.job_dir, self.rank)]
+        self.slots = [
+            Slot(MEMORY, path) for path in slot_paths(MEMORY, self.settings.job_dir, self.rank)
+        ]
         self.views = [EMPTY] * len(self.slots)
         for index, slot in enumerate(self.slots):
             try:
@@ -108,7 +142,12 @@ class Rank:
 
     def join(self) -> None:
         holds = [[s.step, s.epoch] for s in self.holds()]
-        about = {"rank": self.rank, "world_size": self.world_size, "incarnation": self.incarnation, "foreign_world": None}
+        about = {
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "incarnation": self.incarnation,
+            "foreign_world": None,
+        }
         self.box.send({"kind": "join", "holds": holds, **about})
 
     def hear(self) -> None:
@@ -126,7 +165,13 @@ class Rank:
                 assert self.offer is not None
                 step = int(self.offer["step"])
                 self.completed = step
-                self.page.publish(epoch=self.epoch, phase=Phase.STEP, step=step, completed_step=step, decided_step=step)
+                self.page.publish(
+                    epoch=self.epoch,
+                    phase=Phase.STEP,
+                    step=step,
+                    completed_step=step,
+                    decided_step=step,
+                )
                 self.publish()
             elif message["kind"] == "refused":
                 self.refused = str(message["why"])
@@ -144,9 +189,15 @@ class Rank:
             slot = self.slots[self.holds()[stamp]]
             header, _ = slot.verify_bytes()
             found = slot.payload[: header.payload_bytes]
-            assert found == self.state(self.rank, stamp.step, self.nbytes), "wrong bytes were restored"
+            assert found == self.state(self.rank, stamp.step, self.nbytes), (
+                "wrong bytes were restored"
+            )
         for index, view in enumerate(self.views):
-            if offer["source"] != "memory" or view.state is not SlotState.SEALED or view.stamp > stamp:
+            if (
+                offer["source"] != "memory"
+                or view.state is not SlotState.SEALED
+                or view.stamp > stamp
+            ):
                 self.slots[index].void()
                 self.views[index] = EMPTY
         self.publish()
@@ -162,11 +213,21 @@ class Rank:
         self.completed = step
         self.page.publish(completed_step=step, step=step)
         while len(self.slots) < 2:
-            self.slots.append(Slot.create(MEMORY, slot_path(self.settings.job_dir, self.rank, len(self.slots)), self.nbytes, len(MANIFEST)))
+            self.slots.append(
+                Slot.create(
+                    MEMORY,
+                    slot_path(self.settings.job_dir, self.rank, len(self.slots)),
+                    self.nbytes,
+                    len(MANIFEST),
+                )
+            )
             self.views.append(EMPTY)
         committed, is_hopeless = self.outlook.look(self.epoch)
         views = [
-            v if v.state is SlotState.EMPTY or self._is_free(i) else SlotView(v.state, v.stamp, True) for i, v in enumerate(self.views)
+            v
+            if v.state is SlotState.EMPTY or self._is_free(i)
+            else SlotView(v.state, v.stamp, True)
+            for i, v in enumerate(self.views)
         ]
         decision = choose(step, views, committed, is_hopeless)
         if isinstance(decision, Skip):
@@ -210,9 +271,15 @@ class Machine:
 
     def start(self) -> None:
         self.settings.arena_dir.mkdir(parents=True, exist_ok=True)
-        if self.seat is not None:  # unix sockets know no network namespaces: only the keeper has to live in one
+        # unix sockets know no network namespaces: only the keeper has to live in one
+        if self.seat is not None:
             lab, node = self.seat
-            assert lab.start(node, [sys.executable, "-c", START_KEEPER, self.settings.to_text()]).wait() == 0
+            assert (
+                lab.start(
+                    node, [sys.executable, "-c", START_KEEPER, self.settings.to_text()]
+                ).wait()
+                == 0
+            )
         self.box = ensure_keeper(self.settings)
         self.box.send({"kind": "agent", "pid": os.getpid()})
         self.listen()
@@ -277,12 +344,25 @@ class Cluster:
         self.per_node, self.nbytes, self.state = per_node, nbytes, state
         self.machines: list[Machine] = []
         for i in range(nodes):
-            arena_dir, state_dir = (lab.arena_dir(i), lab.state_dir(i)) if lab else (room / f"m{i}", room / f"state{i}")
+            arena_dir, state_dir = (
+                (lab.arena_dir(i), lab.state_dir(i))
+                if lab
+                else (room / f"m{i}", room / f"state{i}")
+            )
             config = {
-                **{"job": JOB, "arena_dir": arena_dir, "state_dir": state_dir, "redundancy": policy, "grace_s": 120.0},
+                **{
+                    "job": JOB,
+                    "arena_dir": arena_dir,
+                    "state_dir": state_dir,
+                    "redundancy": policy,
+                    "grace_s": 120.0,
+                },
                 **{"scrub_every_s": scrub_every_s, "link_dead_s": 2.0},
             }
-            machine = Machine(resolve(config, {"HOME": str(room)}, JOB), lab.seats[i].address if lab else "127.0.0.1")
+            machine = Machine(
+                resolve(config, {"HOME": str(room)}, JOB),
+                lab.seats[i].address if lab else "127.0.0.1",
+            )
             machine.seat = (lab, i) if lab else None
             self.machines.append(machine)
         self.round, self.secret, self.incarnation = 0, secrets.token_hex(16), 0
@@ -315,14 +395,28 @@ class Cluster:
         """All ranks start, in the order of the machines."""
         self.round += 1
         self.incarnation += 1
-        self.members = members = tuple(Member(i, m.host, m.port, m.incarnation, self.per_node) for i, m in enumerate(self.machines))
+        self.members = members = tuple(
+            Member(i, m.host, m.port, m.incarnation, self.per_node)
+            for i, m in enumerate(self.machines)
+        )
         for i, machine in enumerate(self.machines):
             assert machine.box is not None
-            machine.box.send({"kind": "mesh", **Mesh(self.round, i, members, self.secret).to_json()})
+            machine.box.send(
+                {"kind": "mesh", **Mesh(self.round, i, members, self.secret).to_json()}
+            )
         world = len(self.machines) * self.per_node
         for i, machine in enumerate(self.machines):
             for local in range(self.per_node):
-                machine.ranks.append(Rank(machine.settings, i * self.per_node + local, world, self.nbytes, self.incarnation, self.state))
+                machine.ranks.append(
+                    Rank(
+                        machine.settings,
+                        i * self.per_node + local,
+                        world,
+                        self.nbytes,
+                        self.incarnation,
+                        self.state,
+                    )
+                )
 
     def hear(self) -> None:
         for rank in self.ranks:
@@ -342,7 +436,8 @@ class Cluster:
         offer = self.ranks[0].offer
         assert offer is not None and len({(r.offer or {})["step"] for r in self.ranks}) == 1
         if offer["source"] == "memory":
-            self.wait_committed(offer["step"])  # until then a rank with two old snapshots has no slot to give
+            # until then a rank with two old snapshots has no slot to give
+            self.wait_committed(offer["step"])
         return offer
 
     def restart(self) -> dict[str, Any]:
@@ -382,12 +477,17 @@ class Cluster:
             self.hear()
             return min(self.committed()) >= step
 
-        wait_for(everywhere, lambda: f"step {step} committed, found {self.committed()}; {self.story()}")
+        wait_for(
+            everywhere, lambda: f"step {step} committed, found {self.committed()}; {self.story()}"
+        )
 
     def story(self) -> str:
         """What all journals and logs told last."""
         events = sorted((e for m in self.machines for e in m.events()), key=lambda e: e.mono_ns)
-        logs = [m.settings.journal_path.with_name("keeper.log").read_text()[-1500:] for m in self.machines]
+        logs = [
+            m.settings.journal_path.with_name("keeper.log").read_text()[-1500:]
+            for m in self.machines
+        ]
         return "\n".join([*(f"{e.who} {e.kind}: {e.why}" for e in events[-25:]), *logs])
 
     def held(self) -> dict[int, list[tuple[int, int]]]:
@@ -405,7 +505,8 @@ class Cluster:
         return found
 
     def adopt(self, node: int) -> None:
-        """The machine's keeper is dead; the ranks find the next one, which is then told what an agent would tell it."""
+        """The machine's keeper is dead; the ranks find the next one, which is then told what an
+        agent would tell it."""
         machine = self.machines[node]
         machine.start()
         assert machine.box is not None and self.members is not None
@@ -413,7 +514,10 @@ class Cluster:
             rank.box.close()
             rank.box = ensure_keeper(rank.settings)
             rank.box.send({"kind": "attach", "rank": rank.rank, "world_size": rank.world_size})
-        members = tuple(replace(m, incarnation=machine.incarnation) if m.node == node else m for m in self.members)
+        members = tuple(
+            replace(m, incarnation=machine.incarnation) if m.node == node else m
+            for m in self.members
+        )
         machine.box.send({"kind": "mesh", **Mesh(self.round, node, members, self.secret).to_json()})
 
     def wire_bytes(self) -> int:
@@ -442,4 +546,6 @@ class Cluster:
         raise LookupError(f"no sealed slot of rank {rank} at step {step} on node {node}")
 
     def digest(self) -> str:
-        return hashlib.sha256(b"".join(state_of(r.rank, r.completed, r.nbytes) for r in self.ranks)).hexdigest()
+        return hashlib.sha256(
+            b"".join(state_of(r.rank, r.completed, r.nbytes) for r in self.ranks)
+        ).hexdigest()

@@ -1,10 +1,12 @@
 """Conductor: runs the drill's job in real processes, and undisturbed for comparison.
 
-Comes in: a `Drill` (the job's parameters and the faults). Goes out: `Facts`, everything that was seen: exit code, digests, the
-journals, what was left behind, and what the witness saw of the faults. Judges nothing (verdict.py). With a `Soak` the faults come as the
-job runs, and it trains until the soak is over.
+Comes in: a `Drill` (the job's parameters and the faults). Goes out: `Facts`, everything that was
+seen: exit code, digests, the journals, what was left behind, and what the witness saw of the
+faults. Judges nothing (verdict.py). With a `Soak` the faults come as the job runs, and it trains
+until the soak is over.
 
-Invariant: whatever happens, when `conduct` returns no process of the job lives and nothing of it is in its arena_dir.
+Invariant: whatever happens, when `conduct` returns no process of the job lives and nothing of it is
+in its arena_dir.
 """
 
 from __future__ import annotations
@@ -39,14 +41,16 @@ REMOVAL_S = 20.0  # how long the keepers may take to remove everything after the
 RESTART_S = 30.0  # the longest a restart may take on a busy machine; with several nodes twice that
 GRACE_S = 30.0
 MOST_RESTARTS = 10_000  # of a soak
-LINK_DEAD_S = 3.0  # of a lost node nobody says a word: a drill does not wait for ten seconds each time
+# of a lost node nobody says a word: a drill does not wait for ten seconds each time
+LINK_DEAD_S = 3.0
 
 Progress = Callable[[int, int], None]  # step reached, faults done
 
 
 @dataclass(frozen=True)
 class Drill:
-    """A job's parameters and what is to happen to it. Everything is kept below `work`. `nproc` ranks on each of `nodes` nodes."""
+    """A job's parameters and what is to happen to it. Everything is kept below `work`. `nproc`
+    ranks on each of `nodes` nodes."""
 
     work: Path
     nproc: int = 2
@@ -66,7 +70,8 @@ class Drill:
     etcd: bool = False  # several nodes meet over one
     persist_s: float = 3.0  # the longest a step waits for its checkpoint
     measures: bool = False  # when each phase of each rank begins
-    stop_step: int | None = None  # the job does so many steps, and `steps` is its schedule's length alone
+    # the job does so many steps, and `steps` is its schedule's length alone
+    stop_step: int | None = None
 
     @property
     def world_size(self) -> int:
@@ -74,7 +79,8 @@ class Drill:
 
     @property
     def key(self) -> str:
-        """Equal for drills whose undisturbed runs end in the same state: where a rank lives does not matter."""
+        """Equal for drills whose undisturbed runs end in the same state: where a rank lives does
+        not matter."""
         parts = [
             self.world_size,
             self.steps,
@@ -87,7 +93,9 @@ class Drill:
         return hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
 
 
-def conduct(drill: Drill, progress: Progress = lambda step, done: None, soak: Soak | None = None) -> Facts:
+def conduct(
+    drill: Drill, progress: Progress = lambda step, done: None, soak: Soak | None = None
+) -> Facts:
     """Run the job once, with its faults. Raises ConfigError when the nodes cannot be made."""
     facts = Facts(f"drill-{os.urandom(4).hex()}", drill.nodes, drill.policy, drill.world_size)
     filled = {f.where: drill.work / f.where for f in drill.faults if f.kind == "full"}
@@ -95,13 +103,21 @@ def conduct(drill: Drill, progress: Progress = lambda step, done: None, soak: So
         filled["store"] = drill.work / "store"
     if "arena" in filled:
         drill = replace(drill, arena_dir=filled["arena"])
-    if "store" in filled or (drill.store is None and (soak is not None or any(f.needs_store for f in drill.faults))):
+    if "store" in filled or (
+        drill.store is None and (soak is not None or any(f.needs_store for f in drill.faults))
+    ):
         drill = replace(drill, store=drill.work / "store")
     with ExitStack() as stack:
         for place, directory in filled.items():
             why = mount_small(directory)
             stack.callback(unmount, directory)
-            facts.cannot.update({n: why for n, f in enumerate(drill.faults) if why and (f.kind, f.where) == ("full", place)})
+            facts.cannot.update(
+                {
+                    n: why
+                    for n, f in enumerate(drill.faults)
+                    if why and (f.kind, f.where) == ("full", place)
+                }
+            )
         if not facts.cannot:
             _Run(drill, facts, soak).go(progress)
     return facts
@@ -119,9 +135,24 @@ def mount_small(directory: Path) -> str:
     """A filesystem small enough to be filled; the reason when that is not allowed here."""
     directory.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={64 * MIB},mode=0700", "keepstep-drill", str(directory)], capture_output=True, text=True
+        [
+            "mount",
+            "-t",
+            "tmpfs",
+            "-o",
+            f"size={64 * MIB},mode=0700",
+            "keepstep-drill",
+            str(directory),
+        ],
+        capture_output=True,
+        text=True,
     )
-    return "" if done.returncode == 0 else f"a small filesystem cannot be mounted at {directory}: {done.stderr.strip() or done.returncode}"
+    return (
+        ""
+        if done.returncode == 0
+        else f"a small filesystem cannot be mounted at {directory}: "
+        f"{done.stderr.strip() or done.returncode}"
+    )
 
 
 def unmount(directory: Path) -> None:
@@ -139,7 +170,11 @@ class _Run:
         self.phases = self.room / "phases.jsonl" if drill.measures else None
         self.results.mkdir(parents=True)
         self.store = None if drill.store is None else drill.store / facts.job
-        self.deadly = sum(f.ends_a_rank or f.kind == "link-down" for f in drill.faults) if soak is None else MOST_RESTARTS
+        self.deadly = (
+            sum(f.ends_a_rank or f.kind == "link-down" for f in drill.faults)
+            if soak is None
+            else MOST_RESTARTS
+        )
         if drill.stop_step is not None:
             allow(self.until, drill.stop_step, final=True)
 
@@ -150,11 +185,15 @@ class _Run:
                 crew: Crew = self._alone(log)
                 several = None
             else:
-                lab = Lab(self.drill.nodes, self.room, self.drill.rate_bits_per_s, self.drill.namespaces)
+                lab = Lab(
+                    self.drill.nodes, self.room, self.drill.rate_bits_per_s, self.drill.namespaces
+                )
                 stack.callback(self._look_for, lab)  # once it has ended
                 stack.enter_context(lab)
                 crew = several = self._several(lab, log, self._start_etcd(stack, lab))
-            witness = Witness(self.drill.faults, self.drill.nproc, self.facts, crew.places, self.attempts, several)
+            witness = Witness(
+                self.drill.faults, self.drill.nproc, self.facts, crew.places, self.attempts, several
+            )
             self._write_plan(crew)
             if self.soak is not None:
                 self.soak.begin(witness, self.facts, self.later, self.until)
@@ -168,7 +207,11 @@ class _Run:
 
     def _follow(self, crew: Crew, witness: Witness, progress: Progress) -> None:
         deadline = time.monotonic() + self._longest_s()
-        tick_s = 0.001 if self.soak is not None or any(f.from_outside or f.nodes for f in self.drill.faults) else 0.01
+        tick_s = (
+            0.001
+            if self.soak is not None or any(f.from_outside or f.nodes for f in self.drill.faults)
+            else 0.01
+        )
         while time.monotonic() < deadline:
             witness.look()
             progress(witness.completed_step, len({n["fault"] for n in self.facts.notes}))
@@ -182,7 +225,10 @@ class _Run:
                     return
             time.sleep(tick_s)
         if self.soak is not None and not self.soak.is_over:
-            self.soak.fail(f"expected the job to train on, found it ended with exit code {self.facts.exit_code}")
+            self.soak.fail(
+                "expected the job to train on, found it ended with exit code "
+                f"{self.facts.exit_code}"
+            )
         until = time.monotonic() + REMOVAL_S
         while crew.remains() and time.monotonic() < until:
             witness.look()
@@ -195,7 +241,9 @@ class _Run:
         if self.soak is not None:
             return 2 * restart_s
         steps = self.drill.steps if self.drill.stop_step is None else self.drill.stop_step
-        return 2 * restart_s + 5 * steps * max(self.drill.step_ms, 10) / 1000 + restart_s * self.deadly
+        return (
+            2 * restart_s + 5 * steps * max(self.drill.step_ms, 10) / 1000 + restart_s * self.deadly
+        )
 
     # -- starting
 
@@ -213,13 +261,20 @@ class _Run:
         (self.room / "plan.json").write_text(json.dumps(plan))
 
     def _alone(self, log: BinaryIO) -> Alone:
-        drill, place = self.drill, Place(self.drill.arena_dir / f"keepstep-{self.facts.job}", self.room / "journal.jsonl")
+        drill, place = (
+            self.drill,
+            Place(self.drill.arena_dir / f"keepstep-{self.facts.job}", self.room / "journal.jsonl"),
+        )
         options = ["--standalone"] if drill.launcher == "torchrun" else []
         restarts = self.deadly + 3 if drill.launcher == "plain" else 0
         return Alone(self.facts.job, place, self._command(options), self._environ(), log, restarts)
 
     def _several(self, lab: Lab, log: BinaryIO, etcd: Members | None) -> Several:
-        meeting = ["--rdzv-endpoint", lab.endpoint()] if etcd is None else ["--rdzv-backend", "etcd", "--rdzv-endpoint", etcd.endpoint]
+        meeting = (
+            ["--rdzv-endpoint", lab.endpoint()]
+            if etcd is None
+            else ["--rdzv-backend", "etcd", "--rdzv-endpoint", etcd.endpoint]
+        )
         command = self._command(["--nnodes", str(self.drill.nodes), *meeting])
         return Several(self.facts.job, lab, command, self._environ(), log, etcd)
 
@@ -235,7 +290,12 @@ class _Run:
 
     def _command(self, options: list[str]) -> list[str]:
         drill = self.drill
-        words = [*("--steps", drill.steps), *("--width", drill.width), *("--seed", drill.seed), *("--step-ms", drill.step_ms)]
+        words = [
+            *("--steps", drill.steps),
+            *("--width", drill.width),
+            *("--seed", drill.seed),
+            *("--step-ms", drill.step_ms),
+        ]
         words += ["--results", self.results, "--plan", self.room / "plan.json"]
         if self.store is not None:
             words += ["--persist-every", drill.persist_every, "--persist-s", drill.persist_s]
@@ -257,8 +317,14 @@ class _Run:
             link_dead_s=LINK_DEAD_S,
         )
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("KEEPSTEP_")}
-        # torchrun keeps one store over its restarts, where ranks find addresses of the dead (github.com/pytorch/pytorch/issues/135712).
-        return {**inherited, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **config.to_env()}
+        # torchrun keeps one store over its restarts, where ranks find addresses of the dead
+        # (github.com/pytorch/pytorch/issues/135712).
+        return {
+            **inherited,
+            "OMP_NUM_THREADS": "1",
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            **config.to_env(),
+        }
 
     # -- ending
 
@@ -269,10 +335,15 @@ class _Run:
 
     def _collect(self, crew: Crew, witness: Witness) -> None:
         facts = self.facts
-        facts.events = sorted((e for place in crew.places for e in read_journal(place.journal)), key=lambda event: event.mono_ns)
+        facts.events = sorted(
+            (e for place in crew.places for e in read_journal(place.journal)),
+            key=lambda event: event.mono_ns,
+        )
         for rank in range(self.drill.world_size):
             with suppress(FileNotFoundError):
-                facts.digests[rank] = json.loads((self.results / f"rank-{rank}.json").read_text())["digest"]
+                facts.digests[rank] = json.loads((self.results / f"rank-{rank}.json").read_text())[
+                    "digest"
+                ]
         if len(facts.digests) < self.drill.world_size:
             facts.digests = {}
         for status in witness.statuses.values():
@@ -283,12 +354,19 @@ class _Run:
 
 
 def reference(drill: Drill, progress: Progress = lambda step, done: None) -> str | None:
-    """The hash of the undisturbed run, on one node; remembered in `work`, so that drills of one job pay for it once."""
+    """The hash of the undisturbed run, on one node; remembered in `work`, so that drills of one job
+    pay for it once."""
     memo = drill.work / f"reference-{drill.key}.json"
     with suppress(FileNotFoundError):
         return str(json.loads(memo.read_text())["hash"])
     alone = replace(
-        drill, faults=(), store=None, etcd=False, step_ms=0.0, measures=False, launcher="run" if drill.nodes > 1 else drill.launcher
+        drill,
+        faults=(),
+        store=None,
+        etcd=False,
+        step_ms=0.0,
+        measures=False,
+        launcher="run" if drill.nodes > 1 else drill.launcher,
     )
     facts = conduct(replace(alone, nodes=1, nproc=drill.world_size, policy="none"), progress)
     if facts.exit_code != 0 or facts.hash is None:

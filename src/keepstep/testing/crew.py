@@ -1,7 +1,9 @@
-"""Crew: the processes of a drill's job, on this machine as it is (`Alone`) or on the nodes of a lab (`Several`).
+"""Crew: the processes of a drill's job, on this machine as it is (`Alone`) or on the nodes of a lab
+(`Several`).
 
-Comes in: the job's command and its variables. Goes out: where the job's memory and journals are, and its exit code. Starts what has to be
-started again: by hand, as a launcher that restarts nothing needs it, or on a node that was replaced.
+Comes in: the job's command and its variables. Goes out: where the job's memory and journals are,
+and its exit code. Starts what has to be started again: by hand, as a launcher that restarts nothing
+needs it, or on a node that was replaced.
 
 Invariant: after `end` no process of the job lives and nothing of it is in its arena_dir.
 """
@@ -51,24 +53,48 @@ class Crew(Protocol):
 
 def launch(launcher: str, module: Sequence[str], options: Sequence[str]) -> list[str]:
     """The command of a node. `options` are those `keepstep run` and torchrun share."""
-    before = {"run": ["-m", "keepstep.cli.main", "run", *options], "torchrun": ["-m", "torch.distributed.run", *options], "plain": []}
+    before = {
+        "run": ["-m", "keepstep.cli.main", "run", *options],
+        "torchrun": ["-m", "torch.distributed.run", *options],
+        "plain": [],
+    }
     return [sys.executable, *before[launcher], "-m", *module]
 
 
 def remains_of(places: Sequence[Place]) -> list[str]:
-    return sorted(str(found) for place in places for found in place.job_dir.parent.glob(f"{place.job_dir.name}*"))
+    return sorted(
+        str(found)
+        for place in places
+        for found in place.job_dir.parent.glob(f"{place.job_dir.name}*")
+    )
 
 
 class Alone:
     """One launcher on this machine, started again `restarts` times when it fails."""
 
-    def __init__(self, job: str, place: Place, command: Sequence[str], environ: Mapping[str, str], log: BinaryIO, restarts: int) -> None:
+    def __init__(
+        self,
+        job: str,
+        place: Place,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        log: BinaryIO,
+        restarts: int,
+    ) -> None:
         self.places: tuple[Place, ...] = (place,)
-        self._job, self._command, self._environ, self._log, self._restarts = job, list(command), dict(environ), log, restarts
+        self._job, self._command, self._environ, self._log, self._restarts = (
+            job,
+            list(command),
+            dict(environ),
+            log,
+            restarts,
+        )
 
     def start(self) -> None:
         how = {"stdin": subprocess.DEVNULL, "stdout": self._log, "stderr": subprocess.STDOUT}
-        self._child = subprocess.Popen(self._command, env=self._environ, start_new_session=True, **how)  # type: ignore[call-overload]
+        self._child = subprocess.Popen(
+            self._command, env=self._environ, start_new_session=True, **how
+        )  # type: ignore[call-overload]
 
     def poll(self) -> int | None:
         code: int | None = self._child.poll()
@@ -89,8 +115,11 @@ class Alone:
         with suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGKILL)
         self._child.wait()
-        # Ranks and keeper have sessions of their own; the journal knows their ids, and /proc whether they are still ours.
-        for pid in {int(e.data["pid"]) for e in read_journal(self.places[0].journal) if "pid" in e.data}:
+        # Ranks and keeper have sessions of their own; the journal knows their ids, and /proc
+        # whether they are still ours.
+        for pid in {
+            int(e.data["pid"]) for e in read_journal(self.places[0].journal) if "pid" in e.data
+        }:
             with suppress(OSError):
                 if self._job.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
                     os.kill(pid, signal.SIGKILL)
@@ -99,14 +128,30 @@ class Alone:
 
 
 class Several:
-    """The same command on every node of a lab, which meet over `etcd` or not; whoever made the two ends them."""
+    """The same command on every node of a lab, which meet over `etcd` or not; whoever made the two
+    ends them."""
 
     def __init__(
-        self, job: str, lab: Lab, command: Sequence[str], environ: Mapping[str, str], log: BinaryIO, etcd: Members | None = None
+        self,
+        job: str,
+        lab: Lab,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        log: BinaryIO,
+        etcd: Members | None = None,
     ) -> None:
-        self._lab, self._command, self._environ, self._log, self._etcd = lab, list(command), dict(environ), log, etcd
+        self._lab, self._command, self._environ, self._log, self._etcd = (
+            lab,
+            list(command),
+            dict(environ),
+            log,
+            etcd,
+        )
         self.places = tuple(
-            Place(lab.arena_dir(node) / f"keepstep-{job}", lab.state_dir(node) / job / "journal.jsonl") for node in lab.nodes
+            Place(
+                lab.arena_dir(node) / f"keepstep-{job}", lab.state_dir(node) / job / "journal.jsonl"
+            )
+            for node in lab.nodes
         )
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._due_s: dict[int, float] = {}
@@ -130,7 +175,8 @@ class Several:
         return next((code for code in codes if code), 0)
 
     def lose(self, nodes: Sequence[int]) -> list[int]:
-        """These nodes, with processes and memory; others come in their place. The processes that are gone. Those lost already stay so."""
+        """These nodes, with processes and memory; others come in their place. The processes that
+        are gone. Those lost already stay so."""
         there = [node for node in nodes if node not in self._due_s]
         killed = self._lab.kill(*there)
         for node in there:
@@ -139,7 +185,8 @@ class Several:
         return killed
 
     def set_links(self, nodes: Sequence[int], up: bool) -> None:
-        """Raises ConfigError without namespaces. The link of a node that is lost meanwhile is left alone."""
+        """Raises ConfigError without namespaces. The link of a node that is lost meanwhile is left
+        alone."""
         for node in nodes:
             if node not in self._due_s:
                 self._lab.network.set_link(node, up)

@@ -1,7 +1,8 @@
 """Faults: what a drill does to a job, where and when; as text, as values, drawn from a seed.
 
-Comes in: `kill:rank=1,step=20,phase=capture` or `kill-node:node=1+2,step=20`. Goes out: `Fault`s in the order they are to happen. Decides
-nothing about how a fault is done (injector.py, witness.py) or proved (verdict.py). Pure: the generator of random faults takes its seed.
+Comes in: `kill:rank=1,step=20,phase=capture` or `kill-node:node=1+2,step=20`. Goes out: `Fault`s in
+the order they are to happen. Decides nothing about how a fault is done (injector.py, witness.py) or
+proved (verdict.py). Pure: the generator of random faults takes its seed.
 """
 
 from __future__ import annotations
@@ -16,23 +17,40 @@ from keepstep.errors import ConfigError
 NODE_KINDS = ("kill-node", "link-down")  # what happens to whole nodes: needs more than one
 AGENT_KILL = "agent-kill"  # of `keepstep run`, whose steward starts another one
 ETCD_RESTART = "etcd-restart"  # what happens to the etcd the nodes meet over
-KINDS = ("kill", "stop", "keeper-kill", AGENT_KILL, "flip", "torn", "full", *NODE_KINDS, ETCD_RESTART)
+KINDS = (
+    "kill",
+    "stop",
+    "keeper-kill",
+    AGENT_KILL,
+    "flip",
+    "torn",
+    "full",
+    *NODE_KINDS,
+    ETCD_RESTART,
+)
 LASTING = ("link-down", ETCD_RESTART)
 PHASES = ("forward", "backward", "update", "capture", "seal", "persist", "restore")
-PROTECT = "protect"  # a snapshot is sealed and on its way to other nodes: seen from outside, so only what happens to nodes can wait for it
+# a snapshot is sealed and on its way to other nodes: seen from outside, so only what happens to
+# nodes can wait for it
+PROTECT = "protect"
 PLACES = {"flip": ("arena", "store"), "full": ("store", "arena")}  # the first is the default
-DRAWN = ("kill", "stop", "torn", "keeper-kill", "flip")  # what a campaign draws from; `full` needs a filesystem of its own
+# what a campaign draws from; `full` needs a filesystem of its own
+DRAWN = ("kill", "stop", "torn", "keeper-kill", "flip")
 STRIDE_STEPS = 8  # mean distance of a campaign's faults
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault: rank `rank` meets it on entering `phase` of `step`, or of the first later step that has such a phase.
+    """One fault: rank `rank` meets it on entering `phase` of `step`, or of the first later step
+    that has such a phase.
 
-    phase=restore: in the recovery from the fault before it in the list; `step` says in which step that one comes.
-    after_ms: done from outside, that long after the rank began the step (phase=restore: began restoring).
+    phase=restore: in the recovery from the fault before it in the list; `step` says in which step
+        that one comes.
+    after_ms: done from outside, that long after the rank began the step (phase=restore: began
+        restoring).
     where: `arena` or `store`, for the kinds that can be in either.
-    nodes: for what happens to nodes, all at once, by the job's own numbers; the moment is that of the first one's first rank.
+    nodes: for what happens to nodes, all at once, by the job's own numbers; the moment is that of
+        the first one's first rank.
     for_ms: how long a link, or etcd, stays away.
     """
 
@@ -48,12 +66,20 @@ class Fault:
     @property
     def ends_a_rank(self) -> bool:
         """Whether a restart follows."""
-        return self.kind in ("kill", "stop", "flip", "torn", "kill-node") or (self.kind, self.where) == ("full", "arena")
+        return self.kind in ("kill", "stop", "flip", "torn", "kill-node") or (
+            self.kind,
+            self.where,
+        ) == ("full", "arena")
 
     @property
     def from_outside(self) -> bool:
-        """Whether the rank itself has no part in it. A rank cannot end its node: it asks for that, and waits."""
-        return self.phase == PROTECT or self.kind == ETCD_RESTART or (self.after_ms is not None and not self.nodes)
+        """Whether the rank itself has no part in it. A rank cannot end its node: it asks for that,
+        and waits."""
+        return (
+            self.phase == PROTECT
+            or self.kind == ETCD_RESTART
+            or (self.after_ms is not None and not self.nodes)
+        )
 
     @property
     def needs_store(self) -> bool:
@@ -69,20 +95,34 @@ class Fault:
 
 
 def parse(text: str) -> Fault:
-    """`kind:rank=R,step=S,phase=P[,where=arena|store][,after=MS]`, for nodes `kind:node=N[+N],...[,for=MS]`. Raises ConfigError."""
+    """`kind:rank=R,step=S,phase=P[,where=arena|store][,after=MS]`, for nodes
+    `kind:node=N[+N],...[,for=MS]`. Raises ConfigError."""
     kind, _, rest = text.partition(":")
     if kind not in KINDS:
         raise ConfigError(f"fault {text!r}: expected one of {', '.join(KINDS)}, found {kind!r}")
     values: dict[str, str] = {}
-    keys = ["node" if kind in NODE_KINDS else "rank", "step", "phase", "where", "after", *(["for"] if kind in LASTING else [])]
+    keys = [
+        "node" if kind in NODE_KINDS else "rank",
+        "step",
+        "phase",
+        "where",
+        "after",
+        *(["for"] if kind in LASTING else []),
+    ]
     for part in filter(None, rest.split(",")):
         key, equals, value = part.partition("=")
         if key not in keys or not equals:
-            raise ConfigError(f"fault {text!r}: expected {'=, '.join(keys[:-1])}= or {keys[-1]}=, found {part!r}")
+            raise ConfigError(
+                f"fault {text!r}: expected {'=, '.join(keys[:-1])}= or {keys[-1]}=, found {part!r}"
+            )
         if key in values:
             raise ConfigError(f"fault {text!r}: expected {key}= once, found it again as {part!r}")
         values[key] = value
-    for key in ("step", *(("node",) if kind in NODE_KINDS else ()), *(("for",) if kind in LASTING else ())):
+    for key in (
+        "step",
+        *(("node",) if kind in NODE_KINDS else ()),
+        *(("for",) if kind in LASTING else ()),
+    ):
         if key not in values:
             raise ConfigError(f"fault {text!r}: expected {key}=, found none")
     after, lasting = values.get("after"), values.get("for")
@@ -96,7 +136,9 @@ def parse(text: str) -> Fault:
             values.get("phase", default_phase),
             values.get("where", PLACES.get(kind, ("",))[0]),
             None if after is None else float(_number(text, "after", after)),
-            tuple(sorted({_number(text, "node", n) for n in values["node"].split("+")})) if "node" in values else (),
+            tuple(sorted({_number(text, "node", n) for n in values["node"].split("+")}))
+            if "node" in values
+            else (),
             None if lasting is None else float(_number(text, "for", lasting)),
         ),
     )
@@ -104,45 +146,77 @@ def parse(text: str) -> Fault:
 
 def _number(text: str, key: str, value: str) -> int:
     if not value.isdecimal():
-        raise ConfigError(f"fault {text!r}: expected {key}= a whole number, 0 or more, found {value!r}")
+        raise ConfigError(
+            f"fault {text!r}: expected {key}= a whole number, 0 or more, found {value!r}"
+        )
     return int(value)
 
 
 def _checked(text: str, fault: Fault) -> Fault:
     phases = (*PHASES, PROTECT) if fault.nodes else PHASES
     if fault.phase not in phases:
-        raise ConfigError(f"fault {text!r}: expected phase= one of {', '.join(phases)}, found {fault.phase!r}")
+        raise ConfigError(
+            f"fault {text!r}: expected phase= one of {', '.join(phases)}, found {fault.phase!r}"
+        )
     places = PLACES.get(fault.kind, ("",))
     if fault.where not in places:
         expected = f"where= one of {', '.join(places)}" if places != ("",) else "no where="
         raise ConfigError(f"fault {text!r}: expected {expected}, found {fault.where!r}")
-    by_outsider = fault.kind in ("kill", "stop", "keeper-kill", AGENT_KILL, ETCD_RESTART) and fault.phase in ("forward", "restore")
+    by_outsider = fault.kind in (
+        "kill",
+        "stop",
+        "keeper-kill",
+        AGENT_KILL,
+        ETCD_RESTART,
+    ) and fault.phase in ("forward", "restore")
     if fault.after_ms is not None and not (fault.nodes or by_outsider):
-        raise ConfigError(f"fault {text!r}: expected after= with what is done from outside and phase=forward or restore, found {fault}")
+        raise ConfigError(
+            f"fault {text!r}: expected after= with what is done from outside and "
+            f"phase=forward or restore, found {fault}"
+        )
     return fault
 
 
-def check(faults: Iterable[Fault], nproc: int, steps: int, nodes: int = 1, etcd: bool = False) -> None:
-    """Raises ConfigError when a fault cannot happen in a job of `nodes` nodes with `nproc` ranks each, which meet over an `etcd` or not."""
+def check(
+    faults: Iterable[Fault], nproc: int, steps: int, nodes: int = 1, etcd: bool = False
+) -> None:
+    """Raises ConfigError when a fault cannot happen in a job of `nodes` nodes with `nproc` ranks
+    each, which meet over an `etcd` or not."""
     world_size = nodes * nproc
     for fault in faults:
         if fault.rank >= world_size:
             ranks = "--nproc" if nodes == 1 else "--nodes times --nproc"
-            raise ConfigError(f"fault {str(fault)!r}: expected rank= below {world_size} ({ranks}), found {fault.rank}")
+            raise ConfigError(
+                f"fault {str(fault)!r}: expected rank= below {world_size} ({ranks}), found "
+                f"{fault.rank}"
+            )
         if fault.step >= steps:
-            raise ConfigError(f"fault {str(fault)!r}: expected step= below {steps} (--steps), found {fault.step}")
+            raise ConfigError(
+                f"fault {str(fault)!r}: expected step= below {steps} (--steps), found {fault.step}"
+            )
         if fault.nodes and nodes == 1:
-            raise ConfigError(f"fault {str(fault)!r}: expected more than one node (--nodes), found 1")
+            raise ConfigError(
+                f"fault {str(fault)!r}: expected more than one node (--nodes), found 1"
+            )
         if fault.nodes and max(fault.nodes) >= nodes:
-            raise ConfigError(f"fault {str(fault)!r}: expected node= below {nodes} (--nodes), found {max(fault.nodes)}")
+            raise ConfigError(
+                f"fault {str(fault)!r}: expected node= below {nodes} (--nodes), found "
+                f"{max(fault.nodes)}"
+            )
         if fault.kind == ETCD_RESTART and not etcd:
-            raise ConfigError(f"fault {str(fault)!r}: expected --rdzv-backend etcd, found another one")
+            raise ConfigError(
+                f"fault {str(fault)!r}: expected --rdzv-backend etcd, found another one"
+            )
         if nodes > 1 and (fault.kind, fault.where) == ("full", "arena"):
-            raise ConfigError(f"fault {str(fault)!r}: expected one node (the memory of several is one filesystem here), found {nodes}")
+            raise ConfigError(
+                f"fault {str(fault)!r}: expected one node (the memory of several is one "
+                f"filesystem here), found {nodes}"
+            )
 
 
 def with_triggers(faults: Sequence[Fault]) -> list[Fault]:
-    """A restore has to be caused: put a plain kill before each `phase=restore` that does not follow a deadly fault of its step."""
+    """A restore has to be caused: put a plain kill before each `phase=restore` that does not follow
+    a deadly fault of its step."""
     out: list[Fault] = []
     for fault in faults:
         caused = bool(out) and out[-1].ends_a_rank and out[-1].step == fault.step
@@ -152,8 +226,16 @@ def with_triggers(faults: Sequence[Fault]) -> list[Fault]:
     return out
 
 
-def draw(seed: int, count: int, nproc: int, kinds: Sequence[str] = DRAWN, first_step: int = 4, nodes: int = 1) -> list[Fault]:
-    """`count` faults, each a random moment after the one before. Half of the kills come from outside, at a random millisecond."""
+def draw(
+    seed: int,
+    count: int,
+    nproc: int,
+    kinds: Sequence[str] = DRAWN,
+    first_step: int = 4,
+    nodes: int = 1,
+) -> list[Fault]:
+    """`count` faults, each a random moment after the one before. Half of the kills come from
+    outside, at a random millisecond."""
     rng = random.Random(seed)
     world_size = nodes * nproc
     faults: list[Fault] = []
@@ -170,24 +252,38 @@ def draw(seed: int, count: int, nproc: int, kinds: Sequence[str] = DRAWN, first_
         elif rng.random() < 0.5:
             one = replace(one, phase="forward", after_ms=round(rng.uniform(0, 40), 1))
         drawn = [one]
-        if kind == "keeper-kill":  # alone it costs nothing: a rank goes too, while the new keeper adopts
-            drawn.append(Fault("kill", rng.randrange(world_size), step, "forward", after_ms=round(rng.uniform(0, 60), 1)))
+        # alone it costs nothing: a rank goes too, while the new keeper adopts
+        if kind == "keeper-kill":
+            drawn.append(
+                Fault(
+                    "kill",
+                    rng.randrange(world_size),
+                    step,
+                    "forward",
+                    after_ms=round(rng.uniform(0, 60), 1),
+                )
+            )
         if rng.random() < 0.15:  # and once more, while everybody is restoring
             if "kill-node" in kinds and rng.random() < 0.5:
                 drawn.append(_draw_node(rng, step, ("restore",), nodes))
             else:
                 delay_ms = None if rng.random() < 0.5 else round(rng.uniform(0, 40), 1)
-                drawn.append(Fault("kill", rng.randrange(world_size), step, "restore", after_ms=delay_ms))
+                drawn.append(
+                    Fault("kill", rng.randrange(world_size), step, "restore", after_ms=delay_ms)
+                )
         faults += drawn
         step += rng.randint(2, 2 * STRIDE_STEPS - 2)
     return faults[:count]
 
 
 def _draw_node(rng: random.Random, step: int, phases: Sequence[str], nodes: int) -> Fault:
-    """One node is lost, now and then two at once, at the moment itself or some milliseconds later."""
+    """One node is lost, now and then two at once, at the moment itself or some milliseconds
+    later."""
     lost = rng.sample(range(nodes), 2 if nodes > 2 and rng.random() < 0.2 else 1)
     after_ms = None if rng.random() < 0.5 else round(rng.uniform(0, 40), 1)
-    return Fault("kill-node", 0, step, rng.choice(list(phases)), after_ms=after_ms, nodes=tuple(sorted(lost)))
+    return Fault(
+        "kill-node", 0, step, rng.choice(list(phases)), after_ms=after_ms, nodes=tuple(sorted(lost))
+    )
 
 
 def kinds_of(text: str, nodes: int = 1) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Flips: one bit of a slot or a file turned over, as failing memory and disks do it.
 
-Comes in: a path and a seeded generator. Goes out: which bit of which region it was. Only bits that mean something are turned: a slot's
-spare capacity holds nothing.
+Comes in: a path and a seeded generator. Goes out: which bit of which region it was. Only bits that
+mean something are turned: a slot's spare capacity holds nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Flip:
 
 
 def regions(path: Path) -> dict[str, range]:
-    """The byte ranges of a sealed slot that are in use. Raises LookupError when it holds no snapshot, DamageError when it is damaged."""
+    """The byte ranges of a sealed slot that are in use. Raises LookupError when it holds no
+    snapshot, DamageError when it is damaged."""
     slot = Slot(MEMORY, path)
     try:
         header = slot.header()

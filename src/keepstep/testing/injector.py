@@ -1,8 +1,9 @@
 """Injector: the hand inside a rank that does the fault.
 
-Listens to the phases the job and keepstep announce. That a fault is about to be done, and that it was, goes to an append-only file that
-outlives the rank, so that no later life does it again and the drill knows that it was tried. What proves that it happened is
-seen from outside (verdict.py), never told from here.
+Listens to the phases the job and keepstep announce. That a fault is about to be done, and that it
+was, goes to an append-only file that outlives the rank, so that no later life does it again and the
+drill knows that it was tried. What proves that it happened is seen from outside (verdict.py), never
+told from here.
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ KEEPER_PATIENCE_S = 5.0
 
 @dataclass(frozen=True)
 class Plan:
-    """What a drill hands to its job: the faults, and where everything is. `node`: the job's number of the node this process is on.
+    """What a drill hands to its job: the faults, and where everything is. `node`: the job's number
+    of the node this process is on.
 
-    `later`: where faults are told while the job runs, one a line; their numbers go on from those of `faults`. `phases`: where a
-    stopwatch is to write."""
+    `later`: where faults are told while the job runs, one a line; their numbers go on from those of
+    `faults`. `phases`: where a stopwatch is to write."""
 
     faults: tuple[Fault, ...]
     seed: int
@@ -62,24 +64,41 @@ class Plan:
         job_dir = Path(environ["KEEPSTEP_ARENA_DIR"]) / f"keepstep-{raw['job']}"
         journals = tuple(map(Path, raw["journals"]))
         node = int(environ.get("GROUP_RANK", "0"))
-        later, phases = (None if raw.get(key) is None else Path(raw[key]) for key in ("later", "phases"))
-        return cls(from_plan(raw["faults"]), raw["seed"], Path(raw["attempts"]), job_dir, journals, store, node, later, phases)
+        later, phases = (
+            None if raw.get(key) is None else Path(raw[key]) for key in ("later", "phases")
+        )
+        return cls(
+            from_plan(raw["faults"]),
+            raw["seed"],
+            Path(raw["attempts"]),
+            job_dir,
+            journals,
+            store,
+            node,
+            later,
+            phases,
+        )
 
     def falls_to(self, fault: Fault, rank: int, local_rank: int) -> bool:
-        """Whether that rank does the fault, or asks for it: for what happens to nodes, the first rank of the first one."""
+        """Whether that rank does the fault, or asks for it: for what happens to nodes, the first
+        rank of the first one."""
         if fault.from_outside:
             return False
         return (fault.nodes[0], 0) == (self.node, local_rank) if fault.nodes else fault.rank == rank
 
 
 def note(attempts: Path, number: int, what: str, **data: Any) -> None:
-    """One line that outlives this process. what: `asks`, `about to`, `did` or `cannot`; `ended` a stopped rank."""
+    """One line that outlives this process. what: `asks`, `about to`, `did` or `cannot`; `ended` a
+    stopped rank."""
     append(attempts, {"fault": number, "what": what, "mono_ns": time.monotonic_ns(), **data})
 
 
 def attempted(attempts: Path) -> set[int]:
-    """The faults that were done, or could not be, in any life. One that another fault's kill came before is still to be done."""
-    return {said["fault"] for said in Lines(attempts).new() if said["what"] not in (ASKS, "about to")}
+    """The faults that were done, or could not be, in any life. One that another fault's kill came
+    before is still to be done."""
+    return {
+        said["fault"] for said in Lines(attempts).new() if said["what"] not in (ASKS, "about to")
+    }
 
 
 class Injector:
@@ -116,7 +135,9 @@ class Injector:
         for number, fault in due:
             if fault.phase == "persist" and phase is Phase.PERSIST and fault.kind != "full":
                 begun = Begun(self._plan.journals, step)
-                threading.Thread(target=self._when_writing, args=(number, fault, step, begun), daemon=True).start()
+                threading.Thread(
+                    target=self._when_writing, args=(number, fault, step, begun), daemon=True
+                ).start()
             else:
                 self._act(number, fault, phase, step)
 
@@ -126,21 +147,27 @@ class Injector:
         if phase.name.lower() != fault.phase:
             return False
         # A restore is the recovery from the fault before it.
-        reached = number - 1 in attempted(self._plan.attempts) if phase is Phase.RESTORE else step >= fault.step
+        reached = (
+            number - 1 in attempted(self._plan.attempts)
+            if phase is Phase.RESTORE
+            else step >= fault.step
+        )
         if reached and fault.kind == "torn" and phase is not Phase.SEAL:
             self._armed.add(number)  # between payload and header is only one moment: the next seal
             return False
         return reached
 
     def _when_writing(self, number: int, fault: Fault, step: int, begun: Begun) -> None:
-        """The announcement comes before the request: wait until the persister is at work. Another rank may have asked for it already."""
+        """The announcement comes before the request: wait until the persister is at work. Another
+        rank may have asked for it already."""
         deadline = time.monotonic() + WRITING_PATIENCE_S
         while not begun.look() and time.monotonic() < deadline:
             time.sleep(0.001)
         self._act(number, fault, Phase.PERSIST, step)
 
     def _ask(self, number: int, fault: Fault, phase: Phase, step: int) -> None:
-        """Somebody outside has to do it. This is the moment: without `after` the node is lost while this thread waits here."""
+        """Somebody outside has to do it. This is the moment: without `after` the node is lost while
+        this thread waits here."""
         note(self._plan.attempts, number, ASKS, phase=phase.name.lower(), step=step)
         if fault.kind == "kill-node" and fault.after_ms is None:
             time.sleep(LOSS_PATIENCE_S)
@@ -149,7 +176,14 @@ class Injector:
         if fault.nodes:
             self._ask(number, fault, phase, step)
             return
-        note(self._plan.attempts, number, "about to", pid=os.getpid(), phase=phase.name.lower(), step=step)
+        note(
+            self._plan.attempts,
+            number,
+            "about to",
+            pid=os.getpid(),
+            phase=phase.name.lower(),
+            step=step,
+        )
         try:
             told = self._do(number, fault)
         except (LookupError, OSError) as error:
@@ -181,8 +215,11 @@ class Injector:
         slots = sealed_slots(slot_paths(MEMORY, self._plan.job_dir, self._rank))
         if not slots:
             raise LookupError(f"expected a sealed slot of rank {self._rank} to damage, found none")
-        flips = [draw_in_slot(path, rng) for path in (slots if fault.where == "store" else slots[:1])]
-        if fault.where == "store":  # memory is damaged too, so that the restore has to come to the store
+        flips = [
+            draw_in_slot(path, rng) for path in (slots if fault.where == "store" else slots[:1])
+        ]
+        # memory is damaged too, so that the restore has to come to the store
+        if fault.where == "store":
             flips.insert(0, draw_in_file(rng.choice(_newest_checkpoint(self._plan.store)), rng))
         for flip in flips:
             flip.turn()
@@ -192,13 +229,18 @@ class Injector:
         """Wait for the capture thread: what it seals after the flip would be the newest."""
         page = StatusPage(MEMORY, status_path(self._plan.job_dir, self._rank))
         until = time.monotonic() + 1
-        while time.monotonic() < until and (status := page.read()) and any(v.state is SlotState.WRITING for v in status.slots):
+        while (
+            time.monotonic() < until
+            and (status := page.read())
+            and any(v.state is SlotState.WRITING for v in status.slots)
+        ):
             time.sleep(0.001)
         page.close()
 
 
 class Begun:
-    """Whether a checkpoint is begun: one of `step` or a newer one, or any after this was made. The leading keeper's journal tells."""
+    """Whether a checkpoint is begun: one of `step` or a newer one, or any after this was made. The
+    leading keeper's journal tells."""
 
     def __init__(self, journals: Sequence[Path], step: int) -> None:
         self._tails = [JournalTail(path) for path in journals]
@@ -209,11 +251,17 @@ class Begun:
         return self._is_begun
 
     def _steps(self) -> list[int]:
-        return [event.data["step"] for tail in self._tails for event in tail.read() if event.kind == "persist-started"]
+        return [
+            event.data["step"]
+            for tail in self._tails
+            for event in tail.read()
+            if event.kind == "persist-started"
+        ]
 
 
 def kill_keeper(job_dir: Path, patience_s: float = KEEPER_PATIENCE_S) -> int:
-    """The pid of the one that was killed; one that is just starting is waited for. Raises OSError when nobody comes."""
+    """The pid of the one that was killed; one that is just starting is waited for. Raises OSError
+    when nobody comes."""
     return _kill_listener(job_dir, "keeper.sock", patience_s)
 
 
@@ -239,10 +287,15 @@ def _kill_listener(job_dir: Path, name: str, patience_s: float) -> int:
 
 
 def fill(directory: Path) -> Path:
-    """Take every free byte of a filesystem. Raises OSError when it is so large that a drill must not."""
+    """Take every free byte of a filesystem. Raises OSError when it is so large that a drill must
+    not."""
     free = os.statvfs(directory)
     if free.f_bavail * free.f_frsize > 512 * MIB:
-        raise OSError(errno.EPERM, f"expected a small filesystem at {directory}, found {free.f_bavail * free.f_frsize} bytes free")
+        raise OSError(
+            errno.EPERM,
+            f"expected a small filesystem at {directory}, found "
+            f"{free.f_bavail * free.f_frsize} bytes free",
+        )
     path = directory / FILLER
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     chunk = bytes(MIB)

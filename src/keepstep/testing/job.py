@@ -1,8 +1,9 @@
 """Job: the small deterministic training a drill runs, `python -m keepstep.testing.job`.
 
-It holds one of everything that a restore can get wrong: batch statistics, dropout, Adam's moments, a schedule, a shuffled sampler with a
-position, all three generators of random numbers, and a trail that hashes every step's loss and samples into the one before, so
-that a step left out or done twice shows in the end. Its last word is one digest a rank.
+It holds one of everything that a restore can get wrong: batch statistics, dropout, Adam's moments,
+a schedule, a shuffled sampler with a position, all three generators of random numbers, and a trail
+that hashes every step's loss and samples into the one before, so that a step left out or done twice
+shows in the end. Its last word is one digest a rank.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ class Order:
         take = BATCH * self._world_size
         if self.position + take > EXAMPLES:
             self.epoch, self.position = self.epoch + 1, 0
-        shuffled = torch.randperm(EXAMPLES, generator=torch.Generator().manual_seed(self._seed + self.epoch))
+        shuffled = torch.randperm(
+            EXAMPLES, generator=torch.Generator().manual_seed(self._seed + self.epoch)
+        )
         begin = self.position + BATCH * self._rank
         self.position += take
         return shuffled[begin : begin + BATCH]
@@ -64,7 +67,8 @@ def network(width: int) -> nn.Module:
 
 
 def digest(value: Any) -> str:
-    """SHA-256 over a state: every type, key, shape and byte of it. Lists and tuples count as equal."""
+    """SHA-256 over a state: every type, key, shape and byte of it. Lists and tuples count as
+    equal."""
     into = hashlib.sha256()
     _feed(into, value)
     return into.hexdigest()
@@ -103,12 +107,15 @@ def train(args: argparse.Namespace) -> str:
     torch.manual_seed(args.seed + rank)
     if world_size > 1:
         keepstep.init_process_group()
-        # Rebuilt buckets would add in another order after a restart than before it; with more than two ranks that shows.
+        # Rebuilt buckets would add in another order after a restart than before it; with more than
+        # two ranks that shows.
         model = nn.parallel.DistributedDataParallel(model, find_unused_parameters=world_size > 2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
     order = Order(args.seed, rank, world_size)
-    job = keepstep.protect(model=model, optimizer=optimizer, scheduler=schedule, sampler=order, trail="")
+    job = keepstep.protect(
+        model=model, optimizer=optimizer, scheduler=schedule, sampler=order, trail=""
+    )
     pause_s = args.step_ms / 3000
     allowance = None if args.until is None else Allowance(args.until)
     for step in job.steps(args.steps if allowance is None else sys.maxsize):
@@ -118,7 +125,10 @@ def train(args: argparse.Namespace) -> str:
             job.enter("forward")
             time.sleep(pause_s)
             chosen = order.next()
-            batch = data[chosen] * (1 + random.random()) + torch.from_numpy(numpy.random.normal(0, 0.01, (BATCH, FEATURES))).float()
+            batch = (
+                data[chosen] * (1 + random.random())
+                + torch.from_numpy(numpy.random.normal(0, 0.01, (BATCH, FEATURES))).float()
+            )
             loss = (model(batch + 0.01 * torch.randn_like(batch)) - data[chosen]).square().mean()
             job.enter("backward")
             optimizer.zero_grad()
@@ -131,23 +141,50 @@ def train(args: argparse.Namespace) -> str:
             job.state["trail"] = digest([job.state["trail"], int(step), loss, chosen])
             job.report(loss=loss)
             if args.persist_every and (step + 1) % args.persist_every == 0:
-                futures.wait([job.persist()], args.persist_s)  # a fault in the store needs something in the store
+                # a fault in the store needs something in the store
+                futures.wait([job.persist()], args.persist_s)
     if allowance is not None:
         job.close()
-    states = [model.state_dict(), optimizer.state_dict(), schedule.state_dict(), order.state_dict(), job.state["trail"]]
+    states = [
+        model.state_dict(),
+        optimizer.state_dict(),
+        schedule.state_dict(),
+        order.state_dict(),
+        job.state["trail"],
+    ]
     return digest([*states, torch.get_rng_state(), numpy.random.get_state(), random.getstate()])
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m keepstep.testing.job", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        prog="python -m keepstep.testing.job",
+        description=__doc__.splitlines()[0] if __doc__ else None,
+    )
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--width", type=int, default=64, help="of the network: the state grows with its square")
+    parser.add_argument(
+        "--width", type=int, default=64, help="of the network: the state grows with its square"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--step-ms", type=float, default=20.0, help="how long a step sleeps, in three parts")
-    parser.add_argument("--persist-every", type=int, default=0, help="call job.persist() every so many steps, and wait for it")
-    parser.add_argument("--persist-s", type=float, default=3.0, help="the longest a step waits for its checkpoint")
-    parser.add_argument("--until", type=Path, help="train as far as that file allows; --steps is then the schedule's length alone")
-    parser.add_argument("--results", type=Path, required=True, help="directory for the digest of each rank")
+    parser.add_argument(
+        "--step-ms", type=float, default=20.0, help="how long a step sleeps, in three parts"
+    )
+    parser.add_argument(
+        "--persist-every",
+        type=int,
+        default=0,
+        help="call job.persist() every so many steps, and wait for it",
+    )
+    parser.add_argument(
+        "--persist-s", type=float, default=3.0, help="the longest a step waits for its checkpoint"
+    )
+    parser.add_argument(
+        "--until",
+        type=Path,
+        help="train as far as that file allows; --steps is then the schedule's length alone",
+    )
+    parser.add_argument(
+        "--results", type=Path, required=True, help="directory for the digest of each rank"
+    )
     parser.add_argument("--plan", type=Path, help="faults to inject (written by keepstep drill)")
     args = parser.parse_args(argv)
     rank = os.environ.get("RANK", "0")

@@ -1,13 +1,15 @@
 """Lab: several "nodes" on one machine, to be lost and replaced on purpose.
 
-Comes in: how many nodes, a directory for what they write, the rate of their links. Goes out: for each node a network seat, memory and a
-state directory of its own, the variables that tell its processes of them, and a meeting point outside of all nodes. Knows nothing of
-what runs in it.
+Comes in: how many nodes, a directory for what they write, the rate of their links. Goes out: for
+each node a network seat, memory and a state directory of its own, the variables that tell its
+processes of them, and a meeting point outside of all nodes. Knows nothing of what runs in it.
 
-A lab has a number, which it holds by a lock on a file; so a dead lab is one whose lock can be taken, and whoever makes the next lab removes
-what it left. Processes of a node carry a mark in their environment, and live in its namespace when it has one.
+A lab has a number, which it holds by a lock on a file; so a dead lab is one whose lock can be
+taken, and whoever makes the next lab removes what it left. Processes of a node carry a mark in
+their environment, and live in its namespace when it has one.
 
-Invariant: when the `with` ends, however it ends, no process of the lab lives and nothing of it is in memory or in the network.
+Invariant: when the `with` ends, however it ends, no process of the lab lives and nothing of it is
+in memory or in the network.
 """
 
 from __future__ import annotations
@@ -40,7 +42,13 @@ LOCK = "lock"
 class Lab:
     """A context manager. `namespaces` None: when they can be made; a rate needs them."""
 
-    def __init__(self, nodes: int, room: Path, rate_bits_per_s: int | None = None, namespaces: bool | None = None) -> None:
+    def __init__(
+        self,
+        nodes: int,
+        room: Path,
+        rate_bits_per_s: int | None = None,
+        namespaces: bool | None = None,
+    ) -> None:
         self.nodes, self.room = range(nodes), room.absolute()
         self._rate, self._wants_namespaces = rate_bits_per_s, namespaces
         self._exits = ExitStack()
@@ -58,15 +66,31 @@ class Lab:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._tear_down()
 
     def _build(self) -> None:
-        why_not = network.why_no_namespaces() if self._wants_namespaces is not False else "namespaces=False"
+        why_not = (
+            network.why_no_namespaces()
+            if self._wants_namespaces is not False
+            else "namespaces=False"
+        )
         if why_not and (self._wants_namespaces or self._rate):
-            raise ConfigError(f"lab: expected network namespaces{' to shape links' if self._rate else ''}, found: {why_not}")
-        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what must be removed is removed
+            raise ConfigError(
+                f"lab: expected network namespaces{' to shape links' if self._rate else ''}, "
+                f"found: {why_not}"
+            )
+        if (
+            threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        ):
+            # as Ctrl-C: what must be removed is removed
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
             self._exits.callback(signal.signal, signal.SIGTERM, signal.SIG_DFL)
         remove_dead()
         self.number, lock = _claim_any()
@@ -80,7 +104,11 @@ class Lab:
     def _tear_down(self) -> None:
         # A second Ctrl-C must not leave half of it behind.
         is_main = threading.current_thread() is threading.main_thread()
-        before = {s: signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)} if is_main else {}
+        before = (
+            {s: signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)}
+            if is_main
+            else {}
+        )
         self._store = None
         try:
             self._exits.close()
@@ -104,7 +132,8 @@ class Lab:
         return self.room / f"node-{node}"
 
     def environ(self, node: int) -> dict[str, str]:
-        """What makes a process one of the node's. Gloo would take the address of the machine's name."""
+        """What makes a process one of the node's. Gloo would take the address of the machine's
+        name."""
         seat = self.seats[node]
         return {
             MARK: f"{self.number}/{node}",
@@ -126,14 +155,22 @@ class Lab:
     # -- what happens to nodes
 
     def start(
-        self, node: int, command: Sequence[str | Path], environ: Mapping[str, str] | None = None, **how: Any
+        self,
+        node: int,
+        command: Sequence[str | Path],
+        environ: Mapping[str, str] | None = None,
+        **how: Any,
     ) -> subprocess.Popen[bytes]:
-        """Run a command on the node, in a session of its own. `environ` replaces this process's, `how` is Popen's."""
+        """Run a command on the node, in a session of its own. `environ` replaces this process's,
+        `how` is Popen's."""
         env = {**(os.environ if environ is None else environ), **self.environ(node)}
-        return subprocess.Popen([*self.seats[node].before, *map(str, command)], env=env, start_new_session=True, **how)
+        return subprocess.Popen(
+            [*self.seats[node].before, *map(str, command)], env=env, start_new_session=True, **how
+        )
 
     def kill(self, *nodes: int) -> list[int]:
-        """Machines are lost, all at once: no word to anybody, processes dead, memory gone. The processes that were there."""
+        """Machines are lost, all at once: no word to anybody, processes dead, memory gone. The
+        processes that were there."""
         for node in nodes:
             self.network.unseat(node)
         killed = end_processes(lambda pid: any(self._lives_on(node, pid) for node in nodes))
@@ -193,17 +230,22 @@ def mark_of(pid: int) -> str:
 
 
 def end_processes(belongs: Callable[[int], bool], within_s: float = END_WITHIN_S) -> list[int]:
-    """SIGKILL all that belong, and what they start meanwhile, until none is left; their ids. Raises TimeoutError."""
+    """SIGKILL all that belong, and what they start meanwhile, until none is left; their ids. Raises
+    TimeoutError."""
     killed: dict[int, None] = {}
     deadline = time.monotonic() + within_s
     # A process that is just ending has no environment any more: once it belonged, it is waited for.
-    while found := [pid for pid in living() if pid in killed or (pid != os.getpid() and belongs(pid))]:
+    while found := [
+        pid for pid in living() if pid in killed or (pid != os.getpid() and belongs(pid))
+    ]:
         for pid in found:
             killed[pid] = None
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if time.monotonic() > deadline:
-            raise TimeoutError(f"expected processes {found} to end within {within_s:.0f} s of SIGKILL")
+            raise TimeoutError(
+                f"expected processes {found} to end within {within_s:.0f} s of SIGKILL"
+            )
         time.sleep(0.002)
     return list(killed)
 
@@ -214,7 +256,11 @@ def end_processes(belongs: Callable[[int], bool], within_s: float = END_WITHIN_S
 def numbers() -> list[int]:
     """Of all labs that have left a trace, the living ones among them."""
     names = os.listdir(MEMORY)
-    found = {int(match[1]) for name in names if (match := re.fullmatch(rf"{network.PREFIX}(\d+)(\.lock)?", name))}
+    found = {
+        int(match[1])
+        for name in names
+        if (match := re.fullmatch(rf"{network.PREFIX}(\d+)(\.lock)?", name))
+    }
     return sorted(found | set(network.remains()))
 
 
@@ -282,6 +328,10 @@ def _give_up(number: int, lock: int) -> None:
 def _remove(number: int) -> None:
     """Everything of a lab whose number this process holds."""
     names = network.remains().get(number, [])
-    end_processes(lambda pid: mark_of(pid).startswith(f"{number}/") or any(network.is_in(name, pid) for name in names))
+    end_processes(
+        lambda pid: (
+            mark_of(pid).startswith(f"{number}/") or any(network.is_in(name, pid) for name in names)
+        )
+    )
     network.remove(number)
     shutil.rmtree(directory_of(number), ignore_errors=True)

@@ -1,6 +1,7 @@
 """Lines: a file of JSON lines that only grows, told by one process and followed by others.
 
-Each line goes out in one write, so writers do not interleave; a reader takes whole lines, once each.
+Each line goes out in one write, so writers do not interleave; a reader takes whole lines, once
+each.
 """
 
 from __future__ import annotations

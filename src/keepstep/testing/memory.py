@@ -1,7 +1,8 @@
 """Memory: what lies in the job directories of a drill's nodes at this moment, in words.
 
-Comes in: where they are. Goes out: for each node a line of what is committed and what is to be protected next, and one for each rank's own,
-held and parity slots. For whoever has to find out why something does not go on; decides nothing.
+Comes in: where they are. Goes out: for each node a line of what is committed and what is to be
+protected next, and one for each rank's own, held and parity slots. For whoever has to find out why
+something does not go on; decides nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ def _horizon(job_dir: Path) -> str:
     page = HorizonPage(MEMORY, job_dir)
     last = page.last()
     page.close()
-    return f"epoch {last.epoch}, committed {last.committed}, to be protected {last.target}, inherited {last.inherited}"
+    return (
+        f"epoch {last.epoch}, committed {last.committed}, to be protected {last.target}, "
+        f"inherited {last.inherited}"
+    )
 
 
 def _slot(path: Path) -> str:
@@ -41,7 +45,10 @@ def _slot(path: Path) -> str:
     try:
         header = slot.header()
         is_pinned = not slot.lock(exclusive=True)
-        return f"{path.name} {header.state.name.lower()} {header.stamp}{', pinned' if is_pinned else ''}"
+        return (
+            f"{path.name} {header.state.name.lower()} "
+            f"{header.stamp}{', pinned' if is_pinned else ''}"
+        )
     except DamageError as error:
         return f"{path.name} damaged ({error})"
     finally:

@@ -1,13 +1,16 @@
 """Network: what connects the nodes of a lab, as network namespaces or as loopback addresses.
 
-Comes in: a lab's number and its nodes. Goes out: for each node a `Seat`: the address others reach it at, the interface that has it, and the
-words to put before a command so that it runs there.
+Comes in: a lab's number and its nodes. Goes out: for each node a `Seat`: the address others reach
+it at, the interface that has it, and the words to put before a command so that it runs there.
 
-    Namespaces   one namespace a node, a veth pair to a bridge in a namespace of the lab's own, `tc tbf` on both ends of the pair, and a
-                 pair from the bridge to where the lab itself runs. Needs root. A lost node's link goes first: no reset tells its peers.
-    Loopback     127.0.LAB.1 and on. Needs nothing. Cannot be shaped or cut; the kernel tells the peers of a dead process at once.
+    Namespaces   one namespace a node, a veth pair to a bridge in a namespace of the lab's own,
+                 `tc tbf` on both ends of the pair, and a pair from the bridge to where the lab
+                 itself runs. Needs root. A lost node's link goes first: no reset tells its peers.
+    Loopback     127.0.LAB.1 and on. Needs nothing. Cannot be shaped or cut; the kernel tells the
+                 peers of a dead process at once.
 
-Every node that is seated again gets a new address. Names hold the lab's number, so that what a killed lab has left can be found.
+Every node that is seated again gets a new address. Names hold the lab's number, so that what a
+killed lab has left can be found.
 Invariant: nothing outside the lab's own namespaces and its one interface is changed.
 """
 
@@ -27,7 +30,8 @@ from keepstep.errors import ConfigError
 PREFIX = "keepsteplab-"
 NAMESPACES = Path("/run/netns")
 SWITCH = "switch"
-BURST_S = 0.002  # what a shaped link may send at once: less than this and the timer's resolution caps the rate
+# what a shaped link may send at once: less than this and the timer's resolution caps the rate
+BURST_S = 0.002
 LEAST_BURST_BYTES = 128 << 10
 QUEUE_S = 0.02
 _UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
@@ -66,7 +70,9 @@ def parse_rate(text: str) -> int:
     """`1gbit`: bits a second. Raises ConfigError."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", text)
     if found is None or float(found[1]) == 0:
-        raise ConfigError(f"rate: expected a number and kbit, mbit or gbit, such as 1gbit, found {text!r}")
+        raise ConfigError(
+            f"rate: expected a number and kbit, mbit or gbit, such as 1gbit, found {text!r}"
+        )
     return round(float(found[1]) * _UNITS[found[2]])
 
 
@@ -80,14 +86,21 @@ def why_no_namespaces() -> str:
     probe = f"{PREFIX}probe-{os.getpid()}"
     done = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True)
     _try("ip", "netns", "del", probe)
-    return "" if done.returncode == 0 else f"network namespaces are not allowed here: {done.stderr.strip()}"
+    return (
+        ""
+        if done.returncode == 0
+        else f"network namespaces are not allowed here: {done.stderr.strip()}"
+    )
 
 
 def _do(*words: str) -> None:
     """Raises ConfigError with what the tool said."""
     done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode != 0:
-        raise ConfigError(f"lab: expected `{' '.join(words)}` to succeed, found: {done.stderr.strip() or done.returncode}")
+        raise ConfigError(
+            f"lab: expected `{' '.join(words)}` to succeed, found: "
+            f"{done.stderr.strip() or done.returncode}"
+        )
 
 
 def _try(*words: str) -> None:
@@ -96,7 +109,8 @@ def _try(*words: str) -> None:
 
 
 class _Addresses:
-    """Addresses PREFIX.2 to PREFIX.254, each given once in so many turns, never one that is in use."""
+    """Addresses PREFIX.2 to PREFIX.254, each given once in so many turns, never one that is in
+    use."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix, self._last = prefix, 1
@@ -123,7 +137,9 @@ class Namespaces:
         _do("ip", "netns", "add", self._switch)
         _do("ip", "-n", self._switch, "link", "add", "bridge", "type", "bridge")
         _do("ip", "-n", self._switch, "link", "set", "bridge", "up")
-        _do("ip", "link", "add", outer, "type", "veth", "peer", "name", "lab", "netns", self._switch)
+        _do(
+            "ip", "link", "add", outer, "type", "veth", "peer", "name", "lab", "netns", self._switch
+        )
         _do("ip", "-n", self._switch, "link", "set", "lab", "master", "bridge", "up")
         _do("ip", "address", "add", f"{self.host}/24", "dev", outer)
         _do("ip", "link", "set", outer, "up")
@@ -135,21 +151,44 @@ class Namespaces:
         name, address, port = self._name(node), self._addresses.give(node), f"node{node}"
         _do("ip", "netns", "add", name)
         _do("ip", "-n", name, "link", "set", "lo", "up")
-        _do("ip", "-n", name, "link", "add", "eth0", "type", "veth", "peer", "name", port, "netns", self._switch)
+        _do(
+            "ip",
+            "-n",
+            name,
+            "link",
+            "add",
+            "eth0",
+            "type",
+            "veth",
+            "peer",
+            "name",
+            port,
+            "netns",
+            self._switch,
+        )
         _do("ip", "-n", name, "address", "add", f"{address}/24", "dev", "eth0")
         if self._rate:
             self._shape(name, "eth0")
             self._shape(self._switch, port)
         _do("ip", "-n", self._switch, "link", "set", port, "master", "bridge", "up")
         _do("ip", "-n", name, "link", "set", "eth0", "up")
-        # Not `ip netns exec`: it mounts another /sys, in which a process no longer finds its memory limit.
+        # Not `ip netns exec`: it mounts another /sys, in which a process no longer finds its memory
+        # limit.
         return Seat(address, "eth0", ("nsenter", f"--net={NAMESPACES / name}", "--"))
 
     def _shape(self, namespace: str, device: str) -> None:
         assert self._rate is not None
         burst_bytes = max(LEAST_BURST_BYTES, int(self._rate / 8 * BURST_S))
         queue_bytes = burst_bytes + int(self._rate / 8 * QUEUE_S)
-        tbf = ("tbf", "rate", f"{self._rate}bit", "burst", str(burst_bytes), "limit", str(queue_bytes))
+        tbf = (
+            "tbf",
+            "rate",
+            f"{self._rate}bit",
+            "burst",
+            str(burst_bytes),
+            "limit",
+            str(queue_bytes),
+        )
         _do("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *tbf)
 
     def set_link(self, node: int, up: bool) -> None:
@@ -180,7 +219,10 @@ class Loopback:
         return Seat(self._addresses.give(node), "lo")
 
     def set_link(self, node: int, up: bool) -> None:
-        raise ConfigError(f"lab: expected network namespaces to set the link of node {node}, found loopback addresses")
+        raise ConfigError(
+            f"lab: expected network namespaces to set the link of node {node}, found "
+            "loopback addresses"
+        )
 
     def unseat(self, node: int) -> None:
         pass
@@ -204,7 +246,8 @@ def is_in(namespace: str, pid: int) -> bool:
 
 
 def _outer(number: int) -> str:
-    return f"{PREFIX}{number}"  # 15 letters for a lab with three digits: the longest name an interface may have
+    # 15 letters for a lab with three digits: the longest name an interface may have
+    return f"{PREFIX}{number}"
 
 
 def remains() -> dict[int, list[str]]:
@@ -222,7 +265,8 @@ def remains() -> dict[int, list[str]]:
 
 def remove(number: int) -> None:
     """Everything of a lab's network, as far as there is any. Its processes must be dead."""
-    _try("ip", "link", "del", _outer(number))  # namespaces end later than the command returns, and with them their interfaces
+    # namespaces end later than the command returns, and with them their interfaces
+    _try("ip", "link", "del", _outer(number))
     for name in remains().get(number, []):
         if name != _outer(number):
             _try("ip", "netns", "del", name)

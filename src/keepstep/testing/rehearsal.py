@@ -1,7 +1,9 @@
-"""Rehearsal: a command on every node of a lab, nodes lost by a word from another terminal, and replaced.
+"""Rehearsal: a command on every node of a lab, nodes lost by a word from another terminal, and
+replaced.
 
-Comes in: a `Lab`, the command of a node, and words on the lab's socket (`{"kind": "kill", "node": 2}`, `{"kind": "list"}`). Goes out: the
-nodes' output, each line with its node in front, and an exit code. Knows nothing of what the command does.
+Comes in: a `Lab`, the command of a node, and words on the lab's socket (`{"kind": "kill", "node":
+2}`, `{"kind": "list"}`). Goes out: the nodes' output, each line with its node in front, and an exit
+code. Knows nothing of what the command does.
 """
 
 from __future__ import annotations
@@ -27,8 +29,21 @@ ANSWER_WITHIN_S = 40.0
 class Rehearsal:
     """`command` gives a node's words: a replaced node is started as it was at first."""
 
-    def __init__(self, lab: Lab, command: Callable[[int], Sequence[str]], environ: dict[str, str], replace_s: float, out: TextIO) -> None:
-        self._lab, self._command, self._environ, self._replace_s, self._out = lab, command, environ, replace_s, out
+    def __init__(
+        self,
+        lab: Lab,
+        command: Callable[[int], Sequence[str]],
+        environ: dict[str, str],
+        replace_s: float,
+        out: TextIO,
+    ) -> None:
+        self._lab, self._command, self._environ, self._replace_s, self._out = (
+            lab,
+            command,
+            environ,
+            replace_s,
+            out,
+        )
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._readers: list[threading.Thread] = []
         self._due_s: dict[int, float] = {}
@@ -71,7 +86,10 @@ class Rehearsal:
     def _replace(self, node: int) -> None:
         del self._due_s[node]
         self._lab.replace(node)
-        self._print(f"[lab {self._lab.number}] node {node} is replaced; its address is {self._lab.seats[node].address}")
+        self._print(
+            f"[lab {self._lab.number}] node {node} is replaced; its address is "
+            f"{self._lab.seats[node].address}"
+        )
         self._start(node)
 
     def _answer(self, box: Mailbox) -> None:
@@ -88,19 +106,29 @@ class Rehearsal:
         if message.get("kind") == "list":
             return {"kind": "lab", "nodes": [self._describe(n) for n in self._lab.nodes]}
         if message.get("kind") != "kill" or node not in self._lab.nodes:
-            return {"kind": "refused", "why": f"expected a node below {len(self._lab.nodes)} to kill, found {message}"}
+            return {
+                "kind": "refused",
+                "why": f"expected a node below {len(self._lab.nodes)} to kill, found {message}",
+            }
         if node not in self._lab.seats:
             return {"kind": "refused", "why": f"node {node} is lost already"}
         killed = self._lab.kill(node)
         self._children[node].wait()
         self._due_s[node] = time.monotonic() + self._replace_s
-        why = f"node {node} is lost with {len(killed)} processes and its memory; a replacement comes in {self._replace_s:g} s"
+        why = (
+            f"node {node} is lost with {len(killed)} processes and its memory; a replacement "
+            f"comes in {self._replace_s:g} s"
+        )
         self._print(f"[lab {self._lab.number}] {why}")
         return {"kind": "killed", "why": why}
 
     def _describe(self, node: int) -> dict[str, Any]:
         seat = self._lab.seats.get(node)
-        return {"node": node, "address": seat.address if seat else None, "processes": len(self._lab.pids(node)) if seat else 0}
+        return {
+            "node": node,
+            "address": seat.address if seat else None,
+            "processes": len(self._lab.pids(node)) if seat else 0,
+        }
 
 
 def socket_path(number: int) -> Path:
@@ -108,16 +136,20 @@ def socket_path(number: int) -> Path:
 
 
 def ask(number: int, message: dict[str, Any]) -> dict[str, Any]:
-    """A word to the lab of that number, and its answer. Raises ConfigError when there is none that listens, or when it refuses."""
+    """A word to the lab of that number, and its answer. Raises ConfigError when there is none that
+    listens, or when it refuses."""
     try:
         box = Mailbox.connect(socket_path(number), ANSWER_WITHIN_S)
     except OSError as error:
         raise ConfigError(
-            f"lab: expected a lab {number} that listens ({', '.join(map(str, labs.numbers())) or 'none'} found): {error}"
+            f"lab: expected a lab {number} that listens "
+            f"({', '.join(map(str, labs.numbers())) or 'none'} found): {error}"
         ) from error
     box.send(message)
     answer = box.recv(ANSWER_WITHIN_S)
     box.close()
     if answer is None or answer["kind"] == "refused":
-        raise ConfigError(f"lab {number}: {answer['why'] if answer else 'it ended before it answered'}")
+        raise ConfigError(
+            f"lab {number}: {answer['why'] if answer else 'it ended before it answered'}"
+        )
     return answer

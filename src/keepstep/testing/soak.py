@@ -1,10 +1,12 @@
 """Soak: faults for so many seconds, each after the job has recovered from the one before.
 
-Comes in: turns, and what the witness sees. Goes out: faults, told to ranks and witness as their turn comes; how far the job may train; for
-each turn what its recovery took. Ends the job by allowing no step more, and fails when a fault is not recovered from within a limit.
-Injects nothing itself and judges no bytes.
+Comes in: turns, and what the witness sees. Goes out: faults, told to ranks and witness as their
+turn comes; how far the job may train; for each turn what its recovery took. Ends the job by
+allowing no step more, and fails when a fault is not recovered from within a limit. Injects nothing
+itself and judges no bytes.
 
-A turn is recovered from when every rank lives and has done a step that is new since the last of its faults, and that step is protected.
+A turn is recovered from when every rank lives and has done a step that is new since the last of its
+faults, and that step is protected.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ STORY_EVENTS = 40
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """A turn that was recovered from. `trained_ns`: every rank has done a new step; `whole_ns`: and it is protected."""
+    """A turn that was recovered from. `trained_ns`: every rank has done a new step; `whole_ns`: and
+    it is protected."""
 
     faults: tuple[int, ...]
     began_ns: int
@@ -42,9 +45,17 @@ class Passed:
 
 
 class Soak:
-    """One run's. `stop_step`: how many steps the job does in all, once that is decided. `failure`: why it is not recovered from."""
+    """One run's. `stop_step`: how many steps the job does in all, once that is decided. `failure`:
+    why it is not recovered from."""
 
-    def __init__(self, seconds: float, shape: Shape, turns: Iterator[Turn], protects: bool, fills_store: bool = False) -> None:
+    def __init__(
+        self,
+        seconds: float,
+        shape: Shape,
+        turns: Iterator[Turn],
+        protects: bool,
+        fills_store: bool = False,
+    ) -> None:
         self.seconds, self.fills_store = seconds, fills_store
         self._shape, self._turns, self._protects = shape, turns, protects
         self.faults: list[Fault] = []
@@ -71,8 +82,11 @@ class Soak:
             next(self._course, None)
 
     def fail(self, why: str) -> None:
-        """Nothing more is to be recovered from. The story: why, how every node's journal ends, and what lies in memory."""
-        self.failure = "\n".join([why, *_story(self._witness.events), *in_words(self._witness.places)])
+        """Nothing more is to be recovered from. The story: why, how every node's journal ends, and
+        what lies in memory."""
+        self.failure = "\n".join(
+            [why, *_story(self._witness.events), *in_words(self._witness.places)]
+        )
 
     def _allow_more(self) -> None:
         completed = self._witness.completed_step
@@ -95,7 +109,10 @@ class Soak:
                 break
             numbers = [self._give(fault) for fault in turn.at(self._witness.completed_step + 1)]
             asked = " and ".join(str(self.faults[n]) for n in numbers)
-            yield from self._within(f"fault {' and '.join(map(str, numbers))} ({asked}) to be recovered from", self._recover(numbers))
+            yield from self._within(
+                f"fault {' and '.join(map(str, numbers))} ({asked}) to be recovered from",
+                self._recover(numbers),
+            )
         self.lasted_ns = time.monotonic_ns() - began_ns
         if not self.failure:
             allow(self._until, self._allowed_steps, final=True)
@@ -112,7 +129,10 @@ class Soak:
         until = time.monotonic() + RECOVERED_WITHIN_S
         for _ in course:
             if time.monotonic() > until:
-                self.fail(f"expected {what} within {RECOVERED_WITHIN_S:.0f} s; it is not, since {self._missing}")
+                self.fail(
+                    f"expected {what} within {RECOVERED_WITHIN_S:.0f} s; it is not, since "
+                    f"{self._missing}"
+                )
                 return
             yield
 
@@ -133,7 +153,9 @@ class Soak:
         step = self._witness.completed_step
         if deadly:
             self._missing = "the ranks have not resumed"
-            last_ns = max(ns for n in deadly for ns in (*self._noted(n, "about to"), *self._noted(n, "ended")))
+            last_ns = max(
+                ns for n in deadly for ns in (*self._noted(n, "about to"), *self._noted(n, "ended"))
+            )
             while (resumed := self._newest("resumed", last_ns)) is None:
                 yield
             step = int(resumed.data["step"])
@@ -152,20 +174,29 @@ class Soak:
     def _is_training(self, living: Sequence[RankStatus], step: int) -> bool:
         behind = [s for s in living if s.completed_step <= step or s.phase in AT_REST]
         epochs = sorted({s.epoch for s in living})
-        words = ", ".join(f"rank {s.rank} in {s.phase.name.lower()} after step {s.completed_step}" for s in behind)
+        words = ", ".join(
+            f"rank {s.rank} in {s.phase.name.lower()} after step {s.completed_step}" for s in behind
+        )
         self._missing = (
-            f"{len(living)} of {self._shape.world_size} ranks live, in epochs {epochs}; not beyond step {step}: {words or 'none'}"
+            f"{len(living)} of {self._shape.world_size} ranks live, in epochs {epochs}; not "
+            f"beyond step {step}: {words or 'none'}"
         )
         return len(living) == self._shape.world_size and not behind and len(epochs) == 1
 
     # -- what was seen
 
     def _noted(self, number: int, what: str) -> list[int]:
-        return [int(n["mono_ns"]) for n in self._facts.notes if n["fault"] == number and n["what"] == what]
+        return [
+            int(n["mono_ns"])
+            for n in self._facts.notes
+            if n["fault"] == number and n["what"] == what
+        ]
 
     def _is_settled(self, number: int) -> bool:
         """It was done and seen to its end, or cannot be done."""
-        return bool(self._noted(number, "did") or self._noted(number, "cannot")) and not self._witness.is_followed(number)
+        return bool(
+            self._noted(number, "did") or self._noted(number, "cannot")
+        ) and not self._witness.is_followed(number)
 
     def _is_answered(self, number: int, settled_ns: int) -> bool:
         kind = self.faults[number].kind
@@ -176,7 +207,9 @@ class Soak:
         return kind != "full" or self._newest("persisted", settled_ns) is not None
 
     def _newest(self, kind: str, since_ns: int) -> Event | None:
-        found = (e for e in reversed(self._witness.events) if e.kind == kind and e.mono_ns > since_ns)
+        found = (
+            e for e in reversed(self._witness.events) if e.kind == kind and e.mono_ns > since_ns
+        )
         return max(found, key=lambda event: event.mono_ns, default=None)
 
     def _is_protected(self, step: int) -> bool:
@@ -190,4 +223,7 @@ class Soak:
 def _story(events: Sequence[Event]) -> Iterator[str]:
     last = sorted(events, key=lambda event: event.mono_ns)[-STORY_EVENTS:]
     for event in last:
-        yield f"{human_ns(last[-1].mono_ns - event.mono_ns)} before: {event.who}: {event.kind}: {event.why}"
+        yield (
+            f"{human_ns(last[-1].mono_ns - event.mono_ns)} before: {event.who}: {event.kind}: "
+            f"{event.why}"
+        )

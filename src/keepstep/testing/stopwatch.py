@@ -1,7 +1,9 @@
-"""Stopwatch: a rank's hand that notes when each phase began, for whoever wants to know how long things take (`keepstep drill --predict`).
+"""Stopwatch: a rank's hand that notes when each phase began, for whoever wants to know how long
+things take (`keepstep drill --predict`).
 
-Comes in: the phases the job and keepstep announce. Goes out: a line each, before anything else hears of the phase, in a file that outlives
-the rank: so a killed rank's last line says where in its step it was. Costs a write a phase, some ten microseconds.
+Comes in: the phases the job and keepstep announce. Goes out: a line each, before anything else
+hears of the phase, in a file that outlives the rank: so a killed rank's last line says where in its
+step it was. Costs a write a phase, some ten microseconds.
 """
 
 from __future__ import annotations
@@ -26,7 +28,13 @@ class Stopwatch:
 
     def __call__(self, phase: Phase, step: int) -> None:
         now_ns = time.monotonic_ns()
-        told: dict[str, str | int] = {"rank": self._rank, "pid": self._pid, "phase": phase.name.lower(), "step": step, "mono_ns": now_ns}
+        told: dict[str, str | int] = {
+            "rank": self._rank,
+            "pid": self._pid,
+            "phase": phase.name.lower(),
+            "step": step,
+            "mono_ns": now_ns,
+        }
         if phase in (Phase.STEP, Phase.BACKWARD):
             told |= self._last_step()
         os.write(self._fd, (json.dumps(told) + "\n").encode())
@@ -37,6 +45,12 @@ class Stopwatch:
         status = self._page.read()
         if status is None:
             return {}
-        captured = max((view.stamp.step for view in status.slots if view.state is SlotState.SEALED), default=-1)
-        told = {"stall_ns": status.stall_ns_last, "payload_bytes": status.payload_bytes, "captured_step": captured}
+        captured = max(
+            (view.stamp.step for view in status.slots if view.state is SlotState.SEALED), default=-1
+        )
+        told = {
+            "stall_ns": status.stall_ns_last,
+            "payload_bytes": status.payload_bytes,
+            "captured_step": captured,
+        }
         return told | {"capture_ns": status.copy_ns_last + status.seal_ns_last}

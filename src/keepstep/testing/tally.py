@@ -1,6 +1,7 @@
 """Tally: what a soak adds up to.
 
-Comes in: its turns and recoveries. Goes out: counts, rates and times as plain values, by kind of fault. Pure.
+Comes in: its turns and recoveries. Goes out: counts, rates and times as plain values, by kind of
+fault. Pure.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from keepstep.testing.soak import Passed
 TWO = "a second during recovery"
 
 
-def tally(faults: Sequence[Fault], passed: Sequence[Passed], lasted_ns: int, report: dict[str, Any]) -> dict[str, Any]:
+def tally(
+    faults: Sequence[Fault], passed: Sequence[Passed], lasted_ns: int, report: dict[str, Any]
+) -> dict[str, Any]:
     """`report` is the verdict's. A turn of two faults counts under a name of its own."""
     injected = sum(f["injected"] for f in report["faults"])
     turns: dict[str, list[Passed]] = {}
@@ -33,7 +36,9 @@ def tally(faults: Sequence[Fault], passed: Sequence[Passed], lasted_ns: int, rep
         "turns": {name: _row(found) for name, found in sorted(turns.items())},
         "all_turns": _row(passed),
         "lost_steps": _counted(r["lost_steps"] for r in report["recoveries"] if r["covered"]),
-        "lost_steps_beyond_policy": _counted(r["lost_steps"] for r in report["recoveries"] if not r["covered"]),
+        "lost_steps_beyond_policy": _counted(
+            r["lost_steps"] for r in report["recoveries"] if not r["covered"]
+        ),
         "sources": dict(Counter(report["sources"])),
     }
 
@@ -43,7 +48,10 @@ def _name(faults: Sequence[Fault], numbers: Sequence[int]) -> str:
 
 
 def _row(turns: Sequence[Passed]) -> dict[str, Any]:
-    trained, whole = ([t.trained_ns - t.began_ns for t in turns], [t.whole_ns - t.began_ns for t in turns])
+    trained, whole = (
+        [t.trained_ns - t.began_ns for t in turns],
+        [t.whole_ns - t.began_ns for t in turns],
+    )
     return {"turns": len(turns), "trained_s": _times(trained), "protected_s": _times(whole)}
 
 

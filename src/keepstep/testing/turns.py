@@ -1,7 +1,8 @@
 """Turns: which faults a soak does, one after the other, drawn from a seed.
 
-Comes in: a seed, the job's shape, the kinds that can be done here. Goes out: an endless sequence of `Turn`s. Pure: the same seed gives the
-same sequence. At which instant of the job a turn comes is the machine's chance.
+Comes in: a seed, the job's shape, the kinds that can be done here. Goes out: an endless sequence of
+`Turn`s. Pure: the same seed gives the same sequence. At which instant of the job a turn comes is
+the machine's chance.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ WEIGHTS = {
     **{"kill-node": 4, "link-down": 2},
 }
 SECOND_RATIO = 0.1  # of the turns hold a second fault, while the first one is being recovered from
-SECOND_AFTER_KEEPER_RATIO = 0.5  # a keeper's death alone costs little: a rank goes too, while the next one adopts
+# a keeper's death alone costs little: a rank goes too, while the next one adopts
+SECOND_AFTER_KEEPER_RATIO = 0.5
 MEAN_GAP_MS, MOST_GAP_MS = 800.0, 5000.0  # now and then long enough for a process to stand by again
 LONG_FLAP_RATIO = 0.3  # of the links stay away for longer than it takes to be given up
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Wait so long after the last recovery; then the first fault, and the second one during its recovery. `at` fills in their step."""
+    """Wait so long after the last recovery; then the first fault, and the second one during its
+    recovery. `at` fills in their step."""
 
     gap_ms: float
     faults: tuple[Fault, ...]
@@ -39,7 +42,8 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of the job. `step_ms`: within it something done from outside strikes. `link_dead_ms`: until a silent node is given up."""
+    """Of the job. `step_ms`: within it something done from outside strikes. `link_dead_ms`: until a
+    silent node is given up."""
 
     nodes: int
     nproc: int
@@ -51,13 +55,17 @@ class Shape:
         return self.nodes * self.nproc
 
 
-def possible(text: str, nodes: int, namespaces: bool, small_store: bool, etcd: bool) -> tuple[str, ...]:
-    """`kill,stop`: kinds a soak may draw; nothing: all that can be done here. Raises ConfigError."""
+def possible(
+    text: str, nodes: int, namespaces: bool, small_store: bool, etcd: bool
+) -> tuple[str, ...]:
+    """`kill,stop`: kinds a soak may draw; nothing: all that can be done here. Raises
+    ConfigError."""
     impossible = set() if nodes > 1 else set(NODE_KINDS)
     impossible |= set() if namespaces else {"link-down"}
     impossible |= set() if small_store else {"full"}
     impossible |= set() if etcd else {ETCD_RESTART}
-    impossible |= set() if etcd or nodes == 1 else {AGENT_KILL}  # one of several agents is their meeting point's host
+    # one of several agents is their meeting point's host
+    impossible |= set() if etcd or nodes == 1 else {AGENT_KILL}
     known = tuple(kind for kind in WEIGHTS if kind not in impossible)
     kinds = tuple(filter(None, text.split(","))) if text else known
     if not kinds or set(kinds) - set(known):
@@ -71,7 +79,13 @@ def draw_turns(seed: int, shape: Shape, kinds: Sequence[str]) -> Iterator[Turn]:
     while True:
         gap_ms = round(min(rng.expovariate(1 / MEAN_GAP_MS), MOST_GAP_MS), 1)
         first = _draw(rng, rng.choices(list(kinds), weights)[0], shape)
-        ratio = SECOND_AFTER_KEEPER_RATIO if first.kind == "keeper-kill" else SECOND_RATIO if first.ends_a_rank else 0.0
+        ratio = (
+            SECOND_AFTER_KEEPER_RATIO
+            if first.kind == "keeper-kill"
+            else SECOND_RATIO
+            if first.ends_a_rank
+            else 0.0
+        )
         second = (_draw_second(rng, first, shape, kinds),) if rng.random() < ratio else ()
         yield Turn(gap_ms, (first, *second))
 
@@ -86,9 +100,18 @@ def _draw(rng: random.Random, kind: str, shape: Shape) -> Fault:
     if kind == "full":
         return replace(one, phase="persist", where="store")
     if kind == "kill-node":
-        return replace(one, rank=0, phase=rng.choice((*PHASES[:-1], PROTECT)), after_ms=after_ms, nodes=(rng.randrange(shape.nodes),))
+        return replace(
+            one,
+            rank=0,
+            phase=rng.choice((*PHASES[:-1], PROTECT)),
+            after_ms=after_ms,
+            nodes=(rng.randrange(shape.nodes),),
+        )
     if kind == "link-down":
-        short, long = (100.0, shape.link_dead_ms / 2), (shape.link_dead_ms + 500, shape.link_dead_ms + 2000)
+        short, long = (
+            (100.0, shape.link_dead_ms / 2),
+            (shape.link_dead_ms + 500, shape.link_dead_ms + 2000),
+        )
         for_ms = round(rng.uniform(*(long if rng.random() < LONG_FLAP_RATIO else short)), 1)
         return replace(one, rank=0, nodes=(rng.randrange(shape.nodes),), for_ms=for_ms)
     if kind == ETCD_RESTART:
@@ -97,10 +120,17 @@ def _draw(rng: random.Random, kind: str, shape: Shape) -> Fault:
 
 
 def _draw_second(rng: random.Random, first: Fault, shape: Shape, kinds: Sequence[str]) -> Fault:
-    """A kill, or where nodes may be lost now and then a node: that can be more than memory survives, and is what the store is for."""
+    """A kill, or where nodes may be lost now and then a node: that can be more than memory
+    survives, and is what the store is for."""
     after_ms = round(rng.uniform(0, 60), 1)
     if first.kind == "keeper-kill":
         return Fault("kill", rng.randrange(shape.world_size), 0, after_ms=after_ms)
     if "kill-node" in kinds and rng.random() < 0.3:
         return Fault("kill-node", 0, 0, "restore", nodes=(rng.randrange(shape.nodes),))
-    return Fault("kill", rng.randrange(shape.world_size), 0, "restore", after_ms=None if rng.random() < 0.5 else after_ms)
+    return Fault(
+        "kill",
+        rng.randrange(shape.world_size),
+        0,
+        "restore",
+        after_ms=None if rng.random() < 0.5 else after_ms,
+    )

@@ -1,8 +1,9 @@
 """Verdict: from what a drill saw to what it proves.
 
-Comes in: the faults, the `Facts` of the disturbed run, the hash of the undisturbed one. Goes out: the report that is printed as JSON.
-A fault counts as seen only by evidence from outside the rank that did it: the kernel's word about a process, a journal line of
-somebody else, bytes in a slot. Pure.
+Comes in: the faults, the `Facts` of the disturbed run, the hash of the undisturbed one. Goes out:
+the report that is printed as JSON. A fault counts as seen only by evidence from outside the rank
+that did it: the kernel's word about a process, a journal line of somebody else, bytes in a slot.
+Pure.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ NO_SPACE = ("No space left", "ENOSPC")
 class Recovery:
     """One restart: the faults that caused it, what it cost.
 
-    `lost_nodes`: those lost since everything was last seen protected; `covered`: whether the policy survives that loss.
+    `lost_nodes`: those lost since everything was last seen protected; `covered`: whether the policy
+    survives that loss.
     """
 
     causes: tuple[int, ...]
@@ -43,7 +45,8 @@ class Recovery:
 
 
 def covers(policy: str, nodes: int, lost: Collection[int]) -> bool:
-    """Whether memory survives the loss of these nodes at once, when everything was protected before. Raises ConfigError."""
+    """Whether memory survives the loss of these nodes at once, when everything was protected
+    before. Raises ConfigError."""
     scheme = parse_policy(policy)
     if not lost or isinstance(scheme, Auto):  # `auto` that has not chosen yet protects nothing
         return not lost
@@ -64,10 +67,12 @@ def judge(faults: Sequence[Fault], facts: Facts, expected_hash: str | None) -> d
         "recovered": recovered,
         "bit_equal": bit_equal,
         "lost_steps": [r.lost_steps for r in found],
-        # A damaged newest snapshot, or one lost with all who held it, costs what lies between it and the next source; nothing else more
-        # than one step.
+        # A damaged newest snapshot, or one lost with all who held it, costs what lies between it
+        # and the next source; nothing else more than one step.
         "within_one_step": all(r.lost_steps <= 1 for r in ordinary),
-        "software_failures_fetched_bytes": sum(r.fetched_bytes for r in ordinary if not r.lost_nodes),
+        "software_failures_fetched_bytes": sum(
+            r.fetched_bytes for r in ordinary if not r.lost_nodes
+        ),
         "faults": seen,
         "hash": facts.hash,
         "expected_hash": expected_hash,
@@ -83,9 +88,13 @@ def judge(faults: Sequence[Fault], facts: Facts, expected_hash: str | None) -> d
 
 
 def _restarts(events: Sequence[Event]) -> int:
-    """How often something was started again. Without an agent, which counts: lives of the rank that had most."""
+    """How often something was started again. Without an agent, which counts: lives of the rank that
+    had most."""
     counted = {e.data["attempt"] for e in events if e.kind == "ranks-restarted"}
-    lives = Counter(rank for rank, _ in {(e.data["rank"], e.data["pid"]) for e in events if e.kind == "rank-joined"})
+    lives = Counter(
+        rank
+        for rank, _ in {(e.data["rank"], e.data["pid"]) for e in events if e.kind == "rank-joined"}
+    )
     return len(counted) or max(lives.values(), default=1) - 1
 
 
@@ -125,13 +134,30 @@ def _evidence(number: int, fault: Fault, facts: Facts, notes: list[dict[str, Any
     if fault.kind == "kill-node":
         return [saw("are gone"), saw("the memory"), _say(e for e in after if e.kind == "resumed")]
     if fault.kind == "keeper-kill":
-        return [saw("is gone"), _say(e for e in after if e.kind == "keeper-started" and e.data.get("pid") != told["keeper_pid"])]
+        return [
+            saw("is gone"),
+            _say(
+                e
+                for e in after
+                if e.kind == "keeper-started" and e.data.get("pid") != told["keeper_pid"]
+            ),
+        ]
     if fault.kind == AGENT_KILL:
         return [saw("is gone"), _say(e for e in after if e.kind == "agent-restarted")]
     if fault.kind == "full" and fault.where == "store":
-        # Whoever wrote it says how much was free; an onlooker may come too late, when room has been made.
-        return [_say(e for e in after if e.kind == "persist-failed" and any(w in e.why for w in NO_SPACE))]
-    death = [saw("is gone"), "killed by the drill" if fault.from_outside else _told_dead(int(told["pid"]), after, facts.log)]
+        # Whoever wrote it says how much was free; an onlooker may come too late, when room has been
+        # made.
+        return [
+            _say(
+                e for e in after if e.kind == "persist-failed" and any(w in e.why for w in NO_SPACE)
+            )
+        ]
+    death = [
+        saw("is gone"),
+        "killed by the drill"
+        if fault.from_outside
+        else _told_dead(int(told["pid"]), after, facts.log),
+    ]
     if fault.kind == "full":
         return [saw("0 bytes free"), _say(e for e in after if e.kind == "resumed")]
     if fault.kind == "stop":
@@ -139,15 +165,38 @@ def _evidence(number: int, fault: Fault, facts: Facts, notes: list[dict[str, Any
     if fault.kind == "torn":
         return [*death, saw("no seal")]
     if fault.kind == "flip":
-        return [*death, *(_say(e for e in after if e.kind in DAMAGE and path in e.why) for path in told["paths"])]
+        return [
+            *death,
+            *(
+                _say(e for e in after if e.kind in DAMAGE and path in e.why)
+                for path in told["paths"]
+            ),
+        ]
     return death
 
 
 def _told_dead(pid: int, after: Sequence[Event], log: str) -> str:
-    """Who says that the process ended by a signal: the agent, torchrun, or the keeper that lost it."""
-    agent = _say(e for e in after if e.kind == "rank-exited" and e.data.get("pid") == pid and e.data["code"] == -9)
-    torchrun = f"torchrun: process {pid} ended with exit code -9" if "(exitcode: -9) local_rank: " in log and f"(pid: {pid})" in log else ""
-    return agent or torchrun or _say(e for e in after if e.kind == "rank-left" and e.data.get("pid") == pid and not e.data["expected"])
+    """Who says that the process ended by a signal: the agent, torchrun, or the keeper that lost
+    it."""
+    agent = _say(
+        e
+        for e in after
+        if e.kind == "rank-exited" and e.data.get("pid") == pid and e.data["code"] == -9
+    )
+    torchrun = (
+        f"torchrun: process {pid} ended with exit code -9"
+        if "(exitcode: -9) local_rank: " in log and f"(pid: {pid})" in log
+        else ""
+    )
+    return (
+        agent
+        or torchrun
+        or _say(
+            e
+            for e in after
+            if e.kind == "rank-left" and e.data.get("pid") == pid and not e.data["expected"]
+        )
+    )
 
 
 def _say(events: Any) -> str:
@@ -156,10 +205,12 @@ def _say(events: Any) -> str:
 
 
 def _lost_steps(facts: Facts, before: Event, event: Event) -> int:
-    """Steps that every rank had done and that are done again. The keeper that tells them knows of no more than the survivors: a lost
-    node's ranks may have been a step behind, which was seen from outside. Epochs count anew when all memory was lost: then a number says
-    too little."""
-    done = [step for (epoch, _), step in facts.completed.items() if epoch == before.data.get("epoch")]
+    """Steps that every rank had done and that are done again. The keeper that tells them knows of
+    no more than the survivors: a lost node's ranks may have been a step behind, which was seen from
+    outside. Epochs count anew when all memory was lost: then a number says too little."""
+    done = [
+        step for (epoch, _), step in facts.completed.items() if epoch == before.data.get("epoch")
+    ]
     epochs = [e.data.get("epoch") for e in facts.events if e.kind == "resumed"]
     if len(done) < max(1, facts.world_size) or epochs.count(before.data.get("epoch")) > 1:
         return int(event.data["lost_steps"])
@@ -170,24 +221,58 @@ def recoveries(faults: Sequence[Fault], facts: Facts) -> list[Recovery]:
     """Every time all ranks resumed after the first start."""
     notes = [n for n in reversed(facts.notes) if n["what"] == "about to"]
     began = {int(n["fault"]): int(n["mono_ns"]) for n in notes}
-    lost_at = {int(n["mono_ns"]): n["nodes"] for n in notes if faults[n["fault"]].kind == "kill-node"}
+    lost_at = {
+        int(n["mono_ns"]): n["nodes"] for n in notes if faults[n["fault"]].kind == "kill-node"
+    }
     resumed = [e for e in facts.events if e.kind == "resumed"]
     found = []
     for before, event in pairwise(resumed):
-        causes = sorted(n for n, at_ns in began.items() if faults[n].ends_a_rank and before.mono_ns < at_ns < event.mono_ns)
-        done_ns = next((e.mono_ns for e in facts.events if e.kind == "next-step" and e.mono_ns > event.mono_ns), None)
-        took_s = None if done_ns is None or not causes else round((done_ns - began[causes[0]]) / S_NS, 3)
+        causes = sorted(
+            n
+            for n, at_ns in began.items()
+            if faults[n].ends_a_rank and before.mono_ns < at_ns < event.mono_ns
+        )
+        done_ns = next(
+            (
+                e.mono_ns
+                for e in facts.events
+                if e.kind == "next-step" and e.mono_ns > event.mono_ns
+            ),
+            None,
+        )
+        took_s = (
+            None if done_ns is None or not causes else round((done_ns - began[causes[0]]) / S_NS, 3)
+        )
         # What was lost before the copies were whole again is lost at once.
         safe_ns = max((ns for ns in facts.protected_ns.values() if ns < event.mono_ns), default=0)
-        lost = sorted({node for ns, nodes in lost_at.items() if safe_ns < ns < event.mono_ns for node in nodes})
+        lost = sorted(
+            {
+                node
+                for ns, nodes in lost_at.items()
+                if safe_ns < ns < event.mono_ns
+                for node in nodes
+            }
+        )
         chosen = [
-            e.data["policy"] for e in facts.events if e.kind == "policy" and e.mono_ns < (began[causes[0]] if causes else event.mono_ns)
+            e.data["policy"]
+            for e in facts.events
+            if e.kind == "policy" and e.mono_ns < (began[causes[0]] if causes else event.mono_ns)
         ]
         policy = chosen[-1] if chosen else facts.policy
-        fetched = [e.data["nbytes"] for e in facts.events if e.kind == "fetched" and before.mono_ns < e.mono_ns < event.mono_ns]
+        fetched = [
+            e.data["nbytes"]
+            for e in facts.events
+            if e.kind == "fetched" and before.mono_ns < e.mono_ns < event.mono_ns
+        ]
         found.append(
             Recovery(
-                *(tuple(causes), event.data["step"], event.data["source"], _lost_steps(facts, before, event), took_s),
+                *(
+                    tuple(causes),
+                    event.data["step"],
+                    event.data["source"],
+                    _lost_steps(facts, before, event),
+                    took_s,
+                ),
                 *(tuple(lost), covers(policy, facts.nodes, lost), sum(fetched)),
             )
         )

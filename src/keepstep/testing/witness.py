@@ -1,8 +1,9 @@
 """Witness: what can only be done and seen from outside the ranks.
 
-Comes in: the faults, more of them while it runs, and where the memory, notes and journals of each of the job's nodes are. Goes out:
-`Facts`: which processes were stopped or gone, what slots said after a death, what filesystems had left. Each fault has a small generator
-that waits, strikes and follows; `look` advances them all. Never speaks to the job.
+Comes in: the faults, more of them while it runs, and where the memory, notes and journals of each
+of the job's nodes are. Goes out: `Facts`: which processes were stopped or gone, what slots said
+after a death, what filesystems had left. Each fault has a small generator that waits, strikes and
+follows; `look` advances them all. Never speaks to the job.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ SEARCH_S = 0.02  # how often new ranks are looked for
 
 @dataclass
 class Facts:
-    """What was seen. `cannot`: faults that could not be done, and why. `sightings`: what the witness saw of each fault itself.
-    `protected_ns`: when, in each epoch, everything was first seen to lie on as many nodes as the policy asks for; `committed`: every such
-    moment, as (epoch, step, time). `phases`: a stopwatch's lines."""
+    """What was seen. `cannot`: faults that could not be done, and why. `sightings`: what the
+    witness saw of each fault itself. `protected_ns`: when, in each epoch, everything was first seen
+    to lie on as many nodes as the policy asks for; `committed`: every such moment, as (epoch, step,
+    time). `phases`: a stopwatch's lines."""
 
     job: str
     nodes: int = 1
@@ -51,8 +53,11 @@ class Facts:
     cannot: dict[int, str] = field(default_factory=dict)
     sightings: dict[int, list[str]] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=lambda: {"captured_steps": 0, "skipped_steps": 0, "torn_steps": 0})
-    completed: dict[tuple[int, int], int] = field(default_factory=dict)  # by epoch and rank: the last step it was seen to have done
+    counts: dict[str, int] = field(
+        default_factory=lambda: {"captured_steps": 0, "skipped_steps": 0, "torn_steps": 0}
+    )
+    # by epoch and rank: the last step it was seen to have done
+    completed: dict[tuple[int, int], int] = field(default_factory=dict)
     left_over: list[str] = field(default_factory=list)
     protected_ns: dict[int, int] = field(default_factory=dict)
     committed: list[tuple[int, int, int]] = field(default_factory=list)
@@ -64,7 +69,9 @@ class Facts:
         """One digest of all ranks; None when one is missing."""
         if not self.digests:
             return None
-        return hashlib.sha256("".join(self.digests[r] for r in sorted(self.digests)).encode()).hexdigest()
+        return hashlib.sha256(
+            "".join(self.digests[r] for r in sorted(self.digests)).encode()
+        ).hexdigest()
 
 
 class Nodes(Protocol):
@@ -78,7 +85,8 @@ class Nodes(Protocol):
 
 
 def process_state(pid: int) -> str:
-    """The letter /proc gives (`R`, `S`, `T` stopped, `Z` dead and not yet collected ...); empty when there is no such process."""
+    """The letter /proc gives (`R`, `S`, `T` stopped, `Z` dead and not yet collected ...); empty
+    when there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
@@ -90,22 +98,36 @@ def is_dead(pid: int) -> bool:
 
 
 class Witness:
-    """One run's. `statuses`: the last word of each process, by (rank, process); one that stays in its process lives in several epochs.
-    `events`: all journals', as they come; `places`: the nodes'."""
+    """One run's. `statuses`: the last word of each process, by (rank, process); one that stays in
+    its process lives in several epochs. `events`: all journals', as they come; `places`: the
+    nodes'."""
 
     def __init__(
-        self, faults: Sequence[Fault], nproc: int, facts: Facts, places: Sequence[Place], attempts: Path, nodes: Nodes | None = None
+        self,
+        faults: Sequence[Fault],
+        nproc: int,
+        facts: Facts,
+        places: Sequence[Place],
+        attempts: Path,
+        nodes: Nodes | None = None,
     ) -> None:
         self._faults, self._nproc, self._facts = list(faults), nproc, facts
         self.places, self._attempts, self._nodes = places, attempts, nodes
         self._pages: dict[tuple[int, int], StatusPage] = {}  # (node, rank)
         self._horizon: tuple[int, HorizonPage] | None = None
-        self._now: dict[int, tuple[int, RankStatus]] = {}  # rank: the lab's node it lives on, and its word
-        self._seat_of = {node: node for node in range(len(places))}  # the job's node: the lab's, where its ranks were last seen
+        # rank: the lab's node it lives on, and its word
+        self._now: dict[int, tuple[int, RankStatus]] = {}
+        # the job's node: the lab's, where its ranks were last seen
+        self._seat_of = {node: node for node in range(len(places))}
         self._searched_s = 0.0
         self._lost_epoch = -1  # what was protected in it no longer is
-        self._notes, self._journals = Lines(attempts), [JournalTail(place.journal) for place in places]
-        self._watches: dict[int, Iterator[None]] = {n: self._strike(n, f) for n, f in enumerate(faults) if f.from_outside}
+        self._notes, self._journals = (
+            Lines(attempts),
+            [JournalTail(place.journal) for place in places],
+        )
+        self._watches: dict[int, Iterator[None]] = {
+            n: self._strike(n, f) for n, f in enumerate(faults) if f.from_outside
+        }
         self.statuses: dict[tuple[int, int], RankStatus] = {}
         self.events: list[Event] = []
 
@@ -154,17 +176,25 @@ class Witness:
         found: dict[int, tuple[int, RankStatus]] = {}
         for (node, rank), page in self._pages.items():
             status = page.read()
-            if status is not None and (rank not in found or status.updated_mono_ns > found[rank][1].updated_mono_ns):
+            if status is not None and (
+                rank not in found or status.updated_mono_ns > found[rank][1].updated_mono_ns
+            ):
                 found[rank] = (node, status)
         self._now = found
         self._seat_of.update((rank // self._nproc, node) for rank, (node, _) in found.items())
         for rank, (_, status) in found.items():
             self.statuses[rank, status.pid] = status
             at = (status.epoch, rank)
-            self._facts.completed[at] = max(self._facts.completed.get(at, -1), status.completed_step)
+            self._facts.completed[at] = max(
+                self._facts.completed.get(at, -1), status.completed_step
+            )
         if self._horizon is not None and found:
             epoch = max(status.epoch for _, status in found.values())
-            committed, known, now_ns = self._horizon[1].read(epoch).committed, self._facts.committed, time.monotonic_ns()
+            committed, known, now_ns = (
+                self._horizon[1].read(epoch).committed,
+                self._facts.committed,
+                time.monotonic_ns(),
+            )
             if committed is None:
                 return
             if epoch > self._lost_epoch:
@@ -196,7 +226,11 @@ class Witness:
 
     def _on(self, node: int) -> list[RankStatus]:
         """The living ranks of the job's node."""
-        return [status for rank, (_, status) in self._now.items() if rank // self._nproc == node and not is_dead(status.pid)]
+        return [
+            status
+            for rank, (_, status) in self._now.items()
+            if rank // self._nproc == node and not is_dead(status.pid)
+        ]
 
     def _job_dir(self, rank: int) -> Path:
         return self.places[self._now[rank][0]].job_dir
@@ -212,7 +246,9 @@ class Witness:
         number = int(said["fault"])
         fault = self._faults[number]
         if said["what"] == ASKS:
-            if number not in self._watches and not any(n["fault"] == number for n in self._facts.notes):
+            if number not in self._watches and not any(
+                n["fault"] == number for n in self._facts.notes
+            ):
                 self._watches[number] = self._strike_nodes(number, fault, said)
             return
         self._facts.notes.append(said)
@@ -237,7 +273,11 @@ class Witness:
             yield from self._strike_nodes(number, fault, moment)
             return
         while True:
-            while (found := self._now.get(fault.rank)) is None or is_dead(found[1].pid) or not self._is_moment(number, fault, found[1]):
+            while (
+                (found := self._now.get(fault.rank)) is None
+                or is_dead(found[1].pid)
+                or not self._is_moment(number, fault, found[1])
+            ):
                 yield
             status = found[1]
             at = time.monotonic() + (fault.after_ms or 0) / 1000
@@ -245,7 +285,14 @@ class Witness:
                 yield
             if is_dead(status.pid):
                 continue  # another fault was quicker: the next life's moment, then
-            note(self._attempts, number, "about to", pid=status.pid, phase=status.phase.name.lower(), step=status.step)
+            note(
+                self._attempts,
+                number,
+                "about to",
+                pid=status.pid,
+                phase=status.phase.name.lower(),
+                step=status.step,
+            )
             if fault.kind == ETCD_RESTART:
                 yield from self._restart_etcd(number, fault)
                 return
@@ -270,16 +317,31 @@ class Witness:
 
     def _is_moment(self, number: int, fault: Fault, status: RankStatus) -> bool:
         if fault.phase == "restore":
-            return status.phase is Phase.RESTORE and any(n["fault"] == number - 1 and n["what"] != "about to" for n in self._facts.notes)
-        return status.step >= fault.step and status.phase not in (Phase.RESTORE, Phase.STARTING, Phase.DONE)
+            return status.phase is Phase.RESTORE and any(
+                n["fault"] == number - 1 and n["what"] != "about to" for n in self._facts.notes
+            )
+        return status.step >= fault.step and status.phase not in (
+            Phase.RESTORE,
+            Phase.STARTING,
+            Phase.DONE,
+        )
 
     def _protecting(self, fault: Fault) -> dict[str, Any] | None:
-        """The moment: a rank of the node has sealed that step or a later one, and it is not committed yet."""
+        """The moment: a rank of the node has sealed that step or a later one, and it is not
+        committed yet."""
         for status in self._on(fault.nodes[0]):
-            sealed = max((v.stamp for v in status.slots if v.state is SlotState.SEALED), default=None)
-            if sealed is None or sealed.step < fault.step or status.phase in (Phase.RESTORE, Phase.STARTING, Phase.DONE):
+            sealed = max(
+                (v.stamp for v in status.slots if v.state is SlotState.SEALED), default=None
+            )
+            if (
+                sealed is None
+                or sealed.step < fault.step
+                or status.phase in (Phase.RESTORE, Phase.STARTING, Phase.DONE)
+            ):
                 continue
-            committed = self._horizon[1].read(status.epoch).committed if self._horizon is not None else None
+            committed = (
+                self._horizon[1].read(status.epoch).committed if self._horizon is not None else None
+            )
             if sealed.epoch == status.epoch and (committed is None or committed < sealed):
                 return {"phase": PROTECT, "step": sealed.step, "mono_ns": time.monotonic_ns()}
         return None
@@ -291,7 +353,15 @@ class Witness:
             yield
         # Agents get their node's number as they come: which of the lab's nodes it is, ranks tell.
         seats = sorted({self._seat_of[node] for node in fault.nodes})
-        note(self._attempts, number, "about to", phase=moment["phase"], step=moment["step"], nodes=fault.nodes, seats=seats)
+        note(
+            self._attempts,
+            number,
+            "about to",
+            phase=moment["phase"],
+            step=moment["step"],
+            nodes=fault.nodes,
+            seats=seats,
+        )
         try:
             if fault.kind == "link-down":
                 yield from self._flap(number, fault, seats)
@@ -302,7 +372,9 @@ class Witness:
 
     def _lose(self, number: int, fault: Fault, seats: Sequence[int]) -> None:
         assert self._nodes is not None
-        self._lost_epoch = max((status.epoch for _, status in self._now.values()), default=self._lost_epoch)
+        self._lost_epoch = max(
+            (status.epoch for _, status in self._now.values()), default=self._lost_epoch
+        )
         pids = self._nodes.lose(seats)
         note(self._attempts, number, "did", pids=pids)
         self._forget(seats)
@@ -319,7 +391,10 @@ class Witness:
         while time.monotonic_ns() < began_ns + int(fault.for_ms * MS_NS):
             yield
         self._nodes.set_links(seats, up=True)
-        self._saw(number, f"the link of {_named(fault)} was down for {human_ns(time.monotonic_ns() - began_ns)}")
+        self._saw(
+            number,
+            f"the link of {_named(fault)} was down for {human_ns(time.monotonic_ns() - began_ns)}",
+        )
 
     def _restart_etcd(self, number: int, fault: Fault) -> Iterator[None]:
         assert self._nodes is not None and fault.for_ms is not None
@@ -372,7 +447,11 @@ class Witness:
                 header = slot.header()
                 slot.close()
                 if header.state is SlotState.WRITING:
-                    self._saw(number, f"{path.name} of rank {rank} was left with a payload of {header.stamp} and no seal")
+                    self._saw(
+                        number,
+                        f"{path.name} of rank {rank} was left with a payload of "
+                        f"{header.stamp} and no seal",
+                    )
 
     def _follow_full(self, number: int, fault: Fault, filler: Path) -> Iterator[None]:
         if os.statvfs(filler.parent).f_bavail == 0:

@@ -1,4 +1,5 @@
-"""Deadlines: whatever is set, either every limit stands in its order or the error names the two that do not."""
+"""Deadlines: whatever is set, either every limit stands in its order or the error names the two
+that do not."""
 
 from __future__ import annotations
 
@@ -8,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.core.detection.deadlines import PROMISE_NS, RELATIONS, Deadlines, check, derive, relations, table
+from keepstep.core.detection.deadlines import (
+    PROMISE_NS,
+    RELATIONS,
+    Deadlines,
+    check,
+    derive,
+    relations,
+    table,
+)
 from keepstep.errors import ConfigError
 from keepstep.model.units import S_NS
 
@@ -45,7 +54,10 @@ def test_in_order_or_refused_by_name(hang_after_s: float | None, link_dead_s: fl
 
 
 def test_a_hang_must_be_told_from_a_link_that_comes_back() -> None:
-    with pytest.raises(ConfigError, match=r"expected link_dead \+ look \(11 s\) below asleep \(8 s\): a link that comes back"):
+    with pytest.raises(
+        ConfigError,
+        match=r"expected link_dead \+ look \(11 s\) below asleep \(8 s\): a link that comes back",
+    ):
         derive(8, link_dead_s=10)
     assert derive(8).asleep_ns == 8 * S_NS, "one node has no links"
 
@@ -67,6 +79,8 @@ def test_every_relation_is_held(relation: tuple[str, str, str]) -> None:
 def test_every_limit_is_shown_and_stands_in_a_relation() -> None:
     names = {f.name for f in fields(Deadlines)} - {"learns"}
     assert {name + "_ns" for name, _, _ in table(derive(link_dead_s=10))} == names
-    related = {name for shorter, longer, _ in RELATIONS for name in f"{shorter}+{longer}".split("+")}
+    related = {
+        name for shorter, longer, _ in RELATIONS for name in f"{shorter}+{longer}".split("+")
+    }
     assert names <= related
     assert all(low <= high for _, low, _, high, _ in relations(derive(30, 10)))

@@ -11,23 +11,59 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.core.detection.deadlines import derive
-from keepstep.core.detection.diagnosis import BROKEN_DEVICE, CASCADE, ExitFacts, cause_of, diagnose, explain_exit
+from keepstep.core.detection.diagnosis import (
+    BROKEN_DEVICE,
+    CASCADE,
+    ExitFacts,
+    cause_of,
+    diagnose,
+    explain_exit,
+)
 from keepstep.model.failure import Cause
 from keepstep.model.snapshot import Phase
 from keepstep.model.units import S_NS
-from keepstep.model.verdict import DEADLY, Evidence, Strength, Verdict, evidence_from_text, evidence_to_text
+from keepstep.model.verdict import (
+    DEADLY,
+    Evidence,
+    Strength,
+    Verdict,
+    evidence_from_text,
+    evidence_to_text,
+)
 
 LIMITS = derive()
 SECOND = S_NS
 
 
-def seen(rank: int, stalled_s: float = 0.1, quiet_s: float | None = None, **changes: Any) -> Evidence:
-    """A rank that entered collective 100 in step 10, and waits there quietly unless told otherwise."""
+def seen(
+    rank: int, stalled_s: float = 0.1, quiet_s: float | None = None, **changes: Any
+) -> Evidence:
+    """A rank that entered collective 100 in step 10, and waits there quietly unless told
+    otherwise."""
     quiet_s = stalled_s if quiet_s is None else quiet_s
     fresh = Evidence(
-        **{"rank": rank, "node": rank // 2, "phase": Phase.STEP, "has_page": True, "completed_step": 9, "step": 10, "collective": 100},
-        **{"state": "asleep", "wchan": "futex_do_wait", "cpu_ratio": 0.0, "stalled_ns": int(stalled_s * S_NS)},
-        **{"quiet_ns": int(quiet_s * S_NS), "stopped_ns": 0, "late_ns": 10 * S_NS, "asleep_ns": 120 * S_NS, "busy_ns": 600 * S_NS},
+        **{
+            "rank": rank,
+            "node": rank // 2,
+            "phase": Phase.STEP,
+            "has_page": True,
+            "completed_step": 9,
+            "step": 10,
+            "collective": 100,
+        },
+        **{
+            "state": "asleep",
+            "wchan": "futex_do_wait",
+            "cpu_ratio": 0.0,
+            "stalled_ns": int(stalled_s * S_NS),
+        },
+        **{
+            "quiet_ns": int(quiet_s * S_NS),
+            "stopped_ns": 0,
+            "late_ns": 10 * S_NS,
+            "asleep_ns": 120 * S_NS,
+            "busy_ns": 600 * S_NS,
+        },
     )
     return replace(fresh, **changes)
 
@@ -52,7 +88,11 @@ def verdict_of(evidence: list[Evidence], world_size: int | None = None) -> Verdi
         (seen(2, 8, state="frozen", stopped_ns=6 * S_NS), "stopped", Strength.FACT),
         (seen(2, 130, collective=99), "deadlocked", Strength.ABSENCE),
         (seen(2, 130, completed_step=8, step=9), "deadlocked", Strength.ABSENCE),
-        (seen(2, 130, has_page=False, completed_step=-1, collective=0), "deadlocked", Strength.ABSENCE),
+        (
+            seen(2, 130, has_page=False, completed_step=-1, collective=0),
+            "deadlocked",
+            Strength.ABSENCE,
+        ),
         (seen(2, 130, collective=99, state="uninterruptible"), "slow", Strength.ABSENCE),
         (seen(2, 601, collective=99, state="uninterruptible"), "unkillable", Strength.ABSENCE),
         (seen(2, 130, 20, collective=99), "slow", Strength.ABSENCE),
@@ -66,21 +106,31 @@ def verdict_of(evidence: list[Evidence], world_size: int | None = None) -> Verdi
 )
 def test_the_odd_one_of_four_is_named(culprit: Evidence, kind: str, strength: Strength) -> None:
     found = verdict_of(waiting(4, culprit.stalled_ns / S_NS, culprit))
-    assert (found.kind, found.culprit, found.node, found.strength, found.scope) == (kind, 2, 1, strength, "rank")
+    assert (found.kind, found.culprit, found.node, found.strength, found.scope) == (
+        kind,
+        2,
+        1,
+        strength,
+        "rank",
+    )
     assert found.is_deadly is (kind in DEADLY) and "rank 2" in found.why
 
 
 def test_the_sentence_holds_its_numbers() -> None:
     culprit = seen(2, 130, 125, collective=99)
     assert verdict_of(waiting(4, 130, culprit)).why == (
-        "rank 2 is stuck in step 10, step: no progress for 130.00 s (limit 120 s), no processor time and no byte moved for 125.00 s, "
+        "rank 2 is stuck in step 10, step: no progress for 130.00 s (limit 120 s), no "
+        "processor time and no byte moved for 125.00 s, "
         "asleep in futex_do_wait; it has entered collective 99, the others 100"
     )
 
 
 def test_counts_of_a_pipelines_stages_are_not_compared() -> None:
-    """Rank 2 enters 5 collectives a step, the others 10: that it is at a lower number is no sign of anything."""
-    stages = [seen(rank, 130, collective=1000, counted_steps=100, counted=1000) for rank in range(4)]
+    """Rank 2 enters 5 collectives a step, the others 10: that it is at a lower number is no sign of
+    anything."""
+    stages = [
+        seen(rank, 130, collective=1000, counted_steps=100, counted=1000) for rank in range(4)
+    ]
     stages[2] = replace(stages[2], collective=500, counted=500)
     assert verdict_of(stages).culprit is None
     stages[2] = replace(stages[2], collective=998, counted=998)
@@ -91,7 +141,9 @@ def test_counts_of_a_pipelines_stages_are_not_compared() -> None:
 
 def test_of_two_equals_only_one_that_does_not_wait_is_named() -> None:
     assert verdict_of([seen(0, 130, waits=True), seen(1, 130, waits=False)]).culprit == 1
-    assert verdict_of([seen(0, 130, 0), seen(1, 130)]).culprit is None, "with NCCL it is the waiting one that burns the processor"
+    assert verdict_of([seen(0, 130, 0), seen(1, 130)]).culprit is None, (
+        "with NCCL it is the waiting one that burns the processor"
+    )
 
 
 def test_nobody_in_particular() -> None:
@@ -127,9 +179,18 @@ def test_who_is_waited_for_and_moves_is_not_late() -> None:
 
 
 def test_the_most_patient_phase_counts_for_all() -> None:
-    """Rank 0 evaluates alone; the others wait in the next step's first collective, and their own limits are long over."""
+    """Rank 0 evaluates alone; the others wait in the next step's first collective, and their own
+    limits are long over."""
     evaluating = seen(
-        0, 300, 0, phase=Phase.EVALUATE, completed_step=9, collective=99, late_ns=60 * S_NS, asleep_ns=600 * S_NS, busy_ns=1800 * S_NS
+        0,
+        300,
+        0,
+        phase=Phase.EVALUATE,
+        completed_step=9,
+        collective=99,
+        late_ns=60 * S_NS,
+        asleep_ns=600 * S_NS,
+        busy_ns=1800 * S_NS,
     )
     assert verdict_of(waiting(4, 300, evaluating)).kind == "slow"
 
@@ -152,7 +213,10 @@ def test_who_has_ended_well_is_not_waited_for() -> None:
 
 
 def test_a_job_that_never_told_of_itself_is_not_judged() -> None:
-    evidence = [seen(rank, 7200, has_page=False, completed_step=-1, step=-1, collective=0) for rank in range(2)]
+    evidence = [
+        seen(rank, 7200, has_page=False, completed_step=-1, step=-1, collective=0)
+        for rank in range(2)
+    ]
     assert diagnose(evidence, 2, LIMITS) == []
 
 
@@ -181,13 +245,20 @@ def jobs(draw: Any) -> list[Evidence]:
     drawn = draw(st.lists(evidences, min_size=1, max_size=6))
     quiet = [draw(st.integers(0, e.stalled_ns)) for e in drawn]
     return [
-        replace(e, rank=rank, quiet_ns=q, stopped_ns=min(e.stopped_ns, e.stalled_ns) if e.state in ("stopped", "frozen") else 0)
+        replace(
+            e,
+            rank=rank,
+            quiet_ns=q,
+            stopped_ns=min(e.stopped_ns, e.stalled_ns) if e.state in ("stopped", "frozen") else 0,
+        )
         for rank, (e, q) in enumerate(zip(drawn, quiet, strict=True))
     ]
 
 
 @given(jobs(), st.randoms(use_true_random=False))
-def test_the_same_evidence_in_any_order_gives_the_same_verdict(evidence: list[Evidence], rng: random.Random) -> None:
+def test_the_same_evidence_in_any_order_gives_the_same_verdict(
+    evidence: list[Evidence], rng: random.Random
+) -> None:
     shuffled = evidence_from_text(evidence_to_text(evidence))
     rng.shuffle(shuffled)
     assert diagnose(shuffled, len(evidence), LIMITS) == diagnose(evidence, len(evidence), LIMITS)
@@ -198,9 +269,16 @@ def test_nobody_is_condemned_before_the_limit_of_what_it_does(evidence: list[Evi
     for verdict in diagnose(evidence, len(evidence), LIMITS):
         named = [e for e in evidence if verdict.culprit in (None, e.rank)]
         if verdict.is_deadly and verdict.kind != "stopped":
-            assert all(e.quiet_ns >= 120 * S_NS or e.stalled_ns >= 600 * S_NS for e in named if verdict.culprit is not None)
+            assert all(
+                e.quiet_ns >= 120 * S_NS or e.stalled_ns >= 600 * S_NS
+                for e in named
+                if verdict.culprit is not None
+            )
         if verdict.kind == "stopped":
-            assert all(e.state in ("stopped", "frozen") and e.stopped_ns >= LIMITS.stopped_ns for e in named)
+            assert all(
+                e.state in ("stopped", "frozen") and e.stopped_ns >= LIMITS.stopped_ns
+                for e in named
+            )
 
 
 @given(jobs())
@@ -225,11 +303,24 @@ def test_evidence_that_is_none_is_refused() -> None:
 @pytest.mark.parametrize(
     ("facts", "kind", "says"),
     [
-        (ExitFacts(1, 0, -9, step=7), "crash", "was killed by SIGKILL (9) in step 7, from outside; whether memory ran out is not known"),
+        (
+            ExitFacts(1, 0, -9, step=7),
+            "crash",
+            "was killed by SIGKILL (9) in step 7, from outside; whether memory ran out is "
+            "not known",
+        ),
         (ExitFacts(1, 0, -9, oom_kills=0), "crash", "from outside; nothing ran out of memory"),
-        (ExitFacts(1, 0, -9, oom_kills=1), "oom", "its cgroup ran out of memory (1 killed there since it began)"),
+        (
+            ExitFacts(1, 0, -9, oom_kills=1),
+            "oom",
+            "its cgroup ran out of memory (1 killed there since it began)",
+        ),
         (ExitFacts(1, 0, 137, oom_kills=2), "oom", "(2 killed there since it began)"),
-        (ExitFacts(1, 0, -9, oom_kills=0, machine_oom_kills=1), "oom", "when the machine ran out of memory"),
+        (
+            ExitFacts(1, 0, -9, oom_kills=0, machine_oom_kills=1),
+            "oom",
+            "when the machine ran out of memory",
+        ),
         (ExitFacts(1, 0, -11), "crash", "died of SIGSEGV (11), by its own fault"),
         (ExitFacts(1, 0, -7), "crash", "full shared memory (/dev/shm) does that"),
         (ExitFacts(1, 0, -6), "crash", "died of SIGABRT (6), by its own fault"),
@@ -237,16 +328,32 @@ def test_evidence_that_is_none_is_refused() -> None:
         (ExitFacts(1, 0, 143), "preempted", "was ended by SIGTERM (15), from outside"),
         (ExitFacts(1, 0, 1, "ValueError: x"), "crash", "exited with code 1: ValueError: x"),
         (ExitFacts(1, 0, 1), "crash", "without a word why"),
-        (ExitFacts(1, 0, 1, "torch.OutOfMemoryError: CUDA out of memory."), "oom", "ran out of memory and exited with code 1"),
-        (ExitFacts(1, 0, 1, "StoreError: s3://b: Connect timeout"), "no-state", "rank 1 has nothing to resume from and exited with code 1"),
+        (
+            ExitFacts(1, 0, 1, "torch.OutOfMemoryError: CUDA out of memory."),
+            "oom",
+            "ran out of memory and exited with code 1",
+        ),
+        (
+            ExitFacts(1, 0, 1, "StoreError: s3://b: Connect timeout"),
+            "no-state",
+            "rank 1 has nothing to resume from and exited with code 1",
+        ),
         (ExitFacts(1, 0, 0, phase=Phase.DONE, peers_running=3), "ended", "rank 1 ended well"),
         (ExitFacts(1, 0, 0, step=7, phase=Phase.STEP), "ended", "rank 1 ended well in step 7"),
-        (ExitFacts(1, 0, 0, step=7, phase=Phase.STEP, peers_running=3), "premature-exit", "before it was done, while 3 others run"),
+        (
+            ExitFacts(1, 0, 0, step=7, phase=Phase.STEP, peers_running=3),
+            "premature-exit",
+            "before it was done, while 3 others run",
+        ),
     ],
 )
 def test_an_exit_is_explained(facts: ExitFacts, kind: str, says: str) -> None:
     found = explain_exit(facts)
-    assert (found.kind, found.culprit, found.scope) == (kind, 1, "rank") and says in found.why and found.why.startswith("rank 1 ")
+    assert (
+        (found.kind, found.culprit, found.scope) == (kind, 1, "rank")
+        and says in found.why
+        and found.why.startswith("rank 1 ")
+    )
 
 
 @pytest.mark.parametrize(
@@ -258,7 +365,15 @@ def test_an_exit_is_explained(facts: ExitFacts, kind: str, says: str) -> None:
         (ExitFacts(1, 0, -34), Cause.KILLED),
         (ExitFacts(1, 0, -9, oom_kills=1), Cause.OOM),
         (ExitFacts(1, 0, 1, "RuntimeError: CUDA out of memory"), Cause.OOM),
-        (ExitFacts(1, 0, 1, "KeeperError: memory holds nothing, and the store cannot be read: Connect timeout"), Cause.STATE),
+        (
+            ExitFacts(
+                1,
+                0,
+                1,
+                "KeeperError: memory holds nothing, and the store cannot be read: Connect timeout",
+            ),
+            Cause.STATE,
+        ),
         (ExitFacts(1, 0, 1, "ValueError: no StoreError: here"), Cause.CRASH),
         (ExitFacts(1, 0, 1, "PeerLost: rank 2 is lost"), Cause.UNKNOWN),
         (ExitFacts(1, 0, -11), Cause.CRASH),
@@ -275,5 +390,12 @@ def test_an_exit_is_charged_to_one_cause(facts: ExitFacts, cause: Cause) -> None
 
 @pytest.mark.parametrize("text", CASCADE)
 def test_a_survivors_error_names_nobody(text: str) -> None:
-    found = explain_exit(ExitFacts(1, 0, 1, f"RuntimeError: [..] {text} [10.0.0.7]:1234", oom_kills=1))
-    assert (found.kind, found.culprit, found.scope, found.strength) == ("unknown", None, "job", Strength.TEXT)
+    found = explain_exit(
+        ExitFacts(1, 0, 1, f"RuntimeError: [..] {text} [10.0.0.7]:1234", oom_kills=1)
+    )
+    assert (found.kind, found.culprit, found.scope, found.strength) == (
+        "unknown",
+        None,
+        "job",
+        Strength.TEXT,
+    )

@@ -1,9 +1,12 @@
-"""Progress: healthy jobs with heavy tails are left alone, stopped ranks are named in time, and a stall teaches nothing.
+"""Progress: healthy jobs with heavy tails are left alone, stopped ranks are named in time, and a
+stall teaches nothing.
 
-What is promised about tails: a healthy step that is silent for less than `asleep` (2 min while it neither computes nor moves a byte) or
-`busy` (10 min while it does) is never called a hang, whatever the distribution. Beyond that it is as good as what was learnt: no alarm in
-200 simulated hours of lognormal steps (sigma 1, medians 0.3, 1 and 10 s), one in 40 to 80 hours of Pareto steps with alpha 1.5 or 2, whose
-tail holds steps of ten minutes; one in 7 when with alpha 1.5 every slow step is also a quiet one.
+What is promised about tails: a healthy step that is silent for less than `asleep` (2 min while it
+neither computes nor moves a byte) or `busy` (10 min while it does) is never called a hang, whatever
+the distribution. Beyond that it is as good as what was learnt: no alarm in 200 simulated hours of
+lognormal steps (sigma 1, medians 0.3, 1 and 10 s), one in 40 to 80 hours of Pareto steps with alpha
+1.5 or 2, whose tail holds steps of ten minutes; one in 7 when with alpha 1.5 every slow step is
+also a quiet one.
 """
 
 from __future__ import annotations
@@ -37,15 +40,24 @@ def test_an_hour_of_healthy_heavy_tailed_steps(draw: Draw, asleep_share: float) 
     assert suspicions, "a tail that never even looks late tests nothing"
 
 
-@given(st.floats(1, 115), st.sampled_from(["asleep", "uninterruptible"]), st.integers(1, 200), st.booleans())
+@given(
+    st.floats(1, 115),
+    st.sampled_from(["asleep", "uninterruptible"]),
+    st.integers(1, 200),
+    st.booleans(),
+)
 @hypothesis_settings(max_examples=25)
-def test_a_quiet_step_below_the_limit_is_never_a_hang(silent_s: float, state: State, at_step: int, counts: bool) -> None:
+def test_a_quiet_step_below_the_limit_is_never_a_hang(
+    silent_s: float, state: State, at_step: int, counts: bool
+) -> None:
     assert deadly_while(silent_s, state, at_step, counts) == []
 
 
 @given(st.floats(1, 595), st.integers(1, 200), st.booleans())
 @hypothesis_settings(max_examples=25)
-def test_a_computing_step_below_the_limit_is_never_a_hang(silent_s: float, at_step: int, counts: bool) -> None:
+def test_a_computing_step_below_the_limit_is_never_a_hang(
+    silent_s: float, at_step: int, counts: bool
+) -> None:
     assert deadly_while(silent_s, "running", at_step, counts) == []
 
 
@@ -61,22 +73,39 @@ def deadly_while(silent_s: float, state: State, at_step: int, counts: bool) -> l
 @pytest.mark.parametrize("at_s", [10.0, 700.3, 1500.7])
 @pytest.mark.parametrize("counts", [True, False])
 @pytest.mark.parametrize("state", ["stopped", "frozen"])
-def test_a_stopped_rank_is_named_in_time(median_s: float, at_s: float, counts: bool, state: State) -> None:
+def test_a_stopped_rank_is_named_in_time(
+    median_s: float, at_s: float, counts: bool, state: State
+) -> None:
     """In the first step, in any later one, with or without anybody counting collectives."""
     job = HealthyJob(lognormal(median_s, 0.5), seed=3, counts=counts)
-    told_ns, verdict = next((at, v) for at, v in watch(job, LIMITS, hours=1, fault=Fault(2, at_s, state)) if v.is_deadly)
+    told_ns, verdict = next(
+        (at, v) for at, v in watch(job, LIMITS, hours=1, fault=Fault(2, at_s, state)) if v.is_deadly
+    )
     assert (verdict.kind, verdict.culprit, verdict.state) == ("stopped", 2, state)
     took_s = told_ns / S_NS - at_s + LIMITS.stacks_ns / S_NS
     assert took_s <= max(10, 5 * median_s)
 
 
 @pytest.mark.parametrize(
-    ("state", "kind", "within_s"), [("asleep", "deadlocked", 200), ("uninterruptible", "unkillable", 620), ("running", "hang", 620)]
+    ("state", "kind", "within_s"),
+    [
+        ("asleep", "deadlocked", 200),
+        ("uninterruptible", "unkillable", 620),
+        ("running", "hang", 620),
+    ],
 )
-def test_a_rank_that_never_arrives_is_named_at_last(state: State, kind: str, within_s: float) -> None:
+def test_a_rank_that_never_arrives_is_named_at_last(
+    state: State, kind: str, within_s: float
+) -> None:
     job = HealthyJob(lognormal(1, 0.3), seed=4)
-    fault = next(Fault(1, at_s, state) for at_s in range(700, 800) if is_computing(HealthyJob(lognormal(1, 0.3), seed=4), 1, at_s))
-    told_ns, verdict = next((at, v) for at, v in watch(job, LIMITS, hours=1, fault=fault) if v.is_deadly)
+    fault = next(
+        Fault(1, at_s, state)
+        for at_s in range(700, 800)
+        if is_computing(HealthyJob(lognormal(1, 0.3), seed=4), 1, at_s)
+    )
+    told_ns, verdict = next(
+        (at, v) for at, v in watch(job, LIMITS, hours=1, fault=fault) if v.is_deadly
+    )
     assert (verdict.kind, verdict.culprit) == (kind, 1)
     assert told_ns / S_NS - fault.at_s <= within_s
 
@@ -90,7 +119,9 @@ def test_a_limit_that_is_set_holds_whatever_was_learnt() -> None:
     limits = derive(hang_after_s=30)
     fault = Fault(1, 700, "running")
     told_ns, verdict = next(
-        (at, v) for at, v in watch(HealthyJob(lognormal(6, 0.3), seed=5), limits, hours=1, fault=fault) if v.is_deadly and at > 700 * S_NS
+        (at, v)
+        for at, v in watch(HealthyJob(lognormal(6, 0.3), seed=5), limits, hours=1, fault=fault)
+        if v.is_deadly and at > 700 * S_NS
     )
     assert verdict.kind in ("hang", "deadlocked") and told_ns / S_NS - fault.at_s <= 40
 
@@ -103,7 +134,9 @@ def test_quantiles_are_those_of_a_sorted_list(values: list[int], share: float) -
     known = Durations()
     for value in values:
         known.add(value)
-    assert known.quantile_ns(share) == sorted(values)[min(len(values) - 1, int(share * len(values)))]
+    assert (
+        known.quantile_ns(share) == sorted(values)[min(len(values) - 1, int(share * len(values)))]
+    )
 
 
 def test_only_the_newest_durations_count() -> None:
@@ -132,11 +165,19 @@ class Ranks:
 
     def __init__(self, count: int = 2) -> None:
         self.progress, self.now_ns, self.cpu_ns = Progress(LIMITS), 0, 0
-        self.pages: dict[int, RankStatus | None] = {r: BLANK._replace(rank=r, epoch=1, phase=Phase.STEP, step=0) for r in range(count)}
+        self.pages: dict[int, RankStatus | None] = {
+            r: BLANK._replace(rank=r, epoch=1, phase=Phase.STEP, step=0) for r in range(count)
+        }
         for rank in self.pages:
             self.progress.begin(rank, 0)
 
-    def run(self, seconds: float, state: State = "running", steps_every_s: float | None = None, stopped: int | None = None) -> None:
+    def run(
+        self,
+        seconds: float,
+        state: State = "running",
+        steps_every_s: float | None = None,
+        stopped: int | None = None,
+    ) -> None:
         until_ns = self.now_ns + int(seconds * S_NS)
         while self.now_ns < until_ns:
             self.progress.tick(self.now_ns)
@@ -181,7 +222,10 @@ def test_time_in_which_nobody_looked_is_held_against_nobody() -> None:
     ranks.run(400, steps_every_s=4)
     ranks.now_ns += 3600 * S_NS
     ranks.run(1, "asleep", stopped=1)
-    assert all(e.stalled_ns < 10 * S_NS and e.stopped_ns < 2 * S_NS for e in ranks.progress.evidence(ranks.now_ns))
+    assert all(
+        e.stalled_ns < 10 * S_NS and e.stopped_ns < 2 * S_NS
+        for e in ranks.progress.evidence(ranks.now_ns)
+    )
 
 
 def test_children_that_compute_or_read_count_as_doing_something() -> None:
@@ -205,9 +249,17 @@ def test_collectives_are_counted_from_where_the_count_began() -> None:
     progress, page = Progress(LIMITS), BLANK._replace(epoch=1, phase=Phase.STEP)
     progress.begin(0, 0)
     for at, (completed, collective) in enumerate([(4, 70), (5, 80), (14, 170), (13, 3), (15, 23)]):
-        progress.observe(0, page._replace(completed_step=completed, collective=collective), ProcessSample("running", 0, 1), at * TICK_NS)
+        progress.observe(
+            0,
+            page._replace(completed_step=completed, collective=collective),
+            ProcessSample("running", 0, 1),
+            at * TICK_NS,
+        )
         if at == 2:
-            assert (progress.evidence(at)[0].counted_steps, progress.evidence(at)[0].counted) == (10, 100)
+            assert (progress.evidence(at)[0].counted_steps, progress.evidence(at)[0].counted) == (
+                10,
+                100,
+            )
     assert (progress.evidence(9)[0].counted_steps, progress.evidence(9)[0].counted) == (2, 20)
 
 
@@ -218,7 +270,12 @@ def test_a_new_life_starts_anew() -> None:
     assert ranks.progress.evidence(ranks.now_ns)[1].state == "gone"
     ranks.progress.begin(1, ranks.now_ns)
     fresh = ranks.progress.evidence(ranks.now_ns)[1]
-    assert (fresh.stalled_ns, fresh.stopped_ns, fresh.has_page, fresh.phase) == (0, 0, False, Phase.STARTING)
+    assert (fresh.stalled_ns, fresh.stopped_ns, fresh.has_page, fresh.phase) == (
+        0,
+        0,
+        False,
+        Phase.STARTING,
+    )
 
 
 def test_what_failed_before_a_new_life_is_forgotten_and_what_ended_well_is_not() -> None:

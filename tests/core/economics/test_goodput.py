@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.core.economics.goodput import Account, Ledger, Recovered, Tempo, account
-from keepstep.core.economics.journal_kinds import BACK, CLOSING, ON_THE_WAY, OPENING, READY, REFUTING
+from keepstep.core.economics.journal_kinds import (
+    BACK,
+    CLOSING,
+    ON_THE_WAY,
+    OPENING,
+    READY,
+    REFUTING,
+)
 from keepstep.model.events import Event
 from keepstep.model.units import MS_NS, S_NS
 
@@ -29,20 +36,34 @@ def starts(ms: int = 0, took_ms: int = 1000) -> list[Event]:
 
 
 def dies(ms: int, completed: int = 9, rank: int = 1) -> list[Event]:
-    left = at(ms + 5, "rank-left", rank=rank, pid=10 + rank, expected=False, completed_step=completed)
+    left = at(
+        ms + 5, "rank-left", rank=rank, pid=10 + rank, expected=False, completed_step=completed
+    )
     return [at(ms, "rank-exited", "agent", rank=rank, code=-9), left]
 
 
 def comes_back(ms: int, step: int, lost: int, step_ms: int = 100, epoch: int = 2) -> list[Event]:
     """Both ranks have trained again since `ms`, and say so when their first step is done."""
     go = at(ms - 50, "resumed", step=step, source="memory", lost_steps=lost, epoch=epoch)
-    words = [at(ms + step_ms, "next-step", f"rank {r}", step=step + 1, duration_ns=step_ms * MS_NS) for r in (0, 1)]
-    return [at(ms - 900, "ranks-restarted", "agent"), at(ms - 100, "rank-joined", rank=0, pid=20), go, *words]
+    words = [
+        at(ms + step_ms, "next-step", f"rank {r}", step=step + 1, duration_ns=step_ms * MS_NS)
+        for r in (0, 1)
+    ]
+    return [
+        at(ms - 900, "ranks-restarted", "agent"),
+        at(ms - 100, "rank-joined", rank=0, pid=20),
+        go,
+        *words,
+    ]
 
 
 def ends(ms: int, exits_ms: int = 0) -> list[Event]:
     byes = [at(ms - r, "rank-bye", rank=r, ok=True) for r in (1, 0)]
-    return [*byes, at(ms + exits_ms, "job-ended", "agent", ok=True), at(ms + exits_ms + 1, "job-over", ok=True)]
+    return [
+        *byes,
+        at(ms + exits_ms, "job-ended", "agent", ok=True),
+        at(ms + exits_ms + 1, "job-over", ok=True),
+    ]
 
 
 def parts_ms(found: Account) -> dict[str, int]:
@@ -60,14 +81,30 @@ def test_a_run_without_failure() -> None:
 def test_a_killed_rank_costs_the_way_back_and_the_steps_done_again() -> None:
     # 10 steps in 1000 ms, then dead; back 1000 ms later with 2 steps to do again, of 100 ms each
     events = [*starts(), *dies(2000), *comes_back(3000, step=7, lost=2), *ends(9000)]
-    assert parts_ms(account(events)) == {"starting": 1000, "recovering": 1000, "redone": 200, "productive": 6800, "idle": 1}
+    assert parts_ms(account(events)) == {
+        "starting": 1000,
+        "recovering": 1000,
+        "redone": 200,
+        "productive": 6800,
+        "idle": 1,
+    }
 
 
 def test_a_hang_is_detected_from_its_beginning() -> None:
     verdict = {"kind": "hang", "culprit": 1}
-    suspected = [*starts(), at(7000, "suspicion", "agent", rank=1, silent_ns=2000 * MS_NS), at(9000, "verdict", "agent", **verdict)]
+    suspected = [
+        *starts(),
+        at(7000, "suspicion", "agent", rank=1, silent_ns=2000 * MS_NS),
+        at(9000, "verdict", "agent", **verdict),
+    ]
     rest = [*comes_back(12_000, step=39, lost=0), *ends(13_000)]
-    expected = {"starting": 1000, "productive": 5000, "detecting": 4000, "recovering": 3000, "idle": 1}
+    expected = {
+        "starting": 1000,
+        "productive": 5000,
+        "detecting": 4000,
+        "recovering": 3000,
+        "idle": 1,
+    }
     assert parts_ms(account([*suspected, *rest])) == expected
     told = at(9000, "verdict", "agent", **verdict, stalled_ns=4000 * MS_NS)
     assert parts_ms(account([*starts(), told, *rest])) == expected
@@ -75,23 +112,54 @@ def test_a_hang_is_detected_from_its_beginning() -> None:
 
 def test_a_suspicion_that_a_step_refutes_costs_nothing() -> None:
     false = [at(3000, "suspicion", "agent", rank=1), at(3500, "skipped", "rank 1", step=20)]
-    late = [*starts(), *false, at(9000, "verdict", "agent", kind="hang"), *comes_back(9000 + 1000, 40, 0), *ends(11_000)]
+    late = [
+        *starts(),
+        *false,
+        at(9000, "verdict", "agent", kind="hang"),
+        *comes_back(9000 + 1000, 40, 0),
+        *ends(11_000),
+    ]
     assert account(late).detecting_ns == 0
-    over = [*starts(), at(3000, "suspicion", "agent"), at(3500, "suspicion-over", "agent"), *dies(4000), *comes_back(5000, 29, 0)]
+    over = [
+        *starts(),
+        at(3000, "suspicion", "agent"),
+        at(3500, "suspicion-over", "agent"),
+        *dies(4000),
+        *comes_back(5000, 29, 0),
+    ]
     assert account(over).detecting_ns == 0
-    slow = [*starts(), at(3000, "verdict", "agent", kind="slow"), at(3001, "plan", "agent", rung="observe"), *ends(5000)]
+    slow = [
+        *starts(),
+        at(3000, "verdict", "agent", kind="slow"),
+        at(3001, "plan", "agent", rung="observe"),
+        *ends(5000),
+    ]
     assert parts_ms(account(slow)) == {"starting": 1000, "productive": 4000, "idle": 1}
 
 
 def test_a_second_failure_on_the_way_back_is_no_second_incident() -> None:
-    events = [*starts(), *dies(2000), at(2500, "ranks-restarted"), *dies(2600, rank=0), *comes_back(4000, step=8, lost=1), *ends(5000)]
-    assert parts_ms(account(events)) == {"starting": 1000, "recovering": 2000, "redone": 100, "productive": 1900, "idle": 1}
+    events = [
+        *starts(),
+        *dies(2000),
+        at(2500, "ranks-restarted"),
+        *dies(2600, rank=0),
+        *comes_back(4000, step=8, lost=1),
+        *ends(5000),
+    ]
+    assert parts_ms(account(events)) == {
+        "starting": 1000,
+        "recovering": 2000,
+        "redone": 100,
+        "productive": 1900,
+        "idle": 1,
+    }
     ledger = entered(events)
     assert ledger.recovered() == (Recovered("crash", 2100 * MS_NS, 1),)
 
 
 def test_what_is_lost_twice_is_redone_once_each_time() -> None:
-    # After the first return steps 5 to 9 are to be done again; the rank dies after 5 and 6, and 6 is lost: 6 to 9 are left.
+    # After the first return steps 5 to 9 are to be done again; the rank dies after 5 and 6, and 6
+    # is lost: 6 to 9 are left.
     events = [*starts(), *dies(2000), *comes_back(3000, step=4, lost=5), *dies(3200, completed=6)]
     events += [*comes_back(4200, step=5, lost=1, epoch=3), *ends(9000)]
     assert parts_ms(account(events))["redone"] == 2 * 100 + 4 * 100
@@ -99,14 +167,34 @@ def test_what_is_lost_twice_is_redone_once_each_time() -> None:
 
 def test_survivors_that_stay_in_their_process() -> None:
     """They are told, join again, and meet the new rank when all may train."""
-    told = [at(2020, "lost-notice", "rank 0", rank=1, after_ns=20 * MS_NS), at(2021, "plan", "agent", rung="regroup")]
+    told = [
+        at(2020, "lost-notice", "rank 0", rank=1, after_ns=20 * MS_NS),
+        at(2021, "plan", "agent", rung="regroup"),
+    ]
     suspected = [at(1990, "suspicion", "agent", rank=0), at(2022, "suspicion", "agent", rank=0)]
     joined = [at(2030, "rank-respawned", "agent", rank=1), at(2040, "rank-joined", rank=0, pid=10)]
     regrouped = at(2420, "regrouped", "rank 0", rank=0, attempt=1, duration_ns=420 * MS_NS)
     words = [at(2500 + r, "next-step", f"rank {r}", step=10) for r in (0, 1)]
     go = at(2400, "resumed", step=9, source="memory", lost_steps=0, epoch=2)
-    events = [*starts(), suspected[0], *dies(2000), *told, suspected[1], *joined, go, regrouped, *words, *ends(3000)]
-    assert parts_ms(account(events)) == {"starting": 1000, "productive": 990 + 580, "detecting": 10, "recovering": 420, "idle": 1}
+    events = [
+        *starts(),
+        suspected[0],
+        *dies(2000),
+        *told,
+        suspected[1],
+        *joined,
+        go,
+        regrouped,
+        *words,
+        *ends(3000),
+    ]
+    assert parts_ms(account(events)) == {
+        "starting": 1000,
+        "productive": 990 + 580,
+        "detecting": 10,
+        "recovering": 420,
+        "idle": 1,
+    }
     assert entered(events).recovered() == (Recovered("crash", 511 * MS_NS, 0),)
 
 
@@ -123,39 +211,82 @@ def test_nothing_is_known_of_a_silence_that_a_launch_ended() -> None:
 
 
 def test_a_keeper_that_is_replaced_stops_nobody() -> None:
-    events = [*starts(), at(5000, "keeper-started"), at(5010, "rank-attached", rank=0), at(5020, "rank-attached", rank=1), *ends(9000)]
+    events = [
+        *starts(),
+        at(5000, "keeper-started"),
+        at(5010, "rank-attached", rank=0),
+        at(5020, "rank-attached", rank=1),
+        *ends(9000),
+    ]
     assert parts_ms(account(events)) == {"starting": 1000, "productive": 8000, "idle": 1}
 
 
 def test_ranks_that_come_back_without_a_witness() -> None:
     """Another launcher killed them while no keeper lived."""
-    events = [*starts(), at(5000, "rank-joined", rank=0, pid=20), *comes_back(6000, step=39, lost=0)[2:], *ends(9000)]
-    assert parts_ms(account(events)) == {"starting": 1000, "recovering": 1000, "productive": 7000, "idle": 1}
+    events = [
+        *starts(),
+        at(5000, "rank-joined", rank=0, pid=20),
+        *comes_back(6000, step=39, lost=0)[2:],
+        *ends(9000),
+    ]
+    assert parts_ms(account(events)) == {
+        "starting": 1000,
+        "recovering": 1000,
+        "productive": 7000,
+        "idle": 1,
+    }
     assert entered(events).recovered() == (Recovered("unknown", 1100 * MS_NS, 0),)
 
 
 def test_an_incident_that_ends_the_job_was_not_recovered() -> None:
-    events = [*starts(), *dies(2000), at(4000, "job-ended", "agent", ok=False), at(4500, "job-over", ok=False)]
-    assert parts_ms(account(events)) == {"starting": 1000, "productive": 1000, "recovering": 2000, "idle": 500}
+    events = [
+        *starts(),
+        *dies(2000),
+        at(4000, "job-ended", "agent", ok=False),
+        at(4500, "job-over", ok=False),
+    ]
+    assert parts_ms(account(events)) == {
+        "starting": 1000,
+        "productive": 1000,
+        "recovering": 2000,
+        "idle": 500,
+    }
     assert entered(events).recovered() == ()
 
 
 def test_the_trainer_waited_as_long_as_the_rank_that_waited_longest_in_all_its_lives() -> None:
-    summary = {"stall_ns_per_step": 10 * MS_NS, "captured_steps": 20, "skipped_steps": 4, "torn_steps": 1}
-    left = at(2005, "rank-left", rank=1, pid=11, expected=False, completed_step=9, stall_ns=70 * MS_NS)
+    summary = {
+        "stall_ns_per_step": 10 * MS_NS,
+        "captured_steps": 20,
+        "skipped_steps": 4,
+        "torn_steps": 1,
+    }
+    left = at(
+        2005, "rank-left", rank=1, pid=11, expected=False, completed_step=9, stall_ns=70 * MS_NS
+    )
     first = [*starts(), at(2000, "rank-exited", "agent", rank=1, code=-9), left]
-    rest = [at(2900, "rank-joined", rank=1, pid=21), *comes_back(3000, step=9, lost=0)[2:], at(8999, "summary", "rank 1", **summary)]
+    rest = [
+        at(2900, "rank-joined", rank=1, pid=21),
+        *comes_back(3000, step=9, lost=0)[2:],
+        at(8999, "summary", "rank 1", **summary),
+    ]
     found = account([*first, *rest, *ends(9000)])
     assert found.stalled_ns == (70 + 25 * 10) * MS_NS
     assert found.productive_ns == 7000 * MS_NS - found.stalled_ns
-    again = at(9000, "rank-left", rank=1, pid=21, expected=True, completed_step=68, stall_ns=251 * MS_NS)
-    assert account([*first, *rest, again, *ends(9000)]).stalled_ns == (70 + 251) * MS_NS  # the same life told twice
+    again = at(
+        9000, "rank-left", rank=1, pid=21, expected=True, completed_step=68, stall_ns=251 * MS_NS
+    )
+    # the same life told twice
+    assert account([*first, *rest, again, *ends(9000)]).stalled_ns == (70 + 251) * MS_NS
 
 
 def test_a_running_job_is_told_up_to_now_with_what_its_pages_say() -> None:
     now = (WALL_NS + 6000 * MS_NS, (6000 + 3_600_000) * MS_NS)
     events = [*starts(), *dies(2000), *comes_back(3000, step=7, lost=2)]
-    tempos = [Tempo(0, 20, completed_step=31, step_ns=1, stall_ns=30 * MS_NS), Tempo(1, 21, 31, 1, 40 * MS_NS)]
+    tempos = [
+        Tempo(0, 20, completed_step=31, step_ns=1, stall_ns=30 * MS_NS),
+        Tempo(1, 21, 31, 1, 40 * MS_NS),
+    ]
     found = account(events, tempos, now)
     # 10 steps in the first second, 24 in the last three: 4000 ms / 34 a step
     assert found.redone_ns == 2 * 4000 * MS_NS // 34
@@ -164,28 +295,75 @@ def test_a_running_job_is_told_up_to_now_with_what_its_pages_say() -> None:
 
 
 def test_two_machines_that_were_switched_on_at_different_times_are_one_line() -> None:
-    here = [*starts(), at(5000, "node-lost", node=1), *comes_back(8000, step=39, lost=0), *ends(9000)]
-    there = [at(4990, "lost-notice", "rank 1", 1, rank=0, after_ns=0), at(7951, "go", "keeper", 1, step=39, lost_steps=0, epoch=2)]
-    assert parts_ms(account([*there, *here])) == {"starting": 1000, "productive": 4990, "recovering": 3010, "idle": 1}
+    here = [
+        *starts(),
+        at(5000, "node-lost", node=1),
+        *comes_back(8000, step=39, lost=0),
+        *ends(9000),
+    ]
+    there = [
+        at(4990, "lost-notice", "rank 1", 1, rank=0, after_ns=0),
+        at(7951, "go", "keeper", 1, step=39, lost_steps=0, epoch=2),
+    ]
+    assert parts_ms(account([*there, *here])) == {
+        "starting": 1000,
+        "productive": 4990,
+        "recovering": 3010,
+        "idle": 1,
+    }
 
 
 def test_a_silence_longer_than_the_training_began_with_it() -> None:
     told = at(2000, "verdict", "agent", kind="hang", silent_ns=60 * S_NS)
     events = [*starts(), told, *comes_back(3000, step=-1, lost=0)[2:], *ends(4000)]
-    assert parts_ms(account(events)) == {"starting": 1000, "detecting": 1000, "recovering": 1000, "productive": 1000, "idle": 1}
+    assert parts_ms(account(events)) == {
+        "starting": 1000,
+        "detecting": 1000,
+        "recovering": 1000,
+        "productive": 1000,
+        "idle": 1,
+    }
     assert entered(events).recovered() == (Recovered("hang", 2100 * MS_NS, 0),)
 
 
 def test_a_first_step_did_not_begin_before_the_leave_to_train() -> None:
     step = at(3000, "next-step", "rank 0", step=10, duration_ns=60 * S_NS)
-    events = [*starts(), *dies(2000), at(2900, "resumed", step=9, source="memory", lost_steps=0, epoch=2), step, *ends(4000)]
-    assert parts_ms(account(events)) == {"starting": 1000, "productive": 2100, "recovering": 900, "idle": 1}
+    events = [
+        *starts(),
+        *dies(2000),
+        at(2900, "resumed", step=9, source="memory", lost_steps=0, epoch=2),
+        step,
+        *ends(4000),
+    ]
+    assert parts_ms(account(events)) == {
+        "starting": 1000,
+        "productive": 2100,
+        "recovering": 900,
+        "idle": 1,
+    }
 
 
 def test_one_suspicion_is_the_beginning_of_one_incident() -> None:
-    go = [at(ms, "resumed", step=9, source="memory", lost_steps=0, epoch=epoch) for ms, epoch in ((3000, 2), (6000, 3))]
-    events = [*starts(), at(1900, "suspicion", "agent"), *dies(2000), go[0], *dies(5000), go[1], *ends(7000)]
-    assert parts_ms(account(events)) == {"starting": 1000, "productive": 3900, "detecting": 100, "recovering": 2000, "idle": 1}
+    go = [
+        at(ms, "resumed", step=9, source="memory", lost_steps=0, epoch=epoch)
+        for ms, epoch in ((3000, 2), (6000, 3))
+    ]
+    events = [
+        *starts(),
+        at(1900, "suspicion", "agent"),
+        *dies(2000),
+        go[0],
+        *dies(5000),
+        go[1],
+        *ends(7000),
+    ]
+    assert parts_ms(account(events)) == {
+        "starting": 1000,
+        "productive": 3900,
+        "detecting": 100,
+        "recovering": 2000,
+        "idle": 1,
+    }
 
 
 def test_what_another_node_says_later_about_the_same_return_is_not_lost_again() -> None:
@@ -195,9 +373,20 @@ def test_what_another_node_says_later_about_the_same_return_is_not_lost_again() 
 
 
 def test_words_that_come_a_little_late_take_no_time_back() -> None:
-    events = [*starts(), *dies(2000), at(1990, "lost-notice", "rank 0", rank=1), *comes_back(3000, step=9, lost=0), *ends(4000)]
+    events = [
+        *starts(),
+        *dies(2000),
+        at(1990, "lost-notice", "rank 0", rank=1),
+        *comes_back(3000, step=9, lost=0),
+        *ends(4000),
+    ]
     ledger = entered(events)
-    assert parts_ms(ledger.account()) == {"starting": 1000, "productive": 2000, "recovering": 1000, "idle": 1}
+    assert parts_ms(ledger.account()) == {
+        "starting": 1000,
+        "productive": 2000,
+        "recovering": 1000,
+        "idle": 1,
+    }
     early = at(1500, "rank-exited", "agent", rank=0, code=-9)
     ledger = entered([*starts(), at(1900, "skipped", "rank 0"), early])
     assert parts_ms(ledger.account()) == {"starting": 1000, "productive": 900}
@@ -207,7 +396,9 @@ def test_a_recovery_is_told_of_when_nothing_can_lengthen_it() -> None:
     ledger = entered([*starts(), *dies(2000), *comes_back(3000, step=8, lost=1)])
     place = ledger.axis.place
     assert ledger.recovered(place(WALL_NS + 4 * S_NS, (4 + 3600) * S_NS)) == ()
-    assert ledger.recovered(place(WALL_NS + 20 * S_NS, (20 + 3600) * S_NS)) == (Recovered("crash", 1100 * MS_NS, 1),)
+    assert ledger.recovered(place(WALL_NS + 20 * S_NS, (20 + 3600) * S_NS)) == (
+        Recovered("crash", 1100 * MS_NS, 1),
+    )
 
 
 def test_nothing_was_said() -> None:
@@ -224,17 +415,30 @@ def entered(events: list[Event]) -> Ledger:
 
 KINDS = [
     *sorted(BACK | OPENING | CLOSING | ON_THE_WAY | READY | REFUTING),
-    *("rank-exited", "rank-left", "rank-bye", "node-lost", "lost-notice", "suspicion", "verdict", "plan"),
+    *(
+        "rank-exited",
+        "rank-left",
+        "rank-bye",
+        "node-lost",
+        "lost-notice",
+        "suspicion",
+        "verdict",
+        "plan",
+    ),
     *("rank-attached", "summary", "persisted", "something-new"),
 ]
 SMALL_NS = st.integers(-5 * MS_NS, 3000 * MS_NS)
 DATA = st.fixed_dictionaries(
     {},
     optional={
-        **dict.fromkeys(("step", "completed_step", "lost_steps", "captured_steps"), st.integers(-1, 30)),
+        **dict.fromkeys(
+            ("step", "completed_step", "lost_steps", "captured_steps"), st.integers(-1, 30)
+        ),
         **dict.fromkeys(("rank", "pid", "epoch", "code"), st.integers(0, 3)),
         **dict.fromkeys(("expected", "ok"), st.booleans()),
-        **dict.fromkeys(("silent_ns", "after_ns", "stall_ns", "stall_ns_per_step", "duration_ns"), SMALL_NS),
+        **dict.fromkeys(
+            ("silent_ns", "after_ns", "stall_ns", "stall_ns_per_step", "duration_ns"), SMALL_NS
+        ),
         "kind": st.sampled_from(["hang", "crash", "slow"]),
         "rung": st.sampled_from(["observe", "respawn"]),
         "foreign": st.none() | st.text(max_size=3),
@@ -252,12 +456,22 @@ EVENTS = st.lists(
     max_size=40,
 )
 TEMPOS = st.lists(
-    st.builds(Tempo, st.integers(0, 3), st.integers(0, 3), st.integers(-1, 99), SMALL_NS.map(abs), SMALL_NS.map(abs)), max_size=4
+    st.builds(
+        Tempo,
+        st.integers(0, 3),
+        st.integers(0, 3),
+        st.integers(-1, 99),
+        SMALL_NS.map(abs),
+        SMALL_NS.map(abs),
+    ),
+    max_size=4,
 )
 
 
 @given(EVENTS, TEMPOS, st.none() | st.integers(0, 30_000))
-def test_whatever_a_journal_says_the_parts_are_the_whole(events: list[Event], tempos: list[Tempo], now_ms: int | None) -> None:
+def test_whatever_a_journal_says_the_parts_are_the_whole(
+    events: list[Event], tempos: list[Tempo], now_ms: int | None
+) -> None:
     now = None if now_ms is None else (WALL_NS + now_ms * MS_NS, (now_ms + 3_600_000) * MS_NS)
     found = account(events, tempos, now)
     assert sum(found.parts().values()) == found.wall_ns
@@ -268,7 +482,9 @@ def test_whatever_a_journal_says_the_parts_are_the_whole(events: list[Event], te
 
 
 @given(EVENTS, st.randoms(use_true_random=False))
-def test_the_order_in_which_lines_are_found_does_not_matter(events: list[Event], random: Any) -> None:
+def test_the_order_in_which_lines_are_found_does_not_matter(
+    events: list[Event], random: Any
+) -> None:
     distinct = list({e.wall_ns: e for e in events}.values())
     mixed = random.sample(distinct, len(distinct))
     assert account(mixed) == account(distinct)

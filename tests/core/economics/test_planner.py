@@ -1,4 +1,5 @@
-"""Planning: what it computes against what simulation finds, its parts against counting, and what it says."""
+"""Planning: what it computes against what simulation finds, its parts against counting, and what it
+says."""
 
 from __future__ import annotations
 
@@ -21,8 +22,13 @@ from keepstep.sim.economics.montecarlo import prepare, run
 from keepstep.sim.economics.presets import PRESETS
 
 SEEDS, DAYS = 6, 30.0
-HARSH = replace(PRESETS["llama3-16384"], name="harsh", nodes=256, state_bytes=405e9, iteration_s=20.0)
-HARSH = replace(HARSH, failures=tuple(replace(kind, per_node_day=20 * kind.per_node_day) for kind in HARSH.failures))
+HARSH = replace(
+    PRESETS["llama3-16384"], name="harsh", nodes=256, state_bytes=405e9, iteration_s=20.0
+)
+HARSH = replace(
+    HARSH,
+    failures=tuple(replace(kind, per_node_day=20 * kind.per_node_day) for kind in HARSH.failures),
+)
 CLUSTERS = [PRESETS["p4d-16"], PRESETS["p4d-1000"], PRESETS["llama3-16384"], HARSH]
 PLANS: dict[str, Plan] = {}
 VALUES: dict[str, dict[str, list[float]]] = {}
@@ -39,7 +45,10 @@ def simulated(cluster: Cluster) -> dict[str, list[float]]:
     if cluster.name not in VALUES:
         cases = [prepare(cluster, candidate.policy) for candidate in planned(cluster).candidates]
         found = run(cluster, cases, DAYS, SEEDS)
-        VALUES[cluster.name] = {case.name: [o.effective_ratio for o in each] for case, each in zip(cases, found, strict=True)}
+        VALUES[cluster.name] = {
+            case.name: [o.effective_ratio for o in each]
+            for case, each in zip(cases, found, strict=True)
+        }
     return VALUES[cluster.name]
 
 
@@ -48,14 +57,23 @@ def half_width(values: Sequence[float]) -> float:
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS, ids=lambda cluster: cluster.name)
-def test_what_is_recommended_is_within_noise_of_the_best_that_simulation_finds(cluster: Cluster) -> None:
+def test_what_is_recommended_is_within_noise_of_the_best_that_simulation_finds(
+    cluster: Cluster,
+) -> None:
     found, ratios = planned(cluster), simulated(cluster)
-    paid = {str(c.policy): cluster.nodes / (cluster.nodes + (c.policy.spares or 0)) for c in found.candidates}
+    paid = {
+        str(c.policy): cluster.nodes / (cluster.nodes + (c.policy.spares or 0))
+        for c in found.candidates
+    }
     mine = str(found.chosen.policy)
     for other, theirs in ratios.items():
         # On the same failures: the differences say more than two means do.
-        ahead = [paid[other] * b - paid[mine] * a for a, b in zip(ratios[mine], theirs, strict=True)]
-        assert fmean(ahead) <= 2 * AS_GOOD_RATIO + half_width(ahead), f"{other} is better than {mine} by {fmean(ahead):.4f}"
+        ahead = [
+            paid[other] * b - paid[mine] * a for a, b in zip(ratios[mine], theirs, strict=True)
+        ]
+        assert fmean(ahead) <= 2 * AS_GOOD_RATIO + half_width(ahead), (
+            f"{other} is better than {mine} by {fmean(ahead):.4f}"
+        )
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS, ids=lambda cluster: cluster.name)
@@ -63,7 +81,11 @@ def test_the_expected_ratio_is_the_simulated_mean(cluster: Cluster) -> None:
     for candidate in planned(cluster).candidates:
         ratios = simulated(cluster)[str(candidate.policy)]
         tolerance = 0.01 + half_width(ratios)
-        assert abs(candidate.effective_ratio - fmean(ratios)) < tolerance, (str(candidate.policy), candidate.effective_ratio, fmean(ratios))
+        assert abs(candidate.effective_ratio - fmean(ratios)) < tolerance, (
+            str(candidate.policy),
+            candidate.effective_ratio,
+            fmean(ratios),
+        )
 
 
 SILENT = (FailureKind("silent", Scope.RANK, 0.3, latency_s=3600.0),)
@@ -74,7 +96,8 @@ SILENT = (FailureKind("silent", Scope.RANK, 0.3, latency_s=3600.0),)
     [
         (PRESETS["p4d-1000"], "store:max"),  # saving holds up a seventh of the time
         (PRESETS["p4d-1000"], "store:20m"),
-        (replace(PRESETS["p4d-16"], failures=SILENT), "copies:2/store:20m"),  # a fifth of the time is wrong
+        # a fifth of the time is wrong
+        (replace(PRESETS["p4d-16"], failures=SILENT), "copies:2/store:20m"),
         (replace(PRESETS["p4d-16"], failures=SILENT), "store:20m"),
         (PRESETS["llama3-16384"], "copies:2"),
         (PRESETS["gpus-100k"], "store:max"),
@@ -88,7 +111,9 @@ def test_the_expected_ratio_where_one_part_of_it_is_large(cluster: Cluster, poli
 
 
 def test_racks_apart_leave_the_store_to_silent_errors() -> None:
-    of_copies = next(c for c in planned(PRESETS["llama3-16384"]).candidates if c.policy.scheme == Copies(2))
+    of_copies = next(
+        c for c in planned(PRESETS["llama3-16384"]).candidates if c.policy.scheme == Copies(2)
+    )
     silent_per_day = 6 / 54
     assert silent_per_day <= of_copies.to_store_per_day < silent_per_day * 1.05
 
@@ -96,7 +121,11 @@ def test_racks_apart_leave_the_store_to_silent_errors() -> None:
 def test_a_spare_that_would_help_but_costs_more_is_not_taken() -> None:
     few = replace(PRESETS["p4d-16"], nodes=4, replacement_s=6 * 3600.0)
     found = plan(few)
-    with_spare = next(c for c in found.candidates if c.policy.spares == found.spares_p99 and c.policy.scheme == found.chosen.policy.scheme)
+    with_spare = next(
+        c
+        for c in found.candidates
+        if c.policy.spares == found.spares_p99 and c.policy.scheme == found.chosen.policy.scheme
+    )
     assert found.spares_p99 == 1 and found.chosen.policy.spares == 0
     assert with_spare.effective_ratio > found.chosen.effective_ratio + 0.01
 
@@ -114,10 +143,15 @@ NODE, RACK = FailureKind("node", Scope.NODE, 0.4), FailureKind("rack", Scope.RAC
 
 
 @pytest.mark.parametrize(
-    ("replacement_s", "kinds"), [(600.0, (NODE,)), (86_400.0, (NODE,)), (86_400.0, (NODE, RACK)), (20 * 86_400.0, (NODE,))]
+    ("replacement_s", "kinds"),
+    [(600.0, (NODE,)), (86_400.0, (NODE,)), (86_400.0, (NODE, RACK)), (20 * 86_400.0, (NODE,))],
 )
-def test_so_many_spares_suffice_99_of_100_times(replacement_s: float, kinds: tuple[FailureKind, ...]) -> None:
-    cluster = replace(PRESETS["p4d-16"], nodes=100, nodes_per_rack=3, replacement_s=replacement_s, failures=kinds)
+def test_so_many_spares_suffice_99_of_100_times(
+    replacement_s: float, kinds: tuple[FailureKind, ...]
+) -> None:
+    cluster = replace(
+        PRESETS["p4d-16"], nodes=100, nodes_per_rack=3, replacement_s=replacement_s, failures=kinds
+    )
     draw, trials, found = random.Random(3), 3000, spares(cluster, 0.99)
 
     def out_at_once() -> int:
@@ -138,7 +172,11 @@ def test_so_many_spares_suffice_99_of_100_times(replacement_s: float, kinds: tup
 def test_nothing_fails_nothing_is_needed() -> None:
     never = replace(PRESETS["p4d-16"], failures=())
     found = plan(never)
-    assert found.spares_p99 == 0 and found.chosen.effective_ratio > 0.9999 and "never fail" in found.why[0]
+    assert (
+        found.spares_p99 == 0
+        and found.chosen.effective_ratio > 0.9999
+        and "never fail" in found.why[0]
+    )
 
 
 def test_what_cannot_be_is_refused_with_the_reason_and_the_rest_compared() -> None:
@@ -151,7 +189,11 @@ def test_what_cannot_be_is_refused_with_the_reason_and_the_rest_compared() -> No
 
 def test_when_nothing_fits_the_store_remains() -> None:
     found = plan(replace(PRESETS["p4d-16"], memory_bytes=1e9))
-    assert found.chosen.policy.scheme is None and found.chosen.memory_bytes == 0 and "none" in found.refused
+    assert (
+        found.chosen.policy.scheme is None
+        and found.chosen.memory_bytes == 0
+        and "none" in found.refused
+    )
 
 
 def test_copies_that_are_as_good_are_preferred_and_spares_that_do_not_pay_are_not_taken() -> None:
@@ -163,7 +205,9 @@ def test_copies_that_are_as_good_are_preferred_and_spares_that_do_not_pay_are_no
 def test_silent_errors_ask_for_old_checkpoints() -> None:
     found = planned(PRESETS["llama3-16384"])
     interval = found.chosen.interval
-    assert interval.kept_s * (interval.kept - 1) >= 3600, "the oldest is older than an error stays unnoticed"
+    assert interval.kept_s * (interval.kept - 1) >= 3600, (
+        "the oldest is older than an error stays unnoticed"
+    )
     assert interval.chosen_s == pytest.approx(interval.exact_s, rel=0.05)
     assert any("silent error stays unnoticed for 60 min" in sentence for sentence in found.why)
 
@@ -171,7 +215,9 @@ def test_silent_errors_ask_for_old_checkpoints() -> None:
 @pytest.mark.parametrize("cluster", CLUSTERS, ids=lambda cluster: cluster.name)
 def test_it_says_why_in_a_dozen_lines(cluster: Cluster) -> None:
     why = planned(cluster).why
-    assert 6 <= len(why) <= 14 and all(sentence.endswith(".") and len(sentence) < 200 for sentence in why)
+    assert 6 <= len(why) <= 14 and all(
+        sentence.endswith(".") and len(sentence) < 200 for sentence in why
+    )
     assert str(planned(cluster).chosen.policy) in why[1]
 
 
@@ -192,6 +238,11 @@ def test_a_policy_that_needs_more_nodes_than_there_are_is_an_error() -> None:
 
 def test_the_spares_distribution_survives_means_beyond_what_a_float_can_hold() -> None:
     """e^-1000 is no float; a Poisson of mean 1000 has its 99th percentile at 1074."""
-    cluster = replace(PRESETS["p4d-16"], nodes=1000, replacement_s=86_400.0, failures=(FailureKind("node", Scope.NODE, 1.0),))
+    cluster = replace(
+        PRESETS["p4d-16"],
+        nodes=1000,
+        replacement_s=86_400.0,
+        failures=(FailureKind("node", Scope.NODE, 1.0),),
+    )
     assert spares(cluster, 0.99) == 1074
     assert list(islice(sorted(spares(cluster, q) for q in (0.1, 0.5, 0.9)), 3)) == [960, 1000, 1041]

@@ -17,7 +17,10 @@ def test_before_anything_is_known() -> None:
     assert not speed.is_known and speed.cost(700) == Cost(700, FIRST_BYTES_PER_S)
 
 
-@given(st.integers(10**6, 10**10), st.lists(st.integers(10 * MS_NS, 50 * MS_NS), min_size=1, max_size=30))
+@given(
+    st.integers(10**6, 10**10),
+    st.lists(st.integers(10 * MS_NS, 50 * MS_NS), min_size=1, max_size=30),
+)
 def test_a_steady_link_is_known_as_it_is(bytes_per_s: int, waits_ns: list[int]) -> None:
     speed = LinkSpeed()
     for wait_ns in waits_ns:
@@ -25,12 +28,21 @@ def test_a_steady_link_is_known_as_it_is(bytes_per_s: int, waits_ns: list[int]) 
     assert abs(speed.bytes_per_s - bytes_per_s) <= 0.002 * bytes_per_s
 
 
-@given(st.integers(10**6, 10**10), st.integers(0, 10), st.integers(0, 4), st.floats(0.1, 1), st.floats(1, 10), st.randoms())
+@given(
+    st.integers(10**6, 10**10),
+    st.integers(0, 10),
+    st.integers(0, 4),
+    st.floats(0.1, 1),
+    st.floats(1, 10),
+    st.randoms(),
+)
 def test_samples_that_were_disturbed_count_for_nothing(
     bytes_per_s: int, slower: int, faster: int, less: float, more: float, order: random.Random
 ) -> None:
     """Up to two thirds that were made smaller, up to a quarter that were made larger."""
-    rates = [less * bytes_per_s] * slower + [more * bytes_per_s] * faster + [float(bytes_per_s)] * 15
+    rates = (
+        [less * bytes_per_s] * slower + [more * bytes_per_s] * faster + [float(bytes_per_s)] * 15
+    )
     rates = rates[:15]
     order.shuffle(rates)
     speed = LinkSpeed()
@@ -61,7 +73,9 @@ def test_what_a_shaper_lets_through_at_once_is_a_small_part_of_a_sample() -> Non
 
 
 @given(st.integers(1, 40), st.integers(3, 15), st.integers(0, 10 * MS_NS))
-def test_acknowledgements_that_come_in_clumps_are_not_taken_for_another_speed(looks_a_ms: int, clump_ms: int, began_ns: int) -> None:
+def test_acknowledgements_that_come_in_clumps_are_not_taken_for_another_speed(
+    looks_a_ms: int, clump_ms: int, began_ns: int
+) -> None:
     """6 MB/s; a queue that never empties is looked at so often, and shrinks by whole clumps."""
     speed, look_ns, acknowledged = LinkSpeed(), MS_NS // looks_a_ms, 0
     for look in range(600 * looks_a_ms):

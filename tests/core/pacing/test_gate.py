@@ -1,4 +1,5 @@
-"""The gate: what may go onto the link while ranks train, in virtual time: a trainer whose collectives come and go, a link that drains."""
+"""The gate: what may go onto the link while ranks train, in virtual time: a trainer whose
+collectives come and go, a link that drains."""
 
 from __future__ import annotations
 
@@ -10,7 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.core.pacing.gate import LEARNING_NS, LEAST_WAIT_NS, MOST_WAIT_NS, STILL_NS, STILL_STEPS, Room, Terms, grant, room
+from keepstep.core.pacing.gate import (
+    LEARNING_NS,
+    LEAST_WAIT_NS,
+    MOST_WAIT_NS,
+    STILL_NS,
+    STILL_STEPS,
+    Room,
+    Terms,
+    grant,
+    room,
+)
 from keepstep.core.pacing.schedule import Cost
 from keepstep.core.pacing.step_profile import FULL_STEPS, Idle, Profile, Rhythm
 from keepstep.model.rhythm import NO_STEP, Gap, Pulse, StepSeen
@@ -18,15 +29,32 @@ from keepstep.model.units import MS_NS, S_NS
 
 COST = Cost(MS_NS // 5, 50_000_000)  # 400 Mbit/s
 TERMS = Terms(COST, 100_000, 400_000, 4096)
-TOLERANCE_NS = COST.of(TERMS.reserve_bytes)  # of a collective that begins when nothing said it would
+# of a collective that begins when nothing said it would
+TOLERANCE_NS = COST.of(TERMS.reserve_bytes)
 PROFILE = Profile(
-    FULL_STEPS, 300 * MS_NS, 2, (Idle(0, 0, 50 * MS_NS, 0), Idle(1, 150 * MS_NS, 40 * MS_NS, 0), Idle(2, 290 * MS_NS, 10 * MS_NS, 0))
+    FULL_STEPS,
+    300 * MS_NS,
+    2,
+    (
+        Idle(0, 0, 50 * MS_NS, 0),
+        Idle(1, 150 * MS_NS, 40 * MS_NS, 0),
+        Idle(2, 290 * MS_NS, 10 * MS_NS, 0),
+    ),
 )
 
-rooms = st.lists(st.builds(Room, st.none() | st.integers(0, 100 * MS_NS), st.integers(-MS_NS, 100 * MS_NS)), max_size=4)
+rooms = st.lists(
+    st.builds(Room, st.none() | st.integers(0, 100 * MS_NS), st.integers(-MS_NS, 100 * MS_NS)),
+    max_size=4,
+)
 terms = st.builds(
     lambda alpha, rate, chunk, parts, least: Terms(Cost(alpha, rate), chunk, chunk * parts, least),
-    *(st.integers(0, MS_NS), st.integers(10**6, 10**10), st.integers(1, 10**8), st.integers(1, 8), st.integers(1, 10**5)),
+    *(
+        st.integers(0, MS_NS),
+        st.integers(10**6, 10**10),
+        st.integers(1, 10**8),
+        st.integers(1, 8),
+        st.integers(1, 10**5),
+    ),
 )
 
 
@@ -39,7 +67,8 @@ def test_every_grant(found: list[Room], want: int, under_way: int, terms: Terms)
         return
     assert given_.nbytes <= min(want, terms.chunk_bytes)
     if given_.nbytes:
-        assert terms.cost.of(given_.nbytes + under_way) <= min(bounds) + 1  # each of two roundings up
+        # each of two roundings up
+        assert terms.cost.of(given_.nbytes + under_way) <= min(bounds) + 1
         assert not under_way or under_way + given_.nbytes <= terms.reserve_bytes
     else:
         assert LEAST_WAIT_NS <= given_.wait_ns <= MOST_WAIT_NS
@@ -53,7 +82,9 @@ def test_a_rank_that_does_not_train_bounds_nothing() -> None:
 def test_a_network_that_does_not_change_its_mind_is_nobodys() -> None:
     long = Profile(20, 2 * S_NS, 1, (Idle(0, 0, S_NS, 0),))
     for pulse in (Pulse(5, 0, 1, 0), Pulse(5, 1, 0, 0)):
-        assert room(pulse, PROFILE, STILL_NS).left_ns == 0 and room(pulse, PROFILE, STILL_NS + 1) == Room(None)
+        assert room(pulse, PROFILE, STILL_NS).left_ns == 0 and room(
+            pulse, PROFILE, STILL_NS + 1
+        ) == Room(None)
         assert room(pulse, long, STILL_STEPS * long.step_ns).left_ns == 0
         assert room(pulse, long, STILL_STEPS * long.step_ns + 1) == Room(None)
 
@@ -77,7 +108,10 @@ def test_while_it_is_busy_it_is_asked_when_that_may_be_over() -> None:
     assert grant([busy], 1000, 0, TERMS).wait_ns == MOST_WAIT_NS
     nearly = room(Pulse(5, 1, 1, 0), PROFILE, 96 * MS_NS)
     assert grant([nearly], 1000, 0, TERMS).wait_ns == 2 * MS_NS
-    assert grant([room(Pulse(5, 1, 1, 0), PROFILE, 150 * MS_NS)], 1000, 0, TERMS).wait_ns == LEAST_WAIT_NS
+    assert (
+        grant([room(Pulse(5, 1, 1, 0), PROFILE, 150 * MS_NS)], 1000, 0, TERMS).wait_ns
+        == LEAST_WAIT_NS
+    )
 
 
 # -- in virtual time
@@ -95,14 +129,20 @@ class Trace:
 
     def overlaps_ns(self, since_ns: int = 0) -> list[int]:
         """Of each collective: for how long chunks met it."""
-        return [sum(max(0, min(b, d) - max(a, c)) for c, d in self.chunks) for a, b in self.collectives if a >= since_ns]
+        return [
+            sum(max(0, min(b, d) - max(a, c)) for c, d in self.chunks)
+            for a, b in self.collectives
+            if a >= since_ns
+        ]
 
 
-Steps = Sequence[Sequence[tuple[int, int]]]  # for each step (idle, busy) in turn; the last busy is 0
+# for each step (idle, busy) in turn; the last busy is 0
+Steps = Sequence[Sequence[tuple[int, int]]]
 
 
 def trained(steps: Steps, step_bytes: Callable[[int], int]) -> Trace:
-    """One rank that does these steps, and copies of so many bytes that are ready when the step with that number begins."""
+    """One rank that does these steps, and copies of so many bytes that are ready when the step with
+    that number begins."""
     trace, rhythm, now_ns, free_ns, want, next_ask_ns = Trace(), Rhythm(), 0, 0, 0, 0
     for number, parts in enumerate(steps):
         began_ns, gaps, entered = now_ns, [], 0
@@ -118,7 +158,10 @@ def trained(steps: Steps, step_bytes: Callable[[int], int]) -> Trace:
                     found = grant([room(pulse, rhythm.profile, now_ns)], want, under_way, TERMS)
                     next_ask_ns = now_ns + max(found.wait_ns, MS_NS // 20)
                     if found.nbytes:
-                        start_ns, free_ns = max(now_ns, free_ns), max(now_ns, free_ns) + COST.of(found.nbytes)
+                        start_ns, free_ns = (
+                            max(now_ns, free_ns),
+                            max(now_ns, free_ns) + COST.of(found.nbytes),
+                        )
                         trace.chunks.append((start_ns, free_ns))
                         trace.nbytes += found.nbytes
                         want -= found.nbytes
@@ -132,18 +175,26 @@ def trained(steps: Steps, step_bytes: Callable[[int], int]) -> Trace:
     return trace
 
 
-def rhythmic(steps: int, spans: list[tuple[int, int]], jitter: float, seed: int) -> list[list[tuple[int, int]]]:
+def rhythmic(
+    steps: int, spans: list[tuple[int, int]], jitter: float, seed: int
+) -> list[list[tuple[int, int]]]:
     rng = random.Random(seed)
-    return [[(round(a * rng.gauss(1, jitter)), round(b * rng.gauss(1, jitter))) for a, b in spans] for _ in range(steps)]
+    return [
+        [(round(a * rng.gauss(1, jitter)), round(b * rng.gauss(1, jitter))) for a, b in spans]
+        for _ in range(steps)
+    ]
 
 
-USUAL = [(30 * MS_NS, 120 * MS_NS), (25 * MS_NS, 100 * MS_NS), (20 * MS_NS, 0)]  # idle 75 of 295 ms: 3.5 MB
+# idle 75 of 295 ms: 3.5 MB
+USUAL = [(30 * MS_NS, 120 * MS_NS), (25 * MS_NS, 100 * MS_NS), (20 * MS_NS, 0)]
 LONGER = [(12 * MS_NS, 260 * MS_NS), (60 * MS_NS, 200 * MS_NS), (15 * MS_NS, 0)]
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_copy_a_step_meets_no_collective_and_is_through_in_its_step(seed: int) -> None:
-    trace = trained(rhythmic(60, USUAL, 0.005, seed), lambda number: 2_000_000 if number >= FULL_STEPS else 0)
+    trace = trained(
+        rhythmic(60, USUAL, 0.005, seed), lambda number: 2_000_000 if number >= FULL_STEPS else 0
+    )
     assert trace.nbytes == 40 * 2_000_000
     assert max(trace.overlaps_ns()) == 0
     for number in range(FULL_STEPS, 59):
@@ -160,7 +211,9 @@ def test_while_a_rhythm_is_learnt_little_is_met(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_another_rhythm_is_planned_anew_and_meanwhile_no_collective_is_met_for_longer_than_is_said(seed: int) -> None:
+def test_another_rhythm_is_planned_anew_and_meanwhile_no_collective_is_met_for_longer_than_is_said(
+    seed: int,
+) -> None:
     steps = rhythmic(40, USUAL, 0.01, seed) + rhythmic(40, LONGER, 0.01, seed)
     trace = trained(steps, lambda number: 1_500_000)
     assert sum(why.startswith("the rhythm has changed") for why in trace.profiles) == 1
@@ -176,6 +229,9 @@ def test_a_rhythm_that_jitters_wildly_is_still_met_for_no_longer_than_is_said() 
 
 
 def test_what_does_not_fit_into_a_step_waits_for_the_next_ones() -> None:
-    trace = trained(rhythmic(60, USUAL, 0.0, 0), lambda number: 5_000_000 if number >= FULL_STEPS and number % 2 == 0 else 0)
+    trace = trained(
+        rhythmic(60, USUAL, 0.0, 0),
+        lambda number: 5_000_000 if number >= FULL_STEPS and number % 2 == 0 else 0,
+    )
     assert trace.nbytes >= 19 * 5_000_000
     assert max(trace.overlaps_ns()) == 0

@@ -20,7 +20,8 @@ def custody(world_size: int = 2) -> Custody:
 
 
 class Comings(RuleBasedStateMachine):
-    """Ranks and agents come, speak and go in any order; time passes. The ghosts know who is there and since when nobody is."""
+    """Ranks and agents come, speak and go in any order; time passes. The ghosts know who is there
+    and since when nobody is."""
 
     @initialize(world=st.integers(1, 3))
     def begin(self, world: int) -> None:
@@ -39,7 +40,10 @@ class Comings(RuleBasedStateMachine):
         self.good.discard(rank)
         self.interrupted.discard(rank)
 
-    @rule(rank=st.integers(0, 2), word=st.sampled_from(["ended well", "interrupted", "ValueError: no"]))
+    @rule(
+        rank=st.integers(0, 2),
+        word=st.sampled_from(["ended well", "interrupted", "ValueError: no"]),
+    )
     @precondition(lambda self: self.here)
     def speak(self, rank: int, word: str) -> None:
         rank = sorted(self.here)[rank % len(self.here)]
@@ -95,7 +99,9 @@ class Comings(RuleBasedStateMachine):
 
 
 TestComings = Comings.TestCase
-TestComings.settings = settings(max_examples=200, stateful_step_count=30, deadline=None, derandomize=True)
+TestComings.settings = settings(
+    max_examples=200, stateful_step_count=30, deadline=None, derandomize=True
+)
 
 
 def test_the_agent_has_the_last_word() -> None:
@@ -113,7 +119,9 @@ def test_the_reason_names_the_times() -> None:
     kept.rank_left(0, 10 * S_NS)
     assert kept.decide(40 * S_NS) is None
     finish = kept.decide(41 * S_NS)
-    assert finish == Finish(False, "agent and ranks have been gone for 31.00 s, longer than the grace time of 30.00 s")
+    assert finish == Finish(
+        False, "agent and ranks have been gone for 31.00 s, longer than the grace time of 30.00 s"
+    )
 
 
 def test_a_keeper_that_nobody_joins_goes_too() -> None:
@@ -149,7 +157,7 @@ def test_good_words_of_an_earlier_and_smaller_world_do_not_end_a_larger_one() ->
     assert kept.decide(2 * S_NS) is None
 
 
-def test_a_job_that_failed_before_it_resumed_leaves_the_memory_it_found_for_the_grace_time() -> None:
+def test_a_job_that_failed_before_it_resumed_leaves_what_it_found_for_the_grace_time() -> None:
     found = Custody(grace_ns=10, alone_since_ns=0)
     found.agent_came()
     assert not found.agent_said_end(False, "the model has another shape", holds_snapshots=True)
@@ -162,7 +170,9 @@ def test_a_job_that_resumed_and_failed_is_over_at_once() -> None:
     over = Custody(grace_ns=10, alone_since_ns=0)
     over.agent_came()
     over.resumed = True
-    assert over.agent_said_end(False, "gave up", holds_snapshots=True) and over.decide(1) == Finish(False, "gave up")
+    assert over.agent_said_end(False, "gave up", holds_snapshots=True) and over.decide(1) == Finish(
+        False, "gave up"
+    )
 
 
 def test_other_nodes_are_waited_for_but_not_for_ever() -> None:
@@ -173,7 +183,9 @@ def test_other_nodes_are_waited_for_but_not_for_ever() -> None:
     kept.rank_left(0, 2 * S_NS)
     assert kept.decide(32 * S_NS) is None and kept.decide(33 * S_NS) is not None
     kept.all_nodes_ended = True
-    assert kept.decide(3 * S_NS) == Finish(True, "all 1 ranks of this node, and those of 2 more, ended well")
+    assert kept.decide(3 * S_NS) == Finish(
+        True, "all 1 ranks of this node, and those of 2 more, ended well"
+    )
 
 
 def test_what_was_the_end_of_one_round_is_not_that_of_the_next() -> None:
@@ -187,7 +199,7 @@ def test_what_was_the_end_of_one_round_is_not_that_of_the_next() -> None:
     assert kept.decide(S_NS) is None
 
 
-def test_a_keeper_that_came_in_the_middle_of_a_round_may_meet_ranks_before_it_knows_which_are_here() -> None:
+def test_a_keeper_that_came_mid_round_may_meet_ranks_before_it_knows_which_are_here() -> None:
     kept = Custody(grace_ns=10, alone_since_ns=0)
     kept.rank_came(3, 4)
     kept.rank_said_bye(3, True, "ended well")

@@ -1,7 +1,9 @@
-"""Leadership in virtual time: agents whose clocks drift, that stand still and die, over a register whose answers come late or never.
+"""Leadership in virtual time: agents whose clocks drift, that stand still and die, over a register
+whose answers come late or never.
 
-The world is one heap of instants. An agent asks; its question takes effect at some instant of its own, once, or late, or not at all;
-the answer comes back later or is lost. Nothing here knows what the agents believe, but for `may_order`, which is asked at every instant.
+The world is one heap of instants. An agent asks; its question takes effect at some instant of its
+own, once, or late, or not at all; the answer comes back later or is lost. Nothing here knows what
+the agents believe, but for `may_order`, which is asked at every instant.
 """
 
 from __future__ import annotations
@@ -50,9 +52,17 @@ class Agent:
 
 
 class World:
-    """`loss`: how likely an answer, or the question itself, does not arrive. `wild`: agents look at odd times and wish for orders."""
+    """`loss`: how likely an answer, or the question itself, does not arrive. `wild`: agents look at
+    odd times and wish for orders."""
 
-    def __init__(self, seed: int, count: int, loss: float = 0.0, delay_ns: int = 20 * MS_NS, wild: bool = False) -> None:
+    def __init__(
+        self,
+        seed: int,
+        count: int,
+        loss: float = 0.0,
+        delay_ns: int = 20 * MS_NS,
+        wild: bool = False,
+    ) -> None:
         self.random, self.loss, self.delay_ns, self.wild = random.Random(seed), loss, delay_ns, wild
         self.now_ns = 0
         self.register: Word | None = None
@@ -63,7 +73,9 @@ class World:
         for number in range(count):
             rate = 1 + self.random.choice([-DRIFT, self.random.uniform(-DRIFT, DRIFT), DRIFT])
             offset_ns = self.random.randrange(10**15)
-            self.agents.append(Agent(f"a{number}", rate, offset_ns, Leadership(f"a{number}", LEASE_NS)))
+            self.agents.append(
+                Agent(f"a{number}", rate, offset_ns, Leadership(f"a{number}", LEASE_NS))
+            )
             self.at(self.random.randrange(S_NS), lambda a=self.agents[-1]: self.beat(a))  # type: ignore[misc]
 
     def at(self, in_ns: float, what: Callable[[], None]) -> None:
@@ -86,7 +98,9 @@ class World:
     def beat(self, agent: Agent) -> None:
         if not agent.alive or self._put_off(agent, lambda: self.beat(agent)):
             return
-        self.carry_out(agent, agent.leadership.handle(Due(agent.name, agent.seated), self.clock(agent)))
+        self.carry_out(
+            agent, agent.leadership.handle(Due(agent.name, agent.seated), self.clock(agent))
+        )
         share = self.random.uniform(0.02, 1) if self.wild else 1
         self.at(agent.leadership.renew_ns * share / agent.rate, lambda: self.beat(agent))
 
@@ -114,10 +128,16 @@ class World:
                 self.at(self._delay(), lambda: be_answered(found))
 
         def be_answered(found: Word | None) -> None:
-            if not agent.alive or self._put_off(agent, lambda: be_answered(found)) or agent.asking != asking:
+            if (
+                not agent.alive
+                or self._put_off(agent, lambda: be_answered(found))
+                or agent.asking != asking
+            ):
                 return
             agent.asking = -1
-            self.carry_out(agent, agent.leadership.handle(Found(found, asked_ns), self.clock(agent)))
+            self.carry_out(
+                agent, agent.leadership.handle(Found(found, asked_ns), self.clock(agent))
+            )
             if self.wild and agent.leadership.leads and self.random.random() < 0.3:
                 self.wish(agent, "again")
 
@@ -144,17 +164,29 @@ class World:
         assert len(leaders := self.leaders()) <= 1, [(a.name, a.leadership.epoch) for a in leaders]
 
     def check_epochs(self) -> None:
-        """In the register: a new coordinator has a larger epoch, the same one keeps it and only renews."""
+        """In the register: a new coordinator has a larger epoch, the same one keeps it and only
+        renews."""
         for before, after in zip(self.history, self.history[1:], strict=False):
-            assert (after.epoch, after.beat) == ((before.epoch, before.beat + 1) if after.who == before.who else (before.epoch + 1, 0))
-        led = [(a.epoch, agent.name) for agent in self.agents for _, a in agent.acted if isinstance(a, Now) and a.role is Role.LEADS]
+            assert (after.epoch, after.beat) == (
+                (before.epoch, before.beat + 1)
+                if after.who == before.who
+                else (before.epoch + 1, 0)
+            )
+        led = [
+            (a.epoch, agent.name)
+            for agent in self.agents
+            for _, a in agent.acted
+            if isinstance(a, Now) and a.role is Role.LEADS
+        ]
         assert len({epoch for epoch, _ in led}) == len(led), "one coordinator an epoch"
 
 
 seeds = st.integers(0, 2**32)
 
 
-@given(seeds, st.integers(2, 5), st.sampled_from([0.0, 0.1, 0.5]), st.sampled_from([20 * MS_NS, S_NS]))
+@given(
+    seeds, st.integers(2, 5), st.sampled_from([0.0, 0.1, 0.5]), st.sampled_from([20 * MS_NS, S_NS])
+)
 def test_never_two_at_one_instant(seed: int, count: int, loss: float, delay_ns: int) -> None:
     world = World(seed, count, loss, delay_ns, wild=True)
     for _ in range(8):
@@ -177,7 +209,11 @@ def test_when_the_leader_dies_another_leads_within_two_leases(seed: int, count: 
         world.run(2 * LEASE_NS, world.at_most_one)
         (successor,) = world.leaders()
         assert successor.leadership.epoch == epoch + 1
-        led_ns = next(at for at, a in successor.acted if isinstance(a, Now) and a.role is Role.LEADS and at > died_ns)
+        led_ns = next(
+            at
+            for at, a in successor.acted
+            if isinstance(a, Now) and a.role is Role.LEADS and at > died_ns
+        )
         assert led_ns - died_ns <= 2 * LEASE_NS, left
 
 
@@ -223,7 +259,13 @@ def test_a_coordinator_that_stood_still_gives_no_order() -> None:
     world.wish(old, "start round 7")
     world.run(S_NS)
     refused = [action for _, action in old.acted if isinstance(action, Refused)]
-    assert refused == [Refused(1, "start round 7", f"refused: it is of epoch 1, and the newest is 2, which is {new.name}'s")]
+    assert refused == [
+        Refused(
+            1,
+            "start round 7",
+            f"refused: it is of epoch 1, and the newest is 2, which is {new.name}'s",
+        )
+    ]
     assert not [action for _, action in old.acted if isinstance(action, Order)]
 
 
@@ -238,7 +280,9 @@ def test_an_order_goes_out_after_a_renewal_made_for_it() -> None:
     assert len(world.history) > beats
     other = next(a for a in world.agents if a is not leader)
     world.wish(other, "stop")
-    assert other.acted[-1][1] == Refused(1, "stop", "refused: this agent does not coordinate in epoch 1")
+    assert other.acted[-1][1] == Refused(
+        1, "stop", "refused: this agent does not coordinate in epoch 1"
+    )
 
 
 def test_an_order_whose_renewal_was_answered_too_late_does_not_go_out() -> None:
@@ -259,7 +303,9 @@ def test_orders_of_old_epochs_are_refused(epoch: int, counts: bool) -> None:
     (now,) = follower.handle(Found(Word(2, "a", "node 0"), 0), 1)
     assert now == Now(Role.FOLLOWS, 2, "node 0 coordinates, epoch 2")
     assert (follower.refusal(epoch) is None) is counts
-    assert follower.refusal(1) == "refused: it is of epoch 1, and the newest is 2, which is node 0's"
+    assert (
+        follower.refusal(1) == "refused: it is of epoch 1, and the newest is 2, which is node 0's"
+    )
 
 
 def test_an_outage_of_the_register_is_nobodys_fault() -> None:
@@ -287,7 +333,9 @@ def test_the_sentences() -> None:
     (swap,) = agent.handle(Due("node 1", True), LEASE_NS)
     assert swap == Swap(Word(6, "a", "node 0"), Word(7, "b", "node 1"))
     why = "node 1 coordinates, epoch 7: node 0 had not renewed its lease for 6.00 s"
-    assert agent.handle(Found(Word(7, "b", "node 1"), LEASE_NS), LEASE_NS) == [Now(Role.LEADS, 7, why)]
+    assert agent.handle(Found(Word(7, "b", "node 1"), LEASE_NS), LEASE_NS) == [
+        Now(Role.LEADS, 7, why)
+    ]
     assert agent.may_order(LEASE_NS) and not agent.may_order(2 * LEASE_NS - LEASE_NS // 10)
     (lost,) = agent.handle(Found(Word(8, "a", "node 0"), LEASE_NS), LEASE_NS)
     assert lost == Now(Role.FOLLOWS, 8, "node 0 coordinates, epoch 8; this agent did until now")

@@ -1,4 +1,5 @@
-"""Recurrence: the program is found at fault only by what was reproduced on other hardware, hardware only by what went well without it."""
+"""Recurrence: the program is found at fault only by what was reproduced on other hardware, hardware
+only by what went well without it."""
 
 from __future__ import annotations
 
@@ -16,7 +17,10 @@ CRASH = Failure(Cause.CRASH, 1, "a", "0", step=7, error="ValueError: no")
 
 def kinds(*noted: tuple[Failure, int]) -> list[str | None]:
     recurrence = Recurrence()
-    return [found and found.kind for found in (recurrence.note(failure, life) for failure, life in noted)]
+    return [
+        found and found.kind
+        for found in (recurrence.note(failure, life) for failure, life in noted)
+    ]
 
 
 @pytest.mark.parametrize("other", [replace(CRASH, host="b"), replace(CRASH, device="1")])
@@ -28,12 +32,19 @@ def test_the_same_on_different_hardware_is_the_program(other: Failure) -> None:
 def test_one_event_on_many_hosts_is_not_reproduced() -> None:
     everywhere = [replace(CRASH, host=host) for host in "abcd"]
     assert kinds(*((failure, 1) for failure in everywhere)) == [None] * 4
-    assert kinds(*((failure, 1) for failure in everywhere), (everywhere[0], 2))[-1] == "code", "in the second life it is"
+    assert kinds(*((failure, 1) for failure in everywhere), (everywhere[0], 2))[-1] == "code", (
+        "in the second life it is"
+    )
 
 
 @pytest.mark.parametrize(
     "other",
-    [replace(CRASH, step=8), replace(CRASH, error="KeyError: no"), replace(CRASH, cause=Cause.OOM), replace(CRASH, step=None)],
+    [
+        replace(CRASH, step=8),
+        replace(CRASH, error="KeyError: no"),
+        replace(CRASH, cause=Cause.OOM),
+        replace(CRASH, step=None),
+    ],
 )
 def test_what_is_not_the_same_is_not_counted_together(other: Failure) -> None:
     assert kinds((CRASH, 1), (replace(other, host="b"), 2)) == [None, None]
@@ -69,8 +80,12 @@ def test_every_finding_rests_on_its_failures(story: list[tuple[Failure, bool]]) 
             assert len({f.hardware for f in found.failures}) > 1
             assert len(set().union(*(lives[f] for f in found.failures))) > 1
         else:
-            assert found.kind == "suspect" and {f.hardware for f in found.failures} == {failure.hardware}
-        assert {(f.cause, f.step, f.error) for f in found.failures} == {(failure.cause, failure.step, failure.error)}
+            assert found.kind == "suspect" and {f.hardware for f in found.failures} == {
+                failure.hardware
+            }
+        assert {(f.cause, f.step, f.error) for f in found.failures} == {
+            (failure.cause, failure.step, failure.error)
+        }
 
 
 @given(failures)
@@ -82,7 +97,10 @@ def test_a_failure_travels_as_it_is(failure: Failure) -> None:
     ("one", "other"),
     [
         ("RuntimeError: bad value 17 at 0x7ffe12", "RuntimeError: bad value 3 at 0xdead"),
-        ("FileNotFoundError: '/tmp/x1/part-3.bin'\nmore", "FileNotFoundError: '/tmp/y2/part-4.bin'"),
+        (
+            "FileNotFoundError: '/tmp/x1/part-3.bin'\nmore",
+            "FileNotFoundError: '/tmp/y2/part-4.bin'",
+        ),
     ],
 )
 def test_errors_are_compared_without_what_differs_each_time(one: str, other: str) -> None:

@@ -8,14 +8,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.core.recovery.rendezvous import Silence, assign, disagreement, keepers_round, members_of, missing, present, sat_there
+from keepstep.core.recovery.rendezvous import (
+    Silence,
+    assign,
+    disagreement,
+    keepers_round,
+    members_of,
+    missing,
+    present,
+    sat_there,
+)
 from keepstep.model.mesh import Member, Mesh
 from keepstep.model.rounds import NOBODY, Arrival, Verdict, arrival_from_text, verdict_from_text
 
 maybe_ids = st.one_of(st.none(), st.integers(-1, 7))
 
 
-def arrival(name: str, node: int | None = None, node_rank: int | None = None, nodes: int = 3) -> Arrival:
+def arrival(
+    name: str, node: int | None = None, node_rank: int | None = None, nodes: int = 3
+) -> Arrival:
     return Arrival(name, f"host-{name}", 7, 1, 2, nodes, nodes, node=node, node_rank=node_rank)
 
 
@@ -26,7 +37,9 @@ def test_the_first_round_goes_by_order_of_arrival() -> None:
 def test_a_seat_is_known_by_its_keeper() -> None:
     seats = [None, arrival("a"), NOBODY]
     assert sat_there(seats, "host-a", 7, 1)
-    assert not any(sat_there(seats, *other) for other in [("host-b", 7, 1), ("host-a", 8, 1), ("host-a", 7, 2)])
+    assert not any(
+        sat_there(seats, *other) for other in [("host-b", 7, 1), ("host-a", 8, 1), ("host-a", 7, 2)]
+    )
 
 
 def test_who_was_asked_to_be_a_node_is_it() -> None:
@@ -45,7 +58,9 @@ def test_a_replacement_inherits_the_id_of_the_lost_node_whenever_it_comes() -> N
 
 
 @given(st.lists(st.tuples(maybe_ids, maybe_ids), min_size=1, max_size=8))
-def test_ids_are_a_permutation_and_those_of_before_stay(asked: list[tuple[int | None, int | None]]) -> None:
+def test_ids_are_a_permutation_and_those_of_before_stay(
+    asked: list[tuple[int | None, int | None]],
+) -> None:
     arrivals = [arrival(str(at), node, rank, len(asked)) for at, (node, rank) in enumerate(asked)]
     ids = assign(arrivals)
     assert sorted(ids) == list(range(len(asked)))
@@ -54,13 +69,17 @@ def test_ids_are_a_permutation_and_those_of_before_stay(asked: list[tuple[int | 
         if node in range(len(asked)) and former.count(node) == 1:
             assert ids[at] == node
     next_round = [replace(a, node=i) for a, i in zip(arrivals, ids, strict=True)]
-    assert assign(next_round[::-1]) == ids[::-1], "nobody moves when all come again, in whatever order"
+    assert assign(next_round[::-1]) == ids[::-1], (
+        "nobody moves when all come again, in whatever order"
+    )
     assert Mesh(0, 0, members_of(arrivals), "s").world_size == 2 * len(asked)
 
 
 def test_a_round_that_was_closed_has_fewer_nodes() -> None:
     assert present([arrival("a"), NOBODY, arrival("c"), None]) == [0, 2]
-    assert assign([arrival("c", node=2), arrival("a", node=0)]) == (1, 0), "who was the last node of three is that of two"
+    assert assign([arrival("c", node=2), arrival("a", node=0)]) == (1, 0), (
+        "who was the last node of three is that of two"
+    )
 
 
 def test_members_are_in_the_order_of_their_ids() -> None:
@@ -81,16 +100,27 @@ def test_who_says_nothing_new_is_gone() -> None:
     assert silence.gone({0: None, 1: "b"}, 10) == [0], "it never said anything"
     assert silence.gone({0: "x", 1: "b"}, 18) == []
     assert silence.gone({1: "b"}, 19) == [1]
-    assert silence.gone({0: "x", 1: "b"}, 28) == [1], "nobody listened to 0 in between: it begins anew"
+    assert silence.gone({0: "x", 1: "b"}, 28) == [1], (
+        "nobody listened to 0 in between: it begins anew"
+    )
     assert silence.gone({0: "x", 1: "c"}, 38) == [0]
 
 
-@given(st.lists(st.lists(st.integers(-1, 9), min_size=3, max_size=3), min_size=1, max_size=6), st.integers(0, 9))
-def test_the_keepers_round_grows_whatever_they_have_seen(lives: list[list[int]], first: int) -> None:
-    """In each round some keepers are new ones; one agent was there before and knows the round before."""
+@given(
+    st.lists(st.lists(st.integers(-1, 9), min_size=3, max_size=3), min_size=1, max_size=6),
+    st.integers(0, 9),
+)
+def test_the_keepers_round_grows_whatever_they_have_seen(
+    lives: list[list[int]], first: int
+) -> None:
+    """In each round some keepers are new ones; one agent was there before and knows the round
+    before."""
     before = -1
     for number, seen in enumerate(lives):
-        arrivals = [replace(arrival(str(at)), newest_round=newest) for at, newest in enumerate([*seen, before])]
+        arrivals = [
+            replace(arrival(str(at)), newest_round=newest)
+            for at, newest in enumerate([*seen, before])
+        ]
         now = keepers_round(number, first, arrivals)
         assert now > max(before, *seen) and now >= first + number
         before = now
@@ -102,7 +132,10 @@ def test_the_keepers_round_grows_whatever_they_have_seen(lives: list[list[int]],
         ({"nodes": 2}, "--nnodes: expected 3, as on host-b, found 2"),
         ({"least_nodes": 1}, "--nnodes: expected 3:3, as on host-b, found 1:3"),
         ({"own_secret": True}, "secret: expected none, as on host-b, found one"),
-        ({"rack": "r1"}, "rack: expected a rack for all nodes or for none, found r1 here and None on host-b"),
+        (
+            {"rack": "r1"},
+            "rack: expected a rack for all nodes or for none, found r1 here and None on host-b",
+        ),
         ({"node": 5, "ranks": 9}, None),
     ],
 )

@@ -1,4 +1,5 @@
-"""Patience: one cause never uses another's budget, a row of failures is as long as its limit, and new steps earn a whole one again."""
+"""Patience: one cause never uses another's budget, a row of failures is as long as its limit, and
+new steps earn a whole one again."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from keepstep.model.failure import DEFAULT_BUDGET, Budget, Cause, parse_budget
 
 causes = st.sampled_from(list(DEFAULT_BUDGET.limits))
 stories = st.lists(st.tuples(causes, st.one_of(st.none(), st.integers(-1, 40))), max_size=50)
-limits = st.fixed_dictionaries({cause: st.one_of(st.none(), st.integers(0, 4)) for cause in DEFAULT_BUDGET.limits})
+limits = st.fixed_dictionaries(
+    {cause: st.one_of(st.none(), st.integers(0, 4)) for cause in DEFAULT_BUDGET.limits}
+)
 
 
 @given(stories, limits, st.integers(1, 20))
@@ -29,7 +32,8 @@ def test_a_cause_is_counted_as_if_it_were_alone(
 def test_a_row_ends_with_new_steps_and_with_nothing_else(
     story: list[tuple[Cause, int | None]], limits: dict[Cause, int | None], refill: int
 ) -> None:
-    """Counted anew, from the story: back from each failure to the last one before which `refill` new steps were done."""
+    """Counted anew, from the story: back from each failure to the last one before which `refill`
+    new steps were done."""
     patience = Patience(Budget(limits, refill))
     for at, (cause, step) in enumerate(story):
         spent = patience.spend(cause, step)
@@ -56,7 +60,11 @@ def test_who_is_granted_more_never_gives_up_earlier(
 def test_the_numbers_are_told() -> None:
     patience = Patience(parse_budget("crash=2,refill=10"))
     said = [patience.spend(Cause.CRASH, step).why for step in (5, 9, 30)]
-    assert said == ["crash 1 of 2", "crash 2 of 2, 4 new steps since the last", "crash 1 of 2, 21 new steps since the last"]
+    assert said == [
+        "crash 1 of 2",
+        "crash 2 of 2, 4 new steps since the last",
+        "crash 1 of 2, 21 new steps since the last",
+    ]
     assert patience.spend(Cause.KILLED, 30).why == ""
 
 
@@ -71,9 +79,22 @@ def test_what_is_not_named_stays() -> None:
     assert parse_budget("hang=unlimited").limits == {**DEFAULT_BUDGET.limits, Cause.HANG: None}
 
 
-@pytest.mark.parametrize("text", ["crash", "crash=-1", "unknown=3", "refill=0", "refill=unlimited", "crash=3;hang=3", "crash=many"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "crash",
+        "crash=-1",
+        "unknown=3",
+        "refill=0",
+        "refill=unlimited",
+        "crash=3;hang=3",
+        "crash=many",
+    ],
+)
 def test_what_cannot_be_is_said(text: str) -> None:
     with pytest.raises(
-        ConfigError, match="budget: expected a cause .crash, hang, oom, device, state, node, killed. with a number or unlimited"
+        ConfigError,
+        match="budget: expected a cause .crash, hang, oom, device, state, node, killed. with a "
+        "number or unlimited",
     ):
         parse_budget(text)

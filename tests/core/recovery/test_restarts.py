@@ -1,4 +1,5 @@
-"""Restarts: what follows from exits, signals and other nodes' words, told in one sentence, within the budget."""
+"""Restarts: what follows from exits, signals and other nodes' words, told in one sentence, within
+the budget."""
 
 from __future__ import annotations
 
@@ -7,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.core.recovery.restart_budget import Patience
-from keepstep.core.recovery.restarts import CODE_AT_FAULT, EARLY_NS, PERSIST_WITHIN_NS, STOP_WITHIN_NS, Restarts
+from keepstep.core.recovery.restarts import (
+    CODE_AT_FAULT,
+    EARLY_NS,
+    PERSIST_WITHIN_NS,
+    STOP_WITHIN_NS,
+    Restarts,
+)
 from keepstep.model.failure import Cause, Failure, parse_budget
 from keepstep.model.restarts import (
     AllEndedWell,
@@ -56,14 +63,18 @@ def test_a_killed_rank_restarts_all_and_says_why() -> None:
 
 def test_the_error_files_message_is_in_the_sentence() -> None:
     action = started().handle(RanksExited((Exit(0, 1, "ValueError: no"),), S_NS))
-    assert isinstance(action, RestartAll) and action.why.startswith("rank 0 exited with code 1 (ValueError: no) 1.0 s after start")
+    assert isinstance(action, RestartAll) and action.why.startswith(
+        "rank 0 exited with code 1 (ValueError: no) 1.0 s after start"
+    )
 
 
 def test_ranks_may_end_one_after_the_other() -> None:
     restarts = started()
     assert restarts.handle(exits(5, (0, 0))) is None
     action = restarts.handle(exits(7, (1, 0)))
-    assert isinstance(action, AwaitOthers) and action.why.startswith("all 2 ranks ended well 7.0 s after their start")
+    assert isinstance(action, AwaitOthers) and action.why.startswith(
+        "all 2 ranks ended well 7.0 s after their start"
+    )
     end = restarts.handle(AllEndedWell("all", 8 * S_NS))
     assert isinstance(end, End) and (end.ok, end.exit_code, end.cause) == (True, 0, None)
 
@@ -107,11 +118,19 @@ EARLY_S, LATE_S = EARLY_NS / S_NS - 1, EARLY_NS / S_NS + 1
 
 @pytest.mark.parametrize("code", [1, -11])
 def test_a_program_that_crashes_at_the_same_step_is_not_restarted_for_ever(code: int) -> None:
-    assert crash_loop([exits(LATE_S, (0, code), step=s) for s in (7, 7, 7)]) == [RestartAll, RestartAll, End]
-    assert crash_loop([exits(LATE_S, (0, code), step=s) for s in (7, 6, 7)]) == [RestartAll, RestartAll, End], (
-        "a step done again is not new"
+    assert crash_loop([exits(LATE_S, (0, code), step=s) for s in (7, 7, 7)]) == [
+        RestartAll,
+        RestartAll,
+        End,
+    ]
+    assert crash_loop([exits(LATE_S, (0, code), step=s) for s in (7, 6, 7)]) == [
+        RestartAll,
+        RestartAll,
+        End,
+    ], "a step done again is not new"
+    assert End not in crash_loop([exits(EARLY_S, (0, code), step=s) for s in range(10)]), (
+        "each life got further"
     )
-    assert End not in crash_loop([exits(EARLY_S, (0, code), step=s) for s in range(10)]), "each life got further"
 
 
 def test_without_steps_only_early_crashes_count() -> None:
@@ -124,7 +143,13 @@ def test_kills_from_outside_say_nothing_about_the_program() -> None:
 
 
 def test_a_store_that_does_not_answer_is_asked_by_one_life_after_the_other() -> None:
-    away = Failure(Cause.STATE, 0, step=-1, error="KeeperError: memory holds nothing, and the store cannot be read", completed_step=7)
+    away = Failure(
+        Cause.STATE,
+        0,
+        step=-1,
+        error="KeeperError: memory holds nothing, and the store cannot be read",
+        completed_step=7,
+    )
     ends = crash_loop([RanksExited((Exit(0, 1, away.error, away),), round(EARLY_S * S_NS), 7)] * 21)
     assert ends == [RestartAll] * 20 + [End]
 
@@ -151,9 +176,15 @@ def test_ranks_that_do_not_stop_are_not_waited_for() -> None:
 def test_a_preemption_stops_the_ranks_and_gives_the_keeper_time_to_write(signum: int) -> None:
     restarts = started()
     stop = restarts.handle(SignalReceived(signum, S_NS))
-    assert isinstance(stop, SignalRanks) and stop.signum == SIGTERM and "goes to the store" in stop.why
+    assert (
+        isinstance(stop, SignalRanks) and stop.signum == SIGTERM and "goes to the store" in stop.why
+    )
     end = restarts.handle(exits(3, (0, -15), (1, -15)))
-    assert isinstance(end, End) and (end.ok, end.exit_code) == (False, 128 + signum) and end.why.startswith("preempted")
+    assert (
+        isinstance(end, End)
+        and (end.ok, end.exit_code) == (False, 128 + signum)
+        and end.why.startswith("preempted")
+    )
     assert end.within_ns == PERSIST_WITHIN_NS
 
 
@@ -165,7 +196,9 @@ def test_without_a_store_a_preemption_stops_at_once() -> None:
 def test_a_second_signal_leaves_at_once() -> None:
     restarts = started()
     restarts.handle(SignalReceived(SIGTERM, S_NS))
-    assert restarts.handle(SignalReceived(SIGHUP, S_NS)) is None, "a closing terminal sends it twice"
+    assert restarts.handle(SignalReceived(SIGHUP, S_NS)) is None, (
+        "a closing terminal sends it twice"
+    )
     end = restarts.handle(SignalReceived(SIGINT, 2 * S_NS))
     assert isinstance(end, End) and (end.exit_code, end.within_ns) == (130, 0)
 
@@ -190,8 +223,14 @@ def test_ranks_of_a_node_that_is_not_the_first() -> None:
 def test_what_fails_elsewhere_restarts_here_and_uses_the_budget() -> None:
     restarts = started(max_restarts=1)
     action = restarts.handle(RoundWanted("node 1 is lost", S_NS))
-    assert action == RestartAll("node 1 is lost; restarting all 2 ranks from memory (restart 1 of 1)", "node 1 is lost", refused=NOT_ABLE)
-    assert restarts.handle(RoundWanted("and again", S_NS)) is None, "it is on its way to the next round"
+    assert action == RestartAll(
+        "node 1 is lost; restarting all 2 ranks from memory (restart 1 of 1)",
+        "node 1 is lost",
+        refused=NOT_ABLE,
+    )
+    assert restarts.handle(RoundWanted("and again", S_NS)) is None, (
+        "it is on its way to the next round"
+    )
     restarts.handle(RanksStarted(2 * S_NS))
     end = restarts.handle(RoundWanted("node 1 is lost", 3 * S_NS))
     assert isinstance(end, End) and end.exit_code == 1 and "all 1 restarts are used up" in end.why
@@ -207,39 +246,59 @@ def test_a_program_that_fails_now_here_now_there_at_one_step_is_wrong() -> None:
         restarts.handle(RanksStarted(0))
         followed.append(restarts.handle(life))
     assert [type(action) for action in followed] == [RestartAll, RestartAll, End]
-    assert [action.failure for action in followed if isinstance(action, RestartAll)] == [Failure(Cause.CRASH, 0, completed_step=7), None], (
-        "who hears of a crash does not repeat it"
-    )
+    assert [action.failure for action in followed if isinstance(action, RestartAll)] == [
+        Failure(Cause.CRASH, 0, completed_step=7),
+        None,
+    ], "who hears of a crash does not repeat it"
 
 
 def test_lost_nodes_say_nothing_about_the_program() -> None:
     restarts = started()
     for _ in range(10):
         restarts.handle(RanksStarted(0))
-        assert isinstance(restarts.handle(RoundWanted("node 1 is lost", S_NS, completed_step=7)), RestartAll)
+        assert isinstance(
+            restarts.handle(RoundWanted("node 1 is lost", S_NS, completed_step=7)), RestartAll
+        )
 
 
 def test_a_failure_elsewhere_restarts_a_node_whose_ranks_ended_well() -> None:
     restarts = started()
     restarts.handle(exits(5, (0, 0), (1, 0)))
-    assert isinstance(restarts.handle(RoundWanted("rank 5 exited with code 1", 6 * S_NS)), RestartAll)
+    assert isinstance(
+        restarts.handle(RoundWanted("rank 5 exited with code 1", 6 * S_NS)), RestartAll
+    )
 
 
 def test_a_job_that_others_gave_up_ends_with_their_code() -> None:
     end = started().handle(Stopped("node 1: gave up", 3))
-    assert isinstance(end, End) and (end.ok, end.exit_code, end.why) == (False, 3, "told to stop: node 1: gave up")
+    assert isinstance(end, End) and (end.ok, end.exit_code, end.why) == (
+        False,
+        3,
+        "told to stop: node 1: gave up",
+    )
 
 
 def test_a_signal_to_another_node_is_one_to_this_one() -> None:
     restarts = started()
     stop = restarts.handle(Stopped("node 1: preempted", 143, SIGTERM))
-    assert isinstance(stop, SignalRanks) and (stop.signum, stop.within_ns) == (SIGTERM, STOP_WITHIN_NS)
+    assert isinstance(stop, SignalRanks) and (stop.signum, stop.within_ns) == (
+        SIGTERM,
+        STOP_WITHIN_NS,
+    )
     assert restarts.handle(Stopped("node 1: preempted", 143, SIGTERM)) is None
     end = restarts.handle(exits(3, (0, -15), (1, -15)))
     assert isinstance(end, End) and (end.exit_code, end.within_ns) == (143, PERSIST_WITHIN_NS)
 
 
-@pytest.mark.parametrize("word", [Stopped("why", 143, SIGTERM), AllEndedWell("why", 0), MeetingLost("why"), SignalReceived(SIGTERM, 0)])
+@pytest.mark.parametrize(
+    "word",
+    [
+        Stopped("why", 143, SIGTERM),
+        AllEndedWell("why", 0),
+        MeetingLost("why"),
+        SignalReceived(SIGTERM, 0),
+    ],
+)
 def test_who_waits_for_the_others_still_listens(word: Event) -> None:
     end = Restarts(2, 5, False).handle(word)
     assert isinstance(end, End) and end.ok == isinstance(word, AllEndedWell)
@@ -253,7 +312,11 @@ def test_without_a_meeting_point_training_goes_on_until_it_is_needed() -> None:
     restarts = started()
     assert restarts.handle(MeetingLost("the meeting point is gone")) is None
     end = restarts.handle(exits(5, (0, KILLED)))
-    assert isinstance(end, End) and end.exit_code == 1 and end.why.endswith("after start; the meeting point is gone")
+    assert (
+        isinstance(end, End)
+        and end.exit_code == 1
+        and end.why.endswith("after start; the meeting point is gone")
+    )
     restarts = started()
     restarts.handle(MeetingLost("the meeting point is gone"))
     end = restarts.handle(exits(5, (0, 0), (1, 0)))
@@ -263,15 +326,38 @@ def test_without_a_meeting_point_training_goes_on_until_it_is_needed() -> None:
 codes = st.sampled_from([0, 1, 2, -6, -9, -11, -15])
 things = st.one_of(
     st.lists(st.tuples(st.integers(0, 2), codes), min_size=1, max_size=3),
-    st.sampled_from([SignalReceived(SIGTERM, 0), SignalReceived(SIGINT, 0), SignalReceived(SIGHUP, 0), TimeUp(), MeetingLost("lost")]),
-    st.sampled_from([RoundWanted("x", 0), RoundWanted("x", 0, Failure(Cause.CRASH, 9)), Stopped("x", 1), Stopped("x", 143, SIGTERM)]),
+    st.sampled_from(
+        [
+            SignalReceived(SIGTERM, 0),
+            SignalReceived(SIGINT, 0),
+            SignalReceived(SIGHUP, 0),
+            TimeUp(),
+            MeetingLost("lost"),
+        ]
+    ),
+    st.sampled_from(
+        [
+            RoundWanted("x", 0),
+            RoundWanted("x", 0, Failure(Cause.CRASH, 9)),
+            Stopped("x", 1),
+            Stopped("x", 143, SIGTERM),
+        ]
+    ),
     st.sampled_from([Progressed(3), Reported((Failure(Cause.HANG, 9, step=3),))]),
 )
 
 
-@given(st.lists(things, max_size=60), st.integers(0, 5), st.booleans(), st.one_of(st.none(), st.integers(-1, 3)))
-def test_any_story_keeps_the_budget_and_ends_once(story: list[object], budget: int, has_store: bool, step: int | None) -> None:
-    """Played against a world that does what it is told: a restart starts all ranks, and a rank ends once a life."""
+@given(
+    st.lists(things, max_size=60),
+    st.integers(0, 5),
+    st.booleans(),
+    st.one_of(st.none(), st.integers(-1, 3)),
+)
+def test_any_story_keeps_the_budget_and_ends_once(
+    story: list[object], budget: int, has_store: bool, step: int | None
+) -> None:
+    """Played against a world that does what it is told: a restart starts all ranks, and a rank ends
+    once a life."""
     restarts = started(3, budget, has_store)
     living, ordered, now_ns, ended = {0, 1, 2}, 0, 0, False
     for thing in story:
@@ -283,7 +369,16 @@ def test_any_story_keeps_the_budget_and_ends_once(story: list[object], budget: i
             if not found:
                 continue
         else:
-            assert isinstance(thing, SignalReceived | TimeUp | MeetingLost | RoundWanted | Stopped | Progressed | Reported)
+            assert isinstance(
+                thing,
+                SignalReceived
+                | TimeUp
+                | MeetingLost
+                | RoundWanted
+                | Stopped
+                | Progressed
+                | Reported,
+            )
             event = thing
         action = restarts.handle(event)
         assert action is None or not ended, "nothing follows the end"
@@ -293,8 +388,16 @@ def test_any_story_keeps_the_budget_and_ends_once(story: list[object], budget: i
         ended = ended or isinstance(action, End)
     assert ordered <= budget
     # Liveness: when all ranks are gone and every wait is over, the job has ended.
-    last = restarts.handle(RanksExited(tuple(Exit(rank, 0) for rank in sorted(living)), now_ns, step)) if living and not ended else None
-    ended = ended or isinstance(last, End) or isinstance(restarts.handle(AllEndedWell("all", now_ns)), End)
+    last = (
+        restarts.handle(RanksExited(tuple(Exit(rank, 0) for rank in sorted(living)), now_ns, step))
+        if living and not ended
+        else None
+    )
+    ended = (
+        ended
+        or isinstance(last, End)
+        or isinstance(restarts.handle(AllEndedWell("all", now_ns)), End)
+    )
     assert ended
 
 
@@ -313,7 +416,9 @@ def test_staying_in_vain_ends_with_a_new_start_of_all_and_a_new_step_forgives() 
     restarts = started(4)
     kept = []
     for step in (7, 7, 7, 7, 8):
-        action = restarts.handle(RanksExited((Exit(2, KILLED),), S_NS, completed_step=step, able=True))
+        action = restarts.handle(
+            RanksExited((Exit(2, KILLED),), S_NS, completed_step=step, able=True)
+        )
         assert isinstance(action, RestartAll)
         kept.append(action.keep)
         assert bool(action.refused) is not action.keep
@@ -324,7 +429,12 @@ def test_staying_in_vain_ends_with_a_new_start_of_all_and_a_new_step_forgives() 
 def test_ranks_that_die_while_the_others_wait_for_a_new_one_are_started_with_it() -> None:
     restarts = started(4)
     restarts.handle(RanksExited((Exit(2, KILLED),), S_NS, completed_step=7, able=True))
-    assert restarts.handle(RanksExited((Exit(3, KILLED), Exit(1, 0)), S_NS, completed_step=7, able=True)) is None
+    assert (
+        restarts.handle(
+            RanksExited((Exit(3, KILLED), Exit(1, 0)), S_NS, completed_step=7, able=True)
+        )
+        is None
+    )
     restarts.handle(RanksStarted(S_NS))
     assert isinstance(restarts.handle(exits(3, (0, KILLED), step=9)), RestartAll)
 
@@ -332,7 +442,9 @@ def test_ranks_that_die_while_the_others_wait_for_a_new_one_are_started_with_it(
 def test_who_does_not_find_its_peers_again_in_time_makes_all_start_anew() -> None:
     restarts = started(2)
     restarts.handle(RanksExited((Exit(1, KILLED),), S_NS, completed_step=7, able=True))
-    assert restarts.handle(RegroupLate((0,), 60 * S_NS, 61 * S_NS)) is None, "they have not been told to yet"
+    assert restarts.handle(RegroupLate((0,), 60 * S_NS, 61 * S_NS)) is None, (
+        "they have not been told to yet"
+    )
     restarts.handle(RanksStarted(S_NS))
     action = restarts.handle(RegroupLate((0, 1), 60 * S_NS, 61 * S_NS))
     assert isinstance(action, RestartAll) and not action.keep
@@ -345,7 +457,11 @@ def test_who_had_done_its_last_step_when_another_was_lost_is_not_waited_for() ->
     restarts.handle(RanksStarted(S_NS))
     assert restarts.handle(RanksExited((Exit(0, 0),), S_NS, completed_step=8, able=True)) is None
     action = restarts.handle(RegroupLate((0,), 0, 2 * S_NS))
-    assert isinstance(action, RestartAll) and not action.keep and action.fact == "rank 0 ended and finds its peers no more"
+    assert (
+        isinstance(action, RestartAll)
+        and not action.keep
+        and action.fact == "rank 0 ended and finds its peers no more"
+    )
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -357,9 +473,18 @@ def test_what_is_decided_for_all_nodes_holds_here(keep: bool) -> None:
 # -- budgets, and whose fault it is
 
 
-def failed(at_s: float, rank: int, host: str, step: int, error: str = "ValueError: no", expendable: bool = False) -> RanksExited:
+def failed(
+    at_s: float,
+    rank: int,
+    host: str,
+    step: int,
+    error: str = "ValueError: no",
+    expendable: bool = False,
+) -> RanksExited:
     failure = Failure(Cause.CRASH, rank, host, step=step, error=error)
-    return RanksExited((Exit(rank, 1, error, failure),), round(at_s * S_NS), step - 1, expendable=expendable)
+    return RanksExited(
+        (Exit(rank, 1, error, failure),), round(at_s * S_NS), step - 1, expendable=expendable
+    )
 
 
 def test_a_cause_that_has_used_up_its_budget_ends_the_job_with_the_numbers() -> None:
@@ -371,9 +496,14 @@ def test_a_cause_that_has_used_up_its_budget_ends_the_job_with_the_numbers() -> 
         counts.append(action.why.rpartition("(")[2] if isinstance(action, RestartAll) else action)
         restarts.handle(RanksStarted(0))
     end = counts.pop()
-    assert counts == ["restart 1 of 100; killed 1 of 2)", "restart 2 of 100; killed 2 of 2, 2 new steps since the last)"]
+    assert counts == [
+        "restart 1 of 100; killed 1 of 2)",
+        "restart 2 of 100; killed 2 of 2, 2 new steps since the last)",
+    ]
     assert isinstance(end, End) and end.exit_code == 1
-    assert end.why.endswith("the budget of this cause is used up: killed 3 of 2, 2 new steps since the last")
+    assert end.why.endswith(
+        "the budget of this cause is used up: killed 3 of 2, 2 new steps since the last"
+    )
 
 
 def test_a_failure_that_follows_to_another_host_is_the_programs() -> None:
@@ -383,7 +513,10 @@ def test_a_failure_that_follows_to_another_host_is_the_programs() -> None:
     there = Failure(Cause.CRASH, 5, "b", step=8, error="ValueError: no", completed_step=7)
     end = restarts.handle(RoundWanted("node 1 says so", 30 * S_NS, there, 7, decided=True))
     assert isinstance(end, End) and end.exit_code == CODE_AT_FAULT and end.finding is not None
-    assert [f.host for f in end.finding.failures] == ["a", "b"] and "on different hardware (a and b)" in end.why
+    assert [f.host for f in end.finding.failures] == [
+        "a",
+        "b",
+    ] and "on different hardware (a and b)" in end.why
 
 
 def test_a_node_whose_hardware_is_suspect_leaves_its_place_if_memory_can_do_without_it() -> None:
@@ -397,12 +530,16 @@ def test_a_node_whose_hardware_is_suspect_leaves_its_place_if_memory_can_do_with
 
 
 @pytest.mark.parametrize(("hosts", "kind"), [(("b", "c"), "hardware"), (("a", "b"), "passing")])
-def test_the_step_that_goes_well_elsewhere_says_that_it_was_the_hardware(hosts: tuple[str, ...], kind: str) -> None:
+def test_the_step_that_goes_well_elsewhere_says_that_it_was_the_hardware(
+    hosts: tuple[str, ...], kind: str
+) -> None:
     restarts = started()
     for _ in range(2):
         restarts.handle(failed(30, 0, "a", 8))
         restarts.handle(RanksStarted(0, hosts=hosts))
-    assert restarts.awaited_step == 8 and restarts.handle(Progressed(8)) is None, "others may complete the step in which one fails"
+    assert restarts.awaited_step == 8 and restarts.handle(Progressed(8)) is None, (
+        "others may complete the step in which one fails"
+    )
     told = restarts.handle(Progressed(9))
     assert isinstance(told, Tell) and told.finding.kind == kind
     assert restarts.awaited_step is None and restarts.handle(Progressed(10)) is None
@@ -414,7 +551,11 @@ def test_without_other_hardware_the_third_failure_is_the_last_one() -> None:
         assert isinstance(restarts.handle(failed(30, 0, "a", 8)), RestartAll)
         restarts.handle(RanksStarted(0))
     end = restarts.handle(failed(30, 0, "a", 8))
-    assert isinstance(end, End) and end.exit_code == CODE_AT_FAULT and end.why.endswith("no other hardware was there to try it on")
+    assert (
+        isinstance(end, End)
+        and end.exit_code == CODE_AT_FAULT
+        and end.why.endswith("no other hardware was there to try it on")
+    )
     assert end.finding is not None and len(end.finding.failures) == 3
 
 
@@ -422,14 +563,24 @@ def test_what_all_nodes_tell_counts_whoever_was_heard_first() -> None:
     """Node 1's rank failed; what was heard of it is that node 0's rank lost its peer."""
     there = Failure(Cause.CRASH, 5, "b", step=8, error="ValueError: no")
     restarts = started()
-    restarts.handle(RoundWanted("lost a peer", S_NS, Failure(Cause.UNKNOWN, 0, "a", step=8, error="closed"), 7, decided=True))
+    restarts.handle(
+        RoundWanted(
+            "lost a peer",
+            S_NS,
+            Failure(Cause.UNKNOWN, 0, "a", step=8, error="closed"),
+            7,
+            decided=True,
+        )
+    )
     assert restarts.handle(Reported((there,))) is None
     restarts.handle(RanksStarted(0))
     end = restarts.handle(failed(30, 0, "a", 8))
     assert isinstance(end, End) and end.exit_code == CODE_AT_FAULT
     restarts = started()
     restarts.handle(failed(30, 0, "a", 8))
-    assert restarts.handle(Reported((there,))) is None, "one event on two hosts has not been reproduced"
+    assert restarts.handle(Reported((there,))) is None, (
+        "one event on two hosts has not been reproduced"
+    )
     restarts.handle(RanksStarted(0))
     restarts.handle(RoundWanted("lost a peer", S_NS, None, 7, decided=True))
     end = restarts.handle(Reported((there,)))
@@ -438,5 +589,9 @@ def test_what_all_nodes_tell_counts_whoever_was_heard_first() -> None:
 
 def test_an_error_about_a_peer_is_blamed_last() -> None:
     about_a_peer = Exit(0, 1, "Connection closed by peer", Failure(Cause.UNKNOWN, 0))
-    action = started().handle(RanksExited((about_a_peer, Exit(1, 1, "ValueError", Failure(Cause.CRASH, 1))), S_NS))
-    assert isinstance(action, RestartAll) and action.why.startswith("rank 1 exited with code 1 (ValueError)")
+    action = started().handle(
+        RanksExited((about_a_peer, Exit(1, 1, "ValueError", Failure(Cause.CRASH, 1))), S_NS)
+    )
+    assert isinstance(action, RestartAll) and action.why.startswith(
+        "rank 1 exited with code 1 (ValueError)"
+    )

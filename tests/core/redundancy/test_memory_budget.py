@@ -24,7 +24,9 @@ sizes = st.integers(1, 64 * GIB)
     wanted=st.sampled_from([0, 2, 3, 8]),
     store=st.booleans(),
 )
-def test_what_is_planned_fits_and_is_at_least_two(slot_bytes: int, ranks: int, free: int, available: int, wanted: int, store: bool) -> None:
+def test_what_is_planned_fits_and_is_at_least_two(
+    slot_bytes: int, ranks: int, free: int, available: int, wanted: int, store: bool
+) -> None:
     usable = min(free, available) * (1 - HEADROOM_RATIO)
     try:
         made = plan(slot_bytes, ranks, free, available, wanted, store, "/dev/shm")
@@ -64,7 +66,10 @@ def test_the_usual_container_is_told_the_numbers_and_the_fix() -> None:
     ):
         assert part in message
     advised = re.search(r"--shm-size=(\d+)m", message)
-    assert advised and plan(500 * MIB, 2, int(advised[1]) * MIB, 100 * GIB, 0, False, "/dev/shm").slots == 2, "following the advice helps"
+    assert (
+        advised
+        and plan(500 * MIB, 2, int(advised[1]) * MIB, 100 * GIB, 0, False, "/dev/shm").slots == 2
+    ), "following the advice helps"
 
 
 def test_short_memory_is_named_apart_from_a_small_filesystem() -> None:
@@ -73,7 +78,9 @@ def test_short_memory_is_named_apart_from_a_small_filesystem() -> None:
 
 
 def test_what_is_held_for_other_nodes_is_counted() -> None:
-    assert [held_slots(p) for p in (Copies(3), Parity(5), ReedSolomon(4, 2), Auto(), NoRedundancy())] == [4.0, 0.5, 1.0, 0.0, 0.0]
+    assert [
+        held_slots(p) for p in (Copies(3), Parity(5), ReedSolomon(4, 2), Auto(), NoRedundancy())
+    ] == [4.0, 0.5, 1.0, 0.0, 0.0]
     alone = plan(GIB, 1, 5 * GIB, 5 * GIB, 2, False, "/dev/shm")
     assert alone.total_bytes == 2 * GIB
     together = plan(GIB, 1, 5 * GIB, 5 * GIB, 2, False, "/dev/shm", held=2.0)

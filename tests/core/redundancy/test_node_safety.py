@@ -21,12 +21,23 @@ POLICIES = ("none", "copies:2", "copies:3", "parity:4", "rs:2+2")
 
 
 def mesh_of(nodes: int) -> Mesh:
-    return Mesh(7, 0, tuple(Member(n, f"10.0.{n // 256}.{n % 256}", 1, 1000 + n, 8) for n in range(nodes)), "s" * 16)
+    return Mesh(
+        7,
+        0,
+        tuple(Member(n, f"10.0.{n // 256}.{n % 256}", 1, 1000 + n, 8) for n in range(nodes)),
+        "s" * 16,
+    )
 
 
 def heard(fields: dict[str, object]) -> dict[str, object]:
     """As another node takes it from the link, with what the leader adds."""
-    about = {"round": 7, "policy": "x", "policy_why": "it was asked for", "step": 41, "is_committed": 1}
+    about = {
+        "round": 7,
+        "policy": "x",
+        "policy_why": "it was asked for",
+        "step": 41,
+        "is_committed": 1,
+    }
     return dict(decode(encode(Message("standing", about | fields))).fields)
 
 
@@ -35,23 +46,46 @@ def test_what_is_said_is_what_was_known(data: st.DataObject) -> None:
     nodes = data.draw(st.sampled_from((4, 8, 12)))
     placement = place(parse_policy(data.draw(st.sampled_from(POLICIES))), topology(nodes, None))  # type: ignore[arg-type]
     alive = data.draw(st.sets(st.integers(0, nodes - 1)))
-    proven = {node: data.draw(st.sampled_from([holders, (node,), ()])) for node, holders in placement.holders.items()}
+    proven = {
+        node: data.draw(st.sampled_from([holders, (node,), ()]))
+        for node, holders in placement.holders.items()
+    }
     losable = which_can_be_lost(placement, alive, proven)
     story = completed(heard(said(losable, alive, nodes)), mesh_of(nodes))
     assert tuple(story["safe"]) == losable.safe
-    assert {int(node): tuple(owners) for node, owners in story["critical"].items()} == losable.critical
+    assert {
+        int(node): tuple(owners) for node, owners in story["critical"].items()
+    } == losable.critical
     assert tuple(story["out_of_reach"]) == losable.out_of_reach
-    assert (story["any_nodes"], story["why"], story["step"], story["is_committed"]) == (losable.any_nodes, losable.why, 41, True)
+    assert (story["any_nodes"], story["why"], story["step"], story["is_committed"]) == (
+        losable.any_nodes,
+        losable.why,
+        41,
+        True,
+    )
     assert {n["node"] for n in story["nodes"] if n["linked"]} == alive
     assert [n["incarnation"] for n in story["nodes"]] == [1000 + n for n in range(nodes)]
 
 
-def test_who_was_expendable_stays_so_with_the_same_keepers_until_something_else_is_committed() -> None:
-    mesh, other = mesh_of(4), Mesh(8, 0, tuple(replace(m, incarnation=m.incarnation + (m.node == 2)) for m in mesh_of(4).members), "s" * 16)
+def test_who_was_expendable_stays_so_with_the_same_keepers_until_the_next_commit() -> None:
+    mesh, other = (
+        mesh_of(4),
+        Mesh(
+            8,
+            0,
+            tuple(
+                replace(m, incarnation=m.incarnation + (m.node == 2)) for m in mesh_of(4).members
+            ),
+            "s" * 16,
+        ),
+    )
     placement = place(parse_policy("copies:2"), topology(4, None))  # type: ignore[arg-type]
 
     def told(proven: dict[int, tuple[int, ...]], is_committed: int) -> dict[str, object]:
-        return {**heard(said(which_can_be_lost(placement, range(4), proven), set(range(4)), 4)), "is_committed": is_committed}
+        return {
+            **heard(said(which_can_be_lost(placement, range(4), proven), set(range(4)), 4)),
+            "is_committed": is_committed,
+        }
 
     everywhere, nowhere_else = dict(placement.holders), {node: (node,) for node in range(4)}
     first = completed(told(everywhere, 1), mesh)

@@ -23,7 +23,10 @@ SCHEMES = st.one_of(
 
 
 def mesh(ranks: list[int], racks: list[str] | None = None) -> Mesh:
-    members = [Member(node, "", 0, 1, count, racks[node] if racks else None) for node, count in enumerate(ranks)]
+    members = [
+        Member(node, "", 0, 1, count, racks[node] if racks else None)
+        for node, count in enumerate(ranks)
+    ]
     return Mesh(1, 0, tuple(members), "")
 
 
@@ -37,7 +40,9 @@ def found(policy: Scheme, over: Mesh) -> dict[int, Ward]:
 
 
 @given(SCHEMES, st.integers(2, 12), st.integers(1, 4))
-def test_every_rank_has_one_ward_on_its_own_node_and_holders_on_others(policy: Scheme, nodes: int, ranks_per_node: int) -> None:
+def test_every_rank_has_one_ward_on_its_own_node_and_holders_on_others(
+    policy: Scheme, nodes: int, ranks_per_node: int
+) -> None:
     over = mesh([ranks_per_node] * nodes)
     by_rank = found(policy, over)
     assert list(by_rank) == list(range(over.world_size))
@@ -47,25 +52,44 @@ def test_every_rank_has_one_ward_on_its_own_node_and_holders_on_others(policy: S
 
 
 @given(st.builds(Copies, st.integers(2, 4)), st.lists(st.integers(1, 4), min_size=2, max_size=12))
-def test_copies_go_where_the_placement_says_and_nodes_may_have_unequal_ranks(policy: Copies, ranks: list[int]) -> None:
+def test_copies_go_where_the_placement_says_and_nodes_may_have_unequal_ranks(
+    policy: Copies, ranks: list[int]
+) -> None:
     over = mesh(ranks)
     holders = place(policy, over.topology).holders if len(ranks) >= policy.m else assume(False)
     for ward in found(policy, over).values():
-        assert (ward.node, *ward.holders) == holders[ward.node] and len(ward.holders) == policy.m - 1
+        assert (ward.node, *ward.holders) == holders[ward.node] and len(
+            ward.holders
+        ) == policy.m - 1
         assert ward.row == () and ward.tolerates == 0
 
 
-@given(st.one_of(st.builds(Parity, st.integers(2, 5)), st.builds(ReedSolomon, st.integers(1, 4), st.integers(1, 3))), st.data())
+@given(
+    st.one_of(
+        st.builds(Parity, st.integers(2, 5)),
+        st.builds(ReedSolomon, st.integers(1, 4), st.integers(1, 3)),
+    ),
+    st.data(),
+)
 def test_rows_take_one_rank_of_every_node_of_a_group(policy: Scheme, data: st.DataObject) -> None:
     over = mesh([data.draw(st.integers(1, 4))] * data.draw(st.integers(2, 12)))
     by_rank = found(policy, over)
-    groups = {member: group for group in place(policy, over.topology).groups for member in group.members}
+    groups = {
+        member: group for group in place(policy, over.topology).groups for member in group.members
+    }
     for rank, ward in by_rank.items():
         group = groups[ward.node]
-        assert rank in ward.row and {by_rank[r].row for r in ward.row} == {ward.row}, "a row's members agree about it"
+        assert rank in ward.row and {by_rank[r].row for r in ward.row} == {ward.row}, (
+            "a row's members agree about it"
+        )
         assert tuple(over.node_of[r] for r in ward.row) == group.members
-        assert set(ward.holders) == set(group.members) - {ward.node} and ward.tolerates == group.tolerates
-        assert len({r - over.ranks_of(over.node_of[r]).start for r in ward.row}) == 1, "the i-th ranks of their nodes"
+        assert (
+            set(ward.holders) == set(group.members) - {ward.node}
+            and ward.tolerates == group.tolerates
+        )
+        assert len({r - over.ranks_of(over.node_of[r]).start for r in ward.row}) == 1, (
+            "the i-th ranks of their nodes"
+        )
 
 
 @given(
@@ -80,7 +104,9 @@ def test_no_two_parts_of_a_rank_lie_in_one_rack(policy: Scheme, sizes: list[int]
 
 
 @given(st.integers(1, 4), st.integers(1, 3), st.lists(st.integers(1, 4), min_size=2, max_size=6))
-def test_a_lost_rack_takes_no_more_of_a_row_than_it_tolerates(k: int, m: int, sizes: list[int]) -> None:
+def test_a_lost_rack_takes_no_more_of_a_row_than_it_tolerates(
+    k: int, m: int, sizes: list[int]
+) -> None:
     racks = [f"rack-{rack}" for rack, size in enumerate(sizes) for _ in range(size)]
     over = mesh([1] * len(racks), racks)
     for ward in found(ReedSolomon(k, m), over).values():
@@ -95,7 +121,11 @@ def test_two_nodes_of_two_ranks() -> None:
 
 
 def test_a_ring_of_three() -> None:
-    assert {rank: ward.holders for rank, ward in wards(Copies(2), mesh([1, 1, 1])).items()} == {0: (1,), 1: (2,), 2: (0,)}
+    assert {rank: ward.holders for rank, ward in wards(Copies(2), mesh([1, 1, 1])).items()} == {
+        0: (1,),
+        1: (2,),
+        2: (0,),
+    }
 
 
 def test_one_node_alone_has_nobody_to_hold_for_it() -> None:
@@ -106,7 +136,10 @@ def test_one_node_alone_has_nobody_to_hold_for_it() -> None:
 def test_too_few_nodes_and_unequal_rows_are_refused() -> None:
     with pytest.raises(ConfigError, match="copies:3: expected at least 3 nodes, found 2"):
         wards(Copies(3), mesh([1, 1]))
-    with pytest.raises(ConfigError, match=r"parity:2: expected the same number of ranks on every node, found \[1, 2\]"):
+    with pytest.raises(
+        ConfigError,
+        match=r"parity:2: expected the same number of ranks on every node, found \[1, 2\]",
+    ):
         wards(Parity(2), mesh([1, 2]))
 
 

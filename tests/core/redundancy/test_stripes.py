@@ -10,21 +10,35 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keepstep.core.redundancy.stripes import Region, Stripes, chunks, decode_plan, encode_plan, stripes_of_replica, stripes_of_snapshots
+from keepstep.core.redundancy.stripes import (
+    Region,
+    Stripes,
+    chunks,
+    decode_plan,
+    encode_plan,
+    stripes_of_replica,
+    stripes_of_snapshots,
+)
 from tests.core.parity_memory import carry_out, encoded
 
-groups = st.integers(2, 9).flatmap(lambda size: st.tuples(st.just(size), st.integers(1, min(size - 1, 3))))
+groups = st.integers(2, 9).flatmap(
+    lambda size: st.tuples(st.just(size), st.integers(1, min(size - 1, 3)))
+)
 
 
 @st.composite
 def stripes_lists(draw: st.DrawFn) -> Stripes:
     size, tolerates = draw(groups)
     members = draw(st.permutations([10 * i for i in range(size)]))
-    return stripes_of_snapshots(members, tolerates, draw(st.lists(st.integers(0, 2000), min_size=size, max_size=size)))
+    return stripes_of_snapshots(
+        members, tolerates, draw(st.lists(st.integers(0, 2000), min_size=size, max_size=size))
+    )
 
 
 @given(stripes_lists())
-def test_a_codeword_has_one_block_of_every_member_and_every_byte_one_codeword(stripes: Stripes) -> None:
+def test_a_codeword_has_one_block_of_every_member_and_every_byte_one_codeword(
+    stripes: Stripes,
+) -> None:
     size = len(stripes.members)
     covered: dict[tuple[int, Region], list[tuple[int, int]]] = {}
     for codeword in range(size):
@@ -45,12 +59,23 @@ def test_a_codeword_has_one_block_of_every_member_and_every_byte_one_codeword(st
 @settings(max_examples=200)
 def test_any_tolerated_loss_is_rebuilt_to_the_byte(stripes: Stripes, data: st.DataObject) -> None:
     whole = encoded(stripes)
-    lost = data.draw(st.lists(st.sampled_from(stripes.members), min_size=1, max_size=stripes.tolerates, unique=True))
-    memory = {place: bytearray(len(found)) if place[0] in lost else bytearray(found) for place, found in whole.items()}
+    lost = data.draw(
+        st.lists(
+            st.sampled_from(stripes.members), min_size=1, max_size=stripes.tolerates, unique=True
+        )
+    )
+    memory = {
+        place: bytearray(len(found)) if place[0] in lost else bytearray(found)
+        for place, found in whole.items()
+    }
     for member in lost:
         plan = decode_plan(stripes, lost, member)
         assert not {p.member for combine in plan for p in combine.sources} & set(lost)
-        carry_out([part for combine in plan for part in chunks(combine, data.draw(st.integers(1, 600)))], stripes, memory)
+        carry_out(
+            [part for combine in plan for part in chunks(combine, data.draw(st.integers(1, 600)))],
+            stripes,
+            memory,
+        )
     assert memory == whole
 
 
@@ -58,7 +83,10 @@ def test_every_pair_of_six_is_rebuilt_by_four_and_two() -> None:
     stripes = stripes_of_snapshots(range(6), 2, [4096, 4000, 4096, 0, 1, 4095])
     whole = encoded(stripes, seed=42)
     for lost in combinations(range(6), 2):
-        memory = {place: bytearray(len(found)) if place[0] in lost else bytearray(found) for place, found in whole.items()}
+        memory = {
+            place: bytearray(len(found)) if place[0] in lost else bytearray(found)
+            for place, found in whole.items()
+        }
         for member in lost:
             carry_out(decode_plan(stripes, lost, member), stripes, memory)
         assert memory == whole, lost
@@ -75,16 +103,24 @@ def test_with_one_tolerated_it_is_the_rotating_parity_of_reft(size: int) -> None
                 assert (piece.region, piece.start, piece.stop) == (Region.PARITY, 0, 64)
             else:
                 block = s if s < node else s - 1
-                assert stripes.in_replica(piece) == (64 * (node * (size - 1) + block), 64 * (node * (size - 1) + block + 1))
+                assert stripes.in_replica(piece) == (
+                    64 * (node * (size - 1) + block),
+                    64 * (node * (size - 1) + block + 1),
+                )
 
 
 @given(groups, st.integers(1, 5000))
-def test_parity_of_a_replicated_state_is_computed_from_the_own_replica(group: tuple[int, int], state_bytes: int) -> None:
+def test_parity_of_a_replicated_state_is_computed_from_the_own_replica(
+    group: tuple[int, int], state_bytes: int
+) -> None:
     size, tolerates = group
     stripes = stripes_of_replica(range(size), tolerates, state_bytes)
     state = random.Random(state_bytes).randbytes(state_bytes)
     assert sum(stripes.data_bytes) == state_bytes
-    shares = [state[start : start + n] for start, n in zip(stripes.starts, stripes.data_bytes, strict=True)]
+    shares = [
+        state[start : start + n]
+        for start, n in zip(stripes.starts, stripes.data_bytes, strict=True)
+    ]
     assert b"".join(shares) == state
     for member in range(size):
         for combine in encode_plan(stripes, member):
@@ -110,7 +146,9 @@ def test_the_survivors_read_about_equally(size: int, tolerates: int, lost: int) 
 def test_chunks_are_the_same_work(stripes: Stripes, chunk_bytes: int) -> None:
     for combine in encode_plan(stripes, stripes.members[0]):
         parts = list(chunks(combine, chunk_bytes))
-        assert all(p.nbytes <= chunk_bytes for part in parts for p in (*part.sources, *part.targets))
+        assert all(
+            p.nbytes <= chunk_bytes for part in parts for p in (*part.sources, *part.targets)
+        )
         for which, whole in enumerate(combine.sources):
             spans = [part.sources[which] for part in parts]
             assert sum(p.nbytes for p in spans) == whole.nbytes

@@ -1,4 +1,5 @@
-"""Survival: counted exactly, compared with trying every subset; and the question which nodes can be lost now."""
+"""Survival: counted exactly, compared with trying every subset; and the question which nodes can be
+lost now."""
 
 from __future__ import annotations
 
@@ -12,11 +13,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.core.redundancy.placement import place
-from keepstep.core.redundancy.survival import out_of_reach, survivable_counts, survival, survival_at, which_can_be_lost
+from keepstep.core.redundancy.survival import (
+    out_of_reach,
+    survivable_counts,
+    survival,
+    survival_at,
+    which_can_be_lost,
+)
 from keepstep.errors import ConfigError
-from keepstep.model.topology import Copies, Group, NoRedundancy, Parity, Placement, ReedSolomon, Scheme, topology
+from keepstep.model.topology import (
+    Copies,
+    Group,
+    NoRedundancy,
+    Parity,
+    Placement,
+    ReedSolomon,
+    Scheme,
+    topology,
+)
 
-POLICIES: list[Scheme] = [NoRedundancy(), *map(Copies, (2, 3, 4)), *map(Parity, (2, 3, 4, 5)), ReedSolomon(4, 2), ReedSolomon(2, 2)]
+POLICIES: list[Scheme] = [
+    NoRedundancy(),
+    *map(Copies, (2, 3, 4)),
+    *map(Parity, (2, 3, 4, 5)),
+    ReedSolomon(4, 2),
+    ReedSolomon(2, 2),
+]
 
 
 def survives(placement: Placement, lost: set[int]) -> bool:
@@ -37,9 +59,14 @@ def test_counts_equal_trying_every_subset(policy: Scheme, nodes: int) -> None:
     except ConfigError:
         return
     counted = survivable_counts(placement.groups, nodes)
-    tried = [sum(survives(placement, set(lost)) for lost in combinations(range(nodes), k)) for k in range(nodes + 1)]
+    tried = [
+        sum(survives(placement, set(lost)) for lost in combinations(range(nodes), k))
+        for k in range(nodes + 1)
+    ]
     assert counted == tried
-    assert survival(placement.groups, nodes) == {k: Fraction(tried[k], comb(nodes, k)) for k in range(1, nodes + 1)}
+    assert survival(placement.groups, nodes) == {
+        k: Fraction(tried[k], comb(nodes, k)) for k in range(1, nodes + 1)
+    }
 
 
 @pytest.mark.parametrize("m", [2, 3, 4])
@@ -47,7 +74,10 @@ def test_counts_equal_trying_every_subset(policy: Scheme, nodes: int) -> None:
 def test_rings_of_every_size_equal_trying_every_subset(size: int, m: int) -> None:
     ring = Group(tuple(range(size)), m - 1, ring=True)
     runs = [{(start + i) % size for i in range(m)} for start in range(size)]
-    tried = [sum(not any(run <= set(lost) for run in runs) for lost in combinations(range(size), k)) for k in range(size + 1)]
+    tried = [
+        sum(not any(run <= set(lost) for run in runs) for lost in combinations(range(size), k))
+        for k in range(size + 1)
+    ]
     assert survivable_counts([ring], size) == tried
 
 
@@ -60,9 +90,14 @@ def test_thousands_of_nodes_are_counted_exactly() -> None:
 
 
 @given(st.sampled_from(POLICIES), st.integers(6, 14), st.floats(0, 1))
-def test_the_chance_over_a_window_is_the_counts_weighted(policy: Scheme, nodes: int, keep: float) -> None:
+def test_the_chance_over_a_window_is_the_counts_weighted(
+    policy: Scheme, nodes: int, keep: float
+) -> None:
     groups = place(policy, topology(nodes)).groups
-    weighted = sum(count * keep ** (nodes - k) * (1 - keep) ** k for k, count in enumerate(survivable_counts(groups, nodes)))
+    weighted = sum(
+        count * keep ** (nodes - k) * (1 - keep) ** k
+        for k, count in enumerate(survivable_counts(groups, nodes))
+    )
     assert isclose(survival_at(groups, keep), weighted, rel_tol=1e-9, abs_tol=1e-12)
 
 
@@ -72,7 +107,10 @@ def test_which_can_be_lost_equals_trying_every_loss(policy: Scheme, nodes: int, 
     rng = random.Random(seed)
     placement = place(policy, topology(nodes))
     alive = {node for node in range(nodes) if rng.random() < 0.9}
-    proven = {owner: {node for node in holders if rng.random() < 0.9} for owner, holders in placement.holders.items()}
+    proven = {
+        owner: {node for node in holders if rng.random() < 0.9}
+        for owner, holders in placement.holders.items()
+    }
     here = {owner: have & alive for owner, have in proven.items()}
     answer = which_can_be_lost(placement, alive, proven)
     already = out_of_reach(placement, here)
@@ -84,20 +122,35 @@ def test_which_can_be_lost_equals_trying_every_loss(policy: Scheme, nodes: int, 
     if already:
         assert answer.any_nodes == -1
     else:
-        fatal = [k for k in range(1, len(alive) + 1) for lost in combinations(alive, k) if out_of_reach(placement, here, lost)]
+        fatal = [
+            k
+            for k in range(1, len(alive) + 1)
+            for lost in combinations(alive, k)
+            if out_of_reach(placement, here, lost)
+        ]
         assert answer.any_nodes == min(fatal, default=len(alive) + 1) - 1
 
 
 def test_the_answer_is_a_sentence() -> None:
     placement = place(Copies(2), topology(4))
     everything = placement.holders
-    assert which_can_be_lost(placement, range(4), everything).why == "any one of 4 nodes may be lost"
+    assert (
+        which_can_be_lost(placement, range(4), everything).why == "any one of 4 nodes may be lost"
+    )
     unproven = {**everything, 2: (2,)}
     assert which_can_be_lost(placement, range(4), unproven).why == (
-        "node 2 must stay (with node 2 would go the snapshots of node 2); safe to lose: nodes 0, 1, 3"
+        "node 2 must stay (with node 2 would go the snapshots of node 2); safe to lose: "
+        "nodes 0, 1, 3"
     )
     assert which_can_be_lost(placement, (0, 1, 3), everything).why.startswith(
         "node 3 must stay (with node 3 would go the snapshots of nodes 2, 3)"
     )
-    assert which_can_be_lost(placement, (0, 1), everything).why.startswith("memory no longer has the snapshots of nodes 2, 3")
-    assert which_can_be_lost(place(Copies(3), topology(6)), range(6), place(Copies(3), topology(6)).holders).any_nodes == 2
+    assert which_can_be_lost(placement, (0, 1), everything).why.startswith(
+        "memory no longer has the snapshots of nodes 2, 3"
+    )
+    assert (
+        which_can_be_lost(
+            place(Copies(3), topology(6)), range(6), place(Copies(3), topology(6)).holders
+        ).any_nodes
+        == 2
+    )

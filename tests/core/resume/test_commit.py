@@ -1,7 +1,9 @@
-"""The commit protocol under every interleaving: nodes, holders, words of any age, torn captures, keepers that restart, nodes that vanish.
+"""The commit protocol under every interleaving: nodes, holders, words of any age, torn captures,
+keepers that restart, nodes that vanish.
 
-The model is protocol_model.py. Three searches: every instant of a tiny world; every schedule of a longer run that departs at most so often
-from the prompt one; hypothesis through larger worlds, with messages that lie on their wires. Then examples with names, and planted bugs.
+The model is protocol_model.py. Three searches: every instant of a tiny world; every schedule of a
+longer run that departs at most so often from the prompt one; hypothesis through larger worlds, with
+messages that lie on their wires. Then examples with names, and planted bugs.
 """
 
 from __future__ import annotations
@@ -15,7 +17,13 @@ import hypothesis
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from keepstep.core.resume.commit import Commit, RankFacts, first_word, newer
 from keepstep.core.resume.cut import Holding
@@ -23,13 +31,28 @@ from keepstep.core.resume.slots import Skip, Take, choose
 from keepstep.model.horizon import Horizon
 from keepstep.model.snapshot import SlotState, SlotView, Stamp
 from keepstep.model.topology import Copies, NoRedundancy, Parity, ReedSolomon, Scheme
-from tests.core.protocol_model import BLANK, EMPTY, Ack, Move, Offer, Protocol, Stuck, Unsafe, World, put, sealed, writing
+from tests.core.protocol_model import (
+    BLANK,
+    EMPTY,
+    Ack,
+    Move,
+    Offer,
+    Protocol,
+    Stuck,
+    Unsafe,
+    World,
+    put,
+    sealed,
+    writing,
+)
 
-# ---------------------------------------------------------------------------------------------- every instant of small worlds
+# ----------------------------------------------------------------------------------------------
+# every instant of small worlds
 
 
 class Known:
-    """Instants seen. Parts of worlds are shared between them, so each is numbered once and an instant is a tuple of numbers."""
+    """Instants seen. Parts of worlds are shared between them, so each is numbered once and an
+    instant is a tuple of numbers."""
 
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
@@ -64,9 +87,14 @@ def explore(protocol: Protocol, max_step: int, max_kills: int, max_restarts: int
         ahead = list(protocol.useful(world))
         if not ahead:
             protocol.check_liveness(world)
-        moves = [(m, kills, restarts) for m in (*ahead, *protocol.harmful(world), *protocol.steps(world, max_step))]
+        moves = [
+            (m, kills, restarts)
+            for m in (*ahead, *protocol.harmful(world), *protocol.steps(world, max_step))
+        ]
         moves += [(("recover", lost), kills - 1, restarts) for lost in protocol.losses if kills]
-        moves += [(("restart", node), kills, restarts - 1) for node in range(protocol.nodes) if restarts]
+        moves += [
+            (("restart", node), kills, restarts - 1) for node in range(protocol.nodes) if restarts
+        ]
         for move, kills_left, restarts_left in moves:
             following = looked(protocol, protocol.apply(world, move))
             key = known.key(following), kills_left, restarts_left
@@ -77,10 +105,13 @@ def explore(protocol: Protocol, max_step: int, max_kills: int, max_restarts: int
 
 
 def explore_departures(protocol: Protocol, max_step: int, departures: int) -> int:
-    """Every schedule that departs at most so often from the prompt one, in which whatever can happen does and only then the next step
-    comes. A departure: something is late (for as long as one likes), torn or skipped, a keeper restarts, ranks die, nodes are lost."""
+    """Every schedule that departs at most so often from the prompt one, in which whatever can
+    happen does and only then the next step comes. A departure: something is late (for as long as
+    one likes), torn or skipped, a keeper restarts, ranks die, nodes are lost."""
     known = Known()
-    queue: deque[tuple[World, frozenset[Move], int]] = deque([(protocol.first(), frozenset(), departures)])
+    queue: deque[tuple[World, frozenset[Move], int]] = deque(
+        [(protocol.first(), frozenset(), departures)]
+    )
     best = {(known.key(protocol.first()), frozenset[Move]()): departures}
     while queue:
         world, late, left = queue.popleft()
@@ -93,12 +124,21 @@ def explore_departures(protocol: Protocol, max_step: int, departures: int) -> in
         steps = list(protocol.steps(world, max_step))
         late = late & {*ahead, *steps}
         now = next((m for m in (*ahead, *steps) if m not in late), None)
-        following = [(protocol.apply(world, m), late - {m}, 0) for m in (*late, *([now] if now else []))]
+        following = [
+            (protocol.apply(world, m), late - {m}, 0) for m in (*late, *([now] if now else []))
+        ]
         if left:
             following += [(world, late | {now}, 1)] if now else []
-            following += [(protocol.apply(world, m), late, 1) for m in (*protocol.harmful(world), *(("skip", rank) for _, rank in steps))]
-            following += [(protocol.restart(world, node), late, 1) for node in range(protocol.nodes)]
-            following += [(protocol.recover(world, lost), frozenset(), 1) for lost in protocol.losses]
+            following += [
+                (protocol.apply(world, m), late, 1)
+                for m in (*protocol.harmful(world), *(("skip", rank) for _, rank in steps))
+            ]
+            following += [
+                (protocol.restart(world, node), late, 1) for node in range(protocol.nodes)
+            ]
+            following += [
+                (protocol.recover(world, lost), frozenset(), 1) for lost in protocol.losses
+            ]
         for world_after, late_after, cost in following:
             world_after = looked(protocol, world_after)
             key = known.key(world_after), late_after
@@ -112,19 +152,34 @@ def explore_departures(protocol: Protocol, max_step: int, departures: int) -> in
     ("policy", "nodes", "max_step", "max_kills", "max_restarts"),
     [(Copies(2), 2, 1, 0, 0), (Copies(2), 2, 0, 1, 1), (Parity(2), 2, 0, 1, 1)],
 )
-def test_every_instant_of_a_tiny_world(policy: Scheme, nodes: int, max_step: int, max_kills: int, max_restarts: int) -> None:
+def test_every_instant_of_a_tiny_world(
+    policy: Scheme, nodes: int, max_step: int, max_kills: int, max_restarts: int
+) -> None:
     assert explore(Protocol(policy, nodes, prompt=True), max_step, max_kills, max_restarts) > 1000
 
 
 @pytest.mark.parametrize(
     ("policy", "nodes", "own_slots", "max_step", "departures"),
-    [(Copies(2), 2, 2, 2, 2), (Copies(2), 2, 3, 3, 1), (Copies(2), 3, 2, 2, 1), (Parity(3), 3, 2, 2, 1)],
+    [
+        (Copies(2), 2, 2, 2, 2),
+        (Copies(2), 2, 3, 3, 1),
+        (Copies(2), 3, 2, 2, 1),
+        (Parity(3), 3, 2, 2, 1),
+    ],
 )
-def test_every_schedule_near_the_prompt_one(policy: Scheme, nodes: int, own_slots: int, max_step: int, departures: int) -> None:
-    assert explore_departures(Protocol(policy, nodes, own_slots=own_slots, prompt=True), max_step, departures) > 1000
+def test_every_schedule_near_the_prompt_one(
+    policy: Scheme, nodes: int, own_slots: int, max_step: int, departures: int
+) -> None:
+    assert (
+        explore_departures(
+            Protocol(policy, nodes, own_slots=own_slots, prompt=True), max_step, departures
+        )
+        > 1000
+    )
 
 
-# ---------------------------------------------------------------------------------------------- larger worlds
+# ----------------------------------------------------------------------------------------------
+# larger worlds
 
 
 WORLDS: list[tuple[Scheme, int]] = [
@@ -141,14 +196,21 @@ PICKS = st.lists(st.integers(0, 255), min_size=6, max_size=24)
 
 
 class Job(RuleBasedStateMachine):
-    """Up to 4 nodes of 1 or 2 ranks. Messages lie on their wires as long as the search likes; ranks decide by pages of any age."""
+    """Up to 4 nodes of 1 or 2 ranks. Messages lie on their wires as long as the search likes; ranks
+    decide by pages of any age."""
 
     protocol_type: type[Protocol] = Protocol
     world: World
 
-    @initialize(which=st.sampled_from(WORLDS), ranks_per_node=st.sampled_from([1, 1, 2]), own_slots=st.integers(2, 4))
+    @initialize(
+        which=st.sampled_from(WORLDS),
+        ranks_per_node=st.sampled_from([1, 1, 2]),
+        own_slots=st.integers(2, 4),
+    )
     def begin(self, which: tuple[Scheme, int], ranks_per_node: int, own_slots: int) -> None:
-        self.protocol = self.protocol_type(*which, ranks_per_node=ranks_per_node, own_slots=own_slots)
+        self.protocol = self.protocol_type(
+            *which, ranks_per_node=ranks_per_node, own_slots=own_slots
+        )
         self.world = self.protocol.first()
 
     def happens(self, moves: Sequence[Move], pick: int) -> None:
@@ -159,14 +221,19 @@ class Job(RuleBasedStateMachine):
     @rule(picks=PICKS)
     def goes_on(self, picks: list[int]) -> None:
         for pick in picks:
-            self.happens([*self.protocol.useful(self.world), *self.protocol.steps(self.world, apart=1)], pick)
+            self.happens(
+                [*self.protocol.useful(self.world), *self.protocol.steps(self.world, apart=1)], pick
+            )
 
     @rule(picks=PICKS)
     def communicates(self, picks: list[int]) -> None:
         for pick in picks:
             self.happens(list(self.protocol.useful(self.world)), pick)
 
-    @rule(steps=st.integers(1, 3), late=st.sampled_from(["nothing", "report", "say", "offer", "piece", "look", "seal"]))
+    @rule(
+        steps=st.integers(1, 3),
+        late=st.sampled_from(["nothing", "report", "say", "offer", "piece", "look", "seal"]),
+    )
     def has_time(self, steps: int, late: str) -> None:
         """Boundaries pass and all that is under way ends, but for one kind of happening."""
         for _ in range(steps):
@@ -175,33 +242,50 @@ class Job(RuleBasedStateMachine):
                 self.happens(moves, 0)
 
     @rule(
-        what=st.sampled_from(["goes wrong", "goes wrong", "restarts", "restarts", "lost", "resuming"]),
+        what=st.sampled_from(
+            ["goes wrong", "goes wrong", "restarts", "restarts", "lost", "resuming"]
+        ),
         pick=st.integers(0, 255),
         picks=PICKS,
     )
     def fails(self, what: str, pick: int, picks: list[int]) -> None:
-        """A capture is torn or skipped, pieces do not arrive; keepers restart; ranks die, perhaps with nodes, perhaps while resuming."""
+        """A capture is torn or skipped, pieces do not arrive; keepers restart; ranks die, perhaps
+        with nodes, perhaps while resuming."""
         p = self.protocol
         match what:
             case "goes wrong":
-                self.happens([*p.harmful(self.world), *(("skip", rank) for _, rank in p.steps(self.world))], pick)
+                self.happens(
+                    [*p.harmful(self.world), *(("skip", rank) for _, rank in p.steps(self.world))],
+                    pick,
+                )
             case "restarts":
                 self.happens([("restart", node) for node in range(p.nodes)], pick)
             case "lost":
                 self.happens([("recover", lost) for lost in p.losses], pick)
             case _:
-                self.all_die_while_resuming(p.losses[pick % len(p.losses)], frozenset(pick % p.nodes for pick in picks[:2]), picks[2:6])
+                self.all_die_while_resuming(
+                    p.losses[pick % len(p.losses)],
+                    frozenset(pick % p.nodes for pick in picks[:2]),
+                    picks[2:6],
+                )
 
-    def all_die_while_resuming(self, lost: tuple[int, ...], hearing: frozenset[int], picks: list[int]) -> None:
-        """Only some nodes hear that they may go, and their ranks train a little; then ranks die again."""
+    def all_die_while_resuming(
+        self, lost: tuple[int, ...], hearing: frozenset[int], picks: list[int]
+    ) -> None:
+        """Only some nodes hear that they may go, and their ranks train a little; then ranks die
+        again."""
         p, before = self.protocol, self.world
         self.happens([("recover", lost)], 0)
         for node in set(range(p.nodes)) - hearing:
-            self.world = self.world._replace(words=put(self.world.words, node, BLANK if node in lost else before.words[node]))
+            self.world = self.world._replace(
+                words=put(self.world.words, node, BLANK if node in lost else before.words[node])
+            )
         going = [rank for rank in p.ranks if p.home[rank] in hearing]
         for pick in picks:
             rank = going[pick % len(going)]
-            self.happens([("boundary" if writing(self.world.own[rank]) is None else "seal", rank)], 0)
+            self.happens(
+                [("boundary" if writing(self.world.own[rank]) is None else "seal", rank)], 0
+            )
         self.happens([("recover", ())], 0)
 
     @invariant()
@@ -221,20 +305,34 @@ def test_larger_worlds() -> None:
     run_state_machine_as_test(Job, settings=SEARCH)
 
 
-# ---------------------------------------------------------------------------------------------- the searches find planted bugs
+# ---------------------------------------------------------------------------------------------- the
+# searches find planted bugs
 
 
 def overwrites_the_horizon(
-    step: int, slots: Sequence[SlotView], horizon: Stamp | None, is_hopeless: Callable[[Stamp], bool]
+    step: int,
+    slots: Sequence[SlotView],
+    horizon: Stamp | None,
+    is_hopeless: Callable[[Stamp], bool],
 ) -> Take | Skip:
     return choose(step, slots, horizon and horizon._replace(epoch=horizon.epoch + 1), is_hopeless)
 
 
-def gives_up_too_early(step: int, slots: Sequence[SlotView], horizon: Stamp | None, is_hopeless: Callable[[Stamp], bool]) -> Take | Skip:
+def gives_up_too_early(
+    step: int,
+    slots: Sequence[SlotView],
+    horizon: Stamp | None,
+    is_hopeless: Callable[[Stamp], bool],
+) -> Take | Skip:
     return choose(step, slots, horizon, lambda stamp: True)
 
 
-def never_gives_up(step: int, slots: Sequence[SlotView], horizon: Stamp | None, is_hopeless: Callable[[Stamp], bool]) -> Take | Skip:
+def never_gives_up(
+    step: int,
+    slots: Sequence[SlotView],
+    horizon: Stamp | None,
+    is_hopeless: Callable[[Stamp], bool],
+) -> Take | Skip:
     return choose(step, slots, horizon, lambda stamp: False)
 
 
@@ -269,7 +367,11 @@ class HearsNothing(Commit):
 
 class OneHolderIsEnough(Protocol):
     def facts_of(self, world: World, rank: int) -> RankFacts:
-        return super().facts_of(world, rank)._replace(protected=frozenset(stamp for _, stamp in world.acked[rank]))
+        return (
+            super()
+            .facts_of(world, rank)
+            ._replace(protected=frozenset(stamp for _, stamp in world.acked[rank]))
+        )
 
 
 class AcksWhenBegun(Protocol):
@@ -279,7 +381,11 @@ class AcksWhenBegun(Protocol):
         world = super()._offered(world, holder, offer)
         slots = world.held[self.place_for[offer.rank, holder]]
         begun = any(view == SlotView(SlotState.WRITING, offer.stamp) for view in slots)
-        return self.send(world, holder, self.home[offer.rank], Ack(offer.rank, offer.stamp)) if begun else world
+        return (
+            self.send(world, holder, self.home[offer.rank], Ack(offer.rank, offer.stamp))
+            if begun
+            else world
+        )
 
 
 class AcksOutliveTheirEpoch(Protocol):
@@ -307,7 +413,9 @@ TWO: dict[str, Any] = {"policy": Copies(2), "nodes": 2, "prompt": True}
     ],
     ids=lambda planted: getattr(planted, "__name__", None),
 )
-def test_the_search_finds_a_planted_bug(planted: Protocol, shown_by: type[AssertionError], max_step: int, departures: int) -> None:
+def test_the_search_finds_a_planted_bug(
+    planted: Protocol, shown_by: type[AssertionError], max_step: int, departures: int
+) -> None:
     with pytest.raises(shown_by):
         explore_departures(planted, max_step, departures)
 
@@ -318,10 +426,16 @@ class HastyJob(Job):
 
 def test_the_machine_finds_a_planted_bug() -> None:
     with pytest.raises(Unsafe):
-        run_state_machine_as_test(HastyJob, settings=settings(SEARCH, phases=[hypothesis.Phase.generate], report_multiple_bugs=False))
+        run_state_machine_as_test(
+            HastyJob,
+            settings=settings(
+                SEARCH, phases=[hypothesis.Phase.generate], report_multiple_bugs=False
+            ),
+        )
 
 
-# ---------------------------------------------------------------------------------------------- examples with names
+# ----------------------------------------------------------------------------------------------
+# examples with names
 
 
 class Story:
@@ -360,34 +474,50 @@ def test_every_step_is_committed_when_nothing_is_late() -> None:
         for step in range(4):
             story.step()
             assert story.world.led.committed == Stamp(step, 1)
-            assert all(story.within_reach(*lost) == Stamp(step, 1) for lost in story.protocol.losses)
+            assert all(
+                story.within_reach(*lost) == Stamp(step, 1) for lost in story.protocol.losses
+            )
 
 
 def test_ranks_die_after_they_sealed_a_step_that_nobody_had_copied() -> None:
-    """Holders keep the two steps before. Did the new epoch not inherit the horizon, they would have no slot for the one resumed from."""
+    """Holders keep the two steps before. Did the new epoch not inherit the horizon, they would have
+    no slot for the one resumed from."""
     story = Story(Protocol(Copies(2), 2))
     story.step()
     story.step()
     story.step(but=is_offer)
-    assert story.world.led.committed == Stamp(1, 1) and [sealed(slots) for slots in story.world.held] == [{Stamp(0, 1), Stamp(1, 1)}] * 2
+    assert (
+        story.world.led.committed == Stamp(1, 1)
+        and [sealed(slots) for slots in story.world.held] == [{Stamp(0, 1), Stamp(1, 1)}] * 2
+    )
     story.go(("recover", ()))
     assert [sealed(slots) for slots in story.world.own] == [{Stamp(1, 1), Stamp(2, 1)}] * 2
     assert {word.inherited for word in story.world.words} == {Stamp(1, 1)}
     story.step()
-    assert story.world.led.committed == Stamp(2, 1), "what all resumed from is proven again, and then what comes next"
+    assert story.world.led.committed == Stamp(2, 1), (
+        "what all resumed from is proven again, and then what comes next"
+    )
     story.step()
     assert story.world.led.committed == Stamp(4, 2)
 
 
 def test_a_node_is_lost_between_data_and_parity() -> None:
-    """The write hole: one parity of step 1 is written, the others not yet. Step 1 may not be decoded, step 0 must be."""
+    """The write hole: one parity of step 1 is written, the others not yet. Step 1 may not be
+    decoded, step 0 must be."""
     story = Story(Protocol(Parity(3), 3))
     story.step()
     story.step(but=lambda move: move[0] == "piece" and move[1] != 0)
-    assert Stamp(1, 1) in sealed(story.world.held[0]) and Stamp(1, 1) not in sealed(story.world.held[1])
-    assert story.within_reach() == Stamp(1, 1) and [story.within_reach(node) for node in range(3)] == [Stamp(0, 1)] * 3
+    assert Stamp(1, 1) in sealed(story.world.held[0]) and Stamp(1, 1) not in sealed(
+        story.world.held[1]
+    )
+    assert (
+        story.within_reach() == Stamp(1, 1)
+        and [story.within_reach(node) for node in range(3)] == [Stamp(0, 1)] * 3
+    )
     story.go(("recover", (2,)))
-    assert {slots for place in story.world.held for slots in sealed(place)} == {Stamp(0, 1)}, "the half of step 1 is gone everywhere"
+    assert {slots for place in story.world.held for slots in sealed(place)} == {Stamp(0, 1)}, (
+        "the half of step 1 is gone everywhere"
+    )
     story.step()
     story.step()
     assert story.world.led.committed == Stamp(2, 2)
@@ -396,20 +526,29 @@ def test_a_node_is_lost_between_data_and_parity() -> None:
 def test_a_node_is_lost_after_it_sealed_the_last_parity_and_before_anybody_hears() -> None:
     story = Story(Protocol(Parity(3), 3))
     story.step()
-    story.step(but=lambda move: move[0] == "report" and any(Stamp(1, 1) in sealed(slots) for slots in story.world.held))
+    story.step(
+        but=lambda move: (
+            move[0] == "report" and any(Stamp(1, 1) in sealed(slots) for slots in story.world.held)
+        )
+    )
     assert story.world.led.committed == Stamp(0, 1)
-    assert [story.within_reach(node) for node in range(3)] == [Stamp(1, 1)] * 3, "newer than the horizon, and whole"
+    assert [story.within_reach(node) for node in range(3)] == [Stamp(1, 1)] * 3, (
+        "newer than the horizon, and whole"
+    )
     story.go(("recover", (1,)))
     assert set(story.world.decided) == {1}
 
 
 def test_a_node_is_lost_between_two_members_commits() -> None:
-    """Node 1 has heard that step 1 is committed and has given step 0 up, at home and for node 0; node 0 leads and is lost."""
+    """Node 1 has heard that step 1 is committed and has given step 0 up, at home and for node 0;
+    node 0 leads and is lost."""
     story = Story(Protocol(Copies(2), 2))
     story.step()
     story.step(but=lambda move: move == ("look", 0))
     story.go(("boundary", 1))
-    assert Stamp(0, 1) not in sealed(story.world.own[1]) and Stamp(0, 1) in sealed(story.world.own[0])
+    assert Stamp(0, 1) not in sealed(story.world.own[1]) and Stamp(0, 1) in sealed(
+        story.world.own[0]
+    )
     assert [story.within_reach(node) for node in range(2)] == [Stamp(1, 1)] * 2
     story.go(("recover", (0,)))
     assert set(story.world.decided) == {1} and story.world.promised is None
@@ -418,7 +557,8 @@ def test_a_node_is_lost_between_two_members_commits() -> None:
 
 
 def test_the_leader_restarts_when_only_one_node_has_heard_of_a_commit() -> None:
-    """The next leader knows nothing but the reports, and node 1 has already acted upon the last word."""
+    """The next leader knows nothing but the reports, and node 1 has already acted upon the last
+    word."""
     story = Story(Protocol(Copies(2), 2, own_slots=3))
     story.step()
     story.step()
@@ -442,7 +582,8 @@ def test_both_keepers_restart_and_the_pages_remember() -> None:
 
 
 def test_an_acknowledgement_of_an_older_round_would_be_believed() -> None:
-    """Why every message carries its round: node 1 had the copy, said so, and came back empty before the word arrived."""
+    """Why every message carries its round: node 1 had the copy, said so, and came back empty before
+    the word arrived."""
     story = Story(Protocol(Copies(2), 2))
     story.step()
     story.step(but=is_offer_of_rank_0)
@@ -450,7 +591,11 @@ def test_an_acknowledgement_of_an_older_round_would_be_believed() -> None:
     before = story.world.wires
     assert before == ((), (), (Ack(0, Stamp(1, 1)),), ())
     story.go(("recover", (1,)))
-    assert set(story.world.decided) == {1} and not any(story.world.wires) and story.within_reach(0) is None
+    assert (
+        set(story.world.decided) == {1}
+        and not any(story.world.wires)
+        and story.within_reach(0) is None
+    )
     story.step(but=is_offer_of_rank_0)
     story.world = story.world._replace(wires=before)  # as if it were not dropped
     with pytest.raises(Unsafe):
@@ -461,17 +606,24 @@ def test_nothing_is_promised_until_a_replaced_node_holds_its_part_again() -> Non
     story = Story(Protocol(Copies(2), 4))
     story.step()
     story.go(("recover", (1,)))
-    assert story.world.promised is None and story.within_reach(0) is None, "node 1 came back empty: node 0 must stay"
+    assert story.world.promised is None and story.within_reach(0) is None, (
+        "node 1 came back empty: node 0 must stay"
+    )
     assert story.within_reach(2) == story.within_reach(1) == Stamp(0, 1)
     story.step()
     assert story.world.promised is not None
 
 
-# ---------------------------------------------------------------------------------------------- the leader, word by word
+# ---------------------------------------------------------------------------------------------- the
+# leader, word by word
 
 
 def held(*steps: int, decided: int, pending: int | None = None) -> Holding:
-    return Holding(frozenset(Stamp(s, 1) for s in steps), None if pending is None else Stamp(pending, 1), decided)
+    return Holding(
+        frozenset(Stamp(s, 1) for s in steps),
+        None if pending is None else Stamp(pending, 1),
+        decided,
+    )
 
 
 def facts(rank: int, own: Holding, *protected: int) -> RankFacts:
@@ -481,7 +633,9 @@ def facts(rank: int, own: Holding, *protected: int) -> RankFacts:
 def test_nothing_is_said_before_all_ranks_are_known() -> None:
     commit = Commit(2, 1)
     assert commit.report([facts(0, held(3, decided=3), 3)], Horizon(1)) is None
-    assert commit.report([facts(1, held(3, decided=3), 3)], Horizon(1)) == Horizon(1, Stamp(3, 1), None, frozenset({Stamp(3, 1)}), 3)
+    assert commit.report([facts(1, held(3, decided=3), 3)], Horizon(1)) == Horizon(
+        1, Stamp(3, 1), None, frozenset({Stamp(3, 1)}), 3
+    )
 
 
 def test_a_word_is_said_once() -> None:
@@ -508,15 +662,29 @@ def test_the_target_stays_until_it_is_committed() -> None:
 def test_what_lies_between_the_horizon_and_the_target_is_given_up() -> None:
     word = Commit(1, 1).report([facts(0, held(3, 4, 5, decided=6), 3)], Horizon(1))
     assert word is not None and word.target == Stamp(5, 1)
-    assert [word.is_hopeless(Stamp(step, 1)) for step in (3, 4, 5, 6, 7)] == [False, True, False, True, False]
+    assert [word.is_hopeless(Stamp(step, 1)) for step in (3, 4, 5, 6, 7)] == [
+        False,
+        True,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_on_a_slow_link_a_killed_process_still_loses_one_step() -> None:
-    """Step 2 is on its way to the holders for long; with four slots every later step is captured all the same."""
+    """Step 2 is on its way to the holders for long; with four slots every later step is captured
+    all the same."""
     leader = Commit(2, 1)
-    slots = [SlotView(SlotState.SEALED, Stamp(1, 1)), SlotView(SlotState.SEALED, Stamp(2, 1)), EMPTY, EMPTY]
+    slots = [
+        SlotView(SlotState.SEALED, Stamp(1, 1)),
+        SlotView(SlotState.SEALED, Stamp(2, 1)),
+        EMPTY,
+        EMPTY,
+    ]
     for step in range(3, 20):
-        own = Holding(frozenset(v.stamp for v in slots if v.state is SlotState.SEALED), None, step - 1)
+        own = Holding(
+            frozenset(v.stamp for v in slots if v.state is SlotState.SEALED), None, step - 1
+        )
         leader.report([RankFacts(r, own, frozenset({Stamp(1, 1)})) for r in range(2)], Horizon(1))
         word = leader.horizon
         assert (word.committed, word.target) == (Stamp(1, 1), Stamp(2, 1))
@@ -531,7 +699,9 @@ def test_a_page_inherits_what_was_committed_as_far_as_it_is_there() -> None:
     stamps = {Stamp(4, 1), Stamp(5, 1)}
     assert first_word(2, Stamp(5, 1), last, stamps) == Horizon(2, inherited=Stamp(4, 1))
     assert first_word(2, Stamp(4, 1), last, {Stamp(4, 1)}).floor == Stamp(4, 1)
-    assert first_word(2, Stamp(3, 1), last, {Stamp(3, 1)}) == Horizon(2), "it was lost: all went back further"
+    assert first_word(2, Stamp(3, 1), last, {Stamp(3, 1)}) == Horizon(2), (
+        "it was lost: all went back further"
+    )
     assert first_word(2, Stamp(5, 1), last, {Stamp(5, 1)}) == Horizon(2), "it is not here any more"
     assert first_word(2, None, last, stamps) == Horizon(2), "all began from the store"
     again = first_word(3, Stamp(5, 1), Horizon(2, inherited=Stamp(4, 1)), stamps)
@@ -540,11 +710,19 @@ def test_a_page_inherits_what_was_committed_as_far_as_it_is_there() -> None:
 
 def test_of_two_words_the_newer_one_counts() -> None:
     stamps = [None, Stamp(3, 1), Stamp(4, 1)]
-    in_order = [Horizon(1), Horizon(1, inherited=stamps[1]), Horizon(1, stamps[1], decided_step=7), Horizon(1, stamps[2], decided_step=5)]
+    in_order = [
+        Horizon(1),
+        Horizon(1, inherited=stamps[1]),
+        Horizon(1, stamps[1], decided_step=7),
+        Horizon(1, stamps[2], decided_step=5),
+    ]
     in_order += [Horizon(1, stamps[2], decided_step=6), Horizon(2)]
     for older, later in pairwise(in_order):
         assert newer(older, later) == newer(later, older) == later
-    one, other = (Horizon(1, stamps[1], stamps[2], decided_step=5), Horizon(1, stamps[1], None, decided_step=5))
+    one, other = (
+        Horizon(1, stamps[1], stamps[2], decided_step=5),
+        Horizon(1, stamps[1], None, decided_step=5),
+    )
     assert newer(one, other) is other and newer(other, one) is one, "of one age: what was said last"
 
 

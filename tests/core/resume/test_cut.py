@@ -1,9 +1,12 @@
-"""The cut under every interleaving: ranks, slots, steps, views of the past, captures that are late, torn or skipped, deaths.
+"""The cut under every interleaving: ranks, slots, steps, views of the past, captures that are late,
+torn or skipped, deaths.
 
-One model and two searches: breadth first over every state of small worlds, and hypothesis through larger ones that vote
-for real. The model does what the session does (runtime/rank/capture.py) and calls the real `choose`, `cut`, `hopeless`.
+One model and two searches: breadth first over every state of small worlds, and hypothesis through
+larger ones that vote for real. The model does what the session does (runtime/rank/capture.py) and
+calls the real `choose`, `cut`, `hopeless`.
 
-Safety: once all ranks hold a stamp they do at every later instant, and it never goes back; equal stamps are one computation.
+Safety: once all ranks hold a stamp they do at every later instant, and it never goes back; equal
+    stamps are one computation.
 Liveness: from every state, one step in which nothing is late moves the cut.
 """
 
@@ -19,7 +22,14 @@ import hypothesis
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from keepstep.core.resume.cut import Holding, common, cut, holding_of, hopeless
 from keepstep.core.resume.slots import Skip, Take, choose
@@ -37,7 +47,8 @@ class Unsafe(AssertionError):
 
 @dataclass(frozen=True, eq=False)
 class Page:
-    """What a status page tells. Made by `page_of`, one object a value, so that comparing two is comparing addresses."""
+    """What a status page tells. Made by `page_of`, one object a value, so that comparing two is
+    comparing addresses."""
 
     slots: Slots
     holding: Holding
@@ -59,12 +70,14 @@ def page_of(slots: Slots, decided: int) -> Page:
 
 
 class World(NamedTuple):
-    """All ranks at one instant. `seen[r][p]`: the page of p that r will use when it decides next, any since the vote."""
+    """All ranks at one instant. `seen[r][p]`: the page of p that r will use when it decides next,
+    any since the vote."""
 
     pages: tuple[Page, ...]
     seen: tuple[tuple[Page, ...], ...]
     epoch: int = 1
-    loaded: frozenset[int] | None = None  # during a vote: who has loaded and forgotten; None while training
+    # during a vote: who has loaded and forgotten; None while training
+    loaded: frozenset[int] | None = None
     deaths: int = 0
 
 
@@ -83,23 +96,37 @@ def decide(chooser: Chooser, step: int, own: Slots, seen: tuple[Page, ...]) -> T
     return chooser(step, own, cut(holdings, len(seen)), lambda stamp: hopeless(stamp, holdings))
 
 
-# ---------------------------------------------------------------------------------------------- what can happen
+# ----------------------------------------------------------------------------------------------
+# what can happen
 
 
-def after_boundary(own: Page, seen: tuple[Page, ...], epoch: int, chooser: Chooser = choose, pins: frozenset[int] = frozenset()) -> Page:
+def after_boundary(
+    own: Page,
+    seen: tuple[Page, ...],
+    epoch: int,
+    chooser: Chooser = choose,
+    pins: frozenset[int] = frozenset(),
+) -> Page:
     """The rank completes its next step and captures it, if the chooser finds a slot."""
     step = own.decided + 1
     views = tuple(v._replace(pinned=True) if i in pins else v for i, v in enumerate(own.slots))
     decision = decide(chooser, step, views, seen)
     if isinstance(decision, Skip):
         return page_of(own.slots, step)
-    return page_of(put(own.slots, decision.slot, SlotView(SlotState.WRITING, Stamp(step, epoch))), step)
+    return page_of(
+        put(own.slots, decision.slot, SlotView(SlotState.WRITING, Stamp(step, epoch))), step
+    )
 
 
 def after_finish(own: Page, whole: bool) -> Page:
     """The capture thread seals what is being written, or drops it as torn."""
     index = next(i for i, v in enumerate(own.slots) if v.state is SlotState.WRITING)
-    return page_of(put(own.slots, index, own.slots[index]._replace(state=SlotState.SEALED) if whole else EMPTY), own.decided)
+    return page_of(
+        put(
+            own.slots, index, own.slots[index]._replace(state=SlotState.SEALED) if whole else EMPTY
+        ),
+        own.decided,
+    )
 
 
 def after_death(own: Page) -> Page:
@@ -109,16 +136,24 @@ def after_death(own: Page) -> Page:
 
 def after_load(own: Page, offer: Stamp | None) -> Page:
     """The rank has loaded the offer and forgotten everything newer."""
-    kept = tuple(v if v.state is SlotState.SEALED and offer is not None and v.stamp <= offer else EMPTY for v in own.slots)
+    kept = tuple(
+        v if v.state is SlotState.SEALED and offer is not None and v.stamp <= offer else EMPTY
+        for v in own.slots
+    )
     return page_of(kept, -1 if offer is None else offer.step)
 
 
-def moves(world: World, chooser: Chooser, max_step: int, max_deaths: int, dated: int) -> Iterator[World]:
-    """Every next instant. Ranks stay within one step of each other, as ranks that exchange gradients do. The first `dated`
-    ranks decide by pages of any age, the others by what the pages tell at that instant."""
+def moves(
+    world: World, chooser: Chooser, max_step: int, max_deaths: int, dated: int
+) -> Iterator[World]:
+    """Every next instant. Ranks stay within one step of each other, as ranks that exchange
+    gradients do. The first `dated` ranks decide by pages of any age, the others by what the pages
+    tell at that instant."""
     pages, ranks = world.pages, range(len(world.pages))
     if world.deaths < max_deaths:
-        yield world._replace(pages=tuple(map(after_death, pages)), loaded=frozenset(), deaths=world.deaths + 1)
+        yield world._replace(
+            pages=tuple(map(after_death, pages)), loaded=frozenset(), deaths=world.deaths + 1
+        )
     if world.loaded is not None:
         yield from (loads(world, world.loaded, rank) for rank in ranks if rank not in world.loaded)
         return
@@ -126,14 +161,19 @@ def moves(world: World, chooser: Chooser, max_step: int, max_deaths: int, dated:
     for rank, own in enumerate(pages):
         if own.decided == slowest < max_step:
             seen = put(world.seen[rank], rank, own) if rank < dated else pages
-            yield world._replace(pages=put(pages, rank, after_boundary(own, seen, world.epoch, chooser)))
-            yield world._replace(pages=put(pages, rank, page_of(own.slots, own.decided + 1)))  # a reader came first, or no room
+            yield world._replace(
+                pages=put(pages, rank, after_boundary(own, seen, world.epoch, chooser))
+            )
+            # a reader came first, or no room
+            yield world._replace(pages=put(pages, rank, page_of(own.slots, own.decided + 1)))
         if own.writing:
             yield world._replace(pages=put(pages, rank, after_finish(own, whole=True)))
             yield world._replace(pages=put(pages, rank, after_finish(own, whole=False)))
         for peer in ranks:
             if rank < dated and peer != rank and world.seen[rank][peer] is not pages[peer]:
-                yield world._replace(seen=put(world.seen, rank, put(world.seen[rank], peer, pages[peer])))
+                yield world._replace(
+                    seen=put(world.seen, rank, put(world.seen[rank], peer, pages[peer]))
+                )
 
 
 def loads(world: World, loaded: frozenset[int], rank: int) -> World:
@@ -141,10 +181,13 @@ def loads(world: World, loaded: frozenset[int], rank: int) -> World:
     loaded = loaded | {rank}
     if len(loaded) < len(pages):
         return world._replace(pages=pages, loaded=loaded)
-    return world._replace(pages=pages, seen=(pages,) * len(pages), loaded=None, epoch=world.epoch + 1)
+    return world._replace(
+        pages=pages, seen=(pages,) * len(pages), loaded=None, epoch=world.epoch + 1
+    )
 
 
-# ---------------------------------------------------------------------------------------------- what must hold
+# ----------------------------------------------------------------------------------------------
+# what must hold
 
 
 def check_safety(held: Stamp | None, now: Stamp | None) -> None:
@@ -153,19 +196,26 @@ def check_safety(held: Stamp | None, now: Stamp | None) -> None:
 
 
 def check_liveness(pages: tuple[Page, ...], epoch: int, chooser: Chooser = choose) -> None:
-    """Once everything begun has ended, one step in which nothing is late is the new cut, whatever happened before."""
+    """Once everything begun has ended, one step in which nothing is late is the new cut, whatever
+    happened before."""
     pages = tuple(after_finish(p, whole=True) if p.writing else p for p in pages)
     newest = max(p.decided for p in pages)
-    for step in range(min(p.decided for p in pages) + 1, newest + 2):  # laggards first reach the newest step
+    # laggards first reach the newest step
+    for step in range(min(p.decided for p in pages) + 1, newest + 2):
         for rank, own in enumerate(pages):
             if own.decided < step:
                 own = after_boundary(own, pages, epoch, chooser)
                 pages = put(pages, rank, after_finish(own, whole=True) if own.writing else own)
     if held_by_all(pages) != Stamp(newest + 1, epoch):
-        raise Unsafe(f"nothing was late at step {newest + 1}, and the cut is {held_by_all(pages)!r}: {[p.slots for p in pages]}")
+        raise Unsafe(
+            f"nothing was late at step {newest + 1}, and the cut is {held_by_all(pages)!r}: "
+            f"{[p.slots for p in pages]}"
+        )
 
 
-def explore(ranks: int, slots: int, max_step: int, max_deaths: int, dated: int, chooser: Chooser = choose) -> int:
+def explore(
+    ranks: int, slots: int, max_step: int, max_deaths: int, dated: int, chooser: Chooser = choose
+) -> int:
     """Every reachable state, breadth first; returns how many. Raises Unsafe."""
     pages = (page_of((EMPTY,) * slots, -1),) * ranks
     first = World(pages, (pages,) * ranks)
@@ -187,11 +237,14 @@ def explore(ranks: int, slots: int, max_step: int, max_deaths: int, dated: int, 
     ("ranks", "slots", "max_step", "max_deaths", "dated"),
     [(1, 2, 4, 2, 1), (2, 2, 3, 1, 2), (2, 3, 3, 0, 2), (3, 2, 1, 1, 1), (3, 2, 2, 1, 0)],
 )
-def test_every_interleaving_of_a_small_world(ranks: int, slots: int, max_step: int, max_deaths: int, dated: int) -> None:
+def test_every_interleaving_of_a_small_world(
+    ranks: int, slots: int, max_step: int, max_deaths: int, dated: int
+) -> None:
     assert explore(ranks, slots, max_step, max_deaths, dated) > 1000
 
 
-# ---------------------------------------------------------------------------------------------- larger worlds, real votes
+# ----------------------------------------------------------------------------------------------
+# larger worlds, real votes
 
 
 AGES = st.lists(st.integers(0, 6), min_size=3, max_size=3)
@@ -199,9 +252,11 @@ ENDINGS = st.sampled_from(["sealed", "sealed", "torn", "later"])
 
 
 class Job(RuleBasedStateMachine):
-    """2 or 3 ranks with 2 to 4 slots, readers that pin, a keeper that dies, Go that reaches only one rank.
+    """2 or 3 ranks with 2 to 4 slots, readers that pin, a keeper that dies, Go that reaches only
+    one rank.
 
-    `lives[rank, stamp]` is a ghost: in which life of the job that rank computed that stamp. `cut` is the other ghost.
+    `lives[rank, stamp]` is a ghost: in which life of the job that rank computed that stamp. `cut`
+    is the other ghost.
     """
 
     chooser: Chooser = staticmethod(choose)
@@ -210,7 +265,8 @@ class Job(RuleBasedStateMachine):
     @initialize(ranks=st.integers(2, 3), slots=st.integers(2, 4))
     def begin(self, ranks: int, slots: int) -> None:
         self.pages = [page_of((EMPTY,) * slots, -1)] * ranks
-        self.told: list[list[Page]] = [[p] for p in self.pages]  # every page since the vote: what a peer may still believe
+        # every page since the vote: what a peer may still believe
+        self.told: list[list[Page]] = [[p] for p in self.pages]
         self.epochs = [0] * ranks
         self.doing = ["away"] * ranks
         self.pins: set[tuple[int, int]] = set()
@@ -221,25 +277,42 @@ class Job(RuleBasedStateMachine):
     def show(self, rank: int, page: Page) -> None:
         self.pages[rank] = page
         self.told[rank].append(page)
-        self.pins = {(r, s) for r, s in self.pins if r != rank or page.slots[s].state is SlotState.SEALED}
+        self.pins = {
+            (r, s) for r, s in self.pins if r != rank or page.slots[s].state is SlotState.SEALED
+        }
         now = held_by_all(tuple(self.pages))
         check_safety(self.cut, now)
         self.cut = now
 
-    @rule(order=st.permutations(range(3)), interrupted_after=st.none() | st.none() | st.integers(0, 5), hears_go=st.integers(-6, 2))
+    @rule(
+        order=st.permutations(range(3)),
+        interrupted_after=st.none() | st.none() | st.integers(0, 5),
+        hears_go=st.integers(-6, 2),
+    )
     @precondition(lambda self: "training" not in self.doing)
     def resume(self, order: list[int], interrupted_after: int | None, hears_go: int) -> None:
-        """All ranks join, load and go; or everything dies again in the middle; or (`hears_go`) the keeper dies while it says go."""
+        """All ranks join, load and go; or everything dies again in the middle; or (`hears_go`) the
+        keeper dies while it says go."""
         ranks = [r for r in order if r < len(self.pages)]
         for count, rank in enumerate(ranks + ranks):
             if count == interrupted_after:
                 self.die(keeper_too=order[0] == 0)
                 return
             if count < len(ranks):
-                self.hear(self.vote.joined(Ballot(rank, len(ranks), self.pages[rank].holding.sealed)), [])
+                self.hear(
+                    self.vote.joined(Ballot(rank, len(ranks), self.pages[rank].holding.sealed)), []
+                )
             elif self.offer is not None:
-                self.show(rank, after_load(self.pages[rank], None if self.offer.source == "fresh" else self.offer.stamp))
-                self.hear(self.vote.has_loaded(rank, self.offer.round), [hears_go] if hears_go in ranks else ranks)
+                self.show(
+                    rank,
+                    after_load(
+                        self.pages[rank], None if self.offer.source == "fresh" else self.offer.stamp
+                    ),
+                )
+                self.hear(
+                    self.vote.has_loaded(rank, self.offer.round),
+                    [hears_go] if hears_go in ranks else ranks,
+                )
 
     def hear(self, actions: Sequence[Any], hearing: list[int]) -> None:
         for action in actions:
@@ -270,14 +343,17 @@ class Job(RuleBasedStateMachine):
             self.step(rank, ages, ending)
 
     def step(self, rank: int, ages: list[int], ending: str) -> None:
-        """A boundary on a rank that is not two steps ahead, deciding by pages of any age; it may finish at once."""
+        """A boundary on a rank that is not two steps ahead, deciding by pages of any age; it may
+        finish at once."""
         self.steps_done += 1
         training = [r for r, what in enumerate(self.doing) if what == "training"]
         slowest = min(self.pages[r].decided for r in training)
         ready = [r for r in training if self.pages[r].decided <= slowest + 1]
         rank = ready[rank % len(ready)]
         own = self.pages[rank]
-        seen = tuple(told[max(0, len(told) - 1 - age)] for told, age in zip(self.told, ages, strict=False))
+        seen = tuple(
+            told[max(0, len(told) - 1 - age)] for told, age in zip(self.told, ages, strict=False)
+        )
         pins = frozenset(s for r, s in self.pins if r == rank)
         after = after_boundary(own, put(seen, rank, own), self.epochs[rank], self.chooser, pins)
         assert all(after.slots[s] == own.slots[s] for s in pins), "a pinned slot was overwritten"
@@ -298,7 +374,16 @@ class Job(RuleBasedStateMachine):
     @precondition(lambda self: self.cut is not None and not self.pins)
     def pin(self, data: st.DataObject) -> None:
         for rank, page in enumerate(self.pages):
-            self.pins.add((rank, next(i for i, v in enumerate(page.slots) if v.state is SlotState.SEALED and v.stamp == self.cut)))
+            self.pins.add(
+                (
+                    rank,
+                    next(
+                        i
+                        for i, v in enumerate(page.slots)
+                        if v.state is SlotState.SEALED and v.stamp == self.cut
+                    ),
+                )
+            )
 
     @rule()
     @precondition(lambda self: self.pins)
@@ -325,22 +410,43 @@ def test_larger_worlds_with_votes() -> None:
     run_state_machine_as_test(Job, settings=SEARCH)
 
 
-# ---------------------------------------------------------------------------------------------- the checker finds planted bugs
+# ---------------------------------------------------------------------------------------------- the
+# checker finds planted bugs
 
 
-def ignores_the_horizon(step: int, slots: Sequence[SlotView], horizon: Stamp | None, is_hopeless: Callable[[Stamp], bool]) -> Take | Skip:
+def ignores_the_horizon(
+    step: int,
+    slots: Sequence[SlotView],
+    horizon: Stamp | None,
+    is_hopeless: Callable[[Stamp], bool],
+) -> Take | Skip:
     return choose(step, slots, Stamp(1 << 40, 0), is_hopeless)
 
 
-def takes_the_horizon_too(step: int, slots: Sequence[SlotView], horizon: Stamp | None, is_hopeless: Callable[[Stamp], bool]) -> Take | Skip:
+def takes_the_horizon_too(
+    step: int,
+    slots: Sequence[SlotView],
+    horizon: Stamp | None,
+    is_hopeless: Callable[[Stamp], bool],
+) -> Take | Skip:
     return choose(step, slots, horizon and horizon._replace(epoch=horizon.epoch + 1), is_hopeless)
 
 
-def gives_up_too_early(step: int, slots: Sequence[SlotView], horizon: Stamp | None, is_hopeless: Callable[[Stamp], bool]) -> Take | Skip:
+def gives_up_too_early(
+    step: int,
+    slots: Sequence[SlotView],
+    horizon: Stamp | None,
+    is_hopeless: Callable[[Stamp], bool],
+) -> Take | Skip:
     return choose(step, slots, horizon, lambda stamp: True)
 
 
-def never_gives_up(step: int, slots: Sequence[SlotView], horizon: Stamp | None, is_hopeless: Callable[[Stamp], bool]) -> Take | Skip:
+def never_gives_up(
+    step: int,
+    slots: Sequence[SlotView],
+    horizon: Stamp | None,
+    is_hopeless: Callable[[Stamp], bool],
+) -> Take | Skip:
     return choose(step, slots, horizon, lambda stamp: False)
 
 
@@ -350,7 +456,8 @@ def never_gives_up(step: int, slots: Sequence[SlotView], horizon: Stamp | None, 
         (ignores_the_horizon, "the cut went from"),
         (takes_the_horizon_too, "the cut went from"),
         (gives_up_too_early, "the cut went from"),
-        (never_gives_up, "nothing was late"),  # safe, but two ranks with different newer steps wait for each other for ever
+        # safe, but two ranks with different newer steps wait for each other for ever
+        (never_gives_up, "nothing was late"),
     ],
 )
 def test_the_search_finds_a_planted_bug(bug: Chooser, shown_by: str) -> None:
@@ -375,14 +482,24 @@ class HastyJob(Job):
 
 def test_the_machine_finds_two_computations_mixed() -> None:
     with pytest.raises(Unsafe):
-        run_state_machine_as_test(HastyJob, settings=settings(SEARCH, phases=[hypothesis.Phase.generate], report_multiple_bugs=False))
+        run_state_machine_as_test(
+            HastyJob,
+            settings=settings(
+                SEARCH, phases=[hypothesis.Phase.generate], report_multiple_bugs=False
+            ),
+        )
 
 
-# ---------------------------------------------------------------------------------------------- examples
+# ----------------------------------------------------------------------------------------------
+# examples
 
 
 def held(*steps: int, decided: int, pending: int | None = None) -> Holding:
-    return Holding(frozenset(Stamp(s, 1) for s in steps), None if pending is None else Stamp(pending, 1), decided)
+    return Holding(
+        frozenset(Stamp(s, 1) for s in steps),
+        None if pending is None else Stamp(pending, 1),
+        decided,
+    )
 
 
 def test_the_cut_is_the_newest_common_stamp() -> None:
@@ -410,6 +527,12 @@ def test_hopeless_needs_a_rank_that_decided_and_neither_holds_nor_writes() -> No
 
 
 def test_a_status_page_tells_its_holding() -> None:
-    slots = (SlotView(SlotState.SEALED, Stamp(4, 1)), SlotView(SlotState.WRITING, Stamp(5, 1)), EMPTY)
-    status = RankStatus(0, 2, 1, 1, 1, Phase.STEP, 6, 5, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, slots)
+    slots = (
+        SlotView(SlotState.SEALED, Stamp(4, 1)),
+        SlotView(SlotState.WRITING, Stamp(5, 1)),
+        EMPTY,
+    )
+    status = RankStatus(
+        0, 2, 1, 1, 1, Phase.STEP, 6, 5, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, slots
+    )
     assert holding_of(status) == held(4, decided=5, pending=5)

@@ -1,4 +1,5 @@
-"""The slot chooser: what it may take, what it never takes, and what it says. Its life with others is in test_cut.py."""
+"""The slot chooser: what it may take, what it never takes, and what it says. Its life with others
+is in test_cut.py."""
 
 from __future__ import annotations
 
@@ -10,7 +11,10 @@ from keepstep.model.snapshot import SlotState, SlotView, Stamp
 
 stamps = st.builds(Stamp, st.integers(0, 6), st.integers(1, 2))
 views = st.builds(
-    SlotView, st.sampled_from([SlotState.EMPTY, SlotState.SEALED, SlotState.SEALED, SlotState.WRITING]), stamps, st.booleans()
+    SlotView,
+    st.sampled_from([SlotState.EMPTY, SlotState.SEALED, SlotState.SEALED, SlotState.WRITING]),
+    stamps,
+    st.booleans(),
 )
 slot_lists = st.lists(views, min_size=2, max_size=5)
 horizons = st.none() | stamps
@@ -39,17 +43,25 @@ def test_it_takes_only_what_is_empty_older_than_the_horizon_or_hopeless(
 
 
 @given(slot_lists, horizons, stamp_sets)
-def test_it_skips_only_when_nothing_can_be_taken(slots: list[SlotView], horizon: Stamp | None, hopeless: frozenset[Stamp]) -> None:
+def test_it_skips_only_when_nothing_can_be_taken(
+    slots: list[SlotView], horizon: Stamp | None, hopeless: frozenset[Stamp]
+) -> None:
     decision = choose(7, slots, horizon, hopeless.__contains__)
     if isinstance(decision, Skip) and all(v.state is not SlotState.WRITING for v in slots):
         for view in slots:
-            takeable = view.state is SlotState.EMPTY or (view.stamp != horizon and view.stamp in hopeless)
+            takeable = view.state is SlotState.EMPTY or (
+                view.stamp != horizon and view.stamp in hopeless
+            )
             assert view.pinned or not (takeable or (horizon is not None and view.stamp < horizon))
 
 
 @given(slot_lists, horizons, stamp_sets)
-def test_one_capture_at_a_time(slots: list[SlotView], horizon: Stamp | None, hopeless: frozenset[Stamp]) -> None:
-    decision = choose(7, [*slots, SlotView(SlotState.WRITING, Stamp(6, 1))], horizon, hopeless.__contains__)
+def test_one_capture_at_a_time(
+    slots: list[SlotView], horizon: Stamp | None, hopeless: frozenset[Stamp]
+) -> None:
+    decision = choose(
+        7, [*slots, SlotView(SlotState.WRITING, Stamp(6, 1))], horizon, hopeless.__contains__
+    )
     assert isinstance(decision, Skip) and "not sealed yet" in decision.why
 
 
@@ -58,13 +70,18 @@ def nothing(stamp: Stamp) -> bool:
 
 
 def test_empty_slots_come_first_then_the_oldest() -> None:
-    assert choose(6, [sealed(3), EMPTY, sealed(5)], Stamp(5, 1), nothing) == Take(1, "slot 1: it is empty")
-    assert choose(6, [sealed(4), sealed(3), sealed(5)], Stamp(5, 1), nothing) == Take(1, "slot 1: step 3 is older than the horizon, step 5")
+    assert choose(6, [sealed(3), EMPTY, sealed(5)], Stamp(5, 1), nothing) == Take(
+        1, "slot 1: it is empty"
+    )
+    assert choose(6, [sealed(4), sealed(3), sealed(5)], Stamp(5, 1), nothing) == Take(
+        1, "slot 1: step 3 is older than the horizon, step 5"
+    )
 
 
 def test_a_hopeless_newer_step_makes_room() -> None:
     assert choose(7, [sealed(5), sealed(6)], Stamp(5, 1), nothing) == Skip(
-        "step 5 is the newest step every rank holds, and the other 1 slots wait for peers or a reader (0 pinned)"
+        "step 5 is the newest step every rank holds, and the other 1 slots wait for peers or "
+        "a reader (0 pinned)"
     )
     decision = choose(7, [sealed(5), sealed(6)], Stamp(5, 1), Stamp(6, 1).__eq__)
     assert decision == Take(1, "slot 1: step 6 will never be held by every rank")
@@ -81,4 +98,6 @@ def test_a_pinned_slot_is_left_to_its_reader() -> None:
 
 def test_before_the_first_cut_it_says_so() -> None:
     decision = choose(2, [sealed(0), sealed(1)], None, nothing)
-    assert decision == Skip("no step is held by every rank yet, and all 2 slots may still become one (0 pinned)")
+    assert decision == Skip(
+        "no step is held by every rank yet, and all 2 slots may still become one (0 pinned)"
+    )

@@ -1,4 +1,5 @@
-"""Reach: exactly what can be decoded is within reach, never what mixes two stamps, and the reading is spread."""
+"""Reach: exactly what can be decoded is within reach, never what mixes two stamps, and the reading
+is spread."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from tests.core.parity_memory import carry_out, encoded
 OLD, NEW = Stamp(4, 1), Stamp(5, 1)
 
 
-def inventory(snapshots: set[tuple[int, Stamp]] | None = None, parities: set[CodedRow] | None = None) -> Inventory:
+def inventory(
+    snapshots: set[tuple[int, Stamp]] | None = None, parities: set[CodedRow] | None = None
+) -> Inventory:
     return Inventory(frozenset(snapshots or ()), frozenset(parities or ()))
 
 
@@ -25,28 +28,48 @@ def coded(rank: int, stamp: Stamp, size: int, tolerates: int = 1) -> CodedRow:
     return CodedRow(rank, stamp, tuple(range(size)), tolerates)
 
 
-def member(rank: int, size: int, tolerates: int = 1, data: Stamp | None = NEW, parity: Stamp | None = NEW) -> Inventory:
+def member(
+    rank: int, size: int, tolerates: int = 1, data: Stamp | None = NEW, parity: Stamp | None = NEW
+) -> Inventory:
     """A node with one rank of a row: what it has of its data and of the row's parity."""
-    return inventory(set() if data is None else {(rank, data)}, set() if parity is None else {coded(rank, parity, size, tolerates)})
+    return inventory(
+        set() if data is None else {(rank, data)},
+        set() if parity is None else {coded(rank, parity, size, tolerates)},
+    )
 
 
 def row_of(size: int, tolerates: int = 1, without: tuple[int, ...] = ()) -> dict[int, Inventory]:
     return {rank: member(rank, size, tolerates) for rank in range(size) if rank not in without}
 
 
-# ---------------------------------------------------------------------------------------------- copies
+# ----------------------------------------------------------------------------------------------
+# copies
 
 
-@given(st.dictionaries(st.integers(0, 5), st.frozensets(st.tuples(st.integers(0, 3), st.sampled_from([OLD, NEW])), max_size=6), max_size=5))
-def test_a_copy_anywhere_is_within_reach_and_nothing_else_is(held: dict[int, frozenset[tuple[int, Stamp]]]) -> None:
+@given(
+    st.dictionaries(
+        st.integers(0, 5),
+        st.frozensets(st.tuples(st.integers(0, 3), st.sampled_from([OLD, NEW])), max_size=6),
+        max_size=5,
+    )
+)
+def test_a_copy_anywhere_is_within_reach_and_nothing_else_is(
+    held: dict[int, frozenset[tuple[int, Stamp]]],
+) -> None:
     inventories = {node: Inventory(snapshots) for node, snapshots in held.items()}
     for rank in range(4):
-        assert within_reach(rank, inventories) == {stamp for snapshots in held.values() for r, stamp in snapshots if r == rank}
+        assert within_reach(rank, inventories) == {
+            stamp for snapshots in held.values() for r, stamp in snapshots if r == rank
+        }
     for stamp in (OLD, NEW):
         found = sources(range(4), stamp, inventories)
         assert set(found) == {rank for rank in range(4) if stamp in within_reach(rank, inventories)}
         for rank, source in found.items():
-            assert sorted(source.copies) == sorted(node for node in held if (rank, stamp) in held[node]) and not source.members
+            assert (
+                sorted(source.copies)
+                == sorted(node for node in held if (rank, stamp) in held[node])
+                and not source.members
+            )
 
 
 def test_the_least_loaded_holder_comes_first() -> None:
@@ -56,13 +79,19 @@ def test_the_least_loaded_holder_comes_first() -> None:
     assert found[0].copies == (2, 3, 4)
     assert found[1].copies == (2, 3)
     found = sources([0, 1], NEW, {2: inventory(both), 3: inventory({(1, NEW)})})
-    assert found == {0: Source(0, copies=(2,)), 1: Source(1, copies=(3, 2))}, "node 2 is busy with rank 0"
+    assert found == {0: Source(0, copies=(2,)), 1: Source(1, copies=(3, 2))}, (
+        "node 2 is busy with rank 0"
+    )
 
 
 @given(st.lists(st.frozensets(st.integers(0, 4), min_size=1), min_size=1, max_size=12))
 def test_every_copy_is_named_and_the_least_read_node_first(holders: list[frozenset[int]]) -> None:
-    """Whoever holds a copy gives its share of it; so far each node gives what the ranks before have asked of it."""
-    inventories = {node: inventory({(rank, NEW) for rank, nodes in enumerate(holders) if node in nodes}) for node in range(5)}
+    """Whoever holds a copy gives its share of it; so far each node gives what the ranks before have
+    asked of it."""
+    inventories = {
+        node: inventory({(rank, NEW) for rank, nodes in enumerate(holders) if node in nodes})
+        for node in range(5)
+    }
     given_so_far = dict.fromkeys(range(5), 0.0)
     for rank, source in sources(range(len(holders)), NEW, inventories).items():
         assert set(source.copies) == holders[rank]
@@ -72,7 +101,8 @@ def test_every_copy_is_named_and_the_least_read_node_first(holders: list[frozens
             given_so_far[node] += 1 / len(source.copies)
 
 
-# ---------------------------------------------------------------------------------------------- codes
+# ----------------------------------------------------------------------------------------------
+# codes
 
 
 def decodable(rank: int, size: int, tolerates: int, data: set[int], parity: set[int]) -> bool:
@@ -90,23 +120,34 @@ SHAPES = [(size, tolerates) for size in range(2, 7) for tolerates in range(1, mi
 
 
 @pytest.mark.parametrize(("size", "tolerates"), SHAPES)
-def test_after_any_loss_exactly_what_can_be_decoded_is_within_reach(size: int, tolerates: int) -> None:
+def test_after_any_loss_exactly_what_can_be_decoded_is_within_reach(
+    size: int, tolerates: int
+) -> None:
     for count in range(size):
         for lost in combinations(range(size), count):
             left = set(range(size)) - set(lost)
             inventories = row_of(size, tolerates, lost)
             for rank in range(size):
                 expected = rank in left or decodable(rank, size, tolerates, left, left)
-                assert (NEW in within_reach(rank, inventories)) == expected == (rank in left or count <= tolerates)
+                assert (
+                    (NEW in within_reach(rank, inventories))
+                    == expected
+                    == (rank in left or count <= tolerates)
+                )
 
 
 @given(st.sampled_from(SHAPES), st.data())
-def test_what_is_within_reach_can_be_decoded_whatever_the_nodes_have(shape: tuple[int, int], draw: st.DataObject) -> None:
-    """Data without parity, parity without data, nodes of other steps: it may err on the careful side only."""
+def test_what_is_within_reach_can_be_decoded_whatever_the_nodes_have(
+    shape: tuple[int, int], draw: st.DataObject
+) -> None:
+    """Data without parity, parity without data, nodes of other steps: it may err on the careful
+    side only."""
     size, tolerates = shape
     some = st.lists(st.sampled_from([None, OLD, NEW]), min_size=size, max_size=size)
     data, parity = draw.draw(some), draw.draw(some)
-    inventories = {rank: member(rank, size, tolerates, data[rank], parity[rank]) for rank in range(size)}
+    inventories = {
+        rank: member(rank, size, tolerates, data[rank], parity[rank]) for rank in range(size)
+    }
     for stamp in (OLD, NEW):
         have = [{rank for rank in range(size) if of[rank] == stamp} for of in (data, parity)]
         for rank in range(size):
@@ -118,30 +159,44 @@ def test_what_is_within_reach_can_be_decoded_whatever_the_nodes_have(shape: tupl
 def test_the_sources_named_give_the_bytes_back(shape: tuple[int, int], seed: int) -> None:
     size, tolerates = shape
     rng = random.Random(seed)
-    stripes = stripes_of_snapshots(range(size), tolerates, [rng.randrange(2000) for _ in range(size)])
+    stripes = stripes_of_snapshots(
+        range(size), tolerates, [rng.randrange(2000) for _ in range(size)]
+    )
     whole = encoded(stripes, seed)
     lost = sorted(rng.sample(range(size), rng.randint(1, tolerates)))
     found = sources(lost, NEW, row_of(size, tolerates, tuple(lost)))
     assert list(found) == lost
     for rank, source in found.items():
         named = {r for r, _ in source.members}
-        memory = {at: bytearray(part) if at[0] in named else bytearray(len(part)) for at, part in whole.items()}
+        memory = {
+            at: bytearray(part) if at[0] in named else bytearray(len(part))
+            for at, part in whole.items()
+        }
         missing = set(source.row) - named
         carry_out(decode_plan(stripes, missing, rank), stripes, memory)
-        assert memory[rank, Region.DATA] == whole[rank, Region.DATA] and memory[rank, Region.PARITY] == whole[rank, Region.PARITY]
+        assert (
+            memory[rank, Region.DATA] == whole[rank, Region.DATA]
+            and memory[rank, Region.PARITY] == whole[rank, Region.PARITY]
+        )
 
 
 def test_data_and_parity_of_two_steps_are_never_mixed() -> None:
     """The write hole: node 1 was killed when its data was new and its parity still old."""
     torn = {0: member(0, 3), 1: member(1, 3, data=NEW, parity=OLD)}
-    assert within_reach(2, torn) == frozenset() and sources([2], NEW, torn) == sources([2], OLD, torn) == {}
+    assert (
+        within_reach(2, torn) == frozenset()
+        and sources([2], NEW, torn) == sources([2], OLD, torn) == {}
+    )
     older = {node: inventory({(node, OLD), (node, NEW)}, {coded(node, OLD, 3)}) for node in (0, 1)}
     assert within_reach(2, older) == {OLD}, "the slots before are whole"
-    assert sources([2], OLD, older) == {2: Source(2, row=(0, 1, 2), tolerates=1, members=((0, 0), (1, 1)))}
+    assert sources([2], OLD, older) == {
+        2: Source(2, row=(0, 1, 2), tolerates=1, members=((0, 0), (1, 1)))
+    }
 
 
 def test_rows_of_two_placements_are_never_mixed() -> None:
-    """The same ranks in other rows: after nodes came or went, an older placement's parities may still lie there."""
+    """The same ranks in other rows: after nodes came or went, an older placement's parities may
+    still lie there."""
     before, after = CodedRow(0, NEW, (0, 1, 2), 1), CodedRow(1, NEW, (0, 2, 1), 1)
     mixed = {0: inventory({(0, NEW)}, {before}), 1: inventory({(1, NEW)}, {after})}
     assert within_reach(2, mixed) == frozenset()

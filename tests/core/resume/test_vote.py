@@ -1,4 +1,5 @@
-"""The vote: joins, deaths and failed sources in any order end with one state on every rank, or with nobody moving."""
+"""The vote: joins, deaths and failed sources in any order end with one state on every rank, or with
+nobody moving."""
 
 from __future__ import annotations
 
@@ -9,7 +10,13 @@ import hypothesis
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from keepstep.core.resume.vote import Ballot, Go, ListStore, Offer, Refuse, Trust, Vote
 from keepstep.model.snapshot import Stamp
@@ -18,11 +25,16 @@ holdings = st.frozensets(st.builds(Stamp, st.integers(0, 3), st.integers(1, 2)),
 
 
 class Ballots(RuleBasedStateMachine):
-    """Ranks do what the session does with what they hear. `proven[r]` is a ghost: the round and state r has loaded in this life."""
+    """Ranks do what the session does with what they hear. `proven[r]` is a ghost: the round and
+    state r has loaded in this life."""
 
     vote_type: type[Vote] = Vote
 
-    @initialize(world=st.integers(1, 3), store=st.none() | st.frozensets(st.integers(0, 3), max_size=3), epoch=st.integers(0, 5))
+    @initialize(
+        world=st.integers(1, 3),
+        store=st.none() | st.frozensets(st.integers(0, 3), max_size=3),
+        epoch=st.integers(0, 5),
+    )
     def begin(self, world: int, store: frozenset[int] | None, epoch: int) -> None:
         self.world, self.store = world, store
         self.vote = self.vote_type(world, has_store=store is not None, epoch=epoch)
@@ -44,9 +56,18 @@ class Ballots(RuleBasedStateMachine):
                 self.asked = True
             elif isinstance(action, Go):
                 assert set(self.proven) == set(range(self.world)), "somebody has not loaded"
-                assert {id(o) for o in self.proven.values()} == {id(action.offer)}, "not all have loaded the same offer"
+                assert {id(o) for o in self.proven.values()} == {id(action.offer)}, (
+                    "not all have loaded the same offer"
+                )
                 assert action.epoch > self.epoch, "an epoch was used twice"
-                self.epoch, self.joined, self.proven, self.failed, self.offer, self.asked = action.epoch, {}, {}, set(), None, False
+                self.epoch, self.joined, self.proven, self.failed, self.offer, self.asked = (
+                    action.epoch,
+                    {},
+                    {},
+                    set(),
+                    None,
+                    False,
+                )
             else:
                 raise AssertionError(f"nothing here calls for {action}")
 
@@ -59,7 +80,9 @@ class Ballots(RuleBasedStateMachine):
         memory = [("memory", s) for s in sorted(common, reverse=True)]
         store = [("store", Stamp(s, 0)) for s in sorted(self.store or (), reverse=True)]
         sources = [s for s in [*memory, *store, ("fresh", Stamp(-1, 0))] if s not in self.failed]
-        assert (offer.source, offer.stamp) == sources[0], "memory first, newest first; then checkpoints, newest first; then afresh"
+        assert (offer.source, offer.stamp) == sources[0], (
+            "memory first, newest first; then checkpoints, newest first; then afresh"
+        )
         assert offer.why
 
     @rule(rank=st.integers(0, 2), holds=holdings)
@@ -98,13 +121,19 @@ class Ballots(RuleBasedStateMachine):
         offer, self.offer = self.offer, None
         assert offer is not None
         self.failed.add((offer.source, offer.stamp))
-        self.carry_out(self.vote.has_failed(rank % self.world, offer.round, "block 0 has another checksum"))
+        self.carry_out(
+            self.vote.has_failed(rank % self.world, offer.round, "block 0 has another checksum")
+        )
 
     @rule(rank=st.integers(0, 2), loaded=st.booleans())
     @precondition(lambda self: self.rounds)
     def answer_an_old_offer(self, rank: int, loaded: bool) -> None:
         old = self.rounds[-1] - (self.offer is not None)
-        answer = self.vote.has_loaded(rank % self.world, old) if loaded else self.vote.has_failed(rank % self.world, old, "late")
+        answer = (
+            self.vote.has_loaded(rank % self.world, old)
+            if loaded
+            else self.vote.has_failed(rank % self.world, old, "late")
+        )
         assert answer == []
 
     def teardown(self) -> None:
@@ -121,7 +150,9 @@ class Ballots(RuleBasedStateMachine):
 
 
 TestBallots = Ballots.TestCase
-TestBallots.settings = settings(max_examples=300, stateful_step_count=30, deadline=None, derandomize=True)
+TestBallots.settings = settings(
+    max_examples=300, stateful_step_count=30, deadline=None, derandomize=True
+)
 
 
 class Hasty(Vote):
@@ -146,12 +177,15 @@ class Timeless(Vote):
 @pytest.mark.parametrize("bug", [Hasty, Stubborn, Timeless])
 def test_the_search_finds_a_planted_bug(bug: type[Vote]) -> None:
     machine = type("Planted", (Ballots,), {"vote_type": bug})
-    search = settings(Ballots.TestCase.settings, phases=[hypothesis.Phase.generate], report_multiple_bugs=False)
+    search = settings(
+        Ballots.TestCase.settings, phases=[hypothesis.Phase.generate], report_multiple_bugs=False
+    )
     with pytest.raises(AssertionError):
         run_state_machine_as_test(machine, settings=search)
 
 
-# ---------------------------------------------------------------------------------------------- examples
+# ----------------------------------------------------------------------------------------------
+# examples
 
 
 def everybody(vote: Vote, *holds: set[Stamp], foreign: int | None = None) -> list[Any]:
@@ -163,7 +197,9 @@ def everybody(vote: Vote, *holds: set[Stamp], foreign: int | None = None) -> lis
 
 
 def test_the_newest_common_step_and_why() -> None:
-    [offer] = everybody(Vote(2, has_store=True), {Stamp(7, 1), Stamp(8, 1)}, {Stamp(7, 1), Stamp(6, 1)})
+    [offer] = everybody(
+        Vote(2, has_store=True), {Stamp(7, 1), Stamp(8, 1)}, {Stamp(7, 1), Stamp(6, 1)}
+    )
     assert (offer.source, offer.stamp) == ("memory", Stamp(7, 1))
     assert offer.why == "step 7 is the newest state all 2 ranks hold in memory"
 
@@ -173,7 +209,11 @@ def test_the_store_is_asked_only_when_memory_has_nothing_for_all() -> None:
     assert everybody(vote, {Stamp(8, 1)}, set()) == [ListStore()]
     [offer] = vote.listed([3, 5])
     assert (offer.source, offer.stamp) == ("store", Stamp(5, 0))
-    assert offer.why == "memory of rank 1 holds nothing (1 of 2 ranks); the newest usable checkpoint is of step 5"
+    assert (
+        offer.why
+        == "memory of rank 1 holds nothing (1 of 2 ranks); the newest usable checkpoint is of "
+        "step 5"
+    )
 
 
 def test_a_failure_is_in_the_next_reason() -> None:
@@ -196,7 +236,11 @@ def test_after_go_a_failed_source_has_its_chance_again() -> None:
 def test_a_foreign_world_is_refused_when_nothing_can_bridge_it() -> None:
     [refusal] = everybody(Vote(2, has_store=False), set(), set(), foreign=4)
     assert isinstance(refusal, Refuse)
-    for part in ("for 4 ranks", "the job has 2 now", "Run with 4 ranks, give a store, or drop the state with `keepstep clean`"):
+    for part in (
+        "for 4 ranks",
+        "the job has 2 now",
+        "Run with 4 ranks, give a store, or drop the state with `keepstep clean`",
+    ):
         assert part in refusal.why
 
 
@@ -230,7 +274,9 @@ def test_a_store_that_does_not_answer_is_no_empty_store() -> None:
     vote = Vote(1, has_store=True)
     assert everybody(vote, set()) == [ListStore()]
     [refusal] = vote.unlistable("expected a directory, found a file")
-    assert refusal == Refuse("memory holds nothing, and the store cannot be read: expected a directory, found a file")
+    assert refusal == Refuse(
+        "memory holds nothing, and the store cannot be read: expected a directory, found a file"
+    )
 
 
 # -- stamps that are condemned
@@ -239,7 +285,9 @@ def test_a_store_that_does_not_answer_is_no_empty_store() -> None:
 def test_a_stamp_is_condemned_by_two_failures_that_completed_nothing() -> None:
     trust, stamp = Trust(), Stamp(5, 2)
     trust.went(stamp)
-    assert not trust.is_back(5, failed=True) and not trust.is_back(5, failed=True), "two ranks of one failure are one failure"
+    assert not trust.is_back(5, failed=True) and not trust.is_back(5, failed=True), (
+        "two ranks of one failure are one failure"
+    )
     trust.went(stamp)
     assert not trust.is_back(5, failed=False), "a killed process says nothing against the state"
     trust.went(stamp)
@@ -264,7 +312,9 @@ def test_a_stamp_that_led_to_another_step_is_not_condemned() -> None:
         ((5,), (), "memory", 5),  # rather that than all of it once more
     ],
 )
-def test_what_is_taken_instead_of_a_condemned_stamp(holds: Sequence[int], checkpoints: Sequence[int], source: str, step: int) -> None:
+def test_what_is_taken_instead_of_a_condemned_stamp(
+    holds: Sequence[int], checkpoints: Sequence[int], source: str, step: int
+) -> None:
     vote = Vote(1, has_store=True, condemned=frozenset({Stamp(5, 2)}))
     actions = vote.joined(Ballot(0, 1, frozenset(Stamp(s, 2) for s in holds)))
     if actions == [ListStore()]:

@@ -1,4 +1,5 @@
-"""The wire under strangers, liars, damage, replay and every way a stream can be cut into pieces. No sockets: bytes in, events out."""
+"""The wire under strangers, liars, damage, replay and every way a stream can be cut into pieces. No
+sockets: bytes in, events out."""
 
 from __future__ import annotations
 
@@ -50,16 +51,23 @@ def nonce(seed: int) -> bytes:
     return random.Random(seed).randbytes(32)
 
 
-def dialer(me: Identity = ONE, secret: bytes = SECRET, dial: Dial = DIAL, seed: int = 1) -> Connection:
+def dialer(
+    me: Identity = ONE, secret: bytes = SECRET, dial: Dial = DIAL, seed: int = 1
+) -> Connection:
     return Connection(me, secret, nonce(seed), everybody, dial)
 
 
-def acceptor(me: Identity = TWO, secret: bytes = SECRET, admit: wire.Admit = everybody, seed: int = 2) -> Connection:
+def acceptor(
+    me: Identity = TWO, secret: bytes = SECRET, admit: wire.Admit = everybody, seed: int = 2
+) -> Connection:
     return Connection(me, secret, nonce(seed), admit)
 
 
-def feed(end: Connection, stream: bytes, sizes: Iterable[int] = itertools.repeat(1 << 20)) -> list[WireEvent | bytes]:
-    """Give an end the stream in pieces of these sizes. Its events, and behind each BlockComing the bytes that came."""
+def feed(
+    end: Connection, stream: bytes, sizes: Iterable[int] = itertools.repeat(1 << 20)
+) -> list[WireEvent | bytes]:
+    """Give an end the stream in pieces of these sizes. Its events, and behind each BlockComing the
+    bytes that came."""
     events: list[WireEvent | bytes] = []
     at, sizes = 0, iter(sizes)
     block, length = bytearray(), 0
@@ -74,7 +82,9 @@ def feed(end: Connection, stream: bytes, sizes: Iterable[int] = itertools.repeat
         elif end.wanted:
             piece = stream[at : at + min(size, end.wanted)]
             event = end.receive(piece)
-            assert end.wanted <= MAX_MESSAGE_BYTES + 16, "an end must not wait for, or allocate, what anybody claims"
+            assert end.wanted <= MAX_MESSAGE_BYTES + 16, (
+                "an end must not wait for, or allocate, what anybody claims"
+            )
             if event:
                 events.append(event)
             if isinstance(event, BlockComing):
@@ -89,8 +99,11 @@ def feed(end: Connection, stream: bytes, sizes: Iterable[int] = itertools.repeat
 Alter = Callable[[bytes], bytes]
 
 
-def meet(one: Connection, two: Connection, alter: dict[int, Alter] | None = None) -> tuple[list[Any], list[Any]]:
-    """Carry the handshake's records between dialer and acceptor, some altered (numbered as they cross). The events of both."""
+def meet(
+    one: Connection, two: Connection, alter: dict[int, Alter] | None = None
+) -> tuple[list[Any], list[Any]]:
+    """Carry the handshake's records between dialer and acceptor, some altered (numbered as they
+    cross). The events of both."""
     seen: tuple[list[Any], list[Any]] = ([], [])
     crossed = 0
     while True:
@@ -145,7 +158,9 @@ def play(end: Connection, items: Iterable[Message | bytes]) -> Script:
 
 PINGS = st.integers(0, 1 << 62).map(lambda n: Message("ping", {"sent_ns": n}))
 ACKS = st.builds(
-    lambda r, s: Message("ack", {"round": 1, "rank": r, "stamp": Stamp(s, 1)}), st.integers(0, 1 << 31), st.integers(-1, 1 << 40)
+    lambda r, s: Message("ack", {"round": 1, "rank": r, "stamp": Stamp(s, 1)}),
+    st.integers(0, 1 << 31),
+    st.integers(-1, 1 << 40),
 )
 ITEMS = st.lists(PINGS | ACKS | st.binary(min_size=1, max_size=300), max_size=8)
 
@@ -159,7 +174,9 @@ def test_both_sides_learn_who_is_there_and_what_for() -> None:
 
 
 @given(ITEMS, ITEMS)
-def test_what_is_sent_is_what_arrives_both_ways(there: list[Message | bytes], back: list[Message | bytes]) -> None:
+def test_what_is_sent_is_what_arrives_both_ways(
+    there: list[Message | bytes], back: list[Message | bytes]
+) -> None:
     one, two = pair()
     forth, reply = play(one, there), play(two, back)
     assert feed(two, b"".join(forth.frames)) == forth.events
@@ -167,7 +184,9 @@ def test_what_is_sent_is_what_arrives_both_ways(there: list[Message | bytes], ba
 
 
 @given(ITEMS, st.lists(st.integers(1, 200)), st.integers(0, 10_000))
-def test_how_the_stream_is_cut_into_pieces_changes_nothing(items: list[Message | bytes], sizes: list[int], until: int) -> None:
+def test_how_the_stream_is_cut_into_pieces_changes_nothing(
+    items: list[Message | bytes], sizes: list[int], until: int
+) -> None:
     """And a stream that ends early gives the first of the events, none other."""
     one, two = dialer(), acceptor()
     hello, answer = one.take(), acceptor(seed=2)
@@ -179,7 +198,8 @@ def test_how_the_stream_is_cut_into_pieces_changes_nothing(items: list[Message |
     script = play(one, items)
     stream = hello + proof + b"".join(script.frames)
     whole: list[Any] = [Opened(ONE, DIAL), *script.events]
-    assert feed(two, stream, sizes) == whole  # what two answers is never looked at: its nonce is that of `answer`
+    # what two answers is never looked at: its nonce is that of `answer`
+    assert feed(two, stream, sizes) == whole
     early = feed(acceptor(seed=2), stream[:until], sizes)
     assert early == whole[: len(early)]
 
@@ -208,12 +228,20 @@ def test_wrong_job() -> None:
 def test_who_is_not_admitted_is_told_why() -> None:
     def none_before_five(peer: Identity, dial: Dial) -> Refused | None:
         assert dial == DIAL
-        return None if peer.incarnation >= 5 else Refused(Refusal.OLD_INCARNATION, f"expected incarnation 5, found {peer.incarnation}")
+        return (
+            None
+            if peer.incarnation >= 5
+            else Refused(
+                Refusal.OLD_INCARNATION, f"expected incarnation 5, found {peer.incarnation}"
+            )
+        )
 
     told, refused = refusals(dialer(), acceptor(admit=none_before_five))
     assert refused == Refused(Refusal.OLD_INCARNATION, "expected incarnation 5, found 4")
     assert (told.reason, told.by_peer) == (Refusal.OLD_INCARNATION, True)
-    assert meet(dialer(replace(ONE, incarnation=5)), acceptor(admit=none_before_five))[0] == [Opened(TWO, DIAL)]
+    assert meet(dialer(replace(ONE, incarnation=5)), acceptor(admit=none_before_five))[0] == [
+        Opened(TWO, DIAL)
+    ]
 
 
 def test_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +255,15 @@ def test_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
     assert feed(newer, old.take()) == [Refused(Refusal.VERSION, "expected version 2, found 1")]
 
 
-@pytest.mark.parametrize("says", [b"GET / HTTP/1.1\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03", b"\0" * 10, b"SSH-2.0-OpenSSH_9.6"])
+@pytest.mark.parametrize(
+    "says",
+    [
+        b"GET / HTTP/1.1\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03",
+        b"\0" * 10,
+        b"SSH-2.0-OpenSSH_9.6",
+    ],
+)
 def test_who_speaks_another_protocol_is_refused_by_its_first_bytes(says: bytes) -> None:
     (refused,) = feed(acceptor(), says)
     assert isinstance(refused, Refused) and refused.reason is Refusal.STRANGER
@@ -248,7 +284,9 @@ def test_a_recorded_session_opens_nothing_twice() -> None:
     proof = one.take()
     assert feed(two, proof) == [Opened(ONE, DIAL)]
     again = acceptor(seed=77)
-    assert [e.reason for e in feed(again, hello + proof) if isinstance(e, Refused)] == [Refusal.WRONG_SECRET]
+    assert [e.reason for e in feed(again, hello + proof) if isinstance(e, Refused)] == [
+        Refusal.WRONG_SECRET
+    ]
 
 
 def test_an_own_proof_sent_back_proves_nothing() -> None:
@@ -273,9 +311,12 @@ def test_random_bytes_after_the_handshake_say_nothing(noise: bytes, sizes: list[
     assert isinstance(refused, Refused) and refused.reason is Refusal.DAMAGED
 
 
-@pytest.mark.parametrize("record", range(4), ids=["hello", "answer", "the dialer's proof", "the acceptor's proof"])
+@pytest.mark.parametrize(
+    "record", range(4), ids=["hello", "answer", "the dialer's proof", "the acceptor's proof"]
+)
 def test_no_bit_of_the_handshake_may_change(record: int) -> None:
-    """All 640 of each record. Whoever received the changed one does not open; before the last record nobody does."""
+    """All 640 of each record. Whoever received the changed one does not open; before the last
+    record nobody does."""
     for bit in range(8 * RECORD):
         ones, twos = meet(dialer(), acceptor(), {record: lambda data, bit=bit: flip(data, bit)})  # type: ignore[misc]
         receiver = ones if record % 2 else twos
@@ -292,7 +333,10 @@ def session(seed: int) -> tuple[Connection, Script]:
     rng = random.Random(seed)
     one, two = pair(seed)
     items: list[Message | bytes] = [
-        rng.randbytes(rng.randint(1, 200)) if rng.random() < 0.5 else Message("ping", {"sent_ns": rng.randrange(1 << 60)}) for _ in range(6)
+        rng.randbytes(rng.randint(1, 200))
+        if rng.random() < 0.5
+        else Message("ping", {"sent_ns": rng.randrange(1 << 60)})
+        for _ in range(6)
     ]
     return two, play(one, items)
 
@@ -309,7 +353,10 @@ def test_a_thousand_flipped_bits_are_found_and_none_is_delivered() -> None:
         caught[type(harm)] += 1
         if isinstance(harm, BlockDamaged):
             # The bytes lie where the owner put them, marked damaged; everything else is as sent.
-            assert events[: at - 1] == script.events[: at - 1] and events[at + 1 :] == script.events[at + 1 :]
+            assert (
+                events[: at - 1] == script.events[: at - 1]
+                and events[at + 1 :] == script.events[at + 1 :]
+            )
             assert script.events[at] == BlockWhole(harm.header)
         else:
             assert harm.reason is Refusal.DAMAGED and two.closed == harm
@@ -319,7 +366,8 @@ def test_a_thousand_flipped_bits_are_found_and_none_is_delivered() -> None:
 
 @given(st.integers(0, 50), st.integers(0, 5), st.integers(0, 5))
 def test_frames_are_heard_once_and_in_order(seed: int, take: int, put: int) -> None:
-    """A frame that comes again, early or late ends the connection at the first one out of its place."""
+    """A frame that comes again, early or late ends the connection at the first one out of its
+    place."""
     for repeated in (True, False):
         two, script = session(seed)
         frames = list(script.frames)
@@ -360,7 +408,9 @@ def test_a_length_beyond_the_bound_is_refused_before_any_of_it_comes() -> None:
 
 def test_the_longest_message_passes() -> None:
     one, two = pair()
-    room = MAX_MESSAGE_BYTES - len(encode(Message("vote", {"round": 1, "word": "go", "body": {"x": ""}})))
+    room = MAX_MESSAGE_BYTES - len(
+        encode(Message("vote", {"round": 1, "word": "go", "body": {"x": ""}}))
+    )
     longest = Message("vote", {"round": 1, "word": "go", "body": {"x": "x" * room}})
     assert feed(two, one.message(longest, 5)) == [Received(longest, 5)]
 
@@ -382,7 +432,9 @@ def test_the_longest_message_passes() -> None:
         (b'{"kind":"sing","sent_ns":1}', Refusal.UNKNOWN_KIND),
     ],
 )
-def test_a_message_nobody_understands_is_named_and_the_next_one_heard(body: bytes, reason: Refusal) -> None:
+def test_a_message_nobody_understands_is_named_and_the_next_one_heard(
+    body: bytes, reason: Refusal
+) -> None:
     one, two = pair()
     ping = Message("ping", {"sent_ns": 3})
     refused, heard = feed(two, one._frame(wire._MESSAGE_FRAME, body, 8) + one.message(ping))
@@ -402,9 +454,20 @@ def test_a_message_nobody_understands_is_named_and_the_next_one_heard(body: byte
         ({"cut": 1}, Refusal.MALFORMED),
     ],
 )
-def test_a_block_header_that_cannot_be_ends_the_connection(change: dict[str, Any], reason: Refusal) -> None:
+def test_a_block_header_that_cannot_be_ends_the_connection(
+    change: dict[str, Any], reason: Refusal
+) -> None:
     one, two = pair()
-    fields: dict[str, Any] = {"job": JOB, "rank": 1, "part": 0, "step": 5, "epoch": 1, "offset": 0, "length": 10, "sum": 0} | change
+    fields: dict[str, Any] = {
+        "job": JOB,
+        "rank": 1,
+        "part": 0,
+        "step": 5,
+        "epoch": 1,
+        "offset": 0,
+        "length": 10,
+        "sum": 0,
+    } | change
     cut = int(fields.pop("cut", 0))
     body = wire._BLOCK.pack(*fields.values())
     (refused,) = feed(two, one._frame(wire._BLOCK_FRAME, body[: len(body) - cut], 1) + bytes(20))

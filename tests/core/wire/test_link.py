@@ -1,4 +1,5 @@
-"""Links that break at any moment: what is sent arrives once and in order; who is away is told dead in time and never before."""
+"""Links that break at any moment: what is sent arrives once and in order; who is away is told dead
+in time and never before."""
 
 from __future__ import annotations
 
@@ -8,12 +9,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.core.wire.link import MAX_TRIES, WINDOW_BLOCKS, Flight, Health, Inbox, Outbox, Patience, Seen
+from keepstep.core.wire.link import (
+    MAX_TRIES,
+    WINDOW_BLOCKS,
+    Flight,
+    Health,
+    Inbox,
+    Outbox,
+    Patience,
+    Seen,
+)
 from keepstep.core.wire.messages import NotAMessage
 from keepstep.model.wire import Cut, Dead, Message, Ping
 
 SECOND = 1_000_000_000
-PATIENCE = Patience(ping_ns=SECOND, silence_ns=5 * SECOND, dead_ns=20 * SECOND, retry_first_ns=SECOND // 20, retry_most_ns=SECOND)
+PATIENCE = Patience(
+    ping_ns=SECOND,
+    silence_ns=5 * SECOND,
+    dead_ns=20 * SECOND,
+    retry_first_ns=SECOND // 20,
+    retry_most_ns=SECOND,
+)
 
 
 def ping(number: int) -> Message:
@@ -24,7 +40,9 @@ def ping(number: int) -> Message:
 
 
 @given(st.integers(0, 10_000), st.integers(1, 40), st.integers(1, 8))
-def test_messages_arrive_once_and_in_order_over_connections_that_break(seed: int, count: int, limit: int) -> None:
+def test_messages_arrive_once_and_in_order_over_connections_that_break(
+    seed: int, count: int, limit: int
+) -> None:
     """Anything under way when a connection breaks is lost, in both directions."""
     rng = random.Random(seed)
     outbox, inbox = Outbox(limit), Inbox()
@@ -33,7 +51,9 @@ def test_messages_arrive_once_and_in_order_over_connections_that_break(seed: int
     put = 0
     arrived: list[Message] = []
     while len(arrived) < count or len(outbox):
-        action = rng.choice(["put", "send", "send", "receive", "receive", "confirm", "confirm", "break"])
+        action = rng.choice(
+            ["put", "send", "send", "receive", "receive", "confirm", "confirm", "break"]
+        )
         if action == "put" and put < count:
             put += outbox.put(ping(put))
         elif action == "send" and (item := outbox.next()):
@@ -72,7 +92,9 @@ def test_a_message_no_peer_would_accept_is_not_taken() -> None:
 
 
 @given(st.integers(0, 10_000), st.integers(1, 300))
-def test_blocks_are_delivered_once_over_connections_that_break_and_bytes_that_flip(seed: int, count: int) -> None:
+def test_blocks_are_delivered_once_over_connections_that_break_and_bytes_that_flip(
+    seed: int, count: int
+) -> None:
     """All but those that were damaged `MAX_TRIES` times, which their sender is given back."""
     rng = random.Random(seed)
     flight: Flight[int] = Flight(window_bytes=1 << 20)
@@ -149,7 +171,14 @@ def test_the_wait_between_tries_doubles_up_to_a_bound() -> None:
     assert set(waits[5:]) == {SECOND} and PATIENCE.retry_ns(10_000) == SECOND
 
 
-@given(st.lists(st.tuples(st.sampled_from(["opened", "cut", "heard", "nothing"]), st.integers(1, 4 * SECOND)), max_size=60))
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["opened", "cut", "heard", "nothing"]), st.integers(1, 4 * SECOND)
+        ),
+        max_size=60,
+    )
+)
 def test_dead_exactly_when_away_for_too_long(story: list[tuple[str, int]]) -> None:
     now = away_since = 7 * SECOND
     health = Health(PATIENCE, now)
@@ -196,9 +225,14 @@ def test_what_happened_while_we_slept_is_not_put_into_the_future() -> None:
     well.heard(hour - 1)
     away.cut("flap", hour - 1)
     assert well.decide(hour) == Ping() and away.decide(hour) is None
-    asked = [(well.decide(hour + second * SECOND), away.decide(hour + second * SECOND)) for second in range(1, 22)]
+    asked = [
+        (well.decide(hour + second * SECOND), away.decide(hour + second * SECOND))
+        for second in range(1, 22)
+    ]
     assert [isinstance(one, Cut) for one, _ in asked] == [second > 5 for second in range(1, 22)]
-    assert [isinstance(other, Dead) for _, other in asked] == [second > 20 for second in range(1, 22)]
+    assert [isinstance(other, Dead) for _, other in asked] == [
+        second > 20 for second in range(1, 22)
+    ]
 
 
 def test_why_it_is_dead_names_the_last_trouble() -> None:

@@ -66,7 +66,9 @@ def test_the_loss_of_etcds_own_leader_is_waited_out(members: Members) -> None:
         EtcdKV(members.etcd, "j/", outage_s=0.0)  # one of three decides nothing and says nothing
 
 
-def test_who_waits_is_woken_by_the_key_and_not_by_its_next_look(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_is_woken_by_the_key_and_not_by_its_next_look(
+    members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(kv_etcd, "WATCH_S", 1000.0)
     kv = EtcdKV(members.etcd, "j/")
     with ThreadPoolExecutor(1) as thread:
@@ -79,7 +81,10 @@ def test_who_waits_is_woken_by_the_key_and_not_by_its_next_look(members: Members
 
 def test_without_etcd_both_are_told_where_it_was(members: Members) -> None:
     kv = EtcdKV(members.etcd, "j/", outage_s=0.5)
-    sentence = rf"expected an answer of etcd at 127\.0\.0\.1:{members.ports[0]}, found nothing for 0 s \(.*Connection refused"
+    sentence = (
+        rf"expected an answer of etcd at 127\.0\.0\.1:{members.ports[0]}, "
+        r"found nothing for 0 s \(.*Connection refused"
+    )
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(kv.another().wait, ["k"], None)
         members.kill(0)
@@ -104,7 +109,10 @@ def test_every_key_of_a_job_goes_with_its_lease(members: Members) -> None:
     assert sorted(lease.keys()) == [b"j/a", b"j/b", b"j/lease"]
     lease.revoke()
     assert EtcdKV(members.etcd, "j/").read(["a", "b"]) == [None, None]
-    with pytest.raises(MeetingError, match="expected an answer of etcd's, found etcdserver: requested lease not found"):
+    with pytest.raises(
+        MeetingError,
+        match="expected an answer of etcd's, found etcdserver: requested lease not found",
+    ):
         first.swap("c", None, "1")
 
 
@@ -112,7 +120,10 @@ def test_who_was_away_too_long_is_told(members: Members) -> None:
     kv = EtcdKV(members.etcd, "j/")
     Lease(kv._lease, _client(members.etcd, members.etcd.endpoints[0])).revoke()
     kv._kept_alive = float("-inf")
-    with pytest.raises(MeetingError, match=r"the job's keys in etcd at 127.* are gone: nobody kept them alive for 900 s"):
+    with pytest.raises(
+        MeetingError,
+        match=r"the job's keys in etcd at 127.* are gone: nobody kept them alive for 900 s",
+    ):
         kv.read(["a"])
 
 
@@ -127,7 +138,9 @@ class _NotEtcd(http.server.BaseHTTPRequestHandler):
 def test_something_else_at_the_endpoint_is_said() -> None:
     with http.server.HTTPServer((HOST, 0), _NotEtcd) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        with pytest.raises(MeetingError, match=r"etcd at 127\.0\.0\.1:\d+: expected an answer of etcd's, found"):
+        with pytest.raises(
+            MeetingError, match=r"etcd at 127\.0\.0\.1:\d+: expected an answer of etcd's, found"
+        ):
             EtcdKV(Etcd((server.server_address[:2],)), "j/")  # type: ignore[arg-type]
         server.shutdown()
 
@@ -137,12 +150,40 @@ def test_no_proxy_is_asked(members: Members, monkeypatch: pytest.MonkeyPatch) ->
     assert EtcdKV(members.etcd, "j/", outage_s=0.0).swap("k", None, "x") == "x"
 
 
-@pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl on this machine to make certificates with")
+@pytest.mark.skipif(
+    not shutil.which("openssl"), reason="no openssl on this machine to make certificates with"
+)
 def test_by_tls_both_ends_prove_who_they_are(tmp_path: Path) -> None:
     cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
-    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "2", "-subj", "/CN=test"]
+    made = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-keyout",
+        key,
+        "-out",
+        cert,
+        "-days",
+        "2",
+        "-subj",
+        "/CN=test",
+    ]
     subprocess.run([*made, "-addext", f"subjectAltName=IP:{HOST}"], check=True, capture_output=True)
-    members = Members(tmp_path, tls=["--cert-file", cert, "--key-file", key, "--client-cert-auth", "--trusted-ca-file", cert])
+    members = Members(
+        tmp_path,
+        tls=[
+            "--cert-file",
+            cert,
+            "--key-file",
+            key,
+            "--client-cert-auth",
+            "--trusted-ca-file",
+            cert,
+        ],
+    )
     try:
         kv = EtcdKV(replace(members.etcd, ca=cert, cert=cert, key=key), "j/")
         assert kv.swap("k", None, "x") == "x" == kv.wait(["k"], PATIENCE_S)[0]  # type: ignore[index]

@@ -1,4 +1,5 @@
-"""Two real ends on loopback, with a proxy between them that cuts, damages and swallows. The oracle is byte equality.
+"""Two real ends on loopback, with a proxy between them that cuts, damages and swallows. The oracle
+is byte equality.
 
 Nothing sleeps: tests wait for what the handlers are told.
 """
@@ -33,7 +34,13 @@ from keepstep.model.wire import Dial, Identity, Message, Part, Refusal, Refused,
 from tests.edge.proxy import Proxy
 
 JOB, SECRET = b"j" * 16, b"the job's secret, 32 bytes long."
-QUICK = Patience(ping_ns=100 * MS_NS, silence_ns=1000 * MS_NS, dead_ns=30_000 * MS_NS, retry_first_ns=20 * MS_NS, retry_most_ns=200 * MS_NS)
+QUICK = Patience(
+    ping_ns=100 * MS_NS,
+    silence_ns=1000 * MS_NS,
+    dead_ns=30_000 * MS_NS,
+    retry_first_ns=20 * MS_NS,
+    retry_most_ns=200 * MS_NS,
+)
 IMPATIENT = replace(QUICK, silence_ns=900 * MS_NS, dead_ns=1000 * MS_NS)
 PATIENT = replace(QUICK, silence_ns=15_000 * MS_NS)
 NOWHERE = ("127.0.0.1", 9)
@@ -137,7 +144,9 @@ def link(one: Peers, two: Peers, through: Address | None = None) -> None:
     one.connect(two.me.node, through or two.address)
 
 
-def linked(town: Town, ear_one: Ear, ear_two: Ear, proxied: bool = False, **both: Any) -> tuple[Peers, Peers, Proxy | None]:
+def linked(
+    town: Town, ear_one: Ear, ear_two: Ear, proxied: bool = False, **both: Any
+) -> tuple[Peers, Peers, Proxy | None]:
     one, two = town.keeper(1, ear_one, **both), town.keeper(2, ear_two, **both)
     proxy = town.proxy(two.address) if proxied else None
     link(one, two, proxy.address if proxy else None)
@@ -161,8 +170,11 @@ def is_redial(piece: bytes) -> bool:
     return piece.startswith(b"KEEPWIRE") and piece[10:14] == b"\1\3\0\0"
 
 
-def send_all(peers: Peers, node: int, data: memoryview, block_bytes: int, ear: Ear) -> queue.Queue[str | None]:
-    """All of it in blocks, waiting for room when there is none. What each block's `done` was told."""
+def send_all(
+    peers: Peers, node: int, data: memoryview, block_bytes: int, ear: Ear
+) -> queue.Queue[str | None]:
+    """All of it in blocks, waiting for room when there is none. What each block's `done` was
+    told."""
     done: queue.Queue[str | None] = queue.Queue()
     for at in range(0, len(data), block_bytes):
         piece = data[at : at + block_bytes]
@@ -183,8 +195,12 @@ def test_messages_both_ways_in_order(town: Town) -> None:
     one, two, _ = linked(town, *ears)
     for number in range(200):
         assert one.send(2, note(number)) and two.send(1, note(1000 + number))
-    assert [ears[1].messages.get(timeout=LIMIT_S) for _ in range(200)] == [note(n) for n in range(200)]
-    assert [ears[0].messages.get(timeout=LIMIT_S) for _ in range(200)] == [note(1000 + n) for n in range(200)]
+    assert [ears[1].messages.get(timeout=LIMIT_S) for _ in range(200)] == [
+        note(n) for n in range(200)
+    ]
+    assert [ears[0].messages.get(timeout=LIMIT_S) for _ in range(200)] == [
+        note(1000 + n) for n in range(200)
+    ]
 
 
 def test_what_was_said_before_the_link_is_up_arrives(town: Town) -> None:
@@ -198,7 +214,8 @@ def test_what_was_said_before_the_link_is_up_arrives(town: Town) -> None:
 
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_blocks_from_map_to_map_both_ways(town: Town, tmp_path: Path, lanes: int) -> None:
-    """Each with the checksum of its bytes, whether the sender knew it or not; the last one short."""
+    """Each with the checksum of its bytes, whether the sender knew it or not; the last one
+    short."""
     data = random.Random(lanes).randbytes(6 * MIB + 12_345)
     maps = []
     for name in ("one", "two", "from-one", "from-two"):
@@ -215,8 +232,13 @@ def test_blocks_from_map_to_map_both_ways(town: Town, tmp_path: Path, lanes: int
     all_done(forth, 7)
     all_done(back, 1)
     assert maps[2][:] == data and maps[3][:] == data
-    told = sorted((ears[1].blocks.get(timeout=LIMIT_S) for _ in range(7)), key=lambda block: block[0].offset)
-    assert told == [(span_of(views[0][at : at + MIB], at), checksum(views[0][at : at + MIB])) for at in range(0, len(data), MIB)]
+    told = sorted(
+        (ears[1].blocks.get(timeout=LIMIT_S) for _ in range(7)), key=lambda block: block[0].offset
+    )
+    assert told == [
+        (span_of(views[0][at : at + MIB], at), checksum(views[0][at : at + MIB]))
+        for at in range(0, len(data), MIB)
+    ]
     assert ears[0].blocks.get(timeout=LIMIT_S) == (span_of(data), checksum(data))
 
 
@@ -239,14 +261,23 @@ def test_bytes_of_blocks_are_counted_at_both_ends_and_nothing_else_is(town: Town
     one, two, _ = linked(town, *ears)
 
     def counted() -> list[int]:
-        return [peers.counts.snapshot().get(f"block bytes {way}", 0) for peers in (one, two) for way in ("sent", "received")]
+        return [
+            peers.counts.snapshot().get(f"block bytes {way}", 0)
+            for peers in (one, two)
+            for way in ("sent", "received")
+        ]
 
     assert one.send(2, note(1)) and ears[1].messages.get(timeout=LIMIT_S)
     assert counted() == [0, 0, 0, 0]
-    assert one.send_block(2, span_of(data), data, done.put) and done.get(timeout=LIMIT_S) is not None
+    assert (
+        one.send_block(2, span_of(data), data, done.put) and done.get(timeout=LIMIT_S) is not None
+    )
     assert counted() == [MIB, 0, 0, MIB]
     ears[0].memory = memoryview(bytearray(MIB))
-    assert two.send_block(1, span_of(data[:1000]), data[:1000], done.put) and done.get(timeout=LIMIT_S) is None
+    assert (
+        two.send_block(1, span_of(data[:1000]), data[:1000], done.put)
+        and done.get(timeout=LIMIT_S) is None
+    )
     assert counted() == [MIB, 1000, 1000, MIB]
 
 
@@ -267,7 +298,9 @@ def test_round_trips_are_measured(town: Town) -> None:
 def test_a_full_queue_is_a_fact_and_so_is_its_end(town: Town) -> None:
     data = memoryview(random.Random(1).randbytes(256 * KIB))
     ears = Ear(), Ear(memoryview(bytearray(len(data))))
-    one, _, _ = linked(town, *ears, lanes=1, queue_bytes=4 * len(data), tcp=TcpOptions(buffer_bytes=64 * KIB))
+    one, _, _ = linked(
+        town, *ears, lanes=1, queue_bytes=4 * len(data), tcp=TcpOptions(buffer_bytes=64 * KIB)
+    )
     ears[1].gate.clear()  # the receiver stands still: kernel, window and queue fill
     done, taken = queue.Queue[str | None](), 0
     while one.send_block(2, span_of(data), data, done.put):
@@ -314,7 +347,8 @@ def test_the_kernel_is_told_priority_and_pacing() -> None:
 
 
 def test_a_connection_cut_in_the_middle_of_a_block_loses_nothing(town: Town) -> None:
-    """Again and again, each time after another number of bytes: every block arrives, once, with its bytes."""
+    """Again and again, each time after another number of bytes: every block arrives, once, with its
+    bytes."""
     rng = random.Random(3)
     data = memoryview(rng.randbytes(8 * MIB))
     ears = Ear(), Ear(memoryview(bytearray(len(data))))
@@ -364,7 +398,8 @@ def test_messages_arrive_once_and_in_order_however_often_the_link_flaps(town: To
 
 @pytest.mark.parametrize("first", ["who dials", "who is dialled"])
 def test_a_link_that_swallows_everything_is_cut_and_made_again(town: Town, first: str) -> None:
-    """No socket notices: one end hears nothing and cuts, which breaks the other end's connection. Either may be the first."""
+    """No socket notices: one end hears nothing and cuts, which breaks the other end's connection.
+    Either may be the first."""
     quick, slow = replace(PATIENT, silence_ns=500 * MS_NS), PATIENT
     ears, tcp = (Ear(), Ear()), TcpOptions(handshake_s=0.5)
     one = town.keeper(1, ears[0], patience=quick if first == "who dials" else slow, tcp=tcp)
@@ -412,7 +447,8 @@ def test_a_hello_damaged_on_its_way_does_not_end_the_link(town: Town) -> None:
 
 
 def test_bits_flipped_on_the_wire_are_found_and_what_they_hit_comes_again(town: Town) -> None:
-    """In blocks, in heads, in messages, in handshakes: nothing wrong is told, everything right arrives."""
+    """In blocks, in heads, in messages, in handshakes: nothing wrong is told, everything right
+    arrives."""
     rng = random.Random(5)
     data = memoryview(rng.randbytes(24 * MIB))
     ears = Ear(memoryview(bytearray(0))), Ear(memoryview(bytearray(len(data))))
@@ -434,14 +470,23 @@ def test_bits_flipped_on_the_wire_are_found_and_what_they_hit_comes_again(town: 
     for number in range(50):
         assert one.send(2, note(number))
     results = [done.get(timeout=LIMIT_S) for _ in range(192)]
-    assert [ears[1].messages.get(timeout=LIMIT_S) for _ in range(50)] == [note(n) for n in range(50)]
+    assert [ears[1].messages.get(timeout=LIMIT_S) for _ in range(50)] == [
+        note(n) for n in range(50)
+    ]
     counts = two.counts.snapshot()
     assert flips > 20 and counts["blocks damaged"] > 5
     assert results.count(None) == ears[1].blocks.qsize()
     for _ in range(results.count(None)):
         span, found = ears[1].blocks.get_nowait()
-        assert checksum(ears[1].memory[span.offset : span.offset + span.length]) == found == checksum(data[span.offset :][: span.length])  # type: ignore[index]
-    assert set(results) <= {None, "it arrived damaged every time: does its source change?"} and results.count(None) >= 185
+        assert (
+            checksum(ears[1].memory[span.offset : span.offset + span.length])  # type: ignore[index]
+            == found
+            == checksum(data[span.offset :][: span.length])
+        )
+    assert (
+        set(results) <= {None, "it arrived damaged every time: does its source change?"}
+        and results.count(None) >= 185
+    )
 
 
 def test_a_source_that_is_not_what_its_checksum_says_is_given_up(town: Town) -> None:
@@ -546,8 +591,11 @@ def test_a_fenced_life_is_cut_and_does_not_come_back(town: Town) -> None:
 
 @pytest.mark.parametrize("replaced", [1, 2])
 @pytest.mark.parametrize("how", ["forget", "fence", "connect"])
-def test_a_replaced_node_is_linked_with_at_its_new_address(town: Town, how: str, replaced: int) -> None:
-    """The older life is still there and still dials. Whoever stays hears no `dead`, unless it fenced without saying who comes next."""
+def test_a_replaced_node_is_linked_with_at_its_new_address(
+    town: Town, how: str, replaced: int
+) -> None:
+    """The older life is still there and still dials. Whoever stays hears no `dead`, unless it
+    fenced without saying who comes next."""
     ears = {1: Ear(), 2: Ear()}
     one, two, _ = linked(town, ears[1], ears[2])
     stays = one if replaced == 2 else two
@@ -562,7 +610,9 @@ def test_a_replaced_node_is_linked_with_at_its_new_address(town: Town, how: str,
     comes.connect(stays.me.node, stays.address, 1)
     assert heard.hears("up") == ("up", comes.me.node) and ear.hears("up") == ("up", stays.me.node)
     assert stays.send(replaced, note(1)) and comes.send(stays.me.node, note(2))
-    assert ear.messages.get(timeout=LIMIT_S) == note(1) and heard.messages.get(timeout=LIMIT_S) == note(2)
+    assert ear.messages.get(timeout=LIMIT_S) == note(1) and heard.messages.get(
+        timeout=LIMIT_S
+    ) == note(2)
     stays.connect(replaced, comes.address, 2)  # said again, it changes nothing
     assert stays.send(replaced, note(3)) and ear.messages.get(timeout=LIMIT_S) == note(3)
     assert heard.told.empty() and ear.told.empty()
@@ -644,7 +694,8 @@ def test_a_link_that_stays_away_is_dead_once_and_its_blocks_with_it(town: Town) 
 
 
 def test_after_dead_a_link_is_made_anew_when_asked(town: Town) -> None:
-    """Between the same two lives. What was said on the link that died is gone, what is said on the next one arrives."""
+    """Between the same two lives. What was said on the link that died is gone, what is said on the
+    next one arrives."""
     ears = Ear(), Ear()
     one, two, proxy = linked(town, *ears, proxied=True, patience=IMPATIENT)
     assert proxy is not None and one.is_open(2) and two.is_open(1)
@@ -654,7 +705,9 @@ def test_after_dead_a_link_is_made_anew_when_asked(town: Town) -> None:
     link(one, two)
     assert ears[0].hears("up")[1] == two.me.node and ears[1].hears("up")[1] == one.me.node
     assert one.send(2, note(2)) and two.send(1, note(3))
-    assert ears[1].messages.get(timeout=LIMIT_S) == note(2) and ears[0].messages.get(timeout=LIMIT_S) == note(3)
+    assert ears[1].messages.get(timeout=LIMIT_S) == note(2) and ears[0].messages.get(
+        timeout=LIMIT_S
+    ) == note(3)
 
 
 def test_a_link_that_is_away_is_not_open_and_not_dead(town: Town) -> None:
@@ -674,7 +727,8 @@ def test_a_link_that_is_away_is_not_open_and_not_dead(town: Town) -> None:
 
 
 def test_dead_is_told_only_once_nothing_is_written_any_more(town: Town) -> None:
-    """Fenced while a block's place is being chosen: `dead` waits for it, and from then on the place belongs to its owner again."""
+    """Fenced while a block's place is being chosen: `dead` waits for it, and from then on the place
+    belongs to its owner again."""
     data = memoryview(b"\xff" * MIB)
     place = memoryview(bytearray(len(data)))
     ears = Ear(), Ear(place)
@@ -710,7 +764,8 @@ def test_no_thread_outlives_its_keeper(town: Town) -> None:
 
 
 class Doorkeeper:
-    """Grants what it was told to, in that order, and nothing afterwards; None: everything, from then on."""
+    """Grants what it was told to, in that order, and nothing afterwards; None: everything, from
+    then on."""
 
     def __init__(self, *grants: int | None) -> None:
         self.grants: deque[int | None] = deque(grants)
@@ -746,8 +801,12 @@ def test_a_block_goes_in_the_pieces_that_are_granted(town: Town) -> None:
 
 
 @pytest.mark.parametrize("node", [1, 2], ids=["the side that dials", "the other"])
-@pytest.mark.parametrize("grants", [(), (100 * KIB,)], ids=["before a block", "in the middle of one"])
-def test_a_shut_gate_holds_no_message_and_no_answer(town: Town, node: int, grants: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    "grants", [(), (100 * KIB,)], ids=["before a block", "in the middle of one"]
+)
+def test_a_shut_gate_holds_no_message_and_no_answer(
+    town: Town, node: int, grants: tuple[int, ...]
+) -> None:
     data = memoryview(random.Random(6).randbytes(MIB))
     here, gate = memoryview(bytearray(len(data))), Doorkeeper(*grants)
     ears = {node: Ear(here), 3 - node: Ear(memoryview(bytearray(len(data))))}
@@ -755,9 +814,12 @@ def test_a_shut_gate_holds_no_message_and_no_answer(town: Town, node: int, grant
     link(peers[1], peers[2])
     held = send_all(peers[node], 3 - node, data, MIB, ears[node])
     assert gate.denied.wait(LIMIT_S)
-    all_done(send_all(peers[3 - node], node, data, MIB, ears[3 - node]), 1)  # answered by the side whose block is held
+    # answered by the side whose block is held
+    all_done(send_all(peers[3 - node], node, data, MIB, ears[3 - node]), 1)
     assert here == data and held.empty()
-    assert peers[node].send(3 - node, note(1)) and ears[3 - node].messages.get(timeout=LIMIT_S) == note(1)
+    assert peers[node].send(3 - node, note(1)) and ears[3 - node].messages.get(
+        timeout=LIMIT_S
+    ) == note(1)
     peers[node].close()  # a link ends while a block is held
     assert held.get(timeout=LIMIT_S) == "closing"
 
@@ -771,7 +833,9 @@ def test_a_connection_that_breaks_while_a_block_is_held_in_its_middle(town: Town
     link(one, two, proxy.address)
     done = send_all(one, 2, data, MIB, ears[0])
     assert gate.denied.wait(LIMIT_S)
-    eventually(lambda: two.counts.snapshot().get("block bytes received", 0) > 0 or ears[1].asked.is_set())
+    eventually(
+        lambda: two.counts.snapshot().get("block bytes received", 0) > 0 or ears[1].asked.is_set()
+    )
     for sock in list(proxy._socks):
         with contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)

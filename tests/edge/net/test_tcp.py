@@ -7,7 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from keepstep.edge.net.tcp import BULK_PRIORITY, interface_of, queued_bytes, round_trip_ns, yield_to_others
+from keepstep.edge.net.tcp import (
+    BULK_PRIORITY,
+    interface_of,
+    queued_bytes,
+    round_trip_ns,
+    yield_to_others,
+)
 from keepstep.model.units import S_NS
 
 
@@ -21,7 +27,9 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
     far.close()
 
 
-def test_what_the_other_side_has_no_room_for_is_queued(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_what_the_other_side_has_no_room_for_is_queued(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
     near, far = pair
     near.setblocking(False)
     sent = 0
@@ -39,7 +47,9 @@ def test_what_the_other_side_has_no_room_for_is_queued(pair: tuple[socket.socket
     assert queued_bytes(near) == 0
 
 
-def test_a_round_trip_is_known_once_something_was_answered(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_round_trip_is_known_once_something_was_answered(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
     near, far = pair
     near.sendall(b"x")
     far.sendall(far.recv(1))

@@ -49,7 +49,9 @@ def test_silence_is_a_timeout(pair: tuple[Mailbox, Mailbox]) -> None:
         pair[0].recv(0)
 
 
-def test_the_largest_message_fits_and_a_larger_one_is_our_mistake(pair: tuple[Mailbox, Mailbox]) -> None:
+def test_the_largest_message_fits_and_a_larger_one_is_our_mistake(
+    pair: tuple[Mailbox, Mailbox],
+) -> None:
     one, other = pair
     largest = {"x": "a" * (MAX_PACKET_BYTES - len('{"x":""}'))}
     assert one.send(largest) and other.recv(5) == largest

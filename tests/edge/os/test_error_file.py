@@ -1,4 +1,5 @@
-"""Last words: what a program's error was and where, as torch's own reader of the file understands it."""
+"""Last words: what a program's error was and where, as torch's own reader of the file understands
+it."""
 
 from __future__ import annotations
 
@@ -23,7 +24,11 @@ def test_what_is_written_is_read_and_torch_reads_it(tmp_path: Path) -> None:
     assert (words.message, words.path) == ("ValueError: no", str(path))
     assert words.place.startswith("test_last_words.py:") and words.place.endswith(" in failing")
     failure = ProcessFailure(0, 1, 1, str(path))
-    assert failure.timestamp > 0 and isinstance(failure.message, dict) and failure.message["message"] == "ValueError: no"
+    assert (
+        failure.timestamp > 0
+        and isinstance(failure.message, dict)
+        and failure.message["message"] == "ValueError: no"
+    )
     assert list(tmp_path.iterdir()) == [path]
 
 

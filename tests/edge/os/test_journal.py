@@ -1,4 +1,5 @@
-"""Journals: every whole event comes back in order, whoever wrote it; nothing depends on being able to write."""
+"""Journals: every whole event comes back in order, whoever wrote it; nothing depends on being able
+to write."""
 
 from __future__ import annotations
 
@@ -54,7 +55,10 @@ def test_the_log_hears_the_same_sentence(tmp_path: Path, caplog: pytest.LogCaptu
     journal.close()
     [record] = caplog.records
     assert record.getMessage() == "rank 2: step 4 was torn"
-    assert (record.__dict__["keepstep_kind"], record.__dict__["keepstep_data"]) == ("torn", {"step": 4})
+    assert (record.__dict__["keepstep_kind"], record.__dict__["keepstep_data"]) == (
+        "torn",
+        {"step": 4},
+    )
 
 
 def test_a_torn_line_costs_only_itself(tmp_path: Path) -> None:
@@ -84,7 +88,9 @@ def test_no_journal_reads_as_no_events(tmp_path: Path) -> None:
     assert list(read_journal(tmp_path / "missing")) == []
 
 
-def test_without_a_place_events_reach_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_place_events_reach_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     blocker = tmp_path / "file"
     blocker.touch()
     journal = Journal(blocker / "journal.jsonl", "rank 0")
@@ -108,11 +114,14 @@ def test_a_tail_tells_what_was_added_and_each_line_once(tmp_path: Path) -> None:
     assert tail.read() == []
     journal = Journal(path, "rank 0")
     journal.record("one", "1", kind="data may have a field of that name")
-    assert [(e.kind, e.data) for e in tail.read()] == [("one", {"kind": "data may have a field of that name"})]
+    assert [(e.kind, e.data) for e in tail.read()] == [
+        ("one", {"kind": "data may have a field of that name"})
+    ]
     assert tail.read() == []
     journal.record("two", "2")
     with open(path, "a") as file:
-        file.write('{"wall_ns":1,"mono_ns":2,"who":"w","kind":"three","why":"')  # its writer is in the middle of it
+        # its writer is in the middle of it
+        file.write('{"wall_ns":1,"mono_ns":2,"who":"w","kind":"three","why":"')
     assert [e.kind for e in JournalTail(path, from_its_end=True).read()] == []
     assert [e.kind for e in tail.read()] == ["two"]
     with open(path, "a") as file:

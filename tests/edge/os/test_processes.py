@@ -20,7 +20,16 @@ from keepstep.errors import IdentityError, KeeperError
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     (tmp_path / "arena").mkdir()
-    return resolve({"job": "j", "arena_dir": tmp_path / "arena", "state_dir": tmp_path / "state", "grace_s": 20}, {}, "unused")
+    return resolve(
+        {
+            "job": "j",
+            "arena_dir": tmp_path / "arena",
+            "state_dir": tmp_path / "state",
+            "grace_s": 20,
+        },
+        {},
+        "unused",
+    )
 
 
 @pytest.fixture
@@ -54,7 +63,11 @@ def test_another_user_s_job_directory_is_refused(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("giving a directory to another user needs root")
     os.chown(path, 12345, 12345)
-    with pytest.raises(IdentityError, match="expected a job directory of user 0, found one of user 12345; choose another job name"):
+    with pytest.raises(
+        IdentityError,
+        match="expected a job directory of user 0, found one of user 12345; "
+        "choose another job name",
+    ):
         claim_job_dir(path)
 
 

@@ -1,4 +1,5 @@
-"""Counters of processes killed for want of memory: found for a real process, read from files of both kinds, unknown without one."""
+"""Counters of processes killed for want of memory: found for a real process, read from files of
+both kinds, unknown without one."""
 
 from __future__ import annotations
 
@@ -45,11 +46,15 @@ def test_a_dead_process_has_none() -> None:
     [
         ("0::/job/7\n", "cgroup2 {} cgroup2 rw,nosuid 0 0\n", "job/7/memory.events"),
         ("4:memory:/job/7\n0::/\n", "cgroup {} cgroup rw,memory 0 0\n", "job/7/memory.oom_control"),
-        ("4:cpu,memory:/job/7\n", "cgroup {} cgroup rw,cpu,memory 0 0\n", "memory.oom_control"),  # inside a container
-        ("0::/../other\n", "cgroup2 {} cgroup2 rw 0 0\n", "memory.events"),  # another namespace's path
+        # inside a container
+        ("4:cpu,memory:/job/7\n", "cgroup {} cgroup rw,cpu,memory 0 0\n", "memory.oom_control"),
+        # another namespace's path
+        ("0::/../other\n", "cgroup2 {} cgroup2 rw 0 0\n", "memory.events"),
     ],
 )
-def test_where_the_counter_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cgroup: str, mount: str, file: str) -> None:
+def test_where_the_counter_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cgroup: str, mount: str, file: str
+) -> None:
     root = tmp_path / "cgroup"
     (root / file).parent.mkdir(parents=True)
     (root / file).write_text("oom_kill 1\n")

@@ -1,4 +1,5 @@
-"""Looks at real processes: what the kernel says about one that runs, sleeps, is stopped, or is gone."""
+"""Looks at real processes: what the kernel says about one that runs, sleeps, is stopped, or is
+gone."""
 
 from __future__ import annotations
 
@@ -14,13 +15,17 @@ from keepstep.edge.probes.process import describe, group_of, read_group, read_pr
 from keepstep.testing.cluster import wait_for
 
 SPIN = "print(flush=True)\nwhile True: pass"
-SLEEP = "import threading\nlock = threading.Lock()\nlock.acquire()\nprint(flush=True)\nlock.acquire()"
+SLEEP = (
+    "import threading\nlock = threading.Lock()\nlock.acquire()\nprint(flush=True)\nlock.acquire()"
+)
 
 
 @contextmanager
 def child(code: str) -> Iterator[int]:
     """A process in a group of its own that has begun to do what `code` says."""
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True
+    )
     assert process.stdout is not None
     try:
         process.stdout.readline()
@@ -48,7 +53,9 @@ def test_one_that_waits_for_a_lock_sleeps() -> None:
     with child(SLEEP) as pid:
         soon(lambda: read_process(pid).state == "asleep", pid)
         assert read_process(pid).threads == 1
-        assert "futex" in read_process(pid).wchan or read_process(pid).wchan == "", "empty where it is not ours to see"
+        assert "futex" in read_process(pid).wchan or read_process(pid).wchan == "", (
+            "empty where it is not ours to see"
+        )
 
 
 def test_one_that_is_stopped_and_goes_on() -> None:
@@ -78,9 +85,20 @@ def test_a_group_counts_its_children() -> None:
 
 
 def test_a_description_names_every_thread() -> None:
-    with child(f"import threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()\n{SLEEP}") as pid:
+    with child(
+        f"import threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()\n{SLEEP}"
+    ) as pid:
         soon(lambda: "2 threads" in describe(pid), pid)
-        assert len([line for line in describe(pid).splitlines() if line.rstrip().endswith(("python", "python3", "python3.11"))]) >= 1
+        assert (
+            len(
+                [
+                    line
+                    for line in describe(pid).splitlines()
+                    if line.rstrip().endswith(("python", "python3", "python3.11"))
+                ]
+            )
+            >= 1
+        )
 
 
 def test_a_name_may_hold_a_parenthesis() -> None:
@@ -92,4 +110,6 @@ def test_a_look_is_cheap() -> None:
     began = time.thread_time()
     for _ in range(200):
         read_process(os.getpid())
-    assert time.thread_time() - began < 1.0, "200 looks, of which a node with 8 ranks takes 16 a second"
+    assert time.thread_time() - began < 1.0, (
+        "200 looks, of which a node with 8 ranks takes 16 a second"
+    )

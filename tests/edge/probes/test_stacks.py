@@ -1,4 +1,5 @@
-"""Stacks of processes that do not answer: a stopped one shows its frames, and what cannot be had is said and costs no time."""
+"""Stacks of processes that do not answer: a stopped one shows its frames, and what cannot be had is
+said and costs no time."""
 
 from __future__ import annotations
 
@@ -58,13 +59,20 @@ def test_the_frames_of_a_process_that_spins_or_is_stopped(stopped: bool) -> None
         if "Permission" in stacks.take({0: pid}, 30)[0].text:
             pytest.skip("this kernel lets nobody look (ptrace_scope)")
         # A process that runs is read while it changes, so a look may fail.
-        found = wait_for(lambda: look if (look := stacks.take({0: pid}, 30)[0]).digest else None, lambda: stacks.take({0: pid}, 30)[0].text)
+        found = wait_for(
+            lambda: look if (look := stacks.take({0: pid}, 30)[0]).digest else None,
+            lambda: stacks.take({0: pid}, 30)[0].text,
+        )
         assert "stuck_here" in found.text and "1 threads" in found.text
         assert found.digest and found.waits is False
-        assert read_process(pid).state == ("stopped" if stopped else "running"), "looking changes nothing"
+        assert read_process(pid).state == ("stopped" if stopped else "running"), (
+            "looking changes nothing"
+        )
 
 
-def test_without_py_spy_the_kernels_view_is_left_and_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_py_spy_the_kernels_view_is_left_and_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(stacks, "find_py_spy", lambda: None)
     with child(SLEEP) as pid:
         found = stacks.take({0: pid}, 5)[0]
@@ -76,7 +84,11 @@ def test_without_py_spy_the_kernels_view_is_left_and_the_reason(monkeypatch: pyt
     ("script", "limit_s", "reason"),
     [
         ("exec sleep 600", 0.5, "did not answer within 0.5 s"),
-        ("echo 'Error: Permission denied' >&2; exit 1", 60, "no Python frames: Error: Permission denied"),
+        (
+            "echo 'Error: Permission denied' >&2; exit 1",
+            60,
+            "no Python frames: Error: Permission denied",
+        ),
         ("exit 0", 60, "py-spy found none"),
     ],
 )
@@ -95,5 +107,8 @@ def test_a_tool_that_fails_is_left_behind(
 
 def test_they_are_saved_one_file_a_rank(tmp_path: Path) -> None:
     stacks.save(tmp_path / "deep" / "stacks-1", {0: Stack("a"), 3: Stack("b")})
-    assert sorted(p.name for p in (tmp_path / "deep" / "stacks-1").iterdir()) == ["rank-0.txt", "rank-3.txt"]
+    assert sorted(p.name for p in (tmp_path / "deep" / "stacks-1").iterdir()) == [
+        "rank-0.txt",
+        "rank-3.txt",
+    ]
     assert (tmp_path / "deep" / "stacks-1" / "rank-3.txt").read_text() == "b"

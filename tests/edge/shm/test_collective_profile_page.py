@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.edge.shm.collective_profile_page import RECORDS, RhythmReader, RhythmWriter, rhythm_path
+from keepstep.edge.shm.collective_profile_page import (
+    RECORDS,
+    RhythmReader,
+    RhythmWriter,
+    rhythm_path,
+)
 from keepstep.model.rhythm import NO_STEP, Gap, Pulse, StepSeen
 
 
@@ -47,7 +52,13 @@ def test_the_pulse_follows_the_collectives(tmp_path: Path) -> None:
         act()
         seen.append(reader.pulse())
     assert seen == [
-        *(Pulse(3, 0, 0, 10), Pulse(3, 1, 1, 20), Pulse(3, 2, 2, 20), Pulse(3, 2, 1, 20), Pulse(3, 2, 0, 40)),
+        *(
+            Pulse(3, 0, 0, 10),
+            Pulse(3, 1, 1, 20),
+            Pulse(3, 2, 2, 20),
+            Pulse(3, 2, 1, 20),
+            Pulse(3, 2, 0, 40),
+        ),
         *(Pulse(4, 0, 0, 50), Pulse(4, 1, 1, 60), Pulse(NO_STEP, 0, 1, 70)),
     ]
     assert reader.steps() == [StepSeen(3, 10, 50, 2, (Gap(0, 10, 20), Gap(2, 40, 50)))]
@@ -64,8 +75,17 @@ def test_a_step_that_is_given_up_is_no_step(tmp_path: Path) -> None:
     assert [(s.step, s.began_ns, s.ended_ns) for s in reader.steps()] == [(3, 20, 30)]
 
 
-@given(st.lists(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), max_size=5), min_size=1, max_size=20), st.integers(1, 7))
-def test_every_step_is_read_as_it_was(tmp_path_factory: pytest.TempPathFactory, steps: list[list[tuple[int, int]]], every: int) -> None:
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), max_size=5),
+        min_size=1,
+        max_size=20,
+    ),
+    st.integers(1, 7),
+)
+def test_every_step_is_read_as_it_was(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[list[tuple[int, int]]], every: int
+) -> None:
     clock, writer, reader = ends(tmp_path_factory.mktemp("page"))
     expected, found = [], []
     for number, parts in enumerate([*steps, []]):
@@ -139,7 +159,8 @@ def test_a_reader_never_sees_half_of_a_pulse(tmp_path: Path) -> None:
     thread = threading.Thread(target=write)
     thread.start()
     try:
-        seen = [pulse for pulse in (reader.pulse() for _ in range(20_000)) if pulse is not None]  # None while the writer is interrupted
+        # None while the writer is interrupted
+        seen = [pulse for pulse in (reader.pulse() for _ in range(20_000)) if pulse is not None]
     finally:
         stop.set()
         thread.join()

@@ -1,4 +1,5 @@
-"""Maps of files and copies between addresses. What every `Memory` does is in tests/contracts/test_memory.py."""
+"""Maps of files and copies between addresses. What every `Memory` does is in
+tests/contracts/test_memory.py."""
 
 from __future__ import annotations
 
@@ -48,7 +49,11 @@ def test_a_map_that_is_still_looked_at_stays_until_it_is_not(tmp_path: Path) -> 
 def test_pages_are_there_and_nobody_else_s(tmp_path: Path) -> None:
     region(tmp_path / "d" / "r", 100_000).close()
     stat = (tmp_path / "d" / "r").stat()
-    assert stat.st_size == 100_000 and stat.st_blocks * 512 >= 100_000 and stat.st_mode & 0o777 == 0o600
+    assert (
+        stat.st_size == 100_000
+        and stat.st_blocks * 512 >= 100_000
+        and stat.st_mode & 0o777 == 0o600
+    )
     assert (tmp_path / "d").stat().st_mode & 0o777 == 0o700
 
 
@@ -59,7 +64,8 @@ def test_an_empty_file_cannot_be_mapped(tmp_path: Path) -> None:
 
 
 def test_who_is_making_a_page_this_moment_is_helped(tmp_path: Path) -> None:
-    """Two processes make the same page at once: the other one has made the name, and not yet room for it."""
+    """Two processes make the same page at once: the other one has made the name, and not yet room
+    for it."""
     (tmp_path / "status").touch()
     mapped = MEMORY.ensure(tmp_path / "status", PAGE_BYTES)
     assert bytes(mapped.view) == bytes(PAGE_BYTES)

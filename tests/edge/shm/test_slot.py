@@ -1,4 +1,5 @@
-"""Slots: what is sealed comes back, what is not whole never says it is, and one flipped bit is always found."""
+"""Slots: what is sealed comes back, what is not whole never says it is, and one flipped bit is
+always found."""
 
 from __future__ import annotations
 
@@ -15,7 +16,15 @@ import pytest
 
 from keepstep.coding.checksum import BLOCK_BYTES, checksum
 from keepstep.edge.shm.memory import MEMORY
-from keepstep.edge.shm.slot import MAGIC, Slot, check_identity, rank_dir, slot_bytes, slot_path, slot_paths
+from keepstep.edge.shm.slot import (
+    MAGIC,
+    Slot,
+    check_identity,
+    rank_dir,
+    slot_bytes,
+    slot_path,
+    slot_paths,
+)
 from keepstep.errors import DamageError, IdentityError, MemoryBudgetError
 from keepstep.model.layout import Layout, TensorSpec, lay_out
 from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
@@ -23,7 +32,9 @@ from keepstep.model.units import KIB, PAGE_BYTES
 
 JOB = bytes(range(16))
 PAYLOAD_BYTES = 20_000
-LAYOUT = lay_out([TensorSpec("w", "float32", (50, 50), 10_000), TensorSpec("b", "uint8", (9_900,), 9_900)])
+LAYOUT = lay_out(
+    [TensorSpec("w", "float32", (50, 50), 10_000), TensorSpec("b", "uint8", (9_900,), 9_900)]
+)
 MANIFEST = b'{"objects_offset":0,"segments":[]}'
 
 
@@ -57,7 +68,8 @@ def reread(path: Path) -> tuple[SlotHeader, Layout, bytes]:
         stranger.close()
 
 
-# ---------------------------------------------------------------------------------------------- what is sealed
+# ----------------------------------------------------------------------------------------------
+# what is sealed
 
 
 def test_a_sealed_slot_tells_everything_to_a_stranger(slot: Slot) -> None:
@@ -65,9 +77,18 @@ def test_a_sealed_slot_tells_everything_to_a_stranger(slot: Slot) -> None:
     header, layout, found = reread(slot.path)
     assert found == data and layout == LAYOUT
     assert header.state is SlotState.SEALED
-    assert (header.job_hash, header.layout_hash.hex(), header.rank, header.world_size) == (JOB, LAYOUT.hash(), 3, 4)
+    assert (header.job_hash, header.layout_hash.hex(), header.rank, header.world_size) == (
+        JOB,
+        LAYOUT.hash(),
+        3,
+        4,
+    )
     assert (header.incarnation, header.stamp, header.loss) == (7, Stamp(41, 2), 0.25)
-    assert (header.payload_bytes, header.block_bytes, header.block_count) == (PAYLOAD_BYTES, BLOCK_BYTES, 1)
+    assert (header.payload_bytes, header.block_bytes, header.block_count) == (
+        PAYLOAD_BYTES,
+        BLOCK_BYTES,
+        1,
+    )
 
 
 def test_a_slot_is_used_again(slot: Slot) -> None:
@@ -90,7 +111,9 @@ def test_payloads_of_any_length(tmp_path: Path, payload_bytes: int) -> None:
 def test_a_new_slot_is_empty_and_of_the_size_that_was_said(slot: Slot) -> None:
     assert slot.header().state is SlotState.EMPTY
     assert slot.path.stat().st_size == slot_bytes(30_000, 5_000)
-    assert slot.path.stat().st_blocks * 512 >= slot_bytes(30_000, 5_000), "every page is reserved: no write can meet a full filesystem"
+    assert slot.path.stat().st_blocks * 512 >= slot_bytes(30_000, 5_000), (
+        "every page is reserved: no write can meet a full filesystem"
+    )
     assert slot.path.stat().st_mode & 0o777 == 0o600
     assert list(slot.path.parent.iterdir()) == [slot.path]
     with pytest.raises(LookupError, match="holds no sealed snapshot .EMPTY."):
@@ -123,11 +146,13 @@ def test_slot_files_are_found_in_order(tmp_path: Path) -> None:
     assert slot_paths(MEMORY, tmp_path, 0) == []
 
 
-# ---------------------------------------------------------------------------------------------- what is torn
+# ----------------------------------------------------------------------------------------------
+# what is torn
 
 
 def stages(slot: Slot) -> list[bytes]:
-    """The file after each step of the protocol: an older snapshot, begun, payload, table and manifest, sealed."""
+    """The file after each step of the protocol: an older snapshot, begun, payload, table and
+    manifest, sealed."""
     seal(slot, Stamp(4, 1), seed=4)
     files = [slot.path.read_bytes()]
     data = random.Random(5).randbytes(PAYLOAD_BYTES)
@@ -143,7 +168,8 @@ def stages(slot: Slot) -> list[bytes]:
 
 
 def torn(before: bytes, after: bytes, rng: random.Random) -> Iterator[bytes]:
-    """Files a kill in the middle of that step may leave: words written upwards, downwards, or in any order."""
+    """Files a kill in the middle of that step may leave: words written upwards, downwards, or in
+    any order."""
     words = [at for at in range(0, len(before), 8) if before[at : at + 8] != after[at : at + 8]]
     orders = [words, words[::-1], *(rng.sample(words, len(words)) for _ in range(4))]
     for order in orders:
@@ -182,7 +208,8 @@ def test_between_begin_and_seal_it_says_writing(slot: Slot) -> None:
         slot.verify()
 
 
-# ---------------------------------------------------------------------------------------------- what is damaged
+# ----------------------------------------------------------------------------------------------
+# what is damaged
 
 
 def flip(path: Path, bit: int) -> None:
@@ -211,7 +238,11 @@ def test_a_thousand_flipped_bits_a_thousand_found(slot: Slot) -> None:
     data = seal(slot, Stamp(5, 1), seed=7)
     used, _ = used_and_unused(slot)
     rng = random.Random(8)
-    areas = [used[:PAGE_BYTES], used[PAGE_BYTES : PAGE_BYTES + PAYLOAD_BYTES], used[PAGE_BYTES + PAYLOAD_BYTES :]]
+    areas = [
+        used[:PAGE_BYTES],
+        used[PAGE_BYTES : PAGE_BYTES + PAYLOAD_BYTES],
+        used[PAGE_BYTES + PAYLOAD_BYTES :],
+    ]
     bits = [8 * rng.choice(areas[i % 3]) + rng.randrange(8) for i in range(1000)]
     detected = 0
     for bit in bits:
@@ -233,13 +264,18 @@ def test_every_bit_of_the_header_s_fields_is_guarded(slot: Slot) -> None:
         flip(slot.path, bit)
 
 
-def test_a_slot_with_any_one_flipped_bit_of_its_header_can_be_opened_and_written_again(slot: Slot) -> None:
+def test_a_slot_with_any_one_flipped_bit_of_its_header_can_be_opened_and_written_again(
+    slot: Slot,
+) -> None:
     """Else nobody could mend it."""
     seal(slot, Stamp(3, 1), seed=5)
     for bit in range(8 * 164):
         flip(slot.path, bit)
         damaged = Slot(MEMORY, slot.path)
-        assert (damaged.capacity, damaged.manifest_capacity) == (slot.capacity, slot.manifest_capacity)
+        assert (damaged.capacity, damaged.manifest_capacity) == (
+            slot.capacity,
+            slot.manifest_capacity,
+        )
         with pytest.raises(DamageError):
             damaged.header()
         damaged.close()
@@ -269,14 +305,23 @@ def test_damage_is_named_by_file_step_block_and_checksums(tmp_path: Path) -> Non
     with pytest.raises(DamageError) as caught:
         slot.verify()
     assert str(caught.value) == (
-        f"{slot.path}: step 5 of rank 3 damaged: block 1 (payload bytes {BLOCK_BYTES} to {BLOCK_BYTES + 100}) "
+        f"{slot.path}: step 5 of rank 3 damaged: block 1 (payload bytes {BLOCK_BYTES} to "
+        f"{BLOCK_BYTES + 100}) "
         f"has checksum {found:016x}, expected {want:016x}"
     )
     slot.close()
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"x", b"a shopping list\n" * 1000, MAGIC, MAGIC + bytes(PAGE_BYTES - 8), MAGIC + b"\xff" * PAGE_BYTES]
+    "content",
+    [
+        b"",
+        b"x",
+        b"a shopping list\n" * 1000,
+        MAGIC,
+        MAGIC + bytes(PAGE_BYTES - 8),
+        MAGIC + b"\xff" * PAGE_BYTES,
+    ],
 )
 def test_a_foreign_file_is_no_slot(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "slot-0"
@@ -304,7 +349,8 @@ def test_another_format_is_refused(slot: Slot) -> None:
         slot.header()
 
 
-# ---------------------------------------------------------------------------------------------- who else is there
+# ---------------------------------------------------------------------------------------------- who
+# else is there
 
 
 class Overtaken(Slot):
@@ -345,7 +391,11 @@ def test_a_slot_of_another_job_or_rank(slot: Slot) -> None:
     seal(slot, Stamp(5, 1), seed=7)
     header = slot.header()
     check_identity(header, slot.path, "mine", JOB, 3)
-    with pytest.raises(IdentityError, match=r"expected a snapshot of job 'mine' \(ffffffff\), found one of another job \(00010203\)"):
+    with pytest.raises(
+        IdentityError,
+        match=r"expected a snapshot of job 'mine' \(ffffffff\), "
+        r"found one of another job \(00010203\)",
+    ):
         check_identity(header, slot.path, "mine", b"\xff" * 16, 3)
     with pytest.raises(IdentityError, match="expected a snapshot of rank 2, found one of rank 3"):
         check_identity(header, slot.path, "mine", JOB, 2)
@@ -357,7 +407,11 @@ def tiny_tmpfs(tmp_path: Path) -> Iterator[Path]:
     where.mkdir()
     if os.geteuid() != 0:
         pytest.skip("mounting a small tmpfs needs root")
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(where)], capture_output=True, text=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(where)],
+        capture_output=True,
+        text=True,
+    )
     if mounted.returncode != 0:
         pytest.skip(f"a small tmpfs cannot be mounted here: {mounted.stderr.strip()}")
     yield where
@@ -367,7 +421,10 @@ def tiny_tmpfs(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_filesystem_is_said_with_numbers_and_nothing_is_left(tiny_tmpfs: Path) -> None:
     first = Slot.create(MEMORY, tiny_tmpfs / "slot-0", 64 * KIB, 100)
     data = seal(first, Stamp(0, 1), seed=1)
-    with pytest.raises(MemoryBudgetError, match=r"a file of 76.0 KiB does not fit into .*/tiny: 52.0 KiB are free there"):
+    with pytest.raises(
+        MemoryBudgetError,
+        match=r"a file of 76.0 KiB does not fit into .*/tiny: 52.0 KiB are free there",
+    ):
         Slot.create(MEMORY, tiny_tmpfs / "slot-1", 64 * KIB, 100)
     assert list(tiny_tmpfs.iterdir()) == [first.path]
     assert reread(first.path)[2] == data

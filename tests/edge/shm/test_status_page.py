@@ -1,4 +1,5 @@
-"""Status pages: what is published is read as a whole or not at all, and whether its owner lives is the kernel's word."""
+"""Status pages: what is published is read as a whole or not at all, and whether its owner lives is
+the kernel's word."""
 
 from __future__ import annotations
 
@@ -14,7 +15,14 @@ from hypothesis import strategies as st
 
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import rank_dir
-from keepstep.edge.shm.status_page import BLANK, MAX_SLOTS, StatusPage, StatusPages, read_status, status_path
+from keepstep.edge.shm.status_page import (
+    BLANK,
+    MAX_SLOTS,
+    StatusPage,
+    StatusPages,
+    read_status,
+    status_path,
+)
 from keepstep.model.snapshot import Phase, RankStatus, SlotState, SlotView, Stamp
 from keepstep.model.units import PAGE_BYTES
 
@@ -24,7 +32,27 @@ u32 = st.integers(0, 2**32 - 1)
 views = st.builds(SlotView, st.sampled_from(SlotState), st.builds(Stamp, i64, u64), st.just(False))
 statuses = st.builds(
     RankStatus,
-    *(u32, u32, u64, u64, u64, st.sampled_from(Phase), i64, i64, i64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64),
+    *(
+        u32,
+        u32,
+        u64,
+        u64,
+        u64,
+        st.sampled_from(Phase),
+        i64,
+        i64,
+        i64,
+        u64,
+        u64,
+        u64,
+        u64,
+        u64,
+        u64,
+        u64,
+        u64,
+        u64,
+        u64,
+    ),
     loss=st.floats(allow_nan=False),
     slots=st.lists(views, max_size=MAX_SLOTS).map(tuple),
     collective=u64,
@@ -45,7 +73,9 @@ def fields_of(status: RankStatus) -> dict[str, object]:
 
 @given(status=statuses)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_every_field_reaches_a_stranger(page: StatusPage, tmp_path: Path, status: RankStatus) -> None:
+def test_every_field_reaches_a_stranger(
+    page: StatusPage, tmp_path: Path, status: RankStatus
+) -> None:
     page.publish(**fields_of(status))
     stranger = StatusPage(MEMORY, status_path(tmp_path, 3))
     read = stranger.read()
@@ -85,7 +115,12 @@ def test_one_owner_at_a_time(page: StatusPage, tmp_path: Path) -> None:
 def test_the_next_life_finds_what_the_last_one_said(tmp_path: Path) -> None:
     first = StatusPage.own(MEMORY, tmp_path, 0)
     assert first is not None
-    said = first.publish(loss=0.5, incarnation=2, completed_step=41, slots=(SlotView(SlotState.SEALED, Stamp(41, 1)),))
+    said = first.publish(
+        loss=0.5,
+        incarnation=2,
+        completed_step=41,
+        slots=(SlotView(SlotState.SEALED, Stamp(41, 1)),),
+    )
     onlooker = StatusPage(MEMORY, status_path(tmp_path, 0))
     first.close()  # as the kernel does for a killed process
     assert not onlooker.alive()
@@ -93,19 +128,25 @@ def test_the_next_life_finds_what_the_last_one_said(tmp_path: Path) -> None:
     assert second is not None and second.read() == said
     second.publish(loss=0.5, incarnation=3)
     read = onlooker.read()
-    assert read == BLANK._replace(loss=0.5, incarnation=3, updated_mono_ns=read.updated_mono_ns if read else 0), (
-        "a new life says everything anew"
-    )
+    assert read == BLANK._replace(
+        loss=0.5, incarnation=3, updated_mono_ns=read.updated_mono_ns if read else 0
+    ), "a new life says everything anew"
     assert onlooker.alive()
     second.close()
     onlooker.close()
 
 
-def test_a_writer_killed_anywhere_leaves_the_old_page_or_the_new_one(page: StatusPage, tmp_path: Path) -> None:
+def test_a_writer_killed_anywhere_leaves_the_old_page_or_the_new_one(
+    page: StatusPage, tmp_path: Path
+) -> None:
     path = status_path(tmp_path, 3)
-    old = page.publish(loss=0.5, rank=3, completed_step=7, slots=(SlotView(SlotState.SEALED, Stamp(7, 1)),) * 3)
+    old = page.publish(
+        loss=0.5, rank=3, completed_step=7, slots=(SlotView(SlotState.SEALED, Stamp(7, 1)),) * 3
+    )
     before = path.read_bytes()
-    new = page.publish(completed_step=8, decided_step=8, slots=(SlotView(SlotState.WRITING, Stamp(8, 1)),) * 4)
+    new = page.publish(
+        completed_step=8, decided_step=8, slots=(SlotView(SlotState.WRITING, Stamp(8, 1)),) * 4
+    )
     after = path.read_bytes()
     words = [at for at in range(0, PAGE_BYTES, 8) if before[at : at + 8] != after[at : at + 8]]
     rng, outcomes = random.Random(1), []
@@ -121,7 +162,9 @@ def test_a_writer_killed_anywhere_leaves_the_old_page_or_the_new_one(page: Statu
 def test_flipped_bits_are_never_read_as_facts(page: StatusPage, tmp_path: Path) -> None:
     path = status_path(tmp_path, 3)
     before = page.publish(loss=0.5, rank=3, completed_step=6)
-    said = page.publish(completed_step=7, slots=(SlotView(SlotState.SEALED, Stamp(7, 1)),) * MAX_SLOTS)
+    said = page.publish(
+        completed_step=7, slots=(SlotView(SlotState.SEALED, Stamp(7, 1)),) * MAX_SLOTS
+    )
     rng = random.Random(2)
     with open(path, "r+b") as file:
         for _ in range(1000):
@@ -140,7 +183,11 @@ def test_readers_beside_a_writer_see_whole_pages_only(page: StatusPage, tmp_path
 
     def write() -> None:
         for step in range(1, last + 1):
-            page.publish(completed_step=step, decided_step=step, slots=(SlotView(SlotState.SEALED, Stamp(step, 1)),) * (step % MAX_SLOTS))
+            page.publish(
+                completed_step=step,
+                decided_step=step,
+                slots=(SlotView(SlotState.SEALED, Stamp(step, 1)),) * (step % MAX_SLOTS),
+            )
 
     writer = threading.Thread(target=write)
     onlooker = StatusPage(MEMORY, status_path(tmp_path, 3))
@@ -151,7 +198,9 @@ def test_readers_beside_a_writer_see_whole_pages_only(page: StatusPage, tmp_path
         if status is None:
             continue
         seen.add(status.completed_step)
-        whole = status.decided_step == status.completed_step and all(v.stamp.step == status.completed_step for v in status.slots)
+        whole = status.decided_step == status.completed_step and all(
+            v.stamp.step == status.completed_step for v in status.slots
+        )
         if not whole or status.completed_step < previous:
             torn.append(status)
         previous = max(previous, status.completed_step)
@@ -168,11 +217,17 @@ def test_a_page_that_says_nothing_new_is_the_same_object(page: StatusPage, tmp_p
     assert first is not None and onlooker.read() is first
     page.publish(completed_step=8)
     second = onlooker.read()
-    assert second is not None and (first.completed_step, second.completed_step) == (7, 8) and onlooker.read() is second
+    assert (
+        second is not None
+        and (first.completed_step, second.completed_step) == (7, 8)
+        and onlooker.read() is second
+    )
     onlooker.close()
 
 
-def test_marks_that_are_seen_before_their_body_hide_nothing(page: StatusPage, tmp_path: Path) -> None:
+def test_marks_that_are_seen_before_their_body_hide_nothing(
+    page: StatusPage, tmp_path: Path
+) -> None:
     """On a machine that reorders writes a head may be visible before what it is the head of."""
     path = status_path(tmp_path, 3)
     page.publish(loss=0.5, completed_step=6)
@@ -190,7 +245,8 @@ def test_marks_that_are_seen_before_their_body_hide_nothing(page: StatusPage, tm
 
 
 def test_kept_pages_tell_what_new_maps_would(tmp_path: Path) -> None:
-    """Whatever becomes of the files: pages are published, owned by another life, removed with their directory, and made anew."""
+    """Whatever becomes of the files: pages are published, owned by another life, removed with their
+    directory, and made anew."""
     rng, pages, owners = random.Random(5), StatusPages(MEMORY, tmp_path), dict[int, StatusPage]()
     for number in range(400):
         rank, act = rng.randrange(4), rng.choice(("publish", "publish", "publish", "die", "remove"))
@@ -207,7 +263,9 @@ def test_kept_pages_tell_what_new_maps_would(tmp_path: Path) -> None:
             one = rng.randrange(4)
             assert pages.read(one) == read_status(MEMORY, tmp_path, one)
         if rng.random() < 0.5:
-            assert pages.read_all() == {r: s for r in range(4) if (s := read_status(MEMORY, tmp_path, r)) is not None}
+            assert pages.read_all() == {
+                r: s for r in range(4) if (s := read_status(MEMORY, tmp_path, r)) is not None
+            }
     pages.close()
     for owner in owners.values():
         owner.close()

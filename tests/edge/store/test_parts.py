@@ -1,4 +1,5 @@
-"""Parts: what nodes say to each other through the store is taken as they said it, and only by the attempt it belongs to."""
+"""Parts: what nodes say to each other through the store is taken as they said it, and only by the
+attempt it belongs to."""
 
 from __future__ import annotations
 
@@ -26,9 +27,18 @@ from keepstep.model.snapshot import Stamp
 
 ATTEMPT = Attempt("job", Stamp(7, 2), 1234, (2, 3))
 WEIGHT = Sketch(("model", "w", 0), "ab" * 16, 48, "float32", (3, 4), Shard((6, 4), (3, 0)))
-SURVEY = {2: {"model.w.0": WEIGHT, "mine": Sketch(("mine",), "00" * 16, 3)}, 3: {"model.w.0": WEIGHT}, 4: {}}
+SURVEY = {
+    2: {"model.w.0": WEIGHT, "mine": Sketch(("mine",), "00" * 16, 3)},
+    3: {"model.w.0": WEIGHT},
+    4: {},
+}
 FILES = {"__2_1234.distcp": FileSum(9, 4, ("0" * 16, "1" * 16, "2" * 16))}
-PART = Part({"loss": 0.5, "bad": math.inf}, {"model": ["a", None]}, FILES, (Item(2, "model.w.0", (3, 0), "__2_1234.distcp", 5, 4),))
+PART = Part(
+    {"loss": 0.5, "bad": math.inf},
+    {"model": ["a", None]},
+    FILES,
+    (Item(2, "model.w.0", (3, 0), "__2_1234.distcp", 5, 4),),
+)
 
 numbers = st.integers(0, 2**50)
 shapes = st.lists(st.integers(0, 2**40), max_size=3).map(tuple)
@@ -41,15 +51,27 @@ sketches = st.builds(
     shape=shapes,
     shard=st.none() | st.builds(Shard, shapes, shapes),
 )
-surveys = st.fixed_dictionaries({rank: st.dictionaries(st.text(max_size=5), sketches, max_size=3) for rank in (2, 3, 4)})
-items = st.builds(Item, st.integers(2, 4), st.text(max_size=5), st.none() | shapes, st.text(max_size=5), numbers, numbers)
+surveys = st.fixed_dictionaries(
+    {rank: st.dictionaries(st.text(max_size=5), sketches, max_size=3) for rank in (2, 3, 4)}
+)
+items = st.builds(
+    Item,
+    st.integers(2, 4),
+    st.text(max_size=5),
+    st.none() | shapes,
+    st.text(max_size=5),
+    numbers,
+    numbers,
+)
 
 
 @given(surveys)
 def test_a_survey_says_the_same_after_a_round_trip(survey: dict[int, dict[str, Sketch]]) -> None:
     found = survey_from_bytes(survey_to_bytes(ATTEMPT, 1, survey), "here", ATTEMPT, 1)
     assert found == survey
-    assert [s.path for rank in survey for s in survey[rank].values()] == [found[rank][n].path for rank in survey for n in survey[rank]]
+    assert [s.path for rank in survey for s in survey[rank].values()] == [
+        found[rank][n].path for rank in survey for n in survey[rank]
+    ]
 
 
 @given(st.lists(items, max_size=4).map(tuple))
@@ -59,7 +81,10 @@ def test_a_part_says_the_same_after_a_round_trip(found: tuple[Item, ...]) -> Non
 
 
 def test_every_single_bit_and_every_cut_of_both_is_guarded() -> None:
-    both = ((survey_to_bytes(ATTEMPT, 1, SURVEY), survey_from_bytes), (part_to_bytes(ATTEMPT, 1, PART), part_from_bytes))
+    both = (
+        (survey_to_bytes(ATTEMPT, 1, SURVEY), survey_from_bytes),
+        (part_to_bytes(ATTEMPT, 1, PART), part_from_bytes),
+    )
     for raw, read in both:
         read(raw, "here", ATTEMPT, 1)
         for bit in range(8 * len(raw)):
@@ -92,13 +117,21 @@ def test_what_belongs_to_another_attempt_is_refused(other: Attempt, node: int, w
 
 
 @given(st.integers(0, 2**63), st.integers(0, 2**63), st.integers(0, 5))
-def test_an_attempt_knows_its_files_from_those_of_all_others(mine: int, other: int, index: int) -> None:
+def test_an_attempt_knows_its_files_from_those_of_all_others(
+    mine: int, other: int, index: int
+) -> None:
     attempt, stranger = replace(ATTEMPT, number=mine), replace(ATTEMPT, number=other)
     for names in (Attempt.survey_name, Attempt.part_name, Attempt.data_name):
         assert attempt.owns(names(attempt, index))
         assert attempt.owns(names(stranger, index)) == (mine == other)
-    assert not any(attempt.owns(name) for name in (".metadata", ".metadata.tmp", "keepstep.json", "keepstep.json.tmp"))
+    assert not any(
+        attempt.owns(name)
+        for name in (".metadata", ".metadata.tmp", "keepstep.json", "keepstep.json.tmp")
+    )
 
 
 def test_ranks_are_numbered_node_by_node() -> None:
-    assert [list(ATTEMPT.ranks_of(node)) for node in (0, 1)] == [[0, 1], [2, 3, 4]] and ATTEMPT.world_size == 5
+    assert [list(ATTEMPT.ranks_of(node)) for node in (0, 1)] == [
+        [0, 1],
+        [2, 3, 4],
+    ] and ATTEMPT.world_size == 5

@@ -1,4 +1,5 @@
-"""Store: what exists, what is damaged, what is left after a failure; on a disk, in memory and over S3."""
+"""Store: what exists, what is damaged, what is left after a failure; on a disk, in memory and over
+S3."""
 
 from __future__ import annotations
 
@@ -34,7 +35,14 @@ def write(store: Store, step: int, contents: dict[str, bytes], **about: Any) -> 
             with draft.open(name) as file:
                 for at in range(0, len(data), 3_000_001):
                     file.write(data[at : at + 3_000_001])
-        values = {"job": "test", "world_size": 1, "metrics": {}, "wall_ns": 7, "fingerprint": {}, **about}
+        values = {
+            "job": "test",
+            "world_size": 1,
+            "metrics": {},
+            "wall_ns": 7,
+            "fingerprint": {},
+            **about,
+        }
         manifest = Manifest(step=step, files=dict(draft.files), **values)
         draft.publish(manifest)
     return manifest
@@ -59,7 +67,11 @@ def s3_options() -> Iterator[dict[str, Any]]:
     server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    options = {"key": "test", "secret": "test", "client_kwargs": {"endpoint_url": f"http://{host}:{port}"}}
+    options = {
+        "key": "test",
+        "secret": "test",
+        "client_kwargs": {"endpoint_url": f"http://{host}:{port}"},
+    }
     fsspec.filesystem("s3", **options).mkdir("bucket")
     yield options
     server.stop()
@@ -83,7 +95,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """Eight MiB of room."""
     path = tmp_path / "small"
     path.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(path)], capture_output=True, text=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(path)], capture_output=True, text=True
+    )
     if mounted.returncode:
         pytest.skip(f"needs root to mount a small tmpfs: {mounted.stderr.strip()}")
     yield path
@@ -92,7 +106,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_what_is_written_is_listed_and_read_back(store: Store) -> None:
     rng = random.Random(1)
-    contents = {f"file{size}": rng.randbytes(size) for size in (0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, 2 * BLOCK_BYTES + 3)}
+    contents = {
+        f"file{size}": rng.randbytes(size)
+        for size in (0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, 2 * BLOCK_BYTES + 3)
+    }
     assert steps(store) == []
     written = write(store, 12, contents, metrics={"loss": 0.5}, fingerprint={"model": ["a", 1]})
     write(store, 7, SMALL)
@@ -156,12 +173,21 @@ def test_a_checkpoint_is_never_drafted_over(store: Store) -> None:
         job=st.text(max_size=10),
         step=st.integers(0, 10**12 - 1),
         world_size=st.integers(1, 10**5),
-        metrics=st.dictionaries(st.text(max_size=5), st.floats(allow_nan=False) | st.integers(-5, 5).map(float)),
+        metrics=st.dictionaries(
+            st.text(max_size=5), st.floats(allow_nan=False) | st.integers(-5, 5).map(float)
+        ),
         wall_ns=st.integers(0, 2**63),
-        fingerprint=st.dictionaries(st.text(max_size=5), st.none() | st.text(max_size=5) | st.lists(st.integers())),
+        fingerprint=st.dictionaries(
+            st.text(max_size=5), st.none() | st.text(max_size=5) | st.lists(st.integers())
+        ),
         files=st.dictionaries(
             st.text(min_size=1, max_size=5),
-            st.builds(FileSum, st.integers(0, 2**50), st.just(BLOCK_BYTES), st.lists(st.just("0123456789abcdef")).map(tuple)),
+            st.builds(
+                FileSum,
+                st.integers(0, 2**50),
+                st.just(BLOCK_BYTES),
+                st.lists(st.just("0123456789abcdef")).map(tuple),
+            ),
             max_size=3,
         ),
     )
@@ -199,7 +225,11 @@ def test_a_flipped_bit_is_found_and_its_block_never_handed_out(tmp_path: Path) -
         bit = rng.randrange(8 * len(data))
         block = bit // 8 // BLOCK_BYTES
         flip(path, bit)
-        with pytest.raises(DamageError, match=rf"step-000000000005/data: block {block} .*expected xxh3_64 \w{{16}}, found \w{{16}}"):
+        with pytest.raises(
+            DamageError,
+            match=rf"step-000000000005/data: block {block} .*"
+            r"expected xxh3_64 \w{16}, found \w{16}",
+        ):
             store.verify(5)
         assert store.intact(5) is None
         file = store.open(manifest, "data")
@@ -221,21 +251,29 @@ def test_a_file_of_another_size_is_no_checkpoint(tmp_path: Path, change: str) ->
     write(store, 1, SMALL)
     write(store, 2, SMALL)
     path = tmp_path / "step-000000000002" / "b"
-    {"shorter": lambda: os.truncate(path, 3), "longer": lambda: os.truncate(path, 5), "missing": path.unlink}[change]()
+    {
+        "shorter": lambda: os.truncate(path, 3),
+        "longer": lambda: os.truncate(path, 5),
+        "missing": path.unlink,
+    }[change]()
     listing = store.list_checkpoints()
     assert [m.step for m in listing.checkpoints] == [1]
     found = {"shorter": "3 bytes", "longer": "5 bytes", "missing": "no file"}[change]
     assert listing.broken[2].endswith(f"/b: expected 4 bytes, found {found}")
     with pytest.raises(DamageError, match=f"expected 4 bytes, found {found}"):
         store.verify(2)
-    assert store.remove_incomplete() == [], "damaged is not incomplete: it stays for a person to look at"
+    assert store.remove_incomplete() == [], (
+        "damaged is not incomplete: it stays for a person to look at"
+    )
 
 
 def test_another_steps_manifest_and_a_newer_format_are_refused(tmp_path: Path) -> None:
     store = Store(tmp_path)
     for step in (1, 2, 3):
         write(store, step, SMALL)
-    shutil.copy(tmp_path / "step-000000000001" / MANIFEST, tmp_path / "step-000000000002" / MANIFEST)
+    shutil.copy(
+        tmp_path / "step-000000000001" / MANIFEST, tmp_path / "step-000000000002" / MANIFEST
+    )
     import xxhash
 
     path = tmp_path / "step-000000000003" / MANIFEST
@@ -252,7 +290,11 @@ def test_what_is_not_ours_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "step-12").mkdir()
     (tmp_path / "notes.txt").write_text("mine")
     write(store, 1, SMALL)
-    assert steps(store) == [1] and store.list_checkpoints().broken == {} and store.remove_incomplete() == []
+    assert (
+        steps(store) == [1]
+        and store.list_checkpoints().broken == {}
+        and store.remove_incomplete() == []
+    )
     assert (tmp_path / "step-12").is_dir() and (tmp_path / "notes.txt").read_text() == "mine"
 
 
@@ -267,30 +309,44 @@ def memory() -> Iterator[Store]:
     MemoryFileSystem().rm(name, recursive=True)
 
 
-def test_a_half_removed_checkpoint_does_not_exist(memory: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_half_removed_checkpoint_does_not_exist(
+    memory: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(memory, 1, SMALL)
     write(memory, 2, SMALL)
     with monkeypatch.context() as patch:
         patch.setattr(MemoryFileSystem, "rm", refuse)
-        with pytest.raises(StoreError, match=r"removing .*expected it to succeed, found OSError: .*the disk refuses"):
+        with pytest.raises(
+            StoreError,
+            match=r"removing .*expected it to succeed, found OSError: .*the disk refuses",
+        ):
             memory.remove(2)
     listing = memory.list_checkpoints()
     assert [m.step for m in listing.checkpoints] == [1] and list(listing.broken) == [2]
 
 
-def test_a_manifest_that_cannot_be_renamed_publishes_nothing(memory: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_manifest_that_cannot_be_renamed_publishes_nothing(
+    memory: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(memory, 1, SMALL)
     with monkeypatch.context() as patch:
         patch.setattr(MemoryFileSystem, "mv", refuse)
         with pytest.raises(StoreError, match=r"publishing .*the disk refuses"):
             write(memory, 2, SMALL)
-    assert steps(memory) == [1] and memory.list_checkpoints().broken == {} and memory.intact(1) is not None
+    assert (
+        steps(memory) == [1]
+        and memory.list_checkpoints().broken == {}
+        and memory.intact(1) is not None
+    )
 
 
 def test_no_space_is_said_with_numbers_and_costs_nothing_else(small_disk: Path) -> None:
     store = Store(small_disk)
     write(store, 1, {"data": random.Random(3).randbytes(3 << 20)})
-    with pytest.raises(StoreError, match=r"writing .*step-000000000002/data: .*No space left on device.* with .* free"):
+    with pytest.raises(
+        StoreError,
+        match=r"writing .*step-000000000002/data: .*No space left on device.* with .* free",
+    ):
         write(store, 2, {"data": random.Random(4).randbytes(9 << 20)})
     assert steps(store) == [1] and store.list_checkpoints().broken == {}
     assert store.intact(1) is not None
@@ -306,12 +362,16 @@ def test_a_place_that_cannot_be_written_is_a_store_error(tmp_path: Path) -> None
         Store("nosuch://place")
 
 
-def test_an_object_store_that_does_not_answer_is_a_store_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_object_store_that_does_not_answer_is_a_store_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import s3fs.core
 
     monkeypatch.setattr(s3fs.core.S3FileSystem, "retries", 1)
     nobody = {"endpoint_url": "http://127.0.0.1:9", "region_name": "us-east-1"}
     quick = {"connect_timeout": 1, "retries": {"max_attempts": 0}}
-    store = Store("s3://bucket/place", key="test", secret="test", client_kwargs=nobody, config_kwargs=quick)
+    store = Store(
+        "s3://bucket/place", key="test", secret="test", client_kwargs=nobody, config_kwargs=quick
+    )
     with pytest.raises(StoreError, match=r"listing .*expected it to succeed, found"):
         store.list_checkpoints()

@@ -1,4 +1,5 @@
-"""What the torch tests share: a slot to save into and to load from, and the bytes of a state as the only oracle."""
+"""What the torch tests share: a slot to save into and to load from, and the bytes of a state as the
+only oracle."""
 
 from __future__ import annotations
 
@@ -40,7 +41,12 @@ class Room:
     def seal(self, copy: Copy) -> None:
         assert not copy.moved, f"torn: {copy.moved}"
         manifest = json.dumps(copy.state.layout.to_json()).encode()
-        copy.slot.seal(copy.slot.write_table(copy.state.payload_bytes, manifest), copy.state.layout.hash(), 0.0, wall_ns=1)
+        copy.slot.seal(
+            copy.slot.write_table(copy.state.payload_bytes, manifest),
+            copy.state.layout.hash(),
+            0.0,
+            wall_ns=1,
+        )
 
     def save(self, **stateful: Any) -> None:
         copy = self.begin(Protected.of(stateful, lazy=True).gather())
@@ -69,13 +75,24 @@ def room(tmp_path: Path) -> Iterator[Room]:
 
 
 def bytes_of(value: Any) -> Any:
-    """Everything that makes a state what it is, comparable with ==: tensors by type, shape, strides and bytes."""
+    """Everything that makes a state what it is, comparable with ==: tensors by type, shape, strides
+    and bytes."""
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided:
             parts = value.detach().to_sparse_coo().coalesce()
-            return (str(value.layout), tuple(value.shape), bytes_of(parts.indices()), bytes_of(parts.values()))
+            return (
+                str(value.layout),
+                tuple(value.shape),
+                bytes_of(parts.indices()),
+                bytes_of(parts.values()),
+            )
         flat = value.detach().resolve_conj().resolve_neg().contiguous()
-        return (str(value.dtype), tuple(value.shape), value.stride(), ctypes.string_at(flat.data_ptr(), flat.nbytes))
+        return (
+            str(value.dtype),
+            tuple(value.shape),
+            value.stride(),
+            ctypes.string_at(flat.data_ptr(), flat.nbytes),
+        )
     if isinstance(value, Mapping):
         return {k: bytes_of(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,5 @@
-"""Capture: what stands still is copied later and in time, what moves is copied at once, and a torn copy never counts."""
+"""Capture: what stands still is copied later and in time, what moves is copied at once, and a torn
+copy never counts."""
 
 from __future__ import annotations
 
@@ -46,8 +47,11 @@ def saved(room: Room) -> list[Any]:
     return [tree["model"], tree["optimizer"]]
 
 
-def test_forward_and_backward_before_the_copy_change_nothing(room: Room, snapshot_bytes: Bytes) -> None:
-    """BatchNorm's statistics move in forward: they were copied at the boundary. Parameters did not move: they are copied now."""
+def test_forward_and_backward_before_the_copy_change_nothing(
+    room: Room, snapshot_bytes: Bytes
+) -> None:
+    """BatchNorm's statistics move in forward: they were copied at the boundary. Parameters did not
+    move: they are copied now."""
     training = Training()
     expected = snapshot_bytes(training.state())
     copy = room.begin(training.protected.gather())
@@ -62,20 +66,30 @@ def test_forward_and_backward_before_the_copy_change_nothing(room: Room, snapsho
 def test_lazy_bytes_are_not_there_before_the_copy(room: Room) -> None:
     training = Training()
     copy = room.begin(training.protected.gather())
-    zeros = [s.spec.name for s in copy.state.layout.segments if not any(room.slot.payload[s.offset : s.end])]
+    zeros = [
+        s.spec.name
+        for s in copy.state.layout.segments
+        if not any(room.slot.payload[s.offset : s.end])
+    ]
     lazy = {i.spec.name for i in copy.state.items if i.lazy}
     assert lazy == set(zeros) and len(lazy) == 6 + 3 * 6
     copy.copy_still()
-    copied = [s for s in copy.state.layout.segments if s.spec.name in lazy and any(room.slot.payload[s.offset : s.end])]
+    copied = [
+        s
+        for s in copy.state.layout.segments
+        if s.spec.name in lazy and any(room.slot.payload[s.offset : s.end])
+    ]
     assert len(copied) == len(lazy)
     assert copy.copied_bytes == sum(s.spec.nbytes for s in copy.state.layout.segments)
 
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_the_update_waits_for_the_copy(room: Room, snapshot_bytes: Bytes, fused: bool) -> None:
-    """The capture thread does not begin before the trainer is at the fence; still none of the update is in the snapshot.
+    """The capture thread does not begin before the trainer is at the fence; still none of the
+    update is in the snapshot.
 
-    Fused updates leave the version counters as they are, so that this fence is all that guards them.
+    Fused updates leave the version counters as they are, so that this fence is all that guards
+    them.
     """
     training = Training(fused)
     expected = snapshot_bytes(training.state())
@@ -104,7 +118,8 @@ def test_the_update_waits_for_the_copy(room: Room, snapshot_bytes: Bytes, fused:
 
 
 def test_without_the_fence_the_update_tears_the_copy(room: Room) -> None:
-    """What the fence is for: version counters would see an unfenced update (of an optimizer that is not fused)."""
+    """What the fence is for: version counters would see an unfenced update (of an optimizer that is
+    not fused)."""
     training = Training()
     copy = room.begin(training.protected.gather())
     training.step()
@@ -114,7 +129,8 @@ def test_without_the_fence_the_update_tears_the_copy(room: Room) -> None:
 
 
 def test_fused_updates_leave_version_counters_alone() -> None:
-    """Measured, not hoped: the reason why the hook is the proof that counts. Should torch change it, nothing breaks."""
+    """Measured, not hoped: the reason why the hook is the proof that counts. Should torch change
+    it, nothing breaks."""
     training = Training(fused=True)
     training.forward_and_backward()
     parameter = training.model[0].weight

@@ -23,7 +23,9 @@ def group(tmp_path: Path) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def test_each_step_shows_its_collectives_and_the_gaps_between_them(tmp_path: Path, group: None) -> None:
+def test_each_step_shows_its_collectives_and_the_gaps_between_them(
+    tmp_path: Path, group: None
+) -> None:
     page = RhythmWriter(rhythm_path(tmp_path, 0), time.monotonic_ns)
     reader = RhythmReader(rhythm_path(tmp_path, 0))
     membership.on_begin, membership.on_end = page.began, page.ended
@@ -35,10 +37,17 @@ def test_each_step_shows_its_collectives_and_the_gaps_between_them(tmp_path: Pat
             work.wait()
         dist.barrier()
         pulse = reader.pulse()
-        assert pulse is not None and (pulse.step, pulse.entered, pulse.pending) == (step, step + 1, 0)
+        assert pulse is not None and (pulse.step, pulse.entered, pulse.pending) == (
+            step,
+            step + 1,
+            0,
+        )
     page.step(3)
     seen = reader.steps()
     assert [(s.step, s.collectives) for s in seen] == [(0, 1), (1, 2), (2, 3)]
-    assert all(s.gaps[0].index == 0 and s.gaps[-1].index == s.collectives and 0 < s.idle_ns < s.step_ns for s in seen)
+    assert all(
+        s.gaps[0].index == 0 and s.gaps[-1].index == s.collectives and 0 < s.idle_ns < s.step_ns
+        for s in seen
+    )
     reader.close()
     page.close()

@@ -1,4 +1,5 @@
-"""Membership: which collectives end when, and whether what a body of the loop has computed counts."""
+"""Membership: which collectives end when, and whether what a body of the loop has computed
+counts."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ def timers_have_gone_off() -> None:
             thread.join(20)
 
 
-def test_a_collective_that_failed_and_that_nobody_speaks_of_ends_as_if_a_peer_were_lost(members: Membership) -> None:
+def test_a_collective_that_failed_and_that_nobody_speaks_of_ends_as_if_a_peer_were_lost(
+    members: Membership,
+) -> None:
     suspected: list[str] = []
     members.on_error = suspected.append
     work = Sum()
@@ -81,7 +84,12 @@ def test_without_a_watch_a_failure_is_the_callers(members: Membership) -> None:
 
 @pytest.mark.parametrize(
     ("before", "under_way", "after", "worthless"),
-    [(True, False, False, False), (True, True, False, True), (True, False, True, True), (False, False, False, False)],
+    [
+        (True, False, False, False),
+        (True, True, False, True),
+        (True, False, True, True),
+        (False, False, False, False),
+    ],
     ids=["all were done", "one was under way", "one came later", "there were none"],
 )
 def test_a_body_counts_when_every_collective_of_it_was_done_before_the_notice(
@@ -105,7 +113,9 @@ def test_a_body_counts_when_every_collective_of_it_was_done_before_the_notice(
     assert not members.is_worthless
 
 
-def test_every_collective_that_used_the_network_is_told_to_have_ended_once(members: Membership) -> None:
+def test_every_collective_that_used_the_network_is_told_to_have_ended_once(
+    members: Membership,
+) -> None:
     told: list[int] = []
     members.on_begin, members.on_end = lambda: told.append(1), lambda count: told.append(-count)
     works = [Sum() for _ in range(4)]

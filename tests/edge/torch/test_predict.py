@@ -27,7 +27,12 @@ KINDS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 def held_bytes(optimizer: torch.optim.Optimizer) -> int:
-    tensors = [v for p in parameters_of(optimizer) for v in optimizer.state[p].values() if isinstance(v, torch.Tensor)]
+    tensors = [
+        v
+        for p in parameters_of(optimizer)
+        for v in optimizer.state[p].values()
+        if isinstance(v, torch.Tensor)
+    ]
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
@@ -46,7 +51,9 @@ def test_the_prediction_is_what_the_first_step_brings(kind: str, dtype: torch.dt
     net(torch.randn(3, 40, dtype=dtype)).sum().backward()
     before = [p.clone() for p in net.parameters()], torch.get_rng_state()
     assert predicted == coming_bytes(optimizer), "gradients that are there change nothing"
-    assert not optimizer.state and all(torch.equal(p, b) for p, b in zip(net.parameters(), before[0], strict=True))
+    assert not optimizer.state and all(
+        torch.equal(p, b) for p, b in zip(net.parameters(), before[0], strict=True)
+    )
     assert torch.equal(torch.get_rng_state(), before[1])
     optimizer.step()
     assert predicted == held_bytes(optimizer)

@@ -1,4 +1,5 @@
-"""Rendezvous over a real TCPStore: a seat is taken once, the first verdict counts, and who waits is woken."""
+"""Rendezvous over a real TCPStore: a seat is taken once, the first verdict counts, and who waits is
+woken."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def test_the_first_opening_counts(point: Rendezvous) -> None:
 def test_a_seat_is_taken_once(point: Rendezvous) -> None:
     clients = [point, *(point.another() for _ in range(5))]
     with ThreadPoolExecutor(6) as threads:
-        takers = list(threads.map(lambda c: c[1].seat(0, 0, arrival(str(c[0]))), enumerate(clients)))
+        takers = list(
+            threads.map(lambda c: c[1].seat(0, 0, arrival(str(c[0]))), enumerate(clients))
+        )
     assert len(set(takers)) == 1
     assert point.seats(0, 2) == [takers[0], None]
     second = arrival("second")
@@ -52,7 +55,10 @@ def test_who_comes_to_a_closed_round_finds_no_seat(point: Rendezvous) -> None:
 
 
 def test_the_first_verdict_counts(point: Rendezvous) -> None:
-    again, stop = Verdict("again", "first", failure=Failure(Cause.CRASH, 1, "a", step=3), vacant=(1,)), Verdict("stop", "second", code=1)
+    again, stop = (
+        Verdict("again", "first", failure=Failure(Cause.CRASH, 1, "a", step=3), vacant=(1,)),
+        Verdict("stop", "second", code=1),
+    )
     assert point.verdict(3) is None
     assert point.say(3, again) == again
     assert point.say(3, stop) == again
@@ -92,16 +98,22 @@ def test_who_waits_for_a_round_that_is_called_off_is_woken(point: Rendezvous) ->
 
 def test_own_address() -> None:
     assert local_address(("127.0.0.1", 1)) == local_address(("localhost", 1)) == "127.0.0.1"
-    with pytest.raises(ConfigError, match="expected a reachable host, found 'no.such.host.invalid'"):
+    with pytest.raises(
+        ConfigError, match="expected a reachable host, found 'no.such.host.invalid'"
+    ):
         local_address(("no.such.host.invalid", 1))
 
 
 def test_a_name_that_is_loopback_only_here_is_refused() -> None:
-    """As Debian's /etc/hosts has it for the machine's own name; `0` is another name of loopback that every resolver knows."""
+    """As Debian's /etc/hosts has it for the machine's own name; `0` is another name of loopback
+    that every resolver knows."""
     with pytest.raises(ConfigError, match="found that '0' means 127.0.0.1 here: set --host"):
         local_address(("0", 1))
 
 
 def test_a_taken_port_for_the_ranks_is_said() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(MeetingError, match=r"for the ranks to meet at 127\.0\.0\.1:"):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        pytest.raises(MeetingError, match=r"for the ranks to meet at 127\.0\.0\.1:"),
+    ):
         open_store("127.0.0.1", server.getsockname()[1])

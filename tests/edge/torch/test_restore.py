@@ -1,4 +1,5 @@
-"""Restore: whatever is protected comes back byte for byte, and training goes on as if nothing had happened."""
+"""Restore: whatever is protected comes back byte for byte, and training goes on as if nothing had
+happened."""
 
 from __future__ import annotations
 
@@ -40,7 +41,14 @@ class Holder:
 
 
 def network(dtype: torch.dtype = torch.float32) -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3), nn.Linear(144, 2)).to(dtype)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Dropout(0.3),
+        nn.Linear(144, 2),
+    ).to(dtype)
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, *rest: Any) -> None:
@@ -60,7 +68,8 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, *rest:
             stepper.step()
 
 
-# ---------------------------------------------------------------------------------------------- training goes on
+# ----------------------------------------------------------------------------------------------
+# training goes on
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, 0.1),
@@ -75,18 +84,26 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "rmsprop": lambda p: torch.optim.RMSprop(p, 0.01, momentum=0.9, centered=True),
     "adadelta": lambda p: torch.optim.Adadelta(p),
     "nadam": lambda p: torch.optim.NAdam(p),
-    "lbfgs": lambda p: torch.optim.LBFGS(p, 0.1, max_iter=3, history_size=3, line_search_fn="strong_wolfe"),
+    "lbfgs": lambda p: torch.optim.LBFGS(
+        p, 0.1, max_iter=3, history_size=3, line_search_fn="strong_wolfe"
+    ),
     "tensor-lr": lambda p: torch.optim.Adam(p, torch.tensor(0.01)),
-    "two-groups": lambda p: torch.optim.AdamW([{"params": list(p)[:2], "lr": 0.1}, {"params": list(p)[2:]}], 0.01),
+    "two-groups": lambda p: torch.optim.AdamW(
+        [{"params": list(p)[:2], "lr": 0.1}, {"params": list(p)[2:]}], 0.01
+    ),
 }
 
 
 @pytest.mark.parametrize("steps_before", [0, 3])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_training_goes_on_as_if_nothing_had_happened(room: Room, as_bytes: Bytes, name: str, steps_before: int) -> None:
+def test_training_goes_on_as_if_nothing_had_happened(
+    room: Room, as_bytes: Bytes, name: str, steps_before: int
+) -> None:
     """With 0 steps before, the optimizer's state appears only after the restore."""
     model = network()
-    optimizer = OPTIMIZERS[name](model.parameters() if name != "two-groups" else list(model.parameters()))
+    optimizer = OPTIMIZERS[name](
+        model.parameters() if name != "two-groups" else list(model.parameters())
+    )
     train(model, optimizer, steps_before)
     room.save(model=model, optimizer=optimizer)
     train(model, optimizer, 3)
@@ -94,7 +111,9 @@ def test_training_goes_on_as_if_nothing_had_happened(room: Room, as_bytes: Bytes
 
     torch.manual_seed(99)
     other = network()
-    fresh = OPTIMIZERS[name](other.parameters() if name != "two-groups" else list(other.parameters()))
+    fresh = OPTIMIZERS[name](
+        other.parameters() if name != "two-groups" else list(other.parameters())
+    )
     train(other, fresh, steps_before)  # a wrong state to overwrite
     room.load(model=other, optimizer=fresh)
     train(other, fresh, 3)
@@ -127,7 +146,8 @@ def test_capturable_optimizers(room: Room, as_bytes: Bytes, kind: Any) -> None:
 
 
 def test_a_step_count_on_the_device_as_capturable_keeps_it(room: Room, as_bytes: Bytes) -> None:
-    """What capturable means for the state, without the accelerator it needs to run: `step` is the parameter's, and `lr` a tensor."""
+    """What capturable means for the state, without the accelerator it needs to run: `step` is the
+    parameter's, and `lr` a tensor."""
     model = network(torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), torch.tensor(0.01))
     train(model, optimizer, 2)
@@ -141,7 +161,9 @@ def test_a_step_count_on_the_device_as_capturable_keeps_it(room: Room, as_bytes:
     assert as_bytes(fresh.state_dict()) == expected
 
 
-def test_full_precision_state_of_half_precision_parameters_is_not_rounded(room: Room, as_bytes: Bytes) -> None:
+def test_full_precision_state_of_half_precision_parameters_is_not_rounded(
+    room: Room, as_bytes: Bytes
+) -> None:
     """torch's own load_state_dict casts it to the parameter's type."""
     model = network(torch.bfloat16)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
@@ -173,7 +195,11 @@ def test_a_schedule_goes_on(room: Room, as_bytes: Bytes) -> None:
         optimizer = torch.optim.AdamW(model.parameters(), 0.1)
         cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
         warm = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=4)
-        return model, optimizer, torch.optim.lr_scheduler.SequentialLR(optimizer, [warm, cosine], [4])
+        return (
+            model,
+            optimizer,
+            torch.optim.lr_scheduler.SequentialLR(optimizer, [warm, cosine], [4]),
+        )
 
     model, optimizer, schedule = make()
     train(model, optimizer, 3, schedule)
@@ -208,12 +234,36 @@ def test_a_gradient_scaler_goes_on(room: Room) -> None:
     assert fresh.state_dict() == scaler.state_dict() and fresh.get_scale() == 1024.0
 
 
-# ---------------------------------------------------------------------------------------------- every kind of tensor
+# ----------------------------------------------------------------------------------------------
+# every kind of tensor
 
 DTYPES = [
-    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
-    *(torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.complex32, torch.complex64, torch.complex128, torch.bool),
-    *(torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+    *(
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+    ),
+    *(
+        torch.float8_e4m3fnuz,
+        torch.float8_e5m2fnuz,
+        torch.complex32,
+        torch.complex64,
+        torch.complex128,
+        torch.bool,
+    ),
+    *(
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.uint8,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+    ),
 ]
 
 
@@ -224,7 +274,11 @@ def noise(dtype: torch.dtype, *shape: int) -> torch.Tensor:
     count = 1
     for size in shape:
         count *= size
-    return torch.frombuffer(bytearray(random.Random(1).randbytes(count * dtype.itemsize)), dtype=dtype).view(shape).clone()
+    return (
+        torch.frombuffer(bytearray(random.Random(1).randbytes(count * dtype.itemsize)), dtype=dtype)
+        .view(shape)
+        .clone()
+    )
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
@@ -308,7 +362,9 @@ def test_a_tensor_and_its_conjugate_are_two(room: Room) -> None:
     room.save(holder=Holder([tensor, tensor.conj(), tensor.imag, tensor.conj().imag]))
     loaded = Holder(None)
     room.load(holder=loaded)
-    for found, expected in zip(loaded.held, [tensor, tensor.conj(), tensor.imag, tensor.conj().imag], strict=True):
+    for found, expected in zip(
+        loaded.held, [tensor, tensor.conj(), tensor.imag, tensor.conj().imag], strict=True
+    ):
         assert torch.equal(found, expected)
 
 
@@ -345,7 +401,8 @@ def test_a_sparse_embedding_s_optimizer(room: Room, as_bytes: Bytes) -> None:
     assert as_bytes([other.state_dict(), fresh.state_dict()]) == expected
 
 
-# ---------------------------------------------------------------------------------------------- sharing
+# ----------------------------------------------------------------------------------------------
+# sharing
 
 
 class Tied(nn.Module):
@@ -360,7 +417,9 @@ def test_tied_weights_are_kept_once_and_stay_tied(room: Room, as_bytes: Bytes) -
     model = Tied()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     protected = Protected.of({"model": model, "optimizer": optimizer}, lazy=True)
-    assert [i.spec.name for i in protected.gather().items if i.spec.name.startswith("model")] == ["model.embedding.weight"]
+    assert [i.spec.name for i in protected.gather().items if i.spec.name.startswith("model")] == [
+        "model.embedding.weight"
+    ]
     expected = as_bytes(model.state_dict())
     room.save(model=model, optimizer=optimizer)
     other = Tied()
@@ -417,7 +476,16 @@ def test_tensors_hidden_in_objects(room: Room, as_bytes: Bytes) -> None:
 
 def test_hidden_tensors_that_learn_go_on_learning(room: Room) -> None:
     frozen = nn.Parameter(torch.randn(2), requires_grad=False)
-    room.save(holder=Holder([nn.Parameter(torch.randn(2)), torch.randn(2, requires_grad=True), frozen, torch.randn(2)]))
+    room.save(
+        holder=Holder(
+            [
+                nn.Parameter(torch.randn(2)),
+                torch.randn(2, requires_grad=True),
+                frozen,
+                torch.randn(2),
+            ]
+        )
+    )
     loaded = Holder(None)
     room.load(holder=loaded)
     assert [isinstance(t, nn.Parameter) for t in loaded.held] == [True, False, True, False]
@@ -431,7 +499,8 @@ def test_a_plain_tensor_that_learns(room: Room) -> None:
     assert alpha.item() == 2.0 and alpha.requires_grad and alpha.is_leaf
 
 
-# ---------------------------------------------------------------------------------------------- values
+# ----------------------------------------------------------------------------------------------
+# values
 
 
 class Progress:
@@ -444,7 +513,9 @@ def test_plain_values_come_back_in_the_objects_the_user_holds(room: Room) -> Non
     progress.tokens = 512
     room.save(numbers=[1, 2], table={"a": 1}, seen={3}, progress=progress, best=0.25, name="x")
     numbers, table, seen, mine = [9], {"b": 2}, {4}, Progress()
-    protected = room.load(numbers=numbers, table=table, seen=seen, progress=mine, best=1.0, name="y")
+    protected = room.load(
+        numbers=numbers, table=table, seen=seen, progress=mine, best=1.0, name="y"
+    )
     assert (numbers, table, seen, mine.tokens) == ([1, 2], {"a": 1}, {3}, 512)
     assert protected.values["best"] == 0.25 and protected.values["name"] == "x"
     assert protected.values["numbers"] is numbers and protected.values["progress"] is mine
@@ -459,10 +530,18 @@ def test_generators_of_one_s_own_are_restored_in_place(room: Room) -> None:
     """A data loader or a sampler holds the very object."""
 
     def make(seed: int) -> dict[str, Any]:
-        return {"t": torch.Generator().manual_seed(seed), "n": numpy.random.default_rng(seed), "p": random.Random(seed)}
+        return {
+            "t": torch.Generator().manual_seed(seed),
+            "n": numpy.random.default_rng(seed),
+            "p": random.Random(seed),
+        }
 
     def numbers(generators: dict[str, Any]) -> list[float]:
-        return [torch.rand(1, generator=generators["t"]).item(), generators["n"].random(), generators["p"].gauss()]
+        return [
+            torch.rand(1, generator=generators["t"]).item(),
+            generators["n"].random(),
+            generators["p"].gauss(),
+        ]
 
     saved, live = make(1), make(2)
     numbers(saved)
@@ -504,7 +583,8 @@ def test_extra_state_and_compiled_modules(room: Room, as_bytes: Bytes) -> None:
     assert other.seen == 5 and torch.equal(other.weight, model.weight)
 
 
-# ---------------------------------------------------------------------------------------------- random states
+# ----------------------------------------------------------------------------------------------
+# random states
 
 
 def draw() -> list[float]:
@@ -545,35 +625,76 @@ def test_capturing_draws_no_random_number_of_the_training_s(room: Room) -> None:
     assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
 
 
-# ---------------------------------------------------------------------------------------------- what does not fit
+# ----------------------------------------------------------------------------------------------
+# what does not fit
 
 
 def refusals() -> Iterator[tuple[str, dict[str, Any], dict[str, Any], str]]:
-    yield "a shape", {"m": nn.Linear(3, 2)}, {"m": nn.Linear(3, 4)}, r"m.weight: expected float32\[4, 3\], found float32\[2, 3\]"
-    yield "a type", {"m": nn.Linear(3, 2)}, {"m": nn.Linear(3, 2).half()}, r"m.bias: expected float16\[2\], found float32\[2\]"
-    yield "a missing parameter", {"m": nn.Linear(3, 2, bias=False)}, {"m": nn.Linear(3, 2)}, r"m.bias: expected float32\[2\], found nothing"
-    yield "one too many", {"m": nn.Linear(3, 2)}, {"m": nn.Linear(3, 2, bias=False)}, r"m.bias: expected nothing, found float32\[2\]"
-    yield "a missing thing", {"m": nn.Linear(1, 1)}, {"m": nn.Linear(1, 1), "t": torch.ones(1)}, "t: expected tensor, found nothing"
-    yield "an unknown thing", {"m": nn.Linear(1, 1), "e": 1}, {"m": nn.Linear(1, 1)}, "e: expected nothing, found value"
+    yield (
+        "a shape",
+        {"m": nn.Linear(3, 2)},
+        {"m": nn.Linear(3, 4)},
+        r"m.weight: expected float32\[4, 3\], found float32\[2, 3\]",
+    )
+    yield (
+        "a type",
+        {"m": nn.Linear(3, 2)},
+        {"m": nn.Linear(3, 2).half()},
+        r"m.bias: expected float16\[2\], found float32\[2\]",
+    )
+    yield (
+        "a missing parameter",
+        {"m": nn.Linear(3, 2, bias=False)},
+        {"m": nn.Linear(3, 2)},
+        r"m.bias: expected float32\[2\], found nothing",
+    )
+    yield (
+        "one too many",
+        {"m": nn.Linear(3, 2)},
+        {"m": nn.Linear(3, 2, bias=False)},
+        r"m.bias: expected nothing, found float32\[2\]",
+    )
+    yield (
+        "a missing thing",
+        {"m": nn.Linear(1, 1)},
+        {"m": nn.Linear(1, 1), "t": torch.ones(1)},
+        "t: expected tensor, found nothing",
+    )
+    yield (
+        "an unknown thing",
+        {"m": nn.Linear(1, 1), "e": 1},
+        {"m": nn.Linear(1, 1)},
+        "e: expected nothing, found value",
+    )
     yield "another kind", {"m": nn.Linear(1, 1)}, {"m": 3}, "m: expected value, found module"
-    yield "a plain tensor", {"t": torch.ones(2)}, {"t": torch.ones(3)}, r"t: expected float32\[3\], found float32\[2\]"
+    yield (
+        "a plain tensor",
+        {"t": torch.ones(2)},
+        {"t": torch.ones(3)},
+        r"t: expected float32\[3\], found float32\[2\]",
+    )
     two, three = [[nn.Parameter(torch.ones(i + 1)) for i in range(n)] for n in (2, 3)]
     yield (
         "an optimizer's parameters",
         {"o": torch.optim.SGD(two, 0.1)},
         {"o": torch.optim.SGD(three, 0.1)},
-        r"o: expected 3 parameters, found 2; the first difference is number 2: torch.float32\[3\], none",
+        r"o: expected 3 parameters, found 2; "
+        r"the first difference is number 2: torch.float32\[3\], none",
     )
 
 
-@pytest.mark.parametrize(("saved", "live", "message"), [r[1:] for r in refusals()], ids=[r[0] for r in refusals()])
+@pytest.mark.parametrize(
+    ("saved", "live", "message"), [r[1:] for r in refusals()], ids=[r[0] for r in refusals()]
+)
 def test_what_does_not_fit_is_named_and_nothing_is_loaded(
     room: Room, as_bytes: Bytes, saved: dict[str, Any], live: dict[str, Any], message: str
 ) -> None:
     room.save(**saved)
 
     def now() -> Any:
-        return as_bytes({k: v.state_dict() if hasattr(v, "state_dict") else v for k, v in live.items()})
+        return as_bytes(
+            {k: v.state_dict() if hasattr(v, "state_dict") else v for k, v in live.items()}
+        )
 
     before = now(), torch.get_rng_state().tolist()
     with pytest.raises(LayoutError, match=message):
@@ -581,7 +702,8 @@ def test_what_does_not_fit_is_named_and_nothing_is_loaded(
     assert (now(), torch.get_rng_state().tolist()) == before
 
 
-# ---------------------------------------------------------------------------------------------- the proof
+# ---------------------------------------------------------------------------------------------- the
+# proof
 
 
 def test_the_proof_names_what_is_not_as_it_was_saved(room: Room) -> None:
@@ -595,7 +717,10 @@ def test_the_proof_names_what_is_not_as_it_was_saved(room: Room) -> None:
     with torch.no_grad():
         model[5].weight[0, 0] += 1e-6
         optimizer.state[model[0].bias]["exp_avg_sq"][0] = float("nan")
-    assert restore.prove(protected, room.slot, layout) == ["model.5.weight", "optimizer.state.1.exp_avg_sq"]
+    assert restore.prove(protected, room.slot, layout) == [
+        "model.5.weight",
+        "optimizer.state.1.exp_avg_sq",
+    ]
 
 
 def test_the_proof_knows_minus_zero_from_zero(room: Room) -> None:

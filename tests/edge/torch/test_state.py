@@ -34,19 +34,28 @@ def test_names_are_those_of_the_state_dicts() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     optimizer = torch.optim.AdamW(model.parameters())
     stepped(model, optimizer)
-    found = named(protected(model=model, optimizer=optimizer, beside=torch.ones(1), more={"a": [torch.ones(2)]}).gather())
+    found = named(
+        protected(
+            model=model, optimizer=optimizer, beside=torch.ones(1), more={"a": [torch.ones(2)]}
+        ).gather()
+    )
     assert list(found) == [
         *(f"model.{k}" for k in model.state_dict()),
         *(f"optimizer.state.{i}.{k}" for i in range(4) for k in ("step", "exp_avg", "exp_avg_sq")),
         "beside",
         "more.a.0",
     ]
-    assert named(protected(model=model).gather())["model.0.weight"].local.data_ptr() == model[0].weight.data_ptr(), "nothing is copied yet"
+    assert (
+        named(protected(model=model).gather())["model.0.weight"].local.data_ptr()
+        == model[0].weight.data_ptr()
+    ), "nothing is copied yet"
 
 
 def test_only_what_an_optimizer_owns_is_copied_later() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
-    optimizer = torch.optim.AdamW([*model[0].parameters(), *model[1].parameters()], lr=torch.tensor(0.1))
+    optimizer = torch.optim.AdamW(
+        [*model[0].parameters(), *model[1].parameters()], lr=torch.tensor(0.1)
+    )
     stepped(model, optimizer)
     found = named(protected(model=model, optimizer=optimizer, plain=torch.ones(2)).gather())
     lazy = {name for name, item in found.items() if item.lazy}
@@ -59,7 +68,11 @@ def test_only_what_an_optimizer_owns_is_copied_later() -> None:
 
 def test_not_lazy_means_everything_at_the_boundary() -> None:
     model = nn.Linear(3, 1)
-    found = named(protected(lazy=False, model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1)).gather())
+    found = named(
+        protected(
+            lazy=False, model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1)
+        ).gather()
+    )
     assert not any(item.lazy for item in found.values())
 
 
@@ -89,7 +102,12 @@ def test_the_layout_stays_while_the_state_only_changes_values() -> None:
 
 
 def test_a_state_is_rebuilt_from_its_tensors_and_its_tree(room: Room) -> None:
-    nested = {"list": [1, (2.5, torch.arange(3))], "ordered": OrderedDict(b=torch.ones(2, 2), a=None), "text": "ü", 5: {6}}
+    nested = {
+        "list": [1, (2.5, torch.arange(3))],
+        "ordered": OrderedDict(b=torch.ones(2, 2), a=None),
+        "text": "ü",
+        5: {6},
+    }
     state = protected(nested=nested).gather()
     copy = room.begin(state)
     copy.copy_still()
@@ -99,8 +117,15 @@ def test_a_state_is_rebuilt_from_its_tensors_and_its_tree(room: Room) -> None:
     tree, about = rebuild(objects, [clone(room.slot, s) for s in layout.segments])
     assert about == {"kinds": {"nested": "value"}, "optimizer_parameters": {}}
     found = tree["nested"]
-    assert torch.equal(found["list"][1][1], torch.arange(3)) and torch.equal(found["ordered"]["b"], torch.ones(2, 2))
-    assert list(found) == list(nested) and list(found["ordered"]) == ["b", "a"] and found[5] == {6} and found["text"] == "ü"
+    assert torch.equal(found["list"][1][1], torch.arange(3)) and torch.equal(
+        found["ordered"]["b"], torch.ones(2, 2)
+    )
+    assert (
+        list(found) == list(nested)
+        and list(found["ordered"]) == ["b", "a"]
+        and found[5] == {6}
+        and found["text"] == "ü"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""The embedded KV's meeting point: one hosts it, it is found or its absence is said, and its loss is."""
+"""The embedded KV's meeting point: one hosts it, it is found or its absence is said, and its loss
+is."""
 
 from __future__ import annotations
 
@@ -37,7 +38,10 @@ def test_a_store_that_is_there_already_is_used() -> None:
 
 
 def test_nobody_at_the_endpoint_is_said_with_its_name() -> None:
-    sentence = r"expected the other nodes' meeting point at no\.such\.host\.invalid:9, found nobody there within 0 s"
+    sentence = (
+        r"expected the other nodes' meeting point at no\.such\.host\.invalid:9, "
+        "found nobody there within 0 s"
+    )
     with pytest.raises(MeetingError, match=sentence):
         meet_embedded(("no.such.host.invalid", 9), "j/", within_s=0.0)
 
@@ -59,7 +63,12 @@ sys.stdin.read()
 
 def test_a_lost_store_is_said_to_who_waits_and_to_who_asks() -> None:
     endpoint = ("127.0.0.1", free_port())
-    host = subprocess.Popen([sys.executable, "-c", HOST, str(endpoint[1])], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    host = subprocess.Popen(
+        [sys.executable, "-c", HOST, str(endpoint[1])],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     try:
         assert host.stdout and host.stdout.readline() == "hosts\n"
         kv = meet_embedded(endpoint, "j/", PATIENCE_S)
@@ -67,7 +76,9 @@ def test_a_lost_store_is_said_to_who_waits_and_to_who_asks() -> None:
             waiting = thread.submit(kv.another().wait, ["k"], None)
             kv.swap("x", None, "y")
             host.kill()
-            with pytest.raises(MeetingError, match=rf"the meeting point 127\.0\.0\.1:{endpoint[1]} is gone"):
+            with pytest.raises(
+                MeetingError, match=rf"the meeting point 127\.0\.0\.1:{endpoint[1]} is gone"
+            ):
                 waiting.result(PATIENCE_S)
         with pytest.raises(MeetingError):
             kv.read(["k"])
@@ -91,4 +102,8 @@ def test_something_else_at_the_endpoint_is_said() -> None:
 
 
 def test_whose_address_it_is() -> None:
-    assert is_local("127.0.0.7") and not is_local("203.0.113.9") and not is_local("no.such.host.invalid")
+    assert (
+        is_local("127.0.0.7")
+        and not is_local("203.0.113.9")
+        and not is_local("no.such.host.invalid")
+    )

@@ -1,4 +1,5 @@
-"""The board over a real store: what one node shows the others see, its newest word alone, also after its agent was replaced."""
+"""The board over a real store: what one node shows the others see, its newest word alone, also
+after its agent was replaced."""
 
 from __future__ import annotations
 

@@ -35,7 +35,11 @@ Samples = dict[tuple[str, str], float]
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
-    values = {"arena_dir": str(tmp_path / "arena"), "state_dir": str(tmp_path / "journals"), "host": "127.0.0.1"}
+    values = {
+        "arena_dir": str(tmp_path / "arena"),
+        "state_dir": str(tmp_path / "journals"),
+        "host": "127.0.0.1",
+    }
     made = resolve({"job": "demo", **values}, {}, "demo")
     made.job_dir.mkdir(parents=True)
     return made
@@ -74,17 +78,37 @@ def rank_page(settings: Settings, rank: int, steps: list[int], world_size: int =
     page = StatusPage.own(MEMORY, settings.job_dir, rank)
     assert page is not None
     slots = tuple(SlotView(SlotState.SEALED, Stamp(step, 2)) for step in steps)
-    counts = {"captured_steps": 5, "skipped_steps": 2, "torn_steps": 1, "stall_ns_total": S_NS // 4, "step_ns_last": S_NS // 2}
-    page.publish(rank=rank, world_size=world_size, pid=7, epoch=2, completed_step=steps[-1], slots=slots, **counts)
+    counts = {
+        "captured_steps": 5,
+        "skipped_steps": 2,
+        "torn_steps": 1,
+        "stall_ns_total": S_NS // 4,
+        "step_ns_last": S_NS // 2,
+    }
+    page.publish(
+        rank=rank,
+        world_size=world_size,
+        pid=7,
+        epoch=2,
+        completed_step=steps[-1],
+        slots=slots,
+        **counts,
+    )
     return page
 
 
 def test_a_job_before_anything_has_happened(metrics: Metrics) -> None:
     found = scrape(metrics.start(0))
     assert found["keepstep_job_info", "demo"] == 1
-    assert (found["keepstep_keeper_up", ""], found["keepstep_epoch", ""], found["keepstep_lost_steps_total", ""]) == (0, 0, 0)
+    assert (
+        found["keepstep_keeper_up", ""],
+        found["keepstep_epoch", ""],
+        found["keepstep_lost_steps_total", ""],
+    ) == (0, 0, 0)
     assert ("keepstep_committed_step", "") not in found
-    assert sum(value for (name, _), value in found.items() if name == "keepstep_goodput_seconds") == 0
+    assert (
+        sum(value for (name, _), value in found.items() if name == "keepstep_goodput_seconds") == 0
+    )
 
 
 def test_what_ranks_keeper_and_memory_say(settings: Settings, metrics: Metrics) -> None:
@@ -103,22 +127,42 @@ def test_what_ranks_keeper_and_memory_say(settings: Settings, metrics: Metrics) 
     assert [found["keepstep_completed_step", rank] for rank in "01"] == [8, 9]
     assert found["keepstep_committed_step", ""] == 8
     assert (found["keepstep_keeper_up", ""], found["keepstep_epoch", ""]) == (1, 2)
-    for name, value in (("captured_steps", 5), ("skipped_steps", 2), ("torn_steps", 1), ("stall_seconds", 0.25)):
+    for name, value in (
+        ("captured_steps", 5),
+        ("skipped_steps", 2),
+        ("torn_steps", 1),
+        ("stall_seconds", 0.25),
+    ):
         assert found[f"keepstep_{name}_total", "0"] == value
     assert found["keepstep_step_seconds", "0"] == 0.5
-    own, copies, parities = (found["keepstep_memory_bytes", kind] for kind in ("own", "copy", "parity"))
-    assert copies == 2 * parities > 0 and own >= parities  # status pages are part of what is its own
+    own, copies, parities = (
+        found["keepstep_memory_bytes", kind] for kind in ("own", "copy", "parity")
+    )
+    # status pages are part of what is its own
+    assert copies == 2 * parities > 0 and own >= parities
 
 
 def test_what_the_keeper_s_gate_has_done(settings: Settings, metrics: Metrics) -> None:
     port = metrics.start(0)
     assert not any(name.startswith("keepstep_interleave") for name, _ in scrape(port))
-    counted = Interleaved(plans=3, idle_ns=S_NS // 4, used_ns=S_NS // 8, overflow_ns=0, idle_bytes=10**9, late_bytes=7, free_bytes=9)
+    counted = Interleaved(
+        plans=3,
+        idle_ns=S_NS // 4,
+        used_ns=S_NS // 8,
+        overflow_ns=0,
+        idle_bytes=10**9,
+        late_bytes=7,
+        free_bytes=9,
+    )
     (settings.job_dir / COUNT_FILE).write_text(json.dumps(asdict(counted)))
     found = scrape(port)
     assert found["keepstep_interleave_plans_total", ""] == 3
-    assert [found["keepstep_interleave_bytes_total", when] for when in ("idle", "late", "free")] == [10**9, 7, 9]
-    assert [found["keepstep_interleave_step_seconds", part] for part in ("idle", "used", "overflow")] == [0.25, 0.125, 0]
+    assert [
+        found["keepstep_interleave_bytes_total", when] for when in ("idle", "late", "free")
+    ] == [10**9, 7, 9]
+    assert [
+        found["keepstep_interleave_step_seconds", part] for part in ("idle", "used", "overflow")
+    ] == [0.25, 0.125, 0]
 
 
 def test_of_several_nodes_the_leaders_word_counts(settings: Settings, metrics: Metrics) -> None:
@@ -132,7 +176,9 @@ def test_of_several_nodes_the_leaders_word_counts(settings: Settings, metrics: M
     page.close()
 
 
-def test_each_look_reads_what_was_added_and_the_parts_are_the_whole(settings: Settings, metrics: Metrics) -> None:
+def test_each_look_reads_what_was_added_and_the_parts_are_the_whole(
+    settings: Settings, metrics: Metrics
+) -> None:
     port = metrics.start(0)
     with writing(settings) as journal:
         journal.record("job-started", "job demo")
@@ -142,11 +188,20 @@ def test_each_look_reads_what_was_added_and_the_parts_are_the_whole(settings: Se
         assert len(parts) == 7 and sum(parts) > 0
         journal.record("rank-exited", "rank 1 was killed", rank=1, code=-9)
         second = scrape(port)
-    assert second["keepstep_goodput_seconds", "recovering"] > 0 == first["keepstep_goodput_seconds", "recovering"]
-    assert second["keepstep_goodput_seconds", "starting"] == first["keepstep_goodput_seconds", "starting"]
+    assert (
+        second["keepstep_goodput_seconds", "recovering"]
+        > 0
+        == first["keepstep_goodput_seconds", "recovering"]
+    )
+    assert (
+        second["keepstep_goodput_seconds", "starting"]
+        == first["keepstep_goodput_seconds", "starting"]
+    )
 
 
-def test_recoveries_by_cause_with_their_duration_and_what_was_lost(settings: Settings, metrics: Metrics) -> None:
+def test_recoveries_by_cause_with_their_duration_and_what_was_lost(
+    settings: Settings, metrics: Metrics
+) -> None:
     """Told with clocks of an hour ago: what is young may still grow, and is not told of."""
     lines = []
     for kind, at_s, data in [
@@ -158,15 +213,30 @@ def test_recoveries_by_cause_with_their_duration_and_what_was_lost(settings: Set
         ("resumed", 232, {"step": 160, "source": "memory", "lost_steps": 2, "epoch": 3}),
     ]:
         long_ago = os.stat(settings.journal_path).st_mtime_ns - 3600 * S_NS + at_s * S_NS
-        event = {"wall_ns": long_ago, "mono_ns": at_s * S_NS, "who": "keeper", "kind": kind, "why": kind, "data": data}
+        event = {
+            "wall_ns": long_ago,
+            "mono_ns": at_s * S_NS,
+            "who": "keeper",
+            "kind": kind,
+            "why": kind,
+            "data": data,
+        }
         lines.append(json.dumps(event, separators=(",", ":")) + "\n")
     with open(settings.journal_path, "a") as journal:
         journal.writelines(lines)
     found = scrape(metrics.start(0))
-    assert (found["keepstep_recoveries_total", "crash"], found["keepstep_recoveries_total", "hang"]) == (1, 1)
+    assert (
+        found["keepstep_recoveries_total", "crash"],
+        found["keepstep_recoveries_total", "hang"],
+    ) == (1, 1)
     assert found["keepstep_lost_steps_total", ""] == 3
-    assert [found["keepstep_recovery_seconds_bucket", limit] for limit in ("3", "5", "30", "60", "+Inf")] == [0, 1, 1, 2, 2]
-    assert (found["keepstep_recovery_seconds_count", ""], found["keepstep_recovery_seconds_sum", ""]) == (2, 44)
+    assert [
+        found["keepstep_recovery_seconds_bucket", limit] for limit in ("3", "5", "30", "60", "+Inf")
+    ] == [0, 1, 1, 2, 2]
+    assert (
+        found["keepstep_recovery_seconds_count", ""],
+        found["keepstep_recovery_seconds_sum", ""],
+    ) == (2, 44)
     assert found["keepstep_goodput_seconds", "detecting"] == 8
 
 
@@ -177,7 +247,9 @@ def test_a_memory_that_is_removed_meanwhile_is_none(settings: Settings, metrics:
 
 def test_a_port_that_is_taken(settings: Settings, metrics: Metrics) -> None:
     port = metrics.start(0)
-    with pytest.raises(ConfigError, match=rf"metrics_port: expected a free port of 127.0.0.1, found {port}"):
+    with pytest.raises(
+        ConfigError, match=rf"metrics_port: expected a free port of 127.0.0.1, found {port}"
+    ):
         Metrics(settings).start(port)
     metrics.stop()
     metrics.stop()
@@ -191,5 +263,10 @@ def test_without_the_extra_an_error_names_it(settings: Settings) -> None:
         "from keepstep.runtime.agent.metrics import Metrics\n"
         "Metrics(settings_from_text(sys.argv[1])).start(0)\n"
     )
-    run = subprocess.run([sys.executable, "-c", code, settings.to_text()], capture_output=True, text=True, timeout=60)
-    assert "ConfigError: metrics_port: expected prometheus-client (pip install 'keepstep[metrics]'), found none" in run.stderr
+    run = subprocess.run(
+        [sys.executable, "-c", code, settings.to_text()], capture_output=True, text=True, timeout=60
+    )
+    assert (
+        "ConfigError: metrics_port: expected prometheus-client (pip install "
+        "'keepstep[metrics]'), found none" in run.stderr
+    )

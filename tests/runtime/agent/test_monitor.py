@@ -1,7 +1,8 @@
-"""The watch over real processes that only publish their pages: who is stopped, deadlocked, blocked or spinning is named, and nobody else.
+"""The watch over real processes that only publish their pages: who is stopped, deadlocked, blocked
+or spinning is named, and nobody else.
 
-The children train nothing: they publish a step every 20 ms until, at a step of their own, they do what their fault says. Ticks are real
-time, so nothing here asserts that anything is fast.
+The children train nothing: they publish a step every 20 ms until, at a step of their own, they do
+what their fault says. Ticks are real time, so nothing here asserts that anything is fast.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_page import StatusPage
 from keepstep.model.snapshot import Phase
 
-job_dir, rank, world_size, fault, at_step = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5])
+job_dir, fault = Path(sys.argv[1]), sys.argv[4]
+rank, world_size, at_step = int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[5])
 page = StatusPage.own(MEMORY, job_dir, rank, patience_s=30)
 page.publish(rank=rank, world_size=world_size, pid=os.getpid(), epoch=1, phase=Phase.STARTING)
 
@@ -70,18 +72,37 @@ class Ranks:
     """Processes, the watch over them, and its journal."""
 
     def __init__(self, home: Path) -> None:
-        self.settings: Settings = resolve({"job": "watched", "arena_dir": home, "state_dir": home / "state"}, {}, "watched")
+        self.settings: Settings = resolve(
+            {"job": "watched", "arena_dir": home, "state_dir": home / "state"}, {}, "watched"
+        )
         self.settings.job_dir.mkdir()
         os.mkfifo(self.settings.job_dir / "fifo")
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
 
-    def start(self, *faults: str, first: int = 0, at_step: int = 30, cgroup: Path | None = None) -> dict[int, int]:
+    def start(
+        self, *faults: str, first: int = 0, at_step: int = 30, cgroup: Path | None = None
+    ) -> dict[int, int]:
         for rank, fault in enumerate(faults, first):
             # `sh` enters the cgroup and then becomes the rank.
             enter = f"echo $$ > {cgroup}/cgroup.procs && " if cgroup else ""
             world_size = max(first + len(faults), len(self.processes))
-            arguments = [str(self.settings.job_dir), str(rank), str(world_size), fault, str(at_step if fault else -1)]
-            command = ["sh", "-c", f'{enter}exec "$@"', "sh", sys.executable, "-c", RANK, *arguments]
+            arguments = [
+                str(self.settings.job_dir),
+                str(rank),
+                str(world_size),
+                fault,
+                str(at_step if fault else -1),
+            ]
+            command = [
+                "sh",
+                "-c",
+                f'{enter}exec "$@"',
+                "sh",
+                sys.executable,
+                "-c",
+                RANK,
+                *arguments,
+            ]
             self.processes[rank] = subprocess.Popen(command, start_new_session=True)
         return {rank: self.processes[rank].pid for rank in range(first, first + len(faults))}
 
@@ -91,7 +112,11 @@ class Ranks:
     def reached(self, rank: int, step: int) -> None:
         pid = self.processes[rank].pid
         wait_for(
-            lambda: (s := read_status(MEMORY, self.settings.job_dir, rank)) and s.pid == pid and s.step >= step,
+            lambda: (
+                (s := read_status(MEMORY, self.settings.job_dir, rank))
+                and s.pid == pid
+                and s.step >= step
+            ),
             lambda: "no step",
             PATIENCE_S,
         )
@@ -115,7 +140,9 @@ def ranks(tmp_path: Path) -> Iterator[Ranks]:
 
 def verdicts(watch: Watch) -> list[Verdict]:
     """The first that are told."""
-    found: list[Verdict] = wait_for(lambda: watch.tick(time.monotonic_ns()), lambda: "no verdict", PATIENCE_S)
+    found: list[Verdict] = wait_for(
+        lambda: watch.tick(time.monotonic_ns()), lambda: "no verdict", PATIENCE_S
+    )
     return found
 
 
@@ -129,15 +156,25 @@ def told_within(watch: Watch, seconds: float) -> list[Verdict]:
 
 
 def test_who_does_not_go_on_is_named_one_after_the_other(ranks: Ranks) -> None:
-    """The one furthest behind first; when it has been replaced and its successor has caught up, the next."""
-    faults = {0: ("lock", "deadlocked", "asleep", 30), 1: ("fifo", "deadlocked", "asleep", 50), 2: ("spin", "hang", "spinning", 70)}
+    """The one furthest behind first; when it has been replaced and its successor has caught up, the
+    next."""
+    faults = {
+        0: ("lock", "deadlocked", "asleep", 30),
+        1: ("fifo", "deadlocked", "asleep", 50),
+        2: ("spin", "hang", "spinning", 70),
+    }
     watch = ranks.watch()
     for rank, (fault, _, _, at_step) in faults.items():
         watch.begin(ranks.start(fault, first=rank, at_step=at_step), time.monotonic_ns())
     watch.begin(ranks.start("", first=3), time.monotonic_ns())
     for rank, (_, kind, state, at_step) in faults.items():
         (found,) = verdicts(watch)
-        assert (found.kind, found.culprit, found.state, found.strength) == (kind, rank, state, Strength.ABSENCE), found.why
+        assert (found.kind, found.culprit, found.state, found.strength) == (
+            kind,
+            rank,
+            state,
+            Strength.ABSENCE,
+        ), found.why
         assert f"has completed step {at_step - 1}, the others step" in found.why
         ranks.processes[rank].kill()
         assert watch.explain_exit(rank, ranks.processes[rank].wait(), "") == found
@@ -152,7 +189,12 @@ def test_who_is_stopped_is_named_killed_and_replaced(ranks: Ranks) -> None:
     ranks.reached(1, 20)
     os.kill(ranks.processes[1].pid, signal.SIGSTOP)
     (found,) = verdicts(watch)
-    assert (found.kind, found.culprit, found.state, found.strength) == ("stopped", 1, "stopped", Strength.FACT)
+    assert (found.kind, found.culprit, found.state, found.strength) == (
+        "stopped",
+        1,
+        "stopped",
+        Strength.FACT,
+    )
     saved = sorted(ranks.settings.journal_path.parent.glob("stacks-1/*"))
     assert [path.name for path in saved] == ["rank-0.txt", "rank-1.txt"]
     text = saved[1].read_text()
@@ -186,13 +228,20 @@ def test_healthy_ranks_are_left_alone_and_a_short_stop_is_forgiven(ranks: Ranks)
 
 
 def test_who_outlives_its_verdict_is_told_once_more(ranks: Ranks) -> None:
-    watch = Watch(ranks.settings, Journal(ranks.settings.journal_path, "agent"), replace(LIMITS, kill_ns=S_NS))
+    watch = Watch(
+        ranks.settings, Journal(ranks.settings.journal_path, "agent"), replace(LIMITS, kill_ns=S_NS)
+    )
     watch.begin(ranks.start("", ""), time.monotonic_ns())
     ranks.reached(1, 20)
     os.kill(ranks.processes[1].pid, signal.SIGSTOP)
     (first,) = verdicts(watch)
     (second,) = verdicts(watch)
-    assert (first.kind, second.kind, second.culprit, second.state) == ("stopped", "unkillable", 1, "stopped")
+    assert (first.kind, second.kind, second.culprit, second.state) == (
+        "stopped",
+        "unkillable",
+        1,
+        "stopped",
+    )
     assert first.why in second.why
 
 
@@ -239,7 +288,10 @@ def test_a_culprit_on_another_node_is_not_ours_to_kill(ranks: Ranks) -> None:
 
     def has_heard() -> bool:
         told()
-        return any(e.kind == "suspicion" and e.why.endswith("on node 1") for e in read_journal(ranks.settings.journal_path))
+        return any(
+            e.kind == "suspicion" and e.why.endswith("on node 1")
+            for e in read_journal(ranks.settings.journal_path)
+        )
 
     wait_for(has_heard, lambda: str(ranks.kinds()), PATIENCE_S)
 
@@ -249,7 +301,11 @@ def test_without_the_other_nodes_only_facts_count(ranks: Ranks) -> None:
     watch = ranks.watch(board=NoTable())
     watch.begin({0: pids[0]}, time.monotonic_ns())
     (found,) = verdicts(watch)
-    assert (found.kind, found.scope, found.culprit) == ("hang", "job", None) and "1 ranks are not heard of" in found.why
+    assert (found.kind, found.scope, found.culprit) == (
+        "hang",
+        "job",
+        None,
+    ) and "1 ranks are not heard of" in found.why
     assert ranks.kinds().count("watch-alone") == 1
 
 
@@ -259,7 +315,9 @@ def test_a_page_of_an_earlier_life_says_nothing(ranks: Ranks) -> None:
     ranks.reached(0, 30)
     ranks.processes[0].kill()
     ranks.processes[0].wait()
-    stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
+    stranger = subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True
+    )
     ranks.processes[2] = stranger
     watch.begin({0: stranger.pid, 1: pids[1]}, time.monotonic_ns())
     assert told_within(watch, 6) == []
@@ -271,10 +329,18 @@ def test_a_page_of_an_earlier_life_says_nothing(ranks: Ranks) -> None:
 def test_leaving_with_code_0_too_early_is_no_success(ranks: Ranks) -> None:
     watch = ranks.watch()
     watch.begin(ranks.start("", "leave"), time.monotonic_ns())
-    wait_for(lambda: watch.tick(time.monotonic_ns()) or ranks.processes[1].poll() is not None, lambda: "lives", PATIENCE_S)
+    wait_for(
+        lambda: watch.tick(time.monotonic_ns()) or ranks.processes[1].poll() is not None,
+        lambda: "lives",
+        PATIENCE_S,
+    )
     found = watch.explain_exit(1, ranks.processes[1].wait(), "")
     assert found.kind == "premature-exit"
-    assert found.why == "rank 1 exited with code 0 in step 30 in phase step, before it was done, while 1 others run"
+    assert (
+        found.why
+        == "rank 1 exited with code 0 in step 30 in phase step, before it was done, while 1 "
+        "others run"
+    )
 
 
 def test_a_kill_from_outside_is_told_from_one_of_ours(ranks: Ranks) -> None:
@@ -290,9 +356,12 @@ def test_a_kill_from_outside_is_told_from_one_of_ours(ranks: Ranks) -> None:
 
 @pytest.fixture
 def small_cgroup(tmp_path: Path) -> Iterator[Path]:
-    """A memory cgroup of 200 MiB below our own; needs to be root, and cgroups that may be written to."""
+    """A memory cgroup of 200 MiB below our own; needs to be root, and cgroups that may be written
+    to."""
     counter = memory.find_counter(os.getpid())
-    limit = {"memory.oom_control": "memory.limit_in_bytes", "memory.events": "memory.max"}.get(counter.name if counter else "")
+    limit = {"memory.oom_control": "memory.limit_in_bytes", "memory.events": "memory.max"}.get(
+        counter.name if counter else ""
+    )
     if counter is None or limit is None:
         pytest.skip("no memory cgroup here")
     home = counter.parent / f"keepstep-test-{os.getpid()}"
@@ -309,9 +378,16 @@ def small_cgroup(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_who_ran_out_of_memory_did_not_just_get_killed(tmp_path: Path, small_cgroup: Path) -> None:
-    settings = resolve({"job": "watched", "arena_dir": tmp_path, "state_dir": tmp_path / "state"}, {}, "watched")
-    command = f"echo $$ > {small_cgroup}/cgroup.procs && echo in && read go && exec {sys.executable} -c 'x = b\"x\" * (1 << 30)'"
-    process = subprocess.Popen(["sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    settings = resolve(
+        {"job": "watched", "arena_dir": tmp_path, "state_dir": tmp_path / "state"}, {}, "watched"
+    )
+    command = (
+        f"echo $$ > {small_cgroup}/cgroup.procs && echo in && read go && exec {sys.executable} "
+        "-c 'x = b\"x\" * (1 << 30)'"
+    )
+    process = subprocess.Popen(
+        ["sh", "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
     assert process.stdin is not None and process.stdout is not None
     process.stdout.readline()
     watch = Watch(settings, Journal(settings.journal_path, "agent"), LIMITS)

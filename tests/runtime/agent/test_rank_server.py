@@ -1,4 +1,5 @@
-"""The lines between an agent and its ranks: who can stay, what is heard of whom, and orders that count once."""
+"""The lines between an agent and its ranks: who can stay, what is heard of whom, and orders that
+count once."""
 
 from __future__ import annotations
 
@@ -67,7 +68,9 @@ def test_who_can_stay(lines: RankLines) -> None:
     assert line.say_able() and lines.hear(pid)
     assert lines.are_able([pid]) and lines.can_stay(pid)
     lines.joining([pid + 1])
-    assert lines.are_able([pid, pid + 1]) and not lines.can_stay(pid + 1), "it is to be able, and is not yet"
+    assert lines.are_able([pid, pid + 1]) and not lines.can_stay(pid + 1), (
+        "it is to be able, and is not yet"
+    )
     line.say_unable()
     lines.hear(pid)
     assert not lines.are_able([pid])
@@ -107,6 +110,10 @@ def test_the_process_that_stands_by_becomes_a_rank_once(lines: RankLines) -> Non
     lines.accept()
     lines.hear(os.getpid())
     assert lines.become(("python", "x.py"), {"RANK": "1"}) == os.getpid()
-    assert box.recv(20) == {"kind": "become", "command": ["python", "x.py"], "environ": {"RANK": "1"}}
+    assert box.recv(20) == {
+        "kind": "become",
+        "command": ["python", "x.py"],
+        "environ": {"RANK": "1"},
+    }
     assert lines.become(("python", "x.py"), {"RANK": "1"}) is None
     box.close()

@@ -1,4 +1,5 @@
-"""Persisting over several nodes: real persisters and real slots of three nodes in one process, words between them carried by hand."""
+"""Persisting over several nodes: real persisters and real slots of three nodes in one process,
+words between them carried by hand."""
 
 from __future__ import annotations
 
@@ -38,18 +39,28 @@ PATIENCE_S = 60.0
 
 
 def trained(step: int, rank: int) -> dict[str, Any]:
-    """What a data-parallel rank protects after a step: the same on all, but for its own place in the data."""
+    """What a data-parallel rank protects after a step: the same on all, but for its own place in
+    the data."""
     torch.manual_seed(step)
     model = torch.nn.Sequential(torch.nn.Linear(30, 20), torch.nn.BatchNorm1d(20))
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.randn(5, 30)).square().sum().backward()
     optimizer.step()
-    return {"model": model, "optimizer": optimizer, "mine": torch.full((3,), float(rank)), "at": [step, rank]}
+    return {
+        "model": model,
+        "optimizer": optimizer,
+        "mine": torch.full((3,), float(rank)),
+        "at": [step, rank],
+    }
 
 
 def bytes_of(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return str(value.dtype), tuple(value.shape), value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return (
+            str(value.dtype),
+            tuple(value.shape),
+            value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes(),
+        )
     if isinstance(value, dict):
         return {key: bytes_of(v) for key, v in value.items()}
     return [bytes_of(v) for v in value] if isinstance(value, (list, tuple)) else value
@@ -71,14 +82,17 @@ class Asker:
 
 
 class Cluster:
-    """Nodes with a keeper's `Persisting` each, and the network: orders and answers wait in `posted` until they are carried.
+    """Nodes with a keeper's `Persisting` each, and the network: orders and answers wait in `posted`
+    until they are carried.
 
     `on_order(node, act)` is called before an order is carried; False loses it.
     """
 
     def __init__(self, where: Path) -> None:
         self.where = where
-        self.members = tuple(Member(node, "127.0.0.1", 1, 1, ranks) for node, ranks in enumerate(RANKS))
+        self.members = tuple(
+            Member(node, "127.0.0.1", 1, 1, ranks) for node, ranks in enumerate(RANKS)
+        )
         self.selector = selectors.DefaultSelector()
         self.posted: deque[Callable[[], None]] = deque()
         self.on_order: Callable[[int, str], bool | None] = lambda node, act: True
@@ -94,7 +108,15 @@ class Cluster:
 
     def _settings(self, node: int) -> Settings:
         config = {"job": "j", "store": str(self.where / "store"), "keep": "latest:1"}
-        return resolve({**config, "arena_dir": self.where / f"arena{node}", "state_dir": self.where / f"state{node}"}, {}, "j")
+        return resolve(
+            {
+                **config,
+                "arena_dir": self.where / f"arena{node}",
+                "state_dir": self.where / f"state{node}",
+            },
+            {},
+            "j",
+        )
 
     def new_round(self, number: int) -> None:
         for node, persisting in enumerate(self.nodes):
@@ -122,7 +144,12 @@ class Cluster:
                 slot.begin(job_hash("j", os.getuid()), rank, WORLD, 1, Stamp(step, 1))
                 Copy(state, slot).copy_moving()
                 manifest = json.dumps(state.layout.to_json()).encode()
-                slot.seal(slot.write_table(state.payload_bytes, manifest), state.layout.hash(), 0.25, wall_ns=1)
+                slot.seal(
+                    slot.write_table(state.payload_bytes, manifest),
+                    state.layout.hash(),
+                    0.25,
+                    wall_ns=1,
+                )
                 slot.close()
 
     def movable(self, rank: int, node: int, index: int = 0) -> bool:
@@ -190,13 +217,17 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     made.close()
 
 
-def test_two_nodes_write_one_checkpoint_that_every_rank_and_one_alone_load(cluster: Cluster) -> None:
+def test_two_nodes_write_one_checkpoint_that_every_rank_and_one_alone_load(
+    cluster: Cluster,
+) -> None:
     seen: list[tuple[int, str, bool]] = []
     cluster.on_order = lambda node, act: seen.append((node, act, cluster.movable(0, 0)))
     cluster.capture(4)
     assert cluster.persist(4)["ok"] is True
     cluster.settle()
-    assert seen == [(1, "survey", False), (1, "part", False)], "the leader's slots stand still while it writes"
+    assert seen == [(1, "survey", False), (1, "part", False)], (
+        "the leader's slots stand still while it writes"
+    )
     assert cluster.all_movable() and cluster.stored() == [4]
     cluster.prove(4)
     manifest = Store(cluster.where / "store").read_manifest(4)
@@ -207,7 +238,13 @@ def test_two_nodes_write_one_checkpoint_that_every_rank_and_one_alone_load(clust
     heard = cluster.persist(6)
     assert heard["ok"] and "removed steps [4]" in heard["why"] and cluster.stored() == [6]
     heard = cluster.persist(6)
-    assert heard == {"kind": "persisted", "ticket": 7, "ok": True, "step": 6, "why": "step 6 is already in the store"}
+    assert heard == {
+        "kind": "persisted",
+        "ticket": 7,
+        "ok": True,
+        "step": 6,
+        "why": "step 6 is already in the store",
+    }
 
     cluster.nodes[0]._newest = None  # a keeper that knows nothing of it, as after a restart
     heard = cluster.persist(6)
@@ -216,7 +253,9 @@ def test_two_nodes_write_one_checkpoint_that_every_rank_and_one_alone_load(clust
     assert cluster.all_movable() and cluster.stored() == [6]
 
 
-def test_a_slot_that_is_overwritten_before_the_order_comes_means_a_newer_step(cluster: Cluster) -> None:
+def test_a_slot_that_is_overwritten_before_the_order_comes_means_a_newer_step(
+    cluster: Cluster,
+) -> None:
     cluster.capture(4)
     asker = Asker()
 
@@ -232,7 +271,10 @@ def test_a_slot_that_is_overwritten_before_the_order_comes_means_a_newer_step(cl
     cluster.step(4)  # the leader has not seen the newer one yet
     cluster.run(lambda: not cluster.posted)
     assert asker.heard == [] and len(cluster.events("persist-started")) == 1
-    assert f"node 1: {OVERWRITTEN}: a rank of it does not hold step 4 any more" in cluster.events("persist-failed")[0]
+    assert (
+        f"node 1: {OVERWRITTEN}: a rank of it does not hold step 4 any more"
+        in cluster.events("persist-failed")[0]
+    )
     cluster.capture(5, nodes=(0,))
     cluster.step(5)
     cluster.run(lambda: bool(asker.heard))
@@ -242,7 +284,9 @@ def test_a_slot_that_is_overwritten_before_the_order_comes_means_a_newer_step(cl
     cluster.prove(5)
 
 
-def test_what_dies_in_an_attempt_fails_it_and_the_next_one_is_none_the_worse(cluster: Cluster) -> None:
+def test_what_dies_in_an_attempt_fails_it_and_the_next_one_is_none_the_worse(
+    cluster: Cluster,
+) -> None:
     cluster.capture(4)
 
     def kill_persister(node: int, act: str) -> None:
@@ -309,7 +353,9 @@ def test_a_node_that_does_not_lead_says_so(cluster: Cluster) -> None:
     cluster.nodes[0].ask(waiting, 4, "a test asks")
     cluster.nodes[0].meet(Mesh(2, 1, cluster.members, "s" * 16), cluster._order)
     for heard, node in ((asker.heard, 1), (waiting.heard, 1)):
-        assert [(h["ok"], h["why"]) for h in heard] == [(False, f"expected to be asked on the node that leads, 0, found node {node}")]
+        assert [(h["ok"], h["why"]) for h in heard] == [
+            (False, f"expected to be asked on the node that leads, 0, found node {node}")
+        ]
     assert not any(node.pending for node in cluster.nodes)
 
 

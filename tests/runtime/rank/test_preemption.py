@@ -1,4 +1,5 @@
-"""SIGTERM: answered while the main thread sits in one call, and then as deadly as ever. Each case in a process of its own."""
+"""SIGTERM: answered while the main thread sits in one call, and then as deadly as ever. Each case
+in a process of its own."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ preemption = Preemption(act)
 
 def run(body: str) -> tuple[int, list[str]]:
     """(exit code, lines printed) of a program that begins with START."""
-    done = subprocess.run([sys.executable, "-c", START + body], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", START + body], capture_output=True, text=True, timeout=60
+    )
     return done.returncode, done.stdout.splitlines()
 
 
@@ -33,7 +36,8 @@ def test_it_acts_and_then_ends_as_sigterm_ends() -> None:
 
 
 def test_it_acts_while_the_main_thread_is_in_one_long_call() -> None:
-    """A thread kills, the main thread waits for ever in C code that no Python handler can interrupt."""
+    """A thread kills, the main thread waits for ever in C code that no Python handler can
+    interrupt."""
     body = """
 import ctypes
 preemption.install()
@@ -122,7 +126,9 @@ preemption.uninstall()
 
 
 @pytest.mark.parametrize("parent_dies", [False, True])
-def test_a_forked_child_dies_of_its_own_sigterm_and_does_not_wake_the_parent(parent_dies: bool) -> None:
+def test_a_forked_child_dies_of_its_own_sigterm_and_does_not_wake_the_parent(
+    parent_dies: bool,
+) -> None:
     body = f"""
 preemption.install()
 preemption.before_fork()

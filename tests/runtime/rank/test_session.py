@@ -1,4 +1,5 @@
-"""The session in one process with a real keeper: what it restores, what it refuses, what it leaves behind."""
+"""The session in one process with a real keeper: what it restores, what it refuses, what it leaves
+behind."""
 
 from __future__ import annotations
 
@@ -27,7 +28,14 @@ from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot, slot_path, slot_paths
 from keepstep.edge.shm.status_page import StatusPage
 from keepstep.edge.store.store import Store
-from keepstep.errors import ConfigError, IdentityError, KeeperError, LayoutError, MemoryBudgetError, StoreError
+from keepstep.errors import (
+    ConfigError,
+    IdentityError,
+    KeeperError,
+    LayoutError,
+    MemoryBudgetError,
+    StoreError,
+)
 from keepstep.model.snapshot import SlotState, SlotView, Stamp
 from keepstep.model.units import PAGE_BYTES
 from keepstep.runtime.rank import session
@@ -39,10 +47,17 @@ Settings = dict[str, Any]
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Iterator[Settings]:
-    """A configuration with places of its own; when the test is over, every keeper in them is ended and has left nothing."""
+    """A configuration with places of its own; when the test is over, every keeper in them is ended
+    and has left nothing."""
     arena = tmp_path / "arena"
     arena.mkdir()
-    yield {"job": "j", "arena_dir": arena, "state_dir": tmp_path / "state", "grace_s": 60.0, "scrub_every_s": 0.0}
+    yield {
+        "job": "j",
+        "arena_dir": arena,
+        "state_dir": tmp_path / "state",
+        "grace_s": 60.0,
+        "scrub_every_s": 0.0,
+    }
     if session._current is not None:
         session._current.close(ok=False)  # of a test that failed
     for directory in arena.iterdir():
@@ -61,7 +76,10 @@ def job_dir(settings: Settings) -> Path:
 
 
 def kinds(settings: Settings) -> list[str]:
-    return [e.kind for e in read_journal(Path(settings["state_dir"]) / settings["job"] / "journal.jsonl")]
+    return [
+        e.kind
+        for e in read_journal(Path(settings["state_dir"]) / settings["job"] / "journal.jsonl")
+    ]
 
 
 class Training:
@@ -70,7 +88,9 @@ class Training:
     def __init__(self, width: int = 8, seed: int = 3) -> None:
         torch.manual_seed(seed)
         random.seed(seed)
-        self.model = nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.Dropout(0.2), nn.Linear(width, 1))
+        self.model = nn.Sequential(
+            nn.Linear(4, width), nn.BatchNorm1d(width), nn.Dropout(0.2), nn.Linear(width, 1)
+        )
         self.optimizer = torch.optim.AdamW(self.model.parameters(), 0.05)
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 30)
 
@@ -87,7 +107,10 @@ class Training:
         return loss
 
     def digest(self) -> list[Any]:
-        tensors = [*self.model.state_dict().values(), *(v for s in self.optimizer.state.values() for v in s.values())]
+        tensors = [
+            *self.model.state_dict().values(),
+            *(v for s in self.optimizer.state.values() for v in s.values()),
+        ]
         raw = [ctypes.string_at(t.contiguous().data_ptr(), t.nbytes) for t in tensors]
         return [raw, self.schedule.state_dict(), torch.get_rng_state().tolist(), random.getstate()]
 
@@ -100,7 +123,8 @@ def undisturbed(steps: int) -> list[Any]:
 
 
 def run(settings: Settings, training: Training, total: int, leave: bool = False) -> keepstep.Job:
-    """Train up to `total` steps; `leave` the memory for the next life, as a program does that ends by an error."""
+    """Train up to `total` steps; `leave` the memory for the next life, as a program does that ends
+    by an error."""
     job = keepstep.protect(settings, **training.stateful)
     for _ in job.steps(total):
         job.report(loss=training.step())
@@ -113,7 +137,8 @@ def slot_bytes(settings: Settings) -> list[bytes]:
     return [p.read_bytes() for p in slot_paths(MEMORY, job_dir(settings), 0)]
 
 
-# ---------------------------------------------------------------------------------------------- it ends well
+# ---------------------------------------------------------------------------------------------- it
+# ends well
 
 
 def test_a_training_that_ends_well_leaves_nothing_and_is_not_disturbed(settings: Settings) -> None:
@@ -123,14 +148,20 @@ def test_a_training_that_ends_well_leaves_nothing_and_is_not_disturbed(settings:
     assert list(settings["arena_dir"].iterdir()) == []
     assert training.digest() == undisturbed(12)
     found = kinds(settings)
-    assert [k for k in found if k in ("keeper-started", "resumed", "slots-made", "summary", "job-over", "keeper-ended")] == [
-        *("keeper-started", "resumed", "slots-made", "summary", "job-over", "keeper-ended")
-    ]
+    assert [
+        k
+        for k in found
+        if k in ("keeper-started", "resumed", "slots-made", "summary", "job-over", "keeper-ended")
+    ] == [*("keeper-started", "resumed", "slots-made", "summary", "job-over", "keeper-ended")]
 
 
 def test_the_steps_that_were_seen_are_counted_in_the_summary(settings: Settings) -> None:
     run(settings, Training(), 12)
-    [summary] = [e for e in read_journal(settings["state_dir"] / "j" / "journal.jsonl") if e.kind == "summary"]
+    [summary] = [
+        e
+        for e in read_journal(settings["state_dir"] / "j" / "journal.jsonl")
+        if e.kind == "summary"
+    ]
     counts = summary.data
     assert counts["captured_steps"] >= 1 and counts["torn_steps"] == 0
     assert counts["captured_steps"] + counts["skipped_steps"] == 12
@@ -154,7 +185,8 @@ def test_one_after_the_other_in_one_process(settings: Settings) -> None:
         assert training.digest() == undisturbed(3)
 
 
-# ---------------------------------------------------------------------------------------------- it resumes
+# ---------------------------------------------------------------------------------------------- it
+# resumes
 
 
 def test_a_training_that_was_left_goes_on_bit_for_bit(settings: Settings) -> None:
@@ -232,7 +264,9 @@ def newest(settings: Settings) -> tuple[int, Stamp]:
 
 
 @pytest.mark.parametrize("at", [3, 40, PAGE_BYTES + 100], ids=["magic", "header", "payload"])
-def test_a_damaged_snapshot_is_named_and_the_one_before_it_serves(settings: Settings, at: int) -> None:
+def test_a_damaged_snapshot_is_named_and_the_one_before_it_serves(
+    settings: Settings, at: int
+) -> None:
     run(settings, Training(), 9, leave=True)
     index, stamp = newest(settings)
     assert stamp.step == 8
@@ -249,7 +283,9 @@ def test_a_damaged_snapshot_is_named_and_the_one_before_it_serves(settings: Sett
     again.close()
 
 
-def test_a_snapshot_that_is_damaged_after_it_proved_is_asked_for_anew(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_that_is_damaged_after_it_proved_is_asked_for_anew(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nobody else has it here: the one before it serves."""
     run(settings, Training(), 9, leave=True)
     index, stamp = newest(settings)
@@ -270,7 +306,9 @@ def test_a_snapshot_that_is_damaged_after_it_proved_is_asked_for_anew(settings: 
     job.close()
 
 
-def test_whoever_hears_that_a_snapshot_is_sealed_can_pin_it(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_hears_that_a_snapshot_is_sealed_can_pin_it(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else the keeper, which does so at once, finds it locked, and its copies are late."""
     found = []
     set_view = Capturing._set_view
@@ -298,7 +336,8 @@ def test_a_slot_without_a_header_does_not_move_its_neighbours(settings: Settings
 
 
 def test_the_memory_of_ranks_that_are_no_more_is_removed(settings: Settings) -> None:
-    """Else their old pages would say for ever that they do not hold what the others do, and nothing could be persisted."""
+    """Else their old pages would say for ever that they do not hold what the others do, and nothing
+    could be persisted."""
     job_dir(settings).mkdir()
     gone = StatusPage.own(MEMORY, job_dir(settings), 1)
     assert gone is not None
@@ -309,7 +348,8 @@ def test_the_memory_of_ranks_that_are_no_more_is_removed(settings: Settings) -> 
     job.close()
 
 
-# ---------------------------------------------------------------------------------------------- what it refuses
+# ----------------------------------------------------------------------------------------------
+# what it refuses
 
 
 def test_unknown_keys_start_nothing(settings: Settings) -> None:
@@ -323,7 +363,11 @@ def test_a_changed_shape_is_named_and_nothing_is_lost(settings: Settings) -> Non
     before = slot_bytes(settings)
     wide = Training(width=9)
     untouched = wide.digest()
-    with pytest.raises(LayoutError, match=r"model.0.weight: expected float32\[9, 4\], found float32\[8, 4\]|first difference is number 0"):
+    with pytest.raises(
+        LayoutError,
+        match=r"model.0.weight: expected float32\[9, 4\], found float32\[8, 4\]"
+        "|first difference is number 0",
+    ):
         keepstep.protect(settings, **wide.stateful)
     assert slot_bytes(settings) == before and wide.digest() == untouched
     training = Training(seed=99)
@@ -341,7 +385,10 @@ def test_another_job_s_arena_is_refused_and_not_touched(settings: Settings) -> N
     job_dir(settings).rename(settings["arena_dir"] / "keepstep-other")
     other = {**settings, "job": "other"}
     before = slot_bytes(other)
-    with pytest.raises(IdentityError, match=r"expected a snapshot of job 'other' \([0-9a-f]{8}\), found one of another job"):
+    with pytest.raises(
+        IdentityError,
+        match=r"expected a snapshot of job 'other' \([0-9a-f]{8}\), found one of another job",
+    ):
         keepstep.protect(other, **Training().stateful)
     assert slot_bytes(other) == before
 
@@ -354,7 +401,9 @@ def test_a_living_duplicate_is_refused(settings: Settings) -> None:
     job_dir(settings).mkdir()
     owner = StatusPage.own(MEMORY, job_dir(settings), 0)
     assert owner is not None
-    with pytest.raises(IdentityError, match="rank 0 of job 'j' is already running in another process"):
+    with pytest.raises(
+        IdentityError, match="rank 0 of job 'j' is already running in another process"
+    ):
         keepstep.protect(settings, **Training().stateful)
     owner.close()
     keepstep.protect(settings, **Training().stateful).close()
@@ -367,14 +416,29 @@ def test_twice_in_one_process_is_refused(settings: Settings) -> None:
     job.close()
 
 
-def test_another_world_size_without_a_store_is_refused_and_nothing_is_lost(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_world_size_without_a_store_is_refused_and_nothing_is_lost(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run(settings, Training(), 7, leave=True)
     before = slot_bytes(settings)
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     other_rank = ensure_keeper_of(settings)
-    other_rank.send({"kind": "join", "rank": 1, "world_size": 2, "incarnation": 1, "holds": [], "foreign_world": None})
-    with pytest.raises(KeeperError, match=r"state for 1 ranks and the job has 2 now; .* Run with 1 ranks, give a store, or drop the state"):
+    other_rank.send(
+        {
+            "kind": "join",
+            "rank": 1,
+            "world_size": 2,
+            "incarnation": 1,
+            "holds": [],
+            "foreign_world": None,
+        }
+    )
+    with pytest.raises(
+        KeeperError,
+        match=r"state for 1 ranks and the job has 2 now; .* "
+        "Run with 1 ranks, give a store, or drop the state",
+    ):
         keepstep.protect(settings, **Training().stateful)
     other_rank.close()
     assert slot_bytes(settings) == before
@@ -386,18 +450,28 @@ def test_another_world_size_without_a_store_is_refused_and_nothing_is_lost(setti
     job.close()
 
 
-def test_several_nodes_need_a_process_group(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_nodes_need_a_process_group(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=r"init_process_group\(\) before it, found none"):
         keepstep.protect(settings, x=1)
 
 
-def test_slots_that_do_not_fit_are_refused_with_numbers_and_nothing_is_left(settings: Settings) -> None:
+def test_slots_that_do_not_fit_are_refused_with_numbers_and_nothing_is_left(
+    settings: Settings,
+) -> None:
     """A terabyte that is asked for and never touched."""
     no_reserve = 0x4000  # MAP_NORESERVE has no name in Python
-    vast = torch.frombuffer(mmap.mmap(-1, 1 << 40, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve), dtype=torch.uint8)
-    with pytest.raises(MemoryBudgetError, match=r"the slots do not fit: 2 slots x 1 ranks x 1.0 TiB = 2.0 TiB needed"):
+    vast = torch.frombuffer(
+        mmap.mmap(-1, 1 << 40, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve),
+        dtype=torch.uint8,
+    )
+    with pytest.raises(
+        MemoryBudgetError,
+        match=r"the slots do not fit: 2 slots x 1 ranks x 1.0 TiB = 2.0 TiB needed",
+    ):
         keepstep.protect(settings, vast=vast)
     assert slot_paths(MEMORY, job_dir(settings), 0) == []
     keepstep.protect(settings, small=torch.ones(2)).close()
@@ -407,7 +481,9 @@ def test_unknown_metrics_and_phases_are_refused(settings: Settings) -> None:
     job = keepstep.protect(settings, x=1)
     with pytest.raises(ConfigError, match=r"report\(\) expected loss, found \['accuracy'\]"):
         job.report(accuracy=1.0)
-    with pytest.raises(ConfigError, match=r"enter\(\) expected one of \['starting', .*found 'sleeping'"):
+    with pytest.raises(
+        ConfigError, match=r"enter\(\) expected one of \['starting', .*found 'sleeping'"
+    ):
         job.enter("sleeping")
     job.close()
 
@@ -424,7 +500,9 @@ for step in job.steps(1000):
 """
 
 
-def test_sigterm_persists_the_newest_step_and_ends_as_sigterm_does(settings: Settings, tmp_path: Path) -> None:
+def test_sigterm_persists_the_newest_step_and_ends_as_sigterm_does(
+    settings: Settings, tmp_path: Path
+) -> None:
     text = {k: str(v) if isinstance(v, Path) else v for k, v in settings.items()}
     script = PREEMPTED.format(settings={**text, "store": str(tmp_path / "store")})
     child = subprocess.run([sys.executable, "-c", script], timeout=100)
@@ -436,19 +514,27 @@ def test_persisting_without_a_store_says_how_to_have_one(settings: Settings) -> 
     job = keepstep.protect(settings, x=1)
     for _ in job.steps(1):
         pass
-    with pytest.raises(StoreError, match="step 0 could not be persisted: the job has no store: give one with store=..."):
+    with pytest.raises(
+        StoreError,
+        match="step 0 could not be persisted: the job has no store: give one with store=...",
+    ):
         job.persist(wait=True)
     job.close()
 
 
-def test_a_store_that_cannot_be_read_is_not_taken_for_an_empty_one(settings: Settings, tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_read_is_not_taken_for_an_empty_one(
+    settings: Settings, tmp_path: Path
+) -> None:
     (tmp_path / "store").write_text("a file, not a directory")
     with pytest.raises(KeeperError, match="memory holds nothing, and the store cannot be read"):
         keepstep.protect({**settings, "store": str(tmp_path / "store")}, **Training().stateful)
 
 
 def test_a_retention_rule_that_cannot_be_is_refused_before_training(settings: Settings) -> None:
-    with pytest.raises(ConfigError, match="keep: expected latest:N, every:N or best:METRIC:min|max:N, found 'latst:2'"):
+    with pytest.raises(
+        ConfigError,
+        match="keep: expected latest:N, every:N or best:METRIC:min|max:N, found 'latst:2'",
+    ):
         keepstep.protect({**settings, "keep": "latst:2"}, **Training().stateful)
     assert list(Path(settings["arena_dir"]).iterdir()) == []
 
@@ -466,11 +552,15 @@ def test_a_value_that_would_not_be_restored_is_refused(settings: Settings) -> No
     job.close()
 
 
-def test_a_step_that_came_from_the_store_is_known_to_be_there(settings: Settings, tmp_path: Path) -> None:
+def test_a_step_that_came_from_the_store_is_known_to_be_there(
+    settings: Settings, tmp_path: Path
+) -> None:
     stored = {**settings, "store": str(tmp_path / "store")}
     run(stored, Training(), 5).close()
     job = keepstep.protect(stored, **Training().stateful)
     assert job.step == 4
     outcome = job.persist(wait=True).result()
-    assert (outcome["ok"], outcome["step"]) == (True, 4) and "already in the store" in outcome["why"]
+    assert (outcome["ok"], outcome["step"]) == (True, 4) and "already in the store" in outcome[
+        "why"
+    ]
     job.close(ok=False)

@@ -1,4 +1,5 @@
-"""Real keepers of several nodes: what they protect, what a node's loss costs, what crosses the wire for it."""
+"""Real keepers of several nodes: what they protect, what a node's loss costs, what crosses the wire
+for it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,10 @@ from keepstep.model.units import MIB
 from keepstep.testing.cluster import Cluster, wait_for
 
 
-@pytest.mark.parametrize(("policy", "nodes"), [("copies:2", 2), ("none", 2), ("parity:3", 3), ("rs:2+2", 4), ("copies:2", 3)])
+@pytest.mark.parametrize(
+    ("policy", "nodes"),
+    [("copies:2", 2), ("none", 2), ("parity:3", 3), ("rs:2+2", 4), ("copies:2", 3)],
+)
 def test_every_step_is_committed(tmp_path: Path, policy: str, nodes: int) -> None:
     with Cluster(tmp_path, nodes, policy) as cluster:
         assert cluster.resume()["source"] == "fresh"
@@ -37,7 +41,9 @@ def test_every_step_is_committed(tmp_path: Path, policy: str, nodes: int) -> Non
         ("parity:4", 4, (0,)),
     ],
 )
-def test_lost_nodes_come_back_from_the_others(tmp_path: Path, policy: str, nodes: int, lost: tuple[int, ...]) -> None:
+def test_lost_nodes_come_back_from_the_others(
+    tmp_path: Path, policy: str, nodes: int, lost: tuple[int, ...]
+) -> None:
     with Cluster(tmp_path, nodes, policy, per_node=2) as cluster:
         cluster.resume()
         cluster.train(0, 6)
@@ -47,7 +53,9 @@ def test_lost_nodes_come_back_from_the_others(tmp_path: Path, policy: str, nodes
         offer = cluster.resume()
         assert (offer["source"], offer["step"]) == ("memory", 6)
         fetched = [e for m in cluster.machines for e in m.events() if e.kind == "fetched"]
-        assert sorted(e.data["rank"] for e in fetched) == sorted(r for n in lost for r in (2 * n, 2 * n + 1))
+        assert sorted(e.data["rank"] for e in fetched) == sorted(
+            r for n in lost for r in (2 * n, 2 * n + 1)
+        )
         cluster.train(7, 9)
 
 
@@ -69,7 +77,10 @@ def test_more_lost_than_the_policy_survives_is_told(tmp_path: Path) -> None:
             machine.kill_ranks()
         cluster.replace(2, 3)  # a whole group
         offer = cluster.resume()
-        assert offer["source"] == "fresh" and "no node's memory has anything of ranks 2, 3" in offer["why"]
+        assert (
+            offer["source"] == "fresh"
+            and "no node's memory has anything of ranks 2, 3" in offer["why"]
+        )
 
 
 @pytest.mark.parametrize("node", [0, 1])
@@ -89,7 +100,8 @@ def test_a_keeper_that_dies_costs_nothing(tmp_path: Path, node: int) -> None:
 
 @pytest.mark.parametrize("policy", ["copies:2", "parity:3"])
 def test_a_second_node_lost_while_restoring(tmp_path: Path, policy: str) -> None:
-    """Before the first one is protected again: the store's turn, or the survivors' step when the policy covers it."""
+    """Before the first one is protected again: the store's turn, or the survivors' step when the
+    policy covers it."""
     with Cluster(tmp_path, 3, policy) as cluster:
         cluster.resume()
         cluster.train(0, 3)
@@ -124,7 +136,8 @@ def test_ranks_may_live_elsewhere_after_a_restart(tmp_path: Path, policy: str) -
 
 
 def test_a_node_lost_in_the_middle_of_copying(tmp_path: Path) -> None:
-    """Whatever had arrived of the step under way: everybody goes back to one step, at most one back."""
+    """Whatever had arrived of the step under way: everybody goes back to one step, at most one
+    back."""
     for seed in range(4):
         with Cluster(tmp_path / str(seed), 2, "copies:2", nbytes=20_000_000) as cluster:
             cluster.resume()
@@ -145,7 +158,9 @@ def test_a_flipped_bit_in_a_copy_is_found_and_mended(tmp_path: Path) -> None:
         cluster.resume()
         cluster.train(0, 3)
         cluster.flip("held", 1, rank=0, step=3, at=4096 + 777)
-        wait_for(lambda: any("damaged" in e.kind for e in cluster.machines[1].events()), cluster.story)
+        wait_for(
+            lambda: any("damaged" in e.kind for e in cluster.machines[1].events()), cluster.story
+        )
         wait_for(lambda: (0, 3) in cluster.held().get(1, []), cluster.story)
         for machine in cluster.machines:
             machine.kill_ranks()
@@ -159,7 +174,9 @@ def test_a_flipped_bit_in_a_parity_is_found_and_mended(tmp_path: Path) -> None:
         cluster.resume()
         cluster.train(0, 3)
         cluster.flip("parity", 1, rank=1, step=3, at=4096 + 777)
-        wait_for(lambda: any("damaged" in e.kind for e in cluster.machines[1].events()), cluster.story)
+        wait_for(
+            lambda: any("damaged" in e.kind for e in cluster.machines[1].events()), cluster.story
+        )
         wait_for(lambda: (1, 3) in cluster.held().get(1, []), cluster.story)
         for machine in cluster.machines:
             machine.kill_ranks()
@@ -169,18 +186,25 @@ def test_a_flipped_bit_in_a_parity_is_found_and_mended(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("policy", "nodes"), [("copies:2", 2), ("parity:3", 3)])
-def test_a_flipped_bit_in_a_snapshot_itself_is_mended_from_the_others(tmp_path: Path, policy: str, nodes: int) -> None:
+def test_a_flipped_bit_in_a_snapshot_itself_is_mended_from_the_others(
+    tmp_path: Path, policy: str, nodes: int
+) -> None:
     with Cluster(tmp_path, nodes, policy, scrub_every_s=0.2) as cluster:
         cluster.resume()
         cluster.train(0, 3)
         cluster.flip(".", 1, rank=1, step=3, at=4096 + 777)
-        wait_for(lambda: any(e.kind == "mended" for e in cluster.machines[1].events()), cluster.story)
+        wait_for(
+            lambda: any(e.kind == "mended" for e in cluster.machines[1].events()), cluster.story
+        )
         offer = cluster.restart()
         assert (offer["source"], offer["step"]) == ("memory", 3)
 
 
-def test_a_snapshot_that_cannot_be_fetched_leaves_its_ranks_slots_as_they_are(tmp_path: Path) -> None:
-    """The rank has them mapped and goes on with them: were one of their files gone, what is captured into it could never be protected."""
+def test_a_snapshot_that_cannot_be_fetched_leaves_its_ranks_slots_as_they_are(
+    tmp_path: Path,
+) -> None:
+    """The rank has them mapped and goes on with them: were one of their files gone, what is
+    captured into it could never be protected."""
     with Cluster(tmp_path, 2, "copies:2") as cluster:
         cluster.resume()
         cluster.train(0, 5)
@@ -190,7 +214,10 @@ def test_a_snapshot_that_cannot_be_fetched_leaves_its_ranks_slots_as_they_are(tm
         cluster.flip("held", 1, rank=0, step=5, at=4096 + 777)
         assert cluster.restart()["step"] == 4
         assert any(e.kind == "fetch-failed" for e in cluster.machines[0].events())
-        assert slot_paths(MEMORY, job_dir, 0) == before and list(rank_dir(job_dir, 0).glob("fetched-*")) == []
+        assert (
+            slot_paths(MEMORY, job_dir, 0) == before
+            and list(rank_dir(job_dir, 0).glob("fetched-*")) == []
+        )
         cluster.train(5, 9)
 
 
@@ -203,7 +230,9 @@ def test_which_nodes_may_be_lost(tmp_path: Path) -> None:
         cluster.resume()
         cluster.train(0, 3)
         wait_for(lambda: all(told(n).get("any_nodes") == 1 for n in range(4)), lambda: str(told(0)))
-        assert told(3)["why"] == "any one of 4 nodes may be lost" and told(3)["policy"] == "copies:2"
+        assert (
+            told(3)["why"] == "any one of 4 nodes may be lost" and told(3)["policy"] == "copies:2"
+        )
         for machine in cluster.machines:
             machine.kill_ranks()
         cluster.machines[1].vanish()
@@ -216,7 +245,9 @@ MOSTLY_SHARED_BYTES = 9 * MIB  # two whole blocks that all ranks agree in, and o
 
 def replica(rank: int, step: int, nbytes: int) -> bytes:
     """As of data-parallel ranks: equal but for the end."""
-    return random.Random(step).randbytes(8 * MIB) + random.Random(f"{rank}/{step}").randbytes(nbytes - 8 * MIB)
+    return random.Random(step).randbytes(8 * MIB) + random.Random(f"{rank}/{step}").randbytes(
+        nbytes - 8 * MIB
+    )
 
 
 def test_what_replicas_agree_in_does_not_cross_the_wire(tmp_path: Path) -> None:
@@ -248,8 +279,13 @@ def test_a_keeper_that_dies_while_its_ranks_ask_where_to_resume(tmp_path: Path, 
             rank.box = ensure_keeper(rank.settings)
             rank.join()  # before the keeper has heard of any round
         assert machine.box is not None and cluster.members is not None
-        members = tuple(replace(m, incarnation=machine.incarnation) if m.node == node else m for m in cluster.members)
-        machine.box.send({"kind": "mesh", **Mesh(cluster.round, node, members, cluster.secret).to_json()})
+        members = tuple(
+            replace(m, incarnation=machine.incarnation) if m.node == node else m
+            for m in cluster.members
+        )
+        machine.box.send(
+            {"kind": "mesh", **Mesh(cluster.round, node, members, cluster.secret).to_json()}
+        )
 
         def all_go() -> bool:
             cluster.hear()

@@ -1,4 +1,5 @@
-"""Twins: a holder takes from its own ranks what it already has, proves it, and asks for nothing else twice."""
+"""Twins: a holder takes from its own ranks what it already has, proves it, and asks for nothing
+else twice."""
 
 from __future__ import annotations
 
@@ -52,7 +53,10 @@ def test_what_is_here_is_taken_and_the_rest_is_asked_for(tmp_path: Path) -> None
     arriving = Arriving(tmp_path, wanted)
     missing = Twins(MEMORY, tmp_path).take_over(arriving.whole, arriving.table, range(2), STAMP)
     assert missing == [(Part.PAYLOAD, BLOCK_BYTES, BLOCK_BYTES)]
-    assert arriving.taken()[:BLOCK_BYTES] == ours[:BLOCK_BYTES] and arriving.taken()[2 * BLOCK_BYTES :] == other[2 * BLOCK_BYTES :]
+    assert (
+        arriving.taken()[:BLOCK_BYTES] == ours[:BLOCK_BYTES]
+        and arriving.taken()[2 * BLOCK_BYTES :] == other[2 * BLOCK_BYTES :]
+    )
 
 
 def test_one_block_may_be_wanted_often(tmp_path: Path) -> None:
@@ -66,7 +70,10 @@ def test_a_block_of_another_length_is_no_twin(tmp_path: Path) -> None:
     seal(tmp_path, 0, payload[: BLOCK_BYTES + 10]).close()
     arriving = Arriving(tmp_path, payload)
     missing = Twins(MEMORY, tmp_path).take_over(arriving.whole, arriving.table, [0], STAMP)
-    assert missing == [(Part.PAYLOAD, BLOCK_BYTES, BLOCK_BYTES), (Part.PAYLOAD, 2 * BLOCK_BYTES, TAIL)]
+    assert missing == [
+        (Part.PAYLOAD, BLOCK_BYTES, BLOCK_BYTES),
+        (Part.PAYLOAD, 2 * BLOCK_BYTES, TAIL),
+    ]
 
 
 @pytest.mark.parametrize("what", ["payload", "overwritten", "removed", "shorter"])
@@ -92,11 +99,15 @@ def test_what_changed_since_its_table_was_read_is_not_taken(tmp_path: Path, what
     slot.close()
 
 
-def test_a_rank_that_comes_later_is_looked_at_and_another_generation_is_another_matter(tmp_path: Path) -> None:
+def test_a_rank_that_comes_later_is_looked_at_and_another_generation_is_another_matter(
+    tmp_path: Path,
+) -> None:
     payload, later = state(1), state(2)
     twins = Twins(MEMORY, tmp_path)
     early = Arriving(tmp_path, payload)
-    assert len(twins.take_over(early.whole, early.table, range(2), STAMP)) == 3, "nothing is sealed yet"
+    assert len(twins.take_over(early.whole, early.table, range(2), STAMP)) == 3, (
+        "nothing is sealed yet"
+    )
     seal(tmp_path, 0, payload).close()
     arriving = Arriving(tmp_path, payload)
     assert twins.take_over(arriving.whole, arriving.table, range(2), STAMP) == []
@@ -104,4 +115,6 @@ def test_a_rank_that_comes_later_is_looked_at_and_another_generation_is_another_
     arriving = Arriving(tmp_path, later, NEXT)
     assert twins.take_over(arriving.whole, arriving.table, range(2), NEXT) == []
     arriving = Arriving(tmp_path, payload, NEXT)
-    assert len(twins.take_over(arriving.whole, arriving.table, range(2), NEXT)) == 3, "of that stamp nothing is the same"
+    assert len(twins.take_over(arriving.whole, arriving.table, range(2), NEXT)) == 3, (
+        "of that stamp nothing is the same"
+    )

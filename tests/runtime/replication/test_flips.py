@@ -1,4 +1,5 @@
-"""Bits that flip at rest in what other nodes hold: each is found, none is ever given to anybody, and the damaged side is made whole again.
+"""Bits that flip at rest in what other nodes hold: each is found, none is ever given to anybody,
+and the damaged side is made whole again.
 
 More of them than the suite has time for: FLIPS=1000 pytest tests/runtime/replication/test_flips.py.
 """
@@ -58,12 +59,20 @@ def test_every_flip_at_rest_is_found_and_mended(tmp_path: Path, policy: str, nod
         for _ in range(FLIPS):
             node = rng.randrange(nodes)
             directory = cluster.machines[node].settings.job_dir
-            held = [(directory / "held", 1 - node)] if policy == "copies:2" else [(directory / "parity", node)]
+            held = (
+                [(directory / "held", 1 - node)]
+                if policy == "copies:2"
+                else [(directory / "parity", node)]
+            )
             root, rank = rng.choice([*held, (directory, node)])
             path = next(p for p in slot_paths(MEMORY, root, rank) if whole(p, 3))
             turn_one_bit(path, rng)
-            # Found by scrubbing, or by its owner's next comparison: either way it is made whole again, which nothing else would do.
-            wait_for(lambda r=root, k=rank: any(whole(p, 3) for p in slot_paths(MEMORY, r, k)), cluster.story)
+            # Found by scrubbing, or by its owner's next comparison: either way it is made whole
+            # again, which nothing else would do.
+            wait_for(
+                lambda r=root, k=rank: any(whole(p, 3) for p in slot_paths(MEMORY, r, k)),
+                cluster.story,
+            )
         for machine in cluster.machines:
             machine.kill_ranks()
         cluster.replace(0)

@@ -29,17 +29,23 @@ class Told:
         self.lines: list[str] = []
 
     def record(self, kind: str, why: str, /, **data: Any) -> None:
-        assert kind == "interleave" and data["interleaved"] == (not why.startswith("copies are not interleaved"))
+        assert kind == "interleave" and data["interleaved"] == (
+            not why.startswith("copies are not interleaved")
+        )
         self.lines.append(why)
 
 
 class World:
     """A node: its clock, its ranks, and the one link of its keeper."""
 
-    def __init__(self, job_dir: Path, host: str = ELSEWHERE, ranks: int = 1, interface: str = "", **how: Any) -> None:
+    def __init__(
+        self, job_dir: Path, host: str = ELSEWHERE, ranks: int = 1, interface: str = "", **how: Any
+    ) -> None:
         self.now_ns, self.queued, self.told, self.job_dir = S_NS, 0.0, Told(), job_dir
         self.rate = RATE
-        self.ranks = [RhythmWriter(rhythm_path(job_dir, rank), self.clock, interface) for rank in range(ranks)]
+        self.ranks = [
+            RhythmWriter(rhythm_path(job_dir, rank), self.clock, interface) for rank in range(ranks)
+        ]
         self.pacing = Pacing(job_dir, host, self.told, clock_ns=self.clock, **how)
         self.steps = 0
 
@@ -56,7 +62,13 @@ class World:
         self.queued += granted
         return granted
 
-    def step(self, idle_ns: int = 50 * MS_NS, busy_ns: int = 150 * MS_NS, asking: bool = True, last: bool = False) -> int:
+    def step(
+        self,
+        idle_ns: int = 50 * MS_NS,
+        busy_ns: int = 150 * MS_NS,
+        asking: bool = True,
+        last: bool = False,
+    ) -> int:
         """Every rank: idle, a collective, idle. What was granted in it."""
         granted = 0
         for rank in self.ranks:
@@ -93,7 +105,9 @@ def test_without_pages_nothing_is_held_back(tmp_path: Path) -> None:
         ({"interface": "ib0"}, f"the collectives go over ib0, the copies over {ELSEWHERE}"),
     ],
 )
-def test_where_the_link_is_not_shared_nothing_is_held_back_and_it_is_said(tmp_path: Path, how: dict[str, str], because: str) -> None:
+def test_where_the_link_is_not_shared_nothing_is_held_back_and_it_is_said(
+    tmp_path: Path, how: dict[str, str], because: str
+) -> None:
     world = World(tmp_path, **how)
     for _ in range(6):
         world.step()
@@ -106,9 +120,13 @@ def test_where_the_link_is_not_shared_nothing_is_held_back_and_it_is_said(tmp_pa
 def test_copies_go_where_the_network_is_idle_and_the_link_is_learnt(tmp_path: Path) -> None:
     world = World(tmp_path)
     granted = [world.step() for _ in range(40)]
-    assert all(line.startswith("copies go where the trainers leave the network idle: ") for line in world.told.lines)
+    assert all(
+        line.startswith("copies go where the trainers leave the network idle: ")
+        for line in world.told.lines
+    )
     assert abs(world.pacing._terms().cost.bytes_per_s - RATE) < 0.1 * RATE
-    assert all(0.6 * RATE / 10 < nbytes <= 0.95 * RATE / 10 for nbytes in granted[25:])  # 100 ms of idle time a step
+    # 100 ms of idle time a step
+    assert all(0.6 * RATE / 10 < nbytes <= 0.95 * RATE / 10 for nbytes in granted[25:])
 
 
 def test_all_ranks_of_the_node_must_be_idle(tmp_path: Path) -> None:
@@ -137,7 +155,8 @@ def test_nobody_waits_for_ranks_that_do_not_train(tmp_path: Path) -> None:
 
 
 def test_what_was_held_for_long_goes(tmp_path: Path) -> None:
-    """The network is idle again and again, but never for long enough for the profile to count on."""
+    """The network is idle again and again, but never for long enough for the profile to count
+    on."""
     world = World(tmp_path)
     for _ in range(25):
         world.step(asking=False)
@@ -166,10 +185,16 @@ def test_another_rhythm_is_told_and_planned_anew(tmp_path: Path) -> None:
     after = world.pacing.plan.why
     assert [line for line in world.told.lines if "the rhythm has changed" in line]
     assert told["open_because"] == "" and told["step_bytes"] == 2 * MIB
-    assert "2.0 MiB in" in before and "too much" not in before and "too much; 2 steps have room" in after
+    assert (
+        "2.0 MiB in" in before
+        and "too much" not in before
+        and "too much; 2 steps have room" in after
+    )
 
 
-def test_a_plan_comes_as_soon_as_the_link_is_known_and_another_one_when_it_is_another_link(tmp_path: Path) -> None:
+def test_a_plan_comes_as_soon_as_the_link_is_known_and_another_one_when_it_is_another_link(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path)
     world.pacing.expects(2 * MIB)  # when nothing has crossed the link yet
     for _ in range(6):
@@ -199,8 +224,14 @@ def test_every_byte_is_counted_by_when_it_went(tmp_path: Path) -> None:
     world.pacing.ask(1, Flow(1, 0, 0))
     told, plan = json.loads((tmp_path / COUNT_FILE).read_text()), world.pacing.plan
     assert plan is not None and told["plans"] >= 2
-    assert (told["idle_bytes"], told["late_bytes"], told["free_bytes"]) == (granted["idle"], 0, granted["free"])
-    assert told["idle_ns"] == sum(plan.budget_ns) and told["used_ns"] + told["overflow_ns"] == sum(plan.used_ns)
+    assert (told["idle_bytes"], told["late_bytes"], told["free_bytes"]) == (
+        granted["idle"],
+        0,
+        granted["free"],
+    )
+    assert told["idle_ns"] == sum(plan.budget_ns) and told["used_ns"] + told["overflow_ns"] == sum(
+        plan.used_ns
+    )
 
 
 def test_too_little_idle_time_is_no_reason_to_lose_protection(tmp_path: Path) -> None:
@@ -208,7 +239,9 @@ def test_too_little_idle_time_is_no_reason_to_lose_protection(tmp_path: Path) ->
     world.pacing.expects(500 * MIB)
     for _ in range(30):
         world.step(busy_ns=10 * MS_NS)
-    assert world.told.lines[-1].startswith("copies are not interleaved: there is too little idle time: 500.0 MiB in ")
+    assert world.told.lines[-1].startswith(
+        "copies are not interleaved: there is too little idle time: 500.0 MiB in "
+    )
     world.ranks[0].began()
     assert world.ask(9 * MIB) == 9 * MIB
 

@@ -1,4 +1,5 @@
-"""Keepers of several nodes without agents, as under torchrun and srun: ranks change nodes; the memory stays until all have ended."""
+"""Keepers of several nodes without agents, as under torchrun and srun: ranks change nodes; the
+memory stays until all have ended."""
 
 from __future__ import annotations
 
@@ -13,10 +14,15 @@ from keepstep.edge.os.processes import ensure_keeper
 from keepstep.testing.cluster import Cluster, Machine, wait_for
 
 
-@pytest.mark.parametrize(("policy", "nodes"), [("copies:2", 2), ("copies:2", 4), ("parity:3", 3), ("rs:2+2", 4)])
+@pytest.mark.parametrize(
+    ("policy", "nodes"), [("copies:2", 2), ("copies:2", 4), ("parity:3", 3), ("rs:2+2", 4)]
+)
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_node_is_lost_and_the_ranks_change_their_nodes(tmp_path: Path, policy: str, nodes: int, lost: int) -> None:
-    """A launcher that orders nodes by address puts the replacement anywhere; a rank may come to the very node that kept its copy."""
+def test_a_node_is_lost_and_the_ranks_change_their_nodes(
+    tmp_path: Path, policy: str, nodes: int, lost: int
+) -> None:
+    """A launcher that orders nodes by address puts the replacement anywhere; a rank may come to the
+    very node that kept its copy."""
     with Cluster(tmp_path, nodes, policy) as cluster:
         cluster.resume()
         cluster.train(0, 3)
@@ -41,7 +47,9 @@ class Keeper:
 
     def say_bye(self) -> None:
         for rank in self.machine.ranks:
-            assert rank.box.send({"kind": "bye", "rank": rank.rank, "ok": True, "why": "ended well"})
+            assert rank.box.send(
+                {"kind": "bye", "rank": rank.rank, "ok": True, "why": "ended well"}
+            )
 
     def still_answers(self) -> bool:
         """Says so itself, after it has heard and decided all that was said to it before."""
@@ -78,7 +86,8 @@ def test_keepers_go_when_the_ranks_of_all_nodes_ended_well(tmp_path: Path) -> No
 
 
 def test_what_a_node_holds_outlives_its_own_ranks_good_end(tmp_path: Path) -> None:
-    """Node 0's ranks have ended well when node 1 is lost in the last step: everything node 1 had is in node 0's memory alone."""
+    """Node 0's ranks have ended well when node 1 is lost in the last step: everything node 1 had is
+    in node 0's memory alone."""
     with Cluster(tmp_path, 2, "copies:2") as cluster:
         cluster.resume()
         cluster.train(0, 3)
@@ -104,7 +113,10 @@ def test_a_leading_keeper_that_died_meanwhile_is_told_again_who_ended(tmp_path: 
         cluster.machines[0].kill_keeper()
         cluster.adopt(0)
         assert cluster.members is not None
-        wait_for(lambda: any(e.kind == "rank-attached" for e in cluster.machines[0].events()), cluster.story)
+        wait_for(
+            lambda: any(e.kind == "rank-attached" for e in cluster.machines[0].events()),
+            cluster.story,
+        )
         leader = Keeper(cluster.machines[0])
         leader.say_bye()
         assert all([leader.end(), follower.end()]), cluster.story()

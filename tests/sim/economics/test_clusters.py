@@ -36,9 +36,17 @@ def changed(**changes: Any) -> dict[str, Any]:
 
 def test_a_file_is_the_preset_it_describes() -> None:
     found = cluster_from(DOCUMENT, "mine")
-    assert found.name == "mine" and found.gpus == 128 and found.state_bytes == pytest.approx(PRESETS["p4d-16"].state_bytes)
+    assert (
+        found.name == "mine"
+        and found.gpus == 128
+        and found.state_bytes == pytest.approx(PRESETS["p4d-16"].state_bytes)
+    )
     (kind,) = found.failures
-    assert kind.scope is Scope.DEVICE and kind.per_node_day == pytest.approx(0.015) and found.failures_per_day == pytest.approx(0.24)
+    assert (
+        kind.scope is Scope.DEVICE
+        and kind.per_node_day == pytest.approx(0.015)
+        and found.failures_per_day == pytest.approx(0.24)
+    )
 
 
 def test_everything_that_may_be_said_is_taken() -> None:
@@ -50,9 +58,13 @@ def test_everything_that_may_be_said_is_taken() -> None:
         "nodes_per_rack": 4,
         "spares": 2,
     }
-    kinds = [{"name": "rack", "scope": "rack", "per_node_day": 0.001, "detection_s": 3, "latency_s": 60}]
+    kinds = [
+        {"name": "rack", "scope": "rack", "per_node_day": 0.001, "detection_s": 3, "latency_s": 60}
+    ]
     found = cluster_from(changed(**optional, failures=kinds, name="named"), "mine")
-    assert found.name == "named" and all(getattr(found, key) == value for key, value in optional.items())
+    assert found.name == "named" and all(
+        getattr(found, key) == value for key, value in optional.items()
+    )
     assert (found.failures[0].detection_s, found.failures[0].latency_s) == (3, 60)
     assert list(found.rack_of(6)) == [4, 5, 6, 7] and len(found.topology().racks) == 4
 
@@ -61,7 +73,9 @@ def test_the_example_in_the_module_is_a_cluster() -> None:
     tomllib = pytest.importorskip("tomllib")
     example = re.search(r"\n((?:    .*\n|\n)+)", clusters.__doc__ or "")
     assert example is not None
-    assert isinstance(cluster_from(tomllib.loads(example[1].replace("    ", "")), "example"), Cluster)
+    assert isinstance(
+        cluster_from(tomllib.loads(example[1].replace("    ", "")), "example"), Cluster
+    )
 
 
 FAILURE = {"name": "GPU", "scope": "device", "per_day": 0.24}
@@ -76,15 +90,33 @@ MISTAKES = [
     ({"state_gb": 0}, "state_bytes: expected more than 0, found 0"),
     ({"iteration_s": -62}, "iteration_s: expected more than 0, found -62"),
     ({"restart_s": float("nan")}, "restart_s: expected 0 or more, found nan"),
-    ({"network_idle_ratio": 1.5}, "network_idle_ratio: expected more than 0 and at most 1, found 1.5"),
+    (
+        {"network_idle_ratio": 1.5},
+        "network_idle_ratio: expected more than 0 and at most 1, found 1.5",
+    ),
     ({"name": 7}, "name: expected a text, found 7"),
     ({"failures": 3}, "expected tables [[failures]], found 3"),
-    ({"failures": [{**FAILURE, "scope": "galaxy"}]}, "failure GPU: scope: expected one of rank, device, node, rack, found 'galaxy'"),
-    ({"failures": [{**FAILURE, "per_day": -1}]}, "failure GPU: per_day: expected 0 or more, found -1"),
-    ({"failures": [{**FAILURE, "per_node_day": 1}]}, "expected per_node_day or per_day (of the whole job), found both"),
+    (
+        {"failures": [{**FAILURE, "scope": "galaxy"}]},
+        "failure GPU: scope: expected one of rank, device, node, rack, found 'galaxy'",
+    ),
+    (
+        {"failures": [{**FAILURE, "per_day": -1}]},
+        "failure GPU: per_day: expected 0 or more, found -1",
+    ),
+    (
+        {"failures": [{**FAILURE, "per_node_day": 1}]},
+        "expected per_node_day or per_day (of the whole job), found both",
+    ),
     ({"failures": [{"name": "GPU", "scope": "device"}]}, "found neither"),
-    ({"failures": [{**FAILURE, "latency_s": -5}]}, "failure GPU: latency_s: expected 0 or more, found -5"),
-    ({"failures": [{**FAILURE, "scope": "rack"}]}, "nodes_per_rack: expected the size of a rack, because 'GPU' fails racks, found 0"),
+    (
+        {"failures": [{**FAILURE, "latency_s": -5}]},
+        "failure GPU: latency_s: expected 0 or more, found -5",
+    ),
+    (
+        {"failures": [{**FAILURE, "scope": "rack"}]},
+        "nodes_per_rack: expected the size of a rack, because 'GPU' fails racks, found 0",
+    ),
     ({"failures": [FAILURE, FAILURE]}, "failures: expected a name for each, found GPU, GPU"),
 ]
 
@@ -97,7 +129,9 @@ def test_a_mistake_is_named(change: dict[str, Any], words: str) -> None:
 
 
 def test_presets_are_what_they_say() -> None:
-    assert PRESETS["p4d-16"].gpus == 128 and PRESETS["p4d-1000"].failures_per_day == pytest.approx(15)
+    assert PRESETS["p4d-16"].gpus == 128 and PRESETS["p4d-1000"].failures_per_day == pytest.approx(
+        15
+    )
     llama, large = preset("llama3-16384"), preset("gpus-100k")
     assert llama.gpus == 16_384 and llama.failures_per_day * 54 == pytest.approx(419)
     assert large.gpus == 100_000 and large.nodes == 12_500

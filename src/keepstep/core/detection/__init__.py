@@ -1,1 +1,2 @@
-"""What is slow, stopped or dead, and who is at fault: decided from samples, with no clock of its own."""
+"""What is slow, stopped or dead, and who is at fault: decided from samples, with no clock of its
+own."""

@@ -1,9 +1,11 @@
 """Deadlines: how long anything may take, all derived from at most one number that a user sets.
 
-Comes in: `hang_after_s` (None: learn it from the job's own steps) and `link_dead_s` of a job of several nodes. Goes out: every
-limit, each with what it is for, and the relations among them. Never measures: `core/detection/progress.py` fits the floors to the job's rhythm.
+Comes in: `hang_after_s` (None: learn it from the job's own steps) and `link_dead_s` of a job of
+several nodes. Goes out: every limit, each with what it is for, and the relations among them. Never
+measures: `core/detection/progress.py` fits the floors to the job's rhythm.
 
-Invariant: in a `Deadlines` that was derived every relation of `RELATIONS` holds; what would break one is a ConfigError naming both sides.
+Invariant: in a `Deadlines` that was derived every relation of `RELATIONS` holds; what would break
+one is a ConfigError naming both sides.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ SHORTEST_HANG_S = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Floors; `core/detection/progress.py` raises late, asleep and busy with the job's own steps, unless the user has set `hang_after_s`."""
+    """Floors; `core/detection/progress.py` raises late, asleep and busy with the job's own steps,
+    unless the user has set `hang_after_s`."""
 
     tick_ns: int = S_NS // 2
     look_ns: int = 2 * S_NS
@@ -45,20 +48,29 @@ class Deadlines:
 
 MEANINGS = {
     "tick_ns": "every rank's page and process state are read so often",
-    "look_ns": "of a suspect: its children, its bytes moved, where it sleeps, what the other nodes see",
+    "look_ns": "of a suspect: its children, its bytes moved, where it sleeps, what "
+    "the other nodes see",
     "stacks_ns": "all ranks' stacks, before anything is killed",
     "stopped_ns": "a rank seen stopped or frozen for so long is named",
     "late_ns": f"no progress: a suspicion, and at least {LATE_MEDIANS} median steps",
-    "asleep_ns": f"no progress, no processor time and no byte moved: hung, and at least {ASLEEP_TAILS} times the slowest steps (P99.9)",
-    "busy_ns": f"no progress though something runs: a hang, and at least {BUSY_TAILS} times the slowest steps",
-    "grace_asleep_ns": "the same in the first step, evaluation, persist and restore; and of ranks stuck in the kernel, or all alike",
+    "asleep_ns": "no progress, no processor time and no byte moved: hung, and "
+    f"at least {ASLEEP_TAILS} "
+    "times the slowest steps (P99.9)",
+    "busy_ns": f"no progress though something runs: a hang, and at least {BUSY_TAILS} "
+    "times the slowest "
+    "steps",
+    "grace_asleep_ns": "the same in the first step, evaluation, persist and restore; and of ranks "
+    "stuck in the "
+    "kernel, or all alike",
     "grace_busy_ns": "and while something runs (a compiler does)",
     "kill_ns": "from SIGKILL until a process that is still there counts as stuck in the kernel",
     "link_dead_ns": "a link between nodes that stays away: the node is lost (`link_dead_s`)",
     "lease_renew_ns": "a node says that it is there",
     "lease_ns": "a node that did not is lost",
     "regroup_ns": "survivors and the replacement form a new process group",
-    "group_ns": "the process group's own timeout: after every verdict, for its errors name whoever was left",
+    "group_ns": "the process group's own timeout: after every verdict, for its errors "
+    "name whoever was "
+    "left",
     "rendezvous_ns": "the ranks of a new life find each other",
 }
 
@@ -66,14 +78,22 @@ MEANINGS = {
 RELATIONS = (
     ("tick_ns", "look_ns", "an expensive look is rarer than a cheap one"),
     ("look_ns", "stopped_ns", "a stopped rank is looked at more than once"),
-    ("tick_ns+tick_ns+stopped_ns+stacks_ns", "promise_ns", "a stopped rank is named in time, its stacks saved first"),
+    (
+        "tick_ns+tick_ns+stopped_ns+stacks_ns",
+        "promise_ns",
+        "a stopped rank is named in time, its stacks saved first",
+    ),
     ("stopped_ns", "late_ns", "what the system says is acted on before anything is guessed"),
     ("late_ns+look_ns+stacks_ns", "asleep_ns", "evidence is complete before it counts"),
     ("asleep_ns", "busy_ns", "who runs may still arrive"),
     ("asleep_ns", "grace_asleep_ns", "a first step takes longer than a step"),
     ("grace_asleep_ns", "grace_busy_ns", "who runs may still arrive"),
     ("busy_ns", "grace_busy_ns", "a first step takes longer than a step"),
-    ("link_dead_ns+look_ns", "asleep_ns", "a link that comes back in time must not look like a hang"),
+    (
+        "link_dead_ns+look_ns",
+        "asleep_ns",
+        "a link that comes back in time must not look like a hang",
+    ),
     ("lease_renew_ns+lease_renew_ns", "lease_ns", "one lost renewal loses no node"),
     ("link_dead_ns", "lease_ns", "a node is not given away before its links are given up"),
     ("kill_ns", "regroup_ns", "the old process is gone before the new group is complete"),
@@ -95,16 +115,26 @@ MAY_BE_EQUAL = {
 
 
 def derive(hang_after_s: float | None = None, link_dead_s: float | None = None) -> Deadlines:
-    """Every limit. Raises ConfigError when what was set leaves no room for what must come before or after it."""
+    """Every limit. Raises ConfigError when what was set leaves no room for what must come before or
+    after it."""
     found = Deadlines()
     if link_dead_s is not None:
         dead_ns = int(link_dead_s * S_NS)
         # A link that comes back must not look like a hang: a patient link makes a patient detector.
         found = replace(found, link_dead_ns=dead_ns, lease_ns=max(found.lease_ns, dead_ns))
-        found = _at_least(found, asleep_ns=2 * dead_ns, busy_ns=4 * dead_ns, grace_asleep_ns=4 * dead_ns, grace_busy_ns=8 * dead_ns)
+        found = _at_least(
+            found,
+            asleep_ns=2 * dead_ns,
+            busy_ns=4 * dead_ns,
+            grace_asleep_ns=4 * dead_ns,
+            grace_busy_ns=8 * dead_ns,
+        )
     if hang_after_s is not None:
         if not hang_after_s >= SHORTEST_HANG_S:
-            raise ConfigError(f"hang_after_s: expected at least {SHORTEST_HANG_S:g} seconds, found {hang_after_s:g}")
+            raise ConfigError(
+                f"hang_after_s: expected at least {SHORTEST_HANG_S:g} seconds, found "
+                f"{hang_after_s:g}"
+            )
         hang_ns = int(hang_after_s * S_NS)
         found = replace(
             found,
@@ -131,7 +161,8 @@ def check(deadlines: Deadlines) -> None:
         low, high = _value(deadlines, shorter), _value(deadlines, longer)
         if low > high or (low == high and (shorter, longer) not in MAY_BE_EQUAL):
             raise ConfigError(
-                f"deadlines: expected {_name(shorter)} ({low / S_NS:g} s) below {_name(longer)} ({high / S_NS:g} s): {why}; "
+                f"deadlines: expected {_name(shorter)} ({low / S_NS:g} s) below "
+                f"{_name(longer)} ({high / S_NS:g} s): {why}; "
                 "see `keepstep timeouts`, and change hang_after_s or link_dead_s"
             )
 
@@ -139,23 +170,36 @@ def check(deadlines: Deadlines) -> None:
 def table(deadlines: Deadlines) -> list[tuple[str, float, str]]:
     """(name, seconds, meaning) of every limit in use."""
     names = [f.name for f in fields(deadlines) if f.name.endswith("_ns")]
-    rows = [(name.removesuffix("_ns"), getattr(deadlines, name) / S_NS, MEANINGS[name]) for name in names]
+    rows = [
+        (name.removesuffix("_ns"), getattr(deadlines, name) / S_NS, MEANINGS[name])
+        for name in names
+    ]
     return [row for row in rows if row[1] > 0]
 
 
 def relations(deadlines: Deadlines) -> list[tuple[str, float, str, float, str]]:
     """(shorter, its seconds, longer, its seconds, why) of every relation."""
-    return [(_name(s), _value(deadlines, s) / S_NS, _name(g), _value(deadlines, g) / S_NS, why) for s, g, why in RELATIONS]
+    return [
+        (_name(s), _value(deadlines, s) / S_NS, _name(g), _value(deadlines, g) / S_NS, why)
+        for s, g, why in RELATIONS
+    ]
 
 
 def _at_least(deadlines: Deadlines, **floors: int) -> Deadlines:
-    return replace(deadlines, **{name: max(getattr(deadlines, name), floor) for name, floor in floors.items()})
+    return replace(
+        deadlines, **{name: max(getattr(deadlines, name), floor) for name, floor in floors.items()}
+    )
 
 
 def _value(deadlines: Deadlines, names: str) -> int:
-    return sum(PROMISE_NS if name == "promise_ns" else getattr(deadlines, name) for name in names.split("+"))
+    return sum(
+        PROMISE_NS if name == "promise_ns" else getattr(deadlines, name)
+        for name in names.split("+")
+    )
 
 
 def _name(names: str) -> str:
     parts = [name.removesuffix("_ns") for name in names.split("+")]
-    return " + ".join(f"{parts.count(p)} x {p}" if parts.count(p) > 1 else p for p in dict.fromkeys(parts))
+    return " + ".join(
+        f"{parts.count(p)} x {p}" if parts.count(p) > 1 else p for p in dict.fromkeys(parts)
+    )

@@ -1,14 +1,18 @@
 """Progress: which ranks of a node are late, since when, and what they have been doing meanwhile.
 
-Comes in: at every tick each rank's status page and one look at its process; of suspects also its process group and its stack. Goes
-out: one `Evidence` a rank. Learns how long each phase takes in this job; decides nothing about anybody.
+Comes in: at every tick each rank's status page and one look at its process; of suspects also its
+process group and its stack. Goes out: one `Evidence` a rank. Learns how long each phase takes in
+this job; decides nothing about anybody.
 
-A phase may stall for a floor (`core/detection/deadlines.py`) or a multiple of what this job's own steps took, whichever is longer: 5 medians
-until it is suspected, 5 times the 99.9th percentile while quiet, 10 times while something runs, never more than the longest grace.
-Until `LEARNT_STEPS` durations are known, and in phases that are no steps (first step, evaluation, persist, restore), the long floors
-hold. That limits follow from the job's own iteration time instead of one constant is Unicron's idea (arXiv 2401.00134).
+A phase may stall for a floor (`core/detection/deadlines.py`) or a multiple of what this job's own
+steps took, whichever is longer: 5 medians until it is suspected, 5 times the 99.9th percentile
+while quiet, 10 times while something runs, never more than the longest grace. Until `LEARNT_STEPS`
+durations are known, and in phases that are no steps (first step, evaluation, persist, restore), the
+long floors hold. That limits follow from the job's own iteration time instead of one constant is
+Unicron's idea (arXiv 2401.00134).
 
-Invariant: what passes while somebody is stopped, or while nobody looked, is neither learnt nor counted against anybody.
+Invariant: what passes while somebody is stopped, or while nobody looked, is neither learnt nor
+counted against anybody.
 """
 
 from __future__ import annotations
@@ -22,7 +26,9 @@ from keepstep.model.snapshot import Phase, RankStatus
 from keepstep.model.units import KIB, S_NS
 from keepstep.model.verdict import Evidence, GroupSample, ProcessSample, Stack
 
-STEPPING = frozenset({Phase.STEP, Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE, Phase.CAPTURE, Phase.SEAL})
+STEPPING = frozenset(
+    {Phase.STEP, Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE, Phase.CAPTURE, Phase.SEAL}
+)
 HELD = frozenset({"stopped", "frozen"})
 
 LEARNT_STEPS = 50
@@ -53,12 +59,17 @@ class Durations:
 
     def quantile_ns(self, share: float) -> int:
         """0 when nothing is known; the longest where there are too few for the share."""
-        return self._sorted[min(len(self._sorted) - 1, int(share * len(self._sorted)))] if self._sorted else 0
+        return (
+            self._sorted[min(len(self._sorted) - 1, int(share * len(self._sorted)))]
+            if self._sorted
+            else 0
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a phase may stall: until it is suspected, and until it is called hung, quiet or not."""
+    """How long a phase may stall: until it is suspected, and until it is called hung, quiet or
+    not."""
 
     late_ns: int
     asleep_ns: int
@@ -119,7 +130,8 @@ class _Track:
     group: tuple[int, GroupSample] | None = None
     wchan: str = ""
     stack: Stack = UNKNOWN_STACK
-    counted_from: tuple[int, int] = (0, 0)  # completed step and collective: what a step's count is measured from
+    # completed step and collective: what a step's count is measured from
+    counted_from: tuple[int, int] = (0, 0)
 
     @property
     def phase(self) -> Phase:
@@ -147,8 +159,13 @@ class Progress:
         self._ticked_ns: int | None = None
 
     def begin(self, rank: int, now_ns: int) -> None:
-        """A new life of that rank: nothing of the one before counts, nor of others that failed before it."""
-        self._tracks = {r: track for r, track in self._tracks.items() if not track.exited or track.phase == Phase.DONE}
+        """A new life of that rank: nothing of the one before counts, nor of others that failed
+        before it."""
+        self._tracks = {
+            r: track
+            for r, track in self._tracks.items()
+            if not track.exited or track.phase == Phase.DONE
+        }
         self._tracks[rank] = _Track(now_ns, now_ns, now_ns, now_ns)
 
     def forget(self, rank: int) -> None:
@@ -157,19 +174,29 @@ class Progress:
             self._tracks[rank].exited = True
 
     def tick(self, now_ns: int) -> None:
-        """Before the looks of a tick. A long time without one means that we did not run ourselves, and says nothing about the ranks."""
+        """Before the looks of a tick. A long time without one means that we did not run ourselves,
+        and says nothing about the ranks."""
         gap_ns = 0 if self._ticked_ns is None else now_ns - self._ticked_ns
         self._ticked_ns = now_ns
         if gap_ns > max(self._deadlines.stopped_ns // 2, 4 * self._deadlines.tick_ns):
             for track in self._tracks.values():
                 track.shift(gap_ns)
 
-    def observe(self, rank: int, status: RankStatus | None, sample: ProcessSample, now_ns: int) -> None:
-        """One look at the page and the process of a rank. A page of another life than the process's is None."""
+    def observe(
+        self, rank: int, status: RankStatus | None, sample: ProcessSample, now_ns: int
+    ) -> None:
+        """One look at the page and the process of a rank. A page of another life than the process's
+        is None."""
         track = self._tracks[rank]
         before, track.status, track.sample = track.status, status, sample
         if status is not None:
-            mark = (status.epoch, status.phase, status.step, status.completed_step, status.collective)
+            mark = (
+                status.epoch,
+                status.phase,
+                status.step,
+                status.completed_step,
+                status.collective,
+            )
             if mark != track.mark:
                 track.mark, track.since_ns = mark, now_ns
                 self._advanced(rank, before, status, now_ns)
@@ -178,7 +205,9 @@ class Progress:
             for other in self._tracks.values():  # they wait for this one
                 other.spoilt = True
 
-    def note(self, rank: int, group: GroupSample | None, wchan: str, stack: Stack | None, now_ns: int) -> None:
+    def note(
+        self, rank: int, group: GroupSample | None, wchan: str, stack: Stack | None, now_ns: int
+    ) -> None:
         """What a closer look at a suspect has found."""
         track = self._tracks.get(rank)
         if track is None:
@@ -189,7 +218,11 @@ class Progress:
             span_ns, cpu_ns = now_ns - track.group[0], group.cpu_ns - track.group[1].cpu_ns
             moved_bytes = group.io_bytes - track.group[1].io_bytes
             # A sum that has become smaller means that a child has ended: something happens there.
-            if min(cpu_ns, moved_bytes) < 0 or cpu_ns >= ACTIVE_RATIO * span_ns or moved_bytes * S_NS >= ACTIVE_BYTES_PER_S * span_ns:
+            if (
+                min(cpu_ns, moved_bytes) < 0
+                or cpu_ns >= ACTIVE_RATIO * span_ns
+                or moved_bytes * S_NS >= ACTIVE_BYTES_PER_S * span_ns
+            ):
                 track.moved_ns = max(track.moved_ns, now_ns)
         if group is not None:
             track.group = (now_ns, group)
@@ -197,7 +230,8 @@ class Progress:
     def is_suspicious(self, now_ns: int) -> bool:
         """Whether any rank is late, stopped, or not there where others are."""
         return any(
-            track.stopped_since_ns is not None or now_ns - track.since_ns >= self.rhythm.patience(track.phase, track.first).late_ns
+            track.stopped_since_ns is not None
+            or now_ns - track.since_ns >= self.rhythm.patience(track.phase, track.first).late_ns
             for track in self._tracks.values()
             if not track.exited and track.phase != Phase.DONE
         )
@@ -205,19 +239,34 @@ class Progress:
     def evidence(self, now_ns: int) -> list[Evidence]:
         return [self._evidence(rank, track, now_ns) for rank, track in sorted(self._tracks.items())]
 
-    def _advanced(self, rank: int, before: RankStatus | None, status: RankStatus, now_ns: int) -> None:
+    def _advanced(
+        self, rank: int, before: RankStatus | None, status: RankStatus, now_ns: int
+    ) -> None:
         track = self._tracks[rank]
-        # Ranks step together: one of them tells the rhythm, or as many would look like as many steps.
+        # Ranks step together: one of them tells the rhythm, or as many would look like as many
+        # steps.
         tells = rank == min(r for r, t in self._tracks.items() if not t.exited)
         if before is None or before.epoch != status.epoch:  # a new life, or a rollback
             track.step_since_ns, track.spoilt, track.first = now_ns, True, True
-        if before is None or status.collective < before.collective or status.completed_step < before.completed_step:
+        if (
+            before is None
+            or status.collective < before.collective
+            or status.completed_step < before.completed_step
+        ):
             track.counted_from = (status.completed_step, status.collective)
         if before is not None and before.phase != status.phase:
-            if before.phase not in STEPPING and before.phase != Phase.DONE and track.stopped_since_ns is None:
+            if (
+                before.phase not in STEPPING
+                and before.phase != Phase.DONE
+                and track.stopped_since_ns is None
+            ):
                 self.rhythm.learn_phase(before.phase, now_ns - track.phase_since_ns)
             track.phase_since_ns = now_ns
-        if before is not None and before.epoch == status.epoch and status.completed_step != before.completed_step:
+        if (
+            before is not None
+            and before.epoch == status.epoch
+            and status.completed_step != before.completed_step
+        ):
             steps = status.completed_step - before.completed_step
             if steps > 0 and tells and not track.first and not track.spoilt:
                 self.rhythm.learn_step((now_ns - track.step_since_ns) // steps)
@@ -236,7 +285,9 @@ class Progress:
         span_ns = now_ns - track.cpu[0][0]
         if span_ns >= ACTIVITY_NS:
             track.cpu_ratio = (sample.cpu_ns - track.cpu[0][1]) / span_ns
-        is_moving = sample.state == "running" or span_ns < ACTIVITY_NS or track.cpu_ratio >= ACTIVE_RATIO
+        is_moving = (
+            sample.state == "running" or span_ns < ACTIVITY_NS or track.cpu_ratio >= ACTIVE_RATIO
+        )
         track.moved_ns = now_ns if is_moving else max(track.moved_ns, track.since_ns)
 
     def _evidence(self, rank: int, track: _Track, now_ns: int) -> Evidence:

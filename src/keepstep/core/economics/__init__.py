@@ -1,1 +1,2 @@
-"""What protection costs and what it saves: expectations, plans, accounts of time, checkpoints worth keeping."""
+"""What protection costs and what it saves: expectations, plans, accounts of time, checkpoints worth
+keeping."""

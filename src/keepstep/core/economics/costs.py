@@ -1,15 +1,20 @@
 """Economics: what a policy costs on a cluster, a step and a failure at a time.
 
-Comes in: a cluster and a policy such as `copies:2/in-process/spares:4/store:1h`. Goes out: `Charges`, which the simulation spends event by
-event (`sim/economics/montecarlo.py`) and the planner in expectation (`core/economics/planner.py`), and the exact expectations of single tiers. Never draws.
+Comes in: a cluster and a policy such as `copies:2/in-process/spares:4/store:1h`. Goes out:
+`Charges`, which the simulation spends event by event (`sim/economics/montecarlo.py`) and the
+planner in expectation (`core/economics/planner.py`), and the exact expectations of single tiers.
+Never draws.
 
-A *tier* is a place where states are kept: a rank's own node, other nodes, the store. Every tier is two numbers: how much work lies
-between two of its states, and how long after its moment a state can be used. With them the wasted time of GEMINI's equation 1,
-t_ckpt + 1/(2f) + t_rtvl, is lag + interval/2 + fetch.
+A *tier* is a place where states are kept: a rank's own node, other nodes, the store. Every tier is
+two numbers: how much work lies between two of its states, and how long after its moment a state can
+be used. With them the wasted time of GEMINI's equation 1, t_ckpt + 1/(2f) + t_rtvl, is lag +
+interval/2 + fetch.
 
-What is assumed: copies travel in the part of the network that training leaves idle and hold nothing up; a copy that takes longer than a
-step is made every second (third, ..) step; a state is fetched at full rate, because nobody trains meanwhile. A checkpoint that is written
-from memory costs the time its bytes would take of a node's network; one that is written without keepstep, `store_stall_s`.
+What is assumed: copies travel in the part of the network that training leaves idle and hold nothing
+up; a copy that takes longer than a step is made every second (third, ..) step; a state is fetched
+at full rate, because nobody trains meanwhile. A checkpoint that is written from memory costs the
+time its bytes would take of a node's network; one that is written without keepstep,
+`store_stall_s`.
 """
 
 from __future__ import annotations
@@ -21,13 +26,22 @@ from dataclasses import dataclass
 from keepstep.core.redundancy.memory_budget import HEADROOM_RATIO
 from keepstep.errors import ConfigError
 from keepstep.model.cluster import Cluster
-from keepstep.model.topology import Auto, Copies, NoRedundancy, Parity, ReedSolomon, Scheme, parse_policy
+from keepstep.model.topology import (
+    Auto,
+    Copies,
+    NoRedundancy,
+    Parity,
+    ReedSolomon,
+    Scheme,
+    parse_policy,
+)
 from keepstep.model.units import human_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """`interval_s`: work between two states. `lag_s`: work until such a state can be used. `fetch_s`: until it is loaded."""
+    """`interval_s`: work between two states. `lag_s`: work until such a state can be used.
+    `fetch_s`: until it is loaded."""
 
     interval_s: float
     lag_s: float
@@ -45,7 +59,8 @@ class Tier:
     def lasting_ratio(self, per_s: float) -> float:
         """Part of the work that lasts when failures at this rate go back to this tier: exact.
 
-        A run of length X from a state adds one interval for every k >= 1 with X >= k interval + lag.
+        A run of length X from a state adds one interval for every k >= 1 with X >= k interval +
+        lag.
         """
         if per_s <= 0:
             return 1.0
@@ -55,8 +70,8 @@ class Tier:
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """A policy to compare. `scheme`: what memory holds, None for nothing. `store_s`: work between checkpoints; 0: as often as the store
-    allows. `spares`: None takes the cluster's."""
+    """A policy to compare. `scheme`: what memory holds, None for nothing. `store_s`: work between
+    checkpoints; 0: as often as the store allows. `spares`: None takes the cluster's."""
 
     scheme: Scheme | None
     store_s: float = 10_800.0
@@ -77,8 +92,9 @@ DEFAULT_STORE_S = 10_800.0
 
 @dataclass(frozen=True, slots=True)
 class Charges:
-    """`pace_ratio`: work per second of training. `own`: a failure that leaves the node's memory; `peers`: one that takes it; both None when
-    memory holds nothing. `redundant_s`: after a recovery, until every state is held by all its holders again."""
+    """`pace_ratio`: work per second of training. `own`: a failure that leaves the node's memory;
+    `peers`: one that takes it; both None when memory holds nothing. `redundant_s`: after a
+    recovery, until every state is held by all its holders again."""
 
     pace_ratio: float
     own: Tier | None
@@ -90,7 +106,8 @@ class Charges:
 
 
 def charges(cluster: Cluster, protection: Protection, two_slots_ratio: float) -> Charges:
-    """`two_slots_ratio`: the placement's. Raises ConfigError when the state does not fit into memory."""
+    """`two_slots_ratio`: the placement's. Raises ConfigError when the state does not fit into
+    memory."""
     store_s = cluster.state_bytes * 8 / (cluster.store_gbps * 1e9)
     restart_s = _restart_s(cluster, protection)
     checkpoint_s = max(protection.store_s, store_s)
@@ -98,12 +115,16 @@ def charges(cluster: Cluster, protection: Protection, two_slots_ratio: float) ->
     if scheme is None:
         stall_s = plain_stall_s(cluster)
         store = Tier(_steps(checkpoint_s, cluster), store_s, store_s)
-        return Charges(store.interval_s / (store.interval_s + stall_s), None, None, store, restart_s, 0.0, 0.0)
+        return Charges(
+            store.interval_s / (store.interval_s + stall_s), None, None, store, restart_s, 0.0, 0.0
+        )
     memory_bytes = two_slots_ratio * cluster.node_bytes
     if memory_bytes > cluster.memory_bytes * (1 - HEADROOM_RATIO):
         raise ConfigError(
-            f"{protection}: expected at most {human_bytes(int(cluster.memory_bytes))} a node ({HEADROOM_RATIO:.0%} kept free), "
-            f"found a need of {human_bytes(int(memory_bytes))}: {two_slots_ratio:.3g} x {human_bytes(int(cluster.node_bytes))} of state"
+            f"{protection}: expected at most {human_bytes(int(cluster.memory_bytes))} a node "
+            f"({HEADROOM_RATIO:.0%} kept free), "
+            f"found a need of {human_bytes(int(memory_bytes))}: {two_slots_ratio:.3g} x "
+            f"{human_bytes(int(cluster.node_bytes))} of state"
         )
     seal_s = cluster.node_bytes * 8 / (cluster.host_gbps * 1e9)
     wire_s = cluster.node_bytes * 8 / (cluster.network_gbps * 1e9)
@@ -117,8 +138,13 @@ def charges(cluster: Cluster, protection: Protection, two_slots_ratio: float) ->
 
 
 def plain_stall_s(cluster: Cluster) -> float:
-    """What a checkpoint holds up training when nothing is in memory: as said, else the copy to the host."""
-    return cluster.node_bytes * 8 / (cluster.host_gbps * 1e9) if cluster.store_stall_s is None else cluster.store_stall_s
+    """What a checkpoint holds up training when nothing is in memory: as said, else the copy to the
+    host."""
+    return (
+        cluster.node_bytes * 8 / (cluster.host_gbps * 1e9)
+        if cluster.store_stall_s is None
+        else cluster.store_stall_s
+    )
 
 
 def persist_stall_s(cluster: Cluster) -> float:
@@ -140,7 +166,8 @@ def sent_ratio(scheme: Scheme) -> float:
 
 
 def fetched_ratio(scheme: Scheme) -> float:
-    """What a replaced node receives, its own state being 1: a code needs as many blocks as it has data."""
+    """What a replaced node receives, its own state being 1: a code needs as many blocks as it has
+    data."""
     match scheme:
         case Parity(n):
             return n - 1.0
@@ -158,17 +185,26 @@ def _restart_s(cluster: Cluster, protection: Protection) -> float:
     if not protection.in_process:
         return cluster.restart_s
     if cluster.in_process_restart_s is None:
-        raise ConfigError(f"{protection}: expected in_process_restart_s in cluster {cluster.name!r}, found none")
+        raise ConfigError(
+            f"{protection}: expected in_process_restart_s in cluster {cluster.name!r}, found none"
+        )
     return cluster.in_process_restart_s
 
 
-EXPECTED = "none, copies:M, parity:N, rs:K+M or store:INTERVAL, then /in-process, /spares:N, /store:INTERVAL (such as 90s, 20m, 3h, max)"
+EXPECTED = (
+    "none, copies:M, parity:N, rs:K+M or store:INTERVAL, then /in-process, /spares:N, "
+    "/store:INTERVAL (such as 90s, 20m, 3h, max)"
+)
 
 
 def parse_protection(text: str) -> Protection:
     """The inverse of `str(protection)`. Raises ConfigError naming expected and found."""
     first, *rest = text.split("/")
-    found = Protection(None, interval(first[6:], text)) if first.startswith("store:") else _scheme(first, text)
+    found = (
+        Protection(None, interval(first[6:], text))
+        if first.startswith("store:")
+        else _scheme(first, text)
+    )
     for part in rest:
         key, _, value = part.partition(":")
         if part == "in-process":
@@ -201,7 +237,9 @@ def interval(text: str, whole: str) -> float:
         return 0.0
     parts = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
     if parts is None or float(parts[1]) == 0:
-        raise ConfigError(f"policy: expected an interval such as 90s, 20m, 3h or max, found {text!r} in {whole!r}")
+        raise ConfigError(
+            f"policy: expected an interval such as 90s, 20m, 3h or max, found {text!r} in {whole!r}"
+        )
     return float(parts[1]) * UNITS_S[parts[2]]
 
 

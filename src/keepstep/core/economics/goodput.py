@@ -1,7 +1,8 @@
 """Account: where a job's time went, in parts that never overlap and whose sum is its whole time.
 
-Comes in: the journal's events, of one node or of all of them, and what the ranks' status pages say of their steps. Goes out: an `Account`,
-and the recoveries with what they cost. Reads no clock and no file, and never waits.
+Comes in: the journal's events, of one node or of all of them, and what the ranks' status pages say
+of their steps. Goes out: an `Account`, and the recoveries with what they cost. Reads no clock and
+no file, and never waits.
 
 | part | from | to |
 |---|---|---|
@@ -11,22 +12,25 @@ and the recoveries with what they cost. Reads no clock and no file, and never wa
 | redone | the part of that in which steps were done that had been done before | |
 | detecting | a fault | the first who noticed |
 | recovering | noticed | every rank trains again |
-| idle | the last goodbye, or the last word before a silence that a new launch ended | the next launch |
+| idle | the last goodbye, or the last word before a silence that a launch ended | the next launch |
 
-Invariant: the line of time is cut at events, and each piece goes into exactly one part; stalled and redone are taken out of the pieces in
-which ranks trained, never more than there is. So the parts are never negative and their sum is the whole, whatever the journal says.
+Invariant: the line of time is cut at events, and each piece goes into exactly one part; stalled and
+redone are taken out of the pieces in which ranks trained, never more than there is. So the parts
+are never negative and their sum is the whole, whatever the journal says.
 
 What a journal does not tell, and on which side the account errs:
 
-* when a silent fault happened: `detecting` is as long as the event that noticed it says (`core/economics/journal_kinds.py`: `SILENCES`), or as the suspicion
-  before it; a death that the kernel tells of counts as noticed at once. What is missing is in `productive`.
-* how long each step took: a step done again is charged at the mean of the steps of that run (its last one, when no mean is known).
+* when a silent fault happened: `detecting` is as long as the event that noticed it says
+  (`core/economics/journal_kinds.py`: `SILENCES`), or as the suspicion before it; a death that the
+  kernel tells of counts as noticed at once. What is missing is in `productive`.
+* how long each step took: a step done again is charged at the mean of the steps of that run (its
+  last one, when no mean is known).
 * the step that a fault cut off: it is in `productive`; less than one step a fault.
 * the stalls of a rank that nobody saw leave: they are in `productive`.
-* what was trained before a silence, when everything died at once: it is in `idle`, so that `productive` is what is sure; at most the time
-  since the last event before.
-* clocks: each machine is measured by its own monotonic clock; machines are laid beside each other as their wall clocks say, and are wrong
-  by as much as those.
+* what was trained before a silence, when everything died at once: it is in `idle`, so that
+  `productive` is what is sure; at most the time since the last event before.
+* clocks: each machine is measured by its own monotonic clock; machines are laid beside each other
+  as their wall clocks say, and are wrong by as much as those.
 """
 
 from __future__ import annotations
@@ -51,7 +55,8 @@ from keepstep.core.economics.journal_kinds import (
 from keepstep.model.events import Event
 from keepstep.model.units import S_NS
 
-SAME_CLOCK_NS = 60 * S_NS  # two pairs of clocks that disagree by more belong to two machines, or have a reboot between them
+# two pairs of clocks that disagree by more belong to two machines, or have a reboot between them
+SAME_CLOCK_NS = 60 * S_NS
 SETTLED_NS = 10 * S_NS  # the ranks' words about one recovery come within this
 
 
@@ -90,13 +95,17 @@ class Account:
 
     def parts(self) -> dict[str, int]:
         """Part by part, as the table above names them; their sum is `wall_ns`."""
-        return {f.name[:-3]: getattr(self, f.name) for f in fields(self) if f.name.endswith("_ns") and f.name != "wall_ns"}
+        return {
+            f.name[:-3]: getattr(self, f.name)
+            for f in fields(self)
+            if f.name.endswith("_ns") and f.name != "wall_ns"
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """An incident that is over: from the fault to every rank's next step (or, where no rank told of one, to the leave to train).
-    `began_ns`: the fault's moment, on the ledger's axis."""
+    """An incident that is over: from the fault to every rank's next step (or, where no rank told of
+    one, to the leave to train). `began_ns`: the fault's moment, on the ledger's axis."""
 
     cause: str
     took_ns: int
@@ -121,8 +130,8 @@ class Axis:
 
 @dataclass(slots=True)
 class _Training:
-    """A piece of time in which ranks trained. It began with `base_step` done; `done_step` was done `done_ns` after its begin.
-    `high_step`: the newest step that had been done by then."""
+    """A piece of time in which ranks trained. It began with `base_step` done; `done_step` was done
+    `done_ns` after its begin. `high_step`: the newest step that had been done by then."""
 
     length_ns: int = 0
     base_step: int | None = None
@@ -136,7 +145,11 @@ class _Training:
 
     @property
     def steps(self) -> int:
-        return max(0, self.done_step - self.base_step) if self.done_step is not None and self.base_step is not None else 0
+        return (
+            max(0, self.done_step - self.base_step)
+            if self.done_step is not None and self.base_step is not None
+            else 0
+        )
 
     def redone_ns(self, step_ns: float) -> int:
         again = max(0, self.high_step - self.base_step) if self.base_step is not None else 0
@@ -166,7 +179,8 @@ class Ledger:
         self._high_step = -1
         self._incidents: list[_Incident] = []
         self._suspected_ns: int | None = None
-        self._reopened: tuple[int, int] | None = None  # the last word before a launch that came unexpectedly, and that launch
+        # the last word before a launch that came unexpectedly, and that launch
+        self._reopened: tuple[int, int] | None = None
         self._parted_ns: int | None = None  # the last goodbye
         self._pids: dict[int, int] = {}
         self._stall_ns: dict[tuple[int, int], int] = {}
@@ -211,7 +225,8 @@ class Ledger:
             self._reopened = (self._last_ns, at_ns)
 
     def _relaunched(self) -> None:
-        """Whoever trained is gone, and nobody saw it: nothing is known from the last word to the launch."""
+        """Whoever trained is gone, and nobody saw it: nothing is known from the last word to the
+        launch."""
         if self._reopened is not None:
             gone_ns, launch_ns = self._reopened
             self._turn(Part.IDLE, gone_ns)
@@ -231,7 +246,8 @@ class Ledger:
             fault_ns = max(fault_ns, self._since_ns)
             self._recover(cause_of(event), fault_ns, at_ns)
         elif event.kind == "verdict" and self._incidents and self._part is Part.RECOVERING:
-            self._incidents[-1].cause = cause_of(event)  # the first sign of a failure is seldom its name
+            # the first sign of a failure is seldom its name
+            self._incidents[-1].cause = cause_of(event)
 
     def _recover(self, cause: str, fault_ns: int, noticed_ns: int) -> None:
         self._turn(Part.DETECTING, fault_ns)
@@ -288,10 +304,21 @@ class Ledger:
         if event.kind == "rank-joined":
             self._pids[number(event.data.get("rank")) or 0] = number(event.data.get("pid")) or 0
         elif event.kind == "rank-left":
-            self._stalled(number(event.data.get("rank")) or 0, number(event.data.get("pid")), number(event.data.get("stall_ns")) or 0)
-        elif event.kind == "summary" and event.who.startswith("rank ") and event.who[5:].isdecimal():
-            steps = sum(number(event.data.get(f"{word}_steps")) or 0 for word in ("captured", "skipped", "torn"))
-            self._stalled(int(event.who[5:]), None, steps * (number(event.data.get("stall_ns_per_step")) or 0))
+            self._stalled(
+                number(event.data.get("rank")) or 0,
+                number(event.data.get("pid")),
+                number(event.data.get("stall_ns")) or 0,
+            )
+        elif (
+            event.kind == "summary" and event.who.startswith("rank ") and event.who[5:].isdecimal()
+        ):
+            steps = sum(
+                number(event.data.get(f"{word}_steps")) or 0
+                for word in ("captured", "skipped", "torn")
+            )
+            self._stalled(
+                int(event.who[5:]), None, steps * (number(event.data.get("stall_ns_per_step")) or 0)
+            )
 
     def _stalled(self, rank: int, pid: int | None, stall_ns: int) -> None:
         life = (rank, self._pids.get(rank, 0) if pid is None else pid)
@@ -319,7 +346,13 @@ class Ledger:
         open_ns = end_ns - self._since_ns
         if self._part is Part.TRAINING:
             last = trainings[-1]
-            trainings[-1] = _Training(last.length_ns + open_ns, last.base_step, last.high_step, last.done_step, last.done_ns)
+            trainings[-1] = _Training(
+                last.length_ns + open_ns,
+                last.base_step,
+                last.high_step,
+                last.done_step,
+                last.done_ns,
+            )
             if tempos:
                 trainings[-1].tells(max(t.completed_step for t in tempos), open_ns)
         else:
@@ -348,7 +381,8 @@ class Ledger:
         return _step_ns(self._trainings, ())
 
     def _longest_stall_ns(self, tempos: Sequence[Tempo]) -> int:
-        """Of one rank in all its lives: ranks wait for each other, so the job waits as long as the one that waits longest."""
+        """Of one rank in all its lives: ranks wait for each other, so the job waits as long as the
+        one that waits longest."""
         lives = dict(self._stall_ns)
         for t in tempos:
             lives[t.rank, t.pid] = max(lives.get((t.rank, t.pid), 0), t.stall_ns)
@@ -358,13 +392,23 @@ class Ledger:
         return max(by_rank.values(), default=0)
 
     def recovered(self, now_ns: int | None = None) -> tuple[Recovered, ...]:
-        """The incidents that are over, in order; with `now_ns` only those that no later word will lengthen."""
+        """The incidents that are over, in order; with `now_ns` only those that no later word will
+        lengthen."""
         over = ((i, i.ended_ns) for i in self._incidents if i.ended_ns is not None)
-        settled = ((i, ended_ns) for i, ended_ns in over if now_ns is None or now_ns - ended_ns >= SETTLED_NS)
-        return tuple(Recovered(i.cause, max(0, ended_ns - i.began_ns), i.lost_steps, i.began_ns) for i, ended_ns in settled)
+        settled = (
+            (i, ended_ns)
+            for i, ended_ns in over
+            if now_ns is None or now_ns - ended_ns >= SETTLED_NS
+        )
+        return tuple(
+            Recovered(i.cause, max(0, ended_ns - i.began_ns), i.lost_steps, i.began_ns)
+            for i, ended_ns in settled
+        )
 
 
-def account(events: Iterable[Event], tempos: Sequence[Tempo] = (), now: tuple[int, int] | None = None) -> Account:
+def account(
+    events: Iterable[Event], tempos: Sequence[Tempo] = (), now: tuple[int, int] | None = None
+) -> Account:
     """Of events in any order; `now` (wall and monotonic clock) when the job is running."""
     ledger = Ledger()
     for event in sorted(events, key=lambda e: ledger.axis.place(e.wall_ns, e.mono_ns)):
@@ -376,4 +420,8 @@ def _step_ns(trainings: Iterable[_Training], tempos: Sequence[Tempo]) -> float:
     """What a step costs: the mean where steps were counted, else the slowest rank's last one."""
     counted = [t for t in trainings if t.steps]
     steps = sum(t.steps for t in counted)
-    return sum(t.done_ns for t in counted) / steps if steps else max((t.step_ns for t in tempos), default=0)
+    return (
+        sum(t.done_ns for t in counted) / steps
+        if steps
+        else max((t.step_ns for t in tempos), default=0)
+    )

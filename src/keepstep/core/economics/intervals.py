@@ -1,14 +1,16 @@
 """Intervals: how much work to do between two checkpoints.
 
-Comes in: what a checkpoint holds up training, how often failures need one. Goes out: seconds of work between two checkpoints.
-All formulas are for exponential failures (no memory): `work_ratio` is what they maximise.
+Comes in: what a checkpoint holds up training, how often failures need one. Goes out: seconds of
+work between two checkpoints. All formulas are for exponential failures (no memory): `work_ratio` is
+what they maximise.
 
 * Young (1974): the first-order optimum, sqrt(2CM).
 * Daly (2006): a higher-order estimate, without iteration.
-* `optimal`: the exact optimum. work_ratio is largest where exp((tau + C)/M) (1 - tau/M) = 1, which is
-  tau = M (1 + W(-exp(-(1 + C/M)))) with Lambert's W on its main branch.
-* Silent errors (Saxena et al., arXiv 2410.18124): a checkpoint taken after the state went wrong is useless, so the checkpoints kept
-  must together reach back further than an error may stay unnoticed.
+* `optimal`: the exact optimum. work_ratio is largest where exp((tau + C)/M) (1 - tau/M) = 1, which
+  is tau = M (1 + W(-exp(-(1 + C/M)))) with Lambert's W on its main branch.
+* Silent errors (Saxena et al., arXiv 2410.18124): a checkpoint taken after the state went wrong is
+  useless, so the checkpoints kept must together reach back further than an error may stay
+  unnoticed.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ def optimal(stall_s: float, mtbf_s: float) -> float:
     """The exact optimum. 0 when a checkpoint costs nothing: then as often as possible."""
     if stall_s <= 0:
         return 0.0
-    # With u = 1 - tau/M the condition reads u - 1 - ln(u) = C/M, 0 < u < 1: convex and falling, so Newton from the left converges.
+    # With u = 1 - tau/M the condition reads u - 1 - ln(u) = C/M, 0 < u < 1: convex and falling, so
+    # Newton from the left converges.
     ratio = stall_s / mtbf_s
     u = math.exp(-1 - ratio)
     for _ in range(60):
@@ -44,15 +47,22 @@ def optimal(stall_s: float, mtbf_s: float) -> float:
 
 
 def work_ratio(interval_s: float, stall_s: float, mtbf_s: float, restart_s: float = 0.0) -> float:
-    """Part of the time that is work which lasts (Daly's complete model: failures strike in stalls and restarts too)."""
-    return interval_s / (mtbf_s * math.exp(restart_s / mtbf_s) * math.expm1((interval_s + stall_s) / mtbf_s))
+    """Part of the time that is work which lasts (Daly's complete model: failures strike in stalls
+    and restarts too)."""
+    return interval_s / (
+        mtbf_s * math.exp(restart_s / mtbf_s) * math.expm1((interval_s + stall_s) / mtbf_s)
+    )
 
 
-def with_silent_errors(stall_s: float, mtbf_s: float, silent_mtbf_s: float, latency_s: float, kept: int) -> float:
-    """The optimum when errors also stay unnoticed for `latency_s`, and `kept` checkpoints are kept, the newest of them perhaps unfinished.
+def with_silent_errors(
+    stall_s: float, mtbf_s: float, silent_mtbf_s: float, latency_s: float, kept: int
+) -> float:
+    """The optimum when errors also stay unnoticed for `latency_s`, and `kept` checkpoints are kept,
+    the newest of them perhaps unfinished.
 
-    What is redone after a silent error is the latency and, on average, half an interval: a constant and what any failure costs. So the
-    latency moves the optimum only through the oldest checkpoint, which must be older than it.
+    What is redone after a silent error is the latency and, on average, half an interval: a constant
+    and what any failure costs. So the latency moves the optimum only through the oldest checkpoint,
+    which must be older than it.
     """
     assert kept >= 2, f"{kept} checkpoints kept: the newest may be unfinished"
     together_s = 1 / (1 / mtbf_s + 1 / silent_mtbf_s)

@@ -1,7 +1,8 @@
 """Signs: what one event of a journal says about the course of the job, whoever reads it.
 
-Comes in: an event. Goes out: whether it is a failure, whether training ends there, what caused it, how long it had been so. Knows no other
-event. A kind that is not named here says nothing about the job's course.
+Comes in: an event. Goes out: whether it is a failure, whether training ends there, what caused it,
+how long it had been so. Knows no other event. A kind that is not named here says nothing about the
+job's course.
 """
 
 from __future__ import annotations
@@ -9,16 +10,25 @@ from __future__ import annotations
 from keepstep.model.events import Event
 from keepstep.model.units import S_NS
 
-BACK = {"resumed", "go"}  # all ranks may train; the one is the leading keeper's word, the other what its peers hear of it
+# all ranks may train; the one is the leading keeper's word, the other what its peers hear of it
+BACK = {"resumed", "go"}
 OPENING = {"job-started", "keeper-started"}
 CLOSING = {"job-ended", "job-over", "keeper-ended", "stopping"}
 ON_THE_WAY = {"rank-joined", "ranks-restarted", "rank-respawned"}  # seen only before ranks train
-READY = {"slots-made", "regrouped", "next-step"}  # a rank has what it needs to train, or has done its first step
-REFUTING = {"skipped", "torn", "persist-started", "next-step", "suspicion-over"}  # what was suspected before was not so
+# a rank has what it needs to train, or has done its first step
+READY = {"slots-made", "regrouped", "next-step"}
+# what was suspected before was not so
+REFUTING = {"skipped", "torn", "persist-started", "next-step", "suspicion-over"}
 GOES_ON = {"slow", "ended", "unknown"}  # kinds of verdict after which ranks train as before
 SILENCES = ("silent_ns", "stalled_ns", "after_ns")  # how an event says for how long it had been so
 SUSPECTED_WITHIN_NS = 10 * S_NS
-CAUSES = {"rank-exited": "crash", "rank-left": "crash", "rank-bye": "crash", "node-lost": "unreachable", "lost-notice": "unreachable"}
+CAUSES = {
+    "rank-exited": "crash",
+    "rank-left": "crash",
+    "rank-bye": "crash",
+    "node-lost": "unreachable",
+    "lost-notice": "unreachable",
+}
 
 
 def is_failure(event: Event) -> bool:
@@ -33,7 +43,8 @@ def is_failure(event: Event) -> bool:
 
 
 def ends_training(event: Event) -> bool:
-    """Whether the job cannot train from here on: a failure, a verdict about one, or a plan that does more than look."""
+    """Whether the job cannot train from here on: a failure, a verdict about one, or a plan that
+    does more than look."""
     if event.kind == "verdict":
         return event.data.get("kind") not in GOES_ON
     if event.kind == "plan":
@@ -42,13 +53,17 @@ def ends_training(event: Event) -> bool:
 
 
 def is_about(suspected_ns: int, event: Event, at_ns: int) -> bool:
-    """Whether a suspicion that no step has refuted is the first sign of what `event` noticed. A verdict is made from suspicions; anything
-    else had none that is much older."""
+    """Whether a suspicion that no step has refuted is the first sign of what `event` noticed. A
+    verdict is made from suspicions; anything else had none that is much older."""
     return event.kind == "verdict" or at_ns - suspected_ns <= SUSPECTED_WITHIN_NS
 
 
 def cause_of(event: Event) -> str:
-    return str(event.data.get("kind")) if event.kind == "verdict" else CAUSES.get(event.kind, "unknown")
+    return (
+        str(event.data.get("kind"))
+        if event.kind == "verdict"
+        else CAUSES.get(event.kind, "unknown")
+    )
 
 
 def silence_ns(event: Event) -> int:

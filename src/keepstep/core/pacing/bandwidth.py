@@ -1,10 +1,12 @@
 """Link speed: what a chunk costs on a link, from how its socket's queue drained.
 
-Comes in: so many bytes were acknowledged within so long, or at least so many. Goes out: a `Cost`. Measures nothing.
+Comes in: so many bytes were acknowledged within so long, or at least so many. Goes out: a `Cost`.
+Measures nothing.
 
-Acknowledgements come in clumps, because they queue behind what goes the other way: so a sample ends where one has just come. What disturbs
-it (other traffic, a process that is not woken in time, an acknowledgement that is held back) makes it smaller, and now and then what a
-shaper lets through at once makes it larger: so a sample takes long, and of the last ones that counts which a third exceed.
+Acknowledgements come in clumps, because they queue behind what goes the other way: so a sample ends
+where one has just come. What disturbs it (other traffic, a process that is not woken in time, an
+acknowledgement that is held back) makes it smaller, and now and then what a shaper lets through at
+once makes it larger: so a sample takes long, and of the last ones that counts which a third exceed.
 """
 
 from __future__ import annotations
@@ -47,11 +49,13 @@ class LinkSpeed:
 
     @property
     def bytes_per_s(self) -> int:
-        return sorted(self._rates)[int(RANK * len(self._rates))] if self._rates else FIRST_BYTES_PER_S
+        return (
+            sorted(self._rates)[int(RANK * len(self._rates))] if self._rates else FIRST_BYTES_PER_S
+        )
 
     def drained(self, nbytes: int, took_ns: int, emptied: bool) -> None:
-        """`emptied`: the queue was empty at the end, so it may have taken less: then it counts where it tells of a faster link, or where
-        nothing else is known."""
+        """`emptied`: the queue was empty at the end, so it may have taken less: then it counts
+        where it tells of a faster link, or where nothing else is known."""
         rate = (self._least if emptied else self._steady).add(nbytes, took_ns)
         if rate is not None and (not emptied or not self._rates or rate > self.bytes_per_s):
             self._rates.append(rate)

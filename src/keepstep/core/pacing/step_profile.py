@@ -1,16 +1,20 @@
 """Rhythm: when a rank's network is idle within a step, learnt from the steps that were seen.
 
-Comes in: steps, with the gaps between their collectives. Goes out: a Profile: each idle span's mean and spread; and, when the steps are
-not like it any more, why it is given up. As in GEMINI (SOSP 2023, section 5.4) it is an average over 20 steps; a first one is made of 4,
-so that copies need not wait for the rest. Measures nothing.
+Comes in: steps, with the gaps between their collectives. Goes out: a Profile: each idle span's mean
+and spread; and, when the steps are not like it any more, why it is given up. As in GEMINI (SOSP
+2023, section 5.4) it is an average over 20 steps; a first one is made of 4, so that copies need not
+wait for the rest. Measures nothing.
 
-A gap is known by how many collectives of its step were begun before it, so that one that vanishes in some steps (the next collective was
-begun before the last had ended) has length 0 there and shifts none of the others.
+A gap is known by how many collectives of its step were begun before it, so that one that vanishes
+in some steps (the next collective was begun before the last had ended) has length 0 there and
+shifts none of the others.
 
-Ranks need not agree on a profile, because copies are no collectives: a keeper sends when *all* ranks of its node leave room
-(`intersection` is the same in advance). Of other nodes it asks nothing: a collective keeps the links of all its members busy at once.
+Ranks need not agree on a profile, because copies are no collectives: a keeper sends when *all*
+ranks of its node leave room (`intersection` is the same in advance). Of other nodes it asks
+nothing: a collective keeps the links of all its members busy at once.
 
-Invariant: a profile is made of steps with equally many collectives, none of which took twice as long as the median one.
+Invariant: a profile is made of steps with equally many collectives, none of which took twice as
+long as the median one.
 """
 
 from __future__ import annotations
@@ -33,7 +37,8 @@ MOST_MU, LEAST_MU, FIRST_MU = 0.95, 0.25, 0.7
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """An idle span: where in the step it begins, how long it is, on average; `spread_ns`: the standard deviation of its length."""
+    """An idle span: where in the step it begins, how long it is, on average; `spread_ns`: the
+    standard deviation of its length."""
 
     index: int
     began_ns: int
@@ -60,13 +65,15 @@ class Profile:
 
     @property
     def spread_ratio(self) -> float:
-        """The normalised standard deviation: of all spans' lengths, longer ones weighing more. GEMINI's are below 0.1."""
+        """The normalised standard deviation: of all spans' lengths, longer ones weighing more.
+        GEMINI's are below 0.1."""
         return sum(span.spread_ns for span in self.spans) / self.idle_ns if self.idle_ns else 0.0
 
     @property
     def mu(self) -> float:
-        """The part of a span that is counted on: what it is longer than in most steps, whatever its distribution (two deviations below
-        the mean lies at most a fifth, by Cantelli's inequality; of a normal one 2 %)."""
+        """The part of a span that is counted on: what it is longer than in most steps, whatever its
+        distribution (two deviations below the mean lies at most a fifth, by Cantelli's inequality;
+        of a normal one 2 %)."""
         return mu_of(self.spread_ratio, self.steps)
 
     def idle(self, index: int) -> Idle | None:
@@ -74,7 +81,8 @@ class Profile:
 
 
 def mu_of(spread_ratio: float, steps: int) -> float:
-    most = MOST_MU if steps > FULL_STEPS // 2 else FIRST_MU  # odd ones among the last 20 do not count
+    # odd ones among the last 20 do not count
+    most = MOST_MU if steps > FULL_STEPS // 2 else FIRST_MU
     return min(most, max(LEAST_MU, 1 - 2 * spread_ratio))
 
 
@@ -89,16 +97,28 @@ def average(steps: Sequence[StepSeen]) -> Profile | None:
         return None
     spans = (_idle(index, alike) for index in range(collectives + 1))
     step_ns = round(statistics.fmean(step.step_ns for step in alike))
-    return Profile(len(alike), step_ns, collectives, tuple(span for span in spans if span.length_ns > 0))
+    return Profile(
+        len(alike), step_ns, collectives, tuple(span for span in spans if span.length_ns > 0)
+    )
 
 
 def _idle(index: int, steps: Sequence[StepSeen]) -> Idle:
-    seen = [(gap.began_ns - step.began_ns, gap.ended_ns - gap.began_ns) for step in steps for gap in step.gaps if gap.index == index]
+    seen = [
+        (gap.began_ns - step.began_ns, gap.ended_ns - gap.began_ns)
+        for step in steps
+        for gap in step.gaps
+        if gap.index == index
+    ]
     if not seen:
         return Idle(index, 0, 0, 0)
     lengths = [length for _, length in seen] + [0] * (len(steps) - len(seen))
     began_ns = statistics.fmean(began for began, _ in seen)
-    return Idle(index, round(began_ns), round(statistics.fmean(lengths)), math.ceil(statistics.pstdev(lengths)))
+    return Idle(
+        index,
+        round(began_ns),
+        round(statistics.fmean(lengths)),
+        math.ceil(statistics.pstdev(lengths)),
+    )
 
 
 class Rhythm:
@@ -131,7 +151,9 @@ class Rhythm:
         self._steps.append(step)
         self._since_average += 1
         many = len(self._steps)
-        due = many == FIRST_STEPS or (many == FULL_STEPS and (self.profile is None or self.profile.steps <= FULL_STEPS // 2))
+        due = many == FIRST_STEPS or (
+            many == FULL_STEPS and (self.profile is None or self.profile.steps <= FULL_STEPS // 2)
+        )
         if due or self._since_average >= FULL_STEPS:
             self._average("")
             return True
@@ -141,12 +163,16 @@ class Rhythm:
         self._since_average = 0
         self.profile = average(self._steps)
         if self.profile is None:
-            self.why = f"{head}no more than half of {len(self._steps)} steps are alike: there is no rhythm"
+            self.why = (
+                f"{head}no more than half of {len(self._steps)} steps are alike: there is no rhythm"
+            )
             return
         told, spread = self.profile, self.profile.spread_ratio
         self.why = (
-            f"{head}the network is idle for {human_ns(told.idle_ns)} of a step's {human_ns(told.step_ns)}, in {len(told.spans)} spans "
-            f"between {told.collectives} collectives, within {spread:.0%} (mean of {told.steps} steps): {told.mu:.0%} of each is counted on"
+            f"{head}the network is idle for {human_ns(told.idle_ns)} of a step's "
+            f"{human_ns(told.step_ns)}, in {len(told.spans)} spans "
+            f"between {told.collectives} collectives, within {spread:.0%} (mean of "
+            f"{told.steps} steps): {told.mu:.0%} of each is counted on"
         )
 
 
@@ -158,7 +184,10 @@ def difference(profile: Profile, step: StepSeen) -> str | None:
         return f"a step takes {human_ns(step.step_ns)} instead of {human_ns(profile.step_ns)}"
     spread_ns = sum(span.spread_ns for span in profile.spans)
     if abs(step.idle_ns - profile.idle_ns) > max(CHANGED_RATIO * profile.idle_ns, 4 * spread_ns):
-        return f"the network is idle for {human_ns(step.idle_ns)} of a step instead of {human_ns(profile.idle_ns)}"
+        return (
+            f"the network is idle for {human_ns(step.idle_ns)} of a step instead of "
+            f"{human_ns(profile.idle_ns)}"
+        )
     return None
 
 
@@ -167,5 +196,11 @@ def intersection(profiles: Iterable[Profile]) -> tuple[tuple[int, int], ...]:
     found: list[tuple[int, int]] | None = None
     for profile in profiles:
         spans = [(span.began_ns, span.ended_ns) for span in profile.spans]
-        found = spans if found is None else [(max(a, c), min(b, d)) for a, b in found for c, d in spans if max(a, c) < min(b, d)]
+        found = (
+            spans
+            if found is None
+            else [
+                (max(a, c), min(b, d)) for a, b in found for c, d in spans if max(a, c) < min(b, d)
+            ]
+        )
     return tuple(sorted(found or ()))

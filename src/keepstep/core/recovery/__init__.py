@@ -1,1 +1,2 @@
-"""What follows a failure: restarts and their budgets, rounds of agents, who leads, when a job is over."""
+"""What follows a failure: restarts and their budgets, rounds of agents, who leads, when a job is
+over."""

@@ -1,11 +1,13 @@
 """Custody: how long the keeper keeps a job's memory, and when it ends.
 
-Comes in: who is connected, what they said last, the time. Goes out: at most one `Finish` with its reason. Never removes
-anything while a rank or the agent is connected and has not said that the job is over; never keeps anything longer
-than `grace_ns` after the last of them is gone (a keeper without this rule pins model-sized memory for ever).
+Comes in: who is connected, what they said last, the time. Goes out: at most one `Finish` with its
+reason. Never removes anything while a rank or the agent is connected and has not said that the job
+is over; never keeps anything longer than `grace_ns` after the last of them is gone (a keeper
+without this rule pins model-sized memory for ever).
 
-With several nodes, ranks that ended well here are not enough: another node's may fail in their last moments, and what they would resume
-from rests here. So the memory stays until all nodes' ranks ended well, or for the grace time.
+With several nodes, ranks that ended well here are not enough: another node's may fail in their last
+moments, and what they would resume from rests here. So the memory stays until all nodes' ranks
+ended well, or for the grace time.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ FIRST_NS = 10 * S_NS  # however short the grace: whoever started the keeper need
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The job is over: write the newest step to the store if there is one, remove the memory, go."""
+    """The job is over: write the newest step to the store if there is one, remove the memory,
+    go."""
 
     ok: bool
     why: str
@@ -37,18 +40,21 @@ class Custody:
     finish: Finish | None = None
     met: bool = False  # anybody, ever
     resumed: bool = False  # the agent's ranks have trained on what is in memory
-    nodes: int | None = None  # unknown until a round begins, which it never does in a job of one node
+    # unknown until a round begins, which it never does in a job of one node
+    nodes: int | None = None
     all_nodes_ended: bool = False  # well; so the leading keeper says
 
     def round_began(self, nodes: int, ranks_here: Collection[int]) -> None:
-        """Before its ranks come; only a keeper that came in the middle of a round may have met them before it was told of it."""
+        """Before its ranks come; only a keeper that came in the middle of a round may have met them
+        before it was told of it."""
         kept = ranks_here if self.nodes is None else ()
         self.last_words = {rank: words for rank, words in self.last_words.items() if rank in kept}
         self.nodes, self.all_nodes_ended, self.world_size = nodes, False, len(ranks_here)
 
     def rank_came(self, rank: int, world_size: int) -> None:
         if world_size != self.world_size:
-            self.last_words.clear()  # another job's worth of ranks: what the old ones said counts no more
+            # another job's worth of ranks: what the old ones said counts no more
+            self.last_words.clear()
         self.world_size, self.met = world_size, True
         self.ranks.add(rank)
         self.last_words.pop(rank, None)
@@ -68,8 +74,9 @@ class Custody:
         self._mark_alone(now_ns)
 
     def agent_said_end(self, ok: bool, why: str, holds_snapshots: bool = False) -> bool:
-        """False when the memory is kept for the grace time: the job failed before it could use what an earlier one left
-        (a model that changed shape, say), and that may be all there is of it."""
+        """False when the memory is kept for the grace time: the job failed before it could use what
+        an earlier one left (a model that changed shape, say), and that may be all there is of
+        it."""
         if holds_snapshots and not ok and not self.resumed:
             return False
         self.finish = Finish(ok, why)
@@ -83,7 +90,11 @@ class Custody:
     def ended_here(self) -> bool:
         """All ranks of this node said that they ended well."""
         words = self.last_words.values()
-        return self.world_size is not None and len(words) == self.world_size and all(ok for ok, _ in words)
+        return (
+            self.world_size is not None
+            and len(words) == self.world_size
+            and all(ok for ok, _ in words)
+        )
 
     def decide(self, now_ns: int) -> Finish | None:
         """What follows from all that was said so far."""
@@ -101,6 +112,8 @@ class Custody:
         grace_ns = self.grace_ns if self.met else max(self.grace_ns, FIRST_NS)
         if alone_ns > grace_ns:
             return Finish(
-                False, f"agent and ranks have been gone for {human_ns(alone_ns)}, longer than the grace time of {human_ns(grace_ns)}"
+                False,
+                f"agent and ranks have been gone for {human_ns(alone_ns)}, longer than the "
+                f"grace time of {human_ns(grace_ns)}",
             )
         return None

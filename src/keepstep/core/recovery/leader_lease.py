@@ -1,15 +1,19 @@
 """Leadership: which agent coordinates, by a lease on one register that all of them can swap.
 
-Comes in: that it is time to look (`Due`), what the register answered (`Found`), an order somebody wants given (`Wish`). Goes out: what to
-ask of the register next, who coordinates now, and whether the order may go out. The register (`ports.KV`) is atomic and has no clock, and
-no two clocks are compared: the coordinator renews by a swap every third of the lease, and whoever has seen the same word for a whole lease
-of its own time swaps it for its own, with the next epoch (Gray & Cheriton, Leases, SOSP 1989, with the judge at the other end; the epoch is
-the sequencer of Burrows, Chubby, OSDI 2006). Who has nothing to lose in the present round waits longer, so that those who have come first.
+Comes in: that it is time to look (`Due`), what the register answered (`Found`), an order somebody
+wants given (`Wish`). Goes out: what to ask of the register next, who coordinates now, and whether
+the order may go out. The register (`ports.KV`) is atomic and has no clock, and no two clocks are
+compared: the coordinator renews by a swap every third of the lease, and whoever has seen the same
+word for a whole lease of its own time swaps it for its own, with the next epoch (Gray & Cheriton,
+Leases, SOSP 1989, with the judge at the other end; the epoch is the sequencer of Burrows, Chubby,
+OSDI 2006). Who has nothing to lose in the present round waits longer, so that those who have come
+first.
 
-A coordinator trusts its lease from when it *asked* for the renewal and gives up a tenth before the end, the others count from when they
-*read* it: no two lead at one instant while clocks run within 5 % of each other's rate. What no clock can promise (a process that
-stands still between the decision and the deed, a virtual machine that is put to sleep) the epoch catches: each order is given by a renewal
-made for it, which the register refuses to a coordinator of yesterday.
+A coordinator trusts its lease from when it *asked* for the renewal and gives up a tenth before the
+end, the others count from when they *read* it: no two lead at one instant while clocks run within 5
+% of each other's rate. What no clock can promise (a process that stands still between the decision
+and the deed, a virtual machine that is put to sleep) the epoch catches: each order is given by a
+renewal made for it, which the register refuses to a coordinator of yesterday.
 
 Invariant: the epoch in the register only grows, and a new coordinator always has a larger one.
 """
@@ -28,7 +32,8 @@ BYSTANDERS = 4  # leases that somebody waits who is not in the round
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What the register says. `who` is one life of an agent, `name` how people call it; `beat` makes every word a new one."""
+    """What the register says. `who` is one life of an agent, `name` how people call it; `beat`
+    makes every word a new one."""
 
     epoch: int
     who: str
@@ -49,7 +54,8 @@ def word_from_text(text: str) -> Word:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A third of the lease is over. `name`: how this agent is called now; `seated`: it is in the present round."""
+    """A third of the lease is over. `name`: how this agent is called now; `seated`: it is in the
+    present round."""
 
     name: str
     seated: bool
@@ -155,7 +161,13 @@ class Leadership:
         if isinstance(event, Found):
             return self._found(event, now_ns)
         if self._seen is None or not self.leads:
-            return [Refused(self.epoch, event.order, f"refused: this agent does not coordinate in epoch {self.epoch}")]
+            return [
+                Refused(
+                    self.epoch,
+                    event.order,
+                    f"refused: this agent does not coordinate in epoch {self.epoch}",
+                )
+            ]
         self._wish = Order(self.epoch, event.order)
         return [self._renewal(self._seen, self._seen.name, now_ns)]
 
@@ -180,7 +192,8 @@ class Leadership:
     def _found(self, event: Found, now_ns: int) -> list[Action]:
         before, led, known = self._seen, self.leads, self.epoch
         waited_ns = now_ns - self._seen_ns
-        slow = now_ns - event.asked_ns > self.renew_ns  # the register was away: this says nothing about the coordinator
+        # the register was away: this says nothing about the coordinator
+        slow = now_ns - event.asked_ns > self.renew_ns
         if not self._looked or event.word != before or slow:
             self._looked, self._seen_ns = True, now_ns
         if self._asked is not None and event.word == self._asked.word:
@@ -195,8 +208,14 @@ class Leadership:
     def _now(self, word: Word, before: Word | None, led: bool, waited_ns: int) -> Now:
         if word.who != self.who:
             since = "; this agent did until now" if led else ""
-            return Now(Role.FOLLOWS, word.epoch, f"{word.name} coordinates, epoch {word.epoch}{since}")
-        since = f"{before.name} had not renewed its lease for {human_ns(waited_ns)}" if before else "nobody did before"
+            return Now(
+                Role.FOLLOWS, word.epoch, f"{word.name} coordinates, epoch {word.epoch}{since}"
+            )
+        since = (
+            f"{before.name} had not renewed its lease for {human_ns(waited_ns)}"
+            if before
+            else "nobody did before"
+        )
         return Now(Role.LEADS, word.epoch, f"{word.name} coordinates, epoch {word.epoch}: {since}")
 
     def _granted(self, now_ns: int) -> list[Action]:

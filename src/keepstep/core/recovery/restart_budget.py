@@ -1,10 +1,13 @@
 """Patience: how many restarts each cause of failure may still cost.
 
-Comes in: one failure after the other, and the newest completed step at each. Goes out: how much of its cause's budget is used, with the
-numbers, and whether that was too much. Failures of one cause in a row count: whoever has done `refill_steps` new steps since the last one
-has earned a whole budget again. Where steps are not told nothing is ever earned. Does not count what all causes cost together.
+Comes in: one failure after the other, and the newest completed step at each. Goes out: how much of
+its cause's budget is used, with the numbers, and whether that was too much. Failures of one cause
+in a row count: whoever has done `refill_steps` new steps since the last one has earned a whole
+budget again. Where steps are not told nothing is ever earned. Does not count what all causes cost
+together.
 
-Invariant: one cause never uses another's budget, and in a row no cause is granted more than its limit.
+Invariant: one cause never uses another's budget, and in a row no cause is granted more than its
+limit.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ from keepstep.model.failure import Budget, Cause
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """`count` failures of that cause in a row, this one among them; `limit` are borne. `why`: the same in words, empty without a limit."""
+    """`count` failures of that cause in a row, this one among them; `limit` are borne. `why`: the
+    same in words, empty without a limit."""
 
     count: int
     limit: int | None
@@ -31,7 +35,8 @@ class Spent:
 class Patience:
     budget: Budget
     _counts: dict[Cause, int] = field(default_factory=dict)
-    _steps: dict[Cause, int] = field(default_factory=dict)  # the newest completed step when it last happened
+    # the newest completed step when it last happened
+    _steps: dict[Cause, int] = field(default_factory=dict)
 
     def spend(self, cause: Cause, completed_step: int | None) -> Spent:
         """One more failure of this cause."""
@@ -43,5 +48,11 @@ class Patience:
             self._steps[cause] = max(completed_step, -1 if last is None else last)
         self._counts[cause] = count = self._counts.get(cause, 0) + 1
         limit = self.budget.limits.get(cause)
-        since = f", {new_steps} new steps since the last" if last is not None and completed_step is not None else ""
-        return Spent(count, limit, "" if limit is None else f"{cause.value} {count} of {limit}{since}")
+        since = (
+            f", {new_steps} new steps since the last"
+            if last is not None and completed_step is not None
+            else ""
+        )
+        return Spent(
+            count, limit, "" if limit is None else f"{cause.value} {count} of {limit}{since}"
+        )

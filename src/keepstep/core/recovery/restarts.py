@@ -1,14 +1,18 @@
-"""Restarts: what follows when a rank of this node ends, a signal arrives, or another node says something.
+"""Restarts: what follows when a rank of this node ends, a signal arrives, or another node says
+something.
 
-Comes in: what happened and when. Goes out: at most one action with its reason. Never waits, never asks. One life of the ranks
-is what lies between two `RanksStarted`; before it the nodes meet, and it is over when all nodes' ranks have ended well or one restarts.
+Comes in: what happened and when. Goes out: at most one action with its reason. Never waits, never
+asks. One life of the ranks is what lies between two `RanksStarted`; before it the nodes meet, and
+it is over when all nodes' ranks have ended well or one restarts.
 
-The cheapest rung first: ranks that can stay in their process do (`keep`), and only what is missing is started. When that has been tried
-twice without a new step, or somebody does not take part in it in time, all ranks start anew. A node whose hardware is suspect
-(`core/recovery/recurrence.py`) leaves its place to a spare (`leave`) where memory can do without it. What is not tried again: a program that is at
-fault, and a cause whose budget is used up (`core/recovery/restart_budget.py`).
+The cheapest rung first: ranks that can stay in their process do (`keep`), and only what is missing
+is started. When that has been tried twice without a new step, or somebody does not take part in it
+in time, all ranks start anew. A node whose hardware is suspect (`core/recovery/recurrence.py`)
+leaves its place to a spare (`leave`) where memory can do without it. What is not tried again: a
+program that is at fault, and a cause whose budget is used up (`core/recovery/restart_budget.py`).
 
-Invariant: at most `max_restarts` restarts are ordered, of no cause in a row more than its budget, and after `End` nothing at all.
+Invariant: at most `max_restarts` restarts are ordered, of no cause in a row more than its budget,
+and after `End` nothing at all.
 """
 
 from __future__ import annotations
@@ -47,7 +51,8 @@ from keepstep.model.units import S_NS
 
 PERSIST_WITHIN_NS = 30 * S_NS  # the notice before a preemption is rarely longer
 STOP_WITHIN_NS = 5 * S_NS
-EARLY_NS = 10 * S_NS  # when steps are unknown: importing torch and joining a group take some seconds of this
+# when steps are unknown: importing torch and joining a group take some seconds of this
+EARLY_NS = 10 * S_NS
 SAME_CRASHES = 3
 CODE_AT_FAULT = 70  # the exit code that says it: EX_SOFTWARE of sysexits.h
 KEPT_IN_VAIN = 2
@@ -111,7 +116,11 @@ class Restarts:
         if isinstance(event, RanksExited):
             return self._exited(event)
         if isinstance(event, Progressed):
-            found = self._recurrence.passed(event.completed_step, self._hosts) if self._stage is _Stage.RUNNING else None
+            found = (
+                self._recurrence.passed(event.completed_step, self._hosts)
+                if self._stage is _Stage.RUNNING
+                else None
+            )
             return Tell(found) if found else None
         if isinstance(event, Reported):
             return self._reported(event)
@@ -119,10 +128,18 @@ class Restarts:
             return self._signalled(event)
         if isinstance(event, RanksUndead):
             stuck = " and ".join(str(r) for r in event.ranks)
-            return self._end(1, f"gave up: rank {stuck} hangs in the kernel, did not die of SIGKILL, and may write again when it wakes up")
+            return self._end(
+                1,
+                f"gave up: rank {stuck} hangs in the kernel, did not die of SIGKILL, and may "
+                "write again when it wakes up",
+            )
         if isinstance(event, TimeUp):
             late = f"{len(self._running)} ranks did not leave within {STOP_WITHIN_NS / S_NS:.0f} s"
-            return self._end(self._exit_code, f"{self._signal}; {late}") if self._stage is _Stage.STOPPING else None
+            return (
+                self._end(self._exit_code, f"{self._signal}; {late}")
+                if self._stage is _Stage.STOPPING
+                else None
+            )
         return self._others(event)
 
     def _exited(self, event: RanksExited) -> Action | None:
@@ -131,15 +148,22 @@ class Restarts:
         self._running -= {e.rank for e in event.exits}
         failures = [e for e in event.exits if e.code]
         if self._stage is _Stage.RUNNING and failures:
-            # A kill explains the other ranks' errors; their errors never explain a kill, least of all when they speak of a peer.
-            return self._failure(min(failures, key=lambda e: (e.blamed.cause is Cause.UNKNOWN, e.code > 0, e.rank)), event)
+            # A kill explains the other ranks' errors; their errors never explain a kill, least of
+            # all when they speak of a peer.
+            return self._failure(
+                min(failures, key=lambda e: (e.blamed.cause is Cause.UNKNOWN, e.code > 0, e.rank)),
+                event,
+            )
         if self._running:
             return None  # ranks seldom end in the same moment
         if self._stage is _Stage.STOPPING:
             return self._end(self._exit_code, self._signal)
         self._stage = _Stage.ENDED_WELL
         took = _seconds(event.at_ns - self._started_ns)
-        why = f"all {self.world_size} ranks ended well {took} after their start; {self.restarts} restarts"
+        why = (
+            f"all {self.world_size} ranks ended well {took} after their start; {self.restarts} "
+            "restarts"
+        )
         return self._end(0, f"{why}; {self._lost}") if self._lost else AwaitOthers(why)
 
     def _failure(self, cause: Exit, event: RanksExited) -> Action:
@@ -147,17 +171,29 @@ class Restarts:
         failure = replace(cause.blamed, completed_step=event.completed_step)
         self._notice_progress(life_ns, event.completed_step)
         why_not_keep = self._why_not_keep(event.able)
-        return self._again(_Setback(f"{cause} {_seconds(life_ns)} after start", failure, why_not_keep, cause, event.expendable))
+        return self._again(
+            _Setback(
+                f"{cause} {_seconds(life_ns)} after start",
+                failure,
+                why_not_keep,
+                cause,
+                event.expendable,
+            )
+        )
 
     def _why_not_keep(self, able: bool) -> str:
         if not able:
             return "not all ranks of this node have said that they can stay in their process"
         if self._kept_in_vain >= KEPT_IN_VAIN:
-            return f"they stayed in their process {self._kept_in_vain} times in a row without a new step"
+            return (
+                f"they stayed in their process {self._kept_in_vain} times in a row without a new "
+                "step"
+            )
         return ""
 
     def _reported(self, event: Reported) -> Action | None:
-        """Which of several nodes' words about one life was heard first is chance; what they say together is not."""
+        """Which of several nodes' words about one life was heard first is chance; what they say
+        together is not."""
         for failure in event.failures:
             finding = self._recurrence.note(failure, self._life)
             if finding is not None and finding.kind == "code":
@@ -174,26 +210,49 @@ class Restarts:
         finding = self._program_is_wrong(finding) or finding
         if give_up := self._why_give_up(finding, spent):
             code = CODE_AT_FAULT if finding is not None and finding.kind == "code" else 1
-            return self._end(code, f"gave up: {setback.fact}; {give_up}", cause=setback.exit, finding=finding)
+            return self._end(
+                code, f"gave up: {setback.fact}; {give_up}", cause=setback.exit, finding=finding
+            )
         self.restarts += 1
         self._stage = _Stage.MEETING
         self._running.clear()
-        count = f"restart {self.restarts} of {self.max_restarts}{f'; {spent.why}' if spent and spent.why else ''}"
+        count = (
+            f"restart {self.restarts} of "
+            f"{self.max_restarts}{f'; {spent.why}' if spent and spent.why else ''}"
+        )
         leave = setback.expendable and finding is not None
-        why_not_keep = "its hardware is suspect, and a spare may take its place" if leave else setback.why_not_keep
+        why_not_keep = (
+            "its hardware is suspect, and a spare may take its place"
+            if leave
+            else setback.why_not_keep
+        )
         keep = not why_not_keep
         self._kept_in_vain = self._kept_in_vain + 1 if keep else 0
         plan = (
-            "starting what is missing, the others stay in their process" if keep else f"restarting all {self.world_size} ranks from memory"
+            "starting what is missing, the others stay in their process"
+            if keep
+            else f"restarting all {self.world_size} ranks from memory"
         )
         mine = None if setback.heard else failure
-        return RestartAll(f"{setback.fact}; {plan} ({count})", setback.fact, mine, keep, why_not_keep, leave, finding)
+        return RestartAll(
+            f"{setback.fact}; {plan} ({count})",
+            setback.fact,
+            mine,
+            keep,
+            why_not_keep,
+            leave,
+            finding,
+        )
 
     def _program_is_wrong(self, finding: Finding | None) -> Finding | None:
-        """Whether it failed too often without a new step, whatever it said and wherever that was."""
+        """Whether it failed too often without a new step, whatever it said and wherever that
+        was."""
         if len(self._crashes) < SAME_CRASHES or (finding is not None and finding.kind == "code"):
             return None
-        why = f"the program failed {len(self._crashes)} times in a row without a new step, a restart will not help"
+        why = (
+            f"the program failed {len(self._crashes)} times in a row without a new step, a "
+            "restart will not help"
+        )
         if finding is not None:
             why += f"; {finding.why}; no other hardware was there to try it on"
         return Finding("code", why, tuple(self._crashes))
@@ -207,7 +266,9 @@ class Restarts:
             return f"all {self.max_restarts} restarts are used up"
         return self._lost
 
-    def _others(self, event: RoundWanted | RegroupLate | Stopped | AllEndedWell | MeetingLost) -> Action | None:
+    def _others(
+        self, event: RoundWanted | RegroupLate | Stopped | AllEndedWell | MeetingLost
+    ) -> Action | None:
         if self._stage is _Stage.STOPPING:
             return None  # it ends here anyway
         if isinstance(event, RegroupLate):
@@ -223,7 +284,8 @@ class Restarts:
         if isinstance(event, RoundWanted):
             if self._stage is _Stage.MEETING:
                 return None
-            # All nodes' ranks are at the same step: a program that fails on another node every time is as wrong as if it failed here.
+            # All nodes' ranks are at the same step: a program that fails on another node every time
+            # is as wrong as if it failed here.
             self._notice_progress(event.at_ns - self._started_ns, event.completed_step)
             why_not = self._why_not_keep(event.able)
             if event.decided:
@@ -239,11 +301,18 @@ class Restarts:
         self._lost = event.why
         if self._stage is _Stage.MEETING:
             return self._end(1, f"gave up: {event.why}")
-        return self._end(0, f"all {self.world_size} ranks ended well; {event.why}") if self._stage is _Stage.ENDED_WELL else None
+        return (
+            self._end(0, f"all {self.world_size} ranks ended well; {event.why}")
+            if self._stage is _Stage.ENDED_WELL
+            else None
+        )
 
     def _notice_progress(self, life_ns: int, completed_step: int | None) -> None:
-        """A program that fails again and again at the same place is wrong, and restarting it hides that."""
-        advanced = life_ns > EARLY_NS if completed_step is None else completed_step > self._best_step
+        """A program that fails again and again at the same place is wrong, and restarting it hides
+        that."""
+        advanced = (
+            life_ns > EARLY_NS if completed_step is None else completed_step > self._best_step
+        )
         self._best_step = max(self._best_step, -1 if completed_step is None else completed_step)
         if advanced:
             self._crashes.clear()
@@ -256,8 +325,15 @@ class Restarts:
             if event.signum == SIGHUP:  # a closing terminal sends it twice
                 return None
             return self._end(code, f"{self._signal}; then {name}: leaving at once", within_ns=0)
-        when = f"{_seconds(event.at_ns - self._started_ns)} after start" if self._running else "with no rank running"
-        self._signal = f"{'preempted' if event.signum in (SIGTERM, SIGHUP) else 'interrupted'} by {name} {when}"
+        when = (
+            f"{_seconds(event.at_ns - self._started_ns)} after start"
+            if self._running
+            else "with no rank running"
+        )
+        self._signal = (
+            f"{'preempted' if event.signum in (SIGTERM, SIGHUP) else 'interrupted'} by {name} "
+            f"{when}"
+        )
         if event.signum not in (SIGTERM, SIGHUP):
             return self._stop(event.signum, code, "stopping all ranks")
         if self.has_store:
@@ -266,7 +342,8 @@ class Restarts:
 
     def _stop(self, signum: int, exit_code: int, why: str) -> Action:
         self._stage, self._exit_code = _Stage.STOPPING, exit_code
-        # The state outlives the ranks: they stop first, and the keeper then writes the newest step there will ever be.
+        # The state outlives the ranks: they stop first, and the keeper then writes the newest step
+        # there will ever be.
         if self.has_store and signum == SIGTERM:
             self._end_within_ns = PERSIST_WITHIN_NS
         self._signal = f"{self._signal}: {why}"
@@ -276,10 +353,22 @@ class Restarts:
         return SignalRanks(signum, why, STOP_WITHIN_NS, exit_code)
 
     def _end(
-        self, exit_code: int, why: str, within_ns: int | None = None, cause: Exit | None = None, finding: Finding | None = None
+        self,
+        exit_code: int,
+        why: str,
+        within_ns: int | None = None,
+        cause: Exit | None = None,
+        finding: Finding | None = None,
     ) -> End:
         self._stage = _Stage.OVER
-        return End(exit_code == 0, exit_code, why, self._end_within_ns if within_ns is None else within_ns, cause, finding)
+        return End(
+            exit_code == 0,
+            exit_code,
+            why,
+            self._end_within_ns if within_ns is None else within_ns,
+            cause,
+            finding,
+        )
 
 
 def _seconds(duration_ns: int) -> str:

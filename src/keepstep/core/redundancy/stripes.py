@@ -1,18 +1,24 @@
-"""Parity: decides which byte ranges of which members are combined, where the result lies, and what a lost member is rebuilt from.
+"""Parity: decides which byte ranges of which members are combined, where the result lies, and what
+a lost member is rebuilt from.
 
-Comes in: the members of a group, how many losses it tolerates (t), and how many bytes each has. Goes out: plans, lists of
-`Combine`: "these targets are the code's sum of these sources". Never touches a byte and knows no coefficients: a piece carries
-its position in its codeword, and `coding.reed_solomon.solve` knows how positions depend on each other.
+Comes in: the members of a group, how many losses it tolerates (t), and how many bytes each has.
+Goes out: plans, lists of `Combine`: "these targets are the code's sum of these sources". Never
+touches a byte and knows no coefficients: a piece carries its position in its codeword, and
+`coding.reed_solomon.solve` knows how positions depend on each other.
 
 The layout, for G members, t of them lost at most, k = G - t:
 
-* Each member's bytes are cut into k blocks of one size, a multiple of 64; what is missing at the end counts as zeros.
-* There are G codewords, each with one block of every member: codeword c has its parity rows 0..t-1 on members c, c+1, .., c+t-1
-  (cyclically) and data on the others. So each member keeps t parity blocks beside its k data blocks, and any t members may be lost.
-* With t = 1 this is REFT's rotating parity: the parity over everybody's block but s's lies on s, and a state that is *replicated*
-  is first cut into G contiguous shares, so that a member can compute its parity from its own replica, without network.
+* Each member's bytes are cut into k blocks of one size, a multiple of 64; what is missing at the
+  end counts as zeros.
+* There are G codewords, each with one block of every member: codeword c has its parity rows 0..t-1
+  on members c, c+1, .., c+t-1 (cyclically) and data on the others. So each member keeps t parity
+  blocks beside its k data blocks, and any t members may be lost.
+* With t = 1 this is REFT's rotating parity: the parity over everybody's block but s's lies on s,
+  and a state that is *replicated* is first cut into G contiguous shares, so that a member can
+  compute its parity from its own replica, without network.
 
-Invariant: every data byte is in exactly one codeword, and a codeword never has two blocks on one member.
+Invariant: every data byte is in exactly one codeword, and a codeword never has two blocks on one
+member.
 """
 
 from __future__ import annotations
@@ -27,7 +33,8 @@ from keepstep.model.units import round_up
 
 
 class Region(Enum):
-    """Of a member: its own snapshot (or its share of a replicated one), or the parity it keeps for the others."""
+    """Of a member: its own snapshot (or its share of a replicated one), or the parity it keeps for
+    the others."""
 
     DATA = "data"
     PARITY = "parity"
@@ -35,7 +42,8 @@ class Region(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes start to stop of a member's region, and their place in the codeword: 0..k-1 data, k.. parity."""
+    """Bytes start to stop of a member's region, and their place in the codeword: 0..k-1 data, k..
+    parity."""
 
     member: int
     region: Region
@@ -50,7 +58,8 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Combine:
-    """Write the targets, computed from the k sources. A source shorter than a target (even empty) continues as zeros."""
+    """Write the targets, computed from the k sources. A source shorter than a target (even empty)
+    continues as zeros."""
 
     codeword: int
     sources: tuple[Piece, ...]
@@ -59,7 +68,8 @@ class Combine:
 
 @dataclass(frozen=True, slots=True)
 class Stripes:
-    """The layout. `data_bytes[i]` belongs to `members[i]`; `starts[i]` is where its share begins in a replicated state, else 0."""
+    """The layout. `data_bytes[i]` belongs to `members[i]`; `starts[i]` is where its share begins in
+    a replicated state, else 0."""
 
     members: tuple[int, ...]
     tolerates: int
@@ -82,8 +92,15 @@ class Stripes:
         size, t = len(self.members), self.tolerates
         row = (index - codeword) % size
         if row < t:
-            return Piece(self.members[index], Region.PARITY, row * self.block_bytes, (row + 1) * self.block_bytes, self.k + row)
-        # Data blocks in the order of their codewords, without those in which this member keeps parity.
+            return Piece(
+                self.members[index],
+                Region.PARITY,
+                row * self.block_bytes,
+                (row + 1) * self.block_bytes,
+                self.k + row,
+            )
+        # Data blocks in the order of their codewords, without those in which this member keeps
+        # parity.
         block = codeword - sum((index - r) % size < codeword for r in range(t))
         start = min(block * self.block_bytes, self.data_bytes[index])
         stop = min(start + self.block_bytes, self.data_bytes[index])
@@ -96,15 +113,20 @@ class Stripes:
         return at + piece.start, at + piece.stop
 
 
-def stripes_of_snapshots(members: Sequence[int], tolerates: int, data_bytes: Sequence[int]) -> Stripes:
+def stripes_of_snapshots(
+    members: Sequence[int], tolerates: int, data_bytes: Sequence[int]
+) -> Stripes:
     """Sharded state: every member has bytes of its own, not necessarily equally many."""
-    assert len(members) == len(data_bytes) > tolerates > 0, f"{len(members)} members, {len(data_bytes)} sizes, {tolerates} tolerated"
+    assert len(members) == len(data_bytes) > tolerates > 0, (
+        f"{len(members)} members, {len(data_bytes)} sizes, {tolerates} tolerated"
+    )
     block_bytes = _block_bytes(max(data_bytes), len(members) - tolerates)
     return Stripes(tuple(members), tolerates, block_bytes, tuple(data_bytes), (0,) * len(members))
 
 
 def stripes_of_replica(members: Sequence[int], tolerates: int, state_bytes: int) -> Stripes:
-    """Replicated state: everybody has all bytes, and each member becomes the owner of one contiguous share."""
+    """Replicated state: everybody has all bytes, and each member becomes the owner of one
+    contiguous share."""
     assert len(members) > tolerates > 0, f"{len(members)} members, {tolerates} tolerated"
     k = len(members) - tolerates
     block_bytes = _block_bytes(state_bytes, len(members) * k)
@@ -118,7 +140,8 @@ def _block_bytes(total_bytes: int, blocks: int) -> int:
 
 
 def encode_plan(stripes: Stripes, member: int) -> list[Combine]:
-    """Everything `member` computes to fill its parity region: one Combine for each of its t blocks."""
+    """Everything `member` computes to fill its parity region: one Combine for each of its t
+    blocks."""
     index, size = stripes.members.index(member), len(stripes.members)
     plan = []
     for row in range(stripes.tolerates):
@@ -138,8 +161,11 @@ def contribution(stripes: Stripes, owner: int, keeper: int) -> list[Piece]:
 
 
 def decode_plan(stripes: Stripes, lost: Collection[int], member: int) -> list[Combine]:
-    """Everything that rebuilds `member`, data and parity, from the members that are not lost; the reading is spread evenly."""
-    assert member in lost and len(set(lost)) <= stripes.tolerates, f"{sorted(lost)} lost, {stripes.tolerates} tolerated, {member} wanted"
+    """Everything that rebuilds `member`, data and parity, from the members that are not lost; the
+    reading is spread evenly."""
+    assert member in lost and len(set(lost)) <= stripes.tolerates, (
+        f"{sorted(lost)} lost, {stripes.tolerates} tolerated, {member} wanted"
+    )
     index, size = stripes.members.index(member), len(stripes.members)
     read_bytes = {i: 0 for i in range(size) if stripes.members[i] not in lost}
     plan = []
@@ -148,7 +174,10 @@ def decode_plan(stripes: Stripes, lost: Collection[int], member: int) -> list[Co
         if target.nbytes == 0:
             continue
         have = [(i, _cut(stripes.piece(codeword, i), 0, target.nbytes)) for i in read_bytes]
-        chosen = sorted(have, key=lambda pair: (read_bytes[pair[0]] + pair[1].nbytes, (pair[0] - codeword) % size))[: stripes.k]
+        chosen = sorted(
+            have,
+            key=lambda pair: (read_bytes[pair[0]] + pair[1].nbytes, (pair[0] - codeword) % size),
+        )[: stripes.k]
         for i, piece in chosen:
             read_bytes[i] += piece.nbytes
         sources = sorted((piece for _, piece in chosen), key=lambda p: p.position)
@@ -157,7 +186,8 @@ def decode_plan(stripes: Stripes, lost: Collection[int], member: int) -> list[Co
 
 
 def chunks(combine: Combine, chunk_bytes: int) -> Iterator[Combine]:
-    """The same work in steps of at most `chunk_bytes` a piece, so that it can follow the network."""
+    """The same work in steps of at most `chunk_bytes` a piece, so that it can follow the
+    network."""
     for at in range(0, max(p.nbytes for p in combine.targets), chunk_bytes):
         sources = tuple(_cut(p, at, chunk_bytes) for p in combine.sources)
         targets = tuple(cut for p in combine.targets if (cut := _cut(p, at, chunk_bytes)).nbytes)

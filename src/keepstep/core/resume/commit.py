@@ -1,19 +1,26 @@
-"""Commit: which generation everybody may rely on, and which is to be protected next. Led by one keeper of the round.
+"""Commit: which generation everybody may rely on, and which is to be protected next. Led by one
+keeper of the round.
 
-Comes in: each rank's facts and the last word its node has heard, as reported (they may be old). Goes out: the leader's word, a `Horizon`,
-whenever it changes. Never looks anywhere itself; who leads next needs nothing but new reports.
+Comes in: each rank's facts and the last word its node has heard, as reported (they may be old).
+Goes out: the leader's word, a `Horizon`, whenever it changes. Never looks anywhere itself; who
+leads next needs nothing but new reports.
 
-* A stamp that every rank has sealed becomes the *target*: only then does anybody copy it, so no byte is sent for a generation
-  that can never be whole, and all nodes copy the same one. It stays the target, whoever leads, until it is committed.
-* When every rank's target is protected, it is *committed*: the horizon. What is older may be overwritten, here and at the holders.
-* A new epoch *inherits* the horizon of the one before, as far as it is still there: until something is committed in the new surroundings,
-  that is what a lost node can be rebuilt from. Without it nobody would know which older generation may be overwritten, and holders that
-  keep two of them would have no slot for a new one, for ever.
-* Beside floor and target only the newest stamp that every rank has, and what may still become one, is `alive`: a killed process goes back
-  to that, however long the target takes on a slow link. What is not alive is hopeless, once every rank has decided about its step.
+* A stamp that every rank has sealed becomes the *target*: only then does anybody copy it, so no
+  byte is sent for a generation that can never be whole, and all nodes copy the same one. It stays
+  the target, whoever leads, until it is committed.
+* When every rank's target is protected, it is *committed*: the horizon. What is older may be
+  overwritten, here and at the holders.
+* A new epoch *inherits* the horizon of the one before, as far as it is still there: until something
+  is committed in the new surroundings, that is what a lost node can be rebuilt from. Without it
+  nobody would know which older generation may be overwritten, and holders that keep two of them
+  would have no slot for a new one, for ever.
+* Beside floor and target only the newest stamp that every rank has, and what may still become one,
+  is `alive`: a killed process goes back to that, however long the target takes on a slow link. What
+  is not alive is hopeless, once every rank has decided about its step.
 
-Invariants (docs/protocol.md): the horizon never goes back within an epoch; a committed stamp was, at one moment, proven on every holder of
-every rank; nobody gives it up before a newer one was. GEMINI (SOSP'23) leaves this protocol open.
+Invariants (docs/protocol.md): the horizon never goes back within an epoch; a committed stamp was,
+at one moment, proven on every holder of every rank; nobody gives it up before a newer one was.
+GEMINI (SOSP'23) leaves this protocol open.
 """
 
 from __future__ import annotations
@@ -36,8 +43,11 @@ class RankFacts(NamedTuple):
     protected: frozenset[Stamp] = frozenset()
 
 
-def first_word(epoch: int, resumed: Stamp | None, last: Horizon, held: Collection[Stamp]) -> Horizon:
-    """What a node's page says when an epoch begins, from what it said last and the stamps all the node's ranks still hold."""
+def first_word(
+    epoch: int, resumed: Stamp | None, last: Horizon, held: Collection[Stamp]
+) -> Horizon:
+    """What a node's page says when an epoch begins, from what it said last and the stamps all the
+    node's ranks still hold."""
     floor = last.floor
     there = floor is not None and resumed is not None and floor <= resumed and floor in held
     return Horizon(epoch, inherited=floor if there else None)
@@ -62,15 +72,18 @@ class Commit:
     facts: dict[int, RankFacts] = field(default_factory=dict)
     horizon: Horizon = field(init=False)
     said: Horizon | None = None
-    _kinds: Counter[tuple[Holding, frozenset[Stamp]]] = field(default_factory=Counter)  # ranks that train together are much alike
+    # ranks that train together are much alike
+    _kinds: Counter[tuple[Holding, frozenset[Stamp]]] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.horizon = Horizon(self.epoch)
 
     def report(self, facts: Iterable[RankFacts], heard: Horizon) -> Horizon | None:
-        """Take what a node reports of its ranks, and the last word on its page. Returns the word to say, if there is a new one.
+        """Take what a node reports of its ranks, and the last word on its page. Returns the word to
+        say, if there is a new one.
 
-        Nothing is said before all ranks were reported: then whatever anybody has acted upon is known here.
+        Nothing is said before all ranks were reported: then whatever anybody has acted upon is
+        known here.
         """
         for fact in facts:
             self._take(fact)
@@ -103,11 +116,16 @@ class Commit:
         self._kinds[fact.own, fact.protected] += 1
 
     def _says_more(self, said: Horizon) -> bool:
-        """Would anybody act otherwise? That a step was decided about is news only when it makes hopeless what somebody has."""
+        """Would anybody act otherwise? That a step was decided about is news only when it makes
+        hopeless what somebody has."""
         now = self.horizon
         if _stamps(now) != _stamps(said):
             return True
-        return any(now.is_hopeless(s) and not said.is_hopeless(s) for own, _ in self._kinds for s in own.sealed)
+        return any(
+            now.is_hopeless(s) and not said.is_hopeless(s)
+            for own, _ in self._kinds
+            for s in own.sealed
+        )
 
     def _decide(self) -> Horizon:
         protected = common([p for _, p in self._kinds])
@@ -116,14 +134,26 @@ class Commit:
         floor = _later(self.horizon.inherited, committed)
         sealed = [s for s in held if (floor is None or s >= floor) and s not in protected]
         target = self.horizon.target
-        if target not in sealed:  # one at a time, to its end: a newer one in its place might never be finished either
+        # one at a time, to its end: a newer one in its place might never be finished either
+        if target not in sealed:
             target = max(sealed, default=None)
         newest = max(held, default=None)
         oldest = _later(floor, _later(target, newest))
         pending = {own.pending for own, _ in self._kinds if own.pending is not None}
-        candidates = {s for s in pending.union(*(own.sealed for own, _ in self._kinds)) if oldest is None or s >= oldest or s == target}
+        candidates = {
+            s
+            for s in pending.union(*(own.sealed for own, _ in self._kinds))
+            if oldest is None or s >= oldest or s == target
+        }
         alive = frozenset(s for s in candidates if all(_may_have(own, s) for own, _ in self._kinds))
-        return Horizon(self.epoch, committed, target, alive, min(own.decided_step for own, _ in self._kinds), self.horizon.inherited)
+        return Horizon(
+            self.epoch,
+            committed,
+            target,
+            alive,
+            min(own.decided_step for own, _ in self._kinds),
+            self.horizon.inherited,
+        )
 
 
 def _stamps(word: Horizon) -> tuple[Stamp | None, ...]:

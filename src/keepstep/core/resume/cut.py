@@ -1,10 +1,10 @@
 """Cut: which step can everybody reach, and which will nobody ever.
 
-Comes in: what every rank holds, as last seen (views may be old). Goes out: the newest stamp all ranks hold, and
-whether a stamp is hopeless. Never looks anywhere itself.
+Comes in: what every rank holds, as last seen (views may be old). Goes out: the newest stamp all
+ranks hold, and whether a stamp is hopeless. Never looks anywhere itself.
 
-Invariant (docs/protocol.md): pages only gain the newest stamps and lose a stamp only after a newer one was held by
-all, so a cut computed from old views is a true cut, at worst an older one.
+Invariant (docs/protocol.md): pages only gain the newest stamps and lose a stamp only after a newer
+one was held by all, so a cut computed from old views is a true cut, at worst an older one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from keepstep.model.snapshot import RankStatus, SlotState, Stamp
 
 
 class Holding(NamedTuple):
-    """What one rank holds: sealed stamps, the one being written, and the newest step it has decided about."""
+    """What one rank holds: sealed stamps, the one being written, and the newest step it has decided
+    about."""
 
     sealed: frozenset[Stamp]
     pending: Stamp | None
@@ -37,12 +38,17 @@ def common(sealed: Sequence[Iterable[Stamp]]) -> frozenset[Stamp]:
 
 
 def cut(holdings: Sequence[Holding], world_size: int) -> Stamp | None:
-    """The newest stamp sealed on all `world_size` ranks; None when a rank is unseen or none is common."""
+    """The newest stamp sealed on all `world_size` ranks; None when a rank is unseen or none is
+    common."""
     if len(holdings) < world_size:
         return None
     return max(common([h.sealed for h in holdings]), default=None)
 
 
 def hopeless(stamp: Stamp, holdings: Sequence[Holding]) -> bool:
-    """True when some rank has decided about that step and neither holds nor writes it: it will never be common."""
-    return any(h.decided_step >= stamp.step and stamp not in h.sealed and h.pending != stamp for h in holdings)
+    """True when some rank has decided about that step and neither holds nor writes it: it will
+    never be common."""
+    return any(
+        h.decided_step >= stamp.step and stamp not in h.sealed and h.pending != stamp
+        for h in holdings
+    )

@@ -1,8 +1,8 @@
 """Slots: where the next snapshot goes, or why it does not.
 
-Comes in: the rank's own slots, the horizon (newest stamp all ranks hold) and which stamps are hopeless. Goes out: a slot
-to overwrite, or a reason to skip. Never overwrites the horizon, nor anything newer that may still become one; never
-runs two captures; never waits.
+Comes in: the rank's own slots, the horizon (newest stamp all ranks hold) and which stamps are
+hopeless. Goes out: a slot to overwrite, or a reason to skip. Never overwrites the horizon, nor
+anything newer that may still become one; never runs two captures; never waits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,12 @@ class Skip:
     why: str
 
 
-def choose(step: int, slots: Sequence[SlotView], horizon: Stamp | None, is_hopeless: Callable[[Stamp], bool]) -> Take | Skip:
+def choose(
+    step: int,
+    slots: Sequence[SlotView],
+    horizon: Stamp | None,
+    is_hopeless: Callable[[Stamp], bool],
+) -> Take | Skip:
     """Decide about the snapshot of `step`."""
     writing = next((v for v in slots if v.state is SlotState.WRITING), None)
     if writing is not None:
@@ -36,7 +41,9 @@ def choose(step: int, slots: Sequence[SlotView], horizon: Stamp | None, is_hopel
         if view.state is SlotState.EMPTY:
             free.append((-2, index, "it is empty"))
         elif horizon is not None and view.stamp < horizon:
-            free.append((view.stamp.step, index, f"{view.stamp} is older than the horizon, {horizon}"))
+            free.append(
+                (view.stamp.step, index, f"{view.stamp} is older than the horizon, {horizon}")
+            )
         elif view.stamp != horizon and is_hopeless(view.stamp):
             free.append((view.stamp.step, index, f"{view.stamp} will never be held by every rank"))
     if free:
@@ -44,7 +51,11 @@ def choose(step: int, slots: Sequence[SlotView], horizon: Stamp | None, is_hopel
         return Take(index, f"slot {index}: {why}")
     pinned = sum(v.pinned for v in slots)
     if horizon is None:
-        return Skip(f"no step is held by every rank yet, and all {len(slots)} slots may still become one ({pinned} pinned)")
+        return Skip(
+            f"no step is held by every rank yet, and all {len(slots)} slots may still become "
+            f"one ({pinned} pinned)"
+        )
     return Skip(
-        f"{horizon} is the newest step every rank holds, and the other {len(slots) - 1} slots wait for peers or a reader ({pinned} pinned)"
+        f"{horizon} is the newest step every rank holds, and the other {len(slots) - 1} "
+        f"slots wait for peers or a reader ({pinned} pinned)"
     )

@@ -1,14 +1,16 @@
 """Vote: from which state does everybody resume?
 
-Comes in: each rank's holdings as it joins, what the store has, whether loading worked. Goes out: one offer to all ranks, then
-permission to go, each with its reason. Every rank loads, proves and forgets anything newer *before* anyone may go, so two
-computations of one step never mix. A source that fails on one rank is given up by all, and the next is offered. A rank that
-dies meanwhile starts the vote again when it is back.
+Comes in: each rank's holdings as it joins, what the store has, whether loading worked. Goes out:
+one offer to all ranks, then permission to go, each with its reason. Every rank loads, proves and
+forgets anything newer *before* anyone may go, so two computations of one step never mix. A source
+that fails on one rank is given up by all, and the next is offered. A rank that dies meanwhile
+starts the vote again when it is back.
 
-Order of sources: the newest stamp that all ranks hold in memory, or can be given from other nodes' memory; then checkpoints, newest first;
-then a fresh start. With many nodes nothing is offered before every node has told what it holds. A stamp after which the program failed
-twice without completing another step is condemned: its bytes are what was captured, but perhaps what was captured was already wrong. It is
-taken only when there is nothing else but a fresh start.
+Order of sources: the newest stamp that all ranks hold in memory, or can be given from other nodes'
+memory; then checkpoints, newest first; then a fresh start. With many nodes nothing is offered
+before every node has told what it holds. A stamp after which the program failed twice without
+completing another step is condemned: its bytes are what was captured, but perhaps what was captured
+was already wrong. It is taken only when there is nothing else but a fresh start.
 """
 
 from __future__ import annotations
@@ -80,18 +82,30 @@ class Vote:
     failed: list[tuple[str, Stamp, str]] = field(default_factory=list)
     checkpoints: Sequence[int] | None = None
     silent_nodes: frozenset[int] = frozenset()  # their inventories are awaited
-    elsewhere: Mapping[int, frozenset[Stamp]] = field(default_factory=dict)  # what each rank can be given by other nodes
-    went: tuple[Go, Mapping[int, int]] | None = None  # the last permission, and which incarnations of the ranks it was for
+    # what each rank can be given by other nodes
+    elsewhere: Mapping[int, frozenset[Stamp]] = field(default_factory=dict)
+    # the last permission, and which incarnations of the ranks it was for
+    went: tuple[Go, Mapping[int, int]] | None = None
     condemned: frozenset[Stamp] = frozenset()
 
     def joined(self, ballot: Ballot) -> list[Action]:
         """A rank asks where to resume."""
         if ballot.world_size != self.world_size:
-            return [Refuse(f"rank {ballot.rank} says the world has {ballot.world_size} ranks, the job has {self.world_size}")]
+            return [
+                Refuse(
+                    f"rank {ballot.rank} says the world has {ballot.world_size} ranks, the "
+                    f"job has {self.world_size}"
+                )
+            ]
         if self.went is not None and self.went[1].get(ballot.rank) == ballot.incarnation > 0:
             return [self.went[0]]  # its node's keeper died before it could hand the permission on
-        if self.offer is not None and self.ballots.get(ballot.rank) == ballot and ballot.incarnation:
-            return [self.offer]  # said twice, or by its node's next keeper, which has not heard the offer
+        if (
+            self.offer is not None
+            and self.ballots.get(ballot.rank) == ballot
+            and ballot.incarnation
+        ):
+            # said twice, or by its node's next keeper, which has not heard the offer
+            return [self.offer]
         self.ballots[ballot.rank] = ballot
         self.epoch = max([self.epoch, *(s.epoch for s in ballot.holds)])
         self._reset()
@@ -102,8 +116,11 @@ class Vote:
         if self.ballots.pop(rank, None):
             self._reset()
 
-    def reached(self, silent_nodes: frozenset[int], elsewhere: Mapping[int, frozenset[Stamp]]) -> list[Action]:
-        """What nodes have told they hold: which ones have not yet, and what each rank can be given."""
+    def reached(
+        self, silent_nodes: frozenset[int], elsewhere: Mapping[int, frozenset[Stamp]]
+    ) -> list[Action]:
+        """What nodes have told they hold: which ones have not yet, and what each rank can be
+        given."""
         before = (self.silent_nodes, self.elsewhere)
         self.silent_nodes, self.elsewhere = silent_nodes, elsewhere
         self.epoch = max([self.epoch, *(s.epoch for stamps in elsewhere.values() for s in stamps)])
@@ -115,7 +132,8 @@ class Vote:
         return self._decide()
 
     def unlistable(self, why: str) -> list[Action]:
-        """The store does not answer. Nobody may start afresh over checkpoints that nobody could look at."""
+        """The store does not answer. Nobody may start afresh over checkpoints that nobody could
+        look at."""
         return [Refuse(f"{self._why_not_memory()}, and the store cannot be read: {why}")]
 
     def has_loaded(self, rank: int, round_: int) -> list[Action]:
@@ -153,7 +171,9 @@ class Vote:
             return []
         bad = {(source, stamp) for source, stamp, _ in self.failed}
         after = f" after {self.failed[-1][2]}" if self.failed else ""
-        within_reach = [b.holds | self.elsewhere.get(r, frozenset()) for r, b in self.ballots.items()]
+        within_reach = [
+            b.holds | self.elsewhere.get(r, frozenset()) for r, b in self.ballots.items()
+        ]
         shared = [s for s in common(within_reach) if ("memory", s) not in bad]
         trusted = [s for s in shared if s not in self.condemned]
         instead = f"; {max(shared)} is condemned" if shared and max(shared) not in trusted else ""
@@ -164,20 +184,39 @@ class Vote:
             best = max(trusted or shared)
             without = sorted(r for r, b in self.ballots.items() if best not in b.holds)
             verb = "have" if without else "hold"
-            given = f", rank{'s' if len(without) > 1 else ''} {_ranks(without)} from other nodes" if without else ""
-            why = f"{best} is the newest state all {self.world_size} ranks {verb} in memory{given}{instead if trusted else ''}{after}"
+            given = (
+                f", rank{'s' if len(without) > 1 else ''} {_ranks(without)} from other nodes"
+                if without
+                else ""
+            )
+            why = (
+                f"{best} is the newest state all {self.world_size} ranks {verb} in "
+                f"memory{given}{instead if trusted else ''}{after}"
+            )
             return self._make("memory", best, why)
-        why_not_memory = f"all that memory holds is condemned: {max(shared)}" if shared else self._why_not_memory()
+        why_not_memory = (
+            f"all that memory holds is condemned: {max(shared)}"
+            if shared
+            else self._why_not_memory()
+        )
         if checkpoints:
             stamp = Stamp(checkpoints[0], 0)
-            return self._make("store", stamp, f"{why_not_memory}; the newest usable checkpoint is of {stamp}{after}")
-        foreign = sorted({b.foreign_world for b in self.ballots.values() if b.foreign_world is not None})
+            return self._make(
+                "store",
+                stamp,
+                f"{why_not_memory}; the newest usable checkpoint is of {stamp}{after}",
+            )
+        foreign = sorted(
+            {b.foreign_world for b in self.ballots.values() if b.foreign_world is not None}
+        )
         if foreign:
             return [
                 Refuse(
-                    f"memory holds this job's state for {foreign[0]} ranks and the job has {self.world_size} now; "
+                    f"memory holds this job's state for {foreign[0]} ranks and the job has "
+                    f"{self.world_size} now; "
                     "no checkpoint can bridge that. "
-                    f"Run with {foreign[0]} ranks, give a store, or drop the state with `keepstep clean`"
+                    f"Run with {foreign[0]} ranks, give a store, or drop the state with "
+                    "`keepstep clean`"
                 )
             ]
         store = "no checkpoint in the store" if self.has_store else "no store"
@@ -191,9 +230,14 @@ class Vote:
             return "memory holds nothing"
         lost = [r for r in empty if not self.elsewhere.get(r)]
         if lost and self.elsewhere:
-            return f"no node's memory has anything of rank{'s' if len(lost) > 1 else ''} {_ranks(lost)}"
+            return (
+                f"no node's memory has anything of rank{'s' if len(lost) > 1 else ''} "
+                f"{_ranks(lost)}"
+            )
         if empty and not self.elsewhere:
-            return f"memory of rank {empty[0]} holds nothing ({len(empty)} of {self.world_size} ranks)"
+            return (
+                f"memory of rank {empty[0]} holds nothing ({len(empty)} of {self.world_size} ranks)"
+            )
         return "no step in memory is usable on every rank"
 
     def _make(self, source: str, stamp: Stamp, why: str) -> list[Action]:
@@ -204,7 +248,8 @@ class Vote:
 
 @dataclass
 class Trust:
-    """Which stamps to resume from no more: two failures of the program, each before it had completed another step."""
+    """Which stamps to resume from no more: two failures of the program, each before it had
+    completed another step."""
 
     resumed: Stamp | None = None
     strikes: dict[Stamp, int] = field(default_factory=dict)
@@ -215,7 +260,8 @@ class Trust:
         self.resumed, self.struck = stamp, False
 
     def is_back(self, completed_step: int | None, failed: bool) -> bool:
-        """A rank asks where to resume: how far it had come, whether its last life told of an error. True if a stamp is condemned now."""
+        """A rank asks where to resume: how far it had come, whether its last life told of an error.
+        True if a stamp is condemned now."""
         stamp = self.resumed
         if stamp is None:
             return False
@@ -234,4 +280,6 @@ class Trust:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    return ", ".join(str(r) for r in ranks[:8]) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return ", ".join(str(r) for r in ranks[:8]) + (
+        f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
+    )

@@ -1,24 +1,31 @@
-"""Wire: one end of a connection between two keepers, as a state machine over bytes (no socket, no clock, in the manner of h11).
+"""Wire: one end of a connection between two keepers, as a state machine over bytes (no socket, no
+clock, in the manner of h11).
 
-Comes in: the bytes that arrived, never more than `wanted` at once. Goes out: events, and the bytes to send. A block's own bytes never
-pass through here: `BlockComing` says that they are next, the owner receives them wherever it likes and tells their checksum.
+Comes in: the bytes that arrived, never more than `wanted` at once. Goes out: events, and the bytes
+to send. A block's own bytes never pass through here: `BlockComing` says that they are next, the
+owner receives them wherever it likes and tells their checksum.
 
-Before anything is believed, both sides prove the job's secret by HMAC-SHA256 (RFC 2104) over both hellos: protocol, job, node,
-incarnation, role, link, lane, and a fresh nonce of each side. The dialer proves first, so a stranger learns nothing made with the secret.
-Each direction then has a key of its own; every frame head, message and block header carries a MAC (16 bytes of HMAC-SHA256) and
-its place in the sequence, so that nothing can be altered, replayed, reordered or reflected. Block bytes carry XXH3-64, which finds
-accidents; a block's bytes are neither secret nor safe from somebody who rewrites packets on purpose.
+Before anything is believed, both sides prove the job's secret by HMAC-SHA256 (RFC 2104) over both
+hellos: protocol, job, node, incarnation, role, link, lane, and a fresh nonce of each side. The
+dialer proves first, so a stranger learns nothing made with the secret. Each direction then has a
+key of its own; every frame head, message and block header carries a MAC (16 bytes of HMAC-SHA256)
+and its place in the sequence, so that nothing can be altered, replayed, reordered or reflected.
+Block bytes carry XXH3-64, which finds accidents; a block's bytes are neither secret nor safe from
+somebody who rewrites packets on purpose.
 
-    greeting  magic, version                                     } records of one size whatever the version,
-    record    hello (who, what for, nonce) | proof | refusal     } until both sides have proven themselves
-    head      type, length, sequence, number, MAC                } frames
-    body      message (JSON) | block header, each with a MAC     }
+    greeting  magic, version                                   } records of one size whatever
+    record    hello (who, what for, nonce) | proof | refusal   } the version, until both sides
+                                                               } have proven themselves
+    head      type, length, sequence, number, MAC              } frames
+    body      message (JSON) | block header, each with a MAC   }
     raw       a block's bytes
 
-Never allocates by a length the other side claims: before the proof all sizes are fixed, after it a length is read only under a good
-MAC and refused beyond its bound. Whatever bytes come, `receive` returns events and raises nothing.
+Never allocates by a length the other side claims: before the proof all sizes are fixed, after it a
+length is read only under a good MAC and refused beyond its bound. Whatever bytes come, `receive`
+returns events and raises nothing.
 
-A connection belongs to one thread until it is open; from then on one thread may receive while another sends.
+A connection belongs to one thread until it is open; from then on one thread may receive while
+another sends.
 """
 
 from __future__ import annotations
@@ -74,13 +81,19 @@ Admit = Callable[[Identity, Dial], Refused | None]
 
 
 class Connection:
-    """One end. `dial` is what the dialing side wants; the accepting side leaves it None and learns it.
+    """One end. `dial` is what the dialing side wants; the accepting side leaves it None and learns
+    it.
 
-    `nonce`: 32 fresh random bytes. `admit` judges who the other side says it is, before its proof is looked at.
+    `nonce`: 32 fresh random bytes. `admit` judges who the other side says it is, before its proof
+    is looked at.
     """
 
-    def __init__(self, me: Identity, secret: bytes, nonce: bytes, admit: Admit, dial: Dial | None = None) -> None:
-        assert len(secret) >= MIN_SECRET_BYTES, f"a secret of {len(secret)} bytes, at least {MIN_SECRET_BYTES} needed"
+    def __init__(
+        self, me: Identity, secret: bytes, nonce: bytes, admit: Admit, dial: Dial | None = None
+    ) -> None:
+        assert len(secret) >= MIN_SECRET_BYTES, (
+            f"a secret of {len(secret)} bytes, at least {MIN_SECRET_BYTES} needed"
+        )
         assert len(nonce) == NONCE_BYTES and len(me.job_hash) == 16
         self._me, self._secret, self._nonce, self._admit = me, secret, nonce, admit
         self._side: Side = "dialer" if dial else "acceptor"
@@ -106,7 +119,8 @@ class Connection:
         return self._need - len(self._buffer)
 
     def receive(self, data: bytes | memoryview) -> WireEvent | None:
-        """Take at most `wanted` bytes. Returns what they complete, if it is anything the owner should know."""
+        """Take at most `wanted` bytes. Returns what they complete, if it is anything the owner
+        should know."""
         assert 0 < len(data) <= self.wanted, f"{len(data)} bytes, {self.wanted} wanted"
         self._buffer += data
         if self.wanted:
@@ -136,7 +150,16 @@ class Connection:
         """The bytes that must directly precede the block's own."""
         s = header.span
         assert 0 < s.length <= MAX_BLOCK_BYTES, f"a block of {s.length} bytes"
-        body = _BLOCK.pack(self._me.job_hash, s.rank, s.part, s.stamp.step, s.stamp.epoch, s.offset, s.length, header.checksum)
+        body = _BLOCK.pack(
+            self._me.job_hash,
+            s.rank,
+            s.part,
+            s.stamp.step,
+            s.stamp.epoch,
+            s.offset,
+            s.length,
+            header.checksum,
+        )
         return self._frame(_BLOCK_FRAME, body, header.number)
 
     # the handshake
@@ -144,7 +167,16 @@ class Connection:
     def _hello(self, dial: Dial) -> bytes:
         flags = (_DIALER if self._side == "dialer" else 0) | (_RESUMING if dial.resuming else 0)
         me = self._me
-        return _HELLO.pack(_IS_HELLO, flags, dial.lane, dial.link, me.node, me.incarnation, me.job_hash, self._nonce)
+        return _HELLO.pack(
+            _IS_HELLO,
+            flags,
+            dial.lane,
+            dial.link,
+            me.node,
+            me.incarnation,
+            me.job_hash,
+            self._nonce,
+        )
 
     def _record(self, record: bytes) -> None:
         self._out += _GREETING.pack(MAGIC, VERSION) + record
@@ -168,13 +200,24 @@ class Connection:
 
     def _on_hello(self, piece: bytes) -> WireEvent | None:
         _, flags, lane, link, node, incarnation, job_hash, _nonce = _HELLO.unpack(piece)
-        peer, asked = Identity(job_hash, node, incarnation), Dial(link, lane, bool(flags & _RESUMING))
+        peer, asked = (
+            Identity(job_hash, node, incarnation),
+            Dial(link, lane, bool(flags & _RESUMING)),
+        )
         if bool(flags & _DIALER) == (self._side == "dialer"):
-            return self._refuse(Refusal.MALFORMED, f"expected the other role, found another {self._side} (a connection to itself?)")
+            return self._refuse(
+                Refusal.MALFORMED,
+                f"expected the other role, found another {self._side} (a connection to itself?)",
+            )
         if job_hash != self._me.job_hash:
-            return self._refuse(Refusal.WRONG_JOB, f"expected job {self._me.job_hash.hex()[:8]}, found {job_hash.hex()[:8]}")
+            return self._refuse(
+                Refusal.WRONG_JOB,
+                f"expected job {self._me.job_hash.hex()[:8]}, found {job_hash.hex()[:8]}",
+            )
         if self._dial is not None and asked != self._dial:
-            return self._refuse(Refusal.MALFORMED, f"asked for {self._dial}, was answered for {asked}")
+            return self._refuse(
+                Refusal.MALFORMED, f"asked for {self._dial}, was answered for {asked}"
+            )
         if refused := self._admit(peer, asked):
             return self._refuse(refused.reason, refused.why)
         self._opened = Opened(peer, asked)
@@ -192,16 +235,24 @@ class Connection:
         return _PROOF.pack(_IS_PROOF, self._derive(f"{side} proves"))
 
     def _derive(self, purpose: str) -> bytes:
-        return hmac.digest(self._secret, f"keepstep {VERSION} {purpose}\0".encode() + self._transcript, "sha256")
+        return hmac.digest(
+            self._secret, f"keepstep {VERSION} {purpose}\0".encode() + self._transcript, "sha256"
+        )
 
     def _on_proof(self, piece: bytes) -> WireEvent | None:
         assert self._opened is not None
         other: Side = "acceptor" if self._side == "dialer" else "dialer"
         if not hmac.compare_digest(piece, self._proof(other)):
-            return self._refuse(Refusal.WRONG_SECRET, f"node {self._opened.peer.node} does not prove the job's secret")
+            return self._refuse(
+                Refusal.WRONG_SECRET,
+                f"node {self._opened.peer.node} does not prove the job's secret",
+            )
         if self._side == "acceptor":
             self._record(self._proof("acceptor"))
-        self._in_key, self._out_key = self._derive(f"{other} sends"), self._derive(f"{self._side} sends")
+        self._in_key, self._out_key = (
+            self._derive(f"{other} sends"),
+            self._derive(f"{self._side} sends"),
+        )
         self._await(_HEAD.size + _TAG_BYTES, self._on_head)
         return self._opened
 
@@ -210,7 +261,9 @@ class Connection:
         known = code in set(Refusal)
         reason = Refusal(code) if known else Refusal.MALFORMED
         self._await(0, self._on_nothing)
-        self.closed = Refused(reason, "it said so" if known else f"for a reason unknown here ({code})", by_peer=True)
+        self.closed = Refused(
+            reason, "it said so" if known else f"for a reason unknown here ({code})", by_peer=True
+        )
         return self.closed
 
     # frames
@@ -224,14 +277,20 @@ class Connection:
     def _on_head(self, piece: bytes) -> WireEvent | None:
         head = piece[:-_TAG_BYTES]
         if not hmac.compare_digest(_tag(self._in_key, head), piece[-_TAG_BYTES:]):
-            return self._refuse(Refusal.DAMAGED, f"the head of frame {self._received} fails its MAC")
+            return self._refuse(
+                Refusal.DAMAGED, f"the head of frame {self._received} fails its MAC"
+            )
         kind, length, sequence, number = _HEAD.unpack(head)
         if sequence != self._received:
-            return self._refuse(Refusal.OUT_OF_ORDER, f"expected frame {self._received}, found frame {sequence}")
+            return self._refuse(
+                Refusal.OUT_OF_ORDER, f"expected frame {self._received}, found frame {sequence}"
+            )
         if kind not in _LONGEST:
             return self._refuse(Refusal.UNKNOWN_KIND, f"a frame of type {kind}")
         if length > _LONGEST[kind]:
-            return self._refuse(Refusal.OVERSIZED, f"a frame of {length} bytes, at most {_LONGEST[kind]} allowed")
+            return self._refuse(
+                Refusal.OVERSIZED, f"a frame of {length} bytes, at most {_LONGEST[kind]} allowed"
+            )
         self._received += 1
         self._head, self._kind, self._number = head, kind, number
         self._await(length + _TAG_BYTES, self._on_body)
@@ -240,7 +299,9 @@ class Connection:
     def _on_body(self, piece: bytes) -> WireEvent | None:
         body = piece[:-_TAG_BYTES]
         if not hmac.compare_digest(_tag(self._in_key, self._head + body), piece[-_TAG_BYTES:]):
-            return self._refuse(Refusal.DAMAGED, f"the body of frame {self._received - 1} fails its MAC")
+            return self._refuse(
+                Refusal.DAMAGED, f"the body of frame {self._received - 1} fails its MAC"
+            )
         self._await(_HEAD.size + _TAG_BYTES, self._on_head)
         return self._on_message(body) if self._kind == _MESSAGE_FRAME else self._on_block(body)
 
@@ -248,20 +309,32 @@ class Connection:
         try:
             return Received(decode(body), self._number)
         except NotAMessage as error:
-            # It came whole from somebody who knows the secret, perhaps of another release: the next frame may be fine.
+            # It came whole from somebody who knows the secret, perhaps of another release: the next
+            # frame may be fine.
             return Refused(error.reason, str(error), number=self._number)
 
     def _on_block(self, body: bytes) -> WireEvent:
         if len(body) != _BLOCK.size:
-            return self._refuse(Refusal.MALFORMED, f"a block header of {len(body)} bytes, expected {_BLOCK.size}")
+            return self._refuse(
+                Refusal.MALFORMED, f"a block header of {len(body)} bytes, expected {_BLOCK.size}"
+            )
         job_hash, rank, part, step, epoch, offset, length, checksum = _BLOCK.unpack(body)
         if job_hash != self._me.job_hash:
-            return self._refuse(Refusal.WRONG_JOB, f"expected a block of job {self._me.job_hash.hex()[:8]}, found {job_hash.hex()[:8]}")
+            return self._refuse(
+                Refusal.WRONG_JOB,
+                f"expected a block of job {self._me.job_hash.hex()[:8]}, found "
+                f"{job_hash.hex()[:8]}",
+            )
         if part not in set(Part):
             return self._refuse(Refusal.MALFORMED, f"a block of part {part}")
         if not 0 < length <= MAX_BLOCK_BYTES or offset + length >= 1 << 63:
-            return self._refuse(Refusal.OVERSIZED, f"a block of {length} bytes at {offset}, 1 to {MAX_BLOCK_BYTES} allowed")
-        self._block = BlockHeader(Span(rank, Stamp(step, epoch), Part(part), offset, length), checksum, self._number)
+            return self._refuse(
+                Refusal.OVERSIZED,
+                f"a block of {length} bytes at {offset}, 1 to {MAX_BLOCK_BYTES} allowed",
+            )
+        self._block = BlockHeader(
+            Span(rank, Stamp(step, epoch), Part(part), offset, length), checksum, self._number
+        )
         self._await(0, self._on_nothing)
         return BlockComing(self._block)
 

@@ -1,10 +1,13 @@
-"""A link between two keepers: is it well, away for a moment, or dead; and what still has to cross it.
+"""A link between two keepers: is it well, away for a moment, or dead; and what still has to cross
+it.
 
-A link is what two lives of two keepers have with each other; it outlives its connections. Comes in: what happened to its connections,
-what arrived, and the time. Goes out: `Ping`, `Cut` or `Dead` with the reason, what to send next, and what came twice.
+A link is what two lives of two keepers have with each other; it outlives its connections. Comes in:
+what happened to its connections, what arrived, and the time. Goes out: `Ping`, `Cut` or `Dead` with
+the reason, what to send next, and what came twice.
 
-Invariants: a link that was away for less than `dead_ns` is never called dead; one that stays away longer always is. While the link
-lives, a message arrives exactly once and in order, and a block is delivered exactly once, however often connections break.
+Invariants: a link that was away for less than `dead_ns` is never called dead; one that stays away
+longer always is. While the link lives, a message arrives exactly once and in order, and a block is
+delivered exactly once, however often connections break.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from keepstep.model.wire import Cut, Dead, Message, Ping
 
 T = TypeVar("T")
 
-MAX_TRIES = 4  # of a block that arrives damaged: a source that changes under our hands never arrives whole
+# of a block that arrives damaged: a source that changes under our hands never arrives whole
+MAX_TRIES = 4
 WINDOW_BLOCKS = 64  # in flight on a lane
 
 
@@ -28,20 +32,30 @@ class Patience:
     """How long each thing may take."""
 
     ping_ns: int = 1 * S_NS
-    silence_ns: int = 5 * S_NS  # nothing heard for so long: the connection is broken, whatever the kernel thinks
+    # nothing heard for so long: the connection is broken, whatever the kernel thinks
+    silence_ns: int = 5 * S_NS
     dead_ns: int = 20 * S_NS  # away for so long: the other side is gone
     retry_first_ns: int = 50 * MS_NS
     retry_most_ns: int = 1 * S_NS
 
     def __post_init__(self) -> None:
-        assert 0 < self.ping_ns < self.silence_ns and self.retry_first_ns <= self.retry_most_ns < self.dead_ns
+        assert (
+            0 < self.ping_ns < self.silence_ns
+            and self.retry_first_ns <= self.retry_most_ns < self.dead_ns
+        )
 
     @classmethod
     def within(cls, dead_ns: int) -> Patience:
-        """Of a link that is dead after `dead_ns`: what comes before that takes a part of it, and no longer than usual."""
+        """Of a link that is dead after `dead_ns`: what comes before that takes a part of it, and no
+        longer than usual."""
         usual = cls()
-        silence_ns, retry_ns = min(usual.silence_ns, dead_ns // 2), min(usual.retry_most_ns, dead_ns // 8)
-        return cls(silence_ns // 4, silence_ns, dead_ns, min(usual.retry_first_ns, retry_ns), retry_ns)
+        silence_ns, retry_ns = (
+            min(usual.silence_ns, dead_ns // 2),
+            min(usual.retry_most_ns, dead_ns // 8),
+        )
+        return cls(
+            silence_ns // 4, silence_ns, dead_ns, min(usual.retry_first_ns, retry_ns), retry_ns
+        )
 
     def retry_ns(self, attempt: int) -> int:
         """The wait after the `attempt`-th failure in a row (from 1): doubling, up to a bound."""
@@ -73,17 +87,25 @@ class Health:
     def decide(self, now_ns: int) -> Ping | Cut | Dead | None:
         asleep_ns = now_ns - self._asked_ns
         self._asked_ns = now_ns
-        if asleep_ns > self._patience.silence_ns:  # we were stopped ourselves: that says nothing about the other side
-            self._heard_ns = min(self._heard_ns + asleep_ns, now_ns)  # what happened while nobody asked is younger than that
+        # we were stopped ourselves: that says nothing about the other side
+        if asleep_ns > self._patience.silence_ns:
+            # what happened while nobody asked is younger than that
+            self._heard_ns = min(self._heard_ns + asleep_ns, now_ns)
             self._away_since_ns = min(self._away_since_ns + asleep_ns, now_ns)
         if not self.is_open:
             away_ns = now_ns - self._away_since_ns
             if away_ns <= self._patience.dead_ns:
                 return None
-            return Dead(f"away for {human_ns(away_ns)}, longer than {human_ns(self._patience.dead_ns)}: {self._why}")
+            return Dead(
+                f"away for {human_ns(away_ns)}, longer than "
+                f"{human_ns(self._patience.dead_ns)}: {self._why}"
+            )
         silent_ns = now_ns - self._heard_ns
         if silent_ns > self._patience.silence_ns:
-            return Cut(f"silent for {human_ns(silent_ns)}, longer than {human_ns(self._patience.silence_ns)}")
+            return Cut(
+                f"silent for {human_ns(silent_ns)}, longer than "
+                f"{human_ns(self._patience.silence_ns)}"
+            )
         if now_ns - self._pinged_ns >= self._patience.ping_ns:
             self._pinged_ns = now_ns
             return Ping()
@@ -92,7 +114,8 @@ class Health:
 
 @dataclass
 class Outbox:
-    """Messages that have not been confirmed, at most `limit`; the oldest has the number `_first`."""
+    """Messages that have not been confirmed, at most `limit`; the oldest has the number
+    `_first`."""
 
     limit: int
     _waiting: deque[Message] = field(default_factory=deque)
@@ -103,7 +126,8 @@ class Outbox:
         return len(self._waiting)
 
     def put(self, message: Message) -> bool:
-        """False when it is full. Raises NotAMessage when no peer would accept it: sent, it would come back for ever."""
+        """False when it is full. Raises NotAMessage when no peer would accept it: sent, it would
+        come back for ever."""
         encode(message)
         if len(self._waiting) >= self.limit:
             return False
@@ -151,9 +175,11 @@ class _Flying(Generic[T]):
 
 
 class Flight(Generic[T]):
-    """Blocks of one lane that were sent and not yet answered. An item is whatever the owner needs to send it again.
+    """Blocks of one lane that were sent and not yet answered. An item is whatever the owner needs
+    to send it again.
 
-    Between the oldest unanswered number and the newest lie less than `window_blocks`: the other side remembers more than that (`Seen`).
+    Between the oldest unanswered number and the newest lie less than `window_blocks`: the other
+    side remembers more than that (`Seen`).
     """
 
     def __init__(self, window_bytes: int) -> None:
@@ -165,7 +191,10 @@ class Flight(Generic[T]):
 
     def has_room(self) -> bool:
         """May another block be started? One always may, however large."""
-        return not self._flying or (self._bytes < self._window_bytes and self._next - next(iter(self._flying)) < WINDOW_BLOCKS)
+        return not self._flying or (
+            self._bytes < self._window_bytes
+            and self._next - next(iter(self._flying)) < WINDOW_BLOCKS
+        )
 
     def start(self, item: T, nbytes: int) -> int:
         """Its number."""
@@ -216,7 +245,8 @@ class Flight(Generic[T]):
 class Seen:
     """Which blocks of one lane have arrived: all up to `_floor`, and those in `_above`.
 
-    A number given up by its sender leaves a hole; it is closed once the sender's window has passed it.
+    A number given up by its sender leaves a hole; it is closed once the sender's window has passed
+    it.
     """
 
     _floor: int = 0
@@ -242,7 +272,8 @@ class Lane(Generic[T]):
 
 
 class Link(Generic[T]):
-    """One link's books. `lanes` counts the data lanes. With two each direction has its own, where no answer waits behind a block."""
+    """One link's books. `lanes` counts the data lanes. With two each direction has its own, where
+    no answer waits behind a block."""
 
     def __init__(
         self,

@@ -1,11 +1,13 @@
 """Lanes: what one TCP connection after another carries between two keepers.
 
-Lane 0 carries messages, the others blocks: straight from the memory the sender names into the memory the receiver names.
-Each open connection has a thread that receives and one that sends; both spend their time in system calls and checksums, without the
-GIL. Messages that lie ready go in one system call, and what came in one is confirmed at once. Comes in: messages and blocks to send,
+Lane 0 carries messages, the others blocks: straight from the memory the sender names into the
+memory the receiver names. Each open connection has a thread that receives and one that sends; both
+spend their time in system calls and checksums, without the GIL. Messages that lie ready go in one
+system call, and what came in one is confirmed at once. Comes in: messages and blocks to send,
 connections to carry them. Goes out: calls of the `Receiver`, on those threads.
 
-Invariant: once `quiet` returns after a cut, nothing of that lane touches any block's memory any more.
+Invariant: once `quiet` returns after a cut, nothing of that lane touches any block's memory any
+more.
 """
 
 from __future__ import annotations
@@ -23,7 +25,15 @@ from keepstep.coding.checksum import checksum
 from keepstep.edge.net.tcp import queued_bytes, round_trip_ns, yield_to_others
 from keepstep.edge.net.traffic import Flow, Outgoing, Traffic
 from keepstep.model.units import KIB, MIB, S_NS
-from keepstep.model.wire import BlockComing, BlockHeader, BlockWhole, Message, Received, Refusal, Refused
+from keepstep.model.wire import (
+    BlockComing,
+    BlockHeader,
+    BlockWhole,
+    Message,
+    Received,
+    Refusal,
+    Refused,
+)
 
 if TYPE_CHECKING:
     from keepstep.core.wire.connection import Connection
@@ -32,16 +42,23 @@ CHUNK_BYTES = 1 * MIB  # received and hashed at once: the bytes are still in the
 DRAIN_BYTES = 256 * KIB
 BATCH_BYTES = 64 * KIB  # of messages sent or received at once
 
-_WHY_NOT = {"got": None, "unwanted": "the other side does not want it", "damaged": "it arrived damaged every time: does its source change?"}
+_WHY_NOT = {
+    "got": None,
+    "unwanted": "the other side does not want it",
+    "damaged": "it arrived damaged every time: does its source change?",
+}
 
 
 Item = tuple[int, Message | Outgoing]  # with its number on the wire
 
 
 class Lane:
-    """One lane. Subclasses say what it carries: `_next` and `_rewind` are called with the lock held, the others without."""
+    """One lane. Subclasses say what it carries: `_next` and `_rewind` are called with the lock
+    held, the others without."""
 
-    _ahead_bytes = 0  # received at once; 0: exactly what the connection wants next, so that a block's bytes stay in the socket
+    # received at once; 0: exactly what the connection wants next, so that a block's bytes stay in
+    # the socket
+    _ahead_bytes = 0
 
     def __init__(self, traffic: Traffic) -> None:
         self._traffic = traffic
@@ -50,10 +67,12 @@ class Lane:
         self._turn = threading.Lock()  # held while a connection is carried
         self._sock: socket.socket | None = None
         self._cut: str | None = None
-        self._pause_s: float | None = None  # after which `_next` is to be asked again, though nothing has come
+        # after which `_next` is to be asked again, though nothing has come
+        self._pause_s: float | None = None
 
     def carry(self, sock: socket.socket, wire: Connection, opening: bytes) -> str:
-        """Send `opening`, then carry traffic until the connection is cut; closes it and returns why."""
+        """Send `opening`, then carry traffic until the connection is cut; closes it and returns
+        why."""
         with self._turn, contextlib.closing(sock):
             with self._traffic.lock:
                 if self._traffic.ended is not None:
@@ -61,7 +80,9 @@ class Lane:
                 self._sock, self._cut = sock, None
                 self._rewind()
             self._begin()
-            writer = threading.Thread(target=self._write, args=(sock, wire), name=f"to-{self._traffic.node}", daemon=True)
+            writer = threading.Thread(
+                target=self._write, args=(sock, wire), name=f"to-{self._traffic.node}", daemon=True
+            )
             try:
                 sock.sendall(opening)
                 writer.start()
@@ -124,8 +145,11 @@ class Lane:
         with self._traffic.lock:
             return self._next() if self._cut is None else None
 
-    def _send_block(self, sock: socket.socket, wire: Connection, number: int, block: Outgoing) -> None:
-        self._traffic.counts.add("block bytes sent", block.span.length)  # before: none leave uncounted when it breaks half way
+    def _send_block(
+        self, sock: socket.socket, wire: Connection, number: int, block: Outgoing
+    ) -> None:
+        # before: none leave uncounted when it breaks half way
+        self._traffic.counts.add("block bytes sent", block.span.length)
         found = checksum(block.source) if block.checksum is None else block.checksum
         sock.sendall(wire.block(BlockHeader(block.span, found, number)), socket.MSG_MORE)
         self._send_source(sock, block.source)
@@ -191,7 +215,8 @@ class Lane:
 
 
 class MessageLane(Lane):
-    """Numbered messages, each confirmed; between them pings, pongs and confirmations, which may be lost.
+    """Numbered messages, each confirmed; between them pings, pongs and confirmations, which may be
+    lost.
 
     Its connection is the link's pulse: the link is as well as this lane is.
     """
@@ -201,7 +226,8 @@ class MessageLane(Lane):
     def __init__(self, traffic: Traffic) -> None:
         super().__init__(traffic)
         self._owes_got = False  # numbered messages came that are not confirmed yet
-        self._passing: dict[str, Message] = {}  # the newest of each kind: an older one says nothing more
+        # the newest of each kind: an older one says nothing more
+        self._passing: dict[str, Message] = {}
 
     def say(self, message: Message) -> None:
         """Send once, before anything that waits."""
@@ -269,8 +295,9 @@ class MessageLane(Lane):
 class BlockLane(Lane):
     """Blocks, each answered: got, damaged (it is sent again) or unwanted.
 
-    Of several lanes each side sends its blocks on every other one: there its answers to the other side's never wait behind a block.
-    With a gate a block is begun, and goes on, only as far as the gate says.
+    Of several lanes each side sends its blocks on every other one: there its answers to the other
+    side's never wait behind a block. With a gate a block is begun, and goes on, only as far as the
+    gate says.
     """
 
     def __init__(self, traffic: Traffic, index: int) -> None:
@@ -299,7 +326,11 @@ class BlockLane(Lane):
             return again
         if not self._is_ours:
             return None
-        if self._traffic.waiting and self._books.flight.has_room() and self._may_go(self._traffic.waiting[0].span.length):
+        if (
+            self._traffic.waiting
+            and self._books.flight.has_room()
+            and self._may_go(self._traffic.waiting[0].span.length)
+        ):
             block = self._traffic.waiting.popleft()
             self._traffic.waiting_bytes -= block.span.length
             return self._books.flight.start(block, block.span.length), block
@@ -332,9 +363,17 @@ class BlockLane(Lane):
     def _take(self, message: Message, number: int) -> None:
         if message.kind != "block":
             return self._refuse(f"{message.kind} where only blocks go")
-        flight, number_of_block, result = self._books.flight, message.fields["number"], message.fields["result"]
+        flight, number_of_block, result = (
+            self._books.flight,
+            message.fields["number"],
+            message.fields["result"],
+        )
         with self._traffic.lock:
-            block = flight.damaged(number_of_block) if result == "damaged" else flight.landed(number_of_block)
+            block = (
+                flight.damaged(number_of_block)
+                if result == "damaged"
+                else flight.landed(number_of_block)
+            )
             self._ready.notify()
         if block is not None:
             block.done(_WHY_NOT[result])

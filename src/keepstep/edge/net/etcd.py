@@ -1,12 +1,15 @@
 """etcd KV: keys in an etcd (v3, 3.4 or newer) of one or several members, over its JSON gateway.
 
-Moves keys and values. Every write is one transaction and every read is linearizable: a member that is cut off from the others answers
-nothing, instead of something old. When a member does not answer, the next endpoint is asked; when none does, all are asked again for
-`OUTAGE_S`: a restart of etcd or an election of its leader is over long before, and only then is it a MeetingError. A wait is a watch,
-begun anew every `WATCH_S` from what a read found, so that a connection that died without a word costs no more than that.
+Moves keys and values. Every write is one transaction and every read is linearizable: a member that
+is cut off from the others answers nothing, instead of something old. When a member does not answer,
+the next endpoint is asked; when none does, all are asked again for `OUTAGE_S`: a restart of etcd or
+an election of its leader is over long before, and only then is it a MeetingError. A wait is a
+watch, begun anew every `WATCH_S` from what a read found, so that a connection that died without a
+word costs no more than that.
 
-All keys of a job hang on one lease, which every client of the job keeps alive by the way: `LEASE_S` after the last of them has gone, etcd
-itself removes them. TLS by PEM files; not here: user names and passwords.
+All keys of a job hang on one lease, which every client of the job keeps alive by the way: `LEASE_S`
+after the last of them has gone, etcd itself removes them. TLS by PEM files; not here: user names
+and passwords.
 """
 
 from __future__ import annotations
@@ -32,7 +35,10 @@ try:
     )
     from etcd3gw.lease import Lease
 except ImportError as error:
-    raise ConfigError(f"--rdzv-backend etcd: expected the package etcd3gw (pip install 'keepstep[etcd]'), found {error}") from error
+    raise ConfigError(
+        "--rdzv-backend etcd: expected the package etcd3gw (pip install 'keepstep[etcd]'), "
+        f"found {error}"
+    ) from error
 
 ANSWER_S = 3.0  # a member that does not answer for so long is not asked further
 RETRY_S = 0.2
@@ -42,17 +48,29 @@ LEASE_S = 900
 assert OUTAGE_S + WATCH_S < LEASE_S / 2, "who has waited out an outage finds the job's keys"
 READ_AT_ONCE = 100  # etcd takes 128 operations in a transaction
 
-PASSES = (ConnectionFailedError, ConnectionTimeoutError, InternalServerError, requests.RequestException)
-OVERLOADED = '"code":8'  # gRPC's RESOURCE_EXHAUSTED, for which the library has no class; it passes too
+PASSES = (
+    ConnectionFailedError,
+    ConnectionTimeoutError,
+    InternalServerError,
+    requests.RequestException,
+)
+# gRPC's RESOURCE_EXHAUSTED, for which the library has no class; it passes too
+OVERLOADED = '"code":8'
 
 T = TypeVar("T")
 
 
 class EtcdKV:
-    """One client. `prefix` is the job's; `tell` hears when etcd is away and when it is back, from this client and not from `another`."""
+    """One client. `prefix` is the job's; `tell` hears when etcd is away and when it is back, from
+    this client and not from `another`."""
 
     def __init__(
-        self, etcd: Etcd, prefix: str, tell: Callable[[str], None] = lambda _: None, outage_s: float = OUTAGE_S, lease: int | None = None
+        self,
+        etcd: Etcd,
+        prefix: str,
+        tell: Callable[[str], None] = lambda _: None,
+        outage_s: float = OUTAGE_S,
+        lease: int | None = None,
     ) -> None:
         self._etcd, self._prefix, self._tell, self._outage_s = etcd, prefix, tell, outage_s
         self._clients = [_client(etcd, endpoint) for endpoint in etcd.endpoints]
@@ -97,35 +115,54 @@ class EtcdKV:
         same = {"key": name, "result": "EQUAL", "target": "VALUE", "value": _b64(expected or "")}
         put = {"request_put": {"key": name, "value": _b64(value), "lease": lease}}
         get = {"request_range": {"key": name}}
-        question = {"compare": [nothing if expected is None else same], "success": [put], "failure": [get]}
+        question = {
+            "compare": [nothing if expected is None else same],
+            "success": [put],
+            "failure": [get],
+        }
         answer = self._ask(lambda client: client.transaction(question))
-        return value if answer.get("succeeded") else _value(answer["responses"][0]["response_range"])
+        return (
+            value if answer.get("succeeded") else _value(answer["responses"][0]["response_range"])
+        )
 
     def _read(self, keys: Sequence[str]) -> list[tuple[str | None, int]]:
         """Each value, and the revision as of which it was read."""
         found: list[tuple[str | None, int]] = []
         for first in range(0, len(keys), READ_AT_ONCE):
-            gets = [{"request_range": {"key": _b64(self._prefix + key)}} for key in keys[first : first + READ_AT_ONCE]]
+            gets = [
+                {"request_range": {"key": _b64(self._prefix + key)}}
+                for key in keys[first : first + READ_AT_ONCE]
+            ]
             answer = self._ask(lambda client, gets=gets: client.transaction({"success": gets}))  # type: ignore[misc]
             revision = int(answer["header"]["revision"])
-            found += [(_value(response["response_range"]), revision) for response in answer["responses"]]
+            found += [
+                (_value(response["response_range"]), revision) for response in answer["responses"]
+            ]
         return found
 
     def _watch(self, key: str, revision: int, within_s: float) -> None:
-        """Until something may have happened to the key since `revision`. What goes wrong is found by the read that follows."""
+        """Until something may have happened to the key since `revision`. What goes wrong is found
+        by the read that follows."""
         client = self._clients[self._at]
-        question: Any = {"create_request": {"key": _b64(self._prefix + key), "start_revision": revision}}
+        question: Any = {
+            "create_request": {"key": _b64(self._prefix + key), "start_revision": revision}
+        }
         try:
-            with client.session.post(client.get_url("/watch"), json=question, stream=True, timeout=(ANSWER_S, within_s)) as answer:
+            with client.session.post(
+                client.get_url("/watch"), json=question, stream=True, timeout=(ANSWER_S, within_s)
+            ) as answer:
                 for line in answer.iter_lines():
-                    if "events" in (said := json.loads(line or "{}").get("result", {})) or said.get("canceled"):
+                    if "events" in (said := json.loads(line or "{}").get("result", {})) or said.get(
+                        "canceled"
+                    ):
                         return
         except (requests.RequestException, ValueError):
             pass
         time.sleep(RETRY_S)  # whatever it was, it must not become a loop without a pause
 
     def _find_lease(self) -> int:
-        """The job's; made here when this is its first client. One that was made in vain runs out by itself."""
+        """The job's; made here when this is its first client. One that was made in vain runs out by
+        itself."""
         if there := self._read(["lease"])[0][0]:
             return int(there)
         own = self._ask(lambda client: client.lease(LEASE_S)).id
@@ -137,7 +174,10 @@ class EtcdKV:
         if time.monotonic() - self._kept_alive < LEASE_S / 10:
             return
         if self._ask(lambda client: Lease(self._lease, client).refresh()) <= 0:
-            raise MeetingError(f"the job's keys in {self._etcd.in_words()} are gone: nobody kept them alive for {LEASE_S} s")
+            raise MeetingError(
+                f"the job's keys in {self._etcd.in_words()} are gone: nobody kept them alive "
+                f"for {LEASE_S} s"
+            )
         self._kept_alive = time.monotonic()
 
     def _ask(self, question: Callable[[Etcd3Client], T]) -> T:
@@ -149,24 +189,34 @@ class EtcdKV:
                     answer = question(self._clients[self._at])
                 except (*PASSES, Etcd3Exception) as error:
                     found = _sentence(error)
-                    if not isinstance(error, PASSES) and OVERLOADED not in (error.detail_text or ""):
-                        raise MeetingError(f"{where}: expected an answer of etcd's, found {found}") from error
+                    if not isinstance(error, PASSES) and OVERLOADED not in (
+                        error.detail_text or ""
+                    ):
+                        raise MeetingError(
+                            f"{where}: expected an answer of etcd's, found {found}"
+                        ) from error
                     self._at = (self._at + 1) % len(self._clients)
                 else:
                     if told:
                         self._tell(f"{where} answers again after {time.monotonic() - began:.1f} s")
                     return answer
             if time.monotonic() - began >= self._outage_s:
-                raise MeetingError(f"expected an answer of {where}, found nothing for {self._outage_s:.0f} s ({found})")
+                raise MeetingError(
+                    f"expected an answer of {where}, found nothing for {self._outage_s:.0f} "
+                    f"s ({found})"
+                )
             if not told:
-                self._tell(f"{where} does not answer, asking again for {self._outage_s:.0f} s ({found})")
+                self._tell(
+                    f"{where} does not answer, asking again for {self._outage_s:.0f} s ({found})"
+                )
                 told = True
             time.sleep(RETRY_S)
 
 
 def _client(etcd: Etcd, endpoint: tuple[str, int]) -> Etcd3Client:
     session = requests.Session()
-    session.trust_env = False  # a proxy for the world outside is not asked for the cluster's own etcd
+    # a proxy for the world outside is not asked for the cluster's own etcd
+    session.trust_env = False
     session.verify = etcd.ca or True
     if etcd.cert:
         session.cert = (etcd.cert, etcd.key) if etcd.key else etcd.cert

@@ -1,10 +1,11 @@
 """Metrics: a node's numbers over HTTP, in the text format of Prometheus.
 
-Comes in: a function that reads the numbers when somebody asks. Goes out: families with their names, units and meaning. Decides nothing
-about the job; a reader that goes away, or none that ever comes, costs nothing.
+Comes in: a function that reads the numbers when somebody asks. Goes out: families with their names,
+units and meaning. Decides nothing about the job; a reader that goes away, or none that ever comes,
+costs nothing.
 
-Counters are as old as what counts them: those of a rank begin with its process, the keeper's with the keeper, the others with the
-agent.
+Counters are as old as what counts them: those of a rank begin with its process, the keeper's with
+the keeper, the others with the agent.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ BUCKETS_S = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What there is to tell at one moment. `ranks`: whether each lives, and its page. `held_bytes` and `spent_ns` by kind and by part;
-    `recoveries`: cause, duration and lost steps of each; `interleaved`: None while
-    the keeper has planned nothing."""
+    """What there is to tell at one moment. `ranks`: whether each lives, and its page. `held_bytes`
+    and `spent_ns` by kind and by part; `recoveries`: cause, duration and lost steps of each;
+    `interleaved`: None while the keeper has planned nothing."""
 
     job: str
     ranks: Mapping[int, tuple[bool, RankStatus | None]]
@@ -50,7 +51,10 @@ class Exposition:
         try:
             from prometheus_client import CollectorRegistry, start_http_server
         except ImportError as error:
-            raise ConfigError("metrics_port: expected prometheus-client (pip install 'keepstep[metrics]'), found none") from error
+            raise ConfigError(
+                "metrics_port: expected prometheus-client (pip install 'keepstep[metrics]'), "
+                "found none"
+            ) from error
         self._read = read
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self)
@@ -59,7 +63,9 @@ class Exposition:
         try:
             self._server, self._thread = start_http_server(port, host, registry)
         except OSError as error:
-            raise ConfigError(f"metrics_port: expected a free port of {host}, found {port}: {error}") from error
+            raise ConfigError(
+                f"metrics_port: expected a free port of {host}, found {port}: {error}"
+            ) from error
 
     @property
     def port(self) -> int:
@@ -79,12 +85,30 @@ def _families(r: Reading) -> Iterator[Metric]:
     yield from _of_ranks(r.ranks)
     pages = [page for _, page in r.ranks.values() if page is not None]
     if r.committed_step is not None:
-        yield _one("keepstep_committed_step", "The newest step that every rank of the job can be given from memory.", r.committed_step)
-    yield _one("keepstep_epoch", "Membership version: goes up each time all ranks resume.", max((p.epoch for p in pages), default=0))
+        yield _one(
+            "keepstep_committed_step",
+            "The newest step that every rank of the job can be given from memory.",
+            r.committed_step,
+        )
+    yield _one(
+        "keepstep_epoch",
+        "Membership version: goes up each time all ranks resume.",
+        max((p.epoch for p in pages), default=0),
+    )
     yield _one("keepstep_keeper_up", "Whether this node's keeper lives.", r.keeper_alive)
-    yield _many("keepstep_memory_bytes", "Memory taken by snapshots: this node's own, and what it holds for others.", "kind", r.held_bytes)
+    yield _many(
+        "keepstep_memory_bytes",
+        "Memory taken by snapshots: this node's own, and what it holds for others.",
+        "kind",
+        r.held_bytes,
+    )
     spent_s = {part: ns / S_NS for part, ns in r.spent_ns.items()}
-    yield _many("keepstep_goodput_seconds", "The job's time by what it went into; the parts sum to all of it.", "part", spent_s)
+    yield _many(
+        "keepstep_goodput_seconds",
+        "The job's time by what it went into; the parts sum to all of it.",
+        "part",
+        spent_s,
+    )
     yield from _of_recoveries(r.recoveries)
     if r.interleaved is not None:
         yield from _of_interleaving(r.interleaved)
@@ -96,13 +120,34 @@ def _of_ranks(ranks: Mapping[int, tuple[bool, RankStatus | None]]) -> Iterator[M
     def each(name: str, what: str, value: Callable[[RankStatus], float]) -> Metric:
         return _many(name, what, "rank", {rank: value(page) for rank, page in pages.items()})
 
-    yield _many("keepstep_rank_up", "Whether the rank's process lives.", "rank", {str(rank): alive for rank, (alive, _) in ranks.items()})
+    yield _many(
+        "keepstep_rank_up",
+        "Whether the rank's process lives.",
+        "rank",
+        {str(rank): alive for rank, (alive, _) in ranks.items()},
+    )
     yield each("keepstep_completed_step", "The last completed step.", lambda p: p.completed_step)
-    yield each("keepstep_step_seconds", "How long the last step took.", lambda p: p.step_ns_last / S_NS)
-    yield each("keepstep_captured_steps_total", "Steps captured into memory.", lambda p: p.captured_steps)
-    yield each("keepstep_skipped_steps_total", "Steps not captured, because no slot was free in time.", lambda p: p.skipped_steps)
-    yield each("keepstep_torn_steps_total", "Captures discarded, because the state moved meanwhile.", lambda p: p.torn_steps)
-    yield each("keepstep_stall_seconds_total", "Time in which the trainer waited for keepstep.", lambda p: p.stall_ns_total / S_NS)
+    yield each(
+        "keepstep_step_seconds", "How long the last step took.", lambda p: p.step_ns_last / S_NS
+    )
+    yield each(
+        "keepstep_captured_steps_total", "Steps captured into memory.", lambda p: p.captured_steps
+    )
+    yield each(
+        "keepstep_skipped_steps_total",
+        "Steps not captured, because no slot was free in time.",
+        lambda p: p.skipped_steps,
+    )
+    yield each(
+        "keepstep_torn_steps_total",
+        "Captures discarded, because the state moved meanwhile.",
+        lambda p: p.torn_steps,
+    )
+    yield each(
+        "keepstep_stall_seconds_total",
+        "Time in which the trainer waited for keepstep.",
+        lambda p: p.stall_ns_total / S_NS,
+    )
 
 
 def _of_recoveries(recoveries: tuple[tuple[str, int, int], ...]) -> Iterator[Metric]:
@@ -111,23 +156,49 @@ def _of_recoveries(recoveries: tuple[tuple[str, int, int], ...]) -> Iterator[Met
     by_cause: dict[str, float] = {}
     for cause, _, _ in recoveries:
         by_cause[cause] = by_cause.get(cause, 0) + 1
-    yield _many("keepstep_recoveries_total", "Failures after which every rank trained again.", "cause", by_cause)
-    yield _one("keepstep_lost_steps_total", "Completed steps that were lost and done again.", sum(lost for _, _, lost in recoveries))
+    yield _many(
+        "keepstep_recoveries_total",
+        "Failures after which every rank trained again.",
+        "cause",
+        by_cause,
+    )
+    yield _one(
+        "keepstep_lost_steps_total",
+        "Completed steps that were lost and done again.",
+        sum(lost for _, _, lost in recoveries),
+    )
     took_s = [ns / S_NS for _, ns, _ in recoveries]
     buckets = [(f"{limit:g}", float(sum(s <= limit for s in took_s))) for limit in BUCKETS_S]
-    histogram = HistogramMetricFamily("keepstep_recovery_seconds", "From a fault to the next step of every rank.")
+    histogram = HistogramMetricFamily(
+        "keepstep_recovery_seconds", "From a fault to the next step of every rank."
+    )
     histogram.add_metric([], [*buckets, ("+Inf", float(len(took_s)))], sum(took_s))
     yield histogram
 
 
 def _of_interleaving(done: Interleaved) -> Iterator[Metric]:
     went = {"idle": done.idle_bytes, "late": done.late_bytes, "free": done.free_bytes}
-    what = "Bytes of copies by when they went: in idle spans; after waiting for too long; while nothing was held back."
+    what = (
+        "Bytes of copies by when they went: in idle spans; after waiting for too long; while "
+        "nothing was held back."
+    )
     yield _many("keepstep_interleave_bytes_total", what, "when", went)
-    yield _one("keepstep_interleave_plans_total", "How often copies were planned into a step's idle spans.", done.plans)
-    what = "Of a step, as planned: idle time that is counted on; what of it copies take; what they take beyond."
+    yield _one(
+        "keepstep_interleave_plans_total",
+        "How often copies were planned into a step's idle spans.",
+        done.plans,
+    )
+    what = (
+        "Of a step, as planned: idle time that is counted on; what of it copies take; what they "
+        "take beyond."
+    )
     of_step = {"idle": done.idle_ns, "used": done.used_ns, "overflow": done.overflow_ns}
-    yield _many("keepstep_interleave_step_seconds", what, "part", {part: ns / S_NS for part, ns in of_step.items()})
+    yield _many(
+        "keepstep_interleave_step_seconds",
+        what,
+        "part",
+        {part: ns / S_NS for part, ns in of_step.items()},
+    )
 
 
 def _one(name: str, what: str, value: float) -> Metric:
@@ -138,7 +209,9 @@ def _many(name: str, what: str, label: str, values: Mapping[str, float]) -> Metr
     """A family of what its name says it is: a counter when it ends in `_total`, else a gauge."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    made = (CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily)(name, what, labels=[label] if label else [])
+    made = (CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily)(
+        name, what, labels=[label] if label else []
+    )
     for key, value in values.items():
         made.add_metric([key] if label else [], value)
     return made

@@ -1,12 +1,15 @@
 """Peers: the links of one keeper to the keepers of other nodes, over TCP.
 
-Comes in: which nodes to be linked with and where they listen; messages and blocks for them. Goes out: calls of the `Receiver`.
-Of two nodes the one with the lower number dials, so there is never more than one link between them. A link has one lane for messages and
-one or more for blocks, each a TCP connection that is made again whenever it breaks; what was under way is then sent again. A link that
-stays away too long, says goodbye, or is superseded by a newer life of its node is ended and told as `dead`, once.
+Comes in: which nodes to be linked with and where they listen; messages and blocks for them. Goes
+out: calls of the `Receiver`. Of two nodes the one with the lower number dials, so there is never
+more than one link between them. A link has one lane for messages and one or more for blocks, each a
+TCP connection that is made again whenever it breaks; what was under way is then sent again. A link
+that stays away too long, says goodbye, or is superseded by a newer life of its node is ended and
+told as `dead`, once.
 
-Never decides what bytes mean or when a link is dead: that is `core/wire/connection.py` and `core/wire/link.py`, passed in by who builds this.
-Never queues without bound: what does not fit is not taken, and the caller is told.
+Never decides what bytes mean or when a link is dead: that is `core/wire/connection.py` and
+`core/wire/link.py`, passed in by who builds this. Never queues without bound: what does not fit is
+not taken, and the caller is told.
 """
 
 from __future__ import annotations
@@ -25,7 +28,18 @@ from keepstep.edge.net.channel import BlockLane, Lane, MessageLane
 from keepstep.edge.net.tcp import Address, Pacer, TcpOptions, dial, listen, shake_hands
 from keepstep.edge.net.traffic import Counts, Done, Gate, Outgoing, Traffic
 from keepstep.model.units import MIB, S_NS
-from keepstep.model.wire import Cut, Dead, Dial, Identity, Message, Opened, Ping, Refusal, Refused, Span
+from keepstep.model.wire import (
+    Cut,
+    Dead,
+    Dial,
+    Identity,
+    Message,
+    Opened,
+    Ping,
+    Refusal,
+    Refused,
+    Span,
+)
 from keepstep.ports import Receiver
 
 if TYPE_CHECKING:
@@ -37,7 +51,8 @@ log = logging.getLogger("keepstep")
 MAX_UNPROVEN = 64  # connections whose other side has not proven itself yet
 WATCH_S = 0.1
 BYE_S = 1.0
-# Said by the peer, dialling again changes nothing. Said so often in a row, because a refusal proves nothing: a damaged hello gets one too.
+# Said by the peer, dialling again changes nothing. Said so often in a row, because a refusal proves
+# nothing: a damaged hello gets one too.
 _FINAL = {Refusal.OLD_INCARNATION, Refusal.FORGOTTEN}
 FINAL_TIMES = 3
 
@@ -48,7 +63,8 @@ NewBooks = Callable[[int], "Books[Any]"]
 
 @dataclass(frozen=True, slots=True)
 class PeerOptions:
-    """`bind` is where this keeper listens and dials from: loopback unless said otherwise. Port 0: any that is free."""
+    """`bind` is where this keeper listens and dials from: loopback unless said otherwise. Port 0:
+    any that is free."""
 
     bind: Address = ("127.0.0.1", 0)
     queue_bytes: int = 64 * MIB  # blocks waiting for one node
@@ -73,7 +89,10 @@ class Link:
         self.wanted = wanted  # the incarnation it was made for
         self.id: int | None = None  # the accepting side learns it
         self.messages = MessageLane(traffic)
-        self.lanes: list[Lane] = [self.messages, *(BlockLane(traffic, i) for i in range(len(traffic.books.lanes)))]
+        self.lanes: list[Lane] = [
+            self.messages,
+            *(BlockLane(traffic, i) for i in range(len(traffic.books.lanes))),
+        ]
         self.ending: str | None = None  # asks the watch to end it
         self.over = threading.Event()
 
@@ -95,14 +114,22 @@ class Link:
 
 
 class Peers:
-    """All links of this keeper. Safe to call from any thread, but what may end a link (`connect`, `fence`, `forget`, `close`) waits for
-    its lanes and is not for a receiver's calls. `close` it at the end."""
+    """All links of this keeper. Safe to call from any thread, but what may end a link (`connect`,
+    `fence`, `forget`, `close`) waits for its lanes and is not for a receiver's calls. `close` it at
+    the end."""
 
-    def __init__(self, me: Identity, new_connection: NewConnection, new_books: NewBooks, receiver: Receiver, options: PeerOptions) -> None:
+    def __init__(
+        self,
+        me: Identity,
+        new_connection: NewConnection,
+        new_books: NewBooks,
+        receiver: Receiver,
+        options: PeerOptions,
+    ) -> None:
         """Listens at once. Raises OSError when it cannot.
 
-        `new_connection(admit, dial)` is a state machine for one connection, `new_books(now_ns)` the books of one link
-        (`core.linkstate.Link` itself will do).
+        `new_connection(admit, dial)` is a state machine for one connection, `new_books(now_ns)` the
+        books of one link (`core.linkstate.Link` itself will do).
         """
         self.me, self._receiver, self._options = me, receiver, options
         self._new_connection, self._new_books = new_connection, new_books
@@ -111,7 +138,8 @@ class Peers:
         self._links: dict[int, Link] = {}
         self._link_ids = itertools.count(time.monotonic_ns())
         self._expected: set[int] = set()
-        self._least: dict[int, tuple[int, int]] = {}  # the oldest incarnation, and link of it, that is still listened to; it only grows
+        # the oldest incarnation, and link of it, that is still listened to; it only grows
+        self._least: dict[int, tuple[int, int]] = {}
         self._addresses: dict[int, Address] = {}  # where each was last said to be
         self._unproven = threading.BoundedSemaphore(MAX_UNPROVEN)
         self._closing = threading.Event()
@@ -123,10 +151,12 @@ class Peers:
     # what the caller wants
 
     def connect(self, node: int, address: Address, incarnation: int = 0) -> None:
-        """Be linked with that node, in this life of it or a later one: dial it, or wait to be dialled.
+        """Be linked with that node, in this life of it or a later one: dial it, or wait to be
+        dialled.
 
-        A link with an older life ends, without a `dead`: who says this knows. One with this life stays, and is dialled at the new address
-        when it breaks. So this may be said again at any time. After `dead` the side that dials must say it again.
+        A link with an older life ends, without a `dead`: who says this knows. One with this life
+        stays, and is dialled at the new address when it breaks. So this may be said again at any
+        time. After `dead` the side that dials must say it again.
         """
         assert node != self.me.node
         if self._has_moved(node, address, incarnation):
@@ -150,14 +180,20 @@ class Peers:
                 self._start(self._dial, link, index)
 
     def _has_moved(self, node: int, address: Address, incarnation: int) -> bool:
-        """Whether another machine has that number now: one at another address, whose clock says that it began before. Whoever asks for the
-        link knows that; by incarnations alone it would be refused for ever."""
+        """Whether another machine has that number now: one at another address, whose clock says
+        that it began before. Whoever asks for the link knows that; by incarnations alone it would
+        be refused for ever."""
         with self._lock:
             known, self._addresses[node] = self._addresses.get(node), address
-            return known is not None and known != address and incarnation < self._least.get(node, (0, 0))[0]
+            return (
+                known is not None
+                and known != address
+                and incarnation < self._least.get(node, (0, 0))[0]
+            )
 
     def fence(self, node: int, incarnation: int) -> None:
-        """Listen to no life of that node before this one; a link with one, or made to wait for one, is ended and told as `dead`."""
+        """Listen to no life of that node before this one; a link with one, or made to wait for one,
+        is ended and told as `dead`."""
         self._fence(node, incarnation, tell=True)
 
     def _fence(self, node: int, incarnation: int, tell: bool) -> None:
@@ -165,7 +201,9 @@ class Peers:
             self._least[node] = max((incarnation, 0), self._least.get(node, (0, 0)))
             link = self._links.get(node)
         if link is not None and link.incarnation < incarnation:
-            self._end(link, f"fenced: incarnation {link.incarnation} is older than {incarnation}", tell)
+            self._end(
+                link, f"fenced: incarnation {link.incarnation} is older than {incarnation}", tell
+            )
 
     def forget(self, node: int, reason: str) -> None:
         """Say goodbye and expect that node no more. No `dead` is told."""
@@ -176,23 +214,33 @@ class Peers:
             self._say_bye([link], reason)
 
     def send(self, node: int, message: Message) -> bool:
-        """False when it was not taken: no link, or its queue is full (`writable` will say when not). Raises ValueError."""
+        """False when it was not taken: no link, or its queue is full (`writable` will say when
+        not). Raises ValueError."""
         link = self._links.get(node)
         return link is not None and link.traffic.send(message)
 
-    def send_block(self, node: int, span: Span, source: memoryview, done: Done, checksum: int | None = None) -> bool:
-        """Send `source` from where it lies; it must stand still until `done`. False when it was not taken, as for `send`.
+    def send_block(
+        self, node: int, span: Span, source: memoryview, done: Done, checksum: int | None = None
+    ) -> bool:
+        """Send `source` from where it lies; it must stand still until `done`. False when it was not
+        taken, as for `send`.
 
-        `checksum`: what the bytes should have, if that is known (a slot's table): then they are not read here to find out.
+        `checksum`: what the bytes should have, if that is known (a slot's table): then they are not
+            read here to find out.
         """
-        assert source.nbytes == span.length and source.format == "B", f"{source.nbytes} bytes of format {source.format} for {span}"
+        assert source.nbytes == span.length and source.format == "B", (
+            f"{source.nbytes} bytes of format {source.format} for {span}"
+        )
         link = self._links.get(node)
         return link is not None and link.traffic.send_block(Outgoing(span, source, done, checksum))
 
     def is_open(self, node: int) -> bool:
-        """Is a connection there now, since `up` was told? False while a link is away, which may pass."""
+        """Is a connection there now, since `up` was told? False while a link is away, which may
+        pass."""
         link = self._links.get(node)
-        return link is not None and link.traffic.opened.is_set() and link.traffic.books.health.is_open
+        return (
+            link is not None and link.traffic.opened.is_set() and link.traffic.books.health.is_open
+        )
 
     def round_trip_ns(self, node: int) -> int | None:
         """The last one measured."""
@@ -200,7 +248,8 @@ class Peers:
         return link.traffic.round_trip_ns if link else None
 
     def close(self, reason: str = "closing") -> None:
-        """Say goodbye to all and stop; nothing moves any more when it returns. Not from a receiver."""
+        """Say goodbye to all and stop; nothing moves any more when it returns. Not from a
+        receiver."""
         with self._lock:
             self._closing.set()
             links = list(self._links.values())
@@ -217,11 +266,21 @@ class Peers:
     def _new_link(self, node: int, address: Address | None, wanted: int) -> Link:
         books = self._new_books(time.monotonic_ns())
         o = self._options
-        traffic = Traffic(node, books, self._receiver, self.counts, o.pacer, o.queue_bytes, o.gate, dials=self.me.node < node)
+        traffic = Traffic(
+            node,
+            books,
+            self._receiver,
+            self.counts,
+            o.pacer,
+            o.queue_bytes,
+            o.gate,
+            dials=self.me.node < node,
+        )
         return Link(traffic, address, wanted)
 
     def _end(self, link: Link, why: str, tell: bool = True, is_loss: bool = True) -> None:
-        """End a link; returns when nothing of it moves any more. Not from a thread that carries one of its lanes."""
+        """End a link; returns when nothing of it moves any more. Not from a thread that carries one
+        of its lanes."""
         if not link.traffic.end(why):
             link.over.wait()
             return
@@ -259,7 +318,9 @@ class Peers:
                 with link.traffic.lock:
                     asked = link.traffic.books.health.decide(time.monotonic_ns())
                 if link.traffic.bye is not None:
-                    self._end(link, f"node {link.node} said goodbye: {link.traffic.bye}", is_loss=False)
+                    self._end(
+                        link, f"node {link.node} said goodbye: {link.traffic.bye}", is_loss=False
+                    )
                 elif link.ending is not None:
                     self._end(link, link.ending)
                 elif isinstance(asked, Dead):
@@ -289,7 +350,11 @@ class Peers:
             failures = 1 if isinstance(ended, Carried) else failures + 1
             if not isinstance(ended, Carried):
                 link.lanes[index].away(str(ended))
-            finals = finals + 1 if isinstance(ended, Refused) and ended.by_peer and ended.reason in _FINAL else 0
+            finals = (
+                finals + 1
+                if isinstance(ended, Refused) and ended.by_peer and ended.reason in _FINAL
+                else 0
+            )
             if finals == FINAL_TIMES:
                 link.ending = str(ended)
                 self._wake.set()
@@ -298,7 +363,9 @@ class Peers:
     def _dial_once(self, link: Link, index: int) -> Carried | Refused | OSError:
         """How it ended: after carrying traffic, or why there was none to carry."""
         assert link.id is not None and link.address is not None
-        wire = self._new_connection(self._admit_for(link), Dial(link.id, index, link.traffic.opened.is_set()))
+        wire = self._new_connection(
+            self._admit_for(link), Dial(link.id, index, link.traffic.opened.is_set())
+        )
         try:
             sock = dial(link.address, self._options.bind[0], self._options.tcp)
         except OSError as error:
@@ -320,10 +387,14 @@ class Peers:
             if link.traffic.ended is not None:
                 return Refused(Refusal.FORGOTTEN, link.traffic.ended)
             if peer.node != link.node:
-                return Refused(Refusal.NOT_EXPECTED, f"expected node {link.node}, found node {peer.node}")
+                return Refused(
+                    Refusal.NOT_EXPECTED, f"expected node {link.node}, found node {peer.node}"
+                )
             if link.traffic.peer is not None and peer != link.traffic.peer:
                 return Refused(
-                    Refusal.NOT_EXPECTED, f"the link is with incarnation {link.traffic.peer.incarnation}, found {peer.incarnation}"
+                    Refusal.NOT_EXPECTED,
+                    f"the link is with incarnation {link.traffic.peer.incarnation}, found "
+                    f"{peer.incarnation}",
                 )
             return self._too_old(peer)
 
@@ -334,7 +405,11 @@ class Peers:
             return Refused(Refusal.NOT_EXPECTED, f"node {peer.node} is not expected")
         least = self._least[peer.node][0]
         if peer.incarnation < least:
-            return Refused(Refusal.OLD_INCARNATION, f"expected incarnation {least} of node {peer.node} or later, found {peer.incarnation}")
+            return Refused(
+                Refusal.OLD_INCARNATION,
+                f"expected incarnation {least} of node {peer.node} or later, found "
+                f"{peer.incarnation}",
+            )
         return None
 
     # the side that is dialled
@@ -343,13 +418,16 @@ class Peers:
         while not self._closing.is_set():
             try:
                 sock, _ = self._listener.accept()
-            except OSError:  # it was shut down, or the stranger is gone already, or no descriptor is left
+            except OSError:
+                # it was shut down, or the stranger is gone already, or no descriptor is left
                 self._closing.wait(WATCH_S)
                 continue
             if self._unproven.acquire(blocking=False):
                 self._start(self._welcome, sock)
             else:
-                self.counts.refused(Refused(Refusal.BUSY, f"{MAX_UNPROVEN} connections are unproven"))
+                self.counts.refused(
+                    Refused(Refusal.BUSY, f"{MAX_UNPROVEN} connections are unproven")
+                )
                 sock.close()
 
     def _welcome(self, sock: socket.socket) -> None:
@@ -375,22 +453,34 @@ class Peers:
         """Is this somebody we would talk to, if they prove it?"""
         with self._lock:
             if peer.node >= self.me.node:
-                return Refused(Refusal.NOT_EXPECTED, f"node {peer.node} is dialled from here, not from there")
+                return Refused(
+                    Refusal.NOT_EXPECTED, f"node {peer.node} is dialled from here, not from there"
+                )
             if refused := self._too_old(peer):
                 return refused
             link = self._links.get(peer.node)
             if link is not None and asked.lane >= len(link.lanes):
-                return Refused(Refusal.NOT_EXPECTED, f"lane {asked.lane}, there are {len(link.lanes)}")
+                return Refused(
+                    Refusal.NOT_EXPECTED, f"lane {asked.lane}, there are {len(link.lanes)}"
+                )
             if not (link is not None and link.is_with(peer, asked)) and self._is_over(peer, asked):
-                return Refused(Refusal.FORGOTTEN, f"link {asked.link:x} with node {peer.node} is over")
+                return Refused(
+                    Refusal.FORGOTTEN, f"link {asked.link:x} with node {peer.node} is over"
+                )
         return None
 
     def _is_over(self, peer: Identity, asked: Dial) -> bool:
-        """Can this not be a new link? A connection of an ended one may have been under way for long: it does not replace a later one."""
-        return bool(asked.lane) or asked.resuming or (peer.incarnation, asked.link) < self._least[peer.node]
+        """Can this not be a new link? A connection of an ended one may have been under way for
+        long: it does not replace a later one."""
+        return (
+            bool(asked.lane)
+            or asked.resuming
+            or (peer.incarnation, asked.link) < self._least[peer.node]
+        )
 
     def _attach(self, met: Opened) -> Link | None:
-        """The link this connection belongs to: the present one, or a new one, which ends the present one. None when that is over."""
+        """The link this connection belongs to: the present one, or a new one, which ends the
+        present one. None when that is over."""
         peer, asked = met.peer, met.dial
         while True:
             with self._lock:
@@ -402,12 +492,17 @@ class Peers:
                 if self._is_over(peer, asked):
                     return None
                 if link is None:
-                    link = self._links[peer.node] = self._new_link(peer.node, None, peer.incarnation)
+                    link = self._links[peer.node] = self._new_link(
+                        peer.node, None, peer.incarnation
+                    )
                 if link.id is None:
                     link.id, link.traffic.peer = asked.link, peer
                     self._least[peer.node] = (peer.incarnation, asked.link)
                     return link
-            self._end(link, f"replaced by a new link with incarnation {peer.incarnation} of node {peer.node}")
+            self._end(
+                link,
+                f"replaced by a new link with incarnation {peer.incarnation} of node {peer.node}",
+            )
 
     def _start(self, run: Callable[..., None], *args: Any) -> threading.Thread:
         thread = threading.Thread(target=run, args=args, name=run.__name__.strip("_"), daemon=True)

@@ -1,7 +1,8 @@
-"""TCP: sockets as keepers want them, the handshake over one, and a pacer for links that are shaped in process.
+"""TCP: sockets as keepers want them, the handshake over one, and a pacer for links that are shaped
+in process.
 
-Comes in: addresses and options. Goes out: connected sockets on which both sides have proven themselves. Never interprets a
-byte: that is the state machine's (`core/wire/connection.py`).
+Comes in: addresses and options. Goes out: connected sockets on which both sides have proven
+themselves. Never interprets a byte: that is the state machine's (`core/wire/connection.py`).
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ BULK_PRIORITY = 2  # TC_PRIO_BULK: the last band of the kernel's own queues
 
 @dataclass(frozen=True, slots=True)
 class TcpOptions:
-    """`priority` (SO_PRIORITY, 0 to 6) and `max_pacing_bytes_per_s` (SO_MAX_PACING_RATE, one connection) are left alone when None."""
+    """`priority` (SO_PRIORITY, 0 to 6) and `max_pacing_bytes_per_s` (SO_MAX_PACING_RATE, one
+    connection) are left alone when None."""
 
     buffer_bytes: int = 4 * MIB
-    unacked_s: float = 5.0  # bytes unacknowledged by the other kernel for so long break the connection
+    # bytes unacknowledged by the other kernel for so long break the connection
+    unacked_s: float = 5.0
     handshake_s: float = 5.0
     priority: int | None = None
     max_pacing_bytes_per_s: int | None = None
@@ -45,12 +48,15 @@ def listen(address: Address, options: TcpOptions) -> socket.socket:
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        _tune(sock, options)  # accepted sockets inherit all of it; buffers must be large before the window is negotiated
+        # accepted sockets inherit all of it; buffers must be large before the window is negotiated
+        _tune(sock, options)
         sock.bind(address)
         sock.listen(128)
     except OSError as error:
         sock.close()
-        raise OSError(error.errno, f"cannot listen on {address[0]}:{address[1]}: {error.strerror}") from error
+        raise OSError(
+            error.errno, f"cannot listen on {address[0]}:{address[1]}: {error.strerror}"
+        ) from error
     return sock
 
 
@@ -64,7 +70,9 @@ def dial(address: Address, source_host: str, options: TcpOptions) -> socket.sock
         sock.connect(address)
     except OSError as error:
         sock.close()
-        raise ConnectionError(f"cannot reach {address[0]}:{address[1]}: {error.strerror or error}") from error
+        raise ConnectionError(
+            f"cannot reach {address[0]}:{address[1]}: {error.strerror or error}"
+        ) from error
     return sock
 
 
@@ -84,12 +92,14 @@ def _tune(sock: socket.socket, options: TcpOptions) -> None:
 
 
 def yield_to_others(sock: socket.socket) -> None:
-    """Behind all other traffic, where the interface's queue has bands. Where it has none, nothing changes."""
+    """Behind all other traffic, where the interface's queue has bands. Where it has none, nothing
+    changes."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, BULK_PRIORITY)
 
 
 def queued_bytes(sock: socket.socket) -> int:
-    """What was handed to the socket and is not acknowledged by the other kernel: in its queue, on the wire, on its way back."""
+    """What was handed to the socket and is not acknowledged by the other kernel: in its queue, on
+    the wire, on its way back."""
     try:
         return int(struct.unpack("i", fcntl.ioctl(sock, _SIOCOUTQ, bytes(4)))[0])
     except (OSError, ValueError):  # it was closed meanwhile
@@ -120,9 +130,11 @@ def interface_of(host: str) -> str:
 
 
 def shake_hands(sock: socket.socket, wire: Connection, limit_s: float) -> Opened | Refused:
-    """Until the connection is open or refused. Raises OSError when the other side goes away or takes longer than `limit_s` in all.
+    """Until the connection is open or refused. Raises OSError when the other side goes away or
+    takes longer than `limit_s` in all.
 
-    The accepting side's last record is still in `wire.take()`: to be sent when everything is ready for what follows.
+    The accepting side's last record is still in `wire.take()`: to be sent when everything is ready
+    for what follows.
     """
     deadline_ns = time.monotonic_ns() + round(limit_s * S_NS)
     while True:
@@ -146,7 +158,8 @@ def shake_hands(sock: socket.socket, wire: Connection, limit_s: float) -> Opened
 
 
 class Pacer:
-    """A token bucket: everything sent through one pacer together keeps to its rate. For links shaped without root."""
+    """A token bucket: everything sent through one pacer together keeps to its rate. For links
+    shaped without root."""
 
     def __init__(self, bytes_per_s: float, burst_bytes: int = 256 * KIB) -> None:
         self._ns_per_byte = S_NS / bytes_per_s

@@ -1,7 +1,8 @@
 """Traffic: what crosses one link, shared by its lanes: the queues, who is there, who wants to know.
 
-Comes in: messages and blocks, or a refusal to take them when there is no room: nothing here queues without bound. Goes out: what
-the lanes ask for, and calls of the `Receiver`, without any lock held. Moves no byte itself.
+Comes in: messages and blocks, or a refusal to take them when there is no room: nothing here queues
+without bound. Goes out: what the lanes ask for, and calls of the `Receiver`, without any lock held.
+Moves no byte itself.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Gate(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outgoing:
-    """A block to send. `source` must stand still until `done` is called: None it arrived, or why not."""
+    """A block to send. `source` must stand still until `done` is called: None it arrived, or why
+    not."""
 
     span: Span
     source: memoryview
@@ -69,7 +71,8 @@ class Counts:
 
 @dataclass(eq=False)
 class Traffic:
-    """What crosses one link. `lock` guards all of it; each lane's sender waits on its own condition, so that only who has work wakes."""
+    """What crosses one link. `lock` guards all of it; each lane's sender waits on its own
+    condition, so that only who has work wakes."""
 
     node: int
     books: Books[Outgoing]
@@ -94,7 +97,8 @@ class Traffic:
         self.flushing = threading.Condition(self.lock)
 
     def send(self, message: Message) -> bool:
-        """False when there is no room (or no link any more). Raises ValueError when no peer would accept it."""
+        """False when there is no room (or no link any more). Raises ValueError when no peer would
+        accept it."""
         with self.lock:
             if self.ended is not None or not self.books.outbox.put(message):
                 return self._turned_away()
@@ -120,15 +124,23 @@ class Traffic:
     def relieved(self) -> None:
         """Something left the queues; tell who was turned away once half of the room is free."""
         with self.lock:
-            roomy = 2 * self.waiting_bytes <= self.queue_bytes and 2 * len(self.books.outbox) <= self.books.outbox.limit
-            owed, self._owes_writable = self._owes_writable and roomy, self._owes_writable and not roomy
+            roomy = (
+                2 * self.waiting_bytes <= self.queue_bytes
+                and 2 * len(self.books.outbox) <= self.books.outbox.limit
+            )
+            owed, self._owes_writable = (
+                self._owes_writable and roomy,
+                self._owes_writable and not roomy,
+            )
         if owed:
             self.receiver.writable(self.node)
 
     def flushed(self, limit_s: float) -> bool:
         """Wait until all messages are confirmed; not when the other side is away."""
         with self.lock:
-            return self.flushing.wait_for(lambda: not self.books.outbox or not self.books.health.is_open, limit_s)
+            return self.flushing.wait_for(
+                lambda: not self.books.outbox or not self.books.health.is_open, limit_s
+            )
 
     def end(self, why: str) -> bool:
         """Take nothing any more; False when that was said before."""
@@ -141,4 +153,6 @@ class Traffic:
     def lost(self) -> list[Outgoing]:
         """The blocks that will not arrive; to be asked once, when all lanes are quiet."""
         with self.lock:
-            return [block for lane in self.books.lanes for block in lane.flight.items()] + list(self.waiting)
+            return [block for lane in self.books.lanes for block in lane.flight.items()] + list(
+                self.waiting
+            )

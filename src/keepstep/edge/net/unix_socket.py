@@ -1,8 +1,8 @@
 """Mailbox: JSON objects over a unix SOCK_SEQPACKET socket, one object a packet.
 
-The kernel keeps packet borders, tells a peer's death as end of file, and names the peer's pid and uid
-(SO_PEERCRED), so there is no framing, no heartbeat and no password. Never blocks for ever: every
-wait has a timeout.
+The kernel keeps packet borders, tells a peer's death as end of file, and names the peer's pid and
+uid (SO_PEERCRED), so there is no framing, no heartbeat and no password. Never blocks for ever:
+every wait has a timeout.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ MAX_PACKET_BYTES = 1 << 16
 
 
 class Mailbox:
-    """One end of a connection. `recv` returns None when the peer is gone (or talks nonsense: such a peer is none of ours)."""
+    """One end of a connection. `recv` returns None when the peer is gone (or talks nonsense: such a
+    peer is none of ours)."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -62,7 +63,9 @@ class Mailbox:
     def poke(self, message: dict[str, Any]) -> None:
         """Send without ever waiting: a peer that does not read misses it."""
         with contextlib.suppress(OSError):
-            self._sock.send(json.dumps(message, separators=(",", ":")).encode(), socket.MSG_DONTWAIT)
+            self._sock.send(
+                json.dumps(message, separators=(",", ":")).encode(), socket.MSG_DONTWAIT
+            )
 
     def recv(self, timeout_s: float | None = None) -> dict[str, Any] | None:
         """The next message, or None when the peer is gone. Raises TimeoutError."""
@@ -82,7 +85,8 @@ class Mailbox:
         return message if isinstance(message, dict) else None
 
     def hang_up(self) -> None:
-        """End the connection, also for a thread that waits in `recv` and for processes that inherited it."""
+        """End the connection, also for a thread that waits in `recv` and for processes that
+        inherited it."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()

@@ -1,7 +1,8 @@
-"""Last words: what a rank leaves in its error file when the program fails, in torch's format, and what the agent reads there.
+"""Last words: what a rank leaves in its error file when the program fails, in torch's format, and
+what the agent reads there.
 
-torch's `record` decorator writes the same; a program without it has its words written when `keepstep` sees the exception. Whoever is killed
-leaves none.
+torch's `record` decorator writes the same; a program without it has its words written when
+`keepstep` sees the exception. Whoever is killed leaves none.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+), in (?P<functio
 
 @dataclass(frozen=True, slots=True)
 class LastWords:
-    """`message` is the error's type and message, `place` where in the program it was raised, `path` the file that says more."""
+    """`message` is the error's type and message, `place` where in the program it was raised, `path`
+    the file that says more."""
 
     message: str = ""
     place: str = ""
@@ -38,7 +40,11 @@ def write_last_words(error: BaseException, environ: Mapping[str, str]) -> None:
     more = {"py_callstack": told, "timestamp": str(int(time.time()))}
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
     with suppress(OSError):  # a full disk costs the words, not the exception
-        fresh.write_text(json.dumps({"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": more}}))
+        fresh.write_text(
+            json.dumps(
+                {"message": {"message": f"{type(error).__name__}: {error}", "extraInfo": more}}
+            )
+        )
         fresh.replace(path)
 
 
@@ -48,7 +54,11 @@ def read_last_words(path: str) -> LastWords:
         said = json.loads(Path(path).read_text(encoding="utf-8"))["message"]
         if not isinstance(said, dict):
             return LastWords(str(said), "", path)
-        return LastWords(str(said["message"]), _place(str(said.get("extraInfo", {}).get("py_callstack", ""))), path)
+        return LastWords(
+            str(said["message"]),
+            _place(str(said.get("extraInfo", {}).get("py_callstack", ""))),
+            path,
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return LastWords()
 
@@ -57,4 +67,8 @@ def _place(told: str) -> str:
     """The innermost frame of the program's own; of somebody's else when there is none."""
     frames = list(_FRAME.finditer(told))
     own = [frame for frame in frames if "site-packages" not in frame["path"]] or frames
-    return f"{os.path.basename(own[-1]['path'])}:{own[-1]['line']} in {own[-1]['function']}" if own else ""
+    return (
+        f"{os.path.basename(own[-1]['path'])}:{own[-1]['line']} in {own[-1]['function']}"
+        if own
+        else ""
+    )

@@ -1,4 +1,5 @@
-"""Lock: whether a living process holds a file's flock. The kernel answers, so that a death needs no timeout to be seen."""
+"""Lock: whether a living process holds a file's flock. The kernel answers, so that a death needs no
+timeout to be seen."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Journal: events appended to one file by all processes of a job, and read back.
 
-A line goes out in one `write` on an O_APPEND descriptor, so writers do not interleave; a line torn by
-a crash or a full disk is skipped by the reader and costs no other. Nothing in keepstep depends on the journal: when it cannot be
-written, the event still reaches the log.
+A line goes out in one `write` on an O_APPEND descriptor, so writers do not interleave; a line torn
+by a crash or a full disk is skipped by the reader and costs no other. Nothing in keepstep depends
+on the journal: when it cannot be written, the event still reaches the log.
 """
 
 from __future__ import annotations
@@ -31,13 +31,19 @@ class Journal:
         if path is not None:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                self._fd = os.open(
+                    path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600
+                )
             except OSError as error:
-                log.warning("the journal %s cannot be written (%s): events reach the log only", path, error)
+                log.warning(
+                    "the journal %s cannot be written (%s): events reach the log only", path, error
+                )
 
     def record(self, kind: str, why: str, /, level: int = logging.INFO, **data: Any) -> None:
         """Write one event to the journal and, as the same sentence, to the log."""
-        log.log(level, "%s: %s", self.who, why, extra={"keepstep_kind": kind, "keepstep_data": data})
+        log.log(
+            level, "%s: %s", self.who, why, extra={"keepstep_kind": kind, "keepstep_data": data}
+        )
         if self._fd is None:
             return
         event = Event(time.time_ns(), time.monotonic_ns(), self.who, kind, why, data)

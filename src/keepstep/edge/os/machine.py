@@ -15,7 +15,8 @@ def available_bytes() -> int:
 
 
 def address_towards(host: str) -> str:
-    """This machine's address on the way to `host`; no packet is sent. Raises OSError when there is no way."""
+    """This machine's address on the way to `host`; no packet is sent. Raises OSError when there is
+    no way."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.connect((host, 9))
         return str(sock.getsockname()[0])
@@ -31,7 +32,11 @@ def _meminfo_available() -> int:
 
 def _cgroup_number(name: str) -> int | None:
     try:
-        path = next(line.split(":", 2)[2].strip() for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
+        path = next(
+            line.split(":", 2)[2].strip()
+            for line in Path("/proc/self/cgroup").read_text().splitlines()
+            if line.startswith("0::")
+        )
         return int((Path("/sys/fs/cgroup") / path.lstrip("/") / name).read_text())
     except (OSError, StopIteration, ValueError):
         return None  # no cgroup v2, or no limit ("max")

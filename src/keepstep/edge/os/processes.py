@@ -1,7 +1,8 @@
 """Processes: starting the keeper so that it outlives whoever starts it, and finding a living one.
 
-The keeper gets its own session (no Ctrl-C, no group kill reaches it), its own standard streams, and is adopted by init:
-the intermediate process exits at once, so the trainer never has an unknown child to wait for.
+The keeper gets its own session (no Ctrl-C, no group kill reaches it), its own standard streams, and
+is adopted by init: the intermediate process exits at once, so the trainer never has an unknown
+child to wait for.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from keepstep.config import Settings
 from keepstep.edge.net.unix_socket import Mailbox
 from keepstep.errors import IdentityError, KeeperError
 
-_LAUNCH = "import os,sys; os.fork() and os._exit(0); os.setsid(); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+_LAUNCH = (
+    "import os,sys; os.fork() and os._exit(0); os.setsid(); os.execv(sys.executable, "
+    "[sys.executable, *sys.argv[1:]])"
+)
 
 
 def claim_job_dir(path: Path) -> None:
@@ -25,15 +29,21 @@ def claim_job_dir(path: Path) -> None:
         path.mkdir(mode=0o700, parents=False, exist_ok=True)
         owner = path.stat().st_uid
     except FileNotFoundError as error:
-        raise KeeperError(f"arena_dir: expected the directory {path.parent}, found nothing there") from error
+        raise KeeperError(
+            f"arena_dir: expected the directory {path.parent}, found nothing there"
+        ) from error
     except PermissionError as error:
         raise KeeperError(f"{path}: {error}") from error
     if owner != os.getuid():
-        raise IdentityError(f"{path}: expected a job directory of user {os.getuid()}, found one of user {owner}; choose another job name")
+        raise IdentityError(
+            f"{path}: expected a job directory of user {os.getuid()}, found one of user "
+            f"{owner}; choose another job name"
+        )
 
 
 def ensure_keeper(settings: Settings, timeout_s: float = 10.0) -> Mailbox:
-    """A connection to the job's keeper, starting one if none lives. Raises KeeperError, IdentityError."""
+    """A connection to the job's keeper, starting one if none lives. Raises KeeperError,
+    IdentityError."""
     socket_path = settings.job_dir / "keeper.sock"
     deadline = time.monotonic() + timeout_s
     log_path = settings.journal_path.with_name("keeper.log")
@@ -45,8 +55,11 @@ def ensure_keeper(settings: Settings, timeout_s: float = 10.0) -> Mailbox:
             pass
         now = time.monotonic()
         if now > deadline:
-            raise KeeperError(f"no keeper answered at {socket_path} within {timeout_s:.0f} s; its log: {log_path}")
-        if now - started_at > 3.0:  # several ranks may start one each: the lock in the job directory lets one live
+            raise KeeperError(
+                f"no keeper answered at {socket_path} within {timeout_s:.0f} s; its log: {log_path}"
+            )
+        # several ranks may start one each: the lock in the job directory lets one live
+        if now - started_at > 3.0:
             started_at = now
             claim_job_dir(settings.job_dir)
             _start_keeper(settings, log_path)
@@ -57,7 +70,14 @@ def _start_keeper(settings: Settings, log_path: Path) -> None:
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with open(log_path, "ab") as log:
         subprocess.run(
-            [sys.executable, "-c", _LAUNCH, "-m", "keepstep.runtime.keeper.process", settings.to_text()],
+            [
+                sys.executable,
+                "-c",
+                _LAUNCH,
+                "-m",
+                "keepstep.runtime.keeper.process",
+                settings.to_text(),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

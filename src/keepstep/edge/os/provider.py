@@ -1,7 +1,8 @@
 """Provider: asks the platform for a machine in place of a lost one, by a command of the user's.
 
-A command is what all platforms have: `scontrol requeue`, `kubectl delete pod`, a cloud's own. Comes in: what was lost. Goes out: the
-command's exit, told to whoever waits for it. A replacement announces itself by joining the job like any other node.
+A command is what all platforms have: `scontrol requeue`, `kubectl delete pod`, a cloud's own. Comes
+in: what was lost. Goes out: the command's exit, told to whoever waits for it. A replacement
+announces itself by joining the job like any other node.
 """
 
 from __future__ import annotations
@@ -17,21 +18,37 @@ LAST_BYTES = 500
 
 
 class CommandProvider:
-    """Runs `command` by the shell with KEEPSTEP_LOST_NODE, KEEPSTEP_LOST_HOST, KEEPSTEP_LOST_JOB and KEEPSTEP_LOST_WHY set."""
+    """Runs `command` by the shell with KEEPSTEP_LOST_NODE, KEEPSTEP_LOST_HOST, KEEPSTEP_LOST_JOB
+    and KEEPSTEP_LOST_WHY set."""
 
     def __init__(self, command: str) -> None:
         self._command = command
 
     def replace(self, lost: LostNode, then: Callable[[str], None]) -> None:
         about = {"JOB": lost.job, "NODE": str(lost.node), "HOST": lost.host, "WHY": lost.why}
-        environ = {**os.environ, **{f"KEEPSTEP_LOST_{name}": value for name, value in about.items()}}
-        threading.Thread(target=self._run, args=(environ, then), name="keepstep-provider", daemon=True).start()
+        environ = {
+            **os.environ,
+            **{f"KEEPSTEP_LOST_{name}": value for name, value in about.items()},
+        }
+        threading.Thread(
+            target=self._run, args=(environ, then), name="keepstep-provider", daemon=True
+        ).start()
 
     def _run(self, environ: dict[str, str], then: Callable[[str], None]) -> None:
         try:
-            done = subprocess.run(self._command, shell=True, env=environ, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
+            done = subprocess.run(
+                self._command,
+                shell=True,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                check=False,
+            )
         except OSError as error:
             then(f"`{self._command}` cannot be run: {error}")
             return
         said = done.stderr[-LAST_BYTES:].decode(errors="replace").strip()
-        then(f"`{self._command}` exited with {done.returncode}" + (f": {said}" if done.returncode and said else ""))
+        then(
+            f"`{self._command}` exited with {done.returncode}"
+            + (f": {said}" if done.returncode and said else "")
+        )

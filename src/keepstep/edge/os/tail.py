@@ -1,4 +1,5 @@
-"""Tail: what is added to a file of lines between two looks. A look costs what was added, not what is there."""
+"""Tail: what is added to a file of lines between two looks. A look costs what was added, not what
+is there."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ class Tail:
         self._offset_bytes = path.stat().st_size if from_its_end and path.exists() else 0
 
     def new(self) -> bytes:
-        """The whole lines since the last look. One that is still being written is one of the next; a file that shrank is another one."""
+        """The whole lines since the last look. One that is still being written is one of the next;
+        a file that shrank is another one."""
         try:
             with open(self._path, "rb") as file:
                 if os.fstat(file.fileno()).st_size < self._offset_bytes:

@@ -1,4 +1,5 @@
-"""Workers: threads for what takes long. Results wait for the loop, in the order in which they came."""
+"""Workers: threads for what takes long. Results wait for the loop, in the order in which they
+came."""
 
 from __future__ import annotations
 

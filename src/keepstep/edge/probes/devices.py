@@ -1,7 +1,8 @@
 """Devices: which GPU is which rank's, as far as that can be known from outside of the rank.
 
-By the convention that all launchers share: rank r of a node uses the r-th device that its processes see. NVIDIA's driver lists those of the
-machine in /proc; without one, a rank has no device of its own.
+By the convention that all launchers share: rank r of a node uses the r-th device that its processes
+see. NVIDIA's driver lists those of the machine in /proc; without one, a rank has no device of its
+own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible_devices(environ: Mapping[str, str], driver: Path = DRIVER) -> list[str]:
-    """Names of the devices in the order in which ranks take them: indices, or what the variable says."""
+    """Names of the devices in the order in which ranks take them: indices, or what the variable
+    says."""
     try:
         count = len(os.listdir(driver))
     except OSError:

@@ -1,7 +1,9 @@
-"""Processes, looked at from outside: state, where it sleeps in the kernel, processor time, bytes moved.
+"""Processes, looked at from outside: state, where it sleeps in the kernel, processor time, bytes
+moved.
 
-Reads /proc and nothing else, so that a look costs some tens of microseconds and waits for nobody: none of the files read here takes a lock
-that a hanging process can hold. A process that is gone is an answer, not an error.
+Reads /proc and nothing else, so that a look costs some tens of microseconds and waits for nobody:
+none of the files read here takes a lock that a hanging process can hold. A process that is gone is
+an answer, not an error.
 """
 
 from __future__ import annotations
@@ -17,7 +19,14 @@ PROC = Path("/proc")
 TICK_NS = S_NS // os.sysconf("SC_CLK_TCK")
 GONE = ProcessSample("gone", 0, 0)
 STATES: dict[str, State] = {
-    **{"R": "running", "S": "asleep", "I": "asleep", "D": "uninterruptible", "T": "stopped", "t": "traced"},
+    **{
+        "R": "running",
+        "S": "asleep",
+        "I": "asleep",
+        "D": "uninterruptible",
+        "T": "stopped",
+        "t": "traced",
+    },
     **{"Z": "gone", "X": "gone"},
 }
 # A frozen cgroup shows as D (cgroup v1) or S (v2): only the place tells.
@@ -40,7 +49,9 @@ def read_process(pid: int) -> ProcessSample:
     if stat is None or stat.state in "ZX":
         return GONE
     wchan = "" if stat.state == "R" else read_wchan(PROC / str(pid))
-    state = "frozen" if any(place in wchan for place in FREEZERS) else STATES.get(stat.state, "unknown")
+    state = (
+        "frozen" if any(place in wchan for place in FREEZERS) else STATES.get(stat.state, "unknown")
+    )
     return ProcessSample(state, stat.cpu_ns, stat.threads, wchan)
 
 
@@ -67,7 +78,8 @@ def read_wchan(task: Path) -> str:
 
 
 def describe(pid: int) -> str:
-    """For people: every thread with its state and place, and the kernel's stack where it may be read."""
+    """For people: every thread with its state and place, and the kernel's stack where it may be
+    read."""
     tasks = PROC / str(pid) / "task"
     try:
         threads = sorted(tasks.iterdir(), key=lambda task: int(task.name))
@@ -76,9 +88,16 @@ def describe(pid: int) -> str:
     lines = [f"process {pid}, {len(threads)} threads: number, state, place in the kernel, name"]
     for task in threads:
         stat = _parse(_read(task / "stat"))
-        lines.append(f"  {task.name:>8} {stat.state if stat else '?'} {read_wchan(task) or '-':32} {_read(task / 'comm')}")
+        lines.append(
+            f"  {task.name:>8} {stat.state if stat else '?'} {read_wchan(task) or '-':32} "
+            f"{_read(task / 'comm')}"
+        )
     kernel = _read(PROC / str(pid) / "stack")
-    return "\n".join(lines) + (f"\nkernel stack of the main thread:\n{kernel}" if kernel else "") + "\n"
+    return (
+        "\n".join(lines)
+        + (f"\nkernel stack of the main thread:\n{kernel}" if kernel else "")
+        + "\n"
+    )
 
 
 def _read_stat(pid: int) -> _Stat | None:
@@ -89,12 +108,16 @@ def _parse(text: str) -> _Stat | None:
     words = text.rpartition(")")[2].split()  # a name may hold anything, even a parenthesis
     if len(words) < 18:
         return None
-    return _Stat(words[0], int(words[2]), (int(words[11]) + int(words[12])) * TICK_NS, int(words[17]))
+    return _Stat(
+        words[0], int(words[2]), (int(words[11]) + int(words[12])) * TICK_NS, int(words[17])
+    )
 
 
 def _read_io(pid: int) -> int:
     """Bytes that went through read and write, from disks, pipes and sockets alike."""
-    found = dict(line.split(": ", 1) for line in _read(PROC / str(pid) / "io").splitlines() if ": " in line)
+    found = dict(
+        line.split(": ", 1) for line in _read(PROC / str(pid) / "io").splitlines() if ": " in line
+    )
     return int(found.get("rchar", 0)) + int(found.get("wchar", 0))
 
 

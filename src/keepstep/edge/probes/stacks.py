@@ -1,9 +1,11 @@
 """Stacks: where every thread of a process is, without asking the process.
 
-Comes in: pids and a time limit for all of them together. Goes out: a `Stack` each, always: with the kernel's view of the threads, and
-with Python's frames where py-spy is installed (`keepstep[stacks]`) and may look. py-spy reads the other's memory and never stops it
-(`--nonblocking`), so a stopped process answers like any other; it needs what ptrace needs: the same user, and on kernels with Yama
-`ptrace_scope` 0 or CAP_SYS_PTRACE. It runs as a process of its own: when it hangs it is left behind, and nobody waits.
+Comes in: pids and a time limit for all of them together. Goes out: a `Stack` each, always: with the
+kernel's view of the threads, and with Python's frames where py-spy is installed
+(`keepstep[stacks]`) and may look. py-spy reads the other's memory and never stops it
+(`--nonblocking`), so a stopped process answers like any other; it needs what ptrace needs: the same
+user, and on kernels with Yama `ptrace_scope` 0 or CAP_SYS_PTRACE. It runs as a process of its own:
+when it hangs it is left behind, and nobody waits.
 """
 
 from __future__ import annotations
@@ -49,7 +51,10 @@ def save(directory: Path, stacks: Mapping[int, Stack]) -> None:
 
 def find_py_spy() -> str | None:
     """Beside this Python, or on the path."""
-    return shutil.which("py-spy", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+    return shutil.which(
+        "py-spy",
+        path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+    )
 
 
 def main_frames(text: str, pid: int) -> list[str]:
@@ -80,7 +85,9 @@ def _ask(tool: str | None, pid: int) -> subprocess.Popen[str] | str:
     command = [tool, "dump", "--nonblocking", "--pid", str(pid)]
     pipe = subprocess.PIPE
     try:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, errors="replace")
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, errors="replace"
+        )
     except OSError as error:
         return f"no Python frames: py-spy could not be started ({error})"
 
@@ -93,7 +100,8 @@ def _answer(asked: subprocess.Popen[str] | str, until: float, limit_s: float) ->
         frames, error = asked.communicate(timeout=max(0.01, until - time.monotonic()))
     except subprocess.TimeoutExpired:
         asked.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it may hang in the kernel, as its subject does
+        # it may hang in the kernel, as its subject does
+        with contextlib.suppress(subprocess.TimeoutExpired):
             asked.communicate(timeout=0.1)
         return f"no Python frames: py-spy did not answer within {limit_s:g} s", ""
     if asked.returncode == 0 and "Thread " in frames:

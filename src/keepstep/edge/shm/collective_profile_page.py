@@ -1,10 +1,13 @@
-"""Rhythm page: what a rank's network does, in shared memory, so that its keeper knows it without a message.
+"""Rhythm page: what a rank's network does, in shared memory, so that its keeper knows it without a
+message.
 
-`rank-00000/rhythm` of the job directory: the pulse (what the network does now), and a ring of the last gaps and steps. The rank writes, a
-few microseconds a collective; anybody reads. The pulse is a seqlock: its counter is odd while it is written, and a writer killed in
-mid-write leaves it odd, which reads as nothing.
+`rank-00000/rhythm` of the job directory: the pulse (what the network does now), and a ring of the
+last gaps and steps. The rank writes, a few microseconds a collective; anybody reads. The pulse is a
+seqlock: its counter is odd while it is written, and a writer killed in mid-write leaves it odd,
+which reads as nothing.
 
-    0     8 bytes `KEEPBEAT`, u32 format, u32 records in the ring, 32 bytes: the network interface, if it is known
+    0     8 bytes `KEEPBEAT`, u32 format, u32 records in the ring,
+          32 bytes: the network interface, if it is known
     64    u64 counter; i64 step; u32 begun, u32 pending; i64 since; u64 records ever written
     128   records: i64 step, u32 kind and index, u32 zero, i64 began, i64 ended
 
@@ -26,7 +29,8 @@ from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import rank_dir
 from keepstep.model.rhythm import NO_STEP, Gap, Interleaved, Pulse, StepSeen, Told
 
-PLAN_FILE = "interleave.json"  # of the job directory: what the keeper has made of its ranks' pages, for people
+# of the job directory: what the keeper has made of its ranks' pages, for people
+PLAN_FILE = "interleave.json"
 COUNT_FILE = "interleaved.json"  # and what came of it, for metrics
 MAGIC, FORMAT = b"KEEPBEAT", 1
 RECORDS = 8192
@@ -65,7 +69,8 @@ class RhythmWriter:
     """The rank's own hand. Safe from any thread: collectives end on the transport's."""
 
     def __init__(self, path: Path, clock_ns: Callable[[], int], interface: str = "") -> None:
-        """Makes the page, or begins anew on one that is there. Raises OSError, MemoryBudgetError."""
+        """Makes the page, or begins anew on one that is there. Raises OSError,
+        MemoryBudgetError."""
         self._region = MEMORY.ensure(path, NBYTES)
         self._clock_ns = clock_ns
         self._lock = threading.Lock()
@@ -134,7 +139,15 @@ class RhythmWriter:
     def _publish(self) -> None:
         view, pulse = self._region.view, self._pulse
         _COUNTER.pack_into(view, _PULSE_AT, self._counter)
-        _PULSE.pack_into(view, _PULSE_AT + 8, pulse.step, pulse.entered, pulse.pending, pulse.since_ns, self._written)
+        _PULSE.pack_into(
+            view,
+            _PULSE_AT + 8,
+            pulse.step,
+            pulse.entered,
+            pulse.pending,
+            pulse.since_ns,
+            self._written,
+        )
         _COUNTER.pack_into(view, _PULSE_AT, self._counter + 1)
         self._counter += 2
 
@@ -145,10 +158,17 @@ class RhythmReader:
     def __init__(self, path: Path) -> None:
         """Raises OSError or ValueError when there is no such page."""
         self._region = MEMORY.open(path)
-        magic, form, records, interface = _HEAD.unpack_from(self._region.view, 0) if self._region.nbytes >= _HEAD.size else (b"", 0, 0, b"")
+        magic, form, records, interface = (
+            _HEAD.unpack_from(self._region.view, 0)
+            if self._region.nbytes >= _HEAD.size
+            else (b"", 0, 0, b"")
+        )
         if (magic, form, self._region.nbytes) != (MAGIC, FORMAT, _RING_AT + records * _RECORD.size):
             self._region.close()
-            raise ValueError(f"{path}: expected a rhythm page of format {FORMAT}, found {self._region.nbytes} bytes that begin {magic!r}")
+            raise ValueError(
+                f"{path}: expected a rhythm page of format {FORMAT}, found "
+                f"{self._region.nbytes} bytes that begin {magic!r}"
+            )
         self._records = records
         self.interface = interface.rstrip(b"\0").decode(errors="replace")
         self._read = 0
@@ -180,8 +200,10 @@ class RhythmReader:
         if found is None:
             return []
         written = found[1]
-        oldest = max(0, written - self._records + 64)  # what is about to be overwritten is not worth a race
-        if self._read > written or self._read < oldest:  # another life of the rank writes here, or we were too slow
+        # what is about to be overwritten is not worth a race
+        oldest = max(0, written - self._records + 64)
+        # another life of the rank writes here, or we were too slow
+        if self._read > written or self._read < oldest:
             self._read, self._gaps, self._is_partial = oldest, [], oldest > 0
         seen = []
         for number in range(self._read, written):
@@ -190,7 +212,11 @@ class RhythmReader:
             if not index & _STEP:
                 self._gaps.append(Gap(index, began_ns, ended_ns))
                 continue
-            gaps = tuple(gap for gap in self._gaps if gap.began_ns >= began_ns and gap.ended_ns > gap.began_ns)
+            gaps = tuple(
+                gap
+                for gap in self._gaps
+                if gap.began_ns >= began_ns and gap.ended_ns > gap.began_ns
+            )
             if not self._is_partial:
                 seen.append(StepSeen(step, began_ns, ended_ns, index & ~_STEP, gaps))
             self._gaps, self._is_partial = [], False

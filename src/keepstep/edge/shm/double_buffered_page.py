@@ -1,7 +1,8 @@
-"""Twin page: one page of shared memory in two halves, written in turn, each with a sequence number under its checksum.
+"""Twin page: one page of shared memory in two halves, written in turn, each with a sequence number
+under its checksum.
 
-A reader takes the newest whole half, so a write under way, a torn read or a writer killed in mid-write costs at most one update. One
-writing process, any number of readers; never waits.
+A reader takes the newest whole half, so a write under way, a torn read or a writer killed in
+mid-write costs at most one update. One writing process, any number of readers; never waits.
 """
 
 from __future__ import annotations
@@ -31,11 +32,14 @@ class TwinPage:
         """Raises ValueError when that is no page; it is closed then."""
         self._region = region
         self._lock = threading.Lock()
-        self._known: tuple[tuple[int, ...], bytes | None] = (UNWRITTEN, None)  # the marks when something was read last, and what that was
+        # the marks when something was read last, and what that was
+        self._known: tuple[tuple[int, ...], bytes | None] = (UNWRITTEN, None)
         if len(region.view) != PAGE_BYTES:
             nbytes = len(region.view)
             region.close()
-            raise ValueError(f"{region.path}: expected a page of {PAGE_BYTES} bytes, found {nbytes}")
+            raise ValueError(
+                f"{region.path}: expected a page of {PAGE_BYTES} bytes, found {nbytes}"
+            )
 
     @classmethod
     def open(cls, memory: Memory, path: Path) -> TwinPage:
@@ -66,10 +70,12 @@ class TwinPage:
             _HEAD.pack_into(self._region.view, at, checksum(body), len(body))
 
     def read(self) -> bytes | None:
-        """The newest whole body, the same object for as long as nothing else was written; None when none ever was.
+        """The newest whole body, the same object for as long as nothing else was written; None when
+        none ever was.
 
-        As long as both halves' marks stay, nothing was written: the sequence is among them, and grows. What is remembered was whole when
-        it was read, and the newest that the marks name: else a head that was visible before its body would hide that for ever.
+        As long as both halves' marks stay, nothing was written: the sequence is among them, and
+        grows. What is remembered was whole when it was read, and the newest that the marks name:
+        else a head that was visible before its body would hide that for ever.
         """
         for _ in range(100):  # again only when the writer came round twice meanwhile
             marks = _MARKS.unpack_from(self._region.view)
@@ -88,7 +94,11 @@ class TwinPage:
         """(sequence, body) of the newer half that is whole."""
         for at in (0, HALF_BYTES) if marks[2] > marks[5] else (HALF_BYTES, 0):
             want, size = _HEAD.unpack_from(self._region.view, at)
-            body = bytes(self._region.view[at + _HEAD.size : at + _HEAD.size + min(size, HALF_BYTES - _HEAD.size)])
+            body = bytes(
+                self._region.view[
+                    at + _HEAD.size : at + _HEAD.size + min(size, HALF_BYTES - _HEAD.size)
+                ]
+            )
             if size and checksum(body) == want:
                 return _SEQUENCE.unpack_from(body)[0], body[_SEQUENCE.size :]
         return None

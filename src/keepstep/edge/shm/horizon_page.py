@@ -1,7 +1,8 @@
 """Horizon page: the leader's last word, where every rank of a node reads it at its step boundary.
 
-Written by the node's keeper, read by its sessions, in a twin page of the job directory. An old word is a safe word (core/resume/commit.py), but
-only within its epoch: a reader that trains in another takes it as nothing.
+Written by the node's keeper, read by its sessions, in a twin page of the job directory. An old word
+is a safe word (core/resume/commit.py), but only within its epoch: a reader that trains in another
+takes it as nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ MAX_ALIVE = 40  # two slots a rank make two at most; a page has room for so many
 
 class HorizonPage:
     def __init__(self, memory: Memory, job_dir: Path, make: bool = True) -> None:
-        """Map the page of this job directory, making it if there is none (an onlooker does not). Raises OSError, ValueError."""
+        """Map the page of this job directory, making it if there is none (an onlooker does not).
+        Raises OSError, ValueError."""
         self._page = (TwinPage.ensure if make else TwinPage.open)(memory, job_dir / "horizon")
 
     def write(self, horizon: Horizon) -> None:
@@ -27,7 +29,9 @@ class HorizonPage:
         # What does not fit must not look hopeless: then nothing that recent does.
         decided_step = horizon.decided_step if len(alive) == len(horizon.alive) else alive[-1].step
         stamps = [_pair(horizon.committed), _pair(horizon.target), _pair(horizon.inherited)]
-        body = json.dumps([horizon.epoch, *stamps, [_pair(s) for s in alive], decided_step], separators=(",", ":")).encode()
+        body = json.dumps(
+            [horizon.epoch, *stamps, [_pair(s) for s in alive], decided_step], separators=(",", ":")
+        ).encode()
         assert len(body) <= MAX_BODY_BYTES
         self._page.write(body)
 
@@ -42,7 +46,14 @@ class HorizonPage:
         if not body:
             return Horizon(-1)
         epoch, committed, target, inherited, alive, decided_step = json.loads(body)
-        return Horizon(epoch, _stamp(committed), _stamp(target), frozenset(Stamp(*s) for s in alive), decided_step, _stamp(inherited))
+        return Horizon(
+            epoch,
+            _stamp(committed),
+            _stamp(target),
+            frozenset(Stamp(*s) for s in alive),
+            decided_step,
+            _stamp(inherited),
+        )
 
     def close(self) -> None:
         self._page.close()

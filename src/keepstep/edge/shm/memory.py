@@ -1,8 +1,9 @@
 """Memory: maps of files in tmpfs, pre-faulted, and copies between addresses without the GIL.
 
-Not `multiprocessing.shared_memory`: its resource tracker unlinks the segment when a process dies (CPython
-before 3.13), which is the very moment the bytes are for. ctypes releases the GIL around every foreign call;
-glibc's memcpy streams past the cache where that is faster, which torch's `copy_` does not (half the speed).
+Not `multiprocessing.shared_memory`: its resource tracker unlinks the segment when a process dies
+(CPython before 3.13), which is the very moment the bytes are for. ctypes releases the GIL around
+every foreign call; glibc's memcpy streams past the cache where that is faster, which torch's
+`copy_` does not (half the speed).
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def copy(destination: int, source: int, nbytes: int) -> None:
 
 
 def copy_all(copies: Iterable[tuple[int, int, int]]) -> None:
-    """memcpy for each (destination, source, nbytes). Small ones keep the GIL: getting it back takes longer than they do."""
+    """memcpy for each (destination, source, nbytes). Small ones keep the GIL: getting it back takes
+    longer than they do."""
     large, small = _libc.memcpy, _libc_with_gil.memcpy
     for destination, source, nbytes in copies:
         (small if nbytes < SMALL_BYTES else large)(destination, source, nbytes)
@@ -86,7 +88,8 @@ class MappedFile:
         fcntl.flock(self.fd, fcntl.LOCK_UN)
 
     def is_there(self) -> bool:
-        """Whether `path` still leads to this file: its number is not given to another one while it is mapped."""
+        """Whether `path` still leads to this file: its number is not given to another one while it
+        is mapped."""
         try:
             stat = os.stat(self.path)
         except OSError:
@@ -94,7 +97,8 @@ class MappedFile:
         return (stat.st_dev, stat.st_ino) == self._identity
 
     def close(self) -> None:
-        """Unmap, and give up every flock: the map holds a descriptor of its own (mmap duplicates it).
+        """Unmap, and give up every flock: the map holds a descriptor of its own (mmap duplicates
+        it).
 
         A map that views or tensors still look at stays until they are gone.
         """
@@ -112,7 +116,8 @@ class SharedMemory:
         return MappedFile(path)
 
     def create(self, path: Path, nbytes: int) -> MappedFile:
-        path.unlink(missing_ok=True)  # who has it mapped keeps what is in it: cutting it short would kill him
+        # who has it mapped keeps what is in it: cutting it short would kill him
+        path.unlink(missing_ok=True)
         return self.ensure(path, nbytes)
 
     def ensure(self, path: Path, nbytes: int) -> MappedFile:
@@ -126,7 +131,10 @@ class SharedMemory:
             if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
                 raise
             free = human_bytes(self.free_bytes(path.parent))
-            raise MemoryBudgetError(f"a file of {human_bytes(nbytes)} does not fit into {path.parent}: {free} are free there") from error
+            raise MemoryBudgetError(
+                f"a file of {human_bytes(nbytes)} does not fit into {path.parent}: {free} "
+                "are free there"
+            ) from error
         finally:
             os.close(fd)
         return MappedFile(path)

@@ -1,4 +1,5 @@
-"""Standing: what the leading keeper last told about all nodes, as a file of the job directory that `keepstep status` reads."""
+"""Standing: what the leading keeper last told about all nodes, as a file of the job directory that
+`keepstep status` reads."""
 
 from __future__ import annotations
 

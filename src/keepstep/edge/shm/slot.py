@@ -5,11 +5,12 @@
     table       one checksum a payload block
     manifest    the layout as JSON
 
-Order of writing: header WRITING, payload, table, manifest, header SEALED. A kill anywhere leaves a slot that says
-WRITING or fails its header checksum, never one that says SEALED and is not.
+Order of writing: header WRITING, payload, table, manifest, header SEALED. A kill anywhere leaves a
+slot that says WRITING or fails its header checksum, never one that says SEALED and is not.
 
-One writer (the rank's session), any number of readers in other processes. Readers map the file on their own, compare
-the header before and after (`sequence`), and hold `flock(LOCK_SH)` when they need it to stand still.
+One writer (the rank's session), any number of readers in other processes. Readers map the file on
+their own, compare the header before and after (`sequence`), and hold `flock(LOCK_SH)` when they
+need it to stand still.
 """
 
 from __future__ import annotations
@@ -22,7 +23,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from keepstep.coding.checksum import BLOCK_BYTES, block_checksums, checksum, first_mismatch, pack_table, unpack_table
+from keepstep.coding.checksum import (
+    BLOCK_BYTES,
+    block_checksums,
+    checksum,
+    first_mismatch,
+    pack_table,
+    unpack_table,
+)
 from keepstep.errors import DamageError, IdentityError
 from keepstep.model.layout import Layout, layout_from_json
 from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
@@ -38,10 +46,28 @@ _CAPACITY = struct.Struct("<QQ")  # and again
 _STATES = tuple(SlotState)  # by their numbers
 _CLAIM = struct.Struct("<12xI56xqq")  # of a header: state, step, epoch
 _SLOT_NUMBERS = {f"slot-{index}": index for index in range(10)}
-EMPTY = SlotHeader(SlotState.EMPTY, 0, bytes(16), bytes(16), 0, 0, 0, Stamp(-1, 0), 0, 0, BLOCK_BYTES, 0, 0, 0, 0, math.nan)
+EMPTY = SlotHeader(
+    SlotState.EMPTY,
+    0,
+    bytes(16),
+    bytes(16),
+    0,
+    0,
+    0,
+    Stamp(-1, 0),
+    0,
+    0,
+    BLOCK_BYTES,
+    0,
+    0,
+    0,
+    0,
+    math.nan,
+)
 
 
-@lru_cache(maxsize=1 << 14)  # asked for at every look at a page or slot, and making a path costs as much as reading a page
+# asked for at every look at a page or slot, and making a path costs as much as reading a page
+@lru_cache(maxsize=1 << 14)
 def rank_dir(job_dir: Path, rank: int) -> Path:
     return job_dir / f"rank-{rank:05d}"
 
@@ -54,12 +80,18 @@ def slot_path(job_dir: Path, rank: int, index: int) -> Path:
 def slot_paths(memory: Memory, job_dir: Path, rank: int) -> list[Path]:
     """The rank's slot files in order of their number."""
     names = memory.names(rank_dir(job_dir, rank))
-    return [slot_path(job_dir, rank, index) for name in names if (index := _SLOT_NUMBERS.get(name)) is not None]
+    return [
+        slot_path(job_dir, rank, index)
+        for name in names
+        if (index := _SLOT_NUMBERS.get(name)) is not None
+    ]
 
 
 def ranks_in(memory: Memory, root: Path) -> list[int]:
     """Whose directories are below a job directory, or a part of it."""
-    return [int(name.removeprefix("rank-")) for name in memory.names(root) if name.startswith("rank-")]
+    return [
+        int(name.removeprefix("rank-")) for name in memory.names(root) if name.startswith("rank-")
+    ]
 
 
 def slot_bytes(payload_capacity: int, manifest_capacity: int) -> int:
@@ -77,7 +109,8 @@ class Slot:
     """One mapped slot file."""
 
     def __init__(self, memory: Memory, path: Path) -> None:
-        """Map an existing slot. Raises DamageError when the file is no slot, OSError when there is none."""
+        """Map an existing slot. Raises DamageError when the file is no slot, OSError when there is
+        none."""
         try:
             self._region: Region = memory.open(path)
         except ValueError as error:
@@ -89,12 +122,16 @@ class Slot:
             raise
         self.path = path
         self.manifest_capacity = len(self._region.view) - self._manifest_at
-        self._known: tuple[bytes, SlotHeader] | None = None  # a page that was parsed or written here, and what it says
+        # a page that was parsed or written here, and what it says
+        self._known: tuple[bytes, SlotHeader] | None = None
         self.payload_address = self._region.address + PAGE_BYTES
 
     @classmethod
-    def create(cls, memory: Memory, path: Path, payload_capacity: int, manifest_capacity: int) -> Slot:
-        """A new, empty, pre-faulted slot; replaces `path` only once it is whole. Raises MemoryBudgetError."""
+    def create(
+        cls, memory: Memory, path: Path, payload_capacity: int, manifest_capacity: int
+    ) -> Slot:
+        """A new, empty, pre-faulted slot; replaces `path` only once it is whole. Raises
+        MemoryBudgetError."""
         capacity = round_up(max(payload_capacity, 1), PAGE_BYTES)
         fresh = path.with_name(path.name + ".new")
         region = memory.create(fresh, slot_bytes(capacity, manifest_capacity))
@@ -105,13 +142,15 @@ class Slot:
         return cls(memory, path)
 
     def prefault(self) -> None:
-        """Map every page of an adopted slot now, so that the first copy into it is not the slow one."""
+        """Map every page of an adopted slot now, so that the first copy into it is not the slow
+        one."""
         self._region.prefault()
 
     def _measure(self) -> tuple[int, int, int]:
         """The payload's capacity, where the table begins, and where the manifest does."""
-        # The capacity is kept twice, so that one flipped bit cannot send a reader to wrong offsets. The page's checksum says which one is
-        # right: a slot with a flipped bit there can be opened, and mended like any other.
+        # The capacity is kept twice, so that one flipped bit cannot send a reader to wrong offsets.
+        # The page's checksum says which one is right: a slot with a flipped bit there can be
+        # opened, and mended like any other.
         view = self._region.view
         if len(view) < PAGE_BYTES:
             raise DamageError(f"{self._region.path}: expected a slot, found {len(view)} bytes")
@@ -121,12 +160,14 @@ class Slot:
             capacity = again = next((c for c in (capacity, again) if _fits(page, c)), -1)
         if capacity < 0:
             raise DamageError(
-                f"{self._region.path}: expected a slot ({MAGIC!r}), found {bytes(view[:8])!r} and no page that its checksum fits"
+                f"{self._region.path}: expected a slot ({MAGIC!r}), found "
+                f"{bytes(view[:8])!r} and no page that its checksum fits"
             )
         table, manifest = _offsets(capacity) if capacity <= len(view) else (0, len(view) + 1)
         if manifest > len(view):
             raise DamageError(
-                f"{self._region.path}: header damaged: capacity {capacity} and its repetition {again} in a file of {len(view)}"
+                f"{self._region.path}: header damaged: capacity {capacity} and its "
+                f"repetition {again} in a file of {len(view)}"
             )
         return capacity, table, manifest
 
@@ -136,7 +177,8 @@ class Slot:
         return self._region.view[PAGE_BYTES : PAGE_BYTES + self.capacity]
 
     def claims(self, stamp: Stamp) -> bool:
-        """Whether the page says that it is a snapshot of `stamp`. A glance, for who then proves it: a damaged page may claim anything."""
+        """Whether the page says that it is a snapshot of `stamp`. A glance, for who then proves it:
+        a damaged page may claim anything."""
         return _CLAIM.unpack_from(self._region.view) == (SlotState.SEALED, stamp.step, stamp.epoch)
 
     def header(self) -> SlotHeader:
@@ -157,9 +199,17 @@ class Slot:
         except DamageError:
             return 0
 
-    def begin(self, job_hash: bytes, rank: int, world_size: int, incarnation: int, stamp: Stamp) -> None:
+    def begin(
+        self, job_hash: bytes, rank: int, world_size: int, incarnation: int, stamp: Stamp
+    ) -> None:
         """From here until `seal` the slot holds nothing."""
-        who: dict[str, Any] = {"job_hash": job_hash, "rank": rank, "world_size": world_size, "incarnation": incarnation, "stamp": stamp}
+        who: dict[str, Any] = {
+            "job_hash": job_hash,
+            "rank": rank,
+            "world_size": world_size,
+            "incarnation": incarnation,
+            "stamp": stamp,
+        }
         self._write(EMPTY._replace(state=SlotState.WRITING, sequence=self._sequence() + 1, **who))
 
     def part(self, part: Part, header: SlotHeader) -> memoryview:
@@ -206,7 +256,8 @@ class Slot:
         )
 
     def adopt(self, header: SlotHeader) -> None:
-        """The last write of a copy: everything else of the snapshot that `header` (another slot's) describes is here and proven."""
+        """The last write of a copy: everything else of the snapshot that `header` (another slot's)
+        describes is here and proven."""
         assert header.state is SlotState.SEALED and header.payload_bytes <= self.capacity
         self._write(header._replace(sequence=self._sequence() + 1))
 
@@ -222,9 +273,13 @@ class Slot:
         """As it was written. Raises DamageError when it fails its checksum."""
         at = self._manifest_at
         raw = bytes(self._region.view[at : at + header.manifest_bytes])
-        if header.manifest_bytes > self.manifest_capacity or checksum(raw) != header.manifest_checksum:
+        if (
+            header.manifest_bytes > self.manifest_capacity
+            or checksum(raw) != header.manifest_checksum
+        ):
             raise DamageError(
-                f"{self.path}: manifest damaged: checksum expected {header.manifest_checksum:016x}, found {checksum(raw):016x}"
+                f"{self.path}: manifest damaged: checksum expected "
+                f"{header.manifest_checksum:016x}, found {checksum(raw):016x}"
             )
         return raw
 
@@ -233,7 +288,10 @@ class Slot:
         at = self._table_at
         raw = self._region.view[at : at + 8 * header.block_count]
         if checksum(raw) != header.table_checksum:
-            raise DamageError(f"{self.path}: checksum table damaged: expected {header.table_checksum:016x}, found {checksum(raw):016x}")
+            raise DamageError(
+                f"{self.path}: checksum table damaged: expected "
+                f"{header.table_checksum:016x}, found {checksum(raw):016x}"
+            )
         return unpack_table(raw)
 
     def verify(self) -> tuple[SlotHeader, Layout]:
@@ -242,7 +300,8 @@ class Slot:
         return header, layout_from_json(json.loads(manifest))
 
     def verify_bytes(self) -> tuple[SlotHeader, bytes]:
-        """Prove a sealed slot: header, manifest, table, every block. Raises DamageError naming what differs. Returns header and manifest.
+        """Prove a sealed slot: header, manifest, table, every block. Raises DamageError naming what
+        differs. Returns header and manifest.
 
         Raises LookupError when the slot holds no snapshot, or was overwritten while being read.
         """
@@ -251,13 +310,17 @@ class Slot:
             raise LookupError(f"{self.path} holds no sealed snapshot ({header.state.name})")
         try:
             manifest = self.manifest_text(header)
-            wrong = first_mismatch(self.payload[: header.payload_bytes], self.table(header), header.block_bytes)
+            wrong = first_mismatch(
+                self.payload[: header.payload_bytes], self.table(header), header.block_bytes
+            )
             if wrong:
                 block, want, found = wrong
                 at = block * header.block_bytes
                 raise DamageError(
-                    f"{self.path}: {header.stamp} of rank {header.rank} damaged: block {block} (payload bytes {at} to "
-                    f"{min(at + header.block_bytes, header.payload_bytes)}) has checksum {found:016x}, expected {want:016x}"
+                    f"{self.path}: {header.stamp} of rank {header.rank} damaged: block "
+                    f"{block} (payload bytes {at} to "
+                    f"{min(at + header.block_bytes, header.payload_bytes)}) has checksum "
+                    f"{found:016x}, expected {want:016x}"
                 )
         except DamageError:
             if self._sequence() not in (0, header.sequence):
@@ -280,7 +343,9 @@ def parse_page(page: bytes, path: Path) -> SlotHeader:
     """What a header page says; `path` is named when it is damaged. Raises DamageError."""
     found, (want,) = checksum(memoryview(page)[:-8]), _CHECK.unpack_from(page, PAGE_BYTES - 8)
     if found != want:
-        raise DamageError(f"{path}: header damaged: checksum expected {want:016x}, found {found:016x}")
+        raise DamageError(
+            f"{path}: header damaged: checksum expected {want:016x}, found {found:016x}"
+        )
     magic, fmt, state, *rest = _HEADER.unpack_from(page)
     if magic != MAGIC or fmt != FORMAT:
         raise DamageError(f"{path}: expected slot format {FORMAT}, found {fmt}")
@@ -332,7 +397,10 @@ def check_identity(header: SlotHeader, path: Path, job: str, job_hash: bytes, ra
     """Raises IdentityError when a slot belongs to another job or rank."""
     if header.job_hash != job_hash:
         raise IdentityError(
-            f"{path}: expected a snapshot of job {job!r} ({job_hash.hex()[:8]}), found one of another job ({header.job_hash.hex()[:8]})"
+            f"{path}: expected a snapshot of job {job!r} ({job_hash.hex()[:8]}), found one "
+            f"of another job ({header.job_hash.hex()[:8]})"
         )
     if header.rank != rank:
-        raise IdentityError(f"{path}: expected a snapshot of rank {rank}, found one of rank {header.rank}")
+        raise IdentityError(
+            f"{path}: expected a snapshot of rank {rank}, found one of rank {header.rank}"
+        )

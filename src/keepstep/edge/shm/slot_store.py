@@ -1,6 +1,8 @@
-"""Shelf: slots of other nodes' ranks (copies), or of parities, below one directory. This keeper is their only writer.
+"""Shelf: slots of other nodes' ranks (copies), or of parities, below one directory. This keeper is
+their only writer.
 
-The format is that of a rank's own slots (edge/shm/slot.py), so that what rests here can be verified, scrubbed and sent in the same way.
+The format is that of a rank's own slots (edge/shm/slot.py), so that what rests here can be
+verified, scrubbed and sent in the same way.
 Invariant: `sealed` names only what was proven, here or by the keeper before (`prove`).
 """
 
@@ -65,7 +67,11 @@ class Shelf:
             header = slot.header()
         except DamageError:
             return EMPTY_VIEW
-        return SlotView(header.state, header.stamp) if header.state is not SlotState.EMPTY else EMPTY_VIEW
+        return (
+            SlotView(header.state, header.stamp)
+            if header.state is not SlotState.EMPTY
+            else EMPTY_VIEW
+        )
 
     def sealed(self) -> dict[tuple[int, Stamp], Slot]:
         """What rests here."""
@@ -79,18 +85,29 @@ class Shelf:
 
     def find(self, rank: int, stamp: Stamp) -> Slot | None:
         for slot in self._slots.get(rank, []):
-            if slot is not None and slot.claims(stamp) and self._view(slot) == SlotView(SlotState.SEALED, stamp):
+            if (
+                slot is not None
+                and slot.claims(stamp)
+                and self._view(slot) == SlotView(SlotState.SEALED, stamp)
+            ):
                 return slot
         return None
 
-    def fitting(self, rank: int, index: int, payload_capacity: int, manifest_capacity: int) -> Slot | None:
+    def fitting(
+        self, rank: int, index: int, payload_capacity: int, manifest_capacity: int
+    ) -> Slot | None:
         """The slot of that number, if it is there and at least so large."""
         slot = self._slots.get(rank, [None] * SLOTS)[index]
-        fits = slot is not None and slot.capacity >= payload_capacity and slot.manifest_capacity >= manifest_capacity
+        fits = (
+            slot is not None
+            and slot.capacity >= payload_capacity
+            and slot.manifest_capacity >= manifest_capacity
+        )
         return slot if fits else None
 
     def take(self, rank: int, index: int, payload_capacity: int, manifest_capacity: int) -> Slot:
-        """The slot of that number, made if there is none at least so large. Raises MemoryBudgetError."""
+        """The slot of that number, made if there is none at least so large. Raises
+        MemoryBudgetError."""
         if fitting := self.fitting(rank, index, payload_capacity, manifest_capacity):
             return fitting
         slots = self._slots.setdefault(rank, [None] * SLOTS)
@@ -99,11 +116,14 @@ class Shelf:
             slots[index] = None
             self._memory.remove(slot.path)  # before the larger one is made: both might not fit
             slot.close()
-        fresh = slots[index] = Slot.create(self._memory, slot_path(self.root, rank, index), payload_capacity, manifest_capacity)
+        fresh = slots[index] = Slot.create(
+            self._memory, slot_path(self.root, rank, index), payload_capacity, manifest_capacity
+        )
         return fresh
 
     def retire(self, slot: Slot) -> None:
-        """Give a slot's file up, because somebody may still write into its memory: what comes next gets memory of its own."""
+        """Give a slot's file up, because somebody may still write into its memory: what comes next
+        gets memory of its own."""
         for slots in self._slots.values():
             for index, known in enumerate(slots):
                 if known is slot:
@@ -112,7 +132,8 @@ class Shelf:
                     slot.close()
 
     def void_damaged(self, path: Path) -> tuple[int, Stamp] | None:
-        """Forget what rests in that file, if it does not prove: which snapshot it was; None when it does. A damaged header names none."""
+        """Forget what rests in that file, if it does not prove: which snapshot it was; None when it
+        does. A damaged header names none."""
         for rank, slots in self._slots.items():
             for slot in slots:
                 if slot is None or slot.path != path:
@@ -128,11 +149,14 @@ class Shelf:
         return None
 
     def void_newer(self, stamp: Stamp | None) -> None:
-        """Forget what is newer than `stamp` (None: everything) and whatever is half written: another computation begins."""
+        """Forget what is newer than `stamp` (None: everything) and whatever is half written:
+        another computation begins."""
         for slots in self._slots.values():
             for slot in slots:
                 view = self._view(slot)
-                if slot is not None and (stamp is None or view.state is SlotState.WRITING or view.stamp > stamp):
+                if slot is not None and (
+                    stamp is None or view.state is SlotState.WRITING or view.stamp > stamp
+                ):
                     slot.void()
 
     def keep_only(self, ranks: set[int]) -> None:
@@ -146,7 +170,9 @@ class Shelf:
 
     @property
     def nbytes(self) -> int:
-        return sum(slot.capacity for slots in self._slots.values() for slot in slots if slot is not None)
+        return sum(
+            slot.capacity for slots in self._slots.values() for slot in slots if slot is not None
+        )
 
     def close(self) -> None:
         for slots in self._slots.values():

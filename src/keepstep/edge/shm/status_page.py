@@ -1,7 +1,7 @@
 """Status page: what a rank publishes about itself in one page of shared memory.
 
-A twin page, so a reader never meets half of a write. The rank holds an exclusive flock on the file while it lives, so "is it alive" is
-a question to the kernel, not to a timeout.
+A twin page, so a reader never meets half of a write. The rank holds an exclusive flock on the file
+while it lives, so "is it alive" is a question to the kernel, not to a timeout.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ from keepstep.ports import Clock, Memory
 MAX_SLOTS = 8
 _FIXED = struct.Struct("<IIQQQI4x3q3Q6Q QdQ I4x".replace(" ", ""))
 _SLOT = struct.Struct("<I4xqQ")
-_PHASES, _STATES = tuple(Phase), tuple(SlotState)  # by their numbers: several times as fast as asking the enum
+# by their numbers: several times as fast as asking the enum
+_PHASES, _STATES = tuple(Phase), tuple(SlotState)
 
-BLANK = RankStatus(0, 0, 0, 0, 0, Phase.STARTING, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, math.nan, ())
+BLANK = RankStatus(
+    0, 0, 0, 0, 0, Phase.STARTING, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, math.nan, ()
+)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -42,13 +45,18 @@ class StatusPage:
         self._clock = clock
         self._lock = threading.Lock()
         self._current = BLANK
-        self._read: tuple[bytes, RankStatus] | None = None  # the body that was read last, and what it says
+        # the body that was read last, and what it says
+        self._read: tuple[bytes, RankStatus] | None = None
 
     @classmethod
-    def own(cls, memory: Memory, job_dir: Path, rank: int, patience_s: float = 2.0, clock: Clock = CLOCK) -> StatusPage | None:
-        """Map the rank's page as its owner, creating it if needed; None when a living process owns it.
+    def own(
+        cls, memory: Memory, job_dir: Path, rank: int, patience_s: float = 2.0, clock: Clock = CLOCK
+    ) -> StatusPage | None:
+        """Map the rank's page as its owner, creating it if needed; None when a living process owns
+        it.
 
-        A killed owner takes a moment to be gone, and an onlooker's `alive` holds the lock for a moment too.
+        A killed owner takes a moment to be gone, and an onlooker's `alive` holds the lock for a
+        moment too.
         """
         path = status_path(job_dir, rank)
         TwinPage.ensure(memory, path).close()
@@ -72,7 +80,9 @@ class StatusPage:
     def publish(self, **changes: Any) -> RankStatus:
         """Change some fields and write them."""
         with self._lock:
-            self._current = self._current._replace(updated_mono_ns=self._clock.monotonic_ns(), **changes)
+            self._current = self._current._replace(
+                updated_mono_ns=self._clock.monotonic_ns(), **changes
+            )
             self._page.write(_pack(self._current))
             return self._current
 
@@ -106,20 +116,24 @@ def read_status(memory: Memory, job_dir: Path, rank: int) -> RankStatus | None:
 
 
 class StatusPages:
-    """The pages of all ranks of a job directory, kept mapped, for who looks often: a page on which nothing was written costs no more than
-    its marks. A rank that comes again finds its page as it was; where somebody has removed it meanwhile, the new one is mapped."""
+    """The pages of all ranks of a job directory, kept mapped, for who looks often: a page on which
+    nothing was written costs no more than its marks. A rank that comes again finds its page as it
+    was; where somebody has removed it meanwhile, the new one is mapped."""
 
     def __init__(self, memory: Memory, job_dir: Path) -> None:
         self._memory, self._job_dir = memory, job_dir
         self._pages: dict[int, StatusPage] = {}
 
     def read(self, rank: int) -> RankStatus | None:
-        """What it says now, the same object for as long as it says nothing else; None when there is nothing whole to read."""
+        """What it says now, the same object for as long as it says nothing else; None when there is
+        nothing whole to read."""
         page = self._pages.get(rank)
         if page is None or not page.is_there():
             self._drop(rank)
             try:
-                page = self._pages[rank] = StatusPage(self._memory, status_path(self._job_dir, rank))
+                page = self._pages[rank] = StatusPage(
+                    self._memory, status_path(self._job_dir, rank)
+                )
             except (OSError, ValueError):
                 return None
         return page.read()

@@ -1,4 +1,5 @@
-"""Pages: the status pages of all ranks of a job directory, for who looks once and is none of them."""
+"""Pages: the status pages of all ranks of a job directory, for who looks once and is none of
+them."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_page import StatusPage, status_path
 from keepstep.model.snapshot import RankStatus
 
-TRIES, TRY_EVERY_S = 5, 0.002  # a page read while its writer is interrupted is whole a moment later, a damaged one never
+# a page read while its writer is interrupted is whole a moment later, a damaged one never
+TRIES, TRY_EVERY_S = 5, 0.002
 
 
 def read_pages(job_dir: Path) -> dict[int, tuple[bool, RankStatus | None]]:

@@ -1,7 +1,8 @@
 """Stored file: one file of a checkpoint, summed while it is written and verified while it is read.
 
-Comes in: bytes, or a file and its sums. Goes out: the sums, or bytes that were verified first. Never hands out a byte of a block
-whose checksum is wrong, never says that a local file is written before it is on the disk.
+Comes in: bytes, or a file and its sums. Goes out: the sums, or bytes that were verified first.
+Never hands out a byte of a block whose checksum is wrong, never says that a local file is written
+before it is on the disk.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ CACHED_BLOCKS = 4  # the end of a file (its directory), the block being read and
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a file lies. `where` is how a sentence names it, `root` the directory whose room counts."""
+    """Where a file lies. `where` is how a sentence names it, `root` the directory whose room
+    counts."""
 
     fs: Any
     path: str
@@ -60,7 +62,8 @@ class Ledger(Protocol):
 
 
 class SummedFile(io.RawIOBase):
-    """A file being written, summed while the bytes pass. Local files are on disk when it is closed."""
+    """A file being written, summed while the bytes pass. Local files are on disk when it is
+    closed."""
 
     def __init__(self, place: Place, ledger: Ledger) -> None:
         self._place, self._ledger = place, ledger
@@ -95,13 +98,16 @@ class SummedFile(io.RawIOBase):
                 if isinstance(self._place.fs, LocalFileSystem):
                     self._file.flush()
                     os.fsync(self._file.fileno())
-                    # So that reading back asks the disk, not the memory the bytes were just written from.
+                    # So that reading back asks the disk, not the memory the bytes were just written
+                    # from.
                     os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 self._file.close()
         if self._bytes % BLOCK_BYTES:
             self._blocks.append(self._hash.hexdigest())
-        self._ledger.finished(self._place.name, FileSum(self._bytes, BLOCK_BYTES, tuple(self._blocks)))
+        self._ledger.finished(
+            self._place.name, FileSum(self._bytes, BLOCK_BYTES, tuple(self._blocks))
+        )
 
     def _sum(self, view: memoryview) -> None:
         at = 0
@@ -125,7 +131,8 @@ class SummedFile(io.RawIOBase):
 
 
 class VerifiedFile(io.RawIOBase):
-    """A checkpoint's file, read only, seekable: every byte it hands out lies in a block whose checksum was right."""
+    """A checkpoint's file, read only, seekable: every byte it hands out lies in a block whose
+    checksum was right."""
 
     def __init__(self, place: Place, sums: FileSum) -> None:
         """Raises DamageError when the file is missing or has another size."""
@@ -176,7 +183,8 @@ class VerifiedFile(io.RawIOBase):
         expected, found = self._sums.xxh3_64[index], xxhash.xxh3_64_hexdigest(data)
         if found != expected:
             raise DamageError(
-                f"{where}: block {index} (bytes {start} to {end}): expected xxh3_64 {expected}, found {found} over {len(data)} bytes"
+                f"{where}: block {index} (bytes {start} to {end}): expected xxh3_64 "
+                f"{expected}, found {found} over {len(data)} bytes"
             )
         return data
 
@@ -202,12 +210,21 @@ def store_errors(doing: str, root: str = "") -> Iterator[None]:
         yield
     except _trouble() as error:
         room = ""
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT) and os.path.isdir(root):
+        if (
+            isinstance(error, OSError)
+            and error.errno in (errno.ENOSPC, errno.EDQUOT)
+            and os.path.isdir(root)
+        ):
             room = f" with {human_bytes(shutil.disk_usage(root).free)} free"
-        raise StoreError(f"{doing}: expected it to succeed, found {type(error).__name__}: {error}{room}") from error
+        raise StoreError(
+            f"{doing}: expected it to succeed, found {type(error).__name__}: {error}{room}"
+        ) from error
 
 
 def _trouble() -> tuple[type[BaseException], ...]:
-    # s3fs turns what the service answers into OSError, but lets botocore's own errors (no endpoint, no credentials) through.
+    # s3fs turns what the service answers into OSError, but lets botocore's own errors (no endpoint,
+    # no credentials) through.
     botocore = sys.modules.get("botocore.exceptions")
-    return (OSError,) if botocore is None else (OSError, botocore.BotoCoreError, botocore.ClientError)
+    return (
+        (OSError,) if botocore is None else (OSError, botocore.BotoCoreError, botocore.ClientError)
+    )

@@ -1,7 +1,7 @@
 """Manifest: what a checkpoint is, and JSON that guards itself.
 
-Comes in: values. Goes out: bytes that begin with the checksum of all the rest, and the values again, or DamageError. Never
-touches a filesystem.
+Comes in: values. Goes out: bytes that begin with the checksum of all the rest, and the values
+again, or DamageError. Never touches a filesystem.
 
 Invariant: no bit of a sealed text may change without `unseal` refusing it.
 """
@@ -21,7 +21,8 @@ from keepstep.errors import DamageError, StoreError
 
 FORMAT_VERSION = 1
 
-# A sealed text begins with the digest of all that follows these bytes, so that no bit of it is left out.
+# A sealed text begins with the digest of all that follows these bytes, so that no bit of it is left
+# out.
 _SEAL = re.compile(rb'\{"xxh3_64": "([0-9a-f]{16})",\n')
 
 
@@ -33,16 +34,23 @@ def seal(body: Mapping[str, Any], indent: int | None = None) -> bytes:
 
 
 def unseal(raw: bytes, where: str) -> dict[str, Any]:
-    """The inverse of `seal`. Raises DamageError if one bit is not as written, StoreError on a newer format."""
+    """The inverse of `seal`. Raises DamageError if one bit is not as written, StoreError on a newer
+    format."""
     found_seal = _SEAL.match(raw)
     if found_seal is None:
-        raise DamageError(f"{where}: expected JSON that begins with its checksum, found {raw[:32]!r}")
+        raise DamageError(
+            f"{where}: expected JSON that begins with its checksum, found {raw[:32]!r}"
+        )
     found = xxhash.xxh3_64_hexdigest(raw[found_seal.end() :])
     if found != found_seal[1].decode():
-        raise DamageError(f"{where}: block 0: expected xxh3_64 {found_seal[1].decode()}, found {found}")
+        raise DamageError(
+            f"{where}: block 0: expected xxh3_64 {found_seal[1].decode()}, found {found}"
+        )
     body: dict[str, Any] = json.loads(raw)
     if body["format"] != FORMAT_VERSION:
-        raise StoreError(f"{where}: expected manifest format {FORMAT_VERSION}, found {body['format']!r}")
+        raise StoreError(
+            f"{where}: expected manifest format {FORMAT_VERSION}, found {body['format']!r}"
+        )
     return body
 
 
@@ -56,11 +64,17 @@ class FileSum:
 
 
 def sums_to_json(files: Mapping[str, FileSum]) -> dict[str, Any]:
-    return {name: {"bytes": f.bytes, "block_bytes": f.block_bytes, "xxh3_64": f.xxh3_64} for name, f in files.items()}
+    return {
+        name: {"bytes": f.bytes, "block_bytes": f.block_bytes, "xxh3_64": f.xxh3_64}
+        for name, f in files.items()
+    }
 
 
 def sums_from_json(files: Mapping[str, Any]) -> dict[str, FileSum]:
-    return {name: FileSum(f["bytes"], f["block_bytes"], tuple(f["xxh3_64"])) for name, f in files.items()}
+    return {
+        name: FileSum(f["bytes"], f["block_bytes"], tuple(f["xxh3_64"]))
+        for name, f in files.items()
+    }
 
 
 def metrics_to_json(metrics: Mapping[str, float]) -> dict[str, float | str]:
@@ -74,7 +88,8 @@ def metrics_from_json(metrics: Mapping[str, float | str]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint is: whose, when, and the checksums of its files. `fingerprint` is the caller's own."""
+    """What a checkpoint is: whose, when, and the checksums of its files. `fingerprint` is the
+    caller's own."""
 
     job: str
     step: int
@@ -103,7 +118,8 @@ class Manifest:
 
 
 def manifest_from_bytes(raw: bytes, where: str) -> Manifest:
-    """The inverse of `Manifest.to_bytes`. Raises DamageError if one bit is not as written, StoreError on a newer format."""
+    """The inverse of `Manifest.to_bytes`. Raises DamageError if one bit is not as written,
+    StoreError on a newer format."""
     body = unseal(raw, where)
     return Manifest(
         job=body["job"],

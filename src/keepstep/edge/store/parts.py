@@ -1,12 +1,16 @@
-"""Parts: what the nodes of a job tell each other in the store while they write one checkpoint together.
+"""Parts: what the nodes of a job tell each other in the store while they write one checkpoint
+together.
 
-    survey-<node>-<attempt>.json   what each rank of a node has to write: names, kinds, digests; no data
+    survey-<node>-<attempt>.json   what each rank of a node has to write: names, kinds, digests;
+                                   no data
     part-<node>-<attempt>.json     what that node wrote, once every byte of it was read back
 
-Comes in: values. Goes out: sealed JSON, and the values again, or why they are not what was asked for. Never reads or writes a file.
+Comes in: values. Goes out: sealed JSON, and the values again, or why they are not what was asked
+for. Never reads or writes a file.
 
-Invariant: every file of an attempt carries its number in the name, and these two carry the whole attempt inside, so what an earlier try
-left, or one that goes on somewhere unknown, is never taken for a part of this one.
+Invariant: every file of an attempt carries its number in the name, and these two carry the whole
+attempt inside, so what an earlier try left, or one that goes on somewhere unknown, is never taken
+for a part of this one.
 """
 
 from __future__ import annotations
@@ -33,7 +37,8 @@ from keepstep.model.snapshot import Stamp
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try at one checkpoint. `number`: no other try, whoever leads it, has it. `ranks`: how many each node has, node by node."""
+    """One try at one checkpoint. `number`: no other try, whoever leads it, has it. `ranks`: how
+    many each node has, node by node."""
 
     job: str
     stamp: Stamp
@@ -75,9 +80,11 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """A value as other nodes need to know it. Equal sketches are equal bytes, so that one of them is enough.
+    """A value as other nodes need to know it. Equal sketches are equal bytes, so that one of them
+    is enough.
 
-    `dtype` is None for what is no tensor. `path` are the keys on the way to it, which its name alone does not tell.
+    `dtype` is None for what is no tensor. `path` are the keys on the way to it, which its name
+    alone does not tell.
     """
 
     path: tuple[str | int, ...] = field(compare=False)
@@ -101,7 +108,16 @@ def survey_to_bytes(attempt: Attempt, node: int, survey: Survey) -> bytes:
         for name, sketch in sketches.items():
             holders.setdefault((name, sketch.path, sketch), []).append(rank)
     values = [
-        [name, path, s.digest, s.bytes, s.dtype, s.shape, [s.shard.global_shape, s.shard.offsets] if s.shard else None, ranks]
+        [
+            name,
+            path,
+            s.digest,
+            s.bytes,
+            s.dtype,
+            s.shape,
+            [s.shard.global_shape, s.shard.offsets] if s.shard else None,
+            ranks,
+        ]
         for (name, path, s), ranks in holders.items()
     ]
     return seal({**attempt.head(node), "values": values})
@@ -110,7 +126,9 @@ def survey_to_bytes(attempt: Attempt, node: int, survey: Survey) -> bytes:
 def survey_from_bytes(raw: bytes, where: str, attempt: Attempt, node: int) -> Survey:
     """Raises DamageError when it is torn, IdentityError when it is another attempt's."""
     survey: dict[int, dict[str, Sketch]] = {rank: {} for rank in attempt.ranks_of(node)}
-    for name, path, digest, size, dtype, shape, shard, ranks in _body(raw, where, attempt, node)["values"]:
+    for name, path, digest, size, dtype, shape, shard, ranks in _body(raw, where, attempt, node)[
+        "values"
+    ]:
         box = Shard(tuple(shard[0]), tuple(shard[1])) if shard else None
         sketch = Sketch(tuple(path), digest, size, dtype, tuple(shape), box)
         for rank in ranks:
@@ -153,7 +171,12 @@ def part_to_bytes(attempt: Attempt, node: int, part: Part) -> bytes:
 def part_from_bytes(raw: bytes, where: str, attempt: Attempt, node: int) -> Part:
     """Raises DamageError when it is torn, IdentityError when it is another attempt's."""
     body = _body(raw, where, attempt, node)
-    return Part(metrics_from_json(body["metrics"]), body["fingerprint"], sums_from_json(body["files"]), tuple(_items(body["items"])))
+    return Part(
+        metrics_from_json(body["metrics"]),
+        body["fingerprint"],
+        sums_from_json(body["files"]),
+        tuple(_items(body["items"])),
+    )
 
 
 def _items(rows: Iterable[Any]) -> Iterable[Item]:
@@ -165,5 +188,8 @@ def _body(raw: bytes, where: str, attempt: Attempt, node: int) -> dict[str, Any]
     body = unseal(raw, where)
     for key, expected in attempt.head(node).items():
         if body.get(key) != expected:
-            raise IdentityError(f"{where}: expected {key} {expected!r}, found {body.get(key)!r}: it belongs to another attempt")
+            raise IdentityError(
+                f"{where}: expected {key} {expected!r}, found {body.get(key)!r}: it belongs "
+                "to another attempt"
+            )
     return body

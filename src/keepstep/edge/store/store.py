@@ -1,16 +1,21 @@
-"""Store: checkpoints as directories on any fsspec filesystem, each described by a manifest written last.
+"""Store: checkpoints as directories on any fsspec filesystem, each described by a manifest written
+last.
 
-    <store>/step-000000001000/__0_17.distcp ...  the state, in PyTorch's Distributed Checkpoint format
+    <store>/step-000000001000/__0_17.distcp ...  the state, in PyTorch's Distributed Checkpoint
+                                                 format
     <store>/step-000000001000/.metadata          what lies where, in the same format
-    <store>/step-000000001000/keepstep.json      the manifest: a checksum of every 4 MiB block above, and of itself
+    <store>/step-000000001000/keepstep.json      the manifest: a checksum of every 4 MiB block
+                                                 above, and of itself
 
-Comes in: bytes under file names, and what is said about them. Goes out: checkpoints that exist, and bytes that were
-verified before they were handed out. Never knows what the bytes mean, never touches another step's directory.
+Comes in: bytes under file names, and what is said about them. Goes out: checkpoints that exist, and
+bytes that were verified before they were handed out. Never knows what the bytes mean, never touches
+another step's directory.
 
-Several processes, on several machines, may write files of one checkpoint; one of them leads: it begins, and it publishes.
+Several processes, on several machines, may write files of one checkpoint; one of them leads: it
+begins, and it publishes.
 
-Invariant: a checkpoint exists exactly when its manifest does. The manifest appears by a rename after everything it names is
-on stable storage, and is the first to go.
+Invariant: a checkpoint exists exactly when its manifest does. The manifest appears by a rename
+after everything it names is on stable storage, and is the first to go.
 """
 
 from __future__ import annotations
@@ -26,7 +31,13 @@ from typing import Any
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
-from keepstep.edge.store.checked_file import Place, SummedFile, VerifiedFile, check_size, store_errors
+from keepstep.edge.store.checked_file import (
+    Place,
+    SummedFile,
+    VerifiedFile,
+    check_size,
+    store_errors,
+)
 from keepstep.edge.store.manifest import FileSum, Manifest, manifest_from_bytes
 from keepstep.errors import DamageError, StoreError
 
@@ -40,8 +51,8 @@ _STEP_DIR = re.compile(r"step-(\d{12})")
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a store holds: `checkpoints` with an intact manifest and files of the right size, newest first; and per
-    step why the directory is not one of them."""
+    """What a store holds: `checkpoints` with an intact manifest and files of the right size, newest
+    first; and per step why the directory is not one of them."""
 
     checkpoints: tuple[Manifest, ...]
     broken: Mapping[int, str]
@@ -55,12 +66,15 @@ class Store:
         try:
             self._fs, root = url_to_fs(os.fspath(url), **storage_options)
         except (ValueError, ImportError) as error:
-            raise StoreError(f"store {url}: expected a directory or an fsspec URL, found {error}") from error
+            raise StoreError(
+                f"store {url}: expected a directory or an fsspec URL, found {error}"
+            ) from error
         self._root = root.rstrip("/")
         self._local = isinstance(self._fs, LocalFileSystem)
 
     def url(self, step: int) -> str:
-        """The checkpoint's directory, as `torch.distributed.checkpoint` takes it for `checkpoint_id`."""
+        """The checkpoint's directory, as `torch.distributed.checkpoint` takes it for
+        `checkpoint_id`."""
         path = self._path(step)
         return path if self._local else str(self._fs.unstrip_protocol(path))
 
@@ -86,14 +100,20 @@ class Store:
         where = f"{self.url(step)}/{MANIFEST}"
         raw = self.read_small(step, MANIFEST)
         if raw is None:
-            raise StoreError(f"{self.url(step)}: expected a manifest, found none: never finished, or being removed")
+            raise StoreError(
+                f"{self.url(step)}: expected a manifest, found none: never finished, or "
+                "being removed"
+            )
         manifest = manifest_from_bytes(raw, where)
         if manifest.step != step:
-            raise DamageError(f"{where}: expected the manifest of step {step}, found that of step {manifest.step}")
+            raise DamageError(
+                f"{where}: expected the manifest of step {step}, found that of step {manifest.step}"
+            )
         return manifest
 
     def read_small(self, step: int, name: str) -> bytes | None:
-        """A file's bytes as they are, for who can tell whether they are right; None when it is not there."""
+        """A file's bytes as they are, for who can tell whether they are right; None when it is not
+        there."""
         with store_errors(f"reading {self.url(step)}/{name}"):
             try:
                 raw: bytes = self._fs.cat_file(self._path(step, name))
@@ -102,7 +122,8 @@ class Store:
         return raw
 
     def verify(self, step: int, progress: Progress | None = None) -> Manifest:
-        """Read every byte back. Raises DamageError naming the file, the block, expected and found."""
+        """Read every byte back. Raises DamageError naming the file, the block, expected and
+        found."""
         manifest = self.read_manifest(step)
         done = 0
         for name in manifest.files:
@@ -113,7 +134,8 @@ class Store:
         return manifest
 
     def intact(self, step: int) -> Manifest | None:
-        """The manifest of a checkpoint whose every byte is as written, else None. Raises StoreError when it cannot be read."""
+        """The manifest of a checkpoint whose every byte is as written, else None. Raises StoreError
+        when it cannot be read."""
         if not self.exists(step):
             return None
         try:
@@ -125,7 +147,10 @@ class Store:
         """One file of a checkpoint. Raises DamageError when it is missing or has another size."""
         place = self.place(manifest.step, name)
         if name not in manifest.files:
-            raise DamageError(f"{place.where}: expected one of the manifest's files ({', '.join(manifest.files)}), found another")
+            raise DamageError(
+                f"{place.where}: expected one of the manifest's files "
+                f"({', '.join(manifest.files)}), found another"
+            )
         return VerifiedFile(place, manifest.files[name])
 
     def exists(self, step: int) -> bool:
@@ -143,8 +168,14 @@ class Store:
 
     # -- writing
 
-    def draft(self, step: int, progress: Callable[[int], None] | None = None, mine: Callable[[str], bool] = lambda _: True) -> Draft:
-        """Begin a checkpoint, in place of what earlier attempts left. Raises StoreError when the step already has a manifest.
+    def draft(
+        self,
+        step: int,
+        progress: Callable[[int], None] | None = None,
+        mine: Callable[[str], bool] = lambda _: True,
+    ) -> Draft:
+        """Begin a checkpoint, in place of what earlier attempts left. Raises StoreError when the
+        step already has a manifest.
 
         mine: tells this attempt's files from those of others by their names.
         """
@@ -155,14 +186,20 @@ class Store:
         self.clear(step, keep=mine)
         return draft
 
-    def join(self, step: int, progress: Callable[[int], None] | None = None, mine: Callable[[str], bool] = lambda _: True) -> Draft:
+    def join(
+        self,
+        step: int,
+        progress: Callable[[int], None] | None = None,
+        mine: Callable[[str], bool] = lambda _: True,
+    ) -> Draft:
         """Write files of a checkpoint that another process begins and publishes."""
         with store_errors(f"creating {self.url(step)}", self._root):
             self._fs.makedirs(self._path(step), exist_ok=True)
         return Draft(self, step, progress, mine)
 
     def remove(self, step: int) -> None:
-        """Remove a checkpoint, manifest first: from then on it does not exist, however far the rest comes. Nothing there is fine."""
+        """Remove a checkpoint, manifest first: from then on it does not exist, however far the rest
+        comes. Nothing there is fine."""
         self.retract(step)
         with store_errors(f"removing {self.url(step)}"):
             if self._fs.exists(self._path(step)):
@@ -186,8 +223,11 @@ class Store:
                         self._fs.rm_file(entry["name"])
 
     def remove_incomplete(self, but: int | None = None) -> list[int]:
-        """Remove what has no manifest, `but` one step. Only for whoever leads: a checkpoint being written has none either."""
-        incomplete = [step for step in sorted(self._steps()) if step != but and not self.exists(step)]
+        """Remove what has no manifest, `but` one step. Only for whoever leads: a checkpoint being
+        written has none either."""
+        incomplete = [
+            step for step in sorted(self._steps()) if step != but and not self.exists(step)
+        ]
         for step in incomplete:
             self.remove(step)
         return incomplete
@@ -211,7 +251,8 @@ class Store:
         self._fs.mv(self._path(step, name), self._path(step, new_name))
 
     def _remove_directory(self, step: int) -> None:
-        with store_errors(f"removing {self.url(step)}"):  # or it is not empty, or the store has no directories
+        with store_errors(f"removing {self.url(step)}"):
+            # or it is not empty, or the store has no directories
             self._fs.rmdir(self._path(step))
 
     def _sync_directory(self, path: str) -> None:
@@ -225,9 +266,11 @@ class Store:
 
 @dataclass
 class Draft:
-    """A checkpoint being written: it does not exist until `publish`. As a context left without that, it is removed.
+    """A checkpoint being written: it does not exist until `publish`. As a context left without
+    that, it is removed.
 
-    `failure` is the first write that failed: torch's own writer answers a failed write with an error about itself.
+    `failure` is the first write that failed: torch's own writer answers a failed write with an
+    error about itself.
     """
 
     store: Store
@@ -242,16 +285,26 @@ class Draft:
     def __enter__(self) -> Draft:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.abandon()
 
     def abandon(self) -> None:
-        """Remove this attempt's files, whoever wrote them, unless there is a checkpoint. Only for who leads it."""
+        """Remove this attempt's files, whoever wrote them, unless there is a checkpoint. Only for
+        who leads it."""
         if self.published:
             return
-        with suppress(StoreError):  # the store is failing already; without a manifest what is left means nothing
-            if not self.store.exists(self.step):  # a rename may have come through and still be called a failure
-                self.store.clear(self.step, keep=lambda name: not (self.mine(name) or name in self.begun))
+        # the store is failing already; without a manifest what is left means nothing
+        with suppress(StoreError):
+            # a rename may have come through and still be called a failure
+            if not self.store.exists(self.step):
+                self.store.clear(
+                    self.step, keep=lambda name: not (self.mine(name) or name in self.begun)
+                )
                 self.store._remove_directory(self.step)
 
     def open(self, name: str) -> SummedFile:
@@ -276,13 +329,15 @@ class Draft:
         self.files[new_name] = self.files.pop(name)
 
     def read_back(self, names: Iterable[str]) -> None:
-        """Verify what was written here. Raises DamageError naming the file, the block, expected and found."""
+        """Verify what was written here. Raises DamageError naming the file, the block, expected and
+        found."""
         for name in names:
             for block in VerifiedFile(self.store.place(self.step, name), self.files[name]).blocks():
                 self.wrote(len(block))
 
     def publish(self, manifest: Manifest) -> None:
-        """Let the checkpoint exist, with the manifest's files and no others. They have been read back by whoever wrote them.
+        """Let the checkpoint exist, with the manifest's files and no others. They have been read
+        back by whoever wrote them.
 
         Raises DamageError when a file of the manifest is missing or has another size.
         """

@@ -1,7 +1,9 @@
-"""Renewal: what the objects of a training hold besides their state, made as new as in a process that has just begun.
+"""Renewal: what the objects of a training hold besides their state, made as new as in a process
+that has just begun.
 
-A rank that stays in its process meets one that has just started. DDP would add gradients in buckets that the newcomer does not know yet,
-and a backward pass that was given up may have left it waiting for gradients; gradients themselves are of a step that is done again.
+A rank that stays in its process meets one that has just started. DDP would add gradients in buckets
+that the newcomer does not know yet, and a backward pass that was given up may have left it waiting
+for gradients; gradients themselves are of a step that is done again.
 """
 
 from __future__ import annotations

@@ -1,14 +1,17 @@
-"""Groups: process groups that can be built anew under the objects that use them, so that DDP and FSDP go on after a peer was lost.
+"""Groups: process groups that can be built anew under the objects that use them, so that DDP and
+FSDP go on after a peer was lost.
 
-    torch's call -> private buffers -> gloo or NCCL -> the caller's tensors          and at any moment: lost -> everything ends
+    torch's call -> private buffers -> gloo or NCCL -> the caller's tensors
+    and at any moment: lost -> everything ends
 
-What gloo does when a peer dies was tried out (torch 2.13): only the peer's ring neighbours notice, the others wait for their timeout,
-`abort` wakes nobody, and a failed sum leaves partial ones in the buffer. So a collective is never waited for beyond the notice that a peer
-is lost; the inner group is *abandoned*: forgotten with the buffers its threads may still write to, which is why they are private. NCCL's
-buffers are on the device, and its groups are aborted instead.
+What gloo does when a peer dies was tried out (torch 2.13): only the peer's ring neighbours notice,
+the others wait for their timeout, `abort` wakes nobody, and a failed sum leaves partial ones in the
+buffer. So a collective is never waited for beyond the notice that a peer is lost; the inner group
+is *abandoned*: forgotten with the buffers its threads may still write to, which is why they are
+private. NCCL's buffers are on the device, and its groups are aborted instead.
 
-Moves bytes, decides nothing: `membership.py` says when. Invariant: what a collective of one life of the group has received never reaches
-the caller's tensors after that life.
+Moves bytes, decides nothing: `membership.py` says when. Invariant: what a collective of one life of
+the group has received never reaches the caller's tensors after that life.
 """
 
 from __future__ import annotations
@@ -38,10 +41,12 @@ def register() -> None:
 
 
 def init_process_group(**given: Any) -> None:
-    """`torch.distributed.init_process_group` with groups that outlive the loss of a rank: gloo for the CPU, NCCL for CUDA devices.
+    """`torch.distributed.init_process_group` with groups that outlive the loss of a rank: gloo for
+    the CPU, NCCL for CUDA devices.
 
-    given: what torch's takes, but for `backend`. Used in its place; everything of `torch.distributed` works as before. A rank that is
-    started into a running job meets nobody here: what it does in collectives until `keepstep.protect` has brought its state is done alone.
+    given: what torch's takes, but for `backend`. Used in its place; everything of
+    `torch.distributed` works as before. A rank that is started into a running job meets nobody
+    here: what it does in collectives until `keepstep.protect` has brought its state is done alone.
     """
     register()
     membership.muted = os.environ.get("KEEPSTEP_REJOIN") == "1"
@@ -49,15 +54,31 @@ def init_process_group(**given: Any) -> None:
 
 
 def _create(options: Any, _: Any) -> Group:
-    return Group(options.store, options.group_rank, options.group_size, options.timeout, options.group_id, membership)
+    return Group(
+        options.store,
+        options.group_rank,
+        options.group_size,
+        options.timeout,
+        options.group_id,
+        membership,
+    )
 
 
 class Group(dist.ProcessGroup):
-    """What `torch.distributed` sees: one of these for the life of the process, whatever happens to the peers."""
+    """What `torch.distributed` sees: one of these for the life of the process, whatever happens to
+    the peers."""
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, name: str, members: Membership) -> None:
+    def __init__(
+        self, store: Any, rank: int, size: int, timeout: timedelta, name: str, members: Membership
+    ) -> None:
         super().__init__(rank, size)
-        self._rank, self._size, self._timeout, self._name, self._members = rank, size, timeout, name, members
+        self._rank, self._size, self._timeout, self._name, self._members = (
+            rank,
+            size,
+            timeout,
+            name,
+            members,
+        )
         self._description = ""
         self._inner: Any = None
         if not members.muted:
@@ -104,13 +125,15 @@ class Group(dist.ProcessGroup):
     # -- another life
 
     def rebuild(self, store: Any, attempt: int, given_up: threading.Event) -> None:
-        """Forget the present peers' sockets and find the new ones'. Blocks until all are there or `given_up` is set."""
+        """Forget the present peers' sockets and find the new ones'. Blocks until all are there or
+        `given_up` is set."""
         before, self._inner = [self._inner], None
         threading.Thread(target=_drop, args=(before,), name="keepstep-drop", daemon=True).start()
         prefix = dist.PrefixStore(f"keepstep/{attempt}/{self._name}", store)
         made: list[Any] = []
 
-        def make() -> None:  # it cannot be interrupted: a thread of its own is left behind when a peer dies meanwhile
+        # it cannot be interrupted: a thread of its own is left behind when a peer dies meanwhile
+        def make() -> None:
             try:
                 made.append(_transport(prefix, self._rank, self._size, self._timeout))
             except RuntimeError as error:
@@ -134,7 +157,9 @@ class Group(dist.ProcessGroup):
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
         opts = opts or c10d.AllreduceCoalescedOptions()
-        return self._collective(tensors, None, lambda inner, out, _: inner.allreduce_coalesced(out, opts))
+        return self._collective(
+            tensors, None, lambda inner, out, _: inner.allreduce_coalesced(out, opts)
+        )
 
     def broadcast(self, tensors: Tensors, opts: Any = None, *_: Any) -> Work:
         tensors = _listed(tensors)
@@ -145,21 +170,34 @@ class Group(dist.ProcessGroup):
 
     def reduce(self, tensors: Tensors, opts: Any = None) -> Work:
         opts = opts or c10d.ReduceOptions()
-        return self._collective(_listed(tensors), None, lambda inner, out, _: inner.reduce(out, opts))
+        return self._collective(
+            _listed(tensors), None, lambda inner, out, _: inner.reduce(out, opts)
+        )
 
     def allgather(self, outputs: Tensors, inputs: Tensors, opts: Any = None, *_: Any) -> Work:
         opts = _options(opts, c10d.AllgatherOptions)
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
-        return self._collective(outputs, inputs, lambda inner, out, into: inner.allgather(out, into, opts), _to_each)
+        return self._collective(
+            outputs, inputs, lambda inner, out, into: inner.allgather(out, into, opts), _to_each
+        )
 
-    def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None, *_: Any) -> Work:
+    def _allgather_base(
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None, *_: Any
+    ) -> Work:
         opts = _options(opts, c10d.AllgatherOptions)
-        return self._collective(output, input, lambda inner, out, into: inner._allgather_base(out, into, opts), _to_each_part)
+        return self._collective(
+            output,
+            input,
+            lambda inner, out, into: inner._allgather_base(out, into, opts),
+            _to_each_part,
+        )
 
     all_gather_single = _allgather_base  # as newer callers have it
 
-    def allgather_into_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+    def allgather_into_tensor_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> Work:
         opts = _options(opts, c10d.AllgatherOptions)
         act = lambda inner, out, into: inner.allgather_into_tensor_coalesced(out, into, opts)  # noqa: E731
         return self._collective(outputs, inputs, act, _all(_to_each_part))
@@ -170,15 +208,29 @@ class Group(dist.ProcessGroup):
         opts = _options(opts, c10d.ReduceScatterOptions)
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
-        return self._collective(outputs, inputs, lambda inner, out, into: inner.reduce_scatter(out, into, opts), self._own_of_each)
+        return self._collective(
+            outputs,
+            inputs,
+            lambda inner, out, into: inner.reduce_scatter(out, into, opts),
+            self._own_of_each,
+        )
 
-    def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None, *_: Any) -> Work:
+    def _reduce_scatter_base(
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None, *_: Any
+    ) -> Work:
         opts = _options(opts, c10d.ReduceScatterOptions)
-        return self._collective(output, input, lambda inner, out, into: inner._reduce_scatter_base(out, into, opts), self._own_part)
+        return self._collective(
+            output,
+            input,
+            lambda inner, out, into: inner._reduce_scatter_base(out, into, opts),
+            self._own_part,
+        )
 
     reduce_scatter_single = _reduce_scatter_base  # as newer callers have it
 
-    def reduce_scatter_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+    def reduce_scatter_tensor_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> Work:
         opts = _options(opts, c10d.ReduceScatterOptions)
         act = lambda inner, out, into: inner.reduce_scatter_tensor_coalesced(out, into, opts)  # noqa: E731
         return self._collective(outputs, inputs, act, _all(self._own_part))
@@ -187,10 +239,21 @@ class Group(dist.ProcessGroup):
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         opts = opts or c10d.AllToAllOptions()
-        return self._collective(outputs, inputs, lambda inner, out, into: inner.alltoall(out, into, opts), _all(_copy_flat))
+        return self._collective(
+            outputs,
+            inputs,
+            lambda inner, out, into: inner.alltoall(out, into, opts),
+            _all(_copy_flat),
+        )
 
     def alltoall_base(
-        self, output: torch.Tensor, input: torch.Tensor, output_split: Sequence[int], input_split: Sequence[int], opts: Any = None, *_: Any
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_split: Sequence[int],
+        input_split: Sequence[int],
+        opts: Any = None,
+        *_: Any,
     ) -> Work:
         opts = _options(opts, c10d.AllToAllOptions)
         out_split, in_split = list(output_split or ()), list(input_split or ())
@@ -202,22 +265,32 @@ class Group(dist.ProcessGroup):
     def gather(self, outputs: Tensors, inputs: Tensors, opts: Any = None, *_: Any) -> Work:
         opts = _options(opts, c10d.GatherOptions)
         inputs = _listed(inputs)
-        return self._collective(outputs, inputs, lambda inner, out, into: inner.gather(out, into, opts), _to_each)
+        return self._collective(
+            outputs, inputs, lambda inner, out, into: inner.gather(out, into, opts), _to_each
+        )
 
     def scatter(self, outputs: Tensors, inputs: Tensors, opts: Any = None, *_: Any) -> Work:
         opts = _options(opts, c10d.ScatterOptions)
         outputs = _listed(outputs)
         own = self._own_of_each if inputs else None
-        return self._collective(outputs, inputs, lambda inner, out, into: inner.scatter(out, into, opts), own)
+        return self._collective(
+            outputs, inputs, lambda inner, out, into: inner.scatter(out, into, opts), own
+        )
 
     def send(self, tensors: Tensors, to: int, tag: int = 0) -> Work:
-        return self._collective([], _listed(tensors), lambda inner, _, into: inner.send(into, to, tag))
+        return self._collective(
+            [], _listed(tensors), lambda inner, _, into: inner.send(into, to, tag)
+        )
 
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> Work:
-        return self._collective(_listed(tensors), None, lambda inner, out, _: inner.recv(out, source, tag))
+        return self._collective(
+            _listed(tensors), None, lambda inner, out, _: inner.recv(out, source, tag)
+        )
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Work:
-        return self._collective(_listed(tensors), None, lambda inner, out, _: inner.recv_anysource(out, tag))
+        return self._collective(
+            _listed(tensors), None, lambda inner, out, _: inner.recv_anysource(out, tag)
+        )
 
     def barrier(self, opts: Any = None, *_: Any) -> Work:
         opts = _options(opts, c10d.BarrierOptions)
@@ -257,7 +330,8 @@ class Group(dist.ProcessGroup):
 
 
 class Work(dist.Work):
-    """One collective: ends when the transport has ended it or when a peer is lost, whichever comes first."""
+    """One collective: ends when the transport has ended it or when a peer is lost, whichever comes
+    first."""
 
     def __init__(self, outputs: Tensors) -> None:
         super().__init__()
@@ -267,7 +341,13 @@ class Work(dist.Work):
         self._over = False
         self._error: RuntimeError | None = None
 
-    def run(self, inner: Any, act: Callable[[Any, Tensors, Tensors], Any], inputs: Tensors, members: Membership) -> None:
+    def run(
+        self,
+        inner: Any,
+        act: Callable[[Any, Tensors, Tensors], Any],
+        inputs: Tensors,
+        members: Membership,
+    ) -> None:
         with torch.no_grad():
             private = _each(torch.clone, self._outputs)
             given = _each(torch.clone, inputs)
@@ -288,8 +368,11 @@ class Work(dist.Work):
 
         try:
             future = under_way.get_future()
-        except RuntimeError:  # gloo's scattered sums and its sends have none: they can only be waited for
-            threading.Thread(target=ended, args=(under_way.wait,), name="keepstep-work", daemon=True).start()
+        except RuntimeError:
+            # gloo's scattered sums and its sends have none: they can only be waited for
+            threading.Thread(
+                target=ended, args=(under_way.wait,), name="keepstep-work", daemon=True
+            ).start()
         else:
             future.add_done_callback(lambda done: ended(done.value))
 
@@ -304,7 +387,8 @@ class Work(dist.Work):
         self._future.set_result(_flat(self._outputs))
 
     def _failed(self, error: RuntimeError, members: Membership) -> None:
-        told = str(error).partition("\n")[0].partition(". This is typically")[0]  # advice that helps nobody here
+        # advice that helps nobody here
+        told = str(error).partition("\n")[0].partition(". This is typically")[0]
         if members.failed(self, told):
             return  # whoever watches will say which peer it was, and that ends the work
         members.end(self)
@@ -360,11 +444,16 @@ class _Either:
 
 
 def _transport(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """One life of a group: gloo for tensors on the CPU, NCCL for those on CUDA devices. Raises RuntimeError when not all come."""
+    """One life of a group: gloo for tensors on the CPU, NCCL for those on CUDA devices. Raises
+    RuntimeError when not all come."""
     group = dist.ProcessGroup(store, rank, size)
     kinds = dist.ProcessGroup.BackendType
     group._set_default_backend(kinds.GLOO)
-    group._register_backend(torch.device("cpu"), kinds.GLOO, dist.ProcessGroupGloo(dist.PrefixStore("cpu", store), rank, size, timeout))
+    group._register_backend(
+        torch.device("cpu"),
+        kinds.GLOO,
+        dist.ProcessGroupGloo(dist.PrefixStore("cpu", store), rank, size, timeout),
+    )
     if torch.cuda.is_available() and dist.is_nccl_available():
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout
@@ -374,8 +463,9 @@ def _transport(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
 
 
 def _drop(held: list[Any]) -> None:
-    """Let go of the last reference, on a thread of its own: gloo waits there for whatever is under way, and from a machine that has
-    vanished nothing comes for as long as the group's timeout. NCCL's is on the device and must be stopped."""
+    """Let go of the last reference, on a thread of its own: gloo waits there for whatever is under
+    way, and from a machine that has vanished nothing comes for as long as the group's timeout.
+    NCCL's is on the device and must be stopped."""
     inner = held.pop()
     if inner is not None and torch.device("cuda") in inner._device_types:
         inner._get_backend(torch.device("cuda")).abort()
@@ -404,7 +494,11 @@ def _each(act: Callable[[torch.Tensor], torch.Tensor], tensors: Tensors) -> Tens
 def _flat(tensors: Tensors) -> list[torch.Tensor]:
     if tensors is None:
         return []
-    return [tensors] if isinstance(tensors, torch.Tensor) else [t for inner in tensors for t in _flat(inner)]
+    return (
+        [tensors]
+        if isinstance(tensors, torch.Tensor)
+        else [t for inner in tensors for t in _flat(inner)]
+    )
 
 
 def _to_each(outputs: Tensors, inputs: Tensors) -> None:

@@ -1,17 +1,22 @@
-"""Membership: who of this process's peers is believed to be alive, and what that means for every collective under way.
+"""Membership: who of this process's peers is believed to be alive, and what that means for every
+collective under way.
 
-Comes in: "a peer is lost" and "these are the peers now", from whoever watches. Goes out: to every `Group` of the process, that its works
-end and that it is to be built anew. One a process, because a lost peer ends all of its groups.
+Comes in: "a peer is lost" and "these are the peers now", from whoever watches. Goes out: to every
+`Group` of the process, that its works end and that it is to be built anew. One a process, because a
+lost peer ends all of its groups.
 
-A collective does not raise when a peer is lost: it ends, its result is worthless, and so do all that follow, until `regroup`. The loop's
-body runs on to the next optimizer step or to its end and is given up there. An exception out of a backward pass would leave DDP's reducer
-and FSDP's shards in states that they do not come back from. A body in which none was worthless has computed what it would have computed
-anyhow, and counts.
+A collective does not raise when a peer is lost: it ends, its result is worthless, and so do all
+that follow, until `regroup`. The loop's body runs on to the next optimizer step or to its end and
+is given up there. An exception out of a backward pass would leave DDP's reducer and FSDP's shards
+in states that they do not come back from. A body in which none was worthless has computed what it
+would have computed anyhow, and counts.
 
-A process that takes a lost one's place runs the same program up to the same point; what its peers did in these collectives is over. Its
-own are *muted* until it has joined: they end at once and leave what is there, which the restored state replaces.
+A process that takes a lost one's place runs the same program up to the same point; what its peers
+did in these collectives is over. Its own are *muted* until it has joined: they end at once and
+leave what is there, which the restored state replaces.
 
-Invariant: between `lose` and `regroup` no collective reaches another process, and after `regroup` none of before does.
+Invariant: between `lose` and `regroup` no collective reaches another process, and after `regroup`
+none of before does.
 """
 
 from __future__ import annotations
@@ -20,7 +25,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-NOTICE_WITHIN_S = 30.0  # for whoever watches, to say what a transport's error was about; longer than it takes to give up a node
+# for whoever watches, to say what a transport's error was about; longer than it takes to give up a
+# node
+NOTICE_WITHIN_S = 30.0
 
 
 class Regroupable(Protocol):
@@ -32,9 +39,11 @@ class Pending(Protocol):
 
 
 class Membership:
-    """Of this process. `watched`: somebody tells of lost peers; else a transport's error is the only sign, and is raised.
+    """Of this process. `watched`: somebody tells of lost peers; else a transport's error is the
+    only sign, and is raised.
 
-    `on_enter` hears every collective that is called, `on_begin` and `on_end` those that use the network, on whichever thread that is.
+    `on_enter` hears every collective that is called, `on_begin` and `on_end` those that use the
+    network, on whichever thread that is.
     """
 
     def __init__(self) -> None:
@@ -111,28 +120,33 @@ class Membership:
             work.finish()
 
     def failed(self, work: Pending, why: str) -> bool:
-        """The transport failed: True when the work is over already, or is to wait for who says why."""
+        """The transport failed: True when the work is over already, or is to wait for who says
+        why."""
         with self._lock:
             abandoned = work not in self._pending
         if abandoned or not self.watched:
             return abandoned
         self.on_error(why)
         timer = threading.Timer(
-            NOTICE_WITHIN_S, self._lose_with, [work, f"{why}; nobody said within {NOTICE_WITHIN_S:.0f} s which peer that was"]
+            NOTICE_WITHIN_S,
+            self._lose_with,
+            [work, f"{why}; nobody said within {NOTICE_WITHIN_S:.0f} s which peer that was"],
         )
         timer.daemon = True
         timer.start()
         return True
 
     def _lose_with(self, work: Pending, why: str) -> None:
-        """That work has waited for a word in vain. If it is over, somebody has said it, and this process has peers again, or will have."""
+        """That work has waited for a word in vain. If it is over, somebody has said it, and this
+        process has peers again, or will have."""
         with self._lock:
             waits = work in self._pending
         if waits:
             self.lose(why)
 
     def regroup(self, store: Any, attempt: int, given_up: threading.Event) -> bool:
-        """Build every group anew over `store`, which all members use; False when `given_up` was set before all were there.
+        """Build every group anew over `store`, which all members use; False when `given_up` was set
+        before all were there.
 
         Raises RuntimeError when the transport cannot be built.
         """
@@ -146,7 +160,8 @@ class Membership:
             if given_up.is_set():
                 return False
             self._lost.clear()
-            self.why, self.muted, self._sequence = "", False, 0  # a newcomer counts from here as well
+            # a newcomer counts from here as well
+            self.why, self.muted, self._sequence = "", False, 0
         return True
 
 

@@ -1,4 +1,5 @@
-"""Warmth: what a process that stands by has done before it knows which rank it will be. Importing torch takes seconds of a core."""
+"""Warmth: what a process that stands by has done before it knows which rank it will be. Importing
+torch takes seconds of a core."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from keepstep.edge.torch import groups
 
 
 def warm_up() -> None:
-    """Do once what the first use of these does; leaves nothing behind that a training could notice."""
+    """Do once what the first use of these does; leaves nothing behind that a training could
+    notice."""
     groups.register()
     state = torch.get_rng_state()
     module = torch.nn.Linear(2, 2)

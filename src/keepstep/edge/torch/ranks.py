@@ -1,11 +1,12 @@
 """Ranks: the trainers of one node as processes, started as torchrun starts them.
 
-Comes in: a `Launch` and the `Place` of a life of the ranks, of all of them or of those that are missing. Goes out: one pidfd a rank, which
-the kernel makes readable the moment the rank ends, and exit codes with what the rank left in its error file. A process that stands by may
-become a rank later. Ranks are counted from 0 on each node here. Decides nothing.
+Comes in: a `Launch` and the `Place` of a life of the ranks, of all of them or of those that are
+missing. Goes out: one pidfd a rank, which the kernel makes readable the moment the rank ends, and
+exit codes with what the rank left in its error file. A process that stands by may become a rank
+later. Ranks are counted from 0 on each node here. Decides nothing.
 
-Invariant: a rank's whole process group is gone before the rank counts as dead after a failure: a data loader's worker that lives on would
-hold the locks it inherited.
+Invariant: a rank's whole process group is gone before the rank counts as dead after a failure: a
+data loader's worker that lives on would hold the locks it inherited.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SubprocessContext, start_processes
+from torch.distributed.elastic.multiprocessing import (
+    DefaultLogsSpecs,
+    SubprocessContext,
+    start_processes,
+)
 from torch.distributed.elastic.multiprocessing.api import LogsDest, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
@@ -40,9 +45,13 @@ def count_ranks(kind: str) -> int:
     cores = len(os.sched_getaffinity(0))
     counts = {"auto": accelerators or cores, "cpu": cores, "gpu": torch.cuda.device_count()}
     if kind not in counts:
-        raise ConfigError(f"--nproc-per-node: expected a number, 'auto', 'cpu' or 'gpu', found {kind!r}")
+        raise ConfigError(
+            f"--nproc-per-node: expected a number, 'auto', 'cpu' or 'gpu', found {kind!r}"
+        )
     if not counts[kind]:
-        raise ConfigError("--nproc-per-node: expected a machine with CUDA devices for 'gpu', found none")
+        raise ConfigError(
+            "--nproc-per-node: expected a machine with CUDA devices for 'gpu', found none"
+        )
     return counts[kind]
 
 
@@ -69,13 +78,20 @@ class _Logs(DefaultLogsSpecs):
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         found = super().reify(envs)
-        for number, rank in reversed(list(enumerate(self.ranks))):  # a rank's number is never larger than the rank
+        # a rank's number is never larger than the rank
+        for number, rank in reversed(list(enumerate(self.ranks))):
             old = os.path.dirname(found.error_files[number])
             new = os.path.join(os.path.dirname(old), str(rank))
             if old == new:
                 continue
             os.rename(old, new)
-            for paths in (found.stdouts, found.stderrs, found.tee_stdouts, found.tee_stderrs, found.error_files):
+            for paths in (
+                found.stdouts,
+                found.stderrs,
+                found.tee_stdouts,
+                found.tee_stderrs,
+                found.error_files,
+            ):
                 if number in paths:
                     paths[number] = paths[number].replace(old + os.sep, new + os.sep)
             envs[number]["TORCHELASTIC_ERROR_FILE"] = found.error_files[number]
@@ -91,8 +107,13 @@ class Ranks:
         try:
             self._redirects, self._tee = Std.from_str(launch.redirects), Std.from_str(launch.tee)
         except ValueError as error:
-            raise ConfigError(f"--redirects, --tee: expected 0 to 3 or a map such as 0:1,1:2: {error}") from error
-        self._keeps_logs = launch.log_dir is not None or (launch.redirects, launch.tee) != ("0", "0")
+            raise ConfigError(
+                f"--redirects, --tee: expected 0 to 3 or a map such as 0:1,1:2: {error}"
+            ) from error
+        self._keeps_logs = launch.log_dir is not None or (launch.redirects, launch.tee) != (
+            "0",
+            "0",
+        )
         self._log_dirs: list[str] = []
         self._run_log_dir: str | None = None
         self._processes: dict[int, Process] = {}
@@ -101,10 +122,13 @@ class Ranks:
 
     @property
     def may_stand_by(self) -> bool:
-        """Whether a process can be started before it is known which rank it will be: the output of all goes the same way."""
+        """Whether a process can be started before it is known which rank it will be: the output of
+        all goes the same way."""
         return not self._keeps_logs and self._launch.shown_ranks is None
 
-    def start(self, place: Place, missing: Collection[int], environ: Mapping[str, str]) -> dict[int, int]:
+    def start(
+        self, place: Place, missing: Collection[int], environ: Mapping[str, str]
+    ) -> dict[int, int]:
         """Start these ranks; their pids. Those of the life before must be dead."""
         entry, *args = self._launch.command
         ranks = sorted(missing)
@@ -119,7 +143,13 @@ class Ranks:
     def start_standby(self) -> int:
         """Start a process that becomes a rank when it is told to; its pid."""
         self.end_standby()
-        context = self._spawn("standby", sys.executable, ("-u", "-m", "keepstep.runtime.rank.standby"), [0], [self._static_environ()])
+        context = self._spawn(
+            "standby",
+            sys.executable,
+            ("-u", "-m", "keepstep.runtime.rank.standby"),
+            [0],
+            [self._static_environ()],
+        )
         self._standby = Process(context, 0)
         return self._standby.pid
 
@@ -145,10 +175,21 @@ class Ranks:
         self.pidfds[rank] = os.pidfd_open(process.pid)
 
     def _spawn(
-        self, name: str, entry: str, args: tuple[str, ...], ranks: Sequence[int], environs: Sequence[Mapping[str, str]]
+        self,
+        name: str,
+        entry: str,
+        args: tuple[str, ...],
+        ranks: Sequence[int],
+        environs: Sequence[Mapping[str, str]],
     ) -> SubprocessContext:
-        shown = None if self._launch.shown_ranks is None else {n for n, rank in enumerate(ranks) if rank in self._launch.shown_ranks}
-        logs = _Logs(self._launch.log_dir, _for(self._redirects, ranks), _for(self._tee, ranks), shown)
+        shown = (
+            None
+            if self._launch.shown_ranks is None
+            else {n for n, rank in enumerate(ranks) if rank in self._launch.shown_ranks}
+        )
+        logs = _Logs(
+            self._launch.log_dir, _for(self._redirects, ranks), _for(self._tee, ranks), shown
+        )
         logs.ranks = ranks
         if self._keeps_logs:  # one directory for the job, with one for each life in it
             logs._run_log_dir = self._run_log_dir
@@ -195,7 +236,9 @@ class Ranks:
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_MAX_RESTARTS": str(self._launch.max_restarts),
             "TORCHELASTIC_RUN_ID": self._job,
-            "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get(
+                "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"
+            ),
         }
         if self._launch.ranks > 1 and "OMP_NUM_THREADS" not in os.environ:
             environ["OMP_NUM_THREADS"] = "1"
@@ -207,7 +250,8 @@ class Ranks:
     def reap(self, rank: int) -> tuple[int, LastWords]:
         """(exit code, what it left in its error file) of a rank whose pidfd is readable."""
         fd = self.pidfds.pop(rank)
-        # Looked at before it is reaped: until then its number, which is its group's, belongs to nobody else.
+        # Looked at before it is reaped: until then its number, which is its group's, belongs to
+        # nobody else.
         found = os.waitid(os.P_PIDFD, fd, os.WEXITED | os.WNOWAIT)
         if found is not None and (found.si_code, found.si_status) != (os.CLD_EXITED, 0):
             os.killpg(self.pid(rank), signal.SIGKILL)
@@ -217,7 +261,8 @@ class Ranks:
         return code, read_last_words(process.error_file)
 
     def signal(self, signum: int) -> None:
-        """To every living rank and its children: ranks are in sessions of their own, so the terminal's Ctrl-C does not reach them."""
+        """To every living rank and its children: ranks are in sessions of their own, so the
+        terminal's Ctrl-C does not reach them."""
         for rank in self.pidfds:
             os.killpg(self.pid(rank), signum)
 
@@ -240,11 +285,13 @@ class Ranks:
             file = read_last_words(self._processes[rank].error_file).path
             failures[rank] = ProcessFailure(rank, self.pid(rank), code, file)
         first = next(iter(failures.values()))
-        first.timestamp = min(f.timestamp for f in failures.values())  # whole seconds only: the order is better known here
+        # whole seconds only: the order is better known here
+        first.timestamp = min(f.timestamp for f in failures.values())
         return str(ChildFailedError(self._launch.role, failures))
 
     def close(self, keep_errors: bool) -> None:
-        """Every rank is dead: stop copying their output, and unless `keep_errors` remove the error files that nobody asked for."""
+        """Every rank is dead: stop copying their output, and unless `keep_errors` remove the error
+        files that nobody asked for."""
         self.end_standby()
         for rank in list(self._processes):
             self._let_go(rank)
@@ -255,10 +302,16 @@ class Ranks:
     def _let_go(self, rank: int) -> None:
         """The rank's process is dead; its context is closed with the last of its processes."""
         process = self._processes.pop(rank, None)
-        if process is not None and all(other.context is not process.context for other in self._processes.values()):
+        if process is not None and all(
+            other.context is not process.context for other in self._processes.values()
+        ):
             process.context.close()
 
 
 def _for(streams: Std | dict[int, Std], ranks: Sequence[int]) -> Std | dict[int, Std]:
     """Which streams of these ranks, by their number among them."""
-    return streams if isinstance(streams, Std) else {n: streams[rank] for n, rank in enumerate(ranks) if rank in streams}
+    return (
+        streams
+        if isinstance(streams, Std)
+        else {n: streams[rank] for n, rank in enumerate(ranks) if rank in streams}
+    )

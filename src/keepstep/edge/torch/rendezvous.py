@@ -1,7 +1,9 @@
-"""Rendezvous: what the agents of a job write where they meet, and the stores that their ranks meet at.
+"""Rendezvous: what the agents of a job write where they meet, and the stores that their ranks meet
+at.
 
-Moves arrivals, marks and verdicts of rounds over a KV; decides nothing. Each key is written once and never changes: the first writer wins
-and everybody else is told what it wrote. Nothing there is secret from who can reach it, unless the job has a secret of its own.
+Moves arrivals, marks and verdicts of rounds over a KV; decides nothing. Each key is written once
+and never changes: the first writer wins and everybody else is told what it wrote. Nothing there is
+secret from who can reach it, unless the job has a secret of its own.
 
 Invariant: a seat, a mark and a verdict of a round are the same for all who read them, for ever.
 """
@@ -59,12 +61,15 @@ class Rendezvous:
         """The texts of these marks; None where there is none yet."""
         return self._kv.read([f"{number}/{what}/{place}" for place in places])
 
-    def wait_for_marks(self, number: int, what: str, places: Sequence[int] = (0,), within_s: float | None = None) -> list[str] | None:
+    def wait_for_marks(
+        self, number: int, what: str, places: Sequence[int] = (0,), within_s: float | None = None
+    ) -> list[str] | None:
         """The texts of all these marks; None when they did not come in time."""
         return self._kv.wait([f"{number}/{what}/{place}" for place in places], within_s)
 
     def call_off(self, number: int, places: int) -> None:
-        """Nobody waits any more for this round to be full and ready; to be said after its verdict."""
+        """Nobody waits any more for this round to be full and ready; to be said after its
+        verdict."""
         self.mark(number, "full")
         for place in range(places):
             self.mark(number, "ready", place, CALLED_OFF)
@@ -94,19 +99,26 @@ def open_store(host: str, port: int) -> TCPStore:
         return host_store((host, port))
     except DistError as error:
         raise MeetingError(
-            f"expected to be able to make a place for the ranks to meet at {host}:{port}, found {first_line(error)}"
+            f"expected to be able to make a place for the ranks to meet at {host}:{port}, "
+            f"found {first_line(error)}"
         ) from error
 
 
 def local_address(endpoint: Endpoint) -> str:
-    """The address under which this machine reaches the endpoint, and is probably reached itself. Raises ConfigError."""
+    """The address under which this machine reaches the endpoint, and is probably reached itself.
+    Raises ConfigError."""
     host = endpoint[0]
     try:
         address = address_towards(host)
     except OSError as error:
-        raise ConfigError(f"--rdzv-endpoint: expected a reachable host, found {host!r} ({error})") from error
+        raise ConfigError(
+            f"--rdzv-endpoint: expected a reachable host, found {host!r} ({error})"
+        ) from error
     if ipaddress.ip_address(address).is_loopback and not _names_loopback(host):
-        raise ConfigError(f"host: expected this machine's address for other nodes, found that {host!r} means {address} here: set --host")
+        raise ConfigError(
+            f"host: expected this machine's address for other nodes, found that {host!r} "
+            f"means {address} here: set --host"
+        )
     return address
 
 

@@ -1,9 +1,10 @@
 """State: from the objects a user protects to tensors with names plus one pickled tree, and back.
 
-Comes in: modules, optimizers, anything with `state_dict`/`load_state_dict`, tensors, picklable values. Goes out: a list of
-items (a tensor's place and kind) and the tree's bytes, in which every tensor is an index. The pickler's
-`reducer_override` sees every tensor wherever it hides (in lists, in custom objects) and leaves plain values to the fast
-path. Tensors that share memory, type and shape are kept once: tied weights stay tied.
+Comes in: modules, optimizers, anything with `state_dict`/`load_state_dict`, tensors, picklable
+values. Goes out: a list of items (a tensor's place and kind) and the tree's bytes, in which every
+tensor is an index. The pickler's `reducer_override` sees every tensor wherever it hides (in lists,
+in custom objects) and leaves plain values to the fast path. Tensors that share memory, type and
+shape are kept once: tied weights stay tied.
 
 A DTensor contributes its local part; the layout says which box of the whole it is.
 """
@@ -18,7 +19,9 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # what torch's own DCP uses
+
+# what torch's own DCP uses
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from keepstep.edge.torch.rng import put_back, read_rng
 from keepstep.errors import ConfigError
@@ -26,12 +29,14 @@ from keepstep.model.layout import Layout, Shard, TensorSpec, lay_out
 
 RNG = "rng"
 ABOUT = "<about>"
-RESERVED = {RNG, ABOUT, "keepstep", "ranks"}  # random states, which are always kept, and names of our own in checkpoints
+# random states, which are always kept, and names of our own in checkpoints
+RESERVED = {RNG, ABOUT, "keepstep", "ranks"}
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A tensor to keep: `local` is a plain tensor whose memory is the truth; `lazy` ones stand still until the next update.
+    """A tensor to keep: `local` is a plain tensor whose memory is the truth; `lazy` ones stand
+    still until the next update.
 
     `address` is where its bytes lie as they are to be kept, None when they must go through torch.
     """
@@ -56,7 +61,8 @@ class State:
 
 
 def bare(module: torch.nn.Module) -> torch.nn.Module:
-    """The user's module inside DistributedDataParallel and torch.compile, whose prefixes must not reach the names."""
+    """The user's module inside DistributedDataParallel and torch.compile, whose prefixes must not
+    reach the names."""
     while True:
         if isinstance(module, torch.nn.parallel.DistributedDataParallel):
             module = module.module
@@ -95,7 +101,12 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 
 def by_address(tensor: torch.Tensor) -> bool:
     """Whether the tensor's memory is, byte for byte, what is to be kept."""
-    return tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+    return (
+        tensor.device.type == "cpu"
+        and tensor.is_contiguous()
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
 
 
 def _address(tensor: torch.Tensor) -> int:
@@ -103,23 +114,30 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 class Values(dict[str, Any]):
-    """The plain values by name. Only those that `protect` was given: another one would not be restored."""
+    """The plain values by name. Only those that `protect` was given: another one would not be
+    restored."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name not in self:
-            raise ConfigError(f"job.state: expected one of {sorted(self)}, found {name!r}; name it in protect() first")
+            raise ConfigError(
+                f"job.state: expected one of {sorted(self)}, found {name!r}; name it in "
+                "protect() first"
+            )
         super().__setitem__(name, value)
 
 
 @dataclass
 class Protected:
-    """Everything a user protects, by name. `values` are plain Python values, changed through `job.state`."""
+    """Everything a user protects, by name. `values` are plain Python values, changed through
+    `job.state`."""
 
     objects: dict[str, Any]
     values: dict[str, Any] = field(default_factory=dict)
-    eager_names: set[str] = field(default_factory=set)  # lazily copied once, found torn, copied at the boundary since
+    # lazily copied once, found torn, copied at the boundary since
+    eager_names: set[str] = field(default_factory=set)
     lazy: bool = True
-    _specs: dict[str, tuple[Any, TensorSpec]] = field(default_factory=dict)  # by name, with what they were made from
+    # by name, with what they were made from
+    _specs: dict[str, tuple[Any, TensorSpec]] = field(default_factory=dict)
     _layout: Layout = field(default_factory=lambda: lay_out([]))
     _about: tuple[Any, dict[str, Any]] | None = None
 
@@ -127,9 +145,15 @@ class Protected:
     def of(cls, stateful: Mapping[str, Any], lazy: bool) -> Protected:
         """Raises ConfigError on a reserved name or on nothing to protect."""
         if not stateful:
-            raise ConfigError("protect() expected at least one thing to protect, such as model=model, and found none")
+            raise ConfigError(
+                "protect() expected at least one thing to protect, such as model=model, and "
+                "found none"
+            )
         for name in sorted(RESERVED & stateful.keys()):
-            raise ConfigError(f"the name {name!r} is taken (reserved: {', '.join(sorted(RESERVED))}); give yours another one")
+            raise ConfigError(
+                f"the name {name!r} is taken (reserved: {', '.join(sorted(RESERVED))}); give "
+                "yours another one"
+            )
         values = Values((k, v) for k, v in stateful.items() if kind_of(v) == "value")
         return cls({k: v for k, v in stateful.items() if k not in values}, values, lazy=lazy)
 
@@ -139,7 +163,11 @@ class Protected:
 
     def about(self) -> dict[str, Any]:
         """What each thing is, in JSON's types: compared before anything is loaded."""
-        sizes = [len(group["params"]) for optimizer in self.optimizers for group in optimizer.param_groups]
+        sizes = [
+            len(group["params"])
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+        ]
         if self._about is None or self._about[0] != sizes:
             shapes = {
                 k: [[str(p.dtype), list(p.shape)] for p in parameters_of(v)]
@@ -161,7 +189,8 @@ class Protected:
         return {**tree, **self.values}
 
     def gather(self) -> State:
-        """Name every tensor and pickle the rest. Runs on the trainer's thread; copies no tensor, leaves random states as they were."""
+        """Name every tensor and pickle the rest. Runs on the trainer's thread; copies no tensor,
+        leaves random states as they were."""
         tree = self.tree()
         names: dict[int, str] = {}
         _name_tensors(tree, "", names)
@@ -170,11 +199,14 @@ class Protected:
         try:
             pickler.dump({ABOUT: self.about(), **tree})
         except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise ConfigError(f"{_unpicklable(tree)}: expected something that can be pickled, found: {error}") from error
+            raise ConfigError(
+                f"{_unpicklable(tree)}: expected something that can be pickled, found: {error}"
+            ) from error
         put_back(tree[RNG])
         items = tuple(pickler.items)
         specs = [i.spec for i in items]
-        if specs != [s.spec for s in self._layout.segments]:  # mostly the very same objects, which compare at once
+        # mostly the very same objects, which compare at once
+        if specs != [s.spec for s in self._layout.segments]:
             self._layout = lay_out(specs)
         return State(items, pickler.buffer.getvalue(), self._layout)
 
@@ -216,12 +248,20 @@ def _fetch(index: int) -> torch.Tensor:
 
 def _as_leaf(tensor: torch.Tensor, is_parameter: bool, requires_grad: bool) -> torch.Tensor:
     """A tensor that learns: a plain one would come back deaf to its gradients."""
-    return torch.nn.Parameter(tensor, requires_grad) if is_parameter else tensor.requires_grad_(requires_grad)
+    return (
+        torch.nn.Parameter(tensor, requires_grad)
+        if is_parameter
+        else tensor.requires_grad_(requires_grad)
+    )
 
 
 class _TreePickler(pickle.Pickler):
     def __init__(
-        self, names: dict[int, str], still: frozenset[int], eager_names: set[str], specs: dict[str, tuple[Any, TensorSpec]]
+        self,
+        names: dict[int, str],
+        still: frozenset[int],
+        eager_names: set[str],
+        specs: dict[str, tuple[Any, TensorSpec]],
     ) -> None:
         self.buffer = io.BytesIO()
         super().__init__(self.buffer, protocol=5)
@@ -233,12 +273,23 @@ class _TreePickler(pickle.Pickler):
         if not isinstance(value, torch.Tensor) or not _is_plain(value):
             return NotImplemented
         is_parameter = isinstance(value, torch.nn.Parameter)
-        if value.is_leaf and (is_parameter or value.requires_grad) and not isinstance(value, DTensor):
+        if (
+            value.is_leaf
+            and (is_parameter or value.requires_grad)
+            and not isinstance(value, DTensor)
+        ):
             plain = value.detach()
             self._names[id(plain)] = self._names.get(id(value), f"<hidden {len(self.items)}>")
             return _as_leaf, (plain, is_parameter, value.requires_grad)
         local = local_part(value)
-        look = (local.dtype, local.shape, local.stride(), local.device, local.is_conj(), local.is_neg())
+        look = (
+            local.dtype,
+            local.shape,
+            local.stride(),
+            local.device,
+            local.is_conj(),
+            local.is_neg(),
+        )
         key = (local.data_ptr(), *look) if local.numel() else (id(value),)
         index = self._seen.get(key)
         if index is None:
@@ -246,7 +297,14 @@ class _TreePickler(pickle.Pickler):
             name = self._names.get(id(value), f"<hidden {index}>")
             address = local.data_ptr()
             lazy = address in self._still and name not in self._eager_names
-            self.items.append(Item(self._spec(name, value, local, look), local, lazy, address if by_address(local) else None))
+            self.items.append(
+                Item(
+                    self._spec(name, value, local, look),
+                    local,
+                    lazy,
+                    address if by_address(local) else None,
+                )
+            )
         return _fetch, (index,)
 
     def _spec(self, name: str, tensor: torch.Tensor, local: torch.Tensor, look: Any) -> TensorSpec:
@@ -259,28 +317,44 @@ class _TreePickler(pickle.Pickler):
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Dense memory we can copy; sparse, quantized and other wrapped tensors go through pickle as a whole."""
+    """Dense memory we can copy; sparse, quantized and other wrapped tensors go through pickle as a
+    whole."""
     if tensor.is_meta:
-        raise ConfigError(f"a tensor of shape {tuple(tensor.shape)} is on the meta device: it has no bytes to protect yet")
+        raise ConfigError(
+            f"a tensor of shape {tuple(tensor.shape)} is on the meta device: it has no bytes "
+            "to protect yet"
+        )
     if isinstance(tensor, DTensor):
         return True
     return (
-        type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and tensor.layout is torch.strided and not tensor.is_quantized
+        type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+        and tensor.layout is torch.strided
+        and not tensor.is_quantized
     )
 
 
 def _spec(name: str, tensor: torch.Tensor, local: torch.Tensor) -> TensorSpec:
     shard = None
     if isinstance(tensor, DTensor):
-        shape, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        shape, offsets = compute_local_shape_and_global_offset(
+            tensor.shape, tensor.device_mesh, tensor.placements
+        )
         if tuple(shape) != tuple(local.shape):
-            raise ConfigError(f"{name}: placements {tensor.placements} are not a box of the whole tensor")
+            raise ConfigError(
+                f"{name}: placements {tensor.placements} are not a box of the whole tensor"
+            )
         shard = Shard(tuple(tensor.shape), tuple(offsets))
-    # A dimension of one may have any stride and still count as contiguous; an expanded tensor comes back as a whole one.
+    # A dimension of one may have any stride and still count as contiguous; an expanded tensor comes
+    # back as a whole one.
     as_usual = (local.is_contiguous() and 1 not in local.shape) or 0 in local.stride()
     stride = None if as_usual else tuple(local.stride())
     return TensorSpec(
-        name, str(local.dtype).removeprefix("torch."), tuple(local.shape), local.numel() * local.element_size(), stride, shard
+        name,
+        str(local.dtype).removeprefix("torch."),
+        tuple(local.shape),
+        local.numel() * local.element_size(),
+        stride,
+        shard,
     )
 
 
@@ -290,11 +364,18 @@ class _TreeUnpickler(pickle.Unpickler):
         self._fetch = fetch
 
     def find_class(self, module: str, name: str) -> Any:
-        return self._fetch if (module, name) == (__name__, "_fetch") else super().find_class(module, name)
+        return (
+            self._fetch
+            if (module, name) == (__name__, "_fetch")
+            else super().find_class(module, name)
+        )
 
 
-def rebuild(objects: bytes, tensors: Sequence[torch.Tensor]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(tree, about) from the pickled tree and its tensors. The bytes must have been verified: this unpickles them."""
+def rebuild(
+    objects: bytes, tensors: Sequence[torch.Tensor]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(tree, about) from the pickled tree and its tensors. The bytes must have been verified: this
+    unpickles them."""
     tree = _TreeUnpickler(objects, tensors.__getitem__).load()
     about = tree.pop(ABOUT)
     return tree, about

@@ -1,12 +1,14 @@
 """Embedded KV: a TCPStore, hosted by one of the agents that use it.
 
-Moves keys and values. The one on whose machine the endpoint lies hosts the store, unless somebody does already. Whoever hosts it is a
-single point of failure: any other node may die at any time; when the host is lost so is every key. Nothing is written to a disk, and
-nothing is secret from who can reach the endpoint.
+Moves keys and values. The one on whose machine the endpoint lies hosts the store, unless somebody
+does already. Whoever hosts it is a single point of failure: any other node may die at any time;
+when the host is lost so is every key. Nothing is written to a disk, and nothing is secret from who
+can reach the endpoint.
 
-What torch's TCPStore does was tried out (2.13). An operation that waits blocks every other one of the same client: each thread has a
-client of its own. A wait that runs out prints to stderr: waits are long and end by a key. A lost connection is an error at once, but a
-machine that vanishes without a word blocks whoever asks it: the agent's loop never does.
+What torch's TCPStore does was tried out (2.13). An operation that waits blocks every other one of
+the same client: each thread has a client of its own. A wait that runs out prints to stderr: waits
+are long and end by a key. A lost connection is an error at once, but a machine that vanishes
+without a word blocks whoever asks it: the agent's loop never does.
 """
 
 from __future__ import annotations
@@ -32,9 +34,12 @@ Endpoint = tuple[str, int]
 
 
 class EmbeddedKV:
-    """One client. `prefix` keeps the jobs of one store apart; `hosted` when this process is the host, for as long as it keeps this."""
+    """One client. `prefix` keeps the jobs of one store apart; `hosted` when this process is the
+    host, for as long as it keeps this."""
 
-    def __init__(self, endpoint: Endpoint, prefix: str, store: TCPStore, hosted: bool = False) -> None:
+    def __init__(
+        self, endpoint: Endpoint, prefix: str, store: TCPStore, hosted: bool = False
+    ) -> None:
         self._endpoint, self._prefix, self._store, self.hosted = endpoint, prefix, store, hosted
 
     def swap(self, key: str, expected: str | None, value: str) -> str | None:
@@ -42,17 +47,23 @@ class EmbeddedKV:
         before = VACANT if expected is None else expected
         with self._reached():
             now = str(self._store.compare_set(self._prefix + key, before, value).decode())
-        return None if now == before else now  # it answers with what was expected when nothing is there
+        # it answers with what was expected when nothing is there
+        return None if now == before else now
 
     def read(self, keys: Sequence[str]) -> list[str | None]:
         with self._reached():
-            return [self._get(key) if self._store.check([self._prefix + key]) else None for key in keys]
+            return [
+                self._get(key) if self._store.check([self._prefix + key]) else None for key in keys
+            ]
 
     def wait(self, keys: Sequence[str], within_s: float | None) -> list[str] | None:
         with self._reached():
             while True:
                 try:
-                    self._store.wait([self._prefix + key for key in keys], timedelta(seconds=LONG_S if within_s is None else within_s))
+                    self._store.wait(
+                        [self._prefix + key for key in keys],
+                        timedelta(seconds=LONG_S if within_s is None else within_s),
+                    )
                 except DistStoreError:
                     if within_s is not None:
                         return None
@@ -61,7 +72,9 @@ class EmbeddedKV:
 
     def another(self) -> EmbeddedKV:
         with self._reached():
-            return EmbeddedKV(self._endpoint, self._prefix, join_store(self._endpoint, ANOTHER_WITHIN_S))
+            return EmbeddedKV(
+                self._endpoint, self._prefix, join_store(self._endpoint, ANOTHER_WITHIN_S)
+            )
 
     def _get(self, key: str) -> str:
         return str(self._store.get(self._prefix + key).decode())
@@ -71,27 +84,40 @@ class EmbeddedKV:
         try:
             yield
         except DistError as error:
-            raise MeetingError(f"the meeting point {in_words(self._endpoint)} is gone ({first_line(error)})") from error
+            raise MeetingError(
+                f"the meeting point {in_words(self._endpoint)} is gone ({first_line(error)})"
+            ) from error
 
 
 def meet_embedded(
-    endpoint: Endpoint, prefix: str, within_s: float = MEET_WITHIN_S, given_up: Callable[[], bool] = lambda: False
+    endpoint: Endpoint,
+    prefix: str,
+    within_s: float = MEET_WITHIN_S,
+    given_up: Callable[[], bool] = lambda: False,
 ) -> EmbeddedKV:
-    """A client of the store at the endpoint, hosted here from now on if nobody did and this is its machine. Raises MeetingError."""
+    """A client of the store at the endpoint, hosted here from now on if nobody did and this is its
+    machine. Raises MeetingError."""
     local = is_local(endpoint[0])
     deadline = time.monotonic() + within_s
     while not given_up():
         try:
             if _answers(endpoint):
-                return EmbeddedKV(endpoint, prefix, join_store(endpoint, deadline - time.monotonic()))
+                return EmbeddedKV(
+                    endpoint, prefix, join_store(endpoint, deadline - time.monotonic())
+                )
             if local and (store := _host(endpoint)):
                 return EmbeddedKV(endpoint, prefix, store, hosted=True)
         except DistError as error:
-            raise MeetingError(f"--rdzv-endpoint: expected a TCPStore at {in_words(endpoint)}, found {first_line(error)}") from error
+            raise MeetingError(
+                f"--rdzv-endpoint: expected a TCPStore at {in_words(endpoint)}, found "
+                f"{first_line(error)}"
+            ) from error
         if time.monotonic() > deadline:
             raise MeetingError(
-                f"--rdzv-endpoint: expected the other nodes' meeting point at {in_words(endpoint)}, found nobody there within "
-                f"{within_s:.0f} s; the agent on that machine, or whoever has made the store, must be reachable from here"
+                "--rdzv-endpoint: expected the other nodes' meeting point at "
+                f"{in_words(endpoint)}, found nobody there within "
+                f"{within_s:.0f} s; the agent on that machine, or whoever has made the "
+                "store, must be reachable from here"
             )
         time.sleep(RETRY_S)
     raise MeetingError(f"left before {in_words(endpoint)} was found")
@@ -99,7 +125,9 @@ def meet_embedded(
 
 def host_store(endpoint: Endpoint) -> TCPStore:
     """A fresh store of this process; port 0: a free one. Raises torch's DistError."""
-    return TCPStore(*endpoint, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    return TCPStore(
+        *endpoint, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
+    )
 
 
 def is_local(host: str) -> bool:
@@ -134,7 +162,12 @@ def _answers(endpoint: Endpoint) -> bool:
 
 def join_store(endpoint: Endpoint, within_s: float) -> TCPStore:
     """A client of somebody's store. Raises torch's DistError."""
-    return TCPStore(*endpoint, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=max(1.0, within_s)))
+    return TCPStore(
+        *endpoint,
+        is_master=False,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=max(1.0, within_s)),
+    )
 
 
 def _host(endpoint: Endpoint) -> TCPStore | None:

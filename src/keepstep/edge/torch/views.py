@@ -1,7 +1,7 @@
 """Views: payload bytes as tensors, and copies in both directions.
 
-Host tensors that are contiguous go by memcpy between addresses; everything else by torch's own `copy_` into or out of a
-tensor laid over the payload.
+Host tensors that are contiguous go by memcpy between addresses; everything else by torch's own
+`copy_` into or out of a tensor laid over the payload.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from keepstep.model.layout import Layout, Segment
 
 
 def overlay(slot: Slot, segment: Segment) -> torch.Tensor:
-    """A tensor over the segment's bytes, shaped as it was saved. It is valid until the slot is closed or overwritten."""
+    """A tensor over the segment's bytes, shaped as it was saved. It is valid until the slot is
+    closed or overwritten."""
     spec = segment.spec
     dtype = getattr(torch, spec.dtype)
     if not spec.nbytes:
         return torch.empty(spec.shape, dtype=dtype)
-    flat = torch.frombuffer(slot.payload, dtype=dtype, count=spec.nbytes // dtype.itemsize, offset=segment.offset)
+    flat = torch.frombuffer(
+        slot.payload, dtype=dtype, count=spec.nbytes // dtype.itemsize, offset=segment.offset
+    )
     return flat.view(spec.shape)
 
 
@@ -50,13 +53,21 @@ def write(slot: Slot, segment: Segment, tensor: torch.Tensor, non_blocking: bool
             overlay(slot, segment).copy_(tensor, non_blocking=non_blocking)
 
 
-def differing(slot: Slot, segments: Sequence[Segment], tensors: Sequence[torch.Tensor]) -> list[str]:
+def differing(
+    slot: Slot, segments: Sequence[Segment], tensors: Sequence[torch.Tensor]
+) -> list[str]:
     """Names of the segments whose bytes are not the tensors' bytes."""
     wrong = []
     for segment, tensor in zip(segments, tensors, strict=True):
         if not segment.spec.nbytes:
             continue
-        host = tensor if by_address(tensor) else tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        if not memory.equal(slot.payload_address + segment.offset, host.data_ptr(), segment.spec.nbytes):
+        host = (
+            tensor
+            if by_address(tensor)
+            else tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        )
+        if not memory.equal(
+            slot.payload_address + segment.offset, host.data_ptr(), segment.spec.nbytes
+        ):
             wrong.append(segment.spec.name)
     return wrong

@@ -1,13 +1,18 @@
-"""Agent: `keepstep run` itself. Starts the keeper and the ranks of this node, and has all find together again when one dies.
+"""Agent: `keepstep run` itself. Starts the keeper and the ranks of this node, and has all find
+together again when one dies.
 
-    inbox (pidfds, signals, ranks, keeper, other nodes, clock) -> core/recovery/restarts.py (pure) -> tell, kill, meet, start
+    inbox (pidfds, signals, ranks, keeper, other nodes, clock) -> core/recovery/restarts.py (pure)
+        -> tell, kill, meet, start
 
-A rank that dies is told to the others at once: those that can stay in their process do, what is missing is started (by the process that
-stands by, which has imported torch), and all meet again. Else all ranks are killed and start anew. Here is the loop: who is heard, and
-which action goes to whom. `lives.py` starts and kills, `watching.py` looks at ranks and reaps them, `replacing.py` asks for other nodes.
+A rank that dies is told to the others at once: those that can stay in their process do, what is
+missing is started (by the process that stands by, which has imported torch), and all meet again.
+Else all ranks are killed and start anew. Here is the loop: who is heard, and which action goes to
+whom. `lives.py` starts and kills, `watching.py` looks at ranks and reaps them, `replacing.py` asks
+for other nodes.
 
-Sleeps in one selector: the kernel wakes it when a rank ends, so that noticing takes no interval. What may take long, finding a keeper and
-meeting the other nodes, happens on threads that post what they found. Neither the keeper's death nor the agent's own stops a rank.
+Sleeps in one selector: the kernel wakes it when a rank ends, so that noticing takes no interval.
+What may take long, finding a keeper and meeting the other nodes, happens on threads that post what
+they found. Neither the keeper's death nor the agent's own stops a rank.
 """
 
 from __future__ import annotations
@@ -89,11 +94,14 @@ def supervise(launch: Launch, config: Config, environ: Mapping[str, str]) -> int
 
 @contextmanager
 def _wakeup() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """A socket that receives every signal's number; the handlers themselves do nothing. A shell's `nohup` stays respected."""
+    """A socket that receives every signal's number; the handlers themselves do nothing. A shell's
+    `nohup` stays respected."""
     reader, writer = socket.socketpair()
     for end in (reader, writer):
         end.setblocking(False)
-    caught = [s for s in SIGNALS if not (s == signal.SIGHUP and signal.getsignal(s) == signal.SIG_IGN)]
+    caught = [
+        s for s in SIGNALS if not (s == signal.SIGHUP and signal.getsignal(s) == signal.SIG_IGN)
+    ]
     before = {s: signal.signal(s, lambda *_: None) for s in caught}
     before_fd = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     try:
@@ -109,14 +117,24 @@ def _wakeup() -> Iterator[tuple[socket.socket, socket.socket]]:
 class Agent:
     """One node's agent."""
 
-    def __init__(self, launch: Launch, config: Config, environ: Mapping[str, str], reader: socket.socket, writer: socket.socket) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        config: Config,
+        environ: Mapping[str, str],
+        reader: socket.socket,
+        writer: socket.socket,
+    ) -> None:
         handed_down = {"KEEPSTEP_AGENT": str(os.getpid())}
         self._environ, self._succeeds = environ, environ.get(SUCCEEDS) == "1"
-        self.settings = resolve(config, {**environ, **handed_down}, launch.job or default_job(launch.argv, environ))
+        self.settings = resolve(
+            config, {**environ, **handed_down}, launch.job or default_job(launch.argv, environ)
+        )
         parse_rules(self.settings.keep)
         if launch.least_nodes < launch.nodes and self.settings.store is None:
             raise ConfigError(
-                f"--nnodes {launch.least_nodes}:{launch.nodes}: expected a store (--store), since a job of another size resumes from a "
+                f"--nnodes {launch.least_nodes}:{launch.nodes}: expected a store (--store), "
+                "since a job of another size resumes from a "
                 "checkpoint, found none"
             )
         self.journal = Journal(self.settings.journal_path, "agent")
@@ -126,16 +144,24 @@ class Agent:
         self.launch, self._reader, self._writer = launch, reader, writer
         self._posted: deque[Post] = deque()
         patience = Patience(parse_budget(self.settings.budget))
-        self.restarts = Restarts(launch.ranks, launch.max_restarts, self.settings.store is not None, patience)
+        self.restarts = Restarts(
+            launch.ranks, launch.max_restarts, self.settings.store is not None, patience
+        )
         self.selector = selectors.DefaultSelector()
         socket_path = self.settings.job_dir / "agent.sock"
         rank_config = replace(config, job=self.settings.job)
         # What cannot be is said before a keeper is there.
-        self.ranks = Ranks(launch, self.settings.job, {**rank_config.to_env(), **handed_down, SOCKET: str(socket_path)})
+        self.ranks = Ranks(
+            launch,
+            self.settings.job,
+            {**rank_config.to_env(), **handed_down, SOCKET: str(socket_path)},
+        )
         self.keeper = AgentLink(self.settings, self.journal, lambda: self._post("keeper is back"))
         self.lines = RankLines(socket_path, self.selector)
         self.meeting: Meeting
-        host = self.settings.host or (os.uname().nodename if launch.endpoint is None else local_address(launch.endpoint))
+        host = self.settings.host or (
+            os.uname().nodename if launch.endpoint is None else local_address(launch.endpoint)
+        )
         if launch.endpoint is None:
             self.meeting = Alone(launch, self._post)
         else:
@@ -143,7 +169,9 @@ class Agent:
             self.meeting = Several(launch, self.settings, self.journal, self._post)
         self.selector.register(reader, selectors.EVENT_READ, "woken")
         self._listen_to_keeper()
-        self._deadlines = derive(self.settings.hang_after_s, self.settings.link_dead_s if launch.nodes > 1 else None)
+        self._deadlines = derive(
+            self.settings.hang_after_s, self.settings.link_dead_s if launch.nodes > 1 else None
+        )
         seen = (self.settings, self.journal, self._deadlines)
         self.watching = Watching(*seen, self.ranks, self.lines, host, visible_devices(environ))
         self.lives = Lives(launch, *seen, self.selector, self.ranks, self.lines, self.watching)
@@ -167,9 +195,19 @@ class Agent:
         try:
             command = " ".join(self.launch.command)
             nodes = f" on each of {self.launch.nodes} nodes" if self.launch.nodes > 1 else ""
-            why = f"job {self.settings.job}: {self.launch.ranks} ranks{nodes} of `{command}`, at most {self.launch.max_restarts} restarts"
+            why = (
+                f"job {self.settings.job}: {self.launch.ranks} ranks{nodes} of `{command}`, at "
+                f"most {self.launch.max_restarts} restarts"
+            )
             budget = self.settings.budget
-            self.journal.record("job-started", why, pid=os.getpid(), job=self.settings.job, ranks=self.launch.ranks, budget=budget)
+            self.journal.record(
+                "job-started",
+                why,
+                pid=os.getpid(),
+                job=self.settings.job,
+                ranks=self.launch.ranks,
+                budget=budget,
+            )
             if self._succeeds:
                 self._take_over()
             self.meeting.join(self.keeper.listens)
@@ -179,14 +217,23 @@ class Agent:
         return end.exit_code
 
     def _take_over(self) -> None:
-        attempt, ended = end_predecessors_ranks(self.settings.job_dir, self._deadlines.kill_ns / S_NS)
+        attempt, ended = end_predecessors_ranks(
+            self.settings.job_dir, self._deadlines.kill_ns / S_NS
+        )
         self.meeting.follow(attempt)
-        why = f"the node's agent was killed; process {os.getpid()} takes over, has ended its {len(ended)} ranks and starts them from memory"
+        why = (
+            f"the node's agent was killed; process {os.getpid()} takes over, has ended its "
+            f"{len(ended)} ranks and starts them from memory"
+        )
         self.journal.record("agent-restarted", why, logging.WARNING, pid=os.getpid(), ended=ended)
 
     def _loop(self) -> End:
         while True:
-            until_ns = [at for at in (self._deadline_ns, self.watching.due_ns, *self.lives.due_ns) if at is not None]
+            until_ns = [
+                at
+                for at in (self._deadline_ns, self.watching.due_ns, *self.lives.due_ns)
+                if at is not None
+            ]
             timeout_s = max(0, min(until_ns) - time.monotonic_ns()) / S_NS if until_ns else None
             ready = {key.data for key, _ in self.selector.select(timeout_s)}
             for event in self._events(ready):
@@ -207,13 +254,16 @@ class Agent:
         if exited:
             able = self.lives.able
             exits = tuple(self._reap(rank) for rank in exited)
-            yield RanksExited(exits, time.monotonic_ns(), self.lives.completed_step, able, self._expendable())
+            yield RanksExited(
+                exits, time.monotonic_ns(), self.lives.completed_step, able, self._expendable()
+            )
             yield from self.lives.left_well([e.rank for e in exits if e.code == 0])
         for key in sorted(k for k in ready if isinstance(k, str) and k.startswith("line ")):
             self._hear_line(key)
         if "keeper" in ready:
             yield from self._hear_keeper()
-        while self._posted:  # behind the exits: when both tell of the same failure, the nearer one names it
+        # behind the exits: when both tell of the same failure, the nearer one names it
+        while self._posted:
             yield from self._take(self._posted.popleft())
         now_ns = time.monotonic_ns()
         if self._deadline_ns is not None and now_ns >= self._deadline_ns:
@@ -221,11 +271,15 @@ class Agent:
             yield TimeUp()
         yield from self.lives.look(now_ns)
         yield from self.watching.look(now_ns)
-        if self.restarts.awaited_step is not None and (step := self.watching.completed_step) is not None:
+        if (
+            self.restarts.awaited_step is not None
+            and (step := self.watching.completed_step) is not None
+        ):
             yield Progressed(step)
 
     def _expendable(self) -> bool:
-        """Whether the other nodes' memory can do without this one, as the leading keeper last told of these very nodes."""
+        """Whether the other nodes' memory can do without this one, as the leading keeper last told
+        of these very nodes."""
         standing = read_standing(MEMORY, self.settings.job_dir) if self._members else None
         return self.lives.place.node in expendable(standing, self._members)
 
@@ -245,9 +299,16 @@ class Agent:
         elif message["kind"] == "standby" and message["pid"] != self.ranks.standby_pid:
             self.lines.forget(message["pid"])  # an agent's that was killed: it ends now
         elif message["kind"] == "standby":
-            self.journal.record("standby-ready", f"process {message['pid']} stands by to become a rank", pid=message["pid"])
+            self.journal.record(
+                "standby-ready",
+                f"process {message['pid']} stands by to become a rank",
+                pid=message["pid"],
+            )
         elif message["kind"] == "suspect":
-            why = f"rank {message['rank']} lost a connection: {message['why']}; that alone says of no rank that it is lost"
+            why = (
+                f"rank {message['rank']} lost a connection: {message['why']}; that alone says of "
+                "no rank that it is lost"
+            )
             self.journal.record("suspicion", why, rank=message["rank"])
         elif message["kind"] == "regrouped":
             self.lives.regrouped()
@@ -261,8 +322,16 @@ class Agent:
         elif message["kind"] == "peer-dead" and self._mesh_round == message["round"]:
             node, step = int(message["node"]), self.lives.completed_step
             self.replacing.lost(node, str(message["why"]))
-            failure = Failure(Cause.NODE, host=self.replacing.host_of(node), error="lost", completed_step=step)
-            yield RoundWanted(f"node {node} is lost: {message['why']}", time.monotonic_ns(), failure, step, self.lives.able)
+            failure = Failure(
+                Cause.NODE, host=self.replacing.host_of(node), error="lost", completed_step=step
+            )
+            yield RoundWanted(
+                f"node {node} is lost: {message['why']}",
+                time.monotonic_ns(),
+                failure,
+                step,
+                self.lives.able,
+            )
         elif message["kind"] == "mesh-known" and self._mesh_round == message["round"]:
             self.lives.order_regroup()
 
@@ -274,7 +343,14 @@ class Agent:
         elif isinstance(posted, Heard):
             verdict = posted.verdict
             if verdict.kind == "again":
-                yield RoundWanted(verdict.why, now_ns, verdict.failure, self.lives.completed_step, verdict.keep, decided=True)
+                yield RoundWanted(
+                    verdict.why,
+                    now_ns,
+                    verdict.failure,
+                    self.lives.completed_step,
+                    verdict.keep,
+                    decided=True,
+                )
             elif verdict.kind == "done":
                 yield AllEndedWell(verdict.why, now_ns)
             else:
@@ -291,10 +367,14 @@ class Agent:
         self.lives.enter(formed.place, formed.keep)
         self._mesh_round, hosts = None, tuple[str, ...]()
         if formed.mesh is not None:
-            self._mesh_round, hosts = formed.mesh.round, tuple(member.host for member in formed.mesh.members)
+            self._mesh_round, hosts = (
+                formed.mesh.round,
+                tuple(member.host for member in formed.mesh.members),
+            )
             self._members = formed.mesh.members
             self.replacing.begin(formed.mesh.node, hosts)
-            self.keeper.tell(formed.mesh)  # and when it knows them, the ranks that stayed may ask it
+            # and when it knows them, the ranks that stayed may ask it
+            self.keeper.tell(formed.mesh)
         else:
             self.lives.order_regroup()
         started_ns = self.lives.fill(self.meeting.board(formed.place.attempt), formed_ns)
@@ -306,7 +386,13 @@ class Agent:
         attempt = self.lives.place.attempt
         if isinstance(action, RestartAll):
             vacant = (*self.replacing.vacant, *([self.lives.place.node] if action.leave else []))
-            verdict = Verdict("again", self._says(action.fact), keep=action.keep, failure=action.failure, vacant=vacant)
+            verdict = Verdict(
+                "again",
+                self._says(action.fact),
+                keep=action.keep,
+                failure=action.failure,
+                vacant=vacant,
+            )
             self.meeting.say(attempt, verdict)
             self._tell(action.finding)
             if action.keep:
@@ -324,14 +410,19 @@ class Agent:
         assert isinstance(action, SignalRanks)
         self._deadline_ns = time.monotonic_ns() + action.within_ns
         self.journal.record("stopping", action.why, logging.WARNING)
-        self.meeting.say(attempt, Verdict("stop", self._says(action.why), code=action.exit_code, signum=action.signum))
+        self.meeting.say(
+            attempt,
+            Verdict("stop", self._says(action.why), code=action.exit_code, signum=action.signum),
+        )
         self.ranks.signal(action.signum)
         return None
 
     def _tell(self, finding: Finding | None) -> None:
         if finding is not None:
             evidence = [failure.to_json() for failure in finding.failures]
-            self.journal.record("recurrence", finding.why, logging.WARNING, finding=finding.kind, failures=evidence)
+            self.journal.record(
+                "recurrence", finding.why, logging.WARNING, finding=finding.kind, failures=evidence
+            )
 
     def _says(self, what: str) -> str:
         """To the other nodes."""
@@ -341,15 +432,29 @@ class Agent:
         self.lives.kill()
         say_last_word(self._environ, end.exit_code)
         self._tell(end.finding)
-        self.journal.record("job-ended", end.why, logging.INFO if end.ok else logging.ERROR, ok=end.ok, exit_code=end.exit_code)
+        self.journal.record(
+            "job-ended",
+            end.why,
+            logging.INFO if end.ok else logging.ERROR,
+            ok=end.ok,
+            exit_code=end.exit_code,
+        )
         for signum in SIGNALS:
-            signal.signal(signum, signal.SIG_DFL)  # only the keeper's work is left: whoever does not want to wait for it need not
-        self.meeting.end(None if end.ok else Verdict("stop", self._says(end.why), code=end.exit_code))
+            # only the keeper's work is left: whoever does not want to wait for it need not
+            signal.signal(signum, signal.SIG_DFL)
+        self.meeting.end(
+            None if end.ok else Verdict("stop", self._says(end.why), code=end.exit_code)
+        )
         self.keeper.end(end.ok, end.why, end.within_ns)
         self.meeting.close(end.within_ns / S_NS)
         if end.cause:
             failures = [end.cause, *(e for e in self.watching.failures if e != end.cause)]
-            print(self.ranks.summary((e.rank - self.lives.place.first_rank, e.code) for e in failures), file=sys.stderr)
+            print(
+                self.ranks.summary(
+                    (e.rank - self.lives.place.first_rank, e.code) for e in failures
+                ),
+                file=sys.stderr,
+            )
         self.ranks.close(keep_errors=end.cause is not None or end.exit_code == CODE_AT_FAULT)
         self.lines.close()
         self._metrics.stop()

@@ -1,11 +1,14 @@
 """Coordinator: this agent's part in who coordinates, and what the one who does has to decide.
 
-Comes in: the round this agent is in. Goes out: `coordinator` events in the journal, and, from the one who coordinates, the verdict `again`
-about a round that nobody in it can end: a node came and then did not answer, nobody of it is there any more, or some ranks ended well and
-an agent that should say the same of its own is gone (a roll call finds out; while all train nobody is called).
-`core/recovery/leader_lease.py` decides who; the rendezvous' KV carries it. What a coordinator knows it reads there: another takes over from nothing.
+Comes in: the round this agent is in. Goes out: `coordinator` events in the journal, and, from the
+one who coordinates, the verdict `again` about a round that nobody in it can end: a node came and
+then did not answer, nobody of it is there any more, or some ranks ended well and an agent that
+should say the same of its own is gone (a roll call finds out; while all train nobody is called).
+`core/recovery/leader_lease.py` decides who; the rendezvous' KV carries it. What a coordinator knows
+it reads there: another takes over from nothing.
 
-Verdicts are first-writer-wins, so an order too many is no second verdict. Never touches a rank; when it ends, what is under way goes on.
+Verdicts are first-writer-wins, so an order too many is no second verdict. Never touches a rank;
+when it ends, what is under way goes on.
 """
 
 from __future__ import annotations
@@ -16,7 +19,20 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from keepstep.core.recovery.leader_lease import Action, Due, Found, Leadership, Look, Now, Order, Refused, Role, Swap, Wish, word_from_text
+from keepstep.core.recovery.leader_lease import (
+    Action,
+    Due,
+    Found,
+    Leadership,
+    Look,
+    Now,
+    Order,
+    Refused,
+    Role,
+    Swap,
+    Wish,
+    word_from_text,
+)
 from keepstep.core.recovery.rendezvous import Silence, missing, present
 from keepstep.edge.os.journal import Journal
 from keepstep.edge.torch.rendezvous import Rendezvous
@@ -30,7 +46,8 @@ REGISTER = "coordinator"
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """The round this agent is in, or waits for, and its place there; -1 for none. `name` is how people call it."""
+    """The round this agent is in, or waits for, and its place there; -1 for none. `name` is how
+    people call it."""
 
     number: int
     place: int
@@ -41,14 +58,22 @@ class Coordinator:
     """A thread of its own. `kv` is its client; `over` ends it."""
 
     def __init__(
-        self, kv: KV, who: str, lease_s: float, nodes: int, present: Callable[[], Present], journal: Journal, over: threading.Event
+        self,
+        kv: KV,
+        who: str,
+        lease_s: float,
+        nodes: int,
+        present: Callable[[], Present],
+        journal: Journal,
+        over: threading.Event,
     ) -> None:
         self._kv, self._point, self._journal, self._over = kv, Rendezvous(kv), journal, over
         self._leadership = Leadership(who, int(lease_s * S_NS))
         self._lease_s, self._nodes, self._present = lease_s, nodes, present
         self._bereft = -1  # the round that this agent found without anybody, when it took over
         self._called_off = -1
-        self._unready: tuple[int, int] | None = None  # the round that is full but not formed, and since when
+        # the round that is full but not formed, and since when
+        self._unready: tuple[int, int] | None = None
         self._silence = Silence(2 * self._leadership.lease_ns)
         self._here: str | None = None  # what this agent last said at a roll call
         self._thread = threading.Thread(target=self._live, name="keepstep-coordinator", daemon=True)
@@ -62,11 +87,18 @@ class Coordinator:
                     return
         except MeetingError as error:
             if not self._over.is_set():
-                self._journal.record("coordinator-left", f"takes no part in coordinating any more: {error}", logging.WARNING)
+                self._journal.record(
+                    "coordinator-left",
+                    f"takes no part in coordinating any more: {error}",
+                    logging.WARNING,
+                )
 
     def _beat(self, present: Present) -> None:
         led = self._leadership.epoch if self._leadership.leads else 0
-        self._carry_out(self._leadership.handle(Due(present.name, present.place >= 0), time.monotonic_ns()), present)
+        self._carry_out(
+            self._leadership.handle(Due(present.name, present.place >= 0), time.monotonic_ns()),
+            present,
+        )
         if present.place >= 0:
             self._answer_call(present.number, present.place)
         if not self._leadership.leads or present.number < 0:
@@ -85,7 +117,9 @@ class Coordinator:
                 found = Found(word_from_text(text) if text else None, asked_ns)
                 self._carry_out(self._leadership.handle(found, time.monotonic_ns()), present)
             elif isinstance(action, Now):
-                self._journal.record("coordinator", action.why, epoch=action.epoch, leads=action.role is Role.LEADS)
+                self._journal.record(
+                    "coordinator", action.why, epoch=action.epoch, leads=action.role is Role.LEADS
+                )
             elif isinstance(action, Order):
                 self._order(present.number, action)
             else:
@@ -96,7 +130,11 @@ class Coordinator:
     def _ask(self, question: Look | Swap) -> str | None:
         if isinstance(question, Look):
             return self._kv.read([REGISTER])[0]
-        return self._kv.swap(REGISTER, question.expected.to_text() if question.expected else None, question.word.to_text())
+        return self._kv.swap(
+            REGISTER,
+            question.expected.to_text() if question.expected else None,
+            question.word.to_text(),
+        )
 
     def _answer_call(self, number: int, place: int) -> None:
         if self._point.marks(number, "call")[0] is not None:
@@ -111,13 +149,17 @@ class Coordinator:
         places = present(seats)
         marks = self._point.marks(number, "ready", places)
         if self._point.verdict(number) is not None:
-            if (None in marks or None in seats) and self._called_off != number:  # somebody may be waiting for them still
+            # somebody may be waiting for them still
+            if (None in marks or None in seats) and self._called_off != number:
                 self._point.call_off(number, self._nodes)
                 self._called_off = number
             return None
         if number == self._bereft:
             lease = human_ns(self._leadership.lease_ns)
-            return f"no agent of round {number} is there any more: none took over when its coordinator's lease of {lease} had ended"
+            return (
+                f"no agent of round {number} is there any more: none took over when its "
+                f"coordinator's lease of {lease} had ended"
+            )
         if None in seats:
             return None
         arrivals = [a for a in seats if a is not None and not a.is_nobody]
@@ -130,7 +172,9 @@ class Coordinator:
         late = missing(arrivals, [mark is not None for mark in marks])
         return f"{late} came and then did not answer for {self._lease_s:.0f} s"
 
-    def _call_roll(self, number: int, arrivals: list[Arrival], places: list[int], now_ns: int) -> str | None:
+    def _call_roll(
+        self, number: int, arrivals: list[Arrival], places: list[int], now_ns: int
+    ) -> str | None:
         well = [mark is not None for mark in self._point.marks(number, "well", places)]
         if not any(well) or all(well):
             return None
@@ -141,7 +185,10 @@ class Coordinator:
         if not gone:
             return None
         who = missing(arrivals, [place not in gone for place in places])
-        return f"the others' ranks ended well, and nobody can say it of {who}: no word from there for {human_ns(self._silence.limit_ns)}"
+        return (
+            f"the others' ranks ended well, and nobody can say it of {who}: no word from there "
+            f"for {human_ns(self._silence.limit_ns)}"
+        )
 
     def _order(self, number: int, order: Order) -> None:
         verdict = Verdict("again", order.order)

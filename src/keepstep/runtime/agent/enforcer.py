@@ -1,7 +1,9 @@
-"""Watching: what the agent does about what its watch sees of the node's ranks, and about their exits.
+"""Watching: what the agent does about what its watch sees of the node's ranks, and about their
+exits.
 
-Comes in: that it is time to look, or that a rank has ended. Goes out: verdicts in the journal, SIGKILL to whoever a verdict condemns, and
-events for `core/recovery/restarts.py`. Starts nobody. A rank that was killed for a verdict comes back here as an exit, by its pidfd, like any other.
+Comes in: that it is time to look, or that a rank has ended. Goes out: verdicts in the journal,
+SIGKILL to whoever a verdict condemns, and events for `core/recovery/restarts.py`. Starts nobody. A
+rank that was killed for a verdict comes back here as an exit, by its pidfd, like any other.
 
 Invariant: a rank is killed at most once a life; who is condemned again lives on after SIGKILL.
 """
@@ -31,8 +33,8 @@ from keepstep.runtime.agent.rank_server import RankLines
 
 
 class Watching:
-    """Of one node's ranks, one life after the other. `host`: as the other nodes know it; `devices`: the ranks', one each, or none.
-    `failures`: the exits of this life that were no good ends."""
+    """Of one node's ranks, one life after the other. `host`: as the other nodes know it; `devices`:
+    the ranks', one each, or none. `failures`: the exits of this life that were no good ends."""
 
     def __init__(
         self,
@@ -44,12 +46,19 @@ class Watching:
         host: str,
         devices: Sequence[str] = (),
     ) -> None:
-        self._settings, self._journal, self._deadlines, self._ranks, self._lines = settings, journal, deadlines, ranks, lines
+        self._settings, self._journal, self._deadlines, self._ranks, self._lines = (
+            settings,
+            journal,
+            deadlines,
+            ranks,
+            lines,
+        )
         self._host, self._devices = host, devices
         self._watch: Watch | None = None
         self._node = -1
         self._first_rank = 0
-        self._condemned: set[int] = set()  # local ranks that were killed for a verdict and have not gone yet
+        # local ranks that were killed for a verdict and have not gone yet
+        self._condemned: set[int] = set()
         self.failures: list[Exit] = []
         self.due_ns: int | None = None  # when to look at the ranks again
 
@@ -58,7 +67,9 @@ class Watching:
         self.failures = []
         self._condemned.clear()
 
-    def begin(self, place: Place, pids: Mapping[int, int], board: Board | None, now_ns: int) -> None:
+    def begin(
+        self, place: Place, pids: Mapping[int, int], board: Board | None, now_ns: int
+    ) -> None:
         """These processes are the node's ranks, by their number in the job."""
         if self._watch is None or self._node != place.node:
             self._watch = Watch(self._settings, self._journal, self._deadlines, place.node)
@@ -84,7 +95,8 @@ class Watching:
                 yield from self._carry_out(verdict, now_ns)
 
     def _carry_out(self, verdict: Verdict, now_ns: int) -> Iterator[Event]:
-        """A rank that will not go on by itself is killed, and its pidfd tells of its end; if it is nobody in particular, all start anew."""
+        """A rank that will not go on by itself is killed, and its pidfd tells of its end; if it is
+        nobody in particular, all start anew."""
         self._tell(verdict, logging.WARNING)
         if verdict.culprit is None:
             failure = Failure(Cause.HANG, host=self._host, error=verdict.kind)
@@ -99,7 +111,12 @@ class Watching:
                 os.killpg(self._ranks.pid(local_rank), signal.SIGKILL)
 
     def _tell(self, verdict: Verdict, level: int) -> None:
-        about = {"kind": verdict.kind, "culprit": verdict.culprit, "state": verdict.state, "strength": str(verdict.strength)}
+        about = {
+            "kind": verdict.kind,
+            "culprit": verdict.culprit,
+            "state": verdict.state,
+            "strength": str(verdict.strength),
+        }
         self._journal.record("verdict", verdict.why, level, stalled_ns=verdict.stalled_ns, **about)
 
     def reap(self, local_rank: int) -> Exit:
@@ -110,8 +127,12 @@ class Watching:
         code, words = self._ranks.reap(local_rank)
         message = words.message
         rank = self._first_rank + local_rank
-        if ended and code < 0:  # by a thread of an abandoned group, say, while the interpreter was being taken down
-            why = f"rank {rank} had ended its training well when it died of {signal_words(-code)}: that counts as a good end"
+        # by a thread of an abandoned group, say, while the interpreter was being taken down
+        if ended and code < 0:
+            why = (
+                f"rank {rank} had ended its training well when it died of {signal_words(-code)}: "
+                "that counts as a good end"
+            )
             self._journal.record("late-death", why, logging.WARNING, rank=rank, pid=pid, code=code)
             code = 0
         assert self._watch is not None
@@ -125,14 +146,26 @@ class Watching:
             message = verdict.why
         elif code:
             self._tell(verdict, logging.INFO)
-        found = Exit(rank, code, message, self._failure(local_rank, verdict, step, words) if code else None)
+        found = Exit(
+            rank, code, message, self._failure(local_rank, verdict, step, words) if code else None
+        )
         if code:
             self.failures.append(found)
         level = logging.WARNING if code else logging.INFO
-        self._journal.record("rank-exited", f"{found} (process {pid})", level, rank=rank, pid=pid, code=code, message=message)
+        self._journal.record(
+            "rank-exited",
+            f"{found} (process {pid})",
+            level,
+            rank=rank,
+            pid=pid,
+            code=code,
+            message=message,
+        )
         return found
 
-    def _failure(self, local_rank: int, verdict: Verdict, step: int | None, words: LastWords) -> Failure:
+    def _failure(
+        self, local_rank: int, verdict: Verdict, step: int | None, words: LastWords
+    ) -> Failure:
         """As all nodes are to know it."""
         assert self._watch is not None
         error = normalised(words.message) or verdict.state
@@ -141,4 +174,6 @@ class Watching:
         files = self._watch.stacks if verdict.is_deadly else words.path
         device = self._devices[local_rank] if local_rank < len(self._devices) else ""
         rank = self._first_rank + local_rank
-        return Failure(cause_of(verdict), rank, self._host, device, step, error, place=words.place, files=files)
+        return Failure(
+            cause_of(verdict), rank, self._host, device, step, error, place=words.place, files=files
+        )

@@ -1,7 +1,8 @@
-"""Board: where the nodes of a round show each other what they see of their ranks, when somebody suspects something.
+"""Board: where the nodes of a round show each other what they see of their ranks, when somebody
+suspects something.
 
-One key a node in the memory where their agents meet. Moves texts, decides nothing. Asked on the watch's thread, with a client of its own; a
-node that shows nothing is not there.
+One key a node in the memory where their agents meet. Moves texts, decides nothing. Asked on the
+watch's thread, with a client of its own; a node that shows nothing is not there.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from keepstep.ports import KV
 
 
 class RoundBoard:
-    """Of one round. `open_kv` gives a client for another thread; it is called at the first use. Raises OSError as `Board` says."""
+    """Of one round. `open_kv` gives a client for another thread; it is called at the first use.
+    Raises OSError as `Board` says."""
 
     def __init__(self, open_kv: Callable[[], KV], number: int, nodes: int) -> None:
         self._open_kv, self._number, self._nodes = open_kv, number, nodes
@@ -38,7 +40,9 @@ class RoundBoard:
             values = self._client().read([self._key(node) for node in range(self._nodes)])
         except MeetingError as error:
             raise OSError(str(error)) from error
-        told = {node: json.loads(value)[1] for node, value in enumerate(values) if value is not None}
+        told = {
+            node: json.loads(value)[1] for node, value in enumerate(values) if value is not None
+        }
         return {node: evidence for node, evidence in told.items() if evidence}
 
     def _client(self) -> KV:

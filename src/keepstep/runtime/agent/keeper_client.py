@@ -1,7 +1,8 @@
 """Agent link: the agent's line to the keeper.
 
-Keeps the keeper alive while the job runs, tells it where to listen, who the other nodes are, and the end. A keeper that dies is replaced
-on a thread of its own, so that the agent's loop never waits for it; the next one is told the same. Never stops the job.
+Keeps the keeper alive while the job runs, tells it where to listen, who the other nodes are, and
+the end. A keeper that dies is replaced on a thread of its own, so that the agent's loop never waits
+for it; the next one is told the same. Never stops the job.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class Listening:
 
 
 class AgentLink:
-    """`box` is None while no keeper is there; `on_return` is called from the thread that found the next one. `listens` is where it was last
-    heard to, once it was asked."""
+    """`box` is None while no keeper is there; `on_return` is called from the thread that found the
+    next one. `listens` is where it was last heard to, once it was asked."""
 
     def __init__(self, settings: Settings, journal: Journal, on_return: Callable[[], None]) -> None:
         """Raises KeepstepError: a job that cannot have a keeper had better not start."""
@@ -64,10 +65,13 @@ class AgentLink:
         if self._last_word:
             box.send(self._last_word)
         elif self.listens:
-            self._asked = box.send({"kind": "listen", "host": self.listens.host, "port": self.listens.port})
+            self._asked = box.send(
+                {"kind": "listen", "host": self.listens.host, "port": self.listens.port}
+            )
 
     def listen(self, host: str) -> None:
-        """Have the keeper listen for those of other nodes. Raises KeeperError: without it the job cannot begin."""
+        """Have the keeper listen for those of other nodes. Raises KeeperError: without it the job
+        cannot begin."""
         assert self.box is not None
         asked = f"the keeper (process {self._pid}) was asked to listen on {host}"
         self.box.send({"kind": "listen", "host": host, "port": 0})
@@ -80,13 +84,23 @@ class AgentLink:
                 if message["kind"] == "unheard":
                     raise KeeperError(f"{asked} and cannot: {message['why']}")
         except TimeoutError:
-            raise KeeperError(f"{asked} and did not answer within {LISTEN_WITHIN_S:.0f} s") from None
+            raise KeeperError(
+                f"{asked} and did not answer within {LISTEN_WITHIN_S:.0f} s"
+            ) from None
         raise KeeperError(f"{asked} and is gone")
 
     def _listening(self, message: dict[str, Any]) -> None:
-        host, port, incarnation, round_ = (message[name] for name in ("host", "port", "incarnation", "round"))
-        self.listens, self._asked = Listening(str(host), int(port), int(incarnation), int(round_)), False
-        why = f"the keeper (process {self._pid}) listens at {self.listens.host}:{self.listens.port} for those of other nodes"
+        host, port, incarnation, round_ = (
+            message[name] for name in ("host", "port", "incarnation", "round")
+        )
+        self.listens, self._asked = (
+            Listening(str(host), int(port), int(incarnation), int(round_)),
+            False,
+        )
+        why = (
+            f"the keeper (process {self._pid}) listens at "
+            f"{self.listens.host}:{self.listens.port} for those of other nodes"
+        )
         self._journal.record("keeper-listens", why, host=self.listens.host, port=self.listens.port)
         if self._mesh is not None:
             self.tell(self._mesh)
@@ -94,21 +108,30 @@ class AgentLink:
     def _unheard(self, why: str) -> None:
         assert self.listens is not None and self.box is not None
         port, self.listens = self.listens.port, replace(self.listens, port=0)
-        why = f"the keeper (process {self._pid}) cannot listen at {self.listens.host}:{port}, as the one before it did: {why}"
+        why = (
+            f"the keeper (process {self._pid}) cannot listen at {self.listens.host}:{port}, as "
+            f"the one before it did: {why}"
+        )
         self._journal.record("keeper-unheard", why, logging.WARNING)
         if port:  # any other one then: in the next round the others will know it
             self.box.send({"kind": "listen", "host": self.listens.host, "port": 0})
 
     def tell(self, mesh: Mesh) -> None:
-        """The nodes of the round. Its own life in it is the one that listens now; one that does not yet is told when it does."""
+        """The nodes of the round. Its own life in it is the one that listens now; one that does not
+        yet is told when it does."""
         self._mesh = mesh
         if self.box is not None and self.listens is not None and not self._asked:
-            mine = replace(mesh.members[mesh.node], port=self.listens.port, incarnation=self.listens.incarnation)
+            mine = replace(
+                mesh.members[mesh.node],
+                port=self.listens.port,
+                incarnation=self.listens.incarnation,
+            )
             members = (*mesh.members[: mesh.node], mine, *mesh.members[mesh.node + 1 :])
             self.box.send({"kind": "mesh", **replace(mesh, members=members).to_json()})
 
     def hear(self) -> dict[str, Any] | None:
-        """The message that makes `box` readable. None when it says that the keeper is gone: the search for another one begins."""
+        """The message that makes `box` readable. None when it says that the keeper is gone: the
+        search for another one begins."""
         assert self.box is not None
         message = self.box.recv()
         if message is None:
@@ -127,14 +150,18 @@ class AgentLink:
             try:
                 self._found = ensure_keeper(self._settings)
             except _START_ERRORS as error:
-                why = f"no keeper can be started ({error}); training goes on, trying again in {RETRY_S:.0f} s"
+                why = (
+                    f"no keeper can be started ({error}); training goes on, trying again in "
+                    f"{RETRY_S:.0f} s"
+                )
                 self._journal.record("keeper-missing", why, logging.WARNING)
                 self._over.wait(RETRY_S)
                 continue
             if self._found.peer()[0] != self._pid:
                 self._on_return()
                 return
-            # A dying process closes one socket after the other: the one that listens may be the last.
+            # A dying process closes one socket after the other: the one that listens may be the
+            # last.
             self._found.close()
             self._found = None
             self._over.wait(DYING_S)
@@ -145,8 +172,13 @@ class AgentLink:
         old_pid, box, self._found = self._pid, self._found, None
         self._greet(box)
         took = human_ns(time.monotonic_ns() - self._lost_ns)
-        why = f"the keeper (process {old_pid}) is gone; process {self._pid} has taken over after {took}"
-        self._journal.record("keeper-restarted", why, logging.WARNING, old_pid=old_pid, pid=self._pid)
+        why = (
+            f"the keeper (process {old_pid}) is gone; process {self._pid} has taken over after "
+            f"{took}"
+        )
+        self._journal.record(
+            "keeper-restarted", why, logging.WARNING, old_pid=old_pid, pid=self._pid
+        )
 
     def end(self, ok: bool, why: str, within_ns: int) -> None:
         """Tell the keeper that the job is over and wait until it has cleaned up and gone."""
@@ -161,7 +193,10 @@ class AgentLink:
             try:
                 message = self.box.recv(max(0, deadline_ns - time.monotonic_ns()) / S_NS)
             except TimeoutError:
-                why = f"the keeper (process {self._pid}) is still busy after {human_ns(within_ns)}: it cleans up by itself"
+                why = (
+                    f"the keeper (process {self._pid}) is still busy after "
+                    f"{human_ns(within_ns)}: it cleans up by itself"
+                )
                 self._journal.record("keeper-busy", why)
                 return
             if message is not None and message["kind"] == "kept":
@@ -181,5 +216,7 @@ class AgentLink:
         try:
             self._greet(self._found or ensure_keeper(self._settings, left_s))
         except _START_ERRORS as error:
-            why = f"no keeper cleans up ({error}): `keepstep clean` removes {self._settings.job_dir}"
+            why = (
+                f"no keeper cleans up ({error}): `keepstep clean` removes {self._settings.job_dir}"
+            )
             self._journal.record("keeper-missing", why, logging.WARNING)

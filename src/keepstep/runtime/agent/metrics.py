@@ -1,7 +1,8 @@
 """Metering: what a node's metrics tell, read when somebody asks.
 
-Comes in: status pages, the horizon, the keeper's lock and counts, what was added to the journal since the last look. Goes out: a `Reading`.
-Never writes, never asks another process, and nothing waits for it; a look costs what has happened since the last one.
+Comes in: status pages, the horizon, the keeper's lock and counts, what was added to the journal
+since the last look. Goes out: a `Reading`. Never writes, never asks another process, and nothing
+waits for it; a look costs what has happened since the last one.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from keepstep.edge.shm.status_pages import read_pages
 from keepstep.model.rhythm import Interleaved
 from keepstep.model.snapshot import RankStatus
 
-SHELVES = {"copy": "held", "parity": "parity"}  # what is held for other nodes, and below which directory
+# what is held for other nodes, and below which directory
+SHELVES = {"copy": "held", "parity": "parity"}
 EVERYWHERE = "0.0.0.0"
 
 
 class Metrics:
-    """Made before the first event that is to count: what the journal had before is another run's."""
+    """Made before the first event that is to count: what the journal had before is another
+    run's."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -57,7 +60,9 @@ class Metrics:
             self._ledger.add(event)
         ranks = read_pages(job_dir)
         living = [page for alive, page in ranks.values() if alive and page is not None]
-        tempos = [Tempo(p.rank, p.pid, p.completed_step, p.step_ns_last, p.stall_ns_total) for p in living]
+        tempos = [
+            Tempo(p.rank, p.pid, p.completed_step, p.step_ns_last, p.stall_ns_total) for p in living
+        ]
         now_ns = self._ledger.axis.place(time.time_ns(), time.monotonic_ns())
         held = {kind: resident_bytes(job_dir / below) for kind, below in SHELVES.items()}
         return Reading(
@@ -67,7 +72,9 @@ class Metrics:
             keeper_alive=is_held(job_dir / "keeper.lock"),
             held_bytes={"own": max(0, resident_bytes(job_dir) - sum(held.values())), **held},
             spent_ns=self._ledger.account(tempos, now_ns).parts(),
-            recoveries=tuple((r.cause, r.took_ns, r.lost_steps) for r in self._ledger.recovered(now_ns)),
+            recoveries=tuple(
+                (r.cause, r.took_ns, r.lost_steps) for r in self._ledger.recovered(now_ns)
+            ),
             interleaved=read_word(job_dir / COUNT_FILE, Interleaved),
         )
 

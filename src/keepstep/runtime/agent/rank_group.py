@@ -1,10 +1,13 @@
 """Lives: the ranks of this node from one round to the next.
 
-Comes in: that a round is formed, or that the ranks have to find together anew. Goes out: processes started or killed, the process that
-stands by made a rank, and to the ranks that stay in their process that a peer is lost and where all meet again. Whether they may stay, and
-whether there is another life at all, `core/recovery/restarts.py` has decided; nothing here waits, but for a killed process to go.
+Comes in: that a round is formed, or that the ranks have to find together anew. Goes out: processes
+started or killed, the process that stands by made a rank, and to the ranks that stay in their
+process that a peer is lost and where all meet again. Whether they may stay, and whether there is
+another life at all, `core/recovery/restarts.py` has decided; nothing here waits, but for a killed
+process to go.
 
-Invariant: when a life begins every rank of the node is one process, started for it or staying from the life before.
+Invariant: when a life begins every rank of the node is one process, started for it or staying from
+the life before.
 """
 
 from __future__ import annotations
@@ -30,8 +33,11 @@ from keepstep.runtime.agent.rank_server import RankLines
 from keepstep.runtime.rank.agent_client import REJOIN
 from keepstep.runtime.rank.standby import can_become
 
-REGROUP_STARTS = 3  # times what the program takes to begin: the least it has to regroup, where that is longer than the deadline
-STANDBY_AFTER_NS = 3 * S_NS  # importing torch takes a core for seconds: not while the ranks start or find together
+# times what the program takes to begin: the least it has to regroup, where that is longer than the
+# deadline
+REGROUP_STARTS = 3
+# importing torch takes a core for seconds: not while the ranks start or find together
+STANDBY_AFTER_NS = 3 * S_NS
 
 
 class Lives:
@@ -48,26 +54,41 @@ class Lives:
         lines: RankLines,
         watching: Watching,
     ) -> None:
-        self._launch, self._settings, self._journal, self._deadlines = launch, settings, journal, deadlines
+        self._launch, self._settings, self._journal, self._deadlines = (
+            launch,
+            settings,
+            journal,
+            deadlines,
+        )
         self._selector, self._ranks, self._lines, self._watching = selector, ranks, lines, watching
-        self.place = Place(-1, 0, launch.nodes, 0, launch.ranks, "", 0)  # of the newest life; none yet
+        # of the newest life; none yet
+        self.place = Place(-1, 0, launch.nodes, 0, launch.ranks, "", 0)
         self._staying: set[int] = set()
         self._keeps = False  # ranks that can stay do, in this life
         self._ordered = True  # those that stayed have been told where to meet
-        self._standby_wanted = bool(launch.standby) and ranks.may_stand_by and can_become(launch.command)
+        self._standby_wanted = (
+            bool(launch.standby) and ranks.may_stand_by and can_become(launch.command)
+        )
         self._standby_at_ns: int | None = None
-        self._restarting: tuple[str, int, int] | None = None  # why, since when, and until when ranks were killed
+        # why, since when, and until when ranks were killed
+        self._restarting: tuple[str, int, int] | None = None
         self._began_regrouping_ns: int | None = None
         self._regrouping_ns: int | None = None  # until when all ranks must have found together
         self._regroup_within_ns = deadlines.regroup_ns
-        self._started_ns = self._starting_ns = 0  # when ranks were last started, and the longest that one took until it had its state
+        # when ranks were last started, and the longest that one took until it had its state
+        self._started_ns = self._starting_ns = 0
 
     # -- what is known
 
     @property
     def able(self) -> bool:
-        """Whether the node's ranks, those that have just died among them, can stay in their process."""
-        return self._lines.are_able([self._ranks.pid(rank) for rank in range(self._launch.ranks)] if self.place.attempt >= 0 else [])
+        """Whether the node's ranks, those that have just died among them, can stay in their
+        process."""
+        return self._lines.are_able(
+            [self._ranks.pid(rank) for rank in range(self._launch.ranks)]
+            if self.place.attempt >= 0
+            else []
+        )
 
     @property
     def completed_step(self) -> int | None:
@@ -97,7 +118,8 @@ class Lives:
             self._ranks.start_standby()
 
     def left_well(self, ranks: Collection[int]) -> Iterator[RegroupLate]:
-        """These have ended well. One that had done its last step when the others were told of a lost one is not among them again."""
+        """These have ended well. One that had done its last step when the others were told of a
+        lost one is not among them again."""
         gone = tuple(rank for rank in ranks if rank not in self._lines.regrouped)
         if gone and self._regrouping_ns is not None:
             self._regrouping_ns = None
@@ -146,7 +168,8 @@ class Lives:
         self._journal.record("plan", f"{action.why}", rung="regroup")
 
     def kill(self, ranks: Collection[int] | None = None) -> list[int]:
-        """SIGKILL at once: what the ranks have to lose lies in memory that outlives them. The global ranks that do not die."""
+        """SIGKILL at once: what the ranks have to lose lies in memory that outlives them. The
+        global ranks that do not die."""
         dying = set(self._ranks.pidfds) if ranks is None else set(ranks)
         for rank in dying:
             fd = self._ranks.pidfds[rank]
@@ -154,17 +177,23 @@ class Lives:
                 self._selector.unregister(fd)
             self._lines.forget(self._ranks.pid(rank))
         self._watching.forget(dying)
-        return [self.place.first_rank + rank for rank in self._ranks.kill(self._deadlines.kill_ns / S_NS, dying)]
+        return [
+            self.place.first_rank + rank
+            for rank in self._ranks.kill(self._deadlines.kill_ns / S_NS, dying)
+        ]
 
     # -- the next one begins
 
     def enter(self, place: Place, keep: bool) -> None:
-        """The round is formed: whoever cannot stay in its process ends. To be followed by `fill`."""
+        """The round is formed: whoever cannot stay in its process ends. To be followed by
+        `fill`."""
         before, self.place = self.place, place
         self._keeps, self._ordered = keep, False
         living = set(self._ranks.pidfds)
         stays = keep and before.first_rank == place.first_rank
-        self._staying = {rank for rank in living if stays and self._lines.can_stay(self._ranks.pid(rank))}
+        self._staying = {
+            rank for rank in living if stays and self._lines.can_stay(self._ranks.pid(rank))
+        }
         self._watching.prepare()
         self.kill(living - self._staying)
 
@@ -181,12 +210,17 @@ class Lives:
         for rank in missing:
             self._selector.register(self._ranks.pidfds[rank], selectors.EVENT_READ, rank)
         self._started_ns = started_ns = time.monotonic_ns()
-        everyone = {self.place.first_rank + rank: self._ranks.pid(rank) for rank in range(self._launch.ranks)}
+        everyone = {
+            self.place.first_rank + rank: self._ranks.pid(rank)
+            for rank in range(self._launch.ranks)
+        }
         write_ranks(self._settings.job_dir, self.place.attempt, everyone.values())
         self._watching.begin(self.place, everyone, board, started_ns)
         if self._keeps:
             self._lines.joining(pids.values())
-            self._regroup_within_ns = max(self._deadlines.regroup_ns, REGROUP_STARTS * self._starting_ns)
+            self._regroup_within_ns = max(
+                self._deadlines.regroup_ns, REGROUP_STARTS * self._starting_ns
+            )
             self._regrouping_ns = started_ns + self._regroup_within_ns
         else:
             self._standby_soon()
@@ -202,7 +236,9 @@ class Lives:
             if pid is not None:
                 pids[rank] = self._ranks.standby_became(rank)
                 why = f"process {pid}, which stood by, is rank {self.place.first_rank + rank} now"
-                self._journal.record("rank-respawned", why, rank=self.place.first_rank + rank, pid=pid)
+                self._journal.record(
+                    "rank-respawned", why, rank=self.place.first_rank + rank, pid=pid
+                )
         return pids | self._ranks.start(self.place, missing - set(pids), environ)
 
     def _tell_restarted(self, pids: list[int], formed_ns: int) -> None:
@@ -210,6 +246,10 @@ class Lives:
             return
         why, began_ns, killed_ns = self._restarting
         why = f"{why}; all running again after {human_ns(self._started_ns - began_ns)}"
-        took = {"kill_ns": killed_ns - began_ns, "meet_ns": formed_ns - killed_ns, "start_ns": self._started_ns - formed_ns}
+        took = {
+            "kill_ns": killed_ns - began_ns,
+            "meet_ns": formed_ns - killed_ns,
+            "start_ns": self._started_ns - formed_ns,
+        }
         about = {"attempt": self.place.attempt, "pids": pids, "kept": len(self._staying)}
         self._journal.record("ranks-restarted", why, logging.WARNING, **about, **took)

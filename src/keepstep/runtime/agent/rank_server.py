@@ -1,9 +1,12 @@
-"""Rank lines: the agent's lines to the ranks of its node and to the process that stands by to become one.
+"""Rank lines: the agent's lines to the ranks of its node and to the process that stands by to
+become one.
 
-Comes in: who connects at the agent's socket and what they say. Goes out: that a peer is lost, where the ranks meet again, which rank the
-standby process is to become. Knows who has said what; decides nothing and never waits.
+Comes in: who connects at the agent's socket and what they say. Goes out: that a peer is lost, where
+the ranks meet again, which rank the standby process is to become. Knows who has said what; decides
+nothing and never waits.
 
-Invariant: a line belongs to one life of a rank: what a process says whose place another one has taken is not heard.
+Invariant: a line belongs to one life of a rank: what a process says whose place another one has
+taken is not heard.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ class RankLines:
         self._server: socket.socket = listen(path)
         self._boxes: dict[int, Mailbox] = {}  # by process
         self._able: set[int] = set()  # processes that can stay when a peer is lost
-        self._joining: set[int] = set()  # processes started into a running job: they are not able yet and will be
+        # processes started into a running job: they are not able yet and will be
+        self._joining: set[int] = set()
         self._ended: set[int] = set()  # processes whose training has ended well
         self.standby: int | None = None  # a process that is ready to become a rank
         self.regrouped: set[int] = set()  # ranks that train on since the last order
@@ -84,7 +88,8 @@ class RankLines:
         self._ended.discard(pid)
 
     def has_ended(self, pid: int) -> bool:
-        """Whether the process, which is dead, had said that its training ended well: everything it has said is heard first."""
+        """Whether the process, which is dead, had said that its training ended well: everything it
+        has said is heard first."""
         while pid in self._boxes and select.select([self._boxes[pid]], [], [], 0)[0]:
             self.hear(pid)
         return pid in self._ended
@@ -98,7 +103,8 @@ class RankLines:
         return pid in self._able
 
     def are_able(self, pids: Collection[int]) -> bool:
-        """Whether the ranks of these processes are ones that stay when a peer is lost; there is at least one."""
+        """Whether the ranks of these processes are ones that stay when a peer is lost; there is at
+        least one."""
         return bool(pids) and (self._able | self._joining).issuperset(pids)
 
     def lost(self, pids: Collection[int], why: str) -> None:
@@ -108,7 +114,12 @@ class RankLines:
 
     def regroup(self, pids: Collection[int], place: Place) -> None:
         """Where the ranks meet now."""
-        word = {"kind": "regroup", "attempt": place.attempt, "host": place.master_addr, "port": place.master_port}
+        word = {
+            "kind": "regroup",
+            "attempt": place.attempt,
+            "host": place.master_addr,
+            "port": place.master_port,
+        }
         for pid in pids:
             if pid in self._boxes:
                 self._boxes[pid].send(word)
@@ -119,7 +130,9 @@ class RankLines:
         if pid is None:
             return None
         self.standby = None
-        sent = self._boxes[pid].send({"kind": "become", "command": list(command), "environ": dict(environ)})
+        sent = self._boxes[pid].send(
+            {"kind": "become", "command": list(command), "environ": dict(environ)}
+        )
         return pid if sent else None
 
     def close(self) -> None:

@@ -1,15 +1,17 @@
 """Agent meeting: the agent's line to the agents of the other nodes.
 
-Comes in: that this node's ranks wait or are dead and its keeper listens (`join`), and what is to be said about the present round. Goes out,
-from a thread of its own: `Formed`, when all nodes are there and their ranks may start; `Heard`, the round's verdict; `MeetingLost`.
-`core/recovery/rendezvous.py` says who is which node, `edge/torch/rendezvous.py` carries the words over a KV that one of them hosts, or etcd. Never
-waits on the agent's loop.
+Comes in: that this node's ranks wait or are dead and its keeper listens (`join`), and what is to be
+said about the present round. Goes out, from a thread of its own: `Formed`, when all nodes are there
+and their ranks may start; `Heard`, the round's verdict; `MeetingLost`.
+`core/recovery/rendezvous.py` says who is which node, `edge/torch/rendezvous.py` carries the words
+over a KV that one of them hosts, or etcd. Never waits on the agent's loop.
 
-A round takes N arrivals; an agent that comes when it is full is a spare and waits for the next one, which begins when somebody says
-`again`. There the nodes of the round before come first; a spare takes at once the place of one that is said to be vacant, any other when
-nobody has come to it in time, and so does a node that left its own because its hardware is suspect. A round is formed once all N have
-answered to their place in it, so that an agent that died while it waited leaves nobody with half a job:
-`coordinator.py` ends such a round.
+A round takes N arrivals; an agent that comes when it is full is a spare and waits for the next one,
+which begins when somebody says `again`. There the nodes of the round before come first; a spare
+takes at once the place of one that is said to be vacant, any other when nobody has come to it in
+time, and so does a node that left its own because its hardware is suspect. A round is formed once
+all N have answered to their place in it, so that an agent that died while it waited leaves nobody
+with half a job: `coordinator.py` ends such a round.
 
 Invariant: for one round `Formed` comes before `Heard`, and that before the `Formed` of the next.
 """
@@ -28,7 +30,14 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from keepstep.config import Settings
-from keepstep.core.recovery.rendezvous import assign, disagreement, keepers_round, members_of, present, sat_there
+from keepstep.core.recovery.rendezvous import (
+    assign,
+    disagreement,
+    keepers_round,
+    members_of,
+    present,
+    sat_there,
+)
 from keepstep.edge.os.journal import Journal
 from keepstep.edge.torch.rendezvous import CALLED_OFF, Rendezvous, open_store
 from keepstep.edge.torch.tcp_store import EmbeddedKV, in_words, meet_embedded
@@ -44,7 +53,8 @@ from keepstep.runtime.agent.coordinator import Coordinator, Present
 from keepstep.runtime.agent.evidence_board import RoundBoard
 from keepstep.runtime.agent.keeper_client import Listening
 
-FAREWELL_S = 10.0  # how long the one who hosts the meeting point waits for the others to hear the last word
+# how long the one who hosts the meeting point waits for the others to hear the last word
+FAREWELL_S = 10.0
 LOOK_AGAIN_S = 0.02
 FIRST_S = 2.0  # so long the nodes of the round before may take their places before others do
 BEGINS_S = 60.0  # so long at least all nodes have to come to the first round
@@ -54,8 +64,8 @@ TOLD = {"again": "round-wanted", "stop": "round-stopped", "done": "round-done"} 
 
 @dataclass(frozen=True, slots=True)
 class Formed:
-    """All nodes are there. `mesh` is for the keeper; None when there is one node. `keep`: ranks that can stay in their process do.
-    `failures`: what the nodes have told of the life before."""
+    """All nodes are there. `mesh` is for the keeper; None when there is one node. `keep`: ranks
+    that can stay in their process do. `failures`: what the nodes have told of the life before."""
 
     place: Place
     mesh: Mesh | None
@@ -72,15 +82,20 @@ Post = Callable[[Formed | Heard | MeetingLost], None]
 
 
 class Meeting(Protocol):
-    def join(self, keeper: Listening | None, leave: bool = False, failure: Failure | None = None) -> None:
-        """This node's ranks wait for the next round or are dead, its keeper listens there: take part in it. `leave`: as a spare, if another
-        one comes in its place. `failure`: what the other nodes are to know of the life before."""
+    def join(
+        self, keeper: Listening | None, leave: bool = False, failure: Failure | None = None
+    ) -> None:
+        """This node's ranks wait for the next round or are dead, its keeper listens there: take
+        part in it. `leave`: as a spare, if another one comes in its place. `failure`: what the
+        other nodes are to know of the life before."""
 
     def follow(self, attempt: int) -> None:
-        """Another agent was here, and its ranks, in that life of them, are dead: before the first `join`."""
+        """Another agent was here, and its ranks, in that life of them, are dead: before the first
+        `join`."""
 
     def board(self, attempt: int) -> RoundBoard | None:
-        """Where the nodes of that round show each other what they see; None when there are no others."""
+        """Where the nodes of that round show each other what they see; None when there are no
+        others."""
 
     def say(self, attempt: int, verdict: Verdict) -> None: ...
 
@@ -101,12 +116,20 @@ class Alone:
         self._keep = False
         self._store: Any = None
 
-    def join(self, keeper: Listening | None, leave: bool = False, failure: Failure | None = None) -> None:
+    def join(
+        self, keeper: Listening | None, leave: bool = False, failure: Failure | None = None
+    ) -> None:
         # A fresh store each time: no key of a dead rank can be read by a living one.
         self._store = None
         host = self._launch.master_addr
         self._store = open_store(host, self._launch.master_port)
-        self._post(Formed(Place(self._attempt, 0, 1, 0, self._launch.ranks, host, self._store.port), None, self._keep))
+        self._post(
+            Formed(
+                Place(self._attempt, 0, 1, 0, self._launch.ranks, host, self._store.port),
+                None,
+                self._keep,
+            )
+        )
         self._attempt += 1
 
     def follow(self, attempt: int) -> None:
@@ -136,7 +159,18 @@ class Several:
         self._launch, self._settings, self._journal, self._post = launch, settings, journal, post
         self._endpoint = launch.endpoint
         nodes, own_secret = (launch.nodes, launch.least_nodes), settings.secret is not None
-        self._mine = Arrival(secrets.token_hex(8), "", 0, 0, launch.ranks, *nodes, own_secret, settings.rack, None, launch.node_rank)
+        self._mine = Arrival(
+            secrets.token_hex(8),
+            "",
+            0,
+            0,
+            launch.ranks,
+            *nodes,
+            own_secret,
+            settings.rack,
+            None,
+            launch.node_rank,
+        )
         self._joins: SimpleQueue[tuple[Listening | None, bool, Failure | None]] = SimpleQueue()
         self._words: SimpleQueue[Callable[[Rendezvous], None] | None] = SimpleQueue()
         self._over = threading.Event()
@@ -154,7 +188,9 @@ class Several:
 
     # -- the agent's side
 
-    def join(self, keeper: Listening | None, leave: bool = False, failure: Failure | None = None) -> None:
+    def join(
+        self, keeper: Listening | None, leave: bool = False, failure: Failure | None = None
+    ) -> None:
         assert keeper is not None
         self._joins.put((keeper, leave, failure))
 
@@ -189,25 +225,40 @@ class Several:
             while (word := self._words.get()) is not None:
                 word(point)
         except MeetingError as error:
-            self._journal.record("meeting-lost", f"what was to be said to the other nodes was not: {error}")
+            self._journal.record(
+                "meeting-lost", f"what was to be said to the other nodes was not: {error}"
+            )
 
     def _say(self, point: Rendezvous, number: int, verdict: Verdict) -> None:
         if point.say(number, verdict) == verdict:
-            self._journal.record(TOLD[verdict.kind], f"told the other nodes about round {number}: {verdict.why}", round=number)
+            self._journal.record(
+                TOLD[verdict.kind],
+                f"told the other nodes about round {number}: {verdict.why}",
+                round=number,
+            )
 
     def _say_well(self, point: Rendezvous, number: int, place: int, places: Sequence[int]) -> None:
         point.mark(number, "well", place)
         if None not in point.marks(number, "well", places):  # whoever comes last sees all
-            self._say(point, number, Verdict("done", f"the ranks of all {len(places)} nodes ended well in round {number}"))
+            self._say(
+                point,
+                number,
+                Verdict(
+                    "done", f"the ranks of all {len(places)} nodes ended well in round {number}"
+                ),
+            )
 
     def _say_last(self, point: Rendezvous, last: Verdict | None) -> None:
         number, nodes = self._number, self._launch.nodes
         if last is not None and number >= 0:
-            while point.say(number, last).kind == "again":  # the others are on their way to the next
+            # the others are on their way to the next
+            while point.say(number, last).kind == "again":
                 number += 1
             point.call_off(number, nodes)  # they may be waiting for more to come
         if self._hosts is not None and number >= 0:
-            others = [place for place in present(point.seats(number, nodes)) if place != self._place]
+            others = [
+                place for place in present(point.seats(number, nodes)) if place != self._place
+            ]
             deadline = time.monotonic() + FAREWELL_S
             while None in point.marks(number, "heard", others) and time.monotonic() < deadline:
                 time.sleep(LOOK_AGAIN_S)
@@ -228,10 +279,14 @@ class Several:
     def _meet(self) -> Rendezvous:
         self._kv = kv = self._open_kv()
         point = Rendezvous(kv.another())
-        self._speaker = threading.Thread(target=self._speak, args=(point.another(),), name="keepstep-speaker", daemon=True)
+        self._speaker = threading.Thread(
+            target=self._speak, args=(point.another(),), name="keepstep-speaker", daemon=True
+        )
         self._speaker.start()
         own = None if self._settings.secret else secrets.token_hex(32)
-        opening = json.loads(point.opening(json.dumps({"secret": own, "first_round": time.time_ns() // MS_NS})))
+        opening = json.loads(
+            point.opening(json.dumps({"secret": own, "first_round": time.time_ns() // MS_NS}))
+        )
         self._first_round = int(opening["first_round"])
         self._secret = self._settings.secret or opening["secret"]
         if self._secret is None:
@@ -241,9 +296,14 @@ class Several:
         return point
 
     def _open_kv(self) -> KV:
-        launch, prefix = self._launch, f"keepstep/{os.getuid()}/{self._settings.job}/"  # an etcd may have jobs of many users
+        # an etcd may have jobs of many users
+        launch, prefix = self._launch, f"keepstep/{os.getuid()}/{self._settings.job}/"
         where = launch.etcd.in_words() if launch.etcd else in_words(self._endpoint)
-        self._journal.record("meeting", f"job {self._settings.job}: {launch.nodes} nodes meet at {where}", endpoint=where)
+        self._journal.record(
+            "meeting",
+            f"job {self._settings.job}: {launch.nodes} nodes meet at {where}",
+            endpoint=where,
+        )
         if launch.etcd:
             from keepstep.edge.net.etcd import EtcdKV  # an extra
 
@@ -264,13 +324,29 @@ class Several:
         """The last word about the job; None when this agent's own end comes first."""
         keeper, _, _ = self._joins.get()
         number, vacant = self._catch_up(point)
-        if keeper is not None and (self._follows == number or self._sat_there(point, number, keeper)):
-            self._say(point, number, Verdict("again", "the agent of a node was killed, and another one has taken over", keep=True))
+        if keeper is not None and (
+            self._follows == number or self._sat_there(point, number, keeper)
+        ):
+            self._say(
+                point,
+                number,
+                Verdict(
+                    "again",
+                    "the agent of a node was killed, and another one has taken over",
+                    keep=True,
+                ),
+            )
             number, vacant = self._catch_up(point)
         waits_s = FIRST_S if number and self._follows < 0 else 0.0
         while keeper is not None:
             newest = max(self._mine.newest_round, keeper.round)
-            self._mine = replace(self._mine, host=keeper.host, port=keeper.port, incarnation=keeper.incarnation, newest_round=newest)
+            self._mine = replace(
+                self._mine,
+                host=keeper.host,
+                port=keeper.port,
+                incarnation=keeper.incarnation,
+                newest_round=newest,
+            )
             if waits_s and not self._may_go_first(point, number, vacant):
                 point.wait_for_marks(number, "full", within_s=waits_s)
             self._number, self._place = number, self._take_seat(point, number)
@@ -287,29 +363,39 @@ class Several:
             if formed is not None:
                 self._post(Heard(verdict))
                 keeper, leave, failure = self._joins.get()
-                if failure is not None:  # before this agent takes its place: when the round is formed all are told
+                # before this agent takes its place: when the round is formed all are told
+                if failure is not None:
                     point.mark(number - 1, "failed", self._place, json.dumps(failure.to_json()))
                 if leave:
                     waits_s, vacant = LEAVES_S, ()
         return None
 
     def _sat_there(self, point: Rendezvous, number: int, keeper: Listening) -> bool:
-        """Whether an agent of this node has a seat in the round and was killed before its ranks were started."""
-        return sat_there(point.seats(number, self._launch.nodes), keeper.host, keeper.port, keeper.incarnation)
+        """Whether an agent of this node has a seat in the round and was killed before its ranks
+        were started."""
+        return sat_there(
+            point.seats(number, self._launch.nodes), keeper.host, keeper.port, keeper.incarnation
+        )
 
     def _catch_up(self, point: Rendezvous) -> tuple[int, tuple[int, ...]]:
-        """The round that is to come or under way, whatever became of those before, and whose places are vacant there."""
+        """The round that is to come or under way, whatever became of those before, and whose places
+        are vacant there."""
         number, vacant = 0, tuple[int, ...]()
         while (before := point.verdict(number)) is not None:
             number, self._keep, vacant = number + 1, before.keep, before.vacant
         return number, vacant
 
     def _may_go_first(self, point: Rendezvous, number: int, vacant: tuple[int, ...]) -> bool:
-        """Whether one of the vacant places is this agent's: there is one for each, and more agents may want it."""
-        return any(point.mark(number, "instead", at, self._mine.token) == self._mine.token for at in range(len(vacant)))
+        """Whether one of the vacant places is this agent's: there is one for each, and more agents
+        may want it."""
+        return any(
+            point.mark(number, "instead", at, self._mine.token) == self._mine.token
+            for at in range(len(vacant))
+        )
 
     def _take_seat(self, point: Rendezvous, number: int) -> int:
-        """This agent's place in the round, -1 when it is full. Raises ConfigError when it cannot meet those who are there."""
+        """This agent's place in the round, -1 when it is full. Raises ConfigError when it cannot
+        meet those who are there."""
         nodes = self._launch.nodes
         for place in range(nodes):
             there = point.seat(number, place, self._mine)
@@ -320,8 +406,12 @@ class Several:
             if place == nodes - 1:
                 point.mark(number, "full")
             else:
-                why = f"round {number}: {place + 1} of {nodes} nodes are here, waiting for the others"
-                self._journal.record("round-waiting", why, round=number, here=place + 1, nodes=nodes)
+                why = (
+                    f"round {number}: {place + 1} of {nodes} nodes are here, waiting for the others"
+                )
+                self._journal.record(
+                    "round-waiting", why, round=number, here=place + 1, nodes=nodes
+                )
             return place
         here = len(present(point.seats(number, nodes)))
         why = f"round {number} has its {here} nodes already: waiting for the next one"
@@ -345,7 +435,9 @@ class Several:
         self._ranks_store = None
         if node == 0:  # a fresh store each time: no key of a dead rank can be read by a living one
             self._ranks_store = open_store(self._mine.host, self._launch.master_port)
-        point.mark(number, "ready", self._place, str(self._ranks_store.port) if node == 0 else "yes")
+        point.mark(
+            number, "ready", self._place, str(self._ranks_store.port) if node == 0 else "yes"
+        )
         texts = point.wait_for_marks(number, "ready", places)
         assert texts is not None
         if CALLED_OFF in texts:
@@ -356,23 +448,44 @@ class Several:
         first, port = mesh.ranks_of(node).start, int(texts[nodes.index(0)])
         place = Place(number, node, len(members), first, mesh.world_size, members[0].host, port)
         took_ns = time.monotonic_ns() - began_ns
-        why = f"round {number}: all {len(members)} nodes are here after {human_ns(took_ns)}; this is node {node} with ranks "
+        why = (
+            f"round {number}: all {len(members)} nodes are here after {human_ns(took_ns)}; this "
+            f"is node {node} with ranks "
+        )
         why += f"{first} to {first + self._launch.ranks - 1} of {mesh.world_size}"
         hosts = [f"{m.host}:{m.port}" for m in members]
-        self._journal.record("round-formed", why, round=number, node=node, hosts=hosts, world_size=mesh.world_size, waited_ns=took_ns)
+        self._journal.record(
+            "round-formed",
+            why,
+            round=number,
+            node=node,
+            hosts=hosts,
+            world_size=mesh.world_size,
+            waited_ns=took_ns,
+        )
         everywhere = range(self._launch.nodes)
         told = point.marks(number - 1, "failed", everywhere) if number else []
         failures = tuple(failure_from_json(json.loads(text)) for text in told if text is not None)
-        before = len(present(point.seats(number - 1, self._launch.nodes))) if number else len(members)
+        before = (
+            len(present(point.seats(number - 1, self._launch.nodes))) if number else len(members)
+        )
         return Formed(place, mesh, self._keep and len(members) == before, failures)
 
     def _wait_until_full(self, point: Rendezvous, number: int) -> None:
-        """Until all nodes are there, or the round is closed with fewer because the time for more is over."""
+        """Until all nodes are there, or the round is closed with fewer because the time for more is
+        over."""
         nodes, least = self._launch.nodes, self._launch.least_nodes
-        within_s = max(self._settings.shrink_after_s, 0 if number else BEGINS_S) if least < nodes else None
+        within_s = (
+            max(self._settings.shrink_after_s, 0 if number else BEGINS_S) if least < nodes else None
+        )
         while point.wait_for_marks(number, "full", within_s=within_s) is None:
             here = len(present(point.seats(number, nodes)))
             if here >= least:
-                why = f"round {number}: {here} of {nodes} nodes are here after {within_s:g} s, enough for --nnodes {least}:{nodes}"
-                self._journal.record("round-closed", why, logging.WARNING, round=number, here=here, nodes=nodes)
+                why = (
+                    f"round {number}: {here} of {nodes} nodes are here after {within_s:g} s, "
+                    f"enough for --nnodes {least}:{nodes}"
+                )
+                self._journal.record(
+                    "round-closed", why, logging.WARNING, round=number, here=here, nodes=nodes
+                )
                 point.close(number, nodes)

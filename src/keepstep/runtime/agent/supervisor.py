@@ -1,11 +1,15 @@
-"""Steward: what `keepstep run` is at first: the parent of the node's agent, which it replaces when that dies.
+"""Steward: what `keepstep run` is at first: the parent of the node's agent, which it replaces when
+that dies.
 
-Comes in: signals, and the agent's end. Goes out: the same signals to the agent, and the agent's exit code. Imports no torch, holds
-nothing, and knows nothing of the job: whatever could make the agent fail is not here. An agent that is killed is followed by another one,
-which ends what the first one's ranks were doing and has them start from memory; the ranks of other nodes stay in their process. Nobody
-follows an agent that had said its last word: the memory may be gone by then, and what is done would be begun from nothing.
+Comes in: signals, and the agent's end. Goes out: the same signals to the agent, and the agent's
+exit code. Imports no torch, holds nothing, and knows nothing of the job: whatever could make the
+agent fail is not here. An agent that is killed is followed by another one, which ends what the
+first one's ranks were doing and has them start from memory; the ranks of other nodes stay in their
+process. Nobody follows an agent that had said its last word: the memory may be gone by then, and
+what is done would be begun from nothing.
 
-Invariant: at most one agent lives; when the steward is killed its agent dies with it, and the ranks train on without one.
+Invariant: at most one agent lives; when the steward is killed its agent dies with it, and the ranks
+train on without one.
 """
 
 from __future__ import annotations
@@ -23,7 +27,8 @@ from typing import Any
 
 STEWARD = "KEEPSTEP_STEWARD"  # in the environment of an agent: its steward's process
 SUCCEEDS = "KEEPSTEP_SUCCEEDS"  # and that there was another one before it
-LAST_WORD = "KEEPSTEP_LAST_WORD"  # and the descriptor on which it says with which code the job ends here
+# and the descriptor on which it says with which code the job ends here
+LAST_WORD = "KEEPSTEP_LAST_WORD"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 PR_SET_PDEATHSIG = 1
 SHORT_LIFE_S = 10.0
@@ -33,7 +38,8 @@ log = logging.getLogger("keepstep")
 
 
 def keep_agent(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run `keepstep` with these arguments as an agent, again when it is killed; the exit code of the last one."""
+    """Run `keepstep` with these arguments as an agent, again when it is killed; the exit code of
+    the last one."""
     return _Steward(arguments, environ).run()
 
 
@@ -58,18 +64,30 @@ class _Steward:
                 return 128 + self._told
             short_lives = short_lives + 1 if time.monotonic() - began_s < SHORT_LIFE_S else 0
             if short_lives >= SHORT_LIVES:
-                log.error("the agent was killed by signal %d, %d times in a row within %.0f s: giving up", -code, short_lives, SHORT_LIFE_S)
+                log.error(
+                    "the agent was killed by signal %d, %d times in a row within %.0f s: giving up",
+                    -code,
+                    short_lives,
+                    SHORT_LIFE_S,
+                )
                 return 128 - code
             log.warning("the agent was killed by signal %d; another one takes over", -code)
             self._environ[SUCCEEDS] = "1"
 
     def _life(self) -> int:
-        """The agent's exit code; of one that was killed after its last word, the code it had said."""
+        """The agent's exit code; of one that was killed after its last word, the code it had
+        said."""
         reader, writer = os.pipe()
         os.set_blocking(reader, False)
         # A session of its own: the terminal's Ctrl-C reaches it once, through here.
-        alone: dict[str, Any] = {"start_new_session": True, "preexec_fn": _die_with_parent, "pass_fds": (writer,)}
-        self._agent = subprocess.Popen(self._command, env={**self._environ, LAST_WORD: str(writer)}, **alone)
+        alone: dict[str, Any] = {
+            "start_new_session": True,
+            "preexec_fn": _die_with_parent,
+            "pass_fds": (writer,),
+        }
+        self._agent = subprocess.Popen(
+            self._command, env={**self._environ, LAST_WORD: str(writer)}, **alone
+        )
         os.close(writer)
         code = self._agent.wait()
         try:

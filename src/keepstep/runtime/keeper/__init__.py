@@ -1,1 +1,2 @@
-"""The keeper, one a node: outlives the trainers and answers for their memory. `process.py` is its process main."""
+"""The keeper, one a node: outlives the trainers and answers for their memory. `process.py` is its
+process main."""

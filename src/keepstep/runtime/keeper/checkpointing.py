@@ -1,16 +1,18 @@
 """Persisting: the keeper's side of writing checkpoints.
 
-Requests wait here until the step they ask for is held by all ranks; then the slots of that cut are pinned (shared flock: their
-ranks write elsewhere meanwhile) and an attempt begins. Its acts are those of `runtime/persister/process.py`, which this keeper's `Writer` carries
-out:
+Requests wait here until the step they ask for is held by all ranks; then the slots of that cut are
+pinned (shared flock: their ranks write elsewhere meanwhile) and an attempt begins. Its acts are
+those of `runtime/persister/process.py`, which this keeper's `Writer` carries out:
 
     survey (every node)  ->  part (every node)  ->  publish (the leader)
 
-An act begins when all nodes have answered the one before. On one machine there is one node, this one. On many, the keeper that leads
-decides about the stamp and orders the acts from the others; whoever carries the words to them is given to `meet`. One attempt at a time;
-requests for steps that the running one covers are answered by it.
+An act begins when all nodes have answered the one before. On one machine there is one node, this
+one. On many, the keeper that leads decides about the stamp and orders the acts from the others;
+whoever carries the words to them is given to `meet`. One attempt at a time; requests for steps that
+the running one covers are answered by it.
 
-Invariant: what one attempt's nodes say counts for that attempt alone; no two attempts of any leader have the same number.
+Invariant: what one attempt's nodes say counts for that attempt alone; no two attempts of any leader
+have the same number.
 """
 
 from __future__ import annotations
@@ -29,15 +31,18 @@ from keepstep.model.units import S_NS, human_ns
 from keepstep.ports import Clock, Journal, Memory, Writer
 from keepstep.runtime.slot_locks import pin, unpin
 
-PATIENCE_NS = 60 * S_NS  # how long a wanted step may take to become common before the newest cut serves instead
+# how long a wanted step may take to become common before the newest cut serves instead
+PATIENCE_NS = 60 * S_NS
 OVERWRITTEN = "overwritten"  # how a node's refusal begins when a newer step may do
 
 Answer = Callable[[bool, str], None]  # whether it was done, and what was done or why not
-Order = Callable[[int, str, Stamp, int], None]  # node, act, stamp, attempt: have that node's keeper `carry_out` this
+# node, act, stamp, attempt: have that node's keeper `carry_out` this
+Order = Callable[[int, str, Stamp, int], None]
 
 
 class Asker(Protocol):
-    """Who asked, and hears {"kind": "persisted", "ticket", "ok", "step", "why"}: a rank's mailbox, or somebody far away."""
+    """Who asked, and hears {"kind": "persisted", "ticket", "ok", "step", "why"}: a rank's mailbox,
+    or somebody far away."""
 
     def send(self, message: dict[str, Any], /) -> bool: ...
 
@@ -53,7 +58,8 @@ class Request:
 
 @dataclass
 class Running:
-    """The attempt that runs, as its leader knows it. `awaited`: the nodes that have not answered the act."""
+    """The attempt that runs, as its leader knows it. `awaited`: the nodes that have not answered
+    the act."""
 
     stamp: Stamp
     number: int
@@ -67,8 +73,21 @@ class Running:
 class Persisting:
     """Owns the pins. `writer`: None in a job without a store."""
 
-    def __init__(self, settings: Settings, memory: Memory, clock: Clock, journal: Journal, writer: Writer | None) -> None:
-        self._settings, self._memory, self._clock, self._journal, self._writer = settings, memory, clock, journal, writer
+    def __init__(
+        self,
+        settings: Settings,
+        memory: Memory,
+        clock: Clock,
+        journal: Journal,
+        writer: Writer | None,
+    ) -> None:
+        self._settings, self._memory, self._clock, self._journal, self._writer = (
+            settings,
+            memory,
+            clock,
+            journal,
+            writer,
+        )
         self._requests: list[Request] = []
         self._running: Running | None = None
         self._unanswered = 0  # of what the writer was asked
@@ -86,10 +105,18 @@ class Persisting:
     # -- what is wanted
 
     def ask(self, box: Asker | None, step: int | None, why: str, ticket: int = 0) -> None:
-        """Want `step` (None: the newest) in the store; `box` hears the outcome with its ticket. On many nodes: ask the leader."""
+        """Want `step` (None: the newest) in the store; `box` hears the outcome with its ticket. On
+        many nodes: ask the leader."""
         if self._writer is None:
-            self._journal.record("persist-impossible", f"{why}: nothing is written, the job has no store")
-            _answer([Request(box, ticket, step, why, 0)], False, step, "the job has no store: give one with store=... or --store")
+            self._journal.record(
+                "persist-impossible", f"{why}: nothing is written, the job has no store"
+            )
+            _answer(
+                [Request(box, ticket, step, why, 0)],
+                False,
+                step,
+                "the job has no store: give one with store=... or --store",
+            )
             return
         self._requests.append(Request(box, ticket, step, why, self._clock.monotonic_ns()))
         self._refuse_unless_leading()
@@ -97,7 +124,12 @@ class Persisting:
     def _refuse_unless_leading(self) -> None:
         if self._node != LEADER:
             requests, self._requests = self._requests, []
-            _answer(requests, False, None, f"expected to be asked on the node that leads, {LEADER}, found node {self._node}")
+            _answer(
+                requests,
+                False,
+                None,
+                f"expected to be asked on the node that leads, {LEADER}, found node {self._node}",
+            )
 
     def forget(self, box: Asker) -> None:
         """The asker is gone; what it asked for is still done."""
@@ -112,36 +144,58 @@ class Persisting:
     # -- leading
 
     def step(self, holdings: Sequence[Holding], world_size: int | None, anybody: bool) -> None:
-        """Start what can be started. `holdings`: of all ranks of all nodes. `anybody`: whether a rank is connected that may still
-        bring a wanted step."""
+        """Start what can be started. `holdings`: of all ranks of all nodes. `anybody`: whether a
+        rank is connected that may still bring a wanted step."""
         if self._running or not self._requests:
             return
         now_ns = self._clock.monotonic_ns()
         newest = cut(holdings, world_size or 1)
-        reached = max(-1 if newest is None else newest.step, -1 if self._newest is None else self._newest)
-        # Nothing is being written and all have decided about it: what is not common by now never will be.
-        settled = min((h.decided_step for h in holdings), default=-1) if all(h.pending is None for h in holdings) else -1
+        reached = max(
+            -1 if newest is None else newest.step, -1 if self._newest is None else self._newest
+        )
+        # Nothing is being written and all have decided about it: what is not common by now never
+        # will be.
+        settled = (
+            min((h.decided_step for h in holdings), default=-1)
+            if all(h.pending is None for h in holdings)
+            else -1
+        )
         ready = [r for r in self._requests if _is_ready(r, reached, settled, anybody, now_ns)]
         if not ready:
             return
         if newest is None or newest.step <= reached == self._newest:
             self._requests = [r for r in self._requests if r not in ready]
             known = self._newest is not None
-            word = f"step {self._newest} is already in the store" if known else "no step is held by every rank"
+            word = (
+                f"step {self._newest} is already in the store"
+                if known
+                else "no step is held by every rank"
+            )
             _answer(ready, known, self._newest, word)
             return
         if newest == self._overwritten and any(now_ns - r.since_ns <= PATIENCE_NS for r in ready):
             return  # a newer cut made room for what overwrote it: it is about to be seen
         ranks = self._ranks or (world_size or 1,)
         slots = pin(self._memory, self._settings.job_dir, newest, range(ranks[LEADER]))
-        if slots is None:  # overwritten this moment: then the next round has a newer cut; or damaged, and it will never be had
+        # overwritten this moment: then the next round has a newer cut; or damaged, and it will
+        # never be had
+        if slots is None:
             late = [r for r in ready if now_ns - r.since_ns > PATIENCE_NS]
             self._requests = [r for r in self._requests if r not in late]
-            _answer(late, False, newest.step, f"a rank of this node does not hold {newest} any more, as its page says")
+            _answer(
+                late,
+                False,
+                newest.step,
+                f"a rank of this node does not hold {newest} any more, as its page says",
+            )
             return
         self._requests = [r for r in self._requests if r not in ready]
         self._running = Running(newest, self._clock.wall_ns(), ranks, ready, now_ns)
-        self._journal.record("persist-started", f"writing step {newest.step} to the store: {ready[0].why}", step=newest.step)
+        self._journal.record(
+            "persist-started",
+            f"writing step {newest.step} to the store: {ready[0].why}",
+            step=newest.step,
+        )
         self._begin("survey", slots)
 
     def _begin(self, act: str, pins: Sequence[Slot] = ()) -> None:
@@ -152,7 +206,9 @@ class Persisting:
         running.awaited = {LEADER} if act == "publish" else set(range(len(running.ranks)))
         if act != "publish":
             self._order_others(act)
-        self._tell(act, running.stamp, running.number, partial(self._heard_here, act, running.number), pins)
+        self._tell(
+            act, running.stamp, running.number, partial(self._heard_here, act, running.number), pins
+        )
 
     def _order_others(self, act: str) -> None:
         running = self._running
@@ -169,9 +225,14 @@ class Persisting:
             self.answered(LEADER, act, number, answer["ok"], answer["why"])
 
     def answered(self, node: int, act: str, attempt: int, ok: bool, why: str) -> None:
-        """A node's answer to an act. Answers of other attempts, and of other acts, count for nothing."""
+        """A node's answer to an act. Answers of other attempts, and of other acts, count for
+        nothing."""
         running = self._running
-        if running is None or (running.number, running.act) != (attempt, act) or node not in running.awaited:
+        if (
+            running is None
+            or (running.number, running.act) != (attempt, act)
+            or node not in running.awaited
+        ):
             return
         if not ok:
             self._failed(node, why)
@@ -204,15 +265,22 @@ class Persisting:
         step = running.stamp.step
         if ok:
             self._newest = step
-        self._journal.record("persisted" if ok else "persist-failed", f"step {step}, after {took}: {why}", step=step)
+        self._journal.record(
+            "persisted" if ok else "persist-failed", f"step {step}, after {took}: {why}", step=step
+        )
         _answer(running.requests, ok, step, why)
 
     # -- many nodes
 
     def meet(self, mesh: Mesh, order: Order) -> None:
-        """A round of these nodes begins, and what was under way is over. `order` only sends: answers come in by `answered` later."""
+        """A round of these nodes begins, and what was under way is over. `order` only sends:
+        answers come in by `answered` later."""
         self.give_up(f"round {mesh.round} begins")
-        self._node, self._ranks, self._order = mesh.node, tuple(m.ranks for m in mesh.members), order
+        self._node, self._ranks, self._order = (
+            mesh.node,
+            tuple(m.ranks for m in mesh.members),
+            order,
+        )
         self._refuse_unless_leading()
 
     def carry_out(self, act: str, stamp: Stamp, attempt: int, answer: Answer) -> None:
@@ -220,7 +288,12 @@ class Persisting:
         pins: Sequence[Slot] = ()
         if act == "survey":
             first = sum(self._ranks[: self._node])
-            pinned = pin(self._memory, self._settings.job_dir, stamp, range(first, first + self._ranks[self._node]))
+            pinned = pin(
+                self._memory,
+                self._settings.job_dir,
+                stamp,
+                range(first, first + self._ranks[self._node]),
+            )
             if pinned is None:
                 answer(False, f"{OVERWRITTEN}: a rank of it does not hold {stamp} any more")
                 return
@@ -237,7 +310,8 @@ class Persisting:
             self.give_up(why)
 
     def give_up(self, why: str) -> None:
-        """What is being written is not going to be a checkpoint: its requests are answered so, and the ranks have their slots back."""
+        """What is being written is not going to be a checkpoint: its requests are answered so, and
+        the ranks have their slots back."""
         if self._running is not None:
             self._tell("drop", self._running.stamp, self._running.number, _nobody)
             self._done(False, why)
@@ -247,11 +321,25 @@ class Persisting:
 
     # -- the persister
 
-    def _tell(self, act: str, stamp: Stamp, number: int, heard: Callable[[dict[str, Any]], None], pins: Sequence[Slot] = ()) -> None:
+    def _tell(
+        self,
+        act: str,
+        stamp: Stamp,
+        number: int,
+        heard: Callable[[dict[str, Any]], None],
+        pins: Sequence[Slot] = (),
+    ) -> None:
         """`pins`: what must stand still until this is answered."""
         assert self._writer is not None
         ranks = self._running.ranks if self._running is not None else self._ranks
-        request = {"act": act, "node": self._node, "step": stamp.step, "epoch": stamp.epoch, "attempt": number, "ranks": ranks}
+        request = {
+            "act": act,
+            "node": self._node,
+            "step": stamp.step,
+            "epoch": stamp.epoch,
+            "attempt": number,
+            "ranks": ranks,
+        }
 
         def answered(answer: dict[str, Any]) -> None:
             self._unanswered -= 1
@@ -275,4 +363,6 @@ def _is_ready(request: Request, reached: int, settled: int, anybody: bool, now_n
 def _answer(requests: list[Request], ok: bool, step: int | None, why: str) -> None:
     for request in requests:
         if request.box is not None:
-            request.box.send({"kind": "persisted", "ticket": request.ticket, "ok": ok, "step": step, "why": why})
+            request.box.send(
+                {"kind": "persisted", "ticket": request.ticket, "ok": ok, "step": step, "why": why}
+            )

@@ -3,9 +3,10 @@
     words of ranks and the agent, of other keepers, of the persister; what workers found; the clock
         -> vote, custody, commit -> replies, copies, removal
 
-Ranks write their own slots, and the keeper reads them; it writes only what it holds for other nodes. So it may die at any moment:
-ranks keep capturing, and the next keeper adopts the job directory as it finds it. Everything happens in one loop, which is somebody
-else's (`runtime/keeper/process.py`), and nothing is touched but through the `World`.
+Ranks write their own slots, and the keeper reads them; it writes only what it holds for other
+nodes. So it may die at any moment: ranks keep capturing, and the next keeper adopts the job
+directory as it finds it. Everything happens in one loop, which is somebody else's
+(`runtime/keeper/process.py`), and nothing is touched but through the `World`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ from keepstep.runtime.world import World
 
 TICK_NS = 200 * MS_NS
 BUSY_TICK_NS = 5 * MS_NS
-LAST_ANSWER_NS = 60 * S_NS  # how long a node that follows waits at the end until the leader says that the last checkpoint is written
+# how long a node that follows waits at the end until the leader says that the last checkpoint is
+# written
+LAST_ANSWER_NS = 60 * S_NS
 
 
 class FarAsker:
@@ -44,7 +47,9 @@ class FarAsker:
         self._say, self._node = say, node
 
     def send(self, message: dict[str, Any], /) -> bool:
-        self._say(self._node, "answer", {name: message[name] for name in ("ticket", "ok", "step", "why")})
+        self._say(
+            self._node, "answer", {name: message[name] for name in ("ticket", "ok", "step", "why")}
+        )
         return True
 
 
@@ -58,7 +63,9 @@ class Keeper:
         self._pages = StatusPages(self._memory, settings.job_dir)
         self.custody = Custody(int(settings.grace_s * S_NS), self._clock.monotonic_ns())
         self.election = Election(self._clock, self.journal, settings.store is not None, self)
-        self.persisting = Persisting(settings, self._memory, self._clock, self.journal, world.writer)
+        self.persisting = Persisting(
+            settings, self._memory, self._clock, self.journal, world.writer
+        )
         self.scrubbing = Scrubbing(settings, world, self)
         self._tickets = itertools.count(1)
         self._asked: dict[int, tuple[Box | None, int]] = {}  # of another node's keeper, which leads
@@ -66,12 +73,15 @@ class Keeper:
         self.node: Node | None = None
         self.ranks: dict[int, Box] = {}
         self._attached = False  # ranks that train have found this keeper
-        self._failed: set[int] = set()  # ranks whose last life told of an error, until all train again
+        # ranks whose last life told of an error, until all train again
+        self._failed: set[int] = set()
         self.agent: Box | None = None
         self._finishing: Finish | None = None
         self._last_ask_ns = 0
         self._leader_gone = ""  # why, while the leading keeper cannot be asked
-        slots = sum(len(slot_paths(self._memory, settings.job_dir, rank)) for rank in self.statuses())
+        slots = sum(
+            len(slot_paths(self._memory, settings.job_dir, rank)) for rank in self.statuses()
+        )
         found = f"adopted {slots} slots" if slots else "nothing there yet"
         why = f"keeper {world.pid} has {settings.job_dir}; {found}"
         self.journal.record("keeper-started", why, pid=world.pid, adopted_slots=slots)
@@ -109,13 +119,19 @@ class Keeper:
         elif kind == "end":
             self._agent_ended(box, bool(message["ok"]), str(message["why"]))
         elif kind == "bye":
-            self.custody.rank_said_bye(int(message["rank"]), bool(message["ok"]), str(message["why"]))
+            self.custody.rank_said_bye(
+                int(message["rank"]), bool(message["ok"]), str(message["why"])
+            )
             self.journal.record(
-                "rank-bye", f"rank {message['rank']} says goodbye: {message['why']}", rank=message["rank"], ok=message["ok"]
+                "rank-bye",
+                f"rank {message['rank']} says goodbye: {message['why']}",
+                rank=message["rank"],
+                ok=message["ok"],
             )
             if self.custody.ended_here and self.node is not None:
                 self.node.say_ended()
-            if self.agent is not None or not self.custody.ended_here:  # else the connection ends when the memory is gone
+            if self.agent is not None or not self.custody.ended_here:
+                # else the connection ends when the memory is gone
                 box.send({"kind": "released"})
         elif kind == "loaded":
             self.election.loaded(int(message["rank"]), int(message["round"]))
@@ -124,21 +140,31 @@ class Keeper:
         elif kind == "changed" and self.node is not None:
             self.node.rank_changed()
         elif kind == "count":
-            box.send({"kind": "counts", "counts": self.lines.counts() if self.lines is not None else {}})
+            box.send(
+                {"kind": "counts", "counts": self.lines.counts() if self.lines is not None else {}}
+            )
         elif kind == "listen":
             box.send(self._listen(str(message["host"]), int(message["port"])))
         elif kind == "mesh":
             mesh = mesh_from_json(message)
             self._begin_round(mesh)
-            if box is self.agent:  # its ranks may ask now: nothing they say is taken for the round before
+            # its ranks may ask now: nothing they say is taken for the round before
+            if box is self.agent:
                 box.send({"kind": "mesh-known", "round": mesh.round})
         elif kind == "persist":
-            self._ask_to_persist(box, message.get("step"), str(message["why"]), int(message.get("ticket", 0)))
+            self._ask_to_persist(
+                box, message.get("step"), str(message["why"]), int(message.get("ticket", 0))
+            )
 
     def _agent_ended(self, box: Box, ok: bool, why: str) -> None:
-        holds_snapshots = any(slot_paths(self._memory, self.settings.job_dir, rank) for rank in self.statuses())
+        holds_snapshots = any(
+            slot_paths(self._memory, self.settings.job_dir, rank) for rank in self.statuses()
+        )
         if not self.custody.agent_said_end(ok, why, holds_snapshots):
-            kept = f"{why}; it never resumed, so the memory it found is kept for {self.settings.grace_s:.0f} s"
+            kept = (
+                f"{why}; it never resumed, so the memory it found is kept for "
+                f"{self.settings.grace_s:.0f} s"
+            )
             self.journal.record("memory-kept", kept)
             box.send({"kind": "kept", "why": kept})
 
@@ -152,11 +178,19 @@ class Keeper:
         if message["kind"] == "attach":
             self.custody.resumed = True
             self._attached = True
-            self.journal.record("rank-attached", f"rank {rank} (process {pid}) is training and found this keeper", rank=rank, pid=pid)
+            self.journal.record(
+                "rank-attached",
+                f"rank {rank} (process {pid}) is training and found this keeper",
+                rank=rank,
+                pid=pid,
+            )
             if self.node is not None:
                 self.node.trains()
             return
-        held = ", ".join(str(s) for s in sorted(Stamp(*s) for s in message["holds"])) or "nothing usable"
+        held = (
+            ", ".join(str(s) for s in sorted(Stamp(*s) for s in message["holds"]))
+            or "nothing usable"
+        )
         self.journal.record(
             "rank-joined",
             f"rank {rank} of {world} (process {pid}) holds {held} in memory",
@@ -174,7 +208,10 @@ class Keeper:
         """Nobody is at the other end any more."""
         now_ns = self._clock.monotonic_ns()
         self.persisting.forget(box)
-        self._asked = {number: (None if who is box else who, ticket) for number, (who, ticket) in self._asked.items()}
+        self._asked = {
+            number: (None if who is box else who, ticket)
+            for number, (who, ticket) in self._asked.items()
+        }
         if box is self.agent:
             self.agent = None
             self.custody.agent_left(now_ns)
@@ -188,26 +225,49 @@ class Keeper:
     def _say_left(self, rank: int, pid: int) -> None:
         ok_why = self.custody.last_words.get(rank)
         status = self.status(rank)
-        at = f" in step {status.step}, phase {status.phase.name.lower()}, newest completed step {status.completed_step}" if status else ""
+        at = (
+            f" in step {status.step}, phase {status.phase.name.lower()}, newest completed "
+            f"step {status.completed_step}"
+            if status
+            else ""
+        )
         why = f"rank {rank} (process {pid}) is gone" + ("" if ok_why else f" without goodbye{at}")
-        told = {"completed_step": status.completed_step, "stall_ns": status.stall_ns_total} if status else {"completed_step": None}
-        self.journal.record("rank-left", why, rank=rank, pid=pid, expected=ok_why is not None, **told)
+        told = (
+            {"completed_step": status.completed_step, "stall_ns": status.stall_ns_total}
+            if status
+            else {"completed_step": None}
+        )
+        self.journal.record(
+            "rank-left", why, rank=rank, pid=pid, expected=ok_why is not None, **told
+        )
 
     # -- other nodes
 
     def _listen(self, host: str, port: int) -> dict[str, Any]:
         if self.lines is None:
             try:
-                self.lines = Lines(self._world, self._job_hash, (host, port), self.settings.link_dead_s)
+                self.lines = Lines(
+                    self._world, self._job_hash, (host, port), self.settings.link_dead_s
+                )
             except KeeperError as error:
                 return {"kind": "unheard", "why": str(error)}
         host, port = self.lines.address
-        newest = self.node.mesh.round if self.node is not None and self.node.mesh is not None else -1
-        return {"kind": "listening", "host": host, "port": port, "incarnation": self.lines.incarnation, "round": newest}
+        newest = (
+            self.node.mesh.round if self.node is not None and self.node.mesh is not None else -1
+        )
+        return {
+            "kind": "listening",
+            "host": host,
+            "port": port,
+            "incarnation": self.lines.incarnation,
+            "round": newest,
+        }
 
     def _begin_round(self, mesh: Mesh) -> None:
         if self.lines is None:
-            self.journal.record("mesh-refused", "a mesh was told before the keeper was asked to listen")
+            self.journal.record(
+                "mesh-refused", "a mesh was told before the keeper was asked to listen"
+            )
             return
         first = self.node is None
         if self.node is None:
@@ -219,7 +279,8 @@ class Keeper:
         self.node.begin(mesh)
         self.election.begin_round(self.node)
         self.persisting.meet(mesh, self._order_persisting)
-        if first and self._attached:  # this keeper came in the middle of a round, and its ranks were quicker than the agent
+        # this keeper came in the middle of a round, and its ranks were quicker than the agent
+        if first and self._attached:
             self.node.trains()
 
     def vote_word(self, node: int, word: str, body: dict[str, Any]) -> None:
@@ -250,7 +311,9 @@ class Keeper:
         self.election.node_is_dead(node)
         assert self.node is not None and self.node.mesh is not None
         if self.agent is not None:
-            self.agent.send({"kind": "peer-dead", "round": self.node.mesh.round, "node": node, "why": why})
+            self.agent.send(
+                {"kind": "peer-dead", "round": self.node.mesh.round, "node": node, "why": why}
+            )
 
     # -- checkpoints
 
@@ -273,17 +336,31 @@ class Keeper:
 
     def _cannot_persist(self, box: Box | None, ticket: int) -> None:
         if box is not None:
-            box.send({"kind": "persisted", "ticket": ticket, "ok": False, "step": None, "why": self._leader_gone})
+            box.send(
+                {
+                    "kind": "persisted",
+                    "ticket": ticket,
+                    "ok": False,
+                    "step": None,
+                    "why": self._leader_gone,
+                }
+            )
 
     def _order_persisting(self, node: int, act: str, stamp: Stamp, attempt: int) -> None:
         assert self.node is not None
-        self.node.say_persist(node, "order", {"act": act, "step": stamp.step, "epoch": stamp.epoch, "attempt": attempt})
+        self.node.say_persist(
+            node,
+            "order",
+            {"act": act, "step": stamp.step, "epoch": stamp.epoch, "attempt": attempt},
+        )
 
     def persist_word(self, node: int, word: str, body: dict[str, Any]) -> None:
         assert self.node is not None
         say = self.node.say_persist
         if word == "ask":
-            self.persisting.ask(FarAsker(say, node), body["step"], str(body["why"]), int(body["ticket"]))
+            self.persisting.ask(
+                FarAsker(say, node), body["step"], str(body["why"]), int(body["ticket"])
+            )
         elif word == "answer":
             box, ticket = self._asked.pop(int(body["ticket"]), (None, 0))
             if box is not None:
@@ -294,9 +371,13 @@ class Keeper:
             def answer(ok: bool, why: str) -> None:
                 say(node, "done", {**about, "ok": ok, "why": why[:1000]})
 
-            self.persisting.carry_out(str(body["act"]), Stamp(body["step"], body["epoch"]), int(body["attempt"]), answer)
+            self.persisting.carry_out(
+                str(body["act"]), Stamp(body["step"], body["epoch"]), int(body["attempt"]), answer
+            )
         elif word == "done":
-            self.persisting.answered(node, str(body["act"]), int(body["attempt"]), bool(body["ok"]), str(body["why"]))
+            self.persisting.answered(
+                node, str(body["act"]), int(body["attempt"]), bool(body["ok"]), str(body["why"])
+            )
 
     # -- what the election needs
 
@@ -329,7 +410,8 @@ class Keeper:
             self._remove_other_ranks()
 
     def _remove_other_ranks(self) -> None:
-        # All ranks of this world stand on proven state: what a larger world left is of no more use, and its pages would hold back the cut.
+        # All ranks of this world stand on proven state: what a larger world left is of no more use,
+        # and its pages would hold back the cut.
         for rank in ranks_in(self._memory, self.settings.job_dir):
             if rank >= (self._world_size() or 0):
                 self._memory.remove(rank_dir(self.settings.job_dir, rank))
@@ -342,7 +424,11 @@ class Keeper:
         except StoreError as error:
             return str(error)
         for step, why in damaged.items():
-            self.journal.record("checkpoint-damaged", f"the checkpoint of step {step} is not usable: {why}", step=step)
+            self.journal.record(
+                "checkpoint-damaged",
+                f"the checkpoint of step {step} is not usable: {why}",
+                step=step,
+            )
         return steps
 
     # -- the memory
@@ -356,13 +442,19 @@ class Keeper:
 
     def _persist(self) -> None:
         if self.persisting.pending:
-            holdings = [holding_of(s) for s in self.statuses().values()] if self.node is None else self.node.holdings()
+            holdings = (
+                [holding_of(s) for s in self.statuses().values()]
+                if self.node is None
+                else self.node.holdings()
+            )
             self.persisting.step(holdings, self._world_size(), bool(self.ranks))
 
     def _world_size(self) -> int | None:
         if self.node is not None and self.node.mesh is not None:
             return self.node.mesh.world_size
-        return self.custody.world_size or next((s.world_size for s in self.statuses().values()), None)
+        return self.custody.world_size or next(
+            (s.world_size for s in self.statuses().values()), None
+        )
 
     def scrub_soon(self) -> None:
         """Something that lies here does not prove."""
@@ -380,7 +472,9 @@ class Keeper:
                 self._ask_to_persist(None, None, self._finishing.why, 0)
                 self._persist()
             self._last_ask_ns = self._clock.monotonic_ns()
-        return not self.persisting.pending and not (self._asked and self._clock.monotonic_ns() - self._last_ask_ns < LAST_ANSWER_NS)
+        return not self.persisting.pending and not (
+            self._asked and self._clock.monotonic_ns() - self._last_ask_ns < LAST_ANSWER_NS
+        )
 
     def close(self) -> None:
         """Remove the job's memory. Nobody can come any more."""
@@ -388,14 +482,20 @@ class Keeper:
         if self.node is not None:
             self.node.close()
         self._pages.close()
-        # A new run of the same job may start this very moment: the old directory leaves its name in one step.
-        gone = self.settings.job_dir.with_name(f"{self.settings.job_dir.name}.ending-{self._world.pid}")
+        # A new run of the same job may start this very moment: the old directory leaves its name in
+        # one step.
+        gone = self.settings.job_dir.with_name(
+            f"{self.settings.job_dir.name}.ending-{self._world.pid}"
+        )
         self._memory.rename(self.settings.job_dir, gone)
         self._memory.remove(gone)
         if self._world.writer is not None:
             self._world.writer.close()
-        self.journal.record("keeper-ended", "the job's memory has been removed", ok=self._finishing.ok)
+        self.journal.record(
+            "keeper-ended", "the job's memory has been removed", ok=self._finishing.ok
+        )
 
     def preempted(self) -> None:
-        """SIGTERM: the machine is being taken away. Save what is committed and stay while anybody is there."""
+        """SIGTERM: the machine is being taken away. Save what is committed and stay while anybody
+        is there."""
         self._ask_to_persist(None, None, "the keeper received SIGTERM", 0)

@@ -1,6 +1,8 @@
-"""Persister child: the persister as a child process of the keeper: requests go out a line each, answers come in by the keeper's loop.
+"""Persister child: the persister as a child process of the keeper: requests go out a line each,
+answers come in by the keeper's loop.
 
-It imports torch and may die without harm: whoever waits is told so, and the next request starts another one.
+It imports torch and may die without harm: whoever waits is told so, and the next request starts
+another one.
 """
 
 from __future__ import annotations
@@ -30,8 +32,14 @@ class PersisterChild:
         self._child: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Before it is asked anything: importing torch takes seconds that SIGTERM's notice may not have."""
-        command = [sys.executable, "-m", "keepstep.runtime.persister.process", self._settings.to_text()]
+        """Before it is asked anything: importing torch takes seconds that SIGTERM's notice may not
+        have."""
+        command = [
+            sys.executable,
+            "-m",
+            "keepstep.runtime.persister.process",
+            self._settings.to_text(),
+        ]
         self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self._child.stdout is not None
         self._selector.register(self._child.stdout, selectors.EVENT_READ, self._hear)
@@ -49,12 +57,14 @@ class PersisterChild:
 
     def _hear(self) -> None:
         assert self._child is not None and self._child.stdout is not None
-        found = os.read(self._child.stdout.fileno(), 1 << 16)  # not `readline`: what it reads ahead wakes no selector
+        # not `readline`: what it reads ahead wakes no selector
+        found = os.read(self._child.stdout.fileno(), 1 << 16)
         if not found:
             self._lost()
             return
         *texts, self._unfinished = (self._unfinished + found).split(b"\n")
-        for heard, text in [(self._waiting.popleft(), text) for text in texts]:  # hearing one may end the child
+        # hearing one may end the child
+        for heard, text in [(self._waiting.popleft(), text) for text in texts]:
             heard(json.loads(text))
 
     def _lost(self) -> None:
@@ -69,7 +79,11 @@ class PersisterChild:
             heard({"ok": False, "why": f"the persister died (exit code {code})", "there": False})
 
     def _let_go(self) -> None:
-        assert self._child is not None and self._child.stdin is not None and self._child.stdout is not None
+        assert (
+            self._child is not None
+            and self._child.stdin is not None
+            and self._child.stdout is not None
+        )
         self._selector.unregister(self._child.stdout)
         self._child.stdin.close()
         self._child.stdout.close()

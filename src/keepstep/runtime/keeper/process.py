@@ -1,4 +1,5 @@
-"""Keeper process: the real world of a keeper, and its loop: unix sockets, other keepers, the persister's pipe, workers, signals.
+"""Keeper process: the real world of a keeper, and its loop: unix sockets, other keepers, the
+persister's pipe, workers, signals.
 
 Never imports torch. One lives in a job directory: a lock says so.
 """
@@ -37,7 +38,9 @@ class KeeperProcess:
         self._waker = Waker()
         self._workers = Threads(WORKERS, self._waker.wake)
         self._journal = Journal(settings.journal_path, "keeper")
-        self._writer = PersisterChild(settings, self._selector) if settings.store is not None else None
+        self._writer = (
+            PersisterChild(settings, self._selector) if settings.store is not None else None
+        )
         world = World(
             clock=CLOCK,
             memory=MEMORY,
@@ -56,7 +59,14 @@ class KeeperProcess:
         self._selector.register(self._server, selectors.EVENT_READ, self._accept)
         self._selector.register(self._waker, selectors.EVENT_READ, self._woken)
 
-    def _open_links(self, job_hash: bytes, incarnation: int, address: tuple[str, int], dead_ns: int, receiver: Receiver) -> TcpLinks:
+    def _open_links(
+        self,
+        job_hash: bytes,
+        incarnation: int,
+        address: tuple[str, int],
+        dead_ns: int,
+        receiver: Receiver,
+    ) -> TcpLinks:
         """See `ports.OpenLinks`."""
         interleaves = self._settings.interleave == "auto"
         gate = Pacing(self._settings.job_dir, address[0], self._journal) if interleaves else None
@@ -80,7 +90,10 @@ class KeeperProcess:
         box = Mailbox(sock)
         pid, uid = box.peer()
         if uid != self._uid:
-            self._journal.record("stranger-refused", f"process {pid} of user {uid} wanted to join the job of user {self._uid}")
+            self._journal.record(
+                "stranger-refused",
+                f"process {pid} of user {uid} wanted to join the job of user {self._uid}",
+            )
             box.close()
             return
         self._selector.register(box, selectors.EVENT_READ, lambda: self._hear(box))
@@ -101,7 +114,8 @@ class KeeperProcess:
 
 
 class Checkpoints:
-    """See `ports.Checkpoints`. What reads stores is imported when one is read: most keepers never do."""
+    """See `ports.Checkpoints`. What reads stores is imported when one is read: most keepers never
+    do."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -116,7 +130,9 @@ class Checkpoints:
 def main() -> None:
     """`python -m keepstep.runtime.keeper.process <settings as JSON>`: run until the job is over."""
     settings = settings_from_text(sys.argv[1])
-    lock_fd = os.open(settings.job_dir / "keeper.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock_fd = os.open(
+        settings.job_dir / "keeper.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+    )
     for _ in range(20):  # an onlooker's question whether a keeper lives holds the lock for a moment
         try:
             flock(lock_fd, LOCK_EX | LOCK_NB)

@@ -1,8 +1,10 @@
-"""Election: the vote about what to resume from, carried between ranks, their keepers and the keeper that leads.
+"""Election: the vote about what to resume from, carried between ranks, their keepers and the keeper
+that leads.
 
-Comes in: words of this node's ranks, words of other keepers, the store's list. Goes out: offers, permissions and refusals to this node's
-ranks; snapshots that they lack are brought first. The deciding is `core/resume/vote.py`'s, on one node or many; with many, node 0's keeper decides
-and the others pass words on, and say them again when it has been replaced.
+Comes in: words of this node's ranks, words of other keepers, the store's list. Goes out: offers,
+permissions and refusals to this node's ranks; snapshots that they lack are brought first. The
+deciding is `core/resume/vote.py`'s, on one node or many; with many, node 0's keeper decides and the
+others pass words on, and say them again when it has been replaced.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ class Election:
         self._told_round = -1  # of the newest offer made here
 
     def begin_round(self, node: Node) -> None:
-        """Another round of many nodes: all ranks will join anew. Those that came before this keeper knew of any round are of this one."""
+        """Another round of many nodes: all ranks will join anew. Those that came before this keeper
+        knew of any round are of this one."""
         early = self._joins if self._node is None else {}
         self._node, self._vote, self._round = node, None, -1
         self._joins = early
@@ -74,8 +77,14 @@ class Election:
         if self._node is not None and self._node.refusal is not None:
             self._host.tell(rank, {"kind": "refused", "why": self._node.refusal})
             return
-        body = {name: message[name] for name in ("world_size", "incarnation", "holds", "foreign_world")}
-        body |= {"rank": rank, "completed": self._host.completed_step(rank), "epoch": self._host.newest_epoch()}
+        body = {
+            name: message[name] for name in ("world_size", "incarnation", "holds", "foreign_world")
+        }
+        body |= {
+            "rank": rank,
+            "completed": self._host.completed_step(rank),
+            "epoch": self._host.newest_epoch(),
+        }
         body["failed"] = self._host.has_failed(rank)
         self._joins[rank] = body
         self._answers.pop(rank, None)
@@ -89,7 +98,9 @@ class Election:
         self._answer(rank, "loaded", {"rank": rank, "round": round_})
 
     def failed(self, rank: int, round_: int, why: str) -> None:
-        self._journal.record("restore-failed", f"rank {rank} cannot use the offered state: {why}", rank=rank)
+        self._journal.record(
+            "restore-failed", f"rank {rank} cannot use the offered state: {why}", rank=rank
+        )
         self._answer(rank, "failed", {"rank": rank, "round": round_, "why": why[:1000]})
 
     def _answer(self, rank: int, word: str, body: dict[str, Any]) -> None:
@@ -104,7 +115,8 @@ class Election:
             self._node.say_to_leader(word, body)
 
     def leader_is_back(self) -> None:
-        """It may be another life of it, which has heard nothing yet, or a link may have died with an answer."""
+        """It may be another life of it, which has heard nothing yet, or a link may have died with
+        an answer."""
         for rank, body in self._joins.items():
             self._to_leader("join", body)
             word, answer = self._answers.get(rank, ("", {"round": None}))
@@ -130,7 +142,12 @@ class Election:
         world_size = int(body["world_size"])
         if self._vote is None or self._vote.world_size != world_size:
             # Rounds begin at the time: those of a keeper that led before must not come again.
-            self._vote = Vote(world_size, self._has_store, self._host.newest_epoch(), round=self._clock.wall_ns() // MS_NS)
+            self._vote = Vote(
+                world_size,
+                self._has_store,
+                self._host.newest_epoch(),
+                round=self._clock.wall_ns() // MS_NS,
+            )
             if self._node is not None:
                 self._vote.silent_nodes = self._node.restoring.silent_nodes()
         self._vote.epoch = max(self._vote.epoch, int(body["epoch"]))
@@ -138,12 +155,17 @@ class Election:
             self._completed[rank] = int(body["completed"])
         if self._trust.is_back(body["completed"], bool(body["failed"])):
             condemned = max(self._trust.condemned)
-            why = f"{condemned} is condemned: the program failed twice after it without completing another step; an older state is taken"
+            why = (
+                f"{condemned} is condemned: the program failed twice after it without completing "
+                "another step; an older state is taken"
+            )
             self._journal.record("condemned", why, step=condemned.step)
         self._vote.condemned = self._trust.condemned
         holds = frozenset(Stamp(*s) for s in body["holds"])
         self._reach_out({rank: holds})  # what it holds may be what others are rebuilt from
-        actions = self._vote.joined(Ballot(rank, world_size, holds, body["foreign_world"], int(body["incarnation"])))
+        actions = self._vote.joined(
+            Ballot(rank, world_size, holds, body["foreign_world"], int(body["incarnation"]))
+        )
         self._carry_out(actions or self._look_elsewhere())
 
     def inventories_changed(self) -> None:
@@ -154,7 +176,8 @@ class Election:
         return self._reach_out({})
 
     def _reach_out(self, coming: dict[int, frozenset[Stamp]]) -> list[Action]:
-        """What each rank can be given, once all have told what they hold (`coming` this moment): before that nothing is decided."""
+        """What each rank can be given, once all have told what they hold (`coming` this moment):
+        before that nothing is decided."""
         if self._node is None or self._vote is None:
             return []
         proven = {rank: ballot.holds for rank, ballot in self._vote.ballots.items()} | coming
@@ -172,7 +195,9 @@ class Election:
 
     def store_listed(self, found: Sequence[int] | str) -> None:
         if self._vote is not None:
-            self._carry_out(self._vote.unlistable(found) if isinstance(found, str) else self._vote.listed(found))
+            self._carry_out(
+                self._vote.unlistable(found) if isinstance(found, str) else self._vote.listed(found)
+            )
 
     def _carry_out(self, actions: list[Action]) -> None:
         for action in actions:
@@ -189,27 +214,55 @@ class Election:
     def _make_offer(self, offer: Offer) -> None:
         if offer.round != self._told_round:
             self._told_round = offer.round
-            self._journal.record("restore-offered", offer.why, source=offer.source, step=offer.stamp.step, round=offer.round)
+            self._journal.record(
+                "restore-offered",
+                offer.why,
+                source=offer.source,
+                step=offer.stamp.step,
+                round=offer.round,
+            )
         assert self._vote is not None
         found: dict[int, Source] = {}
         if self._node is not None and offer.source == "memory":
             proven = {rank: ballot.holds for rank, ballot in self._vote.ballots.items()}
-            found = self._node.restoring.sources([r for r, holds in proven.items() if offer.stamp not in holds], offer.stamp, proven)
-        body = {"round": offer.round, "source": offer.source, "step": offer.stamp.step, "epoch": offer.stamp.epoch, "why": offer.why[:1000]}
+            found = self._node.restoring.sources(
+                [r for r, holds in proven.items() if offer.stamp not in holds], offer.stamp, proven
+            )
+        body = {
+            "round": offer.round,
+            "source": offer.source,
+            "step": offer.stamp.step,
+            "epoch": offer.stamp.epoch,
+            "why": offer.why[:1000],
+        }
         self._to_all("offer", body | {"sources": [_plain(s) for s in found.values()]})
 
     def _say_go(self, go: Go) -> None:
         step, source = go.offer.stamp.step, go.offer.source
         assert self._vote is not None
         lost = max(0, min(self._completed.values(), default=-1) - step)
-        why = f"every rank has proven step {step} from {source}: {lost} completed steps lost, epoch {go.epoch} begins"
+        why = (
+            f"every rank has proven step {step} from {source}: {lost} completed steps lost, "
+            f"epoch {go.epoch} begins"
+        )
         if source == "fresh" and lost == 0:
             why = f"every rank starts afresh: epoch {go.epoch} begins"
-        self._journal.record("resumed", why, step=step, source=source, lost_steps=lost, epoch=go.epoch)
+        self._journal.record(
+            "resumed", why, step=step, source=source, lost_steps=lost, epoch=go.epoch
+        )
         self._completed.clear()
         self._trust.went(go.offer.stamp if source == "memory" else None)
         told = {"lost_steps": lost, "why": why}
-        self._to_all("go", {"epoch": go.epoch, "source": source, "step": step, "stamp_epoch": go.offer.stamp.epoch, **told})
+        self._to_all(
+            "go",
+            {
+                "epoch": go.epoch,
+                "source": source,
+                "step": step,
+                "stamp_epoch": go.offer.stamp.epoch,
+                **told,
+            },
+        )
 
     def _to_all(self, word: str, body: dict[str, Any]) -> None:
         if self._node is None:
@@ -248,7 +301,10 @@ class Election:
                 self._host.tell(rank, {"kind": "refused", "why": body["why"]})
 
     def _hand_on(self, body: dict[str, Any]) -> None:
-        offer = {"kind": "offer", **{name: body[name] for name in ("round", "source", "step", "epoch", "why")}}
+        offer = {
+            "kind": "offer",
+            **{name: body[name] for name in ("round", "source", "step", "epoch", "why")},
+        }
         if self._node is None:
             for rank in self._host.here():
                 self._host.tell(rank, offer)
@@ -281,9 +337,21 @@ class Election:
 
 def _plain(source: Source) -> dict[str, Any]:
     members = [list(m) for m in source.members]
-    return {"rank": source.rank, "copies": list(source.copies), "row": list(source.row), "tolerates": source.tolerates, "members": members}
+    return {
+        "rank": source.rank,
+        "copies": list(source.copies),
+        "row": list(source.row),
+        "tolerates": source.tolerates,
+        "members": members,
+    }
 
 
 def _source(plain: dict[str, Any]) -> Source:
     members = tuple((int(rank), int(node)) for rank, node in plain["members"])
-    return Source(int(plain["rank"]), tuple(plain["copies"]), tuple(plain["row"]), int(plain["tolerates"]), members)
+    return Source(
+        int(plain["rank"]),
+        tuple(plain["copies"]),
+        tuple(plain["row"]),
+        int(plain["tolerates"]),
+        members,
+    )

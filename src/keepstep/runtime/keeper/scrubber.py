@@ -1,7 +1,9 @@
-"""Scrubbing: everything that rests on this node is verified again from time to time, and what fails is mended, or given up.
+"""Scrubbing: everything that rests on this node is verified again from time to time, and what fails
+is mended, or given up.
 
-Comes in: the clock, what the workers found. Goes out: damaged slots of ranks mended from other nodes' memory, or their ranks told; damaged
-copies and parities given up, so that they come anew; the word that all is well, upon which holders are asked to compare.
+Comes in: the clock, what the workers found. Goes out: damaged slots of ranks mended from other
+nodes' memory, or their ranks told; damaged copies and parities given up, so that they come anew;
+the word that all is well, upon which holders are asked to compare.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ class Scrubbing:
         now_ns = self._world.clock.monotonic_ns()
         if self._every_ns and not self._is_on and now_ns - self._began_ns >= self._every_ns:
             self._is_on, self._began_ns = True, now_ns
-            self._world.workers.submit(lambda: scrub(self._world.memory, self._job_dir), self._found)
+            self._world.workers.submit(
+                lambda: scrub(self._world.memory, self._job_dir), self._found
+            )
 
     def soon(self) -> None:
         """Something that lies here does not prove."""
@@ -66,7 +70,9 @@ class Scrubbing:
                 if node is not None:
                     node.damaged_at_rest(finding.path, finding.why)
                 continue
-            self._world.journal.record("damaged", f"scrub: {finding.why}", rank=finding.rank, slot=finding.index)
+            self._world.journal.record(
+                "damaged", f"scrub: {finding.why}", rank=finding.rank, slot=finding.index
+            )
             self._mend(finding.rank, finding.index, finding.why)
         if not findings and node is not None:
             node.compare()
@@ -84,7 +90,12 @@ class Scrubbing:
 
         node, status = self._host.node, self._host.status(rank)
         # What the slot held is asked of the rank's page: its header may be what is damaged.
-        if node is None or status is None or index >= len(status.slots) or status.slots[index].state is not SlotState.SEALED:
+        if (
+            node is None
+            or status is None
+            or index >= len(status.slots)
+            or status.slots[index].state is not SlotState.SEALED
+        ):
             give_up(why)
         else:
             node.restoring.mend(rank, index, status.slots[index].stamp, mended)
@@ -103,7 +114,14 @@ def scrub(memory: Memory, job_dir: Path) -> list[Finding]:
                     finally:
                         slot.close()
                 except DamageError as error:
-                    found.append(Finding(path, rank if root == job_dir else None, int(path.name.split("-")[1]), str(error)))
+                    found.append(
+                        Finding(
+                            path,
+                            rank if root == job_dir else None,
+                            int(path.name.split("-")[1]),
+                            str(error),
+                        )
+                    )
                 except (LookupError, OSError):
                     continue
     return found

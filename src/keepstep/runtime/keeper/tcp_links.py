@@ -1,6 +1,8 @@
-"""TCP links: a keeper's links to those of other nodes as `ports.Links`: `edge/net/peers.py` with the books and the wire of `core/`.
+"""TCP links: a keeper's links to those of other nodes as `ports.Links`: `edge/net/peers.py` with
+the books and the wire of `core/`.
 
-The address is reserved at once, because others are told where to dial before this keeper is told which node it is.
+The address is reserved at once, because others are told where to dial before this keeper is told
+which node it is.
 """
 
 from __future__ import annotations
@@ -37,7 +39,12 @@ class TcpLinks:
         gate: Gate | None = None,
     ) -> None:
         """See `ports.OpenLinks`. `gate`: says when blocks may go; without one they always may."""
-        self._job_hash, self._incarnation, self._receiver, self._gate = job_hash, incarnation, receiver, gate
+        self._job_hash, self._incarnation, self._receiver, self._gate = (
+            job_hash,
+            incarnation,
+            receiver,
+            gate,
+        )
         self._patience = Patience.within(dead_ns)
         self._tcp = TcpOptions(unacked_s=self._patience.silence_ns / S_NS)
         self._reserved: socket.socket | None = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -48,7 +55,8 @@ class TcpLinks:
         except OSError as error:
             self._reserved.close()
             raise KeeperError(
-                f"host: expected an address of this machine with port {address[1]} free, found {address[0]}: {error.strerror}"
+                f"host: expected an address of this machine with port {address[1]} free, "
+                f"found {address[0]}: {error.strerror}"
             ) from error
         self.address: tuple[str, int] = self._reserved.getsockname()[:2]
         self._who: tuple[int, bytes] | None = None
@@ -64,7 +72,9 @@ class TcpLinks:
         self._peers = Peers(
             me,
             lambda admit, dial: Connection(me, secret, os.urandom(NONCE_BYTES), admit, dial),
-            lambda now_ns: Books(now_ns, patience=self._patience, lanes=LANES, max_messages=MAX_MESSAGES),
+            lambda now_ns: Books(
+                now_ns, patience=self._patience, lanes=LANES, max_messages=MAX_MESSAGES
+            ),
             self._receiver,
             PeerOptions(bind=self.address, tcp=self._tcp, gate=self._gate),
         )
@@ -84,7 +94,12 @@ class TcpLinks:
         return self._peers.send(node, message)
 
     def send_block(
-        self, node: int, span: Span, source: memoryview, done: Callable[[str | None], None], checksum: int | None = None
+        self,
+        node: int,
+        span: Span,
+        source: memoryview,
+        done: Callable[[str | None], None],
+        checksum: int | None = None,
     ) -> bool:
         assert self._peers is not None
         return self._peers.send_block(node, span, source, done, checksum)

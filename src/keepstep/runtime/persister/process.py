@@ -1,15 +1,20 @@
 """Persister: from the slots of a node's ranks to that node's part of a checkpoint in the store.
 
-A child of the keeper, at low priority. One request a line on standard input, one answer a line on standard output:
+A child of the keeper, at low priority. One request a line on standard input, one answer a line on
+standard output:
 
-    {"act": "survey" | "part" | "publish" | "drop", "node", "step", "epoch", "attempt", "ranks": how many each node has}
+    {"act": "survey" | "part" | "publish" | "drop", "node", "step", "epoch", "attempt",
+     "ranks": how many each node has}
     {"ok", "why", "there": whether the whole checkpoint has been in the store all along}
 
-Reads the slots where they lie, verifies every block first, writes PyTorch's own checkpoint format, reads it back. The leading node's
-persister also clears the place, publishes, and applies retention. It holds the slots by locks of its own from its survey to its part, so
-that what it writes is one state even when the keeper dies. Ends when its standard input ends, so it never outlives the keeper for long.
+Reads the slots where they lie, verifies every block first, writes PyTorch's own checkpoint format,
+reads it back. The leading node's persister also clears the place, publishes, and applies retention.
+It holds the slots by locks of its own from its survey to its part, so that what it writes is one
+state even when the keeper dies. Ends when its standard input ends, so it never outlives the keeper
+for long.
 
-Invariant: an attempt's files are removed only by the leader of that attempt, and never when the checkpoint exists.
+Invariant: an attempt's files are removed only by the leader of that attempt, and never when the
+checkpoint exists.
 """
 
 from __future__ import annotations
@@ -61,7 +66,8 @@ class _Work:
 
 
 class Persister:
-    """One node's persister. At most one attempt at a time: a new one takes the place of the one before."""
+    """One node's persister. At most one attempt at a time: a new one takes the place of the one
+    before."""
 
     def __init__(self, settings: Settings) -> None:
         assert settings.store is not None
@@ -71,7 +77,10 @@ class Persister:
     def act(self, request: dict[str, Any]) -> dict[str, Any]:
         """The answer to a request."""
         attempt = Attempt(
-            self._settings.job, Stamp(request["step"], request["epoch"]), int(request["attempt"]), tuple(map(int, request["ranks"]))
+            self._settings.job,
+            Stamp(request["step"], request["epoch"]),
+            int(request["attempt"]),
+            tuple(map(int, request["ranks"])),
         )
         act, node = str(request["act"]), int(request["node"])
         try:
@@ -79,7 +88,10 @@ class Persister:
                 return self._survey(attempt, node)
             work = self._work
             if work is None or work.attempt != attempt:
-                return _answer(act == "drop", f"node {node}: expected a survey of this attempt before its {act}, found none")
+                return _answer(
+                    act == "drop",
+                    f"node {node}: expected a survey of this attempt before its {act}, found none",
+                )
             if act == "part":
                 return self._part(work)
             if act == "publish":
@@ -91,7 +103,8 @@ class Persister:
             return _answer(False, f"{type(error).__name__}: {error}")
 
     def give_up(self) -> None:
-        """Whatever is under way is over. A node that does not lead leaves its files to the leader: it may be publishing them."""
+        """Whatever is under way is over. A node that does not lead leaves its files to the leader:
+        it may be publishing them."""
         work, self._work = self._work, None
         if work is not None:
             work.let_go()
@@ -103,13 +116,19 @@ class Persister:
         step = attempt.stamp.step
         slots = pin(MEMORY, self._settings.job_dir, attempt.stamp, attempt.ranks_of(node))
         if slots is None:
-            return _answer(False, f"node {node}: expected its ranks to hold {attempt.stamp}, found that one does not any more")
+            return _answer(
+                False,
+                f"node {node}: expected its ranks to hold {attempt.stamp}, found that one "
+                "does not any more",
+            )
         try:
             if node == LEADER:
                 present = already_there(self._store, attempt)
                 if present is not None:
                     unpin(slots)
-                    return _answer(True, f"step {step} is in the store already, and intact", there=True)
+                    return _answer(
+                        True, f"step {step} is in the store already, and intact", there=True
+                    )
                 self._store.remove_incomplete(but=step)
                 self._store.retract(step)  # at most a damaged one
                 draft = self._store.draft(step, mine=attempt.owns)
@@ -129,15 +148,21 @@ class Persister:
         return _answer(True, f"{len(states)} ranks surveyed")
 
     def _part(self, work: _Work) -> dict[str, Any]:
-        part = write_part(work.draft, work.attempt, work.node, work.values, work.metrics, work.fingerprint)
+        part = write_part(
+            work.draft, work.attempt, work.node, work.values, work.metrics, work.fingerprint
+        )
         work.let_go()
-        return _answer(True, f"{human_bytes(sum(f.bytes for f in part.files.values()))} written and read back")
+        return _answer(
+            True, f"{human_bytes(sum(f.bytes for f in part.files.values()))} written and read back"
+        )
 
     def _publish(self, work: _Work) -> dict[str, Any]:
         manifest = publish(work.draft, work.attempt)
         self._work = None
         removed = self._retain(manifest.step)
-        words = "".join(f", removed steps {list(removed)} ({why})" for why in list(removed.values())[:1])
+        words = "".join(
+            f", removed steps {list(removed)} ({why})" for why in list(removed.values())[:1]
+        )
         return _answer(True, f"{human_bytes(manifest.total_bytes)} written and read back{words}")
 
     def _retain(self, step: int) -> dict[int, str]:
@@ -155,8 +180,14 @@ def _answer(ok: bool, why: str, there: bool = False) -> dict[str, Any]:
 def _rank_state(slot: Slot) -> tuple[RankState, dict[str, Any], float]:
     header, layout = slot.verify()
     tensors = [overlay(slot, s) for s in layout.segments]
-    shards: dict[int, Shard] = {id(t): s.spec.shard for t, s in zip(tensors, layout.segments, strict=True) if s.spec.shard is not None}
-    tree, about = rebuild(bytes(slot.payload[layout.objects_offset : header.payload_bytes]), tensors)
+    shards: dict[int, Shard] = {
+        id(t): s.spec.shard
+        for t, s in zip(tensors, layout.segments, strict=True)
+        if s.spec.shard is not None
+    }
+    tree, about = rebuild(
+        bytes(slot.payload[layout.objects_offset : header.payload_bytes]), tensors
+    )
     return RankState(header.rank, tree, shards), about, header.loss
 
 

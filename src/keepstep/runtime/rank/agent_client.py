@@ -1,7 +1,8 @@
 """Agent line: a rank's line to the agent of its node.
 
-Comes in, on a thread of its own: a peer is lost; the ranks meet again there. Goes out: to the process's membership, and to the session,
-which waits for the new meeting place. Without an agent there is none, and a lost peer is whatever the transport makes of it.
+Comes in, on a thread of its own: a peer is lost; the ranks meet again there. Goes out: to the
+process's membership, and to the session, which waits for the new meeting place. Without an agent
+there is none, and a lost peer is whatever the transport makes of it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class AgentLine:
         threading.Thread(target=self._listen, name="keepstep-agent-line", daemon=True).start()
 
     @classmethod
-    def find(cls, environ: Mapping[str, str], rank: int, on_lost: Callable[[str], None]) -> AgentLine | None:
+    def find(
+        cls, environ: Mapping[str, str], rank: int, on_lost: Callable[[str], None]
+    ) -> AgentLine | None:
         """The line, if there is an agent that has one."""
         path = environ.get(SOCKET)
         if not path:
@@ -59,7 +62,8 @@ class AgentLine:
         self._box.send({"kind": "unable", "rank": self._rank})
 
     def say_ended(self) -> None:
-        """The training has ended well and only the process's end is left, in which what was abandoned may still fail."""
+        """The training has ended well and only the process's end is left, in which what was
+        abandoned may still fail."""
         self._box.send({"kind": "ended", "rank": self._rank})
 
     def say_regrouped(self) -> None:
@@ -76,14 +80,17 @@ class AgentLine:
                     self._order = None  # whatever was ordered before has been overtaken
                     self._on_lost(str(message["why"]))
                 elif message["kind"] == "regroup":
-                    self._order = MeetAgain(int(message["attempt"]), str(message["host"]), int(message["port"]))
+                    self._order = MeetAgain(
+                        int(message["attempt"]), str(message["host"]), int(message["port"])
+                    )
                 self._changed.notify_all()
         with self._changed:
             self._gone = True
             self._changed.notify_all()
 
     def order(self, timeout_s: float) -> MeetAgain | None:
-        """Where to meet again, once the agent has said it; None when it has died or does not say."""
+        """Where to meet again, once the agent has said it; None when it has died or does not
+        say."""
         with self._changed:
             self._changed.wait_for(lambda: self._order is not None or self._gone, timeout_s)
             order, self._order = self._order, None  # it is for one meeting

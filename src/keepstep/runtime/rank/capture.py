@@ -1,8 +1,9 @@
 """Capturing: one rank's slots, and the thread that fills them.
 
-At a step boundary `begin` decides (core/slots) and copies what moves; the thread copies the rest, hashes and seals. The
-trainer is only ever held by `fence`, in the optimizer's pre-step hook, while bytes that the update would overwrite are
-still on their way. Whatever goes wrong here costs a snapshot, never the training.
+At a step boundary `begin` decides (core/slots) and copies what moves; the thread copies the rest,
+hashes and seals. The trainer is only ever held by `fence`, in the optimizer's pre-step hook, while
+bytes that the update would overwrite are still on their way. Whatever goes wrong here costs a
+snapshot, never the training.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ class Manifest:
 
 
 class Capturing:
-    """All slots of one rank. `page` is the rank's status page; `on_phase` hears capture and seal, `on_change` that the page tells of
-    another slot or decision: it must not wait."""
+    """All slots of one rank. `page` is the rank's status page; `on_phase` hears capture and seal,
+    `on_change` that the page tells of another slot or decision: it must not wait."""
 
     def __init__(
         self,
@@ -82,9 +83,17 @@ class Capturing:
         on_phase: Callable[[Phase, int], None],
         on_change: Callable[[], None],
     ) -> None:
-        self._settings, self._who, self._page, self._outlook, self._journal = settings, identity, page, outlook, journal
+        self._settings, self._who, self._page, self._outlook, self._journal = (
+            settings,
+            identity,
+            page,
+            outlook,
+            journal,
+        )
         self._on_phase, self._on_change = on_phase, on_change
-        self.slots: list[Slot] = [self._open(path) for path in slot_paths(MEMORY, settings.job_dir, identity.rank)]
+        self.slots: list[Slot] = [
+            self._open(path) for path in slot_paths(MEMORY, settings.job_dir, identity.rank)
+        ]
         self._views: list[SlotView] = [EMPTY_VIEW] * len(self.slots)
         self._views_lock = threading.Lock()
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -101,10 +110,12 @@ class Capturing:
             return Slot(MEMORY, path)
         except DamageError as error:
             self._journal.record("damaged", f"{error}; the slot is made anew", rank=self._who.rank)
-            return Slot.create(MEMORY, path, 1, 1)  # holds its place: a slot's number is its file's; `prepare` gives it its size
+            # holds its place: a slot's number is its file's; `prepare` gives it its size
+            return Slot.create(MEMORY, path, 1, 1)
 
     def verified(self) -> tuple[dict[Stamp, int], int | None]:
-        """Prove every slot. ({stamp: slot}, world size of foreign snapshots or None). Raises IdentityError."""
+        """Prove every slot. ({stamp: slot}, world size of foreign snapshots or None). Raises
+        IdentityError."""
         found: dict[Stamp, int] = {}
         foreign: int | None = None
         self._views = [EMPTY_VIEW] * len(self.slots)
@@ -112,7 +123,9 @@ class Capturing:
             try:
                 header, _ = slot.verify()
             except DamageError as error:
-                self._journal.record("damaged", f"{error}; the next source is used", rank=self._who.rank, slot=index)
+                self._journal.record(
+                    "damaged", f"{error}; the next source is used", rank=self._who.rank, slot=index
+                )
                 continue
             except LookupError:
                 continue
@@ -128,14 +141,18 @@ class Capturing:
         """The keeper has brought a snapshot into one of the slots: prove them all anew."""
         for slot in self.slots:
             slot.close()
-        self.slots = [self._open(path) for path in slot_paths(MEMORY, self._settings.job_dir, self._who.rank)]
+        self.slots = [
+            self._open(path) for path in slot_paths(MEMORY, self._settings.job_dir, self._who.rank)
+        ]
         self._views = [EMPTY_VIEW] * len(self.slots)
         return self.verified()[0]
 
     def forget_newer(self, stamp: Stamp | None) -> None:
-        """After loading: void every slot that is newer than what was loaded (None: all), for it is another epoch's, or that holds nothing.
+        """After loading: void every slot that is newer than what was loaded (None: all), for it is
+        another epoch's, or that holds nothing.
 
-        Older ones stay until everybody goes: should another rank fail to load this one, they are the next source.
+        Older ones stay until everybody goes: should another rank fail to load this one, they are
+        the next source.
         """
         for index, (slot, view) in enumerate(zip(self.slots, self._views, strict=True)):
             if stamp is None or view.state is not SlotState.SEALED or view.stamp > stamp:
@@ -145,9 +162,15 @@ class Capturing:
 
     # -- making slots
 
-    def prepare(self, payload_bytes: int, manifest_bytes: int, free_bytes: int, available_bytes: int) -> str:
-        """Make the slots before training: pre-faulted, checked against free memory. Raises MemoryBudgetError."""
-        payload, manifest = payload_bytes + OBJECTS_SLACK_BYTES, manifest_bytes + manifest_bytes // 2 + 4 * KIB
+    def prepare(
+        self, payload_bytes: int, manifest_bytes: int, free_bytes: int, available_bytes: int
+    ) -> str:
+        """Make the slots before training: pre-faulted, checked against free memory. Raises
+        MemoryBudgetError."""
+        payload, manifest = (
+            payload_bytes + OBJECTS_SLACK_BYTES,
+            manifest_bytes + manifest_bytes // 2 + 4 * KIB,
+        )
         each = slot_bytes(payload, manifest)
         own = sum(s.capacity for s in self.slots) * self._who.local_world_size + self._held_bytes()
         plan = memory_budget.plan(
@@ -158,7 +181,9 @@ class Capturing:
             self._settings.slots,
             self._settings.store is not None,
             str(self._settings.arena_dir),
-            held=memory_budget.held_slots(parse_policy(self._settings.redundancy)) if self._who.has_many_nodes else 0.0,
+            held=memory_budget.held_slots(parse_policy(self._settings.redundancy))
+            if self._who.has_many_nodes
+            else 0.0,
             many_nodes=self._who.has_many_nodes,
         )
         for index in range(plan.slots):
@@ -172,15 +197,21 @@ class Capturing:
         return plan.why
 
     def _held_bytes(self) -> int:
-        """What this node's keeper holds for others already: it is in the plan, and no longer in what is free."""
-        held = [*self._settings.job_dir.glob("held/rank-*/slot-?"), *self._settings.job_dir.glob("parity/rank-*/slot-?")]
+        """What this node's keeper holds for others already: it is in the plan, and no longer in
+        what is free."""
+        held = [
+            *self._settings.job_dir.glob("held/rank-*/slot-?"),
+            *self._settings.job_dir.glob("parity/rank-*/slot-?"),
+        ]
         return sum(path.stat().st_size for path in held)
 
     def _fits(self, slot: Slot, payload: int, manifest: int) -> bool:
         return slot.capacity >= payload and slot.manifest_capacity >= manifest
 
     def _replace(self, index: int, payload: int, manifest: int) -> None:
-        fresh = Slot.create(MEMORY, slot_path(self._settings.job_dir, self._who.rank, index), payload, manifest)
+        fresh = Slot.create(
+            MEMORY, slot_path(self._settings.job_dir, self._who.rank, index), payload, manifest
+        )
         pin(fresh)
         if index < len(self.slots):
             self.slots[index].close()
@@ -192,7 +223,8 @@ class Capturing:
     # -- a step boundary
 
     def boundary(self, step: int, epoch: int, protected: Protected, loss: Any) -> None:
-        """On the trainer's thread, at the end of a step. Capture its state, or skip it and count."""
+        """On the trainer's thread, at the end of a step. Capture its state, or skip it and
+        count."""
         self._guarded(lambda: self._begin(step, epoch, protected, loss))
 
     def _begin(self, step: int, epoch: int, protected: Protected, loss: Any) -> None:
@@ -213,13 +245,17 @@ class Capturing:
             self._skip(step, f"slot {decision.slot} was pinned by a reader this moment")
             return
         stamp = Stamp(step, epoch)
-        slot.begin(self._who.job_hash, self._who.rank, self._who.world_size, self.incarnation, stamp)
+        slot.begin(
+            self._who.job_hash, self._who.rank, self._who.world_size, self.incarnation, stamp
+        )
         self._set_view(decision.slot, SlotView(SlotState.WRITING, stamp), decided_step=step)
         handed_over = False
         try:
             self._copy = copy = Copy(state, slot)
             copy.copy_moving()
-            self._queue.put(lambda: self._finish(decision.slot, stamp, copy, manifest, protected, loss))
+            self._queue.put(
+                lambda: self._finish(decision.slot, stamp, copy, manifest, protected, loss)
+            )
             handed_over = True
         finally:
             if not handed_over:
@@ -227,8 +263,11 @@ class Capturing:
                 self._give_up(decision.slot)
 
     def _manifest_of(self, layout: Layout) -> Manifest:
-        if self._manifest is None or self._manifest.layout != layout:  # it rarely changes, and writing it out costs as much as a gather
-            self._manifest = Manifest(layout, layout.hash(), json.dumps(layout.to_json(), separators=(",", ":")).encode())
+        # it rarely changes, and writing it out costs as much as a gather
+        if self._manifest is None or self._manifest.layout != layout:
+            self._manifest = Manifest(
+                layout, layout.hash(), json.dumps(layout.to_json(), separators=(",", ":")).encode()
+            )
         return self._manifest
 
     def _pinned(self, index: int, view: SlotView) -> SlotView:
@@ -248,9 +287,14 @@ class Capturing:
         if payload <= GROW_INLINE_BYTES:
             self._replace(index, payload, manifest)
             return True
-        self._skip(step, f"the state has grown to {human_bytes(state.payload_bytes)} and slot {index} is being made larger")
+        self._skip(
+            step,
+            f"the state has grown to {human_bytes(state.payload_bytes)} and slot {index} is "
+            "being made larger",
+        )
         with self._views_lock:
-            self._views[index] = SlotView(SlotState.WRITING, Stamp(-1, 0))  # busy until it has grown
+            # busy until it has grown
+            self._views[index] = SlotView(SlotState.WRITING, Stamp(-1, 0))
         self._queue.put(lambda: self._grow(index, payload, manifest))
         return False
 
@@ -266,7 +310,12 @@ class Capturing:
         self._page.publish(decided_step=step, skipped_steps=count)
         self._on_change()
         if count % SKIPS_PER_LINE == 1:
-            self._journal.record("skipped", f"step {step} is not captured: {why} ({count} skipped so far)", step=step, skipped_steps=count)
+            self._journal.record(
+                "skipped",
+                f"step {step} is not captured: {why} ({count} skipped so far)",
+                step=step,
+                skipped_steps=count,
+            )
 
     def fence(self) -> None:
         """In the optimizer's pre-step hook: wait for the bytes this update would overwrite."""
@@ -285,13 +334,26 @@ class Capturing:
             self._guarded(task)
 
     def _guarded(self, task: Callable[[], None]) -> None:
-        """The executor: whatever a task raises costs a snapshot and is told, but never reaches the trainer."""
+        """The executor: whatever a task raises costs a snapshot and is told, but never reaches the
+        trainer."""
         try:
             task()
         except Exception as error:  # noqa: BLE001
-            self._journal.record("capture-failed", f"a snapshot was lost: {type(error).__name__}: {error}", rank=self._who.rank)
+            self._journal.record(
+                "capture-failed",
+                f"a snapshot was lost: {type(error).__name__}: {error}",
+                rank=self._who.rank,
+            )
 
-    def _finish(self, index: int, stamp: Stamp, copy: Copy, manifest: Manifest, protected: Protected, loss: Any) -> None:
+    def _finish(
+        self,
+        index: int,
+        stamp: Stamp,
+        copy: Copy,
+        manifest: Manifest,
+        protected: Protected,
+        loss: Any,
+    ) -> None:
         sealed = False
         try:
             self._on_phase(Phase.CAPTURE, stamp.step)
@@ -333,7 +395,8 @@ class Capturing:
         names = ", ".join(moved[:5]) + (f" and {len(moved) - 5} more" if len(moved) > 5 else "")
         self._journal.record(
             "torn",
-            f"the snapshot of {stamp} is dropped: {names} changed outside an optimizer's step while being copied; "
+            f"the snapshot of {stamp} is dropped: {names} changed outside an optimizer's "
+            "step while being copied; "
             "they are copied at the boundary from now on",
             step=stamp.step,
             moved=moved[:50],
@@ -350,7 +413,8 @@ class Capturing:
             self._page.publish(slots=tuple(self._views))
 
     def damaged(self, index: int, why: str) -> None:
-        """The keeper's scrub found a slot that no longer proves: forget it, unless it has been rewritten since."""
+        """The keeper's scrub found a slot that no longer proves: forget it, unless it has been
+        rewritten since."""
         self._queue.put(lambda: self._recheck(index, why))
 
     def _recheck(self, index: int, why: str) -> None:
@@ -359,7 +423,12 @@ class Capturing:
         try:
             self.slots[index].verify()
         except DamageError:
-            self._journal.record("slot-voided", f"slot {index} is given up after scrubbing: {why}", rank=self._who.rank, slot=index)
+            self._journal.record(
+                "slot-voided",
+                f"slot {index} is given up after scrubbing: {why}",
+                rank=self._who.rank,
+                slot=index,
+            )
             self.slots[index].void()
             self._set_view(index, EMPTY_VIEW)
 
@@ -382,9 +451,13 @@ class Capturing:
 
 
 def snapshot_of(capturing: Capturing, stamp: Stamp, index: int) -> tuple[Slot, SlotHeader, Layout]:
-    """A slot proven again just before it is loaded. Raises DamageError, LookupError, IdentityError."""
+    """A slot proven again just before it is loaded. Raises DamageError, LookupError,
+    IdentityError."""
     slot = capturing.slots[index]
     header, layout = slot.verify()
     if header.stamp != stamp:
-        raise IdentityError(f"{slot.path}: expected {stamp} of epoch {stamp.epoch}, found {header.stamp} of epoch {header.stamp.epoch}")
+        raise IdentityError(
+            f"{slot.path}: expected {stamp} of epoch {stamp.epoch}, found {header.stamp} of "
+            f"epoch {header.stamp.epoch}"
+        )
     return slot, header, layout

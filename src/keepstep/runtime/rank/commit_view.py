@@ -1,7 +1,9 @@
-"""Outlook: what a rank knows of the others when it decides about a snapshot: the horizon, and which stamps are hopeless.
+"""Outlook: what a rank knows of the others when it decides about a snapshot: the horizon, and which
+stamps are hopeless.
 
-On one node it reads the ranks' pages itself, so that capturing needs nobody else to be alive; with many nodes it reads the leader's word,
-which its keeper has written into a page. Both may be old, and old views are safe (core/resume/cut.py, core/resume/commit.py).
+On one node it reads the ranks' pages itself, so that capturing needs nobody else to be alive; with
+many nodes it reads the leader's word, which its keeper has written into a page. Both may be old,
+and old views are safe (core/resume/cut.py, core/resume/commit.py).
 """
 
 from __future__ import annotations

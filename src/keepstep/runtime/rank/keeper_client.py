@@ -1,7 +1,7 @@
 """Link: the session's line to the keeper.
 
-Asks where to resume and then listens on a thread of its own. A keeper that dies is replaced and told who is training;
-training notices nothing. Requests (persist) are answered through futures.
+Asks where to resume and then listens on a thread of its own. A keeper that dies is replaced and
+told who is training; training notices nothing. Requests (persist) are answered through futures.
 """
 
 from __future__ import annotations
@@ -32,7 +32,14 @@ LOOK_S = 0.02
 class Link:
     """One rank's connection. `on_damage(slot, why)` is called from the listening thread."""
 
-    def __init__(self, settings: Settings, rank: int, world_size: int, journal: Journal, on_damage: Callable[[int, str], None]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        rank: int,
+        world_size: int,
+        journal: Journal,
+        on_damage: Callable[[int, str], None],
+    ) -> None:
         self._settings, self._rank, self._world_size = settings, rank, world_size
         self._journal, self._on_damage = journal, on_damage
         self._box = ensure_keeper(settings)
@@ -43,21 +50,33 @@ class Link:
         self._closing = False
         self._mesh: Mesh | None = None
         self._join: dict[str, Any] | None = None  # while a vote is under way
-        self._words: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()  # about it, once a thread listens
+        # about it, once a thread listens
+        self._words: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._listening = False
 
     # -- before training
 
     def listen_at(self, host: str, port: int = 0) -> tuple[str, int, int, int]:
-        """Without an agent: have the keeper listen to other nodes. (host, port, incarnation, its newest round). Raises KeeperError."""
+        """Without an agent: have the keeper listen to other nodes. (host, port, incarnation, its
+        newest round). Raises KeeperError."""
         self._box.send({"kind": "listen", "host": host, "port": port})
         try:
             answer = self._box.recv(IMPATIENT_S)
         except TimeoutError:
-            raise KeeperError(f"the keeper was asked to listen at {host} and did not answer within {IMPATIENT_S:.0f} s") from None
+            raise KeeperError(
+                f"the keeper was asked to listen at {host} and did not answer within "
+                f"{IMPATIENT_S:.0f} s"
+            ) from None
         if answer is None or answer["kind"] != "listening":
-            raise KeeperError(f"the keeper cannot listen at {host}: {answer['why'] if answer else 'it died'}")
-        return str(answer["host"]), int(answer["port"]), int(answer["incarnation"]), int(answer["round"])
+            raise KeeperError(
+                f"the keeper cannot listen at {host}: {answer['why'] if answer else 'it died'}"
+            )
+        return (
+            str(answer["host"]),
+            int(answer["port"]),
+            int(answer["incarnation"]),
+            int(answer["round"]),
+        )
 
     def take_part(self, mesh: Mesh) -> None:
         """Without an agent: tell the keeper of the nodes of this round."""
@@ -81,10 +100,11 @@ class Link:
         load: Callable[[Offer], None],
         given_up: Callable[[], bool] = lambda: False,
     ) -> tuple[Offer, int] | None:
-        """Take part in the vote until every rank has proven the same state: (what was loaded, epoch), or None when `given_up()`.
+        """Take part in the vote until every rank has proven the same state: (what was loaded,
+        epoch), or None when `given_up()`.
 
-        `load` raises Unusable when the offer cannot be used here; after Damaged the rank asks anew with what it still holds, since others
-        may have a copy. Raises KeeperError when refused.
+        `load` raises Unusable when the offer cannot be used here; after Damaged the rank asks anew
+        with what it still holds, since others may have a copy. Raises KeeperError when refused.
         """
         self._join = join = {
             "kind": "join",
@@ -104,7 +124,10 @@ class Link:
                 waited_s += LOOK_S if self._listening else IMPATIENT_S
                 if waited_s >= IMPATIENT_S:
                     waited_s = 0.0
-                    why = f"rank {self._rank} has waited {IMPATIENT_S:.0f} s more for the other ranks to ask where to resume"
+                    why = (
+                        f"rank {self._rank} has waited {IMPATIENT_S:.0f} s more for the other "
+                        "ranks to ask where to resume"
+                    )
                     self._journal.record("waiting", why)
                 continue
             if message is None:  # the keeper died: ask the next one
@@ -114,7 +137,12 @@ class Link:
             elif message["kind"] == "refused":
                 raise KeeperError(str(message["why"]))
             elif message["kind"] == "offer":
-                offer = Offer(message["round"], message["source"], Stamp(message["step"], message["epoch"]), message["why"])
+                offer = Offer(
+                    message["round"],
+                    message["source"],
+                    Stamp(message["step"], message["epoch"]),
+                    message["why"],
+                )
                 self._try(offer, load)
             elif message["kind"] == "go":
                 assert offer is not None
@@ -136,7 +164,11 @@ class Link:
         try:
             load(offer)
         except Damaged as error:
-            self._journal.record("damaged", f"{offer.stamp} proves no more: {error}; asking anew, others may have it", rank=self._rank)
+            self._journal.record(
+                "damaged",
+                f"{offer.stamp} proves no more: {error}; asking anew, others may have it",
+                rank=self._rank,
+            )
             assert self._join is not None
             self._join["holds"] = list(error.holds)
             self._box.send(self._join)
@@ -173,7 +205,10 @@ class Link:
         if self._closing:  # we said goodbye, so it is free to go
             self._released.set()
             return
-        self._journal.record("keeper-lost", f"rank {self._rank} lost the keeper; training goes on while another one starts")
+        self._journal.record(
+            "keeper-lost",
+            f"rank {self._rank} lost the keeper; training goes on while another one starts",
+        )
         with self._lock:
             waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
@@ -184,11 +219,15 @@ class Link:
                 self._box = ensure_keeper(self._settings)
                 self._introduce()
             except KeepstepError as error:
-                self._journal.record("keeper-missing", f"no keeper is there ({error}); trying again")
+                self._journal.record(
+                    "keeper-missing", f"no keeper is there ({error}); trying again"
+                )
                 self._box.close()
                 time.sleep(AGAIN_S)
                 continue
-            self._box.send(self._join or {"kind": "attach", "rank": self._rank, "world_size": self._world_size})
+            self._box.send(
+                self._join or {"kind": "attach", "rank": self._rank, "world_size": self._world_size}
+            )
             return
 
     def changed(self) -> None:
@@ -205,7 +244,9 @@ class Link:
             with self._lock:
                 lost = self._waiting.pop(ticket, None)
             if lost:
-                lost.set_result({"ok": False, "step": None, "why": "the keeper is not there to be asked"})
+                lost.set_result(
+                    {"ok": False, "step": None, "why": "the keeper is not there to be asked"}
+                )
         return future
 
     def goodbye(self, ok: bool, why: str, timeout_s: float = 5.0) -> None:

@@ -1,8 +1,9 @@
 """Signals: SIGTERM answered within milliseconds, whatever the trainer's thread is in.
 
-A Python signal handler runs only between bytecodes, and a trainer may sit in one collective for minutes. The C-level
-handler writes to the wakeup descriptor at once; a thread reads it and acts. After acting, the process ends as SIGTERM ends it,
-unless the program has a handler of its own, which then decides.
+A Python signal handler runs only between bytecodes, and a trainer may sit in one collective for
+minutes. The C-level handler writes to the wakeup descriptor at once; a thread reads it and acts.
+After acting, the process ends as SIGTERM ends it, unless the program has a handler of its own,
+which then decides.
 """
 
 from __future__ import annotations
@@ -46,14 +47,16 @@ class Preemption:
         self._writer.close()
 
     def before_fork(self) -> None:
-        """A child inherits handler and descriptor: no SIGTERM may reach it before it has dropped both."""
+        """A child inherits handler and descriptor: no SIGTERM may reach it before it has dropped
+        both."""
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     def after_fork_in_parent(self) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
     def after_fork_in_child(self) -> None:
-        """A forked child (a data loader's worker) ends on SIGTERM as if we were not there, and does not wake the parent."""
+        """A forked child (a data loader's worker) ends on SIGTERM as if we were not there, and does
+        not wake the parent."""
         if self._installed:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGTERM, self._theirs)
@@ -79,5 +82,6 @@ class Preemption:
 
 
 def _die_of_sigterm() -> None:
-    ctypes.CDLL(None).signal(int(signal.SIGTERM), None)  # to SIG_DFL; Python's own call is for the main thread only
+    # to SIG_DFL; Python's own call is for the main thread only
+    ctypes.CDLL(None).signal(int(signal.SIGTERM), None)
     os.kill(os.getpid(), signal.SIGTERM)

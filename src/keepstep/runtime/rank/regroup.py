@@ -1,15 +1,18 @@
 """Peers: how a rank goes on in its own process when another one is lost.
 
-    a peer is lost -> every collective ends -> the step's body is given up -> vote and roll back -> new groups -> the next step
+    a peer is lost -> every collective ends -> the step's body is given up -> vote and roll back
+        -> new groups -> the next step
 
-A body that has all it needs from its peers when one is lost is not given up: it is finished and captured, and if the lost one had sealed
-that step too, nobody rolls back (the commit rule of undo-free recovery: who has what a step needs rolls forward).
+A body that has all it needs from its peers when one is lost is not given up: it is finished and
+captured, and if the lost one had sealed that step too, nobody rolls back (the commit rule of
+undo-free recovery: who has what a step needs rolls forward).
 
-Comes in: the agent's words. Goes out: to the groups, that they end and are built anew; to the loop, which step is given up. That a rank can
-do this it says at the first `with step` behind a captured step; until then, and without an agent, a lost peer ends the process.
+Comes in: the agent's words. Goes out: to the groups, that they end and are built anew; to the loop,
+which step is given up. That a rank can do this it says at the first `with step` behind a captured
+step; until then, and without an agent, a lost peer ends the process.
 
-Invariant: between the notice and the end of `meet_again` nothing is captured, and no optimizer steps, in a body that a worthless collective
-has touched.
+Invariant: between the notice and the end of `meet_again` nothing is captured, and no optimizer
+steps, in a body that a worthless collective has touched.
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ ORDER_WITHIN_S = 120.0  # a lost node is given up first, and its replacement com
 
 
 class Step(int):
-    """A step's number, and its body: `with step:` gives the body up when a peer is lost, and the next step is the one to do again."""
+    """A step's number, and its body: `with step:` gives the body up when a peer is lost, and the
+    next step is the one to do again."""
 
     _peers: Peers
     entered: bool
@@ -58,10 +62,16 @@ class Step(int):
         self._peers.entered(self)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
         self.ended = error is None
         self._peers.left()
-        # What goes wrong after a peer was lost is that peer's doing: collectives end with nothing in them.
+        # What goes wrong after a peer was lost is that peer's doing: collectives end with nothing
+        # in them.
         return self._peers.lost and isinstance(error, Exception)
 
 
@@ -79,16 +89,22 @@ class Peers:
         self._line = AgentLine.find(environ, rank, self._on_lost)
 
     def tell_collectives(self, tell: Callable[[int], object]) -> None:
-        """`tell` hears the number of every collective that is entered, on whichever thread that is."""
+        """`tell` hears the number of every collective that is entered, on whichever thread that
+        is."""
         self._members.on_enter = tell
 
     def show_rhythm(self, path: Path) -> None:
-        """Let the node's keeper see when collectives use the network (`edge/shm/collective_profile_page.py`). Not with CUDA devices: there a collective's future
+        """Let the node's keeper see when collectives use the network
+        (`edge/shm/collective_profile_page.py`). Not with CUDA devices: there a collective's future
         ends when it has been queued, and the network is busy later."""
         if _has_cuda():
             return
         named = os.environ.get("NCCL_SOCKET_IFNAME") or os.environ.get("GLOO_SOCKET_IFNAME", "")
-        self._rhythm = RhythmWriter(path, time.monotonic_ns, "" if named.startswith("^") else named.lstrip("=").partition(",")[0])
+        self._rhythm = RhythmWriter(
+            path,
+            time.monotonic_ns,
+            "" if named.startswith("^") else named.lstrip("=").partition(",")[0],
+        )
         self._members.on_begin, self._members.on_end = self._rhythm.began, self._rhythm.ended
 
     def step_begins(self, step: int) -> None:
@@ -111,13 +127,17 @@ class Peers:
             self._journal.record("lost-notice", f"rank {self._rank} hears: {why}", rank=self._rank)
 
     def is_genuine(self, step: Step) -> bool:
-        """Whether that body has come to its end with what its peers gave, whatever became of them since."""
+        """Whether that body has come to its end with what its peers gave, whatever became of them
+        since."""
         return step.entered and step.ended and not self._members.is_worthless
 
     def check(self) -> None:
         """Before an optimizer steps. Raises PeerLost."""
         if self._members.is_lost and (self._members.is_worthless or not self._in_body):
-            raise PeerLost(f"{self._members.why}; without `with step:` around the loop's body this process cannot go on")
+            raise PeerLost(
+                f"{self._members.why}; without `with step:` around the loop's body this "
+                "process cannot go on"
+            )
 
     def entered(self, step: int) -> None:
         """A body begins that can be given up."""
@@ -132,7 +152,8 @@ class Peers:
         self._in_body = False
 
     def meet_again(self, resume: Callable[[Callable[[], bool]], None]) -> None:
-        """Find together with whoever is there now. `resume(given_up)` votes and loads; it returns early when `given_up()`.
+        """Find together with whoever is there now. `resume(given_up)` votes and loads; it returns
+        early when `given_up()`.
 
         Raises KeeperError when there is nobody to say where, or no state to go back to.
         """
@@ -143,7 +164,8 @@ class Peers:
             order = self._line.order(ORDER_WITHIN_S)
             if order is None:
                 raise KeeperError(
-                    f"{self._members.why}; the agent was to say where to meet again within {ORDER_WITHIN_S:.0f} s and did not"
+                    f"{self._members.why}; the agent was to say where to meet again within "
+                    f"{ORDER_WITHIN_S:.0f} s and did not"
                 )
             if given_up.is_set():
                 continue
@@ -151,22 +173,32 @@ class Peers:
             if not given_up.is_set() and self._build(order, given_up):
                 break
         took_ns = time.monotonic_ns() - self._lost_ns
-        why = f"rank {self._rank} is among its peers again {human_ns(took_ns)} after one was lost, in the same process"
-        self._journal.record("regrouped", why, rank=self._rank, attempt=order.attempt, duration_ns=took_ns)
+        why = (
+            f"rank {self._rank} is among its peers again {human_ns(took_ns)} after one was lost, "
+            "in the same process"
+        )
+        self._journal.record(
+            "regrouped", why, rank=self._rank, attempt=order.attempt, duration_ns=took_ns
+        )
         self._line.say_regrouped()
 
     def join(self, environ: Mapping[str, str]) -> None:
         """A newcomer has its state: from now on its collectives are real."""
-        order = MeetAgain(int(environ["KEEPSTEP_ATTEMPT"]), environ["MASTER_ADDR"], int(environ["MASTER_PORT"]))
+        order = MeetAgain(
+            int(environ["KEEPSTEP_ATTEMPT"]), environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+        )
         while not self._build(order, self._given_up):
-            time.sleep(ORDER_WITHIN_S)  # another peer is lost: this process is no one's yet, and is ended
+            # another peer is lost: this process is no one's yet, and is ended
+            time.sleep(ORDER_WITHIN_S)
         if self._line is not None:
             self._line.say_regrouped()
 
     def _build(self, order: MeetAgain, given_up: threading.Event) -> bool:
         from keepstep.edge.torch.tcp_store import join_store
 
-        return self._members.regroup(join_store((order.host, order.port), MEET_WITHIN_S), order.attempt, given_up)
+        return self._members.regroup(
+            join_store((order.host, order.port), MEET_WITHIN_S), order.attempt, given_up
+        )
 
     def unable(self) -> None:
         """This process ends, and the agent had better start all anew."""
@@ -206,10 +238,12 @@ def _has_cuda() -> bool:
 
 
 def _all_groups_are_ours() -> bool:
-    """Whether the process can do without every connection it has; one that never made a group has none."""
+    """Whether the process can do without every connection it has; one that never made a group has
+    none."""
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return int(os.environ.get("WORLD_SIZE", "1")) > 1  # ranks that share nothing but their steps
+        # ranks that share nothing but their steps
+        return int(os.environ.get("WORLD_SIZE", "1")) > 1
     from keepstep.edge.torch.groups import Group
 
     return all(isinstance(group, Group) for group in distributed.distributed_c10d._world.pg_map)

@@ -1,7 +1,8 @@
 """Session: keepstep inside the trainer, and its public face.
 
-`protect` finds who this rank is, joins the keeper, restores what all ranks agree on, makes the slots and returns a `Job`.
-`Job.steps` counts steps; the end of a loop body is the step boundary, where the state is captured.
+`protect` finds who this rank is, joins the keeper, restores what all ranks agree on, makes the
+slots and returns a `Job`. `Job.steps` counts steps; the end of a loop body is the step boundary,
+where the state is captured.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ def _after_fork_in_child() -> None:
     _current = None
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+)
 
 # Copied by every new Job: the one way to hear phases that pass before `protect` returns (restore).
 phase_listeners: list[Callable[[Phase, int], None]] = []
@@ -69,18 +72,25 @@ phase_listeners: list[Callable[[Phase, int], None]] = []
 def protect(config: Config | Mapping[str, Any] | None = None, /, **stateful: Any) -> Job:
     """Protect a training's state, restoring it first if there is something to restore.
 
-    config: a `Config` or a dict of its fields; None takes everything from `KEEPSTEP_*` variables and the defaults.
-    stateful: anything with `state_dict()` and `load_state_dict()`, modules, optimizers, tensors (restored in place), picklable values
-        (restored in place where they can be, and always through `job.state`). Random states are always included.
+    config: a `Config` or a dict of its fields; None takes everything from `KEEPSTEP_*` variables
+        and the defaults.
+    stateful: anything with `state_dict()` and `load_state_dict()`, modules, optimizers, tensors
+        (restored in place), picklable values (restored in place where they can be, and always
+        through `job.state`). Random states are always included.
 
-    Returns the `Job` whose `steps` drives the loop. All ranks must call it; it waits for all of them.
+    Returns the `Job` whose `steps` drives the loop. All ranks must call it; it waits for all of
+    them.
 
-    Raises ConfigError (unknown or impossible settings), MemoryBudgetError (the slots do not fit), IdentityError (another job's or a living
-    rank's memory), LayoutError (the saved state has another shape: nothing is loaded, nothing is removed), KeeperError.
+    Raises ConfigError (unknown or impossible settings), MemoryBudgetError (the slots do not fit),
+    IdentityError (another job's or a living rank's memory), LayoutError (the saved state has
+    another shape: nothing is loaded, nothing is removed), KeeperError.
     """
     global _current
     if _current is not None and not _current.closed:
-        raise ConfigError("protect() was called twice: expected one call that names everything, or job.close() in between")
+        raise ConfigError(
+            "protect() was called twice: expected one call that names everything, or "
+            "job.close() in between"
+        )
     settings = resolve(config, os.environ, default_job(sys.argv, os.environ))
     parse_rules(settings.keep)  # a rule that cannot be is told now, not by the first checkpoint
     who = _identity(settings)
@@ -104,7 +114,9 @@ def _identity(settings: Settings) -> Identity:
 class Job:
     """A protected training. Made by `protect`."""
 
-    def __init__(self, settings: Settings, who: Identity, protected: Protected, journal: Journal) -> None:
+    def __init__(
+        self, settings: Settings, who: Identity, protected: Protected, journal: Journal
+    ) -> None:
         self.settings, self.closed = settings, False
         self.phase_listeners = list(phase_listeners)
         self._who, self._protected, self._journal = who, protected, journal
@@ -113,20 +125,41 @@ class Job:
         self._finished = False
         self._failure: str | None = None
         self._peers = Peers(os.environ, who.rank, journal)
-        with contextlib.ExitStack() as undo:  # so that the program may mend what was wrong and call protect() again
-            self._link = Link(settings, who.rank, who.world_size, journal, lambda slot, why: self._capturing.damaged(slot, why))
+        # so that the program may mend what was wrong and call protect() again
+        with contextlib.ExitStack() as undo:
+            self._link = Link(
+                settings,
+                who.rank,
+                who.world_size,
+                journal,
+                lambda slot, why: self._capturing.damaged(slot, why),
+            )
             undo.callback(self._link.end)
             if who.has_many_nodes and "KEEPSTEP_AGENT" not in os.environ:
                 meet(self._link, settings, who)
             self._page = self._own_page()
             undo.callback(self._page.close)
-            outlook = Word(MEMORY, settings.job_dir) if who.has_many_nodes else Pages(MEMORY, settings.job_dir, who.world_size)
+            outlook = (
+                Word(MEMORY, settings.job_dir)
+                if who.has_many_nodes
+                else Pages(MEMORY, settings.job_dir, who.world_size)
+            )
             on_change = self._link.changed if who.has_many_nodes else lambda: None
-            self._capturing = Capturing(settings, who, self._page, outlook, journal, self._announce, on_change)
+            self._capturing = Capturing(
+                settings, who, self._page, outlook, journal, self._announce, on_change
+            )
             undo.callback(self._capturing.close)
             undo.callback(self._peers.close)
             self._resuming = Resuming(
-                settings, who, protected, self._page, self._capturing, self._link, self._peers, journal, self._announce
+                settings,
+                who,
+                protected,
+                self._page,
+                self._capturing,
+                self._link,
+                self._peers,
+                journal,
+                self._announce,
             )
             self._resume()
             self._link.listen()
@@ -143,7 +176,8 @@ class Job:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The plain values given to `protect`, by name: read the restored ones here, assign new ones here."""
+        """The plain values given to `protect`, by name: read the restored ones here, assign new
+        ones here."""
         return self._protected.values
 
     @property
@@ -158,10 +192,12 @@ class Job:
     def steps(self, total_steps: int) -> Iterator[Step]:
         """Count the steps 0 .. total_steps - 1, from the one after the restored step.
 
-        The end of the loop's body is the step boundary: the state there is what a restart will find. A step is an int; a body inside
-        `with step:` is given up when another rank is lost, and the next step is then the first one to do again, in this process.
+        The end of the loop's body is the step boundary: the state there is what a restart will
+        find. A step is an int; a body inside `with step:` is given up when another rank is lost,
+        and the next step is then the first one to do again, in this process.
 
-        Raises PeerLost when a rank is lost and the body was not inside `with step:`; KeeperError when there is no going on in this process.
+        Raises PeerLost when a rank is lost and the body was not inside `with step:`; KeeperError
+        when there is no going on in this process.
         """
         resumed_ns: int | None = time.monotonic_ns() if self._step >= 0 else None
         while self._step + 1 < total_steps:
@@ -184,7 +220,10 @@ class Job:
             if resumed_ns is not None:
                 took_ns = time.monotonic_ns() - resumed_ns
                 self._journal.record(
-                    "next-step", f"step {step} is done, {human_ns(took_ns)} after the restore", step=int(step), duration_ns=took_ns
+                    "next-step",
+                    f"step {step} is done, {human_ns(took_ns)} after the restore",
+                    step=int(step),
+                    duration_ns=took_ns,
                 )
                 resumed_ns = None
         self._peers.step_begins(NO_STEP)
@@ -193,8 +232,8 @@ class Job:
         self._finished = True
 
     def report(self, **metrics: Any) -> None:
-        """Tell the step's `loss` (a number or a one-element tensor; not read on this thread). It is shown by
-        `keepstep status` and kept with the snapshot, for `best:loss:min:n` retention."""
+        """Tell the step's `loss` (a number or a one-element tensor; not read on this thread). It is
+        shown by `keepstep status` and kept with the snapshot, for `best:loss:min:n` retention."""
         unknown = set(metrics) - {"loss"}
         if unknown:
             raise ConfigError(f"report() expected loss, found {sorted(unknown)}")
@@ -202,15 +241,19 @@ class Job:
         self._loss = loss.detach() if hasattr(loss, "detach") else loss
 
     def enter(self, phase: str) -> None:
-        """Say what the trainer is doing inside a step (`forward`, `backward`, `update`): shown by `keepstep status`."""
+        """Say what the trainer is doing inside a step (`forward`, `backward`, `update`): shown by
+        `keepstep status`."""
         try:
             value = Phase[phase.upper()]
         except KeyError:
-            raise ConfigError(f"enter() expected one of {[p.name.lower() for p in Phase]}, found {phase!r}") from None
+            raise ConfigError(
+                f"enter() expected one of {[p.name.lower() for p in Phase]}, found {phase!r}"
+            ) from None
         self._announce(value, self._step + 1)
 
     def persist(self, wait: bool = False) -> Future[dict[str, Any]]:
-        """Ask for the last completed step (or a newer one) in the store. The future gives {"ok", "step", "why"}.
+        """Ask for the last completed step (or a newer one) in the store. The future gives {"ok",
+        "step", "why"}.
 
         Raises StoreError when waiting and the checkpoint could not be written.
         """
@@ -223,9 +266,11 @@ class Job:
         return future
 
     def close(self, ok: bool = True) -> None:
-        """The training is over: seal what is under way, write the last step to the store if there is one, release the memory.
+        """The training is over: seal what is under way, write the last step to the store if there
+        is one, release the memory.
 
-        Called by itself at interpreter exit when `steps` ran to its end; call it after leaving the loop early on purpose.
+        Called by itself at interpreter exit when `steps` ran to its end; call it after leaving the
+        loop early on purpose.
         """
         if self.closed:
             return
@@ -236,13 +281,19 @@ class Job:
         if ok and self._failure is None and self.settings.store is not None and self._step >= 0:
             outcome = self._link.persist(self._step, "the end of the job").result()
             if not outcome["ok"]:
-                self._journal.record("persist-failed", f"the last step is not in the store: {outcome['why']}")
+                self._journal.record(
+                    "persist-failed", f"the last step is not in the store: {outcome['why']}"
+                )
         self._capturing.stop()
         self._summarize()
         self._page.publish(phase=Phase.DONE)
-        self._link.goodbye(ok and self._failure is None, self._failure or ("ended well" if ok else f"left after step {self._step}"))
+        self._link.goodbye(
+            ok and self._failure is None,
+            self._failure or ("ended well" if ok else f"left after step {self._step}"),
+        )
         self._link.end()
-        self._peers.close(ok and self._failure is None)  # no collective touches the page from here on
+        # no collective touches the page from here on
+        self._peers.close(ok and self._failure is None)
         self._capturing.close()
         self._page.close()
 
@@ -251,11 +302,16 @@ class Job:
         if page is None:
             return
         seen = max(1, page.captured_steps + page.skipped_steps + page.torn_steps)
-        counts = {"captured_steps": page.captured_steps, "skipped_steps": page.skipped_steps, "torn_steps": page.torn_steps}
+        counts = {
+            "captured_steps": page.captured_steps,
+            "skipped_steps": page.skipped_steps,
+            "torn_steps": page.torn_steps,
+        }
         stall_ns = self._stall_ns_total // seen
         self._journal.record(
             "summary",
-            f"{page.captured_steps} steps captured, {page.skipped_steps} skipped, {page.torn_steps} torn; "
+            f"{page.captured_steps} steps captured, {page.skipped_steps} skipped, "
+            f"{page.torn_steps} torn; "
             f"the trainer waited {human_ns(stall_ns)} a step",
             stall_ns_per_step=stall_ns,
             **counts,
@@ -267,7 +323,8 @@ class Job:
         page = StatusPage.own(MEMORY, self.settings.job_dir, self._who.rank)
         if page is None:
             raise IdentityError(
-                f"rank {self._who.rank} of job {self._who.job!r} is already running in another process; wait for it to end, "
+                f"rank {self._who.rank} of job {self._who.job!r} is already running in "
+                "another process; wait for it to end, "
                 "or give this run a name of its own (job=... or KEEPSTEP_JOB)"
             )
         return page
@@ -293,10 +350,18 @@ class Job:
         # A tensor of optimizer state costs its alignment, a manifest entry and a place in the tree.
         entries = len(state.items) * (4 if any(coming) else 1)
         payload = state.payload_bytes + sum(c or 0 for c in coming) + 256 * entries
-        why = self._capturing.prepare(payload, 400 * entries, MEMORY.free_bytes(self.settings.arena_dir), available_bytes())
-        unknown = "" if None not in coming else "; an optimizer's coming state is unknown, its slots may grow after the first step"
+        why = self._capturing.prepare(
+            payload, 400 * entries, MEMORY.free_bytes(self.settings.arena_dir), available_bytes()
+        )
+        unknown = (
+            ""
+            if None not in coming
+            else "; an optimizer's coming state is unknown, its slots may grow after the first step"
+        )
         self._journal.record("slots-made", why + unknown)
-        for caveat in restore.caveats(self._protected, self._who.world_size) if self._who.rank == 0 else ():
+        for caveat in (
+            restore.caveats(self._protected, self._who.world_size) if self._who.rank == 0 else ()
+        ):
             self._journal.record("caveat", caveat, logging.WARNING)
         self._capturing.start()
 
@@ -349,7 +414,8 @@ class Job:
         atexit.unregister(self._at_exit)
 
     def _leave_to_parent(self) -> None:
-        """In a forked child: its copies of locks and sockets would keep a killed parent looking alive."""
+        """In a forked child: its copies of locks and sockets would keep a killed parent looking
+        alive."""
         self.closed = True
         self._preemption.after_fork_in_child()
         atexit.unregister(self._at_exit)
@@ -359,7 +425,9 @@ class Job:
         self._peers.release()
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        self._failure = "interrupted" if issubclass(kind, KeyboardInterrupt) else f"{kind.__name__}: {error}"
+        self._failure = (
+            "interrupted" if issubclass(kind, KeyboardInterrupt) else f"{kind.__name__}: {error}"
+        )
         write_last_words(error, os.environ)
         self._excepthook(kind, error, trace)
 
@@ -368,9 +436,20 @@ class Job:
             self.close(ok=self._finished)
 
     def _preempted(self) -> None:
-        """On the signal thread: the newest committed step goes to the store, whatever the trainer's thread is doing."""
+        """On the signal thread: the newest committed step goes to the store, whatever the trainer's
+        thread is doing."""
         if "KEEPSTEP_AGENT" in os.environ:
             return  # the agent ends the job, and the keeper writes the newest step then
-        self._journal.record("preempted", f"rank {self._who.rank} received SIGTERM: persisting the newest step every rank holds")
-        outcome = self._link.persist(None, f"rank {self._who.rank} received SIGTERM").result(timeout=600)
-        self._journal.record("preempted", f"SIGTERM is answered: {outcome['why']}", ok=outcome["ok"], step=outcome["step"])
+        self._journal.record(
+            "preempted",
+            f"rank {self._who.rank} received SIGTERM: persisting the newest step every rank holds",
+        )
+        outcome = self._link.persist(None, f"rank {self._who.rank} received SIGTERM").result(
+            timeout=600
+        )
+        self._journal.record(
+            "preempted",
+            f"SIGTERM is answered: {outcome['why']}",
+            ok=outcome["ok"],
+            step=outcome["step"],
+        )

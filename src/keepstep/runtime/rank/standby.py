@@ -1,7 +1,9 @@
-"""Standby: a process that has imported torch and waits to become a rank, `python -m keepstep.runtime.rank.standby`.
+"""Standby: a process that has imported torch and waits to become a rank, `python -m
+keepstep.runtime.rank.standby`.
 
-Importing takes seconds; becoming takes milliseconds. Comes in: a command line and an environment. Goes out: the program, run as
-`python script.py` or `python -m module` would. Does nothing of its own before that, and ends with its agent.
+Importing takes seconds; becoming takes milliseconds. Comes in: a command line and an environment.
+Goes out: the program, run as `python script.py` or `python -m module` would. Does nothing of its
+own before that, and ends with its agent.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ def can_become(command: tuple[str, ...]) -> bool:
 
 
 def _program(words: list[str]) -> list[str]:
-    """What follows the interpreter's own `-u`, which a standby process has as well; nothing when there are other options."""
+    """What follows the interpreter's own `-u`, which a standby process has as well; nothing when
+    there are other options."""
     rest = words[1:] if words[:1] == ["-u"] else words
     if rest[:1] == ["-m"]:
         return rest if len(rest) > 1 else []
@@ -47,7 +50,8 @@ def become(message: dict[str, Any]) -> None:
 
 @contextmanager
 def in_idle_time() -> Iterator[None]:
-    """The trainers come first. Only where this process may take its place among them again afterwards, which takes privilege."""
+    """The trainers come first. Only where this process may take its place among them again
+    afterwards, which takes privilege."""
     may_return = os.geteuid() == 0
     if may_return:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))

@@ -1,11 +1,14 @@
-"""Twins: blocks of a snapshot that this node has already, because one of its own ranks holds the same bytes.
+"""Twins: blocks of a snapshot that this node has already, because one of its own ranks holds the
+same bytes.
 
-Data-parallel replicas agree in nearly all of their state, so a holder need not be sent what its own ranks computed. Two blocks are taken
-for equal when their tables name the same checksum and length; what is copied is hashed again, so that a bit which flipped here at rest is
-not taken over but asked for. Done beside the loop, at memory speed.
+Data-parallel replicas agree in nearly all of their state, so a holder need not be sent what its own
+ranks computed. Two blocks are taken for equal when their tables name the same checksum and length;
+what is copied is hashed again, so that a bit which flipped here at rest is not taken over but asked
+for. Done beside the loop, at memory speed.
 
-The tables of the own ranks are read once a generation, and only told apart by its stamp: what is remembered of them says where to look,
-never what is there. So nothing has to be forgotten when a slot is overwritten or damaged: its bytes do not prove, and come from elsewhere.
+The tables of the own ranks are read once a generation, and only told apart by its stamp: what is
+remembered of them says where to look, never what is there. So nothing has to be forgotten when a
+slot is overwritten or damaged: its bytes do not prove, and come from elsewhere.
 """
 
 from __future__ import annotations
@@ -35,10 +38,14 @@ class Twins:
         self._read: set[int] = set()  # ranks whose table of that stamp is among
         self._places: dict[Block, tuple[int, int]] = {}  # rank and offset
 
-    def take_over(self, whole: Whole, table: tuple[int, ...], ranks: Iterable[int], stamp: Stamp) -> list[Range]:
-        """Fill `whole` from these ranks' own snapshots of that stamp. Returns the payload ranges that have to come from elsewhere."""
+    def take_over(
+        self, whole: Whole, table: tuple[int, ...], ranks: Iterable[int], stamp: Stamp
+    ) -> list[Range]:
+        """Fill `whole` from these ranks' own snapshots of that stamp. Returns the payload ranges
+        that have to come from elsewhere."""
         places = self._places_of(stamp, ranks)
-        found: dict[int, list[tuple[Range, int]]] = {}  # by rank: what is wanted, and where it lies there
+        # by rank: what is wanted, and where it lies there
+        found: dict[int, list[tuple[Range, int]]] = {}
         for range_ in _payload(whole):
             rank, at = places.get((table[range_[1] // BLOCK_BYTES], range_[2]), (None, 0))
             if rank is not None:
@@ -64,14 +71,23 @@ class Twins:
             header = slot.header()
             for block, found in enumerate(slot.table(header)):
                 at = block * BLOCK_BYTES
-                self._places.setdefault((found, min(BLOCK_BYTES, header.payload_bytes - at)), (rank, at))
+                self._places.setdefault(
+                    (found, min(BLOCK_BYTES, header.payload_bytes - at)), (rank, at)
+                )
             self._read.add(rank)
         except DamageError:
             return  # scrubbing will find it too
         finally:
             unpin([slot])
 
-    def _copy(self, whole: Whole, table: tuple[int, ...], rank: int, stamp: Stamp, twins: list[tuple[Range, int]]) -> None:
+    def _copy(
+        self,
+        whole: Whole,
+        table: tuple[int, ...],
+        rank: int,
+        stamp: Stamp,
+        twins: list[tuple[Range, int]],
+    ) -> None:
         slot = pin_one(self._memory, self._job_dir, stamp, rank)
         if slot is None:
             return
@@ -80,7 +96,9 @@ class Twins:
             for range_, at in twins:
                 _, offset, nbytes = range_
                 if at + nbytes <= len(payload):
-                    whole.put(range_, payload[at : at + nbytes], expected=table[offset // BLOCK_BYTES])
+                    whole.put(
+                        range_, payload[at : at + nbytes], expected=table[offset // BLOCK_BYTES]
+                    )
         except DamageError:
             return
         finally:

@@ -1,11 +1,12 @@
 """Encoding: one parity of a row on its way into being, from the pieces its other members send.
 
-Each piece is added to the parity as it arrives (XOR, or Reed-Solomon by ISA-L), so only one block a link is ever kept beside it. After the
-parity lie the headers, tables and manifests of the row's other members: who lost everything is rebuilt from here, and proven by its own
-table. Called on the links' threads but for `seal`.
+Each piece is added to the parity as it arrives (XOR, or Reed-Solomon by ISA-L), so only one block a
+link is ever kept beside it. After the parity lie the headers, tables and manifests of the row's
+other members: who lost everything is rebuilt from here, and proven by its own table. Called on the
+links' threads but for `seal`.
 
-Invariants: every piece is added exactly once; parity and data carry one stamp (otherwise a kill between writing both would leave a parity
-that decodes to garbage: the write hole).
+Invariants: every piece is added exactly once; parity and data carry one stamp (otherwise a kill
+between writing both would leave a parity that decodes to garbage: the write hole).
 """
 
 from __future__ import annotations
@@ -45,29 +46,50 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a parity's slot holds, as its manifest tells: the stripes, and where each other member's header, table and manifest lie."""
+    """What a parity's slot holds, as its manifest tells: the stripes, and where each other member's
+    header, table and manifest lie."""
 
     stripes: Stripes
     metas: Mapping[int, tuple[int, Sizes]]
 
     @property
     def nbytes(self) -> int:
-        return self.stripes.parity_bytes + sum(PAGE_BYTES + s.table_bytes + s.manifest_bytes for _, s in self.metas.values())
+        return self.stripes.parity_bytes + sum(
+            PAGE_BYTES + s.table_bytes + s.manifest_bytes for _, s in self.metas.values()
+        )
 
     def where(self, rank: int, part: Part) -> tuple[int, int]:
-        """(offset in the slot's payload, bytes) of a member's header, table or manifest. Raises KeyError."""
+        """(offset in the slot's payload, bytes) of a member's header, table or manifest. Raises
+        KeyError."""
         at, sizes = self.metas[rank]
-        nbytes = {Part.HEADER: PAGE_BYTES, Part.TABLE: sizes.table_bytes, Part.MANIFEST: sizes.manifest_bytes}[part]
-        before = {Part.HEADER: 0, Part.TABLE: PAGE_BYTES, Part.MANIFEST: PAGE_BYTES + sizes.table_bytes}[part]
+        nbytes = {
+            Part.HEADER: PAGE_BYTES,
+            Part.TABLE: sizes.table_bytes,
+            Part.MANIFEST: sizes.manifest_bytes,
+        }[part]
+        before = {
+            Part.HEADER: 0,
+            Part.TABLE: PAGE_BYTES,
+            Part.MANIFEST: PAGE_BYTES + sizes.table_bytes,
+        }[part]
         return at + before, nbytes
 
     def to_text(self) -> bytes:
-        metas = {str(r): [at, s.payload_bytes, s.manifest_bytes] for r, (at, s) in self.metas.items()}
-        said = {"row": self.stripes.members, "tolerates": self.stripes.tolerates, "data_bytes": self.stripes.data_bytes, "metas": metas}
+        metas = {
+            str(r): [at, s.payload_bytes, s.manifest_bytes] for r, (at, s) in self.metas.items()
+        }
+        said = {
+            "row": self.stripes.members,
+            "tolerates": self.stripes.tolerates,
+            "data_bytes": self.stripes.data_bytes,
+            "metas": metas,
+        }
         return json.dumps(said, separators=(",", ":")).encode()
 
 
-def contents_of(sizes: Mapping[int, Sizes], row: tuple[int, ...], tolerates: int, mine: int) -> Contents:
+def contents_of(
+    sizes: Mapping[int, Sizes], row: tuple[int, ...], tolerates: int, mine: int
+) -> Contents:
     """For the parity that the member `mine` keeps."""
     stripes = stripes_of_snapshots(row, tolerates, [sizes[r].payload_bytes for r in row])
     metas, at = {}, stripes.parity_bytes
@@ -81,36 +103,56 @@ def contents_from(manifest: bytes) -> Contents:
     """The inverse of `Contents.to_text`, from a proven manifest."""
     said: dict[str, Any] = json.loads(manifest)
     stripes = stripes_of_snapshots(said["row"], said["tolerates"], said["data_bytes"])
-    return Contents(stripes, {int(r): (at, Sizes(payload, text)) for r, (at, payload, text) in said["metas"].items()})
+    return Contents(
+        stripes,
+        {int(r): (at, Sizes(payload, text)) for r, (at, payload, text) in said["metas"].items()},
+    )
 
 
 def ranges_for(stripes: Stripes, sizes: Sizes, owner: int, keeper: int) -> list[Range]:
     """What `owner` sends to `keeper` for its parity."""
     pieces = contribution(stripes, owner, keeper)
-    data = [(part, p.start + at, length) for p in pieces for part, at, length in blocks(Part.PAYLOAD, p.nbytes)]
-    metas = [*blocks(Part.TABLE, sizes.table_bytes), *blocks(Part.MANIFEST, sizes.manifest_bytes), (Part.HEADER, 0, PAGE_BYTES)]
+    data = [
+        (part, p.start + at, length)
+        for p in pieces
+        for part, at, length in blocks(Part.PAYLOAD, p.nbytes)
+    ]
+    metas = [
+        *blocks(Part.TABLE, sizes.table_bytes),
+        *blocks(Part.MANIFEST, sizes.manifest_bytes),
+        (Part.HEADER, 0, PAGE_BYTES),
+    ]
     return [*data, *metas]
 
 
 def blank(slot: Slot, nbytes: int) -> None:
-    """What a parity begins with: a slot that holds nothing, the first `nbytes` of its payload zeros. Takes as long as a copy of them."""
+    """What a parity begins with: a slot that holds nothing, the first `nbytes` of its payload
+    zeros. Takes as long as a copy of them."""
     slot.void()
     payload = slot.payload[:nbytes]
-    for at in range(0, nbytes, MIB):  # one source that stays in the cache: a large one of zeros takes four times as long
+    # one source that stays in the cache: a large one of zeros takes four times as long
+    for at in range(0, nbytes, MIB):
         payload[at : at + MIB] = _ZEROS[: nbytes - at]
 
 
 class Encoding:
-    """The parity of `mine` at one stamp, in a slot that is `blank`. `told` is called once, when everything has been added."""
+    """The parity of `mine` at one stamp, in a slot that is `blank`. `told` is called once, when
+    everything has been added."""
 
-    def __init__(self, slot: Slot, contents: Contents, mine: int, stamp: Stamp, told: Callable[[], None]) -> None:
+    def __init__(
+        self, slot: Slot, contents: Contents, mine: int, stamp: Stamp, told: Callable[[], None]
+    ) -> None:
         self.slot, self.contents, self.mine, self.stamp = slot, contents, mine, stamp
         self._told = told
         self._lock = threading.Lock()
         self._scratch: dict[int, bytearray] = {}  # by node: its blocks come one after the other
         self._stopped = False
         stripes = contents.stripes
-        self._missing = {(rank, range_) for rank, (_, sizes) in contents.metas.items() for range_ in ranges_for(stripes, sizes, rank, mine)}
+        self._missing = {
+            (rank, range_)
+            for rank, (_, sizes) in contents.metas.items()
+            for range_ in ranges_for(stripes, sizes, rank, mine)
+        }
         self._payload = slot.payload
 
     @property
@@ -147,7 +189,11 @@ class Encoding:
                 break
         else:
             raise AssertionError(f"{span} is in no piece")
-        codeword = next(c for c in range(len(stripes.members)) if stripes.piece(c, stripes.members.index(span.rank)) == piece)
+        codeword = next(
+            c
+            for c in range(len(stripes.members))
+            if stripes.piece(c, stripes.members.index(span.rank)) == piece
+        )
         row = (stripes.members.index(self.mine) - codeword) % len(stripes.members)
         rows = solve(stripes.k, stripes.tolerates, tuple(range(stripes.k)), (stripes.k + row,))
         at = row * stripes.block_bytes + span.offset - piece.start
@@ -159,25 +205,48 @@ class Encoding:
             self._stopped = True
 
     def seal(self, wall_ns: int) -> SlotHeader:
-        """The parity is whole: make it one that is found. Raises DamageError when its header was damaged meanwhile, or given up, and when
-        what was sent beside the pieces is no member's proven header, table and manifest."""
+        """The parity is whole: make it one that is found. Raises DamageError when its header was
+        damaged meanwhile, or given up, and when what was sent beside the pieces is no member's
+        proven header, table and manifest."""
         for rank in self.contents.metas:
             self._prove_meta(rank)
         header = self.slot.write_table(self.contents.nbytes, self.contents.to_text())
         if header.state is not SlotState.WRITING:
-            raise DamageError(f"{self.slot.path}: expected a parity that is being written, found a slot that holds nothing")
+            raise DamageError(
+                f"{self.slot.path}: expected a parity that is being written, found a slot "
+                "that holds nothing"
+            )
         self.slot.seal(header, LAYOUT_HASH, math.nan, wall_ns)
         return header
 
     def _prove_meta(self, rank: int) -> None:
-        """A bit may have flipped at its owner between a look and the sending: the link's checksum is of what was sent."""
-        page, table, manifest = (self._meta(rank, part) for part in (Part.HEADER, Part.TABLE, Part.MANIFEST))
+        """A bit may have flipped at its owner between a look and the sending: the link's checksum
+        is of what was sent."""
+        page, table, manifest = (
+            self._meta(rank, part) for part in (Part.HEADER, Part.TABLE, Part.MANIFEST)
+        )
         header = parse_page(bytes(page), self.slot.path)
         sizes = self.contents.metas[rank][1]
-        expected = (rank, self.stamp, sizes.payload_bytes, sizes.manifest_bytes, checksum(table), checksum(manifest))
-        found = (header.rank, header.stamp, header.payload_bytes, header.manifest_bytes, header.table_checksum, header.manifest_checksum)
+        expected = (
+            rank,
+            self.stamp,
+            sizes.payload_bytes,
+            sizes.manifest_bytes,
+            checksum(table),
+            checksum(manifest),
+        )
+        found = (
+            header.rank,
+            header.stamp,
+            header.payload_bytes,
+            header.manifest_bytes,
+            header.table_checksum,
+            header.manifest_checksum,
+        )
         if found != expected:
-            raise DamageError(f"header, table and manifest of rank {rank} at {self.stamp} do not belong together")
+            raise DamageError(
+                f"header, table and manifest of rank {rank} at {self.stamp} do not belong together"
+            )
 
     def _meta(self, rank: int, part: Part) -> memoryview:
         at, nbytes = self.contents.where(rank, part)

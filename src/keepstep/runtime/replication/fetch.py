@@ -1,7 +1,9 @@
-"""Fetching: one rank's snapshot from other nodes' memory into a slot of its own: from copies, in parallel, or decoded from a row.
+"""Fetching: one rank's snapshot from other nodes' memory into a slot of its own: from copies, in
+parallel, or decoded from a row.
 
-Comes in: where it can be had (core/resume/sources.py). Goes out: a sealed slot that proved whole by its own table, or the reason why not. A source
-that fails is left out and what it owed is asked of the others. Everything but blocks happens in the keeper's loop.
+Comes in: where it can be had (core/resume/sources.py). Goes out: a sealed slot that proved whole by
+its own table, or the reason why not. A source that fails is left out and what it owed is asked of
+the others. Everything but blocks happens in the keeper's loop.
 """
 
 from __future__ import annotations
@@ -11,7 +13,15 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 
-from keepstep.core.redundancy.stripes import Combine, Piece, Region, Stripes, chunks, decode_plan, stripes_of_snapshots
+from keepstep.core.redundancy.stripes import (
+    Combine,
+    Piece,
+    Region,
+    Stripes,
+    chunks,
+    decode_plan,
+    stripes_of_snapshots,
+)
 from keepstep.core.resume.sources import Source
 from keepstep.edge.shm.slot import Slot, capacity_of, parse_page, rank_dir, slot_path, slot_paths
 from keepstep.errors import DamageError, MemoryBudgetError
@@ -31,7 +41,8 @@ HEADER: Range = (Part.HEADER, 0, PAGE_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """How it ended. `why` is None when the slot is sealed; `is_away`: because nobody could be reached, not because nobody has it."""
+    """How it ended. `why` is None when the slot is sealed; `is_away`: because nobody could be
+    reached, not because nobody has it."""
 
     rank: int
     stamp: Stamp
@@ -57,15 +68,23 @@ class Fetching:
         ended: Callable[[Fetched], None],
         path: Path | None = None,
     ) -> None:
-        """`path`: where the slot is to be; None: among the rank's own, in place of the one that is worth least, once it is whole. Until
-        then theirs stay as they are: the rank has them mapped, and goes on with them when this fails."""
+        """`path`: where the slot is to be; None: among the rank's own, in place of the one that is
+        worth least, once it is whole. Until then theirs stay as they are: the rank has them mapped,
+        and goes on with them when this fails."""
         self._world, self._memory, self._clock = world, world.memory, world.clock
-        self._lines, self._supplier, self._job_dir, self._job_hash = lines, supplier, job_dir, job_hash
+        self._lines, self._supplier, self._job_dir, self._job_hash = (
+            lines,
+            supplier,
+            job_dir,
+            job_hash,
+        )
         self.source, self.stamp, self._ended = source, stamp, ended
         self._rank = source.rank
         self._takes_a_place = path is None
         # A name of its own: a thread may still be making the one of a fetch that was stopped.
-        self._path = path or rank_dir(job_dir, source.rank) / f"fetched-{self._clock.monotonic_ns()}"
+        self._path = (
+            path or rank_dir(job_dir, source.rank) / f"fetched-{self._clock.monotonic_ns()}"
+        )
         self._nodes = list(source.copies) or [node for _, node in source.members]
         self._scratch = Scratch(lambda: lines.call_in_loop(self._go_on))
         self._asked: dict[int, set[tuple[int, Range]]] = {node: set() for node in self._nodes}
@@ -73,7 +92,9 @@ class Fetching:
         self._nbytes = 0
         self._whole: Whole | None = None
         self._over = self._is_away = False
-        self._road: Generator[None, None, None] = self._by_copies() if source.copies else self._by_decoding()
+        self._road: Generator[None, None, None] = (
+            self._by_copies() if source.copies else self._by_decoding()
+        )
 
     def start(self) -> None:
         for rank in dict.fromkeys((self._rank, *self.source.row)):
@@ -111,11 +132,15 @@ class Fetching:
         page = bytes(self._scratch.take(rank, HEADER))
         header = parse_page(page, self._job_dir)
         if (header.job_hash, header.rank, header.stamp) != (self._job_hash, rank, self.stamp):
-            raise DamageError(f"expected {self.stamp} of rank {rank}, was sent {header.stamp} of rank {header.rank}")
+            raise DamageError(
+                f"expected {self.stamp} of rank {rank}, was sent {header.stamp} of rank "
+                f"{header.rank}"
+            )
         return header, capacity_of(page)
 
     def _make_whole(self, header: SlotHeader, capacity: int) -> Generator[None, None, Whole]:
-        """Its slot. Making that is work for another thread: the first touch of memory takes long."""
+        """Its slot. Making that is work for another thread: the first touch of memory takes
+        long."""
         manifest_capacity = header.manifest_bytes + header.manifest_bytes // 2 + 4 * KIB
         made: list[Slot | MemoryBudgetError] = []
 
@@ -140,7 +165,12 @@ class Fetching:
             raise slot
         slot.begin(self._job_hash, self._rank, header.world_size, header.incarnation, self.stamp)
         self._whole = Whole(
-            slot, self._rank, self.stamp, header.payload_bytes, header.manifest_bytes, lambda: self._lines.call_in_loop(self._go_on)
+            slot,
+            self._rank,
+            self.stamp,
+            header.payload_bytes,
+            header.manifest_bytes,
+            lambda: self._lines.call_in_loop(self._go_on),
         )
         if self.source.copies:
             self._lines.expect(self._rank, self.stamp, self._whole)
@@ -153,9 +183,15 @@ class Fetching:
             if rank != self._rank:
                 sizes[rank] = (yield from self._header_of(rank))[0].payload_bytes
         whole = yield from self._make_whole(header, capacity)
-        small = [r for r in ranges_of(header.payload_bytes, header.manifest_bytes) if r[0] is not Part.PAYLOAD]
+        small = [
+            r
+            for r in ranges_of(header.payload_bytes, header.manifest_bytes)
+            if r[0] is not Part.PAYLOAD
+        ]
         self._want(self._nodes[0], [(self._rank, r) for r in small])
-        stripes = stripes_of_snapshots(self.source.row, self.source.tolerates, [sizes[r] for r in self.source.row])
+        stripes = stripes_of_snapshots(
+            self.source.row, self.source.tolerates, [sizes[r] for r in self.source.row]
+        )
         yield from self._decode(stripes, whole)
         for range_ in small:
             while not self._scratch.has(self._rank, range_):
@@ -166,7 +202,8 @@ class Fetching:
         whole.seal(self._job_hash)
 
     def _decode(self, stripes: Stripes, whole: Whole) -> Generator[None, None, None]:
-        from keepstep.coding.reed_solomon import rebuild, solve  # numpy, which a keeper without codes does not need
+        # numpy, which a keeper without codes does not need
+        from keepstep.coding.reed_solomon import rebuild, solve
 
         node_of = dict(self.source.members)
         lost = [rank for rank in self.source.row if rank not in node_of][: stripes.tolerates]
@@ -195,7 +232,10 @@ class Fetching:
                 yield
                 continue
             ahead.popleft()
-            got = [self._scratch.take(p.member, _range(p)) if p.nbytes else bytearray() for p in step.sources]
+            got = [
+                self._scratch.take(p.member, _range(p)) if p.nbytes else bytearray()
+                for p in step.sources
+            ]
             have = tuple(p.position for p in step.sources)
             rows = solve(stripes.k, stripes.tolerates, have, (target.position,))
             rebuild(rows, got, [whole.payload[target.start : target.stop]])
@@ -215,7 +255,9 @@ class Fetching:
                 continue
             assert self._lines.mesh is not None
             if node == self._lines.mesh.node:
-                taker = self._whole if self._whole is not None and self.source.copies else self._scratch
+                taker = (
+                    self._whole if self._whole is not None and self.source.copies else self._scratch
+                )
                 for range_ in ranges:
                     self._supplier.copy_here(rank, self.stamp, range_, taker, node)
                 continue
@@ -257,13 +299,26 @@ class Fetching:
         if self._whole is not None:
             self._lines.expect_no_more(self._whole)
             if why is not None or not tell:
-                self._memory.remove(self._path)  # a thread may still be writing there: nobody is to find it
+                # a thread may still be writing there: nobody is to find it
+                self._memory.remove(self._path)
             elif self._takes_a_place:
-                self._memory.rename(self._path, free_slot_path(self._memory, self._job_dir, self._rank, self.stamp))
+                self._memory.rename(
+                    self._path, free_slot_path(self._memory, self._job_dir, self._rank, self.stamp)
+                )
             self._whole.slot.close()
         if tell:
             took_ns = self._clock.monotonic_ns() - self._began_ns
-            self._ended(Fetched(self._rank, self.stamp, why, self._nbytes, took_ns, tuple(self._nodes), self._is_away))
+            self._ended(
+                Fetched(
+                    self._rank,
+                    self.stamp,
+                    why,
+                    self._nbytes,
+                    took_ns,
+                    tuple(self._nodes),
+                    self._is_away,
+                )
+            )
 
 
 def _range(piece: Piece) -> Range:
@@ -271,7 +326,8 @@ def _range(piece: Piece) -> Range:
 
 
 def free_slot_path(memory: Memory, job_dir: Path, rank: int, stamp: Stamp) -> Path:
-    """The slot of that rank that is worth least: none, empty or damaged, newer than what everybody goes back to, else the oldest."""
+    """The slot of that rank that is worth least: none, empty or damaged, newer than what everybody
+    goes back to, else the oldest."""
     worth: list[tuple[int, int]] = []
     paths = {int(p.name.split("-")[1]): p for p in slot_paths(memory, job_dir, rank)}
     for index in range(max(2, len(paths))):
@@ -290,7 +346,8 @@ def free_slot_path(memory: Memory, job_dir: Path, rank: int, stamp: Stamp) -> Pa
 
 
 def replace_bytes(memory: Memory, slot: Slot, proven: Path) -> str | None:
-    """Make a pinned slot what another slot, just fetched and proven, is: payload, table, manifest, header last. None, or why not."""
+    """Make a pinned slot what another slot, just fetched and proven, is: payload, table, manifest,
+    header last. None, or why not."""
     fresh = Slot(memory, proven)
     try:
         header, manifest = fresh.verify_bytes()

@@ -1,8 +1,9 @@
 """Holder: this node as a keeper of other nodes' snapshots: copies, and parities of rows.
 
-Comes in: offers of owners and the blocks they send. Goes out: accept, decline (no memory: said once is enough), ack when the part is whole
-and proven here, nack when it is not or is no more. Which slot is overwritten is decided by the same rule as a rank's own (core/resume/slots.py),
-with the newest horizon heard of, so that the newest committed generation stays whole whatever arrives.
+Comes in: offers of owners and the blocks they send. Goes out: accept, decline (no memory: said once
+is enough), ack when the part is whole and proven here, nack when it is not or is no more. Which
+slot is overwritten is decided by the same rule as a rank's own (core/resume/slots.py), with the
+newest horizon heard of, so that the newest committed generation stays whole whatever arrives.
 """
 
 from __future__ import annotations
@@ -22,7 +23,14 @@ from keepstep.model.mesh import Mesh
 from keepstep.model.snapshot import SlotState, Stamp
 from keepstep.model.units import human_bytes
 from keepstep.runtime.replication.dedup import Twins, in_runs
-from keepstep.runtime.replication.encode import Contents, Encoding, Sizes, blank, contents_from, contents_of
+from keepstep.runtime.replication.encode import (
+    Contents,
+    Encoding,
+    Sizes,
+    blank,
+    contents_from,
+    contents_of,
+)
 from keepstep.runtime.replication.peer_inbox import Lines
 from keepstep.runtime.replication.receive import Range, Whole
 from keepstep.runtime.world import World
@@ -51,19 +59,27 @@ class Offer:
 class Holder:
     """All that this node holds for others. Everything but blocks happens in the keeper's loop."""
 
-    def __init__(self, world: World, lines: Lines, job_dir: Path, job_hash: bytes, own_sizes: OwnSizes) -> None:
-        """`own_sizes(rank, stamp)`: of a snapshot of this node's own ranks, None when it is not sealed here."""
+    def __init__(
+        self, world: World, lines: Lines, job_dir: Path, job_hash: bytes, own_sizes: OwnSizes
+    ) -> None:
+        """`own_sizes(rank, stamp)`: of a snapshot of this node's own ranks, None when it is not
+        sealed here."""
         self._world, self._journal, self._own_sizes = world, world.journal, own_sizes
         self._lines, self._job_dir, self._job_hash = lines, job_dir, job_hash
-        self.copies, self.parities = Shelf(world.memory, job_dir / "held"), Shelf(world.memory, job_dir / "parity")
+        self.copies, self.parities = (
+            Shelf(world.memory, job_dir / "held"),
+            Shelf(world.memory, job_dir / "parity"),
+        )
         self._twins = Twins(world.memory, job_dir)
         self._receiving: dict[int, Whole] = {}  # by rank: an owner sends one snapshot at a time
-        self._comparing: dict[int, Stamp] = {}  # of those, which are being filled from what this node has itself
+        # of those, which are being filled from what this node has itself
+        self._comparing: dict[int, Stamp] = {}
         self._encoding: dict[int, Encoding] = {}  # by this node's member of the row
         self._offers: dict[tuple[int, Stamp], Offer] = {}  # of rows that are not complete yet
         self._contents: dict[tuple[int, Stamp], Contents] = {}
         self._horizon = Horizon(-1)
-        self._preparing: dict[tuple[Shelf, int], Offer | None] = {}  # for whom a slot is being made; None: for nobody any more
+        # for whom a slot is being made; None: for nobody any more
+        self._preparing: dict[tuple[Shelf, int], Offer | None] = {}
 
     # -- rounds
 
@@ -85,7 +101,9 @@ class Holder:
         for rank in [r for r in self._encoding if r not in parities]:
             self._stop_encoding(rank)
         kept = {*((self.copies, r) for r in copies), *((self.parities, r) for r in parities)}
-        self._preparing = {key: offer if key in kept else None for key, offer in self._preparing.items()}
+        self._preparing = {
+            key: offer if key in kept else None for key, offer in self._preparing.items()
+        }
         self.copies.keep_only(copies)
         self.parities.keep_only(parities)
 
@@ -106,7 +124,9 @@ class Holder:
         self._contents = {key: known for key, known in self._contents.items() if key in sealed}
         for (rank, stamp), slot in sealed.items():
             contents = self.contents(rank, stamp, slot)
-            found.append(CodedRow(rank, stamp, contents.stripes.members, contents.stripes.tolerates))
+            found.append(
+                CodedRow(rank, stamp, contents.stripes.members, contents.stripes.tolerates)
+            )
         return found
 
     def contents(self, rank: int, stamp: Stamp, slot: Slot) -> Contents:
@@ -126,13 +146,20 @@ class Holder:
         if slot is not None and slot.header().table_checksum == offer.table_checksum:
             self._say(offer, "ack")
             return
-        if slot is not None:  # two computations of one stamp cannot be: one of the two is damaged, and the owner has just proven its own
+        # two computations of one stamp cannot be: one of the two is damaged, and the owner has just
+        # proven its own
+        if slot is not None:
             slot.void()
         if self._comparing.get(offer.rank) == offer.stamp:
             return  # its table is here, and what is missing will be asked for
         self._stop_receiving(offer.rank)
         self._make_room(
-            offer, self.copies, offer.rank, offer.capacity_bytes, offer.manifest_capacity_bytes, lambda s: self._receive(offer, s)
+            offer,
+            self.copies,
+            offer.rank,
+            offer.capacity_bytes,
+            offer.manifest_capacity_bytes,
+            lambda s: self._receive(offer, s),
         )
 
     def _make_room(
@@ -145,7 +172,8 @@ class Holder:
         then: Callable[[Slot], None],
         blank_bytes: int = 0,
     ) -> None:
-        """A slot that may be overwritten, for a parity with zeros to begin with. Touching memory is not the loop's work: it takes long."""
+        """A slot that may be overwritten, for a parity with zeros to begin with. Touching memory is
+        not the loop's work: it takes long."""
         if (shelf, rank) in self._preparing:
             return  # the owner asks again
         index = self._choose(shelf, rank, offer)
@@ -170,7 +198,11 @@ class Holder:
             if self._preparing.pop((shelf, rank)) is None:
                 return  # another round has begun, or another policy
             if isinstance(found, MemoryBudgetError):
-                self._journal.record("declined", f"node {offer.node} asks for {human_bytes(capacity)} here: {found}", rank=offer.rank)
+                self._journal.record(
+                    "declined",
+                    f"node {offer.node} asks for {human_bytes(capacity)} here: {found}",
+                    rank=offer.rank,
+                )
                 self._say(offer, "decline", reason=str(found)[:1000])
             else:
                 then(found)
@@ -181,7 +213,10 @@ class Holder:
         known = self._horizon
         floor = max((s for s in (*offer.horizon, known.floor) if s is not None), default=None)
         # What was half written is given up by now: an owner sends one snapshot at a time.
-        views = [v._replace(state=SlotState.EMPTY) if v.state is SlotState.WRITING else v for v in shelf.views(rank)]
+        views = [
+            v._replace(state=SlotState.EMPTY) if v.state is SlotState.WRITING else v
+            for v in shelf.views(rank)
+        ]
         decision = choose(offer.stamp.step, views, floor, known.is_hopeless)
         if isinstance(decision, Skip):
             self._say(offer, "nack", reason=f"no slot is free here: {decision.why}")
@@ -205,7 +240,8 @@ class Holder:
         self._say(offer, "accept")
 
     def _compare(self, offer: Offer, whole: Whole) -> None:
-        """The table is here: what this node's own ranks have too is taken from there, the rest is asked for."""
+        """The table is here: what this node's own ranks have too is taken from there, the rest is
+        asked for."""
         if self._receiving.get(offer.rank) is not whole:
             return
         self._comparing[offer.rank] = offer.stamp
@@ -217,9 +253,17 @@ class Holder:
             if self._receiving.get(offer.rank) is whole:
                 del self._comparing[offer.rank]
                 for ranges in in_runs(missing, ASKED_AT_ONCE):
-                    self._lines.send(offer.node, "fetch", rank=offer.rank, stamp=offer.stamp, ranges=tuple(ranges))
+                    self._lines.send(
+                        offer.node,
+                        "fetch",
+                        rank=offer.rank,
+                        stamp=offer.stamp,
+                        ranges=tuple(ranges),
+                    )
 
-        self._world.workers.submit(lambda: self._twins.take_over(whole, table, ranks, offer.stamp), ask)
+        self._world.workers.submit(
+            lambda: self._twins.take_over(whole, table, ranks, offer.stamp), ask
+        )
 
     def _arrived(self, offer: Offer, whole: Whole) -> None:
         if self._receiving.get(offer.rank) is not whole:
@@ -230,7 +274,11 @@ class Holder:
             whole.seal(self._job_hash)
         except DamageError as error:
             whole.slot.void()
-            self._journal.record("copy-refused", f"the copy of rank {offer.rank} at {offer.stamp} is not kept: {error}", rank=offer.rank)
+            self._journal.record(
+                "copy-refused",
+                f"the copy of rank {offer.rank} at {offer.stamp} is not kept: {error}",
+                rank=offer.rank,
+            )
             self._say(offer, "nack", reason=str(error)[:1000])
             return
         self._say(offer, "ack")
@@ -251,7 +299,8 @@ class Holder:
             whole.gone(node)
 
     def damaged_at_rest(self, path: Path, why: str) -> None:
-        """Scrubbing found a copy or a parity that no longer proves: give it up, and have its owners send it again."""
+        """Scrubbing found a copy or a parity that no longer proves: give it up, and have its owners
+        send it again."""
         shelf = self.copies if path.is_relative_to(self.copies.root) else self.parities
         found = shelf.void_damaged(path)
         if found is None:
@@ -259,9 +308,19 @@ class Holder:
         rank, stamp = found
         self._journal.record("damaged", f"scrub: {why}; it is asked for again", rank=rank)
         contents = self._contents.pop((rank, stamp), None)
-        owners = [rank] if shelf is self.copies else [r for r in (contents.stripes.members if contents else ()) if r != rank]
+        owners = (
+            [rank]
+            if shelf is self.copies
+            else [r for r in (contents.stripes.members if contents else ()) if r != rank]
+        )
         for owner in owners:
-            self._lines.send(self._mesh.node_of[owner], "nack", rank=owner, stamp=stamp, reason=f"damaged at rest: {why}"[:1000])
+            self._lines.send(
+                self._mesh.node_of[owner],
+                "nack",
+                rank=owner,
+                stamp=stamp,
+                reason=f"damaged at rest: {why}"[:1000],
+            )
 
     # -- parities
 
@@ -270,15 +329,23 @@ class Holder:
         slot = self.parities.find(mine, offer.stamp)
         if slot is not None:
             contents = self.contents(mine, offer.stamp, slot)
-            if contents.stripes.members == offer.row and contents.metas[offer.rank][1].payload_bytes == offer.payload_bytes:
+            if (
+                contents.stripes.members == offer.row
+                and contents.metas[offer.rank][1].payload_bytes == offer.payload_bytes
+            ):
                 self._say(offer, "ack")
                 return
             slot.void()
-        self._offers = {key: known for key, known in self._offers.items() if known.row != offer.row or known.stamp == offer.stamp}
+        self._offers = {
+            key: known
+            for key, known in self._offers.items()
+            if known.row != offer.row or known.stamp == offer.stamp
+        }
         self._offers[(offer.rank, offer.stamp)] = offer
         encoding = self._encoding.get(mine)
         if encoding is not None and encoding.stamp == offer.stamp:
-            self._stop_encoding(mine)  # the owner begins anew, and what it has sent cannot be taken out again
+            # the owner begins anew, and what it has sent cannot be taken out again
+            self._stop_encoding(mine)
         self.try_rows(offer.stamp)
 
     def try_rows(self, stamp: Stamp) -> None:
@@ -291,8 +358,12 @@ class Holder:
             if own is None or None in offers.values():
                 continue
             known = {r: o for r, o in offers.items() if o is not None}
-            sizes = {r: Sizes(o.payload_bytes, o.manifest_bytes) for r, o in known.items()} | {mine: own}
-            self._begin_row(mine, contents_of(sizes, row, next(iter(known.values())).tolerates, mine), known)
+            sizes = {r: Sizes(o.payload_bytes, o.manifest_bytes) for r, o in known.items()} | {
+                mine: own
+            }
+            self._begin_row(
+                mine, contents_of(sizes, row, next(iter(known.values())).tolerates, mine), known
+            )
 
     def _begin_row(self, mine: int, contents: Contents, offers: dict[int, Offer]) -> None:
         first = next(iter(offers.values()))
@@ -306,7 +377,9 @@ class Holder:
             slot.begin(self._job_hash, mine, self._mesh.world_size, 0, first.stamp)
             encoding = Encoding(
                 *(slot, contents, mine, first.stamp),
-                lambda: self._lines.call_in_loop(lambda: self._encoded(mine, encoding, list(offers.values()))),
+                lambda: self._lines.call_in_loop(
+                    lambda: self._encoded(mine, encoding, list(offers.values()))
+                ),
             )
             self._encoding[mine] = encoding
             for rank in encoding.ranks:
@@ -315,7 +388,15 @@ class Holder:
                 self._say(offer, "accept")
 
         capacity, parity_bytes = contents.nbytes, contents.stripes.parity_bytes
-        self._make_room(first, self.parities, mine, capacity, manifest_bytes + manifest_bytes // 4, begin, parity_bytes)
+        self._make_room(
+            first,
+            self.parities,
+            mine,
+            capacity,
+            manifest_bytes + manifest_bytes // 4,
+            begin,
+            parity_bytes,
+        )
 
     def _encoded(self, mine: int, encoding: Encoding, offers: list[Offer]) -> None:
         if self._encoding.get(mine) is not encoding:
@@ -326,7 +407,11 @@ class Holder:
             encoding.seal(self._world.clock.wall_ns())
         except DamageError as error:  # a bit flipped in the slot's header while the pieces came
             encoding.slot.void()
-            self._journal.record("copy-refused", f"the parity of rank {mine} at {encoding.stamp} is not kept: {error}", rank=mine)
+            self._journal.record(
+                "copy-refused",
+                f"the parity of rank {mine} at {encoding.stamp} is not kept: {error}",
+                rank=mine,
+            )
             for offer in offers:
                 self._say(offer, "nack", reason=str(error)[:1000])
             return

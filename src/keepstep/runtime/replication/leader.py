@@ -1,6 +1,8 @@
-"""Leader: what the keeper of node 0 does for all: which policy holds, and which generation is protected and committed.
+"""Leader: what the keeper of node 0 does for all: which policy holds, and which generation is
+protected and committed.
 
-Comes in: the nodes' reports. Goes out: its word to all of them. Everything it knows is rebuilt from new reports by whoever leads next.
+Comes in: the nodes' reports. Goes out: its word to all of them. Everything it knows is rebuilt from
+new reports by whoever leads next.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ from keepstep.model.topology import Auto, NoRedundancy, Policy, Scheme
 from keepstep.ports import Journal
 from keepstep.runtime.replication.peer_inbox import Lines
 
-FAILURES_PER_NODE_HOUR = 0.015 / 24  # OPT-175B's: 1.5 % of the instances a day (GEMINI, SOSP'23, section 7.2)
+# OPT-175B's: 1.5 % of the instances a day (GEMINI, SOSP'23, section 7.2)
+FAILURES_PER_NODE_HOUR = 0.015 / 24
 
-RankTold = tuple[int, tuple[Stamp, ...], tuple[Stamp, ...], int, tuple[Stamp, ...]]  # rank, sealed, pending, decided step, protected
+# rank, sealed, pending, decided step, protected
+RankTold = tuple[int, tuple[Stamp, ...], tuple[Stamp, ...], int, tuple[Stamp, ...]]
 
 
 class Leader:
@@ -46,7 +50,11 @@ class Leader:
 
     def _settle(self, policy: Scheme, why: str) -> None:
         self._policy, self._why = policy, why
-        self._journal.record("policy", f"redundancy across {len(self._mesh.members)} nodes: {policy}: {why}", policy=str(policy))
+        self._journal.record(
+            "policy",
+            f"redundancy across {len(self._mesh.members)} nodes: {policy}: {why}",
+            policy=str(policy),
+        )
 
     def went(self, epoch: int) -> None:
         """All ranks train on."""
@@ -61,7 +69,10 @@ class Leader:
             return
         self._facts[node] = (fields["snapshot_bytes"], fields["free_bytes"])
         self._choose_policy(fields["hindered"])
-        if self._commit.report((_facts(r) for r in fields["ranks"]), horizon_of(fields)) is not None:
+        if (
+            self._commit.report((_facts(r) for r in fields["ranks"]), horizon_of(fields))
+            is not None
+        ):
             self._say()
 
     def holdings(self) -> list[Holding]:
@@ -69,30 +80,57 @@ class Leader:
         return [f.own for f in self._commit.facts.values()] if self._commit is not None else []
 
     def standing(self, alive: Set[int]) -> dict[str, Any] | None:
-        """Which nodes may be lost at this moment, from what is proven. None while nothing is known."""
-        if self._commit is None or self._policy is None or len(self._commit.facts) < self._mesh.world_size:
+        """Which nodes may be lost at this moment, from what is proven. None while nothing is
+        known."""
+        if (
+            self._commit is None
+            or self._policy is None
+            or len(self._commit.facts) < self._mesh.world_size
+        ):
             return None
         facts, horizon = self._commit.facts, self._commit.horizon
-        stamp = horizon.committed or max(common([f.own.sealed for f in facts.values()]), default=None)
+        stamp = horizon.committed or max(
+            common([f.own.sealed for f in facts.values()]), default=None
+        )
         placement = place(self._policy, self._mesh.topology)
         proven: dict[int, tuple[int, ...]] = {}
         for node, holders in placement.holders.items():
             ranks = [facts[r] for r in self._mesh.ranks_of(node)]
             everywhere = all(stamp in f.protected for f in ranks)
-            proven[node] = holders if everywhere else (node,) if all(stamp in f.own.sealed for f in ranks) else ()
+            proven[node] = (
+                holders
+                if everywhere
+                else (node,)
+                if all(stamp in f.own.sealed for f in ranks)
+                else ()
+            )
         return {
             **{"policy": str(self._policy), "policy_why": self._why[:1000]},
-            **{"step": -1 if stamp is None else stamp.step, "is_committed": int(horizon.committed is not None)},
+            **{
+                "step": -1 if stamp is None else stamp.step,
+                "is_committed": int(horizon.committed is not None),
+            },
             **said(which_can_be_lost(placement, alive, proven), alive, len(self._mesh.members)),
         }
 
     def _choose_policy(self, hindered: str) -> None:
         before = self._policy
         if hindered and not isinstance(self._policy, NoRedundancy):
-            self._settle(NoRedundancy(), f"{hindered}; from now on snapshots stay on their own nodes")
-        elif self._policy is None and len(self._facts) == len(self._mesh.members) and all(b for b, _ in self._facts.values()):
-            snapshot_bytes, free_bytes = max(b for b, _ in self._facts.values()), min(f for _, f in self._facts.values())
-            policy, why = auto(Facts(self._mesh.topology, free_bytes, snapshot_bytes, FAILURES_PER_NODE_HOUR))
+            self._settle(
+                NoRedundancy(), f"{hindered}; from now on snapshots stay on their own nodes"
+            )
+        elif (
+            self._policy is None
+            and len(self._facts) == len(self._mesh.members)
+            and all(b for b, _ in self._facts.values())
+        ):
+            snapshot_bytes, free_bytes = (
+                max(b for b, _ in self._facts.values()),
+                min(f for _, f in self._facts.values()),
+            )
+            policy, why = auto(
+                Facts(self._mesh.topology, free_bytes, snapshot_bytes, FAILURES_PER_NODE_HOUR)
+            )
             try:
                 wards(policy, self._mesh)
             except ConfigError as error:
@@ -109,7 +147,8 @@ class Leader:
                 self._lines.send(member.node, "over")
 
     def joined(self, node: int) -> None:
-        """A link to that node's keeper is open, perhaps to another life of it: it may have missed the last word."""
+        """A link to that node's keeper is open, perhaps to another life of it: it may have missed
+        the last word."""
         if self._commit is not None:
             self._send(node, self._commit.horizon)
 
@@ -122,20 +161,41 @@ class Leader:
         self._lines.send(
             node,
             "horizon",
-            **{"epoch": horizon.epoch, "policy": str(self._policy or Auto()), "why": self._why[:1000]},
-            **{"alive": tuple(sorted(horizon.alive)), "decided_step": horizon.decided_step, **words_of(horizon)},
+            **{
+                "epoch": horizon.epoch,
+                "policy": str(self._policy or Auto()),
+                "why": self._why[:1000],
+            },
+            **{
+                "alive": tuple(sorted(horizon.alive)),
+                "decided_step": horizon.decided_step,
+                **words_of(horizon),
+            },
         )
 
 
 def horizon_of(fields: Mapping[str, Any]) -> Horizon:
     """The word as its hearers understand it, or what a report tells of it."""
-    committed, target, inherited = (next(iter(fields[name]), None) for name in ("committed", "target", "inherited"))
-    return Horizon(fields["epoch"], committed, target, frozenset(fields.get("alive", ())), fields.get("decided_step", -1), inherited)
+    committed, target, inherited = (
+        next(iter(fields[name]), None) for name in ("committed", "target", "inherited")
+    )
+    return Horizon(
+        fields["epoch"],
+        committed,
+        target,
+        frozenset(fields.get("alive", ())),
+        fields.get("decided_step", -1),
+        inherited,
+    )
 
 
 def words_of(horizon: Horizon) -> dict[str, tuple[Stamp, ...]]:
     """The stamps in it, as both a word and a report tell them."""
-    return {"committed": _maybe(horizon.committed), "target": _maybe(horizon.target), "inherited": _maybe(horizon.inherited)}
+    return {
+        "committed": _maybe(horizon.committed),
+        "target": _maybe(horizon.target),
+        "inherited": _maybe(horizon.inherited),
+    }
 
 
 def _maybe(stamp: Stamp | None) -> tuple[Stamp, ...]:
@@ -144,4 +204,8 @@ def _maybe(stamp: Stamp | None) -> tuple[Stamp, ...]:
 
 def _facts(said: RankTold) -> RankFacts:
     rank, sealed, pending, decided_step, protected = said
-    return RankFacts(rank, Holding(frozenset(sealed), next(iter(pending), None), decided_step), frozenset(protected))
+    return RankFacts(
+        rank,
+        Holding(frozenset(sealed), next(iter(pending), None), decided_step),
+        frozenset(protected),
+    )

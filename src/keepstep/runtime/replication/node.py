@@ -1,7 +1,9 @@
-"""Node: the many-nodes half of a keeper: puts owner, holder, supplier, fetching and leader together for one round after the other.
+"""Node: the many-nodes half of a keeper: puts owner, holder, supplier, fetching and leader together
+for one round after the other.
 
-Comes in: the mesh of a round, what other keepers say, what this node's ranks have sealed. Goes out: words to the others, the horizon page,
-and to the keeper (`Host`) words of the vote and snapshots that were fetched. Decides nothing about resuming: that is the election's.
+Comes in: the mesh of a round, what other keepers say, what this node's ranks have sealed. Goes out:
+words to the others, the horizon page, and to the keeper (`Host`) words of the vote and snapshots
+that were fetched. Decides nothing about resuming: that is the election's.
 """
 
 from __future__ import annotations
@@ -68,8 +70,15 @@ class Host(Protocol):
 
 
 class Node:
-    def __init__(self, world: World, settings: Settings, lines: Lines, job_hash: bytes, host: Host) -> None:
-        self._world, self._memory, self._clock, self._journal = world, world.memory, world.clock, world.journal
+    def __init__(
+        self, world: World, settings: Settings, lines: Lines, job_hash: bytes, host: Host
+    ) -> None:
+        self._world, self._memory, self._clock, self._journal = (
+            world,
+            world.memory,
+            world.clock,
+            world.journal,
+        )
         self._settings, self._lines, self._job_hash, self._host = settings, lines, job_hash, host
         job_dir = settings.job_dir
         self._holder = Holder(world, lines, job_dir, job_hash, self._own_sizes)
@@ -78,7 +87,8 @@ class Node:
         self._told: set[int] = set()  # of those, whose loss was told
         self._page = HorizonPage(world.memory, job_dir)
         self.restoring = Restoring(world, settings, lines, job_hash, self._supplier, self._owner)
-        self._missing: dict[int, tuple[int, str]] = {}  # nodes whose keeper is gone: since when, and why we think so
+        # nodes whose keeper is gone: since when, and why we think so
+        self._missing: dict[int, tuple[int, str]] = {}
         self._leader: Leader | None = None
         self._policy: Scheme | None = None
         self._wards: dict[int, Ward] = {}
@@ -87,7 +97,8 @@ class Node:
         self._proving = self._proven = False
         self._early_offers: list[tuple[int, Mapping[str, Any]]] = []  # before that
         self._last_report: tuple[Any, ...] = ()
-        self._rows: dict[int, tuple[RankStatus, tuple[Stamp, ...] | None, RankTold]] = {}  # by rank: the facts, and what is said of them
+        # by rank: the facts, and what is said of them
+        self._rows: dict[int, tuple[RankStatus, tuple[Stamp, ...] | None, RankTold]] = {}
         self._known_standing: dict[str, Any] | None = None  # what was heard last
         self._standing: dict[str, Any] = {}  # what was told last, and when
         self._stood_ns = 0
@@ -106,7 +117,10 @@ class Node:
         if mesh == self.mesh:
             return
         self._journal.record(
-            "mesh", f"round {mesh.round}: node {mesh.node} of {len(mesh.members)}, ranks {list(mesh.ranks_of(mesh.node))}", round=mesh.round
+            "mesh",
+            f"round {mesh.round}: node {mesh.node} of {len(mesh.members)}, ranks "
+            f"{list(mesh.ranks_of(mesh.node))}",
+            round=mesh.round,
         )
         self.restoring.begin(mesh)
         self._missing.clear()
@@ -122,7 +136,12 @@ class Node:
         with_nodes = set(range(len(mesh.members))) if mesh.leads else {LEADER}
         try:
             if not isinstance(asked, Auto):
-                with_nodes |= {h for w in wards(asked, mesh).values() for h in (*w.holders, w.node) if mesh.node in (*w.holders, w.node)}
+                with_nodes |= {
+                    h
+                    for w in wards(asked, mesh).values()
+                    for h in (*w.holders, w.node)
+                    if mesh.node in (*w.holders, w.node)
+                }
             if mesh.leads:
                 self._leader = Leader(self._lines, mesh, asked, self._journal)
         except ConfigError as error:
@@ -132,7 +151,9 @@ class Node:
             self._tell_inventory()
         elif not self._proving:
             self._proving = True
-            self._world.workers.submit(lambda: [*self._holder.copies.prove(), *self._holder.parities.prove()], self._proved)
+            self._world.workers.submit(
+                lambda: [*self._holder.copies.prove(), *self._holder.parities.prove()], self._proved
+            )
 
     def _proved(self, wrong: list[str]) -> None:
         for why in wrong:
@@ -157,7 +178,8 @@ class Node:
             self.report()
 
     def _something_is_protected(self) -> None:
-        """Reported once for all that is heard together: a look at the pages of all ranks costs more than a message."""
+        """Reported once for all that is heard together: a look at the pages of all ranks costs more
+        than a message."""
         self._has_news = True
 
     def _hear(self, heard: Heard) -> None:
@@ -169,7 +191,10 @@ class Node:
         elif heard.kind == "report" and self._leader is not None:
             self._leader.reported(node, fields)
         elif heard.kind == "inventory":
-            rows = (CodedRow(rank, stamp, row, tolerates) for rank, stamp, row, tolerates in fields["parities"])
+            rows = (
+                CodedRow(rank, stamp, row, tolerates)
+                for rank, stamp, row, tolerates in fields["parities"]
+            )
             self.restoring.told(node, Inventory(frozenset(fields["snapshots"]), frozenset(rows)))
             self._host.inventories_changed()
         elif heard.kind == "ended" and self._leader is not None:
@@ -192,10 +217,14 @@ class Node:
         elif heard.kind in ("dead", "left"):
             self._link_is_dead(node, fields["why"], is_loss=heard.kind == "dead")
 
-    def _hear_of_snapshot(self, node: int, kind: str, rank: int, stamp: Stamp, fields: Mapping[str, Any]) -> None:
+    def _hear_of_snapshot(
+        self, node: int, kind: str, rank: int, stamp: Stamp, fields: Mapping[str, Any]
+    ) -> None:
         if kind == "offer":
             if fields["row"]:
-                self._owner.announced(rank, stamp, Sizes(fields["payload_bytes"], fields["manifest_bytes"]))
+                self._owner.announced(
+                    rank, stamp, Sizes(fields["payload_bytes"], fields["manifest_bytes"])
+                )
             if self._proven:
                 self._holder.offered(node, fields)
             else:  # a slot that is being written now would be taken for one whose writer has died
@@ -229,7 +258,8 @@ class Node:
         self.restoring.link_is_dead(node, why)
         self._host.link_is_gone(node, why)
         if is_loss and self._lines.needs(node):
-            # Perhaps only its keeper died, and the next one is about to come: the node is lost when nobody does.
+            # Perhaps only its keeper died, and the next one is about to come: the node is lost when
+            # nobody does.
             self._missing.setdefault(node, (self._clock.monotonic_ns(), why))
             self._lines.link_again(node)
 
@@ -258,7 +288,8 @@ class Node:
         self._lines.send(LEADER, "inventory", snapshots=tuple(sorted(snapshots)), parities=parities)
 
     def _left_behind(self) -> list[tuple[int, Stamp]]:
-        """Snapshots of ranks that lived here and live elsewhere now. Those that live here prove their own, and tell in the vote."""
+        """Snapshots of ranks that lived here and live elsewhere now. Those that live here prove
+        their own, and tell in the vote."""
         found = []
         for rank in ranks_in(self._memory, self._settings.job_dir):
             if rank in self._own_ranks():
@@ -298,7 +329,8 @@ class Node:
         """Ranks were training when this keeper came: their pages say in which epoch."""
         if self._epoch < 0:
             self._epoch = max((s.epoch for s in self._own_pages().values()), default=-1)
-            self.horizon = self._page.read(self._epoch)  # what the keeper before heard, and the ranks have acted upon
+            # what the keeper before heard, and the ranks have acted upon
+            self.horizon = self._page.read(self._epoch)
             self._holder.heard(self.horizon)
             self.report()
 
@@ -307,7 +339,11 @@ class Node:
 
     def _own_pages(self) -> dict[int, RankStatus]:
         """As far as they can be read."""
-        return {rank: status for rank in self._own_ranks() if (status := self._host.status(rank)) is not None}
+        return {
+            rank: status
+            for rank in self._own_ranks()
+            if (status := self._host.status(rank)) is not None
+        }
 
     # -- every step
 
@@ -317,7 +353,8 @@ class Node:
         self.report()
 
     def report(self) -> None:
-        """Tell the leader what this node's ranks hold and what is protected of it, if that changed."""
+        """Tell the leader what this node's ranks hold and what is protected of it, if that
+        changed."""
         if self._epoch < 0 or self.mesh is None:
             return
         pages = self._own_pages()
@@ -329,23 +366,39 @@ class Node:
             return
         self._last_report = said
         nbytes = sum(s.payload_bytes for s in pages.values())
-        free = self._memory.free_bytes(self._settings.arena_dir) + nbytes * max((len(s.slots) for s in pages.values()), default=0)
+        free = self._memory.free_bytes(self._settings.arena_dir) + nbytes * max(
+            (len(s.slots) for s in pages.values()), default=0
+        )
         self._lines.send(
             LEADER,
             "report",
             **{"epoch": self._epoch, **words_of(self.horizon)},
-            **{"snapshot_bytes": nbytes, "free_bytes": free, "hindered": self._owner.hindered, "ranks": ranks},
+            **{
+                "snapshot_bytes": nbytes,
+                "free_bytes": free,
+                "hindered": self._owner.hindered,
+                "ranks": ranks,
+            },
         )
 
     def _told_of(self, rank: int, status: RankStatus) -> RankTold:
-        """What a report says of a rank. Made anew only from other facts: each of them is a value, and another object when it changes."""
-        protected = None if isinstance(self._policy, NoRedundancy) else self._owner.protected.get(rank, ())
+        """What a report says of a rank. Made anew only from other facts: each of them is a value,
+        and another object when it changes."""
+        protected = (
+            None if isinstance(self._policy, NoRedundancy) else self._owner.protected.get(rank, ())
+        )
         known = self._rows.get(rank)
         if known is None or known[0] is not status or known[1] is not protected:
             own = holding_of(status)
             pending = () if own.pending is None else (own.pending,)
             proven = own.sealed if protected is None else protected
-            row = (rank, tuple(sorted(own.sealed)), pending, own.decided_step, tuple(sorted(proven)))
+            row = (
+                rank,
+                tuple(sorted(own.sealed)),
+                pending,
+                own.decided_step,
+                tuple(sorted(proven)),
+            )
             known = self._rows[rank] = status, protected, row
         return known[2]
 
@@ -353,7 +406,8 @@ class Node:
         if horizon.epoch != self._epoch or self.mesh is None:
             return
         self._take_policy(policy, why)
-        self.horizon = horizon = newer(self.horizon, horizon)  # another leader that has not heard all reports knows less
+        # another leader that has not heard all reports knows less
+        self.horizon = horizon = newer(self.horizon, horizon)
         self._page.write(horizon)
         self._holder.heard(horizon)
         if horizon.target is not None:
@@ -367,13 +421,19 @@ class Node:
         if isinstance(scheme, Auto) or scheme == self._policy or self.mesh is None:
             return
         self._policy, self._wards = scheme, wards(scheme, self.mesh)
-        near = {h for w in self._wards.values() for h in (*w.holders, w.node) if self.mesh.node in (*w.holders, w.node)}
+        near = {
+            h
+            for w in self._wards.values()
+            for h in (*w.holders, w.node)
+            if self.mesh.node in (*w.holders, w.node)
+        }
         self._lines.link_with(near - {self.mesh.node})
         self._owner.follow(self._wards)
         self._journal.record("redundancy", f"{policy}: {why}", policy=policy)
 
     def _tidy(self) -> None:
-        """A generation is committed under the present placement: what only an older one needed may go."""
+        """A generation is committed under the present placement: what only an older one needed may
+        go."""
         assert self.mesh is not None
         self._tidied = True
         here = self.mesh.node
@@ -389,7 +449,9 @@ class Node:
         if self._leader is None or self.mesh is None:
             return
         nodes = (m.node for m in self.mesh.members)
-        standing = self._leader.standing({n for n in nodes if n == self.mesh.node or self._lines.is_open(n)})
+        standing = self._leader.standing(
+            {n for n in nodes if n == self.mesh.node or self._lines.is_open(n)}
+        )
         if standing is None or standing == self._standing:
             return
         only_another_step = {**standing, "step": None} == {**self._standing, "step": None}

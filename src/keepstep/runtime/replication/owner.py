@@ -1,8 +1,9 @@
 """Owner: protects the snapshots of this node's own ranks on other nodes.
 
-Comes in: the generation everybody is to protect now, and the holders' words. Goes out: offers, blocks straight from the sealed slots, and
-which snapshots are proven by all their holders. A slot is pinned while it is sent, and what is sent from a row's member is verified first:
-a bit that flipped at rest must not get into a parity.
+Comes in: the generation everybody is to protect now, and the holders' words. Goes out: offers,
+blocks straight from the sealed slots, and which snapshots are proven by all their holders. A slot
+is pinned while it is sent, and what is sent from a row's member is verified first: a bit that
+flipped at rest must not get into a parity.
 """
 
 from __future__ import annotations
@@ -62,9 +63,17 @@ class Protection:
 
 
 class Owner:
-    """`on_protected`: another snapshot is proven by its holders; `on_damage`: what lies here does not prove."""
+    """`on_protected`: another snapshot is proven by its holders; `on_damage`: what lies here does
+    not prove."""
 
-    def __init__(self, world: World, lines: Lines, job_dir: Path, on_protected: Callable[[], None], on_damage: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        world: World,
+        lines: Lines,
+        job_dir: Path,
+        on_protected: Callable[[], None],
+        on_damage: Callable[[], None],
+    ) -> None:
         self._world, self._clock, self._journal = world, world.clock, world.journal
         self._lines, self._job_dir = lines, job_dir
         self._on_protected, self._on_damage = on_protected, on_damage
@@ -104,11 +113,16 @@ class Owner:
         self.go_on()
 
     def go_on(self) -> None:
-        """Begin with what could not be pinned before, because its rank was looking at it this moment."""
+        """Begin with what could not be pinned before, because its rank was looking at it this
+        moment."""
         target = self._target
         if target is not None:
             for rank in self._ranks:
-                if rank in self._wards and rank not in self._now and target not in self.protected.get(rank, ()):
+                if (
+                    rank in self._wards
+                    and rank not in self._now
+                    and target not in self.protected.get(rank, ())
+                ):
                     self._start(self._wards[rank], target)
 
     def _start(self, ward: Ward, stamp: Stamp) -> None:
@@ -117,7 +131,8 @@ class Owner:
             return
         slot = pin_one(self._world.memory, self._job_dir, stamp, ward.rank)
         if slot is None:
-            return  # damaged or given up, as the leader will hear, or in its rank's hands this moment
+            # damaged or given up, as the leader will hear, or in its rank's hands this moment
+            return
         try:
             header = slot.header()
             table = tuple(slot.table(header))
@@ -128,11 +143,16 @@ class Owner:
         sizes = {r: self._sizes[(r, stamp)] for r in ward.row if (r, stamp) in self._sizes}
         sizes[ward.rank] = Sizes(header.payload_bytes, header.manifest_bytes)
         holders = {node: Sending(node) for node in ward.holders}
-        now = self._now[ward.rank] = Protection(ward, stamp, Pin(slot), header, table, holders, sizes, proven=not ward.row)
+        now = self._now[ward.rank] = Protection(
+            ward, stamp, Pin(slot), header, table, holders, sizes, proven=not ward.row
+        )
         for sending in holders.values():
             self._offer(now, sending)
         if ward.row:
-            self._world.workers.submit(lambda: _prove(self._world.memory, slot.path, header), lambda wrong: self._proved(now, wrong))
+            self._world.workers.submit(
+                lambda: _prove(self._world.memory, slot.path, header),
+                lambda wrong: self._proved(now, wrong),
+            )
 
     def _offer(self, now: Protection, sending: Sending) -> None:
         sending.sign_ns = self._clock.monotonic_ns()
@@ -142,9 +162,21 @@ class Owner:
         self._lines.send(
             sending.node,
             "offer",
-            **{"rank": now.ward.rank, "stamp": now.stamp, "payload_bytes": h.payload_bytes, "capacity_bytes": now.slot.capacity},
-            **{"manifest_bytes": h.manifest_bytes, "manifest_capacity_bytes": now.slot.manifest_capacity},
-            **{"table_checksum": h.table_checksum, "row": now.ward.row, "tolerates": now.ward.tolerates},
+            **{
+                "rank": now.ward.rank,
+                "stamp": now.stamp,
+                "payload_bytes": h.payload_bytes,
+                "capacity_bytes": now.slot.capacity,
+            },
+            **{
+                "manifest_bytes": h.manifest_bytes,
+                "manifest_capacity_bytes": now.slot.manifest_capacity,
+            },
+            **{
+                "table_checksum": h.table_checksum,
+                "row": now.ward.row,
+                "tolerates": now.ward.tolerates,
+            },
             horizon=() if self._floor is None else (self._floor,),
         )
 
@@ -164,7 +196,11 @@ class Owner:
     def announced(self, rank: int, stamp: Stamp, sizes: Sizes) -> None:
         """A member of one of our rows has offered: now its size is known."""
         self._sizes[(rank, stamp)] = sizes
-        self._sizes = {key: known for key, known in self._sizes.items() if self._floor is None or key[1] >= self._floor}
+        self._sizes = {
+            key: known
+            for key, known in self._sizes.items()
+            if self._floor is None or key[1] >= self._floor
+        }
         for now in self._now.values():
             if rank in now.ward.row and now.stamp == stamp:
                 now.sizes[rank] = sizes
@@ -175,7 +211,12 @@ class Owner:
         """The holder is ready (or ready anew: then everything is sent again)."""
         now, sending = self._find(node, rank, stamp)
         if now is not None and sending is not None:
-            sending.accepted, sending.filled, sending.acked, sending.sign_ns = True, False, False, self._clock.monotonic_ns()
+            sending.accepted, sending.filled, sending.acked, sending.sign_ns = (
+                True,
+                False,
+                False,
+                self._clock.monotonic_ns(),
+            )
             sending.waiting.clear()
             self._fill(now, sending)
 
@@ -184,7 +225,8 @@ class Owner:
             return
         ward, sizes = now.ward, now.sizes
         if not ward.row:
-            # The payload follows when the holder has seen in the table which blocks of it are new to it.
+            # The payload follows when the holder has seen in the table which blocks of it are new
+            # to it.
             whole = ranges_of(now.header.payload_bytes, now.header.manifest_bytes)
             sending.waiting.extend(r for r in whole if r[0] is not Part.PAYLOAD)
         elif len(sizes) == len(ward.row):
@@ -201,7 +243,9 @@ class Owner:
         now, sending = self._find(node, rank, stamp)
         if now is None or sending is None or not sending.filled:
             return False
-        sending.waiting.extend(r for r in ranges if r[0] is Part.PAYLOAD and r[1] + r[2] <= now.header.payload_bytes)
+        sending.waiting.extend(
+            r for r in ranges if r[0] is Part.PAYLOAD and r[1] + r[2] <= now.header.payload_bytes
+        )
         self._pump(now, sending)
         return True
 
@@ -214,12 +258,16 @@ class Owner:
             part, offset, length = sending.waiting[0]
             source = now.slot.part(part, now.header)[offset : offset + length]
             whole_block = (
-                part is Part.PAYLOAD and offset % BLOCK_BYTES == 0 and length == min(BLOCK_BYTES, now.header.payload_bytes - offset)
+                part is Part.PAYLOAD
+                and offset % BLOCK_BYTES == 0
+                and length == min(BLOCK_BYTES, now.header.payload_bytes - offset)
             )
             known = now.table[offset // BLOCK_BYTES] if whole_block else None
             span = Span(now.ward.rank, now.stamp, part, offset, length)
             now.pin.take()
-            if not self._lines.send_block(sending.node, span, source, self._on_done(now, sending), known):
+            if not self._lines.send_block(
+                sending.node, span, source, self._on_done(now, sending), known
+            ):
                 now.pin.let_go()
                 return  # `writable` will say when
             sending.waiting.popleft()
@@ -227,7 +275,8 @@ class Owner:
     def _on_done(self, now: Protection, sending: Sending) -> Callable[[str | None], None]:
         def on_links_thread(why: str | None) -> None:
             sending.sign_ns = self._clock.monotonic_ns()
-            now.pin.let_go()  # and no more: waking the loop for each block costs more than the block's own work
+            # and no more: waking the loop for each block costs more than the block's own work
+            now.pin.let_go()
             if why is not None and "damaged" in why:
                 self._lines.call_in_loop(lambda: self._source_is_damaged(now, why))
 
@@ -235,7 +284,11 @@ class Owner:
 
     def _source_is_damaged(self, now: Protection, why: str) -> None:
         if self._now.get(now.ward.rank) is now:
-            self._journal.record("copy-failed", f"{now.stamp} of rank {now.ward.rank} does not arrive whole: {why}", rank=now.ward.rank)
+            self._journal.record(
+                "copy-failed",
+                f"{now.stamp} of rank {now.ward.rank} does not arrive whole: {why}",
+                rank=now.ward.rank,
+            )
             self._on_damage()
 
     def acked(self, node: int, rank: int, stamp: Stamp) -> None:
@@ -256,7 +309,12 @@ class Owner:
 
     def nacked(self, node: int, rank: int, stamp: Stamp, reason: str) -> None:
         """A holder has not got it whole, or has it no more."""
-        self._journal.record("copy-lost", f"node {node} does not hold {stamp} of rank {rank}: {reason}", rank=rank, node=node)
+        self._journal.record(
+            "copy-lost",
+            f"node {node} does not hold {stamp} of rank {rank}: {reason}",
+            rank=rank,
+            node=node,
+        )
         now, sending = self._find(node, rank, stamp)
         if now is not None and sending is not None:
             sending.acked = sending.accepted = False
@@ -267,16 +325,23 @@ class Owner:
                 self._start(self._wards[rank], stamp)
 
     def compare(self) -> None:
-        """Offer the committed generation again: a holder whose copy is not what lies here takes it anew, the others just say so."""
+        """Offer the committed generation again: a holder whose copy is not what lies here takes it
+        anew, the others just say so."""
         for rank, ward in self._wards.items():
             stamp = self._floor
-            if rank in self._ranks and ward.holders and rank not in self._now and stamp in self.protected.get(rank, ()):
+            if (
+                rank in self._ranks
+                and ward.holders
+                and rank not in self._now
+                and stamp in self.protected.get(rank, ())
+            ):
                 assert stamp is not None
                 self._forget(rank, stamp)
                 self._start(ward, stamp)
 
     def source_of(self, rank: int, stamp: Stamp) -> Source | None:
-        """Who can give that snapshot back, should it be damaged here; None when it is not protected."""
+        """Who can give that snapshot back, should it be damaged here; None when it is not
+        protected."""
         ward = self._wards.get(rank)
         if ward is None or not ward.holders or stamp not in self.protected.get(rank, ()):
             return None
@@ -316,7 +381,8 @@ class Owner:
                     self._offer(now, sending)
 
     def _still_proves(self, now: Protection) -> bool:
-        """Whether the header is what it was when this began: holders refuse a damaged one, as often as it is sent."""
+        """Whether the header is what it was when this began: holders refuse a damaged one, as often
+        as it is sent."""
         try:
             now.slot.header()
         except DamageError as error:
@@ -354,7 +420,8 @@ class Owner:
 
 
 def _prove(memory: Memory, path: Path, header: SlotHeader) -> str | None:
-    """What is wrong with the slot. Through a map of its own: the loop may close its one meanwhile."""
+    """What is wrong with the slot. Through a map of its own: the loop may close its one
+    meanwhile."""
     try:
         slot = Slot(memory, path)
     except (DamageError, OSError) as error:
@@ -365,5 +432,6 @@ def _prove(memory: Memory, path: Path, header: SlotHeader) -> str | None:
         return str(error)
     finally:
         slot.close()
-    is_same = (found.sequence, found.stamp) == (header.sequence, header.stamp)  # not the loss, which need not be a number
+    # not the loss, which need not be a number
+    is_same = (found.sequence, found.stamp) == (header.sequence, header.stamp)
     return None if is_same else f"{path}: expected {header.stamp}, found {found.stamp}"

@@ -1,14 +1,17 @@
 """Pacing: lets the blocks of copies onto the link only where the trainers leave it idle.
 
-Comes in: the rhythm pages of this node's ranks (shared memory: no message a chunk), and the links' question whether so many bytes may go.
-Goes out: grants (`core/pacing/gate.py`), what is planned (`interleave.json`, for people), what was done (`interleaved.json`, for metrics), and in
-the journal why copies are interleaved or not.
+Comes in: the rhythm pages of this node's ranks (shared memory: no message a chunk), and the links'
+question whether so many bytes may go. Goes out: grants (`core/pacing/gate.py`), what is planned
+(`interleave.json`, for people), what was done (`interleaved.json`, for metrics), and in the journal
+why copies are interleaved or not.
 
-The gate is open, and nothing is held back, where interleaving spares nobody anything: no rank has a page, no collective was seen, the
-collectives go over another interface, there is no rhythm, or so little idle time that a copy would wait for many steps. And a block that
-was held back for long goes whatever the rhythm says: late protection is worse than a slower step.
+The gate is open, and nothing is held back, where interleaving spares nobody anything: no rank has a
+page, no collective was seen, the collectives go over another interface, there is no rhythm, or so
+little idle time that a copy would wait for many steps. And a block that was held back for long goes
+whatever the rhythm says: late protection is worse than a slower step.
 
-Called on the links' threads. Never waits, never sends. Invariant: as long as the gate is shut for a rank, that rank trains.
+Called on the links' threads. Never waits, never sends. Invariant: as long as the gate is shut for a
+rank, that rank trains.
 """
 
 from __future__ import annotations
@@ -28,7 +31,12 @@ from keepstep.core.pacing.schedule import Plan, Reserve, plan_of
 from keepstep.core.pacing.step_profile import FULL_STEPS, Profile, Rhythm, intersection
 from keepstep.edge.net.tcp import interface_of
 from keepstep.edge.net.traffic import Flow
-from keepstep.edge.shm.collective_profile_page import COUNT_FILE, PLAN_FILE, RhythmReader, write_word
+from keepstep.edge.shm.collective_profile_page import (
+    COUNT_FILE,
+    PLAN_FILE,
+    RhythmReader,
+    write_word,
+)
 from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.model.rhythm import Interleaved, Told
@@ -38,7 +46,9 @@ from keepstep.ports import Journal
 
 LOOK_NS = 50 * MS_NS
 FIND_NS = S_NS
-COUNT_NS = S_NS  # what has been counted is told so often, and so often it is seen whether the plan is still one for this link
+# what has been counted is told so often, and so often it is seen whether the plan is still one for
+# this link
+COUNT_NS = S_NS
 OTHER_LINK_RATIO = 0.05  # by which its speed differs from what was planned with
 TELL_NS = 5 * S_NS  # a rhythm that changes all the time is not to fill the journal
 PARTS = 4
@@ -46,7 +56,8 @@ MOST_RESERVE_BYTES = 16 * MIB  # what a lane may have unanswered anyway
 RESERVE_NS = 8 * MS_NS  # of the link: what may meet a collective that begins early
 LEAST_CHUNK_BYTES = 16 * KIB
 LATE_STEPS, LATE_NS = 4, S_NS
-HELD_BACK_BYTES = 16 * KIB  # of which the acknowledgement may be held back for long (delayed ACK): not what the link makes wait
+# of which the acknowledgement may be held back for long (delayed ACK): not what the link makes wait
+HELD_BACK_BYTES = 16 * KIB
 TRACE = 4096
 TARGETS = 6
 
@@ -70,7 +81,8 @@ class Sent:
 
 
 class Pacing:
-    """Of one keeper, over all its links. `reserve` None: what RESERVE_NS of the link are, in PARTS."""
+    """Of one keeper, over all its links. `reserve` None: what RESERVE_NS of the link are, in
+    PARTS."""
 
     def __init__(
         self,
@@ -86,13 +98,15 @@ class Pacing:
         self._watched: dict[int, Watched] = {}
         self._looked_ns = self._found_ns = -S_NS
         self._speed = LinkSpeed()
-        self._flows: dict[int, tuple[int, int]] = {}  # of each node: bytes under way, and when that was so
+        # of each node: bytes under way, and when that was so
+        self._flows: dict[int, tuple[int, int]] = {}
         self._round_trip_ns = 0
         self._was_busy = False
         self._denied_ns: int | None = None  # since when nothing was granted
         self._step_bytes = 0  # that a step's copies take
         self._target: Stamp | None = None
-        self._target_bytes: deque[int] = deque([0], maxlen=TARGETS)  # of the last targets, the present one last
+        # of the last targets, the present one last
+        self._target_bytes: deque[int] = deque([0], maxlen=TARGETS)
         self._interface: str | None = None
         self._open_because = "no rank has a page"
         self._told: tuple[str, str, bool] | None = None
@@ -120,9 +134,17 @@ class Pacing:
         now_ns = self._clock_ns()
         with self._lock:
             self._look(now_ns)
-            pulses = [(watched.page.pulse(), watched.rhythm.profile) for watched in self._watched.values()]
-            under_way = self._under_way(flow, now_ns, any(pulse is not None and pulse.pending for pulse, _ in pulses))
-            rooms = [] if self._open_because else [room(pulse, profile, now_ns) for pulse, profile in pulses]
+            pulses = [
+                (watched.page.pulse(), watched.rhythm.profile) for watched in self._watched.values()
+            ]
+            under_way = self._under_way(
+                flow, now_ns, any(pulse is not None and pulse.pending for pulse, _ in pulses)
+            )
+            rooms = (
+                []
+                if self._open_because
+                else [room(pulse, profile, now_ns) for pulse, profile in pulses]
+            )
             found = grant(rooms, nbytes, under_way, self._terms())
             when = "free" if all(r.left_ns is None for r in rooms) else "idle"
             if not found.nbytes and self._is_late(now_ns):
@@ -140,28 +162,49 @@ class Pacing:
             return found.nbytes, found.wait_ns
 
     def _under_way(self, flow: Flow, now_ns: int, busy: bool) -> int:
-        """On the link, of all lanes: this one's as its socket says, the others' as they were, less what has drained since."""
+        """On the link, of all lanes: this one's as its socket says, the others' as they were, less
+        what has drained since."""
         before, at_ns = self._flows.get(flow.node, (0, now_ns))
         alone, self._was_busy = not (busy or self._was_busy), busy
         if before and now_ns > at_ns and alone:  # beside a collective it tells nothing of the link
-            self._speed.drained(before - flow.queued_bytes, now_ns - at_ns, emptied=flow.queued_bytes <= HELD_BACK_BYTES)
+            self._speed.drained(
+                before - flow.queued_bytes,
+                now_ns - at_ns,
+                emptied=flow.queued_bytes <= HELD_BACK_BYTES,
+            )
         self._flows[flow.node] = (flow.queued_bytes, now_ns)
         self._round_trip_ns = flow.round_trip_ns
         rate = self._speed.bytes_per_s
-        others = (max(0, left - rate * (now_ns - then) // S_NS) for node, (left, then) in self._flows.items() if node != flow.node)
+        others = (
+            max(0, left - rate * (now_ns - then) // S_NS)
+            for node, (left, then) in self._flows.items()
+            if node != flow.node
+        )
         return flow.queued_bytes + sum(others)
 
     def _terms(self) -> Terms:
         cost = self._speed.cost(self._round_trip_ns)
         reserve = self._reserve or self._reserve_of(cost.bytes_per_s)
-        return Terms(cost, reserve.chunk_bytes, reserve.nbytes, max(1, min(LEAST_CHUNK_BYTES, reserve.chunk_bytes) // 4))
+        return Terms(
+            cost,
+            reserve.chunk_bytes,
+            reserve.nbytes,
+            max(1, min(LEAST_CHUNK_BYTES, reserve.chunk_bytes) // 4),
+        )
 
     def _reserve_of(self, bytes_per_s: int) -> Reserve:
-        return Reserve(max(PARTS * LEAST_CHUNK_BYTES, min(MOST_RESERVE_BYTES, bytes_per_s * RESERVE_NS // S_NS)), PARTS)
+        return Reserve(
+            max(
+                PARTS * LEAST_CHUNK_BYTES, min(MOST_RESERVE_BYTES, bytes_per_s * RESERVE_NS // S_NS)
+            ),
+            PARTS,
+        )
 
     def _is_late(self, now_ns: int) -> bool:
         longest_ns = max((p.step_ns for p in self._profiles()), default=0)
-        return self._denied_ns is not None and now_ns - self._denied_ns > max(LATE_NS, LATE_STEPS * longest_ns)
+        return self._denied_ns is not None and now_ns - self._denied_ns > max(
+            LATE_NS, LATE_STEPS * longest_ns
+        )
 
     # -- what the ranks do
 
@@ -189,7 +232,9 @@ class Pacing:
 
     def _find(self) -> None:
         """The pages of the ranks that live here now."""
-        for rank in [rank for rank, watched in self._watched.items() if not watched.page.is_there()]:
+        for rank in [
+            rank for rank, watched in self._watched.items() if not watched.page.is_there()
+        ]:
             self._watched.pop(rank).page.close()
         for path in self._job_dir.glob("rank-*/rhythm"):
             rank = int(path.parent.name.partition("-")[2])
@@ -225,9 +270,14 @@ class Pacing:
             return f"the links are loopback ({self._host}): no network is shared"
         if self._interface is None:
             self._interface = interface_of(self._host)
-        others = {w.page.interface for w in self._watched.values() if w.page.interface} - {self._interface}
+        others = {w.page.interface for w in self._watched.values() if w.page.interface} - {
+            self._interface
+        }
         if others:
-            return f"the collectives go over {', '.join(sorted(others))}, the copies over {self._interface or self._host}"
+            return (
+                f"the collectives go over {', '.join(sorted(others))}, the copies over "
+                f"{self._interface or self._host}"
+            )
         profiles = self._profiles()
         if profiles and all(p.collectives == 0 for p in profiles):
             return "no collective was seen"
@@ -240,12 +290,19 @@ class Pacing:
 
     def _is_other_link(self) -> bool:
         planned = self._planned_bytes_per_s
-        return self._speed.is_known and abs(self._speed.bytes_per_s - planned) > OTHER_LINK_RATIO * planned
+        return (
+            self._speed.is_known
+            and abs(self._speed.bytes_per_s - planned) > OTHER_LINK_RATIO * planned
+        )
 
     def _replan(self) -> None:
         """For people, and to see whether it can be done at all."""
         profiles = self._profiles()
-        if len(profiles) < max(1, len(self._watched)) or not self._step_bytes or not self._speed.is_known:
+        if (
+            len(profiles) < max(1, len(self._watched))
+            or not self._step_bytes
+            or not self._speed.is_known
+        ):
             return
         terms, mu = self._terms(), min(p.mu for p in profiles)
         self._planned_bytes_per_s = terms.cost.bytes_per_s
@@ -287,7 +344,12 @@ class Pacing:
 
     def _tell(self, now_ns: int) -> None:
         """In the journal, when it is another story than before."""
-        rhythm = next(iter(sorted(w.rhythm.why for w in self._watched.values() if w.rhythm.profile is not None)), "")
+        rhythm = next(
+            iter(
+                sorted(w.rhythm.why for w in self._watched.values() if w.rhythm.profile is not None)
+            ),
+            "",
+        )
         changed = rhythm if rhythm.startswith("the rhythm has changed") else ""
         story = (self._open_because, changed, self.plan is not None)
         if story == self._told or not (self._open_because or rhythm):
@@ -298,6 +360,10 @@ class Pacing:
         if self._open_because:
             why = f"copies are not interleaved: {self._open_because}"
         else:
-            planned = f"; {self.plan.why}, on a link of {human_bytes(self._speed.bytes_per_s)}/s" if self.plan is not None else ""
+            planned = (
+                f"; {self.plan.why}, on a link of {human_bytes(self._speed.bytes_per_s)}/s"
+                if self.plan is not None
+                else ""
+            )
             why = f"copies go where the trainers leave the network idle: {rhythm}{planned}"
         self._journal.record("interleave", why, interleaved=not self._open_because)

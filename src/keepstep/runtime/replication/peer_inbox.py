@@ -1,8 +1,9 @@
 """Lines: this keeper's links to others, seen from its one loop.
 
-Whatever the links tell, on threads of theirs, is put into an inbox, and the loop is woken; only blocks are answered there and then, by the
-`Taker` that somebody registered for their snapshot. Messages carry the round they belong to: what is older is dropped, what is newer waits
-until this node has heard of that round too. A message to this node itself takes the same way.
+Whatever the links tell, on threads of theirs, is put into an inbox, and the loop is woken; only
+blocks are answered there and then, by the `Taker` that somebody registered for their snapshot.
+Messages carry the round they belong to: what is older is dropped, what is newer waits until this
+node has heard of that round too. A message to this node itself takes the same way.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ MAX_EARLY = 10_000  # messages of a round that this node has not heard of yet
 
 
 class Taker(Protocol):
-    """Who takes the blocks of one snapshot. Called on the links' threads: quick, and safe for several of them."""
+    """Who takes the blocks of one snapshot. Called on the links' threads: quick, and safe for
+    several of them."""
 
     def place(self, node: int, span: Span) -> memoryview | None: ...
 
@@ -31,7 +33,8 @@ class Taker(Protocol):
 
 
 class Heard(NamedTuple):
-    """What the loop is told: a message, or a link's beginning (`up`) or end (`dead`; `left` after a goodbye)."""
+    """What the loop is told: a message, or a link's beginning (`up`) or end (`dead`; `left` after a
+    goodbye)."""
 
     node: int
     kind: str
@@ -41,20 +44,26 @@ class Heard(NamedTuple):
 class Lines:
     """Made when the keeper is first asked to listen; knows the others from the first mesh on."""
 
-    def __init__(self, world: World, job_hash: bytes, address: tuple[str, int], link_dead_s: float) -> None:
+    def __init__(
+        self, world: World, job_hash: bytes, address: tuple[str, int], link_dead_s: float
+    ) -> None:
         """Raises KeeperError when the address is not ours or taken."""
         self._wake, self.incarnation = world.wake, world.clock.wall_ns()
-        # A link that ends may mean that only a keeper died: so long another one has to come and answer.
+        # A link that ends may mean that only a keeper died: so long another one has to come and
+        # answer.
         self.return_ns = round(max(1.0, 0.3 * link_dead_s) * S_NS)
         self._inbox: queue.SimpleQueue[Heard] = queue.SimpleQueue()
         self._early: deque[Heard] = deque(maxlen=MAX_EARLY)
         self._takers: dict[tuple[int, Stamp], Taker] = {}
-        self._placed: dict[int, Taker | None] = {}  # by node: whose place the block that is coming was given; they come one after the other
+        # by node: whose place the block that is coming was given; they come one after the other
+        self._placed: dict[int, Taker | None] = {}
         self._lock = threading.Lock()
         self.mesh: Mesh | None = None
         self._needed: set[int] = set()
         self._sources: set[int] = set()
-        self._links = world.open_links(job_hash, self.incarnation, address, round(link_dead_s * S_NS) - self.return_ns, self)
+        self._links = world.open_links(
+            job_hash, self.incarnation, address, round(link_dead_s * S_NS) - self.return_ns, self
+        )
 
     @property
     def address(self) -> tuple[str, int]:
@@ -73,7 +82,8 @@ class Lines:
             self._put(heard)
 
     def link_with(self, nodes: set[int], to_restore: bool = False) -> None:
-        """Be linked with these nodes too, for this round or until all is restored. Both ends must want it."""
+        """Be linked with these nodes too, for this round or until all is restored. Both ends must
+        want it."""
         assert self.mesh is not None
         (self._sources if to_restore else self._needed).update(nodes)
         for node in sorted(nodes - {self.mesh.node}):
@@ -90,7 +100,8 @@ class Lines:
         self._sources = set()
 
     def needs(self, node: int) -> bool:
-        """Whether the link with that node is one of this round, and not what an earlier one or a restore has left."""
+        """Whether the link with that node is one of this round, and not what an earlier one or a
+        restore has left."""
         return node in self._needed or node in self._sources
 
     def is_open(self, node: int) -> bool:
@@ -107,7 +118,14 @@ class Lines:
             return True
         return self._links.send(node, Message(kind, fields))
 
-    def send_block(self, node: int, span: Span, source: memoryview, done: Callable[[str | None], None], checksum: int | None) -> bool:
+    def send_block(
+        self,
+        node: int,
+        span: Span,
+        source: memoryview,
+        done: Callable[[str | None], None],
+        checksum: int | None,
+    ) -> bool:
         return self._links.send_block(node, span, source, done, checksum)
 
     def call_in_loop(self, call: Callable[[], None]) -> None:
@@ -161,7 +179,8 @@ class Lines:
     def block(self, node: int, span: Span, checksum: int) -> None:
         with self._lock:
             taker = self._takers.get((span.rank, span.stamp))
-            is_its = self._placed.pop(node, None) is taker  # else it lies in the place of one that expects no more
+            # else it lies in the place of one that expects no more
+            is_its = self._placed.pop(node, None) is taker
         if taker and is_its:
             taker.arrived(node, span, checksum)
 

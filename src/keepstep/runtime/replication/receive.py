@@ -1,8 +1,9 @@
-"""Receiving: snapshots on their way in: where each block goes, and whether the whole is what its owner sealed.
+"""Receiving: snapshots on their way in: where each block goes, and whether the whole is what its
+owner sealed.
 
-Bytes go straight into a slot, or into scratch memory. Called on the links' threads but for `seal`, which the loop calls when `told` said
-that everything is in. Never seals anything that is not proven: the table under the header, every block under the table, the manifest under
-the header.
+Bytes go straight into a slot, or into scratch memory. Called on the links' threads but for `seal`,
+which the loop calls when `told` said that everything is in. Never seals anything that is not
+proven: the table under the header, every block under the table, the manifest under the header.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ _OURSELVES = -1  # no node's number
 
 
 class Scratch:
-    """Ranges that are wanted, each in memory of its own until somebody takes it. `told` is called after each arrival."""
+    """Ranges that are wanted, each in memory of its own until somebody takes it. `told` is called
+    after each arrival."""
 
     def __init__(self, told: Callable[[], None]) -> None:
         self._told = told
@@ -76,7 +78,8 @@ class Scratch:
 
 
 class Whole:
-    """A snapshot on its way into a slot. `told` is called once, when everything has arrived; `on_table` when the table has."""
+    """A snapshot on its way into a slot. `told` is called once, when everything has arrived;
+    `on_table` when the table has."""
 
     def __init__(
         self,
@@ -92,19 +95,36 @@ class Whole:
         self._told, self._on_table = told, on_table
         self._lock = threading.Lock()
         self._header = bytearray(PAGE_BYTES)
-        self._sizes = {Part.PAYLOAD: payload_bytes, Part.MANIFEST: manifest_bytes, Part.HEADER: PAGE_BYTES}
+        self._sizes = {
+            Part.PAYLOAD: payload_bytes,
+            Part.MANIFEST: manifest_bytes,
+            Part.HEADER: PAGE_BYTES,
+        }
         self._sizes[Part.TABLE] = 8 * -(-payload_bytes // BLOCK_BYTES)
         shape = SlotHeader(
             *(SlotState.WRITING, 0, bytes(16), bytes(16), rank, 0, 0, stamp),
-            *(payload_bytes, manifest_bytes, BLOCK_BYTES, self._sizes[Part.TABLE] // 8, 0, 0, 0, 0.0),
+            *(
+                payload_bytes,
+                manifest_bytes,
+                BLOCK_BYTES,
+                self._sizes[Part.TABLE] // 8,
+                0,
+                0,
+                0,
+                0.0,
+            ),
         )
         parts = (Part.PAYLOAD, Part.TABLE, Part.MANIFEST)
-        self._memory = {part: slot.part(part, shape) for part in parts} | {Part.HEADER: memoryview(self._header)}
+        self._memory = {part: slot.part(part, shape) for part in parts} | {
+            Part.HEADER: memoryview(self._header)
+        }
         self._missing: set[Range] = set(ranges_of(payload_bytes, manifest_bytes))
         self._filling: dict[int, Range] = {}  # by node: its blocks come one after the other
         self._sums: dict[int, int] = {}
 
-    def put(self, range_: Range, data: bytes | bytearray | memoryview, expected: int | None = None) -> None:
+    def put(
+        self, range_: Range, data: bytes | bytearray | memoryview, expected: int | None = None
+    ) -> None:
         """Bytes that came another way; not taken when they have another checksum than expected."""
         part, offset, length = range_
         self._memory[part][offset : offset + length] = data
@@ -143,7 +163,9 @@ class Whole:
             if range_[0] is Part.PAYLOAD:
                 self._sums[range_[1] // BLOCK_BYTES] = found
             whole = not self._missing
-            table = range_[0] is Part.TABLE and not any(part is Part.TABLE for part, _, _ in self._missing)
+            table = range_[0] is Part.TABLE and not any(
+                part is Part.TABLE for part, _, _ in self._missing
+            )
         if table:
             self._on_table()
         if whole:
@@ -177,20 +199,37 @@ class Whole:
             return bool(self._filling)
 
     def seal(self, job_hash: bytes) -> SlotHeader:
-        """Prove it and make it a snapshot. Raises DamageError naming what differs; the slot holds nothing then."""
+        """Prove it and make it a snapshot. Raises DamageError naming what differs; the slot holds
+        nothing then."""
         header = parse_page(bytes(self._header), self.slot.path)
-        said = (header.state, header.job_hash, header.rank, header.stamp, header.payload_bytes, header.manifest_bytes)
+        said = (
+            header.state,
+            header.job_hash,
+            header.rank,
+            header.stamp,
+            header.payload_bytes,
+            header.manifest_bytes,
+        )
         sizes = (self._sizes[Part.PAYLOAD], self._sizes[Part.MANIFEST])
         expected = (SlotState.SEALED, job_hash, self.rank, self.stamp, *sizes)
         if said != expected:
-            raise DamageError(f"{self.slot.path}: expected a header of {expected[2:]}, found one of {said[2:]}")
+            raise DamageError(
+                f"{self.slot.path}: expected a header of {expected[2:]}, found one of {said[2:]}"
+            )
         table = bytes(self._memory[Part.TABLE])
         if checksum(table) != header.table_checksum:
-            raise DamageError(f"{self.slot.path}: the checksum table that arrived is not the one the header names")
+            raise DamageError(
+                f"{self.slot.path}: the checksum table that arrived is not the one the header names"
+            )
         if checksum(self._memory[Part.MANIFEST]) != header.manifest_checksum:
-            raise DamageError(f"{self.slot.path}: the manifest that arrived is not the one the header names")
+            raise DamageError(
+                f"{self.slot.path}: the manifest that arrived is not the one the header names"
+            )
         for block, want in enumerate(unpack_table(table)):
             if self._sums[block] != want:
-                raise DamageError(f"{self.slot.path}: block {block} arrived with checksum {self._sums[block]:016x}, expected {want:016x}")
+                raise DamageError(
+                    f"{self.slot.path}: block {block} arrived with checksum "
+                    f"{self._sums[block]:016x}, expected {want:016x}"
+                )
         self.slot.adopt(header)
         return header

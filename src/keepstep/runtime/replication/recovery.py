@@ -1,7 +1,8 @@
-"""Restoring: brings snapshots back to this node from the memory of others: to resume from, or in place of one that was damaged here.
+"""Restoring: brings snapshots back to this node from the memory of others: to resume from, or in
+place of one that was damaged here.
 
-Comes in: what every node has told it holds, and which ranks need which stamp. Goes out: what each rank can be given, and sealed slots.
-Which stamp everybody resumes from is the election's to decide.
+Comes in: what every node has told it holds, and which ranks need which stamp. Goes out: what each
+rank can be given, and sealed slots. Which stamp everybody resumes from is the election's to decide.
 """
 
 from __future__ import annotations
@@ -28,14 +29,24 @@ class Restoring:
 
     mesh: Mesh
 
-    def __init__(self, world: World, settings: Settings, lines: Lines, job_hash: bytes, supplier: Supplier, owner: Owner) -> None:
+    def __init__(
+        self,
+        world: World,
+        settings: Settings,
+        lines: Lines,
+        job_hash: bytes,
+        supplier: Supplier,
+        owner: Owner,
+    ) -> None:
         self._world, self._memory, self._journal = world, world.memory, world.journal
         self._settings, self._lines, self._job_hash = settings, lines, job_hash
         self._supplier, self._owner = supplier, owner
         self._fetches: dict[int, Fetching] = {}
-        self._mending: dict[int, Slot] = {}  # own slots that stand still while their bytes are brought back
+        # own slots that stand still while their bytes are brought back
+        self._mending: dict[int, Slot] = {}
         self._inventories: dict[int, Inventory] = {}
-        self._stranded: dict[int, tuple[Source, Stamp, Callable[[str | None], None]]] = {}  # fetches whose sources cannot be reached
+        # fetches whose sources cannot be reached
+        self._stranded: dict[int, tuple[Source, Stamp, Callable[[str | None], None]]] = {}
 
     def begin(self, mesh: Mesh) -> None:
         """Another round."""
@@ -61,7 +72,9 @@ class Restoring:
         """What each rank can be given. `proven`: what ranks that have joined hold themselves."""
         return reach_of_all(range(self.mesh.world_size), self._believed(proven))
 
-    def sources(self, wanted: list[int], stamp: Stamp, proven: Mapping[int, frozenset[Stamp]]) -> dict[int, Source]:
+    def sources(
+        self, wanted: list[int], stamp: Stamp, proven: Mapping[int, frozenset[Stamp]]
+    ) -> dict[int, Source]:
         return sources(wanted, stamp, self._believed(proven))
 
     def _believed(self, proven: Mapping[int, frozenset[Stamp]]) -> dict[int, Inventory]:
@@ -70,13 +83,16 @@ class Restoring:
             node = self.mesh.node_of[rank]
             if node in believed:
                 old = believed[node]
-                believed[node] = Inventory(old.snapshots | {(rank, stamp) for stamp in stamps}, old.parities)
+                believed[node] = Inventory(
+                    old.snapshots | {(rank, stamp) for stamp in stamps}, old.parities
+                )
         return believed
 
     # -- bringing it
 
     def link_with_sources(self, found: Mapping[int, Source]) -> None:
-        """Everybody makes the links that restoring needs: the asking and the giving end. What was wanted before is wanted no more."""
+        """Everybody makes the links that restoring needs: the asking and the giving end. What was
+        wanted before is wanted no more."""
         self._stranded.clear()
         for rank, source in found.items():
             givers = {*source.copies, *(node for _, node in source.members)}
@@ -86,8 +102,9 @@ class Restoring:
                 self._lines.link_with({self.mesh.node_of[rank]}, to_restore=True)
 
     def fetch(self, source: Source, stamp: Stamp, then: Callable[[str | None], None]) -> None:
-        """Bring that rank's snapshot here; `then` hears None, or why it cannot be had. That a source cannot be reached is no reason: then
-        another round will come, or the link be open again, and it is fetched anew."""
+        """Bring that rank's snapshot here; `then` hears None, or why it cannot be had. That a
+        source cannot be reached is no reason: then another round will come, or the link be open
+        again, and it is fetched anew."""
 
         def ended(fetched: Fetched) -> None:
             if self._fetches.get(source.rank) is fetching:
@@ -109,15 +126,31 @@ class Restoring:
         fetching.start()
 
     def _tell_fetched(self, f: Fetched) -> None:
-        data: dict[str, Any] = {"rank": f.rank, "step": f.stamp.step, "nbytes": f.nbytes, "sources": list(f.sources), "took_ns": f.took_ns}
-        how = f"{human_bytes(f.nbytes)} from node{'s' if len(f.sources) > 1 else ''} {', '.join(map(str, f.sources))}"
+        data: dict[str, Any] = {
+            "rank": f.rank,
+            "step": f.stamp.step,
+            "nbytes": f.nbytes,
+            "sources": list(f.sources),
+            "took_ns": f.took_ns,
+        }
+        how = (
+            f"{human_bytes(f.nbytes)} from node{'s' if len(f.sources) > 1 else ''} "
+            f"{', '.join(map(str, f.sources))}"
+        )
         if f.why is None:
-            self._journal.record("fetched", f"{f.stamp} of rank {f.rank}: {how} in {human_ns(f.took_ns)}", **data)
+            self._journal.record(
+                "fetched", f"{f.stamp} of rank {f.rank}: {how} in {human_ns(f.took_ns)}", **data
+            )
         else:
-            self._journal.record("fetch-failed", f"{f.stamp} of rank {f.rank} cannot be had from memory: {f.why}", **data)
+            self._journal.record(
+                "fetch-failed",
+                f"{f.stamp} of rank {f.rank} cannot be had from memory: {f.why}",
+                **data,
+            )
 
     def mend(self, rank: int, index: int, stamp: Stamp, then: Callable[[str | None], None]) -> None:
-        """Bring a rank's own damaged snapshot back from its holders, in place; `then` hears None, or why not."""
+        """Bring a rank's own damaged snapshot back from its holders, in place; `then` hears None,
+        or why not."""
         source = self._owner.source_of(rank, stamp)
         if source is None or rank in self._fetches:
             then("no other node has proven a copy of it")
@@ -155,15 +188,24 @@ class Restoring:
     # -- what others say
 
     def failed(self, node: int, rank: int, stamp: Stamp, why: str) -> bool:
-        """A node cannot give what was asked of it; False when nothing of that snapshot is being fetched."""
-        waiting = [f for f in self._fetches.values() if f.stamp == stamp and rank in (f.source.rank, *f.source.row)]
+        """A node cannot give what was asked of it; False when nothing of that snapshot is being
+        fetched."""
+        waiting = [
+            f
+            for f in self._fetches.values()
+            if f.stamp == stamp and rank in (f.source.rank, *f.source.row)
+        ]
         for fetching in waiting:
             fetching.source_failed(node, why)
         return bool(waiting)
 
     def link_is_open(self, node: int) -> None:
         """What could not be had from there, perhaps now can."""
-        again = [entry for entry in self._stranded.values() if node in (*entry[0].copies, *(n for _, n in entry[0].members))]
+        again = [
+            entry
+            for entry in self._stranded.values()
+            if node in (*entry[0].copies, *(n for _, n in entry[0].members))
+        ]
         for source, stamp, then in again:
             del self._stranded[source.rank]
             self.fetch(source, stamp, then)

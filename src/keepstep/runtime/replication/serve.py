@@ -1,7 +1,8 @@
-"""Supplier: sends what other nodes ask for to restore: from own slots, copies, parities, and the small parts kept beside parities.
+"""Supplier: sends what other nodes ask for to restore: from own slots, copies, parities, and the
+small parts kept beside parities.
 
-Nothing is verified here beforehand: every block goes out with the checksum its table names, so a damaged one cannot arrive as a good one;
-the asker hears of it and asks elsewhere.
+Nothing is verified here beforehand: every block goes out with the checksum its table names, so a
+damaged one cannot arrive as a good one; the asker hears of it and asks elsewhere.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Supplier:
         self._pins: dict[tuple[int, Stamp], Slot] = {}
 
     def end(self) -> None:
-        """Everybody has what it needs, or another round has begun: slots may be overwritten again."""
+        """Everybody has what it needs, or another round has begun: slots may be overwritten
+        again."""
         self._life += 1
         self._orders.clear()
         for slot in self._pins.values():
@@ -76,7 +78,8 @@ class Supplier:
 
     def _send(self, order: Order, span: Span, source: memoryview, known: int | None) -> bool:
         def done(why: str | None) -> None:
-            # What is not wanted came another way, or was asked for in a round before: that is no failure.
+            # What is not wanted came another way, or was asked for in a round before: that is no
+            # failure.
             if why is not None and "damaged" in why:
                 self._lines.call_in_loop(lambda: self._refuse(order, f"{span}: {why}"))
 
@@ -85,10 +88,14 @@ class Supplier:
     def _refuse(self, order: Order, why: str) -> None:
         order.waiting.clear()
         if order.life != self._life:
-            return  # of a round before, or everybody has what it needs: an asker of today would take it for an answer
+            # of a round before, or everybody has what it needs: an asker of today would take it for
+            # an answer
+            return
         self._lines.send(order.node, "nack", rank=order.rank, stamp=order.stamp, reason=why[:1000])
 
-    def _find(self, rank: int, stamp: Stamp, part: Part, offset: int, length: int) -> tuple[memoryview, int | None]:
+    def _find(
+        self, rank: int, stamp: Stamp, part: Part, offset: int, length: int
+    ) -> tuple[memoryview, int | None]:
         """The bytes, and their checksum where a table names it. Raises LookupError, DamageError."""
         if part is Part.PARITY:
             slot = self._holder.parities.find(rank, stamp)
@@ -99,7 +106,11 @@ class Supplier:
         if slot is not None:
             header = slot.header()
             data = _within(slot.part(part, header), offset, length)
-            whole_block = part is Part.PAYLOAD and offset % BLOCK_BYTES == 0 and length == min(BLOCK_BYTES, header.payload_bytes - offset)
+            whole_block = (
+                part is Part.PAYLOAD
+                and offset % BLOCK_BYTES == 0
+                and length == min(BLOCK_BYTES, header.payload_bytes - offset)
+            )
             return data, slot.table(header)[offset // BLOCK_BYTES] if whole_block else None
         if part in META:
             for (mine, at), beside in self._holder.parities.sealed().items():
@@ -130,5 +141,7 @@ class Supplier:
 
 def _within(data: memoryview, offset: int, length: int) -> memoryview:
     if offset + length > len(data):
-        raise LookupError(f"expected a range within {len(data)} bytes, found {offset} to {offset + length}")
+        raise LookupError(
+            f"expected a range within {len(data)} bytes, found {offset} to {offset + length}"
+        )
     return data[offset : offset + length]

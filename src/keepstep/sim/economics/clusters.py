@@ -16,8 +16,9 @@
     scope = "device"          # rank, device, node or rack
     per_node_day = 0.015      # or per_day, of the whole job
 
-Optional: name, host_gbps, network_idle_ratio, store_stall_s, in_process_restart_s, nodes_per_rack, spares; of a failure detection_s and
-latency_s. What they mean: `model/cluster.py`. Every mistake names key, expected and found.
+Optional: name, host_gbps, network_idle_ratio, store_stall_s, in_process_restart_s, nodes_per_rack,
+spares; of a failure detection_s and latency_s. What they mean: `model/cluster.py`. Every mistake
+names key, expected and found.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ from keepstep.model.cluster import Cluster, FailureKind, Scope
 
 GIGABYTE_KEYS = {"state_gb": "state_bytes", "memory_gb": "memory_bytes"}
 WHOLE = {"nodes", "gpus_per_node", "nodes_per_rack", "spares"}
-REQUIRED = [field.name for field in fields(Cluster) if field.default is MISSING and field.name not in ("name", "failures")]
+REQUIRED = [
+    field.name
+    for field in fields(Cluster)
+    if field.default is MISSING and field.name not in ("name", "failures")
+]
 
 
 def cluster_from(document: Mapping[str, Any], default_name: str) -> Cluster:
@@ -42,7 +47,9 @@ def cluster_from(document: Mapping[str, Any], default_name: str) -> Cluster:
     _only(document, known, "cluster")
     for key in [names.get(key, key) for key in REQUIRED] + ["failures"]:
         if key not in document:
-            raise ConfigError(f"cluster: expected {key}, found only {', '.join(sorted(document)) or 'nothing'}")
+            raise ConfigError(
+                f"cluster: expected {key}, found only {', '.join(sorted(document)) or 'nothing'}"
+            )
     values: dict[str, Any] = {"name": _text(document.get("name", default_name), "name")}
     for key, value in document.items():
         if key not in ("name", "failures"):
@@ -58,20 +65,33 @@ def _failures(found: object, nodes: int) -> tuple[FailureKind, ...]:
 
 
 def _kind(found: Mapping[str, Any], nodes: int) -> FailureKind:
-    _only(found, ["name", "scope", "per_node_day", "per_day", "detection_s", "latency_s"], "failures")
+    _only(
+        found, ["name", "scope", "per_node_day", "per_day", "detection_s", "latency_s"], "failures"
+    )
     name = _text(found.get("name"), "failures: name")
     scopes = [scope.value for scope in Scope]
     if found.get("scope") not in scopes:
-        raise ConfigError(f"failure {name}: scope: expected one of {', '.join(scopes)}, found {found.get('scope')!r}")
+        raise ConfigError(
+            f"failure {name}: scope: expected one of {', '.join(scopes)}, found "
+            f"{found.get('scope')!r}"
+        )
     if ("per_day" in found) == ("per_node_day" in found):
         said = "both" if "per_day" in found else "neither"
-        raise ConfigError(f"failure {name}: expected per_node_day or per_day (of the whole job), found {said}")
+        raise ConfigError(
+            f"failure {name}: expected per_node_day or per_day (of the whole job), found {said}"
+        )
     key = "per_day" if "per_day" in found else "per_node_day"
     rate = _number(found[key], f"failure {name}: {key}")
     if rate < 0:
         raise ConfigError(f"failure {name}: {key}: expected 0 or more, found {rate:g}")
-    others = {key: _number(found[key], f"failure {name}: {key}") for key in ("detection_s", "latency_s") if key in found}
-    return FailureKind(name, Scope(found["scope"]), rate / nodes if key == "per_day" and nodes else rate, **others)
+    others = {
+        key: _number(found[key], f"failure {name}: {key}")
+        for key in ("detection_s", "latency_s")
+        if key in found
+    }
+    return FailureKind(
+        name, Scope(found["scope"]), rate / nodes if key == "per_day" and nodes else rate, **others
+    )
 
 
 def _only(found: Mapping[str, Any], known: Sequence[str], where: str) -> None:

@@ -1,6 +1,7 @@
 """Confidence: how far a figure over seeds may be from the truth.
 
-Comes in: what some seeds gave. Goes out: an interval: Student's for a mean, Wilson's for a share. Never assumes many seeds.
+Comes in: what some seeds gave. Goes out: an interval: Student's for a mean, Wilson's for a share.
+Never assumes many seeds.
 """
 
 from __future__ import annotations
@@ -26,11 +27,14 @@ def share_interval(hits: int, trials: int, confidence: float = 0.95) -> tuple[fl
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     share, square = hits / trials, z * z / trials
     half = z * math.sqrt(share * (1 - share) / trials + square / (4 * trials))
-    return max(0.0, (share + square / 2 - half) / (1 + square)), min(1.0, (share + square / 2 + half) / (1 + square))
+    return max(0.0, (share + square / 2 - half) / (1 + square)), min(
+        1.0, (share + square / 2 + half) / (1 + square)
+    )
 
 
 def student(degrees: int, probability: float) -> float:
-    """Quantile of Student's distribution: exact for 1 and 2 degrees of freedom, else by its expansion around the normal one.
+    """Quantile of Student's distribution: exact for 1 and 2 degrees of freedom, else by its
+    expansion around the normal one.
 
     Of the 97.5 % quantile at 3 degrees the expansion misses 0.1 %, and less at more.
     """

@@ -1,9 +1,12 @@
-"""GEMINI's availability model: the effective training time ratio of three systems on its testbed (SOSP 2023, figure 15).
+"""GEMINI's availability model: the effective training time ratio of three systems on its testbed
+(SOSP 2023, figure 15).
 
-Comes in: failures a day. Goes out: the part of a day that is training, by the paper's own account: every failure costs the wasted time
-of equation 1 (`Tier.wasted_s`) and what follows until all train again. The paper prints the curves; the constants are those its text
-gives, and the account was inferred from them. It is linear: a failure during recovery is charged in full, as if it had interrupted
-training, so it says less than `sim/economics/montecarlo.py` where failures are frequent.
+Comes in: failures a day. Goes out: the part of a day that is training, by the paper's own account:
+every failure costs the wasted time of equation 1 (`Tier.wasted_s`) and what follows until all train
+again. The paper prints the curves; the constants are those its text gives, and the account was
+inferred from them. It is linear: a failure during recovery is charged in full, as if it had
+interrupted training, so it says less than `sim/economics/montecarlo.py` where failures are
+frequent.
 
 Never looks at a published ratio: tests/papers/test_gemini_fig15.py does.
 """
@@ -31,7 +34,8 @@ STORE_S = STATE_BYTES * 8 / (STORE_GBPS * 1e9)
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """`stalled_ratio`: part of the time that saving holds up training. `after_s`: of a failure, beside the wasted time."""
+    """`stalled_ratio`: part of the time that saving holds up training. `after_s`: of a failure,
+    beside the wasted time."""
 
     name: str
     tier: Tier
@@ -49,9 +53,17 @@ class System:
 
 HIGHFREQ_S = HIGHFREQ_STEPS * ITERATION_S
 SYSTEMS = (
-    # A checkpoint travels during the whole next iteration; a software failure finds it in its own memory.
-    System("gemini", Tier(ITERATION_S, ITERATION_S, 0.0), DETECTION_S + SERIALIZATION_S + RESTART_S),
-    System("highfreq", Tier(HIGHFREQ_S, STORE_S, STORE_S), DETECTION_S + RESTART_S, TORCH_SAVE_S / HIGHFREQ_S),
+    # A checkpoint travels during the whole next iteration; a software failure finds it in its own
+    # memory.
+    System(
+        "gemini", Tier(ITERATION_S, ITERATION_S, 0.0), DETECTION_S + SERIALIZATION_S + RESTART_S
+    ),
+    System(
+        "highfreq",
+        Tier(HIGHFREQ_S, STORE_S, STORE_S),
+        DETECTION_S + RESTART_S,
+        TORCH_SAVE_S / HIGHFREQ_S,
+    ),
     System("strawman", Tier(STRAWMAN_S, STORE_S, STORE_S), DETECTION_S + RESTART_S),
 )
 

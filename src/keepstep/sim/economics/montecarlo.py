@@ -1,13 +1,15 @@
 """Monte Carlo: what a policy is worth on a cluster, failure by failure.
 
-Comes in: a cluster, policies, days, seeds. Goes out: for each policy and seed where the time went. Statistical: it moves no bytes and
-runs no protocol; what a failure costs is `core/economics/costs.py`, whom it can take with it is the real placement, and whether memory
+Comes in: a cluster, policies, days, seeds. Goes out: for each policy and seed where the time went.
+Statistical: it moves no bytes and runs no protocol; what a failure costs is
+`core/economics/costs.py`, whom it can take with it is the real placement, and whether memory
 survives a set of lost nodes is asked of `core/redundancy/survival.py`, node by node.
 
-How it counts. Failures are Poisson processes on the clock, drawn once a seed, so that policies are compared on the same failures.
-Training makes `pace_ratio` of work a second; a failure sets the work back to the newest state the policy can reach. One that strikes
-during a recovery starts it anew, together with what is already lost. Every lost node orders a replacement; whoever needs nodes takes the
-first to arrive, idle spares being there already.
+How it counts. Failures are Poisson processes on the clock, drawn once a seed, so that policies are
+compared on the same failures. Training makes `pace_ratio` of work a second; a failure sets the work
+back to the newest state the policy can reach. One that strikes during a recovery starts it anew,
+together with what is already lost. Every lost node orders a replacement; whoever needs nodes takes
+the first to arrive, idle spares being there already.
 
 Invariant: useful + lost + stalled + down = the days asked for.
 """
@@ -39,8 +41,8 @@ class Failure:
 
 @dataclass(slots=True)
 class Outcome:
-    """Where the time of one seed went, in seconds of the job, and from where it recovered. `redone_steps`: completed ones; `lost_s` counts
-    the one under way too."""
+    """Where the time of one seed went, in seconds of the job, and from where it recovered.
+    `redone_steps`: completed ones; `lost_s` counts the one under way too."""
 
     policy: str
     seed: int
@@ -80,7 +82,13 @@ def prepare(cluster: Cluster, protection: Protection) -> Case:
     placement = place(protection.scheme, cluster.topology())
     groups = {node: group for group in placement.groups for node in group.members}
     by_node = tuple(groups[node] for node in range(cluster.nodes))
-    return Case(str(protection), spares, charges(cluster, protection, placement.two_slots_ratio), by_node, placement)
+    return Case(
+        str(protection),
+        spares,
+        charges(cluster, protection, placement.two_slots_ratio),
+        by_node,
+        placement,
+    )
 
 
 def draw(cluster: Cluster, days: float, seed: int) -> list[Failure]:
@@ -97,16 +105,25 @@ def draw(cluster: Cluster, days: float, seed: int) -> list[Failure]:
 
 
 def run(
-    cluster: Cluster, cases: Sequence[Case], days: float, seeds: int, first_seed: int = 0, tick: Callable[[], None] = lambda: None
+    cluster: Cluster,
+    cases: Sequence[Case],
+    days: float,
+    seeds: int,
+    first_seed: int = 0,
+    tick: Callable[[], None] = lambda: None,
 ) -> list[list[Outcome]]:
     """For each case its outcome of every seed; `tick` after each. Raises ConfigError."""
     if not 0 < days <= MOST_DAYS or seeds < 1:
         raise ConfigError(
-            f"days, seeds: expected more than 0 and at most {MOST_DAYS:g} days and 1 or more seeds, found {days:g} and {seeds}"
+            f"days, seeds: expected more than 0 and at most {MOST_DAYS:g} days and 1 or more "
+            f"seeds, found {days:g} and {seeds}"
         )
     expected = cluster.failures_per_day * days
     if expected > MOST_FAILURES:
-        raise ConfigError(f"failures: expected at most {MOST_FAILURES:,.0f} a seed, found about {expected:,.0f} in {days:g} days")
+        raise ConfigError(
+            f"failures: expected at most {MOST_FAILURES:,.0f} a seed, found about "
+            f"{expected:,.0f} in {days:g} days"
+        )
     outcomes: list[list[Outcome]] = [[] for _ in cases]
     for seed in range(first_seed, first_seed + seeds):
         failures = draw(cluster, days, seed)
@@ -116,7 +133,9 @@ def run(
     return outcomes
 
 
-def walk(cluster: Cluster, case: Case, failures: Sequence[Failure], days: float, seed: int) -> Outcome:
+def walk(
+    cluster: Cluster, case: Case, failures: Sequence[Failure], days: float, seed: int
+) -> Outcome:
     """One policy through these failures, which come in order."""
     return _Walk(cluster, case, seed).through(failures, days * DAY_S)
 
@@ -126,7 +145,8 @@ MOST_FAILURES = 1e6
 
 
 class _Walk:
-    """One policy through one seed's failures. Work is counted in seconds of undisturbed training."""
+    """One policy through one seed's failures. Work is counted in seconds of undisturbed
+    training."""
 
     def __init__(self, cluster: Cluster, case: Case, seed: int) -> None:
         self.cluster, self.case, self.cost = cluster, case, case.charges
@@ -147,7 +167,9 @@ class _Walk:
             self._fail(failure, work_s)
         self.outcome.useful_s = self._until(end_s)
         self.outcome.failures = len(failures)
-        assert abs(self.outcome.total_s - end_s) <= 1e-6 * end_s, f"{self.outcome.total_s} s accounted for of {end_s}"
+        assert abs(self.outcome.total_s - end_s) <= 1e-6 * end_s, (
+            f"{self.outcome.total_s} s accounted for of {end_s}"
+        )
         return self.outcome
 
     def _until(self, at_s: float) -> float:
@@ -169,7 +191,9 @@ class _Walk:
         gone = self._gone(failure)
         self.lost.update(gone)
         back_s, source = self._newest(kind, work_s, at_s, gone)
-        detected_s = at_s + (self.cluster.detection_s if kind.detection_s is None else kind.detection_s)
+        detected_s = at_s + (
+            self.cluster.detection_s if kind.detection_s is None else kind.detection_s
+        )
         if gone:
             self.ready_s = max(self.ready_s, self._replaced(len(gone), detected_s))
         resumed_s = max(detected_s, self.ready_s) + self.fetch_s + self.cost.restart_s
@@ -191,13 +215,19 @@ class _Walk:
                 return tuple(self.cluster.rack_of(failure.node))
         return (failure.node,)
 
-    def _newest(self, kind: FailureKind, work_s: float, at_s: float, gone: tuple[int, ...]) -> tuple[float, str]:
-        """Work of the newest state that can be reached, and where it is; remembers how long loading takes."""
+    def _newest(
+        self, kind: FailureKind, work_s: float, at_s: float, gone: tuple[int, ...]
+    ) -> tuple[float, str]:
+        """Work of the newest state that can be reached, and where it is; remembers how long loading
+        takes."""
         cost = self.cost
         if kind.latency_s:
-            # Wrong for so long: memory holds only newer states, and every checkpoint since is wrong too.
+            # Wrong for so long: memory holds only newer states, and every checkpoint since is wrong
+            # too.
             right_s = max(0.0, work_s - kind.latency_s * cost.pace_ratio)
-            self.stored_s = min(self.stored_s, right_s // cost.store.interval_s * cost.store.interval_s)
+            self.stored_s = min(
+                self.stored_s, right_s // cost.store.interval_s * cost.store.interval_s
+            )
             self.from_store = True
         elif cost.own is None or (gone and not self._memory_survives(gone)):
             self.from_store = True

@@ -1,7 +1,9 @@
-"""Presets: clusters by name. What is published is cited; what is not is said to be assumed, and a file can say better.
+"""Presets: clusters by name. What is published is cited; what is not is said to be assumed, and a
+file can say better.
 
-Llama 3 (arXiv 2407.21783): 54 days on 16,384 GPUs, 419 unexpected interruptions by cause. Two nodes share a rack and its switch there, so
-a network failure is counted as the loss of a rack: the worst reading. Planned interruptions are not failures and not here.
+Llama 3 (arXiv 2407.21783): 54 days on 16,384 GPUs, 419 unexpected interruptions by cause. Two nodes
+share a rack and its switch there, so a network failure is counted as the loss of a rack: the worst
+reading. Planned interruptions are not failures and not here.
 """
 
 from __future__ import annotations
@@ -76,7 +78,9 @@ PRESETS = {
     "p4d-1000": replace(P4D_16, name="p4d-1000", nodes=1000),
     "llama3-16384": LLAMA,
     # Llama 3's failures a node, network and store; a model of 2e12 parameters: assumed.
-    "gpus-100k": replace(LLAMA, name="gpus-100k", nodes=12_500, state_bytes=2e12 * 12, iteration_s=10.0, spares=64),
+    "gpus-100k": replace(
+        LLAMA, name="gpus-100k", nodes=12_500, state_bytes=2e12 * 12, iteration_s=10.0, spares=64
+    ),
 }
 
 
@@ -85,5 +89,8 @@ def preset(name: str) -> Cluster:
     if name not in PRESETS:
         near = difflib.get_close_matches(name, [*PRESETS, "gemini-fig15"], n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"preset: expected one of {', '.join(PRESETS)} (simulate also gemini-fig15), found {name!r}{hint}")
+        raise ConfigError(
+            f"preset: expected one of {', '.join(PRESETS)} (simulate also gemini-fig15), "
+            f"found {name!r}{hint}"
+        )
     return PRESETS[name]

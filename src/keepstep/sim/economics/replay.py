@@ -1,10 +1,13 @@
-"""Replay: the failures of a real job, as its journal tells them, so that other policies can meet the same ones.
+"""Replay: the failures of a real job, as its journal tells them, so that other policies can meet
+the same ones.
 
-Comes in: the events of one job's journals. Goes out: the failures on a clock that begins with the first step and stands still while
-nobody meant to train (between two launches), and what was measured beside them: step, detection, recovery, steps done again.
+Comes in: the events of one job's journals. Goes out: the failures on a clock that begins with the
+first step and stands still while nobody meant to train (between two launches), and what was
+measured beside them: step, detection, recovery, steps done again.
 
-What a journal tells of a failure is its scope, as far as it goes: a node that was missed was lost with its memory, everything else left the
-memory where it was. Where time went is `core/economics/goodput.py`'s to say, with all that it does not know.
+What a journal tells of a failure is its scope, as far as it goes: a node that was missed was lost
+with its memory, everything else left the memory where it was. Where time went is
+`core/economics/goodput.py`'s to say, with all that it does not know.
 """
 
 from __future__ import annotations
@@ -26,8 +29,9 @@ NODE = FailureKind("a node of the journal", Scope.NODE, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """`seconds`: of the job, without what lay before its first step and between launches. `detection_s`, `recovery_s`: of a failure, in the
-    mean. `redone_steps`: completed steps that were done again."""
+    """`seconds`: of the job, without what lay before its first step and between launches.
+    `detection_s`, `recovery_s`: of a failure, in the mean. `redone_steps`: completed steps that
+    were done again."""
 
     failures: tuple[Failure, ...]
     seconds: float
@@ -50,7 +54,12 @@ class Replay:
             failures=(),
             nodes_per_rack=0,
         )
-        return replace(measured, detection_s=self.detection_s, restart_s=self.recovery_s, in_process_restart_s=self.recovery_s)
+        return replace(
+            measured,
+            detection_s=self.detection_s,
+            restart_s=self.recovery_s,
+            in_process_restart_s=self.recovery_s,
+        )
 
 
 def replay(events: Iterable[Event]) -> Replay:
@@ -71,12 +80,19 @@ def replay(events: Iterable[Event]) -> Replay:
         ledger.add(event)
         over = ledger.recovered()
         for incident in over[known:]:
-            gone = next((n for when_ns, n in lost_nodes if incident.began_ns <= when_ns <= at_ns), None)
-            began_s = max(0.0, _spent_s(ledger.account(now_ns=at_ns)) - (at_ns - incident.began_ns) / S_NS)
+            gone = next(
+                (n for when_ns, n in lost_nodes if incident.began_ns <= when_ns <= at_ns), None
+            )
+            began_s = max(
+                0.0, _spent_s(ledger.account(now_ns=at_ns)) - (at_ns - incident.began_ns) / S_NS
+            )
             found.append(Failure(began_s, RANK if gone is None else NODE, gone or 0))
         known = len(over)
     if not ledger.step_ns:
-        raise ConfigError(f"--replay: expected the journal of a job that trained, found {len(ordered)} events and no finished step")
+        raise ConfigError(
+            f"--replay: expected the journal of a job that trained, found {len(ordered)} "
+            "events and no finished step"
+        )
     return _told(ledger, found, nodes, ranks)
 
 

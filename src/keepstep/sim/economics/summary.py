@@ -1,6 +1,7 @@
 """Summary: what all seeds say about a policy.
 
-Comes in: outcomes. Goes out: one row a policy: means with confidence intervals, how the seeds are spread, GPU-hours and money.
+Comes in: outcomes. Goes out: one row a policy: means with confidence intervals, how the seeds are
+spread, GPU-hours and money.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from keepstep.sim.economics.montecarlo import Outcome
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A figure over the seeds: `low` to `high` holds its mean with 95 % confidence (None with one seed); the rest are the seeds' own."""
+    """A figure over the seeds: `low` to `high` holds its mean with 95 % confidence (None with one
+    seed); the rest are the seeds' own."""
 
     mean: float
     low: float | None
@@ -30,8 +32,9 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`gpu_hours` are paid for, idle spares among them. `cost_per_useful_gpu_hour` is what an hour of lasting work costs. `memory_ratio`:
-    share of the failures that needed no store, with its 95 % interval."""
+    """`gpu_hours` are paid for, idle spares among them. `cost_per_useful_gpu_hour` is what an hour
+    of lasting work costs. `memory_ratio`: share of the failures that needed no store, with its 95 %
+    interval."""
 
     policy: str
     spares: int
@@ -57,15 +60,25 @@ def spread(values: Sequence[float]) -> Spread:
     single = len(values) == 1
     low, high = (None, None) if single else mean_interval(values)
     deciles = list(values) * 9 if single else quantiles(values, n=10, method="inclusive")
-    return Spread(fmean(values), low, high, min(values), deciles[0], deciles[4], deciles[8], max(values))
+    return Spread(
+        fmean(values), low, high, min(values), deciles[0], deciles[4], deciles[8], max(values)
+    )
 
 
-def summarise(cluster: Cluster, spares: int, memory_bytes: float, outcomes: Sequence[Outcome], gpu_hour_cost: float | None) -> Row:
+def summarise(
+    cluster: Cluster,
+    spares: int,
+    memory_bytes: float,
+    outcomes: Sequence[Outcome],
+    gpu_hour_cost: float | None,
+) -> Row:
     """Of one policy's outcomes, one a seed."""
     ratios = [outcome.effective_ratio for outcome in outcomes]
     total_s, failures = sum(o.total_s for o in outcomes), sum(o.failures for o in outcomes)
     lost_steps = [outcome.lost_s / cluster.iteration_s for outcome in outcomes]
-    recovered = {source: sum(o.recovered[source] for o in outcomes) for source in ("own", "peers", "store")}
+    recovered = {
+        source: sum(o.recovered[source] for o in outcomes) for source in ("own", "peers", "store")
+    }
     from_memory = recovered["own"] + recovered["peers"]
     gpu_hours = (cluster.nodes + spares) * cluster.gpus_per_node * outcomes[0].total_s / 3600
     useful = cluster.gpus * outcomes[0].total_s / 3600 * fmean(ratios)

@@ -1,12 +1,14 @@
 """Agents: who starts keepers and ranks, one on each machine, and has all find together again.
 
-Comes in: ranks' ends, words of the keeper, what other agents wrote where they meet. Goes out: rounds, verdicts, the mesh, starts, kills,
-notices and orders to regroup. What follows from a failure is decided by `core/recovery/restarts.py`, who is which node by `core/recovery/rendezvous.py`, as in
-`runtime/agent/agent.py` and `agent_meeting.py`.
+Comes in: ranks' ends, words of the keeper, what other agents wrote where they meet. Goes out:
+rounds, verdicts, the mesh, starts, kills, notices and orders to regroup. What follows from a
+failure is decided by `core/recovery/restarts.py`, who is which node by
+`core/recovery/rendezvous.py`, as in `runtime/agent/agent.py` and `agent_meeting.py`.
 
-Not run here: those two modules themselves, the processes' supervision (pidfds, standby, steward: a killed agent is followed by another
-one after a while, which ends the ranks it finds), hang detection (`core/detection/progress.py`), the places where collectives meet, roll forward.
-One action at a time is carried out at once.
+Not run here: those two modules themselves, the processes' supervision (pidfds, standby, steward: a
+killed agent is followed by another one after a while, which ends the ranks it finds), hang
+detection (`core/detection/progress.py`), the places where collectives meet, roll forward. One
+action at a time is carried out at once.
 """
 
 from __future__ import annotations
@@ -50,14 +52,20 @@ SIGKILL = 9
 
 
 class Agent:
-    """One life of a machine's agent. `follows`: another one was here and died; its ranks have been ended."""
+    """One life of a machine's agent. `follows`: another one was here and died; its ranks have been
+    ended."""
 
     def __init__(self, site: Site, follows: bool = False) -> None:
         self.site, self.job, self._follows = site, site.job, follows
         site.agent = self
         self.process = site.machine.start("agent")
         self.token = f"agent {site.machine.number}.{self.job.next_token()}"
-        self.restarts = Restarts(self.job.plan.ranks_per_node, MAX_RESTARTS, site.settings.store is not None, Patience(Budget({}, 1)))
+        self.restarts = Restarts(
+            self.job.plan.ranks_per_node,
+            MAX_RESTARTS,
+            site.settings.store is not None,
+            Patience(Budget({}, 1)),
+        )
         self._line: Line | None = None
         self._listens: dict[str, Any] | None = None
         self._mesh: Mesh | None = None
@@ -115,14 +123,20 @@ class Agent:
         elif kind == "mesh-known" and self._mesh_known is not None:
             then, self._mesh_known = self._mesh_known, None
             then()
-        elif kind == "peer-dead" and self._mesh is not None and message["round"] == self._mesh.round:
+        elif (
+            kind == "peer-dead" and self._mesh is not None and message["round"] == self._mesh.round
+        ):
             why = f"node {message['node']} does not answer: {message['why']}"
             self._happened(RoundWanted(why, self._now_ns(), able=self._able()))
 
     def _tell_mesh(self) -> None:
         assert self._mesh is not None and self._listens is not None
         mesh = self._mesh
-        there = replace(mesh.members[mesh.node], port=self._listens["port"], incarnation=self._listens["incarnation"])
+        there = replace(
+            mesh.members[mesh.node],
+            port=self._listens["port"],
+            incarnation=self._listens["incarnation"],
+        )
         members = (*mesh.members[: mesh.node], there, *mesh.members[mesh.node + 1 :])
         if self._line is not None:
             self._line.send({"kind": "mesh", **replace(mesh, members=members).to_json()})
@@ -150,21 +164,28 @@ class Agent:
         self.job.kv.read(self.process, [f"{number}/verdict"], found)
 
     def _look_for_predecessor(self) -> None:
-        """It may have been killed in this round, or between its arrival and the start of its ranks."""
+        """It may have been killed in this round, or between its arrival and the start of its
+        ranks."""
         number = self._number
 
         def found(texts: list[str | None]) -> None:
             assert self._listens is not None
             listens = self._listens
             arrivals = [arrival_from_text(text) for text in texts if text]
-            seated = sat_there(arrivals, str(listens["host"]), int(listens["port"]), int(listens["incarnation"]))
+            seated = sat_there(
+                arrivals, str(listens["host"]), int(listens["port"]), int(listens["incarnation"])
+            )
             if number != self.site.last_attempt and not seated:
                 self._arrive()
                 return
             why = "the agent of a node was killed, and another one has taken over"
-            self._say(number, Verdict("again", why, keep=True), lambda: self._next_open_round(number))
+            self._say(
+                number, Verdict("again", why, keep=True), lambda: self._next_open_round(number)
+            )
 
-        self.job.kv.read(self.process, [f"{number}/seat/{place}" for place in range(self.job.plan.nodes)], found)
+        self.job.kv.read(
+            self.process, [f"{number}/seat/{place}" for place in range(self.job.plan.nodes)], found
+        )
 
     def _arrive(self) -> None:
         """Take part in the next round: this node's ranks wait for it, or are dead."""
@@ -174,7 +195,14 @@ class Agent:
         self._newest_round = max(self._newest_round, int(heard["round"]))
         plan = self.job.plan
         self._arrival = Arrival(
-            *(self.token, str(heard["host"]), int(heard["port"]), int(heard["incarnation"]), plan.ranks_per_node, plan.nodes),
+            *(
+                self.token,
+                str(heard["host"]),
+                int(heard["port"]),
+                int(heard["incarnation"]),
+                plan.ranks_per_node,
+                plan.nodes,
+            ),
             rack=self.site.machine.rack,
             node=self._node,
             newest_round=self._newest_round,
@@ -214,7 +242,9 @@ class Agent:
             self._node = assign(arrivals)[self._place]
             self.job.kv.swap(self.process, f"{number}/ready/{self._place}", "yes", _nothing)
             ready = [f"{number}/ready/{place}" for place in range(nodes)]
-            self.job.kv.wait(self.process, ready, lambda marks: self._ready(number, arrivals, marks))
+            self.job.kv.wait(
+                self.process, ready, lambda marks: self._ready(number, arrivals, marks)
+            )
 
         keys = [f"{number}/verdict", *(f"{number}/seat/{place}" for place in range(nodes))]
         self.job.kv.read(self.process, keys, seated)
@@ -245,7 +275,13 @@ class Agent:
             self._keep = verdict.keep
             self._number = number + 1
             if self._formed == number:
-                wanted = RoundWanted(verdict.why, self._now_ns(), able=verdict.keep, decided=True, completed_step=self._completed())
+                wanted = RoundWanted(
+                    verdict.why,
+                    self._now_ns(),
+                    able=verdict.keep,
+                    decided=True,
+                    completed_step=self._completed(),
+                )
                 self._happened(wanted)
                 if not self._meeting:
                     self._arrive()
@@ -262,7 +298,11 @@ class Agent:
     def _start_ranks(self) -> None:
         assert self._mesh is not None
         mine = self._mesh.ranks_of(self._mesh.node)
-        stayed = {r: rank for r, rank in self.site.ranks.items() if rank.process.alive and r in mine and self._keep}
+        stayed = {
+            r: rank
+            for r, rank in self.site.ranks.items()
+            if rank.process.alive and r in mine and self._keep
+        }
         for number, rank in list(self.site.ranks.items()):
             if number not in stayed:
                 self.kill(rank, "its place is another's")
@@ -282,9 +322,15 @@ class Agent:
             self._mesh_known = regroup
         for number in mine:
             if number not in stayed:
-                delay_ns = self.job.plan.start_ns // 2 + self.job.chance.randrange(self.job.plan.start_ns)
-                rank = self.site.ranks[number] = self.job.new_rank(self.site, number, gang, newcomers, delay_ns)
-                rank.process.on_end.append(lambda rank=rank, at=number: self.site.rank_ended(at, rank))  # type: ignore[misc]
+                delay_ns = self.job.plan.start_ns // 2 + self.job.chance.randrange(
+                    self.job.plan.start_ns
+                )
+                rank = self.site.ranks[number] = self.job.new_rank(
+                    self.site, number, gang, newcomers, delay_ns
+                )
+                rank.process.on_end.append(
+                    lambda rank=rank, at=number: self.site.rank_ended(at, rank)  # type: ignore[misc]
+                )
 
     def regrouped(self, rank: Rank) -> None:
         if self._regrouping is not None and rank.site.ranks.get(rank.rank) is rank:
@@ -293,7 +339,11 @@ class Agent:
                 self._regrouping = None
 
     def _regroup_late(self, attempt: int) -> None:
-        if self._regrouping and attempt == self._regroup_attempt == self._formed and not self._meeting:
+        if (
+            self._regrouping
+            and attempt == self._regroup_attempt == self._formed
+            and not self._meeting
+        ):
             late, self._regrouping = tuple(sorted(self._regrouping)), None
             self._happened(RegroupLate(late, REGROUP_NS, self._now_ns()))
 
@@ -361,7 +411,11 @@ class Agent:
 
         def counted(marks: list[str | None]) -> None:
             if None not in marks:
-                self._say(number, Verdict("done", f"the ranks of all {nodes} nodes ended well"), _nothing_at_all)
+                self._say(
+                    number,
+                    Verdict("done", f"the ranks of all {nodes} nodes ended well"),
+                    _nothing_at_all,
+                )
 
         self.job.kv.swap(self.process, f"{number}/well/{place}", "yes", marked)
 
@@ -390,7 +444,9 @@ class Agent:
             if self._leaving:
                 self._leave(self._leaving)
 
-        self.job.kv.swap(self.process, f"{number}/verdict", Verdict("stop", why, code=1).to_text(), said)
+        self.job.kv.swap(
+            self.process, f"{number}/verdict", Verdict("stop", why, code=1).to_text(), said
+        )
 
     def _last_word(self, line: Line, ok: bool, why: str) -> None:
         def hear(message: dict[str, Any]) -> None:

@@ -1,10 +1,12 @@
 """Atlas: what the placement must survive at each moment, so that those who judge know what is owed.
 
-Comes in: the leader's words, the rounds' meshes, which machines were lost and which snapshots damaged. Goes out: the newest generation
-that was ever committed, for as long as everything that has happened since is within what its placement promises; then nothing is owed
-until another one is committed.
+Comes in: the leader's words, the rounds' meshes, which machines were lost and which snapshots
+damaged. Goes out: the newest generation that was ever committed, for as long as everything that has
+happened since is within what its placement promises; then nothing is owed until another one is
+committed.
 
-A machine that nobody can reach is as good as lost, but only while it is so: what is owed then is owed late.
+A machine that nobody can reach is as good as lost, but only while it is so: what is owed then is
+owed late.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Committed:
-    """A generation, and on which machines it was protected: by rank its ward, by node its machine."""
+    """A generation, and on which machines it was protected: by rank its ward, by node its
+    machine."""
 
     stamp: Stamp
     wards: dict[int, Ward]
@@ -44,11 +47,13 @@ class Atlas(Checker):
     def __init__(self, job: Job) -> None:
         super().__init__(job)
         self.committed: Committed | None = None
-        self.damaged: set[tuple[int, int, Stamp]] = set()  # (machine, rank, stamp): a bit was flipped in own snapshot, copy or parity
+        # (machine, rank, stamp): a bit was flipped in own snapshot, copy or parity
+        self.damaged: set[tuple[int, int, Stamp]] = set()
         self._mesh: Mesh | None = None
         self._machines: tuple[int, ...] = ()
         self._done: set[int] = set()
-        self.is_over = False  # all have done their last step, or it was said so: nothing is owed any more
+        # all have done their last step, or it was said so: nothing is owed any more
+        self.is_over = False
 
     def written(self, key: str, value: str) -> None:
         self.is_over |= key.endswith("/verdict") and verdict_from_text(value).kind != "again"
@@ -66,12 +71,15 @@ class Atlas(Checker):
         if mesh is None or isinstance(policy, Auto) or message.fields["round"] != mesh.round:
             return
         if self.committed is None or stamp > self.committed.stamp:
-            self.committed = Committed(stamp, wards(policy, mesh), self._machines, dict(mesh.node_of))
+            self.committed = Committed(
+                stamp, wards(policy, mesh), self._machines, dict(mesh.node_of)
+            )
 
     def went(self, rank: Rank, source: str, stamp: Stamp, epoch: int) -> None:
         self._done.clear()
         if self.committed is not None and (source != "memory" or stamp < self.committed.stamp):
-            # Not before all who judge have heard of this: what was owed is compared with what all go on from.
+            # Not before all who judge have heard of this: what was owed is compared with what all
+            # go on from.
             self.job.world.after(1, None, self._forget, self.committed)
 
     def _forget(self, known: Committed) -> None:
@@ -100,4 +108,6 @@ class Atlas(Checker):
 
     def _has(self, known: Committed, node: int, rank: int) -> bool:
         number = known.machines[node]
-        return self.job.sites[number].machine.alive and (number, rank, known.stamp) not in self.damaged
+        return (
+            self.job.sites[number].machine.alive and (number, rank, known.stamp) not in self.damaged
+        )

@@ -1,4 +1,5 @@
-"""Drawn: the schedule of a real job's faults, the plan of a simulated job that is to meet them, and how the real one recovered.
+"""Drawn: the schedule of a real job's faults, the plan of a simulated job that is to meet them, and
+how the real one recovered.
 
 Comes in: a `Record`. Pure.
 """
@@ -30,7 +31,8 @@ PERSIST_ACTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """All ranks go on. `strikes`: how many there had been by then. `source`: own memory, copies, parity, store, fresh."""
+    """All ranks go on. `strikes`: how many there had been by then. `source`: own memory, copies,
+    parity, store, fresh."""
 
     strikes: int
     step: int
@@ -40,7 +42,8 @@ class Resumption:
 
 @dataclass(frozen=True)
 class Drawn:
-    """`settled`: all resumed once more after the last strike. `seen`: without the first start. `policy`: what `auto` has become."""
+    """`settled`: all resumed once more after the last strike. `seen`: without the first start.
+    `policy`: what `auto` has become."""
 
     plan: Plan
     strikes: tuple[Strike, ...]
@@ -63,23 +66,43 @@ def draw(record: Record) -> Drawn:
     """Raises ConfigError when the record holds no finished step."""
     events = sorted((e for journal in record.journals for e in journal), key=lambda e: e.mono_ns)
     resumed = [e for e in events if e.kind == "resumed"]
-    policy = next((e.data["policy"] for e in reversed(events) if e.kind == "policy"), record.shape["policy"])
+    policy = next(
+        (e.data["policy"] for e in reversed(events) if e.kind == "policy"), record.shape["policy"]
+    )
     done, left_out = _done(record, resumed[0].mono_ns if resumed else 0)
     whens = [at_ns for at_ns, _ in done]
     seen = []
     for before, event in pairwise(resumed):
-        fetched = any(e.kind == "fetched" and before.mono_ns < e.mono_ns < event.mono_ns for e in events)
+        fetched = any(
+            e.kind == "fetched" and before.mono_ns < e.mono_ns < event.mono_ns for e in events
+        )
         source = source_of(policy, event.data["source"], fetched)
-        seen.append(Resumption(bisect_right(whens, event.mono_ns), event.data["step"], source, event.data["lost_steps"]))
+        seen.append(
+            Resumption(
+                bisect_right(whens, event.mono_ns),
+                event.data["step"],
+                source,
+                event.data["lost_steps"],
+            )
+        )
     pace = pace_of(record, events)
     settled = bool(whens) and bool(resumed) and resumed[-1].mono_ns > whens[-1]
-    return Drawn(_plan(record, events, pace), _strikes(record, done, events), settled, tuple(seen), policy, left_out)
+    return Drawn(
+        _plan(record, events, pace),
+        _strikes(record, done, events),
+        settled,
+        tuple(seen),
+        policy,
+        left_out,
+    )
 
 
 # -- the schedule
 
 
-def _done(record: Record, first_ns: int) -> tuple[list[tuple[int, dict[str, Any]]], tuple[str, ...]]:
+def _done(
+    record: Record, first_ns: int
+) -> tuple[list[tuple[int, dict[str, Any]]], tuple[str, ...]]:
     """(when, fault) of all that were done after all had begun, as they came; what was not."""
     found, left_out = [], []
     for number, fault in enumerate(record.faults):
@@ -96,7 +119,9 @@ def _done(record: Record, first_ns: int) -> tuple[list[tuple[int, dict[str, Any]
     return sorted(found, key=lambda f: f[0]), tuple(left_out)
 
 
-def _strikes(record: Record, done: Sequence[tuple[int, dict[str, Any]]], events: Sequence[Event]) -> tuple[Strike, ...]:
+def _strikes(
+    record: Record, done: Sequence[tuple[int, dict[str, Any]]], events: Sequence[Event]
+) -> tuple[Strike, ...]:
     resumed = [e for e in events if e.kind == "resumed"]
     by_rank: dict[int, list[Begun]] = defaultdict(list)
     for line in record.phases:
@@ -104,20 +129,44 @@ def _strikes(record: Record, done: Sequence[tuple[int, dict[str, Any]]], events:
     strikes, before_ns = [], 0
     for number, (at_ns, fault) in enumerate(done):
         until_ns = done[number + 1][0] if number + 1 < len(done) else events[-1].mono_ns + 1
-        aftermath = aftermath_of([(at_ns, fault)], [e for e in events if at_ns < e.mono_ns < until_ns])
+        aftermath = aftermath_of(
+            [(at_ns, fault)], [e for e in events if at_ns < e.mono_ns < until_ns]
+        )
         rank = fault["nodes"][0] * record.shape["nproc"] if fault["nodes"] else fault["rank"]
         newest = max((e for e in resumed if e.mono_ns < at_ns), key=lambda e: e.mono_ns)
-        last = max((p for p in by_rank[rank] if p.mono_ns <= at_ns), key=lambda p: p.mono_ns, default=None)
+        last = max(
+            (p for p in by_rank[rank] if p.mono_ns <= at_ns), key=lambda p: p.mono_ns, default=None
+        )
         has_resumed = newest.mono_ns > before_ns
         what = (fault["kind"], rank, tuple(fault["nodes"]), has_resumed)
         if last is None or last.mono_ns < max(before_ns, newest.mono_ns):
-            strikes.append(Strike(*what, None, None, at_ns - max(before_ns, newest.mono_ns), fault["for_ns"], at_ns - before_ns, aftermath))
+            strikes.append(
+                Strike(
+                    *what,
+                    None,
+                    None,
+                    at_ns - max(before_ns, newest.mono_ns),
+                    fault["for_ns"],
+                    at_ns - before_ns,
+                    aftermath,
+                )
+            )
         else:
             phase = Phase[last.phase.upper()]
-            held_up = phase in BY_THE_CAPTURE and (fault["kind"] == "torn" or fault["phase"] == last.phase)
+            held_up = phase in BY_THE_CAPTURE and (
+                fault["kind"] == "torn" or fault["phase"] == last.phase
+            )
             step = None if phase is Phase.RESTORE else last.step - newest.data["step"]
             strikes.append(
-                Strike(*what, phase, step, 0 if held_up else at_ns - last.mono_ns, fault["for_ns"], at_ns - before_ns, aftermath)
+                Strike(
+                    *what,
+                    phase,
+                    step,
+                    0 if held_up else at_ns - last.mono_ns,
+                    fault["for_ns"],
+                    at_ns - before_ns,
+                    aftermath,
+                )
             )
         before_ns = at_ns
     return tuple(strikes)
@@ -127,13 +176,28 @@ def _strikes(record: Record, done: Sequence[tuple[int, dict[str, Any]]], events:
 
 
 def _step_ns(pace: Pace) -> int:
-    return int(sum(median(part) for part in (pace.forward_ns, pace.collective_ns, pace.rest_ns, pace.update_ns, pace.stall_ns)))
+    return int(
+        sum(
+            median(part)
+            for part in (
+                pace.forward_ns,
+                pace.collective_ns,
+                pace.rest_ns,
+                pace.update_ns,
+                pace.stall_ns,
+            )
+        )
+    )
 
 
 def _plan(record: Record, events: Sequence[Event], pace: Pace) -> Plan:
     shape = record.shape
     began = {e.data["step"]: e.mono_ns for e in events if e.kind == "persist-started"}
-    persisted = [e.mono_ns - began[e.data["step"]] for e in events if e.kind == "persisted" and e.data["step"] in began]
+    persisted = [
+        e.mono_ns - began[e.data["step"]]
+        for e in events
+        if e.kind == "persisted" and e.data["step"] in began
+    ]
     loaded = [e.data["duration_ns"] for e in events if e.kind == "loaded"]
     return Plan(
         nodes=shape["nodes"],
@@ -148,8 +212,16 @@ def _plan(record: Record, events: Sequence[Event], pace: Pace) -> Plan:
         tears=False,
         checks=False,
         budget_bytes=4 * GIB,
-        wires=Wires(checks=False, halves=0.0, dials_wait=True, measured_bytes_per_s=pace.bytes_per_s, holds_ns=_step_ns(pace)),
+        wires=Wires(
+            checks=False,
+            halves=0.0,
+            dials_wait=True,
+            measured_bytes_per_s=pace.bytes_per_s,
+            holds_ns=_step_ns(pace),
+        ),
         load_ns=max(2, 2 * int(median(loaded))) if loaded else 2 * MS_NS,
-        store_act_ns=max(2, 2 * int(median(persisted)) // PERSIST_ACTS) if persisted else 200 * MS_NS,
+        store_act_ns=max(2, 2 * int(median(persisted)) // PERSIST_ACTS)
+        if persisted
+        else 200 * MS_NS,
         pace=pace,
     )

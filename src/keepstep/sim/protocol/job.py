@@ -1,6 +1,7 @@
 """Job: a whole simulated cluster with a job on it, and how a run of it ends.
 
-Comes in: a plan and a seed. Goes out: an `Outcome`: what was violated, what was done, and a digest of everything that happened.
+Comes in: a plan and a seed. Goes out: an `Outcome`: what was violated, what was done, and a digest
+of everything that happened.
 """
 
 from __future__ import annotations
@@ -64,11 +65,14 @@ class Job:
         self.faults: list[str] = []
         self.first_round = 1_767_225_600_000
         self.lost_steps = 0
-        self.refusals = 0  # of a fresh start in the middle of the job: `core/recovery/restarts.py` takes them for failures of the program
+        # of a fresh start in the middle of the job: `core/recovery/restarts.py` takes them for
+        # failures of the program
+        self.refusals = 0
         self.progress_ns = 0  # when a rank has last got on
         self.hangs = 0  # times that nobody did for long
         self.aftermath = Aftermath()  # of the last failure, where that was measured
-        self.on_phase: Callable[[int, Phase, int], None] = _nobody  # rank, phase, step; told by ranks with a pace
+        # rank, phase, step; told by ranks with a pace
+        self.on_phase: Callable[[int, Phase, int], None] = _nobody
         self._gangs: dict[int, Gang] = {}
         self._tokens = 0
         self.atlas = Atlas(self)
@@ -77,15 +81,32 @@ class Job:
         self.kv.on_write = self.watch.written
         self.settings = self._settings()
         for node in range(plan.nodes):
-            self.add_machine(f"rack {node % plan.racks}" if plan.racks else None, self.chance.randrange(plan.start_ns))
+            self.add_machine(
+                f"rack {node % plan.racks}" if plan.racks else None,
+                self.chance.randrange(plan.start_ns),
+            )
         Overseer(self, round(plan.link_dead_s * S_NS))
 
     def _settings(self) -> Settings:
         plan = self.plan
         config = {
-            **{"job": NAME, "store": "/store" if plan.store else None, "persist_every_steps": plan.persist_every_steps},
-            **{"keep": "latest:2", "slots": plan.slots, "arena_dir": "/memory", "grace_s": plan.grace_s, "state_dir": "/state"},
-            **{"scrub_every_s": plan.scrub_every_s, "redundancy": plan.policy, "link_dead_s": plan.link_dead_s},
+            **{
+                "job": NAME,
+                "store": "/store" if plan.store else None,
+                "persist_every_steps": plan.persist_every_steps,
+            },
+            **{
+                "keep": "latest:2",
+                "slots": plan.slots,
+                "arena_dir": "/memory",
+                "grace_s": plan.grace_s,
+                "state_dir": "/state",
+            },
+            **{
+                "scrub_every_s": plan.scrub_every_s,
+                "redundancy": plan.policy,
+                "link_dead_s": plan.link_dead_s,
+            },
         }
         return resolve(config, {"HOME": "/nowhere"}, NAME)
 
@@ -120,7 +141,9 @@ class Job:
     def gang(self, attempt: int) -> Gang:
         if attempt not in self._gangs:
             pace = self.plan.pace
-            self._gangs[attempt] = Gang(self, attempt) if pace is None else PacedGang(self, attempt, pace)
+            self._gangs[attempt] = (
+                Gang(self, attempt) if pace is None else PacedGang(self, attempt, pace)
+            )
         return self._gangs[attempt]
 
     def new_rank(self, site: Site, rank: int, gang: Gang, newcomer: bool, delay_ns: int) -> Rank:
@@ -128,9 +151,12 @@ class Job:
         return new(site, rank, gang, newcomer, self.takes_ns("rank_start_ns", delay_ns))
 
     def takes_ns(self, what: str, usual_ns: int) -> int:
-        """As long as it took in the job that set the pace, if there is one: after this failure, else after any."""
+        """As long as it took in the job that set the pace, if there is one: after this failure,
+        else after any."""
         pace = self.plan.pace
-        measured: tuple[int, ...] = () if pace is None else getattr(self.aftermath, what) or getattr(pace.failures, what)
+        measured: tuple[int, ...] = (
+            () if pace is None else getattr(self.aftermath, what) or getattr(pace.failures, what)
+        )
         return self.chance.choice(measured) if measured else usual_ns
 
     def violate(self, property_: str, what: str) -> None:
@@ -141,7 +167,10 @@ class Job:
     @property
     def is_over(self) -> bool:
         """All agents have ended, and nothing of ours lives any more."""
-        return all(s.agent is not None and s.agent.done and not s.machine.processes for s in self.living_sites())
+        return all(
+            s.agent is not None and s.agent.done and not s.machine.processes
+            for s in self.living_sites()
+        )
 
     def _look(self) -> None:
         if self.is_over:
@@ -158,13 +187,23 @@ class Job:
                     continue  # not even a page can be had: who ends so is started again
                 self.violations.append(f"no crash: {crash}")
         if not self.violations and not self.is_over:
-            self.violations.append(f"liveness: the job has not ended after {self.world.now_ns / S_NS:.0f} s")
+            self.violations.append(
+                f"liveness: the job has not ended after {self.world.now_ns / S_NS:.0f} s"
+            )
         if not self.violations:
             self.watch.over()
         wrong = "; ".join(self.violations) or None
         world = self.world
         return Outcome(
-            *(world.seed, wrong, world.trace.digest, world.now_ns, world.events, len(self.faults), world.calls),
+            *(
+                world.seed,
+                wrong,
+                world.trace.digest,
+                world.now_ns,
+                world.events,
+                len(self.faults),
+                world.calls,
+            ),
             *(self.lost_steps, tuple(world.trace.lines)),
         )
 

@@ -1,12 +1,15 @@
 """Links: `ports.Links` on the simulated network.
 
-What `edge/net/peers.py` guarantees holds here too: of two nodes the one with the lower number dials; messages are numbered, arrive once and in
-order, and wait until they are confirmed; blocks have a lane of their own, go to the place that is named for them, and are answered; a
-connection on which nothing is heard for a while is given up and made again, and what was not confirmed is sent again; a link that is
-without a connection for too long is over, once and for good, as is one that another life of the keeper replaces.
+What `edge/net/peers.py` guarantees holds here too: of two nodes the one with the lower number
+dials; messages are numbered, arrive once and in order, and wait until they are confirmed; blocks
+have a lane of their own, go to the place that is named for them, and are answered; a connection on
+which nothing is heard for a while is given up and made again, and what was not confirmed is sent
+again; a link that is without a connection for too long is over, once and for good, as is one that
+another life of the keeper replaces.
 
-Not run here: TCP, handshakes' bytes and proofs, frames and their MACs (`edge/net/channel.py`, `core/wire/connection.py`); a refusal is modelled by its
-reason. `Wires.checks` has every message cross as its bytes.
+Not run here: TCP, handshakes' bytes and proofs, frames and their MACs (`edge/net/channel.py`,
+`core/wire/connection.py`); a refusal is modelled by its reason. `Wires.checks` has every message
+cross as its bytes.
 """
 
 from __future__ import annotations
@@ -37,13 +40,21 @@ class Block:
     __slots__ = ("checksum", "done", "source", "span", "tries")
 
     def __init__(self, span: Span, source: memoryview, done: Done, checksum: int | None) -> None:
-        self.span, self.source, self.done, self.checksum, self.tries = span, source, done, checksum, 1
+        self.span, self.source, self.done, self.checksum, self.tries = (
+            span,
+            source,
+            done,
+            checksum,
+            1,
+        )
 
 
 class End:
     """One keeper's end of a link."""
 
-    def __init__(self, links: SimLinks, node: int, address: tuple[str, int] | None, wanted: int) -> None:
+    def __init__(
+        self, links: SimLinks, node: int, address: tuple[str, int] | None, wanted: int
+    ) -> None:
         self.links, self.node, self.address, self.wanted = links, node, address, wanted
         self.id: int | None = None
         self.peer: int | None = None  # the incarnation that is there, once anybody was
@@ -76,7 +87,8 @@ class Connection:
         self.network, self.ends, self.alive, self.closing = network, (dialer, other), True, False
         here, there = dialer.links.machine, other.links.machine
         self.paths = ((here, there), (there, here))
-        self.late: dict[int, list[tuple[Process, Callable[..., None], tuple[object, ...]]]] = {}  # by end: what comes from there
+        # by end: what comes from there
+        self.late: dict[int, list[tuple[Process, Callable[..., None], tuple[object, ...]]]] = {}
         self._suspicions = 0
         network.connections.append(self)
         for end in self.ends:
@@ -91,13 +103,18 @@ class Connection:
         return self.network.carries(*self.paths[end is self.ends[1]])
 
     def suspect(self) -> None:
-        """A path does not carry any more: when nothing has been heard for long enough, this is given up."""
+        """A path does not carry any more: when nothing has been heard for long enough, this is
+        given up."""
         self._suspicions += 1
         after_ns = self.ends[0].links.patience.silence_ns + self.network.random.randrange(WATCH_NS)
         self.network.world.after(after_ns, None, self._silence, self._suspicions)
 
     def _silence(self, suspicion: int) -> None:
-        if self.alive and suspicion == self._suspicions and not all(self.carries_from(e) for e in self.ends):
+        if (
+            self.alive
+            and suspicion == self._suspicions
+            and not all(self.carries_from(e) for e in self.ends)
+        ):
             self.cut("silent for too long")
 
     def carries_again(self) -> None:
@@ -181,13 +198,18 @@ class SimLinks:
     def connect(self, node: int, address: tuple[str, int], incarnation: int = 0) -> None:
         assert node != self.node and self.node >= 0
         known, self._addresses[node] = self._addresses.get(node), address
-        has_moved = known not in (None, address) and incarnation < self._least.get(node, (0, 0))[0]  # another machine has that number now
+        # another machine has that number now
+        has_moved = known not in (None, address) and incarnation < self._least.get(node, (0, 0))[0]
         if has_moved:
             del self._least[node]
         self._least[node] = max((incarnation, 0), self._least.get(node, (0, 0)))
         end = self.ends.get(node)
         if end is not None and (has_moved or end.incarnation < incarnation):
-            self._end(end, f"fenced: incarnation {end.incarnation} is older than {incarnation}", tell=False)
+            self._end(
+                end,
+                f"fenced: incarnation {end.incarnation} is older than {incarnation}",
+                tell=False,
+            )
         self._expected.add(node)
         if node in self.ends:
             self.ends[node].address = address
@@ -212,9 +234,13 @@ class SimLinks:
             self._transmit(end, end.first + len(end.messages) - 1, message)
         return True
 
-    def send_block(self, node: int, span: Span, source: memoryview, done: Done, checksum: int | None = None) -> bool:
+    def send_block(
+        self, node: int, span: Span, source: memoryview, done: Done, checksum: int | None = None
+    ) -> bool:
         broken = self.process.touch("send block")
-        assert source.nbytes == span.length and source.format == "B", f"{source.nbytes} bytes of format {source.format} for {span}"
+        assert source.nbytes == span.length and source.format == "B", (
+            f"{source.nbytes} bytes of format {source.format} for {span}"
+        )
         end = self.ends.get(node)
         if end is None or end.over:
             return False
@@ -249,7 +275,9 @@ class SimLinks:
                 connection.closing = True
                 other = connection.other(end)
                 at_ns = max(end.message_ns, self.network.world.now_ns + self.network.latency_ns())
-                self.network.world.at(at_ns, other.links.process, other.links.hear_bye, connection, end, other, reason)
+                self.network.world.at(
+                    at_ns, other.links.process, other.links.hear_bye, connection, end, other, reason
+                )
                 end.connection = None
             self._end(end, reason, tell=False)
 
@@ -274,7 +302,11 @@ class SimLinks:
 
     def _still_away(self, end: End, away: int) -> None:
         if not end.over and end.connection is None and end.away == away:
-            self._end(end, f"away for longer than {self.patience.dead_ns / S_NS} s: {end.why_away}", tell=True)
+            self._end(
+                end,
+                f"away for longer than {self.patience.dead_ns / S_NS} s: {end.why_away}",
+                tell=True,
+            )
 
     def _dial_soon(self, end: End, delay_ns: int) -> None:
         self.process.after(delay_ns, self._dial, end)
@@ -286,7 +318,9 @@ class SimLinks:
         target = self.network.doors.get(end.address)
         unanswered_ns = 0
         if target is not None and target.process.alive:
-            carries = self.network.carries(self.machine, target.machine) and self.network.carries(target.machine, self.machine)
+            carries = self.network.carries(self.machine, target.machine) and self.network.carries(
+                target.machine, self.machine
+            )
             if carries:
                 self.process.after(2 * self.network.latency_ns(), self._shake_hands, end, target)
                 return
@@ -317,11 +351,15 @@ class SimLinks:
             world.after(0, one.links.process, one.links.opened, one, connection, is_new)
 
     def _judge(self, end: End, target: SimLinks) -> tuple[str, bool]:
-        """Why these two are not linked, and whether dialling again cannot change it; "" when they are."""
+        """Why these two are not linked, and whether dialling again cannot change it; "" when they
+        are."""
         assert end.id is not None
         if not target.process.alive or target.node < 0:
             return "nobody listens", False
-        if (target.job_hash, target.secret) != (self.job_hash, self.secret) or target.node != end.node:
+        if (target.job_hash, target.secret) != (
+            self.job_hash,
+            self.secret,
+        ) or target.node != end.node:
             return "not who was expected", False
         if self.node not in target._expected:
             return "refused: not expected", False
@@ -416,14 +454,30 @@ class SimLinks:
     def _transmit(self, end: End, number: int, message: Message) -> None:
         connection = end.connection
         assert connection is not None
-        end.message_ns = at_ns = max(end.message_ns, self.network.world.now_ns + self.network.latency_ns())
+        end.message_ns = at_ns = max(
+            end.message_ns, self.network.world.now_ns + self.network.latency_ns()
+        )
         other = connection.other(end)
-        self.network.world.at(at_ns, other.links.process, other.links.message_comes, connection, end, other, number, message)
+        self.network.world.at(
+            at_ns,
+            other.links.process,
+            other.links.message_comes,
+            connection,
+            end,
+            other,
+            number,
+            message,
+        )
 
-    def message_comes(self, connection: Connection, source: End, end: End, number: int, message: Message) -> None:
-        if not connection.alive or connection.is_late(source, self.process, self.message_comes, connection, source, end, number, message):
+    def message_comes(
+        self, connection: Connection, source: End, end: End, number: int, message: Message
+    ) -> None:
+        if not connection.alive or connection.is_late(
+            source, self.process, self.message_comes, connection, source, end, number, message
+        ):
             return
-        if connection.carries_from(end):  # else its confirmation does not get through, and it comes again
+        if connection.carries_from(end):
+            # else its confirmation does not get through, and it comes again
             while source.messages and source.first <= number:
                 source.messages.popleft()
                 source.first += 1
@@ -450,15 +504,21 @@ class SimLinks:
         end.lane_ns = max(end.lane_ns, now_ns) + self.network.transfer_ns(block.span.length)
         other = connection.other(end)
         at_ns = end.lane_ns + self.network.latency_ns()
-        self.network.world.at(at_ns, other.links.process, other.links.block_comes, connection, end, other, number)
+        self.network.world.at(
+            at_ns, other.links.process, other.links.block_comes, connection, end, other, number
+        )
 
     def block_comes(self, connection: Connection, source: End, end: End, number: int) -> None:
         if not connection.alive or not source.links.process.alive:
             return
-        if connection.is_late(source, self.process, self.block_comes, connection, source, end, number):
+        if connection.is_late(
+            source, self.process, self.block_comes, connection, source, end, number
+        ):
             return
         if self.network.world.now_ns < end.writing_ns:  # a lane brings one block after the other
-            self.network.world.at(end.writing_ns, self.process, self.block_comes, connection, source, end, number)
+            self.network.world.at(
+                end.writing_ns, self.process, self.block_comes, connection, source, end, number
+            )
             return
         block = source.flight.get(number)
         if block is None:
@@ -470,7 +530,8 @@ class SimLinks:
         if place is None:
             self._answer(connection, source, end, number, "the other side does not want it")
             return
-        data = bytearray(block.source)  # read as late as can be: a source that does not stand still shows
+        # read as late as can be: a source that does not stand still shows
+        data = bytearray(block.source)
         if self.network.flips and self.random.random() < self.network.flips:
             data[self.random.randrange(len(data))] ^= 1 << self.random.randrange(8)
         half = len(data) // 2
@@ -478,39 +539,76 @@ class SimLinks:
             place[:half] = data[:half]
             delay_ns = self.network.latency_ns()
             end.writing_ns = self.network.world.now_ns + delay_ns
-            self.process.after(delay_ns, self._second_half, connection, source, end, number, block.span, place, data)
+            self.process.after(
+                delay_ns,
+                self._second_half,
+                connection,
+                source,
+                end,
+                number,
+                block.span,
+                place,
+                data,
+            )
         else:
             place[:] = data
             self._whole(connection, source, end, number, block.span, place)
 
     def _second_half(
-        self, connection: Connection, source: End, end: End, number: int, span: Span, place: memoryview, data: bytearray
+        self,
+        connection: Connection,
+        source: End,
+        end: End,
+        number: int,
+        span: Span,
+        place: memoryview,
+        data: bytearray,
     ) -> None:
         if connection.alive:  # else nothing is written any more: it comes again, or never
             half = len(data) // 2
             place[half:] = data[half:]
             self._whole(connection, source, end, number, span, place)
 
-    def _whole(self, connection: Connection, source: End, end: End, number: int, span: Span, place: memoryview) -> None:
+    def _whole(
+        self,
+        connection: Connection,
+        source: End,
+        end: End,
+        number: int,
+        span: Span,
+        place: memoryview,
+    ) -> None:
         block = source.flight.get(number)
         if block is None:
             return
         found = checksum_of(place)
         if found != block.checksum:
             self.count("blocks damaged")
-            self._answer(connection, source, end, number, "it arrived damaged every time: does its source change?")
+            self._answer(
+                connection,
+                source,
+                end,
+                number,
+                "it arrived damaged every time: does its source change?",
+            )
             return
         end.seen.add(number)
         source.links.count("blocks sent")
         self._answer(connection, source, end, number, None)
         self._receiver.block(end.node, span, found)
 
-    def _answer(self, connection: Connection, source: End, end: End, number: int, why: str | None) -> None:
+    def _answer(
+        self, connection: Connection, source: End, end: End, number: int, why: str | None
+    ) -> None:
         if connection.carries_from(end):
             delay_ns = self.network.latency_ns()
-            source.links.process.after(delay_ns, source.links.block_answered, connection, source, number, why)
+            source.links.process.after(
+                delay_ns, source.links.block_answered, connection, source, number, why
+            )
 
-    def block_answered(self, connection: Connection, end: End, number: int, why: str | None) -> None:
+    def block_answered(
+        self, connection: Connection, end: End, number: int, why: str | None
+    ) -> None:
         block = end.flight.get(number)
         if block is None or not connection.alive:
             return
@@ -525,6 +623,10 @@ class SimLinks:
             self._relieved(end)
 
     def _relieved(self, end: End) -> None:
-        if end.owes_writable and not end.over and 2 * end.waiting_bytes <= self.network.wires.queue_bytes:
+        if (
+            end.owes_writable
+            and not end.over
+            and 2 * end.waiting_bytes <= self.network.wires.queue_bytes
+        ):
             end.owes_writable = False
             self._receiver.writable(end.node)

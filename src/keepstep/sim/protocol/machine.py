@@ -1,7 +1,8 @@
-"""Machine: one node of the cluster: its memory, its clocks, its processes, and the connections between them.
+"""Machine: one node of the cluster: its memory, its clocks, its processes, and the connections
+between them.
 
-A machine is never repaired: what takes its place is another one, with a number of its own. Clocks of machines begin anywhere, run a
-little too fast or too slow, and the wall clock may jump.
+A machine is never repaired: what takes its place is another one, with a number of its own. Clocks
+of machines begin anywhere, run a little too fast or too slow, and the wall clock may jump.
 """
 
 from __future__ import annotations
@@ -32,7 +33,12 @@ class Machine:
         self.alive = True
         self.processes: list[Process] = []
         self.events: list[Event] = []  # the journal
-        self.clock = SimClock(world, chance.randrange(10**6) * S_NS, chance.randrange(-100, 100) * MS_NS, chance.randrange(-100, 100))
+        self.clock = SimClock(
+            world,
+            chance.randrange(10**6) * S_NS,
+            chance.randrange(-100, 100) * MS_NS,
+            chance.randrange(-100, 100),
+        )
         self.on_lost: list[Callable[[], None]] = []
 
     def start(self, name: str) -> Process:
@@ -56,7 +62,12 @@ class SimClock:
     __slots__ = ("_booted_ns", "_ppm", "_world", "wall_error_ns")
 
     def __init__(self, world: World, booted_ns: int, wall_error_ns: int, ppm: int) -> None:
-        self._world, self._booted_ns, self.wall_error_ns, self._ppm = world, booted_ns, wall_error_ns, ppm
+        self._world, self._booted_ns, self.wall_error_ns, self._ppm = (
+            world,
+            booted_ns,
+            wall_error_ns,
+            ppm,
+        )
 
     def monotonic_ns(self) -> int:
         now_ns = self._world.now_ns
@@ -74,14 +85,17 @@ class SimJournal:
 
     def record(self, kind: str, why: str, /, *_: Any, **data: Any) -> None:
         machine = self._machine
-        event = Event(machine.clock.wall_ns(), machine.clock.monotonic_ns(), self._who, kind, why, data)
+        event = Event(
+            machine.clock.wall_ns(), machine.clock.monotonic_ns(), self._who, kind, why, data
+        )
         machine.events.append(event)
         machine.world.note(f"{self._who}@{machine.number}", f"{kind}: {why}")
         self._heard(machine, event)
 
 
 class SimWorkers:
-    """`ports.Workers`: work is done a while after it was asked for, its result is heard a while later."""
+    """`ports.Workers`: work is done a while after it was asked for, its result is heard a while
+    later."""
 
     def __init__(self, process: Process, most_ns: int) -> None:
         self._process, self._most_ns = process, most_ns
@@ -96,7 +110,8 @@ class SimWorkers:
 
 
 class Line:
-    """One end of a connection within a machine: JSON objects, in order. `hear` is called with each; `gone` when the other end is."""
+    """One end of a connection within a machine: JSON objects, in order. `hear` is called with each;
+    `gone` when the other end is."""
 
     def __init__(self, process: Process, pid: int, checks: bool) -> None:
         self.process, self.pid, self._checks = process, pid, checks
@@ -134,7 +149,9 @@ class Line:
             self.gone()
 
 
-def connect(one: Process, one_pid: int, other: Process, other_pid: int, checks: bool = True) -> tuple[Line, Line]:
+def connect(
+    one: Process, one_pid: int, other: Process, other_pid: int, checks: bool = True
+) -> tuple[Line, Line]:
     """A connection between two processes of a machine: (the end of `one`, that of `other`)."""
     here, there = Line(one, other_pid, checks), Line(other, one_pid, checks)
     here._other, there._other = there, here

@@ -1,13 +1,16 @@
-"""Meeting: the memory that all agents share (`ports.KV` by its meaning), and who stands in for the coordinator.
+"""Meeting: the memory that all agents share (`ports.KV` by its meaning), and who stands in for the
+coordinator.
 
-`SharedKV` keeps the words of `ports.KV`: a swap writes at one instant for everybody, a wait ends when something is there. Its clients
-here do not block: what is found comes by a call. It may be away for a while: questions wait, and what was asked takes effect late, in its
-order.
+`SharedKV` keeps the words of `ports.KV`: a swap writes at one instant for everybody, a wait ends
+when something is there. Its clients here do not block: what is found comes by a call. It may be
+away for a while: questions wait, and what was asked takes effect late, in its order.
 
-Not run here: TCPStore and etcd, and `core/recovery/leader_lease.py` with its lease, which has a search in virtual time of its own
-(`tests/core/test_leadership.py`). What the coordinator decides (`runtime/agent/coordinator.py`) is decided by `Overseer`, who sees everything,
-as late as a coordinator would: that a node came to a round and does not answer, that nobody of a round is there any more, that some ranks
-ended well and an agent that should say the same is gone. And what hang detection (`core/detection/progress.py`) finds: that nobody gets on.
+Not run here: TCPStore and etcd, and `core/recovery/leader_lease.py` with its lease, which has a
+search in virtual time of its own (`tests/core/test_leadership.py`). What the coordinator decides
+(`runtime/agent/coordinator.py`) is decided by `Overseer`, who sees everything, as late as a
+coordinator would: that a node came to a round and does not answer, that nobody of a round is there
+any more, that some ranks ended well and an agent that should say the same is gone. And what hang
+detection (`core/detection/progress.py`) finds: that nobody gets on.
 """
 
 from __future__ import annotations
@@ -43,12 +46,17 @@ class SharedKV:
 
     def _when_ns(self) -> int:
         """When a question asked now is answered: all in one order."""
-        at_ns = max(self._world.now_ns, self._away_until_ns) + MS_NS // 2 + self._random.randrange(2 * MS_NS)
+        at_ns = (
+            max(self._world.now_ns, self._away_until_ns)
+            + MS_NS // 2
+            + self._random.randrange(2 * MS_NS)
+        )
         self._last_ns = max(self._last_ns, at_ns)
         return self._last_ns
 
     def swap(self, process: Process, key: str, value: str, then: Callable[[str], None]) -> None:
-        """`value`, if nothing was there; `then` hears what is there. It takes effect even if who asked has died by then."""
+        """`value`, if nothing was there; `then` hears what is there. It takes effect even if who
+        asked has died by then."""
         self._world.at(self._when_ns(), None, self._swap, process, key, value, then)
 
     def _swap(self, process: Process, key: str, value: str, then: Callable[[str], None]) -> None:
@@ -64,10 +72,16 @@ class SharedKV:
         for watcher in list(self._watchers):
             self._look(watcher)
 
-    def read(self, process: Process, keys: Sequence[str], then: Callable[[list[str | None]], None]) -> None:
-        self._world.at(self._when_ns(), process, lambda: then([self.written.get(key) for key in keys]))
+    def read(
+        self, process: Process, keys: Sequence[str], then: Callable[[list[str | None]], None]
+    ) -> None:
+        self._world.at(
+            self._when_ns(), process, lambda: then([self.written.get(key) for key in keys])
+        )
 
-    def wait(self, process: Process, keys: Sequence[str], then: Callable[[list[str]], None]) -> None:
+    def wait(
+        self, process: Process, keys: Sequence[str], then: Callable[[list[str]], None]
+    ) -> None:
         """`then` hears what is there once something is at all of these."""
         watcher = (process, list(keys), then)
         self._watchers.append(watcher)
@@ -106,7 +120,9 @@ class Overseer:
         why = self._judge(number, nodes)
         known = (number, why)
         self._since = {k: at for k, at in self._since.items() if k == known}
-        if why == HANG or (why and now_ns - self._since.setdefault(known, now_ns) > 2 * self._lease_ns):
+        if why == HANG or (
+            why and now_ns - self._since.setdefault(known, now_ns) > 2 * self._lease_ns
+        ):
             kv.write(f"{number}/verdict", Verdict("again", why).to_text())
             self._call_off(number, nodes)
         before = number - 1

@@ -1,8 +1,10 @@
-"""Memory: a machine's tmpfs, as `ports.Memory`: files that outlive processes and are lost with the machine.
+"""Memory: a machine's tmpfs, as `ports.Memory`: files that outlive processes and are lost with the
+machine.
 
-`Files` is the machine's, `SimMemory` one process's view of it, and knows what that process has mapped: its locks end with it. Space is
-counted as the kernel does: a file takes it until it has no name and nobody has it mapped. What a reader sees is what has been written by
-that instant: half a page, too, when its writer stops there.
+`Files` is the machine's, `SimMemory` one process's view of it, and knows what that process has
+mapped: its locks end with it. Space is counted as the kernel does: a file takes it until it has no
+name and nobody has it mapped. What a reader sees is what has been written by that instant: half a
+page, too, when its writer stops there.
 """
 
 from __future__ import annotations
@@ -104,7 +106,12 @@ class Files:
         self._directories.pop(path, None)
 
     def every_file(self) -> list[tuple[str, File]]:
-        return [(f"{d}/{n}", f) for d, entries in sorted(self._directories.items()) for n, f in sorted(entries.items()) if f is not None]
+        return [
+            (f"{d}/{n}", f)
+            for d, entries in sorted(self._directories.items())
+            for n, f in sorted(entries.items())
+            if f is not None
+        ]
 
 
 class SimRegion:
@@ -185,11 +192,16 @@ class SimMemory:
         file = None if failed else self.files.make(str(path), nbytes)
         if file is None:
             free = human_bytes(self.free_bytes(path))
-            raise MemoryBudgetError(f"a slot of {human_bytes(nbytes)} does not fit into {path.parent}: {free} are free there")
+            raise MemoryBudgetError(
+                f"a slot of {human_bytes(nbytes)} does not fit into {path.parent}: {free} "
+                "are free there"
+            )
         return SimRegion(self, path, file)
 
     def ensure(self, path: Path, nbytes: int) -> Region:
-        return self.open(path) if self.files.find(str(path)) is not None else self.create(path, nbytes)
+        return (
+            self.open(path) if self.files.find(str(path)) is not None else self.create(path, nbytes)
+        )
 
     def names(self, directory: Path) -> list[str]:
         return self.files.names(str(directory))

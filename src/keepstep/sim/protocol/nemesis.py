@@ -1,10 +1,12 @@
 """Nemesis: what goes wrong in a run, drawn from its seed.
 
-By hierarchy: a bit, a process, a link, a machine, a rack, the store, the meeting point, a clock, memory; alone, or one more within the
-moments in which the job recovers from the one before. After `Plan.faults_until_ns` it heals what can be healed and does nothing more:
-from then on the job has to come to its end.
+By hierarchy: a bit, a process, a link, a machine, a rack, the store, the meeting point, a clock,
+memory; alone, or one more within the moments in which the job recovers from the one before. After
+`Plan.faults_until_ns` it heals what can be healed and does nothing more: from then on the job has
+to come to its end.
 
-What it never does: hang a process, reorder what a machine's memory has been told, forge a word, lose what the meeting point has written.
+What it never does: hang a process, reorder what a machine's memory has been told, forge a word,
+lose what the meeting point has written.
 """
 
 from __future__ import annotations
@@ -30,27 +32,52 @@ class Nemesis:
         self._over = False
         plan = job.plan
         for _ in range(plan.faults):
-            self._world.after(self._random.randrange(max(1, plan.faults_until_ns)), None, self._strike)
+            self._world.after(
+                self._random.randrange(max(1, plan.faults_until_ns)), None, self._strike
+            )
         self._world.after(plan.faults_until_ns, None, self._heal)
 
     def _kinds(self) -> list[tuple[int, Callable[[], str | None]]]:
         """With weights. None: there is nothing to do that to."""
         many = self._job.plan.nodes > 1
         kinds: list[tuple[int, Callable[[], str | None]]] = [
-            *((8, self._kill_rank), (4, self._kill_rank_torn), (4, self._kill_keeper), (4, self._kill_keeper_within)),
-            *((3, self._kill_agent), (4, self._kill_all_ranks), (4, self._flip_at_rest), (1, self._eat_memory)),
+            *(
+                (8, self._kill_rank),
+                (4, self._kill_rank_torn),
+                (4, self._kill_keeper),
+                (4, self._kill_keeper_within),
+            ),
+            *(
+                (3, self._kill_agent),
+                (4, self._kill_all_ranks),
+                (4, self._flip_at_rest),
+                (1, self._eat_memory),
+            ),
         ]
         if self._job.plan.jumps:
             kinds.append((2, self._jump_clock))
         if many:
             kinds += [
-                *((8, self._lose_machine), (4, self._cut), (2, self._isolate), (3, self._one_way), (3, self._clog), (2, self._flap)),
+                *(
+                    (8, self._lose_machine),
+                    (4, self._cut),
+                    (2, self._isolate),
+                    (3, self._one_way),
+                    (3, self._clog),
+                    (2, self._flap),
+                ),
                 *((2, self._flip_on_the_wire), (1, self._meeting_away)),
             ]
         if self._job.plan.racks:
             kinds.append((2, self._lose_rack))
         if self._job.plan.store:
-            kinds += [(2, self._store_slow), (1, self._store_full), (1, self._store_away), (2, self._store_torn), (2, self._store_lies)]
+            kinds += [
+                (2, self._store_slow),
+                (1, self._store_full),
+                (1, self._store_away),
+                (2, self._store_torn),
+                (2, self._store_lies),
+            ]
         return kinds
 
     def _strike(self) -> None:
@@ -100,7 +127,12 @@ class Nemesis:
         return f"killed rank {rank.rank}"
 
     def _kill_rank_torn(self) -> str | None:
-        ranks = [r for s in self._job.living_sites() for r in s.ranks.values() if r.process.alive and r.trains]
+        ranks = [
+            r
+            for s in self._job.living_sites()
+            for r in s.ranks.values()
+            if r.process.alive and r.trains
+        ]
         if not ranks:
             return None
         rank = self._random.choice(ranks)
@@ -159,7 +191,9 @@ class Nemesis:
 
     def _eat_memory(self) -> str | None:
         files = self._site().machine.files
-        files.eaten_bytes = max(0, files.budget_bytes - files.used_bytes - self._random.randrange(8, 64) * PAGE_BYTES)
+        files.eaten_bytes = max(
+            0, files.budget_bytes - files.used_bytes - self._random.randrange(8, 64) * PAGE_BYTES
+        )
         self._world.after(self._for_ns(5.0), None, self._give_memory_back, files)
         return "something else takes a machine's memory"
 

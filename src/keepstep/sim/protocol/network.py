@@ -1,8 +1,9 @@
 """Network: which machine reaches which, how long that takes, and who listens where.
 
-Comes in: what the nemesis does to paths. Goes out: to the links (`links.py`) how long something takes, and when a path fails or is back.
-Paths have directions. What is on its way into a path that does not carry is not lost but late: TCP repeats it, unless the connection is
-given up first (`links.py`).
+Comes in: what the nemesis does to paths. Goes out: to the links (`links.py`) how long something
+takes, and when a path fails or is back. Paths have directions. What is on its way into a path that
+does not carry is not lost but late: TCP repeats it, unless the connection is given up first
+(`links.py`).
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ FIRST_PORT = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Wires:
-    """How good they are. `flips`: the part of all blocks that arrives damaged. `halves`: the part that is written in two acts.
+    """How good they are. `flips`: the part of all blocks that arrives damaged. `halves`: the part
+    that is written in two acts.
 
-    `queue_bytes`: what may wait for one node before a block is refused. `checks`: whether every message crosses as its bytes.
+    `queue_bytes`: what may wait for one node before a block is refused. `checks`: whether every
+    message crosses as its bytes.
     """
 
     latency_ns: int = MS_NS // 5
@@ -36,9 +39,11 @@ class Wires:
     halves: float = 0.2
     queue_bytes: int = 64 * MIB
     checks: bool = True
-    measured_bytes_per_s: tuple[int, ...] = ()  # where it was measured: one of these after the other
+    # where it was measured: one of these after the other
+    measured_bytes_per_s: tuple[int, ...] = ()
     holds_ns: int = 0  # each for so long
-    dials_wait: bool = False  # one that nobody answers takes as long as TCP tries, and misses that the path is back
+    # one that nobody answers takes as long as TCP tries, and misses that the path is back
+    dials_wait: bool = False
 
 
 class Network:
@@ -60,7 +65,10 @@ class Network:
     def reserve(self, host: str, address: tuple[str, int]) -> tuple[str, int]:
         """Raises KeeperError when it is not this host's, or taken."""
         if address[0] != host or address in self._taken:
-            raise KeeperError(f"host: expected an address of this machine with port {address[1]} free, found {address[0]}")
+            raise KeeperError(
+                f"host: expected an address of this machine with port {address[1]} free, "
+                f"found {address[0]}"
+            )
         if address[1] == 0:
             self._next_port += 1
             address = (host, self._next_port)
@@ -80,7 +88,11 @@ class Network:
     def carries(self, source: int, target: int) -> bool:
         if not self._blocked and not self._gone:
             return True
-        return (source, target) not in self._blocked and source not in self._gone and target not in self._gone
+        return (
+            (source, target) not in self._blocked
+            and source not in self._gone
+            and target not in self._gone
+        )
 
     def latency_ns(self) -> int:
         wires = self.wires

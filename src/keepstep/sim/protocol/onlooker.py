@@ -1,6 +1,8 @@
-"""Onlooker: reads the memory of simulated machines from outside, with the formats' own code, and leaves no trace of it.
+"""Onlooker: reads the memory of simulated machines from outside, with the formats' own code, and
+leaves no trace of it.
 
-Goes out: what is proven where, and which stamps all ranks could go back to at this instant, by nothing but the bytes that are there.
+Goes out: what is proven where, and which stamps all ranks could go back to at this instant, by
+nothing but the bytes that are there.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ class Onlooker:
         self._job_dir = job_dir
 
     def proven(self, part: str = "") -> list[tuple[int, SlotHeader, bytes, bytes]]:
-        """(rank, header, payload, manifest) of every sealed snapshot that proves: the ranks' own, or in `held` or `parity`."""
+        """(rank, header, payload, manifest) of every sealed snapshot that proves: the ranks' own,
+        or in `held` or `parity`."""
         root = self._job_dir / part if part else self._job_dir
         found = []
         for rank in ranks_in(self._memory, root):
@@ -46,7 +49,9 @@ class Onlooker:
                     continue
                 try:
                     header, manifest = slot.verify_bytes()
-                    found.append((rank, header, bytes(slot.payload[: header.payload_bytes]), manifest))
+                    found.append(
+                        (rank, header, bytes(slot.payload[: header.payload_bytes]), manifest)
+                    )
                 except (DamageError, LookupError):
                     pass
                 finally:
@@ -55,7 +60,11 @@ class Onlooker:
 
     def inventory(self) -> Inventory:
         """What the machine could tell the others if it were asked now."""
-        whole = {(rank, header.stamp) for part in ("", "held") for rank, header, _, _ in self.proven(part)}
+        whole = {
+            (rank, header.stamp)
+            for part in ("", "held")
+            for rank, header, _, _ in self.proven(part)
+        }
         coded = set()
         for rank, header, _, manifest in self.proven("parity"):
             stripes = contents_from(manifest).stripes
@@ -65,7 +74,10 @@ class Onlooker:
 
 def restorable(job: Job) -> frozenset[Stamp]:
     """The stamps that every rank has or can be given, from what lies on the machines that live."""
-    inventories = {s.machine.number: Onlooker(s.machine, s.settings.job_dir).inventory() for s in job.living_sites()}
+    inventories = {
+        s.machine.number: Onlooker(s.machine, s.settings.job_dir).inventory()
+        for s in job.living_sites()
+    }
     return common_reach(range(job.world_size), inventories)
 
 

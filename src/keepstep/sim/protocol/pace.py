@@ -1,7 +1,8 @@
 """Pace: how long things took in a real job, so that a simulated one takes as long.
 
-Values only: each is a sample of what was measured, drawn from with equal chance; an empty one is not known, and the plan's own figure
-stands. A plan without a pace is the swarm's: one act a step, and everything else as fast as its plan says.
+Values only: each is a sample of what was measured, drawn from with equal chance; an empty one is
+not known, and the plan's own figure stands. A plan without a pace is the swarm's: one act a step,
+and everything else as fast as its plan says.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Aftermath:
-    """`notice_ns`: from a rank's end until its agent knows; `rank_start_ns`: from a rank's start until it asks where to resume;
-    `keeper_start_ns`, `agent_start_ns`, `replace_ns`: until another keeper, agent, machine is there."""
+    """`notice_ns`: from a rank's end until its agent knows; `rank_start_ns`: from a rank's start
+    until it asks where to resume; `keeper_start_ns`, `agent_start_ns`, `replace_ns`: until another
+    keeper, agent, machine is there."""
 
     notice_ns: tuple[int, ...] = ()
     rank_start_ns: tuple[int, ...] = ()
@@ -23,12 +25,14 @@ class Aftermath:
 
 @dataclass(frozen=True)
 class Pace:
-    """Of a step, in this order: `forward_ns`, until the rank enters its backward pass; `collective_ns`, from the last rank's entry until
-    the collectives are over; `rest_ns`, what is left of the backward pass; `update_ns`; then the step is complete. `stall_ns` lies between
-    two steps; `capture_ns` after that (or before its end) the capture begins, takes `copy_ns` to the moment before the seal, and `seal_ns`
-    from there.
+    """Of a step, in this order: `forward_ns`, until the rank enters its backward pass;
+    `collective_ns`, from the last rank's entry until the collectives are over; `rest_ns`, what is
+    left of the backward pass; `update_ns`; then the step is complete. `stall_ns` lies between two
+    steps; `capture_ns` after that (or before its end) the capture begins, takes `copy_ns` to the
+    moment before the seal, and `seal_ns` from there.
 
-    `bytes_per_s`: of copies. `persist_every_steps`: the program asks for a checkpoint. `failures`: what follows them.
+    `bytes_per_s`: of copies. `persist_every_steps`: the program asks for a checkpoint. `failures`:
+    what follows them.
     """
 
     forward_ns: tuple[int, ...]

@@ -1,7 +1,9 @@
-"""Paced: ranks whose steps have phases and take as long as a real job's did (`pace.py`), and tell of each phase as it begins.
+"""Paced: ranks whose steps have phases and take as long as a real job's did (`pace.py`), and tell
+of each phase as it begins.
 
-What is added to `trainer.py`: a step is forward, collectives, the rest of the backward pass, update; a rank that has what its peers gave
-ends its step, and captures it, also when it hears meanwhile that one of them is lost, as `Peers.is_genuine` has it.
+What is added to `trainer.py`: a step is forward, collectives, the rest of the backward pass,
+update; a rank that has what its peers gave ends its step, and captures it, also when it hears
+meanwhile that one of them is lost, as `Peers.is_genuine` has it.
 """
 
 from __future__ import annotations
@@ -105,7 +107,9 @@ class PacedRank(Rank):
     def _act(self, act: Callable[..., None], *args: Any) -> None:
         if act == self._copy_half:
             self._stall_ns = self._random.choice(self._pace.stall_ns)
-            self.process.after(max(1, self._stall_ns + self._random.choice(self._pace.capture_ns)), act, *args)
+            self.process.after(
+                max(1, self._stall_ns + self._random.choice(self._pace.capture_ns)), act, *args
+            )
         elif act == self._copy_rest:
             self._later(self._pace.copy_ns, act, *args)
         else:

@@ -1,4 +1,5 @@
-"""Plan: what a run is to be: the cluster, the job, and how long things take. `small` draws one from a seed.
+"""Plan: what a run is to be: the cluster, the job, and how long things take. `small` draws one from
+a seed.
 
 Values only. The same plan and seed are the same run.
 """
@@ -15,8 +16,9 @@ from keepstep.sim.protocol.pace import Pace
 
 @dataclass(frozen=True)
 class Plan:
-    """`stays`: ranks stay in their process when a peer is lost. `tears`: a kill may fall within a header page. `checks`: all that is said
-    crosses as its bytes. `faults`: how many; none: an undisturbed run. `faults_until_ns`: then all is healed."""
+    """`stays`: ranks stay in their process when a peer is lost. `tears`: a kill may fall within a
+    header page. `checks`: all that is said crosses as its bytes. `faults`: how many; none: an
+    undisturbed run. `faults_until_ns`: then all is healed."""
 
     nodes: int = 2
     ranks_per_node: int = 1
@@ -36,7 +38,8 @@ class Plan:
     checks: bool = True
     budget_bytes: int = 4 * MIB
     tick_ns: int = 500 * MS_NS
-    loop_ns: int = MS_NS // 20  # how long a keeper's loop takes to come round to what other keepers have said
+    # how long a keeper's loop takes to come round to what other keepers have said
+    loop_ns: int = MS_NS // 20
     work_ns: int = 20 * MS_NS
     start_ns: int = 200 * MS_NS
     load_ns: int = 20 * MS_NS

@@ -1,7 +1,8 @@
 """Record: what a drill tells of a real job: all that is needed to do the same to a simulated one.
 
-Comes in: the job's shape, the faults and what became of each, a stopwatch's lines (every phase of every rank), when what was committed, and
-the journals of all nodes. Goes out: the same, through JSON. Made of it: `measured.py` (how long things took), `drawn.py` (the rest).
+Comes in: the job's shape, the faults and what became of each, a stopwatch's lines (every phase of
+every rank), when what was committed, and the journals of all nodes. Goes out: the same, through
+JSON. Made of it: `measured.py` (how long things took), `drawn.py` (the rest).
 """
 
 from __future__ import annotations
@@ -14,14 +15,25 @@ from keepstep.model.events import Event
 
 # What is read of journals.
 TOLD = (
-    *("resumed", "fetched", "policy", "rank-exited", "ranks-restarted", "rank-joined", "keeper-started", "agent-restarted", "job-started"),
+    *(
+        "resumed",
+        "fetched",
+        "policy",
+        "rank-exited",
+        "ranks-restarted",
+        "rank-joined",
+        "keeper-started",
+        "agent-restarted",
+        "job-started",
+    ),
     *("persist-started", "persisted", "loaded"),
 )
 READ = ("step", "source", "lost_steps", "epoch", "rank", "pid", "pids", "duration_ns", "policy")
 
 
 class Begun(NamedTuple):
-    """A line of the stopwatch: a phase began. Of `step` and `backward` also what the page said: `capture_ns` is that of `captured_step`."""
+    """A line of the stopwatch: a phase began. Of `step` and `backward` also what the page said:
+    `capture_ns` is that of `captured_step`."""
 
     rank: int
     pid: int
@@ -36,8 +48,9 @@ class Begun(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """`shape`: nodes, nproc, policy, store, persist_every, link_dead_s, grace_s, step_ms. `faults`: as a drill's plan has them. `notes`:
-    what became of each. `committed`: epoch, step, time. `journals`: each node's."""
+    """`shape`: nodes, nproc, policy, store, persist_every, link_dead_s, grace_s, step_ms. `faults`:
+    as a drill's plan has them. `notes`: what became of each. `committed`: epoch, step, time.
+    `journals`: each node's."""
 
     shape: dict[str, Any]
     faults: Sequence[dict[str, Any]]
@@ -49,17 +62,36 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         """Only what is read here: of an event [time, kind, data], of a note [time, fault, what]."""
         return {
-            **{"shape": self.shape, "faults": list(self.faults), "committed": [list(c) for c in self.committed]},
+            **{
+                "shape": self.shape,
+                "faults": list(self.faults),
+                "committed": [list(c) for c in self.committed],
+            },
             "notes": [[n["mono_ns"], n["fault"], n["what"]] for n in self.notes],
             "phases": [list(begun) for begun in self.phases],
-            "journals": [[[e.mono_ns, e.kind, _read(e.data)] for e in journal if e.kind in TOLD] for journal in self.journals],
+            "journals": [
+                [[e.mono_ns, e.kind, _read(e.data)] for e in journal if e.kind in TOLD]
+                for journal in self.journals
+            ],
         }
 
     @classmethod
     def from_json(cls, told: dict[str, Any]) -> Record:
-        journals = [[Event(at_ns, at_ns, "", kind, "", data) for at_ns, kind, data in journal] for journal in told["journals"]]
-        notes = [{"mono_ns": at_ns, "fault": fault, "what": what} for at_ns, fault, what in told["notes"]]
-        return cls(told["shape"], told["faults"], notes, [Begun(*begun) for begun in told["phases"]], told["committed"], journals)
+        journals = [
+            [Event(at_ns, at_ns, "", kind, "", data) for at_ns, kind, data in journal]
+            for journal in told["journals"]
+        ]
+        notes = [
+            {"mono_ns": at_ns, "fault": fault, "what": what} for at_ns, fault, what in told["notes"]
+        ]
+        return cls(
+            told["shape"],
+            told["faults"],
+            notes,
+            [Begun(*begun) for begun in told["phases"]],
+            told["committed"],
+            journals,
+        )
 
 
 def _read(data: dict[str, Any]) -> dict[str, Any]:

@@ -1,11 +1,14 @@
-"""Schedule: what was done to a real job, and when in its course; and the hand that does it again to a simulated one.
+"""Schedule: what was done to a real job, and when in its course; and the hand that does it again to
+a simulated one.
 
-A strike comes where it came: so long after a rank had entered a phase of a step, after a resumption, or after the strike before; steps are
-counted from the one that the job had last gone on from. So the schedule keeps its sense when the simulated job goes back further than the
-real one did, or less far.
+A strike comes where it came: so long after a rank had entered a phase of a step, after a
+resumption, or after the strike before; steps are counted from the one that the job had last gone on
+from. So the schedule keeps its sense when the simulated job goes back further than the real one
+did, or less far.
 
-Not modelled: a stopped process is one that is dead and not yet missed; what a bit flips in is always the payload; a full store is full
-for all who write; a node that is cut off from the meeting point is so together with all others.
+Not modelled: a stopped process is one that is dead and not yet missed; what a bit flips in is
+always the payload; a full store is full for all who write; a node that is cut off from the meeting
+point is so together with all others.
 """
 
 from __future__ import annotations
@@ -31,9 +34,10 @@ LOOK_NS = MS_NS
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """`phase`: of the rank; in `step`, counted from the last resumption (None: in whichever), `since_ns` after it was entered. Without one:
-    since the strike before or, if all have `resumed` meanwhile, since then. `for_ns`: a rank stays stopped, a link or the meeting point
-    away. `gap_ns`: since the strike before. `aftermath`: of this one."""
+    """`phase`: of the rank; in `step`, counted from the last resumption (None: in whichever),
+    `since_ns` after it was entered. Without one: since the strike before or, if all have `resumed`
+    meanwhile, since then. `for_ns`: a rank stays stopped, a link or the meeting point away.
+    `gap_ns`: since the strike before. `aftermath`: of this one."""
 
     kind: str
     rank: int
@@ -48,8 +52,8 @@ class Strike:
 
 
 class Striker(Checker):
-    """Does one after the other. `resumptions`: after how many strikes all resumed, the step, the source, the steps lost, whether anything
-    was fetched."""
+    """Does one after the other. `resumptions`: after how many strikes all resumed, the step, the
+    source, the steps lost, whether anything was fetched."""
 
     name = "striker"
 
@@ -62,7 +66,8 @@ class Striker(Checker):
         self._waits = False  # for the next one's moment
         self._awaits_resumption = True  # the first one, too
         self._base, self._struck_ns = -1, 0
-        self._entered: dict[tuple[int, Phase], tuple[int, int]] = {}  # by rank and phase: the step in which it entered it last, and when
+        # by rank and phase: the step in which it entered it last, and when
+        self._entered: dict[tuple[int, Phase], tuple[int, int]] = {}
         self._fetched = False
         self.overdue = 0
         self.resumptions: list[tuple[int, int, str, int, bool]] = []
@@ -81,7 +86,9 @@ class Striker(Checker):
             self.job.store.full = False
         elif event.kind == "resumed":
             data = event.data
-            self.resumptions.append((self._next, data["step"], data["source"], data["lost_steps"], self._fetched))
+            self.resumptions.append(
+                (self._next, data["step"], data["source"], data["lost_steps"], self._fetched)
+            )
             self._base, self._fetched = data["step"], False
             self._entered.clear()
             self._go_on()
@@ -97,7 +104,13 @@ class Striker(Checker):
 
     def _look(self, rank: int, phase: Phase) -> None:
         strike, found = self._strike, self._entered.get((rank, phase))
-        if strike is None or found is None or not self._waits or self._awaits_resumption or (rank, phase) != (strike.rank, strike.phase):
+        if (
+            strike is None
+            or found is None
+            or not self._waits
+            or self._awaits_resumption
+            or (rank, phase) != (strike.rank, strike.phase)
+        ):
             return
         step, at_ns = found
         if strike.step is None or step >= self._base + strike.step:
@@ -140,14 +153,19 @@ class Striker(Checker):
             self.job.world.after(LOOK_NS, None, self._do, number)
             return
         self.job.aftermath = strike.aftermath
-        what = f"strike {number}: {strike.kind} of {f'nodes {strike.nodes}' if strike.nodes else f'rank {strike.rank}'}"
+        what = (
+            f"strike {number}: {strike.kind} of "
+            f"{f'nodes {strike.nodes}' if strike.nodes else f'rank {strike.rank}'}"
+        )
         self.job.faults.append(what)
         self.job.world.note("striker", what)
         self._struck_ns = self.job.world.now_ns
         self._next += 1
         following = self._strike
         self._awaits_resumption = self._settled if following is None else following.resumed
-        self._entered = {key: found for key, found in self._entered.items() if key[1] is not Phase.RESTORE}
+        self._entered = {
+            key: found for key, found in self._entered.items() if key[1] is not Phase.RESTORE
+        }
         if self._awaits_resumption:
             self.job.world.after(OVERDUE_NS, None, self._too_late, self._next)
         else:
@@ -174,7 +192,9 @@ class Striker(Checker):
         site, rank = self._rank(strike.rank)
         if strike.kind in ("keeper-kill", "agent-kill"):
             site = self._node(strike.rank // job.plan.ranks_per_node)
-            return site is not None and (self._kill_keeper(site) if strike.kind == "keeper-kill" else self._kill_agent(site))
+            return site is not None and (
+                self._kill_keeper(site) if strike.kind == "keeper-kill" else self._kill_agent(site)
+            )
         return rank is not None and site is not None and self._end(strike, site, rank)
 
     def _end(self, strike: Strike, site: Site, rank: Rank) -> bool:
@@ -225,8 +245,14 @@ class Striker(Checker):
         return True
 
     def _cut(self, strike: Strike) -> bool:
-        here = [site.machine.number for node in strike.nodes if (site := self._node(node)) is not None]
-        others = [site.machine.number for site in self.job.living_sites() if site.machine.number not in here]
+        here = [
+            site.machine.number for node in strike.nodes if (site := self._node(node)) is not None
+        ]
+        others = [
+            site.machine.number
+            for site in self.job.living_sites()
+            if site.machine.number not in here
+        ]
         paths = [path for a in here for b in others for path in ((a, b), (b, a))]
         self.job.network.block(paths)
         self.job.world.after(strike.for_ns, None, self.job.network.unblock, paths)
@@ -236,8 +262,15 @@ class Striker(Checker):
     # -- whom
 
     def _node(self, node: int) -> Site | None:
-        return next((s for s in self.job.living_sites() if s.agent is not None and s.agent.node == node), None)
+        return next(
+            (s for s in self.job.living_sites() if s.agent is not None and s.agent.node == node),
+            None,
+        )
 
     def _rank(self, number: int) -> tuple[Site | None, Rank | None]:
-        found = ((s, s.ranks[number]) for s in self.job.living_sites() if number in s.ranks and s.ranks[number].process.alive)
+        found = (
+            (s, s.ranks[number])
+            for s in self.job.living_sites()
+            if number in s.ranks and s.ranks[number].process.alive
+        )
         return next(found, (None, None))

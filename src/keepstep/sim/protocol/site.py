@@ -1,7 +1,8 @@
 """Site: what keepstep runs on one machine: its keeper, and how processes of the machine find it.
 
-`KeeperProcess` runs the real `runtime/keeper/keeper.py` on the ports of this simulation, and stands in for `runtime/keeper/process.py`: it takes
-connections, calls `tick` at intervals, and ends when that says so. One keeper lives at a time; whoever finds none starts one.
+`KeeperProcess` runs the real `runtime/keeper/keeper.py` on the ports of this simulation, and stands
+in for `runtime/keeper/process.py`: it takes connections, calls `tick` at intervals, and ends when
+that says so. One keeper lives at a time; whoever finds none starts one.
 """
 
 from __future__ import annotations
@@ -60,7 +61,13 @@ class KeeperProcess:
         site, process, machine, job = self._site, self.process, self._site.machine, self._site.job
         store = site.settings.store is not None
 
-        def open_links(job_hash: bytes, incarnation: int, address: tuple[str, int], dead_ns: int, receiver: Receiver) -> Links:
+        def open_links(
+            job_hash: bytes,
+            incarnation: int,
+            address: tuple[str, int],
+            dead_ns: int,
+            receiver: Receiver,
+        ) -> Links:
             return SimLinks(job.network, process, job_hash, incarnation, address, dead_ns, receiver)
 
         return Surroundings(
@@ -71,7 +78,11 @@ class KeeperProcess:
             open_links=open_links,
             wake=self._wake,
             checkpoints=SimCheckpoints(job.store, process) if store else None,
-            writer=SimWriter(job.store, site.settings, process, lambda p: SimMemory(machine.files, p)) if store else None,
+            writer=SimWriter(
+                job.store, site.settings, process, lambda p: SimMemory(machine.files, p)
+            )
+            if store
+            else None,
             pid=site.pid(process),
             uid=UID,
         )
@@ -107,7 +118,9 @@ class KeeperProcess:
             self._alive().heard(line, message)
         elif not self._poked:  # a keeper that is behind looks once at what several say
             self._poked = True
-            self.process.after(max(MS_NS, 10 * self._site.job.plan.loop_ns), self._look, line, message)
+            self.process.after(
+                max(MS_NS, 10 * self._site.job.plan.loop_ns), self._look, line, message
+            )
 
     def _look(self, line: Line, message: dict[str, Any]) -> None:
         self._poked = False
@@ -135,11 +148,18 @@ class Site:
         return self.keeper is not None and self.keeper.process.alive
 
     def ensure_keeper(self, process: Process, found: Callable[[Line], None]) -> None:
-        """`found` is called, in the process, with a connection to the machine's keeper, which is started if none lives."""
+        """`found` is called, in the process, with a connection to the machine's keeper, which is
+        started if none lives."""
         if self.keeper_lives:
             assert self.keeper is not None
             keeper = self.keeper
-            here, there = connect(process, self.pid(process), keeper.process, self.pid(keeper.process), self.job.plan.checks)
+            here, there = connect(
+                process,
+                self.pid(process),
+                keeper.process,
+                self.pid(keeper.process),
+                self.job.plan.checks,
+            )
             keeper.accept(there)
             found(here)
             return
@@ -158,7 +178,8 @@ class Site:
     # -- the agent
 
     def start_agent(self) -> None:
-        """The first one, or another one in the place of one that died: that ends the ranks it finds."""
+        """The first one, or another one in the place of one that died: that ends the ranks it
+        finds."""
         if not self.machine.alive:
             return
         follows = self.agent is not None
@@ -166,7 +187,11 @@ class Site:
             if rank.process.alive:
                 rank.process.end("killed by the agent that has taken over")
         self.ranks.clear()
-        self.job.world.carry_out(Process(self.job.world, self.machine, f"steward@{self.machine.number}"), self._make_agent, follows)
+        self.job.world.carry_out(
+            Process(self.job.world, self.machine, f"steward@{self.machine.number}"),
+            self._make_agent,
+            follows,
+        )
 
     def _make_agent(self, follows: bool) -> None:
         agent = Agent(self, follows)
@@ -174,11 +199,15 @@ class Site:
 
     def _agent_ended(self, agent: Agent) -> None:
         if self.machine.alive and not agent.done:
-            self.job.world.after(self.job.takes_ns("agent_start_ns", self.job.plan.start_ns), None, self.start_agent)
+            self.job.world.after(
+                self.job.takes_ns("agent_start_ns", self.job.plan.start_ns), None, self.start_agent
+            )
 
     def rank_ended(self, number: int, rank: Rank) -> None:
         if self.machine.alive and self.agent is not None and self.agent.process.alive:
-            self.agent.process.after(self.job.takes_ns("notice_ns", MS_NS), self.agent.rank_ended, number, rank)
+            self.agent.process.after(
+                self.job.takes_ns("notice_ns", MS_NS), self.agent.rank_ended, number, rank
+            )
 
     # -- what ranks tell their agent
 

@@ -1,8 +1,10 @@
 """Store: checkpoints of a simulated job, who writes them and who looks for them.
 
-`SharedStore` is the place itself; `SimWriter` the persister of one keeper, with the acts and answers of `runtime/persister/process.py`;
-`SimCheckpoints` what a keeper sees of it. A store may be slow, full, away, torn (the persister dies in the middle) or lying: it says that
-all was written, and what lies there is something else. A checkpoint is found whole or not by its own checksums, as the real one is.
+`SharedStore` is the place itself; `SimWriter` the persister of one keeper, with the acts and
+answers of `runtime/persister/process.py`; `SimCheckpoints` what a keeper sees of it. A store may be
+slow, full, away, torn (the persister dies in the middle) or lying: it says that all was written,
+and what lies there is something else. A checkpoint is found whole or not by its own checksums, as
+the real one is.
 
 Not run here: torch, DCP's files and plans, fsspec.
 """
@@ -47,7 +49,11 @@ class SharedStore:
 
     def damage_of(self, step: int) -> str | None:
         """What is wrong with a checkpoint."""
-        wrong = [rank for rank, (data, expected) in self.checkpoints[step].items() if checksum(data) != expected]
+        wrong = [
+            rank
+            for rank, (data, expected) in self.checkpoints[step].items()
+            if checksum(data) != expected
+        ]
         return f"the part of rank {wrong[0]} fails its checksum" if wrong else None
 
     def read(self, step: int, rank: int) -> bytes:
@@ -58,7 +64,9 @@ class SharedStore:
             raise StoreError(f"there is no checkpoint of step {step}")
         data, expected = self.checkpoints[step][rank]
         if checksum(data) != expected:
-            raise DamageError(f"the part of rank {rank} in the checkpoint of step {step} fails its checksum")
+            raise DamageError(
+                f"the part of rank {rank} in the checkpoint of step {step} fails its checksum"
+            )
         return data
 
 
@@ -72,16 +80,30 @@ class SimCheckpoints:
         if self._process.touch("list the store") or self._store.away:
             raise StoreError("the store does not answer")
         damage = {step: self._store.damage_of(step) for step in sorted(self._store.checkpoints)}
-        return [step for step, why in damage.items() if why is None], {step: why for step, why in damage.items() if why is not None}
+        return [step for step, why in damage.items() if why is None], {
+            step: why for step, why in damage.items() if why is not None
+        }
 
 
 class SimWriter:
     """`ports.Writer`: one request after the other."""
 
-    def __init__(self, store: SharedStore, settings: Settings, process: Process, new_memory: Callable[[Process], Memory]) -> None:
-        self._store, self._settings, self._keeper, self._new_memory = store, settings, process, new_memory
+    def __init__(
+        self,
+        store: SharedStore,
+        settings: Settings,
+        process: Process,
+        new_memory: Callable[[Process], Memory],
+    ) -> None:
+        self._store, self._settings, self._keeper, self._new_memory = (
+            store,
+            settings,
+            process,
+            new_memory,
+        )
         self._lines: list[tuple[dict[str, Any], Heard]] = []
-        self._work: tuple[int, int, Parts] | None = None  # step, attempt and what this node has surveyed of it
+        # step, attempt and what this node has surveyed of it
+        self._work: tuple[int, int, Parts] | None = None
         self._child: Process | None = None
         process.on_end.append(self.close)
 
@@ -123,7 +145,9 @@ class SimWriter:
             child.end("torn: killed while it writes")
             return
         ok, why, there = self._carry_out(request)
-        self._keeper.after(MS_NS, self._answered, child, heard, {"ok": ok, "why": why, "there": there})
+        self._keeper.after(
+            MS_NS, self._answered, child, heard, {"ok": ok, "why": why, "there": there}
+        )
 
     def _answered(self, child: Process, heard: Heard, answer: dict[str, Any]) -> None:
         if self._child is not child:
@@ -135,16 +159,34 @@ class SimWriter:
 
     def _carry_out(self, request: dict[str, Any]) -> tuple[bool, str, bool]:
         store, act, node = self._store, str(request["act"]), int(request["node"])
-        stamp, attempt, ranks = Stamp(request["step"], request["epoch"]), int(request["attempt"]), list(request["ranks"])
+        stamp, attempt, ranks = (
+            Stamp(request["step"], request["epoch"]),
+            int(request["attempt"]),
+            list(request["ranks"]),
+        )
         if store.away or (store.full and act != "drop"):
             self._work = None
-            return False, "StoreError: the store does not answer" if store.away else "OSError: no space left in the store", False
+            return (
+                False,
+                "StoreError: the store does not answer"
+                if store.away
+                else "OSError: no space left in the store",
+                False,
+            )
         if act == "survey":
             return self._survey(stamp, attempt, node, ranks)
         if self._work is None or self._work[:2] != (stamp.step, attempt):
-            return act == "drop", f"node {node}: expected a survey of this attempt before its {act}, found none", False
+            return (
+                act == "drop",
+                f"node {node}: expected a survey of this attempt before its {act}, found none",
+                False,
+            )
         if act == "part":
-            written = self._work[2] if not store.lying else {r: (_lie(data), c) for r, (data, c) in self._work[2].items()}
+            written = (
+                self._work[2]
+                if not store.lying
+                else {r: (_lie(data), c) for r, (data, c) in self._work[2].items()}
+            )
             store.drafts.setdefault((stamp.step, attempt), {}).update(written)
             return True, "written and read back", False
         draft = store.drafts.get((stamp.step, attempt), {})
@@ -159,14 +201,25 @@ class SimWriter:
             del store.checkpoints[old]
         return True, "published", False
 
-    def _survey(self, stamp: Stamp, attempt: int, node: int, ranks: list[int]) -> tuple[bool, str, bool]:
+    def _survey(
+        self, stamp: Stamp, attempt: int, node: int, ranks: list[int]
+    ) -> tuple[bool, str, bool]:
         first = sum(ranks[:node])
         slots = pin(self._memory, self._settings.job_dir, stamp, range(first, first + ranks[node]))
         if slots is None:
-            return False, f"node {node}: expected its ranks to hold {stamp}, found that one does not any more", False
+            return (
+                False,
+                f"node {node}: expected its ranks to hold {stamp}, found that one does not "
+                "any more",
+                False,
+            )
         store = self._store
         try:
-            if node == LEADER and stamp.step in store.checkpoints and store.damage_of(stamp.step) is None:
+            if (
+                node == LEADER
+                and stamp.step in store.checkpoints
+                and store.damage_of(stamp.step) is None
+            ):
                 return True, f"step {stamp.step} is in the store already, and intact", True
             parts: Parts = {}
             for slot in slots:

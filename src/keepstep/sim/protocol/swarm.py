@@ -1,7 +1,8 @@
 """Swarm: runs, one seed each, and what became of them.
 
-`python -m keepstep.sim.protocol.swarm --seeds 0:1000` runs a thousand small clusters and counts; `--seed 7` runs one and prints its
-trace: a seed that once failed fails in the same way again, at the same commit.
+`python -m keepstep.sim.protocol.swarm --seeds 0:1000` runs a thousand small clusters and counts;
+`--seed 7` runs one and prints its trace: a seed that once failed fails in the same way again, at
+the same commit.
 """
 
 from __future__ import annotations
@@ -25,10 +26,20 @@ from keepstep.sim.protocol.plan import Plan, small
 from keepstep.sim.protocol.world import World
 
 TELL_EVERY = 500
-CHECKERS = (NoWrongBytes, ACutExists, LostSteps, OneWriter, Verdicts, MemoryWithinBudget, AccountSumsUp)
+CHECKERS = (
+    NoWrongBytes,
+    ACutExists,
+    LostSteps,
+    OneWriter,
+    Verdicts,
+    MemoryWithinBudget,
+    AccountSumsUp,
+)
 
 
-def run(seed: int, plan: Plan | None = None, fault_at: int | None = None, deadly: bool = True) -> Outcome:
+def run(
+    seed: int, plan: Plan | None = None, fault_at: int | None = None, deadly: bool = True
+) -> Outcome:
     """One run, to its end."""
     job = Job(plan or small(seed), World(seed, fault_at, deadly), CHECKERS)
     Nemesis(job)
@@ -41,7 +52,13 @@ def replay_command(seed: int) -> str:
 
 def story(outcome: Outcome, lines: int = 60) -> str:
     """What a person needs to see of a run that failed."""
-    return "\n".join([f"seed {outcome.seed}: {outcome.wrong}", *outcome.trace[-lines:], f"again: {replay_command(outcome.seed)}"])
+    return "\n".join(
+        [
+            f"seed {outcome.seed}: {outcome.wrong}",
+            *outcome.trace[-lines:],
+            f"again: {replay_command(outcome.seed)}",
+        ]
+    )
 
 
 def many(
@@ -55,20 +72,30 @@ def many(
     for seed in seeds:
         outcome = how(seed)
         runs += 1
-        totals.update(faults=outcome.faults, events=outcome.events, virtual_s=outcome.virtual_ns // 10**9, lost_steps=outcome.lost_steps)
+        totals.update(
+            faults=outcome.faults,
+            events=outcome.events,
+            virtual_s=outcome.virtual_ns // 10**9,
+            lost_steps=outcome.lost_steps,
+        )
         if outcome.wrong is not None:
             failed.append(outcome)
             if tell:
                 print(f"seed {seed}: {outcome.wrong.splitlines()[0]}", flush=True)
         if tell and runs % TELL_EVERY == 0:
-            print(f"{runs} runs, {len(failed)} with a violation, {totals['faults']} faults", flush=True)
+            print(
+                f"{runs} runs, {len(failed)} with a violation, {totals['faults']} faults",
+                flush=True,
+            )
         if time.monotonic() > until:
             break
     return runs, failed, totals
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m keepstep.sim.protocol.swarm", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m keepstep.sim.protocol.swarm", description=__doc__
+    )
     parser.add_argument("--seed", type=int, help="run this one, and print how it went")
     parser.add_argument("--seeds", default="0:1000", help="first:end")
     parser.add_argument("--digests", help="first:end: what each run comes to, in one number")
@@ -78,7 +105,10 @@ def main() -> int:
     if given.seed is not None:
         outcome = run(given.seed)
         print("\n".join(outcome.trace[-given.lines :]))
-        print(f"seed {outcome.seed}: {outcome.wrong or 'nothing was violated'}; digest {outcome.digest:08x}, {outcome.faults} faults")
+        print(
+            f"seed {outcome.seed}: {outcome.wrong or 'nothing was violated'}; digest "
+            f"{outcome.digest:08x}, {outcome.faults} faults"
+        )
         return outcome.wrong is not None
     first, end = map(int, (given.digests or given.seeds).split(":"))
     if given.digests is not None:
@@ -89,8 +119,10 @@ def main() -> int:
     runs, failed, totals = many(range(first, end), given.within_s)
     took_s = time.monotonic() - began
     print(
-        f"{runs} runs, {len(failed)} with a violation; {totals['faults']} faults, {totals['events']} events, "
-        f"{totals['virtual_s']} s of virtual time, {totals['lost_steps']} lost steps in {took_s:.1f} s"
+        f"{runs} runs, {len(failed)} with a violation; {totals['faults']} faults, "
+        f"{totals['events']} events, "
+        f"{totals['virtual_s']} s of virtual time, {totals['lost_steps']} lost steps in "
+        f"{took_s:.1f} s"
     )
     return bool(failed)
 

@@ -1,12 +1,15 @@
-"""Trainer: a rank that trains, as `runtime/rank/session.py`, `capturing.py` and `link.py` make it behave, on a state the oracle knows.
+"""Trainer: a rank that trains, as `runtime/rank/session.py`, `capturing.py` and `link.py` make it
+behave, on a state the oracle knows.
 
-Comes in: words of its keeper and of its agent, and the other ranks' states, by the `Gang` that stands for their collectives. Goes out:
-slots and pages of the real format, in the memory of its machine, and words to the keeper. What a step leaves is written in acts of their
-own, so that a kill falls between any two of them, and within the last page too.
+Comes in: words of its keeper and of its agent, and the other ranks' states, by the `Gang` that
+stands for their collectives. Goes out: slots and pages of the real format, in the memory of its
+machine, and words to the keeper. What a step leaves is written in acts of their own, so that a kill
+falls between any two of them, and within the last page too.
 
-Not run here: torch, threads (the trainer's and the capturing one's acts are events of one process), lazy copies and their fences, a state
-that grows, signals. The rules are the session's own: `core/resume/slots.py`, `core/redundancy/memory_budget.py`, `runtime/rank/commit_view.py`, `edge/shm/slot.py`,
-`edge/shm/status_page.py`.
+Not run here: torch, threads (the trainer's and the capturing one's acts are events of one process),
+lazy copies and their fences, a state that grows, signals. The rules are the session's own:
+`core/resume/slots.py`, `core/redundancy/memory_budget.py`, `runtime/rank/commit_view.py`,
+`edge/shm/slot.py`, `edge/shm/status_page.py`.
 """
 
 from __future__ import annotations
@@ -54,7 +57,8 @@ Members = dict[int, tuple["Rank", int, bytes]]  # by rank: who, into which step,
 
 
 class Gang:
-    """The ranks of one life that train together: a step is over when all have entered it. A member that dies leaves the others waiting."""
+    """The ranks of one life that train together: a step is over when all have entered it. A member
+    that dies leaves the others waiting."""
 
     def __init__(self, job: Job, attempt: int) -> None:
         self._job, self.attempt = job, attempt
@@ -69,8 +73,14 @@ class Gang:
         steps = {s for _, s, _ in self._entered.values()}
         if len(steps) > 1:
             at = ", ".join(f"rank {r} at {s}" for r, (_, s, _) in sorted(self._entered.items()))
-            self._job.violate("one stamp", f"ranks that train together stand at different steps: {at}")
-        mixed = self._job.oracle.first() if step == 0 else mix(s for _, (_, _, s) in sorted(self._entered.items()))
+            self._job.violate(
+                "one stamp", f"ranks that train together stand at different steps: {at}"
+            )
+        mixed = (
+            self._job.oracle.first()
+            if step == 0
+            else mix(s for _, (_, _, s) in sorted(self._entered.items()))
+        )
         self._job.world.after(self._lasts_ns(), None, self._over, dict(self._entered), step, mixed)
         self._entered.clear()
 
@@ -82,11 +92,14 @@ class Gang:
         if any(not m.is_in(self) for m, _, _ in members.values()):
             return  # one died meanwhile, or gave the step up: nobody gets its result
         for rank, (member, _, _) in sorted(members.items()):
-            member.process.after(self._random.randrange(MS_NS), member.stepped, self, step, mixed, rank)
+            member.process.after(
+                self._random.randrange(MS_NS), member.stepped, self, step, mixed, rank
+            )
 
 
 class Rank:
-    """One process. `newcomer`: the others are in the middle of the job, and it takes a dead one's place."""
+    """One process. `newcomer`: the others are in the middle of the job, and it takes a dead one's
+    place."""
 
     def __init__(self, site: Site, rank: int, gang: Gang, newcomer: bool, delay_ns: int) -> None:
         self.site, self.job, self.rank, self.newcomer = site, site.job, rank, newcomer
@@ -124,14 +137,22 @@ class Rank:
     # -- beginning
 
     def _begin(self) -> None:
-        page = StatusPage.own(self.memory, self.site.settings.job_dir, self.rank, 0.0, self.site.machine.clock)
+        page = StatusPage.own(
+            self.memory, self.site.settings.job_dir, self.rank, 0.0, self.site.machine.clock
+        )
         if page is None:
-            self.job.violate("one writer", f"another process owns the page of rank {self.rank} on machine {self.site.machine.number}")
+            self.job.violate(
+                "one writer",
+                f"another process owns the page of rank {self.rank} on machine "
+                f"{self.site.machine.number}",
+            )
             return
         self._page = page
         job_dir = self.site.settings.job_dir
         many = self.job.plan.nodes > 1
-        self._outlook: Outlook = Word(self.memory, job_dir) if many else Pages(self.memory, job_dir, self.job.world_size)
+        self._outlook: Outlook = (
+            Word(self.memory, job_dir) if many else Pages(self.memory, job_dir, self.job.world_size)
+        )
         self._slots = [self._open(path) for path in slot_paths(self.memory, job_dir, self.rank)]
         self._find_keeper(self._resume)
 
@@ -161,7 +182,9 @@ class Rank:
             self._find_keeper(self._introduce)
 
     def _introduce(self) -> None:
-        self._say(self._join or {"kind": "attach", "rank": self.rank, "world_size": self.job.world_size})
+        self._say(
+            self._join or {"kind": "attach", "rank": self.rank, "world_size": self.job.world_size}
+        )
 
     def _say(self, message: dict[str, Any]) -> bool:
         return self._line is not None and self._line.send(message)
@@ -172,13 +195,27 @@ class Rank:
         last = self._page.read()
         self.incarnation = last.incarnation + 1 if last else 1
         self._page.publish(
-            **{"rank": self.rank, "world_size": self.job.world_size, "pid": self.site.pid(self.process), "incarnation": self.incarnation},
-            **{"epoch": last.epoch if last else 0, "phase": Phase.RESTORE, "completed_step": last.completed_step if last else -1},
+            **{
+                "rank": self.rank,
+                "world_size": self.job.world_size,
+                "pid": self.site.pid(self.process),
+                "incarnation": self.incarnation,
+            },
+            **{
+                "epoch": last.epoch if last else 0,
+                "phase": Phase.RESTORE,
+                "completed_step": last.completed_step if last else -1,
+            },
             **{"decided_step": -1, "slots": ()},
         )
         holds, foreign = self._verified()
         self._join = {
-            **{"kind": "join", "rank": self.rank, "world_size": self.job.world_size, "incarnation": self.incarnation},
+            **{
+                "kind": "join",
+                "rank": self.rank,
+                "world_size": self.job.world_size,
+                "incarnation": self.incarnation,
+            },
             **{"holds": sorted(holds), "foreign_world": foreign},
         }
         self.job.progress_ns = self.job.world.now_ns
@@ -219,8 +256,12 @@ class Rank:
         elif kind == "refused":
             self._fail(f"refused: {message['why']}")
         elif kind == "offer":
-            offer = Offer(message["round"], message["source"], Stamp(message["step"], message["epoch"]))
-            self._busy_ns = max(self._busy_ns, self.job.world.now_ns) + self._random.randrange(self.job.plan.load_ns)
+            offer = Offer(
+                message["round"], message["source"], Stamp(message["step"], message["epoch"])
+            )
+            self._busy_ns = max(self._busy_ns, self.job.world.now_ns) + self._random.randrange(
+                self.job.plan.load_ns
+            )
             self.job.world.at(self._busy_ns, self.process, self._load, offer, self._join)
         elif kind == "go":
             self._go(int(message["epoch"]))
@@ -230,7 +271,14 @@ class Rank:
             return
         self._offer = offer
         if offer.source == "memory":
-            index = next((i for i, v in enumerate(self._views) if v == SlotView(SlotState.SEALED, offer.stamp)), None)
+            index = next(
+                (
+                    i
+                    for i, v in enumerate(self._views)
+                    if v == SlotView(SlotState.SEALED, offer.stamp)
+                ),
+                None,
+            )
             own = index is not None
             if index is None:
                 index = self._look_again().get(offer.stamp)
@@ -247,7 +295,9 @@ class Rank:
                 return
         elif self.lost or self.newcomer:
             self.job.refusals += 1
-            self._fail("a fresh start cannot be had in the middle of a job, all ranks have to start anew")
+            self._fail(
+                "a fresh start cannot be had in the middle of a job, all ranks have to start anew"
+            )
             return
         else:
             self._state = b""
@@ -275,7 +325,10 @@ class Rank:
         """What had proven proves no more: others may have a copy."""
         assert self._join is not None
         self._views[damaged] = EMPTY_VIEW
-        self._join = {**self._join, "holds": [v.stamp for v in self._views if v.state is SlotState.SEALED]}
+        self._join = {
+            **self._join,
+            "holds": [v.stamp for v in self._views if v.state is SlotState.SEALED],
+        }
         self._say(self._join)
 
     def _loaded(self, offer: Offer) -> None:
@@ -296,7 +349,13 @@ class Rank:
         assert self._offer is not None, "a permission without an offer"
         offer, self._join, self._offer = self._offer, None, None
         self.epoch, self.step = epoch, offer.stamp.step
-        self._page.publish(epoch=epoch, phase=Phase.STARTING, step=self.step, completed_step=self.step, decided_step=self.step)
+        self._page.publish(
+            epoch=epoch,
+            phase=Phase.STARTING,
+            step=self.step,
+            completed_step=self.step,
+            decided_step=self.step,
+        )
         self.job.watch.went(self, offer.source, offer.stamp, epoch)
         if not self._made:
             try:
@@ -321,16 +380,29 @@ class Rank:
         many = self.job.plan.nodes > 1
         held = memory_budget.held_slots(parse_policy(settings.redundancy)) if many else 0.0
         plan = memory_budget.plan(
-            *(each, local, free + own, free + own, settings.slots, settings.store is not None, str(settings.arena_dir)),
+            *(
+                each,
+                local,
+                free + own,
+                free + own,
+                settings.slots,
+                settings.store is not None,
+                str(settings.arena_dir),
+            ),
             held=held,
             many_nodes=many,
         )
         for index in range(plan.slots):
             if index < len(self._slots):
-                fits = self._slots[index].capacity >= payload and self._slots[index].manifest_capacity >= manifest
+                fits = (
+                    self._slots[index].capacity >= payload
+                    and self._slots[index].manifest_capacity >= manifest
+                )
                 if fits or self._views[index].state is SlotState.SEALED:
                     continue
-            fresh = Slot.create(self.memory, slot_path(settings.job_dir, self.rank, index), payload, manifest)
+            fresh = Slot.create(
+                self.memory, slot_path(settings.job_dir, self.rank, index), payload, manifest
+            )
             if index < len(self._slots):
                 self._slots[index].close()
                 self._slots[index] = fresh
@@ -340,7 +412,8 @@ class Rank:
         self._page.publish(slots=tuple(self._views))
 
     def _held_bytes(self) -> int:
-        """What the keeper holds for others already: it is in the plan, and no longer in what is free."""
+        """What the keeper holds for others already: it is in the plan, and no longer in what is
+        free."""
         files, job_dir = self.site.machine.files, self.site.settings.job_dir
         held = (f"{job_dir}/held/", f"{job_dir}/parity/")
         return sum(len(file.data) for path, file in files.every_file() if path.startswith(held))
@@ -394,7 +467,9 @@ class Rank:
 
     def _replace(self, index: int) -> Slot:
         payload, manifest = self.job.oracle.nbytes(self.rank) + KIB, len(MANIFEST) + 4 * KIB
-        fresh = Slot.create(self.memory, slot_path(self.site.settings.job_dir, self.rank, index), payload, manifest)
+        fresh = Slot.create(
+            self.memory, slot_path(self.site.settings.job_dir, self.rank, index), payload, manifest
+        )
         self._slots[index].close()
         self._slots[index] = fresh
         return fresh
@@ -427,7 +502,8 @@ class Rank:
         slot.payload[half : len(state)] = state[half:]
         try:
             header = slot.write_table(len(state), MANIFEST)
-        except DamageError:  # a bit flipped in its header meanwhile: that costs a snapshot, not the training
+        except DamageError:
+            # a bit flipped in its header meanwhile: that costs a snapshot, not the training
             self._give_up(index)
             return
         self._act(self._seal, index, stamp, header)
@@ -460,7 +536,11 @@ class Rank:
 
     def _sealed(self, index: int, stamp: Stamp) -> None:
         self._counts["captured_steps"] += 1
-        self._captured(index, SlotView(SlotState.SEALED, stamp), payload_bytes=self.job.oracle.nbytes(self.rank))
+        self._captured(
+            index,
+            SlotView(SlotState.SEALED, stamp),
+            payload_bytes=self.job.oracle.nbytes(self.rank),
+        )
         self.job.watch.sealed(self, stamp)
 
     def _captured(self, index: int, view: SlotView, **changes: Any) -> None:
@@ -493,7 +573,8 @@ class Rank:
     # -- another rank is lost
 
     def hear_lost(self) -> None:
-        """The notice: the step is given up, nothing is captured any more, and this process waits for an order; unless it is done."""
+        """The notice: the step is given up, nothing is captured any more, and this process waits
+        for an order; unless it is done."""
         if self._ending:
             return
         self.lost, self.trains, self._join, self._offer, self._order = True, False, None, None, None
@@ -552,7 +633,9 @@ class Rank:
             self.process.end(why)
 
 
-_ANY = SlotHeader(SlotState.EMPTY, 0, bytes(16), bytes(16), 0, 0, 0, Stamp(-1, 0), 0, 0, 0, 0, 0, 0, 0, 0.0)
+_ANY = SlotHeader(
+    SlotState.EMPTY, 0, bytes(16), bytes(16), 0, 0, 0, Stamp(-1, 0), 0, 0, 0, 0, 0, 0, 0, 0.0
+)
 
 
 def _nobody(ok: bool, why: str) -> None:

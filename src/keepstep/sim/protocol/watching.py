@@ -1,7 +1,7 @@
 """Watching: what a run tells those who judge it.
 
-`Watch` hands each thing that happens to the checkers that want to hear of it. A checker looks and never acts: a run goes the same way
-with it and without it. What a checker finds wrong ends the run.
+`Watch` hands each thing that happens to the checkers that want to hear of it. A checker looks and
+never acts: a run goes the same way with it and without it. What a checker finds wrong ends the run.
 """
 
 from __future__ import annotations
@@ -113,7 +113,11 @@ class Watch:
     def __init__(self, checkers: list[Checker]) -> None:
         self.checkers = checkers
         for name in Watch.__annotations__:
-            methods = [getattr(c, name) for c in checkers if getattr(type(c), name) is not getattr(Checker, name)]
+            methods = [
+                getattr(c, name)
+                for c in checkers
+                if getattr(type(c), name) is not getattr(Checker, name)
+            ]
             setattr(self, name, _all(methods))
 
 

@@ -1,11 +1,13 @@
 """World: virtual time, and the processes that live in it.
 
-Comes in: calls to be made at an instant, each for a process or for the world itself. Goes out: the same calls, in the order of their
-instants (and of their asking, where instants are equal), as long as the process lives. There is no other clock, no thread and no other
-source of chance than the seed, so that a seed is a run: `Trace` sums it up in one number.
+Comes in: calls to be made at an instant, each for a process or for the world itself. Goes out: the
+same calls, in the order of their instants (and of their asking, where instants are equal), as long
+as the process lives. There is no other clock, no thread and no other source of chance than the
+seed, so that a seed is a run: `Trace` sums it up in one number.
 
-A process ends between two calls, or within one, at a call of a port (`Process.touch`): what it had written by then stays written. Code of
-ours that raises where nothing failed ends its process too, and is remembered as a crash.
+A process ends between two calls, or within one, at a call of a port (`Process.touch`): what it had
+written by then stays written. Code of ours that raises where nothing failed ends its process too,
+and is remembered as a crash.
 """
 
 from __future__ import annotations
@@ -26,13 +28,24 @@ if TYPE_CHECKING:
 
 TRACE_LINES = 400
 MISTAKES = (
-    *(KeepstepError, AssertionError, LookupError, TypeError, ValueError, AttributeError, OSError, ArithmeticError, RuntimeError),
+    *(
+        KeepstepError,
+        AssertionError,
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        OSError,
+        ArithmeticError,
+        RuntimeError,
+    ),
     *(BufferError, NameError),
 )
 
 
 class Killed(BaseException):
-    """A simulated process ends in the middle of what it does. Not an `Exception`: nothing that runs in it may swallow this."""
+    """A simulated process ends in the middle of what it does. Not an `Exception`: nothing that runs
+    in it may swallow this."""
 
 
 ENDS = (Killed, *MISTAKES)
@@ -48,7 +61,10 @@ class Crash:
 
     def __str__(self) -> str:
         place = "".join(traceback.format_exception(self.error)[-6:])
-        return f"{self.name} at {self.at_ns / 1e9:.6f} s: {type(self.error).__name__}: {self.error}\n{place}"
+        return (
+            f"{self.name} at {self.at_ns / 1e9:.6f} s: {type(self.error).__name__}: "
+            f"{self.error}\n{place}"
+        )
 
 
 class Trace:
@@ -65,7 +81,8 @@ class Trace:
 
 
 class World:
-    """`fault_at`: the number of the port call (counted over all keepers) that fails, for loops over all of them."""
+    """`fault_at`: the number of the port call (counted over all keepers) that fails, for loops over
+    all of them."""
 
     def __init__(self, seed: int, fault_at: int | None = None, deadly: bool = True) -> None:
         self.seed, self.now_ns, self.events = seed, 0, 0
@@ -85,7 +102,9 @@ class World:
         self._sequence += 1
         heappush(self._heap, (at_ns, self._sequence, whose, call, args))
 
-    def after(self, delay_ns: int, whose: Process | None, call: Callable[..., None], *args: Any) -> None:
+    def after(
+        self, delay_ns: int, whose: Process | None, call: Callable[..., None], *args: Any
+    ) -> None:
         self._sequence += 1
         heappush(self._heap, (self.now_ns + delay_ns, self._sequence, whose, call, args))
 
@@ -128,7 +147,8 @@ class World:
 
 
 class Process:
-    """A process on a machine. `on_end` is called once, when it is over, by whatever cause: what the kernel does then."""
+    """A process on a machine. `on_end` is called once, when it is over, by whatever cause: what the
+    kernel does then."""
 
     def __init__(self, world: World, machine: Machine, name: str) -> None:
         self.world, self.machine, self.name = world, machine, name
@@ -142,7 +162,8 @@ class Process:
         self.world.after(delay_ns, self, call, *args)
 
     def touch(self, *what: str) -> bool:
-        """A port is called. True: this call is the one that is to fail, in whatever way the port has."""
+        """A port is called. True: this call is the one that is to fail, in whatever way the port
+        has."""
         world = self.world
         if not self.alive:
             raise Killed(f"a port was called after its end: {' '.join(what)}")

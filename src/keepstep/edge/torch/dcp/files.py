@@ -1,6 +1,7 @@
 """Files: what PyTorch's reader and writer see of a checkpoint in the store.
 
-Comes in: DCP's requests for streams. Goes out: streams of a draft, or verified ones, by the file's name alone. Decides nothing.
+Comes in: DCP's requests for streams. Goes out: streams of a draft, or verified ones, by the file's
+name alone. Decides nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from keepstep.edge.store.store import Draft
 
 
 class Files(FileSystemBase):
-    """One checkpoint. `opened` gives a stream for a name; `draft` is there when it is being written."""
+    """One checkpoint. `opened` gives a stream for a name; `draft` is there when it is being
+    written."""
 
     def __init__(self, opened: Callable[[str], io.RawIOBase], draft: Draft | None = None) -> None:
         self._opened, self._draft = opened, draft

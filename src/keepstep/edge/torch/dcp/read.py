@@ -1,9 +1,11 @@
 """Read: a checkpoint and the live tree to a new tree, for one rank of any world size.
 
-Comes in: a checkpoint and the live tree. Goes out: a tree of new CPU tensors, shaped by the checkpoint. Needs no process group. Never
-writes into a live tensor, never hands out a byte that was not verified.
+Comes in: a checkpoint and the live tree. Goes out: a tree of new CPU tensors, shaped by the
+checkpoint. Needs no process group. Never writes into a live tensor, never hands out a byte that was
+not verified.
 
-Invariant: what `read_checkpoint` returns to rank r of the same world size equals, byte for byte, what rank r gave.
+Invariant: what `read_checkpoint` returns to rank r of the same world size equals, byte for byte,
+what rank r gave.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ SHOWN_DIFFERENCES = 5
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a checkpoint gives one rank. `unmapped`: names of values that differed between the ranks that wrote them and
-    came from rank 0's, because there are now more or fewer ranks."""
+    """What a checkpoint gives one rank. `unmapped`: names of values that differed between the ranks
+    that wrote them and came from rank 0's, because there are now more or fewer ranks."""
 
     tree: dict[str, Any]
     manifest: Manifest
@@ -49,13 +51,16 @@ def read_checkpoint(
     params: Mapping[str, Mapping[Any, torch.Tensor]] | None = None,
     free: Collection[str] = (),
 ) -> Loaded:
-    """One rank's state, shaped by the checkpoint, in new CPU tensors; DTensors where the template has them.
+    """One rank's state, shaped by the checkpoint, in new CPU tensors; DTensors where the template
+    has them.
 
     template: the live tree, by the names it was written under.
-    params: for each optimizer's name its parameters by their number in its state dict, so that optimizer state that
-        does not exist yet is placed as its parameter is.
-    free: names whose tensors may have changed shape since (a sampler's history): taken as the checkpoint has them.
-    Raises LayoutError, before any value is read, when the checkpoint is of another shape; DamageError and StoreError.
+    params: for each optimizer's name its parameters by their number in its state dict, so that
+        optimizer state that does not exist yet is placed as its parameter is.
+    free: names whose tensors may have changed shape since (a sampler's history): taken as
+        the checkpoint has them.
+    Raises LayoutError, before any value is read, when the checkpoint is of another shape;
+    DamageError and StoreError.
     """
     manifest = store.read_manifest(step)
     reader = FileSystemReader(store.url(step))
@@ -69,16 +74,26 @@ def read_checkpoint(
         return f"{own}{name}" if own and f"{own}{name}" in stored else name
 
     outline = _read(reader, metadata, {source(TREE): None})[source(TREE)]
-    places = [_Place(source(p.name), p.name, p.live, p.owner) for p in _places(outline, template, params or {}, free)]
+    places = [
+        _Place(source(p.name), p.name, p.live, p.owner)
+        for p in _places(outline, template, params or {}, free)
+    ]
     _check_shape(store.url(step), outline, template, places, stored, free)
     loaded = _read(reader, metadata, {p.source: _target(p, stored[p.source]) for p in places})
     values = {p.name: _placed(p, loaded[p.source]) for p in places}
-    differed = set() if own else {name.split(".", 2)[2] for name in stored if name.startswith(f"{RANKS}.")}
-    return Loaded(grown(outline, values, template), manifest, tuple(p.name for p in places if p.name in differed))
+    differed = (
+        set() if own else {name.split(".", 2)[2] for name in stored if name.startswith(f"{RANKS}.")}
+    )
+    return Loaded(
+        grown(outline, values, template),
+        manifest,
+        tuple(p.name for p in places if p.name in differed),
+    )
 
 
 def _read(reader: FileSystemReader, metadata: Metadata, targets: dict[str, Any]) -> dict[str, Any]:
-    """DCP's own load, without its collectives: tensors into `targets`, other values in their place."""
+    """DCP's own load, without its collectives: tensors into `targets`, other values in their
+    place."""
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(targets, metadata, is_coordinator=True)
     reader.set_up_storage_reader(metadata, is_coordinator=True)
@@ -96,7 +111,8 @@ class _Nothing(Enum):
 
 @dataclass(frozen=True)
 class _Place:
-    """A value of the checkpoint and where it goes. `owner`: the parameter whose optimizer state it is."""
+    """A value of the checkpoint and where it goes. `owner`: the parameter whose optimizer state it
+    is."""
 
     source: str
     name: str
@@ -116,26 +132,48 @@ class _Place:
         return None
 
     def size_of(self, tensor: torch.Tensor) -> torch.Size:
-        return tensor.to_local().size() if self.is_own and isinstance(tensor, DTensor) else tensor.size()
+        return (
+            tensor.to_local().size()
+            if self.is_own and isinstance(tensor, DTensor)
+            else tensor.size()
+        )
 
 
 def _places(
-    outline: Any, template: Mapping[str, Any], params: Mapping[str, Mapping[Any, torch.Tensor]], free: Collection[str]
+    outline: Any,
+    template: Mapping[str, Any],
+    params: Mapping[str, Mapping[Any, torch.Tensor]],
+    free: Collection[str],
 ) -> Iterator[_Place]:
     for name, node in outline[1]:
-        yield from _walk(node, _Nothing.YET if name in free else template.get(name, _Nothing.YET), params.get(name, {}))
+        yield from _walk(
+            node,
+            _Nothing.YET if name in free else template.get(name, _Nothing.YET),
+            params.get(name, {}),
+        )
 
 
 def _walk(
-    node: Any, live: Any, params: Mapping[Any, torch.Tensor], owner: torch.Tensor | None = None, in_state: bool = False
+    node: Any,
+    live: Any,
+    params: Mapping[Any, torch.Tensor],
+    owner: torch.Tensor | None = None,
+    in_state: bool = False,
 ) -> Iterator[_Place]:
-    """Every value below `node` beside what is live there. Optimizer state comes into being with the first update, so
-    there a value without a live counterpart is no difference, and its placement is its parameter's."""
+    """Every value below `node` beside what is live there. Optimizer state comes into being with the
+    first update, so there a value without a live counterpart is no difference, and its placement is
+    its parameter's."""
     if isinstance(node, str):
         yield _Place(node, node, live, owner)
     elif isinstance(node, list):
         for index, sub in enumerate(node):
-            yield from _walk(sub, live[index] if isinstance(live, list) and index < len(live) else _Nothing.YET, {}, owner, in_state)
+            yield from _walk(
+                sub,
+                live[index] if isinstance(live, list) and index < len(live) else _Nothing.YET,
+                {},
+                owner,
+                in_state,
+            )
     else:
         is_optimizer = {"state", "param_groups"} <= {key for key, _ in node[1]}
         for key, sub in node[1]:
@@ -143,38 +181,68 @@ def _walk(
                 child = live[key]
             else:
                 child = (
-                    _Nothing.KNOWN if not in_state and (live is _Nothing.KNOWN or (isinstance(live, Mapping) and live)) else _Nothing.YET
+                    _Nothing.KNOWN
+                    if not in_state
+                    and (live is _Nothing.KNOWN or (isinstance(live, Mapping) and live))
+                    else _Nothing.YET
                 )
             if is_optimizer and key == "state":
                 numbered = child if isinstance(child, Mapping) else {}
                 for number, values in sub[1]:
-                    yield from _walk(values, numbered.get(number, _Nothing.YET), {}, params.get(number), in_state=True)
+                    yield from _walk(
+                        values,
+                        numbered.get(number, _Nothing.YET),
+                        {},
+                        params.get(number),
+                        in_state=True,
+                    )
             else:
                 yield from _walk(sub, child, params, owner, in_state)
 
 
 def _check_shape(
-    where: str, outline: Any, template: Mapping[str, Any], places: Sequence[_Place], stored: Mapping[str, Any], free: Collection[str]
+    where: str,
+    outline: Any,
+    template: Mapping[str, Any],
+    places: Sequence[_Place],
+    stored: Mapping[str, Any],
+    free: Collection[str],
 ) -> None:
-    """Raises LayoutError naming the first differences between the live state (expected) and the checkpoint (found)."""
+    """Raises LayoutError naming the first differences between the live state (expected) and the
+    checkpoint (found)."""
     differences = []
     parts = {name for name, _ in outline[1]}
     if parts != set(template):
-        differences.append(f"expected the parts {', '.join(sorted(template))}, found {', '.join(sorted(parts))}")
+        differences.append(
+            f"expected the parts {', '.join(sorted(template))}, found {', '.join(sorted(parts))}"
+        )
     for place in places:
         found = stored[place.source]
-        tensor = f"{_dtype(found.properties.dtype)}{list(found.size)}" if isinstance(found, TensorStorageMetadata) else None
+        tensor = (
+            f"{_dtype(found.properties.dtype)}{list(found.size)}"
+            if isinstance(found, TensorStorageMetadata)
+            else None
+        )
         if isinstance(place.live, torch.Tensor):
             expected = f"{_dtype(place.live.dtype)}{list(place.size_of(place.live))}"
             if tensor != expected:
-                differences.append(f"{place.name}: expected {expected}, found {tensor or 'a value that is no tensor'}")
+                differences.append(
+                    f"{place.name}: expected {expected}, found "
+                    f"{tensor or 'a value that is no tensor'}"
+                )
         elif place.live is _Nothing.KNOWN and tensor and place.name.split(".", 1)[0] in template:
             differences.append(f"{place.name}: expected nothing, found {tensor}")
     names = {place.name for place in places}
     strict = {name: value for name, value in template.items() if name not in free and name in parts}
     for name, leaf in flatten_state_dict(strict)[0].items():
-        if isinstance(leaf, torch.Tensor) and name not in names and not name.startswith(tuple(_states(strict))):
-            differences.append(f"{name}: expected {_dtype(leaf.dtype)}{list(leaf.size())}, found nothing")
+        if (
+            isinstance(leaf, torch.Tensor)
+            and name not in names
+            and not name.startswith(tuple(_states(strict)))
+        ):
+            differences.append(
+                f"{name}: expected {_dtype(leaf.dtype)}{list(leaf.size())}, found nothing"
+            )
     if differences:
         more = len(differences) - SHOWN_DIFFERENCES
         shown = differences[:SHOWN_DIFFERENCES] + ([f"and {more} more"] if more > 0 else [])
@@ -209,4 +277,11 @@ def _placed(place: _Place, value: Any) -> Any:
     like = place.like(value.size()) if place.is_own and isinstance(value, torch.Tensor) else None
     if not isinstance(like, DTensor):
         return value
-    return DTensor.from_local(value, like.device_mesh, like.placements, run_check=False, shape=like.size(), stride=like.stride())
+    return DTensor.from_local(
+        value,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.size(),
+        stride=like.stride(),
+    )

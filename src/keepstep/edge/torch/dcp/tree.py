@@ -1,7 +1,7 @@
 """Tree: a rank's state as named values, as DCP names them, and the tree again.
 
-Comes in: a tree of containers, tensors and other values. Goes out: values by name, what others need to know of each, and the tree's shape
-in plain values. Never copies a tensor.
+Comes in: a tree of containers, tensors and other values. Goes out: values by name, what others need
+to know of each, and the tree's shape in plain values. Never copies a tensor.
 
 Invariant: `grown(outline(tree, ...), values, ...)` is the tree, container by container.
 """
@@ -31,7 +31,8 @@ RANKS = "ranks"
 
 @dataclass
 class RankState:
-    """One rank's state. `shards` says by `id(tensor)` which tensors of the tree are boxes of a larger one."""
+    """One rank's state. `shards` says by `id(tensor)` which tensors of the tree are boxes of a
+    larger one."""
 
     rank: int
     tree: dict[str, Any]
@@ -40,7 +41,8 @@ class RankState:
 
 @dataclass(frozen=True)
 class Value:
-    """What a rank has under a name: a tensor (perhaps a part of a larger one) or the bytes of a pickled value."""
+    """What a rank has under a name: a tensor (perhaps a part of a larger one) or the bytes of a
+    pickled value."""
 
     path: tuple[str | int, ...]
     data: torch.Tensor | bytes
@@ -52,18 +54,26 @@ class Value:
         # Its bytes, because NaN is not equal to itself and -0.0 is equal to 0.0.
         raw = self.data.contiguous().reshape(-1).view(torch.uint8).numpy()
         dtype, shape = str(self.data.dtype).removeprefix("torch."), tuple(self.data.size())
-        return Sketch(self.path, xxhash.xxh3_128_hexdigest(raw.data), raw.nbytes, dtype, shape, self.shard)
+        return Sketch(
+            self.path, xxhash.xxh3_128_hexdigest(raw.data), raw.nbytes, dtype, shape, self.shard
+        )
 
 
 def flat(state: RankState) -> dict[str, Value]:
-    """A rank's values under DCP's names, its tree's shape among them. Raises ConfigError, LayoutError."""
+    """A rank's values under DCP's names, its tree's shape among them. Raises ConfigError,
+    LayoutError."""
     for name in (OURS, RANKS):
         if name in state.tree:
-            raise ConfigError(f"the name {name!r} is taken in a checkpoint: expected another name for this part of the state")
+            raise ConfigError(
+                f"the name {name!r} is taken in a checkpoint: expected another name for this "
+                "part of the state"
+            )
     try:
         leaves, paths = flatten_state_dict(state.tree)
     except ValueError as error:
-        raise LayoutError(f"rank {state.rank}: expected one name for every value, found {error}") from error
+        raise LayoutError(
+            f"rank {state.rank}: expected one name for every value, found {error}"
+        ) from error
     values = {}
     for name, leaf in leaves.items():
         if isinstance(leaf, torch.Tensor):
@@ -81,7 +91,8 @@ def _pickled(value: Any) -> bytes:
 
 
 def outline(node: Any, path: tuple[Any, ...], leaves: Mapping[str, Any]) -> Any:
-    """A tree's shape in plain values: a leaf is its name, a list a list, a mapping (kind, [(key, shape), ...])."""
+    """A tree's shape in plain values: a leaf is its name, a list a list, a mapping (kind, [(key,
+    shape), ...])."""
     name = ".".join(map(str, path))
     if name in leaves and leaves[name] is node:
         return name

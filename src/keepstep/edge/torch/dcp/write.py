@@ -1,11 +1,13 @@
 """Write: the states of all ranks of a job, which several nodes hold, to one checkpoint.
 
-    survey      each node says what its ranks have                    (the leader first clears the place)
-    write_part  each node makes the plan from all surveys, writes its share, reads it back, and says what it wrote
+    survey      each node says what its ranks have (the leader first clears the place)
+    write_part  each node makes the plan from all surveys, writes its share, reads it back, and
+                says what it wrote
     publish     the leader puts the parts together, and the manifest last
 
-Each act begins when everybody has ended the one before; who watches over that is the caller. Comes in: the trees of a node's ranks. Goes
-out: files in the store. Never writes into a tensor, never talks to another node.
+Each act begins when everybody has ended the one before; who watches over that is the caller. Comes
+in: the trees of a node's ranks. Goes out: files in the store. Never writes into a tensor, never
+talks to another node.
 
 Invariant: a manifest appears only after every byte it names has been read back and was right.
 """
@@ -59,10 +61,12 @@ def write_checkpoint(
     fingerprint: Mapping[str, Any],
     progress: Callable[[int], None] | None = None,
 ) -> Manifest:
-    """All acts for a job of one node, in this process. Nothing to do when the step is there and intact.
+    """All acts for a job of one node, in this process. Nothing to do when the step is there and
+    intact.
 
     progress: called with the bytes of every write and of every block read back.
-    Raises what the acts raise. After that every other step is as it was and this one has no new checkpoint.
+    Raises what the acts raise. After that every other step is as it was and this one has no new
+    checkpoint.
     """
     attempt = Attempt(job, Stamp(step, 0), 0, (len(states),))
     present = already_there(store, attempt)
@@ -76,11 +80,14 @@ def write_checkpoint(
 
 
 def already_there(store: Store, attempt: Attempt) -> Manifest | None:
-    """The checkpoint of this step, when it is there and every byte is as written. Raises IdentityError when it is another job's."""
+    """The checkpoint of this step, when it is there and every byte is as written. Raises
+    IdentityError when it is another job's."""
     present = store.intact(attempt.stamp.step)
     if present is not None and present.job != attempt.job:
         url = store.url(attempt.stamp.step)
-        raise IdentityError(f"{url}: expected a checkpoint of job {attempt.job!r}, found one of {present.job!r}")
+        raise IdentityError(
+            f"{url}: expected a checkpoint of job {attempt.job!r}, found one of {present.job!r}"
+        )
     return present
 
 
@@ -88,20 +95,30 @@ def survey(draft: Draft, attempt: Attempt, node: int, states: Sequence[RankState
     """Say what the node's ranks have. Raises ConfigError, LayoutError, StoreError, DamageError."""
     expected, found = list(attempt.ranks_of(node)), [s.rank for s in states]
     if expected != found or not states:
-        raise ConfigError(f"node {node}: expected the states of ranks {expected}, found those of {found}")
+        raise ConfigError(
+            f"node {node}: expected the states of ranks {expected}, found those of {found}"
+        )
     values = {state.rank: flat(state) for state in states}
-    sketches = {rank: {name: value.sketch() for name, value in own.items()} for rank, own in values.items()}
+    sketches = {
+        rank: {name: value.sketch() for name, value in own.items()} for rank, own in values.items()
+    }
     _write_small(draft, attempt.survey_name(node), survey_to_bytes(attempt, node, sketches))
     return values
 
 
 def write_part(
-    draft: Draft, attempt: Attempt, node: int, values: NodeValues, metrics: Mapping[str, float], fingerprint: Mapping[str, Any]
+    draft: Draft,
+    attempt: Attempt,
+    node: int,
+    values: NodeValues,
+    metrics: Mapping[str, float],
+    fingerprint: Mapping[str, Any],
 ) -> Part:
     """Write what the plan leaves to this node, and last what that was.
 
-    Raises LayoutError when the ranks' shards do not make whole tensors; StoreError, DamageError or IdentityError when a survey is missing,
-    torn or another attempt's; StoreError when it cannot be written; DamageError when it reads back differently.
+    Raises LayoutError when the ranks' shards do not make whole tensors; StoreError, DamageError or
+    IdentityError when a survey is missing, torn or another attempt's; StoreError when it cannot be
+    written; DamageError when it reads back differently.
     """
     plan = _plan(draft.store, attempt)
     items: list[Item] = []
@@ -117,18 +134,32 @@ def write_part(
 def publish(draft: Draft, attempt: Attempt) -> Manifest:
     """Let the checkpoint exist.
 
-    Raises StoreError when a part is missing, DamageError when one is torn or a file has gone, IdentityError when one is another attempt's,
-    LayoutError when it is not what the plan says.
+    Raises StoreError when a part is missing, DamageError when one is torn or a file has gone,
+    IdentityError when one is another attempt's, LayoutError when it is not what the plan says.
     """
     plan = _plan(draft.store, attempt)
     parts = [_part(draft.store, attempt, node) for node in range(len(attempt.ranks))]
-    located = [r for node, (part, where) in enumerate(parts) for r in _located(attempt, node, plan, part, where)]
+    located = [
+        r
+        for node, (part, where) in enumerate(parts)
+        for r in _located(attempt, node, plan, part, where)
+    ]
     with _draft_errors(draft):
         _writer(draft, draft.open).finish(plan.metadata, [located])
     draft.read_back([METADATA])
-    files = {name: sums for part, _ in parts for name, sums in part.files.items()} | {METADATA: draft.files[METADATA]}
+    files = {name: sums for part, _ in parts for name, sums in part.files.items()} | {
+        METADATA: draft.files[METADATA]
+    }
     said = parts[0][0]  # the loss and the shape of the objects are those of rank 0
-    manifest = Manifest(attempt.job, attempt.stamp.step, attempt.world_size, said.metrics, time.time_ns(), said.fingerprint, files)
+    manifest = Manifest(
+        attempt.job,
+        attempt.stamp.step,
+        attempt.world_size,
+        said.metrics,
+        time.time_ns(),
+        said.fingerprint,
+        files,
+    )
     draft.publish(manifest)
     return manifest
 
@@ -164,14 +195,22 @@ def _write_small(draft: Draft, name: str, raw: bytes) -> None:
     draft.read_back([name])
 
 
-def _located(attempt: Attempt, node: int, plan: Plan, part: Part, where: str) -> Iterator[WriteResult]:
-    """Where DCP finds what the node wrote, after a look whether that is what the plan left to it."""
-    planned = {(rank, item.index.fqn, _offsets(item)): item.index for rank in attempt.ranks_of(node) for item in plan.plans[rank].items}
+def _located(
+    attempt: Attempt, node: int, plan: Plan, part: Part, where: str
+) -> Iterator[WriteResult]:
+    """Where DCP finds what the node wrote, after a look whether that is what the plan left to
+    it."""
+    planned = {
+        (rank, item.index.fqn, _offsets(item)): item.index
+        for rank in attempt.ranks_of(node)
+        for item in plan.plans[rank].items
+    }
     written = {(item.rank, item.name, item.offsets): item for item in part.items}
     if planned.keys() != written.keys():
         rank, name, _ = next(iter(planned.keys() ^ written.keys()))
         raise LayoutError(
-            f"{where}: expected the {len(planned)} values that the plan leaves to node {node}, found {len(written)}; "
+            f"{where}: expected the {len(planned)} values that the plan leaves to node "
+            f"{node}, found {len(written)}; "
             f"they differ in {name} of rank {rank}: do all nodes have the same torch?"
         )
     for key, item in written.items():
@@ -198,12 +237,15 @@ class _Source(DefaultSavePlanner):
         found = value.sketch()
         if found != expected:  # others leave it to this rank because theirs was the same
             raise DamageError(
-                f"{name} of rank {self._rank}: expected the bytes of its survey ({expected.digest}), found others ({found.digest})"
+                f"{name} of rank {self._rank}: expected the bytes of its survey "
+                f"({expected.digest}), found others ({found.digest})"
             )
         return io.BytesIO(value.data) if isinstance(value.data, bytes) else value.data
 
 
-def _write_rank(draft: Draft, file: str, rank: int, plan: Plan, values: Mapping[str, Value]) -> list[Item]:
+def _write_rank(
+    draft: Draft, file: str, rank: int, plan: Plan, values: Mapping[str, Value]
+) -> list[Item]:
     if not plan.plans[rank].items:
         return []
     with _draft_errors(draft):
@@ -211,12 +253,16 @@ def _write_rank(draft: Draft, file: str, rank: int, plan: Plan, values: Mapping[
         (own,) = writer.prepare_global_plan([plan.plans[rank]])
         results: list[WriteResult] = writer.write_data(own, _Source(rank, plan, values)).wait()
     located = [(r.index.fqn, r.index.offset, r.storage_data) for r in results]
-    return [Item(rank, name, None if at is None else tuple(at), file, info.offset, info.length) for name, at, info in located]
+    return [
+        Item(rank, name, None if at is None else tuple(at), file, info.offset, info.length)
+        for name, at, info in located
+    ]
 
 
 def _writer(draft: Draft, opened: Callable[[str], io.RawIOBase]) -> FileSystemWriter:
     url = draft.store.url(draft.step)
-    writer = FileSystemWriter(url, sync_files=False, per_thread_copy_ahead=0)  # the draft syncs; there is no device to copy from
+    # the draft syncs; there is no device to copy from
+    writer = FileSystemWriter(url, sync_files=False, per_thread_copy_ahead=0)
     writer.fs = Files(opened, draft)  # type: ignore[assignment]  # as torch's own FsspecWriter does
     writer.path = url
     writer.set_up_storage_writer(is_coordinator=True)
@@ -228,6 +274,7 @@ def _draft_errors(draft: Draft) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if draft.failure is not None:  # torch.save answers a failed write with an error about its own position in the file
+        # torch.save answers a failed write with an error about its own position in the file
+        if draft.failure is not None:
             raise draft.failure from error
         raise

@@ -1,10 +1,13 @@
-"""A cut always exists: whatever was lost, all ranks could go back to what was committed, if the placement promises that.
+"""A cut always exists: whatever was lost, all ranks could go back to what was committed, if the
+placement promises that.
 
 And no rank overwrites its part of the newest that was committed, whoever has a copy.
 
-Looked for in the bytes that lie on the machines, after everything that the nemesis does, whenever something is committed, and in between.
+Looked for in the bytes that lie on the machines, after everything that the nemesis does, whenever
+something is committed, and in between.
 
-Not verified: that it is found by those who look for it (`lost.py` does that); instants between two looks.
+Not verified: that it is found by those who look for it (`lost.py` does that); instants between two
+looks.
 """
 
 from __future__ import annotations
@@ -42,7 +45,10 @@ class ACutExists(Checker):
     def overwrites(self, rank: Rank, stamp: Stamp) -> None:
         known = self.job.atlas.committed
         if known is not None and known.stamp == stamp and not self.job.atlas.is_over:
-            self.violated(f"rank {rank.rank} overwrites {stamp} of epoch {stamp.epoch}, the newest that was committed")
+            self.violated(
+                f"rank {rank.rank} overwrites {stamp} of epoch {stamp.epoch}, the newest "
+                "that was committed"
+            )
 
     def _look(self, when: str) -> None:
         self._looked_ns = self.job.world.now_ns
@@ -52,4 +58,7 @@ class ACutExists(Checker):
         found = restorable(self.job)
         if not any(stamp >= owed for stamp in found):
             there = ", ".join(str(s) for s in sorted(found)) or "nothing"
-            self.violated(f"{owed} of epoch {owed.epoch} was committed and its placement survives; {when} all could go back to {there}")
+            self.violated(
+                f"{owed} of epoch {owed.epoch} was committed and its placement survives; "
+                f"{when} all could go back to {there}"
+            )

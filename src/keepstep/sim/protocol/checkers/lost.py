@@ -1,7 +1,9 @@
-"""Lost steps: all go back to the newest generation that there was after the last thing that the nemesis did, and never behind what is owed.
+"""Lost steps: all go back to the newest generation that there was after the last thing that the
+nemesis did, and never behind what is owed.
 
-Counts what was lost. Not verified: how far the newest generation lies behind the training (a slow network makes that as large as it
-likes); resumptions in which something struck between the first rank's question and the permission, beyond what is owed.
+Counts what was lost. Not verified: how far the newest generation lies behind the training (a slow
+network makes that as large as it likes); resumptions in which something struck between the first
+rank's question and the permission, beyond what is owed.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ class LostSteps(Checker):
             return  # there may be no room for what others could give
         owed = self.job.atlas.owed()
         if owed is not None and (source != "memory" or stamp < owed):
-            self.violated(f"all go on from {stamp} ({source}), and {owed} of epoch {owed.epoch} is owed")
+            self.violated(
+                f"all go on from {stamp} ({source}), and {owed} of epoch {owed.epoch} is owed"
+            )
         best, self._best = self._best, None
         atlas = self.job.atlas
         if (
@@ -52,4 +56,7 @@ class LostSteps(Checker):
             and self._struck_ns < before
             and (source != "memory" or stamp < best)
         ):
-            self.violated(f"all go on from {stamp} ({source}), and {best} of epoch {best.epoch} was within reach of all")
+            self.violated(
+                f"all go on from {stamp} ({source}), and {best} of epoch {best.epoch} was "
+                "within reach of all"
+            )

@@ -1,10 +1,11 @@
 """No action without a verdict, and every verdict and question answered.
 
-A round is followed by another one only after its verdict; a rank is killed by its agent only in a round that has one, or is about to
-have one by that agent's word; who asks where to resume, or for a checkpoint, hears of it before all is over, unless it dies.
+A round is followed by another one only after its verdict; a rank is killed by its agent only in a
+round that has one, or is about to have one by that agent's word; who asks where to resume, or for a
+checkpoint, hears of it before all is over, unless it dies.
 
-And nobody gives up, but where something else took the machine's memory, the store was not there to be looked at, or ranks in the middle
-of the job were offered a fresh start.
+And nobody gives up, but where something else took the machine's memory, the store was not there to
+be looked at, or ranks in the middle of the job were offered a fresh start.
 
 Not verified: that a verdict is right; how long an answer takes, beyond the end of the job.
 """
@@ -40,7 +41,9 @@ class Verdicts(Checker):
             return
         verdict = verdict_from_text(value)
         if self._final is not None:
-            self.violated(f"round {number} has the verdict {verdict.kind}, and the job had {self._final}")
+            self.violated(
+                f"round {number} has the verdict {verdict.kind}, and the job had {self._final}"
+            )
         if verdict.kind == "again":
             self._again.add(int(number))
         else:
@@ -64,10 +67,17 @@ class Verdicts(Checker):
             self.violated(f"all is over, and ranks {waiting} have not heard where to resume")
         if self._final is None:
             self.violated("all is over, and no verdict says so")
-        if self.job.hangs and not any("killed at send vote" in line for line in self.job.world.deaths):
+        if self.job.hangs and not any(
+            "killed at send vote" in line for line in self.job.world.deaths
+        ):
             self.violated(
-                'nobody got on for long, and no keeper died while it spoke of the vote (docs/protocol.md, "What is not verified")'
+                "nobody got on for long, and no keeper died while it spoke of the vote "
+                '(docs/protocol.md, "What is not verified")'
             )
         excuses = ("takes a machine's memory", "the store does not answer")
-        if self._final == "stop" and not self.job.refusals and not any(e in fault for e in excuses for fault in self.job.faults):
+        if (
+            self._final == "stop"
+            and not self.job.refusals
+            and not any(e in fault for e in excuses for fault in self.job.faults)
+        ):
             self.violated("the job gave up")

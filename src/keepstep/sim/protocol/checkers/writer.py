@@ -1,7 +1,9 @@
-"""One writing incarnation a rank: an epoch is one computation, begun once from one state, and each of its steps is done once by each rank.
+"""One writing incarnation a rank: an epoch is one computation, begun once from one state, and each
+of its steps is done once by each rank.
 
-Not verified: what a process does whose machine nobody reaches, beyond that it completes no step; locks of pages and slots (a second owner
-of a page on one machine is a violation where it is found, in `trainer.py`).
+Not verified: what a process does whose machine nobody reaches, beyond that it completes no step;
+locks of pages and slots (a second owner of a page on one machine is a violation where it is found,
+in `trainer.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +37,10 @@ class OneWriter(Checker):
         elif self.job.atlas.is_over:
             pass  # nor when all had done their last step, and keepers have removed what they had
         elif known != (source, stamp):
-            self.violated(f"epoch {epoch} began at {known[1]} ({known[0]}), and rank {rank.rank} begins it at {stamp} ({source})")
+            self.violated(
+                f"epoch {epoch} began at {known[1]} ({known[0]}), and rank {rank.rank} "
+                f"begins it at {stamp} ({source})"
+            )
         elif (rank.rank, epoch) in self._done:
             self.violated(f"rank {rank.rank} begins epoch {epoch} twice")
         self._where[epoch].add(rank.site.machine.number)
@@ -45,7 +50,10 @@ class OneWriter(Checker):
     def stepped(self, rank: Rank, step: int) -> None:
         who, epoch = self._may[rank.rank]
         if who is not rank or epoch != rank.epoch:
-            self.violated(f"rank {rank.rank} completes step {step} in epoch {rank.epoch}, and epoch {epoch} has begun for it elsewhere")
+            self.violated(
+                f"rank {rank.rank} completes step {step} in epoch {rank.epoch}, and epoch "
+                f"{epoch} has begun for it elsewhere"
+            )
         if step <= self._done[(rank.rank, rank.epoch)] and not self.job.atlas.is_over:
             self.violated(f"rank {rank.rank} completes step {step} again in epoch {rank.epoch}")
         self._done[(rank.rank, rank.epoch)] = step
