@@ -1,14 +1,17 @@
 """Ports: what the runtime asks of the world, as Protocols of few methods.
 
-`edge/` has the world itself; `sim/` has one of virtual time, in which the same keepers run
-unchanged. What both must keep is tested once, for both, in `tests/contracts/`. Slots and pages are
-formats laid over a `Memory`, the same in both: `Slot(memory, path)`, `StatusPage(memory, path)`,
-`slot_paths(memory, job_dir, rank)`.
+`edge/` has the world itself; `sim/` has one of virtual time, in which the same ranks, agents,
+keepers and persisters run unchanged. What both must keep is tested once, for both, in
+`tests/contracts/`. Slots and pages are formats laid over a `Memory`, the same in both.
+
+Who runs an object written against these ports calls it from one loop at a time, and brings all
+answers (`then`, `hear`, `gone`, timers) from that loop. No answer comes before the call that asked
+for it has returned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -16,16 +19,34 @@ from keepstep.model.lost import LostNode
 from keepstep.model.wire import Message, Span
 
 T = TypeVar("T")
+Acts = Generator[None, None, T]  # work in pieces, its result at the end
+
+
+# -- time, memory, work
 
 
 class Clock(Protocol):
     """What time it is here. Machines do not agree about it."""
 
     def monotonic_ns(self) -> int:
-        """Since some moment of this machine's life; never goes back."""
+        """Nanoseconds since some moment of this machine's life; never goes back."""
 
     def wall_ns(self) -> int:
-        """Since 1970, as far as this machine knows: it may jump."""
+        """Nanoseconds since 1970, as far as this machine knows: it may jump."""
+
+
+class Timer(Protocol):
+    """Something that is to happen later."""
+
+    def cancel(self) -> None:
+        """It does not happen. Nothing if it has, or was cancelled before."""
+
+
+class Timers(Protocol):
+    """A loop's timers."""
+
+    def after(self, delay_ns: int, call: Callable[[], None]) -> Timer:
+        """Have the loop call `call` once, not before so many nanoseconds have passed."""
 
 
 class Region(Protocol):
@@ -43,6 +64,10 @@ class Region(Protocol):
         hold it. Ends with the process."""
 
     def unlock(self) -> None: ...
+
+    def put(self, at: int, data: bytes) -> None:
+        """Write a page. Who reads meanwhile may find a part of it, and so may everybody when the
+        writer dies meanwhile."""
 
     def is_there(self) -> bool:
         """Whether `path` still leads to this file."""
@@ -88,23 +113,70 @@ class Journal(Protocol):
     def record(self, kind: str, why: str, /, **data: Any) -> None: ...
 
 
-class Workers(Protocol):
-    """Work that takes long, off the loop: hashing, touching memory, reading a store."""
+class Executor(Protocol):
+    """Runs work that takes long, off the loop: hashing, copying, reading a store. Pieces of work
+    that were submitted to one executor may run at the same time, unless it says otherwise."""
 
     def submit(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
         """Have `work` done elsewhere; the loop calls `then` with its result. What it raises ends
         the process."""
 
+    def act(self, acts: Acts[T], then: Callable[[T], None]) -> None:
+        """The same for work in pieces: wherever it yields, others may run in between, and the
+        process may die."""
+
+
+# -- connections within a node
+
 
 class Box(Protocol):
-    """One end of a connection within a node: a rank's, an agent's."""
+    """One end of a connection within a node. Messages are those of `model/messages/`."""
 
     @property
     def pid(self) -> int:
-        """Of the process at the other end."""
+        """The process at the other end."""
 
-    def send(self, message: dict[str, Any], /) -> bool:
-        """False when nobody will read it any more."""
+    def send(self, message: Any, /) -> bool:
+        """False when nobody will read it any more. Raises NotAMessage when it is none."""
+
+    def poke(self, message: Any, /) -> None:
+        """Send without ever waiting: who does not read misses it."""
+
+    def close(self) -> None:
+        """Hang up. The other end hears that behind everything that was sent."""
+
+
+class Hearer(Protocol):
+    """Who is at this end of a connection. A message that does not decode is counted, told and
+    answered by `NotUnderstood`, and never reaches it."""
+
+    def hear(self, box: Box, message: Any, /) -> None: ...
+
+    def gone(self, box: Box, /) -> None:
+        """Nobody is at the other end any more. Comes once, last; not after `close`."""
+
+
+class Keepers(Protocol):
+    """How a process of a node finds the keeper of its job."""
+
+    def find(
+        self,
+        hearer: Hearer,
+        found: Callable[[Box], None],
+        missing: Callable[[str], None],
+    ) -> None:
+        """A connection to the keeper that lives, or that is started if none does; or, after some
+        seconds, why there is none."""
+
+
+class Agents(Protocol):
+    """How a rank finds the agent of its node."""
+
+    def find(self, hearer: Hearer) -> Box | None:
+        """At once; None when there is none, or it has died."""
+
+
+# -- the keeper's world
 
 
 class Receiver(Protocol):
@@ -212,7 +284,44 @@ class Checkpoints(Protocol):
         when it cannot be read."""
 
 
+# -- the agent's world
+
+
 class KV(Protocol):
+    """A small memory that all nodes of a job share; its clients never block.
+
+    `swap` is all that writes, and it writes at one instant for everybody: seats and verdicts are
+    swapped against nothing, so that the first writer wins; who leads is swapped against what was
+    read. Nobody writes a value, in one key, that was there before: a `swap` that was not answered
+    may be asked again, and may take effect late, and does no harm. No value is empty.
+
+    Questions of one client are answered in the order in which they were asked, but for `wait`.
+    When the memory is gone the client says so once, by the `lost` it was made with, and answers
+    nothing any more. What passes (a restart, an election) is waited out.
+    """
+
+    def swap(
+        self, key: str, expected: str | None, value: str, then: Callable[[str | None], None]
+    ) -> None:
+        """`then` hears what is there now: `value`, if `expected` was there (None: nothing)."""
+
+    def read(self, keys: Sequence[str], then: Callable[[list[str | None]], None]) -> None:
+        """`then` hears what is there, as of some instant after the question."""
+
+    def wait(
+        self,
+        keys: Sequence[str],
+        within_ns: int | None,
+        then: Callable[[list[str] | None], None],
+    ) -> Timer:
+        """`then` hears what is there once something is at all of these; None when that was not so
+        in time. Cancelled, it hears nothing."""
+
+    def close(self) -> None:
+        """Nothing is answered any more."""
+
+
+class BlockingKV(Protocol):
     """A small memory that all nodes of a job share. `edge/torch/tcp_store.py` is one agent's own,
     `edge/net/etcd.py` nobody's.
 
@@ -234,7 +343,7 @@ class KV(Protocol):
     def wait(self, keys: Sequence[str], within_s: float | None) -> list[str] | None:
         """What is there once something is at all of these; None when that was not so in time."""
 
-    def another(self) -> KV:
+    def another(self) -> BlockingKV:
         """A client for another thread."""
 
 

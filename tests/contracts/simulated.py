@@ -7,9 +7,9 @@ from pathlib import Path
 
 from keepstep.config import resolve
 from keepstep.model.units import GIB, MS_NS, S_NS
-from keepstep.ports import Clock, Links, Memory, Receiver, Workers, Writer
+from keepstep.ports import Clock, Executor, Links, Memory, Receiver, Writer
 from keepstep.sim.protocol.links import SimLinks
-from keepstep.sim.protocol.machine import Machine, SimWorkers
+from keepstep.sim.protocol.machine import Machine, SimExecutor
 from keepstep.sim.protocol.memory import SimMemory
 from keepstep.sim.protocol.network import Network, Wires
 from keepstep.sim.protocol.store import SharedStore, SimWriter
@@ -54,7 +54,7 @@ def clock() -> tuple[Clock, Callable[[int], object]]:
 class SimLoop(Time):
     def __init__(self) -> None:
         super().__init__()
-        self.workers: Workers = SimWorkers(self.machine(0).start("loop"), MS_NS)
+        self.workers: Executor = SimExecutor(self.machine(0).start("loop"), MS_NS)
 
     def close(self) -> None:
         pass

@@ -11,11 +11,11 @@ import pytest
 
 from keepstep.edge.net.etcd import EtcdKV
 from keepstep.edge.torch.tcp_store import EmbeddedKV, meet_embedded
-from keepstep.ports import KV
+from keepstep.ports import BlockingKV
 from keepstep.testing.etcd import HOST, MISSING, Members, free_ports
 
 PATIENCE_S = 60.0
-Client = Callable[[str], KV]
+Client = Callable[[str], BlockingKV]
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +46,11 @@ def client(request: pytest.FixtureRequest) -> Client:
 
 
 @pytest.fixture
-def kv(client: Client) -> KV:
+def kv(client: Client) -> BlockingKV:
     return client("j")
 
 
-def test_the_first_writer_wins_and_all_are_told(kv: KV) -> None:
+def test_the_first_writer_wins_and_all_are_told(kv: BlockingKV) -> None:
     clients = [kv, *(kv.another() for _ in range(5))]
     with ThreadPoolExecutor(6) as threads:
         told = list(
@@ -60,11 +60,11 @@ def test_the_first_writer_wins_and_all_are_told(kv: KV) -> None:
     assert kv.read(["seat"]) == [told[0]]
 
 
-def test_who_asks_again_after_a_lost_answer_still_wins(kv: KV) -> None:
+def test_who_asks_again_after_a_lost_answer_still_wins(kv: BlockingKV) -> None:
     assert kv.swap("seat", None, "mine") == kv.swap("seat", None, "mine") == "mine"
 
 
-def test_a_swap_needs_what_it_expects(kv: KV) -> None:
+def test_a_swap_needs_what_it_expects(kv: BlockingKV) -> None:
     assert kv.swap("k", "a", "b") is None, "nothing is there"
     assert kv.read(["k"]) == [None]
     assert kv.swap("k", None, "a") == "a"
@@ -73,8 +73,8 @@ def test_a_swap_needs_what_it_expects(kv: KV) -> None:
     assert kv.read(["k"]) == ["ä\n1 \N{SNOWMAN}"]
 
 
-def test_no_swap_is_lost(kv: KV) -> None:
-    def add(client: KV, times: int) -> None:
+def test_no_swap_is_lost(kv: BlockingKV) -> None:
+    def add(client: BlockingKV, times: int) -> None:
         there = client.swap("count", None, "0 start")
         for turn in range(times):
             while True:
@@ -91,7 +91,7 @@ def test_no_swap_is_lost(kv: KV) -> None:
     assert str(kv.read(["count"])[0]).split()[0] == "60"
 
 
-def test_many_keys_are_read_in_order(kv: KV) -> None:
+def test_many_keys_are_read_in_order(kv: BlockingKV) -> None:
     names = [f"k{n}" for n in range(150)]
     for name in names[::3]:
         kv.swap(name, None, f"at {name}")
@@ -106,7 +106,7 @@ def test_jobs_do_not_see_each_other(client: Client) -> None:
     assert other.swap("k", None, "y") == "y"
 
 
-def test_keys_are_waited_for_together_while_others_talk(kv: KV) -> None:
+def test_keys_are_waited_for_together_while_others_talk(kv: BlockingKV) -> None:
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(kv.another().wait, ["a", "b", "c"], PATIENCE_S)
         kv.swap("b", None, "2")
@@ -116,13 +116,13 @@ def test_keys_are_waited_for_together_while_others_talk(kv: KV) -> None:
         assert waiting.result(PATIENCE_S) == ["1", "2", "3"]
 
 
-def test_nothing_is_waited_for_longer_than_asked(kv: KV) -> None:
+def test_nothing_is_waited_for_longer_than_asked(kv: BlockingKV) -> None:
     kv.swap("a", None, "1")
     assert kv.wait(["a", "b"], 0.05) is None
     assert kv.wait(["a"], 0.05) == ["1"]
 
 
-def test_who_waits_without_end_is_woken(kv: KV) -> None:
+def test_who_waits_without_end_is_woken(kv: BlockingKV) -> None:
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(kv.another().wait, ["k"], None)
         kv.swap("k", None, "x")

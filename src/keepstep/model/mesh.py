@@ -1,9 +1,10 @@
-"""Mesh: the nodes of one round of a job: who they are, where their keepers listen, which ranks live
-where.
+"""Mesh: the nodes of a job, for one attempt of its ranks: who they are, where their keepers listen,
+which ranks live where.
 
 Values only. An agent (or, under a foreign launcher, the sessions) makes one and hands it to each
-keeper; a new round begins with every restart of the ranks, so that whatever is still on its way
-from the round before can be told from what counts.
+keeper. Every attempt has a mesh of a higher version, so that whatever is still on its way from the
+attempt before can be told from what counts. Versions begin at the time, in milliseconds since 1970,
+so that they grow from one start of a job to the next, too.
 
 Invariant: nodes are 0..N-1, and their ranks are 0..world_size-1 without gaps, in the order of the
 nodes.
@@ -18,6 +19,7 @@ from itertools import accumulate
 from typing import Any
 
 from keepstep.errors import ConfigError
+from keepstep.model.bounds import Count, Rank, Text
 from keepstep.model.topology import Topology, topology
 
 # the node whose keeper leads the vote and the commit; with a new round whoever is node 0 then
@@ -28,22 +30,22 @@ LEADER = 0
 class Member:
     """One node. `incarnation` is its keeper's life: a later one supersedes an earlier."""
 
-    node: int
-    host: str
-    port: int
-    incarnation: int
-    ranks: int
-    rack: str | None = None
+    node: Rank
+    host: Text
+    port: Rank
+    incarnation: Count
+    ranks: Rank
+    rack: Text | None = None
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """All nodes as one of them, `node`, sees them."""
+    """All nodes as one of them, `node`, sees them. `secret`: what their keepers prove they know."""
 
-    round: int
-    node: int
+    version: Count
+    node: Rank
     members: tuple[Member, ...]
-    secret: str
+    secret: Text
 
     def __post_init__(self) -> None:
         ids = [m.node for m in self.members]
@@ -90,4 +92,4 @@ class Mesh:
 def mesh_from_json(values: Mapping[str, Any]) -> Mesh:
     """The inverse of `Mesh.to_json`."""
     members = tuple(Member(**m) for m in values["members"])
-    return Mesh(int(values["round"]), int(values["node"]), members, str(values["secret"]))
+    return Mesh(int(values["version"]), int(values["node"]), members, str(values["secret"]))

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from keepstep.ports import Checkpoints, Clock, Journal, Memory, OpenLinks, Workers, Writer
+from keepstep.ports import Checkpoints, Clock, Executor, Journal, Memory, OpenLinks, Writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class World:
     clock: Clock
     memory: Memory
     journal: Journal
-    workers: Workers
+    workers: Executor
     open_links: OpenLinks
     wake: Callable[[], None]
     checkpoints: Checkpoints | None  # None: the job has no store

@@ -36,7 +36,7 @@ def test_all_ranks_make_the_same_mesh(ranks_of: list[int], data: st.DataObject) 
         assert [(m.host, m.incarnation, m.ranks) for m in mesh.members] == [
             (f"10.0.0.{n}", 100 + n, r) for n, r in enumerate(ranks_of)
         ]
-        assert (mesh.round, mesh.secret) == (max(rounds), "fresh secret of rank 0")
+        assert (mesh.version, mesh.secret) == (max(rounds), "fresh secret of rank 0")
 
 
 def test_keepers_of_one_machine_are_two_nodes() -> None:

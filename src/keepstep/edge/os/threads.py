@@ -1,4 +1,4 @@
-"""Workers: threads for what takes long. Results wait for the loop, in the order in which they
+"""Executor: threads for what takes long. Results wait for the loop, in the order in which they
 came."""
 
 from __future__ import annotations
@@ -8,7 +8,19 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+from keepstep.ports import Acts
+
 T = TypeVar("T")
+
+
+def run_acts(acts: Acts[T]) -> T:
+    """All of it, one after the other."""
+    while True:
+        try:
+            next(acts)
+        except StopIteration as over:
+            result: T = over.value
+            return result
 
 
 class Threads:
@@ -25,6 +37,9 @@ class Threads:
             self._wake()
 
         self._pool.submit(work).add_done_callback(finished)
+
+    def act(self, acts: Acts[T], then: Callable[[T], None]) -> None:
+        self.submit(lambda: run_acts(acts), then)
 
     def hand_in(self) -> None:
         """In the loop: call what waits for results. Raises what the work raised."""

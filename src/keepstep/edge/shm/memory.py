@@ -87,6 +87,9 @@ class MappedFile:
     def unlock(self) -> None:
         fcntl.flock(self.fd, fcntl.LOCK_UN)
 
+    def put(self, at: int, data: bytes) -> None:
+        self.view[at : at + len(data)] = data
+
     def is_there(self) -> bool:
         """Whether `path` still leads to this file: its number is not given to another one while it
         is mapped."""

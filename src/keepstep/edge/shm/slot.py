@@ -191,7 +191,7 @@ class Slot:
     def _write(self, header: SlotHeader) -> None:
         page = _page(header, self.capacity)
         self._known = page, header
-        self._region.view[:PAGE_BYTES] = page
+        self._region.put(0, page)
 
     def _sequence(self) -> int:
         try:

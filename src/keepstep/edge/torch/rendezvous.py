@@ -19,7 +19,7 @@ from keepstep.edge.os.machine import address_towards
 from keepstep.edge.torch.tcp_store import Endpoint, first_line, host_store
 from keepstep.errors import ConfigError, MeetingError
 from keepstep.model.rounds import NOBODY, Arrival, Verdict, arrival_from_text, verdict_from_text
-from keepstep.ports import KV
+from keepstep.ports import BlockingKV
 
 CALLED_OFF = "called off"
 
@@ -27,7 +27,7 @@ CALLED_OFF = "called off"
 class Rendezvous:
     """One client of the meeting point. Everything raises MeetingError when that is gone."""
 
-    def __init__(self, kv: KV) -> None:
+    def __init__(self, kv: BlockingKV) -> None:
         self._kv = kv
 
     def another(self) -> Rendezvous:

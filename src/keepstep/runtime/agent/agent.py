@@ -368,7 +368,7 @@ class Agent:
         self._mesh_round, hosts = None, tuple[str, ...]()
         if formed.mesh is not None:
             self._mesh_round, hosts = (
-                formed.mesh.round,
+                formed.mesh.version,
                 tuple(member.host for member in formed.mesh.members),
             )
             self._members = formed.mesh.members

@@ -39,7 +39,7 @@ from keepstep.edge.torch.rendezvous import Rendezvous
 from keepstep.errors import MeetingError
 from keepstep.model.rounds import Arrival, Verdict
 from keepstep.model.units import S_NS, human_ns
-from keepstep.ports import KV
+from keepstep.ports import BlockingKV
 
 REGISTER = "coordinator"
 
@@ -59,7 +59,7 @@ class Coordinator:
 
     def __init__(
         self,
-        kv: KV,
+        kv: BlockingKV,
         who: str,
         lease_s: float,
         nodes: int,

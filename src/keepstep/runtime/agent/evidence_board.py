@@ -11,16 +11,16 @@ import json
 from collections.abc import Callable
 
 from keepstep.errors import MeetingError
-from keepstep.ports import KV
+from keepstep.ports import BlockingKV
 
 
 class RoundBoard:
     """Of one round. `open_kv` gives a client for another thread; it is called at the first use.
     Raises OSError as `Board` says."""
 
-    def __init__(self, open_kv: Callable[[], KV], number: int, nodes: int) -> None:
+    def __init__(self, open_kv: Callable[[], BlockingKV], number: int, nodes: int) -> None:
         self._open_kv, self._number, self._nodes = open_kv, number, nodes
-        self._kv: KV | None = None
+        self._kv: BlockingKV | None = None
         self._last: str | None = None
         self._posts = 0
 
@@ -45,7 +45,7 @@ class RoundBoard:
         }
         return {node: evidence for node, evidence in told.items() if evidence}
 
-    def _client(self) -> KV:
+    def _client(self) -> BlockingKV:
         if self._kv is None:
             self._kv = self._open_kv()
         return self._kv

@@ -48,7 +48,7 @@ from keepstep.model.mesh import Mesh
 from keepstep.model.restarts import MeetingLost
 from keepstep.model.rounds import Arrival, Verdict
 from keepstep.model.units import MS_NS, human_ns
-from keepstep.ports import KV
+from keepstep.ports import BlockingKV
 from keepstep.runtime.agent.coordinator import Coordinator, Present
 from keepstep.runtime.agent.evidence_board import RoundBoard
 from keepstep.runtime.agent.keeper_client import Listening
@@ -178,7 +178,7 @@ class Several:
         self._place = -1  # this agent's in it
         self._places: Sequence[int] = range(launch.nodes)  # that are taken
         self._keep = False  # as the verdict about the round before said
-        self._kv: KV | None = None
+        self._kv: BlockingKV | None = None
         self._follows = -1  # the round in which this node's agent was killed
         self._hosts: EmbeddedKV | None = None  # when they meet here
         self._ranks_store: Any = None  # when the ranks do
@@ -295,7 +295,7 @@ class Several:
         Coordinator(kv, self._mine.token, lease_s, nodes, self._present, self._journal, self._over)
         return point
 
-    def _open_kv(self) -> KV:
+    def _open_kv(self) -> BlockingKV:
         # an etcd may have jobs of many users
         launch, prefix = self._launch, f"keepstep/{os.getuid()}/{self._settings.job}/"
         where = launch.etcd.in_words() if launch.etcd else in_words(self._endpoint)
@@ -444,7 +444,7 @@ class Several:
             return None
         members = members_of(arrivals)
         mesh = Mesh(keepers_round(number, self._first_round, arrivals), node, members, self._secret)
-        self._mine = replace(self._mine, newest_round=mesh.round)
+        self._mine = replace(self._mine, newest_round=mesh.version)
         first, port = mesh.ranks_of(node).start, int(texts[nodes.index(0)])
         place = Place(number, node, len(members), first, mesh.world_size, members[0].host, port)
         took_ns = time.monotonic_ns() - began_ns

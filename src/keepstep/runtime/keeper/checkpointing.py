@@ -275,7 +275,7 @@ class Persisting:
     def meet(self, mesh: Mesh, order: Order) -> None:
         """A round of these nodes begins, and what was under way is over. `order` only sends:
         answers come in by `answered` later."""
-        self.give_up(f"round {mesh.round} begins")
+        self.give_up(f"round {mesh.version} begins")
         self._node, self._ranks, self._order = (
             mesh.node,
             tuple(m.ranks for m in mesh.members),

@@ -150,7 +150,7 @@ class Keeper:
             self._begin_round(mesh)
             # its ranks may ask now: nothing they say is taken for the round before
             if box is self.agent:
-                box.send({"kind": "mesh-known", "round": mesh.round})
+                box.send({"kind": "mesh-known", "round": mesh.version})
         elif kind == "persist":
             self._ask_to_persist(
                 box, message.get("step"), str(message["why"]), int(message.get("ticket", 0))
@@ -253,7 +253,7 @@ class Keeper:
                 return {"kind": "unheard", "why": str(error)}
         host, port = self.lines.address
         newest = (
-            self.node.mesh.round if self.node is not None and self.node.mesh is not None else -1
+            self.node.mesh.version if self.node is not None and self.node.mesh is not None else -1
         )
         return {
             "kind": "listening",
@@ -272,7 +272,7 @@ class Keeper:
         first = self.node is None
         if self.node is None:
             self.node = Node(self._world, self.settings, self.lines, self._job_hash, self)
-        if self.node.mesh is not None and mesh.round <= self.node.mesh.round:
+        if self.node.mesh is not None and mesh.version <= self.node.mesh.version:
             return  # every session of a node tells it
         self.custody.round_began(len(mesh.members), mesh.ranks_of(mesh.node))
         self._leader_gone = ""
@@ -312,7 +312,7 @@ class Keeper:
         assert self.node is not None and self.node.mesh is not None
         if self.agent is not None:
             self.agent.send(
-                {"kind": "peer-dead", "round": self.node.mesh.round, "node": node, "why": why}
+                {"kind": "peer-dead", "round": self.node.mesh.version, "node": node, "why": why}
             )
 
     # -- checkpoints

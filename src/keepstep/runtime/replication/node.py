@@ -112,15 +112,15 @@ class Node:
 
     def begin(self, mesh: Mesh) -> None:
         """A round begins, or this keeper is a new one and hears of the present one."""
-        if self.mesh is not None and mesh.round < self.mesh.round:
+        if self.mesh is not None and mesh.version < self.mesh.version:
             return
         if mesh == self.mesh:
             return
         self._journal.record(
             "mesh",
-            f"round {mesh.round}: node {mesh.node} of {len(mesh.members)}, ranks "
+            f"round {mesh.version}: node {mesh.node} of {len(mesh.members)}, ranks "
             f"{list(mesh.ranks_of(mesh.node))}",
-            round=mesh.round,
+            round=mesh.version,
         )
         self.restoring.begin(mesh)
         self._missing.clear()

@@ -112,7 +112,7 @@ class Lines:
     def send(self, node: int, kind: str, **fields: Any) -> bool:
         """False when it could not be taken: no link, or its queue is full."""
         assert self.mesh is not None
-        fields = {"round": self.mesh.round, **fields}
+        fields = {"round": self.mesh.version, **fields}
         if node == self.mesh.node:
             self._put(Heard(node, kind, fields))
             return True
@@ -131,7 +131,7 @@ class Lines:
     def call_in_loop(self, call: Callable[[], None]) -> None:
         """From any thread: have the loop call this, unless another round has begun by then."""
         assert self.mesh is not None
-        self._put(Heard(self.mesh.node, "call", {"round": self.mesh.round, "call": call}))
+        self._put(Heard(self.mesh.node, "call", {"round": self.mesh.version, "call": call}))
 
     def counts(self) -> dict[str, int]:
         return self._links.counts()
@@ -144,9 +144,9 @@ class Lines:
         while not self._inbox.empty():
             one = self._inbox.get()
             round_ = one.fields.get("round")
-            if self.mesh is None or (round_ is not None and round_ > self.mesh.round):
+            if self.mesh is None or (round_ is not None and round_ > self.mesh.version):
                 self._early.append(one)
-            elif round_ is None or round_ == self.mesh.round:
+            elif round_ is None or round_ == self.mesh.version:
                 heard.append(one)
         return heard
 
@@ -188,7 +188,7 @@ class Lines:
         self._put(Heard(node, "writable", {}))
 
     def dead(self, node: int, why: str, is_loss: bool) -> None:
-        round_ = self.mesh.round if self.mesh is not None else 0
+        round_ = self.mesh.version if self.mesh is not None else 0
         self._put(Heard(node, "dead" if is_loss else "left", {"round": round_, "why": why}))
 
     def close(self) -> None:

@@ -124,7 +124,9 @@ class Agent:
             then, self._mesh_known = self._mesh_known, None
             then()
         elif (
-            kind == "peer-dead" and self._mesh is not None and message["round"] == self._mesh.round
+            kind == "peer-dead"
+            and self._mesh is not None
+            and message["round"] == self._mesh.version
         ):
             why = f"node {message['node']} does not answer: {message['why']}"
             self._happened(RoundWanted(why, self._now_ns(), able=self._able()))

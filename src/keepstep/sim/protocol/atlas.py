@@ -68,7 +68,7 @@ class Atlas(Checker):
         stamp = message.fields["committed"][0]
         policy = parse_policy(message.fields["policy"])
         mesh = self._mesh
-        if mesh is None or isinstance(policy, Auto) or message.fields["round"] != mesh.round:
+        if mesh is None or isinstance(policy, Auto) or message.fields["round"] != mesh.version:
             return
         if self.committed is None or stamp > self.committed.stamp:
             self.committed = Committed(

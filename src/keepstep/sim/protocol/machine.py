@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from keepstep.model.events import Event
 from keepstep.model.units import MS_NS, S_NS
+from keepstep.ports import Acts
 from keepstep.sim.protocol.memory import Files
 from keepstep.sim.protocol.world import Process, World
 
@@ -93,8 +94,8 @@ class SimJournal:
         self._heard(machine, event)
 
 
-class SimWorkers:
-    """`ports.Workers`: work is done a while after it was asked for, its result is heard a while
+class SimExecutor:
+    """`ports.Executor`: work is done a while after it was asked for, its result is heard a while
     later."""
 
     def __init__(self, process: Process, most_ns: int) -> None:
@@ -103,6 +104,17 @@ class SimWorkers:
 
     def submit(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
         self._process.after(self._random.randrange(self._most_ns), self._work, work, then)
+
+    def act(self, acts: Acts[T], then: Callable[[T], None]) -> None:
+        self._process.after(self._random.randrange(self._most_ns), self._next_act, acts, then)
+
+    def _next_act(self, acts: Acts[T], then: Callable[[T], None]) -> None:
+        try:
+            next(acts)
+        except StopIteration as over:
+            self._process.after(self._random.randrange(self._most_ns), then, over.value)
+        else:
+            self.act(acts, then)
 
     def _work(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
         found = work()
@@ -130,6 +142,9 @@ class Line:
         self._last_ns = max(self._last_ns, world.now_ns + MS_NS // 10)
         world.at(self._last_ns, other.process, other._come, message)
         return True
+
+    def poke(self, message: dict[str, Any], /) -> None:
+        self.send(message)
 
     def _come(self, message: dict[str, Any]) -> None:
         if self.is_open:

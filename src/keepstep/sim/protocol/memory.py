@@ -148,6 +148,9 @@ class SimRegion:
         elif file.shared:
             file.shared = [r for r in file.shared if r is not self]
 
+    def put(self, at: int, data: bytes) -> None:
+        self.view[at : at + len(data)] = data
+
     def is_there(self) -> bool:
         return self._memory.files.find(self._name) is self._file
 

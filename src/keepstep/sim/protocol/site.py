@@ -18,7 +18,7 @@ from keepstep.runtime.keeper.keeper import Keeper
 from keepstep.runtime.world import World as Surroundings
 from keepstep.sim.protocol.agents import Agent
 from keepstep.sim.protocol.links import SimLinks
-from keepstep.sim.protocol.machine import UID, Line, Machine, SimJournal, SimWorkers, connect
+from keepstep.sim.protocol.machine import UID, Line, Machine, SimExecutor, SimJournal, connect
 from keepstep.sim.protocol.memory import SimMemory
 from keepstep.sim.protocol.store import SimCheckpoints, SimWriter
 from keepstep.sim.protocol.trainer import Rank
@@ -74,7 +74,7 @@ class KeeperProcess:
             clock=machine.clock,
             memory=memory,
             journal=SimJournal(machine, "keeper", job.watch.journal),
-            workers=SimWorkers(process, job.plan.work_ns),
+            workers=SimExecutor(process, job.plan.work_ns),
             open_links=open_links,
             wake=self._wake,
             checkpoints=SimCheckpoints(job.store, process) if store else None,

@@ -1,4 +1,4 @@
-"""What `Workers` do: work is done elsewhere, and the loop hears of it."""
+"""What `Executor` do: work is done elsewhere, and the loop hears of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 import pytest
 
 from keepstep.edge.os.threads import Threads
-from keepstep.ports import Workers
+from keepstep.ports import Executor
 from tests.contracts.simulated import SimLoop
 
 PATIENCE_S = 30.0
@@ -18,7 +18,7 @@ PATIENCE_S = 30.0
 class Loop(Protocol):
     """A loop, and the workers that belong to it."""
 
-    workers: Workers
+    workers: Executor
 
     def until(self, holds: Callable[[], bool]) -> None:
         """Let it run until that is so."""
@@ -30,7 +30,7 @@ class ThreadedLoop:
     def __init__(self) -> None:
         self._woken = threading.Event()
         self._threads = Threads(2, self._woken.set)
-        self.workers: Workers = self._threads
+        self.workers: Executor = self._threads
 
     def until(self, holds: Callable[[], bool]) -> None:
         while not holds():

@@ -1,0 +1,37 @@
+"""Bounds: what the field of a message may hold, written beside its type.
+
+    Rank = Annotated[int, Range(0, U32)]
+
+`core/wire/codec.py` checks them whenever a message is written or read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+U32, U63, U64 = (1 << 32) - 1, (1 << 63) - 1, (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A whole number from `least` to `most`."""
+
+    least: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """A text of at most `most` characters, or a list or an object of at most `most` entries."""
+
+    most: int
+
+
+Rank = Annotated[int, Range(0, U32)]  # also a node, a place, a pid, a port
+Count = Annotated[int, Range(0, U63)]
+StepNumber = Annotated[int, Range(-1, U63)]  # -1: before the first step
+Checksum = Annotated[int, Range(0, U64)]
+Flag = Annotated[int, Range(0, 1)]
+Text = Annotated[str, Length(1000)]
+LongText = Annotated[str, Length(32_000)]  # a command line, an environment variable

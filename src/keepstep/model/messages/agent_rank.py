@@ -1,0 +1,120 @@
+"""What an agent and the processes of its node say to each other, over a unix socket: its ranks, and
+the process that stands by to become one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from keepstep.model.bounds import Count, Length, LongText, Rank, Text
+from keepstep.model.messages.keeper_rank import NotUnderstood
+
+# -- a rank to its agent
+
+
+@dataclass(frozen=True, slots=True)
+class RankHere:
+    """This connection is that rank's, which has its state and begins to train."""
+
+    KIND: ClassVar = "rank"
+    rank: Rank
+    pid: Rank
+
+
+@dataclass(frozen=True, slots=True)
+class CanStay:
+    """This rank can stay in its process when a peer is lost."""
+
+    KIND: ClassVar = "able"
+    rank: Rank
+
+
+@dataclass(frozen=True, slots=True)
+class CannotStay:
+    """It cannot after all, and ends."""
+
+    KIND: ClassVar = "unable"
+    rank: Rank
+
+
+@dataclass(frozen=True, slots=True)
+class Regrouped:
+    """This rank is among its peers again, or for the first time, and trains."""
+
+    KIND: ClassVar = "regrouped"
+    rank: Rank
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingEnded:
+    """The training has ended well; only the end of the process is left."""
+
+    KIND: ClassVar = "ended"
+    rank: Rank
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionSuspect:
+    """A connection to a peer failed, and nobody has said why. It does not say that any rank is
+    lost. May get lost itself."""
+
+    KIND: ClassVar = "suspect"
+    rank: Rank
+    why: Text
+
+
+# -- a process that stands by, to its agent
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyReady:
+    """This process has imported torch and can become a rank."""
+
+    KIND: ClassVar = "standby"
+    pid: Rank
+
+
+# -- an agent to its ranks
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLostNotice:
+    """A peer is lost: end every collective, give the step up, wait for `RegroupAt`."""
+
+    KIND: ClassVar = "lost"
+    why: Text
+
+
+@dataclass(frozen=True, slots=True)
+class RegroupAt:
+    """Where the ranks of the job's next attempt meet."""
+
+    KIND: ClassVar = "regroup"
+    attempt: Count
+    host: Text
+    port: Rank
+
+
+# -- an agent to the process that stands by
+
+
+@dataclass(frozen=True, slots=True)
+class BecomeRank:
+    """Run this command, in this environment."""
+
+    KIND: ClassVar = "become"
+    command: Annotated[tuple[LongText, ...], Length(1000)]
+    environ: Annotated[dict[str, LongText], Length(1000)]
+
+
+FromProcess = (
+    RankHere
+    | CanStay
+    | CannotStay
+    | Regrouped
+    | TrainingEnded
+    | ConnectionSuspect
+    | StandbyReady
+    | NotUnderstood
+)
+ToProcess = PeerLostNotice | RegroupAt | BecomeRank | NotUnderstood

@@ -1,0 +1,235 @@
+"""What a rank and the keeper of its node say to each other, over a unix socket."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from keepstep.model.bounds import Count, Length, Rank, StepNumber, Text
+from keepstep.model.mesh import Mesh
+from keepstep.model.snapshot import Stamp
+
+Source = Literal["memory", "store", "fresh"]
+
+# -- a rank to its keeper
+
+
+@dataclass(frozen=True, slots=True)
+class JoinVote:
+    """Where do we resume? `holds`: the stamps this rank has proven; `foreign_world`: its slots are
+    of a job with so many ranks."""
+
+    KIND: ClassVar = "join"
+    rank: Rank
+    world_size: Rank
+    incarnation: Count
+    holds: tuple[Stamp, ...]
+    foreign_world: Rank | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """This rank trains, and has found another keeper than the one it joined."""
+
+    KIND: ClassVar = "attach"
+    rank: Rank
+    world_size: Rank
+
+
+@dataclass(frozen=True, slots=True)
+class StateLoaded:
+    """The state offered under this number is loaded, and what is newer is forgotten."""
+
+    KIND: ClassVar = "loaded"
+    rank: Rank
+    offer: Count
+
+
+@dataclass(frozen=True, slots=True)
+class StateUnusable:
+    """The state offered under this number cannot be used here."""
+
+    KIND: ClassVar = "failed"
+    rank: Rank
+    offer: Count
+    why: Text
+
+
+@dataclass(frozen=True, slots=True)
+class PageChanged:
+    """This rank's status page says something new. May get lost."""
+
+    KIND: ClassVar = "changed"
+    rank: Rank
+
+
+@dataclass(frozen=True, slots=True)
+class WantCheckpoint:
+    """A checkpoint of `step`, or of a newer one; None: of the newest there is. Answered by
+    `CheckpointDone` with the same `ticket`."""
+
+    KIND: ClassVar = "persist"
+    ticket: Count
+    step: StepNumber | None
+    why: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """This rank ends, well or with an error."""
+
+    KIND: ClassVar = "bye"
+    rank: Rank
+    ok: bool
+    why: Text
+
+
+# -- a keeper to its ranks
+
+
+@dataclass(frozen=True, slots=True)
+class StateOffered:
+    """Load this, prove it, forget what is newer, and say how that went. `step` is -1 for a fresh
+    start."""
+
+    KIND: ClassVar = "offer"
+    offer: Count
+    source: Source
+    step: StepNumber
+    epoch: Count
+    why: Text
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPermitted:
+    """All ranks have proven the state that was offered last: train on, in this epoch."""
+
+    KIND: ClassVar = "go"
+    epoch: Count
+
+
+@dataclass(frozen=True, slots=True)
+class VoteRefused:
+    """Nobody may train: a person has to decide."""
+
+    KIND: ClassVar = "refused"
+    why: Text
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointDone:
+    """`step`: of the checkpoint that answers the question, if there is one."""
+
+    KIND: ClassVar = "persisted"
+    ticket: Count
+    ok: bool
+    step: StepNumber | None
+    why: Text
+
+
+@dataclass(frozen=True, slots=True)
+class SlotDamaged:
+    """Scrubbing has found a slot of this rank that no longer proves."""
+
+    KIND: ClassVar = "damaged"
+    slot: Rank
+    why: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The goodbye was heard."""
+
+    KIND: ClassVar = "released"
+
+
+# -- a rank or an agent to its keeper, and the answers
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Listen to the keepers of other nodes at this address; port 0: at any free one."""
+
+    KIND: ClassVar = "listen"
+    host: Text
+    port: Rank
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where the keeper listens, which life of it, and the newest mesh it knows (-1: none)."""
+
+    KIND: ClassVar = "listening"
+    host: Text
+    port: Rank
+    incarnation: Count
+    mesh_version: StepNumber
+
+
+@dataclass(frozen=True, slots=True)
+class CannotListen:
+    """The address is not this node's, or it is taken."""
+
+    KIND: ClassVar = "cannot-listen"
+    why: Text
+
+
+@dataclass(frozen=True, slots=True)
+class BeginMesh:
+    """The nodes of the job, from now on."""
+
+    KIND: ClassVar = "mesh"
+    mesh: Mesh
+
+
+@dataclass(frozen=True, slots=True)
+class CountTraffic:
+    """How much has crossed the keeper's links?"""
+
+    KIND: ClassVar = "count"
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficCounted:
+    """What has crossed and what was refused, by name."""
+
+    KIND: ClassVar = "counts"
+    counts: Annotated[dict[str, Count], Length(1000)]
+
+
+# -- anybody to anybody
+
+
+@dataclass(frozen=True, slots=True)
+class NotUnderstood:
+    """A message that came was none: perhaps the other side is another release of keepstep."""
+
+    KIND: ClassVar = "not-understood"
+    why: Text
+
+
+FromRank = (
+    JoinVote
+    | Attach
+    | StateLoaded
+    | StateUnusable
+    | PageChanged
+    | WantCheckpoint
+    | Goodbye
+    | Listen
+    | BeginMesh
+    | CountTraffic
+    | NotUnderstood
+)
+ToRank = (
+    StateOffered
+    | TrainingPermitted
+    | VoteRefused
+    | CheckpointDone
+    | SlotDamaged
+    | Released
+    | Listening
+    | CannotListen
+    | TrafficCounted
+    | NotUnderstood
+)

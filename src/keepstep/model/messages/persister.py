@@ -1,0 +1,32 @@
+"""What a keeper asks of its persister, and the answers: a line each, over the child's pipes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from keepstep.model.bounds import Count, Length, Rank, StepNumber, Text
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAct:
+    """One act of an attempt to write a checkpoint. `attempt` is the leader's number for it; `ranks`
+    how many each node has, in the order of the nodes."""
+
+    KIND: ClassVar = "act"
+    act: Literal["survey", "part", "publish", "drop"]
+    node: Rank
+    step: StepNumber
+    epoch: Count
+    attempt: Count
+    ranks: Annotated[tuple[Rank, ...], Length(100_000)]
+
+
+@dataclass(frozen=True, slots=True)
+class ActDone:
+    """`there`: the whole checkpoint has been in the store all along."""
+
+    KIND: ClassVar = "done"
+    ok: bool
+    why: Text
+    there: bool = False

@@ -1,0 +1,236 @@
+"""What is sent arrives equal; whatever else comes is refused by a NotAMessage and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keepstep.core.wire.codec import Codec, NotAMessage
+from keepstep.errors import KeepstepError
+from keepstep.model.bounds import Count, Length, Range, Text
+from keepstep.model.messages import agent_rank, keeper_agent, keeper_rank, persister
+from keepstep.model.snapshot import Stamp
+from keepstep.model.wire import Refusal
+
+CONVERSATIONS: dict[str, tuple[type[Any], ...]] = {
+    "from rank": get_args(keeper_rank.FromRank),
+    "to rank": get_args(keeper_rank.ToRank),
+    "from agent": get_args(keeper_agent.FromAgent),
+    "to agent": get_args(keeper_agent.ToAgent),
+    "from process": get_args(agent_rank.FromProcess),
+    "to process": get_args(agent_rank.ToProcess),
+    "to persister": (persister.CheckpointAct,),
+    "from persister": (persister.ActDone,),
+}
+KINDS = sorted({kind for kinds in CONVERSATIONS.values() for kind in kinds}, key=lambda k: k.KIND)
+
+
+def values(hint: Any, bound: Any = None) -> st.SearchStrategy[Any]:
+    """Everything that a field of this type may hold."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return values(args[0], args[1])
+    if hint is bool:
+        return st.booleans()
+    if hint is int:
+        bound = bound or Range(-1, (1 << 63) - 1)
+        return st.integers(bound.least, bound.most)
+    if hint is str:
+        return st.text(max_size=min(bound.most, 20))
+    if origin is Literal:
+        return st.sampled_from(args)
+    if origin is tuple:
+        return st.lists(values(args[0]), max_size=3).map(tuple)
+    if origin is dict:
+        return st.dictionaries(st.text(max_size=5), values(args[1]), max_size=3)
+    if origin in (Union, UnionType):
+        return st.one_of(*(st.none() if a is NoneType else values(a) for a in args))
+    hints = get_type_hints(hint, include_extras=True)
+    if issubclass(hint, tuple):
+        return st.builds(hint, *(values(hints[name]) for name in hint._fields))
+    return messages(hint)
+
+
+def messages(kind: type[Any]) -> st.SearchStrategy[Any]:
+    hints = get_type_hints(kind, include_extras=True)
+    made = {f.name: values(hints[f.name]) for f in fields(kind) if f.init}
+
+    @st.composite
+    def draw(draw: Callable[[Any], Any]) -> Any:
+        chosen = {name: draw(strategy) for name, strategy in made.items()}
+        try:
+            return kind(**chosen)
+        except KeepstepError:  # a mesh that cannot be
+            return None
+
+    return draw().filter(lambda message: message is not None)
+
+
+MESH = {
+    "version": 7,
+    "node": 1,
+    "members": [
+        {"node": n, "host": "h", "port": 1, "incarnation": 2, "ranks": 3, "rack": None}
+        for n in range(2)
+    ],
+    "secret": "s",
+}
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k is not keeper_rank.BeginMesh])
+def test_what_is_sent_arrives_equal(kind: type[Any]) -> None:
+    codec: Codec[Any] = Codec([kind])
+
+    @given(messages(kind))
+    def check(message: Any) -> None:
+        assert codec.decode(codec.encode(message)) == message
+
+    check()
+
+
+def test_a_mesh_arrives_equal() -> None:
+    codec: Codec[Any] = Codec([keeper_rank.BeginMesh])
+    message = codec.decode(json.dumps({"kind": "mesh", "mesh": MESH}).encode())
+    assert message.mesh.world_size == 6 and codec.decode(codec.encode(message)) == message
+
+
+def test_a_mesh_that_cannot_be_is_no_message() -> None:
+    codec: Codec[Any] = Codec([keeper_rank.BeginMesh])
+    with pytest.raises(NotAMessage, match="nodes 0 to N-1"):
+        codec.decode(json.dumps({"kind": "mesh", "mesh": {**MESH, "node": 5}}).encode())
+
+
+@pytest.mark.parametrize("name", CONVERSATIONS)
+def test_any_bytes(name: str) -> None:
+    codec: Codec[Any] = Codec(CONVERSATIONS[name])
+
+    @given(st.binary(max_size=200))
+    def check(data: bytes) -> None:
+        with pytest.raises(NotAMessage):
+            codec.decode(data)
+
+    check()
+
+
+@pytest.mark.parametrize("name", CONVERSATIONS)
+def test_any_json_object(name: str) -> None:
+    """Among them ones that are almost a message: of a known kind, with known fields."""
+    kinds = CONVERSATIONS[name]
+    codec: Codec[Any] = Codec(kinds)
+    names = sorted({f.name for kind in kinds for f in fields(kind)})
+    almost = st.dictionaries(st.sampled_from(names), ANY_JSON) if names else st.just({})
+
+    @given(almost, st.sampled_from([k.KIND for k in kinds]) | ANY_JSON)
+    def check(plain: dict[str, Any], kind: Any) -> None:
+        data = json.dumps({**plain, "kind": kind}).encode()
+        try:
+            message = codec.decode(data)
+        except NotAMessage:
+            return
+        assert codec.decode(codec.encode(message)) == message
+
+    check()
+
+
+def test_a_list_is_no_message() -> None:
+    for data in (b"[]", b"3", b"null", b'"join"', b"[" * 100_000):
+        with pytest.raises(NotAMessage) as caught:
+            Codec([persister.ActDone]).decode(data)
+        assert caught.value.reason is Refusal.MALFORMED
+
+
+@dataclass(frozen=True, slots=True)
+class Small:
+    KIND: ClassVar = "small"
+    number: Annotated[int, Range(1, 3)]
+    text: Annotated[str, Length(3)]
+    stamp: Stamp | None = None
+    many: Annotated[tuple[Count, ...], Length(2)] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    KIND: ClassVar = "other"
+    why: Text
+
+
+SMALL: Codec[Any] = Codec([Small])
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        {},
+        {"number": 1},
+        {"number": 1, "text": "abc", "more": 1},
+        {"number": 0, "text": "abc"},
+        {"number": 4, "text": "abc"},
+        {"number": True, "text": "abc"},
+        {"number": 1.0, "text": "abc"},
+        {"number": "1", "text": "abc"},
+        {"number": 1, "text": "abcd"},
+        {"number": 1, "text": None},
+        {"number": 1, "text": "abc", "stamp": [1]},
+        {"number": 1, "text": "abc", "stamp": [1, -2]},
+        {"number": 1, "text": "abc", "many": [1, 2, 3]},
+        {"number": 1, "text": "abc", "many": {"0": 1}},
+    ],
+)
+def test_a_field_that_is_not_as_it_should_be(plain: dict[str, Any]) -> None:
+    with pytest.raises(NotAMessage) as caught:
+        SMALL.decode(json.dumps({"kind": "small", **plain}).encode())
+    assert caught.value.reason is Refusal.MALFORMED
+
+
+def test_a_field_with_a_default_may_be_missing() -> None:
+    assert SMALL.decode(b'{"kind":"small","number":1,"text":"a"}') == Small(1, "a")
+
+
+@pytest.mark.parametrize("message", [Small(9, "a"), Small(1, "abcd"), Small(1, 2), None])  # type: ignore[arg-type]
+def test_what_no_peer_would_accept_is_not_sent(message: Any) -> None:
+    with pytest.raises(NotAMessage):
+        SMALL.encode(message)
+
+
+def test_another_conversations_message_is_not_sent() -> None:
+    with pytest.raises(NotAMessage) as caught:
+        SMALL.encode(Other("why"))
+    assert caught.value.reason is Refusal.UNKNOWN_KIND
+
+
+def test_too_long_a_message_is_neither_sent_nor_read() -> None:
+    codec: Codec[Any] = Codec([Other], max_bytes=40)
+    for attempt in (
+        lambda: codec.encode(Other("a" * 40)),
+        lambda: codec.decode(b'{"kind":"other","why":"' + b"a" * 40 + b'"}'),
+    ):
+        with pytest.raises(NotAMessage) as caught:
+            attempt()
+        assert caught.value.reason is Refusal.OVERSIZED
+
+
+def test_messages_of_a_union_are_told_apart_by_their_kind() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Letter:
+        KIND: ClassVar = "letter"
+        content: Small | Other
+
+    globals()["Letter"] = Letter
+    codec: Codec[Any] = Codec([Letter])
+    for content in (Small(1, "a"), Other("b")):
+        assert codec.decode(codec.encode(Letter(content))) == Letter(content)
+    for wrong in ({"kind": "letter"}, {"why": "b"}, {"kind": "other"}, {"kind": []}, 3):
+        with pytest.raises(NotAMessage):
+            codec.decode(json.dumps({"kind": "letter", "content": wrong}).encode())
