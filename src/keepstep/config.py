@@ -178,8 +178,8 @@ def from_mapping(values: Mapping[str, Any]) -> Config:
 # Variables keepstep's own processes hand down; not configuration.
 INTERNAL = {
     "KEEPSTEP_AGENT",
-    "KEEPSTEP_STEWARD",
-    "KEEPSTEP_SUCCEEDS",
+    "KEEPSTEP_SUPERVISOR",
+    "KEEPSTEP_RESTARTED_AGENT",
     "KEEPSTEP_LAST_WORD",
     "KEEPSTEP_AGENT_SOCKET",
     "KEEPSTEP_ATTEMPT",

@@ -16,7 +16,7 @@ import typer
 from keepstep.config import Config, from_mapping
 from keepstep.errors import ConfigError
 from keepstep.model.launch import Etcd, Launch
-from keepstep.runtime.agent.supervisor import LAST_WORD, STEWARD, SUCCEEDS, keep_agent
+from keepstep.runtime.agent.supervisor import LAST_WORD, SUPERVISOR, RESTARTED_AGENT, keep_agent
 
 LOOPBACK = "127.0.0.1"
 RDZV_PORT, MASTER_PORT, ETCD_PORT = 29400, 29500, 2379  # torchrun's, when none is given
@@ -211,12 +211,12 @@ def _run(given: dict[str, Any], script_args: list[str]) -> int:
         {name: value for name, value in given.items() if name in Config.__dataclass_fields__}
     )
     _log_to_stderr()
-    if STEWARD not in os.environ:
+    if SUPERVISOR not in os.environ:
         return keep_agent(sys.argv[1:], os.environ)
     environ = dict(os.environ)
-    for name in (STEWARD, SUCCEEDS, LAST_WORD):  # not for the ranks
+    for name in (SUPERVISOR, RESTARTED_AGENT, LAST_WORD):  # not for the ranks
         os.environ.pop(name, None)
-    from keepstep.runtime.agent.agent import supervise  # imports torch
+    from keepstep.runtime.agent.process import supervise  # imports torch
 
     return supervise(launch, config, environ)
 

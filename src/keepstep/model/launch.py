@@ -5,6 +5,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# In the environment of a rank: where its agent listens; that it takes a lost rank's place.
+AGENT_SOCKET = "KEEPSTEP_AGENT_SOCKET"
+REJOIN = "KEEPSTEP_REJOIN"
+
 
 @dataclass(frozen=True, slots=True)
 class Etcd:
@@ -29,7 +33,7 @@ class Launch:
     `master_port` 0 means a free one. `redirects`, `tee` are torchrun's (`0`, `3`, `0:1,1:2`);
     `shown_ranks` None shows the output of all.
     `standby` processes wait on each node to become a rank at once.
-    `least_nodes`: with so many a job goes on when no more come in time.
+    `min_nodes`: with so many a job goes on when no more come in time.
     `endpoint` is where the agents of several `nodes` meet, with `etcd` its first; `node_rank` which
     of them this one would like to be.
     """
@@ -47,7 +51,7 @@ class Launch:
     shown_ranks: frozenset[int] | None = None
     standby: int = 1
     nodes: int = 1
-    least_nodes: int = 1
+    min_nodes: int = 1
     node_rank: int | None = None
     endpoint: tuple[str, int] | None = None
     job: str | None = None
@@ -55,8 +59,9 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """This node's ranks among all ranks, for one life of them (`attempt`), and where they meet."""
+class RankAssignment:
+    """This node's ranks among all ranks, for one life of them (`attempt`), and where they meet. -1:
+    none yet."""
 
     attempt: int
     node: int
@@ -65,3 +70,25 @@ class Place:
     world_size: int
     master_addr: str
     master_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReport:
+    """What a rank leaves behind when its program fails. `message` is the error's type and message,
+    `place` where in the program it was raised, `path` the file that says more; all empty when it
+    left nothing."""
+
+    message: str = ""
+    place: str = ""
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnd:
+    """A rank's process is over. `rank` is its number on the node; `code` as subprocess tells it: 0
+    ended well, n exit code, -n killed by signal n."""
+
+    rank: int
+    pid: int
+    code: int
+    report: ErrorReport = ErrorReport()

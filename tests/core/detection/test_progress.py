@@ -21,7 +21,7 @@ from keepstep.core.detection.progress import LEARNT_STEPS, REMEMBERED, Durations
 from keepstep.edge.shm.status_page import BLANK
 from keepstep.model.snapshot import Phase, RankStatus
 from keepstep.model.units import MIB, S_NS
-from keepstep.model.verdict import GroupSample, ProcessSample, State
+from keepstep.model.diagnosis import GroupSample, ProcessSample, State
 from tests.core.healthy_job import Draw, Fault, HealthyJob, lognormal, pareto, watch
 
 LIMITS = derive()

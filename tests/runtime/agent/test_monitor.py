@@ -26,7 +26,7 @@ from keepstep.edge.probes import memory, stacks
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_page import read_status
 from keepstep.model.units import S_NS
-from keepstep.model.verdict import Strength, Verdict
+from keepstep.model.diagnosis import Strength, Diagnosis
 from keepstep.runtime.agent.monitor import Watch
 from keepstep.testing.cluster import wait_for
 
@@ -138,15 +138,15 @@ def ranks(tmp_path: Path) -> Iterator[Ranks]:
     found.end()
 
 
-def verdicts(watch: Watch) -> list[Verdict]:
+def verdicts(watch: Watch) -> list[Diagnosis]:
     """The first that are told."""
-    found: list[Verdict] = wait_for(
+    found: list[Diagnosis] = wait_for(
         lambda: watch.tick(time.monotonic_ns()), lambda: "no verdict", PATIENCE_S
     )
     return found
 
 
-def told_within(watch: Watch, seconds: float) -> list[Verdict]:
+def told_within(watch: Watch, seconds: float) -> list[Diagnosis]:
     """All that are told in that time."""
     until, found = time.monotonic() + seconds, []
     while time.monotonic() < until:
@@ -279,7 +279,7 @@ def test_a_culprit_on_another_node_is_not_ours_to_kill(ranks: Ranks) -> None:
     wait_for(have_both_got_stuck, lambda: "not stuck", PATIENCE_S)
     os.kill(pids[1], signal.SIGSTOP)
 
-    def told() -> list[Verdict]:
+    def told() -> list[Diagnosis]:
         assert here.tick(time.monotonic_ns()) == []
         return there.tick(time.monotonic_ns())
 

@@ -3,10 +3,10 @@
     {"kind": the class's KIND, and its fields by name}
 
 Comes in: a message, or bytes that somebody sent. Goes out: the other one. What a field may hold is
-read off its type hint: `int` and `str` with a bound (`model/bounds.py`), `bool`, an `IntEnum`,
-`Literal`, `X | None`, `tuple[X, ...]` and `tuple[X, Y]`, `dict[str, X]`, a named tuple (as a list),
-a dataclass (as an object), or a union of messages (as objects with a `kind`). Nothing is converted
-that is not meant: a bool is no number, a number no text.
+read off its type hint: `int` and `str` with a bound (`model/bounds.py`), `bool`, an enum of numbers
+or of texts, `Literal`, `X | None`, `tuple[X, ...]` and `tuple[X, Y]`, `dict[str, X]`, a named tuple
+(as a list), a dataclass (as an object), or a union of messages (as objects with a `kind`). Nothing
+is converted that is not meant: a bool is no number, a number no text.
 
 Never trusts: an unknown kind, a missing or surplus field, a value of another type or beyond its
 bound raises `NotAMessage`, nothing else does, and nothing is unpickled.
@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from enum import IntEnum
+from enum import Enum, IntEnum
 from types import NoneType, UnionType
 from typing import (
     Annotated,
@@ -183,8 +183,8 @@ def _reader(hint: Any, bound: Range | Length | None = None) -> Read:
         return _object(_reader(args[1]), bound.most if isinstance(bound, Length) else MAX_ITEMS)
     if origin in (Union, UnionType):
         return _union(args)
-    if isinstance(hint, type) and issubclass(hint, IntEnum):
-        return _member_of(hint)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return _member_of(hint, int if issubclass(hint, IntEnum) else str)
     if isinstance(hint, type) and issubclass(hint, tuple):
         return _named_tuple(hint)
     assert is_dataclass(hint) and isinstance(hint, type), f"no rule for {hint}"
@@ -228,10 +228,10 @@ def _one_of(words: tuple[Any, ...]) -> Read:
     return read
 
 
-def _member_of(enum: type[IntEnum]) -> Read:
-    def read(value: Any) -> IntEnum:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ValueError(f"expected a number, found {value!r:.40}")
+def _member_of(enum: type[Enum], kind: type[int] | type[str]) -> Read:
+    def read(value: Any) -> Enum:
+        if isinstance(value, bool) or not isinstance(value, kind):
+            raise ValueError(f"expected one of {enum.__name__}, found {value!r:.40}")
         return enum(value)  # raises ValueError
 
     return read
@@ -322,6 +322,8 @@ def _writer(hint: Any) -> Write:
         hints = get_type_hints(hint, include_extras=True)
         each = [_writer(hints[name]) for name in hint._fields]  # type: ignore[attr-defined]
         return lambda value: [write(item) for write, item in zip(each, value, strict=True)]
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return lambda value: value.value
     if is_dataclass(hint) and isinstance(hint, type):
         return _schema(hint).write
     return _as_it_is

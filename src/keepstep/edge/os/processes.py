@@ -62,11 +62,13 @@ def ensure_keeper(settings: Settings, timeout_s: float = 10.0) -> Mailbox:
         if now - started_at > 3.0:
             started_at = now
             claim_job_dir(settings.job_dir)
-            _start_keeper(settings, log_path)
+            start_keeper(settings)
         time.sleep(0.01)
 
 
-def _start_keeper(settings: Settings, log_path: Path) -> None:
+def start_keeper(settings: Settings) -> None:
+    """Start a keeper of its own session. Raises OSError, subprocess.SubprocessError."""
+    log_path = settings.journal_path.with_name("keeper.log")
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with open(log_path, "ab") as log:
         subprocess.run(

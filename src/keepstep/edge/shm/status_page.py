@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import struct
 import threading
-import time
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -50,25 +49,20 @@ class StatusPage:
 
     @classmethod
     def own(
-        cls, memory: Memory, job_dir: Path, rank: int, patience_s: float = 2.0, clock: Clock = CLOCK
+        cls, memory: Memory, job_dir: Path, rank: int, clock: Clock = CLOCK
     ) -> StatusPage | None:
-        """Map the rank's page as its owner, creating it if needed; None when a living process owns
-        it.
+        """Map the rank's page as its owner, creating it if needed; None when it is owned now.
 
-        A killed owner takes a moment to be gone, and an onlooker's `alive` holds the lock for a
-        moment too.
+        By a living process; by a killed one, which takes a moment to be gone; or by an onlooker's
+        `alive`, which holds the lock for a moment.
         """
         path = status_path(job_dir, rank)
         TwinPage.ensure(memory, path).close()
         page = cls(memory, path, clock)
-        deadline = time.monotonic() + patience_s
-        while True:
-            if page._page.lock(exclusive=True):
-                return page
-            if time.monotonic() > deadline:
-                page.close()
-                return None
-            time.sleep(0.01)
+        if page._page.lock(exclusive=True):
+            return page
+        page.close()
+        return None
 
     def alive(self) -> bool:
         """Whether a living process owns the page."""

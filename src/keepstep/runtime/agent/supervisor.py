@@ -1,4 +1,4 @@
-"""Steward: what `keepstep run` is at first: the parent of the node's agent, which it replaces when
+"""Supervisor: what `keepstep run` is at first: the parent of the node's agent, which it replaces when
 that dies.
 
 Comes in: signals, and the agent's end. Goes out: the same signals to the agent, and the agent's
@@ -8,7 +8,7 @@ first one's ranks were doing and has them start from memory; the ranks of other 
 process. Nobody follows an agent that had said its last word: the memory may be gone by then, and
 what is done would be begun from nothing.
 
-Invariant: at most one agent lives; when the steward is killed its agent dies with it, and the ranks
+Invariant: at most one agent lives; when the supervisor is killed its agent dies with it, and the ranks
 train on without one.
 """
 
@@ -25,8 +25,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-STEWARD = "KEEPSTEP_STEWARD"  # in the environment of an agent: its steward's process
-SUCCEEDS = "KEEPSTEP_SUCCEEDS"  # and that there was another one before it
+SUPERVISOR = "KEEPSTEP_SUPERVISOR"  # in the environment of an agent: its supervisor's process
+RESTARTED_AGENT = "KEEPSTEP_RESTARTED_AGENT"  # and that there was another one before it
 # and the descriptor on which it says with which code the job ends here
 LAST_WORD = "KEEPSTEP_LAST_WORD"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -40,13 +40,13 @@ log = logging.getLogger("keepstep")
 def keep_agent(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run `keepstep` with these arguments as an agent, again when it is killed; the exit code of
     the last one."""
-    return _Steward(arguments, environ).run()
+    return _Supervisor(arguments, environ).run()
 
 
-class _Steward:
+class _Supervisor:
     def __init__(self, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
         self._command = [sys.executable, "-m", "keepstep.cli.main", *arguments]
-        self._environ = {**environ, STEWARD: str(os.getpid())}
+        self._environ = {**environ, SUPERVISOR: str(os.getpid())}
         self._agent: subprocess.Popen[bytes] | None = None
         self._told: int | None = None  # the first signal that was forwarded
 
@@ -72,7 +72,7 @@ class _Steward:
                 )
                 return 128 - code
             log.warning("the agent was killed by signal %d; another one takes over", -code)
-            self._environ[SUCCEEDS] = "1"
+            self._environ[RESTARTED_AGENT] = "1"
 
     def _life(self) -> int:
         """The agent's exit code; of one that was killed after its last word, the code it had
@@ -106,9 +106,9 @@ class _Steward:
 
 
 def say_last_word(environ: Mapping[str, str], exit_code: int) -> None:
-    """The agent to its steward, if it has one: the job ends here, and with this code."""
+    """The agent to its supervisor, if it has one: the job ends here, and with this code."""
     if LAST_WORD in environ:
-        with suppress(OSError):  # there is no steward any more
+        with suppress(OSError):  # there is no supervisor any more
             os.write(int(environ[LAST_WORD]), bytes([exit_code & 0xFF]))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 START = """
 import os, signal, sys, threading
-from keepstep.runtime.rank.preemption import Preemption
+from keepstep.edge.os.preemption import Preemption
 
 acted = []
 def act():

@@ -1,4 +1,4 @@
-"""Verdicts: what is seen of a rank from outside, and what follows from it.
+"""Diagnoses: what is seen of a rank from outside, and what follows from it.
 
 Values only. `edge/probes/` sees, `core/detection/progress.py` puts together what was seen over
 time, `core/detection/diagnosis.py` decides. Durations, never times of day: nodes need not agree
@@ -126,7 +126,7 @@ DEADLY = frozenset({"hang", "stopped", "deadlocked", "unkillable"})
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Diagnosis:
     """What happened, to whom, and how that is known. `culprit` None: nobody in particular, and
     `scope` is then `job`.
 
