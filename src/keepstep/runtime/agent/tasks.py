@@ -79,29 +79,45 @@ class Task(Generic[T]):
         self._failed = failed
         self._awaited: Answer[Any] | None = None
         self._is_over = False
+        self._is_running = False
         self._go_on()
 
     def cancel(self) -> None:
-        """It goes no further. Nothing if it is over."""
+        """It goes no further than to what it waits for next. Nothing if it is over."""
         if self._is_over:
             return
         self._is_over = True
         if self._awaited is not None:
             self._awaited.forget()
-        self._coroutine.close()
+        if not self._is_running:
+            self._coroutine.close()
 
     def _go_on(self) -> None:
         if self._is_over:
             return
         self._awaited = None
+        self._is_running = True
         try:
             awaited = self._coroutine.send(None)
         except StopIteration as over:
-            self._is_over = True
-            self._done(over.value)
+            self._end(lambda: self._done(over.value))
         except KeepstepError as error:
-            self._is_over = True
-            self._failed(error)
+            self._end(lambda: self._failed(error))
+        else:
+            self._wait_for(awaited)
+        finally:
+            self._is_running = False
+
+    def _end(self, tell: Callable[[], None]) -> None:
+        is_cancelled, self._is_over = self._is_over, True
+        if not is_cancelled:
+            tell()
+
+    def _wait_for(self, awaited: Answer[Any]) -> None:
+        self._is_running = False
+        if self._is_over:  # it was cancelled by what it did itself
+            awaited.forget()
+            self._coroutine.close()
         else:
             self._awaited = awaited
             awaited.when_given(self._go_on)
