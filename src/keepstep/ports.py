@@ -48,8 +48,9 @@ class Timers(Protocol):
 
     def after(self, delay_ns: int, call: Callable[[], None]) -> Timer:
         """Have the loop make `call` once, when `delay_ns` nanoseconds have passed on this machine's
-        clock, or a little later, but never before this method has returned. Timers come in the
-        order in which they are due, and those of one instant in the order of their asking."""
+        clock, or a little later, but never before this method has returned; less than 0 is 0.
+        Timers come in the order in which they are due, and those of one instant in the order of
+        their asking."""
 
 
 class Region(Protocol):

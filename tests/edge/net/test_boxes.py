@@ -162,6 +162,21 @@ def test_what_a_peer_does_not_read_waits_and_arrives_in_order(room: Room) -> Non
     room.until(lambda: room.heard == [GONE])
 
 
+def test_a_poke_does_not_overtake_what_waits(room: Room) -> None:
+    peer = room.connect()
+    assert room.box is not None
+    for number in range(1000):
+        room.box.send(NotUnderstood(f"{number} {'x' * 900}"))
+    for _ in range(10):
+        assert peer.recv(MAX_PACKET_BYTES)
+    room.box.poke(Released())  # there would be room for it now
+    peer.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        while True:
+            assert isinstance(TO_RANK.decode(peer.recv(MAX_PACKET_BYTES)), NotUnderstood)
+    peer.close()
+
+
 def test_what_waits_when_the_box_is_closed_is_sent_before_the_end(room: Room) -> None:
     peer = room.connect()
     assert room.box is not None

@@ -52,7 +52,7 @@ def test_timers_come_in_the_order_in_which_they_are_due(delays_ms: list[int]) ->
         loop.after(delay_ms * MS_NS, lambda number=number: heard.append(number))  # type: ignore[misc]
     loop.run(after_all(len(delays_ms), heard))
     loop.close()
-    assert heard == sorted(range(len(delays_ms)), key=lambda number: delays_ms[number])
+    assert heard == sorted(range(len(delays_ms)), key=lambda number: max(0, delays_ms[number]))
 
 
 def test_a_cancelled_timer_does_not_come(loop: Loop) -> None:
@@ -70,15 +70,12 @@ def test_a_cancelled_timer_does_not_come(loop: Loop) -> None:
 def test_a_timer_that_is_set_by_a_timer_waits_for_the_next_turn(loop: Loop) -> None:
     heard: list[object] = []
 
-    def again() -> None:
-        heard.append("timer")
-        if heard.count("timer") < 100:
-            loop.after(-S_NS, again)
+    def for_ever() -> None:
+        loop.after(-S_NS, for_ever)
 
-    loop.after(0, again)
+    loop.after(0, for_ever)
     loop.after(MS_NS, lambda: loop.post(lambda: heard.append("post")))
-    loop.run(lambda: len(heard) == 101)
-    assert heard.count("post") == 1
+    loop.run(after_all(1, heard))
 
 
 # -- posted calls

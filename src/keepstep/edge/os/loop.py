@@ -57,7 +57,8 @@ class Loop:
     def after(self, delay_ns: int, call: Call) -> LoopTimer:
         """See `ports.Timers`."""
         timer = LoopTimer(call)
-        heappush(self._timers, (time.monotonic_ns() + delay_ns, next(self._numbers), timer))
+        due_ns = time.monotonic_ns() + max(0, delay_ns)
+        heappush(self._timers, (due_ns, next(self._numbers), timer))
         return timer
 
     def post(self, call: Call) -> None:
@@ -121,16 +122,14 @@ class Loop:
     def _turn(self, ready: list[tuple[selectors.SelectorKey, int]]) -> Iterator[Call]:
         """What is to be done now. Nothing is taken from where it waits before its call is made."""
         for key, events in sorted(ready, key=lambda each: each[0].data[0]):
-            number, calls = key.data
+            _, calls = key.data  # as they are when it is their turn: some may have been removed
             for event in (READ, WRITE):
-                now = self._selector.get_map().get(key.fd)
-                is_same = now is not None and now.data[0] == number  # not another with its number
-                if is_same and events & event and event in calls:
+                if events & event and event in calls:
                     yield calls[event]
         for _ in range(len(self._posted)):
             yield self._posted.popleft()
-        now_ns, number = time.monotonic_ns(), next(self._numbers)
-        while self._timers and self._timers[0][0] <= now_ns and self._timers[0][1] < number:
+        now_ns = time.monotonic_ns()
+        while self._timers and self._timers[0][0] <= now_ns:
             timer = heappop(self._timers)[2]
             due, timer.call = timer.call, None
             if due is not None:
