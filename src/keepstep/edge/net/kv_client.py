@@ -168,7 +168,7 @@ class KVClient:
                 answer = question.ask(client)
                 self._loop.post(partial(self._tell, question.then, answer))
         except MeetingError as error:
-            self.meeting_lost(str(error))
+            self.memory_lost(str(error))
 
     def _opened(self, client: BlockingClient) -> None:
         if not self.is_closed:
@@ -184,7 +184,7 @@ class KVClient:
             self.close()
             tell(why)
 
-    def meeting_lost(self, why: str) -> None:
+    def memory_lost(self, why: str) -> None:
         """From a thread: the memory is gone."""
         self._loop.post(partial(self._end, self._tell_lost, why))
 
@@ -298,7 +298,7 @@ class _Waiter:
                     return
                 self._client.ended(self, keys, found)
         except MeetingError as error:
-            self._client.meeting_lost(str(error))
+            self._client.memory_lost(str(error))
 
 
 def _start(work: Callable[[], None], crashed: Callable[[BaseException], None], name: str) -> None:
