@@ -46,17 +46,21 @@ class Clock(Protocol):
 
 
 class Timer(Protocol):
-    """Something that is to happen later."""
+    """A call that is to come later and can be called off."""
 
     def cancel(self) -> None:
-        """It does not happen. Nothing if it has, or was cancelled before."""
+        """It does not come. Nothing happens when it has come already, is just being made, or was
+        cancelled before."""
 
 
 class Timers(Protocol):
-    """A loop's timers."""
+    """The timers of a loop, for the calls that this loop makes."""
 
     def after(self, delay_ns: int, call: Callable[[], None]) -> Timer:
-        """Have the loop call `call` once, not before so many nanoseconds have passed."""
+        """Have the loop make `call` once, when `delay_ns` nanoseconds have passed on this machine's
+        clock, or a little later, but never before this method has returned; less than 0 is 0.
+        Timers come in the order in which they are due, and those of one instant in the order of
+        their asking."""
 
 
 class Region(Protocol):
@@ -455,12 +459,18 @@ class KV(Protocol):
 
     `swap` is all that writes, and it writes at one instant for everybody: seats and verdicts are
     swapped against nothing, so that the first writer wins; who leads is swapped against what was
-    read. Nobody writes a value, in one key, that was there before: a `swap` that was not answered
-    may be asked again, and may take effect late, and does no harm. No value is empty.
+    read. No value is empty. Nobody writes a value, in one key, that was there before: a client that
+    gets no answer asks again, so a swap may take effect late, also after its asker has died, and
+    does no harm.
 
-    Questions of one client are answered in the order in which they were asked, but for `wait`.
-    When the memory is gone the client says so once, by the `lost` it was made with, and answers
-    nothing any more. What passes (a restart, an election) is waited out.
+    What is asked by `swap` and `read` takes effect, and is answered, in the order in which it was
+    asked. A `wait` stands beside that order, and so does its answer. What passes (a restart, an
+    election) is waited out, and meanwhile nothing is answered.
+
+    When the memory is gone for good, the client says so once, by the `lost` it was opened with, as
+    soon as it asks or waits. After that, and after `close`, it answers nothing any more: questions
+    may still be asked and waits cancelled, and what had no answer by then may have taken effect, or
+    may yet.
     """
 
     @property
@@ -471,10 +481,12 @@ class KV(Protocol):
     def swap(
         self, key: str, expected: str | None, value: str, then: Callable[[str | None], None]
     ) -> None:
-        """`then` hears what is there now: `value`, if `expected` was there (None: nothing)."""
+        """Write `value` if `expected` is there (None: nothing is). `then` hears what is there now:
+        `value` if that was so, else what was found (None: nothing)."""
 
     def read(self, keys: Sequence[str], then: Callable[[list[str | None]], None]) -> None:
-        """`then` hears what is there, as of some instant after the question."""
+        """`then` hears what is there, in the order of `keys`, each as of some instant after the
+        question; None where nothing is."""
 
     def wait(
         self,
@@ -482,11 +494,26 @@ class KV(Protocol):
         within_ns: int | None,
         then: Callable[[list[str] | None], None],
     ) -> Timer:
-        """`then` hears what is there once something is at all of these; None when that was not so
-        in time. Cancelled, it hears nothing."""
+        """`then` hears what is there once something is at all of these. It hears None when
+        something was still missing after `within_ns` nanoseconds; None for `within_ns` waits
+        without end. Cancelled, it hears nothing."""
 
     def close(self) -> None:
-        """Nothing is answered any more."""
+        """Nothing is answered any more, not even what has been answered on the way here."""
+
+
+class OpenKV(Protocol):
+    """Finds the memory of a job, or makes it where that is this machine's part."""
+
+    def __call__(
+        self,
+        opened: Callable[[KV], None],
+        failed: Callable[[str], None],
+        lost: Callable[[str], None],
+    ) -> Timer:
+        """Returns at once. The loop calls `opened` with a client, or `failed` with why there is
+        none; neither when it is cancelled before. `lost` hears once why the memory is gone (see
+        `KV`), only after `opened` and never after `close`."""
 
 
 class OpenKV(Protocol):

@@ -11,7 +11,9 @@ import selectors
 import signal
 import sys
 import time
+from collections.abc import Callable
 from fcntl import LOCK_EX, LOCK_NB, flock
+from queue import SimpleQueue
 
 from keepstep.config import Settings, settings_from_text
 from keepstep.edge.net.unix_socket import Mailbox, listen
@@ -36,7 +38,8 @@ class KeeperProcess:
         self._settings = settings
         self._selector = selectors.DefaultSelector()
         self._waker = Waker()
-        self._workers = Threads(WORKERS, self._waker.wake)
+        self._posted: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._workers = Threads(WORKERS, self._post)
         self._journal = Journal(settings.journal_path, "keeper")
         self._writer = (
             PersisterChild(settings, self._selector) if settings.store is not None else None
@@ -71,6 +74,11 @@ class KeeperProcess:
         interleaves = self._settings.interleave == "auto"
         gate = Pacing(self._settings.job_dir, address[0], self._journal) if interleaves else None
         return TcpLinks(job_hash, incarnation, address, dead_ns, receiver, gate)
+
+    def _post(self, call: Callable[[], None]) -> None:
+        """From any thread."""
+        self._posted.put(call)
+        self._waker.wake()
 
     def run(self) -> None:
         """Until the job is over."""
@@ -109,7 +117,8 @@ class KeeperProcess:
 
     def _woken(self) -> None:
         self._waker.rest()
-        self._workers.hand_in()
+        while not self._posted.empty():
+            self._posted.get()()
         self.keeper.hear_lines()
 
 

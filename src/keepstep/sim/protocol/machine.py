@@ -74,6 +74,11 @@ class SimClock:
         now_ns = self._world.now_ns
         return self._booted_ns + now_ns + now_ns * self._ppm // 1_000_000
 
+    def takes_ns(self, delay_ns: int) -> int:
+        """How much time has to pass in the world until this clock is later by `delay_ns`."""
+        # two more: this is rounded down, and so is what the clock shows then
+        return delay_ns * 1_000_000 // (1_000_000 + self._ppm) + 2
+
     def wall_ns(self) -> int:
         return YEAR_2026_NS + self._world.now_ns + self.wall_error_ns
 
