@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from keepstep.model.lost import LostNode
-from keepstep.model.wire import Message, Span
+from keepstep.model.messages.peers import MeshMessage
+from keepstep.model.wire import Span
 
 T = TypeVar("T")
 Acts = Generator[None, None, T]  # work in pieces, its result at the end
@@ -187,7 +188,7 @@ class Receiver(Protocol):
         """The link to that node is open, for the first time or again with another life of its
         keeper."""
 
-    def message(self, node: int, message: Message) -> None:
+    def message(self, node: int, message: MeshMessage) -> None:
         """Arrives once, in the order in which it was sent."""
 
     def place(self, node: int, span: Span) -> memoryview | None:
@@ -224,7 +225,7 @@ class Links(Protocol):
         """Be linked with that node's keeper, in this life of it or a later one. At another address
         than before it is another machine's, of whatever age."""
 
-    def send(self, node: int, message: Message) -> bool:
+    def send(self, node: int, message: MeshMessage) -> bool:
         """False when it could not be taken: no link, or its queue is full."""
 
     def send_block(

@@ -23,15 +23,23 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """A text of at most `most` characters, or a list or an object of at most `most` entries."""
+    """A text of at most `most` characters, or a list or an object of at most `most` entries.
+
+    `cuts`: a longer text is cut when it is written, and refused when it is read. For sentences that
+    people read: none is worth an error.
+    """
 
     most: int
+    cuts: bool = False
 
 
-Rank = Annotated[int, Range(0, U32)]  # also a node, a place, a pid, a port
+Rank = Annotated[int, Range(0, U32)]  # also a node, a place, a pid
+Port = Annotated[int, Range(0, (1 << 16) - 1)]
+WorldSize = Annotated[int, Range(1, 1 << 20)]
 Count = Annotated[int, Range(0, U63)]
 StepNumber = Annotated[int, Range(-1, U63)]  # -1: before the first step
 Checksum = Annotated[int, Range(0, U64)]
 Flag = Annotated[int, Range(0, 1)]
 Text = Annotated[str, Length(1000)]
+Sentence = Annotated[str, Length(1000, cuts=True)]
 LongText = Annotated[str, Length(32_000)]  # a command line, an environment variable

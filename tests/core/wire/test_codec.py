@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from enum import IntEnum
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from keepstep.core.wire.codec import Codec, NotAMessage
 from keepstep.errors import KeepstepError
 from keepstep.model.bounds import Count, Length, Range, Text
-from keepstep.model.messages import agent_rank, keeper_agent, keeper_rank, persister
+from keepstep.model.messages import agent_rank, keeper_agent, keeper_rank, peers, persister
 from keepstep.model.snapshot import Stamp
 from keepstep.model.wire import Refusal
 
@@ -28,8 +29,11 @@ CONVERSATIONS: dict[str, tuple[type[Any], ...]] = {
     "to process": get_args(agent_rank.ToProcess),
     "to persister": (persister.CheckpointAct,),
     "from persister": (persister.ActDone,),
+    "between keepers": get_args(peers.KeeperMessage),
 }
-KINDS = sorted({kind for kinds in CONVERSATIONS.values() for kind in kinds}, key=lambda k: k.KIND)
+KINDS = sorted(
+    {kind for kinds in CONVERSATIONS.values() for kind in kinds}, key=lambda k: k.__qualname__
+)
 
 
 def values(hint: Any, bound: Any = None) -> st.SearchStrategy[Any]:
@@ -53,6 +57,8 @@ def values(hint: Any, bound: Any = None) -> st.SearchStrategy[Any]:
     if origin in (Union, UnionType):
         return st.one_of(*(st.none() if a is NoneType else values(a) for a in args))
     hints = get_type_hints(hint, include_extras=True)
+    if issubclass(hint, IntEnum):
+        return st.sampled_from(hint)
     if issubclass(hint, tuple):
         return st.builds(hint, *(values(hints[name]) for name in hint._fields))
     return messages(hint)
@@ -192,6 +198,16 @@ def test_a_field_that_is_not_as_it_should_be(plain: dict[str, Any]) -> None:
     with pytest.raises(NotAMessage) as caught:
         SMALL.decode(json.dumps({"kind": "small", **plain}).encode())
     assert caught.value.reason is Refusal.MALFORMED
+
+
+def test_a_sentence_that_is_too_long_is_cut_where_it_is_written() -> None:
+    codec: Codec[Any] = Codec([persister.ActDone])
+    why = "a" * 2000
+    assert codec.decode(codec.encode(persister.ActDone(False, why))) == persister.ActDone(
+        False, why[:1000]
+    )
+    with pytest.raises(NotAMessage):
+        codec.decode(json.dumps({"kind": "done", "ok": False, "why": why}).encode())
 
 
 def test_a_field_with_a_default_may_be_missing() -> None:

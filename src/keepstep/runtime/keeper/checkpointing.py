@@ -26,6 +26,7 @@ from keepstep.config import Settings
 from keepstep.core.resume.cut import Holding, cut
 from keepstep.edge.shm.slot import Slot
 from keepstep.model.mesh import LEADER, Mesh
+from keepstep.model.messages.persister import ActName
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import S_NS, human_ns
 from keepstep.ports import Clock, Journal, Memory, Writer
@@ -37,7 +38,7 @@ OVERWRITTEN = "overwritten"  # how a node's refusal begins when a newer step may
 
 Answer = Callable[[bool, str], None]  # whether it was done, and what was done or why not
 # node, act, stamp, attempt: have that node's keeper `carry_out` this
-Order = Callable[[int, str, Stamp, int], None]
+Order = Callable[[int, ActName, Stamp, int], None]
 
 
 class Asker(Protocol):
@@ -198,7 +199,7 @@ class Persisting:
         )
         self._begin("survey", slots)
 
-    def _begin(self, act: str, pins: Sequence[Slot] = ()) -> None:
+    def _begin(self, act: ActName, pins: Sequence[Slot] = ()) -> None:
         """Have every node that takes part in the act carry it out."""
         running = self._running
         assert running is not None
@@ -210,21 +211,21 @@ class Persisting:
             act, running.stamp, running.number, partial(self._heard_here, act, running.number), pins
         )
 
-    def _order_others(self, act: str) -> None:
+    def _order_others(self, act: ActName) -> None:
         running = self._running
         assert running is not None
         for node in range(1, len(running.ranks)):
             assert self._order is not None
             self._order(node, act, running.stamp, running.number)
 
-    def _heard_here(self, act: str, number: int, answer: dict[str, Any]) -> None:
+    def _heard_here(self, act: ActName, number: int, answer: dict[str, Any]) -> None:
         if answer["there"] and self._running is not None and self._running.number == number:
             self._order_others("drop")
             self._done(True, answer["why"])
         else:
             self.answered(LEADER, act, number, answer["ok"], answer["why"])
 
-    def answered(self, node: int, act: str, attempt: int, ok: bool, why: str) -> None:
+    def answered(self, node: int, act: ActName, attempt: int, ok: bool, why: str) -> None:
         """A node's answer to an act. Answers of other attempts, and of other acts, count for
         nothing."""
         running = self._running
@@ -283,7 +284,7 @@ class Persisting:
         )
         self._refuse_unless_leading()
 
-    def carry_out(self, act: str, stamp: Stamp, attempt: int, answer: Answer) -> None:
+    def carry_out(self, act: ActName, stamp: Stamp, attempt: int, answer: Answer) -> None:
         """What the leader ordered from this node."""
         pins: Sequence[Slot] = ()
         if act == "survey":
@@ -323,7 +324,7 @@ class Persisting:
 
     def _tell(
         self,
-        act: str,
+        act: ActName,
         stamp: Stamp,
         number: int,
         heard: Callable[[dict[str, Any]], None],

@@ -22,6 +22,15 @@ from keepstep.edge.shm.slot import rank_dir, ranks_in, slot_paths
 from keepstep.edge.shm.status_page import StatusPages
 from keepstep.errors import KeeperError, StoreError
 from keepstep.model.mesh import LEADER, Mesh, mesh_from_json
+from keepstep.model.messages.peers import (
+    ActAnswer,
+    ActOrdered,
+    CheckpointAnswer,
+    CheckpointAsked,
+    CheckpointBody,
+    VoteBody,
+)
+from keepstep.model.messages.persister import ActName
 from keepstep.model.snapshot import RankStatus, Stamp
 from keepstep.model.units import MS_NS, S_NS
 from keepstep.ports import Box
@@ -30,7 +39,7 @@ from keepstep.runtime.keeper.checkpointing import Persisting
 from keepstep.runtime.keeper.resume import Election
 from keepstep.runtime.keeper.scrubber import Scrubbing
 from keepstep.runtime.replication.node import Node
-from keepstep.runtime.replication.peer_inbox import Lines
+from keepstep.runtime.replication.peer_inbox import PeerInbox
 from keepstep.runtime.world import World
 
 TICK_NS = 200 * MS_NS
@@ -43,13 +52,12 @@ LAST_ANSWER_NS = 60 * S_NS
 class FarAsker:
     """A rank of another node, as persisting sees it."""
 
-    def __init__(self, say: Callable[[int, str, dict[str, Any]], None], node: int) -> None:
+    def __init__(self, say: Callable[[int, CheckpointBody], None], node: int) -> None:
         self._say, self._node = say, node
 
     def send(self, message: dict[str, Any], /) -> bool:
-        self._say(
-            self._node, "answer", {name: message[name] for name in ("ticket", "ok", "step", "why")}
-        )
+        answer = CheckpointAnswer(message["ticket"], message["ok"], message["step"], message["why"])
+        self._say(self._node, answer)
         return True
 
 
@@ -69,7 +77,7 @@ class Keeper:
         self.scrubbing = Scrubbing(settings, world, self)
         self._tickets = itertools.count(1)
         self._asked: dict[int, tuple[Box | None, int]] = {}  # of another node's keeper, which leads
-        self.lines: Lines | None = None
+        self.lines: PeerInbox | None = None
         self.node: Node | None = None
         self.ranks: dict[int, Box] = {}
         self._attached = False  # ranks that train have found this keeper
@@ -246,7 +254,7 @@ class Keeper:
     def _listen(self, host: str, port: int) -> dict[str, Any]:
         if self.lines is None:
             try:
-                self.lines = Lines(
+                self.lines = PeerInbox(
                     self._world, self._job_hash, (host, port), self.settings.link_dead_s
                 )
             except KeeperError as error:
@@ -283,8 +291,8 @@ class Keeper:
         if first and self._attached:
             self.node.trains()
 
-    def vote_word(self, node: int, word: str, body: dict[str, Any]) -> None:
-        self.election.heard(node, word, body)
+    def vote_word(self, node: int, body: VoteBody) -> None:
+        self.election.heard(node, body)
 
     def inventories_changed(self) -> None:
         self.election.inventories_changed()
@@ -332,7 +340,7 @@ class Keeper:
         assert self.node is not None
         number = next(self._tickets)
         self._asked[number] = (box, ticket)
-        self.node.say_persist(LEADER, "ask", {"ticket": number, "step": step, "why": why[:500]})
+        self.node.say_persist(LEADER, CheckpointAsked(number, step, why[:500]))
 
     def _cannot_persist(self, box: Box | None, ticket: int) -> None:
         if box is not None:
@@ -346,38 +354,36 @@ class Keeper:
                 }
             )
 
-    def _order_persisting(self, node: int, act: str, stamp: Stamp, attempt: int) -> None:
+    def _order_persisting(self, node: int, act: ActName, stamp: Stamp, attempt: int) -> None:
         assert self.node is not None
-        self.node.say_persist(
-            node,
-            "order",
-            {"act": act, "step": stamp.step, "epoch": stamp.epoch, "attempt": attempt},
-        )
+        self.node.say_persist(node, ActOrdered(act, stamp, attempt))
 
-    def persist_word(self, node: int, word: str, body: dict[str, Any]) -> None:
+    def checkpoint_word(self, node: int, body: CheckpointBody) -> None:
         assert self.node is not None
         say = self.node.say_persist
-        if word == "ask":
-            self.persisting.ask(
-                FarAsker(say, node), body["step"], str(body["why"]), int(body["ticket"])
-            )
-        elif word == "answer":
-            box, ticket = self._asked.pop(int(body["ticket"]), (None, 0))
-            if box is not None:
-                box.send({"kind": "persisted", **body, "ticket": ticket})
-        elif word == "order":
-            about = {"act": body["act"], "attempt": body["attempt"]}
+        match body:
+            case CheckpointAsked(ticket, step, why):
+                self.persisting.ask(FarAsker(say, node), step, why, ticket)
+            case CheckpointAnswer():
+                box, ticket = self._asked.pop(body.ticket, (None, 0))
+                if box is not None:
+                    box.send(
+                        {
+                            "kind": "persisted",
+                            "ticket": ticket,
+                            "ok": body.ok,
+                            "step": body.step,
+                            "why": body.why,
+                        }
+                    )
+            case ActOrdered(act, stamp, attempt):
 
-            def answer(ok: bool, why: str) -> None:
-                say(node, "done", {**about, "ok": ok, "why": why[:1000]})
+                def answer(ok: bool, why: str) -> None:
+                    say(node, ActAnswer(act, attempt, ok, why))
 
-            self.persisting.carry_out(
-                str(body["act"]), Stamp(body["step"], body["epoch"]), int(body["attempt"]), answer
-            )
-        elif word == "done":
-            self.persisting.answered(
-                node, str(body["act"]), int(body["attempt"]), bool(body["ok"]), str(body["why"])
-            )
+                self.persisting.carry_out(act, stamp, attempt, answer)
+            case ActAnswer(act, attempt, ok, why):
+                self.persisting.answered(node, act, attempt, ok, why)
 
     # -- what the election needs
 

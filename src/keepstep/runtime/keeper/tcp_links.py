@@ -18,8 +18,9 @@ from keepstep.edge.net.peers import PeerOptions, Peers
 from keepstep.edge.net.tcp import TcpOptions
 from keepstep.edge.net.traffic import Gate
 from keepstep.errors import KeeperError
+from keepstep.model.messages.peers import MeshMessage
 from keepstep.model.units import S_NS
-from keepstep.model.wire import Identity, Message, Span
+from keepstep.model.wire import Identity, Span
 from keepstep.ports import Receiver
 
 MAX_MESSAGES = 10_000
@@ -89,7 +90,7 @@ class TcpLinks:
         assert self._peers is not None
         self._peers.connect(node, address, incarnation)
 
-    def send(self, node: int, message: Message) -> bool:
+    def send(self, node: int, message: MeshMessage) -> bool:
         assert self._peers is not None
         return self._peers.send(node, message)
 
