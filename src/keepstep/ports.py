@@ -130,6 +130,17 @@ class Executor(Protocol):
 # -- connections within a node
 
 
+class MessageCodec(Protocol):
+    """What may be said at one end of a connection, and how that is written. Both raise NotAMessage,
+    a ValueError."""
+
+    def encode(self, message: Any, /) -> bytes:
+        """A message that this end sends."""
+
+    def decode(self, packet: bytes, /) -> Any:
+        """A message that came."""
+
+
 class Box(Protocol):
     """One end of a connection within a node. Messages are those of `model/messages/`."""
 

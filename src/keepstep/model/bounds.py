@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+MAX_PACKET_BYTES = 1 << 16  # of a message between processes of a node
 U32, U63, U64 = (1 << 32) - 1, (1 << 63) - 1, (1 << 64) - 1
 
 

@@ -27,6 +27,7 @@ from keepstep.edge.torch import checkpoint
 from keepstep.edge.torch.capture import Copy
 from keepstep.edge.torch.state import Protected
 from keepstep.model.mesh import Member, Mesh
+from keepstep.model.messages.keeper_rank import CheckpointDone
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import KIB
 from keepstep.runtime.job_name import job_hash
@@ -74,9 +75,9 @@ class Asker:
     """A rank that has asked."""
 
     def __init__(self) -> None:
-        self.heard: list[dict[str, Any]] = []
+        self.heard: list[CheckpointDone] = []
 
-    def send(self, message: dict[str, Any], /) -> bool:
+    def send(self, message: CheckpointDone, /) -> bool:
         self.heard.append(message)
         return True
 
@@ -181,14 +182,14 @@ class Cluster:
     def settle(self) -> None:
         self.run(lambda: not self.posted and not any(node.pending for node in self.nodes))
 
-    def persist(self, *steps: int) -> dict[str, Any]:
+    def persist(self, *steps: int) -> CheckpointDone:
         """Ask for the last of these steps, and the outcome."""
         asker = Asker()
         self.nodes[0].ask(asker, steps[-1], "a test asks", ticket=7)
         self.step(*steps)
         self.run(lambda: bool(asker.heard))
         (heard,) = asker.heard
-        assert (heard["kind"], heard["ticket"]) == ("persisted", 7)
+        assert heard.ticket == 7
         return heard
 
     def events(self, kind: str) -> list[str]:
@@ -223,7 +224,7 @@ def test_two_nodes_write_one_checkpoint_that_every_rank_and_one_alone_load(
     seen: list[tuple[int, str, bool]] = []
     cluster.on_order = lambda node, act: seen.append((node, act, cluster.movable(0, 0)))
     cluster.capture(4)
-    assert cluster.persist(4)["ok"] is True
+    assert cluster.persist(4).ok is True
     cluster.settle()
     assert seen == [(1, "survey", False), (1, "part", False)], (
         "the leader's slots stand still while it writes"
@@ -236,19 +237,13 @@ def test_two_nodes_write_one_checkpoint_that_every_rank_and_one_alone_load(
 
     cluster.capture(6)
     heard = cluster.persist(6)
-    assert heard["ok"] and "removed steps [4]" in heard["why"] and cluster.stored() == [6]
+    assert heard.ok and "removed steps [4]" in heard.why and cluster.stored() == [6]
     heard = cluster.persist(6)
-    assert heard == {
-        "kind": "persisted",
-        "ticket": 7,
-        "ok": True,
-        "step": 6,
-        "why": "step 6 is already in the store",
-    }
+    assert heard == CheckpointDone(7, True, 6, "step 6 is already in the store")
 
     cluster.nodes[0]._newest = None  # a keeper that knows nothing of it, as after a restart
     heard = cluster.persist(6)
-    assert heard["ok"] and heard["why"] == "step 6 is in the store already, and intact"
+    assert heard.ok and heard.why == "step 6 is in the store already, and intact"
     cluster.settle()
     assert cluster.all_movable() and cluster.stored() == [6]
 
@@ -278,7 +273,7 @@ def test_a_slot_that_is_overwritten_before_the_order_comes_means_a_newer_step(
     cluster.capture(5, nodes=(0,))
     cluster.step(5)
     cluster.run(lambda: bool(asker.heard))
-    assert (asker.heard[0]["ok"], asker.heard[0]["step"]) == (True, 5)
+    assert (asker.heard[0].ok, asker.heard[0].step) == (True, 5)
     cluster.settle()
     assert cluster.stored() == [5] and cluster.all_movable()
     cluster.prove(5)
@@ -298,7 +293,7 @@ def test_what_dies_in_an_attempt_fails_it_and_the_next_one_is_none_the_worse(
 
     cluster.on_order = kill_persister
     heard = cluster.persist(4)
-    assert not heard["ok"] and heard["why"].startswith("node 1: ")
+    assert not heard.ok and heard.why.startswith("node 1: ")
     cluster.settle()
     assert cluster.stored() == [] and cluster.all_movable()
 
@@ -310,7 +305,7 @@ def test_what_dies_in_an_attempt_fails_it_and_the_next_one_is_none_the_worse(
 
     cluster.on_order = lose
     heard = cluster.persist(4)
-    assert heard["why"] == "node 1: its link is dead" and not heard["ok"]
+    assert heard.why == "node 1: its link is dead" and not heard.ok
     cluster.settle()
     assert cluster.stored() == [] and cluster.all_movable()
 
@@ -321,7 +316,7 @@ def test_what_dies_in_an_attempt_fails_it_and_the_next_one_is_none_the_worse(
 
     cluster.on_order = next_round
     heard = cluster.persist(4)
-    assert heard["why"] == "round 2 begins" and not heard["ok"]
+    assert heard.why == "round 2 begins" and not heard.ok
     cluster.settle()
     assert cluster.stored() == [] and cluster.all_movable()
 
@@ -337,7 +332,7 @@ def test_what_dies_in_an_attempt_fails_it_and_the_next_one_is_none_the_worse(
         late.append(number)
 
     cluster.on_order = answer_for_others
-    assert cluster.persist(4)["ok"]
+    assert cluster.persist(4).ok
     cluster.nodes[0].answered(1, "part", late[-1], False, "too late")
     cluster.settle()
     assert cluster.stored() == [4] and cluster.all_movable()
@@ -353,7 +348,7 @@ def test_a_node_that_does_not_lead_says_so(cluster: Cluster) -> None:
     cluster.nodes[0].ask(waiting, 4, "a test asks")
     cluster.nodes[0].meet(Mesh(2, 1, cluster.members, "s" * 16), cluster._order)
     for heard, node in ((asker.heard, 1), (waiting.heard, 1)):
-        assert [(h["ok"], h["why"]) for h in heard] == [
+        assert [(h.ok, h.why) for h in heard] == [
             (False, f"expected to be asked on the node that leads, 0, found node {node}")
         ]
     assert not any(node.pending for node in cluster.nodes)
@@ -363,10 +358,10 @@ def test_a_store_that_cannot_be_written_is_answered_and_leaves_the_slots(cluster
     cluster.capture(4)
     (cluster.where / "store").write_text("in the way")
     heard = cluster.persist(4)
-    assert not heard["ok"] and "StoreError" in heard["why"]
+    assert not heard.ok and "StoreError" in heard.why
     cluster.settle()
     assert cluster.all_movable()
     (cluster.where / "store").unlink()
-    assert cluster.persist(4)["ok"]
+    assert cluster.persist(4).ok
     cluster.settle()
     cluster.prove(4)

@@ -21,6 +21,7 @@ from torch import nn
 
 import keepstep
 from keepstep.config import resolve
+from keepstep.core.wire.conversations import AGENT_WITH_KEEPER, RANK_WITH_KEEPER
 from keepstep.edge.net.unix_socket import Mailbox
 from keepstep.edge.os.journal import read_journal
 from keepstep.edge.os.processes import ensure_keeper
@@ -36,6 +37,8 @@ from keepstep.errors import (
     MemoryBudgetError,
     StoreError,
 )
+from keepstep.model.messages.keeper_agent import AgentHere, JobEnded
+from keepstep.model.messages.keeper_rank import JoinVote
 from keepstep.model.snapshot import SlotState, SlotView, Stamp
 from keepstep.model.units import PAGE_BYTES
 from keepstep.runtime.rank import session
@@ -61,10 +64,10 @@ def settings(tmp_path: Path) -> Iterator[Settings]:
     if session._current is not None:
         session._current.close(ok=False)  # of a test that failed
     for directory in arena.iterdir():
-        box = Mailbox.connect(directory / "keeper.sock", timeout_s=5)
+        box = Mailbox.connect(directory / "keeper.sock", 5, AGENT_WITH_KEEPER)
         pidfd = os.pidfd_open(box.peer()[0])
-        box.send({"kind": "agent"})
-        box.send({"kind": "end", "ok": True, "why": "the test is over"})
+        box.send(AgentHere(os.getpid()))
+        box.send(JobEnded(True, "the test is over"))
         assert select.select([pidfd], [], [], 20)[0], "the keeper does not go"
         os.close(pidfd)
         box.close()
@@ -394,7 +397,7 @@ def test_another_job_s_arena_is_refused_and_not_touched(settings: Settings) -> N
 
 
 def ensure_keeper_of(settings: Settings) -> Mailbox:
-    return ensure_keeper(resolve(settings, {}, "unused"))
+    return ensure_keeper(resolve(settings, {}, "unused"), RANK_WITH_KEEPER)
 
 
 def test_a_living_duplicate_is_refused(settings: Settings) -> None:
@@ -424,16 +427,7 @@ def test_another_world_size_without_a_store_is_refused_and_nothing_is_lost(
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     other_rank = ensure_keeper_of(settings)
-    other_rank.send(
-        {
-            "kind": "join",
-            "rank": 1,
-            "world_size": 2,
-            "incarnation": 1,
-            "holds": [],
-            "foreign_world": None,
-        }
-    )
+    other_rank.send(JoinVote(1, 2, 1, ()))
     with pytest.raises(
         KeeperError,
         match=r"state for 1 ranks and the job has 2 now; .* "

@@ -46,6 +46,13 @@ from keepstep.errors import ConfigError
 from keepstep.model.failure import Cause, Failure, Finding, parse_budget
 from keepstep.model.launch import Launch
 from keepstep.model.mesh import Member
+from keepstep.model.messages.agent_rank import (
+    ConnectionSuspect,
+    RankHere,
+    Regrouped,
+    StandbyReady,
+)
+from keepstep.model.messages.keeper_agent import MeshKnown, PeerDead
 from keepstep.model.restarts import (
     Action,
     AllEndedWell,
@@ -80,6 +87,7 @@ from keepstep.runtime.agent.rendezvous import Alone, Formed, Heard, Meeting, Sev
 from keepstep.runtime.agent.supervisor import SIGNALS, SUCCEEDS, say_last_word
 from keepstep.runtime.job_name import default_job
 from keepstep.runtime.rank.agent_client import SOCKET
+from keepstep.runtime.refused_messages import RefusedMessages
 
 POSTED = b"\0"  # among signal numbers, which begin at 1
 
@@ -157,7 +165,8 @@ class Agent:
             {**rank_config.to_env(), **handed_down, SOCKET: str(socket_path)},
         )
         self.keeper = AgentLink(self.settings, self.journal, lambda: self._post("keeper is back"))
-        self.lines = RankLines(socket_path, self.selector)
+        refused = RefusedMessages(self.journal)
+        self.lines = RankLines(socket_path, self.selector, refused)
         self.meeting: Meeting
         host = self.settings.host or (
             os.uname().nodename if launch.endpoint is None else local_address(launch.endpoint)
@@ -291,49 +300,45 @@ class Agent:
         if key == "line server":
             self.lines.accept()
             return
-        message = self.lines.hear(int(key.removeprefix("line ")))
-        if message is None:
-            return
-        if message["kind"] == "rank":
-            self.lives.has_its_state()
-        elif message["kind"] == "standby" and message["pid"] != self.ranks.standby_pid:
-            self.lines.forget(message["pid"])  # an agent's that was killed: it ends now
-        elif message["kind"] == "standby":
-            self.journal.record(
-                "standby-ready",
-                f"process {message['pid']} stands by to become a rank",
-                pid=message["pid"],
-            )
-        elif message["kind"] == "suspect":
-            why = (
-                f"rank {message['rank']} lost a connection: {message['why']}; that alone says of "
-                "no rank that it is lost"
-            )
-            self.journal.record("suspicion", why, rank=message["rank"])
-        elif message["kind"] == "regrouped":
-            self.lives.regrouped()
+        pid = int(key.removeprefix("line "))
+        match self.lines.hear(pid):
+            case RankHere():
+                self.lives.has_its_state()
+            case StandbyReady() if pid != self.ranks.standby_pid:
+                self.lines.forget(pid)  # an agent's that was killed: it ends now
+            case StandbyReady():
+                why = f"process {pid} stands by to become a rank"
+                self.journal.record("standby-ready", why, pid=pid)
+            case ConnectionSuspect(rank, why):
+                told = (
+                    f"rank {rank} lost a connection: {why}; that alone says of no rank that it is "
+                    "lost"
+                )
+                self.journal.record("suspicion", told, rank=rank)
+            case Regrouped():
+                self.lives.regrouped()
 
     def _hear_keeper(self) -> Iterator[Event]:
         box = self.keeper.box
         assert box is not None
-        message = self.keeper.hear()
-        if message is None:
-            self.selector.unregister(box)
-        elif message["kind"] == "peer-dead" and self._mesh_round == message["round"]:
-            node, step = int(message["node"]), self.lives.completed_step
-            self.replacing.lost(node, str(message["why"]))
-            failure = Failure(
-                Cause.NODE, host=self.replacing.host_of(node), error="lost", completed_step=step
-            )
-            yield RoundWanted(
-                f"node {node} is lost: {message['why']}",
-                time.monotonic_ns(),
-                failure,
-                step,
-                self.lives.able,
-            )
-        elif message["kind"] == "mesh-known" and self._mesh_round == message["round"]:
-            self.lives.order_regroup()
+        match self.keeper.hear():
+            case None if self.keeper.box is None:
+                self.selector.unregister(box)
+            case PeerDead(version, node, why) if self._mesh_round == version:
+                step = self.lives.completed_step
+                self.replacing.lost(node, why)
+                failure = Failure(
+                    Cause.NODE, host=self.replacing.host_of(node), error="lost", completed_step=step
+                )
+                yield RoundWanted(
+                    f"node {node} is lost: {why}",
+                    time.monotonic_ns(),
+                    failure,
+                    step,
+                    self.lives.able,
+                )
+            case MeshKnown(version) if self._mesh_round == version:
+                self.lives.order_regroup()
 
     def _take(self, posted: Post) -> Iterator[Event]:
         now_ns = time.monotonic_ns()

@@ -14,31 +14,24 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from keepstep.config import Settings
+from keepstep.core.wire.conversations import AGENT_WITH_KEEPER
 from keepstep.edge.net.unix_socket import Mailbox
 from keepstep.edge.os.journal import Journal
 from keepstep.edge.os.processes import ensure_keeper
 from keepstep.errors import KeeperError, KeepstepError
 from keepstep.model.mesh import Mesh
+from keepstep.model.messages.keeper_agent import AgentHere, JobEnded, MemoryKept, ToAgent
+from keepstep.model.messages.keeper_rank import BeginMesh, CannotListen, Listen, Listening
 from keepstep.model.units import S_NS, human_ns
+from keepstep.runtime.refused_messages import RefusedMessages
 
 RETRY_S = 5.0
 DYING_S = 0.01
 LISTEN_WITHIN_S = 10.0
 _START_ERRORS = (KeepstepError, OSError, subprocess.SubprocessError)
-
-
-@dataclass(frozen=True, slots=True)
-class Listening:
-    """Where a keeper listens, which life of it, and the newest round it has heard of."""
-
-    host: str
-    port: int
-    incarnation: int
-    round: int
 
 
 class AgentLink:
@@ -49,7 +42,7 @@ class AgentLink:
         """Raises KeepstepError: a job that cannot have a keeper had better not start."""
         self._settings, self._journal, self._on_return = settings, journal, on_return
         self._found: Mailbox | None = None
-        self._last_word: dict[str, Any] | None = None
+        self._last_word: JobEnded | None = None
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
         self._lost_ns = 0
@@ -57,46 +50,43 @@ class AgentLink:
         self._asked = False
         self._mesh: Mesh | None = None
         self.box: Mailbox | None = None
-        self._greet(ensure_keeper(settings))
+        self._refused = RefusedMessages(journal)
+        self._greet(self._ensure())
+
+    def _ensure(self, timeout_s: float = 10.0) -> Mailbox:
+        return ensure_keeper(self._settings, AGENT_WITH_KEEPER, timeout_s, self._refused)
 
     def _greet(self, box: Mailbox) -> None:
         self.box, (self._pid, _) = box, box.peer()
-        box.send({"kind": "agent", "pid": os.getpid()})
+        box.send(AgentHere(os.getpid()))
         if self._last_word:
             box.send(self._last_word)
         elif self.listens:
-            self._asked = box.send(
-                {"kind": "listen", "host": self.listens.host, "port": self.listens.port}
-            )
+            self._asked = box.send(Listen(self.listens.host, self.listens.port))
 
     def listen(self, host: str) -> None:
         """Have the keeper listen for those of other nodes. Raises KeeperError: without it the job
         cannot begin."""
         assert self.box is not None
         asked = f"the keeper (process {self._pid}) was asked to listen on {host}"
-        self.box.send({"kind": "listen", "host": host, "port": 0})
+        self.box.send(Listen(host, 0))
         deadline = time.monotonic() + LISTEN_WITHIN_S
         try:
             while (message := self.box.recv(max(0.0, deadline - time.monotonic()))) is not None:
-                if message["kind"] == "listening":
-                    self._listening(message)
-                    return
-                if message["kind"] == "unheard":
-                    raise KeeperError(f"{asked} and cannot: {message['why']}")
+                match message:
+                    case Listening():
+                        self._listening(message)
+                        return
+                    case CannotListen(why):
+                        raise KeeperError(f"{asked} and cannot: {why}")
         except TimeoutError:
             raise KeeperError(
                 f"{asked} and did not answer within {LISTEN_WITHIN_S:.0f} s"
             ) from None
         raise KeeperError(f"{asked} and is gone")
 
-    def _listening(self, message: dict[str, Any]) -> None:
-        host, port, incarnation, round_ = (
-            message[name] for name in ("host", "port", "incarnation", "round")
-        )
-        self.listens, self._asked = (
-            Listening(str(host), int(port), int(incarnation), int(round_)),
-            False,
-        )
+    def _listening(self, message: Listening) -> None:
+        self.listens, self._asked = message, False
         why = (
             f"the keeper (process {self._pid}) listens at "
             f"{self.listens.host}:{self.listens.port} for those of other nodes"
@@ -114,7 +104,7 @@ class AgentLink:
         )
         self._journal.record("keeper-unheard", why, logging.WARNING)
         if port:  # any other one then: in the next round the others will know it
-            self.box.send({"kind": "listen", "host": self.listens.host, "port": 0})
+            self.box.send(Listen(self.listens.host, 0))
 
     def tell(self, mesh: Mesh) -> None:
         """The nodes of the round. Its own life in it is the one that listens now; one that does not
@@ -127,28 +117,34 @@ class AgentLink:
                 incarnation=self.listens.incarnation,
             )
             members = (*mesh.members[: mesh.node], mine, *mesh.members[mesh.node + 1 :])
-            self.box.send({"kind": "mesh", **replace(mesh, members=members).to_json()})
+            self.box.send(BeginMesh(replace(mesh, members=members)))
 
-    def hear(self) -> dict[str, Any] | None:
-        """The message that makes `box` readable. None when it says that the keeper is gone: the
-        search for another one begins."""
+    def hear(self) -> ToAgent | None:
+        """The message that makes `box` readable. None when it was none, or says that the keeper is
+        gone: then `box` is None, and the search for another one begins."""
         assert self.box is not None
-        message = self.box.recv()
-        if message is None:
-            self.box.close()
-            self.box, self._lost_ns = None, time.monotonic_ns()
-            self._thread = threading.Thread(target=self._search, name="keepstep-link", daemon=True)
-            self._thread.start()
-        elif message["kind"] == "listening":
-            self._listening(message)
-        elif message["kind"] == "unheard":
-            self._unheard(str(message["why"]))
+        try:
+            message: ToAgent | None = self.box.recv(0)
+        except TimeoutError:
+            return None
+        match message:
+            case None:
+                self.box.close()
+                self.box, self._lost_ns = None, time.monotonic_ns()
+                self._thread = threading.Thread(
+                    target=self._search, name="keepstep-link", daemon=True
+                )
+                self._thread.start()
+            case Listening():
+                self._listening(message)
+            case CannotListen(why):
+                self._unheard(why)
         return message
 
     def _search(self) -> None:
         while not self._over.is_set():
             try:
-                self._found = ensure_keeper(self._settings)
+                self._found = self._ensure()
             except _START_ERRORS as error:
                 why = (
                     f"no keeper can be started ({error}); training goes on, trying again in "
@@ -183,7 +179,7 @@ class AgentLink:
     def end(self, ok: bool, why: str, within_ns: int) -> None:
         """Tell the keeper that the job is over and wait until it has cleaned up and gone."""
         self._over.set()
-        self._last_word = {"kind": "end", "ok": ok, "why": why}
+        self._last_word = JobEnded(ok, why)
         deadline_ns = time.monotonic_ns() + within_ns
         if self.box:
             self.box.send(self._last_word)
@@ -199,8 +195,8 @@ class AgentLink:
                 )
                 self._journal.record("keeper-busy", why)
                 return
-            if message is not None and message["kind"] == "kept":
-                print(f"keepstep: {message['why']}", file=sys.stderr)
+            if isinstance(message, MemoryKept):
+                print(f"keepstep: {message.why}", file=sys.stderr)
                 return
             if message is None:
                 self.box.close()
@@ -214,7 +210,7 @@ class AgentLink:
         if self._thread:
             self._thread.join(left_s)
         try:
-            self._greet(self._found or ensure_keeper(self._settings, left_s))
+            self._greet(self._found or self._ensure(left_s))
         except _START_ERRORS as error:
             why = (
                 f"no keeper cleans up ({error}): `keepstep clean` removes {self._settings.job_dir}"

@@ -18,18 +18,34 @@ import socket
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from keepstep.edge.net.unix_socket import Mailbox, listen
+from keepstep.core.wire.conversations import AGENT_WITH_PROCESS
+from keepstep.edge.net.unix_socket import Mailbox, OnRefused, ignore_refused, listen
 from keepstep.model.launch import Place
+from keepstep.model.messages.agent_rank import (
+    BecomeRank,
+    CannotStay,
+    CanStay,
+    FromProcess,
+    PeerLostNotice,
+    RegroupAt,
+    Regrouped,
+    StandbyReady,
+    TrainingEnded,
+)
 
 
 class RankLines:
     """Registers itself with `selector` under keys that begin with "line"."""
 
-    def __init__(self, path: Path, selector: selectors.BaseSelector) -> None:
+    def __init__(
+        self,
+        path: Path,
+        selector: selectors.BaseSelector,
+        on_refused: OnRefused = ignore_refused,
+    ) -> None:
         self.path = path
-        self._selector = selector
+        self._selector, self._on_refused = selector, on_refused
         self._server: socket.socket = listen(path)
         self._boxes: dict[int, Mailbox] = {}  # by process
         self._able: set[int] = set()  # processes that can stay when a peer is lost
@@ -42,7 +58,7 @@ class RankLines:
 
     def accept(self) -> None:
         sock, _ = self._server.accept()
-        box = Mailbox(sock)
+        box = Mailbox(sock, AGENT_WITH_PROCESS, self._on_refused)
         pid, uid = box.peer()
         if uid != os.getuid():
             box.close()
@@ -50,27 +66,30 @@ class RankLines:
         self._boxes[pid] = box
         self._selector.register(box, selectors.EVENT_READ, f"line {pid}")
 
-    def hear(self, pid: int) -> dict[str, Any] | None:
-        """What the process has said; its end is told by its pidfd, not here."""
+    def hear(self, pid: int) -> FromProcess | None:
+        """What the process has said, if it was anything; its end is told by its pidfd, not here."""
         box = self._boxes.get(pid)
         if box is None:
             return None
-        message = box.recv()
-        if message is None:
-            self._hang_up(pid)
+        try:
+            message: FromProcess | None = box.recv(0)
+        except TimeoutError:
             return None
-        if message["kind"] == "able":
-            self._able.add(pid)
-        elif message["kind"] == "unable":
-            self._able.discard(pid)
-            self._joining.discard(pid)
-        elif message["kind"] == "ended":
-            self._ended.add(pid)
-        elif message["kind"] == "regrouped":
-            self.regrouped.add(int(message["rank"]))
-        elif message["kind"] == "standby":
-            self.standby = pid
-        return {**message, "pid": pid}
+        match message:
+            case None:
+                self._hang_up(pid)
+            case CanStay():
+                self._able.add(pid)
+            case CannotStay():
+                self._able.discard(pid)
+                self._joining.discard(pid)
+            case TrainingEnded():
+                self._ended.add(pid)
+            case Regrouped(rank):
+                self.regrouped.add(rank)
+            case StandbyReady():
+                self.standby = pid
+        return message
 
     def _hang_up(self, pid: int) -> None:
         box = self._boxes.pop(pid)
@@ -110,19 +129,14 @@ class RankLines:
     def lost(self, pids: Collection[int], why: str) -> None:
         for pid in pids:
             if pid in self._boxes:
-                self._boxes[pid].poke({"kind": "lost", "why": why[:1000]})
+                self._boxes[pid].poke(PeerLostNotice(why))
 
     def regroup(self, pids: Collection[int], place: Place) -> None:
         """Where the ranks meet now."""
-        word = {
-            "kind": "regroup",
-            "attempt": place.attempt,
-            "host": place.master_addr,
-            "port": place.master_port,
-        }
+        order = RegroupAt(place.attempt, place.master_addr, place.master_port)
         for pid in pids:
             if pid in self._boxes:
-                self._boxes[pid].send(word)
+                self._boxes[pid].send(order)
 
     def become(self, command: tuple[str, ...], environ: Mapping[str, str]) -> int | None:
         """Have the standby process become a rank: its pid. None when there is none."""
@@ -130,9 +144,7 @@ class RankLines:
         if pid is None:
             return None
         self.standby = None
-        sent = self._boxes[pid].send(
-            {"kind": "become", "command": list(command), "environ": dict(environ)}
-        )
+        sent = self._boxes[pid].send(BecomeRank(command, dict(environ)))
         return pid if sent else None
 
     def close(self) -> None:

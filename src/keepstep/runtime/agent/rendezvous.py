@@ -45,13 +45,13 @@ from keepstep.errors import ConfigError, MeetingError
 from keepstep.model.failure import Failure, failure_from_json
 from keepstep.model.launch import Launch, Place
 from keepstep.model.mesh import Mesh
+from keepstep.model.messages.keeper_rank import Listening
 from keepstep.model.restarts import MeetingLost
 from keepstep.model.rounds import Arrival, Verdict
 from keepstep.model.units import MS_NS, human_ns
 from keepstep.ports import BlockingKV
 from keepstep.runtime.agent.coordinator import Coordinator, Present
 from keepstep.runtime.agent.evidence_board import RoundBoard
-from keepstep.runtime.agent.keeper_client import Listening
 
 # how long the one who hosts the meeting point waits for the others to hear the last word
 FAREWELL_S = 10.0
@@ -339,7 +339,7 @@ class Several:
             number, vacant = self._catch_up(point)
         waits_s = FIRST_S if number and self._follows < 0 else 0.0
         while keeper is not None:
-            newest = max(self._mine.newest_round, keeper.round)
+            newest = max(self._mine.newest_round, keeper.mesh_version)
             self._mine = replace(
                 self._mine,
                 host=keeper.host,

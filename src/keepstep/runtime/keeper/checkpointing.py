@@ -26,6 +26,7 @@ from keepstep.config import Settings
 from keepstep.core.resume.cut import Holding, cut
 from keepstep.edge.shm.slot import Slot
 from keepstep.model.mesh import LEADER, Mesh
+from keepstep.model.messages.keeper_rank import CheckpointDone
 from keepstep.model.messages.persister import ActName
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import S_NS, human_ns
@@ -42,10 +43,9 @@ Order = Callable[[int, ActName, Stamp, int], None]
 
 
 class Asker(Protocol):
-    """Who asked, and hears {"kind": "persisted", "ticket", "ok", "step", "why"}: a rank's mailbox,
-    or somebody far away."""
+    """Who asked: a rank's mailbox, or somebody far away."""
 
-    def send(self, message: dict[str, Any], /) -> bool: ...
+    def send(self, message: CheckpointDone, /) -> bool: ...
 
 
 @dataclass
@@ -364,6 +364,4 @@ def _is_ready(request: Request, reached: int, settled: int, anybody: bool, now_n
 def _answer(requests: list[Request], ok: bool, step: int | None, why: str) -> None:
     for request in requests:
         if request.box is not None:
-            request.box.send(
-                {"kind": "persisted", "ticket": request.ticket, "ok": ok, "step": step, "why": why}
-            )
+            request.box.send(CheckpointDone(request.ticket, ok, step, why))

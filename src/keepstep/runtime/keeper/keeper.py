@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 from keepstep.config import Settings
 from keepstep.core.recovery.job_lifetime import Custody, Finish
@@ -21,7 +20,35 @@ from keepstep.core.resume.cut import holding_of
 from keepstep.edge.shm.slot import rank_dir, ranks_in, slot_paths
 from keepstep.edge.shm.status_page import StatusPages
 from keepstep.errors import KeeperError, StoreError
-from keepstep.model.mesh import LEADER, Mesh, mesh_from_json
+from keepstep.model.mesh import LEADER, Mesh
+from keepstep.model.messages.keeper_agent import (
+    AgentHere,
+    FromAgent,
+    JobEnded,
+    MemoryKept,
+    MeshKnown,
+    PeerDead,
+)
+from keepstep.model.messages.keeper_rank import (
+    Attach,
+    BeginMesh,
+    CannotListen,
+    CheckpointDone,
+    CountTraffic,
+    FromRank,
+    Goodbye,
+    JoinVote,
+    Listen,
+    Listening,
+    NotUnderstood,
+    PageChanged,
+    Released,
+    StateLoaded,
+    StateUnusable,
+    ToRank,
+    TrafficCounted,
+    WantCheckpoint,
+)
 from keepstep.model.messages.peers import (
     ActAnswer,
     ActOrdered,
@@ -42,6 +69,8 @@ from keepstep.runtime.replication.node import Node
 from keepstep.runtime.replication.peer_inbox import PeerInbox
 from keepstep.runtime.world import World
 
+FromNode = FromRank | FromAgent
+
 TICK_NS = 200 * MS_NS
 BUSY_TICK_NS = 5 * MS_NS
 # how long a node that follows waits at the end until the leader says that the last checkpoint is
@@ -55,9 +84,9 @@ class FarAsker:
     def __init__(self, say: Callable[[int, CheckpointBody], None], node: int) -> None:
         self._say, self._node = say, node
 
-    def send(self, message: dict[str, Any], /) -> bool:
-        answer = CheckpointAnswer(message["ticket"], message["ok"], message["step"], message["why"])
-        self._say(self._node, answer)
+    def send(self, done: CheckpointDone, /) -> bool:
+        """What became of it."""
+        self._say(self._node, CheckpointAnswer(done.ticket, done.ok, done.step, done.why))
         return True
 
 
@@ -116,53 +145,39 @@ class Keeper:
 
     # -- who comes and goes
 
-    def heard(self, box: Box, message: dict[str, Any]) -> None:
-        """A word of a rank or of the agent."""
-        kind = message.get("kind")
-        if kind in ("join", "attach"):
-            self._rank_came(box, message)
-        elif kind == "agent":
-            self.agent = box
-            self.custody.agent_came()
-        elif kind == "end":
-            self._agent_ended(box, bool(message["ok"]), str(message["why"]))
-        elif kind == "bye":
-            self.custody.rank_said_bye(
-                int(message["rank"]), bool(message["ok"]), str(message["why"])
-            )
-            self.journal.record(
-                "rank-bye",
-                f"rank {message['rank']} says goodbye: {message['why']}",
-                rank=message["rank"],
-                ok=message["ok"],
-            )
-            if self.custody.ended_here and self.node is not None:
-                self.node.say_ended()
-            if self.agent is not None or not self.custody.ended_here:
-                # else the connection ends when the memory is gone
-                box.send({"kind": "released"})
-        elif kind == "loaded":
-            self.election.loaded(int(message["rank"]), int(message["round"]))
-        elif kind == "failed":
-            self.election.failed(int(message["rank"]), int(message["round"]), str(message["why"]))
-        elif kind == "changed" and self.node is not None:
-            self.node.rank_changed()
-        elif kind == "count":
-            box.send(
-                {"kind": "counts", "counts": self.lines.counts() if self.lines is not None else {}}
-            )
-        elif kind == "listen":
-            box.send(self._listen(str(message["host"]), int(message["port"])))
-        elif kind == "mesh":
-            mesh = mesh_from_json(message)
-            self._begin_round(mesh)
-            # its ranks may ask now: nothing they say is taken for the round before
-            if box is self.agent:
-                box.send({"kind": "mesh-known", "round": mesh.version})
-        elif kind == "persist":
-            self._ask_to_persist(
-                box, message.get("step"), str(message["why"]), int(message.get("ticket", 0))
-            )
+    def hear(self, box: Box, message: FromNode) -> None:
+        """A message of a rank or of the agent. See `ports.Hearer`."""
+        match message:
+            case JoinVote():
+                self._rank_joined(box, message)
+            case Attach():
+                self._rank_attached(box, message)
+            case StateLoaded(rank, offer):
+                self.election.loaded(rank, offer)
+            case StateUnusable(rank, offer, why):
+                self.election.failed(rank, offer, why)
+            case PageChanged():
+                if self.node is not None:
+                    self.node.rank_changed()
+            case WantCheckpoint(ticket, step, why):
+                self._ask_to_persist(box, step, why, ticket)
+            case Goodbye(rank, ok, why):
+                self._rank_said_bye(box, rank, ok, why)
+            case AgentHere():
+                self.agent = box
+                self.custody.agent_came()
+            case JobEnded(ok, why):
+                self._agent_ended(box, ok, why)
+            case Listen(host, port):
+                box.send(self._listen(host, port))
+            case BeginMesh(mesh):
+                self._mesh_told(box, mesh)
+            case CountTraffic():
+                counts = self.lines.counts() if self.lines is not None else {}
+                box.send(TrafficCounted(counts))
+            case NotUnderstood(why):
+                told = f"process {box.pid} does not understand this keeper: {why}"
+                self.journal.record("not-understood", told, pid=box.pid)
 
     def _agent_ended(self, box: Box, ok: bool, why: str) -> None:
         holds_snapshots = any(
@@ -174,39 +189,56 @@ class Keeper:
                 f"{self.settings.grace_s:.0f} s"
             )
             self.journal.record("memory-kept", kept)
-            box.send({"kind": "kept", "why": kept})
+            box.send(MemoryKept(kept))
 
-    def _rank_came(self, box: Box, message: dict[str, Any]) -> None:
-        rank, world, pid = int(message["rank"]), int(message["world_size"]), box.pid
+    def _mesh_told(self, box: Box, mesh: Mesh) -> None:
+        self._begin_round(mesh)
+        # its ranks may ask now: nothing they say is taken for the round before
+        if box is self.agent:
+            box.send(MeshKnown(mesh.version))
+
+    def _rank_said_bye(self, box: Box, rank: int, ok: bool, why: str) -> None:
+        self.custody.rank_said_bye(rank, ok, why)
+        self.journal.record("rank-bye", f"rank {rank} says goodbye: {why}", rank=rank, ok=ok)
+        if self.custody.ended_here and self.node is not None:
+            self.node.say_ended()
+        if self.agent is not None or not self.custody.ended_here:
+            # else the connection ends when the memory is gone
+            box.send(Released())
+
+    def _rank_came(self, box: Box, rank: int, world_size: int) -> None:
         self.ranks[rank] = box
         ok, why = self.custody.last_words.get(rank, (True, ""))
         if not ok and why != "interrupted":
             self._failed.add(rank)
-        self.custody.rank_came(rank, self._expected_here(world))
-        if message["kind"] == "attach":
-            self.custody.resumed = True
-            self._attached = True
-            self.journal.record(
-                "rank-attached",
-                f"rank {rank} (process {pid}) is training and found this keeper",
-                rank=rank,
-                pid=pid,
-            )
-            if self.node is not None:
-                self.node.trains()
-            return
-        held = (
-            ", ".join(str(s) for s in sorted(Stamp(*s) for s in message["holds"]))
-            or "nothing usable"
+        self.custody.rank_came(rank, self._expected_here(world_size))
+
+    def _rank_attached(self, box: Box, attached: Attach) -> None:
+        rank = attached.rank
+        self._rank_came(box, rank, attached.world_size)
+        self.custody.resumed = True
+        self._attached = True
+        self.journal.record(
+            "rank-attached",
+            f"rank {rank} (process {box.pid}) is training and found this keeper",
+            rank=rank,
+            pid=box.pid,
         )
+        if self.node is not None:
+            self.node.trains()
+
+    def _rank_joined(self, box: Box, join: JoinVote) -> None:
+        rank = join.rank
+        self._rank_came(box, rank, join.world_size)
+        held = ", ".join(map(str, sorted(join.holds))) or "nothing usable"
         self.journal.record(
             "rank-joined",
-            f"rank {rank} of {world} (process {pid}) holds {held} in memory",
+            f"rank {rank} of {join.world_size} (process {box.pid}) holds {held} in memory",
             rank=rank,
-            pid=pid,
-            incarnation=message["incarnation"],
+            pid=box.pid,
+            incarnation=join.incarnation,
         )
-        self.election.joined(rank, message)
+        self.election.joined(join)
 
     def _expected_here(self, world: int) -> int:
         mesh = self.node.mesh if self.node is not None else None
@@ -251,25 +283,16 @@ class Keeper:
 
     # -- other nodes
 
-    def _listen(self, host: str, port: int) -> dict[str, Any]:
+    def _listen(self, host: str, port: int) -> Listening | CannotListen:
         if self.lines is None:
             try:
                 self.lines = PeerInbox(
                     self._world, self._job_hash, (host, port), self.settings.link_dead_s
                 )
             except KeeperError as error:
-                return {"kind": "unheard", "why": str(error)}
+                return CannotListen(str(error))
         host, port = self.lines.address
-        newest = (
-            self.node.mesh.version if self.node is not None and self.node.mesh is not None else -1
-        )
-        return {
-            "kind": "listening",
-            "host": host,
-            "port": port,
-            "incarnation": self.lines.incarnation,
-            "round": newest,
-        }
+        return Listening(host, port, self.lines.incarnation, self.lines.mesh_version)
 
     def _begin_round(self, mesh: Mesh) -> None:
         if self.lines is None:
@@ -319,9 +342,7 @@ class Keeper:
         self.election.node_is_dead(node)
         assert self.node is not None and self.node.mesh is not None
         if self.agent is not None:
-            self.agent.send(
-                {"kind": "peer-dead", "round": self.node.mesh.version, "node": node, "why": why}
-            )
+            self.agent.send(PeerDead(self.node.mesh.version, node, why))
 
     # -- checkpoints
 
@@ -344,15 +365,7 @@ class Keeper:
 
     def _cannot_persist(self, box: Box | None, ticket: int) -> None:
         if box is not None:
-            box.send(
-                {
-                    "kind": "persisted",
-                    "ticket": ticket,
-                    "ok": False,
-                    "step": None,
-                    "why": self._leader_gone,
-                }
-            )
+            box.send(CheckpointDone(ticket, False, None, self._leader_gone))
 
     def _order_persisting(self, node: int, act: ActName, stamp: Stamp, attempt: int) -> None:
         assert self.node is not None
@@ -367,15 +380,7 @@ class Keeper:
             case CheckpointAnswer():
                 box, ticket = self._asked.pop(body.ticket, (None, 0))
                 if box is not None:
-                    box.send(
-                        {
-                            "kind": "persisted",
-                            "ticket": ticket,
-                            "ok": body.ok,
-                            "step": body.step,
-                            "why": body.why,
-                        }
-                    )
+                    box.send(CheckpointDone(ticket, body.ok, body.step, body.why))
             case ActOrdered(act, stamp, attempt):
 
                 def answer(ok: bool, why: str) -> None:
@@ -387,7 +392,7 @@ class Keeper:
 
     # -- what the election needs
 
-    def tell(self, rank: int, message: dict[str, Any]) -> None:
+    def tell(self, rank: int, message: ToRank) -> None:
         if rank in self.ranks:
             self.ranks[rank].send(message)
 

@@ -11,11 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from keepstep.core.resume.vote import Action, Ballot, Go, ListStore, Offer, Refuse, Trust, Vote
 from keepstep.model.mesh import LEADER
-from keepstep.model.messages.keeper_rank import StateSource
+from keepstep.model.messages.keeper_rank import (
+    JoinVote,
+    StateOffered,
+    StateSource,
+    ToRank,
+    TrainingPermitted,
+    VoteRefused,
+)
 from keepstep.model.messages.peers import (
     GoWord,
     OfferWord,
@@ -38,7 +45,7 @@ from keepstep.runtime.replication.node import Node
 class Host(Protocol):
     """What the keeper does for the election."""
 
-    def tell(self, rank: int, message: dict[str, Any]) -> None: ...
+    def tell(self, rank: int, message: ToRank) -> None: ...
 
     def here(self) -> list[int]:
         """Ranks that are connected."""
@@ -86,16 +93,18 @@ class Election:
 
     # -- words of ranks here
 
-    def joined(self, rank: int, message: dict[str, Any]) -> None:
+    def joined(self, join: JoinVote) -> None:
+        """A rank here asks where to resume."""
+        rank = join.rank
         if self._node is not None and self._node.refusal is not None:
-            self._host.tell(rank, {"kind": "refused", "why": self._node.refusal})
+            self._host.tell(rank, VoteRefused(self._node.refusal))
             return
         body = RankJoined(
             rank=rank,
-            world_size=int(message["world_size"]),
-            incarnation=int(message["incarnation"]),
-            holds=tuple(Stamp(*stamp) for stamp in message["holds"]),
-            foreign_world=message["foreign_world"],
+            world_size=join.world_size,
+            incarnation=join.incarnation,
+            holds=join.holds,
+            foreign_world=join.foreign_world,
             completed_step=self._host.completed_step(rank),
             epoch=self._host.newest_epoch(),
             failed=self._host.has_failed(rank),
@@ -293,7 +302,7 @@ class Election:
                 self._go(body)
             case RefusalWord():
                 for rank in self._host.here():
-                    self._host.tell(rank, {"kind": "refused", "why": body.why})
+                    self._host.tell(rank, VoteRefused(body.why))
 
     def _go(self, go: GoWord) -> None:
         if not self._leads:
@@ -308,21 +317,14 @@ class Election:
         self._joins.clear()
         self._host.went(go.source, go.stamp.step)
         for rank in self._host.here():
-            self._host.tell(rank, {"kind": "go", "epoch": go.epoch})
+            self._host.tell(rank, TrainingPermitted(go.epoch))
         if self._node is not None:
             if go.source == "fresh":
                 self._node.forget_newer(None)
             self._node.went(go.epoch, go.stamp if go.source == "memory" else None)
 
     def _hand_on(self, word: OfferWord) -> None:
-        offer = {
-            "kind": "offer",
-            "round": word.offer,
-            "source": word.source,
-            "step": word.stamp.step,
-            "epoch": word.stamp.epoch,
-            "why": word.why,
-        }
+        offer = StateOffered(word.offer, word.source, word.stamp.step, word.stamp.epoch, word.why)
         if self._node is None:
             for rank in self._host.here():
                 self._host.tell(rank, offer)
@@ -350,10 +352,10 @@ class Election:
             else:
                 self._host.tell(rank, offer)
 
-    def _fetched(self, rank: int, offer: dict[str, Any], why: str | None) -> None:
-        if offer["round"] != self._round:
+    def _fetched(self, rank: int, offer: StateOffered, why: str | None) -> None:
+        if offer.offer != self._round:
             return
         if why is None:
             self._host.tell(rank, offer)
         else:
-            self.failed(rank, int(offer["round"]), why)
+            self.failed(rank, offer.offer, why)

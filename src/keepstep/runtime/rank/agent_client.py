@@ -13,7 +13,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from keepstep.core.wire.conversations import PROCESS_WITH_AGENT
 from keepstep.edge.net.unix_socket import Mailbox
+from keepstep.model.messages.agent_rank import (
+    CannotStay,
+    CanStay,
+    ConnectionSuspect,
+    PeerLostNotice,
+    RankHere,
+    RegroupAt,
+    Regrouped,
+    TrainingEnded,
+)
 
 SOCKET = "KEEPSTEP_AGENT_SOCKET"
 REJOIN = "KEEPSTEP_REJOIN"
@@ -37,7 +48,7 @@ class AgentLine:
         self._changed = threading.Condition()
         self._order: MeetAgain | None = None
         self._gone = False
-        box.send({"kind": "rank", "rank": rank, "pid": os.getpid()})
+        box.send(RankHere(rank, os.getpid()))
         threading.Thread(target=self._listen, name="keepstep-agent-line", daemon=True).start()
 
     @classmethod
@@ -49,40 +60,40 @@ class AgentLine:
         if not path:
             return None
         try:
-            return cls(Mailbox.connect(Path(path), CONNECT_S), rank, on_lost)
+            box = Mailbox.connect(Path(path), CONNECT_S, PROCESS_WITH_AGENT)
+            return cls(box, rank, on_lost)
         except OSError:  # the agent has died: its ranks train on without one
             return None
 
     def say_able(self) -> bool:
         """This rank can stay in its process when a peer is lost; False when nobody hears it."""
-        return self._box.send({"kind": "able", "rank": self._rank})
+        return self._box.send(CanStay(self._rank))
 
     def say_unable(self) -> None:
         """It cannot after all."""
-        self._box.send({"kind": "unable", "rank": self._rank})
+        self._box.send(CannotStay(self._rank))
 
     def say_ended(self) -> None:
         """The training has ended well and only the process's end is left, in which what was
         abandoned may still fail."""
-        self._box.send({"kind": "ended", "rank": self._rank})
+        self._box.send(TrainingEnded(self._rank))
 
     def say_regrouped(self) -> None:
-        self._box.send({"kind": "regrouped", "rank": self._rank})
+        self._box.send(Regrouped(self._rank))
 
     def suspect(self, why: str) -> None:
         """The transport failed, and nobody has said why."""
-        self._box.poke({"kind": "suspect", "rank": self._rank, "why": why[:1000]})
+        self._box.poke(ConnectionSuspect(self._rank, why))
 
     def _listen(self) -> None:
         while (message := self._box.recv()) is not None:
             with self._changed:
-                if message["kind"] == "lost":
-                    self._order = None  # whatever was ordered before has been overtaken
-                    self._on_lost(str(message["why"]))
-                elif message["kind"] == "regroup":
-                    self._order = MeetAgain(
-                        int(message["attempt"]), str(message["host"]), int(message["port"])
-                    )
+                match message:
+                    case PeerLostNotice(why):
+                        self._order = None  # whatever was ordered before has been overtaken
+                        self._on_lost(why)
+                    case RegroupAt(attempt, host, port):
+                        self._order = MeetAgain(attempt, host, port)
                 self._changed.notify_all()
         with self._changed:
             self._gone = True

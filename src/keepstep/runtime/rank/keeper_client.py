@@ -18,11 +18,35 @@ from typing import Any
 
 from keepstep.config import Settings
 from keepstep.core.resume.vote import Offer
+from keepstep.core.wire.conversations import RANK_WITH_KEEPER
+from keepstep.edge.net.unix_socket import Mailbox
 from keepstep.edge.os.journal import Journal
 from keepstep.edge.os.processes import ensure_keeper
 from keepstep.errors import KeeperError, KeepstepError
 from keepstep.model.mesh import Mesh
+from keepstep.model.messages.keeper_rank import (
+    Attach,
+    BeginMesh,
+    CannotListen,
+    CheckpointDone,
+    Goodbye,
+    JoinVote,
+    Listen,
+    Listening,
+    PageChanged,
+    Released,
+    SlotDamaged,
+    StateLoaded,
+    StateOffered,
+    StateUnusable,
+    TrainingPermitted,
+    VoteRefused,
+    WantCheckpoint,
+)
 from keepstep.model.snapshot import Stamp
+from keepstep.runtime.refused_messages import RefusedMessages
+
+VoteWords = StateOffered | TrainingPermitted | VoteRefused
 
 IMPATIENT_S = 15.0
 AGAIN_S = 1.0
@@ -42,24 +66,28 @@ class Link:
     ) -> None:
         self._settings, self._rank, self._world_size = settings, rank, world_size
         self._journal, self._on_damage = journal, on_damage
-        self._box = ensure_keeper(settings)
+        self._refused = RefusedMessages(journal)
+        self._box = self._find()
         self._waiting: dict[int, Future[dict[str, Any]]] = {}
         self._tickets = itertools.count(1)
         self._lock = threading.Lock()
         self._released = threading.Event()
         self._closing = False
         self._mesh: Mesh | None = None
-        self._join: dict[str, Any] | None = None  # while a vote is under way
+        self._join: JoinVote | None = None  # while a vote is under way
         # about it, once a thread listens
-        self._words: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._words: queue.SimpleQueue[VoteWords] = queue.SimpleQueue()
         self._listening = False
+
+    def _find(self) -> Mailbox:
+        return ensure_keeper(self._settings, RANK_WITH_KEEPER, on_refused=self._refused)
 
     # -- before training
 
     def listen_at(self, host: str, port: int = 0) -> tuple[str, int, int, int]:
         """Without an agent: have the keeper listen to other nodes. (host, port, incarnation, its
         newest round). Raises KeeperError."""
-        self._box.send({"kind": "listen", "host": host, "port": port})
+        self._box.send(Listen(host, port))
         try:
             answer = self._box.recv(IMPATIENT_S)
         except TimeoutError:
@@ -67,21 +95,18 @@ class Link:
                 f"the keeper was asked to listen at {host} and did not answer within "
                 f"{IMPATIENT_S:.0f} s"
             ) from None
-        if answer is None or answer["kind"] != "listening":
-            raise KeeperError(
-                f"the keeper cannot listen at {host}: {answer['why'] if answer else 'it died'}"
-            )
-        return (
-            str(answer["host"]),
-            int(answer["port"]),
-            int(answer["incarnation"]),
-            int(answer["round"]),
-        )
+        match answer:
+            case Listening():
+                return answer.host, answer.port, answer.incarnation, answer.mesh_version
+            case CannotListen(why):
+                raise KeeperError(f"the keeper cannot listen at {host}: {why}")
+            case _:
+                raise KeeperError(f"the keeper cannot listen at {host}: it died")
 
     def take_part(self, mesh: Mesh) -> None:
         """Without an agent: tell the keeper of the nodes of this round."""
         self._mesh = mesh
-        self._box.send({"kind": "mesh", **mesh.to_json()})
+        self._box.send(BeginMesh(mesh))
 
     def _introduce(self) -> None:
         """Another keeper lives here now: without an agent it knows of no other nodes."""
@@ -106,14 +131,10 @@ class Link:
         `load` raises Unusable when the offer cannot be used here; after Damaged the rank asks anew
         with what it still holds, since others may have a copy. Raises KeeperError when refused.
         """
-        self._join = join = {
-            "kind": "join",
-            "rank": self._rank,
-            "world_size": self._world_size,
-            "incarnation": incarnation,
-            "holds": list(holds),
-            "foreign_world": foreign_world,
-        }
+        join = JoinVote(
+            self._rank, self._world_size, incarnation, tuple(sorted(holds)), foreign_world
+        )
+        self._join = join
         self._box.send(join)
         offer: Offer | None = None
         waited_s = 0.0
@@ -130,27 +151,24 @@ class Link:
                     )
                     self._journal.record("waiting", why)
                 continue
-            if message is None:  # the keeper died: ask the next one
-                self._box = ensure_keeper(self._settings)
-                self._introduce()
-                self._box.send(join)
-            elif message["kind"] == "refused":
-                raise KeeperError(str(message["why"]))
-            elif message["kind"] == "offer":
-                offer = Offer(
-                    message["round"],
-                    message["source"],
-                    Stamp(message["step"], message["epoch"]),
-                    message["why"],
-                )
-                self._try(offer, load)
-            elif message["kind"] == "go":
-                assert offer is not None
-                self._join = None
-                return offer, int(message["epoch"])
+            match message:
+                case None:  # the keeper died: ask the next one
+                    self._box = self._find()
+                    self._introduce()
+                    self._box.send(self._join)
+                case VoteRefused(why):
+                    raise KeeperError(why)
+                case StateOffered():
+                    stamp = Stamp(message.step, message.epoch)
+                    offer = Offer(message.offer, message.source, stamp, message.why)
+                    self._try(offer, load)
+                case TrainingPermitted(epoch):
+                    assert offer is not None
+                    self._join = None
+                    return offer, epoch
         return None
 
-    def _next_word(self, timeout_s: float) -> dict[str, Any] | None:
+    def _next_word(self, timeout_s: float) -> Any:
         return self._words.get(timeout=timeout_s) if self._listening else self._box.recv(timeout_s)
 
     def forget_vote(self) -> None:
@@ -160,7 +178,6 @@ class Link:
                 self._words.get_nowait()
 
     def _try(self, offer: Offer, load: Callable[[Offer], None]) -> None:
-        answer = {"rank": self._rank, "round": offer.round}
         try:
             load(offer)
         except Damaged as error:
@@ -170,12 +187,12 @@ class Link:
                 rank=self._rank,
             )
             assert self._join is not None
-            self._join["holds"] = list(error.holds)
+            self._join = replace(self._join, holds=tuple(sorted(error.holds)))
             self._box.send(self._join)
         except Unusable as error:
-            self._box.send({"kind": "failed", "why": str(error)[:2000], **answer})
+            self._box.send(StateUnusable(self._rank, offer.round, str(error)))
         else:
-            self._box.send({"kind": "loaded", **answer})
+            self._box.send(StateLoaded(self._rank, offer.round))
 
     # -- during training
 
@@ -187,19 +204,20 @@ class Link:
     def _listen(self) -> None:
         while not self._released.is_set():
             message = self._box.recv()
-            if message is None:
-                self._lost()
-            elif message["kind"] == "persisted":
-                with self._lock:
-                    future = self._waiting.pop(int(message["ticket"]), None)
-                if future:
-                    future.set_result(message)
-            elif message["kind"] == "damaged":
-                self._on_damage(int(message["slot"]), str(message["why"]))
-            elif message["kind"] in ("offer", "go", "refused"):
-                self._words.put(message)
-            elif message["kind"] == "released":
-                self._released.set()
+            match message:
+                case None:
+                    self._lost()
+                case CheckpointDone(ticket, ok, step, why):
+                    with self._lock:
+                        future = self._waiting.pop(ticket, None)
+                    if future:
+                        future.set_result({"ok": ok, "step": step, "why": why})
+                case SlotDamaged(slot, why):
+                    self._on_damage(slot, why)
+                case StateOffered() | TrainingPermitted() | VoteRefused():
+                    self._words.put(message)
+                case Released():
+                    self._released.set()
 
     def _lost(self) -> None:
         if self._closing:  # we said goodbye, so it is free to go
@@ -216,7 +234,7 @@ class Link:
         self._box.close()
         while not self._closing:
             try:
-                self._box = ensure_keeper(self._settings)
+                self._box = self._find()
                 self._introduce()
             except KeepstepError as error:
                 self._journal.record(
@@ -225,14 +243,12 @@ class Link:
                 self._box.close()
                 time.sleep(AGAIN_S)
                 continue
-            self._box.send(
-                self._join or {"kind": "attach", "rank": self._rank, "world_size": self._world_size}
-            )
+            self._box.send(self._join or Attach(self._rank, self._world_size))
             return
 
     def changed(self) -> None:
         """Have the keeper look at this rank's page; never waits."""
-        self._box.poke({"kind": "changed", "rank": self._rank})
+        self._box.poke(PageChanged(self._rank))
 
     def persist(self, step: int | None, why: str) -> Future[dict[str, Any]]:
         """Ask for a checkpoint; the future gives {"ok", "step", "why"}."""
@@ -240,7 +256,7 @@ class Link:
         with self._lock:
             ticket = next(self._tickets)
             self._waiting[ticket] = future
-        if not self._box.send({"kind": "persist", "ticket": ticket, "step": step, "why": why}):
+        if not self._box.send(WantCheckpoint(ticket, step, why)):
             with self._lock:
                 lost = self._waiting.pop(ticket, None)
             if lost:
@@ -252,7 +268,7 @@ class Link:
     def goodbye(self, ok: bool, why: str, timeout_s: float = 5.0) -> None:
         """Say the last word and wait until it was heard."""
         self._closing = True
-        if self._box.send({"kind": "bye", "rank": self._rank, "ok": ok, "why": why}):
+        if self._box.send(Goodbye(self._rank, ok, why)):
             self._released.wait(timeout_s)
 
     def end(self) -> None:

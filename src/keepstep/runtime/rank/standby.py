@@ -14,9 +14,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+from keepstep.core.wire.conversations import PROCESS_WITH_AGENT
 from keepstep.edge.net.unix_socket import Mailbox
+from keepstep.model.messages.agent_rank import BecomeRank, StandbyReady
 from keepstep.runtime.rank.agent_client import CONNECT_S, SOCKET
 
 
@@ -36,9 +37,9 @@ def _program(words: list[str]) -> list[str]:
     return rest if rest and not rest[0].startswith("-") else []
 
 
-def become(message: dict[str, Any]) -> None:
-    os.environ.update(message["environ"])
-    sys.argv = _program([str(word) for word in message["command"][1:]])
+def become(order: BecomeRank) -> None:
+    os.environ.update(order.environ)
+    sys.argv = _program(list(order.command[1:]))
     if sys.argv[0] == "-m":
         sys.argv = sys.argv[1:]
         sys.path.insert(0, os.getcwd())
@@ -70,13 +71,13 @@ def main() -> None:
         assert session  # it is what the program imports next
         warm_up()
     try:
-        box = Mailbox.connect(Path(os.environ[SOCKET]), CONNECT_S)
+        box = Mailbox.connect(Path(os.environ[SOCKET]), CONNECT_S, PROCESS_WITH_AGENT)
     except OSError:
         return  # the job has ended meanwhile
-    box.send({"kind": "standby", "pid": os.getpid()})
+    box.send(StandbyReady(os.getpid()))
     message = box.recv()
     box.close()
-    if message is not None:  # else the agent has ended, and nobody needs this process
+    if isinstance(message, BecomeRank):  # else the agent has ended: nobody needs this process
         become(message)
 
 

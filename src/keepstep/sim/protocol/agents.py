@@ -15,13 +15,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from keepstep.core.recovery.rendezvous import assign, keepers_round, members_of, sat_there
 from keepstep.core.recovery.restart_budget import Patience
 from keepstep.core.recovery.restarts import Restarts
+from keepstep.core.wire.conversations import AGENT_WITH_KEEPER
 from keepstep.model.failure import Budget
 from keepstep.model.mesh import Mesh
+from keepstep.model.messages.keeper_agent import (
+    AgentHere,
+    JobEnded,
+    MemoryKept,
+    MeshKnown,
+    PeerDead,
+    ToAgent,
+)
+from keepstep.model.messages.keeper_rank import BeginMesh, CannotListen, Listen, Listening
 from keepstep.model.restarts import (
     Action,
     AllEndedWell,
@@ -67,7 +77,7 @@ class Agent:
             Patience(Budget({}, 1)),
         )
         self._line: Line | None = None
-        self._listens: dict[str, Any] | None = None
+        self._listens: Listening | None = None
         self._mesh: Mesh | None = None
         self._mesh_known: Callable[[], None] | None = None
         self._number = 0
@@ -95,53 +105,51 @@ class Agent:
     # -- the keeper
 
     def _find_keeper(self) -> None:
-        self.site.ensure_keeper(self.process, self._greet)
+        self.site.ensure_keeper(self.process, self._greet, AGENT_WITH_KEEPER)
 
     def _greet(self, line: Line) -> None:
         self._line = line
         line.hear, line.gone = self._hear, self._keeper_gone
-        line.send({"kind": "agent", "pid": self.site.pid(self.process)})
-        port = self._listens["port"] if self._listens is not None else 0
-        line.send({"kind": "listen", "host": self.site.machine.host, "port": port})
+        line.send(AgentHere(self.site.pid(self.process)))
+        port = self._listens.port if self._listens is not None else 0
+        line.send(Listen(self.site.machine.host, port))
 
     def _keeper_gone(self) -> None:
         self._line = None
         if not self.done:
             self._find_keeper()
 
-    def _hear(self, message: dict[str, Any]) -> None:
-        kind = message["kind"]
-        if kind == "listening":
-            first, self._listens = self._listens is None, message
-            if self._mesh is not None:
-                self._tell_mesh()
-            if first:
-                self._next_open_round()
-        elif kind == "unheard":
-            assert self._line is not None
-            self._line.send({"kind": "listen", "host": self.site.machine.host, "port": 0})
-        elif kind == "mesh-known" and self._mesh_known is not None:
-            then, self._mesh_known = self._mesh_known, None
-            then()
-        elif (
-            kind == "peer-dead"
-            and self._mesh is not None
-            and message["round"] == self._mesh.version
-        ):
-            why = f"node {message['node']} does not answer: {message['why']}"
-            self._happened(RoundWanted(why, self._now_ns(), able=self._able()))
+    def _hear(self, message: ToAgent) -> None:
+        match message:
+            case Listening():
+                first, self._listens = self._listens is None, message
+                if self._mesh is not None:
+                    self._tell_mesh()
+                if first:
+                    self._next_open_round()
+            case CannotListen():
+                assert self._line is not None
+                self._line.send(Listen(self.site.machine.host, 0))
+            case MeshKnown() if self._mesh_known is not None:
+                then, self._mesh_known = self._mesh_known, None
+                then()
+            case PeerDead(version, node, why) if (
+                self._mesh is not None and version == self._mesh.version
+            ):
+                told = f"node {node} does not answer: {why}"
+                self._happened(RoundWanted(told, self._now_ns(), able=self._able()))
 
     def _tell_mesh(self) -> None:
         assert self._mesh is not None and self._listens is not None
         mesh = self._mesh
         there = replace(
             mesh.members[mesh.node],
-            port=self._listens["port"],
-            incarnation=self._listens["incarnation"],
+            port=self._listens.port,
+            incarnation=self._listens.incarnation,
         )
         members = (*mesh.members[: mesh.node], there, *mesh.members[mesh.node + 1 :])
         if self._line is not None:
-            self._line.send({"kind": "mesh", **replace(mesh, members=members).to_json()})
+            self._line.send(BeginMesh(replace(mesh, members=members)))
 
     # -- rounds
 
@@ -174,9 +182,7 @@ class Agent:
             assert self._listens is not None
             listens = self._listens
             arrivals = [arrival_from_text(text) for text in texts if text]
-            seated = sat_there(
-                arrivals, str(listens["host"]), int(listens["port"]), int(listens["incarnation"])
-            )
+            seated = sat_there(arrivals, listens.host, listens.port, listens.incarnation)
             if number != self.site.last_attempt and not seated:
                 self._arrive()
                 return
@@ -194,14 +200,14 @@ class Agent:
         self._meeting = True
         assert self._listens is not None
         heard = self._listens
-        self._newest_round = max(self._newest_round, int(heard["round"]))
+        self._newest_round = max(self._newest_round, heard.mesh_version)
         plan = self.job.plan
         self._arrival = Arrival(
             *(
                 self.token,
-                str(heard["host"]),
-                int(heard["port"]),
-                int(heard["incarnation"]),
+                heard.host,
+                heard.port,
+                heard.incarnation,
                 plan.ranks_per_node,
                 plan.nodes,
             ),
@@ -451,18 +457,20 @@ class Agent:
         )
 
     def _last_word(self, line: Line, ok: bool, why: str) -> None:
-        def hear(message: dict[str, Any]) -> None:
-            if message["kind"] == "kept":
+        def hear(message: ToAgent) -> None:
+            if isinstance(message, MemoryKept):
                 self._leave("the job is over, and its memory is kept for a while")
 
         line.hear, line.gone = hear, lambda: self._clean_up(ok, why)
-        line.send({"kind": "agent", "pid": self.site.pid(self.process)})
-        line.send({"kind": "end", "ok": ok, "why": why})
+        line.send(AgentHere(self.site.pid(self.process)))
+        line.send(JobEnded(ok, why))
 
     def _clean_up(self, ok: bool, why: str) -> None:
         """The keeper is gone: if it has left something, another one has to remove it."""
         if self.site.machine.files.names(str(self.site.settings.job_dir)):
-            self.site.ensure_keeper(self.process, lambda line: self._last_word(line, ok, why))
+            self.site.ensure_keeper(
+                self.process, lambda line: self._last_word(line, ok, why), AGENT_WITH_KEEPER
+            )
         else:
             self._leave("the job is over")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from keepstep.model.messages.keeper_rank import StateOffered, ToRank
 from keepstep.model.snapshot import Phase, Stamp
 from keepstep.model.units import MS_NS
 from keepstep.sim.protocol.pace import Pace
@@ -137,9 +138,9 @@ class PacedRank(Rank):
         else:
             super().regroup(gang)
 
-    def _hear(self, message: dict[str, Any]) -> None:
-        if message["kind"] == "offer" and self._join is not None:
-            self._announce(Phase.RESTORE, int(message["step"]))
+    def _hear(self, message: ToRank) -> None:
+        if isinstance(message, StateOffered) and self._join is not None:
+            self._announce(Phase.RESTORE, message.step)
         super()._hear(message)
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from keepstep.core.redundancy import memory_budget
@@ -24,6 +24,23 @@ from keepstep.core.resume.slots import Skip, choose
 from keepstep.edge.shm.slot import Slot, slot_bytes, slot_path, slot_paths
 from keepstep.edge.shm.status_page import StatusPage
 from keepstep.errors import DamageError, MemoryBudgetError, StoreError
+from keepstep.model.messages.keeper_rank import (
+    Attach,
+    CheckpointDone,
+    FromRank,
+    Goodbye,
+    JoinVote,
+    PageChanged,
+    Released,
+    SlotDamaged,
+    StateLoaded,
+    StateOffered,
+    StateUnusable,
+    ToRank,
+    TrainingPermitted,
+    VoteRefused,
+    WantCheckpoint,
+)
 from keepstep.model.snapshot import Phase, SlotHeader, SlotState, SlotView, Stamp
 from keepstep.model.topology import parse_policy
 from keepstep.model.units import KIB, MS_NS, PAGE_BYTES, S_NS
@@ -115,7 +132,7 @@ class Rank:
         self._gang: Gang | None = gang
         self._order: Gang | None = None
         self._line: Line | None = None
-        self._join: dict[str, Any] | None = None
+        self._join: JoinVote | None = None
         self._offer: Offer | None = None
         self._state = b""
         self._slots: list[Slot] = []
@@ -182,11 +199,9 @@ class Rank:
             self._find_keeper(self._introduce)
 
     def _introduce(self) -> None:
-        self._say(
-            self._join or {"kind": "attach", "rank": self.rank, "world_size": self.job.world_size}
-        )
+        self._say(self._join or Attach(self.rank, self.job.world_size))
 
-    def _say(self, message: dict[str, Any]) -> bool:
+    def _say(self, message: FromRank) -> bool:
         return self._line is not None and self._line.send(message)
 
     # -- the vote
@@ -209,15 +224,9 @@ class Rank:
             **{"decided_step": -1, "slots": ()},
         )
         holds, foreign = self._verified()
-        self._join = {
-            **{
-                "kind": "join",
-                "rank": self.rank,
-                "world_size": self.job.world_size,
-                "incarnation": self.incarnation,
-            },
-            **{"holds": sorted(holds), "foreign_world": foreign},
-        }
+        self._join = JoinVote(
+            self.rank, self.job.world_size, self.incarnation, tuple(sorted(holds)), foreign
+        )
         self.job.progress_ns = self.job.world.now_ns
         self.job.watch.joined(self)
         self._say(self._join)
@@ -241,32 +250,31 @@ class Rank:
         self._slots = [self._open(path) for path in paths]
         return self._verified()[0]
 
-    def _hear(self, message: dict[str, Any]) -> None:
-        kind = message["kind"]
-        if kind == "persisted":
-            answer = self._waiting.pop(int(message["ticket"]), None)
-            if answer:
-                answer(bool(message["ok"]), str(message["why"]))
-        elif kind == "damaged":
-            self.process.after(MS_NS, self._recheck, int(message["slot"]))
-        elif kind == "released":
-            self._leave(0)
-        elif self._join is None:
-            return  # what was said about a vote that was given up
-        elif kind == "refused":
-            self._fail(f"refused: {message['why']}")
-        elif kind == "offer":
-            offer = Offer(
-                message["round"], message["source"], Stamp(message["step"], message["epoch"])
-            )
-            self._busy_ns = max(self._busy_ns, self.job.world.now_ns) + self._random.randrange(
-                self.job.plan.load_ns
-            )
-            self.job.world.at(self._busy_ns, self.process, self._load, offer, self._join)
-        elif kind == "go":
-            self._go(int(message["epoch"]))
+    def _hear(self, message: ToRank) -> None:
+        match message:
+            case CheckpointDone(ticket, ok, _, why):
+                answer = self._waiting.pop(ticket, None)
+                if answer:
+                    answer(ok, why)
+            case SlotDamaged(slot):
+                self.process.after(MS_NS, self._recheck, slot)
+            case Released():
+                self._leave(0)
+            case _ if self._join is None:
+                return  # what was said about a vote that was given up
+            case VoteRefused(why):
+                self._fail(f"refused: {why}")
+            case StateOffered():
+                stamp = Stamp(message.step, message.epoch)
+                offer = Offer(message.offer, message.source, stamp)
+                self._busy_ns = max(self._busy_ns, self.job.world.now_ns) + self._random.randrange(
+                    self.job.plan.load_ns
+                )
+                self.job.world.at(self._busy_ns, self.process, self._load, offer, self._join)
+            case TrainingPermitted(epoch):
+                self._go(epoch)
 
-    def _load(self, offer: Offer, join: dict[str, Any]) -> None:
+    def _load(self, offer: Offer, join: JoinVote) -> None:
         if self._join is not join:
             return
         self._offer = offer
@@ -325,18 +333,16 @@ class Rank:
         """What had proven proves no more: others may have a copy."""
         assert self._join is not None
         self._views[damaged] = EMPTY_VIEW
-        self._join = {
-            **self._join,
-            "holds": [v.stamp for v in self._views if v.state is SlotState.SEALED],
-        }
+        holds = tuple(v.stamp for v in self._views if v.state is SlotState.SEALED)
+        self._join = replace(self._join, holds=holds)
         self._say(self._join)
 
     def _loaded(self, offer: Offer) -> None:
         self.job.watch.loaded(self, offer.source, offer.stamp, self._state)
-        self._say({"kind": "loaded", "rank": self.rank, "round": offer.round})
+        self._say(StateLoaded(self.rank, offer.round))
 
     def _failed(self, offer: Offer, why: str) -> None:
-        self._say({"kind": "failed", "rank": self.rank, "round": offer.round, "why": why})
+        self._say(StateUnusable(self.rank, offer.round, why))
 
     def _forget_newer(self, stamp: Stamp | None) -> None:
         for index, (slot, view) in enumerate(zip(self._slots, self._views, strict=True)):
@@ -557,7 +563,7 @@ class Rank:
         self._changed()
 
     def _changed(self) -> None:
-        self._say({"kind": "changed", "rank": self.rank})
+        self._say(PageChanged(self.rank))
 
     def _recheck(self, index: int) -> None:
         if index >= len(self._views) or self._views[index].state is not SlotState.SEALED:
@@ -596,7 +602,7 @@ class Rank:
         ticket = next(self._tickets)
         self._waiting[ticket] = answer
         self.job.watch.asked(self, ticket)
-        if not self._say({"kind": "persist", "ticket": ticket, "step": step, "why": why}):
+        if not self._say(WantCheckpoint(ticket, step, why)):
             self._waiting.pop(ticket, None)
             answer(False, "the keeper is not there to be asked")
 
@@ -616,7 +622,7 @@ class Rank:
     def _bye(self) -> None:
         self._page.publish(phase=Phase.DONE)
         self._said_bye = True
-        if self._say({"kind": "bye", "rank": self.rank, "ok": True, "why": "ended well"}):
+        if self._say(Goodbye(self.rank, True, "ended well")):
             self.process.after(RELEASE_NS, self._leave, 0)
         else:
             self._leave(0)
@@ -624,7 +630,7 @@ class Rank:
     def _fail(self, why: str) -> None:
         """The program ends with an error."""
         self.able = False
-        self._say({"kind": "bye", "rank": self.rank, "ok": False, "why": why})
+        self._say(Goodbye(self.rank, False, why))
         self._leave(1, why)
 
     def _leave(self, code: int, why: str = "ended well") -> None:
