@@ -31,8 +31,8 @@ from keepstep.model.messages.keeper_rank import CheckpointDone
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import KIB
 from keepstep.runtime.job_name import job_hash
-from keepstep.runtime.keeper.checkpointing import OVERWRITTEN, Persisting
-from keepstep.runtime.keeper.persister_client import PersisterChild
+from keepstep.runtime.keeper.checkpointing import OVERWRITTEN, Checkpointing
+from keepstep.runtime.keeper.persister_client import PersisterClient, persister_command
 
 RANKS = (1, 2)
 WORLD = sum(RANKS)
@@ -83,8 +83,8 @@ class Asker:
 
 
 class Cluster:
-    """Nodes with a keeper's `Persisting` each, and the network: orders and answers wait in `posted`
-    until they are carried.
+    """Nodes with a keeper's `Checkpointing` each, and the network: orders and answers wait in
+    `posted` until they are carried.
 
     `on_order(node, act)` is called before an order is carried; False loses it.
     """
@@ -98,9 +98,11 @@ class Cluster:
         self.posted: deque[Callable[[], None]] = deque()
         self.on_order: Callable[[int, str], bool | None] = lambda node, act: True
         self.settings = [self._settings(node) for node in range(len(RANKS))]
-        self.children = [PersisterChild(s, self.selector) for s in self.settings]
+        self.children = [
+            PersisterClient(persister_command(s), self.selector) for s in self.settings
+        ]
         self.nodes = [
-            Persisting(s, MEMORY, CLOCK, Journal(s.journal_path, "keeper"), child)
+            Checkpointing(s.job_dir, MEMORY, CLOCK, Journal(s.journal_path, "keeper"), child)
             for s, child in zip(self.settings, self.children, strict=True)
         ]
         for child in self.children:
@@ -120,8 +122,8 @@ class Cluster:
         )
 
     def new_round(self, number: int) -> None:
-        for node, persisting in enumerate(self.nodes):
-            persisting.meet(Mesh(number, node, self.members, "s" * 16), self._order)
+        for node, checkpointing in enumerate(self.nodes):
+            checkpointing.join_mesh(Mesh(number, node, self.members, "s" * 16), self._order)
 
     def _order(self, node: int, act: str, stamp: Stamp, attempt: int) -> None:
         def carry() -> None:
@@ -166,7 +168,7 @@ class Cluster:
     def step(self, *steps: int) -> None:
         """The leader looks: every rank holds these steps."""
         holding = Holding(frozenset(Stamp(s, 1) for s in steps), None, max(steps))
-        self.nodes[0].step([holding] * WORLD, WORLD, True)
+        self.nodes[0].advance([holding] * WORLD, WORLD, True)
 
     def run(self, until: Callable[[], bool]) -> None:
         """Persisters answer and words are carried, until it is so."""
@@ -286,10 +288,10 @@ def test_what_dies_in_an_attempt_fails_it_and_the_next_one_is_none_the_worse(
 
     def kill_persister(node: int, act: str) -> None:
         if act == "part":
-            child = cluster.children[node]._child
-            assert child is not None
-            os.kill(child.pid, signal.SIGKILL)
-            child.wait()
+            pid = cluster.children[node].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
     cluster.on_order = kill_persister
     heard = cluster.persist(4)
@@ -346,7 +348,7 @@ def test_a_node_that_does_not_lead_says_so(cluster: Cluster) -> None:
     asker, waiting = Asker(), Asker()
     cluster.nodes[1].ask(asker, 4, "a test asks")
     cluster.nodes[0].ask(waiting, 4, "a test asks")
-    cluster.nodes[0].meet(Mesh(2, 1, cluster.members, "s" * 16), cluster._order)
+    cluster.nodes[0].join_mesh(Mesh(2, 1, cluster.members, "s" * 16), cluster._order)
     for heard, node in ((asker.heard, 1), (waiting.heard, 1)):
         assert [(h.ok, h.why) for h in heard] == [
             (False, f"expected to be asked on the node that leads, 0, found node {node}")

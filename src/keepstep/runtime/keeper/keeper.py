@@ -62,7 +62,7 @@ from keepstep.model.snapshot import RankStatus, Stamp
 from keepstep.model.units import MS_NS, S_NS
 from keepstep.ports import Box
 from keepstep.runtime.job_name import job_hash
-from keepstep.runtime.keeper.checkpointing import Persisting
+from keepstep.runtime.keeper.checkpointing import Checkpointing
 from keepstep.runtime.keeper.resume import Election
 from keepstep.runtime.keeper.scrubber import Scrubbing
 from keepstep.runtime.replication.node import Node
@@ -100,8 +100,8 @@ class Keeper:
         self._pages = StatusPages(self._memory, settings.job_dir)
         self.custody = Custody(int(settings.grace_s * S_NS), self._clock.monotonic_ns())
         self.election = Election(self._clock, self.journal, settings.store is not None, self)
-        self.persisting = Persisting(
-            settings, self._memory, self._clock, self.journal, world.writer
+        self.checkpointing = Checkpointing(
+            settings.job_dir, self._memory, self._clock, self.journal, world.writer
         )
         self.scrubbing = Scrubbing(settings, world, self)
         self._tickets = itertools.count(1)
@@ -128,7 +128,7 @@ class Keeper:
     @property
     def tick_ns(self) -> int:
         """How long the loop may wait for something to happen before the next `tick`."""
-        return BUSY_TICK_NS if self.persisting.pending else TICK_NS
+        return BUSY_TICK_NS if self.checkpointing.pending else TICK_NS
 
     def tick(self) -> bool:
         """What time brings. True when all is over: `close` then."""
@@ -247,7 +247,7 @@ class Keeper:
     def gone(self, box: Box) -> None:
         """Nobody is at the other end any more."""
         now_ns = self._clock.monotonic_ns()
-        self.persisting.forget(box)
+        self.checkpointing.forget(box)
         self._asked = {
             number: (None if who is box else who, ticket)
             for number, (who, ticket) in self._asked.items()
@@ -309,7 +309,7 @@ class Keeper:
         self._leader_gone = ""
         self.node.begin(mesh)
         self.election.begin_round(self.node)
-        self.persisting.meet(mesh, self._order_persisting)
+        self.checkpointing.join_mesh(mesh, self._order_persisting)
         # this keeper came in the middle of a round, and its ranks were quicker than the agent
         if first and self._attached:
             self.node.trains()
@@ -330,7 +330,7 @@ class Keeper:
         self.custody.all_nodes_ended = True
 
     def link_is_gone(self, node: int, why: str) -> None:
-        self.persisting.node_gone(node, why)
+        self.checkpointing.node_gone(node, why)
         if node == LEADER:
             self._leader_gone = f"the leading keeper is gone: {why}"
             asked, self._asked = self._asked, {}
@@ -353,7 +353,7 @@ class Keeper:
 
     def _ask_to_persist(self, box: Box | None, step: int | None, why: str, ticket: int) -> None:
         if not self._follows or self.settings.store is None:
-            self.persisting.ask(box, step, why, ticket)
+            self.checkpointing.ask(box, step, why, ticket)
             return
         if self._leader_gone:
             self._cannot_persist(box, ticket)
@@ -376,7 +376,7 @@ class Keeper:
         say = self.node.say_persist
         match body:
             case CheckpointAsked(ticket, step, why):
-                self.persisting.ask(FarAsker(say, node), step, why, ticket)
+                self.checkpointing.ask(FarAsker(say, node), step, why, ticket)
             case CheckpointAnswer():
                 box, ticket = self._asked.pop(body.ticket, (None, 0))
                 if box is not None:
@@ -386,9 +386,9 @@ class Keeper:
                 def answer(ok: bool, why: str) -> None:
                     say(node, ActAnswer(act, attempt, ok, why))
 
-                self.persisting.carry_out(act, stamp, attempt, answer)
+                self.checkpointing.carry_out(act, stamp, attempt, answer)
             case ActAnswer(act, attempt, ok, why):
-                self.persisting.answered(node, act, attempt, ok, why)
+                self.checkpointing.answered(node, act, attempt, ok, why)
 
     # -- what the election needs
 
@@ -416,7 +416,7 @@ class Keeper:
         self.custody.resumed = True
         self._failed.clear()
         if source == "store":
-            self.persisting.resumed_from_store(step)
+            self.checkpointing.resumed_from_store(step)
         if self.node is None:
             self._remove_other_ranks()
 
@@ -452,13 +452,13 @@ class Keeper:
         return self._pages.read(rank)
 
     def _persist(self) -> None:
-        if self.persisting.pending:
+        if self.checkpointing.pending:
             holdings = (
                 [holding_of(s) for s in self.statuses().values()]
                 if self.node is None
                 else self.node.holdings()
             )
-            self.persisting.step(holdings, self._world_size(), bool(self.ranks))
+            self.checkpointing.advance(holdings, self._world_size(), bool(self.ranks))
 
     def _world_size(self) -> int | None:
         if self.node is not None and self.node.mesh is not None:
@@ -483,7 +483,7 @@ class Keeper:
                 self._ask_to_persist(None, None, self._finishing.why, 0)
                 self._persist()
             self._last_ask_ns = self._clock.monotonic_ns()
-        return not self.persisting.pending and not (
+        return not self.checkpointing.pending and not (
             self._asked and self._clock.monotonic_ns() - self._last_ask_ns < LAST_ANSWER_NS
         )
 

@@ -25,7 +25,7 @@ from keepstep.edge.shm.memory import MEMORY
 from keepstep.model.units import S_NS
 from keepstep.ports import Box, Receiver
 from keepstep.runtime.keeper.keeper import Keeper
-from keepstep.runtime.keeper.persister_client import PersisterChild
+from keepstep.runtime.keeper.persister_client import PersisterClient, persister_command
 from keepstep.runtime.keeper.tcp_links import TcpLinks
 from keepstep.runtime.refused_messages import RefusedMessages
 from keepstep.runtime.replication.pacing import Pacing
@@ -43,7 +43,9 @@ class KeeperProcess:
         self._journal = Journal(settings.journal_path, "keeper")
         self._refused = RefusedMessages(self._journal)
         self._writer = (
-            PersisterChild(settings, self._selector) if settings.store is not None else None
+            PersisterClient(persister_command(settings), self._selector)
+            if settings.store is not None
+            else None
         )
         world = World(
             clock=CLOCK,
