@@ -36,8 +36,10 @@ class Length:
 
 Rank = Annotated[int, Range(0, U32)]  # also a node, a place, a pid
 Port = Annotated[int, Range(0, (1 << 16) - 1)]
-WorldSize = Annotated[int, Range(1, 1 << 20)]
+MAX_WORLD_SIZE = 1 << 20
+WorldSize = Annotated[int, Range(1, MAX_WORLD_SIZE)]
 Count = Annotated[int, Range(0, U63)]
+ByteCount = Annotated[int, Range(0, 1 << 50)]  # of something that lies in memory
 StepNumber = Annotated[int, Range(-1, U63)]  # -1: before the first step
 Checksum = Annotated[int, Range(0, U64)]
 Flag = Annotated[int, Range(0, 1)]

@@ -11,11 +11,15 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from keepstep.model.bounds import U63, Count, Range
+from keepstep.model.bounds import Count, Range
 from keepstep.model.snapshot import Stamp
+from keepstep.model.units import MIB
 
 if TYPE_CHECKING:
     from keepstep.model.messages.peers import KeeperMessage
+
+
+MAX_BLOCK_BYTES = 64 * MIB
 
 
 class Part(IntEnum):
@@ -71,7 +75,7 @@ class BlockRange(NamedTuple):
 
     part: Part
     offset: Count
-    length: Annotated[int, Range(1, U63)]
+    length: Annotated[int, Range(1, MAX_BLOCK_BYTES)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -262,7 +262,7 @@ def _list(hints: tuple[Any, ...], most: int) -> Read:
 
 def _named_tuple(make: type[Any]) -> Read:
     hints = get_type_hints(make, include_extras=True)
-    bounds = [_named_tuple_field(hints[name]) for name in make._fields]
+    bounds = [_reader(hints[name]) for name in make._fields]
 
     def read(value: Any) -> Any:
         if not isinstance(value, (list, tuple)) or len(value) != len(bounds):
@@ -270,11 +270,6 @@ def _named_tuple(make: type[Any]) -> Read:
         return make(*[one(item) for one, item in zip(bounds, value, strict=True)])
 
     return read
-
-
-def _named_tuple_field(hint: Any) -> Read:
-    """A plain `int` there is a step or an epoch: -1 and up."""
-    return _whole(Range(-1, (1 << 63) - 1)) if hint is int else _reader(hint)
 
 
 def _object(one: Read, most: int) -> Read:

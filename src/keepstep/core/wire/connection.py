@@ -39,8 +39,8 @@ from keepstep.core.wire.codec import MAX_MESSAGE_BYTES, NotAMessage
 from keepstep.core.wire.messages import decode, encode
 from keepstep.model.messages.peers import KeeperMessage
 from keepstep.model.snapshot import Stamp
-from keepstep.model.units import MIB
 from keepstep.model.wire import (
+    MAX_BLOCK_BYTES,
     BlockComing,
     BlockDamaged,
     BlockHeader,
@@ -60,7 +60,6 @@ VERSION = 2
 MAGIC = b"KEEPWIRE"
 NONCE_BYTES = 32
 MIN_SECRET_BYTES = 16
-MAX_BLOCK_BYTES = 64 * MIB
 
 _GREETING = struct.Struct("<8sH")
 _HELLO = struct.Struct("<BBHQIQ16s32s2x")

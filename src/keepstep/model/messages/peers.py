@@ -14,6 +14,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from keepstep.model.bounds import (
     U32,
+    ByteCount,
     Checksum,
     Count,
     Range,
@@ -163,10 +164,10 @@ class CopyOffer:
     mesh_version: Count
     rank: Rank
     stamp: Stamp
-    payload_bytes: Count
-    capacity_bytes: Count
-    manifest_bytes: Count
-    manifest_capacity_bytes: Count
+    payload_bytes: ByteCount
+    capacity_bytes: ByteCount
+    manifest_bytes: ByteCount
+    manifest_capacity_bytes: ByteCount
     table_checksum: Checksum
     stripe_group: tuple[Rank, ...]
     tolerates: Rank

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from keepstep.config import Settings
 from keepstep.core.recovery.job_lifetime import Custody, Finish
 from keepstep.core.resume.cut import holding_of
+from keepstep.core.wire.plausible import flaw_of_local
 from keepstep.edge.shm.slot import rank_dir, ranks_in, slot_paths
 from keepstep.edge.shm.status_page import StatusPages
 from keepstep.errors import KeeperError, StoreError
@@ -65,6 +66,7 @@ from keepstep.runtime.job_name import job_hash
 from keepstep.runtime.keeper.checkpointing import Checkpointing
 from keepstep.runtime.keeper.resume import Election
 from keepstep.runtime.keeper.scrubber import Scrubbing
+from keepstep.runtime.refused_messages import RefusedMessages
 from keepstep.runtime.replication.node import Node
 from keepstep.runtime.replication.peer_inbox import PeerInbox
 from keepstep.runtime.world import World
@@ -96,6 +98,7 @@ class Keeper:
     def __init__(self, settings: Settings, world: World) -> None:
         self.settings, self.journal = settings, world.journal
         self._world, self._clock, self._memory = world, world.clock, world.memory
+        self._refused = RefusedMessages(world.journal)
         self._job_hash = job_hash(settings.job, world.uid)
         self._pages = StatusPages(self._memory, settings.job_dir)
         self.custody = Custody(int(settings.grace_s * S_NS), self._clock.monotonic_ns())
@@ -147,6 +150,11 @@ class Keeper:
 
     def hear(self, box: Box, message: FromNode) -> None:
         """A message of a rank or of the agent. See `ports.Hearer`."""
+        mesh = self.node.mesh if self.node is not None else None
+        if flaw := flaw_of_local(message, mesh):
+            self.refuse(f"process {box.pid}", flaw)
+            box.poke(NotUnderstood(flaw))
+            return
         match message:
             case JoinVote():
                 self._rank_joined(box, message)
@@ -466,6 +474,10 @@ class Keeper:
         return self.custody.world_size or next(
             (s.world_size for s in self.statuses().values()), None
         )
+
+    def refuse(self, sender: str, why: str) -> None:
+        """Something came that is no message, or that nobody can mean."""
+        self._refused(sender, why)
 
     def scrub_soon(self) -> None:
         """Something that lies here does not prove."""

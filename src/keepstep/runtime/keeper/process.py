@@ -27,7 +27,6 @@ from keepstep.ports import Box, Receiver
 from keepstep.runtime.keeper.keeper import Keeper
 from keepstep.runtime.keeper.persister_client import PersisterClient, persister_command
 from keepstep.runtime.keeper.tcp_links import TcpLinks
-from keepstep.runtime.refused_messages import RefusedMessages
 from keepstep.runtime.replication.pacing import Pacing
 from keepstep.runtime.world import World
 
@@ -41,7 +40,6 @@ class KeeperProcess:
         self._waker = Waker()
         self._workers = Threads(WORKERS, self._waker.wake)
         self._journal = Journal(settings.journal_path, "keeper")
-        self._refused = RefusedMessages(self._journal)
         self._writer = (
             PersisterClient(persister_command(settings), self._selector)
             if settings.store is not None
@@ -93,7 +91,7 @@ class KeeperProcess:
 
     def _accept(self) -> None:
         sock, _ = self._server.accept()
-        box = Mailbox(sock, KEEPER_WITH_NODE, self._refused)
+        box = Mailbox(sock, KEEPER_WITH_NODE, self.keeper.refuse)
         pid, uid = box.peer()
         if uid != self._uid:
             self._journal.record(

@@ -53,11 +53,12 @@ class TcpLinks:
         self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self._reserved.bind(address)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: it is no host name at all
             self._reserved.close()
+            why = error.strerror if isinstance(error, OSError) else str(error)
             raise KeeperError(
                 f"host: expected an address of this machine with port {address[1]} free, "
-                f"found {address[0]}: {error.strerror}"
+                f"found {address[0]!r}: {why}"
             ) from error
         self.address: tuple[str, int] = self._reserved.getsockname()[:2]
         self._who: tuple[int, bytes] | None = None

@@ -17,6 +17,7 @@ from keepstep.core.redundancy.node_safety import spell_out
 from keepstep.core.redundancy.protection import Assignment, assignments
 from keepstep.core.resume.commit import first_word, newer
 from keepstep.core.resume.cut import Holding, common, holding_of
+from keepstep.core.wire.plausible import flaw_of_peer
 from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.edge.shm.node_safety_file import write_standing
 from keepstep.edge.shm.slot import Slot, rank_dir, ranks_in, slot_paths
@@ -95,6 +96,9 @@ class Host(Protocol):
         ...
 
     def scrub_soon(self) -> None: ...
+
+    def refuse(self, sender: str, why: str) -> None:
+        """Something came that nobody can mean."""
 
 
 class Node:
@@ -222,6 +226,10 @@ class Node:
                 self._link_is_dead(event.node, event.why, event.is_loss)
 
     def _receive(self, node: int, message: MeshMessage) -> None:
+        assert self.mesh is not None
+        if flaw := flaw_of_peer(node, message, self.mesh):
+            self._host.refuse(f"node {node}", flaw)
+            return
         match message:
             case HorizonWord():
                 self._follow(message)
@@ -461,10 +469,17 @@ class Node:
             self._tidy()
 
     def _take_policy(self, policy: str, why: str) -> None:
-        scheme = parse_policy(policy)
-        if isinstance(scheme, Auto) or scheme == self._policy or self.mesh is None:
+        if self.mesh is None:
             return
-        self._policy, self._assignments = scheme, assignments(scheme, self.mesh)
+        try:
+            scheme = parse_policy(policy)
+            if isinstance(scheme, Auto) or scheme == self._policy:
+                return
+            found = assignments(scheme, self.mesh)
+        except ConfigError as error:
+            self._host.refuse(f"node {LEADER}", str(error))
+            return
+        self._policy, self._assignments = scheme, found
         near = {
             h
             for w in self._assignments.values()

@@ -17,7 +17,6 @@ from keepstep.model.messages.keeper_rank import PageChanged
 from keepstep.model.units import MS_NS
 from keepstep.ports import Links, MessageCodec, Receiver
 from keepstep.runtime.keeper.keeper import FromNode, Keeper
-from keepstep.runtime.refused_messages import RefusedMessages
 from keepstep.runtime.world import World as Surroundings
 from keepstep.sim.protocol.agents import Agent
 from keepstep.sim.protocol.links import SimLinks
@@ -44,7 +43,6 @@ class KeeperProcess:
         self._random = site.job.world.stream(f"keeper {machine.number} {site.job.world.now_ns}")
         self._woken = self._poked = False
         self._journal = SimJournal(site.machine, "keeper", site.job.watch.journal)
-        self._refused = RefusedMessages(self._journal)
         self.keeper: Keeper | None = None
 
     def boot(self) -> None:
@@ -116,7 +114,7 @@ class KeeperProcess:
 
     def accept(self, line: Line) -> None:
         line.hear = lambda message: self._hear(line, message)
-        line.on_refused = self._refused
+        line.on_refused = self._alive().refuse
         line.gone = lambda: self._alive().gone(line)
 
     def _hear(self, line: Line, message: FromNode) -> None:
