@@ -63,10 +63,11 @@ from keepstep.core.wire.connection import Connection
 from keepstep.core.wire.link import Link
 from keepstep.edge.net.peers import PeerOptions, Peers
 from keepstep.edge.shm.collective_profile_page import RhythmWriter, rhythm_path
+from keepstep.model.messages.peers import KeeperMessage
 from keepstep.model.rhythm import NO_STEP
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import KIB, MS_NS, S_NS
-from keepstep.model.wire import Identity, Message, Part, Span
+from keepstep.model.wire import Identity, Part, Span
 from keepstep.runtime.replication.pacing import Pacing
 from keepstep.testing.lab import Lab
 from keepstep.testing.network import parse_rate, why_no_namespaces
@@ -255,7 +256,7 @@ class Receiving:
     def up(self, node: int) -> None:
         self.up_event.set()
 
-    def message(self, node: int, message: Message) -> None: ...
+    def message(self, node: int, message: KeeperMessage) -> None: ...
 
     def place(self, node: int, span: Span) -> memoryview | None:
         self.held_bytes += span.length

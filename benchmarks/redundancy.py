@@ -372,7 +372,7 @@ def restore(
             began = time.perf_counter()
             offer = resume(here.cluster)
             total.append(time.perf_counter() - began)
-            assert (offer["source"], offer["step"]) == ("memory", here.step)
+            assert (offer.source, offer.step) == ("memory", here.step)
             for node in lost:
                 here.pages[node].close()
                 here.pages[node] = HorizonPage(MEMORY, here.cluster.machines[node].settings.job_dir)
@@ -489,7 +489,7 @@ def failure(policy: str, nodes: int, nbytes: int) -> dict[str, Any]:
         took_s = time.perf_counter() - began
         here.settle()
         moved = here.cluster.wire_bytes() - before
-        assert (offer["source"], offer["step"]) == ("memory", here.step)
+        assert (offer.source, offer.step) == ("memory", here.step)
         return {
             "policy": policy,
             "nodes": nodes,

@@ -38,9 +38,10 @@ from keepstep.core.wire.connection import Connection
 from keepstep.core.wire.link import Link
 from keepstep.edge.net import tcp
 from keepstep.edge.net.peers import PeerOptions, Peers
+from keepstep.model.messages.peers import KeeperMessage, RanksEnded
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import GIB, MIB
-from keepstep.model.wire import Identity, Message, Part, Span
+from keepstep.model.wire import Identity, Part, Span
 
 SECRET, JOB = os.urandom(32), os.urandom(16)
 RING_BLOCKS = 16  # of memory at each end: larger than the caches, small enough for any machine
@@ -64,13 +65,13 @@ class Keeper:
     def __init__(self, ring: memoryview) -> None:
         self.ring = ring
         self.echoes: Peers | None = None
-        self.heard: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.heard: queue.SimpleQueue[KeeperMessage] = queue.SimpleQueue()
         self.opened, self.room = threading.Event(), threading.Event()
 
     def up(self, node: int) -> None:
         self.opened.set()
 
-    def message(self, node: int, message: Message) -> None:
+    def message(self, node: int, message: KeeperMessage) -> None:
         if self.echoes:
             self.echoes.send(node, message)
         else:
@@ -177,7 +178,7 @@ def round_trips(peers: Peers, keeper: Keeper, until: Callable[[int], bool]) -> d
     taken: list[float] = []
     while not until(len(taken)):
         began = time.perf_counter()
-        assert peers.send(2, Message("refused", {"reason": "to be sent back"}))
+        assert peers.send(2, RanksEnded(1))
         keeper.heard.get()
         taken.append(1e6 * (time.perf_counter() - began))
     taken.sort()

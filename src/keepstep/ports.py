@@ -16,14 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from keepstep.errors import KeepstepError
+from keepstep.model.checkpoint import CheckpointAttempt
 from keepstep.model.diagnosis import GroupSample, ProcessSample, Stack
 from keepstep.model.events import INFO
 from keepstep.model.launch import RankAssignment, RankEnd
 from keepstep.model.layout import Layout
 from keepstep.model.lost import LostNode
 from keepstep.model.messages.agent_rank import RegroupAt
+from keepstep.model.messages.peers import MeshMessage
+from keepstep.model.messages.persister import ActDone, CheckpointAct
 from keepstep.model.snapshot import SlotHeader
-from keepstep.model.wire import Message, Span
+from keepstep.model.wire import Span
 
 if TYPE_CHECKING:  # a format laid over a Memory, which these ports only hand on
     from keepstep.edge.shm.slot import Slot
@@ -146,6 +149,17 @@ class Executor(Protocol):
 
 
 # -- connections within a node
+
+
+class MessageCodec(Protocol):
+    """What may be said at one end of a connection, and how that is written. Both raise NotAMessage,
+    a ValueError."""
+
+    def encode(self, message: Any, /) -> bytes:
+        """A message that this end sends."""
+
+    def decode(self, packet: bytes, /) -> Any:
+        """A message that came."""
 
 
 class Box(Protocol):
@@ -354,7 +368,7 @@ class Receiver(Protocol):
         """The link to that node is open, for the first time or again with another life of its
         keeper."""
 
-    def message(self, node: int, message: Message) -> None:
+    def message(self, node: int, message: MeshMessage) -> None:
         """Arrives once, in the order in which it was sent."""
 
     def place(self, node: int, span: Span) -> memoryview | None:
@@ -391,7 +405,7 @@ class Links(Protocol):
         """Be linked with that node's keeper, in this life of it or a later one. At another address
         than before it is another machine's, of whatever age."""
 
-    def send(self, node: int, message: Message) -> bool:
+    def send(self, node: int, message: MeshMessage) -> bool:
         """False when it could not be taken: no link, or its queue is full."""
 
     def send_block(
@@ -436,11 +450,12 @@ class OpenLinks(Protocol):
 class Writer(Protocol):
     """Who writes checkpoints for a keeper: the persister, a process that may die at any moment."""
 
-    def ask(self, request: dict[str, Any], heard: Callable[[dict[str, Any]], None]) -> None:
-        """`heard` is called by the loop with the answer, or with {"ok": False, "why"} when it died.
+    def ask(self, act: CheckpointAct, then: Callable[[ActDone], None]) -> None:
+        """`then` is called by the loop with the answer, or with why there is none when it died.
         Answers come in order."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End it. Nothing is answered any more."""
 
 
 class Checkpoints(Protocol):
@@ -449,6 +464,86 @@ class Checkpoints(Protocol):
     def usable(self) -> tuple[list[int], dict[int, str]]:
         """Steps of whole checkpoints, and of damaged ones with what is wrong. Raises StoreError
         when it cannot be read."""
+
+
+# -- the persister's world
+
+
+class CheckpointDraft(Protocol):
+    """A checkpoint that is being written; it does not exist yet."""
+
+    def abandon(self) -> None:
+        """Remove the attempt's files, unless there is a checkpoint. Only for who leads it."""
+
+
+class StoredCheckpoint(Protocol):
+    """A checkpoint, as the store describes it."""
+
+    @property
+    def step(self) -> int:
+        """The last step completed in it."""
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """What is known of it, by name: the loss."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Of its files."""
+
+
+D_co = TypeVar("D_co", bound=CheckpointDraft, covariant=True)
+D_contra = TypeVar("D_contra", bound=CheckpointDraft, contravariant=True)
+V = TypeVar("V")
+
+
+class CheckpointStore(Protocol[D_co]):
+    """The store, as far as a persister writes to it. Everything raises StoreError."""
+
+    def draft(self, step: int, *, mine: Callable[[str], bool]) -> D_co:
+        """Begin a checkpoint, in place of what earlier attempts left. `mine`: tells this attempt's
+        files by their names. Raises StoreError, too, when the step has a checkpoint."""
+
+    def join(self, step: int) -> D_co:
+        """Write files of a checkpoint that another node begins and publishes."""
+
+    def retract(self, step: int) -> None:
+        """The checkpoint does not exist any more; its files stay."""
+
+    def remove(self, step: int) -> None:
+        """Remove a checkpoint and its files. Nothing there is fine."""
+
+    def remove_incomplete(self, but: int | None = None) -> object:
+        """Remove what was never published, `but` one step. Only for who leads."""
+
+    def published(self) -> Sequence[StoredCheckpoint]:
+        """All that exist, newest first."""
+
+
+class CheckpointFormat(Protocol[D_contra, V]):
+    """How the slots of ranks become files of a checkpoint. `edge/torch/dcp/format.py` writes
+    PyTorch's Distributed Checkpoint format. `V` is what it keeps of a node's slots between survey
+    and part.
+
+    Raises KeepstepError, OSError, LookupError, RuntimeError or ValueError.
+    """
+
+    def already_there(self, attempt: CheckpointAttempt) -> bool:
+        """Whether there is a checkpoint of this step, and every byte is as written. Raises
+        IdentityError when it is another job's."""
+
+    def survey(
+        self, draft: D_contra, attempt: CheckpointAttempt, node: int, slots: Sequence[Any]
+    ) -> V:
+        """Verify the node's slots (`edge/shm/slot.py`), in the order of its ranks, and say in the
+        store what they hold."""
+
+    def write_part(self, draft: D_contra, attempt: CheckpointAttempt, node: int, values: V) -> int:
+        """Write what all surveys leave to this node, read it back, and say in the store what it
+        was. How many bytes that were."""
+
+    def publish(self, draft: D_contra, attempt: CheckpointAttempt) -> StoredCheckpoint:
+        """Put the parts together: the checkpoint exists."""
 
 
 # -- the agent's world
@@ -500,20 +595,6 @@ class KV(Protocol):
 
     def close(self) -> None:
         """Nothing is answered any more, not even what has been answered on the way here."""
-
-
-class OpenKV(Protocol):
-    """Finds the memory of a job, or makes it where that is this machine's part."""
-
-    def __call__(
-        self,
-        opened: Callable[[KV], None],
-        failed: Callable[[str], None],
-        lost: Callable[[str], None],
-    ) -> Timer:
-        """Returns at once. The loop calls `opened` with a client, or `failed` with why there is
-        none; neither when it is cancelled before. `lost` hears once why the memory is gone (see
-        `KV`), only after `opened` and never after `close`."""
 
 
 class OpenKV(Protocol):

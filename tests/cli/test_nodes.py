@@ -61,7 +61,7 @@ def test_a_lost_node_from_every_other_one(
         for machine in cluster.machines:
             machine.kill_ranks()
         cluster.replace(1)
-        assert cluster.resume()["step"] == 3
+        assert cluster.resume().step == 3
         for i, machine in enumerate(cluster.machines):
             [run] = ask(monkeypatch, machine, "explain")["runs"]
             [recovery] = run["recoveries"]

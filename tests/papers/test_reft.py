@@ -24,8 +24,9 @@ from keepstep.core.redundancy.stripes import (
     stripes_of_snapshots,
 )
 from keepstep.core.redundancy.survival import out_of_reach, survival, survival_at, which_can_be_lost
-from keepstep.core.resume.sources import CodedRow, Inventory, sources, within_reach
+from keepstep.core.resume.sources import restorable_stamps, restore_sources
 from keepstep.core.resume.vote import Ballot, ListStore, Offer, Vote
+from keepstep.model.restore_sources import HeldParity, Inventory
 from keepstep.model.snapshot import Stamp
 from keepstep.model.topology import Copies, NoRedundancy, Parity, topology
 from tests.core.parity_memory import carry_out, encoded
@@ -173,7 +174,7 @@ def proven(n: int, nodes: int) -> dict[int, Inventory]:
         for rank in group.members:
             found[rank] = Inventory(
                 frozenset({(rank, STEP)}),
-                frozenset({CodedRow(rank, STEP, group.members, group.tolerates)}),
+                frozenset({HeldParity(rank, STEP, group.members, group.tolerates)}),
             )
     return found
 
@@ -185,21 +186,21 @@ def test_of_all_losses_of_16_nodes_exactly_those_with_one_in_a_group_are_decoded
         survived = 0
         for lost in combinations(range(16), k):
             left = {node: found for node, found in everything.items() if node not in lost}
-            survived += all(STEP in within_reach(rank, left) for rank in lost)
+            survived += all(STEP in restorable_stamps(rank, left) for rank in lost)
         assert survived == (comb(16 // n, k) * n**k if k <= 16 // n else 0)
 
 
 def test_a_lost_node_is_decoded_from_its_own_group_only() -> None:
     everything = proven(4, 8)
     del everything[5]
-    assert sources([5], STEP, everything)[5].members == ((4, 4), (6, 6), (7, 7))
+    assert restore_sources([5], STEP, everything)[5].members == ((4, 4), (6, 6), (7, 7))
 
 
 def test_two_of_a_group_lost_sends_everybody_to_the_store() -> None:
     left = {node: found for node, found in proven(4, 8).items() if node not in (1, 2)}
     vote = Vote(8, has_store=True)
     for rank in range(8):
-        answer = vote.joined(Ballot(rank, 8, within_reach(rank, left)))
+        answer = vote.joined(Ballot(rank, 8, restorable_stamps(rank, left)))
     assert answer == [ListStore()]
     (offer,) = vote.listed([4, 6])
     assert isinstance(offer, Offer) and (offer.source, offer.stamp.step) == ("store", 6)
@@ -225,11 +226,11 @@ def test_the_write_hole_is_closed_at_every_instant_of_a_step(n: int) -> None:
                 if lost and step >= 0:
                     left = protocol.inventories(world.own, world.held, lost)
                     stamp = max(protocol.reachable(left))
-                    for source in sources(lost, stamp, left).values():
+                    for source in restore_sources(lost, stamp, left).values():
                         for rank, node in source.members:
                             assert (rank, stamp) in left[node].snapshots
                             assert (
-                                CodedRow(rank, stamp, source.row, source.tolerates)
+                                HeldParity(rank, stamp, source.stripe_group, source.tolerates)
                                 in left[node].parities
                             )
             moves = moves or [*protocol.useful(world)][:1]

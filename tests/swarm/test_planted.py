@@ -15,9 +15,10 @@ import pytest
 
 from keepstep.core.resume.slots import Skip, Take, choose
 from keepstep.core.resume.vote import Action, Go, Vote
+from keepstep.model.messages.peers import CopyOffer
 from keepstep.model.snapshot import SlotState, SlotView, Stamp
 from keepstep.runtime.replication import holder
-from keepstep.runtime.replication.holder import Holder, Offer
+from keepstep.runtime.replication.holder import Holder
 from keepstep.runtime.replication.receive import Whole
 from keepstep.sim.protocol import trainer
 from keepstep.sim.protocol.swarm import run
@@ -57,8 +58,8 @@ def plant_overwriting_holder(monkeypatch: pytest.MonkeyPatch) -> None:
 def plant_early_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
     compare = Holder._compare
 
-    def and_acknowledge(self: Holder, offer: Offer, whole: Whole) -> None:
-        self._say(offer, "ack")
+    def and_acknowledge(self: Holder, offer: CopyOffer, whole: Whole) -> None:
+        self._ack(offer)
         compare(self, offer, whole)
 
     monkeypatch.setattr(Holder, "_compare", and_acknowledge)

@@ -22,11 +22,13 @@ import typer
 from rich.console import Console
 
 from keepstep.cli.choosing import JobOption, JsonOption, named, places, print_json
+from keepstep.core.wire.conversations import AGENT_WITH_KEEPER
 from keepstep.dashboard import terminal
 from keepstep.dashboard.finding import Leftover, find_leftovers
 from keepstep.dashboard.view import as_json
 from keepstep.edge.net.unix_socket import Mailbox
 from keepstep.errors import ConfigError, KeeperError
+from keepstep.model.messages.keeper_agent import JobEnded
 from keepstep.model.units import human_bytes
 
 # the keeper may still have a checkpoint to write, or wait a minute for the node that leads to have
@@ -148,12 +150,12 @@ def _look_again(leftover: Leftover) -> Leftover | None:
 
 def _end_keeper(leftover: Leftover) -> None:
     try:
-        box = Mailbox.connect(leftover.path / "keeper.sock", 5.0)
+        box = Mailbox.connect(leftover.path / "keeper.sock", 5.0, AGENT_WITH_KEEPER)
     except OSError as error:
         raise KeeperError(
             f"{leftover.path}: expected the keeper to answer, found {error}"
         ) from error
-    box.send({"kind": "end", "ok": False, "why": "keepstep clean --force"})
+    box.send(JobEnded(False, "keepstep clean --force"))
     deadline = time.monotonic() + END_WITHIN_S
     try:
         while box.recv(max(0.0, deadline - time.monotonic())) is not None:

@@ -22,7 +22,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from keepstep.cli import predicting, soaking
+from keepstep.cli import soaking
 from keepstep.errors import ConfigError
 from keepstep.model.topology import parse_policy
 from keepstep.model.units import S_NS, human_bytes
@@ -156,6 +156,9 @@ def drill(
     as_json: Annotated[bool, typer.Option("--json", help="The report as one JSON object.")] = False,
 ) -> None:
     """Inject faults into a small job and prove that it ends in the same state as without them."""
+    if predict:
+        from keepstep.cli import predicting
+
     console = Console(stderr=True)
     try:
         faults: Sequence[Fault] = _faults(fault or [], random, seed, nproc, kinds, nodes, soak)
@@ -209,10 +212,11 @@ def drill(
     except ConfigError as error:
         raise _wrong(console, error) from error
     if as_json:
-        print(json.dumps(report | predicting.as_data(prediction)))
+        print(json.dumps(report | (predicting.as_data(prediction) if predict else {})))
     else:
         _show(Console(), facts, report)
-        predicting.show(Console(), prediction)
+        if predict:
+            predicting.show(Console(), prediction)
     code = exit_code(report)
     if work is None and code == PROVED:
         shutil.rmtree(room, ignore_errors=True)

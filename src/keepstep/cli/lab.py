@@ -16,6 +16,7 @@ import os
 import sys
 import tempfile
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +29,7 @@ from keepstep.cli.choosing import JsonOption, print_json
 from keepstep.errors import ConfigError
 from keepstep.model.topology import parse_policy
 from keepstep.testing.lab import Lab, numbers, owner_of
+from keepstep.testing.lab_messages import KillNode, LabNodes, ListNodes, NodeKilled
 from keepstep.testing.network import parse_rate, why_no_namespaces
 from keepstep.testing.rehearsal import Rehearsal, ask, socket_path
 
@@ -127,7 +129,9 @@ def kill(
     node: Annotated[int, typer.Argument(help="The node.")],
 ) -> None:
     """Lose a node: its processes, its memory, its link."""
-    print(ask(lab, {"kind": "kill", "node": node})["why"])
+    answer = ask(lab, KillNode(node))
+    if isinstance(answer, NodeKilled):
+        print(answer.why)
 
 
 @app.command("list")
@@ -156,8 +160,10 @@ def show(json: JsonOption = False) -> None:
 
 
 def _describe(number: int, pid: int) -> dict[str, Any]:
-    nodes = []
+    nodes: list[dict[str, Any]] = []
     if socket_path(number).exists():  # a drill's lab takes no words
         with suppress(ConfigError):  # it has ended meanwhile
-            nodes = ask(number, {"kind": "list"})["nodes"]
+            answer = ask(number, ListNodes())
+            if isinstance(answer, LabNodes):
+                nodes = [asdict(node) for node in answer.nodes]
     return {"lab": number, "pid": pid, "nodes": nodes}

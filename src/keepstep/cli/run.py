@@ -16,7 +16,7 @@ import typer
 from keepstep.config import Config, from_mapping
 from keepstep.errors import ConfigError
 from keepstep.model.launch import Etcd, Launch
-from keepstep.runtime.agent.supervisor import LAST_WORD, SUPERVISOR, RESTARTED_AGENT, keep_agent
+from keepstep.runtime.agent.supervisor import LAST_WORD, RESTARTED_AGENT, SUPERVISOR, keep_agent
 
 LOOPBACK = "127.0.0.1"
 RDZV_PORT, MASTER_PORT, ETCD_PORT = 29400, 29500, 2379  # torchrun's, when none is given
@@ -255,7 +255,7 @@ def build_launch(given: dict[str, Any], script_args: list[str]) -> Launch:
         shown_ranks=_ranks(given["local_ranks_filter"]),
         standby=given["standby"],
         nodes=nodes,
-        least_nodes=least_nodes,
+        min_nodes=least_nodes,
         node_rank=given["node_rank"] if nodes > 1 else None,
         endpoint=endpoint,
         job=given["rdzv_id"] or None,

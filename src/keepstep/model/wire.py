@@ -7,12 +7,19 @@ Nothing here does either.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
+from keepstep.model.bounds import Count, Range
 from keepstep.model.snapshot import Stamp
+from keepstep.model.units import MIB
+
+if TYPE_CHECKING:
+    from keepstep.model.messages.peers import KeeperMessage
+
+
+MAX_BLOCK_BYTES = 64 * MIB
 
 
 class Part(IntEnum):
@@ -63,13 +70,12 @@ class Dial:
     resuming: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A control message; `core/wire/messages.py` knows the kinds and their fields. Lists are tuples
-    and stamps are `Stamp` in `fields`."""
+class BlockRange(NamedTuple):
+    """Bytes of one of a snapshot's objects."""
 
-    kind: str
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    part: Part
+    offset: Count
+    length: Annotated[int, Range(1, MAX_BLOCK_BYTES)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +120,7 @@ class Received:
     """A message. `number` is its place among the link's messages, 0 for one that is sent once and
     may be lost."""
 
-    message: Message
+    message: KeeperMessage
     number: int
 
 
@@ -167,7 +173,7 @@ WireEvent = Opened | Received | BlockComing | BlockWhole | BlockDamaged | Refuse
 
 
 @dataclass(frozen=True, slots=True)
-class Ping:
+class SendPing:
     """Say that we are here."""
 
 

@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 
 from keepstep.coding.checksum import checksum
 from keepstep.core.wire import connection as wire
+from keepstep.core.wire.codec import MAX_MESSAGE_BYTES
 from keepstep.core.wire.connection import MAGIC, MAX_BLOCK_BYTES, Connection
-from keepstep.core.wire.messages import MAX_MESSAGE_BYTES, encode
+from keepstep.core.wire.messages import encode
+from keepstep.model.messages.peers import CopyAcked, HorizonWord, KeeperMessage, Ping
 from keepstep.model.snapshot import Stamp
 from keepstep.model.wire import (
     BlockComing,
@@ -26,7 +28,6 @@ from keepstep.model.wire import (
     BlockWhole,
     Dial,
     Identity,
-    Message,
     Opened,
     Part,
     Received,
@@ -143,10 +144,10 @@ class Script:
     events: list[WireEvent | bytes]
 
 
-def play(end: Connection, items: Iterable[Message | bytes]) -> Script:
+def play(end: Connection, items: Iterable[KeeperMessage | bytes]) -> Script:
     script = Script([], [])
     for number, item in enumerate(items, 1):
-        if isinstance(item, Message):
+        if not isinstance(item, bytes):
             script.frames.append(end.message(item, number))
             script.events.append(Received(item, number))
         else:
@@ -156,9 +157,9 @@ def play(end: Connection, items: Iterable[Message | bytes]) -> Script:
     return script
 
 
-PINGS = st.integers(0, 1 << 62).map(lambda n: Message("ping", {"sent_ns": n}))
+PINGS = st.integers(0, 1 << 62).map(Ping)
 ACKS = st.builds(
-    lambda r, s: Message("ack", {"round": 1, "rank": r, "stamp": Stamp(s, 1)}),
+    lambda r, s: CopyAcked(1, r, Stamp(s, 1)),
     st.integers(0, 1 << 31),
     st.integers(-1, 1 << 40),
 )
@@ -175,7 +176,7 @@ def test_both_sides_learn_who_is_there_and_what_for() -> None:
 
 @given(ITEMS, ITEMS)
 def test_what_is_sent_is_what_arrives_both_ways(
-    there: list[Message | bytes], back: list[Message | bytes]
+    there: list[KeeperMessage | bytes], back: list[KeeperMessage | bytes]
 ) -> None:
     one, two = pair()
     forth, reply = play(one, there), play(two, back)
@@ -185,7 +186,7 @@ def test_what_is_sent_is_what_arrives_both_ways(
 
 @given(ITEMS, st.lists(st.integers(1, 200)), st.integers(0, 10_000))
 def test_how_the_stream_is_cut_into_pieces_changes_nothing(
-    items: list[Message | bytes], sizes: list[int], until: int
+    items: list[KeeperMessage | bytes], sizes: list[int], until: int
 ) -> None:
     """And a stream that ends early gives the first of the events, none other."""
     one, two = dialer(), acceptor()
@@ -245,14 +246,14 @@ def test_who_is_not_admitted_is_told_why() -> None:
 
 
 def test_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "VERSION", 2)
+    monkeypatch.setattr(wire, "VERSION", 3)
     newer = dialer()
     hello = newer.take()
     monkeypatch.undo()
     old = acceptor()
-    assert feed(old, hello) == [Refused(Refusal.VERSION, "expected version 1, found 2")]
-    monkeypatch.setattr(wire, "VERSION", 2)
-    assert feed(newer, old.take()) == [Refused(Refusal.VERSION, "expected version 2, found 1")]
+    assert feed(old, hello) == [Refused(Refusal.VERSION, "expected version 2, found 3")]
+    monkeypatch.setattr(wire, "VERSION", 3)
+    assert feed(newer, old.take()) == [Refused(Refusal.VERSION, "expected version 3, found 2")]
 
 
 @pytest.mark.parametrize(
@@ -332,10 +333,8 @@ def session(seed: int) -> tuple[Connection, Script]:
     """An end that is to receive, and what it is sent: messages and blocks in a seeded order."""
     rng = random.Random(seed)
     one, two = pair(seed)
-    items: list[Message | bytes] = [
-        rng.randbytes(rng.randint(1, 200))
-        if rng.random() < 0.5
-        else Message("ping", {"sent_ns": rng.randrange(1 << 60)})
+    items: list[KeeperMessage | bytes] = [
+        rng.randbytes(rng.randint(1, 200)) if rng.random() < 0.5 else Ping(rng.randrange(1 << 60))
         for _ in range(6)
     ]
     return two, play(one, items)
@@ -385,14 +384,14 @@ def test_frames_are_heard_once_and_in_order(seed: int, take: int, put: int) -> N
 
 def test_an_own_frame_sent_back_says_nothing() -> None:
     one, _ = pair()
-    (refused,) = feed(one, one.message(Message("ping", {"sent_ns": 1})))
+    (refused,) = feed(one, one.message(Ping(1)))
     assert isinstance(refused, Refused) and refused.reason is Refusal.DAMAGED
 
 
 def test_a_frame_of_another_session_says_nothing() -> None:
     one, _ = pair(seed=1)
     _, two = pair(seed=2)
-    (refused,) = feed(two, one.message(Message("ping", {"sent_ns": 1})))
+    (refused,) = feed(two, one.message(Ping(1)))
     assert isinstance(refused, Refused) and refused.reason is Refusal.DAMAGED
 
 
@@ -406,12 +405,16 @@ def test_a_length_beyond_the_bound_is_refused_before_any_of_it_comes() -> None:
     assert isinstance(refused, Refused) and refused.reason is Refusal.OVERSIZED and two.wanted == 0
 
 
+FAR = Stamp(10**18, 10**6)
+
+
 def test_the_longest_message_passes() -> None:
     one, two = pair()
-    room = MAX_MESSAGE_BYTES - len(
-        encode(Message("vote", {"round": 1, "word": "go", "body": {"x": ""}}))
-    )
-    longest = Message("vote", {"round": 1, "word": "go", "body": {"x": "x" * room}})
+    word = HorizonWord(1, 1, "auto", "", None, None, None, (), -1)
+    each = len(encode(replace(word, alive=(FAR, FAR)))) - len(encode(replace(word, alive=(FAR,))))
+    word = replace(word, alive=(FAR,) * ((MAX_MESSAGE_BYTES - 500) // each))
+    longest = replace(word, why="x" * (MAX_MESSAGE_BYTES - len(encode(word))))
+    assert len(encode(longest)) == MAX_MESSAGE_BYTES
     assert feed(two, one.message(longest, 5)) == [Received(longest, 5)]
 
 
@@ -436,7 +439,7 @@ def test_a_message_nobody_understands_is_named_and_the_next_one_heard(
     body: bytes, reason: Refusal
 ) -> None:
     one, two = pair()
-    ping = Message("ping", {"sent_ns": 3})
+    ping = Ping(3)
     refused, heard = feed(two, one._frame(wire._MESSAGE_FRAME, body, 8) + one.message(ping))
     assert isinstance(refused, Refused) and (refused.reason, refused.number) == (reason, 8)
     assert heard == Received(ping, 0)

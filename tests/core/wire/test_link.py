@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keepstep.core.wire.codec import NotAMessage
 from keepstep.core.wire.link import (
     MAX_TRIES,
     WINDOW_BLOCKS,
@@ -19,8 +20,8 @@ from keepstep.core.wire.link import (
     Patience,
     Seen,
 )
-from keepstep.core.wire.messages import NotAMessage
-from keepstep.model.wire import Cut, Dead, Message, Ping
+from keepstep.model.messages.peers import Ping
+from keepstep.model.wire import Cut, Dead, SendPing
 
 SECOND = 1_000_000_000
 PATIENCE = Patience(
@@ -32,8 +33,8 @@ PATIENCE = Patience(
 )
 
 
-def ping(number: int) -> Message:
-    return Message("ping", {"sent_ns": number})
+def ping(number: int) -> Ping:
+    return Ping(number)
 
 
 # messages
@@ -46,10 +47,10 @@ def test_messages_arrive_once_and_in_order_over_connections_that_break(
     """Anything under way when a connection breaks is lost, in both directions."""
     rng = random.Random(seed)
     outbox, inbox = Outbox(limit), Inbox()
-    forth: list[tuple[int, Message]] = []
+    forth: list[tuple[int, Ping]] = []
     back: list[int] = []
     put = 0
-    arrived: list[Message] = []
+    arrived: list[Ping] = []
     while len(arrived) < count or len(outbox):
         action = rng.choice(
             ["put", "send", "send", "receive", "receive", "confirm", "confirm", "break"]
@@ -85,7 +86,7 @@ def test_a_full_outbox_takes_nothing_and_a_confirmation_makes_room() -> None:
 
 def test_a_message_no_peer_would_accept_is_not_taken() -> None:
     with pytest.raises(NotAMessage):
-        Outbox(2).put(Message("ping", {"sent_ns": "now"}))
+        Outbox(2).put(Ping("now"))  # type: ignore[arg-type]
 
 
 # blocks
@@ -201,7 +202,7 @@ def test_silence_cuts_and_pings_go_out_meanwhile() -> None:
     health = Health(PATIENCE, 0)
     health.opened(0)
     asked = [health.decide(second * SECOND) for second in range(1, 7)]
-    assert asked == [Ping()] * 5 + [Cut("silent for 6.00 s, longer than 5.00 s")]
+    assert asked == [SendPing()] * 5 + [Cut("silent for 6.00 s, longer than 5.00 s")]
 
 
 def test_our_own_sleep_says_nothing_about_the_other_side() -> None:
@@ -211,8 +212,8 @@ def test_our_own_sleep_says_nothing_about_the_other_side() -> None:
     well.opened(0)
     away.opened(0)
     away.cut("flap", SECOND)
-    assert well.decide(SECOND) == Ping() and away.decide(SECOND) is None
-    assert isinstance(well.decide(hour), Ping) and away.decide(hour) is None
+    assert well.decide(SECOND) == SendPing() and away.decide(SECOND) is None
+    assert isinstance(well.decide(hour), SendPing) and away.decide(hour) is None
     assert any(isinstance(away.decide(hour + second * SECOND), Dead) for second in range(25))
 
 
@@ -224,7 +225,7 @@ def test_what_happened_while_we_slept_is_not_put_into_the_future() -> None:
     away.opened(0)
     well.heard(hour - 1)
     away.cut("flap", hour - 1)
-    assert well.decide(hour) == Ping() and away.decide(hour) is None
+    assert well.decide(hour) == SendPing() and away.decide(hour) is None
     asked = [
         (well.decide(hour + second * SECOND), away.decide(hour + second * SECOND))
         for second in range(1, 22)

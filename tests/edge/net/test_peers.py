@@ -28,9 +28,10 @@ from keepstep.core.wire.link import MAX_TRIES, Link, Patience
 from keepstep.edge.net.peers import PeerOptions, Peers
 from keepstep.edge.net.tcp import Address, Pacer, TcpOptions, dial, listen, shake_hands
 from keepstep.edge.net.traffic import Flow
+from keepstep.model.messages.peers import KeeperMessage, RanksEnded
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import KIB, MIB, MS_NS
-from keepstep.model.wire import Dial, Identity, Message, Part, Refusal, Refused, Span
+from keepstep.model.wire import Dial, Identity, Part, Refusal, Refused, Span
 from tests.edge.proxy import Proxy
 
 JOB, SECRET = b"j" * 16, b"the job's secret, 32 bytes long."
@@ -58,7 +59,7 @@ class Ear:
     def __init__(self, memory: memoryview | None = None) -> None:
         self.memory = memory
         self.told: queue.Queue[tuple[Any, ...]] = queue.Queue()
-        self.messages: queue.Queue[Message] = queue.Queue()
+        self.messages: queue.Queue[KeeperMessage] = queue.Queue()
         self.blocks: queue.Queue[tuple[Span, int]] = queue.Queue()
         self.gate = threading.Event()
         self.gate.set()
@@ -67,7 +68,7 @@ class Ear:
     def up(self, node: int) -> None:
         self.told.put(("up", node))
 
-    def message(self, node: int, message: Message) -> None:
+    def message(self, node: int, message: KeeperMessage) -> None:
         self.messages.put(message)
 
     def place(self, node: int, span: Span) -> memoryview | None:
@@ -154,8 +155,8 @@ def linked(
     return one, two, proxy
 
 
-def note(number: int) -> Message:
-    return Message("refused", {"reason": str(number)})
+def note(number: int) -> KeeperMessage:
+    return RanksEnded(number)
 
 
 def eventually(holds: Callable[[], bool]) -> None:
@@ -319,8 +320,8 @@ def test_unconfirmed_messages_are_bounded(town: Town) -> None:
     one.connect(2, NOWHERE)
     assert [one.send(2, note(n)) for n in range(11)] == [True] * 10 + [False]
     assert not one.send(3, note(1)), "there is no link with node 3"
-    with pytest.raises(ValueError, match=r"refused\.reason"):
-        one.send(2, Message("refused", {"reason": -1}))
+    with pytest.raises(ValueError, match="ended: mesh_version"):
+        one.send(2, RanksEnded(-1))
 
 
 def test_a_pacer_keeps_its_rate(town: Town) -> None:
@@ -386,7 +387,7 @@ def test_messages_arrive_once_and_in_order_however_often_the_link_flaps(town: To
         return None if pieces < 300 and rng.random() < 0.1 else piece
 
     proxy.alter = cutting
-    heard: list[Message] = []
+    heard: list[KeeperMessage] = []
     for number in range(60):
         assert one.send(2, note(number)) and two.send(1, note(number))
         heard.append(ears[1].messages.get(timeout=LIMIT_S))

@@ -307,7 +307,7 @@ import os, sys, torch, torch.distributed as dist, torch.distributed.checkpoint a
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from keepstep.edge.store.parts import Attempt
+from keepstep.model.checkpoint import CheckpointAttempt
 from keepstep.edge.store.store import Store
 from keepstep.edge.torch.dcp.read import read_checkpoint
 from keepstep.edge.torch.dcp.tree import RankState
@@ -385,7 +385,7 @@ if sys.argv[2] == "one node":
         states = [flat_state(r, t, found) for r, (t, found) in enumerate(gathered)]
         write_checkpoint(store, 3, "job", states, {}, {})
 else:
-    attempt = Attempt("job", Stamp(3, 1), 17, (1, 1))
+    attempt = CheckpointAttempt("job", Stamp(3, 1), 17, (1, 1))
     draft = store.draft(3, mine=attempt.owns) if rank == 0 else store.join(3)
     values = survey(draft, attempt, rank, [flat_state(rank, tree, by_path)])
     dist.barrier()

@@ -25,8 +25,8 @@ from keepstep.edge.os.journal import Journal, read_journal
 from keepstep.edge.probes import memory, stacks
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_page import read_status
+from keepstep.model.diagnosis import Diagnosis, Strength
 from keepstep.model.units import S_NS
-from keepstep.model.diagnosis import Strength, Diagnosis
 from keepstep.runtime.agent.monitor import Watch
 from keepstep.testing.cluster import wait_for
 
@@ -42,7 +42,7 @@ from keepstep.model.snapshot import Phase
 
 job_dir, fault = Path(sys.argv[1]), sys.argv[4]
 rank, world_size, at_step = int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[5])
-page = StatusPage.own(MEMORY, job_dir, rank, patience_s=30)
+page = StatusPage.own(MEMORY, job_dir, rank)
 page.publish(rank=rank, world_size=world_size, pid=os.getpid(), epoch=1, phase=Phase.STARTING)
 
 def lock():

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from keepstep.core.resume.sources import Source
 from keepstep.edge.shm.slot import Slot, parse_page
 from keepstep.errors import DamageError
+from keepstep.model.messages.peers import CopyAccepted, MeshMessage
+from keepstep.model.restore_sources import RestoreSource
 from keepstep.model.snapshot import SlotState, Stamp
 from keepstep.model.units import KIB, MS_NS, PAGE_BYTES, S_NS
-from keepstep.model.wire import Message, Part, Span
+from keepstep.model.wire import Part, Span
 from keepstep.runtime.replication.node import Node
 from keepstep.sim.protocol.job import Job, Outcome
 from keepstep.sim.protocol.links import SimLinks
@@ -54,7 +55,7 @@ def test_a_link_that_a_restore_has_left_says_of_no_node_that_it_is_lost() -> Non
     def link() -> None:
         nodes = {node_half(job, s).mesh.node: node_half(job, s) for s in range(3)}  # type: ignore[union-attr]
         for node in (nodes[1], nodes[2]):
-            node.restoring.link_with_sources({2: Source(2, copies=(1,))})
+            node.restoring.link_with_sources({2: RestoreSource(2, copies=(1,))})
             node._lines.restored()  # as the permission to go on does
 
     def kill() -> None:
@@ -319,13 +320,13 @@ def test_a_header_that_was_damaged_before_it_was_sent_is_not_kept_beside_a_parit
         def joined(self, rank: Rank) -> None:
             lives.extend([rank] if rank.rank == 0 and not lives else [])
 
-        def said(self, links: SimLinks, node: int, message: Message) -> None:
+        def said(self, links: SimLinks, node: int, message: MeshMessage) -> None:
             if (
-                message.kind == "accept"
-                and (message.fields["rank"], message.fields["stamp"].step) == (0, 3)
+                isinstance(message, CopyAccepted)
+                and (message.rank, message.stamp.step) == (0, 3)
                 and not flipped
             ):
-                flipped.append(message.fields["stamp"])
+                flipped.append(message.stamp)
                 self.job.world.after(300 * MS_NS, None, self.flip, flipped[0])
 
         def flip(self, stamp: Stamp) -> None:

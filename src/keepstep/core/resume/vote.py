@@ -171,10 +171,10 @@ class Vote:
             return []
         bad = {(source, stamp) for source, stamp, _ in self.failed}
         after = f" after {self.failed[-1][2]}" if self.failed else ""
-        within_reach = [
+        restorable_stamps = [
             b.holds | self.elsewhere.get(r, frozenset()) for r, b in self.ballots.items()
         ]
-        shared = [s for s in common(within_reach) if ("memory", s) not in bad]
+        shared = [s for s in common(restorable_stamps) if ("memory", s) not in bad]
         trusted = [s for s in shared if s not in self.condemned]
         instead = f"; {max(shared)} is condemned" if shared and max(shared) not in trusted else ""
         checkpoints = [s for s in self.checkpoints or () if ("store", Stamp(s, 0)) not in bad]

@@ -11,7 +11,8 @@ is converted that is not meant: a bool is no number, a number no text.
 Never trusts: an unknown kind, a missing or surplus field, a value of another type or beyond its
 bound raises `NotAMessage`, nothing else does, and nothing is unpickled.
 
-Invariant: what `encode` accepts, `decode` gives back equal; what `decode` accepts, `encode` does.
+Invariant: what `encode` accepts, `decode` gives back equal, but for sentences that were cut; what
+`decode` accepts, `encode` does.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Codec(Generic[M]):
         try:
             plain = schema.write(message)
             schema.read(plain)
-            body = json.dumps({KIND: kind, **plain}, separators=(",", ":"), allow_nan=False)
+            body = _to_text({KIND: kind, **plain})
         except _REFUSES as error:
             raise NotAMessage(Refusal.MALFORMED, f"{kind}: {error}") from error
         encoded = body.encode()
@@ -95,13 +96,15 @@ class Codec(Generic[M]):
             why = f"a message of {len(body)} bytes, at most {self._max_bytes} allowed"
             raise NotAMessage(Refusal.OVERSIZED, why)
         try:
-            plain = json.loads(str(body, "utf-8"), parse_constant=_no_constant)
+            plain = _from_text(str(body, "utf-8"))
         except (ValueError, RecursionError) as error:
             raise NotAMessage(Refusal.MALFORMED, f"no JSON: {error}") from error
         if not isinstance(plain, dict):
             raise NotAMessage(Refusal.MALFORMED, f"expected an object, found {plain!r:.40}")
         kind = plain.pop(KIND, None)
-        schema = self._schemas.get(kind) if isinstance(kind, str) else None
+        if not isinstance(kind, str):
+            raise NotAMessage(Refusal.MALFORMED, f"expected the name of a kind, found {kind!r:.40}")
+        schema = self._schemas.get(kind)
         if schema is None:
             raise NotAMessage(Refusal.UNKNOWN_KIND, f"{self._expected()}, found {kind!r:.40}")
         try:
@@ -126,13 +129,13 @@ class _Schema:
         own = [field for field in fields(make) if field.init]
         self._reads: list[tuple[str, Read]] = [(f.name, _reader(hints[f.name])) for f in own]
         self._writes: list[tuple[str, Write]] = [(f.name, _writer(hints[f.name])) for f in own]
-        self._optional = frozenset(f.name for f in own if _has_default(f))
+        self._required = frozenset(f.name for f in own if not _has_default(f))
         self._names = frozenset(f.name for f in own)
 
     def read(self, plain: Any) -> Any:
         if not isinstance(plain, dict):
             raise ValueError(f"expected an object, found {plain!r:.40}")
-        if not self._names - self._optional <= plain.keys() <= self._names:
+        if plain.keys() != self._names and not self._required <= plain.keys() <= self._names:
             found = sorted(map(str, plain))
             raise ValueError(f"expected the fields {sorted(self._names)}, found {found!r:.200}")
         values = {}
@@ -252,26 +255,21 @@ def _list(hints: tuple[Any, ...], most: int) -> Read:
     def read_each(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, (list, tuple)) or len(value) != len(each):
             raise ValueError(f"expected a list of {len(each)}, found {value!r:.40}")
-        return tuple(read(item) for read, item in zip(each, value, strict=True))
+        return tuple([read(item) for read, item in zip(each, value, strict=True)])
 
     return read_each
 
 
 def _named_tuple(make: type[Any]) -> Read:
     hints = get_type_hints(make, include_extras=True)
-    bounds = [_named_tuple_field(hints[name]) for name in make._fields]
+    bounds = [_reader(hints[name]) for name in make._fields]
 
     def read(value: Any) -> Any:
         if not isinstance(value, (list, tuple)) or len(value) != len(bounds):
             raise ValueError(f"expected a list of {len(bounds)}, found {value!r:.40}")
-        return make(*(one(item) for one, item in zip(bounds, value, strict=True)))
+        return make(*[one(item) for one, item in zip(bounds, value, strict=True)])
 
     return read
-
-
-def _named_tuple_field(hint: Any) -> Read:
-    """A plain `int` there is a step or an epoch: -1 and up."""
-    return _whole(Range(-1, (1 << 63) - 1)) if hint is int else _reader(hint)
 
 
 def _object(one: Read, most: int) -> Read:
@@ -306,6 +304,9 @@ def _writer(hint: Any) -> Write:
     """Whatever `_reader` of the same hint takes."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
+        bound = args[1]
+        if isinstance(bound, Length) and bound.cuts:
+            return _cutting(bound.most)
         return _writer(args[0])
     if origin is tuple and len(args) == 2 and args[1] is Ellipsis:
         one = _writer(args[0])
@@ -327,6 +328,10 @@ def _writer(hint: Any) -> Write:
     if is_dataclass(hint) and isinstance(hint, type):
         return _schema(hint).write
     return _as_it_is
+
+
+def _cutting(most: int) -> Write:
+    return lambda value: value[:most] if isinstance(value, str) else value
 
 
 def _union_writer(hints: tuple[Any, ...]) -> Write:
@@ -353,3 +358,8 @@ def _as_it_is(value: Any) -> Any:
 
 def _no_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is no JSON")
+
+
+# made once: json.dumps and json.loads make one for every call with options
+_to_text = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_from_text = json.JSONDecoder(parse_constant=_no_constant).decode

@@ -35,17 +35,18 @@ import struct
 from collections.abc import Callable
 from typing import Literal
 
-from keepstep.core.wire.messages import MAX_MESSAGE_BYTES, NotAMessage, decode, encode
+from keepstep.core.wire.codec import MAX_MESSAGE_BYTES, NotAMessage
+from keepstep.core.wire.messages import decode, encode
+from keepstep.model.messages.peers import KeeperMessage
 from keepstep.model.snapshot import Stamp
-from keepstep.model.units import MIB
 from keepstep.model.wire import (
+    MAX_BLOCK_BYTES,
     BlockComing,
     BlockDamaged,
     BlockHeader,
     BlockWhole,
     Dial,
     Identity,
-    Message,
     Opened,
     Part,
     Received,
@@ -55,11 +56,10 @@ from keepstep.model.wire import (
     WireEvent,
 )
 
-VERSION = 1
+VERSION = 2
 MAGIC = b"KEEPWIRE"
 NONCE_BYTES = 32
 MIN_SECRET_BYTES = 16
-MAX_BLOCK_BYTES = 64 * MIB
 
 _GREETING = struct.Struct("<8sH")
 _HELLO = struct.Struct("<BBHQIQ16s32s2x")
@@ -142,7 +142,7 @@ class Connection:
         out, self._out = bytes(self._out), bytearray()
         return out
 
-    def message(self, message: Message, number: int = 0) -> bytes:
+    def message(self, message: KeeperMessage, number: int = 0) -> bytes:
         """The bytes of a message. Raises NotAMessage when no peer would accept it."""
         return self._frame(_MESSAGE_FRAME, encode(message), number)
 

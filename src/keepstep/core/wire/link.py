@@ -2,8 +2,8 @@
 it.
 
 A link is what two lives of two keepers have with each other; it outlives its connections. Comes in:
-what happened to its connections, what arrived, and the time. Goes out: `Ping`, `Cut` or `Dead` with
-the reason, what to send next, and what came twice.
+what happened to its connections, what arrived, and the time. Goes out: `SendPing`, `Cut` or `Dead`
+with the reason, what to send next, and what came twice.
 
 Invariants: a link that was away for less than `dead_ns` is never called dead; one that stays away
 longer always is. While the link lives, a message arrives exactly once and in order, and a block is
@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from keepstep.core.wire.messages import encode
+from keepstep.model.messages.peers import KeeperMessage
 from keepstep.model.units import MIB, MS_NS, S_NS, human_ns
-from keepstep.model.wire import Cut, Dead, Message, Ping
+from keepstep.model.wire import Cut, Dead, SendPing
 
 T = TypeVar("T")
 
@@ -84,7 +85,7 @@ class Health:
         if self.is_open:
             self.is_open, self._away_since_ns = False, now_ns
 
-    def decide(self, now_ns: int) -> Ping | Cut | Dead | None:
+    def decide(self, now_ns: int) -> SendPing | Cut | Dead | None:
         asleep_ns = now_ns - self._asked_ns
         self._asked_ns = now_ns
         # we were stopped ourselves: that says nothing about the other side
@@ -108,7 +109,7 @@ class Health:
             )
         if now_ns - self._pinged_ns >= self._patience.ping_ns:
             self._pinged_ns = now_ns
-            return Ping()
+            return SendPing()
         return None
 
 
@@ -118,14 +119,14 @@ class Outbox:
     `_first`."""
 
     limit: int
-    _waiting: deque[Message] = field(default_factory=deque)
+    _waiting: deque[KeeperMessage] = field(default_factory=deque)
     _first: int = 1
     _sent: int = 0  # how many of those waiting went out on the present connection
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def put(self, message: Message) -> bool:
+    def put(self, message: KeeperMessage) -> bool:
         """False when it is full. Raises NotAMessage when no peer would accept it: sent, it would
         come back for ever."""
         encode(message)
@@ -134,7 +135,7 @@ class Outbox:
         self._waiting.append(message)
         return True
 
-    def next(self) -> tuple[int, Message] | None:
+    def next(self) -> tuple[int, KeeperMessage] | None:
         """The next one for the present connection, and its number."""
         if self._sent >= len(self._waiting):
             return None

@@ -21,17 +21,14 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from keepstep.edge.net import unix_socket
-from keepstep.edge.net.unix_socket import MAX_PACKET_BYTES
 from keepstep.edge.os.loop import Loop
+from keepstep.model.bounds import MAX_PACKET_BYTES
 from keepstep.model.messages.keeper_rank import NotUnderstood
 from keepstep.model.units import MIB
-from keepstep.ports import Box, Hearer
-
-if TYPE_CHECKING:
-    from keepstep.core.wire.codec import Codec
+from keepstep.ports import Box, Hearer, MessageCodec
 
 CONNECT_S = 5.0  # a server that is there, and very busy, takes a connection in so long
 MAX_UNSENT_BYTES = 4 * MIB  # a peer that lets so much wait will never read it
@@ -50,12 +47,11 @@ class SocketBox:
         self,
         loop: Loop,
         sock: socket.socket,
-        codec_in: Codec[Any],
-        codec_out: Codec[Any],
+        codec: MessageCodec,
         tell: Tell,
     ) -> None:
         self._loop, self._sock, self._tell = loop, sock, tell
-        self._codec_in, self._codec_out = codec_in, codec_out
+        self._codec = codec
         self.pid, self.uid = _peer(sock)
         self.refused = 0
         self._unsent: deque[bytes] = deque()
@@ -104,8 +100,11 @@ class SocketBox:
                 self._hang_up()
 
     def release(self) -> None:
-        """In a forked child: let the parent alone hold the connection."""
         self._sock.close()
+
+    def hear_rest(self) -> None:
+        while self._hearer is not None and _has_something(self._sock):
+            self._read()
 
     # -- what the loop brings
 
@@ -123,7 +122,7 @@ class SocketBox:
 
     def _hear(self, packet: bytes) -> None:
         try:
-            message = self._codec_in.decode(packet)
+            message = self._codec.decode(packet)
         except ValueError as error:
             self._refuse(str(error)[:MAX_WHY])
         else:
@@ -160,7 +159,7 @@ class SocketBox:
     # -- the socket
 
     def _encode(self, message: Any) -> bytes:
-        packet = self._codec_out.encode(message)
+        packet = self._codec.encode(message)
         assert len(packet) <= MAX_PACKET_BYTES, f"a message of {len(packet)} bytes"
         return packet
 
@@ -186,14 +185,13 @@ class BoxServer:
         self,
         loop: Loop,
         path: Path,
-        codec_in: Codec[Any],
-        codec_out: Codec[Any],
+        codec: MessageCodec,
         on_box: Callable[[Box], Hearer],
         tell: Tell,
         uid: int,
     ) -> None:
         self._loop, self._path, self._uid = loop, path, uid
-        self._codec_in, self._codec_out = codec_in, codec_out
+        self._codec = codec
         self._on_box, self._tell = on_box, tell
         self._server = unix_socket.listen(path)
         self._server.setblocking(False)
@@ -204,7 +202,7 @@ class BoxServer:
             sock, _ = self._server.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return
-        box = SocketBox(self._loop, sock, self._codec_in, self._codec_out, self._tell)
+        box = SocketBox(self._loop, sock, self._codec, self._tell)
         if box.uid != self._uid:
             why = f"process {box.pid} of user {box.uid} wanted to join user {self._uid}'s job"
             self._tell("stranger-refused", why)
@@ -224,8 +222,7 @@ class BoxServer:
 def listen(
     loop: Loop,
     path: Path,
-    codec_in: Codec[Any],
-    codec_out: Codec[Any],
+    codec: MessageCodec,
     on_box: Callable[[Box], Hearer],
     tell: Tell,
     uid: int | None = None,
@@ -234,14 +231,13 @@ def listen(
     over a new one. `tell`: of what was refused. `uid`: the user whose processes may connect, this
     process's unless given. Raises OSError."""
     own = os.getuid() if uid is None else uid
-    return BoxServer(loop, path, codec_in, codec_out, on_box, tell, own)
+    return BoxServer(loop, path, codec, on_box, tell, own)
 
 
 def connect(
     loop: Loop,
     path: Path,
-    codec_in: Codec[Any],
-    codec_out: Codec[Any],
+    codec: MessageCodec,
     hearer: Hearer,
     tell: Tell,
     uid: int | None = None,
@@ -252,7 +248,7 @@ def connect(
     try:
         sock.settimeout(CONNECT_S)
         sock.connect(str(path))
-        box = SocketBox(loop, sock, codec_in, codec_out, tell)
+        box = SocketBox(loop, sock, codec, tell)
         if box.uid != (os.getuid() if uid is None else uid):
             raise PermissionError(f"{path}: process {box.pid} there is user {box.uid}'s")
     except OSError:
@@ -260,6 +256,12 @@ def connect(
         raise
     box.begin(hearer)
     return box
+
+
+def _has_something(sock: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _peer(sock: socket.socket) -> tuple[int, int]:

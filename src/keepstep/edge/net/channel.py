@@ -24,12 +24,21 @@ import xxhash
 from keepstep.coding.checksum import checksum
 from keepstep.edge.net.tcp import queued_bytes, round_trip_ns, yield_to_others
 from keepstep.edge.net.traffic import Flow, Outgoing, Traffic
+from keepstep.model.messages.peers import (
+    BlockAnswer,
+    BlockResult,
+    Confirmed,
+    KeeperMessage,
+    LinkGoodbye,
+    LinkMessage,
+    Ping,
+    Pong,
+)
 from keepstep.model.units import KIB, MIB, S_NS
 from keepstep.model.wire import (
     BlockComing,
     BlockHeader,
     BlockWhole,
-    Message,
     Received,
     Refusal,
     Refused,
@@ -49,7 +58,7 @@ _WHY_NOT = {
 }
 
 
-Item = tuple[int, Message | Outgoing]  # with its number on the wire
+Item = tuple[int, KeeperMessage | Outgoing]  # with its number on the wire
 
 
 class Lane:
@@ -121,7 +130,7 @@ class Lane:
         try:
             while item := self._wait():
                 messages = bytearray()
-                while item is not None and isinstance(item[1], Message):
+                while item is not None and not isinstance(item[1], Outgoing):
                     messages += wire.message(item[1], item[0])
                     item = self._try_next() if len(messages) < BATCH_BYTES else None
                 if messages:
@@ -201,7 +210,7 @@ class Lane:
     def _next(self) -> Item | None:
         raise NotImplementedError
 
-    def _take(self, message: Message, number: int) -> None:
+    def _take(self, message: KeeperMessage, number: int) -> None:
         raise NotImplementedError
 
     def _skip(self, number: int) -> None:
@@ -227,12 +236,12 @@ class MessageLane(Lane):
         super().__init__(traffic)
         self._owes_got = False  # numbered messages came that are not confirmed yet
         # the newest of each kind: an older one says nothing more
-        self._passing: dict[str, Message] = {}
+        self._passing: dict[str, KeeperMessage] = {}
 
-    def say(self, message: Message) -> None:
+    def say(self, message: KeeperMessage) -> None:
         """Send once, before anything that waits."""
         with self._traffic.lock:
-            self._passing[message.kind] = message
+            self._passing[message.KIND] = message
             self._ready.notify()
 
     def away(self, why: str) -> None:
@@ -258,28 +267,31 @@ class MessageLane(Lane):
             return 0, self._passing.pop(next(iter(self._passing)))
         return self._traffic.books.outbox.next()
 
-    def _take(self, message: Message, number: int) -> None:
+    def _take(self, message: KeeperMessage, number: int) -> None:
         traffic, now_ns = self._traffic, time.monotonic_ns()
         with traffic.lock:
             traffic.books.health.heard(now_ns)
         if number:
             if traffic.books.inbox.is_new(number):
-                if message.kind == "bye":
-                    traffic.bye = message.fields["reason"]
+                if isinstance(message, LinkGoodbye):
+                    traffic.bye = message.reason
+                elif isinstance(message, LinkMessage):
+                    why = f"{message.KIND} with a number"
+                    traffic.counts.refused(Refused(Refusal.MALFORMED, why))
                 else:
                     traffic.receiver.message(traffic.node, message)
             self._owes_got = True
-        elif message.kind == "ping":
-            self.say(Message("pong", message.fields))
-        elif message.kind == "pong":
-            traffic.round_trip_ns = now_ns - message.fields["sent_ns"]
-        elif message.kind == "got":
+        elif isinstance(message, Ping):
+            self.say(Pong(message.sent_ns))
+        elif isinstance(message, Pong):
+            traffic.round_trip_ns = now_ns - message.sent_ns
+        elif isinstance(message, Confirmed):
             with traffic.lock:
-                traffic.books.outbox.confirmed(message.fields["number"])
+                traffic.books.outbox.confirmed(message.number)
                 traffic.flushing.notify_all()
             traffic.relieved()
         else:
-            self._refuse(f"{message.kind} without a number")
+            self._refuse(f"{message.KIND} without a number")
 
     def _skip(self, number: int) -> None:
         if number:  # or it would come again with every connection
@@ -289,7 +301,7 @@ class MessageLane(Lane):
     def _settle(self) -> None:
         if self._owes_got:
             self._owes_got = False
-            self.say(Message("got", {"number": self._traffic.books.inbox.last}))
+            self.say(Confirmed(self._traffic.books.inbox.last))
 
 
 class BlockLane(Lane):
@@ -304,7 +316,7 @@ class BlockLane(Lane):
         super().__init__(traffic)
         self._books = traffic.books.lanes[index]
         self._is_ours = len(traffic.books.lanes) == 1 or index % 2 == (0 if traffic.dials else 1)
-        self._answers: deque[Message] = deque()
+        self._answers: deque[BlockAnswer] = deque()
         self._granted_bytes = 0  # by the gate, and not yet sent
 
     def _begin(self) -> None:
@@ -360,23 +372,19 @@ class BlockLane(Lane):
             self._send(sock, piece)
             at += len(piece)
 
-    def _take(self, message: Message, number: int) -> None:
-        if message.kind != "block":
-            return self._refuse(f"{message.kind} where only blocks go")
-        flight, number_of_block, result = (
-            self._books.flight,
-            message.fields["number"],
-            message.fields["result"],
-        )
+    def _take(self, message: KeeperMessage, number: int) -> None:
+        if not isinstance(message, BlockAnswer):
+            return self._refuse(f"{message.KIND} where only blocks go")
+        flight = self._books.flight
         with self._traffic.lock:
             block = (
-                flight.damaged(number_of_block)
-                if result == "damaged"
-                else flight.landed(number_of_block)
+                flight.damaged(message.number)
+                if message.result == "damaged"
+                else flight.landed(message.number)
             )
             self._ready.notify()
         if block is not None:
-            block.done(_WHY_NOT[result])
+            block.done(_WHY_NOT[message.result])
 
     def _block(self, sock: socket.socket, wire: Connection, header: BlockHeader) -> None:
         traffic, span = self._traffic, header.span
@@ -399,9 +407,9 @@ class BlockLane(Lane):
             traffic.counts.add("blocks damaged")
             self._answer(header, "damaged")
 
-    def _answer(self, header: BlockHeader, result: str) -> None:
+    def _answer(self, header: BlockHeader, result: BlockResult) -> None:
         with self._traffic.lock:
-            self._answers.append(Message("block", {"number": header.number, "result": result}))
+            self._answers.append(BlockAnswer(header.number, result))
             self._ready.notify()
 
     def _fill(self, sock: socket.socket, place: memoryview) -> int | None:

@@ -9,17 +9,15 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable
-from typing import Any
 
 from keepstep.config import Settings
-from keepstep.core.wire.codec import Codec
 from keepstep.edge.net import boxes
 from keepstep.edge.os.loop import Loop
 from keepstep.edge.os.processes import claim_job_dir, start_keeper
 from keepstep.edge.os.threads import aside
 from keepstep.errors import KeeperError, KeepstepError
 from keepstep.model.units import MS_NS, S_NS
-from keepstep.ports import Box, Hearer
+from keepstep.ports import Box, Hearer, MessageCodec
 
 FIND_WITHIN_NS = 10 * S_NS
 LOOK_AGAIN_NS = 10 * MS_NS
@@ -29,21 +27,18 @@ START_ERRORS = (KeepstepError, OSError, subprocess.SubprocessError)
 
 
 class NodeKeepers:
-    """See `ports.Keepers`. `hears` and `says`: the messages this process hears from a keeper, and
-    those it says."""
+    """See `ports.Keepers`. `codec`: of this process's part in what it and a keeper say."""
 
     def __init__(
         self,
         loop: Loop,
         settings: Settings,
-        hears: Codec[Any],
-        says: Codec[Any],
+        codec: MessageCodec,
         tell: boxes.Tell,
     ) -> None:
         self._loop = loop
         self._settings = settings
-        self._hears = hears
-        self._says = says
+        self._codec = codec
         self._tell = tell
 
     def find(
@@ -58,7 +53,7 @@ class NodeKeepers:
     def connect(self, hearer: Hearer) -> Box | None:
         path = self._settings.job_dir / "keeper.sock"
         try:
-            return boxes.connect(self._loop, path, self._hears, self._says, hearer, self._tell)
+            return boxes.connect(self._loop, path, self._codec, hearer, self._tell)
         except OSError:
             return None
 

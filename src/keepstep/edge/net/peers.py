@@ -27,17 +27,17 @@ from typing import TYPE_CHECKING, Any
 from keepstep.edge.net.channel import BlockLane, Lane, MessageLane
 from keepstep.edge.net.tcp import Address, Pacer, TcpOptions, dial, listen, shake_hands
 from keepstep.edge.net.traffic import Counts, Done, Gate, Outgoing, Traffic
+from keepstep.model.messages.peers import KeeperMessage, LinkGoodbye, Ping
 from keepstep.model.units import MIB, S_NS
 from keepstep.model.wire import (
     Cut,
     Dead,
     Dial,
     Identity,
-    Message,
     Opened,
-    Ping,
     Refusal,
     Refused,
+    SendPing,
     Span,
 )
 from keepstep.ports import Receiver
@@ -213,7 +213,7 @@ class Peers:
         if link is not None:
             self._say_bye([link], reason)
 
-    def send(self, node: int, message: Message) -> bool:
+    def send(self, node: int, message: KeeperMessage) -> bool:
         """False when it was not taken: no link, or its queue is full (`writable` will say when
         not). Raises ValueError."""
         link = self._links.get(node)
@@ -301,7 +301,7 @@ class Peers:
 
     def _say_bye(self, links: list[Link], reason: str) -> None:
         for link in links:
-            link.traffic.send(Message("bye", {"reason": reason[:500]}))
+            link.traffic.send(LinkGoodbye(reason[:500]))
         until_s = time.monotonic() + BYE_S
         for link in links:
             link.traffic.flushed(max(0.0, until_s - time.monotonic()))
@@ -328,8 +328,8 @@ class Peers:
                 elif isinstance(asked, Cut):
                     self.counts.add("silences")
                     link.cut(asked.why)
-                elif isinstance(asked, Ping):
-                    link.messages.say(Message("ping", {"sent_ns": time.monotonic_ns()}))
+                elif isinstance(asked, SendPing):
+                    link.messages.say(Ping(time.monotonic_ns()))
 
     def _carry(self, link: Link, index: int, sock: socket.socket, wire: Connection) -> str:
         why = link.lanes[index].carry(sock, wire, wire.take())

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from keepstep.edge.net.tcp import Pacer
-from keepstep.model.wire import Identity, Message, Refused, Span
+from keepstep.model.messages.peers import KeeperMessage
+from keepstep.model.wire import Identity, Refused, Span
 from keepstep.ports import Receiver
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class Traffic:
     def __post_init__(self) -> None:
         self.flushing = threading.Condition(self.lock)
 
-    def send(self, message: Message) -> bool:
+    def send(self, message: KeeperMessage) -> bool:
         """False when there is no room (or no link any more). Raises ValueError when no peer would
         accept it."""
         with self.lock:

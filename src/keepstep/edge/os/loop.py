@@ -6,7 +6,8 @@ time comes in this order: descriptors in the order in which they were added, pos
 What comes of a call has to wait for the next turn, so nobody starves.
 
 What a call raises ends `run` and loses nothing else: a loop that is run again goes on with the next
-call. Only `post` is for other threads; signals are `signals.py`.
+call. Only `post` is for other threads, unless the loop has a `guard`: whoever holds that may call
+everything else, too. Signals are `signals.py`.
 
 poll, not epoll: a forked child shares an epoll set with its parent, and what it unregisters there
 would be lost here.
@@ -20,6 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from heapq import heappop, heappush
 
 from keepstep.edge.os.eventfd import Waker
@@ -44,7 +46,11 @@ class LoopTimer:
 class Loop:
     """See `ports.Timers` for `after`."""
 
-    def __init__(self) -> None:
+    def __init__(self, guard: AbstractContextManager[object] | None = None) -> None:
+        """guard: a lock, which is held around every call and while the loop looks at what it has
+        to do, and not while it sleeps."""
+        self._guard = nullcontext() if guard is None else guard
+        self._thread: int | None = None  # that runs it
         self._selector = selectors.PollSelector()
         self._waker = Waker()
         self._posted: deque[Call] = deque()
@@ -59,6 +65,8 @@ class Loop:
         timer = LoopTimer(call)
         due_ns = time.monotonic_ns() + max(0, delay_ns)
         heappush(self._timers, (due_ns, next(self._numbers), timer))
+        if self._thread not in (None, threading.get_ident()):
+            self._waker.wake()  # it sleeps until an earlier look's timers
         return timer
 
     def post(self, call: Call) -> None:
@@ -103,11 +111,21 @@ class Loop:
     def run(self, until: Callable[[], bool]) -> None:
         """Make calls until `until()` holds, which is asked before each. Raises what a call
         raises."""
-        while not until():
-            for call in self._turn(self._selector.select(self._idle_s())):
-                call()
+        self._thread = threading.get_ident()
+        while True:
+            with self._guard:
                 if until():
                     return
+                idle_s = self._idle_s()
+            turn = self._turn(self._selector.select(idle_s))
+            while True:
+                with self._guard:
+                    call = next(turn, None)
+                    if call is None:
+                        break
+                    call()
+                    if until():
+                        return
 
     def _idle_s(self) -> float | None:
         """How long only a descriptor can bring a call; None: for ever."""

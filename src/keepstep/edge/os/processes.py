@@ -14,8 +14,9 @@ import time
 from pathlib import Path
 
 from keepstep.config import Settings
-from keepstep.edge.net.unix_socket import Mailbox
+from keepstep.edge.net.unix_socket import Mailbox, OnRefused, ignore_refused
 from keepstep.errors import IdentityError, KeeperError
+from keepstep.ports import MessageCodec
 
 _LAUNCH = (
     "import os,sys; os.fork() and os._exit(0); os.setsid(); os.execv(sys.executable, "
@@ -41,16 +42,21 @@ def claim_job_dir(path: Path) -> None:
         )
 
 
-def ensure_keeper(settings: Settings, timeout_s: float = 10.0) -> Mailbox:
-    """A connection to the job's keeper, starting one if none lives. Raises KeeperError,
-    IdentityError."""
+def ensure_keeper(
+    settings: Settings,
+    codec: MessageCodec,
+    timeout_s: float = 10.0,
+    on_refused: OnRefused = ignore_refused,
+) -> Mailbox:
+    """A connection to the job's keeper, starting one if none lives. `codec`: of the conversation
+    with it. Raises KeeperError, IdentityError."""
     socket_path = settings.job_dir / "keeper.sock"
     deadline = time.monotonic() + timeout_s
     log_path = settings.journal_path.with_name("keeper.log")
     started_at = 0.0
     while True:
         try:
-            return Mailbox.connect(socket_path, timeout_s)
+            return Mailbox.connect(socket_path, timeout_s, codec, on_refused)
         except OSError:
             pass
         now = time.monotonic()

@@ -27,6 +27,7 @@ class Signals:
         self._before: dict[int, Any] = {}  # handlers, as `signal.signal` takes them
         self._came: deque[int] = deque()
         self._pid = os.getpid()
+        self._is_closed = False
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._fd_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         loop.add_reader(self._reader, self._deliver)
@@ -54,7 +55,10 @@ class Signals:
                 os.write(self._writer, b"\0")
 
     def close(self) -> None:
-        """Give the signals back to whom they were before."""
+        """Give the signals back to whom they were before. Nothing the second time."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
         signal.set_wakeup_fd(self._fd_before)

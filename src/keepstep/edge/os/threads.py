@@ -3,6 +3,7 @@ came."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
@@ -48,3 +49,16 @@ class Threads:
         """Wait for what has begun; nobody hears of it any more."""
         self._is_closed = True
         self._pool.shutdown()
+
+
+def aside(
+    post: Callable[[Callable[[], None]], None], work: Callable[[], T], then: Callable[[T], None]
+) -> None:
+    """Do this once, on a thread of its own that the interpreter's end does not wait for; `post`
+    hands its result in."""
+
+    def run() -> None:
+        result = work()
+        post(lambda: then(result))
+
+    threading.Thread(target=run, name="aside", daemon=True).start()

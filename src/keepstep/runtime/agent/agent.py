@@ -130,6 +130,7 @@ class Agent:
         self._keeper.listen(self._options.host, listening)
 
     def _begin_job(self) -> None:
+        self._server.open()
         launch, options = self._launch, self._options
         command = " ".join(launch.command)
         nodes = f" on each of {launch.nodes} nodes" if launch.nodes > 1 else ""

@@ -11,14 +11,15 @@ import secrets
 import signal
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, get_args
+from functools import partial
+from pathlib import Path
 
 from keepstep.config import Config, Settings, resolve
 from keepstep.core.detection.deadlines import derive
 from keepstep.core.economics.retention import parse_rules
-from keepstep.core.wire.codec import Codec
+from keepstep.core.wire.conversations import AGENT_WITH_KEEPER, AGENT_WITH_PROCESS
 from keepstep.edge.net import boxes
 from keepstep.edge.net.keepers import NodeKeepers
 from keepstep.edge.os.clock import CLOCK
@@ -32,11 +33,9 @@ from keepstep.edge.probes.node import NodeProbes
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.torch.meeting_place import StoreMeetingPlaces, local_address
 from keepstep.edge.torch.ranks import TorchRankProcesses
-from keepstep.edge.torch.tcp_store import open_tcp_store_kv
+from keepstep.edge.torch.tcp_store import open_embedded
 from keepstep.errors import ConfigError, KeepstepError
 from keepstep.model.launch import AGENT_SOCKET, Launch
-from keepstep.model.messages.agent_rank import FromProcess, ToProcess
-from keepstep.model.messages.keeper_agent import FromAgent, ToAgent
 from keepstep.ports import Hearer, OpenKV
 from keepstep.runtime.agent.agent import SOCKET, Agent
 from keepstep.runtime.agent.metrics import Metrics
@@ -45,10 +44,6 @@ from keepstep.runtime.agent.world import AgentOptions, AgentWorld
 from keepstep.runtime.job_name import default_job
 
 WORKERS = 4  # a look at ranks may hang; another one must not wait for it
-KEEPER_HEARS: Codec[Any] = Codec(get_args(ToAgent))
-KEEPER_SAYS: Codec[Any] = Codec(get_args(FromAgent))
-RANKS_SAY: Codec[Any] = Codec(get_args(FromProcess))
-RANKS_HEAR: Codec[Any] = Codec(get_args(ToProcess))
 
 
 def supervise(launch: Launch, config: Config, environ: Mapping[str, str]) -> int:
@@ -103,7 +98,7 @@ def _run(
         memory=MEMORY,
         journal=journal,
         executor=executor,
-        keepers=NodeKeepers(loop, settings, KEEPER_HEARS, KEEPER_SAYS, journal.record),
+        keepers=NodeKeepers(loop, settings, AGENT_WITH_KEEPER, journal.record),
         processes=processes,
         probes=NodeProbes(settings.journal_path.parent),
         serve_boxes=lambda path, hearer: _serve(loop, journal, path, hearer),
@@ -153,8 +148,8 @@ def _options(launch: Launch, settings: Settings, environ: Mapping[str, str]) -> 
     )
 
 
-def _serve(loop: Loop, journal: Journal, path: Any, hearer: Hearer) -> boxes.BoxServer:
-    return boxes.listen(loop, path, RANKS_SAY, RANKS_HEAR, lambda box: hearer, journal.record)
+def _serve(loop: Loop, journal: Journal, path: Path, hearer: Hearer) -> boxes.BoxServer:
+    return boxes.listen(loop, path, AGENT_WITH_PROCESS, lambda box: hearer, journal.record)
 
 
 def _provider(settings: Settings) -> CommandProvider | None:
@@ -169,9 +164,8 @@ def _open_kv(loop: Loop, launch: Launch, settings: Settings, journal: Journal) -
         journal.record("meeting-away", why)
 
     if launch.etcd is not None:
-        with suppress(ImportError):
-            from keepstep.edge.net.etcd import open_etcd_kv  # an extra
+        from keepstep.edge.net.etcd import open_etcd  # an extra
 
-            return open_etcd_kv(loop, launch.etcd, prefix, tell)
-    assert launch.endpoint is not None or launch.nodes == 1
-    return open_tcp_store_kv(loop, launch.endpoint, prefix)
+        return partial(open_etcd, loop, launch.etcd, prefix, tell=tell)
+    endpoint = launch.endpoint or ("", 0)  # of one node nobody asks
+    return partial(open_embedded, loop, endpoint, prefix)

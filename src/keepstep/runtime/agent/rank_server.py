@@ -29,7 +29,7 @@ from keepstep.model.messages.agent_rank import (
     StandbyReady,
     TrainingEnded,
 )
-from keepstep.ports import Box, ServeBoxes
+from keepstep.ports import Box, BoxServer, ServeBoxes
 
 
 class RankHearer(Protocol):
@@ -47,17 +47,23 @@ class RankHearer(Protocol):
 
 
 class RankServer:
-    """One node's."""
+    """One node's. `open` comes first."""
 
     def __init__(self, path: Path, serve: ServeBoxes, hearer: RankHearer) -> None:
+        self._path = path
+        self._serve = serve
         self._hearer = hearer
+        self._server: BoxServer | None = None
         self._boxes: dict[int, Box] = {}  # by process
         self._can_stay: set[int] = set()
         self._joining: set[int] = set()  # started into a running job: they will be able to stay
         self._ended: set[int] = set()
         self._standby: int | None = None
         self.regrouped: set[int] = set()  # ranks that train on since the last notice
-        self._server = serve(path, self)
+
+    def open(self) -> None:
+        """Processes may connect. The job directory is there."""
+        self._server = self._serve(self._path, self)
 
     @property
     def standby(self) -> int | None:
@@ -155,4 +161,5 @@ class RankServer:
     def close(self) -> None:
         for pid in list(self._boxes):
             self.forget(pid)
-        self._server.close()
+        if self._server is not None:
+            self._server.close()

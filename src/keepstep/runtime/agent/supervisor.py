@@ -1,5 +1,5 @@
-"""Supervisor: what `keepstep run` is at first: the parent of the node's agent, which it replaces when
-that dies.
+"""Supervisor: what `keepstep run` is at first: the parent of the node's agent, which it replaces
+when that dies.
 
 Comes in: signals, and the agent's end. Goes out: the same signals to the agent, and the agent's
 exit code. Imports no torch, holds nothing, and knows nothing of the job: whatever could make the
@@ -8,8 +8,8 @@ first one's ranks were doing and has them start from memory; the ranks of other 
 process. Nobody follows an agent that had said its last word: the memory may be gone by then, and
 what is done would be begun from nothing.
 
-Invariant: at most one agent lives; when the supervisor is killed its agent dies with it, and the ranks
-train on without one.
+Invariant: at most one agent lives; when the supervisor is killed its agent dies with it, and the
+ranks train on without one.
 """
 
 from __future__ import annotations

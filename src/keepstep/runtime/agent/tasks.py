@@ -100,9 +100,11 @@ class Task(Generic[T]):
         try:
             awaited = self._coroutine.send(None)
         except StopIteration as over:
-            self._end(lambda: self._done(over.value))
+            result: T = over.value
+            self._end(lambda: self._done(result))
         except KeepstepError as error:
-            self._end(lambda: self._failed(error))
+            failure = error
+            self._end(lambda: self._failed(failure))
         else:
             self._wait_for(awaited)
         finally:

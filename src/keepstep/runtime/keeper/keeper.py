@@ -13,25 +13,65 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 from keepstep.config import Settings
 from keepstep.core.recovery.job_lifetime import Custody, Finish
 from keepstep.core.resume.cut import holding_of
+from keepstep.core.wire.plausible import flaw_of_local
 from keepstep.edge.shm.slot import rank_dir, ranks_in, slot_paths
 from keepstep.edge.shm.status_page import StatusPages
 from keepstep.errors import KeeperError, StoreError
-from keepstep.model.mesh import LEADER, Mesh, mesh_from_json
+from keepstep.model.mesh import LEADER, Mesh
+from keepstep.model.messages.keeper_agent import (
+    AgentHere,
+    FromAgent,
+    JobEnded,
+    MemoryKept,
+    MeshKnown,
+    PeerDead,
+)
+from keepstep.model.messages.keeper_rank import (
+    Attach,
+    BeginMesh,
+    CannotListen,
+    CheckpointDone,
+    CountTraffic,
+    FromRank,
+    Goodbye,
+    JoinVote,
+    Listen,
+    Listening,
+    NotUnderstood,
+    PageChanged,
+    Released,
+    StateLoaded,
+    StateUnusable,
+    ToRank,
+    TrafficCounted,
+    WantCheckpoint,
+)
+from keepstep.model.messages.peers import (
+    ActAnswer,
+    ActOrdered,
+    CheckpointAnswer,
+    CheckpointAsked,
+    CheckpointBody,
+    VoteBody,
+)
+from keepstep.model.messages.persister import ActName
 from keepstep.model.snapshot import RankStatus, Stamp
 from keepstep.model.units import MS_NS, S_NS
 from keepstep.ports import Box
 from keepstep.runtime.job_name import job_hash
-from keepstep.runtime.keeper.checkpointing import Persisting
+from keepstep.runtime.keeper.checkpointing import Checkpointing
 from keepstep.runtime.keeper.resume import Election
 from keepstep.runtime.keeper.scrubber import Scrubbing
+from keepstep.runtime.refused_messages import RefusedMessages
 from keepstep.runtime.replication.node import Node
-from keepstep.runtime.replication.peer_inbox import Lines
+from keepstep.runtime.replication.peer_inbox import PeerInbox
 from keepstep.runtime.world import World
+
+FromNode = FromRank | FromAgent
 
 TICK_NS = 200 * MS_NS
 BUSY_TICK_NS = 5 * MS_NS
@@ -43,13 +83,12 @@ LAST_ANSWER_NS = 60 * S_NS
 class FarAsker:
     """A rank of another node, as persisting sees it."""
 
-    def __init__(self, say: Callable[[int, str, dict[str, Any]], None], node: int) -> None:
+    def __init__(self, say: Callable[[int, CheckpointBody], None], node: int) -> None:
         self._say, self._node = say, node
 
-    def send(self, message: dict[str, Any], /) -> bool:
-        self._say(
-            self._node, "answer", {name: message[name] for name in ("ticket", "ok", "step", "why")}
-        )
+    def send(self, done: CheckpointDone, /) -> bool:
+        """What became of it."""
+        self._say(self._node, CheckpointAnswer(done.ticket, done.ok, done.step, done.why))
         return True
 
 
@@ -59,17 +98,18 @@ class Keeper:
     def __init__(self, settings: Settings, world: World) -> None:
         self.settings, self.journal = settings, world.journal
         self._world, self._clock, self._memory = world, world.clock, world.memory
+        self._refused = RefusedMessages(world.journal)
         self._job_hash = job_hash(settings.job, world.uid)
         self._pages = StatusPages(self._memory, settings.job_dir)
         self.custody = Custody(int(settings.grace_s * S_NS), self._clock.monotonic_ns())
         self.election = Election(self._clock, self.journal, settings.store is not None, self)
-        self.persisting = Persisting(
-            settings, self._memory, self._clock, self.journal, world.writer
+        self.checkpointing = Checkpointing(
+            settings.job_dir, self._memory, self._clock, self.journal, world.writer
         )
         self.scrubbing = Scrubbing(settings, world, self)
         self._tickets = itertools.count(1)
         self._asked: dict[int, tuple[Box | None, int]] = {}  # of another node's keeper, which leads
-        self.lines: Lines | None = None
+        self.lines: PeerInbox | None = None
         self.node: Node | None = None
         self.ranks: dict[int, Box] = {}
         self._attached = False  # ranks that train have found this keeper
@@ -91,7 +131,7 @@ class Keeper:
     @property
     def tick_ns(self) -> int:
         """How long the loop may wait for something to happen before the next `tick`."""
-        return BUSY_TICK_NS if self.persisting.pending else TICK_NS
+        return BUSY_TICK_NS if self.checkpointing.pending else TICK_NS
 
     def tick(self) -> bool:
         """What time brings. True when all is over: `close` then."""
@@ -108,53 +148,44 @@ class Keeper:
 
     # -- who comes and goes
 
-    def heard(self, box: Box, message: dict[str, Any]) -> None:
-        """A word of a rank or of the agent."""
-        kind = message.get("kind")
-        if kind in ("join", "attach"):
-            self._rank_came(box, message)
-        elif kind == "agent":
-            self.agent = box
-            self.custody.agent_came()
-        elif kind == "end":
-            self._agent_ended(box, bool(message["ok"]), str(message["why"]))
-        elif kind == "bye":
-            self.custody.rank_said_bye(
-                int(message["rank"]), bool(message["ok"]), str(message["why"])
-            )
-            self.journal.record(
-                "rank-bye",
-                f"rank {message['rank']} says goodbye: {message['why']}",
-                rank=message["rank"],
-                ok=message["ok"],
-            )
-            if self.custody.ended_here and self.node is not None:
-                self.node.say_ended()
-            if self.agent is not None or not self.custody.ended_here:
-                # else the connection ends when the memory is gone
-                box.send({"kind": "released"})
-        elif kind == "loaded":
-            self.election.loaded(int(message["rank"]), int(message["round"]))
-        elif kind == "failed":
-            self.election.failed(int(message["rank"]), int(message["round"]), str(message["why"]))
-        elif kind == "changed" and self.node is not None:
-            self.node.rank_changed()
-        elif kind == "count":
-            box.send(
-                {"kind": "counts", "counts": self.lines.counts() if self.lines is not None else {}}
-            )
-        elif kind == "listen":
-            box.send(self._listen(str(message["host"]), int(message["port"])))
-        elif kind == "mesh":
-            mesh = mesh_from_json(message)
-            self._begin_round(mesh)
-            # its ranks may ask now: nothing they say is taken for the round before
-            if box is self.agent:
-                box.send({"kind": "mesh-known", "round": mesh.version})
-        elif kind == "persist":
-            self._ask_to_persist(
-                box, message.get("step"), str(message["why"]), int(message.get("ticket", 0))
-            )
+    def hear(self, box: Box, message: FromNode) -> None:
+        """A message of a rank or of the agent. See `ports.Hearer`."""
+        mesh = self.node.mesh if self.node is not None else None
+        if flaw := flaw_of_local(message, mesh):
+            self.refuse(f"process {box.pid}", flaw)
+            box.poke(NotUnderstood(flaw))
+            return
+        match message:
+            case JoinVote():
+                self._rank_joined(box, message)
+            case Attach():
+                self._rank_attached(box, message)
+            case StateLoaded(rank, offer):
+                self.election.loaded(rank, offer)
+            case StateUnusable(rank, offer, why):
+                self.election.failed(rank, offer, why)
+            case PageChanged():
+                if self.node is not None:
+                    self.node.rank_changed()
+            case WantCheckpoint(ticket, step, why):
+                self._ask_to_persist(box, step, why, ticket)
+            case Goodbye(rank, ok, why):
+                self._rank_said_bye(box, rank, ok, why)
+            case AgentHere():
+                self.agent = box
+                self.custody.agent_came()
+            case JobEnded(ok, why):
+                self._agent_ended(box, ok, why)
+            case Listen(host, port):
+                box.send(self._listen(host, port))
+            case BeginMesh(mesh):
+                self._mesh_told(box, mesh)
+            case CountTraffic():
+                counts = self.lines.counts() if self.lines is not None else {}
+                box.send(TrafficCounted(counts))
+            case NotUnderstood(why):
+                told = f"process {box.pid} does not understand this keeper: {why}"
+                self.journal.record("not-understood", told, pid=box.pid)
 
     def _agent_ended(self, box: Box, ok: bool, why: str) -> None:
         holds_snapshots = any(
@@ -166,39 +197,56 @@ class Keeper:
                 f"{self.settings.grace_s:.0f} s"
             )
             self.journal.record("memory-kept", kept)
-            box.send({"kind": "kept", "why": kept})
+            box.send(MemoryKept(kept))
 
-    def _rank_came(self, box: Box, message: dict[str, Any]) -> None:
-        rank, world, pid = int(message["rank"]), int(message["world_size"]), box.pid
+    def _mesh_told(self, box: Box, mesh: Mesh) -> None:
+        self._begin_round(mesh)
+        # its ranks may ask now: nothing they say is taken for the round before
+        if box is self.agent:
+            box.send(MeshKnown(mesh.version))
+
+    def _rank_said_bye(self, box: Box, rank: int, ok: bool, why: str) -> None:
+        self.custody.rank_said_bye(rank, ok, why)
+        self.journal.record("rank-bye", f"rank {rank} says goodbye: {why}", rank=rank, ok=ok)
+        if self.custody.ended_here and self.node is not None:
+            self.node.say_ended()
+        if self.agent is not None or not self.custody.ended_here:
+            # else the connection ends when the memory is gone
+            box.send(Released())
+
+    def _rank_came(self, box: Box, rank: int, world_size: int) -> None:
         self.ranks[rank] = box
         ok, why = self.custody.last_words.get(rank, (True, ""))
         if not ok and why != "interrupted":
             self._failed.add(rank)
-        self.custody.rank_came(rank, self._expected_here(world))
-        if message["kind"] == "attach":
-            self.custody.resumed = True
-            self._attached = True
-            self.journal.record(
-                "rank-attached",
-                f"rank {rank} (process {pid}) is training and found this keeper",
-                rank=rank,
-                pid=pid,
-            )
-            if self.node is not None:
-                self.node.trains()
-            return
-        held = (
-            ", ".join(str(s) for s in sorted(Stamp(*s) for s in message["holds"]))
-            or "nothing usable"
+        self.custody.rank_came(rank, self._expected_here(world_size))
+
+    def _rank_attached(self, box: Box, attached: Attach) -> None:
+        rank = attached.rank
+        self._rank_came(box, rank, attached.world_size)
+        self.custody.resumed = True
+        self._attached = True
+        self.journal.record(
+            "rank-attached",
+            f"rank {rank} (process {box.pid}) is training and found this keeper",
+            rank=rank,
+            pid=box.pid,
         )
+        if self.node is not None:
+            self.node.trains()
+
+    def _rank_joined(self, box: Box, join: JoinVote) -> None:
+        rank = join.rank
+        self._rank_came(box, rank, join.world_size)
+        held = ", ".join(map(str, sorted(join.holds))) or "nothing usable"
         self.journal.record(
             "rank-joined",
-            f"rank {rank} of {world} (process {pid}) holds {held} in memory",
+            f"rank {rank} of {join.world_size} (process {box.pid}) holds {held} in memory",
             rank=rank,
-            pid=pid,
-            incarnation=message["incarnation"],
+            pid=box.pid,
+            incarnation=join.incarnation,
         )
-        self.election.joined(rank, message)
+        self.election.joined(join)
 
     def _expected_here(self, world: int) -> int:
         mesh = self.node.mesh if self.node is not None else None
@@ -207,7 +255,7 @@ class Keeper:
     def gone(self, box: Box) -> None:
         """Nobody is at the other end any more."""
         now_ns = self._clock.monotonic_ns()
-        self.persisting.forget(box)
+        self.checkpointing.forget(box)
         self._asked = {
             number: (None if who is box else who, ticket)
             for number, (who, ticket) in self._asked.items()
@@ -243,25 +291,16 @@ class Keeper:
 
     # -- other nodes
 
-    def _listen(self, host: str, port: int) -> dict[str, Any]:
+    def _listen(self, host: str, port: int) -> Listening | CannotListen:
         if self.lines is None:
             try:
-                self.lines = Lines(
+                self.lines = PeerInbox(
                     self._world, self._job_hash, (host, port), self.settings.link_dead_s
                 )
             except KeeperError as error:
-                return {"kind": "unheard", "why": str(error)}
+                return CannotListen(str(error))
         host, port = self.lines.address
-        newest = (
-            self.node.mesh.version if self.node is not None and self.node.mesh is not None else -1
-        )
-        return {
-            "kind": "listening",
-            "host": host,
-            "port": port,
-            "incarnation": self.lines.incarnation,
-            "round": newest,
-        }
+        return Listening(host, port, self.lines.incarnation, self.lines.mesh_version)
 
     def _begin_round(self, mesh: Mesh) -> None:
         if self.lines is None:
@@ -278,13 +317,13 @@ class Keeper:
         self._leader_gone = ""
         self.node.begin(mesh)
         self.election.begin_round(self.node)
-        self.persisting.meet(mesh, self._order_persisting)
+        self.checkpointing.join_mesh(mesh, self._order_persisting)
         # this keeper came in the middle of a round, and its ranks were quicker than the agent
         if first and self._attached:
             self.node.trains()
 
-    def vote_word(self, node: int, word: str, body: dict[str, Any]) -> None:
-        self.election.heard(node, word, body)
+    def vote_word(self, node: int, body: VoteBody) -> None:
+        self.election.heard(node, body)
 
     def inventories_changed(self) -> None:
         self.election.inventories_changed()
@@ -299,7 +338,7 @@ class Keeper:
         self.custody.all_nodes_ended = True
 
     def link_is_gone(self, node: int, why: str) -> None:
-        self.persisting.node_gone(node, why)
+        self.checkpointing.node_gone(node, why)
         if node == LEADER:
             self._leader_gone = f"the leading keeper is gone: {why}"
             asked, self._asked = self._asked, {}
@@ -311,9 +350,7 @@ class Keeper:
         self.election.node_is_dead(node)
         assert self.node is not None and self.node.mesh is not None
         if self.agent is not None:
-            self.agent.send(
-                {"kind": "peer-dead", "round": self.node.mesh.version, "node": node, "why": why}
-            )
+            self.agent.send(PeerDead(self.node.mesh.version, node, why))
 
     # -- checkpoints
 
@@ -324,7 +361,7 @@ class Keeper:
 
     def _ask_to_persist(self, box: Box | None, step: int | None, why: str, ticket: int) -> None:
         if not self._follows or self.settings.store is None:
-            self.persisting.ask(box, step, why, ticket)
+            self.checkpointing.ask(box, step, why, ticket)
             return
         if self._leader_gone:
             self._cannot_persist(box, ticket)
@@ -332,56 +369,38 @@ class Keeper:
         assert self.node is not None
         number = next(self._tickets)
         self._asked[number] = (box, ticket)
-        self.node.say_persist(LEADER, "ask", {"ticket": number, "step": step, "why": why[:500]})
+        self.node.say_persist(LEADER, CheckpointAsked(number, step, why[:500]))
 
     def _cannot_persist(self, box: Box | None, ticket: int) -> None:
         if box is not None:
-            box.send(
-                {
-                    "kind": "persisted",
-                    "ticket": ticket,
-                    "ok": False,
-                    "step": None,
-                    "why": self._leader_gone,
-                }
-            )
+            box.send(CheckpointDone(ticket, False, None, self._leader_gone))
 
-    def _order_persisting(self, node: int, act: str, stamp: Stamp, attempt: int) -> None:
+    def _order_persisting(self, node: int, act: ActName, stamp: Stamp, attempt: int) -> None:
         assert self.node is not None
-        self.node.say_persist(
-            node,
-            "order",
-            {"act": act, "step": stamp.step, "epoch": stamp.epoch, "attempt": attempt},
-        )
+        self.node.say_persist(node, ActOrdered(act, stamp, attempt))
 
-    def persist_word(self, node: int, word: str, body: dict[str, Any]) -> None:
+    def checkpoint_word(self, node: int, body: CheckpointBody) -> None:
         assert self.node is not None
         say = self.node.say_persist
-        if word == "ask":
-            self.persisting.ask(
-                FarAsker(say, node), body["step"], str(body["why"]), int(body["ticket"])
-            )
-        elif word == "answer":
-            box, ticket = self._asked.pop(int(body["ticket"]), (None, 0))
-            if box is not None:
-                box.send({"kind": "persisted", **body, "ticket": ticket})
-        elif word == "order":
-            about = {"act": body["act"], "attempt": body["attempt"]}
+        match body:
+            case CheckpointAsked(ticket, step, why):
+                self.checkpointing.ask(FarAsker(say, node), step, why, ticket)
+            case CheckpointAnswer():
+                box, ticket = self._asked.pop(body.ticket, (None, 0))
+                if box is not None:
+                    box.send(CheckpointDone(ticket, body.ok, body.step, body.why))
+            case ActOrdered(act, stamp, attempt):
 
-            def answer(ok: bool, why: str) -> None:
-                say(node, "done", {**about, "ok": ok, "why": why[:1000]})
+                def answer(ok: bool, why: str) -> None:
+                    say(node, ActAnswer(act, attempt, ok, why))
 
-            self.persisting.carry_out(
-                str(body["act"]), Stamp(body["step"], body["epoch"]), int(body["attempt"]), answer
-            )
-        elif word == "done":
-            self.persisting.answered(
-                node, str(body["act"]), int(body["attempt"]), bool(body["ok"]), str(body["why"])
-            )
+                self.checkpointing.carry_out(act, stamp, attempt, answer)
+            case ActAnswer(act, attempt, ok, why):
+                self.checkpointing.answered(node, act, attempt, ok, why)
 
     # -- what the election needs
 
-    def tell(self, rank: int, message: dict[str, Any]) -> None:
+    def tell(self, rank: int, message: ToRank) -> None:
         if rank in self.ranks:
             self.ranks[rank].send(message)
 
@@ -405,7 +424,7 @@ class Keeper:
         self.custody.resumed = True
         self._failed.clear()
         if source == "store":
-            self.persisting.resumed_from_store(step)
+            self.checkpointing.resumed_from_store(step)
         if self.node is None:
             self._remove_other_ranks()
 
@@ -441,13 +460,13 @@ class Keeper:
         return self._pages.read(rank)
 
     def _persist(self) -> None:
-        if self.persisting.pending:
+        if self.checkpointing.pending:
             holdings = (
                 [holding_of(s) for s in self.statuses().values()]
                 if self.node is None
                 else self.node.holdings()
             )
-            self.persisting.step(holdings, self._world_size(), bool(self.ranks))
+            self.checkpointing.advance(holdings, self._world_size(), bool(self.ranks))
 
     def _world_size(self) -> int | None:
         if self.node is not None and self.node.mesh is not None:
@@ -455,6 +474,10 @@ class Keeper:
         return self.custody.world_size or next(
             (s.world_size for s in self.statuses().values()), None
         )
+
+    def refuse(self, sender: str, why: str) -> None:
+        """Something came that is no message, or that nobody can mean."""
+        self._refused(sender, why)
 
     def scrub_soon(self) -> None:
         """Something that lies here does not prove."""
@@ -472,7 +495,7 @@ class Keeper:
                 self._ask_to_persist(None, None, self._finishing.why, 0)
                 self._persist()
             self._last_ask_ns = self._clock.monotonic_ns()
-        return not self.persisting.pending and not (
+        return not self.checkpointing.pending and not (
             self._asked and self._clock.monotonic_ns() - self._last_ask_ns < LAST_ANSWER_NS
         )
 

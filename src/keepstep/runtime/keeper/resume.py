@@ -11,11 +11,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol, cast
 
-from keepstep.core.resume.sources import Source
 from keepstep.core.resume.vote import Action, Ballot, Go, ListStore, Offer, Refuse, Trust, Vote
 from keepstep.model.mesh import LEADER
+from keepstep.model.messages.keeper_rank import (
+    JoinVote,
+    StateOffered,
+    StateSource,
+    ToRank,
+    TrainingPermitted,
+    VoteRefused,
+)
+from keepstep.model.messages.peers import (
+    GoWord,
+    OfferWord,
+    RankFailed,
+    RankGone,
+    RankJoined,
+    RankLoaded,
+    RefusalWord,
+    VoteBody,
+    VoteToAll,
+    VoteToLeader,
+)
+from keepstep.model.restore_sources import RestoreSource
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import MS_NS
 from keepstep.ports import Clock, Journal
@@ -25,7 +45,7 @@ from keepstep.runtime.replication.node import Node
 class Host(Protocol):
     """What the keeper does for the election."""
 
-    def tell(self, rank: int, message: dict[str, Any]) -> None: ...
+    def tell(self, rank: int, message: ToRank) -> None: ...
 
     def here(self) -> list[int]:
         """Ranks that are connected."""
@@ -49,8 +69,8 @@ class Election:
         self._clock, self._journal, self._has_store, self._host = clock, journal, has_store, host
         self._vote: Vote | None = None
         self._node: Node | None = None
-        self._joins: dict[int, dict[str, Any]] = {}  # of ranks here that wait for permission
-        self._answers: dict[int, tuple[str, dict[str, Any]]] = {}  # theirs to the newest offer
+        self._joins: dict[int, RankJoined] = {}  # of ranks here that wait for permission
+        self._answers: dict[int, RankLoaded | RankFailed] = {}  # theirs to the newest offer
         self._completed: dict[int, int] = {}
         self._trust = Trust()
         self._round = -1  # of the newest offer heard here
@@ -65,7 +85,7 @@ class Election:
         self._answers.clear()
         self._completed.clear()
         for body in early.values():
-            self._to_leader("join", body)
+            self._to_leader(body)
 
     @property
     def _leads(self) -> bool:
@@ -73,73 +93,79 @@ class Election:
 
     # -- words of ranks here
 
-    def joined(self, rank: int, message: dict[str, Any]) -> None:
+    def joined(self, join: JoinVote) -> None:
+        """A rank here asks where to resume."""
+        rank = join.rank
         if self._node is not None and self._node.refusal is not None:
-            self._host.tell(rank, {"kind": "refused", "why": self._node.refusal})
+            self._host.tell(rank, VoteRefused(self._node.refusal))
             return
-        body = {
-            name: message[name] for name in ("world_size", "incarnation", "holds", "foreign_world")
-        }
-        body |= {
-            "rank": rank,
-            "completed": self._host.completed_step(rank),
-            "epoch": self._host.newest_epoch(),
-        }
-        body["failed"] = self._host.has_failed(rank)
+        body = RankJoined(
+            rank=rank,
+            world_size=join.world_size,
+            incarnation=join.incarnation,
+            holds=join.holds,
+            foreign_world=join.foreign_world,
+            completed_step=self._host.completed_step(rank),
+            epoch=self._host.newest_epoch(),
+            failed=self._host.has_failed(rank),
+        )
         self._joins[rank] = body
         self._answers.pop(rank, None)
-        self._to_leader("join", body)
+        self._to_leader(body)
 
     def left(self, rank: int) -> None:
         self._joins.pop(rank, None)
-        self._to_leader("left", {"rank": rank})
+        self._to_leader(RankGone(rank))
 
     def loaded(self, rank: int, round_: int) -> None:
-        self._answer(rank, "loaded", {"rank": rank, "round": round_})
+        self._answer(RankLoaded(rank, round_))
 
     def failed(self, rank: int, round_: int, why: str) -> None:
         self._journal.record(
             "restore-failed", f"rank {rank} cannot use the offered state: {why}", rank=rank
         )
-        self._answer(rank, "failed", {"rank": rank, "round": round_, "why": why[:1000]})
+        self._answer(RankFailed(rank, round_, why))
 
-    def _answer(self, rank: int, word: str, body: dict[str, Any]) -> None:
-        self._answers[rank] = word, body
-        self._to_leader(word, body)
+    def _answer(self, body: RankLoaded | RankFailed) -> None:
+        self._answers[body.rank] = body
+        self._to_leader(body)
 
-    def _to_leader(self, word: str, body: dict[str, Any]) -> None:
+    def _to_leader(self, body: VoteToLeader) -> None:
         if self._leads:
-            self._lead(word, body)
+            self._lead(body)
         else:
             assert self._node is not None
-            self._node.say_to_leader(word, body)
+            self._node.say_to_leader(body)
 
     def leader_is_back(self) -> None:
         """It may be another life of it, which has heard nothing yet, or a link may have died with
         an answer."""
         for rank, body in self._joins.items():
-            self._to_leader("join", body)
-            word, answer = self._answers.get(rank, ("", {"round": None}))
-            if answer["round"] == self._round:
-                self._to_leader(word, answer)
+            self._to_leader(body)
+            answer = self._answers.get(rank)
+            if answer is not None and answer.offer == self._round:
+                self._to_leader(answer)
 
     # -- leading
 
-    def _lead(self, word: str, body: dict[str, Any]) -> None:
-        rank = int(body["rank"])
-        if word == "join":
-            self._take_ballot(rank, body)
-        elif self._vote is None:
-            return
-        elif word == "left":
-            self._vote.left(rank)
-        elif word == "loaded":
-            self._carry_out(self._vote.has_loaded(rank, int(body["round"])))
-        elif word == "failed":
-            self._carry_out(self._vote.has_failed(rank, int(body["round"]), str(body["why"])))
+    def _lead(self, body: VoteBody) -> None:
+        match body:
+            case RankJoined():
+                self._take_ballot(body)
+            case RankGone(rank):
+                if self._vote is not None:
+                    self._vote.left(rank)
+            case RankLoaded(rank, offer):
+                if self._vote is not None:
+                    self._carry_out(self._vote.has_loaded(rank, offer))
+            case RankFailed(rank, offer, why):
+                if self._vote is not None:
+                    self._carry_out(self._vote.has_failed(rank, offer, why))
+            case _:
+                return  # what a leader says
 
-    def _take_ballot(self, rank: int, body: dict[str, Any]) -> None:
-        world_size = int(body["world_size"])
+    def _take_ballot(self, body: RankJoined) -> None:
+        rank, world_size = body.rank, body.world_size
         if self._vote is None or self._vote.world_size != world_size:
             # Rounds begin at the time: those of a keeper that led before must not come again.
             self._vote = Vote(
@@ -150,10 +176,10 @@ class Election:
             )
             if self._node is not None:
                 self._vote.silent_nodes = self._node.restoring.silent_nodes()
-        self._vote.epoch = max(self._vote.epoch, int(body["epoch"]))
-        if body["completed"] is not None:
-            self._completed[rank] = int(body["completed"])
-        if self._trust.is_back(body["completed"], bool(body["failed"])):
+        self._vote.epoch = max(self._vote.epoch, body.epoch)
+        if body.completed_step is not None:
+            self._completed[rank] = body.completed_step
+        if self._trust.is_back(body.completed_step, body.failed):
             condemned = max(self._trust.condemned)
             why = (
                 f"{condemned} is condemned: the program failed twice after it without completing "
@@ -161,10 +187,10 @@ class Election:
             )
             self._journal.record("condemned", why, step=condemned.step)
         self._vote.condemned = self._trust.condemned
-        holds = frozenset(Stamp(*s) for s in body["holds"])
+        holds = frozenset(body.holds)
         self._reach_out({rank: holds})  # what it holds may be what others are rebuilt from
         actions = self._vote.joined(
-            Ballot(rank, world_size, holds, body["foreign_world"], int(body["incarnation"]))
+            Ballot(rank, world_size, holds, body.foreign_world, body.incarnation)
         )
         self._carry_out(actions or self._look_elsewhere())
 
@@ -207,7 +233,7 @@ class Election:
                 self._say_go(action)
             elif isinstance(action, Refuse):
                 self._journal.record("restore-refused", action.why)
-                self._to_all("refused", {"why": action.why[:1000]})
+                self._to_all(RefusalWord(action.why))
             elif isinstance(action, ListStore):
                 self._host.list_store()
 
@@ -222,20 +248,15 @@ class Election:
                 round=offer.round,
             )
         assert self._vote is not None
-        found: dict[int, Source] = {}
+        found: dict[int, RestoreSource] = {}
         if self._node is not None and offer.source == "memory":
             proven = {rank: ballot.holds for rank, ballot in self._vote.ballots.items()}
             found = self._node.restoring.sources(
                 [r for r, holds in proven.items() if offer.stamp not in holds], offer.stamp, proven
             )
-        body = {
-            "round": offer.round,
-            "source": offer.source,
-            "step": offer.stamp.step,
-            "epoch": offer.stamp.epoch,
-            "why": offer.why[:1000],
-        }
-        self._to_all("offer", body | {"sources": [_plain(s) for s in found.values()]})
+        source = cast(StateSource, offer.source)
+        sources = tuple(found.values())
+        self._to_all(OfferWord(offer.round, source, offer.stamp, offer.why, sources))
 
     def _say_go(self, go: Go) -> None:
         step, source = go.offer.stamp.step, go.offer.source
@@ -252,106 +273,89 @@ class Election:
         )
         self._completed.clear()
         self._trust.went(go.offer.stamp if source == "memory" else None)
-        told = {"lost_steps": lost, "why": why}
-        self._to_all(
-            "go",
-            {
-                "epoch": go.epoch,
-                "source": source,
-                "step": step,
-                "stamp_epoch": go.offer.stamp.epoch,
-                **told,
-            },
-        )
+        said = cast(StateSource, source)
+        self._to_all(GoWord(go.offer.round, go.epoch, said, go.offer.stamp, lost, why))
 
-    def _to_all(self, word: str, body: dict[str, Any]) -> None:
+    def _to_all(self, body: VoteToAll) -> None:
         if self._node is None:
-            self._obey(word, body)
+            self._obey(body)
         else:
-            self._node.say_to_all(word, body)
+            self._node.say_to_all(body)
 
     # -- words of other keepers
 
-    def heard(self, node: int, word: str, body: dict[str, Any]) -> None:
-        if word in ("offer", "go", "refused"):
-            self._obey(word, body)
-        elif self._leads:
-            self._lead(word, body)
+    def heard(self, node: int, body: VoteBody) -> None:
+        match body:
+            case OfferWord() | GoWord() | RefusalWord():
+                self._obey(body)
+            case _:
+                if self._leads:
+                    self._lead(body)
 
     # -- what the leader says
 
-    def _obey(self, word: str, body: dict[str, Any]) -> None:
-        if word == "offer":
-            self._hand_on(body)
-        elif word == "go":
-            stamp = Stamp(int(body["step"]), int(body["stamp_epoch"]))
-            if not self._leads:
-                about = {name: body[name] for name in ("step", "source", "lost_steps", "epoch")}
-                self._journal.record("go", f"node {LEADER} says: {body['why']}", **about)
-            self._joins.clear()
-            self._host.went(str(body["source"]), stamp.step)
-            for rank in self._host.here():
-                self._host.tell(rank, {"kind": "go", "epoch": body["epoch"]})
-            if self._node is not None:
-                if body["source"] == "fresh":
-                    self._node.forget_newer(None)
-                self._node.went(int(body["epoch"]), stamp if body["source"] == "memory" else None)
-        else:
-            for rank in self._host.here():
-                self._host.tell(rank, {"kind": "refused", "why": body["why"]})
+    def _obey(self, body: VoteToAll) -> None:
+        match body:
+            case OfferWord():
+                self._hand_on(body)
+            case GoWord():
+                self._go(body)
+            case RefusalWord():
+                for rank in self._host.here():
+                    self._host.tell(rank, VoteRefused(body.why))
 
-    def _hand_on(self, body: dict[str, Any]) -> None:
-        offer = {
-            "kind": "offer",
-            **{name: body[name] for name in ("round", "source", "step", "epoch", "why")},
-        }
+    def _go(self, go: GoWord) -> None:
+        if not self._leads:
+            self._journal.record(
+                "go",
+                f"node {LEADER} says: {go.why}",
+                step=go.stamp.step,
+                source=go.source,
+                lost_steps=go.lost_steps,
+                epoch=go.epoch,
+            )
+        self._joins.clear()
+        self._host.went(go.source, go.stamp.step)
+        for rank in self._host.here():
+            self._host.tell(rank, TrainingPermitted(go.epoch, go.offer))
+        if self._node is not None:
+            if go.source == "fresh":
+                self._node.forget_newer(None)
+            self._node.went(go.epoch, go.stamp if go.source == "memory" else None)
+
+    def _hand_on(self, word: OfferWord) -> None:
+        offer = StateOffered(word.offer, word.source, word.stamp.step, word.stamp.epoch, word.why)
         if self._node is None:
             for rank in self._host.here():
                 self._host.tell(rank, offer)
             return
-        if body["round"] == self._round:
+        if word.offer == self._round:
             return  # said again for somebody else
-        self._round = int(body["round"])
+        self._round = word.offer
         if not self._leads:
-            about = {name: body[name] for name in ("source", "step", "round")}
-            self._journal.record("offer", f"node {LEADER} says: {body['why']}", **about)
-        stamp = Stamp(int(body["step"]), int(body["epoch"]))
-        if body["source"] != "fresh":  # what may be all there is goes only when all do start afresh
-            self._node.forget_newer(stamp if body["source"] == "memory" else None)
-        found = {source.rank: source for source in map(_source, body["sources"])}
+            self._journal.record(
+                "offer",
+                f"node {LEADER} says: {word.why}",
+                source=word.source,
+                step=word.stamp.step,
+                round=word.offer,
+            )
+        if word.source != "fresh":  # what may be all there is goes only when all do start afresh
+            self._node.forget_newer(word.stamp if word.source == "memory" else None)
+        found = {source.rank: source for source in word.sources}
         self._node.restoring.link_with_sources(found)
         for rank in self._host.here():
             if rank in found:
-                self._node.restoring.fetch(found[rank], stamp, partial(self._fetched, rank, offer))
+                self._node.restoring.fetch(
+                    found[rank], word.stamp, partial(self._fetched, rank, offer)
+                )
             else:
                 self._host.tell(rank, offer)
 
-    def _fetched(self, rank: int, offer: dict[str, Any], why: str | None) -> None:
-        if offer["round"] != self._round:
+    def _fetched(self, rank: int, offer: StateOffered, why: str | None) -> None:
+        if offer.offer != self._round:
             return
         if why is None:
             self._host.tell(rank, offer)
         else:
-            self.failed(rank, int(offer["round"]), why)
-
-
-def _plain(source: Source) -> dict[str, Any]:
-    members = [list(m) for m in source.members]
-    return {
-        "rank": source.rank,
-        "copies": list(source.copies),
-        "row": list(source.row),
-        "tolerates": source.tolerates,
-        "members": members,
-    }
-
-
-def _source(plain: dict[str, Any]) -> Source:
-    members = tuple((int(rank), int(node)) for rank, node in plain["members"])
-    return Source(
-        int(plain["rank"]),
-        tuple(plain["copies"]),
-        tuple(plain["row"]),
-        int(plain["tolerates"]),
-        members,
-    )
+            self.failed(rank, offer.offer, why)

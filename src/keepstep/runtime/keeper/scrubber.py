@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from keepstep.config import Settings
 from keepstep.edge.shm.slot import Slot, ranks_in, slot_paths
 from keepstep.errors import DamageError
+from keepstep.model.messages.keeper_rank import SlotDamaged, ToRank
 from keepstep.model.snapshot import RankStatus, SlotState
 from keepstep.model.units import S_NS
 from keepstep.ports import Memory
@@ -29,7 +30,7 @@ class Host(Protocol):
 
     def status(self, rank: int) -> RankStatus | None: ...
 
-    def tell(self, rank: int, message: dict[str, Any]) -> None: ...
+    def tell(self, rank: int, message: ToRank) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class Scrubbing:
 
     def _mend(self, rank: int, index: int, why: str) -> None:
         def give_up(_: str) -> None:
-            self._host.tell(rank, {"kind": "damaged", "slot": index, "why": why})
+            self._host.tell(rank, SlotDamaged(index, why))
 
         def mended(failed: str | None) -> None:
             if failed is None:

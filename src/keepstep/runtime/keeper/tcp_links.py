@@ -18,8 +18,9 @@ from keepstep.edge.net.peers import PeerOptions, Peers
 from keepstep.edge.net.tcp import TcpOptions
 from keepstep.edge.net.traffic import Gate
 from keepstep.errors import KeeperError
+from keepstep.model.messages.peers import MeshMessage
 from keepstep.model.units import S_NS
-from keepstep.model.wire import Identity, Message, Span
+from keepstep.model.wire import Identity, Span
 from keepstep.ports import Receiver
 
 MAX_MESSAGES = 10_000
@@ -52,11 +53,12 @@ class TcpLinks:
         self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self._reserved.bind(address)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: it is no host name at all
             self._reserved.close()
+            why = error.strerror if isinstance(error, OSError) else str(error)
             raise KeeperError(
                 f"host: expected an address of this machine with port {address[1]} free, "
-                f"found {address[0]}: {error.strerror}"
+                f"found {address[0]!r}: {why}"
             ) from error
         self.address: tuple[str, int] = self._reserved.getsockname()[:2]
         self._who: tuple[int, bytes] | None = None
@@ -89,7 +91,7 @@ class TcpLinks:
         assert self._peers is not None
         self._peers.connect(node, address, incarnation)
 
-    def send(self, node: int, message: Message) -> bool:
+    def send(self, node: int, message: MeshMessage) -> bool:
         assert self._peers is not None
         return self._peers.send(node, message)
 

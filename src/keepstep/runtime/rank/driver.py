@@ -8,7 +8,8 @@ Each of the first two calls the rank under one lock. Work runs outside of it: wh
 trainer's thread waits until that is inside keepstep, and its results are handed in under the lock
 again. The trainer sleeps on a condition while the rank is not READY.
 
-Invariant: the rank is called by one thread at a time, and no lock is held while anything waits.
+Invariant: the rank is called by one thread at a time, no lock is held while anything waits, and
+whoever waits looks again after every call.
 """
 
 from __future__ import annotations
@@ -24,6 +25,20 @@ from keepstep.edge.os.threads import run_acts
 from keepstep.ports import Acts
 
 T = TypeVar("T")
+
+
+class Turn:
+    """Held by whoever calls the rank; whoever waits looks again when it is given back."""
+
+    def __init__(self, changed: threading.Condition) -> None:
+        self._changed = changed
+
+    def __enter__(self) -> None:
+        self._changed.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._changed.notify_all()
+        self._changed.release()
 
 
 class TrainerThread:
@@ -50,7 +65,7 @@ class TrainerThread:
         while self._work:
             work, then = self._work.popleft()
             result = work()
-            with self._changed:
+            with Turn(self._changed):
                 then(result)
 
 
@@ -82,7 +97,7 @@ class BackgroundThread:
                 return
             work, then = item
             result = work()
-            with self._changed:
+            with Turn(self._changed):
                 then(result)
 
     def close(self, within_s: float) -> None:
@@ -98,7 +113,7 @@ class Driver:
 
     def __init__(self, begin_background: Callable[[], None]) -> None:
         self.changed = threading.Condition(threading.RLock())
-        self.loop = Loop(guard=self.changed)
+        self.loop = Loop(guard=Turn(self.changed))
         self.trainer = TrainerThread(self.changed)
         self.background = BackgroundThread(self.changed, begin_background)
         self._is_over = False
@@ -111,7 +126,7 @@ class Driver:
 
     def call(self, event: Callable[..., T], *arguments: Any) -> T:
         """On the trainer's thread: tell the rank something, and do what it asks of this thread."""
-        with self.changed:
+        with Turn(self.changed):
             result = event(*arguments)
         self.trainer.run_all()
         return result

@@ -401,6 +401,11 @@ class Rank:
         self._let_go(Stage.FAILED)
         self._trainer.changed()
 
+    def abandon(self) -> None:
+        """Let go of everything, without a word: the program has been interrupted."""
+        if self.stage not in (Stage.OVER, Stage.FAILED):
+            self._let_go(Stage.FAILED)
+
     def release(self) -> None:
         """In a forked child: the parent alone has what this rank has, so that its end is seen."""
         self.stage = Stage.OVER

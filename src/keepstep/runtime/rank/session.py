@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from keepstep.config import Config, Settings, resolve
 from keepstep.core.economics.retention import parse_rules
-from keepstep.core.wire.codec import Codec
+from keepstep.core.wire.conversations import PROCESS_WITH_AGENT, RANK_WITH_KEEPER
 from keepstep.edge.net.agents import NodeAgents
 from keepstep.edge.net.keepers import NodeKeepers
 from keepstep.edge.os.clock import CLOCK
@@ -38,7 +38,7 @@ from keepstep.edge.torch.state import Protected
 from keepstep.errors import ConfigError, KeepstepError, StoreError
 from keepstep.model.launch import REJOIN
 from keepstep.model.messages.agent_rank import RegroupAt
-from keepstep.model.messages.keeper_rank import CheckpointDone, FromRank, ToRank
+from keepstep.model.messages.keeper_rank import CheckpointDone
 from keepstep.model.snapshot import Phase
 from keepstep.runtime.job_name import default_job
 from keepstep.runtime.rank.bootstrap import NodeFacts
@@ -49,8 +49,6 @@ from keepstep.runtime.rank.rank import Rank, Stage
 from keepstep.runtime.rank.step import Step
 from keepstep.runtime.rank.world import RankIdentity, RankOptions, RankWorld
 
-HEARS: Codec[Any] = Codec(get_args(ToRank))
-SAYS: Codec[Any] = Codec(get_args(FromRank))
 PREEMPTED_WITHIN_S = 600.0
 
 _current: Job | None = None
@@ -154,12 +152,15 @@ class Job:
         if isinstance(joined, KeepstepError):
             raise joined
         try:
-            rank = Rank(self._world, options, self._who, joined, self)
-            self._rank = rank
+            rank = self._rank = Rank(self._world, options, self._who, joined, self)
+        except BaseException:
+            joined.close()
+            raise
+        try:
             self._driver.call(rank.begin)
             self._wait_until_ready(rank)
         except BaseException:
-            joined.close()
+            rank.abandon()
             raise
         return rank
 
@@ -210,10 +211,15 @@ class Job:
             if self.closed:
                 return
             self._end_step(step, time.monotonic_ns() - began_ns)
-        sealed: list[bool] = []
-        driver.call(rank.end_steps, lambda: sealed.append(True))
-        driver.wait(lambda: bool(sealed), within_s=60.0)
+        self._drain(rank.end_steps, within_s=60.0)
         self._finished = True
+
+    def _drain(self, ask: Callable[[Callable[[], None]], None], within_s: float) -> bool:
+        """Whether all that is being captured is sealed, or given up, in time. `ask`: the rank's
+        method that says when."""
+        over: list[bool] = []
+        self._driver.call(ask, lambda: over.append(True))
+        return self._driver.wait(lambda: bool(over), within_s)
 
     def _body_entered(self, step: int) -> None:
         self._driver.call(self._rank.body_entered, step)
@@ -372,8 +378,8 @@ def _world(
         timers=driver.loop,
         memory=MEMORY,
         journal=journal,
-        keepers=NodeKeepers(driver.loop, settings, HEARS, SAYS, journal.record),
-        agents=NodeAgents(driver.loop, os.environ, journal.record),
+        keepers=NodeKeepers(driver.loop, settings, RANK_WITH_KEEPER, journal.record),
+        agents=NodeAgents(driver.loop, os.environ, PROCESS_WITH_AGENT, journal.record),
         live=TorchState(protected, who.rank, who.world_size, store),
         groups=TorchGroups(membership, driver.trainer, objects, place is not None),
         trainer=driver.trainer,

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from keepstep.core.recovery.standby import program_of
+from keepstep.core.wire.conversations import PROCESS_WITH_AGENT
 from keepstep.edge.net.agents import NodeAgents
 from keepstep.edge.os.loop import Loop
 from keepstep.model.messages.agent_rank import BecomeRank, StandbyReady, ToProcess
@@ -68,7 +69,7 @@ class Waiting:
 def wait_for_order() -> BecomeRank | None:
     """None when the agent has ended, and nobody needs this process."""
     loop, waiting = Loop(), Waiting()
-    box = NodeAgents(loop, os.environ, lambda kind, why: None).find(waiting)
+    box = NodeAgents(loop, os.environ, PROCESS_WITH_AGENT, _untold).find(waiting)
     if box is None:
         return None
     box.send(StandbyReady(os.getpid()))
@@ -76,6 +77,10 @@ def wait_for_order() -> BecomeRank | None:
     box.close()
     loop.close()
     return waiting.order
+
+
+def _untold(kind: str, why: str) -> None:
+    """This process has no journal: its agent has."""
 
 
 def main() -> None:

@@ -20,9 +20,9 @@ from pathlib import Path
 from keepstep.coding.checksum import BLOCK_BYTES
 from keepstep.errors import DamageError
 from keepstep.model.snapshot import Stamp
-from keepstep.model.wire import Part
+from keepstep.model.wire import BlockRange, Part
 from keepstep.ports import Memory
-from keepstep.runtime.replication.receive import Range, Whole
+from keepstep.runtime.replication.receive import Whole
 from keepstep.runtime.slot_locks import pin_one, unpin
 
 Block = tuple[int, int]  # checksum and length
@@ -40,14 +40,14 @@ class Twins:
 
     def take_over(
         self, whole: Whole, table: tuple[int, ...], ranks: Iterable[int], stamp: Stamp
-    ) -> list[Range]:
+    ) -> list[BlockRange]:
         """Fill `whole` from these ranks' own snapshots of that stamp. Returns the payload ranges
         that have to come from elsewhere."""
         places = self._places_of(stamp, ranks)
         # by rank: what is wanted, and where it lies there
-        found: dict[int, list[tuple[Range, int]]] = {}
+        found: dict[int, list[tuple[BlockRange, int]]] = {}
         for range_ in _payload(whole):
-            rank, at = places.get((table[range_[1] // BLOCK_BYTES], range_[2]), (None, 0))
+            rank, at = places.get((table[range_.offset // BLOCK_BYTES], range_.length), (None, 0))
             if rank is not None:
                 found.setdefault(rank, []).append((range_, at))
         for rank, twins in found.items():
@@ -86,7 +86,7 @@ class Twins:
         table: tuple[int, ...],
         rank: int,
         stamp: Stamp,
-        twins: list[tuple[Range, int]],
+        twins: list[tuple[BlockRange, int]],
     ) -> None:
         slot = pin_one(self._memory, self._job_dir, stamp, rank)
         if slot is None:
@@ -105,10 +105,10 @@ class Twins:
             unpin([slot])
 
 
-def _payload(whole: Whole) -> list[Range]:
-    return [range_ for range_ in whole.missing() if range_[0] is Part.PAYLOAD]
+def _payload(whole: Whole) -> list[BlockRange]:
+    return [range_ for range_ in whole.missing() if range_.part is Part.PAYLOAD]
 
 
-def in_runs(ranges: list[Range], most: int) -> list[list[Range]]:
+def in_runs(ranges: list[BlockRange], most: int) -> list[list[BlockRange]]:
     """In lists of at most `most`: a message has room for so many."""
     return [ranges[at : at + most] for at in range(0, len(ranges), most)]

@@ -25,8 +25,8 @@ from keepstep.edge.shm.slot import Slot, parse_page
 from keepstep.errors import DamageError
 from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
 from keepstep.model.units import MIB, PAGE_BYTES
-from keepstep.model.wire import Part, Span
-from keepstep.runtime.replication.receive import Range, blocks
+from keepstep.model.wire import BlockRange, Part, Span
+from keepstep.runtime.replication.receive import blocks, range_of
 
 LAYOUT_HASH = "00" * 16  # a parity has no tensors
 _ZEROS = bytes(MIB)
@@ -109,18 +109,18 @@ def contents_from(manifest: bytes) -> Contents:
     )
 
 
-def ranges_for(stripes: Stripes, sizes: Sizes, owner: int, keeper: int) -> list[Range]:
+def ranges_for(stripes: Stripes, sizes: Sizes, owner: int, keeper: int) -> list[BlockRange]:
     """What `owner` sends to `keeper` for its parity."""
     pieces = contribution(stripes, owner, keeper)
     data = [
-        (part, p.start + at, length)
+        BlockRange(part, p.start + at, length)
         for p in pieces
         for part, at, length in blocks(Part.PAYLOAD, p.nbytes)
     ]
     metas = [
         *blocks(Part.TABLE, sizes.table_bytes),
         *blocks(Part.MANIFEST, sizes.manifest_bytes),
-        (Part.HEADER, 0, PAGE_BYTES),
+        BlockRange(Part.HEADER, 0, PAGE_BYTES),
     ]
     return [*data, *metas]
 
@@ -161,14 +161,14 @@ class Encoding:
         return list(self.contents.metas)
 
     def place(self, node: int, span: Span) -> memoryview | None:
-        if (span.rank, (span.part, span.offset, span.length)) not in self._missing:
+        if (span.rank, range_of(span)) not in self._missing:
             return None
         if len(self._scratch.get(node, b"")) < span.length:
             self._scratch[node] = bytearray(span.length)
         return memoryview(self._scratch[node])[: span.length]
 
     def arrived(self, node: int, span: Span, checksum: int) -> None:
-        wanted = (span.rank, (span.part, span.offset, span.length))
+        wanted = (span.rank, range_of(span))
         with self._lock:  # two links may add to the same bytes
             if self._stopped or wanted not in self._missing:
                 return

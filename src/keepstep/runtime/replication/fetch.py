@@ -22,21 +22,22 @@ from keepstep.core.redundancy.stripes import (
     decode_plan,
     stripes_of_snapshots,
 )
-from keepstep.core.resume.sources import Source
 from keepstep.edge.shm.slot import Slot, capacity_of, parse_page, rank_dir, slot_path, slot_paths
 from keepstep.errors import DamageError, MemoryBudgetError
+from keepstep.model.messages.peers import FetchRanges
+from keepstep.model.restore_sources import RestoreSource
 from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
 from keepstep.model.units import KIB, PAGE_BYTES
-from keepstep.model.wire import Part
+from keepstep.model.wire import BlockRange, Part
 from keepstep.ports import Memory
-from keepstep.runtime.replication.peer_inbox import Lines
-from keepstep.runtime.replication.receive import Range, Scratch, Whole, blocks, ranges_of
+from keepstep.runtime.replication.peer_inbox import PeerInbox
+from keepstep.runtime.replication.receive import Scratch, Whole, blocks, ranges_of
 from keepstep.runtime.replication.serve import Supplier
 from keepstep.runtime.world import World
 
 CHUNK_BYTES = 1 << 20  # of each source, in one step of decoding
 STEPS_AHEAD = 16
-HEADER: Range = (Part.HEADER, 0, PAGE_BYTES)
+HEADER = BlockRange(Part.HEADER, 0, PAGE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +60,11 @@ class Fetching:
     def __init__(
         self,
         world: World,
-        lines: Lines,
+        lines: PeerInbox,
         supplier: Supplier,
         job_dir: Path,
         job_hash: bytes,
-        source: Source,
+        source: RestoreSource,
         stamp: Stamp,
         ended: Callable[[Fetched], None],
         path: Path | None = None,
@@ -87,7 +88,7 @@ class Fetching:
         )
         self._nodes = list(source.copies) or [node for _, node in source.members]
         self._scratch = Scratch(lambda: lines.call_in_loop(self._go_on))
-        self._asked: dict[int, set[tuple[int, Range]]] = {node: set() for node in self._nodes}
+        self._asked: dict[int, set[tuple[int, BlockRange]]] = {node: set() for node in self._nodes}
         self._began_ns = self._clock.monotonic_ns()
         self._nbytes = 0
         self._whole: Whole | None = None
@@ -97,7 +98,7 @@ class Fetching:
         )
 
     def start(self) -> None:
-        for rank in dict.fromkeys((self._rank, *self.source.row)):
+        for rank in dict.fromkeys((self._rank, *self.source.stripe_group)):
             self._lines.expect(rank, self.stamp, self._scratch)
         self._go_on()
 
@@ -179,18 +180,20 @@ class Fetching:
     def _by_decoding(self) -> Generator[None, None, None]:
         header, capacity = yield from self._header_of(self._rank)
         sizes = {self._rank: header.payload_bytes}
-        for rank in self.source.row:
+        for rank in self.source.stripe_group:
             if rank != self._rank:
                 sizes[rank] = (yield from self._header_of(rank))[0].payload_bytes
         whole = yield from self._make_whole(header, capacity)
         small = [
             r
             for r in ranges_of(header.payload_bytes, header.manifest_bytes)
-            if r[0] is not Part.PAYLOAD
+            if r.part is not Part.PAYLOAD
         ]
         self._want(self._nodes[0], [(self._rank, r) for r in small])
         stripes = stripes_of_snapshots(
-            self.source.row, self.source.tolerates, [sizes[r] for r in self.source.row]
+            self.source.stripe_group,
+            self.source.tolerates,
+            [sizes[r] for r in self.source.stripe_group],
         )
         yield from self._decode(stripes, whole)
         for range_ in small:
@@ -206,7 +209,9 @@ class Fetching:
         from keepstep.coding.reed_solomon import rebuild, solve
 
         node_of = dict(self.source.members)
-        lost = [rank for rank in self.source.row if rank not in node_of][: stripes.tolerates]
+        lost = [rank for rank in self.source.stripe_group if rank not in node_of][
+            : stripes.tolerates
+        ]
         steps = (
             step
             for combine in decode_plan(stripes, lost, self._rank)
@@ -242,12 +247,12 @@ class Fetching:
 
     # -- asking
 
-    def _want(self, node: int, wanted: list[tuple[int, Range]]) -> None:
+    def _want(self, node: int, wanted: list[tuple[int, BlockRange]]) -> None:
         for rank, range_ in wanted:
             self._scratch.want(rank, range_)
         self._ask(node, wanted)
 
-    def _ask(self, node: int, wanted: list[tuple[int, Range]]) -> None:
+    def _ask(self, node: int, wanted: list[tuple[int, BlockRange]]) -> None:
         self._asked[node].update(wanted)
         for rank in dict.fromkeys(rank for rank, _ in wanted):
             ranges = tuple(range_ for r, range_ in wanted if r == rank)
@@ -262,7 +267,8 @@ class Fetching:
                     self._supplier.copy_here(rank, self.stamp, range_, taker, node)
                 continue
             self._nbytes += sum(length for _, _, length in ranges)
-            if not self._lines.send(node, "fetch", rank=rank, stamp=self.stamp, ranges=ranges):
+            asked = FetchRanges(self._lines.mesh_version, rank, self.stamp, ranges)
+            if not self._lines.send(node, asked):
                 self._is_away = True
                 raise LookupError(f"node {node} cannot be asked")
 
@@ -321,8 +327,9 @@ class Fetching:
             )
 
 
-def _range(piece: Piece) -> Range:
-    return (Part.PAYLOAD if piece.region is Region.DATA else Part.PARITY, piece.start, piece.nbytes)
+def _range(piece: Piece) -> BlockRange:
+    part = Part.PAYLOAD if piece.region is Region.DATA else Part.PARITY
+    return BlockRange(part, piece.start, piece.nbytes)
 
 
 def free_slot_path(memory: Memory, job_dir: Path, rank: int, stamp: Stamp) -> Path:

@@ -8,20 +8,28 @@ newest horizon heard of, so that the newest committed generation stays whole wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from keepstep.core.resume.slots import Skip, choose
-from keepstep.core.resume.sources import CodedRow
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.shm.slot_store import Shelf
 from keepstep.errors import DamageError, MemoryBudgetError
 from keepstep.model.horizon import Horizon
 from keepstep.model.mesh import Mesh
+from keepstep.model.messages.peers import (
+    CopyAccepted,
+    CopyAcked,
+    CopyDeclined,
+    CopyOffer,
+    CopyUnavailable,
+    FetchRanges,
+    SnapshotMessage,
+)
+from keepstep.model.restore_sources import HeldParity, HeldSnapshot
 from keepstep.model.snapshot import SlotState, Stamp
 from keepstep.model.units import human_bytes
+from keepstep.model.wire import BlockRange
 from keepstep.runtime.replication.dedup import Twins, in_runs
 from keepstep.runtime.replication.encode import (
     Contents,
@@ -31,36 +39,19 @@ from keepstep.runtime.replication.encode import (
     contents_from,
     contents_of,
 )
-from keepstep.runtime.replication.peer_inbox import Lines
-from keepstep.runtime.replication.receive import Range, Whole
+from keepstep.runtime.replication.peer_inbox import PeerInbox
+from keepstep.runtime.replication.receive import Whole
 from keepstep.runtime.world import World
 
 ASKED_AT_ONCE = 2000  # ranges in one message
 OwnSizes = Callable[[int, Stamp], Sizes | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """What an owner says of a snapshot. Empty `row`: keep a copy."""
-
-    node: int
-    rank: int
-    stamp: Stamp
-    payload_bytes: int
-    capacity_bytes: int
-    manifest_bytes: int
-    manifest_capacity_bytes: int
-    table_checksum: int
-    row: tuple[int, ...]
-    tolerates: int
-    horizon: tuple[Stamp, ...]
-
-
 class Holder:
     """All that this node holds for others. Everything but blocks happens in the keeper's loop."""
 
     def __init__(
-        self, world: World, lines: Lines, job_dir: Path, job_hash: bytes, own_sizes: OwnSizes
+        self, world: World, lines: PeerInbox, job_dir: Path, job_hash: bytes, own_sizes: OwnSizes
     ) -> None:
         """`own_sizes(rank, stamp)`: of a snapshot of this node's own ranks, None when it is not
         sealed here."""
@@ -75,11 +66,11 @@ class Holder:
         # of those, which are being filled from what this node has itself
         self._comparing: dict[int, Stamp] = {}
         self._encoding: dict[int, Encoding] = {}  # by this node's member of the row
-        self._offers: dict[tuple[int, Stamp], Offer] = {}  # of rows that are not complete yet
+        self._offers: dict[tuple[int, Stamp], CopyOffer] = {}  # of rows that are not complete yet
         self._contents: dict[tuple[int, Stamp], Contents] = {}
         self._horizon = Horizon(-1)
         # for whom a slot is being made; None: for nobody any more
-        self._preparing: dict[tuple[Shelf, int], Offer | None] = {}
+        self._preparing: dict[tuple[Shelf, int], CopyOffer | None] = {}
 
     # -- rounds
 
@@ -115,17 +106,17 @@ class Holder:
     def heard(self, horizon: Horizon) -> None:
         self._horizon = horizon
 
-    def snapshots(self) -> list[tuple[int, Stamp]]:
-        return list(self.copies.sealed())
+    def snapshots(self) -> list[HeldSnapshot]:
+        return [HeldSnapshot(rank, stamp) for rank, stamp in self.copies.sealed()]
 
-    def coded(self) -> list[CodedRow]:
+    def coded(self) -> list[HeldParity]:
         found = []
         sealed = self.parities.sealed()
         self._contents = {key: known for key, known in self._contents.items() if key in sealed}
         for (rank, stamp), slot in sealed.items():
             contents = self.contents(rank, stamp, slot)
             found.append(
-                CodedRow(rank, stamp, contents.stripes.members, contents.stripes.tolerates)
+                HeldParity(rank, stamp, contents.stripes.members, contents.stripes.tolerates)
             )
         return found
 
@@ -137,14 +128,14 @@ class Holder:
 
     # -- offers
 
-    def offered(self, node: int, fields: Mapping[str, Any]) -> None:
-        offer = Offer(node, **{name: value for name, value in fields.items() if name != "round"})
-        if offer.row:
+    def offered(self, offer: CopyOffer) -> None:
+        """An owner wants a snapshot of its rank kept here."""
+        if offer.stripe_group:
             self._row_offered(offer)
             return
         slot = self.copies.find(offer.rank, offer.stamp)
         if slot is not None and slot.header().table_checksum == offer.table_checksum:
-            self._say(offer, "ack")
+            self._ack(offer)
             return
         # two computations of one stamp cannot be: one of the two is damaged, and the owner has just
         # proven its own
@@ -164,7 +155,7 @@ class Holder:
 
     def _make_room(
         self,
-        offer: Offer,
+        offer: CopyOffer,
         shelf: Shelf,
         rank: int,
         capacity: int,
@@ -198,20 +189,22 @@ class Holder:
             if self._preparing.pop((shelf, rank)) is None:
                 return  # another round has begun, or another policy
             if isinstance(found, MemoryBudgetError):
+                owner = self._mesh.node_of[offer.rank]
                 self._journal.record(
                     "declined",
-                    f"node {offer.node} asks for {human_bytes(capacity)} here: {found}",
+                    f"node {owner} asks for {human_bytes(capacity)} here: {found}",
                     rank=offer.rank,
                 )
-                self._say(offer, "decline", reason=str(found)[:1000])
+                version = self._mesh.version
+                self._to_owner(CopyDeclined(version, offer.rank, offer.stamp, str(found)))
             else:
                 then(found)
 
         self._world.workers.submit(make, made)
 
-    def _choose(self, shelf: Shelf, rank: int, offer: Offer) -> int | None:
+    def _choose(self, shelf: Shelf, rank: int, offer: CopyOffer) -> int | None:
         known = self._horizon
-        floor = max((s for s in (*offer.horizon, known.floor) if s is not None), default=None)
+        floor = max((s for s in (offer.floor, known.floor) if s is not None), default=None)
         # What was half written is given up by now: an owner sends one snapshot at a time.
         views = [
             v._replace(state=SlotState.EMPTY) if v.state is SlotState.WRITING else v
@@ -219,16 +212,25 @@ class Holder:
         ]
         decision = choose(offer.stamp.step, views, floor, known.is_hopeless)
         if isinstance(decision, Skip):
-            self._say(offer, "nack", reason=f"no slot is free here: {decision.why}")
+            self._refuse(offer, f"no slot is free here: {decision.why}")
             return None
         return decision.slot
 
-    def _say(self, offer: Offer, word: str, **more: str) -> None:
-        self._lines.send(offer.node, word, rank=offer.rank, stamp=offer.stamp, **more)
+    def _to_owner(self, message: SnapshotMessage) -> None:
+        self._lines.send(self._mesh.node_of[message.rank], message)
+
+    def _accept(self, offer: CopyOffer) -> None:
+        self._to_owner(CopyAccepted(self._mesh.version, offer.rank, offer.stamp))
+
+    def _ack(self, offer: CopyOffer) -> None:
+        self._to_owner(CopyAcked(self._mesh.version, offer.rank, offer.stamp))
+
+    def _refuse(self, offer: CopyOffer, why: str) -> None:
+        self._to_owner(CopyUnavailable(self._mesh.version, offer.rank, offer.stamp, why))
 
     # -- copies
 
-    def _receive(self, offer: Offer, slot: Slot) -> None:
+    def _receive(self, offer: CopyOffer, slot: Slot) -> None:
         slot.begin(self._job_hash, offer.rank, self._mesh.world_size, 0, offer.stamp)
         whole = Whole(
             *(slot, offer.rank, offer.stamp, offer.payload_bytes, offer.manifest_bytes),
@@ -237,9 +239,9 @@ class Holder:
         )
         self._receiving[offer.rank] = whole
         self._lines.expect(offer.rank, offer.stamp, whole)
-        self._say(offer, "accept")
+        self._accept(offer)
 
-    def _compare(self, offer: Offer, whole: Whole) -> None:
+    def _compare(self, offer: CopyOffer, whole: Whole) -> None:
         """The table is here: what this node's own ranks have too is taken from there, the rest is
         asked for."""
         if self._receiving.get(offer.rank) is not whole:
@@ -248,24 +250,19 @@ class Holder:
         whole.work(True)
         table, ranks = whole.table(), self._mesh.ranks_of(self._mesh.node)
 
-        def ask(missing: list[Range]) -> None:
+        def ask(missing: list[BlockRange]) -> None:
             whole.work(False)
             if self._receiving.get(offer.rank) is whole:
                 del self._comparing[offer.rank]
                 for ranges in in_runs(missing, ASKED_AT_ONCE):
-                    self._lines.send(
-                        offer.node,
-                        "fetch",
-                        rank=offer.rank,
-                        stamp=offer.stamp,
-                        ranges=tuple(ranges),
-                    )
+                    version = self._mesh.version
+                    self._to_owner(FetchRanges(version, offer.rank, offer.stamp, tuple(ranges)))
 
         self._world.workers.submit(
             lambda: self._twins.take_over(whole, table, ranks, offer.stamp), ask
         )
 
-    def _arrived(self, offer: Offer, whole: Whole) -> None:
+    def _arrived(self, offer: CopyOffer, whole: Whole) -> None:
         if self._receiving.get(offer.rank) is not whole:
             return
         del self._receiving[offer.rank]
@@ -279,9 +276,9 @@ class Holder:
                 f"the copy of rank {offer.rank} at {offer.stamp} is not kept: {error}",
                 rank=offer.rank,
             )
-            self._say(offer, "nack", reason=str(error)[:1000])
+            self._refuse(offer, str(error))
             return
-        self._say(offer, "ack")
+        self._ack(offer)
 
     def _stop_receiving(self, rank: int) -> None:
         whole = self._receiving.pop(rank, None)
@@ -314,32 +311,27 @@ class Holder:
             else [r for r in (contents.stripes.members if contents else ()) if r != rank]
         )
         for owner in owners:
-            self._lines.send(
-                self._mesh.node_of[owner],
-                "nack",
-                rank=owner,
-                stamp=stamp,
-                reason=f"damaged at rest: {why}"[:1000],
-            )
+            version, said = self._mesh.version, f"damaged at rest: {why}"
+            self._to_owner(CopyUnavailable(version, owner, stamp, said))
 
     # -- parities
 
-    def _row_offered(self, offer: Offer) -> None:
-        mine = next(r for r in offer.row if self._mesh.node_of[r] == self._mesh.node)
+    def _row_offered(self, offer: CopyOffer) -> None:
+        mine = next(r for r in offer.stripe_group if self._mesh.node_of[r] == self._mesh.node)
         slot = self.parities.find(mine, offer.stamp)
         if slot is not None:
             contents = self.contents(mine, offer.stamp, slot)
             if (
-                contents.stripes.members == offer.row
+                contents.stripes.members == offer.stripe_group
                 and contents.metas[offer.rank][1].payload_bytes == offer.payload_bytes
             ):
-                self._say(offer, "ack")
+                self._ack(offer)
                 return
             slot.void()
         self._offers = {
             key: known
             for key, known in self._offers.items()
-            if known.row != offer.row or known.stamp == offer.stamp
+            if known.stripe_group != offer.stripe_group or known.stamp == offer.stamp
         }
         self._offers[(offer.rank, offer.stamp)] = offer
         encoding = self._encoding.get(mine)
@@ -350,7 +342,7 @@ class Holder:
 
     def try_rows(self, stamp: Stamp) -> None:
         """Begin the parities whose other members have all offered."""
-        rows = {offer.row for (_, s), offer in self._offers.items() if s == stamp}
+        rows = {offer.stripe_group for (_, s), offer in self._offers.items() if s == stamp}
         for row in sorted(rows):
             mine = next(r for r in row if self._mesh.node_of[r] == self._mesh.node)
             offers = {r: self._offers.get((r, stamp)) for r in row if r != mine}
@@ -365,7 +357,7 @@ class Holder:
                 mine, contents_of(sizes, row, next(iter(known.values())).tolerates, mine), known
             )
 
-    def _begin_row(self, mine: int, contents: Contents, offers: dict[int, Offer]) -> None:
+    def _begin_row(self, mine: int, contents: Contents, offers: dict[int, CopyOffer]) -> None:
         first = next(iter(offers.values()))
         before = self._encoding.get(mine)
         if before is not None and before.stamp == first.stamp:
@@ -385,7 +377,7 @@ class Holder:
             for rank in encoding.ranks:
                 self._lines.expect(rank, first.stamp, encoding)
             for offer in offers.values():
-                self._say(offer, "accept")
+                self._accept(offer)
 
         capacity, parity_bytes = contents.nbytes, contents.stripes.parity_bytes
         self._make_room(
@@ -398,7 +390,7 @@ class Holder:
             parity_bytes,
         )
 
-    def _encoded(self, mine: int, encoding: Encoding, offers: list[Offer]) -> None:
+    def _encoded(self, mine: int, encoding: Encoding, offers: list[CopyOffer]) -> None:
         if self._encoding.get(mine) is not encoding:
             return
         del self._encoding[mine]
@@ -413,12 +405,12 @@ class Holder:
                 rank=mine,
             )
             for offer in offers:
-                self._say(offer, "nack", reason=str(error)[:1000])
+                self._refuse(offer, str(error))
             return
         self._contents[(mine, encoding.stamp)] = encoding.contents
         for offer in offers:
             self._offers.pop((offer.rank, offer.stamp), None)
-            self._say(offer, "ack")
+            self._ack(offer)
 
     def _stop_encoding(self, mine: int) -> None:
         encoding = self._encoding.pop(mine, None)

@@ -7,34 +7,36 @@ new reports by whoever leads next.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
-from typing import Any
+from collections.abc import Set
 
-from keepstep.core.redundancy.node_safety import said
+from keepstep.core.redundancy.node_safety import abbreviate
 from keepstep.core.redundancy.placement import Facts, auto, place
-from keepstep.core.redundancy.protection import wards
+from keepstep.core.redundancy.protection import assignments
 from keepstep.core.redundancy.survival import which_can_be_lost
 from keepstep.core.resume.commit import Commit, RankFacts
 from keepstep.core.resume.cut import Holding, common
 from keepstep.errors import ConfigError
 from keepstep.model.horizon import Horizon
 from keepstep.model.mesh import Mesh
-from keepstep.model.snapshot import Stamp
+from keepstep.model.messages.peers import (
+    AllEnded,
+    HorizonWord,
+    NodeReport,
+    RankReport,
+    SafetyWord,
+)
 from keepstep.model.topology import Auto, NoRedundancy, Policy, Scheme
 from keepstep.ports import Journal
-from keepstep.runtime.replication.peer_inbox import Lines
+from keepstep.runtime.replication.peer_inbox import PeerInbox
 
 # OPT-175B's: 1.5 % of the instances a day (GEMINI, SOSP'23, section 7.2)
 FAILURES_PER_NODE_HOUR = 0.015 / 24
-
-# rank, sealed, pending, decided step, protected
-RankTold = tuple[int, tuple[Stamp, ...], tuple[Stamp, ...], int, tuple[Stamp, ...]]
 
 
 class Leader:
     """Of one round."""
 
-    def __init__(self, lines: Lines, mesh: Mesh, asked: Policy, journal: Journal) -> None:
+    def __init__(self, lines: PeerInbox, mesh: Mesh, asked: Policy, journal: Journal) -> None:
         """Raises ConfigError when the policy cannot be had with these nodes."""
         self._lines, self._mesh, self._asked, self._journal = lines, mesh, asked, journal
         self._policy: Scheme | None = None
@@ -45,7 +47,7 @@ class Leader:
         if len(mesh.members) == 1:
             self._settle(NoRedundancy(), "there is one node")
         elif not isinstance(asked, Auto):
-            wards(asked, mesh)
+            assignments(asked, mesh)
             self._settle(asked, f"{asked} was asked for")
 
     def _settle(self, policy: Scheme, why: str) -> None:
@@ -61,25 +63,23 @@ class Leader:
         self._commit = Commit(self._mesh.world_size, epoch)
         self._say()
 
-    def reported(self, node: int, fields: Mapping[str, Any]) -> None:
-        epoch = int(fields["epoch"])
+    def reported(self, node: int, report: NodeReport) -> None:
+        """What a node says that its ranks hold."""
         if self._commit is None:  # another keeper led before: it began this epoch
-            self._commit = Commit(self._mesh.world_size, epoch)
-        if epoch != self._commit.epoch:
+            self._commit = Commit(self._mesh.world_size, report.epoch)
+        if report.epoch != self._commit.epoch:
             return
-        self._facts[node] = (fields["snapshot_bytes"], fields["free_bytes"])
-        self._choose_policy(fields["hindered"])
-        if (
-            self._commit.report((_facts(r) for r in fields["ranks"]), horizon_of(fields))
-            is not None
-        ):
+        self._facts[node] = (report.snapshot_bytes, report.free_bytes)
+        self._choose_policy(report.hindered)
+        heard = Horizon(report.epoch, report.committed, report.target, inherited=report.inherited)
+        if self._commit.report(map(_facts, report.ranks), heard) is not None:
             self._say()
 
     def holdings(self) -> list[Holding]:
         """What every rank holds itself, as last reported."""
         return [f.own for f in self._commit.facts.values()] if self._commit is not None else []
 
-    def standing(self, alive: Set[int]) -> dict[str, Any] | None:
+    def safety(self, alive: Set[int]) -> SafetyWord | None:
         """Which nodes may be lost at this moment, from what is proven. None while nothing is
         known."""
         if (
@@ -104,14 +104,15 @@ class Leader:
                 if all(stamp in f.own.sealed for f in ranks)
                 else ()
             )
-        return {
-            **{"policy": str(self._policy), "policy_why": self._why[:1000]},
-            **{
-                "step": -1 if stamp is None else stamp.step,
-                "is_committed": int(horizon.committed is not None),
-            },
-            **said(which_can_be_lost(placement, alive, proven), alive, len(self._mesh.members)),
-        }
+        return abbreviate(
+            self._mesh,
+            str(self._policy),
+            self._why,
+            stamp,
+            horizon.committed is not None,
+            which_can_be_lost(placement, alive, proven),
+            alive,
+        )
 
     def _choose_policy(self, hindered: str) -> None:
         before = self._policy
@@ -132,7 +133,7 @@ class Leader:
                 Facts(self._mesh.topology, free_bytes, snapshot_bytes, FAILURES_PER_NODE_HOUR)
             )
             try:
-                wards(policy, self._mesh)
+                assignments(policy, self._mesh)
             except ConfigError as error:
                 policy, why = NoRedundancy(), str(error)
             self._settle(policy, why)
@@ -144,7 +145,7 @@ class Leader:
         self._ended.add(node)
         if len(self._ended) == len(self._mesh.members):
             for member in self._mesh.members:
-                self._lines.send(member.node, "over")
+                self._lines.send(member.node, AllEnded(self._mesh.version))
 
     def joined(self, node: int) -> None:
         """A link to that node's keeper is open, perhaps to another life of it: it may have missed
@@ -158,54 +159,20 @@ class Leader:
             self._send(member.node, self._commit.horizon)
 
     def _send(self, node: int, horizon: Horizon) -> None:
-        self._lines.send(
-            node,
-            "horizon",
-            **{
-                "epoch": horizon.epoch,
-                "policy": str(self._policy or Auto()),
-                "why": self._why[:1000],
-            },
-            **{
-                "alive": tuple(sorted(horizon.alive)),
-                "decided_step": horizon.decided_step,
-                **words_of(horizon),
-            },
+        word = HorizonWord(
+            mesh_version=self._mesh.version,
+            epoch=horizon.epoch,
+            policy=str(self._policy or Auto()),
+            why=self._why,
+            committed=horizon.committed,
+            target=horizon.target,
+            inherited=horizon.inherited,
+            alive=tuple(sorted(horizon.alive)),
+            decided_step=horizon.decided_step,
         )
+        self._lines.send(node, word)
 
 
-def horizon_of(fields: Mapping[str, Any]) -> Horizon:
-    """The word as its hearers understand it, or what a report tells of it."""
-    committed, target, inherited = (
-        next(iter(fields[name]), None) for name in ("committed", "target", "inherited")
-    )
-    return Horizon(
-        fields["epoch"],
-        committed,
-        target,
-        frozenset(fields.get("alive", ())),
-        fields.get("decided_step", -1),
-        inherited,
-    )
-
-
-def words_of(horizon: Horizon) -> dict[str, tuple[Stamp, ...]]:
-    """The stamps in it, as both a word and a report tell them."""
-    return {
-        "committed": _maybe(horizon.committed),
-        "target": _maybe(horizon.target),
-        "inherited": _maybe(horizon.inherited),
-    }
-
-
-def _maybe(stamp: Stamp | None) -> tuple[Stamp, ...]:
-    return () if stamp is None else (stamp,)
-
-
-def _facts(said: RankTold) -> RankFacts:
-    rank, sealed, pending, decided_step, protected = said
-    return RankFacts(
-        rank,
-        Holding(frozenset(sealed), next(iter(pending), None), decided_step),
-        frozenset(protected),
-    )
+def _facts(row: RankReport) -> RankFacts:
+    own = Holding(frozenset(row.sealed), row.pending, row.decided_step)
+    return RankFacts(row.rank, own, frozenset(row.protected))

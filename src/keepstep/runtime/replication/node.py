@@ -8,30 +8,59 @@ that were fetched. Decides nothing about resuming: that is the election's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from keepstep.config import Settings
-from keepstep.core.redundancy.node_safety import completed
-from keepstep.core.redundancy.protection import Ward, wards
+from keepstep.core.redundancy.node_safety import spell_out
+from keepstep.core.redundancy.protection import Assignment, assignments
 from keepstep.core.resume.commit import first_word, newer
 from keepstep.core.resume.cut import Holding, common, holding_of
-from keepstep.core.resume.sources import CodedRow, Inventory
+from keepstep.core.wire.plausible import flaw_of_peer
 from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.edge.shm.node_safety_file import write_standing
 from keepstep.edge.shm.slot import Slot, rank_dir, ranks_in, slot_paths
 from keepstep.errors import ConfigError, DamageError
 from keepstep.model.horizon import Horizon
 from keepstep.model.mesh import LEADER, Mesh
+from keepstep.model.messages.peers import (
+    AllEnded,
+    CheckpointBody,
+    CheckpointWord,
+    CopyAccepted,
+    CopyAcked,
+    CopyDeclined,
+    CopyOffer,
+    CopyUnavailable,
+    FetchRanges,
+    HorizonWord,
+    InventoryReport,
+    MeshMessage,
+    NodeReport,
+    RankReport,
+    RanksEnded,
+    SafetyWord,
+    VoteBody,
+    VoteWord,
+)
+from keepstep.model.restore_sources import HeldSnapshot, Inventory
 from keepstep.model.snapshot import RankStatus, SlotState, Stamp
 from keepstep.model.topology import Auto, NoRedundancy, Scheme, parse_policy
 from keepstep.model.units import S_NS
 from keepstep.runtime.replication.encode import Sizes
 from keepstep.runtime.replication.holder import Holder
-from keepstep.runtime.replication.leader import Leader, RankTold, horizon_of, words_of
+from keepstep.runtime.replication.leader import Leader
 from keepstep.runtime.replication.owner import Owner
-from keepstep.runtime.replication.peer_inbox import Heard, Lines
+from keepstep.runtime.replication.peer_inbox import (
+    FromPeer,
+    LinkOver,
+    LinkUp,
+    LinkWritable,
+    LoopCall,
+    PeerEvent,
+    PeerInbox,
+)
 from keepstep.runtime.replication.recovery import Restoring
 from keepstep.runtime.replication.serve import Supplier
 from keepstep.runtime.world import World
@@ -47,9 +76,9 @@ class Host(Protocol):
         """What its page says; the same object for as long as that is so."""
         ...
 
-    def vote_word(self, node: int, word: str, body: dict[str, Any]) -> None: ...
+    def vote_word(self, node: int, body: VoteBody) -> None: ...
 
-    def persist_word(self, node: int, word: str, body: dict[str, Any]) -> None: ...
+    def checkpoint_word(self, node: int, body: CheckpointBody) -> None: ...
 
     def inventories_changed(self) -> None: ...
 
@@ -68,10 +97,13 @@ class Host(Protocol):
 
     def scrub_soon(self) -> None: ...
 
+    def refuse(self, sender: str, why: str) -> None:
+        """Something came that nobody can mean."""
+
 
 class Node:
     def __init__(
-        self, world: World, settings: Settings, lines: Lines, job_hash: bytes, host: Host
+        self, world: World, settings: Settings, lines: PeerInbox, job_hash: bytes, host: Host
     ) -> None:
         self._world, self._memory, self._clock, self._journal = (
             world,
@@ -91,16 +123,16 @@ class Node:
         self._missing: dict[int, tuple[int, str]] = {}
         self._leader: Leader | None = None
         self._policy: Scheme | None = None
-        self._wards: dict[int, Ward] = {}
+        self._assignments: dict[int, Assignment] = {}
         self._epoch = -1  # that is being trained; -1 before a go
         self._tidied = False
         self._proving = self._proven = False
-        self._early_offers: list[tuple[int, Mapping[str, Any]]] = []  # before that
+        self._early_offers: list[CopyOffer] = []  # before that
         self._last_report: tuple[Any, ...] = ()
         # by rank: the facts, and what is said of them
-        self._rows: dict[int, tuple[RankStatus, tuple[Stamp, ...] | None, RankTold]] = {}
-        self._known_standing: dict[str, Any] | None = None  # what was heard last
-        self._standing: dict[str, Any] = {}  # what was told last, and when
+        self._rows: dict[int, tuple[RankStatus, tuple[Stamp, ...] | None, RankReport]] = {}
+        self._known_safety: dict[str, Any] | None = None  # what was heard last
+        self._safety: SafetyWord | None = None  # what was told last, and when
         self._stood_ns = 0
         self._has_news = False
         self._ticked_ns = 0
@@ -130,7 +162,7 @@ class Node:
         self._supplier.end()
         self._holder.begin(mesh)
         self.mesh, self._epoch, self._tidied = mesh, -1, False
-        self._policy, self._wards, self._last_report, self._standing = None, {}, (), {}
+        self._policy, self._assignments, self._last_report, self._safety = None, {}, (), None
         self._leader, self.refusal = None, None
         asked = parse_policy(self._settings.redundancy)
         with_nodes = set(range(len(mesh.members))) if mesh.leads else {LEADER}
@@ -138,7 +170,7 @@ class Node:
             if not isinstance(asked, Auto):
                 with_nodes |= {
                     h
-                    for w in wards(asked, mesh).values()
+                    for w in assignments(asked, mesh).values()
                     for h in (*w.holders, w.node)
                     if mesh.node in (*w.holders, w.node)
                 }
@@ -161,18 +193,15 @@ class Node:
         self._proven = True
         self._tell_inventory()
         early, self._early_offers = self._early_offers, []
-        for node, fields in early:
-            self._holder.offered(node, fields)
+        for offer in early:
+            self._holder.offered(offer)
 
     # -- what comes in
 
     def hear(self) -> None:
         """The lines have something."""
-        for heard in self._lines.take():
-            if heard.kind == "call":
-                heard.fields["call"]()
-            else:
-                self._hear(heard)
+        for event in self._lines.take():
+            self._hear(event)
         if self._has_news:
             self._has_news = False
             self.report()
@@ -182,63 +211,74 @@ class Node:
         than a message."""
         self._has_news = True
 
-    def _hear(self, heard: Heard) -> None:
-        node, fields = heard.node, heard.fields
-        if "rank" in fields and "stamp" in fields:
-            self._hear_of_snapshot(node, heard.kind, fields["rank"], fields["stamp"], fields)
-        elif heard.kind == "horizon":
-            self._follow(horizon_of(fields), fields["policy"], fields["why"])
-        elif heard.kind == "report" and self._leader is not None:
-            self._leader.reported(node, fields)
-        elif heard.kind == "inventory":
-            rows = (
-                CodedRow(rank, stamp, row, tolerates)
-                for rank, stamp, row, tolerates in fields["parities"]
-            )
-            self.restoring.told(node, Inventory(frozenset(fields["snapshots"]), frozenset(rows)))
-            self._host.inventories_changed()
-        elif heard.kind == "ended" and self._leader is not None:
-            self._leader.ended(node)
-        elif heard.kind == "over":
-            self._host.all_nodes_ended()
-        elif heard.kind == "vote":
-            self._host.vote_word(node, fields["word"], fields["body"])
-        elif heard.kind == "persist":
-            self._host.persist_word(node, fields["word"], fields["body"])
-        elif heard.kind == "standing":
-            assert self.mesh is not None
-            self._known_standing = completed(fields, self.mesh, self._known_standing)
-            write_standing(self._memory, self._settings.job_dir, self._known_standing)
-        elif heard.kind == "up":
-            self._link_is_open(node)
-        elif heard.kind == "writable":
-            self._owner.writable(node)
-            self._supplier.writable(node)
-        elif heard.kind in ("dead", "left"):
-            self._link_is_dead(node, fields["why"], is_loss=heard.kind == "dead")
+    def _hear(self, event: PeerEvent) -> None:
+        match event:
+            case FromPeer():
+                self._receive(event.node, event.message)
+            case LoopCall():
+                event.call()
+            case LinkUp():
+                self._link_is_open(event.node)
+            case LinkWritable():
+                self._owner.writable(event.node)
+                self._supplier.writable(event.node)
+            case LinkOver():
+                self._link_is_dead(event.node, event.why, event.is_loss)
 
-    def _hear_of_snapshot(
-        self, node: int, kind: str, rank: int, stamp: Stamp, fields: Mapping[str, Any]
-    ) -> None:
-        if kind == "offer":
-            if fields["row"]:
-                self._owner.announced(
-                    rank, stamp, Sizes(fields["payload_bytes"], fields["manifest_bytes"])
-                )
-            if self._proven:
-                self._holder.offered(node, fields)
-            else:  # a slot that is being written now would be taken for one whose writer has died
-                self._early_offers.append((node, fields))
-        elif kind == "accept":
-            self._owner.accepted(node, rank, stamp)
-        elif kind == "ack":
-            self._owner.acked(node, rank, stamp)
-        elif kind == "decline":
-            self._owner.declined(node, rank, fields["reason"])
-        elif kind == "fetch" and not self._owner.wanted(node, rank, stamp, fields["ranges"]):
-            self._supplier.asked(node, rank, stamp, fields["ranges"])
-        elif kind == "nack" and not self.restoring.failed(node, rank, stamp, fields["reason"]):
-            self._owner.nacked(node, rank, stamp, fields["reason"])
+    def _receive(self, node: int, message: MeshMessage) -> None:
+        assert self.mesh is not None
+        if flaw := flaw_of_peer(node, message, self.mesh):
+            self._host.refuse(f"node {node}", flaw)
+            return
+        match message:
+            case HorizonWord():
+                self._follow(message)
+            case NodeReport():
+                if self._leader is not None:
+                    self._leader.reported(node, message)
+            case InventoryReport():
+                held = Inventory(frozenset(message.snapshots), frozenset(message.parities))
+                self.restoring.told(node, held)
+                self._host.inventories_changed()
+            case RanksEnded():
+                if self._leader is not None:
+                    self._leader.ended(node)
+            case AllEnded():
+                self._host.all_nodes_ended()
+            case VoteWord():
+                self._host.vote_word(node, message.body)
+            case CheckpointWord():
+                self._host.checkpoint_word(node, message.body)
+            case SafetyWord():
+                self._know_safety(message)
+            case CopyOffer():
+                self._offered(message)
+            case CopyAccepted(_, rank, stamp):
+                self._owner.accepted(node, rank, stamp)
+            case CopyAcked(_, rank, stamp):
+                self._owner.acked(node, rank, stamp)
+            case CopyDeclined():
+                self._owner.declined(node, message.rank, message.why)
+            case FetchRanges(_, rank, stamp, ranges):
+                if not self._owner.wanted(node, rank, stamp, ranges):
+                    self._supplier.asked(node, rank, stamp, ranges)
+            case CopyUnavailable(_, rank, stamp, why):
+                if not self.restoring.failed(node, rank, stamp, why):
+                    self._owner.nacked(node, rank, stamp, why)
+
+    def _know_safety(self, word: SafetyWord) -> None:
+        assert self.mesh is not None
+        self._known_safety = spell_out(word, self.mesh, self._known_safety)
+        write_standing(self._memory, self._settings.job_dir, self._known_safety)
+
+    def _offered(self, offer: CopyOffer) -> None:
+        if offer.stripe_group:
+            sizes = Sizes(offer.payload_bytes, offer.manifest_bytes)
+            self._owner.announced(offer.rank, offer.stamp, sizes)
+        if self._proven:
+            self._holder.offered(offer)
+        else:  # a slot that is being written now would be taken for one whose writer has died
+            self._early_offers.append(offer)
 
     def _link_is_open(self, node: int) -> None:
         self._missing.pop(node, None)
@@ -265,29 +305,33 @@ class Node:
 
     # -- the vote's needs
 
-    def say_to_leader(self, word: str, body: dict[str, Any]) -> None:
-        self._lines.send(LEADER, "vote", word=word, body=body)
+    def _version(self) -> int:
+        return self._lines.mesh_version
 
-    def say_to_all(self, word: str, body: dict[str, Any]) -> None:
+    def say_to_leader(self, body: VoteBody) -> None:
+        self._lines.send(LEADER, VoteWord(self._version(), body))
+
+    def say_to_all(self, body: VoteBody) -> None:
         assert self.mesh is not None
         for member in self.mesh.members:
-            self._lines.send(member.node, "vote", word=word, body=body)
+            self._lines.send(member.node, VoteWord(self._version(), body))
 
     def say_ended(self) -> None:
         """All ranks here ended well."""
-        self._lines.send(LEADER, "ended")
+        self._lines.send(LEADER, RanksEnded(self._version()))
 
-    def say_persist(self, node: int, word: str, body: dict[str, Any]) -> None:
-        self._lines.send(node, "persist", word=word, body=body)
+    def say_persist(self, node: int, body: CheckpointBody) -> None:
+        self._lines.send(node, CheckpointWord(self._version(), body))
 
     def _tell_inventory(self) -> None:
         if not self._proven or self.mesh is None:
             return
-        parities = tuple((p.rank, p.stamp, p.row, p.tolerates) for p in self._holder.coded())
+        parities = tuple(self._holder.coded())
         snapshots = {*self._holder.snapshots(), *self._left_behind()}
-        self._lines.send(LEADER, "inventory", snapshots=tuple(sorted(snapshots)), parities=parities)
+        said = InventoryReport(self._version(), tuple(sorted(snapshots)), parities)
+        self._lines.send(LEADER, said)
 
-    def _left_behind(self) -> list[tuple[int, Stamp]]:
+    def _left_behind(self) -> list[HeldSnapshot]:
         """Snapshots of ranks that lived here and live elsewhere now. Those that live here prove
         their own, and tell in the vote."""
         found = []
@@ -302,7 +346,7 @@ class Node:
                 except (DamageError, OSError):
                     continue
                 if header.state is SlotState.SEALED and header.job_hash == self._job_hash:
-                    found.append((rank, header.stamp))
+                    found.append(HeldSnapshot(rank, header.stamp))
         return found
 
     def holdings(self) -> list[Holding]:
@@ -369,19 +413,20 @@ class Node:
         free = self._memory.free_bytes(self._settings.arena_dir) + nbytes * max(
             (len(s.slots) for s in pages.values()), default=0
         )
-        self._lines.send(
-            LEADER,
-            "report",
-            **{"epoch": self._epoch, **words_of(self.horizon)},
-            **{
-                "snapshot_bytes": nbytes,
-                "free_bytes": free,
-                "hindered": self._owner.hindered,
-                "ranks": ranks,
-            },
+        report = NodeReport(
+            mesh_version=self.mesh.version,
+            epoch=self._epoch,
+            committed=self.horizon.committed,
+            target=self.horizon.target,
+            inherited=self.horizon.inherited,
+            snapshot_bytes=nbytes,
+            free_bytes=free,
+            hindered=self._owner.hindered,
+            ranks=ranks,
         )
+        self._lines.send(LEADER, report)
 
-    def _told_of(self, rank: int, status: RankStatus) -> RankTold:
+    def _told_of(self, rank: int, status: RankStatus) -> RankReport:
         """What a report says of a rank. Made anew only from other facts: each of them is a value,
         and another object when it changes."""
         protected = (
@@ -390,22 +435,29 @@ class Node:
         known = self._rows.get(rank)
         if known is None or known[0] is not status or known[1] is not protected:
             own = holding_of(status)
-            pending = () if own.pending is None else (own.pending,)
             proven = own.sealed if protected is None else protected
-            row = (
-                rank,
-                tuple(sorted(own.sealed)),
-                pending,
-                own.decided_step,
-                tuple(sorted(proven)),
+            row = RankReport(
+                rank=rank,
+                sealed=tuple(sorted(own.sealed)),
+                pending=own.pending,
+                decided_step=own.decided_step,
+                protected=tuple(sorted(proven)),
             )
             known = self._rows[rank] = status, protected, row
         return known[2]
 
-    def _follow(self, horizon: Horizon, policy: str, why: str) -> None:
-        if horizon.epoch != self._epoch or self.mesh is None:
+    def _follow(self, word: HorizonWord) -> None:
+        if word.epoch != self._epoch or self.mesh is None:
             return
-        self._take_policy(policy, why)
+        self._take_policy(word.policy, word.why)
+        horizon = Horizon(
+            word.epoch,
+            word.committed,
+            word.target,
+            frozenset(word.alive),
+            word.decided_step,
+            word.inherited,
+        )
         # another leader that has not heard all reports knows less
         self.horizon = horizon = newer(self.horizon, horizon)
         self._page.write(horizon)
@@ -417,18 +469,25 @@ class Node:
             self._tidy()
 
     def _take_policy(self, policy: str, why: str) -> None:
-        scheme = parse_policy(policy)
-        if isinstance(scheme, Auto) or scheme == self._policy or self.mesh is None:
+        if self.mesh is None:
             return
-        self._policy, self._wards = scheme, wards(scheme, self.mesh)
+        try:
+            scheme = parse_policy(policy)
+            if isinstance(scheme, Auto) or scheme == self._policy:
+                return
+            found = assignments(scheme, self.mesh)
+        except ConfigError as error:
+            self._host.refuse(f"node {LEADER}", str(error))
+            return
+        self._policy, self._assignments = scheme, found
         near = {
             h
-            for w in self._wards.values()
+            for w in self._assignments.values()
             for h in (*w.holders, w.node)
             if self.mesh.node in (*w.holders, w.node)
         }
         self._lines.link_with(near - {self.mesh.node})
-        self._owner.follow(self._wards)
+        self._owner.follow(self._assignments)
         self._journal.record("redundancy", f"{policy}: {why}", policy=policy)
 
     def _tidy(self) -> None:
@@ -441,25 +500,27 @@ class Node:
             if rank not in self._own_ranks():
                 self._memory.remove(rank_dir(self._settings.job_dir, rank))
         self._holder.keep_only(
-            {r for r, w in self._wards.items() if here in w.holders and not w.row},
-            {r for r, w in self._wards.items() if w.node == here and w.row},
+            {r for r, w in self._assignments.items() if here in w.holders and not w.stripe_group},
+            {r for r, w in self._assignments.items() if w.node == here and w.stripe_group},
         )
 
-    def _tell_standing(self) -> None:
+    def _tell_safety(self) -> None:
         if self._leader is None or self.mesh is None:
             return
         nodes = (m.node for m in self.mesh.members)
-        standing = self._leader.standing(
+        safety = self._leader.safety(
             {n for n in nodes if n == self.mesh.node or self._lines.is_open(n)}
         )
-        if standing is None or standing == self._standing:
+        if safety is None or safety == self._safety:
             return
-        only_another_step = {**standing, "step": None} == {**self._standing, "step": None}
+        only_another_step = self._safety is not None and (
+            replace(safety, step=self._safety.step) == self._safety
+        )
         if only_another_step and self._clock.monotonic_ns() - self._stood_ns < STANDS_NS:
             return  # which everybody's horizon tells too
-        self._standing, self._stood_ns = standing, self._clock.monotonic_ns()
+        self._safety, self._stood_ns = safety, self._clock.monotonic_ns()
         for member in self.mesh.members:
-            self._lines.send(member.node, "standing", **standing)
+            self._lines.send(member.node, safety)
 
     # -- what scrubbing found
 
@@ -476,7 +537,7 @@ class Node:
             self._ticked_ns = now_ns
             self._owner.tick()
             self.report()
-            self._tell_standing()
+            self._tell_safety()
         for node, (since_ns, why) in list(self._missing.items()):
             if now_ns - since_ns > self._lines.return_ns and node not in self._told:
                 self._told.add(node)

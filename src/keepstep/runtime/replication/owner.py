@@ -14,17 +14,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from keepstep.coding.checksum import BLOCK_BYTES
-from keepstep.core.redundancy.protection import Ward
-from keepstep.core.resume.sources import Source
+from keepstep.core.redundancy.protection import Assignment
 from keepstep.edge.shm.slot import Slot
 from keepstep.errors import DamageError
+from keepstep.model.messages.peers import CopyOffer
+from keepstep.model.restore_sources import GroupMember, RestoreSource
 from keepstep.model.snapshot import SlotHeader, Stamp
 from keepstep.model.units import S_NS
-from keepstep.model.wire import Part, Span
+from keepstep.model.wire import BlockRange, Part, Span
 from keepstep.ports import Memory
 from keepstep.runtime.replication.encode import Sizes, ranges_for
-from keepstep.runtime.replication.peer_inbox import Lines
-from keepstep.runtime.replication.receive import Range, ranges_of
+from keepstep.runtime.replication.peer_inbox import PeerInbox
+from keepstep.runtime.replication.receive import ranges_of
 from keepstep.runtime.slot_locks import Pin, pin_one
 from keepstep.runtime.world import World
 
@@ -37,7 +38,7 @@ class Sending:
     """One holder's part: what is still to be handed to its link, and when it last gave a sign."""
 
     node: int
-    waiting: deque[Range] = field(default_factory=deque)
+    waiting: deque[BlockRange] = field(default_factory=deque)
     accepted: bool = False
     filled: bool = False
     acked: bool = False
@@ -48,7 +49,7 @@ class Sending:
 class Protection:
     """One snapshot on its way to its holders, pinned."""
 
-    ward: Ward
+    assignment: Assignment
     stamp: Stamp
     pin: Pin
     header: SlotHeader
@@ -69,7 +70,7 @@ class Owner:
     def __init__(
         self,
         world: World,
-        lines: Lines,
+        lines: PeerInbox,
         job_dir: Path,
         on_protected: Callable[[], None],
         on_damage: Callable[[], None],
@@ -77,7 +78,7 @@ class Owner:
         self._world, self._clock, self._journal = world, world.clock, world.journal
         self._lines, self._job_dir = lines, job_dir
         self._on_protected, self._on_damage = on_protected, on_damage
-        self._wards: Mapping[int, Ward] = {}
+        self._assignments: Mapping[int, Assignment] = {}
         self._ranks: range = range(0)
         self._now: dict[int, Protection] = {}
         self._sizes: dict[tuple[int, Stamp], Sizes] = {}  # what members of our rows have announced
@@ -92,14 +93,20 @@ class Owner:
     def begin(self, ranks: range) -> None:
         """Another round."""
         self._release_all()
-        self._ranks, self._wards, self._sizes, self._target, self._floor = ranks, {}, {}, None, None
+        self._ranks, self._assignments, self._sizes, self._target, self._floor = (
+            ranks,
+            {},
+            {},
+            None,
+            None,
+        )
         self.protected, self.hindered = {}, ""
 
-    def follow(self, wards: Mapping[int, Ward]) -> None:
+    def follow(self, assignments: Mapping[int, Assignment]) -> None:
         """The policy that holds."""
-        if dict(wards) != dict(self._wards):
+        if dict(assignments) != dict(self._assignments):
             self._release_all()
-            self._wards, self.protected = dict(wards), {}
+            self._assignments, self.protected = dict(assignments), {}
 
     def protect(self, target: Stamp | None, floor: Stamp | None) -> None:
         """Bring `target` to all holders. What is older than `floor` they may overwrite."""
@@ -119,17 +126,17 @@ class Owner:
         if target is not None:
             for rank in self._ranks:
                 if (
-                    rank in self._wards
+                    rank in self._assignments
                     and rank not in self._now
                     and target not in self.protected.get(rank, ())
                 ):
-                    self._start(self._wards[rank], target)
+                    self._start(self._assignments[rank], target)
 
-    def _start(self, ward: Ward, stamp: Stamp) -> None:
-        if not ward.holders:
-            self._done(ward.rank, stamp)
+    def _start(self, assignment: Assignment, stamp: Stamp) -> None:
+        if not assignment.holders:
+            self._done(assignment.rank, stamp)
             return
-        slot = pin_one(self._world.memory, self._job_dir, stamp, ward.rank)
+        slot = pin_one(self._world.memory, self._job_dir, stamp, assignment.rank)
         if slot is None:
             # damaged or given up, as the leader will hear, or in its rank's hands this moment
             return
@@ -138,17 +145,26 @@ class Owner:
             table = tuple(slot.table(header))
         except DamageError as error:
             slot.close()
-            self._is_damaged(ward.rank, f"{error}; it is not copied")
+            self._is_damaged(assignment.rank, f"{error}; it is not copied")
             return
-        sizes = {r: self._sizes[(r, stamp)] for r in ward.row if (r, stamp) in self._sizes}
-        sizes[ward.rank] = Sizes(header.payload_bytes, header.manifest_bytes)
-        holders = {node: Sending(node) for node in ward.holders}
-        now = self._now[ward.rank] = Protection(
-            ward, stamp, Pin(slot), header, table, holders, sizes, proven=not ward.row
+        sizes = {
+            r: self._sizes[(r, stamp)] for r in assignment.stripe_group if (r, stamp) in self._sizes
+        }
+        sizes[assignment.rank] = Sizes(header.payload_bytes, header.manifest_bytes)
+        holders = {node: Sending(node) for node in assignment.holders}
+        now = self._now[assignment.rank] = Protection(
+            assignment,
+            stamp,
+            Pin(slot),
+            header,
+            table,
+            holders,
+            sizes,
+            proven=not assignment.stripe_group,
         )
         for sending in holders.values():
             self._offer(now, sending)
-        if ward.row:
+        if assignment.stripe_group:
             self._world.workers.submit(
                 lambda: _prove(self._world.memory, slot.path, header),
                 lambda wrong: self._proved(now, wrong),
@@ -158,34 +174,28 @@ class Owner:
         sending.sign_ns = self._clock.monotonic_ns()
         sending.waiting.clear()
         sending.accepted = sending.filled = False
-        h = now.header
-        self._lines.send(
-            sending.node,
-            "offer",
-            **{
-                "rank": now.ward.rank,
-                "stamp": now.stamp,
-                "payload_bytes": h.payload_bytes,
-                "capacity_bytes": now.slot.capacity,
-            },
-            **{
-                "manifest_bytes": h.manifest_bytes,
-                "manifest_capacity_bytes": now.slot.manifest_capacity,
-            },
-            **{
-                "table_checksum": h.table_checksum,
-                "row": now.ward.row,
-                "tolerates": now.ward.tolerates,
-            },
-            horizon=() if self._floor is None else (self._floor,),
+        header, assignment = now.header, now.assignment
+        offer = CopyOffer(
+            mesh_version=self._lines.mesh_version,
+            rank=assignment.rank,
+            stamp=now.stamp,
+            payload_bytes=header.payload_bytes,
+            capacity_bytes=now.slot.capacity,
+            manifest_bytes=header.manifest_bytes,
+            manifest_capacity_bytes=now.slot.manifest_capacity,
+            table_checksum=header.table_checksum,
+            stripe_group=assignment.stripe_group,
+            tolerates=assignment.tolerates,
+            floor=self._floor,
         )
+        self._lines.send(sending.node, offer)
 
     def _proved(self, now: Protection, wrong: str | None) -> None:
-        if self._now.get(now.ward.rank) is not now:
+        if self._now.get(now.assignment.rank) is not now:
             return
         if wrong is not None:
-            self._release(now.ward.rank)
-            self._is_damaged(now.ward.rank, f"{wrong}; it is not encoded")
+            self._release(now.assignment.rank)
+            self._is_damaged(now.assignment.rank, f"{wrong}; it is not encoded")
             return
         now.proven = True
         for sending in now.holders.values():
@@ -202,7 +212,7 @@ class Owner:
             if self._floor is None or key[1] >= self._floor
         }
         for now in self._now.values():
-            if rank in now.ward.row and now.stamp == stamp:
+            if rank in now.assignment.stripe_group and now.stamp == stamp:
                 now.sizes[rank] = sizes
                 for sending in now.holders.values():
                     self._fill(now, sending)
@@ -223,28 +233,32 @@ class Owner:
     def _fill(self, now: Protection, sending: Sending) -> None:
         if not sending.accepted or sending.filled or not now.proven:
             return
-        ward, sizes = now.ward, now.sizes
-        if not ward.row:
+        assignment, sizes = now.assignment, now.sizes
+        if not assignment.stripe_group:
             # The payload follows when the holder has seen in the table which blocks of it are new
             # to it.
             whole = ranges_of(now.header.payload_bytes, now.header.manifest_bytes)
-            sending.waiting.extend(r for r in whole if r[0] is not Part.PAYLOAD)
-        elif len(sizes) == len(ward.row):
-            stripes = ward.stripes({r: s.payload_bytes for r, s in sizes.items()})
-            keeper = next(r for r in ward.row if self._node_of(r) == sending.node)
-            sending.waiting.extend(ranges_for(stripes, sizes[ward.rank], ward.rank, keeper))
+            sending.waiting.extend(r for r in whole if r.part is not Part.PAYLOAD)
+        elif len(sizes) == len(assignment.stripe_group):
+            stripes = assignment.stripes({r: s.payload_bytes for r, s in sizes.items()})
+            keeper = next(r for r in assignment.stripe_group if self._node_of(r) == sending.node)
+            sending.waiting.extend(
+                ranges_for(stripes, sizes[assignment.rank], assignment.rank, keeper)
+            )
         else:
             return
         sending.filled = True
         self._pump(now, sending)
 
-    def wanted(self, node: int, rank: int, stamp: Stamp, ranges: tuple[Range, ...]) -> bool:
+    def wanted(self, node: int, rank: int, stamp: Stamp, ranges: tuple[BlockRange, ...]) -> bool:
         """A holder asks for what it lacks; False when nothing of that is on its way to it."""
         now, sending = self._find(node, rank, stamp)
         if now is None or sending is None or not sending.filled:
             return False
         sending.waiting.extend(
-            r for r in ranges if r[0] is Part.PAYLOAD and r[1] + r[2] <= now.header.payload_bytes
+            r
+            for r in ranges
+            if r.part is Part.PAYLOAD and r.offset + r.length <= now.header.payload_bytes
         )
         self._pump(now, sending)
         return True
@@ -263,7 +277,7 @@ class Owner:
                 and length == min(BLOCK_BYTES, now.header.payload_bytes - offset)
             )
             known = now.table[offset // BLOCK_BYTES] if whole_block else None
-            span = Span(now.ward.rank, now.stamp, part, offset, length)
+            span = Span(now.assignment.rank, now.stamp, part, offset, length)
             now.pin.take()
             if not self._lines.send_block(
                 sending.node, span, source, self._on_done(now, sending), known
@@ -283,11 +297,11 @@ class Owner:
         return on_links_thread
 
     def _source_is_damaged(self, now: Protection, why: str) -> None:
-        if self._now.get(now.ward.rank) is now:
+        if self._now.get(now.assignment.rank) is now:
             self._journal.record(
                 "copy-failed",
-                f"{now.stamp} of rank {now.ward.rank} does not arrive whole: {why}",
-                rank=now.ward.rank,
+                f"{now.stamp} of rank {now.assignment.rank} does not arrive whole: {why}",
+                rank=now.assignment.rank,
             )
             self._on_damage()
 
@@ -319,36 +333,42 @@ class Owner:
         if now is not None and sending is not None:
             sending.acked = sending.accepted = False
             sending.sign_ns = self._clock.monotonic_ns()  # asked again by `tick`
-        elif stamp in self.protected.get(rank, ()) and rank in self._wards:
+        elif stamp in self.protected.get(rank, ()) and rank in self._assignments:
             self._forget(rank, stamp)
             if rank not in self._now:
-                self._start(self._wards[rank], stamp)
+                self._start(self._assignments[rank], stamp)
 
     def compare(self) -> None:
         """Offer the committed generation again: a holder whose copy is not what lies here takes it
         anew, the others just say so."""
-        for rank, ward in self._wards.items():
+        for rank, assignment in self._assignments.items():
             stamp = self._floor
             if (
                 rank in self._ranks
-                and ward.holders
+                and assignment.holders
                 and rank not in self._now
                 and stamp in self.protected.get(rank, ())
             ):
                 assert stamp is not None
                 self._forget(rank, stamp)
-                self._start(ward, stamp)
+                self._start(assignment, stamp)
 
-    def source_of(self, rank: int, stamp: Stamp) -> Source | None:
+    def source_of(self, rank: int, stamp: Stamp) -> RestoreSource | None:
         """Who can give that snapshot back, should it be damaged here; None when it is not
         protected."""
-        ward = self._wards.get(rank)
-        if ward is None or not ward.holders or stamp not in self.protected.get(rank, ()):
+        assignment = self._assignments.get(rank)
+        if (
+            assignment is None
+            or not assignment.holders
+            or stamp not in self.protected.get(rank, ())
+        ):
             return None
-        if not ward.row:
-            return Source(rank, copies=ward.holders)
-        members = tuple((r, self._node_of(r)) for r in ward.row if r != rank)
-        return Source(rank, row=ward.row, tolerates=ward.tolerates, members=members)
+        if not assignment.stripe_group:
+            return RestoreSource(rank, copies=assignment.holders)
+        members = tuple(
+            GroupMember(r, self._node_of(r)) for r in assignment.stripe_group if r != rank
+        )
+        return RestoreSource(rank, (), assignment.stripe_group, assignment.tolerates, members)
 
     def declined(self, node: int, rank: int, reason: str) -> None:
         if not self.hindered:
@@ -386,8 +406,8 @@ class Owner:
         try:
             now.slot.header()
         except DamageError as error:
-            self._release(now.ward.rank)
-            self._is_damaged(now.ward.rank, f"{error}; it is not copied")
+            self._release(now.assignment.rank)
+            self._is_damaged(now.assignment.rank, f"{error}; it is not copied")
             return False
         return True
 

@@ -16,25 +16,30 @@ from keepstep.edge.shm.slot import Slot, parse_page
 from keepstep.errors import DamageError
 from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
 from keepstep.model.units import PAGE_BYTES
-from keepstep.model.wire import Part, Span
-
-Range = tuple[Part, int, int]  # part, offset, length
+from keepstep.model.wire import BlockRange, Part, Span
 
 
-def blocks(part: Part, nbytes: int) -> list[Range]:
+def blocks(part: Part, nbytes: int) -> list[BlockRange]:
     """An object in pieces as they cross; of the payload these are the blocks of its table."""
-    return [(part, at, min(BLOCK_BYTES, nbytes - at)) for at in range(0, nbytes, BLOCK_BYTES)]
+    return [
+        BlockRange(part, at, min(BLOCK_BYTES, nbytes - at)) for at in range(0, nbytes, BLOCK_BYTES)
+    ]
 
 
-def ranges_of(payload_bytes: int, manifest_bytes: int) -> list[Range]:
+def ranges_of(payload_bytes: int, manifest_bytes: int) -> list[BlockRange]:
     """Everything of a snapshot, the header last."""
     table_bytes = 8 * -(-payload_bytes // BLOCK_BYTES)
     return [
         *blocks(Part.PAYLOAD, payload_bytes),
         *blocks(Part.TABLE, table_bytes),
         *blocks(Part.MANIFEST, manifest_bytes),
-        (Part.HEADER, 0, PAGE_BYTES),
+        BlockRange(Part.HEADER, 0, PAGE_BYTES),
     ]
+
+
+def range_of(span: Span) -> BlockRange:
+    """Which bytes of its snapshot a span is."""
+    return BlockRange(span.part, span.offset, span.length)
 
 
 _OURSELVES = -1  # no node's number
@@ -47,20 +52,20 @@ class Scratch:
     def __init__(self, told: Callable[[], None]) -> None:
         self._told = told
         self._lock = threading.Lock()
-        self._wanted: dict[tuple[int, Range], bytearray] = {}
-        self._here: dict[tuple[int, Range], bytearray] = {}
+        self._wanted: dict[tuple[int, BlockRange], bytearray] = {}
+        self._here: dict[tuple[int, BlockRange], bytearray] = {}
 
-    def want(self, rank: int, range_: Range) -> None:
+    def want(self, rank: int, range_: BlockRange) -> None:
         with self._lock:
-            self._wanted[(rank, range_)] = bytearray(range_[2])
+            self._wanted[(rank, range_)] = bytearray(range_.length)
 
     def place(self, node: int, span: Span) -> memoryview | None:
         with self._lock:
-            found = self._wanted.get((span.rank, (span.part, span.offset, span.length)))
+            found = self._wanted.get((span.rank, range_of(span)))
         return None if found is None else memoryview(found)
 
     def arrived(self, node: int, span: Span, checksum: int) -> None:
-        key = (span.rank, (span.part, span.offset, span.length))
+        key = (span.rank, range_of(span))
         with self._lock:
             found = self._wanted.pop(key, None)
             if found is not None:
@@ -68,11 +73,11 @@ class Scratch:
         if found is not None:
             self._told()
 
-    def has(self, rank: int, range_: Range) -> bool:
+    def has(self, rank: int, range_: BlockRange) -> bool:
         with self._lock:
             return (rank, range_) in self._here
 
-    def take(self, rank: int, range_: Range) -> bytearray:
+    def take(self, rank: int, range_: BlockRange) -> bytearray:
         with self._lock:
             return self._here.pop((rank, range_))
 
@@ -118,12 +123,12 @@ class Whole:
         self._memory = {part: slot.part(part, shape) for part in parts} | {
             Part.HEADER: memoryview(self._header)
         }
-        self._missing: set[Range] = set(ranges_of(payload_bytes, manifest_bytes))
-        self._filling: dict[int, Range] = {}  # by node: its blocks come one after the other
+        self._missing: set[BlockRange] = set(ranges_of(payload_bytes, manifest_bytes))
+        self._filling: dict[int, BlockRange] = {}  # by node: its blocks come one after the other
         self._sums: dict[int, int] = {}
 
     def put(
-        self, range_: Range, data: bytes | bytearray | memoryview, expected: int | None = None
+        self, range_: BlockRange, data: bytes | bytearray | memoryview, expected: int | None = None
     ) -> None:
         """Bytes that came another way; not taken when they have another checksum than expected."""
         part, offset, length = range_
@@ -137,12 +142,12 @@ class Whole:
         """Where bytes that are computed here belong; `put_in_place` says that they are there."""
         return self._memory[Part.PAYLOAD]
 
-    def put_in_place(self, range_: Range) -> None:
+    def put_in_place(self, range_: BlockRange) -> None:
         part, offset, length = range_
         self._note(range_, checksum(self._memory[part][offset : offset + length]))
 
     def place(self, node: int, span: Span) -> memoryview | None:
-        wanted = (span.part, span.offset, span.length)
+        wanted = range_of(span)
         with self._lock:
             self._filling.pop(node, None)
             if wanted not in self._missing:
@@ -153,17 +158,17 @@ class Whole:
     def arrived(self, node: int, span: Span, checksum: int) -> None:
         with self._lock:
             self._filling.pop(node, None)
-        self._note((span.part, span.offset, span.length), checksum)
+        self._note(range_of(span), checksum)
 
-    def _note(self, range_: Range, found: int) -> None:
+    def _note(self, range_: BlockRange, found: int) -> None:
         with self._lock:
             if range_ not in self._missing:
                 return
             self._missing.discard(range_)
-            if range_[0] is Part.PAYLOAD:
-                self._sums[range_[1] // BLOCK_BYTES] = found
+            if range_.part is Part.PAYLOAD:
+                self._sums[range_.offset // BLOCK_BYTES] = found
             whole = not self._missing
-            table = range_[0] is Part.TABLE and not any(
+            table = range_.part is Part.TABLE and not any(
                 part is Part.TABLE for part, _, _ in self._missing
             )
         if table:
@@ -179,7 +184,7 @@ class Whole:
         """Some thread of ours writes into the slot, or does so no more."""
         with self._lock:
             if is_on:
-                self._filling[_OURSELVES] = (Part.PAYLOAD, 0, 0)
+                self._filling[_OURSELVES] = BlockRange(Part.PAYLOAD, 0, 0)
             else:
                 self._filling.pop(_OURSELVES, None)
 
@@ -188,7 +193,7 @@ class Whole:
         with self._lock:
             self._filling.pop(node, None)
 
-    def missing(self) -> list[Range]:
+    def missing(self) -> list[BlockRange]:
         with self._lock:
             return sorted(self._missing)
 

@@ -11,15 +11,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from keepstep.config import Settings
-from keepstep.core.resume.sources import Inventory, Source, reach_of_all, sources
+from keepstep.core.resume.sources import restorable_by_rank, restore_sources
 from keepstep.edge.shm.slot import Slot, slot_path
 from keepstep.errors import DamageError
 from keepstep.model.mesh import Mesh
+from keepstep.model.restore_sources import HeldSnapshot, Inventory, RestoreSource
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import human_bytes, human_ns
 from keepstep.runtime.replication.fetch import Fetched, Fetching, replace_bytes
 from keepstep.runtime.replication.owner import Owner
-from keepstep.runtime.replication.peer_inbox import Lines
+from keepstep.runtime.replication.peer_inbox import PeerInbox
 from keepstep.runtime.replication.serve import Supplier
 from keepstep.runtime.world import World
 
@@ -33,7 +34,7 @@ class Restoring:
         self,
         world: World,
         settings: Settings,
-        lines: Lines,
+        lines: PeerInbox,
         job_hash: bytes,
         supplier: Supplier,
         owner: Owner,
@@ -46,7 +47,7 @@ class Restoring:
         self._mending: dict[int, Slot] = {}
         self._inventories: dict[int, Inventory] = {}
         # fetches whose sources cannot be reached
-        self._stranded: dict[int, tuple[Source, Stamp, Callable[[str | None], None]]] = {}
+        self._stranded: dict[int, tuple[RestoreSource, Stamp, Callable[[str | None], None]]] = {}
 
     def begin(self, mesh: Mesh) -> None:
         """Another round."""
@@ -70,12 +71,12 @@ class Restoring:
 
     def elsewhere(self, proven: Mapping[int, frozenset[Stamp]]) -> dict[int, frozenset[Stamp]]:
         """What each rank can be given. `proven`: what ranks that have joined hold themselves."""
-        return reach_of_all(range(self.mesh.world_size), self._believed(proven))
+        return restorable_by_rank(range(self.mesh.world_size), self._believed(proven))
 
     def sources(
         self, wanted: list[int], stamp: Stamp, proven: Mapping[int, frozenset[Stamp]]
-    ) -> dict[int, Source]:
-        return sources(wanted, stamp, self._believed(proven))
+    ) -> dict[int, RestoreSource]:
+        return restore_sources(wanted, stamp, self._believed(proven))
 
     def _believed(self, proven: Mapping[int, frozenset[Stamp]]) -> dict[int, Inventory]:
         believed = dict(self._inventories)
@@ -84,13 +85,13 @@ class Restoring:
             if node in believed:
                 old = believed[node]
                 believed[node] = Inventory(
-                    old.snapshots | {(rank, stamp) for stamp in stamps}, old.parities
+                    old.snapshots | {HeldSnapshot(rank, stamp) for stamp in stamps}, old.parities
                 )
         return believed
 
     # -- bringing it
 
-    def link_with_sources(self, found: Mapping[int, Source]) -> None:
+    def link_with_sources(self, found: Mapping[int, RestoreSource]) -> None:
         """Everybody makes the links that restoring needs: the asking and the giving end. What was
         wanted before is wanted no more."""
         self._stranded.clear()
@@ -101,7 +102,9 @@ class Restoring:
             elif self.mesh.node in givers:
                 self._lines.link_with({self.mesh.node_of[rank]}, to_restore=True)
 
-    def fetch(self, source: Source, stamp: Stamp, then: Callable[[str | None], None]) -> None:
+    def fetch(
+        self, source: RestoreSource, stamp: Stamp, then: Callable[[str | None], None]
+    ) -> None:
         """Bring that rank's snapshot here; `then` hears None, or why it cannot be had. That a
         source cannot be reached is no reason: then another round will come, or the link be open
         again, and it is fetched anew."""
@@ -193,7 +196,7 @@ class Restoring:
         waiting = [
             f
             for f in self._fetches.values()
-            if f.stamp == stamp and rank in (f.source.rank, *f.source.row)
+            if f.stamp == stamp and rank in (f.source.rank, *f.source.stripe_group)
         ]
         for fetching in waiting:
             fetching.source_failed(node, why)

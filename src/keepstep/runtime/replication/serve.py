@@ -14,12 +14,12 @@ from pathlib import Path
 from keepstep.coding.checksum import BLOCK_BYTES, checksum
 from keepstep.edge.shm.slot import Slot
 from keepstep.errors import DamageError
+from keepstep.model.messages.peers import CopyUnavailable
 from keepstep.model.snapshot import Stamp
-from keepstep.model.wire import Part, Span
+from keepstep.model.wire import BlockRange, Part, Span
 from keepstep.ports import Memory
 from keepstep.runtime.replication.holder import Holder
-from keepstep.runtime.replication.peer_inbox import Lines, Taker
-from keepstep.runtime.replication.receive import Range
+from keepstep.runtime.replication.peer_inbox import BlockTaker, PeerInbox
 from keepstep.runtime.slot_locks import pin_one
 
 META = (Part.HEADER, Part.TABLE, Part.MANIFEST)
@@ -32,12 +32,12 @@ class Order:
     node: int
     rank: int
     stamp: Stamp
-    waiting: deque[Range] = field(default_factory=deque)
+    waiting: deque[BlockRange] = field(default_factory=deque)
     life: int = 0  # of the supplier, when it was given
 
 
 class Supplier:
-    def __init__(self, memory: Memory, lines: Lines, job_dir: Path, holder: Holder) -> None:
+    def __init__(self, memory: Memory, lines: PeerInbox, job_dir: Path, holder: Holder) -> None:
         self._memory, self._lines, self._job_dir, self._holder = memory, lines, job_dir, holder
         self._orders: list[Order] = []
         self._life = 0
@@ -53,7 +53,7 @@ class Supplier:
             slot.close()
         self._pins.clear()
 
-    def asked(self, node: int, rank: int, stamp: Stamp, ranges: tuple[Range, ...]) -> None:
+    def asked(self, node: int, rank: int, stamp: Stamp, ranges: tuple[BlockRange, ...]) -> None:
         order = Order(node, rank, stamp, deque(ranges), self._life)
         self._orders.append(order)
         self._pump(order)
@@ -91,7 +91,8 @@ class Supplier:
             # of a round before, or everybody has what it needs: an asker of today would take it for
             # an answer
             return
-        self._lines.send(order.node, "nack", rank=order.rank, stamp=order.stamp, reason=why[:1000])
+        version = self._lines.mesh_version
+        self._lines.send(order.node, CopyUnavailable(version, order.rank, order.stamp, why[:1000]))
 
     def _find(
         self, rank: int, stamp: Stamp, part: Part, offset: int, length: int
@@ -128,7 +129,9 @@ class Supplier:
             self._pins[(rank, stamp)] = slot
         return self._pins[(rank, stamp)]
 
-    def copy_here(self, rank: int, stamp: Stamp, range_: Range, taker: Taker, node: int) -> None:
+    def copy_here(
+        self, rank: int, stamp: Stamp, range_: BlockRange, taker: BlockTaker, node: int
+    ) -> None:
         """The asker is this node itself: no link is needed. Raises LookupError, DamageError."""
         part, offset, length = range_
         source, _ = self._find(rank, stamp, part, offset, length)

@@ -11,10 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from keepstep.core.wire.codec import Codec
 from keepstep.model.messages.keeper_rank import NotUnderstood
 from keepstep.model.units import MS_NS
-from keepstep.ports import Box, Hearer
+from keepstep.ports import Box, Hearer, MessageCodec
 from keepstep.sim.protocol.machine import Machine
 from keepstep.sim.protocol.world import Process
 
@@ -41,14 +40,13 @@ class LocalSockets:
         self,
         process: Process,
         path: Path,
-        codec_in: Codec[Any],
-        codec_out: Codec[Any],
+        codec: MessageCodec,
         on_box: Callable[[Box], Hearer],
         tell: Tell,
     ) -> SimBoxServer:
         """Take connections at `path`, for as long as the process lives. See
         `edge/net/boxes.py`."""
-        server = SimBoxServer(self, process, path, codec_in, codec_out, on_box, tell)
+        server = SimBoxServer(self, process, path, codec, on_box, tell)
         self._servers[path] = server
         process.on_end.append(server.close)
         return server
@@ -61,8 +59,7 @@ class LocalSockets:
         self,
         process: Process,
         path: Path,
-        codec_in: Codec[Any],
-        codec_out: Codec[Any],
+        codec: MessageCodec,
         hearer: Hearer,
         tell: Tell,
     ) -> SimBox:
@@ -72,8 +69,8 @@ class LocalSockets:
         if server is None:
             raise ConnectionRefusedError(f"{path}: nobody listens")
         server_pid, pid = self._pid_of(server.process), self._pid_of(process)
-        here = SimBox(self, process, server_pid, codec_in, codec_out, tell)
-        there = SimBox(self, server.process, pid, server.codec_in, server.codec_out, server.tell)
+        here = SimBox(self, process, server_pid, codec, tell)
+        there = SimBox(self, server.process, pid, server.codec, server.tell)
         here.other, there.other = there, here
         here.hearer = hearer
         here.cross(lambda: there.begin(server.on_box))
@@ -88,13 +85,12 @@ class SimBoxServer:
         sockets: LocalSockets,
         process: Process,
         path: Path,
-        codec_in: Codec[Any],
-        codec_out: Codec[Any],
+        codec: MessageCodec,
         on_box: Callable[[Box], Hearer],
         tell: Tell,
     ) -> None:
         self._sockets, self.process, self.path = sockets, process, path
-        self.codec_in, self.codec_out = codec_in, codec_out
+        self.codec = codec
         self.on_box, self.tell = on_box, tell
 
     def close(self) -> None:
@@ -110,12 +106,11 @@ class SimBox:
         sockets: LocalSockets,
         process: Process,
         pid: int,
-        codec_in: Codec[Any],
-        codec_out: Codec[Any],
+        codec: MessageCodec,
         tell: Tell,
     ) -> None:
         self._sockets, self._process, self.pid = sockets, process, pid
-        self._codec_in, self._codec_out, self._tell = codec_in, codec_out, tell
+        self._codec, self._tell = codec, tell
         self.refused = 0
         self.other: SimBox = self
         self.hearer: Hearer = _NOBODY
@@ -147,10 +142,16 @@ class SimBox:
     def close(self) -> None:
         self._hang_up()
 
+    def release(self) -> None:
+        """No process forks here."""
+
+    def hear_rest(self) -> None:
+        """What is still on its way was not sent in time."""
+
     # -- the way there
 
     def _encode(self, message: Any) -> Any:
-        return self._codec_out.encode(message) if self._sockets.checks else message
+        return self._codec.encode(message) if self._sockets.checks else message
 
     def send_packet(self, packet: bytes) -> None:
         """What no codec has made."""
@@ -178,7 +179,7 @@ class SimBox:
         message = packet
         if isinstance(packet, bytes):
             try:
-                message = self._codec_in.decode(packet)
+                message = self._codec.decode(packet)
             except ValueError as error:
                 self._refuse(str(error)[:MAX_WHY])
                 return

@@ -17,12 +17,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from random import Random
+from typing import cast
 
 from keepstep.coding.checksum import checksum as checksum_of
 from keepstep.core.wire.link import MAX_TRIES, WINDOW_BLOCKS, Patience
 from keepstep.core.wire.messages import decode, encode
+from keepstep.model.messages.peers import MeshMessage
 from keepstep.model.units import MS_NS, S_NS
-from keepstep.model.wire import Message, Span
+from keepstep.model.wire import Span
 from keepstep.ports import Receiver
 from keepstep.sim.protocol.network import Network
 from keepstep.sim.protocol.world import Process
@@ -63,7 +65,7 @@ class End:
         self.away = 0  # counts the times it had no connection
         self.why_away = "it was never reached"
         self.failures = self.finals = 0
-        self.messages: deque[Message] = deque()  # not confirmed
+        self.messages: deque[MeshMessage] = deque()  # not confirmed
         self.first = 1  # the number of the oldest of them
         self.heard = 0  # the number of the newest message that came
         self.flight: dict[int, Block] = {}
@@ -219,15 +221,15 @@ class SimLinks:
             end.id = self.network.next_link()
             self._dial_soon(end, 0)
 
-    def send(self, node: int, message: Message) -> bool:
-        broken = self.process.touch("send", message.kind)
+    def send(self, node: int, message: MeshMessage) -> bool:
+        broken = self.process.touch("send", message.KIND)
         end = self.ends.get(node)
         if broken and end is not None and end.connection is not None:
             end.connection.cut("reset")
         if end is None or end.over or len(end.messages) >= MAX_MESSAGES:
             return False
         if self.network.wires.checks:
-            message = decode(encode(message))
+            message = cast(MeshMessage, decode(encode(message)))
         self.network.on_send(self, node, message)
         end.messages.append(message)
         if end.connection is not None:
@@ -451,7 +453,7 @@ class SimLinks:
 
     # -- messages
 
-    def _transmit(self, end: End, number: int, message: Message) -> None:
+    def _transmit(self, end: End, number: int, message: MeshMessage) -> None:
         connection = end.connection
         assert connection is not None
         end.message_ns = at_ns = max(
@@ -470,7 +472,7 @@ class SimLinks:
         )
 
     def message_comes(
-        self, connection: Connection, source: End, end: End, number: int, message: Message
+        self, connection: Connection, source: End, end: End, number: int, message: MeshMessage
     ) -> None:
         if not connection.alive or connection.is_late(
             source, self.process, self.message_comes, connection, source, end, number, message

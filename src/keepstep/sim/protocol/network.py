@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from keepstep.errors import KeeperError
+from keepstep.model.messages.peers import MeshMessage
 from keepstep.model.units import MIB, MS_NS, S_NS
-from keepstep.model.wire import Message
 from keepstep.sim.protocol.world import World
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Network:
         self._blocked: dict[tuple[int, int], int] = {}  # how often
         self._gone: set[int] = set()
         self.random = world.stream("network")
-        self.on_send: Callable[[SimLinks, int, Message], None] = _nobody
+        self.on_send: Callable[[SimLinks, int, MeshMessage], None] = _nobody
 
     def reserve(self, host: str, address: tuple[str, int]) -> tuple[str, int]:
         """Raises KeeperError when it is not this host's, or taken."""
@@ -128,5 +128,5 @@ class Network:
                 connection.suspect()
 
 
-def _nobody(links: SimLinks, node: int, message: Message) -> None:
+def _nobody(links: SimLinks, node: int, message: MeshMessage) -> None:
     """Nobody wants to know."""

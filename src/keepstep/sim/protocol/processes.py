@@ -137,9 +137,7 @@ class SimRankProcesses:
 
     # -- ends
 
-    def _watch(
-        self, rank: int, process: Process, program: Callable[[], Program | None]
-    ) -> int:
+    def _watch(self, rank: int, process: Process, program: Callable[[], Program | None]) -> int:
         pid = self._pid_of(process)
         self._living[rank] = pid
         self._programs[pid] = program
@@ -250,5 +248,3 @@ class SimProbes:
 
 def _nobody(ends: Sequence[RankEnd]) -> None:
     """Nobody listens yet."""
-
-
