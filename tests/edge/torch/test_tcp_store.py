@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from torch.distributed import DistNetworkError
 
 from keepstep.edge.os.loop import Loop
-from keepstep.edge.torch.tcp_store import is_local, meet_embedded, open_embedded
+from keepstep.edge.torch import tcp_store
+from keepstep.edge.torch.tcp_store import is_local, join_store, meet_embedded, open_embedded
 from keepstep.errors import MeetingError
 from keepstep.model.units import MS_NS, S_NS
 from keepstep.ports import KV
@@ -181,6 +183,30 @@ def test_a_lost_store_is_said_to_who_blocks() -> None:
         for ask in (lambda: kv.read(["k"]), kv.another):
             with pytest.raises(MeetingError):
                 ask()
+
+
+def test_a_connection_that_takes_too_long_is_tried_again_while_the_host_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    endpoint = ("127.0.0.1", free_port())
+    kv = meet_embedded(endpoint, "j/", PATIENCE_S)
+    kv.swap("k", None, "x")
+    late = 0
+
+    def join_late(where: tuple[str, int], within_s: float) -> object:
+        nonlocal late
+        if late < most_late:
+            late += 1
+            raise DistNetworkError("timed out")
+        return join_store(where, within_s)
+
+    monkeypatch.setattr(tcp_store, "join_store", join_late)
+    most_late = 2
+    assert kv.another().read(["k"]) == ["x"]
+    assert late == 2
+    most_late = 100
+    with pytest.raises(MeetingError, match="timed out"):
+        kv.another()
 
 
 def test_something_else_at_the_endpoint_is_said() -> None:

@@ -32,6 +32,7 @@ from keepstep.ports import KV, Timer
 
 MEET_WITHIN_S = 60.0
 ANOTHER_WITHIN_S = 10.0  # it has been met already
+ANOTHER_TRIES = 3  # while it answers: a name server that does not may take longer than that
 RETRY_S = 0.2
 LONG_S = 3600.0  # a wait that runs out is only begun again
 VACANT = ""
@@ -79,12 +80,17 @@ class TcpStoreClient:
                     return [self._get(key) for key in keys]
 
     def another(self) -> TcpStoreClient:
-        if not _answers(self._endpoint):
-            raise MeetingError(f"the meeting point {in_words(self._endpoint)} is gone")
-        with self._reached():
-            return TcpStoreClient(
-                self._endpoint, self._prefix, join_store(self._endpoint, ANOTHER_WITHIN_S)
-            )
+        why = "it refuses connections"
+        for _ in range(ANOTHER_TRIES):
+            if not _answers(self._endpoint):  # torch would try for as long as it may
+                break
+            try:
+                store = join_store(self._endpoint, ANOTHER_WITHIN_S)
+            except DistError as error:
+                why = first_line(error)
+            else:
+                return TcpStoreClient(self._endpoint, self._prefix, store)
+        raise MeetingError(f"the meeting point {in_words(self._endpoint)} is gone ({why})")
 
     def _get(self, key: str) -> str:
         return str(self._store.get(self._prefix + key).decode())
