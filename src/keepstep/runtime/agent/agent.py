@@ -39,7 +39,7 @@ from keepstep.core.redundancy.node_safety import expendable
 from keepstep.edge.os.journal import Journal
 from keepstep.edge.probes.devices import visible_devices
 from keepstep.edge.shm.memory import MEMORY
-from keepstep.edge.shm.node_safety_file import read_standing
+from keepstep.edge.shm.node_safety_file import read_node_safety
 from keepstep.edge.torch.ranks import Ranks
 from keepstep.edge.torch.rendezvous import local_address
 from keepstep.errors import ConfigError
@@ -289,7 +289,7 @@ class Agent:
     def _expendable(self) -> bool:
         """Whether the other nodes' memory can do without this one, as the leading keeper last told
         of these very nodes."""
-        standing = read_standing(MEMORY, self.settings.job_dir) if self._members else None
+        standing = read_node_safety(MEMORY, self.settings.job_dir) if self._members else None
         return self.lives.place.node in expendable(standing, self._members)
 
     def _reap(self, local_rank: int) -> Exit:

@@ -115,7 +115,7 @@ class KeeperProcess:
     def _woken(self) -> None:
         self._waker.rest()
         self._workers.hand_in()
-        self.keeper.hear_lines()
+        self.keeper.hear_peers()
 
 
 class Checkpoints:
