@@ -20,7 +20,7 @@ from keepstep.dashboard.view import FoundJob, JobView, Now, job_view
 from keepstep.edge.os.journal import Journal
 from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.edge.shm.memory import MEMORY
-from keepstep.edge.shm.node_safety_file import FILE, write_standing
+from keepstep.edge.shm.node_safety_file import FILE, write_node_safety
 from keepstep.edge.shm.status_page import StatusPage
 from keepstep.model.horizon import Horizon
 from keepstep.model.snapshot import Phase, SlotState, SlotView, Stamp
@@ -99,7 +99,7 @@ class Scene:
             "is_committed": is_committed,
             "nodes": members,
         }
-        write_standing(MEMORY, self.settings.job_dir, {**about, **verdict})
+        write_node_safety(MEMORY, self.settings.job_dir, {**about, **verdict})
 
     def told_ago(self, seconds: float) -> None:
         then_ns = Now.read().wall_ns - int(seconds * S_NS)

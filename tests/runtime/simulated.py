@@ -139,7 +139,7 @@ class SimKeeper:
 
     def _hear_peers(self) -> None:
         self._woken = False
-        self.keeper.hear_lines()
+        self.keeper.hear_peers()
 
     def _tick(self) -> None:
         if self.keeper.tick():

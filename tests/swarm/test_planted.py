@@ -17,9 +17,9 @@ from keepstep.core.resume.slots import Skip, Take, choose
 from keepstep.core.resume.vote import Action, Go, Vote
 from keepstep.model.messages.peers import CopyOffer
 from keepstep.model.snapshot import SlotState, SlotView, Stamp
-from keepstep.runtime.replication import holder
-from keepstep.runtime.replication.holder import Holder
-from keepstep.runtime.replication.receive import Whole
+from keepstep.runtime.replication import slot_room
+from keepstep.runtime.replication.copy_holder import CopyHolder
+from keepstep.runtime.replication.receive import IncomingSnapshot
 from keepstep.sim.protocol import trainer
 from keepstep.sim.protocol.swarm import run
 
@@ -51,18 +51,18 @@ def plant_overwriting_owner(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def plant_overwriting_holder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        holder, "choose", lambda step, slots, horizon, is_hopeless: Take(0, "planted")
+        slot_room, "choose", lambda step, slots, horizon, is_hopeless: Take(0, "planted")
     )
 
 
 def plant_early_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
-    compare = Holder._compare
+    compare = CopyHolder._compare
 
-    def and_acknowledge(self: Holder, offer: CopyOffer, whole: Whole) -> None:
-        self._ack(offer)
-        compare(self, offer, whole)
+    def and_acknowledge(self: CopyHolder, offer: CopyOffer, incoming: IncomingSnapshot) -> None:
+        self._replies.acknowledge(offer)
+        compare(self, offer, incoming)
 
-    monkeypatch.setattr(Holder, "_compare", and_acknowledge)
+    monkeypatch.setattr(CopyHolder, "_compare", and_acknowledge)
 
 
 def plant_stale_epoch(monkeypatch: pytest.MonkeyPatch) -> None:

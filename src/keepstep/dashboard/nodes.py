@@ -17,7 +17,7 @@ from typing import Any
 
 from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.edge.shm.memory import MEMORY
-from keepstep.edge.shm.node_safety_file import FILE, read_standing
+from keepstep.edge.shm.node_safety_file import FILE, read_node_safety
 from keepstep.model.events import Event
 from keepstep.model.horizon import Horizon
 from keepstep.model.mesh import LEADER
@@ -79,7 +79,7 @@ def nodes_view(
     now_wall_ns: int,
 ) -> NodesView:
     """What this node knows of all nodes."""
-    told = read_standing(MEMORY, job_dir)
+    told = read_node_safety(MEMORY, job_dir)
     try:
         told_ns = (job_dir / FILE).stat().st_mtime_ns
         return (

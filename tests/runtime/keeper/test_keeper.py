@@ -85,14 +85,14 @@ def test_any_message_of_this_node(nodes: int) -> None:
 def test_any_message_of_another_node(node: int, store: str | None) -> None:
     keeper = in_a_mesh(3, node, store=store)
     drawn = st.one_of(*(messages(kind, small=4, named=NAMED) for kind in PEER))
-    inbox = keeper.keeper.lines
+    inbox = keeper.keeper.inbox
     assert inbox is not None
 
     @SLOW
     @given(drawn, st.integers(0, 2))
     def check(message: Any, sender: int) -> None:
         inbox.message(sender, message)
-        keeper.keeper.hear_lines()
+        keeper.keeper.hear_peers()
         keeper.town.pass_time(1000)
         assert keeper.answers()
 
@@ -125,7 +125,7 @@ def test_any_json_object_and_any_bytes_at_the_box() -> None:
 
 def test_any_json_object_and_any_bytes_of_another_keeper() -> None:
     keeper = in_a_mesh(2, 0)
-    inbox = keeper.keeper.lines
+    inbox = keeper.keeper.inbox
     assert inbox is not None
     names = sorted({field.name for kind in PEER for field in fields(kind)})
     almost = st.dictionaries(st.sampled_from(names), ANY_JSON, max_size=4)
@@ -142,7 +142,7 @@ def test_any_json_object_and_any_bytes_of_another_keeper() -> None:
             return
         if isinstance(message, get_args(MeshMessage)):  # the link keeps its own
             inbox.message(1, message)
-        keeper.keeper.hear_lines()
+        keeper.keeper.hear_peers()
         assert keeper.answers()
 
     check()
@@ -172,11 +172,11 @@ def test_a_rank_of_a_job_of_one_node_starts_afresh_and_says_goodbye() -> None:
 def test_votes_of_ranks_that_are_not_there_are_refused() -> None:
     """A rank that nobody has would count as one more that has loaded."""
     keeper = in_a_mesh(2, 0)
-    inbox = keeper.keeper.lines
+    inbox = keeper.keeper.inbox
     assert inbox is not None
     from keepstep.model.messages.peers import RankLoaded
 
     for rank in (0, 1, 4, 1000):
         inbox.message(1, VoteWord(7, RankLoaded(rank, 1)))
-    keeper.keeper.hear_lines()
+    keeper.keeper.hear_peers()
     assert keeper.events("message-refused")[0].data["count"] == 1 and keeper.answers()

@@ -13,7 +13,7 @@ import pytest
 from keepstep.core.wire.conversations import RANK_WITH_KEEPER
 from keepstep.edge.os.processes import ensure_keeper
 from keepstep.edge.shm.memory import MEMORY
-from keepstep.edge.shm.node_safety_file import read_standing
+from keepstep.edge.shm.node_safety_file import read_node_safety
 from keepstep.edge.shm.slot import rank_dir, slot_paths
 from keepstep.model.mesh import Mesh
 from keepstep.model.messages.keeper_rank import BeginMesh
@@ -226,7 +226,7 @@ def test_which_nodes_may_be_lost(tmp_path: Path) -> None:
     with Cluster(tmp_path, 4, "copies:2") as cluster:
 
         def told(node: int) -> dict[str, Any]:
-            return read_standing(MEMORY, cluster.machines[node].settings.job_dir) or {}
+            return read_node_safety(MEMORY, cluster.machines[node].settings.job_dir) or {}
 
         cluster.resume()
         cluster.train(0, 3)

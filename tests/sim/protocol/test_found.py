@@ -55,8 +55,8 @@ def test_a_link_that_a_restore_has_left_says_of_no_node_that_it_is_lost() -> Non
     def link() -> None:
         nodes = {node_half(job, s).mesh.node: node_half(job, s) for s in range(3)}  # type: ignore[union-attr]
         for node in (nodes[1], nodes[2]):
-            node.restoring.link_with_sources({2: RestoreSource(2, copies=(1,))})
-            node._lines.restored()  # as the permission to go on does
+            node.state.recovery.link_with_sources({2: RestoreSource(2, copies=(1,))})
+            node.state._links.restored()  # as the permission to go on does
 
     def kill() -> None:
         site = next(s for s in range(3) if node_half(job, s).mesh.node == 2)  # type: ignore[union-attr]
@@ -188,7 +188,7 @@ def test_a_block_is_told_to_whom_it_was_written() -> None:
     other bytes, or a copy that was acknowledged and did not have them."""
     job = a_job(Plan(nodes=2, steps=3))
     job.world.run(2 * S_NS)
-    lines, span = node_half(job, 0)._lines, Span(7, Stamp(1, 1), Part.PAYLOAD, 0, 10)
+    lines, span = node_half(job, 0)._inbox, Span(7, Stamp(1, 1), Part.PAYLOAD, 0, 10)
     one, other = Kept(), Kept()
     lines.expect(7, span.stamp, one)
     place = lines.place(1, span)
@@ -274,7 +274,7 @@ def test_a_snapshot_that_is_in_its_ranks_hands_for_a_moment_is_copied_soon_after
             self.job.world.after(
                 3 * S_NS,
                 None,
-                lambda: committed.append(node_half(self.job, 0).horizon.committed.step),  # type: ignore[union-attr]
+                lambda: committed.append(node_half(self.job, 0).state.horizon.committed.step),  # type: ignore[union-attr]
             )
 
     ended_well(

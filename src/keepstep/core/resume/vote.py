@@ -138,7 +138,7 @@ class Vote:
 
     def has_loaded(self, rank: int, round_: int) -> list[Action]:
         """A rank has loaded and proven the offer, and forgotten what is newer."""
-        if self.offer is None or round_ != self.offer.round:
+        if self.offer is None or round_ != self.offer.round or rank not in self.ballots:
             return []
         self.loaded.add(rank)
         if len(self.loaded) < self.world_size:

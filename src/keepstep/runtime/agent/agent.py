@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from keepstep.core.recovery.restart_budget import RestartBudget
 from keepstep.core.recovery.restarts import CODE_AT_FAULT, Restarts
 from keepstep.core.redundancy.node_safety import expendable
-from keepstep.edge.shm.node_safety_file import read_standing
+from keepstep.edge.shm.node_safety_file import read_node_safety
 from keepstep.errors import KeeperError, KeepstepError
 from keepstep.model.attempts import Verdict
 from keepstep.model.events import ERROR, INFO, WARNING
@@ -212,7 +212,7 @@ class Agent:
         of these very nodes."""
         if not self._members:
             return False
-        safety = read_standing(self._world.memory, self._options.job_dir)
+        safety = read_node_safety(self._world.memory, self._options.job_dir)
         return self._group.place.node in expendable(safety, self._members)
 
     def _look(self) -> None:

@@ -124,7 +124,7 @@ class KeeperProcess:
         self._waker.rest()
         while not self._posted.empty():
             self._posted.get()()
-        self.keeper.hear_lines()
+        self.keeper.hear_peers()
 
 
 class Checkpoints:

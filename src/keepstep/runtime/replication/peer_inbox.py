@@ -3,8 +3,8 @@
 Comes in: what the links tell, on threads of theirs. Goes out: events, in the order in which they
 came, when the loop takes them; it is woken for that. Only blocks are answered there and then, by
 the `BlockTaker` that somebody registered for their snapshot. Messages carry the version of the mesh
-they belong to: what is older is dropped, what is newer waits until this node has heard of that mesh
-too. A message to this node itself takes the same way.
+they belong to: what is older is dropped, what is newer waits until this node has joined that mesh
+too.
 
 Invariant: a block is reported to the taker in whose memory it was placed, or to nobody.
 """
@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from keepstep.model.mesh import Mesh
 from keepstep.model.messages.peers import MeshMessage
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import S_NS
@@ -77,124 +76,62 @@ PeerEvent = FromPeer | LinkUp | LinkWritable | LinkOver | LoopCall
 
 
 class PeerInbox:
-    """Made when the keeper is first asked to listen; knows the others from the first mesh on."""
+    """Made when the keeper is first asked to listen; a `MeshLinks` tells it which mesh is
+    joined."""
 
     def __init__(
         self, world: World, job_hash: bytes, address: tuple[str, int], link_dead_s: float
     ) -> None:
-        """Raises KeeperError when the address is not ours or taken."""
+        """`link_dead_s`: how long a node may be away before it is lost. Raises KeeperError when the
+        address is not this machine's, or taken."""
         self._wake = world.wake
         self.incarnation = world.clock.wall_ns()
         # A link that ends may mean that only a keeper died: so long another one has to come and
         # answer.
         self.return_ns = round(max(1.0, 0.3 * link_dead_s) * S_NS)
-        self._inbox: queue.SimpleQueue[PeerEvent] = queue.SimpleQueue()
+        self.mesh_version = -1  # of the mesh that was joined last
+        self._events: queue.SimpleQueue[PeerEvent] = queue.SimpleQueue()
         self._early: deque[PeerEvent] = deque(maxlen=MAX_EARLY)
         self._takers: dict[tuple[int, Stamp], BlockTaker] = {}
         # by node: whose place the block that is coming was given; they come one after the other
         self._placed: dict[int, BlockTaker | None] = {}
         self._lock = threading.Lock()
-        self.mesh: Mesh | None = None
-        self._needed: set[int] = set()
-        self._sources: set[int] = set()
-        self._links = world.open_links(
-            job_hash, self.incarnation, address, round(link_dead_s * S_NS) - self.return_ns, self
-        )
+        dead_ns = round(link_dead_s * S_NS) - self.return_ns
+        self.links = world.open_links(job_hash, self.incarnation, address, dead_ns, self)
 
     @property
     def address(self) -> tuple[str, int]:
         """Where other keepers reach this one."""
-        return self._links.address
+        return self.links.address
 
-    # -- whom we are linked with
-
-    def join(self, mesh: Mesh, with_nodes: set[int]) -> None:
-        """Be linked with these nodes of this mesh, in these lives of them."""
-        self._links.be(mesh.node, mesh.secret.encode())
-        self.mesh = mesh
-        self._needed, self._sources = set(), set()
-        self.link_with(with_nodes)
+    def join(self, mesh_version: int) -> None:
+        """From now on messages of this mesh count, and those that came early are events."""
+        self.mesh_version = mesh_version
         early, self._early = self._early, deque(maxlen=MAX_EARLY)
         for event in early:
-            self._put(event)
-
-    def link_with(self, nodes: set[int], to_restore: bool = False) -> None:
-        """Be linked with these nodes too, for this mesh or until all is restored. Both ends must
-        want it."""
-        assert self.mesh is not None
-        (self._sources if to_restore else self._needed).update(nodes)
-        for node in sorted(nodes - {self.mesh.node}):
-            self.link_again(node)
-
-    def link_again(self, node: int) -> None:
-        """After its end: the node's next keeper may come."""
-        assert self.mesh is not None
-        member = self.mesh.members[node]
-        self._links.connect(node, (member.host, member.port), member.incarnation)
-
-    def restored(self) -> None:
-        """Sources are needed no more: their next lives will not expect this node."""
-        self._sources = set()
-
-    def needs(self, node: int) -> bool:
-        """Whether the link with that node is one of this mesh, and not what an earlier one or a
-        restore has left."""
-        return node in self._needed or node in self._sources
-
-    def is_open(self, node: int) -> bool:
-        """Whether that node is reached at this moment."""
-        return self._links.is_open(node)
-
-    # -- what goes out
-
-    @property
-    def mesh_version(self) -> int:
-        """Of the present mesh; -1 before the first."""
-        return -1 if self.mesh is None else self.mesh.version
-
-    def send(self, node: int, message: MeshMessage) -> bool:
-        """False when it could not be taken: no link, or its queue is full."""
-        assert self.mesh is not None
-        if node == self.mesh.node:
-            self._put(FromPeer(node, message))
-            return True
-        return self._links.send(node, message)
-
-    def send_block(
-        self,
-        node: int,
-        span: Span,
-        source: memoryview,
-        done: Callable[[str | None], None],
-        checksum: int | None,
-    ) -> bool:
-        """See `ports.Links`."""
-        return self._links.send_block(node, span, source, done, checksum)
-
-    def call_in_loop(self, call: Callable[[], None]) -> None:
-        """From any thread: have the loop call this, unless another mesh has begun by then."""
-        self._put(LoopCall(call, self.mesh_version))
+            self.put(event)
 
     def counts(self) -> dict[str, int]:
-        """See `ports.Links`."""
-        return self._links.counts()
+        """What has crossed the links and what was refused, by name: for people."""
+        return self.links.counts()
 
     # -- what comes in
 
     def take(self) -> list[PeerEvent]:
         """All that has come since the last time."""
         taken = []
-        while not self._inbox.empty():
-            event = self._inbox.get()
+        while not self._events.empty():
+            event = self._events.get()
             version = _mesh_version(event)
-            if self.mesh is None or (version is not None and version > self.mesh.version):
-                self._early.append(event)
-            elif version is None or version == self.mesh.version:
+            if version is None or version == self.mesh_version:
                 taken.append(event)
+            elif version > self.mesh_version:
+                self._early.append(event)
         return taken
 
-    def _put(self, event: PeerEvent) -> None:
-        self._inbox.put(event)
+    def put(self, event: PeerEvent) -> None:
+        """Have the loop take this too. From any thread."""
+        self._events.put(event)
         self._wake()
 
     def expect(self, rank: int, stamp: Stamp, taker: BlockTaker) -> None:
@@ -211,11 +148,11 @@ class PeerInbox:
 
     def up(self, node: int) -> None:
         """See `ports.Receiver`."""
-        self._put(LinkUp(node))
+        self.put(LinkUp(node))
 
     def message(self, node: int, message: MeshMessage) -> None:
         """See `ports.Receiver`."""
-        self._put(FromPeer(node, message))
+        self.put(FromPeer(node, message))
 
     def place(self, node: int, span: Span) -> memoryview | None:
         """See `ports.Receiver`."""
@@ -234,15 +171,15 @@ class PeerInbox:
 
     def writable(self, node: int) -> None:
         """See `ports.Receiver`."""
-        self._put(LinkWritable(node))
+        self.put(LinkWritable(node))
 
     def dead(self, node: int, why: str, is_loss: bool) -> None:
         """See `ports.Receiver`."""
-        self._put(LinkOver(node, why, is_loss, max(0, self.mesh_version)))
+        self.put(LinkOver(node, why, is_loss, self.mesh_version))
 
     def close(self) -> None:
         """Say goodbye to all."""
-        self._links.close("the job is over here")
+        self.links.close("the job is over here")
 
 
 def _mesh_version(event: PeerEvent) -> int | None:

@@ -93,11 +93,11 @@ class KeeperProcess:
     def _wake(self) -> None:
         if not self._woken:
             self._woken = True
-            self.process.after(self._site.job.plan.loop_ns, self._hear_lines)
+            self.process.after(self._site.job.plan.loop_ns, self._hear_peers)
 
-    def _hear_lines(self) -> None:
+    def _hear_peers(self) -> None:
         self._woken = False
-        self._alive().hear_lines()
+        self._alive().hear_peers()
 
     def _alive(self) -> Keeper:
         assert self.keeper is not None
