@@ -16,19 +16,15 @@ from rich.console import Console
 from rich.table import Table
 
 from keepstep.cli.choosing import JsonOption, print_json
+from keepstep.cli.parameters import named_option
 from keepstep.config import Config, resolve
 from keepstep.core.detection.deadlines import Deadlines, derive, relations, table
 
 
 def timeouts(
-    hang_after_s: Annotated[
-        float | None,
-        typer.Option(help="The one limit to set; without it: learnt from the job's steps."),
-    ] = None,
-    link_dead_s: Annotated[
-        float | None, typer.Option(help="How long a link between nodes may stay away.")
-    ] = None,
-    nodes: Annotated[int, typer.Option(help="How many nodes the job has.", min=1)] = 1,
+    hang_after_s: Annotated[float | None, named_option("hang_after_s")] = None,
+    link_dead_s: Annotated[float | None, named_option("link_dead_s")] = None,
+    nodes: Annotated[int, typer.Option(help="Nodes of the job.", min=1)] = 1,
     json: JsonOption = False,
 ) -> None:
     """Show every limit of the detection, and why they are in this order."""
