@@ -21,7 +21,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from keepstep.cli.choosing import JobOption, JsonOption, named, places, print_json
+from keepstep.cli.job_choice import JobOption, JsonOption, named, places, print_json
 from keepstep.dashboard import terminal
 from keepstep.dashboard.finding import Leftover, find_leftovers
 from keepstep.dashboard.view import as_json

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from keepstep.cli.choosing import JobOption, JsonOption, newest_with_journal, places, print_json
+from keepstep.cli.job_choice import JobOption, JsonOption, newest_with_journal, places, print_json
 from keepstep.dashboard import terminal
 from keepstep.dashboard.timeline import stories
 from keepstep.dashboard.view import Now, as_json, run_account

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.text import Text
 
-from keepstep.cli.choosing import JobOption, JsonOption, places, print_json, with_memory
+from keepstep.cli.job_choice import JobOption, JsonOption, places, print_json, with_memory
 from keepstep.dashboard import terminal
 from keepstep.dashboard.finding import FoundJob
 from keepstep.dashboard.view import Now, SlotRow, as_json, held_rows, slot_row, slot_rows

@@ -30,6 +30,7 @@ class _Shown:
     metavar: str
     short: str
     variable_prefix: str
+    least: int | None
     is_hidden: bool
 
 
@@ -41,6 +42,7 @@ def argument(
     metavar: str = "",
     short: str = "",
     variable_prefix: str = "",
+    least: int | None = None,
     is_hidden: bool = False,
 ) -> Any:
     """A field of a dataclass of arguments, and so an option of a command: `--some-name` for
@@ -51,9 +53,10 @@ def argument(
     metavar: what stands for a value in the help.
     short: a short spelling, such as `-m`.
     variable_prefix: it is read from the variable of its name with this prefix, too.
+    least: the smallest number that is accepted.
     is_hidden: accepted, not shown.
     """
-    shown = _Shown(help, panel, metavar, short, variable_prefix, is_hidden)
+    shown = _Shown(help, panel, metavar, short, variable_prefix, least, is_hidden)
     return field(default=default, metadata={"shown": shown})
 
 
@@ -75,6 +78,8 @@ def _from_field(name: str, annotation: Any, default: object, shown: _Shown) -> P
         envvar=shown.variable_prefix + name.upper() if shown.variable_prefix else None,
         show_envvar=False,
         metavar=shown.metavar or None,
+        min=shown.least,
+        show_default=default not in ("", 0, False),
         hidden=shown.is_hidden,
         rich_help_panel=shown.panel,
     )

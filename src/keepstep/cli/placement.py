@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from keepstep.cli.choosing import JsonOption, print_json
+from keepstep.cli.job_choice import JsonOption, print_json
 from keepstep.core.redundancy.placement import Facts, auto, place
 from keepstep.core.redundancy.survival import survival
 from keepstep.errors import ConfigError

@@ -14,8 +14,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from keepstep.cli.choosing import JsonOption, print_json
-from keepstep.cli.simulating import FileArgument, PresetOption, chosen_cluster, resized
+from keepstep.cli.cluster_choice import FileArgument, PresetOption, chosen_cluster, resized
+from keepstep.cli.job_choice import JsonOption, print_json
 from keepstep.core.economics.planner import Candidate, Plan
 from keepstep.core.economics.planner import plan as plan_for
 from keepstep.errors import ConfigError

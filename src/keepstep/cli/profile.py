@@ -20,9 +20,9 @@ from rich.table import Table
 from rich.text import Text
 
 from keepstep.cli import figure
-from keepstep.cli.choosing import JobOption, JsonOption, print_json, with_memory
 from keepstep.cli.figure import GRID, INK, PALE, Figure, Line, Rect
 from keepstep.cli.figure import Text as Label
+from keepstep.cli.job_choice import JobOption, JsonOption, print_json, with_memory
 from keepstep.core.pacing.step_profile import Profile
 from keepstep.dashboard.finding import FoundJob
 from keepstep.dashboard.rhythm import RhythmView, rhythm_view

@@ -25,8 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from keepstep.cli import figure
-from keepstep.cli.choosing import JsonOption, print_json
-from keepstep.cli.simulating import (
+from keepstep.cli.cluster_choice import (
     FileArgument,
     PresetOption,
     chosen_cluster,
@@ -34,6 +33,7 @@ from keepstep.cli.simulating import (
     resized,
     whole_numbers,
 )
+from keepstep.cli.job_choice import JsonOption, print_json
 from keepstep.core.economics.costs import Protection, parse_protection
 from keepstep.core.economics.planner import SPARES_QUANTILE, spares
 from keepstep.edge.os.journal import read_journal

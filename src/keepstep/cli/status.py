@@ -22,7 +22,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from keepstep.cli.choosing import (
+from keepstep.cli.job_choice import (
     JobOption,
     JsonOption,
     newest_with_journal,

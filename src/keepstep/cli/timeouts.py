@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from keepstep.cli.choosing import JsonOption, print_json
+from keepstep.cli.job_choice import JsonOption, print_json
 from keepstep.cli.parameters import named_option
 from keepstep.config import Config, resolve
 from keepstep.core.detection.deadlines import Deadlines, derive, relations, table
