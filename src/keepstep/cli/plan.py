@@ -16,7 +16,8 @@ from rich.table import Table
 
 from keepstep.cli.cluster_choice import FileArgument, PresetOption, chosen_cluster, resized
 from keepstep.cli.job_choice import JsonOption, print_json
-from keepstep.core.economics.planner import Candidate, Plan
+from keepstep.core.economics.plan_reasons import reasons
+from keepstep.core.economics.planner import Candidate, PolicyPlan
 from keepstep.core.economics.planner import plan as plan_for
 from keepstep.errors import ConfigError
 from keepstep.model.units import human_bytes
@@ -43,13 +44,13 @@ def plan(
         return
     console = Console(highlight=False, soft_wrap=True)
     console.print(str(found.chosen.policy), style="bold", markup=False)
-    for sentence in found.why:
+    for sentence in reasons(found):
         console.print(f"  {sentence}", markup=False)
     if all_candidates:
         _show_all(found, console)
 
 
-def _answer(found: Plan) -> dict[str, Any]:
+def _answer(found: PolicyPlan) -> dict[str, Any]:
     chosen, interval = found.chosen, found.chosen.interval
     return {
         **_candidate(chosen),
@@ -64,7 +65,7 @@ def _answer(found: Plan) -> dict[str, Any]:
         "kept_checkpoints": interval.kept,
         "kept_apart_s": interval.kept_s,
         "spares_p99": found.spares_p99,
-        "why": found.why,
+        "why": reasons(found),
         "candidates": [_candidate(candidate) for candidate in found.candidates],
         "refused": found.refused,
     }
@@ -81,7 +82,7 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def _show_all(found: Plan, console: Console) -> None:
+def _show_all(found: PolicyPlan, console: Console) -> None:
     table = Table("policy", "lasting", "of what is paid for", "memory a node", "to the store a day")
     for each in found.candidates:
         memory = human_bytes(int(each.memory_bytes)) if each.memory_bytes else ""

@@ -35,7 +35,8 @@ from keepstep.cli.cluster_choice import (
 )
 from keepstep.cli.job_choice import JsonOption, print_json
 from keepstep.core.economics.costs import Protection, parse_protection
-from keepstep.core.economics.planner import SPARES_QUANTILE, spares
+from keepstep.core.economics.planner import SPARES_QUANTILE
+from keepstep.core.economics.spares import spares
 from keepstep.edge.os.journal import read_journal
 from keepstep.errors import ConfigError
 from keepstep.model.cluster import DAY_S, Cluster
