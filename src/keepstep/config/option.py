@@ -22,8 +22,6 @@ Unset = TypeVar("Unset")
 Directory = TypeVar("Directory")
 
 Environ = Mapping[str, str]
-# Finds a default, given the environment and the job name derived from the command.
-FindDefault = Callable[[Environ, str], object]
 
 
 class Topic(str, Enum):
@@ -79,7 +77,8 @@ class Option:
 
     kind: bool, int, float, str, or Path for a directory.
     may_be_none: None is one of its values: off, or to be found out later.
-    default: the value where nobody sets one, or a `FindDefault` that finds it.
+    default: the value where nobody sets one, or a function that finds it, given the environment and
+        the job name derived from the command.
     check: what other values than None must be.
     help: what it does, in one to three sentences.
     example: a valid value other than the default.
