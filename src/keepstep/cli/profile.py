@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
@@ -19,17 +19,22 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from keepstep.cli import figure
-from keepstep.cli.figure import GRID, INK, PALE, Figure, Line, Rect
-from keepstep.cli.figure import Text as Label
+from keepstep.cli import figures
+from keepstep.cli.figures import Strip
 from keepstep.cli.job_choice import JobOption, JsonOption, print_json, with_memory
 from keepstep.core.pacing.step_profile import Profile
 from keepstep.dashboard.finding import FoundJob
 from keepstep.dashboard.rhythm import RhythmView, rhythm_view
 from keepstep.errors import ConfigError
-from keepstep.model.units import human_bytes, human_ns
+from keepstep.model.units import S_NS, human_bytes, human_ns
 
-BUSY, IDLE, CHUNK = "#2e5eaa", "#e8edf3", "#edae49"
+BUSY = figures.BLUE
+IDLE = "#e8edf3"
+CHUNK = figures.AMBER
+TICKS = 5
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def profile(
@@ -41,7 +46,7 @@ def profile(
 ) -> None:
     """Show when a running job leaves the network idle, and which copies go there."""
     if plot is not None:
-        figure.check(plot)
+        figures.check(plot)
     found = next(iter(with_memory(job)), None)
     if found is None:
         raise ConfigError("--job: expected a job that holds memory here, found none")
@@ -53,7 +58,7 @@ def profile(
             "with groups made by keepstep.init_process_group, unless interleave is off"
         )
     if plot is not None:
-        figure.save(_drawn(found, view), plot, f"keepstep profile {found.name}")
+        figures.save(_drawn(found, view), plot, f"keepstep profile {found.name}")
     if json:
         print_json(
             {
@@ -173,50 +178,34 @@ def _sentences(view: RhythmView) -> list[str]:
 
 
 def _drawn(found: FoundJob, view: RhythmView) -> Figure:
-    width, left, right, top, step = 1000, 110, 40, 130, 40
-    rows = [(f"rank {r.rank}", r.profile) for r in view.ranks if r.profile is not None]
-    span, bottom = width - left - right, top + step * (len(rows) + 1)
-    scale = span / max(1, view.step_ns)
-    title = f"A step of {found.name}: {human_ns(view.step_ns)}"
-    subtitle = view.plan.why if view.plan is not None else "nothing is planned yet"
-    marks: list[Any] = [
-        Rect(0, 0, width, bottom + 50, "#ffffff"),
-        Label(40, 42, title, 22, bold=True),
-        Label(40, 68, subtitle, 14, colour=PALE),
+    """A strip for each rank, and one for the copies: collectives, idle spans, chunks."""
+    rows = [
+        Strip(f"rank {rank.rank}", _spans(rank.profile))
+        for rank in view.ranks
+        if rank.profile is not None
     ]
-    for at, (name, colour) in zip(
-        (40, 180, 260), (("collectives", BUSY), ("idle", IDLE), ("copies", CHUNK)), strict=True
-    ):
-        marks += [Rect(at, 88, 14, 14, colour), Label(at + 20, 100, name, 13, colour=PALE)]
-    for number, (name, known) in enumerate(rows):
-        y = top + step * number
-        marks += [
-            Label(left - 12, y + 20, name, 14, "end"),
-            Rect(left, y + 4, known.step_ns * scale, 24, BUSY),
-        ]
-        marks += [
-            Rect(left + s.began_ns * scale, y + 4, s.length_ns * scale, 24, IDLE)
-            for s in known.spans
-        ]
-    y = top + step * len(rows)
-    marks.append(Label(left - 12, y + 20, "copies", 14, "end"))
-    if view.plan is not None and view.told is not None:
-        for chunk in view.plan.chunks:
-            begin = view.idle[chunk.span][0] if view.idle else 0
-            long_ns = view.told.alpha_ns + chunk.nbytes * 1e9 / view.told.bytes_per_s
-            marks.append(
-                Rect(
-                    left + (begin + chunk.at_ns) * scale,
-                    y + 4,
-                    max(0.5, long_ns * scale - 0.5),
-                    24,
-                    CHUNK,
-                )
-            )
-    for tenth in range(0, 11, 2):
-        x = left + span * tenth / 10
-        marks += [
-            Line(((x, bottom), (x, bottom + 6)), GRID),
-            Label(x, bottom + 22, human_ns(view.step_ns * tenth // 10), 12, "middle", INK),
-        ]
-    return Figure(width, bottom + 50, tuple(marks))
+    ticks = [view.step_ns * tick / TICKS for tick in range(TICKS + 1)]
+    return figures.strips(
+        f"A step of {found.name}: {human_ns(view.step_ns)}",
+        view.plan.why if view.plan is not None else "no copies are planned yet",
+        (("collectives", BUSY), ("idle", IDLE), ("copies", CHUNK)),
+        [*rows, Strip("copies", [(CHUNK, _chunks(view))])],
+        [(tick, human_ns(round(tick))) for tick in ticks],
+    )
+
+
+def _spans(found: Profile) -> list[tuple[str, list[tuple[float, float]]]]:
+    idle = [(float(span.began_ns), float(span.length_ns)) for span in found.spans]
+    return [(BUSY, [(0.0, float(found.step_ns))]), (IDLE, idle)]
+
+
+def _chunks(view: RhythmView) -> list[tuple[float, float]]:
+    """When each chunk goes, and how long it takes by what is known of the link."""
+    if view.plan is None or view.told is None:
+        return []
+    chunks = []
+    for chunk in view.plan.chunks:
+        begin = view.idle[chunk.span][0] if view.idle else 0
+        length_ns = view.told.alpha_ns + chunk.nbytes * S_NS / view.told.bytes_per_s
+        chunks.append((float(begin + chunk.at_ns), length_ns))
+    return chunks
