@@ -206,7 +206,7 @@ def test_nothing_to_tell(machine: Any) -> None:
     result = machine.run("explain")
     assert (result.exit_code, result.stdout.strip()) == (
         0,
-        f"No journal tells of any job in {machine.settings.state_dir}.",
+        f"There is no journal of any job in {machine.settings.state_dir}.",
     )
     machine.rank("demo", 0, [1])
     assert machine.json("explain", "--job", "demo")["runs"] == []

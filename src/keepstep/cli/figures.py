@@ -14,7 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from keepstep.errors import ConfigError
 
@@ -22,6 +24,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+PlotOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--plot",
+        metavar="FILE",
+        help="Draw a figure: .svg, .html or .png. Needs keepstep\\[plot].",
+        dir_okay=False,
+    ),
+]
 INK = "#1b1f24"
 PALE = "#5c6670"
 GRID = "#dfe3e8"

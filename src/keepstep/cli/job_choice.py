@@ -1,6 +1,6 @@
-"""Choosing: which job a command means, and how an answer leaves as JSON.
+"""Which job a command means, and how an answer leaves as JSON.
 
-Where memory and journals lie comes from `KEEPSTEP_*` variables and the defaults, as for the job
+Where memory and journals are is found in `KEEPSTEP_*` variables and the defaults, as for the job
 itself.
 """
 
@@ -9,32 +9,45 @@ from __future__ import annotations
 import difflib
 import json
 import os
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from keepstep.config import Settings, resolve
+from keepstep.config import resolve
+from keepstep.dashboard.document import as_json
 from keepstep.dashboard.finding import FoundJob, find_jobs
-from keepstep.dashboard.view import as_json
 from keepstep.errors import ConfigError
 
 JobOption = Annotated[
     str | None,
     typer.Option(
-        "--job", metavar="NAME", help="The job; without it the newest, or all that hold memory."
+        "--job", metavar="NAME", help="The job. Default: the newest, or all that have memory."
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document instead of tables.")
+]
 
 
-def places() -> Settings:
-    """Settings for looking: `arena_dir` and `state_dir` count, the job's name does not."""
-    return resolve(None, os.environ, default_job="any")
+def arena_dir() -> Path:
+    """Where jobs have their memory."""
+    return resolve(None, os.environ, default_job="any").arena_dir
+
+
+def state_dir() -> Path:
+    """Where jobs have their journals."""
+    return resolve(None, os.environ, default_job="any").state_dir
+
+
+def all_jobs() -> list[FoundJob]:
+    """Every job of this node, the newest first."""
+    return find_jobs(arena_dir(), state_dir())
 
 
 def named(name: str) -> FoundJob:
-    """Raises ConfigError naming what there is."""
-    jobs = find_jobs(places())
+    """The job of that name. Raises ConfigError naming those that there are."""
+    jobs = all_jobs()
     for job in jobs:
         if job.name == name:
             return job
@@ -45,19 +58,24 @@ def named(name: str) -> FoundJob:
 
 
 def with_memory(name: str | None) -> list[FoundJob]:
-    """The named job, or all jobs that hold memory, the newest first. Raises ConfigError."""
-    return [named(name)] if name else [job for job in find_jobs(places()) if job.has_memory]
+    """The named job, or all jobs that have memory, the newest first. Raises ConfigError."""
+    return [named(name)] if name else [job for job in all_jobs() if job.has_memory]
 
 
 def newest_with_journal(name: str | None) -> FoundJob | None:
     """The named job, or the newest that has a journal. Raises ConfigError."""
     if name:
         return named(name)
-    return next((job for job in find_jobs(places()) if job.journal_path.exists()), None)
+    return next((job for job in all_jobs() if job.journal_path.exists()), None)
+
+
+def no_memory() -> str:
+    """What to say where no job has memory."""
+    return f"No job has memory in {arena_dir()}."
 
 
 def print_json(value: Any) -> None:
-    """One document on standard output."""
+    """Print a value as one JSON document on standard output."""
     print(json.dumps(as_json(value), indent=2))
 
 

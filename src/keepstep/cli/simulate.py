@@ -26,20 +26,12 @@ from keepstep.cli.cluster_choice import (
     resized,
     whole_numbers,
 )
+from keepstep.cli.figures import PlotOption
 from keepstep.cli.job_choice import JsonOption, print_json
 from keepstep.cli.journal_replay import replayed
 from keepstep.cli.policy_comparison import Comparing
 from keepstep.errors import ConfigError
 from keepstep.sim.economics.gemini import SYSTEMS
-
-PlotOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Draw a figure: .svg, .html or .png. Needs keepstep\\[plot].",
-        dir_okay=False,
-    ),
-]
 
 
 def simulate(

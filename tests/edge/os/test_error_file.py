@@ -22,7 +22,7 @@ def test_what_is_written_is_read_and_torch_reads_it(tmp_path: Path) -> None:
     write_last_words(failing("no"), {VARIABLE: str(path)})
     words = read_last_words(str(path))
     assert (words.message, words.path) == ("ValueError: no", str(path))
-    assert words.place.startswith("test_last_words.py:") and words.place.endswith(" in failing")
+    assert words.place.startswith("test_error_file.py:") and words.place.endswith(" in failing")
     failure = ProcessFailure(0, 1, 1, str(path))
     assert (
         failure.timestamp > 0

@@ -17,6 +17,7 @@ from keepstep.config import Settings
 from keepstep.edge.net.unix_socket import Mailbox
 from keepstep.errors import IdentityError, KeeperError
 
+KEEPER_MODULE = "keepstep.runtime.keeper.process"  # stands on a keeper's command line
 _LAUNCH = (
     "import os,sys; os.fork() and os._exit(0); os.setsid(); os.execv(sys.executable, "
     "[sys.executable, *sys.argv[1:]])"
@@ -75,7 +76,7 @@ def _start_keeper(settings: Settings, log_path: Path) -> None:
                 "-c",
                 _LAUNCH,
                 "-m",
-                "keepstep.runtime.keeper.process",
+                KEEPER_MODULE,
                 settings.to_text(),
             ],
             stdin=subprocess.DEVNULL,
