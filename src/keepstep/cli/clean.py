@@ -25,9 +25,9 @@ import typer
 from rich.console import Console
 
 from keepstep.cli.job_choice import (
-    JobOption,
     JsonOption,
     arena_dir,
+    job_option,
     named,
     no_memory,
     print_json,
@@ -46,12 +46,10 @@ LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 
 def clean(
-    job: JobOption = None,
+    job: Annotated[str | None, job_option("every job without a living process")] = None,
     everything: Annotated[
         bool,
-        typer.Option(
-            "--all", help="Remove the memory of every such job: the default without --job."
-        ),
+        typer.Option("--all", help="Every job without a living process: the default."),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
     force: Annotated[
@@ -62,7 +60,7 @@ def clean(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """List the memory of jobs that no process lives in any more, and remove it."""
+    """List the memory of jobs that have no living process, and remove it."""
     _check(job, everything, force)
     found = [each for each in find_leftovers(arena_dir()) if job in (None, each.job)]
     if job and not found:

@@ -16,8 +16,8 @@ import typer
 from rich.console import Console
 
 from keepstep.cli.job_choice import (
-    JobOption,
     JsonOption,
+    job_option,
     newest_with_journal,
     print_json,
     state_dir,
@@ -35,13 +35,13 @@ from keepstep.edge.shm.status_pages import read_pages
 
 
 def explain(
-    job: JobOption = None,
+    job: Annotated[str | None, job_option("the newest")] = None,
     json: JsonOption = False,
     every: Annotated[
         bool, typer.Option("--all", help="Show every run of the job, not only the last.")
     ] = False,
 ) -> None:
-    """Show what happened to a job and why: each failure link by link, and where the time went."""
+    """Show what happened to a job and why: each failure step by step, and where the time went."""
     found = newest_with_journal(job)
     runs = _runs(found) if found else []
     chosen = list(enumerate(runs, 1))[0 if every else -1 :]

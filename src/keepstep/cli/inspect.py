@@ -23,7 +23,7 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from keepstep.cli.job_choice import JobOption, JsonOption, no_memory, print_json, with_memory
+from keepstep.cli.job_choice import JsonOption, job_option, no_memory, print_json, with_memory
 from keepstep.cli.progress_bar import bytes_bar
 from keepstep.dashboard import terminal
 from keepstep.dashboard.document import as_json
@@ -79,7 +79,7 @@ class CheckpointProof:
 
 
 def inspect(
-    job: JobOption = None,
+    job: Annotated[str | None, job_option("every job that has memory")] = None,
     store: Annotated[
         str | None,
         typer.Option(
@@ -95,8 +95,10 @@ def inspect(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Verify the snapshots in memory, or the checkpoints in a store. Exit code 1: some are
-    damaged."""
+    """Verify the snapshots in memory, or the checkpoints in a store.
+
+    Exit code 1: some are damaged.
+    """
     if store is not None and (job or tensors):
         raise ConfigError(
             "--store: expected to be alone, found --job or --tensors, which look into memory"

@@ -19,15 +19,14 @@ from keepstep.dashboard.document import as_json
 from keepstep.dashboard.finding import FoundJob, find_jobs
 from keepstep.errors import ConfigError
 
-JobOption = Annotated[
-    str | None,
-    typer.Option(
-        "--job", metavar="NAME", help="The job. Default: the newest, or all that have memory."
-    ),
-]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON document instead of tables.")
 ]
+
+
+def job_option(default: str) -> Any:
+    """The option --job; `default` says which job is meant without it."""
+    return typer.Option("--job", metavar="NAME", help=f"Name of the job. Default: {default}.")
 
 
 def arena_dir() -> Path:

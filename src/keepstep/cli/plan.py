@@ -1,4 +1,4 @@
-"""`keepstep plan`: the policy a cluster deserves, and why, in a dozen lines.
+"""`keepstep plan`: the policy that a cluster deserves, and why, in a dozen lines.
 
 Computes (`core/economics/planner.py`), draws nothing, starts nothing. As JSON: {"policy", "why":
 [..], "redundancy", "effective_ratio", "store_interval_s": {"young", "daly", "exact", "least",
@@ -26,16 +26,18 @@ from keepstep.model.units import human_bytes
 def plan(
     file: FileArgument = None,
     preset: PresetOption = None,
-    nodes: Annotated[int | None, typer.Option(help="Another number of nodes.")] = None,
+    nodes: Annotated[
+        int | None, typer.Option(metavar="N", help="Change the number of nodes.")
+    ] = None,
     failures_per_day: Annotated[
-        float | None, typer.Option(help="Another number of failures a day.")
+        float | None, typer.Option(metavar="N", help="Change the number of failures.")
     ] = None,
     all_candidates: Annotated[
-        bool, typer.Option("--all", help="Every policy that was compared.")
+        bool, typer.Option("--all", help="Show every policy that was compared.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Recommend a policy, how often a checkpoint, how many spares; and say why."""
+    """Recommend a policy, an interval between checkpoints and a number of spares, with reasons."""
     if failures_per_day is not None and not failures_per_day >= 0:
         raise ConfigError(f"--failures-per-day: expected 0 or more, found {failures_per_day:g}")
     found = plan_for(resized(chosen_cluster(file, preset), nodes, failures_per_day))
@@ -85,13 +87,12 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
 def _show_all(found: PolicyPlan, console: Console) -> None:
     table = Table("policy", "lasting", "of what is paid for", "memory a node", "to the store a day")
     for each in found.candidates:
-        memory = human_bytes(int(each.memory_bytes)) if each.memory_bytes else ""
-        cells = (
+        table.add_row(
             str(each.policy),
             f"{each.effective_ratio:.2%}",
             f"{each.value_ratio:.2%}",
-            memory,
+            human_bytes(int(each.memory_bytes)) if each.memory_bytes else "",
             f"{each.to_store_per_day:.2g}",
+            style="bold" if each is found.chosen else "",
         )
-        table.add_row(*cells, style="bold" if each is found.chosen else "")
     console.print(table)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from rich import box
 from rich.console import Console
@@ -20,7 +20,7 @@ from rich.text import Text
 
 from keepstep.cli import figures
 from keepstep.cli.figures import PlotOption, Strip
-from keepstep.cli.job_choice import JobOption, JsonOption, print_json, with_memory
+from keepstep.cli.job_choice import JsonOption, job_option, print_json, with_memory
 from keepstep.core.pacing.schedule import Plan
 from keepstep.core.pacing.step_profile import Profile
 from keepstep.dashboard.collective_profiles import NetworkView, network_view
@@ -42,7 +42,11 @@ LABEL_COLUMNS = 10
 MAX_COLUMNS = 120
 
 
-def profile(job: JobOption = None, plot: PlotOption = None, json: JsonOption = False) -> None:
+def profile(
+    job: Annotated[str | None, job_option("the newest that has memory")] = None,
+    plot: PlotOption = None,
+    json: JsonOption = False,
+) -> None:
     """Show when a running job leaves the network idle, and which copies to other nodes go there."""
     if plot is not None:
         figures.check(plot)

@@ -80,6 +80,7 @@ def simulate(
     """Compare policies on a cluster: training that lasts, steps lost, GPU-hours, cost.
 
     Failures are drawn from seeds; every policy meets the same ones. Nothing is started.
+    `--preset gemini-fig15` computes the published figure of the GEMINI paper instead.
     """
     if plot is not None:
         figures.check(plot)

@@ -23,8 +23,8 @@ from rich.live import Live
 from rich.text import Text
 
 from keepstep.cli.job_choice import (
-    JobOption,
     JsonOption,
+    job_option,
     newest_with_journal,
     no_memory,
     print_json,
@@ -41,7 +41,7 @@ from keepstep.model.events import Event
 
 
 def status(
-    job: JobOption = None,
+    job: Annotated[str | None, job_option("every job that has memory")] = None,
     json: JsonOption = False,
     watch: Annotated[
         bool,
