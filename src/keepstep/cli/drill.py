@@ -36,7 +36,7 @@ CANNOT_INJECT = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DrillOutcome:
     """What came of a drill: its faults, what was seen, and the report that is printed as JSON."""
 
     faults: Sequence[Fault]
@@ -85,7 +85,7 @@ def _work_directory(arguments: DrillArguments) -> Path:
     return work
 
 
-def _run(order: Drill, arguments: DrillArguments) -> Outcome:
+def _run(order: Drill, arguments: DrillArguments) -> DrillOutcome:
     """Once undisturbed, unless the hash is known, and once with the faults."""
     with counting_bar(not arguments.json) as bar:
         undisturbed = bar.add_task("undisturbed run, steps", total=order.steps)
@@ -102,10 +102,10 @@ def _run(order: Drill, arguments: DrillArguments) -> Outcome:
 
         facts = conduct(order, show)
     report = judge(order.faults, facts, expected)
-    return Outcome(order.faults, facts, _with_order(report, order))
+    return DrillOutcome(order.faults, facts, _with_order(report, order))
 
 
-def _soak(order: Drill, arguments: DrillArguments) -> Outcome:
+def _soak(order: Drill, arguments: DrillArguments) -> DrillOutcome:
     soak = drill_soak.make(order, arguments.soak, arguments.kinds)
     with timing_bar(not arguments.json) as bar:
         task = bar.add_task("soak", total=None)
@@ -114,7 +114,7 @@ def _soak(order: Drill, arguments: DrillArguments) -> Outcome:
             bar.update(task, description=f"soak: step {step}, {faults} faults")
 
         facts, report = drill_soak.run(order, soak, show)
-    return Outcome(soak.faults, facts, _with_order(report, order))
+    return DrillOutcome(soak.faults, facts, _with_order(report, order))
 
 
 def _with_order(report: dict[str, Any], order: Drill) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def _with_order(report: dict[str, Any], order: Drill) -> dict[str, Any]:
     }
 
 
-def _print(outcome: Outcome, prediction: Prediction | None, as_json: bool) -> None:
+def _print(outcome: DrillOutcome, prediction: Prediction | None, as_json: bool) -> None:
     if as_json:
         predicted = (
             {} if prediction is None else {"predicted": drill_prediction.as_data(prediction)}
@@ -146,7 +146,7 @@ def _print(outcome: Outcome, prediction: Prediction | None, as_json: bool) -> No
         drill_prediction.show(console, prediction)
 
 
-def _leave(outcome: Outcome, work: Path, keeps_work: bool) -> int:
+def _leave(outcome: DrillOutcome, work: Path, keeps_work: bool) -> int:
     """Remove what nobody asked to keep, or say where it is; the exit code."""
     code = exit_code(outcome.report)
     if code != PROVED:

@@ -207,7 +207,9 @@ def _step_ms(arguments: DrillArguments) -> float:
 
 
 def _check_launcher(arguments: DrillArguments) -> None:
-    launcher, nodes, backend = arguments.launcher, arguments.nodes, arguments.rdzv_backend
+    launcher = arguments.launcher
+    nodes = arguments.nodes
+    backend = arguments.rdzv_backend
     if backend not in ("c10d", "etcd") or (backend == "etcd" and nodes == 1):
         raise ConfigError(
             f"--rdzv-backend: expected c10d, or etcd with more than one node, found {backend}"

@@ -36,6 +36,7 @@ class RunByDefault(TyperGroup):
     """`keepstep lab --nodes 4 -- train.py`: without a command's name, `run` is meant."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The words of a command line, with the command's name in front."""
         if args and args[0] not in (*self.commands, "--help"):
             args = ["run", *args]
         return super().parse_args(ctx, args)

@@ -37,6 +37,7 @@ class Commands(TyperGroup):
     """Typer's group, which prints keepstep's own errors as a sentence."""
 
     def invoke(self, ctx: Any) -> Any:
+        """Run the command. Exit code 2 after an error of keepstep's own."""
         try:
             return super().invoke(ctx)
         except KeepstepError as error:

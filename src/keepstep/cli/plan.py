@@ -53,7 +53,8 @@ def plan(
 
 
 def _answer(found: PolicyPlan) -> dict[str, Any]:
-    chosen, interval = found.chosen, found.chosen.interval
+    chosen = found.chosen
+    interval = chosen.interval
     return {
         **_candidate(chosen),
         "redundancy": "none" if chosen.policy.scheme is None else str(chosen.policy.scheme),

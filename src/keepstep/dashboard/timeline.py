@@ -131,7 +131,8 @@ class JobRun:
 def between_ns(earlier: Event, later: Event) -> int:
     """How long from one event to another: by the monotonic clock, unless a reboot has set it back.
     Never negative."""
-    mono_ns, wall_ns = later.mono_ns - earlier.mono_ns, later.wall_ns - earlier.wall_ns
+    mono_ns = later.mono_ns - earlier.mono_ns
+    wall_ns = later.wall_ns - earlier.wall_ns
     return max(0, mono_ns if abs(mono_ns - wall_ns) < SAME_CLOCK_NS else wall_ns)
 
 

@@ -119,7 +119,8 @@ def _lost_together(case: PolicyCase, placement: Placement) -> float:
     recovery, and until everything is redundant again."""
     if any(group.tolerates == 0 for group in placement.groups):
         return 1.0
-    cluster, costs = case.cluster, case.costs
+    cluster = case.cluster
+    costs = case.costs
     replaced = [kind for kind in cluster.failures if kind.replaces]
     single = [kind for kind in replaced if kind.scope is not Scope.RACK]
     loss_per_s = sum(failures_per_s(cluster, kind) for kind in single)
