@@ -79,7 +79,7 @@ def _from_field(name: str, annotation: Any, default: object, shown: _Shown) -> P
         show_envvar=False,
         metavar=shown.metavar or None,
         min=shown.least,
-        show_default=default not in ("", 0, False),
+        show_default=default not in ("", 0, False, None),
         hidden=shown.is_hidden,
         rich_help_panel=shown.panel,
     )

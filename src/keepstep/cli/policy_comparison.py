@@ -17,7 +17,7 @@ from rich.table import Table
 
 from keepstep.cli import figures
 from keepstep.cli.progress_bar import counting_bar
-from keepstep.core.economics.costs import Protection, parse_protection
+from keepstep.core.economics.costs import ClusterPolicy, parse_cluster_policy
 from keepstep.core.economics.planner import SPARES_QUANTILE
 from keepstep.core.economics.spares import spares
 from keepstep.errors import ConfigError
@@ -66,24 +66,26 @@ def cases_of(cluster: Cluster, policies: str | None) -> list[Case]:
     """The policies that are asked for, by commas, or else the usual ones that fit; what does not
     fit is told. Raises ConfigError when one that is asked for does not."""
     if policies is not None:
-        return [prepare(cluster, parse_protection(part.strip())) for part in policies.split(",")]
+        return [
+            prepare(cluster, parse_cluster_policy(part.strip())) for part in policies.split(",")
+        ]
     cases = []
-    for protection in _usual(cluster):
+    for policy in _usual(cluster):
         try:
-            cases.append(prepare(cluster, protection))
+            cases.append(prepare(cluster, policy))
         except ConfigError as error:
             console = Console(stderr=True, highlight=False, soft_wrap=True)
             console.print(f"left out: {error}", style="dim", markup=False)
     return cases
 
 
-def _usual(cluster: Cluster) -> list[Protection]:
+def _usual(cluster: Cluster) -> list[ClusterPolicy]:
     """What people do, and what keepstep offers."""
     in_process = "/in-process" if cluster.in_process_restart_s is not None else ""
     spare_nodes = max(cluster.spares, spares(cluster, SPARES_QUANTILE))
     best = f"copies:2{in_process}/spares:{spare_nodes}/store:10m"
     texts = ("store:3h", "store:max", "copies:2", "parity:4", best)
-    return [parse_protection(text) for text in texts]
+    return [parse_cluster_policy(text) for text in texts]
 
 
 def simulated(asked: Comparing, cases: Sequence[Case], gpu_hour_cost: float | None) -> list[Row]:

@@ -37,7 +37,7 @@ class ProtectionRow:
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
+class _StateSource:
     """A row without the loss that it is about."""
 
     step: int | None
@@ -74,14 +74,14 @@ def of_one_node(
     stored = _stored(checkpoint)
     killed = damaged = stored
     if horizon is not None:
-        killed = _Source(horizon.step, age_ns, "every rank holds it in memory")
+        killed = _StateSource(horizon.step, age_ns, "every rank holds it in memory")
         held = common([holding_of(status).sealed for status in statuses])
         older = max((stamp for stamp in held if stamp != horizon), default=None)
         if older is not None:
-            damaged = _Source(older.step, None, "every rank holds it in memory too")
+            damaged = _StateSource(older.step, None, "every rank holds it in memory too")
     elif checkpoint is None:
         nothing = "no step is held by every rank, and there is no checkpoint in the store"
-        killed = damaged = _Source(None, None, nothing)
+        killed = damaged = _StateSource(None, None, nothing)
     return (
         killed.against("a killed process"),
         damaged.against("a damaged snapshot"),
@@ -109,10 +109,10 @@ def of_several_nodes(
     )
 
 
-def _stored(checkpoint: StoredCheckpoint | None) -> _Source:
+def _stored(checkpoint: StoredCheckpoint | None) -> _StateSource:
     if checkpoint is None:
-        return _Source(None, None, "no checkpoint in the store")
-    return _Source(checkpoint.step, checkpoint.age_ns, "checkpoint in the store")
+        return _StateSource(None, None, "no checkpoint in the store")
+    return _StateSource(checkpoint.step, checkpoint.age_ns, "checkpoint in the store")
 
 
 def _killed_process(
@@ -120,23 +120,23 @@ def _killed_process(
     horizon: Stamp | None,
     age_ns: int | None,
     checkpoint: StoredCheckpoint | None,
-) -> _Source:
+) -> _StateSource:
     if horizon is not None:
         committed = "committed: every rank holds it in memory, or other nodes give it back"
-        return _Source(horizon.step, age_ns, committed)
+        return _StateSource(horizon.step, age_ns, committed)
     if not nodes.doubt and nodes.step is not None:
-        return _Source(nodes.step, None, "every rank of every node holds it in memory")
+        return _StateSource(nodes.step, None, "every rank of every node holds it in memory")
     if checkpoint is not None:
         return _stored(checkpoint)
-    return _Source(None, None, "no committed step is known here yet", is_known=False)
+    return _StateSource(None, None, "no committed step is known here yet", is_known=False)
 
 
 def _lost_node(
-    nodes: NodesView, horizon: Stamp | None, age_ns: int | None, stored: _Source
-) -> tuple[_Source, _Source]:
+    nodes: NodesView, horizon: Stamp | None, age_ns: int | None, stored: _StateSource
+) -> tuple[_StateSource, _StateSource]:
     """What survives the loss of a node, and the damage of one snapshot."""
     if nodes.doubt:
-        unknown = _Source(None, None, nodes.doubt, is_known=False)
+        unknown = _StateSource(None, None, nodes.doubt, is_known=False)
         return unknown, unknown
     if nodes.step is None:
         early = _instead(stored, "no step is held by every rank yet")
@@ -148,10 +148,10 @@ def _lost_node(
     known_age_ns = age_ns if is_horizon else None
     whole = f"the other nodes give it back ({nodes.policy})"
     return (
-        _Source(nodes.step, known_age_ns, nodes.why),
-        _Source(nodes.step, known_age_ns, whole),
+        _StateSource(nodes.step, known_age_ns, nodes.why),
+        _StateSource(nodes.step, known_age_ns, whole),
     )
 
 
-def _instead(stored: _Source, why: str) -> _Source:
-    return _Source(stored.step, stored.age_ns, f"{why}; {stored.why}")
+def _instead(stored: _StateSource, why: str) -> _StateSource:
+    return _StateSource(stored.step, stored.age_ns, f"{why}; {stored.why}")

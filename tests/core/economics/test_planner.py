@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 
 import pytest
 
-from keepstep.core.economics.costs import Protection, parse_protection
+from keepstep.core.economics.costs import ClusterPolicy, parse_cluster_policy
 from keepstep.core.economics.expectation import effective_ratio, to_store_per_s
 from keepstep.core.economics.plan_reasons import reasons
 from keepstep.core.economics.planner import AS_GOOD_RATIO, PolicyPlan, case_of, plan
@@ -41,7 +41,7 @@ def planned(cluster: Cluster) -> PolicyPlan:
     return PLANS[cluster.name]
 
 
-def expected_ratio(cluster: Cluster, policy: Protection) -> float:
+def expected_ratio(cluster: Cluster, policy: ClusterPolicy) -> float:
     placement = None if policy.scheme is None else place(policy.scheme, cluster.topology())
     case = case_of(cluster, policy, placement)
     return effective_ratio(case, to_store_per_s(case))
@@ -111,7 +111,7 @@ SILENT = (FailureKind("silent", Scope.RANK, 0.3, latency_s=3600.0),)
     ],
 )
 def test_the_expected_ratio_where_one_part_of_it_is_large(cluster: Cluster, policy: str) -> None:
-    protection = parse_protection(policy)
+    protection = parse_cluster_policy(policy)
     (found,) = run(cluster, [prepare(cluster, protection)], 60.0, 20)
     ratios = [outcome.effective_ratio for outcome in found]
     assert abs(expected_ratio(cluster, protection) - fmean(ratios)) < 0.005 + half_width(ratios)
@@ -210,4 +210,4 @@ def test_racks_that_cannot_be_kept_apart_refuse_copies() -> None:
 
 def test_a_policy_that_needs_more_nodes_than_there_are_is_an_error() -> None:
     with pytest.raises(ConfigError, match="expected at least 10 nodes, found 4"):
-        expected_ratio(replace(PRESETS["p4d-16"], nodes=4), parse_protection("rs:8+2"))
+        expected_ratio(replace(PRESETS["p4d-16"], nodes=4), parse_cluster_policy("rs:8+2"))

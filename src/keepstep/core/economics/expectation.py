@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from keepstep.core.economics.costs import Charges, Protection
+from keepstep.core.economics.costs import Charges, ClusterPolicy
 from keepstep.core.economics.spares import all_in_use, failures_per_s
 from keepstep.core.redundancy.survival import out_of_reach, survival_at
 from keepstep.model.cluster import Cluster, FailureKind, Scope
@@ -32,7 +32,7 @@ class PolicyCase:
     """What is asked about. `placement`: None where memory holds nothing."""
 
     cluster: Cluster
-    policy: Protection
+    policy: ClusterPolicy
     placement: Placement | None
     costs: Charges
 

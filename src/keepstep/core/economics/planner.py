@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from keepstep.core.economics.costs import (
-    Protection,
+    ClusterPolicy,
     charges,
     persist_stall_s,
     plain_stall_s,
@@ -61,7 +61,7 @@ class Candidate:
     memory does not cover.
     """
 
-    policy: Protection
+    policy: ClusterPolicy
     effective_ratio: float
     value_ratio: float
     memory_bytes: float
@@ -94,7 +94,7 @@ def plan(cluster: Cluster) -> PolicyPlan:
         try:
             placement = None if scheme is None else place(scheme, cluster.topology())
             for count in sorted({0, p99}):
-                policy = Protection(scheme, 0.0, in_process, count)
+                policy = ClusterPolicy(scheme, 0.0, in_process, count)
                 candidates.append(_candidate(cluster, policy, placement))
         except ConfigError as error:
             refused[str(scheme)] = str(error)
@@ -109,13 +109,13 @@ def plan(cluster: Cluster) -> PolicyPlan:
     )
 
 
-def case_of(cluster: Cluster, policy: Protection, placement: Placement | None) -> PolicyCase:
+def case_of(cluster: Cluster, policy: ClusterPolicy, placement: Placement | None) -> PolicyCase:
     """The policy with what it costs. Raises ConfigError when it does not fit into memory."""
     two_slots_ratio = placement.two_slots_ratio if placement else 0.0
     return PolicyCase(cluster, policy, placement, charges(cluster, policy, two_slots_ratio))
 
 
-def _candidate(cluster: Cluster, policy: Protection, placement: Placement | None) -> Candidate:
+def _candidate(cluster: Cluster, policy: ClusterPolicy, placement: Placement | None) -> Candidate:
     """The policy with the best interval between its checkpoints."""
     first = case_of(cluster, policy, placement)
     to_store = to_store_per_s(first)
@@ -133,7 +133,7 @@ def _candidate(cluster: Cluster, policy: Protection, placement: Placement | None
 
 
 def _interval(
-    cluster: Cluster, policy: Protection, to_store_per_s: float, least_s: float
+    cluster: Cluster, policy: ClusterPolicy, to_store_per_s: float, least_s: float
 ) -> Interval:
     stall_s = plain_stall_s(cluster) if policy.scheme is None else persist_stall_s(cluster)
     mtbf_s = 1 / to_store_per_s if to_store_per_s > 0 else math.inf
