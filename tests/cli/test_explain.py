@@ -13,7 +13,7 @@ def tell(machine: Any, job: str) -> None:
         machine.journal(job, "agent"),
         machine.journal(job, "rank 1"),
     )
-    keeper.record("keeper-started", "keeper 7 has /m; nothing there yet", pid=7)
+    keeper.record("keeper-started", "keeper 7 has /m", pid=7, adopted_slots=0)
     agent.record("job-started", "job demo: 2 ranks")
     keeper.record(
         "resumed",

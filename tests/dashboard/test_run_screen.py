@@ -9,7 +9,7 @@ from tests.dashboard.screens import at, shown
 
 def test_a_story_folds_what_repeats_and_keeps_every_sentence_that_does_not() -> None:
     events = [
-        at(0, "keeper", "keeper-started", "keeper 7 has [/m]; nothing there yet"),
+        at(0, "keeper", "keeper-started", "keeper 7 has [/m]", adopted_slots=0),
         at(
             1,
             "keeper",

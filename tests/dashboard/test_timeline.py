@@ -22,7 +22,7 @@ def at(ms: int, who: str, kind: str, why: str = "", /, **data: Any) -> Event:
 
 def begins(ms: int = 0) -> list[Event]:
     return [
-        at(ms, "keeper", "keeper-started", "keeper 7 has /m; nothing there yet"),
+        at(ms, "keeper", "keeper-started", "keeper 7 has /m", adopted_slots=0),
         at(ms + 1, "keeper", "rank-joined"),
         at(ms + 2, "keeper", "restore-offered", source="fresh", step=-1),
         at(ms + 3, "keeper", "resumed", source="fresh", step=-1, lost_steps=0, epoch=1),
@@ -167,7 +167,7 @@ def test_a_failure_that_nothing_followed() -> None:
 
 
 def test_without_a_witness_the_way_back_begins_with_the_next_keeper() -> None:
-    adopted = at(20_000, "keeper", "keeper-started", "keeper 8 has /m; adopted 8 slots")
+    adopted = at(20_000, "keeper", "keeper-started", "keeper 8 has /m", adopted_slots=8)
     [story] = runs_of([*begins(), *[at(3000, "rank 0", "torn")], adopted, *comes_back(20_100)[1:]])
     [recovery] = story.recoveries
     assert [s.name for s in recovery.stages] == [
@@ -190,7 +190,7 @@ def test_a_fresh_start_after_a_failure_is_a_recovery_that_lost_everything() -> N
 def test_a_fresh_start_in_empty_memory_is_a_run_and_a_store_continues_one() -> None:
     first = [*begins(), *killed(5000), *ends(9000, ok=False)]
     later = [
-        at(60_000, "keeper", "keeper-started", "keeper 9 has /m; nothing there yet"),
+        at(60_000, "keeper", "keeper-started", "keeper 9 has /m", adopted_slots=0),
         *comes_back(60_010, source="store", step=9)[1:],
     ]
     second = [at(90_000, "agent", "job-started"), *begins(90_001), *ends(95_000)]
@@ -229,7 +229,7 @@ def joins_round(ms: int) -> list[Event]:
     """A node that starts under `keepstep run`: the agent finds its keeper and the others before it
     says its first word about the job."""
     return [
-        at(ms, "keeper", "keeper-started", "keeper 7 has /m; nothing there yet"),
+        at(ms, "keeper", "keeper-started", "keeper 7 has /m", adopted_slots=0),
         at(ms + 1, "agent", "keeper-listens"),
         at(ms + 2, "agent", "meeting"),
         at(ms + 3, "agent", "round-waiting"),
@@ -333,7 +333,7 @@ KINDS = [
     st.lists(
         st.tuples(
             st.sampled_from(KINDS),
-            st.sampled_from(["x; nothing there yet", "y"]),
+            st.sampled_from([0, 3]),
             st.sampled_from(["fresh", "memory", "store"]),
             st.booleans(),
         ),
@@ -341,14 +341,14 @@ KINDS = [
     )
 )
 def test_no_event_is_lost_and_no_failure_goes_untold(
-    words: list[tuple[str, str, str, bool]],
+    words: list[tuple[str, int, str, bool]],
 ) -> None:
     events = [
         at(
             i,
             "keeper",
             kind,
-            why,
+            adopted_slots=adopted,
             source=source,
             step=i,
             lost_steps=1,
@@ -356,17 +356,17 @@ def test_no_event_is_lost_and_no_failure_goes_untold(
             ok=flag,
             code=0 if flag else 1,
         )
-        for i, (kind, why, source, flag) in enumerate(words)
+        for i, (kind, adopted, source, flag) in enumerate(words)
     ]
-    told = runs_of(events)
-    assert [e for story in told for e in story.events] == events
-    for story in told:
-        assert all(story.events)
-        if any(map(is_failure, story.events)):
-            assert story.recoveries
-        for recovery in story.recoveries:
+    runs = runs_of(events)
+    assert [event for run in runs for event in run.events] == events
+    for run in runs:
+        assert all(run.events)
+        if any(map(is_failure, run.events)):
+            assert run.recoveries
+        for recovery in run.recoveries:
             assert recovery.took_ns >= 0
-            assert all(s.event in story.events for s in recovery.stages)
+            assert all(stage.event in run.events for stage in recovery.stages)
 
 
 # -- what is found by suspicion

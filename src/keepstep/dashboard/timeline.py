@@ -173,7 +173,7 @@ def _memories(events: Iterable[Event]) -> list[list[Event]]:
 
 def _opens(event: Event) -> bool:
     return event.kind == "job-started" or (
-        event.kind == "keeper-started" and event.why.endswith("nothing there yet")
+        event.kind == "keeper-started" and event.data.get("adopted_slots") == 0
     )
 
 
