@@ -47,7 +47,7 @@ def test_it_asks_first(machine: Any) -> None:
     machine.pages.clear()
     job_dir = machine.settings_of("dead").job_dir
     result = machine.run("clean", answer="n\n")
-    assert "Remove dead?" in result.output and "nobody" in result.output and job_dir.exists()
+    assert "Remove dead?" in result.output and "no process" in result.output and job_dir.exists()
     assert machine.json("clean")["leftovers"][0]["removed"] is False  # a script cannot be asked
     assert job_dir.exists()
     result = machine.run("clean", answer="y\n")

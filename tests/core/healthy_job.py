@@ -22,9 +22,9 @@ from keepstep.core.detection.deadlines import Deadlines, derive
 from keepstep.core.detection.diagnosis import diagnose
 from keepstep.core.detection.progress import Progress
 from keepstep.edge.shm.status_page import BLANK
+from keepstep.model.diagnosis import Diagnosis, ProcessSample, State
 from keepstep.model.snapshot import Phase, RankStatus
 from keepstep.model.units import S_NS
-from keepstep.model.diagnosis import ProcessSample, State, Diagnosis
 
 Draw = Callable[[random.Random], float]  # seconds that one rank computes in one step
 

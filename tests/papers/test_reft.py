@@ -14,35 +14,31 @@ from math import comb
 
 import pytest
 
-from keepstep.coding.reed_solomon import accumulate, rebuild, solve
 from keepstep.core.redundancy import memory_budget
 from keepstep.core.redundancy.placement import place
-from keepstep.core.redundancy.stripes import (
-    decode_plan,
-    encode_plan,
-    stripes_of_replica,
-    stripes_of_snapshots,
-)
+from keepstep.core.redundancy.stripes import Stripes, decode_plan, stripes_of_snapshots
 from keepstep.core.redundancy.survival import out_of_reach, survival, survival_at, which_can_be_lost
 from keepstep.core.resume.sources import restorable_stamps, restore_sources
 from keepstep.core.resume.vote import Ballot, ListStore, Offer, Vote
 from keepstep.model.restore_sources import HeldParity, Inventory
 from keepstep.model.snapshot import Stamp
 from keepstep.model.topology import Copies, NoRedundancy, Parity, topology
-from tests.core.parity_memory import carry_out, encoded
+from tests.core.parity_memory import carry_out, encode_plan, encoded
 from tests.core.protocol_model import Protocol, sealed
 
 ODD_BYTES = 1_000_003  # divides into nothing evenly
 
 
-@pytest.mark.parametrize("n", range(2, 9))
-@pytest.mark.parametrize("state", ["replicated", "sharded"])
-def test_every_single_loss_decodes_to_the_bit(n: int, state: str) -> None:
-    stripes = (
-        stripes_of_replica(range(n), 1, ODD_BYTES)
-        if state == "replicated"
-        else stripes_of_snapshots(range(n), 1, [ODD_BYTES // n] * n)
+def shared(n: int) -> Stripes:
+    """So many bytes, in shares as equal as they can be."""
+    return stripes_of_snapshots(
+        range(n), 1, [ODD_BYTES * i // n - ODD_BYTES * (i - 1) // n for i in range(1, n + 1)]
     )
+
+
+@pytest.mark.parametrize("n", range(2, 9))
+def test_every_single_loss_decodes_to_the_bit(n: int) -> None:
+    stripes = shared(n)
     whole = encoded(stripes, seed=n)
     for lost in range(n):
         memory = {
@@ -55,16 +51,10 @@ def test_every_single_loss_decodes_to_the_bit(n: int, state: str) -> None:
 
 @pytest.mark.parametrize("n", range(2, 9))
 def test_memory_is_n_to_n_minus_1_within_padding(n: int) -> None:
-    stripes = stripes_of_replica(range(n), 1, ODD_BYTES)
+    stripes = shared(n)
     held = sum(stripes.data_bytes) + n * stripes.parity_bytes
     assert 0 <= held - ODD_BYTES * n / (n - 1) <= n * 64
     assert place(Parity(n), topology(4 * n)).bytes_per_node_ratio == pytest.approx(n / (n - 1))
-
-
-@pytest.mark.parametrize("n", range(2, 9))
-def test_shares_are_equal_within_a_block(n: int) -> None:
-    stripes = stripes_of_replica(range(n), 1, ODD_BYTES)
-    assert all(abs(share - ODD_BYTES / n) <= stripes.block_bytes for share in stripes.data_bytes)
 
 
 @pytest.mark.parametrize("n", range(2, 9))
@@ -78,23 +68,6 @@ def test_traffic_of_sharded_state_is_one_snapshot_out_and_in(n: int) -> None:
         for p in incoming:
             out[p.member] += p.nbytes
     assert set(out.values()) == {share}
-
-
-def test_replicas_that_compute_alone_agree_with_an_exchange() -> None:
-    """Each member's parity from its own replica equals the one from everybody's shares arriving in
-    any order."""
-    n = 5
-    stripes = stripes_of_replica(range(n), 1, ODD_BYTES)
-    state = random.Random(5).randbytes(ODD_BYTES)
-    for member in range(n):
-        (combine,) = encode_plan(stripes, member)
-        local, arriving = bytearray(stripes.parity_bytes), bytearray(stripes.parity_bytes)
-        sources = [state[slice(*stripes.in_replica(p))] for p in combine.sources]
-        rows = solve(stripes.k, 1, tuple(p.position for p in combine.sources), (stripes.k,))
-        rebuild(rows, sources, [local])
-        for index in random.Random(member).sample(range(n - 1), n - 1):
-            accumulate(rows, index, sources[index], [arriving])
-        assert local == arriving
 
 
 def test_two_losses_in_a_group_are_refused_not_guessed() -> None:

@@ -25,7 +25,6 @@ class Strength(IntEnum):
 
     TEXT = 1  # what a program says about itself or others
     STATISTICS = 2  # unlike its peers
-    TEST = 3  # asked, and did not answer
     ABSENCE = 4  # a record is missing or behind where the others have one
     FACT = 5  # the operating system says so
 

@@ -19,17 +19,17 @@ from keepstep.core.detection.diagnosis import (
     diagnose,
     explain_exit,
 )
-from keepstep.model.failure import Cause
-from keepstep.model.snapshot import Phase
-from keepstep.model.units import S_NS
 from keepstep.model.diagnosis import (
     DEADLY,
+    Diagnosis,
     Evidence,
     Strength,
-    Diagnosis,
     evidence_from_text,
     evidence_to_text,
 )
+from keepstep.model.failure import Cause
+from keepstep.model.snapshot import Phase
+from keepstep.model.units import S_NS
 
 LIMITS = derive()
 SECOND = S_NS

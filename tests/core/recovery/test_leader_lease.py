@@ -20,17 +20,17 @@ from hypothesis import strategies as st
 from keepstep.core.recovery.leader_lease import (
     BYSTANDER_LEASES,
     Action,
-    LookDue,
-    RegisterFound,
-    Leadership,
-    ReadRegister,
     LeaderKnown,
+    Leadership,
+    Lease,
+    LookDue,
     OrderGranted,
     OrderRefused,
+    OrderWanted,
+    ReadRegister,
+    RegisterFound,
     Role,
     SwapRegister,
-    OrderWanted,
-    Lease,
 )
 from keepstep.model.units import MS_NS, S_NS
 

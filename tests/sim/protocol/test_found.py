@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from keepstep.sim.protocol.trainer import Rank
 
 from keepstep.edge.shm.slot import Slot, parse_page
 from keepstep.errors import DamageError
@@ -22,7 +23,6 @@ from keepstep.sim.protocol.network import Wires
 from keepstep.sim.protocol.plan import Plan
 from keepstep.sim.protocol.site import Site
 from keepstep.sim.protocol.swarm import CHECKERS
-from keepstep.sim.protocol.trainer import Rank
 from keepstep.sim.protocol.watching import Checker
 from keepstep.sim.protocol.world import World
 

@@ -18,6 +18,7 @@ from keepstep.edge.net.unix_socket import Mailbox, OnRefused, ignore_refused
 from keepstep.errors import IdentityError, KeeperError
 from keepstep.ports import MessageCodec
 
+KEEPER_MODULE = "keepstep.runtime.keeper.process"  # stands on a keeper's command line
 _LAUNCH = (
     "import os,sys; os.fork() and os._exit(0); os.setsid(); os.execv(sys.executable, "
     "[sys.executable, *sys.argv[1:]])"
@@ -83,7 +84,7 @@ def start_keeper(settings: Settings) -> None:
                 "-c",
                 _LAUNCH,
                 "-m",
-                "keepstep.runtime.keeper.process",
+                KEEPER_MODULE,
                 settings.to_text(),
             ],
             stdin=subprocess.DEVNULL,

@@ -13,6 +13,8 @@ Invariant: no message, whatever it says, ends the keeper; one that nobody can me
 
 from __future__ import annotations
 
+from typing import Any
+
 from keepstep.config import Settings
 from keepstep.core.recovery.job_lifetime import Finish, JobLifetime
 from keepstep.core.resume.cut import holding_of

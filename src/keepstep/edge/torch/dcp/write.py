@@ -45,38 +45,10 @@ from keepstep.edge.torch.dcp.plan import Plan, make_plan
 from keepstep.edge.torch.dcp.tree import RankState, Value, flat
 from keepstep.errors import ConfigError, DamageError, IdentityError, LayoutError, StoreError
 from keepstep.model.checkpoint import CheckpointAttempt
-from keepstep.model.snapshot import Stamp
 
 METADATA = ".metadata"
 
 NodeValues = dict[int, dict[str, Value]]  # a node's values, by rank and name
-
-
-def write_checkpoint(
-    store: Store,
-    step: int,
-    job: str,
-    states: Sequence[RankState],
-    metrics: Mapping[str, float],
-    fingerprint: Mapping[str, Any],
-    progress: Callable[[int], None] | None = None,
-) -> Manifest:
-    """All acts for a job of one node, in this process. Nothing to do when the step is there and
-    intact.
-
-    progress: called with the bytes of every write and of every block read back.
-    Raises what the acts raise. After that every other step is as it was and this one has no new
-    checkpoint.
-    """
-    attempt = CheckpointAttempt(job, Stamp(step, 0), 0, (len(states),))
-    present = already_there(store, attempt)
-    if present is not None:
-        return present
-    store.retract(step)  # at most a damaged one
-    with store.draft(step, progress) as draft:
-        values = survey(draft, attempt, 0, states)
-        write_part(draft, attempt, 0, values, metrics, fingerprint)
-        return publish(draft, attempt)
 
 
 def already_there(store: Store, attempt: CheckpointAttempt) -> Manifest | None:

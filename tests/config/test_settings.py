@@ -1,5 +1,5 @@
-"""Config: strongest source first, unknown names are errors, and every error says what was expected
-and what was found."""
+"""Settings: the strongest source wins, unknown names are errors, and every error says what was
+expected and what was found."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.config import (
-    SOCKET_PATH_BYTES,
     Config,
     Settings,
     from_environ,
@@ -20,6 +19,7 @@ from keepstep.config import (
     resolve,
     settings_from_text,
 )
+from keepstep.config.settings import MAX_SOCKET_PATH_BYTES
 from keepstep.errors import ConfigError
 
 HOME = {"HOME": "/home/someone"}
@@ -63,7 +63,7 @@ def test_a_secret_is_never_shown() -> None:
     assert "hush" not in str(caught.value)
     settings = resolved({"secret": "something nobody knows"})
     # it becomes a command line, which everybody on the machine can read
-    assert "nobody" not in settings.to_text()
+    assert "nobody" not in settings.to_text() + repr(settings)
     assert settings_from_text(settings.to_text()) == replace(settings, secret=None)
 
 
@@ -184,11 +184,11 @@ def test_relative_places_are_made_absolute(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_socket_path_that_is_too_long_is_said_before_it_fails() -> None:
-    longest = "/" + "a" * (SOCKET_PATH_BYTES - len("//keepstep-j/keeper.sock"))
+    longest = "/" + "a" * (MAX_SOCKET_PATH_BYTES - len("//keepstep-j/keeper.sock"))
     assert resolved({"arena_dir": longest, "job": "j"}).arena_dir == Path(longest)
     with pytest.raises(
         ConfigError,
-        match=f"expected a socket path of at most {SOCKET_PATH_BYTES} bytes, found "
-        f"{SOCKET_PATH_BYTES + 1}",
+        match=f"expected a socket path of at most {MAX_SOCKET_PATH_BYTES} bytes, found "
+        f"{MAX_SOCKET_PATH_BYTES + 1}",
     ):
         resolved({"arena_dir": longest + "a", "job": "j"})

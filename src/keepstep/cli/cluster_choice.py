@@ -1,5 +1,4 @@
-"""Simulating: which cluster is meant, what was asked for, and the words both `keepstep simulate`
-and `keepstep plan` share."""
+"""Which cluster `keepstep simulate` and `keepstep plan` are asked about, and numbers by commas."""
 
 from __future__ import annotations
 
@@ -19,17 +18,25 @@ from keepstep.sim.economics.presets import PRESETS, preset
 FileArgument = Annotated[
     Path | None,
     typer.Argument(
-        metavar="[CLUSTER.toml]", help="The cluster; or take --preset.", show_default=False
+        metavar="CLUSTER.toml",
+        help="File that describes the cluster (docs/operations.md). Or give --preset.",
+        show_default=False,
     ),
 ]
 PresetOption = Annotated[
     str | None,
-    typer.Option("--preset", help=f"A known cluster: {', '.join(PRESETS)}.", show_default=False),
+    typer.Option(
+        "--preset",
+        metavar="NAME",
+        help=f"A known cluster: {', '.join(PRESETS)}.",
+        show_default=False,
+    ),
 ]
 
 
 def chosen_cluster(file: Path | None, name: str | None) -> Cluster:
-    """Raises ConfigError."""
+    """The cluster of that file, or the known one of that name. Raises ConfigError unless there is
+    exactly one of them, and when it cannot be read."""
     if file is not None and name is None:
         return cluster_from(_document(file), file.stem)
     if name is not None and file is None:
@@ -56,16 +63,14 @@ def _document(path: Path) -> dict[str, Any]:
 
 
 def resized(cluster: Cluster, nodes: int | None, failures_per_day: float | None) -> Cluster:
-    """Another number of nodes, which fail as often each; another number of failures a day, of the
-    same kinds. Raises ConfigError."""
+    """The cluster with another number of nodes, which fail as often each; or with another number of
+    failures a day, of the same kinds. Raises ConfigError."""
     if nodes is not None:
         cluster = replace(cluster, nodes=nodes)
     if failures_per_day is None:
         return cluster
     if cluster.failures_per_day == 0:
-        raise ConfigError(
-            "--failures-per-day: expected a cluster with failures to scale, found none"
-        )
+        raise ConfigError("--failures-per-day: expected a cluster that has failures, found none")
     factor = failures_per_day / cluster.failures_per_day
     return replace(
         cluster,
@@ -76,9 +81,9 @@ def resized(cluster: Cluster, nodes: int | None, failures_per_day: float | None)
 
 
 def numbers(text: str | None, option: str) -> list[float]:
-    """`3,5`. Raises ConfigError when one is no number, or negative."""
-    found = []
-    for part in (text or "").split(",") if text is not None else []:
+    """`3,5`; none for None. Raises ConfigError when one is no number, or negative."""
+    found: list[float] = []
+    for part in [] if text is None else text.split(","):
         try:
             value = float(part)
         except ValueError:
@@ -92,7 +97,7 @@ def numbers(text: str | None, option: str) -> list[float]:
 
 
 def whole_numbers(text: str | None, option: str) -> list[int]:
-    """Raises ConfigError when one is no whole number above 0."""
+    """The same; raises ConfigError when one is no whole number above 0, too."""
     found = numbers(text, option)
     if any(value != int(value) or value < 1 for value in found):
         raise ConfigError(f"{option}: expected whole numbers of 1 or more, found {text!r}")

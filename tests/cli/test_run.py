@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import subprocess
 import sys
 from typing import Any
@@ -11,9 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from keepstep.cli.main import app
-from keepstep.cli.run import build_launch, run
 from keepstep.config import Config
-from keepstep.errors import ConfigError
 from keepstep.model.launch import Etcd, Launch
 
 
@@ -154,7 +151,7 @@ def test_a_program_that_is_no_python(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (
             ["--nnodes", "2"],
-            "--rdzv-endpoint: expected host:port at which the 2 machines meet, the same for "
+            "--rdzv-endpoint: expected host:port at which the 2 nodes meet, the same for "
             "all, found none",
         ),
         (["--nnodes", "2", "--rdzv-endpoint", "h:0"], "the same for all, found port 0 of h"),
@@ -166,9 +163,9 @@ def test_a_program_that_is_no_python(monkeypatch: pytest.MonkeyPatch) -> None:
             ["--nnodes", "2", "--rdzv-backend", "etcd"],
             "--rdzv-endpoint: expected etcd's members as host:port,host:port, found none",
         ),
-        (["--nnodes", "4:2"], "--nnodes: expected a number of machines, or MIN:MAX, found '4:2'"),
-        (["--nnodes", "0"], "--nnodes: expected a number of machines, or MIN:MAX, found '0'"),
-        (["--nnodes", "two"], "--nnodes: expected a number of machines, or MIN:MAX, found 'two'"),
+        (["--nnodes", "4:2"], "--nnodes: expected a number of nodes, or MIN:MAX, found '4:2'"),
+        (["--nnodes", "0"], "--nnodes: expected a number of nodes, or MIN:MAX, found '0'"),
+        (["--nnodes", "two"], "--nnodes: expected a number of nodes, or MIN:MAX, found 'two'"),
         (["--node-rank", "1"], "--node-rank: expected 0 to 0 with --nnodes 1, found 1"),
         (["--rdzv-endpoint", ":1"], "--rdzv-endpoint: expected host:port, found ':1'"),
         (["--nproc-per-node", "0"], "--nproc-per-node: expected at least 1, found 0"),
@@ -198,19 +195,6 @@ def test_what_cannot_be_is_said(words: list[str], sentence: str) -> None:
     result = invoke(*words, "train.py")
     assert result.exit_code == 2
     assert sentence in result.output
-
-
-def test_auto_counts_something() -> None:
-    launch = build_launch({**_defaults(), "nproc_per_node": "auto"}, [])
-    assert launch.ranks >= 1
-    with pytest.raises(ConfigError):
-        build_launch({**_defaults(), "nproc_per_node": "-1"}, [])
-
-
-def _defaults() -> dict[str, Any]:
-    return {name: p.default for name, p in inspect.signature(run).parameters.items()} | {
-        "script": "train.py"
-    }
 
 
 def test_reading_arguments_imports_no_torch() -> None:
