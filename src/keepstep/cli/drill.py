@@ -20,9 +20,8 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from keepstep.cli import drill_prediction, drill_report, drill_soak
+from keepstep.cli import drill_report, drill_soak
 from keepstep.cli.drill_arguments import DrillArguments, build_drill, checked_faults
-from keepstep.cli.drill_prediction import Prediction
 from keepstep.cli.parameters import from_arguments, takes
 from keepstep.cli.progress_bar import counting_bar, timing_bar
 from keepstep.testing.conductor import Drill, conduct, reference
@@ -58,12 +57,7 @@ def drill(**given: Any) -> None:
     # SIGTERM ends the drill as Ctrl-C does: the job and its memory go first
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     outcome = _soak(order, arguments) if arguments.soak else _run(order, arguments)
-    prediction = None
-    if arguments.predict and outcome.facts.exit_code == 0:
-        prediction = drill_prediction.predict(
-            order, outcome.faults, outcome.facts, arguments.predict, not arguments.json
-        )
-    _print(outcome, prediction, arguments.json)
+    _print(outcome, arguments.json)
     raise typer.Exit(_leave(outcome, work, keeps_work=arguments.work is not None))
 
 
@@ -133,17 +127,12 @@ def _with_order(report: dict[str, Any], order: Drill) -> dict[str, Any]:
     }
 
 
-def _print(outcome: DrillOutcome, prediction: Prediction | None, as_json: bool) -> None:
+def _print(outcome: DrillOutcome, as_json: bool) -> None:
     if as_json:
-        predicted = (
-            {} if prediction is None else {"predicted": drill_prediction.as_data(prediction)}
-        )
-        print(json.dumps(outcome.report | predicted))
+        print(json.dumps(outcome.report))
         return
     console = Console(highlight=False)
     drill_report.show(console, outcome.facts, outcome.report)
-    if prediction is not None:
-        drill_prediction.show(console, prediction)
 
 
 def _leave(outcome: DrillOutcome, work: Path, keeps_work: bool) -> int:

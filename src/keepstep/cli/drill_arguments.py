@@ -131,12 +131,6 @@ class DrillArguments:
         panel=REPORT,
         metavar="HASH",
     )
-    predict: int = argument(
-        0,
-        "Simulate the same drill with N seeds, and show what was predicted beside what was seen.",
-        panel=REPORT,
-        metavar="N",
-    )
     json: bool = argument(False, "Print the report as one JSON object.", panel=REPORT)
 
 
@@ -172,7 +166,6 @@ def build_drill(arguments: DrillArguments, faults: tuple[Fault, ...], work: Path
         rate_bits_per_s=None if arguments.rate is None else parse_rate(arguments.rate),
         namespaces=False if arguments.loopback else None,
         etcd=arguments.rdzv_backend == "etcd",
-        measures=arguments.predict > 0,
     )
 
 
@@ -218,8 +211,6 @@ def _check_launcher(arguments: DrillArguments) -> None:
         raise ConfigError(f"--launcher: expected one of {', '.join(LAUNCHERS)}, found {launcher!r}")
     if nodes > 1 and launcher != "run":
         raise ConfigError(f"--launcher: expected run with --nodes {nodes}, found {launcher}")
-    if arguments.predict and launcher != "run":
-        raise ConfigError(f"--predict: expected --launcher run, found {launcher}")
     expected = "1 with --launcher plain" if launcher == "plain" else "at least 1"
     if arguments.nproc < 1 or (launcher == "plain" and arguments.nproc != 1):
         raise ConfigError(f"--nproc: expected {expected}, found {arguments.nproc}")
