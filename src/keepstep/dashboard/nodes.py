@@ -135,7 +135,7 @@ def _doubt(keeper_alive: bool, told_ns: int, events: Sequence[Event]) -> str:
         return "no keeper lives here that would hear of a change"
     since = [e for e in events if e.wall_ns > told_ns]
     if any(e.kind == "mesh" for e in since):
-        return "another round has begun since, and its leader has not told yet"
+        return "another mesh has begun since, and its leader has not told yet"
     lost = next(
         (e for e in reversed(since) if e.kind == "node-lost" and e.data.get("node") == LEADER), None
     )

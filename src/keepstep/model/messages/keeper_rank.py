@@ -111,10 +111,12 @@ class StateOffered:
 
 @dataclass(frozen=True, slots=True)
 class TrainingPermitted:
-    """All ranks have proven the state that was offered last: train on, in this epoch."""
+    """All ranks have proven the state that was offered under this number: train on, in this
+    epoch."""
 
     KIND: ClassVar = "go"
     epoch: Count
+    offer: Count
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,7 +162,7 @@ class Link:
                     stamp = Stamp(message.step, message.epoch)
                     offer = Offer(message.offer, message.source, stamp, message.why)
                     self._try(offer, load)
-                case TrainingPermitted(epoch):
+                case TrainingPermitted(epoch, _):
                     assert offer is not None
                     self._join = None
                     return offer, epoch
@@ -190,9 +190,9 @@ class Link:
             self._join = replace(self._join, holds=tuple(sorted(error.holds)))
             self._box.send(self._join)
         except Unusable as error:
-            self._box.send(StateUnusable(self._rank, offer.round, str(error)))
+            self._box.send(StateUnusable(self._rank, offer.number, str(error)))
         else:
-            self._box.send(StateLoaded(self._rank, offer.round))
+            self._box.send(StateLoaded(self._rank, offer.number))
 
     # -- during training
 

@@ -65,7 +65,7 @@ TEAR_NS = 1000  # how long the last page of a snapshot takes
 class Offer:
     """What the keeper offers."""
 
-    round: int
+    number: int
     source: str
     stamp: Stamp
 
@@ -271,7 +271,7 @@ class Rank:
                     self.job.plan.load_ns
                 )
                 self.job.world.at(self._busy_ns, self.process, self._load, offer, self._join)
-            case TrainingPermitted(epoch):
+            case TrainingPermitted(epoch, _):
                 self._go(epoch)
 
     def _load(self, offer: Offer, join: JoinVote) -> None:
@@ -339,10 +339,10 @@ class Rank:
 
     def _loaded(self, offer: Offer) -> None:
         self.job.watch.loaded(self, offer.source, offer.stamp, self._state)
-        self._say(StateLoaded(self.rank, offer.round))
+        self._say(StateLoaded(self.rank, offer.number))
 
     def _failed(self, offer: Offer, why: str) -> None:
-        self._say(StateUnusable(self.rank, offer.round, why))
+        self._say(StateUnusable(self.rank, offer.number, why))
 
     def _forget_newer(self, stamp: Stamp | None) -> None:
         for index, (slot, view) in enumerate(zip(self._slots, self._views, strict=True)):
