@@ -465,7 +465,9 @@ def memory(policy: str, nodes: int, nbytes: int) -> dict[str, Any]:
             used.append(sum(p.stat().st_blocks * 512 for p in files) / nbytes)
         scheme = parse_policy(policy)
         assert not isinstance(scheme, Auto) and here.cluster.members is not None
-        topology = Mesh(here.cluster.round, 0, here.cluster.members, here.cluster.secret).topology
+        topology = Mesh(
+            here.cluster.mesh_version, 0, here.cluster.members, here.cluster.secret
+        ).topology
         formula = place(scheme, topology).two_slots_ratio
         return {
             "policy": policy,

@@ -6,14 +6,14 @@ import json
 from typing import Any
 
 import pytest
+from keepstep.sim.protocol.drawn import Resumption, draw, source_of
+from keepstep.sim.protocol.measured import spread
+from keepstep.sim.protocol.record import Begun, Record
 
 from keepstep.errors import ConfigError
 from keepstep.model.events import Event
 from keepstep.model.snapshot import Phase
 from keepstep.model.units import MS_NS, S_NS
-from keepstep.sim.protocol.drawn import Resumption, draw, source_of
-from keepstep.sim.protocol.measured import spread
-from keepstep.sim.protocol.record import Begun, Record
 
 SHAPE = {
     **{"nodes": 1, "nproc": 2, "policy": "copies:2", "store": False, "persist_every": 0},

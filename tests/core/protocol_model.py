@@ -21,7 +21,7 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 from keepstep.core.redundancy.protection import Assignment, assignments
-from keepstep.core.resume.commit import Commit, RankFacts, first_word, newer
+from keepstep.core.resume.commit import Commit, RankFacts, first_horizon, newer
 from keepstep.core.resume.cut import Holding
 from keepstep.core.resume.slots import Skip, Take, choose
 from keepstep.core.resume.sources import restorable_stamps, restore_sources
@@ -346,9 +346,9 @@ class Protocol:
         key = (facts, led, said, heard)
         if key not in self._decided:
             commit = self.commit_type(len(self.ranks), led.epoch)
-            commit.horizon, commit.said = led, said
+            commit.horizon, commit.announced = led, said
             commit.report((f for f in facts if f is not None), heard)
-            self._decided[key] = commit.horizon, commit.said
+            self._decided[key] = commit.horizon, commit.announced
         return self._decided[key]
 
     def say(self, world: World, node: int) -> World:
@@ -475,7 +475,7 @@ class Protocol:
         words = []
         for node, word in enumerate(world.words):
             common = frozenset.intersection(*(sealed(own[r]) for r in self.mesh.ranks_of(node)))
-            words.append(first_word(epoch, resumed, BLANK if node in lost else word, common))
+            words.append(first_horizon(epoch, resumed, BLANK if node in lost else word, common))
         return self.first(epoch)._replace(
             own=own,
             held=held,

@@ -243,7 +243,7 @@ def test_a_leader_that_does_not_answer_makes_its_word_worthless(scene: Scene) ->
 def test_another_round_or_no_keeper_makes_it_worthless_too(scene: Scene) -> None:
     scene.tell(WELL)
     scene.told_ago(1)
-    scene.journal.record("mesh", "round 3: node 1 of 2, ranks [2, 3]", round=3)
+    scene.journal.record("mesh", "mesh 3: node 1 of 2, ranks [2, 3]", mesh_version=3)
     nodes = scene.look().nodes
     assert nodes is not None and nodes.doubt
     scene.tell(WELL)

@@ -515,7 +515,7 @@ def test_the_next_keeper_listens_where_the_last_one_did(machines: Begin) -> None
         assert code == 0, output
     ports = [e.data["port"] for e in nodes[1].events("keeper-listens")]
     assert len(ports) == 2 and ports[0] == ports[1]
-    rounds = [e.data["round"] for e in nodes[1].events("mesh")]
+    rounds = [e.data["mesh_version"] for e in nodes[1].events("mesh")]
     assert rounds[0] == rounds[1], "it was told of the round that is lived"
 
 

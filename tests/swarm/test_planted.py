@@ -69,8 +69,8 @@ def plant_stale_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     """All train on in the epoch in which they trained before."""
     has_loaded = Vote.has_loaded
 
-    def in_the_old_one(self: Vote, rank: int, round_: int) -> list[Action]:
-        actions = has_loaded(self, rank, round_)
+    def in_the_old_one(self: Vote, rank: int, offer: int) -> list[Action]:
+        actions = has_loaded(self, rank, offer)
         self.epoch = max(1, self.epoch - len(actions))
         return [Go(self.epoch, a.offer) if isinstance(a, Go) else a for a in actions]
 

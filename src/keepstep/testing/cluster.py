@@ -372,7 +372,7 @@ class Cluster:
             )
             machine.seat = (lab, i) if lab else None
             self.machines.append(machine)
-        self.round, self.secret, self.incarnation = 0, secrets.token_hex(16), 0
+        self.mesh_version, self.secret, self.incarnation = 0, secrets.token_hex(16), 0
         self.members: tuple[Member, ...] | None = None
 
     def __enter__(self) -> Cluster:
@@ -396,11 +396,11 @@ class Cluster:
     def ranks(self) -> list[Rank]:
         return [rank for machine in self.machines for rank in machine.ranks]
 
-    # -- rounds
+    # -- meshes
 
-    def begin_round(self) -> None:
+    def begin_mesh(self) -> None:
         """All ranks start, in the order of the machines."""
-        self.round += 1
+        self.mesh_version += 1
         self.incarnation += 1
         self.members = members = tuple(
             Member(i, m.host, m.port, m.incarnation, self.per_node)
@@ -408,7 +408,7 @@ class Cluster:
         )
         for i, machine in enumerate(self.machines):
             assert machine.box is not None
-            machine.box.send(BeginMesh(Mesh(self.round, i, members, self.secret)))
+            machine.box.send(BeginMesh(Mesh(self.mesh_version, i, members, self.secret)))
         world = len(self.machines) * self.per_node
         for i, machine in enumerate(self.machines):
             for local in range(self.per_node):
@@ -428,8 +428,8 @@ class Cluster:
             rank.hear()
 
     def resume(self) -> StateOffered:
-        """A round, until every rank may go: what was offered last."""
-        self.begin_round()
+        """A mesh, until every rank may go: what was offered last."""
+        self.begin_mesh()
 
         def all_go() -> bool:
             self.hear()
@@ -523,7 +523,7 @@ class Cluster:
             replace(m, incarnation=machine.incarnation) if m.node == node else m
             for m in self.members
         )
-        machine.box.send(BeginMesh(Mesh(self.round, node, members, self.secret)))
+        machine.box.send(BeginMesh(Mesh(self.mesh_version, node, members, self.secret)))
 
     def wire_bytes(self) -> int:
         """Bytes of blocks that crossed the wire, as the keepers count them."""

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from keepstep.core.resume.commit import Commit, RankFacts, first_word, newer
+from keepstep.core.resume.commit import Commit, RankFacts, first_horizon, newer
 from keepstep.core.resume.cut import Holding
 from keepstep.core.resume.slots import Skip, Take, choose
 from keepstep.model.horizon import Horizon
@@ -697,14 +697,16 @@ def test_on_a_slow_link_a_killed_process_still_loses_one_step() -> None:
 def test_a_page_inherits_what_was_committed_as_far_as_it_is_there() -> None:
     last = Horizon(1, committed=Stamp(4, 1), target=Stamp(5, 1))
     stamps = {Stamp(4, 1), Stamp(5, 1)}
-    assert first_word(2, Stamp(5, 1), last, stamps) == Horizon(2, inherited=Stamp(4, 1))
-    assert first_word(2, Stamp(4, 1), last, {Stamp(4, 1)}).floor == Stamp(4, 1)
-    assert first_word(2, Stamp(3, 1), last, {Stamp(3, 1)}) == Horizon(2), (
+    assert first_horizon(2, Stamp(5, 1), last, stamps) == Horizon(2, inherited=Stamp(4, 1))
+    assert first_horizon(2, Stamp(4, 1), last, {Stamp(4, 1)}).floor == Stamp(4, 1)
+    assert first_horizon(2, Stamp(3, 1), last, {Stamp(3, 1)}) == Horizon(2), (
         "it was lost: all went back further"
     )
-    assert first_word(2, Stamp(5, 1), last, {Stamp(5, 1)}) == Horizon(2), "it is not here any more"
-    assert first_word(2, None, last, stamps) == Horizon(2), "all began from the store"
-    again = first_word(3, Stamp(5, 1), Horizon(2, inherited=Stamp(4, 1)), stamps)
+    assert first_horizon(2, Stamp(5, 1), last, {Stamp(5, 1)}) == Horizon(2), (
+        "it is not here any more"
+    )
+    assert first_horizon(2, None, last, stamps) == Horizon(2), "all began from the store"
+    again = first_horizon(3, Stamp(5, 1), Horizon(2, inherited=Stamp(4, 1)), stamps)
     assert again == Horizon(3, inherited=Stamp(4, 1)), "nothing was committed in between"
 
 

@@ -69,7 +69,7 @@ def test_a_mesh_that_keepers_could_not_make_links_of(mesh: Mesh, is_sound: bool)
     [
         WORD,
         AllEnded(7),
-        VoteWord(7, GoWord(5, 1, "memory", STAMP, 0, "")),
+        VoteWord(7, GoWord(1, 1, "memory", STAMP, 0, "")),
         VoteWord(7, RefusalWord("")),
         VoteWord(7, OfferWord(1, "fresh", STAMP, "", ())),
         CheckpointWord(7, ActOrdered("drop", STAMP, 1)),

@@ -107,7 +107,7 @@ class Cluster:
         ]
         for child in self.children:
             child.start()
-        self.new_round(1)
+        self.new_mesh(1)
 
     def _settings(self, node: int) -> Settings:
         config = {"job": "j", "store": str(self.where / "store"), "keep": "latest:1"}
@@ -121,7 +121,7 @@ class Cluster:
             "j",
         )
 
-    def new_round(self, number: int) -> None:
+    def new_mesh(self, number: int) -> None:
         for node, checkpointing in enumerate(self.nodes):
             checkpointing.join_mesh(Mesh(number, node, self.members, "s" * 16), self._order)
 
@@ -313,12 +313,12 @@ def test_what_dies_in_an_attempt_fails_it_and_the_next_one_is_none_the_worse(
 
     def next_round(node: int, act: str) -> bool:
         if act == "part":
-            cluster.posted.append(lambda: cluster.new_round(2))
+            cluster.posted.append(lambda: cluster.new_mesh(2))
         return act != "part"
 
     cluster.on_order = next_round
     heard = cluster.persist(4)
-    assert heard.why == "round 2 begins" and not heard.ok
+    assert heard.why == "mesh 2 begins" and not heard.ok
     cluster.settle()
     assert cluster.stored() == [] and cluster.all_movable()
 

@@ -109,7 +109,7 @@ def test_a_second_node_lost_while_restoring(tmp_path: Path, policy: str) -> None
         for machine in cluster.machines:
             machine.kill_ranks()
         cluster.replace(1)
-        cluster.begin_round()
+        cluster.begin_mesh()
         cluster.hear()
         for machine in cluster.machines:
             machine.kill_ranks()
@@ -271,20 +271,20 @@ def test_a_keeper_that_dies_while_its_ranks_ask_where_to_resume(tmp_path: Path, 
         cluster.train(0, 3)
         for machine in cluster.machines:
             machine.kill_ranks()
-        cluster.begin_round()
+        cluster.begin_mesh()
         machine = cluster.machines[node]
         machine.kill_keeper()
         machine.start()
         for rank in machine.ranks:
             rank.box.close()
             rank.box = ensure_keeper(rank.settings, RANK_WITH_KEEPER)
-            rank.join()  # before the keeper has heard of any round
+            rank.join()  # before the keeper has heard of any mesh
         assert machine.box is not None and cluster.members is not None
         members = tuple(
             replace(m, incarnation=machine.incarnation) if m.node == node else m
             for m in cluster.members
         )
-        machine.box.send(BeginMesh(Mesh(cluster.round, node, members, cluster.secret)))
+        machine.box.send(BeginMesh(Mesh(cluster.mesh_version, node, members, cluster.secret)))
 
         def all_go() -> bool:
             cluster.hear()

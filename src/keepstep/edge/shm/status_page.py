@@ -1,7 +1,7 @@
 """Status page: what a rank publishes about itself in one page of shared memory.
 
-A twin page, so a reader never meets half of a write. The rank holds an exclusive flock on the file
-while it lives, so "is it alive" is a question to the kernel, not to a timeout.
+A double-buffered page, so a reader never meets half of a write. The rank holds an exclusive flock
+on the file while it lives, so "is it alive" is a question to the kernel, not to a timeout.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from keepstep.edge.os.clock import CLOCK
-from keepstep.edge.shm.double_buffered_page import TwinPage
+from keepstep.edge.shm.double_buffered_page import DoubleBufferedPage
 from keepstep.edge.shm.slot import rank_dir, ranks_in
 from keepstep.model.snapshot import Phase, RankStatus, SlotState, SlotView, Stamp
 from keepstep.ports import Clock, Memory
@@ -40,7 +40,7 @@ class StatusPage:
 
     def __init__(self, memory: Memory, path: Path, clock: Clock = CLOCK) -> None:
         """Map an existing page. Raises OSError or ValueError when there is none."""
-        self._page = TwinPage.open(memory, path)
+        self._page = DoubleBufferedPage.open(memory, path)
         self._clock = clock
         self._lock = threading.Lock()
         self._current = BLANK
@@ -57,7 +57,7 @@ class StatusPage:
         `alive`, which holds the lock for a moment.
         """
         path = status_path(job_dir, rank)
-        TwinPage.ensure(memory, path).close()
+        DoubleBufferedPage.ensure(memory, path).close()
         page = cls(memory, path, clock)
         if page._page.lock(exclusive=True):
             return page

@@ -127,7 +127,7 @@ class SafetyWord:
     else's. `any_nodes`: so many may be lost, whichever they are; -1 when something is out of reach.
     """
 
-    KIND: ClassVar = "standing"
+    KIND: ClassVar = "safety"
     mesh_version: Count
     policy: Text
     policy_why: Sentence
@@ -291,12 +291,12 @@ class OfferWord:
 
 @dataclass(frozen=True, slots=True)
 class GoWord:
-    """To all: every rank has proven `stamp`, which was offered under this number; train on, in
-    `epoch`. `lost_steps` were completed and are done again."""
+    """To all: every rank has proven what was offered under that number; train on, in `epoch`, from
+    `stamp`. `lost_steps` were completed and are done again."""
 
     KIND: ClassVar = "go"
-    offer: Count
     epoch: Count
+    offer: Count
     source: StateSource
     stamp: Stamp
     lost_steps: Count
@@ -378,7 +378,7 @@ CheckpointBody = CheckpointAsked | CheckpointAnswer | ActOrdered | ActAnswer
 class CheckpointWord:
     """A word about writing a checkpoint."""
 
-    KIND: ClassVar = "persist"
+    KIND: ClassVar = "checkpoint"
     mesh_version: Count
     body: CheckpointBody
 

@@ -264,7 +264,7 @@ class Checkpointing:
     def join_mesh(self, mesh: Mesh, order: Order) -> None:
         """A mesh of these nodes begins, and what was under way is over. `order` only sends: answers
         come in by `answered` later."""
-        self.give_up(f"round {mesh.version} begins")
+        self.give_up(f"mesh {mesh.version} begins")
         self._part = MeshPart(mesh.node, tuple(m.ranks for m in mesh.members), order)
         self._refuse_unless_leading()
 

@@ -133,7 +133,7 @@ class OneNode:
         """Ranks see each other's pages."""
 
 
-class ResumeRound:
+class MeshVote:
     """What belongs to one mesh: who has asked, and what was answered to the newest offer."""
 
     def __init__(self, nodes: ResumeNodes, leader: VoteLeader | None) -> None:
@@ -157,7 +157,7 @@ class Resume:
         self._clock, self._journal, self._has_store, self._host = clock, journal, has_store, host
         self._trust = Trust()
         alone = OneNode(self._obey)
-        self._round = ResumeRound(alone, self._new_leader(alone))
+        self._current = MeshVote(alone, self._new_leader(alone))
         self._is_alone = True
 
     def _new_leader(self, nodes: VoteNodes) -> VoteLeader:
@@ -173,20 +173,20 @@ class Resume:
             here = mesh.ranks_of(mesh.node)
             early = {
                 rank: join
-                for rank, join in self._round.joins.items()
+                for rank, join in self._current.joins.items()
                 if rank in here and join.world_size == mesh.world_size
             }
         self._is_alone = False
-        self._round = ResumeRound(nodes, self._new_leader(nodes) if nodes.leads else None)
-        self._round.joins = early
+        self._current = MeshVote(nodes, self._new_leader(nodes) if nodes.leads else None)
+        self._current.joins = early
         for join in early.values():
-            self._round.to_leader(join)
+            self._current.to_leader(join)
 
     # -- what ranks here say
 
     def joined(self, join: JoinVote) -> None:
         """A rank here asks where to resume."""
-        rank, current = join.rank, self._round
+        rank, current = join.rank, self._current
         if current.nodes.refusal:
             self._host.tell(rank, VoteRefused(current.nodes.refusal))
             return
@@ -206,8 +206,8 @@ class Resume:
 
     def left(self, rank: int) -> None:
         """A rank here is gone."""
-        self._round.joins.pop(rank, None)
-        self._round.to_leader(RankGone(rank))
+        self._current.joins.pop(rank, None)
+        self._current.to_leader(RankGone(rank))
 
     def loaded(self, rank: int, offer: int) -> None:
         """A rank here has loaded and proven what was offered."""
@@ -220,8 +220,8 @@ class Resume:
         self._answer(RankFailed(rank, offer, why))
 
     def _answer(self, answer: RankLoaded | RankFailed) -> None:
-        self._round.answers[answer.rank] = answer
-        self._round.to_leader(answer)
+        self._current.answers[answer.rank] = answer
+        self._current.to_leader(answer)
 
     # -- what the leader says, and what becomes of it
 
@@ -231,13 +231,13 @@ class Resume:
             case OfferWord() | GoWord() | RefusalWord():
                 self._obey(body)
             case RankJoined() | RankGone() | RankLoaded() | RankFailed():
-                if self._round.leader is not None:
-                    self._round.leader.receive(body)
+                if self._current.leader is not None:
+                    self._current.leader.receive(body)
 
     def leader_is_back(self) -> None:
         """It may be another life of it, which has heard nothing yet, or a link may have died with
         an answer."""
-        current = self._round
+        current = self._current
         for rank, join in current.joins.items():
             current.to_leader(join)
             answer = current.answers.get(rank)
@@ -246,18 +246,18 @@ class Resume:
 
     def inventories_changed(self) -> None:
         """A node has told what it holds."""
-        if self._round.leader is not None:
-            self._round.leader.inventories_changed()
+        if self._current.leader is not None:
+            self._current.leader.inventories_changed()
 
     def ranks_are_gone(self, ranks: Sequence[int]) -> None:
         """Their node is lost."""
-        if self._round.leader is not None:
-            self._round.leader.ranks_are_gone(ranks)
+        if self._current.leader is not None:
+            self._current.leader.ranks_are_gone(ranks)
 
     def store_listed(self, found: Sequence[int] | str) -> None:
         """Steps of the usable checkpoints, or why the store cannot be read."""
-        if self._round.leader is not None:
-            self._round.leader.store_listed(found)
+        if self._current.leader is not None:
+            self._current.leader.store_listed(found)
 
     def _obey(self, body: VoteToAll) -> None:
         match body:
@@ -270,7 +270,7 @@ class Resume:
                     self._host.tell(rank, VoteRefused(body.why))
 
     def _hand_on(self, word: OfferWord) -> None:
-        current, stamp = self._round, word.stamp
+        current, stamp = self._current, word.stamp
         offer = StateOffered(word.offer, word.source, stamp.step, stamp.epoch, word.why)
         if not self._is_alone:
             if word.offer == current.offer:
@@ -282,7 +282,7 @@ class Resume:
                 f"node {LEADER} says: {word.why}",
                 source=word.source,
                 step=stamp.step,
-                round=word.offer,
+                offer=word.offer,
             )
         if word.source != "fresh":  # what may be all there is goes only when all do start afresh
             current.nodes.forget_newer(stamp if word.source == "memory" else None)
@@ -295,10 +295,8 @@ class Resume:
             else:
                 self._host.tell(rank, offer)
 
-    def _fetched(
-        self, asked_in: ResumeRound, rank: int, offer: StateOffered, why: str | None
-    ) -> None:
-        if asked_in is not self._round or offer.offer != asked_in.offer:
+    def _fetched(self, asked_in: MeshVote, rank: int, offer: StateOffered, why: str | None) -> None:
+        if asked_in is not self._current or offer.offer != asked_in.offer:
             return
         if why is None:
             self._host.tell(rank, offer)
@@ -306,7 +304,7 @@ class Resume:
             self.failed(rank, offer.offer, why)
 
     def _go(self, go: GoWord) -> None:
-        current, stamp = self._round, go.stamp
+        current, stamp = self._current, go.stamp
         if not current.nodes.leads:
             self._journal.record(
                 "go",

@@ -114,7 +114,7 @@ class VoteLeader:
             self._has_store,
             self._host.newest_epoch(),
             # Offers count from the time: those of a keeper that led before must not come again.
-            round=self._clock.wall_ns() // MS_NS,
+            number=self._clock.wall_ns() // MS_NS,
         )
         vote.silent_nodes = self._nodes.silent_nodes()
         return vote
@@ -139,7 +139,7 @@ class VoteLeader:
         if silent or len(proven) < vote.world_size:
             vote.silent_nodes = silent
             return []
-        return vote.reached(silent, self._nodes.restorable(proven))
+        return vote.restorable(silent, self._nodes.restorable(proven))
 
     def ranks_are_gone(self, ranks: Sequence[int]) -> None:
         """Their node is lost."""
@@ -173,14 +173,14 @@ class VoteLeader:
                     self._host.list_store()
 
     def _offer(self, vote: Vote, offer: Offer) -> None:
-        if offer.round != self._recorded:
-            self._recorded = offer.round
+        if offer.number != self._recorded:
+            self._recorded = offer.number
             self._journal.record(
                 "restore-offered",
                 offer.why,
                 source=offer.source,
                 step=offer.stamp.step,
-                round=offer.round,
+                offer=offer.number,
             )
         sources: Mapping[int, RestoreSource] = {}
         if offer.source == "memory":
@@ -188,7 +188,7 @@ class VoteLeader:
             without = [rank for rank, holds in proven.items() if offer.stamp not in holds]
             sources = self._nodes.sources(without, offer.stamp, proven)
         source = cast(StateSource, offer.source)
-        word = OfferWord(offer.round, source, offer.stamp, offer.why, tuple(sources.values()))
+        word = OfferWord(offer.number, source, offer.stamp, offer.why, tuple(sources.values()))
         self._nodes.to_all(word)
 
     def _permit(self, go: Go) -> None:
@@ -204,6 +204,6 @@ class VoteLeader:
             "resumed", why, step=stamp.step, source=source, lost_steps=lost, epoch=go.epoch
         )
         self._completed.clear()
-        self._trust.went(stamp if source == "memory" else None)
-        word = GoWord(go.offer.round, go.epoch, cast(StateSource, source), stamp, lost, why)
+        self._trust.resumed_from(stamp if source == "memory" else None)
+        word = GoWord(go.epoch, go.offer.number, cast(StateSource, source), stamp, lost, why)
         self._nodes.to_all(word)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from keepstep.config import Settings
 from keepstep.core.redundancy.node_safety import spell_out
 from keepstep.core.redundancy.protection import Assignment, assignments, partners
-from keepstep.core.resume.commit import first_word, newer
+from keepstep.core.resume.commit import first_horizon, newer
 from keepstep.core.resume.cut import Holding, common, holding_of
 from keepstep.core.wire.plausible import flaw_of_peer
 from keepstep.edge.shm.horizon_page import HorizonPage
@@ -383,7 +383,7 @@ class MeshState:
         memory."""
         held = common([holding_of(status).sealed for status in self._own_pages().values()])
         self._epoch = epoch
-        self.horizon = first_word(epoch, stamp, self._page.last(), held)
+        self.horizon = first_horizon(epoch, stamp, self._page.last(), held)
         self._page.write(self.horizon)
         self._server.release()
         self._links.restored()

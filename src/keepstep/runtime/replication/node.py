@@ -65,8 +65,8 @@ class Node:
 
     def _record(self, mesh: Mesh) -> None:
         ranks = list(mesh.ranks_of(mesh.node))
-        why = f"round {mesh.version}: node {mesh.node} of {len(mesh.members)}, ranks {ranks}"
-        self._world.journal.record("mesh", why, round=mesh.version)
+        why = f"mesh {mesh.version}: node {mesh.node} of {len(mesh.members)}, ranks {ranks}"
+        self._world.journal.record("mesh", why, mesh_version=mesh.version)
 
     def _new_state(self, mesh: Mesh) -> MeshState:
         return MeshState(
