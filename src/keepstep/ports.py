@@ -209,6 +209,20 @@ class Keepers(Protocol):
         another user's."""
 
 
+class KeeperDoor(Protocol):
+    """Where the keeper of a job answers, on one node."""
+
+    def connect(self, hearer: Hearer) -> Box | None:
+        """At once; None when none lives, or it does not answer yet."""
+
+    def start(self, then: Callable[[KeepstepError | None], None]) -> None:
+        """Start a keeper; `then` hears None, or why it cannot be: a KeeperError, or an
+        IdentityError when the job directory is another user's."""
+
+    def in_vain(self, within_ns: int) -> KeepstepError:
+        """What to say when none answered in that time."""
+
+
 class Agents(Protocol):
     """How a rank finds the agent of its node."""
 

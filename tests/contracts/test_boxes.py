@@ -29,8 +29,8 @@ from keepstep.model.messages.keeper_rank import (
 )
 from keepstep.model.units import S_NS
 from keepstep.ports import Box
-from keepstep.sim.protocol.boxes import LocalSockets, SimBox
-from keepstep.sim.protocol.world import Process
+from keepstep.sim.protocol.world.boxes import LocalSockets, SimBox
+from keepstep.sim.protocol.world.world import Process
 from tests.contracts.simulated import Time
 
 FROM_RANK: Codec[Any] = Codec(get_args(FromRank), MAX_PACKET_BYTES)

@@ -16,7 +16,7 @@ from keepstep.edge.os.loop import Loop
 from keepstep.edge.torch.tcp_store import open_embedded
 from keepstep.model.units import MS_NS, S_NS
 from keepstep.ports import KV, Timer
-from keepstep.sim.protocol.kv import KVPath, KVPlace
+from keepstep.sim.protocol.world.kv import KVPath, KVPlace
 from keepstep.testing.etcd import HOST, MISSING, Members, free_ports
 from tests.contracts.simulated import Time
 

@@ -11,7 +11,7 @@ from keepstep.edge.os.clock import CLOCK
 from keepstep.edge.os.loop import Loop
 from keepstep.model.units import MS_NS, S_NS
 from keepstep.ports import Clock, Timers
-from keepstep.sim.protocol.timers import SimTimers
+from keepstep.sim.protocol.world.timers import SimTimers
 from tests.contracts.simulated import Time
 
 

@@ -21,11 +21,11 @@ from keepstep.ports import Links, Receiver
 from keepstep.runtime.keeper.keeper import Keeper
 from keepstep.runtime.world import World as Surroundings
 from keepstep.sim.protocol.links import SimLinks
-from keepstep.sim.protocol.machine import UID, Machine, SimExecutor, SimJournal
-from keepstep.sim.protocol.memory import SimMemory
+from keepstep.sim.protocol.world.machine import UID, Machine, SimExecutor, SimJournal
+from keepstep.sim.protocol.world.memory import SimMemory
 from keepstep.sim.protocol.network import Network, Wires
 from keepstep.sim.protocol.store import SharedStore, SimCheckpoints, SimWriter
-from keepstep.sim.protocol.world import World
+from keepstep.sim.protocol.world.world import World
 
 SECRET = "a secret of the tests"
 PATIENCE_NS = 600 * S_NS

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from keepstep.model.units import S_NS
-from keepstep.sim.protocol.plan import Plan
+from keepstep.sim.protocol.job.plan import Plan
 from keepstep.sim.protocol.swarm import many, run, story
 
 WITHIN_S = 20.0

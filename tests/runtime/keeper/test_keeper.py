@@ -24,7 +24,7 @@ from keepstep.model.messages.keeper_rank import (
 )
 from keepstep.model.messages.peers import MeshMessage, VoteWord
 from keepstep.runtime.refused_messages import TOLD_EVERY
-from keepstep.sim.protocol.machine import connect
+from keepstep.sim.protocol.world.machine import connect
 from tests.core.wire.drawn import ANY_JSON, messages
 from tests.runtime.simulated import FakeBox, SimKeeper, Town
 

@@ -18,9 +18,9 @@ from keepstep.model.messages.keeper_rank import (
 )
 from keepstep.model.units import GIB, MS_NS, S_NS
 from keepstep.ports import Box
-from keepstep.sim.protocol.boxes import LocalSockets, SimBox
-from keepstep.sim.protocol.machine import Machine
-from keepstep.sim.protocol.world import World
+from keepstep.sim.protocol.world.boxes import LocalSockets, SimBox
+from keepstep.sim.protocol.world.machine import Machine
+from keepstep.sim.protocol.world.world import World
 
 FROM_RANK: Codec[Any] = Codec(get_args(FromRank))
 TO_RANK: Codec[Any] = Codec(get_args(ToRank))

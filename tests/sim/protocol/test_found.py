@@ -16,15 +16,15 @@ from keepstep.model.snapshot import SlotState, Stamp
 from keepstep.model.units import KIB, MS_NS, PAGE_BYTES, S_NS
 from keepstep.model.wire import Part, Span
 from keepstep.runtime.replication.node import Node
-from keepstep.sim.protocol.job import Job, Outcome
+from keepstep.sim.protocol.job.job import Job, Outcome
 from keepstep.sim.protocol.links import SimLinks
-from keepstep.sim.protocol.memory import SimMemory
+from keepstep.sim.protocol.world.memory import SimMemory
 from keepstep.sim.protocol.network import Wires
-from keepstep.sim.protocol.plan import Plan
+from keepstep.sim.protocol.job.plan import Plan
 from keepstep.sim.protocol.site import Site
 from keepstep.sim.protocol.swarm import CHECKERS
-from keepstep.sim.protocol.watching import Checker
-from keepstep.sim.protocol.world import World
+from keepstep.sim.protocol.job.observer import Checker
+from keepstep.sim.protocol.world.world import World
 
 
 def a_job(plan: Plan) -> Job:

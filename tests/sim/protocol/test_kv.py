@@ -9,9 +9,9 @@ import pytest
 
 from keepstep.model.units import GIB, MS_NS, S_NS
 from keepstep.ports import KV
-from keepstep.sim.protocol.kv import KVPath, KVPlace
-from keepstep.sim.protocol.machine import Machine
-from keepstep.sim.protocol.world import Process, World
+from keepstep.sim.protocol.world.kv import KVPath, KVPlace
+from keepstep.sim.protocol.world.machine import Machine
+from keepstep.sim.protocol.world.world import Process, World
 
 SURE = KVPath(unanswered=0.0)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from keepstep.model.units import MS_NS, S_NS
-from keepstep.sim.protocol.timers import SimTimers
+from keepstep.sim.protocol.world.timers import SimTimers
 from tests.contracts.simulated import Time
 
 

@@ -17,11 +17,10 @@ from functools import partial
 from pathlib import Path
 
 from keepstep.config import Config, Settings, resolve
-from keepstep.core.detection.deadlines import derive
 from keepstep.core.economics.retention import parse_rules
 from keepstep.core.wire.conversations import AGENT_WITH_KEEPER, AGENT_WITH_PROCESS
 from keepstep.edge.net import boxes
-from keepstep.edge.net.keepers import NodeKeepers
+from keepstep.edge.net.keepers import KeeperSocket
 from keepstep.edge.os.clock import CLOCK
 from keepstep.edge.os.journal import Journal
 from keepstep.edge.os.loop import Loop
@@ -42,6 +41,7 @@ from keepstep.runtime.agent.metrics import Metrics
 from keepstep.runtime.agent.supervisor import RESTARTED_AGENT, SIGNALS, say_last_word
 from keepstep.runtime.agent.world import AgentOptions, AgentWorld
 from keepstep.runtime.job_name import default_job
+from keepstep.runtime.keeper_search import KeeperSearches
 
 WORKERS = 4  # a look at ranks may hang; another one must not wait for it
 
@@ -92,13 +92,14 @@ def _run(
         # Only the keeper's work is left: whoever does not want to wait for it need not.
         signals.close()
 
+    door = KeeperSocket(loop, settings, AGENT_WITH_KEEPER, journal.record)
     world = AgentWorld(
         clock=CLOCK,
         timers=loop,
         memory=MEMORY,
         journal=journal,
         executor=executor,
-        keepers=NodeKeepers(loop, settings, AGENT_WITH_KEEPER, journal.record),
+        keepers=KeeperSearches(door, CLOCK, loop),
         processes=processes,
         probes=NodeProbes(settings.journal_path.parent),
         serve_boxes=lambda path, hearer: _serve(loop, journal, path, hearer),
@@ -131,17 +132,9 @@ def _hear(signals: Signals, signum: int, agent: Agent) -> None:
 def _options(launch: Launch, settings: Settings, environ: Mapping[str, str]) -> AgentOptions:
     meets_at = launch.endpoint
     found = os.uname().nodename if meets_at is None else local_address(meets_at)
-    link_dead_s = settings.link_dead_s if launch.nodes > 1 else None
-    return AgentOptions(
-        job=settings.job,
-        job_dir=settings.job_dir,
-        has_store=settings.store is not None,
-        budget=settings.budget,
-        secret=settings.secret,
-        rack=settings.rack,
-        link_dead_s=settings.link_dead_s,
-        shrink_after_s=settings.shrink_after_s,
-        deadlines=derive(settings.hang_after_s, link_dead_s),
+    return AgentOptions.of(
+        settings,
+        launch,
         host=settings.host or found,
         devices=tuple(visible_devices(environ)),
         restarted=environ.get(RESTARTED_AGENT) == "1",

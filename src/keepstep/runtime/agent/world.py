@@ -10,7 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from keepstep.core.detection.deadlines import Deadlines
+from keepstep.config import Settings
+from keepstep.core.detection.deadlines import Deadlines, derive
+from keepstep.model.launch import Launch
 from keepstep.ports import (
     Clock,
     Executor,
@@ -44,6 +46,31 @@ class AgentOptions:
     host: str
     devices: tuple[str, ...] = ()
     restarted: bool = False  # the node's agent before this one was killed
+
+    @staticmethod
+    def of(
+        settings: Settings,
+        launch: Launch,
+        host: str,
+        devices: tuple[str, ...] = (),
+        restarted: bool = False,
+    ) -> AgentOptions:
+        """Raises ConfigError when the settings' limits leave no room for each other."""
+        link_dead_s = settings.link_dead_s if launch.nodes > 1 else None
+        return AgentOptions(
+            job=settings.job,
+            job_dir=settings.job_dir,
+            has_store=settings.store is not None,
+            budget=settings.budget,
+            secret=settings.secret,
+            rack=settings.rack,
+            link_dead_s=settings.link_dead_s,
+            shrink_after_s=settings.shrink_after_s,
+            deadlines=derive(settings.hang_after_s, link_dead_s),
+            host=host,
+            devices=devices,
+            restarted=restarted,
+        )
 
 
 @dataclass(frozen=True, slots=True)

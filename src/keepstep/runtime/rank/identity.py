@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from keepstep.errors import ConfigError
+from keepstep.model.launch import REJOIN
+from keepstep.model.messages.agent_rank import RegroupAt
 from keepstep.runtime.rank.world import RankIdentity
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -61,3 +63,15 @@ def count_here(arena_dir: Path, gather: Gather) -> int:
     # Two containers of one machine are two nodes.
     memory = (BOOT_ID.read_text(), at.st_dev, at.st_ino)
     return gather(memory).count(memory)
+
+
+def place_of_newcomer(environ: Mapping[str, str]) -> RegroupAt | None:
+    """Where this process meets its peers when it takes a lost rank's place, as its agent said; None
+    when it does not."""
+    if environ.get(REJOIN) != "1":
+        return None
+    return RegroupAt(
+        attempt=int(environ["KEEPSTEP_ATTEMPT"]),
+        host=environ["MASTER_ADDR"],
+        port=int(environ["MASTER_PORT"]),
+    )

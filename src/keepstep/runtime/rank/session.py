@@ -16,14 +16,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 from keepstep.config import Config, Settings, resolve
 from keepstep.core.economics.retention import parse_rules
 from keepstep.core.wire.conversations import PROCESS_WITH_AGENT, RANK_WITH_KEEPER
 from keepstep.edge.net.agents import NodeAgents
-from keepstep.edge.net.keepers import NodeKeepers
+from keepstep.edge.net.keepers import KeeperSocket
 from keepstep.edge.os.clock import CLOCK
 from keepstep.edge.os.error_file import write_error_file
 from keepstep.edge.os.journal import Journal
@@ -36,14 +35,13 @@ from keepstep.edge.torch.membership import membership
 from keepstep.edge.torch.process_groups import TorchGroups, gather_objects, process_group
 from keepstep.edge.torch.state import Protected
 from keepstep.errors import ConfigError, KeepstepError, StoreError
-from keepstep.model.launch import REJOIN
-from keepstep.model.messages.agent_rank import RegroupAt
 from keepstep.model.messages.keeper_rank import CheckpointDone
 from keepstep.model.snapshot import Phase
 from keepstep.runtime.job_name import default_job
+from keepstep.runtime.keeper_search import KeeperSearches
 from keepstep.runtime.rank.bootstrap import NodeFacts
 from keepstep.runtime.rank.driver import Driver
-from keepstep.runtime.rank.identity import identity_of
+from keepstep.runtime.rank.identity import identity_of, place_of_newcomer
 from keepstep.runtime.rank.joining import Joined, Joining
 from keepstep.runtime.rank.rank import Rank, Stage
 from keepstep.runtime.rank.step import Step
@@ -143,7 +141,7 @@ class Job:
             outcome.append(found)
             self._driver.notify()
 
-        options = _options(self.settings)
+        options = RankOptions.of(self.settings)
         facts = _node_facts(self.settings)
         joining = Joining(self._world, options, self._who, facts, add, add)
         self._driver.call(joining.begin)
@@ -370,15 +368,16 @@ def _world(
     journal: Journal,
     driver: Driver,
 ) -> RankWorld:
-    place = _place_of_newcomer(os.environ)
+    place = place_of_newcomer(os.environ)
     objects = protected.objects.values()
     store = None if settings.store is None else str(settings.store)
+    door = KeeperSocket(driver.loop, settings, RANK_WITH_KEEPER, journal.record)
     return RankWorld(
         clock=CLOCK,
         timers=driver.loop,
         memory=MEMORY,
         journal=journal,
-        keepers=NodeKeepers(driver.loop, settings, RANK_WITH_KEEPER, journal.record),
+        keepers=KeeperSearches(door, CLOCK, driver.loop),
         agents=NodeAgents(driver.loop, os.environ, PROCESS_WITH_AGENT, journal.record),
         live=TorchState(protected, who.rank, who.world_size, store),
         groups=TorchGroups(membership, driver.trainer, objects, place is not None),
@@ -388,29 +387,6 @@ def _world(
         pid=os.getpid(),
         has_agent="KEEPSTEP_AGENT" in os.environ,
         takes_place_at=place,
-    )
-
-
-def _place_of_newcomer(environ: Mapping[str, str]) -> RegroupAt | None:
-    """Where this process meets its peers when it takes a lost rank's place, as its agent said."""
-    if environ.get(REJOIN) != "1":
-        return None
-    return RegroupAt(
-        attempt=int(environ["KEEPSTEP_ATTEMPT"]),
-        host=environ["MASTER_ADDR"],
-        port=int(environ["MASTER_PORT"]),
-    )
-
-
-def _options(settings: Settings) -> RankOptions:
-    return RankOptions(
-        job_dir=settings.job_dir,
-        arena_dir=Path(settings.arena_dir),
-        slots=settings.slots,
-        redundancy=settings.redundancy,
-        has_store=settings.store is not None,
-        persist_every_steps=settings.persist_every_steps,
-        shows_profile=settings.interleave == "auto",
     )
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from keepstep.config import Settings
 from keepstep.model.messages.agent_rank import RegroupAt
 from keepstep.model.snapshot import Phase
 from keepstep.ports import (
@@ -60,6 +61,18 @@ class RankOptions:
     has_store: bool
     persist_every_steps: int
     shows_profile: bool  # its collectives' use of the network, to the keeper
+
+    @staticmethod
+    def of(settings: Settings) -> RankOptions:
+        return RankOptions(
+            job_dir=settings.job_dir,
+            arena_dir=Path(settings.arena_dir),
+            slots=settings.slots,
+            redundancy=settings.redundancy,
+            has_store=settings.store is not None,
+            persist_every_steps=settings.persist_every_steps,
+            shows_profile=settings.interleave == "auto",
+        )
 
 
 @dataclass(frozen=True, slots=True)

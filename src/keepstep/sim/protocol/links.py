@@ -27,7 +27,7 @@ from keepstep.model.units import MS_NS, S_NS
 from keepstep.model.wire import Span
 from keepstep.ports import Receiver
 from keepstep.sim.protocol.network import Network
-from keepstep.sim.protocol.world import Process
+from keepstep.sim.protocol.world.world import Process
 
 MAX_MESSAGES = 10_000
 FINAL_TIMES = 3  # a refusal that dialling again does not change, so often in a row, ends the link

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from keepstep.errors import KeeperError
 from keepstep.model.messages.peers import MeshMessage
 from keepstep.model.units import MIB, MS_NS, S_NS
-from keepstep.sim.protocol.world import World
+from keepstep.sim.protocol.world.world import World
 
 if TYPE_CHECKING:
     from keepstep.sim.protocol.links import Connection, SimLinks

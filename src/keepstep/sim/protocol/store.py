@@ -24,7 +24,7 @@ from keepstep.model.snapshot import Stamp
 from keepstep.model.units import MS_NS
 from keepstep.ports import Memory
 from keepstep.runtime.slot_locks import pin, unpin
-from keepstep.sim.protocol.world import Process, World
+from keepstep.sim.protocol.world.world import Process, World
 
 Then = Callable[[ActDone], None]
 Parts = dict[int, tuple[bytes, int]]  # by rank: bytes, and the checksum they should have

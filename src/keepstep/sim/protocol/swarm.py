@@ -20,10 +20,10 @@ from keepstep.sim.protocol.checkers.lost import LostSteps
 from keepstep.sim.protocol.checkers.memory import MemoryWithinBudget
 from keepstep.sim.protocol.checkers.verdict import Verdicts
 from keepstep.sim.protocol.checkers.writer import OneWriter
-from keepstep.sim.protocol.job import Job, Outcome
-from keepstep.sim.protocol.nemesis import Nemesis
-from keepstep.sim.protocol.plan import Plan, small
-from keepstep.sim.protocol.world import World
+from keepstep.sim.protocol.job.job import Job, Outcome
+from keepstep.sim.protocol.faults.nemesis import Nemesis
+from keepstep.sim.protocol.job.plan import Plan, small
+from keepstep.sim.protocol.world.world import World
 
 TELL_EVERY = 500
 CHECKERS = (

@@ -8,7 +8,7 @@ of ranks and agents, which are not run here.
 from __future__ import annotations
 
 from keepstep.core.economics.goodput import account
-from keepstep.sim.protocol.watching import Checker
+from keepstep.sim.protocol.job.observer import Checker
 
 
 class AccountSumsUp(Checker):

@@ -16,9 +16,9 @@ from keepstep.model.messages.peers import HorizonWord, MeshMessage
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import S_NS
 from keepstep.sim.protocol.links import SimLinks
-from keepstep.sim.protocol.onlooker import restorable
+from keepstep.sim.protocol.checkers.inspection import restorable
 from keepstep.sim.protocol.trainer import Rank
-from keepstep.sim.protocol.watching import Checker
+from keepstep.sim.protocol.job.observer import Checker
 
 EVERY_NS = 2 * S_NS
 

@@ -9,9 +9,9 @@ rank's question and the permission, beyond what is owed.
 from __future__ import annotations
 
 from keepstep.model.snapshot import Stamp
-from keepstep.sim.protocol.onlooker import restorable
+from keepstep.sim.protocol.checkers.inspection import restorable
 from keepstep.sim.protocol.trainer import Rank
-from keepstep.sim.protocol.watching import Checker
+from keepstep.sim.protocol.job.observer import Checker
 
 
 class LostSteps(Checker):

@@ -13,7 +13,7 @@ from keepstep.edge.shm.slot import slot_bytes
 from keepstep.model.topology import Copies, Parity, ReedSolomon, parse_policy
 from keepstep.model.units import KIB, PAGE_BYTES
 from keepstep.sim.protocol.trainer import MANIFEST
-from keepstep.sim.protocol.watching import Checker
+from keepstep.sim.protocol.job.observer import Checker
 
 # what `core/redundancy/memory_budget.py` chooses at most, with a store and many nodes
 MOST_SLOTS = 5

@@ -19,10 +19,10 @@ from keepstep.model.rounds import verdict_from_text
 from keepstep.model.snapshot import Stamp
 from keepstep.sim.protocol.agents import Agent
 from keepstep.sim.protocol.trainer import Rank
-from keepstep.sim.protocol.watching import Checker
+from keepstep.sim.protocol.job.observer import Checker
 
 if TYPE_CHECKING:
-    from keepstep.sim.protocol.job import Job
+    from keepstep.sim.protocol.job.job import Job
 
 
 class Verdicts(Checker):

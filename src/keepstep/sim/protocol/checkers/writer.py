@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from keepstep.model.snapshot import Stamp
 from keepstep.sim.protocol.trainer import Rank
-from keepstep.sim.protocol.watching import Checker
+from keepstep.sim.protocol.job.observer import Checker
 
 if TYPE_CHECKING:
-    from keepstep.sim.protocol.job import Job
+    from keepstep.sim.protocol.job.job import Job
 
 
 class OneWriter(Checker):

@@ -22,10 +22,10 @@ from keepstep.model.snapshot import Stamp
 from keepstep.model.topology import Auto, parse_policy
 from keepstep.sim.protocol.links import SimLinks
 from keepstep.sim.protocol.trainer import Rank
-from keepstep.sim.protocol.watching import Checker
+from keepstep.sim.protocol.job.observer import Checker
 
 if TYPE_CHECKING:
-    from keepstep.sim.protocol.job import Job
+    from keepstep.sim.protocol.job.job import Job
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from keepstep.model.launch import RankAssignment, RankEnd
 from keepstep.model.messages.agent_rank import BecomeRank, StandbyReady, ToProcess
 from keepstep.model.units import MS_NS
 from keepstep.ports import Box
-from keepstep.sim.protocol.program import Program
-from keepstep.sim.protocol.world import Process
+from keepstep.sim.protocol.job.program import Program
+from keepstep.sim.protocol.world.world import Process
 
 SIGKILL = 9
 
@@ -44,27 +44,25 @@ class Standby:
 
 
 class SimRankProcesses:
-    """See `ports.RankProcesses`. One agent's: its ranks outlive it. `start_ns`: until a program
-    that was started begins."""
+    """See `ports.RankProcesses`. One agent's: its ranks outlive it. `ranks`: on this node.
+    `start_ns`: until a program that was started begins. `notice_ns`: until an end is noticed."""
 
     may_stand_by = True
 
     def __init__(
         self,
         agent: Process,
+        ranks: int,
         new_program: NewProgram,
         connect_agent: ConnectAgent,
-        pid_of: Callable[[Process], int],
-        by_pid: Callable[[int], Process | None],
         start_ns: Callable[[], int],
         notice_ns: Callable[[], int],
-        on_kill: Callable[[Process, str], None],
+        on_kill: Callable[[Process], None],
     ) -> None:
         self._agent = agent
+        self._ranks = ranks
         self._new_program = new_program
         self._connect_agent = connect_agent
-        self._pid_of = pid_of
-        self._by_pid = by_pid
         self._start_ns = start_ns
         self._notice_ns = notice_ns
         self._on_kill = on_kill
@@ -79,7 +77,7 @@ class SimRankProcesses:
 
     @property
     def standby_pid(self) -> int | None:
-        return None if self._standby is None else self._pid_of(self._standby.process)
+        return None if self._standby is None else self._standby.process.pid
 
     def listen(self, ended: Callable[[Sequence[RankEnd]], None]) -> None:
         self._told = ended
@@ -96,8 +94,7 @@ class SimRankProcesses:
         }
 
     def _start(self, rank: int, environ: Mapping[str, str]) -> int:
-        machine = self._agent.machine
-        process = machine.start(f"rank {environ['RANK']}")
+        process = self._agent.machine.start("rank", environ["RANK"])
         program = self._new_program(process, environ)
         pid = self._watch(rank, process, lambda: program)
         process.after(self._start_ns(), program.begin)
@@ -114,7 +111,7 @@ class SimRankProcesses:
         if box is None:
             standby.process.end("there is no agent")
         else:
-            box.send(StandbyReady(self._pid_of(standby.process)))
+            box.send(StandbyReady(standby.process.pid))
 
     def standby_becomes(self, rank: int) -> int:
         standby, self._standby = self._standby, None
@@ -130,15 +127,17 @@ class SimRankProcesses:
         return {
             "RANK": str(place.first_rank + rank),
             "WORLD_SIZE": str(place.world_size),
+            "LOCAL_WORLD_SIZE": str(self._ranks),
             "MASTER_ADDR": place.master_addr,
             "MASTER_PORT": str(place.master_port),
             "KEEPSTEP_ATTEMPT": str(place.attempt),
+            "KEEPSTEP_AGENT": str(self._agent.pid),
         }
 
     # -- ends
 
     def _watch(self, rank: int, process: Process, program: Callable[[], Program | None]) -> int:
-        pid = self._pid_of(process)
+        pid = process.pid
         self._living[rank] = pid
         self._programs[pid] = program
         if process.alive:
@@ -170,10 +169,14 @@ class SimRankProcesses:
     def kill(self, ranks: Collection[int]) -> None:
         self._agent.touch("kill ranks")
         for rank in sorted(ranks):
-            process = self._by_pid(self._living[rank]) if rank in self._living else None
-            if process is not None and process.alive:
-                self._on_kill(process, "killed by its agent")
+            process = self._process(self._living.get(rank))
+            if process is not None:
+                self._on_kill(process)
                 process.end("killed by its agent")
+
+    def _process(self, pid: int | None) -> Process | None:
+        """The living one with that number."""
+        return None if pid is None else self._agent.machine.processes.get(pid)
 
     def end_orphans(
         self, agent_pid: int, pids: Sequence[int], then: Callable[[list[int]], None]
@@ -181,8 +184,8 @@ class SimRankProcesses:
         self._agent.touch("end orphans")
         ended = []
         for pid in pids:
-            process = self._by_pid(pid)
-            if process is not None and process.alive:
+            process = self._process(pid)
+            if process is not None:
                 process.end("killed by the agent that has taken over")
                 ended.append(pid)
         self._agent.after(self._notice_ns(), then, ended)
@@ -197,33 +200,27 @@ class SimRankProcesses:
 class SimProbes:
     """See `ports.Probes`. A process that is not stopped uses its processor all the time."""
 
-    def __init__(
-        self,
-        observer: Process,
-        by_pid: Callable[[int], Process | None],
-        waits: Callable[[Process], bool | None],
-    ) -> None:
+    def __init__(self, observer: Process, waits: Callable[[Process], bool | None]) -> None:
         """waits: whether a rank's process is in a collective; None: nobody knows."""
         self._observer = observer
-        self._by_pid = by_pid
         self._waits = waits
 
     def process(self, pid: int) -> ProcessSample:
-        process = self._by_pid(pid)
-        if process is None or not process.alive:
+        process = self._find(pid)
+        if process is None:
             return ProcessSample("gone", 0, 0)
-        now_ns = self._observer.world.now_ns
         if process.is_stopped:
-            return ProcessSample("stopped", process.stopped_ns, 1)
-        is_asleep = self._waits(process)
-        return ProcessSample("asleep" if is_asleep else "running", now_ns, 1)
+            return ProcessSample("stopped", process.cpu_ns, 1)
+        return ProcessSample("asleep" if self._waits(process) else "running", process.cpu_ns, 1)
+
+    def _find(self, pid: int) -> Process | None:
+        return self._observer.machine.processes.get(pid)
 
     def group_of(self, pid: int) -> int | None:
-        return pid if self._by_pid(pid) is not None else None
+        return None if self._find(pid) is None else pid
 
     def group(self, group: int) -> GroupSample:
-        sample = self.process(group)
-        return GroupSample(sample.cpu_ns, 0)
+        return GroupSample(self.process(group).cpu_ns, 0)
 
     def oom_counter(self, pid: int) -> Callable[[], int | None]:
         return lambda: 0
@@ -234,8 +231,8 @@ class SimProbes:
     def stacks(self, pids: Mapping[int, int], within_ns: int) -> dict[int, Stack]:
         found = {}
         for rank, pid in pids.items():
-            process = self._by_pid(pid)
-            if process is not None and process.alive:
+            process = self._find(pid)
+            if process is not None:
                 waits = self._waits(process)
                 found[rank] = Stack(f"process {pid}", "collective" if waits else "compute", waits)
         return found

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from keepstep.sim.protocol.world import Process
+from keepstep.sim.protocol.world.world import Process
 
 
 class SimTimer:

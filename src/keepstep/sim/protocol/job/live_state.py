@@ -76,7 +76,8 @@ class SimCopy:
 
 
 class SimState:
-    """One rank's. `read_checkpoint`: this rank's state after a step, from the store."""
+    """One rank's. `read_checkpoint`: this rank's state after a step, from the store; raises as
+    `load_checkpoint` does."""
 
     def __init__(self, nbytes: int, read_checkpoint: ReadCheckpoint) -> None:
         self._nbytes = nbytes

@@ -14,8 +14,8 @@ from typing import Any
 from keepstep.model.messages.keeper_rank import NotUnderstood
 from keepstep.model.units import MS_NS
 from keepstep.ports import Box, Hearer, MessageCodec
-from keepstep.sim.protocol.machine import Machine
-from keepstep.sim.protocol.world import Process
+from keepstep.sim.protocol.world.machine import Machine
+from keepstep.sim.protocol.world.world import Process
 
 LATENCY_NS = MS_NS // 20
 JITTER_NS = MS_NS // 10
@@ -23,16 +23,18 @@ LOST_POKES = 0.01  # the part of all
 MAX_WHY = 1000  # characters
 
 Tell = Callable[[str, str], object]
+Seen = Callable[[Process, Any], None]
 
 
 class LocalSockets:
-    """The paths of one machine at which processes listen. `pid_of`: what the kernel calls a
-    process."""
+    """The paths of one machine at which processes listen. `checks`: whether messages cross as
+    bytes. `on_sent` and `on_heard` see all messages, with the process that sends or hears."""
 
-    def __init__(
-        self, machine: Machine, pid_of: Callable[[Process], int], checks: bool = True
-    ) -> None:
-        self.world, self.checks, self._pid_of = machine.world, checks, pid_of
+    def __init__(self, machine: Machine, checks: bool = True) -> None:
+        self.world = machine.world
+        self.checks = checks
+        self.on_sent: Seen = _nobody
+        self.on_heard: Seen = _nobody
         self.random = machine.world.stream(f"sockets {machine.number}")
         self._servers: dict[Path, SimBoxServer] = {}
 
@@ -68,9 +70,8 @@ class LocalSockets:
         server = self._servers.get(path)
         if server is None:
             raise ConnectionRefusedError(f"{path}: nobody listens")
-        server_pid, pid = self._pid_of(server.process), self._pid_of(process)
-        here = SimBox(self, process, server_pid, codec, tell)
-        there = SimBox(self, server.process, pid, server.codec, server.tell)
+        here = SimBox(self, process, server.process.pid, codec, tell)
+        there = SimBox(self, server.process, process.pid, server.codec, server.tell)
         here.other, there.other = there, here
         here.hearer = hearer
         here.cross(lambda: there.begin(server.on_box))
@@ -126,15 +127,18 @@ class SimBox:
     # -- the port
 
     def send(self, message: Any, /) -> bool:
-        is_broken = self._process.touch("send to", str(self.pid))
+        is_broken = self._process.touch("send", type(message).__name__)
         packet = self._encode(message)
         if is_broken:
             self._break()
             return False
-        return self._deliver(packet)
+        is_taken = self._deliver(packet)
+        if is_taken:
+            self._sockets.on_sent(self._process, message)
+        return is_taken
 
     def poke(self, message: Any, /) -> None:
-        is_lost = self._process.touch("poke", str(self.pid))
+        is_lost = self._process.touch("poke", type(message).__name__)
         packet = self._encode(message)
         if not is_lost and self._sockets.random.random() >= LOST_POKES:
             self._deliver(packet)
@@ -183,6 +187,7 @@ class SimBox:
             except ValueError as error:
                 self._refuse(str(error)[:MAX_WHY])
                 return
+        self._sockets.on_heard(self._process, message)
         self.hearer.hear(self, message)
 
     def _refuse(self, why: str) -> None:
@@ -222,3 +227,7 @@ class _Nobody:
 
 
 _NOBODY = _Nobody()
+
+
+def _nobody(process: Process, message: Any) -> None:
+    """Nobody wants to know."""

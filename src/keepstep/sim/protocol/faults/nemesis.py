@@ -17,7 +17,7 @@ from keepstep.edge.shm.slot import parse_page
 from keepstep.errors import DamageError
 from keepstep.model.snapshot import SlotState
 from keepstep.model.units import PAGE_BYTES, S_NS
-from keepstep.sim.protocol.job import Job
+from keepstep.sim.protocol.job.job import Job
 from keepstep.sim.protocol.site import Site
 
 AGAIN = 0.35  # how often something else goes wrong while all recover

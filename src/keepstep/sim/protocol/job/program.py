@@ -11,7 +11,7 @@ How long things take is a `Tempo`'s to say.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol
@@ -24,13 +24,14 @@ from keepstep.runtime.rank.bootstrap import NodeFacts
 from keepstep.runtime.rank.joining import Joined, Joining
 from keepstep.runtime.rank.rank import Rank, Stage
 from keepstep.runtime.rank.world import RankIdentity, RankOptions, RankWorld
-from keepstep.sim.protocol.collectives import SimGroups
-from keepstep.sim.protocol.executor import TrainerExecutor
-from keepstep.sim.protocol.live_state import SimCopy, SimState
-from keepstep.sim.protocol.oracle import Oracle, advance, mix
-from keepstep.sim.protocol.world import Process
+from keepstep.sim.protocol.job.collectives import SimGroups
+from keepstep.sim.protocol.world.executor import TrainerExecutor
+from keepstep.sim.protocol.job.live_state import SimCopy, SimState
+from keepstep.sim.protocol.job.oracle import Oracle, advance, mix
+from keepstep.sim.protocol.world.world import Process
 
 LOSS = 1.0
+WORTHLESS = b"worthless"
 
 
 class Tempo(Protocol):
@@ -75,7 +76,7 @@ class Script:
     asks_every: int = 0
 
 
-class Onlooker(Protocol):
+class ProgramObserver(Protocol):
     """Who wants to hear what programs do."""
 
     def announced(self, program: Program, phase: Phase, step: int) -> None: ...
@@ -101,7 +102,7 @@ class Program:
         oracle: Oracle,
         script: Script,
         tempo: Tempo,
-        onlooker: Onlooker,
+        observer: ProgramObserver,
     ) -> None:
         self.process = process
         self.who = who
@@ -114,14 +115,31 @@ class Program:
         self._oracle = oracle
         self._script = script
         self._tempo = tempo
-        self._onlooker = onlooker
+        self._observer = observer
         self._in_step = False
         self._is_closing = False
         self.rank: Rank | None = None
         self.report = ErrorReport()
         self.exit_code: int | None = None
 
+    @property
+    def state(self) -> bytes:
+        """The live one."""
+        return self._live.state
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it is in a collective."""
+        return self._groups.is_waiting
+
     def begin(self) -> None:
+        """Meet the others, then join keepstep, as a program does in its first lines."""
+        self._groups.begin(self._met)
+
+    def _met(self, why: str | None) -> None:
+        if why is not None:
+            self._fail(KeepstepError(why))
+            return
         Joining(
             self._world, self._options, self.who, self._node, self._joined, self._cannot_join
         ).begin()
@@ -141,7 +159,7 @@ class Program:
     # -- what the rank tells (`Trainer`)
 
     def announce(self, phase: Phase, step: int) -> None:
-        self._onlooker.announced(self, phase, step)
+        self._observer.announced(self, phase, step)
 
     def changed(self) -> None:
         self.process.after(0, self._go_on)
@@ -172,17 +190,18 @@ class Program:
     def _reduce(self, rank: Rank, step: int) -> None:
         lasts_ns = self._tempo.collective_ns()
         kind = f"step {step} of epoch {rank.epoch}"
+        combine = mix if step else self._first
         self._groups.collective(
-            kind, self._live.state, lasts_ns, lambda given: self._reduced(rank, step, given)
+            kind, self._live.state, lasts_ns, combine, lambda mixed: self._reduced(rank, step, mixed)
         )
 
-    def _reduced(self, rank: Rank, step: int, given: list[bytes] | None) -> None:
-        """`given`: None when the collective ended because a peer is lost."""
-        mixed = b"worthless" if given is None else self._mix(step, given)
-        self._later(self._tempo.before_update_ns(), self._update, rank, step, mixed)
+    def _first(self, given: Sequence[bytes]) -> bytes:
+        """Whatever was in the live state before step 0."""
+        return self._oracle.first
 
-    def _mix(self, step: int, given: list[bytes]) -> bytes:
-        return self._oracle.first() if step == 0 else mix(given)
+    def _reduced(self, rank: Rank, step: int, mixed: bytes | None) -> None:
+        """`mixed`: None when the collective ended because a peer is lost."""
+        self._later(self._tempo.before_update_ns(), self._update, rank, step, mixed or WORTHLESS)
 
     def _update(self, rank: Rank, step: int, mixed: bytes) -> None:
         try:
@@ -222,7 +241,7 @@ class Program:
             return
         self._in_step = False
         if counts:
-            self._onlooker.stepped(self, rank.step)
+            self._observer.stepped(self, rank.step)
             every = self._script.asks_every
             if every and (rank.step + 1) % every == 0:
                 rank.persist(rank.step, "asked for by job.persist()", lambda done: None)
@@ -238,7 +257,7 @@ class Program:
 
     def _end(self, rank: Rank) -> None:
         self._is_closing = True
-        self._onlooker.done(self)
+        self._observer.done(self)
         rank.end_steps(lambda: rank.close(True, "ended well", lambda: self._exit(0)))
 
     def terminated(self, signum: int) -> None:

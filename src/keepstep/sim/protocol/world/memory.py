@@ -9,12 +9,16 @@ page, too, when its writer stops there.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 from keepstep.errors import MemoryBudgetError
 from keepstep.model.units import human_bytes
 from keepstep.ports import Region
-from keepstep.sim.protocol.world import Process
+from keepstep.sim.protocol.world.world import Killed, Process
+
+Seen = Callable[[Process, str, memoryview, int, bytes], None]
 
 
 class File:
@@ -31,10 +35,15 @@ class File:
 
 
 class Files:
-    """All of one machine."""
+    """All of one machine. `on_put` sees every page that is about to be written: by whom, where,
+    what is there now, and what comes."""
 
-    def __init__(self, budget_bytes: int) -> None:
-        self.budget_bytes, self.used_bytes, self.most_bytes = budget_bytes, 0, 0
+    def __init__(self, budget_bytes: int, random: Random) -> None:
+        self.budget_bytes = budget_bytes
+        self.random = random
+        self.on_put: Seen = _nobody
+        self.used_bytes = 0
+        self.most_bytes = 0
         self.eaten_bytes = 0  # by something that is none of ours
         self._directories: dict[str, dict[str, File | None]] = {}  # None: a directory
 
@@ -120,7 +129,10 @@ class SimRegion:
     __slots__ = ("_file", "_memory", "_name", "address", "nbytes", "path", "view")
 
     def __init__(self, memory: SimMemory, path: Path, file: File) -> None:
-        self.path, self._name, self._memory, self._file = path, str(path), memory, file
+        self.path = path
+        self._name = str(path)
+        self._memory = memory
+        self._file = file
         self.nbytes = len(file.data)
         self.view = memoryview(file.data)
         self.address = 0
@@ -149,6 +161,14 @@ class SimRegion:
             file.shared = [r for r in file.shared if r is not self]
 
     def put(self, at: int, data: bytes) -> None:
+        process = self._memory.process
+        try:
+            process.touch("put", self._name)
+        except Killed:
+            part = self._memory.files.random.randrange(len(data) + 1)
+            self.view[at : at + part] = data[:part]
+            raise
+        self._memory.files.on_put(process, self._name, self.view, at, data)
         self.view[at : at + len(data)] = data
 
     def is_there(self) -> bool:
@@ -172,7 +192,8 @@ class SimMemory:
     """`ports.Memory` of one process."""
 
     def __init__(self, files: Files, process: Process) -> None:
-        self.files, self.process = files, process
+        self.files = files
+        self.process = process
         self.regions: set[SimRegion] = set()
         process.on_end.append(self._end)
 
@@ -223,3 +244,7 @@ class SimMemory:
 
     def free_bytes(self, directory: Path) -> int:
         return max(0, self.files.budget_bytes - self.files.used_bytes - self.files.eaten_bytes)
+
+
+def _nobody(process: Process, path: str, view: memoryview, at: int, data: bytes) -> None:
+    """Nobody wants to know."""

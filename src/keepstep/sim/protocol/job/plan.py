@@ -8,20 +8,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Literal
 
 from keepstep.model.units import KIB, MIB, MS_NS, S_NS
+from keepstep.sim.protocol.job.program import EvenTempo, Tempo
 from keepstep.sim.protocol.network import Wires
-from keepstep.sim.protocol.pace import Pace
+
+Launcher = Literal["agents", "foreign"]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`stays`: ranks stay in their process when a peer is lost. `tears`: a kill may fall within a
-    header page. `checks`: all that is said crosses as its bytes. `faults`: how many; none: an
+    """`launcher`: who starts the ranks: keepstep's agents, or somebody who knows nothing of
+    keepstep and starts all anew when one fails. `min_nodes`: with how many the job goes on; 0:
+    with all. `hosts_kv`: the memory that agents share is in one of them. `stays`: ranks stay in
+    their process when a peer is lost. `asks_every_steps`: the program asks for a checkpoint so
+    often; 0: never. `checks`: all that is said crosses as its bytes. `faults`: how many; none: an
     undisturbed run. `faults_until_ns`: then all is healed."""
 
     nodes: int = 2
     ranks_per_node: int = 1
+    launcher: Launcher = "agents"
+    min_nodes: int = 0
+    shrink_after_s: float = 30.0
+    hosts_kv: bool = False
     steps: int = 20
     step_ns: int = S_NS
     nbytes: int = 200
@@ -30,11 +40,11 @@ class Plan:
     slots: int = 0
     store: bool = False
     persist_every_steps: int = 5
+    asks_every_steps: int = 0
     scrub_every_s: float = 5.0
     grace_s: float = 120.0
     link_dead_s: float = 3.0
     stays: bool = True
-    tears: bool = True
     checks: bool = True
     budget_bytes: int = 4 * MIB
     tick_ns: int = 500 * MS_NS
@@ -42,13 +52,12 @@ class Plan:
     loop_ns: int = MS_NS // 20
     work_ns: int = 20 * MS_NS
     start_ns: int = 200 * MS_NS
-    load_ns: int = 20 * MS_NS
+    notice_ns: int = 2 * MS_NS
     act_ns: int = 50 * MS_NS
     store_act_ns: int = 200 * MS_NS
     replace_ns: int = 3 * S_NS
     jumps: bool = False  # of wall clocks, beyond what docs/assumptions.md allows
     wires: Wires = field(default_factory=Wires)
-    pace: Pace | None = None  # of a real job
     faults: int = 0
     faults_until_ns: int = 0
     limit_ns: int = 1000 * S_NS
@@ -56,6 +65,21 @@ class Plan:
     @property
     def world_size(self) -> int:
         return self.nodes * self.ranks_per_node
+
+    def new_tempo(self, rank: int, random: Random) -> Tempo:
+        """How long this rank's steps take."""
+        return EvenTempo(self.step_ns, random)
+
+    def takes_ns(self, what: str, random: Random) -> int:
+        """How long something takes this time: `rank_start_ns`, `keeper_start_ns`,
+        `agent_start_ns`, `notice_ns` or `replace_ns`."""
+        match what:
+            case "replace_ns":
+                return self.replace_ns
+            case "notice_ns":
+                return 1 + random.randrange(self.notice_ns)
+            case _:
+                return self.start_ns // 2 + random.randrange(self.start_ns)
 
 
 def small(seed: int) -> Plan:
@@ -96,7 +120,6 @@ def small(seed: int) -> Plan:
         scrub_every_s=chance.choice((0.0, 2.0, 10.0)),
         link_dead_s=link_dead_s,
         stays=chance.random() < 0.5,
-        tears=chance.random() < 0.7,
         work_ns=chance.choice((MS_NS, 20 * MS_NS, 300 * MS_NS)),
         act_ns=max(1, int(step_ns * chance.choice((0.01, 0.1, 0.5)))),
         replace_ns=chance.choice((1, 5)) * S_NS,

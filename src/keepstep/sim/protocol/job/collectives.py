@@ -8,41 +8,51 @@ wait until they hear it, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from keepstep.edge.shm.collective_profile_page import CollectiveProfileWriter
 from keepstep.model.messages.agent_rank import RegroupAt
 from keepstep.model.units import MS_NS
 from keepstep.ports import Clock, Memory
 from keepstep.sim.protocol.network import Network
-from keepstep.sim.protocol.world import Process, World
+from keepstep.sim.protocol.world.world import Process, World
 
 LOOK_NS = 10 * MS_NS
 
-Combine = Callable[[Sequence[bytes]], bytes]
+Combine = Callable[[list[bytes]], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A rank in a collective. `then` hears what all gave, in their order."""
+    """A rank in a collective. `then` hears what came of it, `failed` why nothing can."""
 
     groups: SimGroups
     given: bytes
-    then: Callable[[list[bytes]], None]
+    then: Callable[[Any], None]
+    failed: Callable[[str], None]
+
+
+def _unheard(why: str) -> None:
+    """Who meets without the store hears of no failure."""
 
 
 class MeetingPlace:
-    """Where the ranks of one attempt meet: their collectives, one after the other."""
+    """Where the ranks of one attempt meet: their collectives, one after the other. `host`: the
+    process whose store they find each other by; None: it is nobody's."""
 
-    def __init__(self, world: World, network: Network, world_size: int) -> None:
+    def __init__(self, world: World, network: Network, host: Process | None) -> None:
         self._world = world
         self._network = network
-        self._world_size = world_size
+        self._host = host
         self._random = world.stream("collectives")
         self._entered: dict[int, _Entry] = {}  # by rank
         self._kind = ""
+        self._is_open = True  # the store is there
+        if host is not None:
+            host.on_end.append(self.close)
 
     def enter(
         self,
@@ -50,19 +60,25 @@ class MeetingPlace:
         groups: SimGroups,
         given: bytes,
         lasts_ns: int,
-        then: Callable[[list[bytes]], None],
+        combine: Combine,
+        then: Callable[[Any], None],
+        failed: Callable[[str], None] = _unheard,
     ) -> None:
-        """kind: all who are in one collective mean the same. lasts_ns: from the last one's
-        entry."""
+        """kind: all who are in one collective mean the same. lasts_ns: from the last one's entry.
+        combine: makes of what all gave, in their order, what all hear. failed: of one that needs
+        the store."""
         living = {rank: e for rank, e in self._entered.items() if e.groups.is_at(self)}
         self._entered = living
         if not living:
             self._kind = kind
         assert kind == self._kind, f"rank {groups.rank} enters {kind}, others are in {self._kind}"
-        self._entered[groups.rank] = _Entry(groups, given, then)
-        if len(self._entered) == self._world_size:
+        if failed is not _unheard and not self._is_open:
+            groups.process.after(MS_NS, failed, "nobody answers where all were to meet")
+            return
+        self._entered[groups.rank] = _Entry(groups, given, then, failed)
+        if len(self._entered) == groups.world_size:
             entries, self._entered = self._entered, {}
-            self._world.after(lasts_ns, None, self._over, entries)
+            self._world.after(lasts_ns, None, self._over, entries, combine)
 
     def leave(self, groups: SimGroups) -> None:
         """It waits no longer."""
@@ -70,19 +86,29 @@ class MeetingPlace:
         if entry is not None and entry.groups is groups:
             del self._entered[groups.rank]
 
-    def _over(self, entries: dict[int, _Entry]) -> None:
+    def close(self) -> None:
+        """The store is gone: who has not met by then does not."""
+        self._is_open = False
+        for rank, entry in list(self._entered.items()):
+            if entry.failed is not _unheard:
+                del self._entered[rank]
+                if entry.groups.is_at(self):
+                    entry.groups.process.after(MS_NS, entry.failed, "the store is gone")
+
+    def _over(self, entries: dict[int, _Entry], combine: Combine) -> None:
         if any(not entry.groups.is_at(self) for entry in entries.values()):
             return  # one died or gave up meanwhile: nobody gets the result
         machines = {entry.groups.process.machine.number for entry in entries.values()}
-        carries = self._network.carries
-        if not all(carries(a, b) for a in machines for b in machines if a != b):
-            self._world.after(LOOK_NS, None, self._over, entries)
-            return
-        given = [entries[rank].given for rank in sorted(entries)]
+        if not self._network.is_quiet:
+            carries = self._network.carries
+            if not all(carries(a, b) for a in machines for b in machines if a != b):
+                self._world.after(LOOK_NS, None, self._over, entries, combine)
+                return
+        found = combine([entries[rank].given for rank in sorted(entries)])
         for rank in sorted(entries):
             entry = entries[rank]
             delay_ns = self._random.randrange(MS_NS)
-            entry.groups.process.after(delay_ns, entry.groups.ended, self, entry.then, given)
+            entry.groups.process.after(delay_ns, entry.groups.ended, self, entry.then, found)
 
 
 class SimGroups:
@@ -94,6 +120,7 @@ class SimGroups:
         memory: Memory,
         clock: Clock,
         rank: int,
+        world_size: int,
         can_be_rebuilt: bool,
         is_muted: bool,
         place_at: Callable[[RegroupAt], MeetingPlace],
@@ -101,6 +128,7 @@ class SimGroups:
     ) -> None:
         self.process = process
         self.rank = rank
+        self.world_size = world_size
         self.can_be_rebuilt = can_be_rebuilt
         self.is_muted = is_muted
         self.is_worthless = False
@@ -114,15 +142,34 @@ class SimGroups:
         self._on_enter: Callable[[int], None] = _nobody
         self._entered = 0
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it is in a collective."""
+        return self._given_up is not None
+
     def is_at(self, place: MeetingPlace) -> bool:
         return self.process.alive and self._place is place and not self._is_lost
 
     # -- what the program does
 
+    def begin(self, then: Callable[[str | None], None]) -> None:
+        """Meet all others for the first time: `then` hears None, or why that failed. One that takes
+        a lost rank's place meets nobody yet."""
+        if self._place is None:
+            self.process.after(1, then, None)
+        else:
+            self._meet(self._place, "begin", then)
+
     def collective(
-        self, kind: str, given: bytes, lasts_ns: int, then: Callable[[list[bytes] | None], None]
+        self,
+        kind: str,
+        given: bytes,
+        lasts_ns: int,
+        combine: Combine,
+        then: Callable[[Any], None],
     ) -> None:
-        """`then` hears what all gave, or None when it ended because a peer is lost."""
+        """`then` hears what `combine` made of what all gave, or None when it ended because a peer
+        is lost."""
         self._entered += 1
         self._on_enter(self._entered)
         place = self._place
@@ -133,20 +180,15 @@ class SimGroups:
         if self._profile is not None:
             self._profile.began()
         self._given_up = lambda: then(None)
-        place.enter(kind, self, given, lasts_ns, then)
+        place.enter(kind, self, given, lasts_ns, combine, then)
 
-    def ended(
-        self,
-        place: MeetingPlace,
-        then: Callable[[list[bytes]], None],
-        given: list[bytes],
-    ) -> None:
+    def ended(self, place: MeetingPlace, then: Callable[[Any], None], found: Any) -> None:
         """The collective is over."""
         if self.is_at(place):
             self._given_up = None
             if self._profile is not None:
                 self._profile.ended(1)
-            then(given)
+            then(found)
 
     # -- the port
 
@@ -171,21 +213,29 @@ class SimGroups:
         """No transport fails here before somebody says why."""
 
     def rebuild(self, place: RegroupAt, then: Callable[[str | None], None]) -> None:
+        self.process.touch("rebuild groups")
         self._is_lost = False
         self._place = self._place_at(place)
         self._entered = 0
+        self._meet(self._place, "rebuild", then)
 
-        def met(given: list[bytes]) -> None:
+    def _meet(self, place: MeetingPlace, kind: str, then: Callable[[str | None], None]) -> None:
+        def met(found: Any) -> None:
             self.is_muted = False
             then(None)
 
+        def failed(why: str) -> None:
+            if self.is_at(place):
+                self._given_up = None
+                then(why)
+
         self._given_up = _nothing
-        self._place.enter("rebuild", self, b"", MS_NS, met)
+        place.enter(kind, self, b"", MS_NS, len, met, failed)
 
     def gather(self, mine: bytes, then: Callable[[list[bytes]], None]) -> None:
         assert self._place is not None, "a newcomer's peers gathered long ago"
         self._given_up = _nothing
-        self._place.enter("gather", self, mine, MS_NS, then)
+        self._place.enter("gather", self, mine, MS_NS, list, then)
 
     def record_profile(self, path: Path) -> None:
         self._profile = CollectiveProfileWriter(

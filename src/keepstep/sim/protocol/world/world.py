@@ -24,23 +24,9 @@ from typing import TYPE_CHECKING, Any
 from keepstep.errors import KeepstepError
 
 if TYPE_CHECKING:
-    from keepstep.sim.protocol.machine import Machine
+    from keepstep.sim.protocol.world.machine import Machine
 
 TRACE_LINES = 400
-MISTAKES = (
-    *(
-        KeepstepError,
-        AssertionError,
-        LookupError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        OSError,
-        ArithmeticError,
-        RuntimeError,
-    ),
-    *(BufferError, NameError),
-)
 
 
 class Killed(BaseException):
@@ -48,7 +34,20 @@ class Killed(BaseException):
     in it may swallow this."""
 
 
-ENDS = (Killed, *MISTAKES)
+ENDS = (
+    Killed,
+    KeepstepError,
+    AssertionError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    OSError,
+    ArithmeticError,
+    RuntimeError,
+    BufferError,
+    NameError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +80,17 @@ class Trace:
 
 
 class World:
-    """`fault_at`: the number of the port call (counted over all keepers) that fails, for loops over
-    all of them."""
+    """`fault`: the port call that fails, for loops over all of them."""
 
-    def __init__(self, seed: int, fault_at: int | None = None, deadly: bool = True) -> None:
-        self.seed, self.now_ns, self.events = seed, 0, 0
+    def __init__(self, seed: int, fault: PortFault | None = None) -> None:
+        self.seed = seed
+        self.now_ns = 0
+        self.events = 0
         self.trace = Trace()
         self.crashes: list[Crash] = []
-        self.deaths: list[str] = []  # how keepers ended
-        self.calls, self.fault_at, self.deadly = 0, fault_at, deadly
+        self.calls: dict[str, int] = {}  # of ports, by the role of the process that made them
         self.stopped = False
+        self._fault = fault
         self._heap: list[tuple[int, int, Process | None, Callable[..., None], tuple[Any, ...]]] = []
         self._sequence = 0
 
@@ -123,6 +123,8 @@ class World:
             self.events += 1
             if whose is None:
                 call(*args)
+            elif whose.is_stopped:
+                whose.postpone(call, args)
             elif whose.alive:
                 try:
                     call(*args)
@@ -138,6 +140,16 @@ class World:
         except ENDS as error:
             self._ended(whose, error)
 
+    def is_due(self, role: str) -> bool:
+        """Count a port call of a process with this role: is it the one that fails?"""
+        calls = self.calls[role] = self.calls.get(role, 0) + 1
+        fault = self._fault
+        return fault is not None and fault.role == role and fault.call == calls
+
+    @property
+    def is_fault_deadly(self) -> bool:
+        return self._fault is not None and self._fault.is_deadly
+
     def _ended(self, whose: Process, error: BaseException) -> None:
         if isinstance(error, Killed):
             whose.end(str(error))
@@ -146,17 +158,34 @@ class World:
             whose.end(f"crashed: {type(error).__name__}: {error}")
 
 
-class Process:
-    """A process on a machine. `on_end` is called once, when it is over, by whatever cause: what the
-    kernel does then."""
+@dataclass(frozen=True, slots=True)
+class PortFault:
+    """The `call`-th port call of all processes with this role, counted from 1: it fails, or its
+    process is killed there."""
 
-    def __init__(self, world: World, machine: Machine, name: str) -> None:
-        self.world, self.machine, self.name = world, machine, name
+    role: str
+    call: int
+    is_deadly: bool = True
+
+
+class Process:
+    """A process on a machine. `role`: what it is, without a number: `rank`, `agent`, `keeper`.
+    `on_end` is called once, when it is over, by whatever cause: what the kernel does then."""
+
+    def __init__(self, world: World, machine: Machine, role: str, pid: int, number: str) -> None:
+        self.world = world
+        self.machine = machine
+        self.role = role
+        self.pid = pid
+        self.name = f"{role}{number}@{machine.number}"
         self.alive = True
         self.why_ended = ""
         self.on_end: list[Callable[[], None]] = []
-        self.is_keeper = False
-        self.dies_at_call = -1  # counted down by `touch`
+        self.dies_at_call = 0  # counted down by `touch`
+        self.is_stopped = False
+        self._stopped_at_ns = 0
+        self._stood_ns = 0  # as long as it was stopped before
+        self._postponed: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
 
     def after(self, delay_ns: int, call: Callable[..., None], *args: Any) -> None:
         self.world.after(delay_ns, self, call, *args)
@@ -164,30 +193,56 @@ class Process:
     def touch(self, *what: str) -> bool:
         """A port is called. True: this call is the one that is to fail, in whatever way the port
         has."""
-        world = self.world
         if not self.alive:
             raise Killed(f"a port was called after its end: {' '.join(what)}")
-        if not self.is_keeper:
-            return False
-        world.calls += 1
-        if world.calls == world.fault_at:
-            world.note(self.name, f"fault at port call {world.calls}, {' '.join(what)}")
-            if world.deadly:
-                raise Killed(f"killed at {' '.join(what)}, port call {world.calls}")
+        if self.world.is_due(self.role):
+            self.world.note(self.name, f"a port call fails: {' '.join(what)}")
+            if self.world.is_fault_deadly:
+                raise Killed(f"killed at {' '.join(what)}")
             return True
-        if self.dies_at_call > 0:
+        if self.dies_at_call:
             self.dies_at_call -= 1
-            if self.dies_at_call == 0:
+            if not self.dies_at_call:
                 raise Killed(f"killed at {' '.join(what)}")
         return False
+
+    # -- SIGSTOP and SIGCONT
+
+    def stop(self) -> None:
+        """Nothing is done in it any more, until it continues."""
+        if self.alive and not self.is_stopped:
+            self.is_stopped = True
+            self._stopped_at_ns = self.world.now_ns
+            self.world.note(self.name, "is stopped")
+
+    def cont(self) -> None:
+        """What was to be done meanwhile is done now, in its order."""
+        if not self.is_stopped:
+            return
+        self.is_stopped = False
+        self._stood_ns += self.world.now_ns - self._stopped_at_ns
+        postponed, self._postponed = self._postponed, []
+        for call, args in postponed:
+            self.world.after(0, self, call, *args)
+
+    def postpone(self, call: Callable[..., None], args: tuple[Any, ...]) -> None:
+        """Until it continues."""
+        self._postponed.append((call, args))
+
+    @property
+    def cpu_ns(self) -> int:
+        """Time during which it ran."""
+        now_ns = self._stopped_at_ns if self.is_stopped else self.world.now_ns
+        return now_ns - self._stood_ns
 
     def end(self, why: str) -> None:
         if not self.alive:
             return
-        self.alive, self.why_ended = False, why
+        self.alive = False
+        self.is_stopped = False
+        self._postponed.clear()
+        self.why_ended = why
         self.world.note(self.name, f"ends: {why.splitlines()[0] if why else ''}")
-        if self.is_keeper:
-            self.world.deaths.append(why)
         ends, self.on_end = self.on_end, []
         for call in ends:
             call()

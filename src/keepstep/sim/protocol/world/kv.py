@@ -24,9 +24,9 @@ from typing import Any, Generic, TypeVar
 
 from keepstep.model.units import MS_NS, S_NS
 from keepstep.ports import KV, Timer
-from keepstep.sim.protocol.machine import Machine
-from keepstep.sim.protocol.timers import SimTimer, SimTimers
-from keepstep.sim.protocol.world import Process, World
+from keepstep.sim.protocol.world.machine import Machine
+from keepstep.sim.protocol.world.timers import SimTimer, SimTimers
+from keepstep.sim.protocol.world.world import Process, World
 
 LOOK_AGAIN_NS = 200 * MS_NS
 MEET_WITHIN_NS = 60 * S_NS

@@ -17,12 +17,12 @@ from keepstep.errors import DamageError
 from keepstep.model.restore_sources import HeldParity, HeldSnapshot, Inventory
 from keepstep.model.snapshot import SlotHeader, Stamp
 from keepstep.runtime.replication.encode import contents_from
-from keepstep.sim.protocol.machine import Machine
-from keepstep.sim.protocol.memory import SimMemory
-from keepstep.sim.protocol.world import Process
+from keepstep.sim.protocol.world.machine import Machine
+from keepstep.sim.protocol.world.memory import SimMemory
+from keepstep.sim.protocol.world.world import Process
 
 if TYPE_CHECKING:
-    from keepstep.sim.protocol.job import Job
+    from keepstep.sim.protocol.job.job import Job
 
 
 class _Nobody(Process):

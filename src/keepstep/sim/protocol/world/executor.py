@@ -10,7 +10,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from keepstep.ports import Acts
-from keepstep.sim.protocol.world import Process
+from keepstep.sim.protocol.world.world import Process
 
 T = TypeVar("T")
 

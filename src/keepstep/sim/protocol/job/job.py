@@ -1,0 +1,200 @@
+"""Job: a whole simulated cluster with a job on it, and how a run of it ends.
+
+Comes in: a plan and a seed. Goes out: an `Outcome`: what was violated, what was done, and a digest
+of everything that happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from keepstep.config import Settings, resolve
+from keepstep.errors import MemoryBudgetError
+from keepstep.model.launch import Launch
+from keepstep.model.units import S_NS
+from keepstep.sim.protocol.job.launcher import ForeignLauncher
+from keepstep.sim.protocol.job.meetings import Meetings
+from keepstep.sim.protocol.job.nodes import Node
+from keepstep.sim.protocol.job.observer import Observer, Observers
+from keepstep.sim.protocol.job.oracle import Oracle
+from keepstep.sim.protocol.job.plan import Plan
+from keepstep.sim.protocol.job.surroundings import Surroundings
+from keepstep.sim.protocol.network import Network
+from keepstep.sim.protocol.world.kv import KVPath, KVPlace
+from keepstep.sim.protocol.world.machine import Machine
+from keepstep.sim.protocol.world.world import World
+
+NAME = "simulated"
+MEETING_PORT = 29400
+MAX_RESTARTS = 1000
+UNLIMITED = "node=unlimited,crash=unlimited,hang=unlimited"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`wrong`: what was violated, None when nothing was. `port_calls`: by the role of the process
+    that made them."""
+
+    seed: int
+    wrong: str | None
+    digest: int
+    virtual_ns: int
+    events: int
+    faults: int
+    port_calls: dict[str, int]
+    lost_steps: int
+    trace: Sequence[str]
+
+
+class Job:
+    """`violations` ends the run as soon as there is one."""
+
+    def __init__(self, plan: Plan, world: World) -> None:
+        self.plan = plan
+        self.world = world
+        self.nodes: list[Node] = []  # by their machines' numbers
+        self.violations: list[str] = []
+        self.faults: list[str] = []
+        self.lost_steps = 0
+        self._random = world.stream("job")
+        network = Network(world, plan.wires)
+        first_host = Machine(world, 0, None, 0).host
+        self.around = Surroundings(
+            world=world,
+            plan=plan,
+            settings=_settings(plan),
+            launch=_launch(plan, first_host),
+            network=network,
+            kv=KVPlace(world, KVPath()),
+            meetings=Meetings(world, network),
+            oracle=Oracle(world.seed, plan.world_size, plan.nbytes),
+            observers=Observers([]),
+        )
+        self.launcher: ForeignLauncher | None = None
+
+    def watch(self, observers: Sequence[Observer]) -> None:
+        """From now on these hear of everything. Before `begin`."""
+        around = self.around
+        around.observers = Observers(observers)
+        around.network.on_send = around.observers.said
+        around.kv.on_write = around.observers.written
+
+    def begin(self) -> None:
+        """Start the cluster."""
+        plan = self.plan
+        for number in range(plan.nodes):
+            rack = f"rack {number % plan.racks}" if plan.racks else None
+            self._add_machine(rack, self._random.randrange(plan.start_ns))
+        if plan.launcher == "foreign":
+            self.launcher = ForeignLauncher(self.around, self.living_nodes)
+            self.launcher.begin()
+
+    def _add_machine(self, rack: str | None, delay_ns: int) -> None:
+        plan = self.plan
+        machine = Machine(self.world, len(self.nodes), rack, plan.budget_bytes)
+        node = Node(self.around, machine)
+        self.nodes.append(node)
+        if plan.launcher == "agents":
+            self.world.after(delay_ns, None, node.start_agent)
+
+    def lose_machine(self, node: Node) -> None:
+        """With all that is on it; another one comes after a while."""
+        machine = node.machine
+        self.around.network.lose(machine.number)
+        machine.lose("its machine is lost")
+        self._add_machine(machine.rack, self.plan.takes_ns("replace_ns", self._random))
+
+    def living_nodes(self) -> list[Node]:
+        return [node for node in self.nodes if node.machine.alive]
+
+    def struck(self, what: str) -> None:
+        """Something has gone wrong."""
+        self.faults.append(what)
+        self.world.note("nemesis", what)
+        self.around.observers.struck(what)
+
+    def violate(self, property_: str, what: str) -> None:
+        self.violations.append(f"{property_}: {what}")
+        self.world.note("checker", f"VIOLATED {property_}: {what}")
+        self.world.stop()
+
+    # -- the end
+
+    @property
+    def is_over(self) -> bool:
+        """Everything of ours has ended on all machines."""
+        if self.launcher is not None and not self.launcher.is_over:
+            return False
+        living = self.living_nodes()
+        has_ended = self.launcher is not None or all(n.exit_code is not None for n in living)
+        return has_ended and not any(node.machine.processes for node in living)
+
+    def _look(self) -> None:
+        if self.is_over:
+            self.world.stop()
+        else:
+            self.world.after(S_NS, None, self._look)
+
+    def run(self) -> Outcome:
+        self.begin()
+        world = self.world
+        world.after(S_NS, None, self._look)
+        world.run(self.plan.limit_ns)
+        if not self.violations:
+            for crash in world.crashes:
+                if isinstance(crash.error, MemoryBudgetError):
+                    continue  # not even a page can be had: who ends so is started again
+                self.violations.append(f"no crash: {crash}")
+        if not self.violations and not self.is_over:
+            self.violations.append(
+                f"liveness: the job has not ended after {world.now_ns / S_NS:.0f} s"
+            )
+        if not self.violations:
+            self.around.observers.over()
+        return Outcome(
+            seed=world.seed,
+            wrong="; ".join(self.violations) or None,
+            digest=world.trace.digest,
+            virtual_ns=world.now_ns,
+            events=world.events,
+            faults=len(self.faults),
+            port_calls=dict(world.calls),
+            lost_steps=self.lost_steps,
+            trace=tuple(world.trace.lines),
+        )
+
+
+NewObservers = Callable[[Job], Sequence[Observer]]
+
+
+def _launch(plan: Plan, first_host: str) -> Launch:
+    return Launch(
+        command=("python", "train.py"),
+        argv=("train.py",),
+        ranks=plan.ranks_per_node,
+        max_restarts=MAX_RESTARTS,
+        nodes=plan.nodes,
+        min_nodes=plan.min_nodes or plan.nodes,
+        endpoint=(first_host, MEETING_PORT) if plan.nodes > 1 else None,
+        job=NAME,
+    )
+
+
+def _settings(plan: Plan) -> Settings:
+    config = {
+        "job": NAME,
+        "store": "simulated://store" if plan.store else None,
+        "persist_every_steps": plan.persist_every_steps,
+        "keep": "latest:2",
+        "slots": plan.slots,
+        "arena_dir": "/memory",
+        "grace_s": plan.grace_s,
+        "state_dir": "/state",
+        "scrub_every_s": plan.scrub_every_s,
+        "redundancy": plan.policy,
+        "link_dead_s": plan.link_dead_s,
+        "shrink_after_s": plan.shrink_after_s,
+        "budget": UNLIMITED,
+    }
+    return resolve(config, {"HOME": "/nowhere"}, NAME)

@@ -1,0 +1,424 @@
+"""Nodes: what runs of keepstep on one machine: the keeper, the agent and its ranks, each the
+product's own object over simulated ports.
+
+`KeeperLife`, `AgentLife` and `Node.new_program` stand in for the process mains of `runtime/`: they
+put a world together, and hand on what happens. Whether a dead agent is followed by another one says
+`core/recovery/supervision.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from random import Random
+
+from keepstep.core.recovery.supervision import Supervision
+from keepstep.core.wire.conversations import (
+    AGENT_WITH_KEEPER,
+    AGENT_WITH_PROCESS,
+    KEEPER_WITH_NODE,
+    PROCESS_WITH_AGENT,
+    RANK_WITH_KEEPER,
+)
+from keepstep.errors import KeeperError, KeepstepError, MemoryBudgetError
+from keepstep.model.messages.agent_rank import RegroupAt
+from keepstep.model.messages.keeper_rank import PageChanged
+from keepstep.model.units import MS_NS, S_NS
+from keepstep.ports import Box, BoxServer, Hearer, Links, MessageCodec, Receiver
+from keepstep.runtime.agent.agent import SOCKET, Agent
+from keepstep.runtime.agent.world import AgentOptions, AgentWorld
+from keepstep.runtime.keeper.keeper import FromNode, Keeper
+from keepstep.runtime.keeper_search import KeeperSearches
+from keepstep.runtime.rank.bootstrap import NodeFacts
+from keepstep.runtime.rank.identity import place_in_world, place_of_newcomer
+from keepstep.runtime.rank.world import RankIdentity, RankOptions, RankWorld
+from keepstep.runtime.world import World as KeeperWorld
+from keepstep.sim.protocol.job.collectives import SimGroups
+from keepstep.sim.protocol.job.live_state import SimState
+from keepstep.sim.protocol.job.meetings import SimMeetingPlaces
+from keepstep.sim.protocol.job.overheard import Overheard
+from keepstep.sim.protocol.job.processes import SimProbes, SimRankProcesses, Standby
+from keepstep.sim.protocol.job.program import Program, Script
+from keepstep.sim.protocol.job.surroundings import Surroundings
+from keepstep.sim.protocol.links import SimLinks
+from keepstep.sim.protocol.world.boxes import LocalSockets, SimBox
+from keepstep.sim.protocol.world.executor import SerialExecutor, SimExecutor, TrainerExecutor
+from keepstep.sim.protocol.world.machine import UID, Machine, SimJournal
+from keepstep.sim.protocol.world.memory import SimMemory
+from keepstep.sim.protocol.world.timers import SimTimers
+from keepstep.sim.protocol.world.world import Process
+
+KEEPER_SOCKET = "keeper.sock"
+BUSY_TICK_NS = 50 * MS_NS  # the real one's is shorter: here it costs more than it tells
+SIGKILL = 9
+
+
+class Node:
+    """One machine's. `keeper` and `agent`: the newest lives; `exit_code`: of the job here, once
+    nobody follows the last agent."""
+
+    def __init__(self, around: Surroundings, machine: Machine) -> None:
+        self.around = around
+        self.machine = machine
+        self.job_dir = around.settings.job_dir
+        self.sockets = LocalSockets(machine, around.plan.checks)
+        self.keeper: KeeperLife | None = None
+        self.agent: AgentLife | None = None
+        self.exit_code: int | None = None
+        self.random: Random = around.world.stream(f"node {machine.number}")
+        self._supervision = Supervision()
+        Overheard(self.sockets, machine, around.programs, around.observers)
+
+    # -- the keeper
+
+    def keepers(self, process: Process, codec: MessageCodec, journal: SimJournal) -> KeeperSearches:
+        """How a process here finds it."""
+        door = SimKeeperDoor(self, process, codec, journal)
+        return KeeperSearches(door, self.machine.clock, SimTimers(process))
+
+    def start_keeper(self) -> None:
+        """As the command `keepstep keeper` would."""
+        delay_ns = self.around.plan.takes_ns("keeper_start_ns", self.random)
+        process = self.machine.start("keeper")
+        process.after(delay_ns, self._keeper_starts, process)
+
+    def _keeper_starts(self, process: Process) -> None:
+        life = KeeperLife(self, process)
+        if life.boot():
+            self.keeper = life
+
+    # -- the agent
+
+    def start_agent(self) -> None:
+        """The first one, or another one in the place of one that was killed."""
+        if self.machine.alive:
+            self.agent = life = AgentLife(self, restarted=self.agent is not None)
+            life.process.on_end.append(lambda: self._agent_ended(life))
+            self.around.observers.agent_came(self.machine)
+            self.around.world.carry_out(life.process, life.agent.begin)
+
+    def _agent_ended(self, life: AgentLife) -> None:
+        if not self.machine.alive:
+            return
+        lived_ns = self.around.world.now_ns - life.began_ns
+        code = -SIGKILL if life.exit_code is None else life.exit_code
+        exit_code = self._supervision.exit_code(code, life.last_word, life.signalled, lived_ns)
+        if exit_code is None:
+            delay_ns = self.around.plan.takes_ns("agent_start_ns", self.random)
+            self.around.world.after(delay_ns, None, self.start_agent)
+        else:
+            self.exit_code = exit_code
+            self.around.observers.agent_ended(self.machine, exit_code)
+
+    # -- ranks
+
+    def new_program(self, process: Process, environ: Mapping[str, str]) -> Program:
+        """A rank's, as its environment has it; not begun yet."""
+        around = self.around
+        plan = around.plan
+        machine = self.machine
+        rank, world_size = place_in_world(environ)
+        newcomer_at = place_of_newcomer(environ)
+        here = int(environ["LOCAL_WORLD_SIZE"])
+        who = RankIdentity(around.settings.job, UID, rank, world_size, here)
+        memory = SimMemory(machine.files, process)
+        journal = SimJournal(machine, f"rank {rank}", around.observers.recorded)
+        live = SimState(around.oracle.nbytes(rank), partial(self._read_checkpoint, rank))
+        groups = SimGroups(
+            process=process,
+            memory=memory,
+            clock=machine.clock,
+            rank=rank,
+            world_size=world_size,
+            can_be_rebuilt=plan.stays,
+            is_muted=newcomer_at is not None,
+            place_at=around.meetings.at,
+            place=around.meetings.at(_place_of(environ)),
+        )
+        trainer = TrainerExecutor(process, plan.act_ns)
+        has_agent = "KEEPSTEP_AGENT" in environ
+        world = RankWorld(
+            clock=machine.clock,
+            timers=SimTimers(process),
+            memory=memory,
+            journal=journal,
+            keepers=self.keepers(process, RANK_WITH_KEEPER, journal),
+            agents=SimAgents(self, process, has_agent, journal),
+            live=live,
+            groups=groups,
+            trainer=trainer,
+            background=SerialExecutor(process, plan.act_ns),
+            available_bytes=lambda: memory.free_bytes(self.job_dir),
+            pid=process.pid,
+            has_agent=has_agent,
+            takes_place_at=newcomer_at,
+        )
+        program = Program(
+            process=process,
+            world=world,
+            options=RankOptions.of(around.settings),
+            who=who,
+            node=self._facts(environ["MASTER_ADDR"]),
+            live=live,
+            groups=groups,
+            trainer=trainer,
+            oracle=around.oracle,
+            script=Script(plan.steps, plan.stays, plan.asks_every_steps),
+            tempo=plan.new_tempo(rank, around.world.stream(f"tempo {rank}")),
+            observer=around.observers,
+        )
+        around.programs[process] = program
+        process.on_end.append(lambda: around.programs.pop(process, None))
+        return program
+
+    def _facts(self, meeting_host: str) -> NodeFacts:
+        machine = self.machine
+        return NodeFacts(
+            host=machine.host,
+            rack=machine.rack,
+            secret=self.around.settings.secret,
+            meeting_host=meeting_host,
+            has_process_group=True,
+            address_towards=lambda host: machine.host,
+            fresh_secret=f"{self.random.getrandbits(128):032x}",
+        )
+
+    def _read_checkpoint(self, rank: int, step: int) -> bytes:
+        raise KeeperError(f"there is no store to read step {step} of rank {rank} from")
+
+    def connect_standby(self, process: Process, standby: Standby) -> Box | None:
+        """To the agent, if there is one."""
+        return self.connect(process, SOCKET, PROCESS_WITH_AGENT, standby, _untold)
+
+    def connect(
+        self,
+        process: Process,
+        name: str,
+        codec: MessageCodec,
+        hearer: Hearer,
+        tell: Callable[..., object],
+    ) -> SimBox | None:
+        try:
+            return self.sockets.connect(process, self.job_dir / name, codec, hearer, tell)
+        except OSError:
+            return None
+
+
+class SimKeeperDoor:
+    """See `ports.KeeperDoor`."""
+
+    def __init__(
+        self, node: Node, process: Process, codec: MessageCodec, journal: SimJournal
+    ) -> None:
+        self._node = node
+        self._process = process
+        self._codec = codec
+        self._journal = journal
+
+    def connect(self, hearer: Hearer) -> Box | None:
+        tell = self._journal.record
+        return self._node.connect(self._process, KEEPER_SOCKET, self._codec, hearer, tell)
+
+    def start(self, then: Callable[[KeepstepError | None], None]) -> None:
+        if self._process.touch("start keeper"):
+            self._process.after(MS_NS, then, KeeperError("no keeper can be started: no memory"))
+            return
+        self._node.start_keeper()
+        self._process.after(MS_NS, then, None)
+
+    def in_vain(self, within_ns: int) -> KeeperError:
+        return KeeperError(f"no keeper answered within {within_ns // S_NS} s")
+
+
+class SimAgents:
+    """See `ports.Agents`."""
+
+    def __init__(self, node: Node, process: Process, has_agent: bool, journal: SimJournal) -> None:
+        self._node = node
+        self._process = process
+        self._has_agent = has_agent
+        self._journal = journal
+
+    def find(self, hearer: Hearer) -> Box | None:
+        if not self._has_agent:
+            return None
+        tell = self._journal.record
+        return self._node.connect(self._process, SOCKET, PROCESS_WITH_AGENT, hearer, tell)
+
+
+class KeeperLife:
+    """One life of the machine's keeper."""
+
+    def __init__(self, node: Node, process: Process) -> None:
+        self._node = node
+        self.process = process
+        self._random = node.around.world.stream(f"{process.name} {process.pid}")
+        self._journal = SimJournal(node.machine, "keeper", node.around.observers.recorded)
+        self._is_woken = False
+        self._is_poked = False
+
+    def boot(self) -> bool:
+        """Whether it is the one that lives: at once it ends when another one does."""
+        settings = self._node.around.settings
+        memory = SimMemory(self._node.machine.files, self.process)
+        try:
+            if not memory.ensure(settings.job_dir / "keeper.lock", 1).lock(exclusive=True):
+                self.process.end("another keeper lives")
+                return False
+            self.keeper = Keeper(settings, self._world(memory))
+        except MemoryBudgetError as error:
+            self.process.end(str(error))
+            return False
+        path = settings.job_dir / KEEPER_SOCKET
+        tell = self._refused
+        self._node.sockets.listen(self.process, path, KEEPER_WITH_NODE, lambda box: self, tell)
+        self._tick()
+        return True
+
+    def _world(self, memory: SimMemory) -> KeeperWorld:
+        around = self._node.around
+        return KeeperWorld(
+            clock=self._node.machine.clock,
+            memory=memory,
+            journal=self._journal,
+            workers=SimExecutor(self.process, around.plan.work_ns),
+            open_links=self._open_links,
+            wake=self._wake,
+            checkpoints=None,
+            writer=None,
+            pid=self.process.pid,
+            uid=UID,
+        )
+
+    def _open_links(
+        self,
+        job_hash: bytes,
+        incarnation: int,
+        address: tuple[str, int],
+        dead_ns: int,
+        receiver: Receiver,
+    ) -> Links:
+        network = self._node.around.network
+        return SimLinks(network, self.process, job_hash, incarnation, address, dead_ns, receiver)
+
+    def _wake(self) -> None:
+        if not self._is_woken:
+            self._is_woken = True
+            self.process.after(self._node.around.plan.loop_ns, self._hear_peers)
+
+    def _hear_peers(self) -> None:
+        self._is_woken = False
+        self.keeper.hear_peers()
+
+    def _tick(self) -> None:
+        if self.keeper.tick():
+            self.keeper.close()
+            self.process.end("all is over")
+            return
+        is_idle = self.keeper.tick_ns > BUSY_TICK_NS
+        tick_ns = self._node.around.plan.tick_ns if is_idle else BUSY_TICK_NS
+        self.process.after(tick_ns // 2 + self._random.randrange(tick_ns // 2), self._tick)
+
+    # -- its connections
+
+    def _refused(self, kind: str, why: str) -> None:
+        self.keeper.refuse(kind, why)
+
+    def hear(self, box: Box, message: FromNode) -> None:
+        """See `ports.Hearer`."""
+        if not isinstance(message, PageChanged):
+            self.keeper.hear(box, message)
+        elif not self._is_poked:  # a keeper that is behind looks once at what several say
+            self._is_poked = True
+            delay_ns = max(MS_NS, 10 * self._node.around.plan.loop_ns)
+            self.process.after(delay_ns, self._look, box, message)
+
+    def _look(self, box: Box, message: PageChanged) -> None:
+        self._is_poked = False
+        self.keeper.hear(box, message)
+
+    def gone(self, box: Box) -> None:
+        """See `ports.Hearer`."""
+        self.keeper.gone(box)
+
+
+class AgentLife:
+    """One life of the machine's agent. `exit_code`: once it ended by itself. `last_word`: with
+    which code the job ends here, once it has said so. `signalled`: the first signal it was sent."""
+
+    def __init__(self, node: Node, restarted: bool) -> None:
+        around = node.around
+        machine = node.machine
+        self.node = node
+        self.process = process = machine.start("agent")
+        self.began_ns = around.world.now_ns
+        self.exit_code: int | None = None
+        self.last_word: int | None = None
+        self.signalled: int | None = None
+        journal = SimJournal(machine, "agent", around.observers.recorded)
+        self.ranks = SimRankProcesses(
+            agent=process,
+            ranks=around.launch.ranks,
+            new_program=node.new_program,
+            connect_agent=node.connect_standby,
+            start_ns=lambda: around.plan.takes_ns("rank_start_ns", node.random),
+            notice_ns=lambda: around.plan.takes_ns("notice_ns", node.random),
+            on_kill=around.observers.killed,
+        )
+        world = AgentWorld(
+            clock=machine.clock,
+            timers=SimTimers(process),
+            memory=SimMemory(machine.files, process),
+            journal=journal,
+            executor=SimExecutor(process, around.plan.work_ns),
+            keepers=node.keepers(process, AGENT_WITH_KEEPER, journal),
+            processes=self.ranks,
+            probes=SimProbes(process, self._is_waiting),
+            serve_boxes=partial(self._serve, journal),
+            open_kv=partial(around.kv.open, process),
+            meeting_places=SimMeetingPlaces(around.meetings, process),
+            provider=None,
+            token=lambda: f"{node.random.getrandbits(128):032x}",
+            say_last_word=self._say_last_word,
+            show=lambda text: around.world.note(process.name, text),
+            pid=process.pid,
+            interpreter="python",
+        )
+        options = AgentOptions.of(around.settings, around.launch, machine.host, restarted=restarted)
+        self.agent = Agent(world, options, around.launch, self._done)
+
+    def signal(self, signum: int) -> None:
+        """By way of its supervisor."""
+        if self.signalled is None:
+            self.signalled = signum
+        self.process.after(MS_NS, self.agent.signalled, signum)
+
+    def _is_waiting(self, process: Process) -> bool | None:
+        program = self.node.around.programs.get(process)
+        return None if program is None else program.is_waiting
+
+    def _serve(self, journal: SimJournal, path: Path, hearer: Hearer) -> BoxServer:
+        listen = self.node.sockets.listen
+        return listen(self.process, path, AGENT_WITH_PROCESS, lambda box: hearer, journal.record)
+
+    def _say_last_word(self, exit_code: int) -> None:
+        self.process.touch("say last word")
+        self.last_word = exit_code
+
+    def _done(self, outcome: int | KeepstepError) -> None:
+        self.exit_code = outcome if isinstance(outcome, int) else 1
+        self.process.end(f"the job ended here: {outcome}")
+
+
+def _place_of(environ: Mapping[str, str]) -> RegroupAt:
+    """Where the ranks of its attempt meet."""
+    return RegroupAt(
+        attempt=int(environ["KEEPSTEP_ATTEMPT"]),
+        host=environ["MASTER_ADDR"],
+        port=int(environ["MASTER_PORT"]),
+    )
+
+
+def _untold(kind: str, why: str) -> None:
+    """A process that stands by has no journal."""

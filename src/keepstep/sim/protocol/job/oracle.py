@@ -1,0 +1,104 @@
+"""Oracle: what every rank's state is after every step, computed beside the training it is compared
+with.
+
+A step mixes the states of all ranks, as an all-reduce does, and gives each rank a new one made of
+the mixture: so a state that holds one wrong byte, or was computed from ranks that stood at
+different steps, differs from then on everywhere. A state begins with the mixture it was made of: so
+a checkpoint can be loaded by another number of ranks, and from there on the oracle goes with them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+
+from keepstep.model.snapshot import Stamp
+
+MIXED_BYTES = 16
+
+
+def mix(states: Iterable[bytes]) -> bytes:
+    """What the ranks learn from each other in a step."""
+    digest = hashlib.blake2b(digest_size=MIXED_BYTES)
+    for state in states:
+        digest.update(state)
+    return digest.digest()
+
+
+def advance(mixed: bytes, rank: int, step: int, nbytes: int) -> bytes:
+    """The rank's state after `step`, from the mixture of all states before it: `nbytes`, at least
+    those of the mixture."""
+    seed = hashlib.blake2b(
+        mixed + rank.to_bytes(4, "little") + step.to_bytes(8, "little"), digest_size=32
+    ).digest()
+    return (mixed + seed * (nbytes // len(seed) + 1))[:nbytes]
+
+
+class Oracle:
+    """Undisturbed runs. States are `nbytes` long, at least those of the mixture, and a little more
+    for some ranks."""
+
+    def __init__(self, seed: int, world_size: int, nbytes: int) -> None:
+        assert nbytes >= MIXED_BYTES
+        self._nbytes = nbytes
+        self.first = hashlib.blake2b(str(seed).encode(), digest_size=MIXED_BYTES).digest()
+        self._runs = [_Run(world_size, 0, self.first, self.nbytes)]
+        self._run_of: dict[int, _Run] = {}  # by epoch
+
+    def nbytes(self, rank: int) -> int:
+        return self._nbytes + 7 * (rank % 5)
+
+    def most_bytes(self, world_size: int) -> int:
+        """Of the longest state."""
+        return max(self.nbytes(rank) for rank in range(min(5, world_size)))
+
+    def begin(self, epoch: int, step: int, mixed: bytes | None, world_size: int) -> None:
+        """So many ranks train in this epoch from after `step` on, whose states were made of
+        `mixed`; from the beginning when that is None. Raises ValueError when no run has been
+        there."""
+        at = (0, self.first) if mixed is None else (step, mixed)
+        known = [run for run in self._runs if run.has(*at)]
+        if not known:
+            raise ValueError(f"no run had that state after step {step}")
+        same = [run for run in known if run.world_size == world_size]
+        if not same:
+            same = [_Run(world_size, *at, self.nbytes)]
+            self._runs += same
+        self._run_of[epoch] = same[0]
+
+    def state(self, rank: int, stamp: Stamp) -> bytes | None:
+        """None: nobody has trained in that epoch."""
+        run = self._run_of.get(stamp.epoch)
+        return None if run is None else run.state(rank, stamp.step)
+
+    def is_checkpoint(self, step: int, rank: int, state: bytes) -> bool:
+        """Whether that is what this rank makes of a checkpoint of this step."""
+        mixed = state[:MIXED_BYTES]
+        is_known = any(run.has(step, mixed) for run in self._runs)
+        return is_known and state == advance(mixed, rank, step, self.nbytes(rank))
+
+
+class _Run:
+    """Of one number of ranks, from the step on that `mixed` goes into."""
+
+    def __init__(
+        self, world_size: int, first_step: int, mixed: bytes, nbytes: Callable[[int], int]
+    ) -> None:
+        self.world_size = world_size
+        self._first_step = first_step
+        self._mixed = [mixed]
+        self._nbytes = nbytes
+
+    def has(self, step: int, mixed: bytes) -> bool:
+        return step >= self._first_step and self._mixture(step) == mixed
+
+    def state(self, rank: int, step: int) -> bytes:
+        return advance(self._mixture(step), rank, step, self._nbytes(rank))
+
+    def _mixture(self, step: int) -> bytes:
+        mixed = self._mixed
+        while len(mixed) <= step - self._first_step:
+            last = self._first_step + len(mixed) - 1
+            ranks = range(self.world_size)
+            mixed.append(mix(advance(mixed[-1], r, last, self._nbytes(r)) for r in ranks))
+        return mixed[step - self._first_step]

@@ -1,0 +1,36 @@
+"""Surroundings: what all nodes of a simulated job share.
+
+Values and places only; nothing here acts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from keepstep.config import Settings
+from keepstep.model.launch import Launch
+from keepstep.sim.protocol.job.meetings import Meetings
+from keepstep.sim.protocol.job.observer import Observers
+from keepstep.sim.protocol.job.oracle import Oracle
+from keepstep.sim.protocol.job.plan import Plan
+from keepstep.sim.protocol.job.program import Program
+from keepstep.sim.protocol.network import Network
+from keepstep.sim.protocol.world.kv import KVPlace
+from keepstep.sim.protocol.world.world import Process, World
+
+
+@dataclass
+class Surroundings:
+    """`launch`: what every agent of the job is to start. `programs`: the living ones, by their
+    process. `observers` may be replaced before the run begins."""
+
+    world: World
+    plan: Plan
+    settings: Settings
+    launch: Launch
+    network: Network
+    kv: KVPlace
+    meetings: Meetings
+    oracle: Oracle
+    observers: Observers
+    programs: dict[Process, Program] = field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""Virtual time, and what machines and processes of a simulated cluster are made of."""
