@@ -139,7 +139,6 @@ OUTGROWN = {
     "keepstep.config",
     "keepstep.core.economics.planner",
     "keepstep.runtime.agent.agent",
-    "keepstep.sim.protocol.links",
     "keepstep.sim.protocol.measured",
     "keepstep.sim.protocol.trainer",
 }

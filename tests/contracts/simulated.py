@@ -108,9 +108,10 @@ class SimTown(Time):
         return links.address
 
     def shake(self, links: Links) -> None:
-        for connection in list(self._network.connections):
-            if any(end.links is links for end in connection.ends):
-                connection.cut("shaken")
+        assert isinstance(links, SimLinks)
+        for pipe in list(self._network.connections):
+            if any(end.process is links.process for end in pipe.ends):
+                pipe.cut("shaken")
 
     def strand(self, links: Links) -> None:
         assert isinstance(links, SimLinks)

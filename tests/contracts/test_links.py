@@ -17,7 +17,7 @@ from keepstep.model.snapshot import Stamp
 from keepstep.model.units import MIB, S_NS
 from keepstep.model.wire import Message, Part, Span
 from keepstep.ports import Links, Receiver
-from keepstep.runtime.keeper.tcp_links import TcpLinks
+from keepstep.runtime.keeper.open_links import open_tcp_links
 from tests.contracts.simulated import SimTown
 from tests.edge.proxy import Proxy
 
@@ -53,10 +53,10 @@ class TcpTown:
     """On loopback, each keeper behind a proxy."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[str, int], tuple[TcpLinks, Proxy]] = {}
+        self._made: dict[tuple[str, int], tuple[Links, Proxy]] = {}
 
     def open(self, node: int, receiver: Receiver, incarnation: int = 1, host: str = HERE) -> Links:
-        links = TcpLinks(JOB, incarnation, (host, 0), DEAD_NS, receiver)
+        links = open_tcp_links(JOB, incarnation, (host, 0), DEAD_NS, receiver)
         self._made[links.address] = links, Proxy(links.address)
         links.be(node, SECRET)
         return links

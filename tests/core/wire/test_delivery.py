@@ -1,39 +1,17 @@
-"""Links that break at any moment: what is sent arrives once and in order; who is away is told dead
-in time and never before."""
+"""Connections that break at any moment: what is sent arrives once and in order."""
 
 from __future__ import annotations
 
 import random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.core.wire.link import (
-    MAX_TRIES,
-    WINDOW_BLOCKS,
-    Flight,
-    Health,
-    Inbox,
-    Outbox,
-    Patience,
-    Seen,
-)
-from keepstep.core.wire.messages import NotAMessage
-from keepstep.model.wire import Cut, Dead, Message, Ping
-
-SECOND = 1_000_000_000
-PATIENCE = Patience(
-    ping_ns=SECOND,
-    silence_ns=5 * SECOND,
-    dead_ns=20 * SECOND,
-    retry_first_ns=SECOND // 20,
-    retry_most_ns=SECOND,
-)
+from keepstep.core.wire.delivery import MAX_TRIES, WINDOW_BLOCKS, Flight, Inbox, Outbox, Seen
 
 
-def ping(number: int) -> Message:
-    return Message("ping", {"sent_ns": number})
+def body(number: int) -> bytes:
+    return b"%d" % number
 
 
 # messages
@@ -46,16 +24,16 @@ def test_messages_arrive_once_and_in_order_over_connections_that_break(
     """Anything under way when a connection breaks is lost, in both directions."""
     rng = random.Random(seed)
     outbox, inbox = Outbox(limit), Inbox()
-    forth: list[tuple[int, Message]] = []
+    forth: list[tuple[int, bytes]] = []
     back: list[int] = []
     put = 0
-    arrived: list[Message] = []
+    arrived: list[bytes] = []
     while len(arrived) < count or len(outbox):
         action = rng.choice(
             ["put", "send", "send", "receive", "receive", "confirm", "confirm", "break"]
         )
         if action == "put" and put < count:
-            put += outbox.put(ping(put))
+            put += outbox.put(body(put))
         elif action == "send" and (item := outbox.next()):
             forth.append(item)
         elif action == "receive" and forth:
@@ -70,22 +48,17 @@ def test_messages_arrive_once_and_in_order_over_connections_that_break(
             back.clear()
             outbox.rewind()
         assert len(outbox) <= limit
-    assert arrived == [ping(n) for n in range(count)]
+    assert arrived == [body(n) for n in range(count)]
 
 
 def test_a_full_outbox_takes_nothing_and_a_confirmation_makes_room() -> None:
     outbox = Outbox(2)
-    assert [outbox.put(ping(n)) for n in range(3)] == [True, True, False]
+    assert [outbox.put(body(n)) for n in range(3)] == [True, True, False]
     outbox.confirmed(2)  # nothing was sent: not believed
     assert len(outbox) == 2
-    assert outbox.next() == (1, ping(0))
+    assert outbox.next() == (1, body(0))
     outbox.confirmed(99)
-    assert len(outbox) == 1 and outbox.put(ping(2))
-
-
-def test_a_message_no_peer_would_accept_is_not_taken() -> None:
-    with pytest.raises(NotAMessage):
-        Outbox(2).put(Message("ping", {"sent_ns": "now"}))
+    assert len(outbox) == 1 and outbox.put(body(2))
 
 
 # blocks
@@ -160,83 +133,3 @@ def test_a_block_that_never_arrives_whole_is_given_up() -> None:
         assert flight.next_again() == (number, "changes under our hands")
     assert flight.damaged(number) == "changes under our hands"
     assert flight.next_again() is None and flight.items() == []
-
-
-# health
-
-
-def test_the_wait_between_tries_doubles_up_to_a_bound() -> None:
-    waits = [PATIENCE.retry_ns(attempt) for attempt in range(1, 9)]
-    assert waits[:5] == [SECOND // 20, SECOND // 10, SECOND // 5, 2 * SECOND // 5, 4 * SECOND // 5]
-    assert set(waits[5:]) == {SECOND} and PATIENCE.retry_ns(10_000) == SECOND
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(["opened", "cut", "heard", "nothing"]), st.integers(1, 4 * SECOND)
-        ),
-        max_size=60,
-    )
-)
-def test_dead_exactly_when_away_for_too_long(story: list[tuple[str, int]]) -> None:
-    now = away_since = 7 * SECOND
-    health = Health(PATIENCE, now)
-    is_open = False
-    for what, then in story:
-        now += then
-        if what == "opened" and not is_open:
-            health.opened(now)
-            is_open = True
-        elif what == "cut":
-            health.cut("test", now)
-            is_open, away_since = False, now if is_open else away_since
-        elif what == "heard" and is_open:
-            health.heard(now)
-        asked = health.decide(now)
-        assert isinstance(asked, Dead) == (not is_open and now - away_since > PATIENCE.dead_ns)
-
-
-def test_silence_cuts_and_pings_go_out_meanwhile() -> None:
-    health = Health(PATIENCE, 0)
-    health.opened(0)
-    asked = [health.decide(second * SECOND) for second in range(1, 7)]
-    assert asked == [Ping()] * 5 + [Cut("silent for 6.00 s, longer than 5.00 s")]
-
-
-def test_our_own_sleep_says_nothing_about_the_other_side() -> None:
-    """SIGSTOP, a suspended machine: nobody is silent or dead because we did not look."""
-    hour = 3600 * SECOND
-    well, away = Health(PATIENCE, 0), Health(PATIENCE, 0)
-    well.opened(0)
-    away.opened(0)
-    away.cut("flap", SECOND)
-    assert well.decide(SECOND) == Ping() and away.decide(SECOND) is None
-    assert isinstance(well.decide(hour), Ping) and away.decide(hour) is None
-    assert any(isinstance(away.decide(hour + second * SECOND), Dead) for second in range(25))
-
-
-def test_what_happened_while_we_slept_is_not_put_into_the_future() -> None:
-    """Heard, or gone, just before we looked again: from then on the usual times hold."""
-    hour = 3600 * SECOND
-    well, away = Health(PATIENCE, 0), Health(PATIENCE, 0)
-    well.opened(0)
-    away.opened(0)
-    well.heard(hour - 1)
-    away.cut("flap", hour - 1)
-    assert well.decide(hour) == Ping() and away.decide(hour) is None
-    asked = [
-        (well.decide(hour + second * SECOND), away.decide(hour + second * SECOND))
-        for second in range(1, 22)
-    ]
-    assert [isinstance(one, Cut) for one, _ in asked] == [second > 5 for second in range(1, 22)]
-    assert [isinstance(other, Dead) for _, other in asked] == [
-        second > 20 for second in range(1, 22)
-    ]
-
-
-def test_why_it_is_dead_names_the_last_trouble() -> None:
-    health = Health(PATIENCE, 0)
-    health.cut("10.0.0.7:4000: Connection refused", 3)
-    asked = [health.decide(second * SECOND) for second in range(22)][-1]
-    assert asked == Dead("away for 21.00 s, longer than 20.00 s: 10.0.0.7:4000: Connection refused")
