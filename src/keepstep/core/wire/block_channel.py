@@ -50,11 +50,8 @@ class BlockChannel(Channel):
 
     @property
     def has_more(self) -> bool:
-        """There is a block to send, and room for it."""
-        flight = self.flight
-        return flight.has_again or (
-            self.is_ours and bool(self._traffic.waiting) and flight.has_room()
-        )
+        """There is a block to send, if there is room for it."""
+        return self.flight.has_again or (self.is_ours and bool(self._traffic.waiting))
 
     def open(self, wire: Connection, line: Line) -> BlockStream:
         self.flight.rewind()
@@ -143,7 +140,9 @@ class BlockStream:
         if (again := flight.next_again()) is not None:
             traffic.counts.add("blocks sent again")
             return again
-        if not self._channel.has_more or not self._may_go(traffic.waiting[0].span.length):
+        if not self._channel.has_more or not flight.has_room():
+            return None
+        if not self._may_go(traffic.waiting[0].span.length):
             return None
         block = traffic.unqueue()
         return flight.start(block, block.span.length), block

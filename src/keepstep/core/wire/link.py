@@ -115,7 +115,7 @@ class PeerLink:
 
     def wait_for_older(self, call: Callable[[], None]) -> bool:
         """Whether an earlier link with that node is not over: then `call` is called when it is."""
-        if self._before is not None and self._before.then(call):
+        if self._before is not None and self._before._then(call):
             return True
         self._before = None
         return False
@@ -217,7 +217,7 @@ class PeerLink:
             endpoint.cut(ended.why)
         return True
 
-    def then(self, call: Callable[[], None]) -> bool:
+    def _then(self, call: Callable[[], None]) -> bool:
         """Have `call` called once this is over; False when it is already."""
         with self._traffic.lock:
             if self.is_over:
@@ -235,12 +235,14 @@ class PeerLink:
             self._is_finishing = True
             lost = [block for channel in self._blocks for block in channel.flight.items()]
             lost += self._traffic.waiting
-        for block in lost:
-            block.done(ended.why)
-        if ended.tell:
-            self._traffic.receiver.dead(self.node, ended.why, ended.is_loss)
-        with self._traffic.lock:
-            self.is_over = True
-            calls = self._when_over
-            self._when_over = []
+        try:
+            for block in lost:
+                block.done(ended.why)
+            if ended.tell:
+                self._traffic.receiver.dead(self.node, ended.why, ended.is_loss)
+        finally:
+            with self._traffic.lock:
+                self.is_over = True
+                calls = self._when_over
+                self._when_over = []
         return calls

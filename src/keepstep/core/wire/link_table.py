@@ -113,8 +113,13 @@ class LinkTable:
                 if known.dials:
                     known.id = next(self._link_ids)
         if is_new and known is not None and known.dials:
-            self._shell.dial(known, 0)
+            self._dial(known)
         return older[0] if older is not None else None
+
+    def _dial(self, link: PeerLink) -> None:
+        """Once an older link with that node is over."""
+        if not link.wait_for_older(lambda: self._dial(link)):
+            self._shell.dial(link, 0)
 
     def _outdated(
         self, node: int, address: Address, incarnation: int

@@ -29,7 +29,7 @@ class MessageChannel(Channel):
         self._stream: MessageStream | None = None
 
     def open(self, wire: Connection, line: Line) -> MessageStream:
-        self._traffic.outbox.rewind()
+        pass
         self._stream = MessageStream(self._traffic, self._inbox, wire, line)
         return self._stream
 
@@ -41,7 +41,7 @@ class MessageChannel(Channel):
         """With the lock held: ask, on the present connection if there is one, whether anybody is
         there."""
         if self._stream is not None:
-            self._stream.signal(Signal.PING)
+            self._stream.say(Signal.PING)
 
 
 class MessageStream:
@@ -61,7 +61,7 @@ class MessageStream:
 
     # sending
 
-    def signal(self, signal: Signal) -> None:
+    def say(self, signal: Signal) -> None:
         """With the lock held: send it, before anything that waits."""
         if signal not in self._signals:
             self._signals.append(signal)
@@ -71,13 +71,13 @@ class MessageStream:
         if not self._signals and not self._traffic.outbox.has_more and self._owed < MAX_UNCONFIRMED:
             return NOTHING  # looked at without the lock: what comes now says `wake` afterwards
         with self._traffic.lock:
-            signals = self._signals
-            self._signals = []
+            signals = [(signal, 0) for signal in self._signals]
+            self._signals.clear()
             bodies = self._next_bodies()
             if self._owed >= MAX_UNCONFIRMED or (self._owed and signals):
                 self._owed = 0
-                signals.append(Signal.CONFIRMED)
-        frames = [self._wire.signal(signal, self._taken) for signal in signals]
+                signals.append((Signal.CONFIRMED, self._taken))
+        frames = [self._wire.signal(signal, number) for signal, number in signals]
         frames += [self._wire.encoded(body, number) for number, body in bodies]
         return (b"".join(frames),) if frames else NOTHING
 
@@ -133,7 +133,7 @@ class MessageStream:
             self._traffic.relieved()
         elif signal is Signal.PING:
             with self._traffic.lock:
-                self.signal(Signal.PONG)
+                self.say(Signal.PONG)
         elif signal is not Signal.PONG:
             refuse(self._traffic, self._line, f"{signal.name} where no blocks go")
 
