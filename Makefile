@@ -6,15 +6,16 @@ INSTALLED := .venv/.installed
 PIP_INSTALL := $(BIN)/python -m pip install -qq --constraint constraints.txt
 
 # Tests that start no trainer: the quick ones.
-QUICK := $(wildcard tests/architecture tests/model tests/core tests/coding)
+QUICK := $(wildcard tests/architecture tests/config tests/model tests/core tests/coding)
 
-.PHONY: help install demo test check lint bench clean
+.PHONY: help install demo test check lint docs bench clean
 
 help:
 	@echo "make install  set up .venv: PyTorch (CPU), keepstep (editable), what the checks need"
 	@echo "make demo     kill a training job and watch it go on: about a minute"
 	@echo "make check    lint, types and the quick tests: under a minute"
 	@echo "make test     every test: some 20 minutes on two cores"
+	@echo "make docs     write docs/configuration.md anew from the table of options"
 	@echo "make bench    what saving every step costs, what redundancy reaches, how long a killed rank is missed"
 	@echo "make clean    remove .venv and everything built"
 
@@ -45,6 +46,9 @@ check: lint
 
 test: $(INSTALLED)
 	@$(BIN)/python -m pytest -q
+
+docs: $(INSTALLED)
+	@$(BIN)/python -m keepstep.cli.configuration_page > docs/configuration.md
 
 bench: $(INSTALLED)
 	@$(BIN)/python benchmarks/stall.py

@@ -62,10 +62,11 @@ from keepstep.core.pacing.schedule import Cost, Reserve, plan
 from keepstep.core.wire.traffic import LinkOptions
 from keepstep.edge.net.peers import PeerOptions, Peers
 from keepstep.edge.shm.collective_profile_page import RhythmWriter, rhythm_path
+from keepstep.model.messages.peers import KeeperMessage
 from keepstep.model.rhythm import NO_STEP
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import KIB, MS_NS, S_NS
-from keepstep.model.wire import Identity, Message, Part, Span
+from keepstep.model.wire import Identity, Part, Span
 from keepstep.runtime.keeper.open_links import HASHING, new_link_table
 from keepstep.runtime.replication.pacing import Pacing
 from keepstep.testing.lab import Lab
@@ -255,7 +256,7 @@ class Receiving:
     def up(self, node: int) -> None:
         self.up_event.set()
 
-    def message(self, node: int, message: Message) -> None: ...
+    def message(self, node: int, message: KeeperMessage) -> None: ...
 
     def place(self, node: int, span: Span) -> memoryview | None:
         self.held_bytes += span.length

@@ -372,7 +372,7 @@ def restore(
             began = time.perf_counter()
             offer = resume(here.cluster)
             total.append(time.perf_counter() - began)
-            assert (offer["source"], offer["step"]) == ("memory", here.step)
+            assert (offer.source, offer.step) == ("memory", here.step)
             for node in lost:
                 here.pages[node].close()
                 here.pages[node] = HorizonPage(MEMORY, here.cluster.machines[node].settings.job_dir)
@@ -465,7 +465,9 @@ def memory(policy: str, nodes: int, nbytes: int) -> dict[str, Any]:
             used.append(sum(p.stat().st_blocks * 512 for p in files) / nbytes)
         scheme = parse_policy(policy)
         assert not isinstance(scheme, Auto) and here.cluster.members is not None
-        topology = Mesh(here.cluster.round, 0, here.cluster.members, here.cluster.secret).topology
+        topology = Mesh(
+            here.cluster.mesh_version, 0, here.cluster.members, here.cluster.secret
+        ).topology
         formula = place(scheme, topology).two_slots_ratio
         return {
             "policy": policy,
@@ -489,7 +491,7 @@ def failure(policy: str, nodes: int, nbytes: int) -> dict[str, Any]:
         took_s = time.perf_counter() - began
         here.settle()
         moved = here.cluster.wire_bytes() - before
-        assert (offer["source"], offer["step"]) == ("memory", here.step)
+        assert (offer.source, offer.step) == ("memory", here.step)
         return {
             "policy": policy,
             "nodes": nodes,

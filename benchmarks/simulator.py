@@ -22,7 +22,7 @@ import os
 import time
 from dataclasses import asdict, dataclass
 
-from keepstep.core.economics.costs import parse_protection
+from keepstep.core.economics.costs import parse_cluster_policy
 from keepstep.core.economics.planner import plan
 from keepstep.model.units import MIB, MS_NS, S_NS
 from keepstep.sim.economics.montecarlo import draw, prepare, walk
@@ -54,7 +54,7 @@ def measure(name: str, seeds: int, days: float) -> list[Line]:
         lines.append(Line(what, count, now - started, os.getloadavg()[0]))
         started = time.perf_counter()
 
-    cases = [prepare(cluster, parse_protection(policy)) for policy in POLICIES]
+    cases = [prepare(cluster, parse_cluster_policy(policy)) for policy in POLICIES]
     done("prepare", len(cases))
     drawn = [draw(cluster, days, seed) for seed in range(seeds)]
     done("draw", sum(map(len, drawn)))

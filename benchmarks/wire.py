@@ -37,9 +37,10 @@ from keepstep.coding.checksum import checksum
 from keepstep.core.wire.traffic import LinkOptions
 from keepstep.edge.net import tcp
 from keepstep.edge.net.peers import PeerOptions, Peers
+from keepstep.model.messages.peers import KeeperMessage, RanksEnded
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import GIB, MIB
-from keepstep.model.wire import Identity, Message, Part, Span
+from keepstep.model.wire import Identity, Part, Span
 from keepstep.runtime.keeper.open_links import HASHING, new_link_table
 
 SECRET, JOB = os.urandom(32), os.urandom(16)
@@ -64,13 +65,13 @@ class Keeper:
     def __init__(self, ring: memoryview) -> None:
         self.ring = ring
         self.echoes: Peers | None = None
-        self.heard: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.heard: queue.SimpleQueue[KeeperMessage] = queue.SimpleQueue()
         self.opened, self.room = threading.Event(), threading.Event()
 
     def up(self, node: int) -> None:
         self.opened.set()
 
-    def message(self, node: int, message: Message) -> None:
+    def message(self, node: int, message: KeeperMessage) -> None:
         if self.echoes:
             self.echoes.send(node, message)
         else:
@@ -176,7 +177,7 @@ def round_trips(peers: Peers, keeper: Keeper, until: Callable[[int], bool]) -> d
     taken: list[float] = []
     while not until(len(taken)):
         began = time.perf_counter()
-        assert peers.send(2, Message("refused", {"reason": "to be sent back"}))
+        assert peers.send(2, RanksEnded(1))
         keeper.heard.get()
         taken.append(1e6 * (time.perf_counter() - began))
     taken.sort()

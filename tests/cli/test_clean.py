@@ -6,8 +6,10 @@ import fcntl
 import os
 from typing import Any
 
+from keepstep.core.wire.conversations import AGENT_WITH_KEEPER
 from keepstep.edge.os.journal import read_journal
 from keepstep.edge.os.processes import ensure_keeper
+from keepstep.model.messages.keeper_agent import JobEnded
 
 
 def test_nothing_to_remove(machine: Any) -> None:
@@ -45,7 +47,7 @@ def test_it_asks_first(machine: Any) -> None:
     machine.pages.clear()
     job_dir = machine.settings_of("dead").job_dir
     result = machine.run("clean", answer="n\n")
-    assert "Remove dead?" in result.output and "nobody" in result.output and job_dir.exists()
+    assert "Remove dead?" in result.output and "no process" in result.output and job_dir.exists()
     assert machine.json("clean")["leftovers"][0]["removed"] is False  # a script cannot be asked
     assert job_dir.exists()
     result = machine.run("clean", answer="y\n")
@@ -99,7 +101,7 @@ def test_a_held_lock_is_a_living_keeper(machine: Any) -> None:
 
 def test_force_ends_a_real_keeper(machine: Any, monkeypatch: Any) -> None:
     settings = machine.settings_of("demo")
-    box = ensure_keeper(settings)
+    box = ensure_keeper(settings, AGENT_WITH_KEEPER)
     try:
         refused = machine.run("clean", "--job", "demo", "--yes")
         assert refused.exit_code == 2 and settings.job_dir.exists()
@@ -110,7 +112,7 @@ def test_force_ends_a_real_keeper(machine: Any, monkeypatch: Any) -> None:
             "keepstep clean --force"
         ]
     finally:
-        box.send({"kind": "end", "ok": False, "why": "the test is over"})
+        box.send(JobEnded(False, "the test is over"))
         box.close()
 
 

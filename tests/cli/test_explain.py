@@ -13,7 +13,7 @@ def tell(machine: Any, job: str) -> None:
         machine.journal(job, "agent"),
         machine.journal(job, "rank 1"),
     )
-    keeper.record("keeper-started", "keeper 7 has /m; nothing there yet", pid=7)
+    keeper.record("keeper-started", "keeper 7 has /m", pid=7, adopted_slots=0)
     agent.record("job-started", "job demo: 2 ranks")
     keeper.record(
         "resumed",
@@ -206,7 +206,7 @@ def test_nothing_to_tell(machine: Any) -> None:
     result = machine.run("explain")
     assert (result.exit_code, result.stdout.strip()) == (
         0,
-        f"No journal tells of any job in {machine.settings.state_dir}.",
+        f"There is no journal of any job in {machine.settings.state_dir}.",
     )
     machine.rank("demo", 0, [1])
     assert machine.json("explain", "--job", "demo")["runs"] == []

@@ -222,4 +222,4 @@ def test_a_store_and_a_job_are_two_questions(machine: Any, tmp_path: Path) -> No
     assert machine.run("inspect", "--store", str(tmp_path), "--job", "demo").exit_code == 2
     assert machine.run("inspect", "--store", "nosuch://place").exit_code == 2
     empty = machine.run("inspect", "--store", str(tmp_path / "empty"))
-    assert empty.exit_code == 0 and "No checkpoint is there." in empty.stdout
+    assert empty.exit_code == 0 and "There is no checkpoint." in empty.stdout

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from keepstep.cli.main import app
 from keepstep.edge.shm.memory import MEMORY
-from keepstep.edge.shm.node_safety_file import read_standing
+from keepstep.edge.shm.node_safety_file import read_node_safety
 from keepstep.testing.cluster import Cluster, Machine, wait_for
 
 
@@ -33,7 +33,7 @@ def test_a_lost_node_from_every_other_one(
         cluster.train(0, 3)
 
         def told() -> bool:
-            words = [read_standing(MEMORY, m.settings.job_dir) or {} for m in cluster.machines]
+            words = [read_node_safety(MEMORY, m.settings.job_dir) or {} for m in cluster.machines]
             return all(
                 (w.get("step"), w.get("is_committed"), w.get("any_nodes")) == (3, True, 1)
                 for w in words
@@ -61,7 +61,7 @@ def test_a_lost_node_from_every_other_one(
         for machine in cluster.machines:
             machine.kill_ranks()
         cluster.replace(1)
-        assert cluster.resume()["step"] == 3
+        assert cluster.resume().step == 3
         for i, machine in enumerate(cluster.machines):
             [run] = ask(monkeypatch, machine, "explain")["runs"]
             [recovery] = run["recoveries"]

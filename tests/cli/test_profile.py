@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
@@ -77,26 +78,29 @@ def test_the_picture_for_a_terminal(machine: Any) -> None:
     assert "\u2593" in copies and all(
         bar[cell] == "\u00b7" for cell, mark in enumerate(copies) if mark == "\u2593"
     )
-    assert "The link: 100 us and 95.4 MiB/s" in text and "Planned: 5.0 MiB in " in text
-    assert text.rstrip().endswith("Copies go where the network is idle.")
+    assert "Link: 100 us and 95.4 MiB/s" in text and "Plan: 5.0 MiB in " in text
+    assert text.rstrip().endswith("Copies go while the network is idle.")
 
 
-@pytest.mark.parametrize("kind", ["svg", "html"])
-def test_the_picture_for_a_slide(machine: Any, tmp_path: Path, kind: str) -> None:
+def test_the_picture_for_a_slide(machine: Any, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
     job_dir = trains(machine, 2)
     (job_dir / PLAN_FILE).write_text(json.dumps(TOLD))
-    result = machine.run("profile", "--plot", str(tmp_path / f"out.{kind}"))
+    path = tmp_path / "out.svg"
+    result = machine.run("profile", "--plot", str(path))
     assert result.exit_code == 0, result.output
-    drawn = (tmp_path / f"out.{kind}").read_text()
-    chunks = len(machine.json("profile")["plan"]["chunks"])
-    assert drawn.count('fill="#edae49"') == chunks + 1  # and the one in the legend
-    assert "A step of demo: 2" in drawn and ">rank 1</text>" in drawn
+    elements = list(ElementTree.parse(path).iter())
+    texts = {e.text for e in elements if e.tag.endswith("text")}
+    assert {"rank 0", "rank 1", "copies", "collectives", "idle"} <= texts
+    drawn = {e.get("id"): sum(c.tag.endswith("path") for c in e.iter()) for e in elements}
+    assert drawn["copies-0"] == len(machine.json("profile")["plan"]["chunks"])
+    assert drawn["rank 1-0"] == 1 and drawn["rank 1-1"] == 3  # busy but for three idle spans
 
 
 def test_before_anything_is_planned_or_known(machine: Any) -> None:
     trains(machine, 1, steps=2)
     text = machine.run("profile").stdout
-    assert "no step was seen yet" in text and "has planned nothing" in text
+    assert "no step was seen yet" in text and "has not planned" in text
     found = machine.json("profile")
     assert (found["plan"], found["told"], found["step_ns"], found["ranks"][0]["profile"]) == (
         None,
@@ -112,22 +116,19 @@ def test_why_it_is_not_interleaved(machine: Any) -> None:
         json.dumps({**TOLD, "open_because": "no collective was seen", "late": 3})
     )
     text = machine.run("profile").stdout
-    assert (
-        "Copies are not interleaved: no collective was seen. 3 blocks were held back for so "
-        "long that they went all the same." in text
-    )
+    assert "Copies are not interleaved: no collective was seen." in text
+    assert "3 blocks waited too long" in text
 
 
 def test_a_job_that_tells_nothing_and_no_job(machine: Any) -> None:
     result = machine.run("profile")
     assert (
-        result.exit_code == 2
-        and "expected a job that holds memory here, found none" in result.stderr
+        result.exit_code == 2 and "expected a job that has memory here, found none" in result.stderr
     )
     machine.rank("demo", 0, [7])
     result = machine.run("profile")
     assert (
         result.exit_code == 2
-        and "expected ranks of 'demo' that tell of their collectives, found none" in result.stderr
+        and "expected ranks of 'demo' that record their collectives, found none" in result.stderr
     )
     assert machine.run("profile", "--plot", "out.gif").exit_code == 2

@@ -19,7 +19,7 @@ def test_a_machine_without_jobs(machine: Any) -> None:
     result = machine.run("status")
     assert (result.exit_code, result.stdout.strip()) == (
         0,
-        f"No job holds memory in {machine.settings.arena_dir}.",
+        f"No job has memory in {machine.settings.arena_dir}.",
     )
 
 
@@ -28,7 +28,7 @@ def test_what_is_protected(machine: Any) -> None:
     machine.rank("demo", 1, [7, 8, 9], world_size=2)
     machine.journal("demo").record("persisted", "step 4", step=4)
     text = machine.run("status").stdout
-    assert "demo  training  2 ranks live" in text
+    assert "demo  training  2 ranks alive" in text
     rows = [" ".join(line.split()) for line in text.splitlines()]
     assert any(
         row.startswith("a killed process step 8 ") and row.endswith("every rank holds it in memory")
@@ -152,7 +152,7 @@ def test_a_failure_that_is_not_over_and_where_the_time_went(machine: Any) -> Non
     assert [s["name"] for s in job["incident"]["stages"]] == ["noticed"]
     assert job["account"]["recovering_ns"] > 0  # until now: a rank lives
     rows = [" ".join(line.split()) for line in machine.run("status").stdout.splitlines()]
-    assert any(row.startswith("Not back yet, since ") for row in rows)
+    assert any(row.startswith("Recovering since ") for row in rows)
     assert any(
         row.startswith("fact noticed") and row.endswith("rank 1 was killed by SIGKILL (9)")
         for row in rows
@@ -198,7 +198,7 @@ def test_watching_for_people(machine: Any) -> None:
     with watching() as process:
         assert process.stdout is not None
         seen = [next(line for line in process.stdout if "training" in line) for _ in range(2)]
-        assert all("1 ranks live" in line for line in seen)
+        assert all("1 rank alive" in line for line in seen)
         process.send_signal(signal.SIGINT)
         assert "Traceback" not in process.communicate(timeout=60)[1]
     assert process.returncode == 0
@@ -217,7 +217,7 @@ def test_watching_on_a_terminal(machine: Any) -> None:
     ) as process:
         os.close(writer)
         screen = b""
-        while screen.count(b"1 ranks live") < 2:
+        while screen.count(b"1 rank alive") < 2:
             screen += os.read(reader, 4096)
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(OSError):  # nobody holds the other end any more

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from keepstep.config import resolve
+from keepstep.core.wire.conversations import KEEPER_WITH_NODE, RANK_WITH_KEEPER
 from keepstep.model.units import GIB, MS_NS, S_NS
-from keepstep.ports import Clock, Executor, Links, Memory, Receiver, Writer
+from keepstep.ports import Box, Clock, Executor, Links, Memory, Receiver, Writer
 from keepstep.sim.protocol.links import SimLinks
-from keepstep.sim.protocol.machine import Machine, SimExecutor
+from keepstep.sim.protocol.machine import Machine, SimExecutor, connect
 from keepstep.sim.protocol.memory import SimMemory
 from keepstep.sim.protocol.network import Network, Wires
 from keepstep.sim.protocol.pipe import Piece, Pipe, SimSocket
@@ -56,6 +58,39 @@ class SimLoop(Time):
     def __init__(self) -> None:
         super().__init__()
         self.workers: Executor = SimExecutor(self.machine(0).start("loop"), MS_NS)
+
+    def close(self) -> None:
+        pass
+
+
+class SimBoxes(Time):
+    """A rank and its keeper on one machine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        machine = self.machine(0)
+        self.by_rank: list[Any] = []
+        self.by_keeper: list[Any] = []
+        self.refused: list[str] = []
+        rank, keeper = connect(
+            machine.start("rank"),
+            11,
+            machine.start("keeper"),
+            12,
+            (RANK_WITH_KEEPER, KEEPER_WITH_NODE),
+        )
+        rank.hear, keeper.hear = self.by_rank.append, self.by_keeper.append
+        keeper.gone = lambda: self.by_keeper.append("gone")
+        keeper.on_refused = lambda who, why: self.refused.append(why)
+        self._rank = rank
+        self.rank: Box = rank
+        self.keeper: Box = keeper
+
+    def inject(self, packet: bytes) -> None:
+        self._rank.send_packet(packet)
+
+    def settle(self) -> None:
+        self.world.run(self.world.now_ns + S_NS)
 
     def close(self) -> None:
         pass

@@ -8,11 +8,13 @@ from typing import Protocol
 
 import pytest
 
+from keepstep.edge.os.loop import Loop as RealLoop
 from keepstep.edge.os.threads import Threads
+from keepstep.model.units import S_NS
 from keepstep.ports import Executor
 from tests.contracts.simulated import SimLoop
 
-PATIENCE_S = 30.0
+PATIENCE_NS = 30 * S_NS
 
 
 class Loop(Protocol):
@@ -28,18 +30,21 @@ class Loop(Protocol):
 
 class ThreadedLoop:
     def __init__(self) -> None:
-        self._woken = threading.Event()
-        self._threads = Threads(2, self._woken.set)
+        self._loop = RealLoop()
+        self._loop.after(PATIENCE_NS, self._out_of_patience)
+        self._threads = Threads(2, self._loop.post)
         self.workers: Executor = self._threads
 
+    @staticmethod
+    def _out_of_patience() -> None:
+        raise AssertionError("it does not come about")
+
     def until(self, holds: Callable[[], bool]) -> None:
-        while not holds():
-            assert self._woken.wait(PATIENCE_S), "nobody wakes the loop"
-            self._woken.clear()
-            self._threads.hand_in()
+        self._loop.run(holds)
 
     def close(self) -> None:
         self._threads.close()
+        self._loop.close()
 
 
 LOOPS: dict[str, Callable[[], Loop]] = {"threads": ThreadedLoop, "simulated": SimLoop}

@@ -15,9 +15,10 @@ import pytest
 
 from keepstep.coding.checksum import checksum
 from keepstep.errors import KeeperError
+from keepstep.model.messages.peers import MeshMessage, RanksEnded
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import MIB, S_NS
-from keepstep.model.wire import Message, Part, Span
+from keepstep.model.wire import Part, Span
 from keepstep.ports import Links, Receiver
 from keepstep.runtime.keeper.open_links import open_tcp_links
 from tests.contracts.simulated import SimTown
@@ -159,8 +160,8 @@ class Ear:
     def up(self, node: int) -> None:
         self.told.append(("up", node))
 
-    def message(self, node: int, message: Message) -> None:
-        self.numbers.append(int(message.fields["reason"]))
+    def message(self, node: int, message: MeshMessage) -> None:
+        self.numbers.append(message.mesh_version)
 
     def place(self, node: int, span: Span) -> memoryview | None:
         return (
@@ -179,8 +180,8 @@ class Ear:
         self.told.append(("dead" if is_loss else "left", node, why))
 
 
-def note(number: int) -> Message:
-    return Message("refused", {"reason": str(number)})
+def note(number: int) -> MeshMessage:
+    return RanksEnded(number)
 
 
 def span_of(nbytes: int, offset: int = 0) -> Span:

@@ -8,13 +8,14 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import pytest
 
 from keepstep.config import resolve
+from keepstep.model.messages.persister import ActDone, ActName, CheckpointAct
 from keepstep.ports import Writer
-from keepstep.runtime.keeper.persister_client import PersisterChild
+from keepstep.runtime.keeper.persister_client import PersisterClient, persister_command
 from tests.contracts.simulated import SimDesk
 
 PATIENCE_S = 60.0
@@ -43,12 +44,12 @@ class ChildsDesk:
             "state_dir": room / "state",
         }
         self._selector = selectors.DefaultSelector()
-        self._child = PersisterChild(resolve(config, {}, "j"), self._selector)
+        self._child = PersisterClient(persister_command(resolve(config, {}, "j")), self._selector)
         self.writer: Writer = self._child
 
     def kill(self) -> None:
-        assert self._child._child is not None
-        os.kill(self._child._child.pid, signal.SIGKILL)
+        assert self._child.pid is not None
+        os.kill(self._child.pid, signal.SIGKILL)
 
     def until(self, holds: Callable[[], bool]) -> None:
         until_s = time.monotonic() + PATIENCE_S
@@ -72,38 +73,39 @@ def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Desk]:
     made.close()
 
 
-def request(act: str) -> dict[str, Any]:
-    return {"act": act, "node": 0, "step": 3, "epoch": 1, "attempt": 5, "ranks": [1]}
+def request(act: ActName) -> CheckpointAct:
+    return CheckpointAct(act, 0, 3, 1, 5, (1,))
 
 
 def test_every_request_is_answered_in_order(desk: Desk) -> None:
-    heard: list[tuple[int, dict[str, Any]]] = []
+    heard: list[tuple[int, ActDone]] = []
     # nobody holds anything: there is nothing to survey
-    for number, act in enumerate(("drop", "part", "drop", "publish", "survey")):
+    acts: tuple[ActName, ...] = ("drop", "part", "drop", "publish", "survey")
+    for number, act in enumerate(acts):
         desk.writer.ask(request(act), lambda answer, number=number: heard.append((number, answer)))  # type: ignore[misc]
     assert heard == [], "not while it is asked"
     desk.until(lambda: len(heard) == 5)
     assert [number for number, _ in heard] == list(range(5))
-    assert [answer["ok"] for _, answer in heard] == [True, False, True, False, False]
-    assert all(isinstance(answer["why"], str) and answer["there"] is False for _, answer in heard)
+    assert [answer.ok for _, answer in heard] == [True, False, True, False, False]
+    assert all(isinstance(answer.why, str) and answer.there is False for _, answer in heard)
 
 
 def test_who_waited_when_it_died_is_told_and_the_next_request_is_answered(desk: Desk) -> None:
-    heard: list[dict[str, Any]] = []
+    heard: list[ActDone] = []
     desk.writer.ask(request("drop"), heard.append)
     desk.writer.ask(request("drop"), heard.append)
     desk.kill()
     desk.until(lambda: len(heard) == 2)
-    assert [(a["ok"], a["there"], "died" in a["why"]) for a in heard] == [(False, False, True)] * 2
+    assert [(a.ok, a.there, "died" in a.why) for a in heard] == [(False, False, True)] * 2
     desk.writer.ask(request("drop"), heard.append)
     desk.until(lambda: len(heard) == 3)
-    assert heard[2]["ok"] is True
+    assert heard[2].ok is True
 
 
 def test_who_hears_may_ask_again(desk: Desk) -> None:
     heard: list[str] = []
 
-    def again(answer: dict[str, Any]) -> None:
+    def again(answer: ActDone) -> None:
         heard.append("first")
         desk.writer.ask(request("drop"), lambda answer: heard.append("second"))
 

@@ -22,9 +22,9 @@ from keepstep.core.detection.deadlines import Deadlines, derive
 from keepstep.core.detection.diagnosis import diagnose
 from keepstep.core.detection.progress import Progress
 from keepstep.edge.shm.status_page import BLANK
+from keepstep.model.diagnosis import Diagnosis, ProcessSample, State
 from keepstep.model.snapshot import Phase, RankStatus
 from keepstep.model.units import S_NS
-from keepstep.model.verdict import ProcessSample, State, Verdict
 
 Draw = Callable[[random.Random], float]  # seconds that one rank computes in one step
 
@@ -128,7 +128,7 @@ class HealthyJob:
 
 def watch(
     job: HealthyJob, deadlines: Deadlines, hours: float, fault: Fault | None = None
-) -> Iterator[tuple[int, Verdict]]:
+) -> Iterator[tuple[int, Diagnosis]]:
     """Every verdict, with its time: a detector that looks at every tick."""
     progress = Progress(deadlines)
     for rank in range(job.ranks):

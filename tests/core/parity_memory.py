@@ -5,9 +5,22 @@ from __future__ import annotations
 import random
 
 from keepstep.coding.reed_solomon import rebuild, solve
-from keepstep.core.redundancy.stripes import Combine, Region, Stripes, encode_plan
+from keepstep.core.redundancy.stripes import Combine, Region, Stripes
 
 Memory = dict[tuple[int, Region], bytearray]
+
+
+def encode_plan(stripes: Stripes, member: int) -> list[Combine]:
+    """What the parity of `member` is in the end, whoever added what when: one Combine for each of
+    its t blocks."""
+    index, size = stripes.members.index(member), len(stripes.members)
+    plan = []
+    for row in range(stripes.tolerates):
+        codeword = (index - row) % size
+        pieces = [stripes.piece(codeword, i) for i in range(size)]
+        sources = sorted((p for p in pieces if p.region is Region.DATA), key=lambda p: p.position)
+        plan.append(Combine(codeword, tuple(sources), (pieces[index],)))
+    return plan
 
 
 def carry_out(plan: list[Combine], stripes: Stripes, memory: Memory) -> None:

@@ -3,9 +3,9 @@ at every instant.
 
 A `World` is one instant of all nodes, a value. A `Move` names something that happens;
 `Protocol.apply` gives the instant after it. Who searches (test_commit.py) chooses the moves. All
-decisions are the real ones: `slots.choose`, `commit`, `wards`, `reach`. The model does what keepers
-do between them: reports, words, offers and acknowledgements travel in order on each wire with any
-delay, pieces arrive in any order, and what was lost is asked for again.
+decisions are the real ones: `slots.choose`, `commit`, `protection`, `sources`. The model does what
+keepers do between them: reports, words, offers and acknowledgements travel in order on each wire
+with any delay, pieces arrive in any order, and what was lost is asked for again.
 
 Safety: whatever the placement promises to survive may be lost at any instant, and some stamp, not
 older than what was ever committed, stays within reach of every rank. Liveness: once everything
@@ -20,13 +20,14 @@ from functools import cached_property
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from keepstep.core.redundancy.protection import Ward, wards
-from keepstep.core.resume.commit import Commit, RankFacts, first_word, newer
+from keepstep.core.redundancy.protection import Assignment, assignments
+from keepstep.core.resume.commit import Commit, RankFacts, first_horizon, newer
 from keepstep.core.resume.cut import Holding
 from keepstep.core.resume.slots import Skip, Take, choose
-from keepstep.core.resume.sources import CodedRow, Inventory, sources, within_reach
+from keepstep.core.resume.sources import restorable_stamps, restore_sources
 from keepstep.model.horizon import Horizon
 from keepstep.model.mesh import LEADER, Member, Mesh
+from keepstep.model.restore_sources import HeldParity, Inventory
 from keepstep.model.snapshot import SlotState, SlotView, Stamp
 from keepstep.model.topology import Copies, Parity, ReedSolomon, Scheme
 
@@ -162,21 +163,24 @@ class Protocol:
         return range(self.mesh.world_size)
 
     @cached_property
-    def wards(self) -> dict[int, Ward]:
-        return wards(self.policy, self.mesh)
+    def assignments(self) -> dict[int, Assignment]:
+        return assignments(self.policy, self.mesh)
 
     @cached_property
     def home(self) -> tuple[int, ...]:
         """Each rank's node."""
-        return tuple(self.wards[r].node for r in self.ranks)
+        return tuple(self.assignments[r].node for r in self.ranks)
 
     @cached_property
     def places(self) -> tuple[Place, ...]:
-        if any(ward.row for ward in self.wards.values()):
+        if any(assignment.stripe_group for assignment in self.assignments.values()):
             return tuple(
-                Place(w.node, r, tuple(q for q in w.row if q != r)) for r, w in self.wards.items()
+                Place(w.node, r, tuple(q for q in w.stripe_group if q != r))
+                for r, w in self.assignments.items()
             )
-        return tuple(Place(holder, r, (r,)) for r, w in self.wards.items() for holder in w.holders)
+        return tuple(
+            Place(holder, r, (r,)) for r, w in self.assignments.items() for holder in w.holders
+        )
 
     @cached_property
     def place_for(self) -> dict[tuple[int, int], int]:
@@ -293,7 +297,7 @@ class Protocol:
         if key not in self._reported:
             index, holders, acked = (
                 writing(world.own[rank]),
-                self.wards[rank].holders,
+                self.assignments[rank].holders,
                 world.acked[rank],
             )
             own = Holding(
@@ -342,9 +346,9 @@ class Protocol:
         key = (facts, led, said, heard)
         if key not in self._decided:
             commit = self.commit_type(len(self.ranks), led.epoch)
-            commit.horizon, commit.said = led, said
+            commit.horizon, commit.announced = led, said
             commit.report((f for f in facts if f is not None), heard)
-            self._decided[key] = commit.horizon, commit.said
+            self._decided[key] = commit.horizon, commit.announced
         return self._decided[key]
 
     def say(self, world: World, node: int) -> World:
@@ -385,7 +389,9 @@ class Protocol:
 
     def _may_begin(self, world: World, place: Place, stamp: Stamp) -> bool:
         """A parity lies beside data of the same stamp; a copy needs nothing."""
-        return not self.wards[place.rank].row or stamp in sealed(world.own[place.rank])
+        return not self.assignments[place.rank].stripe_group or stamp in sealed(
+            world.own[place.rank]
+        )
 
     def piece(self, world: World, at: int, rank: int) -> World:
         """A piece arrives; the last one makes the part whole, and whoever sent to it hears of
@@ -460,7 +466,7 @@ class Protocol:
         own, held = tuple(up_to(s, resumed) for s in own), tuple(up_to(s, resumed) for s in held)
         if resumed is not None:
             without = [r for r in self.ranks if resumed not in sealed(own[r])]
-            assert sorted(sources(without, resumed, left)) == without, (
+            assert sorted(restore_sources(without, resumed, left)) == without, (
                 "what is within reach has a source"
             )
             for rank in without:
@@ -469,7 +475,7 @@ class Protocol:
         words = []
         for node, word in enumerate(world.words):
             common = frozenset.intersection(*(sealed(own[r]) for r in self.mesh.ranks_of(node)))
-            words.append(first_word(epoch, resumed, BLANK if node in lost else word, common))
+            words.append(first_horizon(epoch, resumed, BLANK if node in lost else word, common))
         return self.first(epoch)._replace(
             own=own,
             held=held,
@@ -491,15 +497,16 @@ class Protocol:
         snapshots: dict[int, set[tuple[int, Stamp]]] = {
             n: set() for n in range(self.nodes) if n not in lost
         }
-        parities: dict[int, set[CodedRow]] = {n: set() for n in snapshots}
+        parities: dict[int, set[HeldParity]] = {n: set() for n in snapshots}
         for rank, node in enumerate(self.home):
             if node in snapshots:
                 snapshots[node] |= {(rank, s) for s in sealed(own[rank])}
         for place, slots in zip(self.places, held, strict=True):
-            ward = self.wards[place.rank]
-            if place.node in snapshots and ward.row:
+            assignment = self.assignments[place.rank]
+            if place.node in snapshots and assignment.stripe_group:
                 parities[place.node] |= {
-                    CodedRow(place.rank, s, ward.row, ward.tolerates) for s in sealed(slots)
+                    HeldParity(place.rank, s, assignment.stripe_group, assignment.tolerates)
+                    for s in sealed(slots)
                 }
             elif place.node in snapshots:
                 snapshots[place.node] |= {(place.rank, s) for s in sealed(slots)}
@@ -507,7 +514,7 @@ class Protocol:
 
     def reachable(self, left: dict[int, Inventory]) -> frozenset[Stamp]:
         """The stamps every rank can have."""
-        return frozenset.intersection(*(within_reach(rank, left) for rank in self.ranks))
+        return frozenset.intersection(*(restorable_stamps(rank, left) for rank in self.ranks))
 
     # ------------------------------------------------------------------------------------------
     # what may happen next

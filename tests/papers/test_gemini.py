@@ -17,12 +17,13 @@ import pytest
 
 from keepstep.core.redundancy import memory_budget
 from keepstep.core.redundancy.placement import place
-from keepstep.core.redundancy.protection import wards
+from keepstep.core.redundancy.protection import assignments
 from keepstep.core.redundancy.survival import out_of_reach, survivable_counts, survival
-from keepstep.core.resume.sources import Inventory, sources, within_reach
+from keepstep.core.resume.sources import restorable_stamps, restore_sources
 from keepstep.core.resume.vote import Ballot, ListStore, Offer, Vote
 from keepstep.errors import ConfigError, MemoryBudgetError
 from keepstep.model.mesh import Member, Mesh
+from keepstep.model.restore_sources import Inventory
 from keepstep.model.snapshot import Stamp
 from keepstep.model.topology import Copies, Group, Placement, topology
 from keepstep.model.units import GIB
@@ -79,7 +80,7 @@ def fetched(placement: Placement, k: int) -> int:
     for lost in combinations(range(placement.nodes), k):
         left = {node: found for node, found in everything.items() if node not in lost}
         # Whoever is left has its own: only the lost ones' must be found.
-        survived += all(STEP in within_reach(rank, left) for rank in lost)
+        survived += all(STEP in restorable_stamps(rank, left) for rank in lost)
     return survived
 
 
@@ -276,8 +277,8 @@ def test_check_14_a_software_failure_fetches_nothing_and_a_lost_node_only_its_ow
         }
         wanting = [rank for rank in protocol.ranks if rank not in here]
         assert wanting == [rank for node in lost for rank in protocol.mesh.ranks_of(node)]
-        for rank, source in sources(wanting, committed, left).items():
-            assert set(source.copies) == set(protocol.wards[rank].holders), (
+        for rank, source in restore_sources(wanting, committed, left).items():
+            assert set(source.copies) == set(protocol.assignments[rank].holders), (
                 "each from its own holder, whole"
             )
 
@@ -303,7 +304,7 @@ def test_check_15_a_lost_group_sends_everybody_to_the_same_checkpoint(group: int
     left = after({2 * group, 2 * group + 1}, proven(placed(16, 2)))
     vote = Vote(16, has_store=True)
     for rank in range(16):
-        answer = vote.joined(Ballot(rank, 16, within_reach(rank, left)))
+        answer = vote.joined(Ballot(rank, 16, restorable_stamps(rank, left)))
     assert answer == [ListStore()]
     (offer,) = vote.listed([3, 5])
     assert isinstance(offer, Offer) and (offer.source, offer.stamp.step) == ("store", 5)
@@ -319,7 +320,7 @@ def test_check_15_every_loss_is_recovered_from_memory_or_else_from_the_store() -
         actions = [
             action
             for rank in range(6)
-            for action in vote.joined(Ballot(rank, 6, within_reach(rank, left)))
+            for action in vote.joined(Ballot(rank, 6, restorable_stamps(rank, left)))
         ]
         (offer,) = vote.listed([5]) if actions == [ListStore()] else actions
         assert isinstance(offer, Offer)
@@ -334,7 +335,10 @@ def test_check_19_a_node_keeps_2_m_snapshots(nodes: int, m: int) -> None:
     assert placed(nodes, m).two_slots_ratio == 2 * m
     members = tuple(Member(node, "", 0, 1, 1) for node in range(nodes))
     here = [
-        sum(node in ward.holders for ward in wards(Copies(m), Mesh(1, 0, members, "")).values())
+        sum(
+            node in assignment.holders
+            for assignment in assignments(Copies(m), Mesh(1, 0, members, "")).values()
+        )
         for node in range(nodes)
     ]
     assert set(here) == {m - 1} and memory_budget.held_slots(Copies(m)) == 2 * (m - 1)

@@ -12,7 +12,7 @@ from statistics import fmean
 
 import pytest
 
-from keepstep.core.economics.costs import Protection, Tier, charges
+from keepstep.core.economics.costs import ClusterPolicy, Tier, charges
 from keepstep.model.cluster import DAY_S, FailureKind, Scope
 from keepstep.model.topology import Copies
 from keepstep.sim.economics import gemini
@@ -129,7 +129,7 @@ def test_figure_11_checkpoint_time_shrinks_with_the_nodes(
 
 
 def test_figure_12_checkpoints_an_hour() -> None:
-    per_hour = {name: system.checkpoints_per_hour for name, system in BY_NAME.items()}
+    per_hour = {name: 3600 / system.tier.interval_s for name, system in BY_NAME.items()}
     assert per_hour["gemini"] == pytest.approx(57.9, abs=0.2) and per_hour[
         "strawman"
     ] == pytest.approx(0.33, abs=0.005)
@@ -143,7 +143,7 @@ def test_figure_12_checkpoints_an_hour() -> None:
 
 
 def test_our_copies_waste_less_than_the_paper_counts_as_a_copy_takes_under_an_iteration() -> None:
-    peers = charges(P4D_16, Protection(Copies(2)), 4.0).peers
+    peers = charges(P4D_16, ClusterPolicy(Copies(2)), 4.0).peers
     assert peers is not None and peers.lag_s < gemini.ITERATION_S
     assert gemini.ITERATION_S / 2 < peers.wasted_s < BY_NAME["gemini"].tier.wasted_s
 
@@ -155,7 +155,7 @@ def test_drawn_failures_agree_with_the_account_where_they_are_rare(
     """The account is linear: at 60 failures a day it charges in full what struck while everybody
     was down already."""
     cluster = replace(P4D_16, failures=(FailureKind("crash", Scope.RANK, per_day / P4D_16.nodes),))
-    case = prepare(cluster, Protection(Copies(2)))
+    case = prepare(cluster, ClusterPolicy(Copies(2)))
     (found,) = run(cluster, [case], 60, 6)
     drawn = fmean(outcome.effective_ratio for outcome in found)
     assert case.charges.own is not None

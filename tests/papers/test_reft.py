@@ -14,34 +14,31 @@ from math import comb
 
 import pytest
 
-from keepstep.coding.reed_solomon import accumulate, rebuild, solve
 from keepstep.core.redundancy import memory_budget
 from keepstep.core.redundancy.placement import place
-from keepstep.core.redundancy.stripes import (
-    decode_plan,
-    encode_plan,
-    stripes_of_replica,
-    stripes_of_snapshots,
-)
+from keepstep.core.redundancy.stripes import Stripes, decode_plan, stripes_of_snapshots
 from keepstep.core.redundancy.survival import out_of_reach, survival, survival_at, which_can_be_lost
-from keepstep.core.resume.sources import CodedRow, Inventory, sources, within_reach
+from keepstep.core.resume.sources import restorable_stamps, restore_sources
 from keepstep.core.resume.vote import Ballot, ListStore, Offer, Vote
+from keepstep.model.restore_sources import HeldParity, Inventory
 from keepstep.model.snapshot import Stamp
 from keepstep.model.topology import Copies, NoRedundancy, Parity, topology
-from tests.core.parity_memory import carry_out, encoded
+from tests.core.parity_memory import carry_out, encode_plan, encoded
 from tests.core.protocol_model import Protocol, sealed
 
 ODD_BYTES = 1_000_003  # divides into nothing evenly
 
 
-@pytest.mark.parametrize("n", range(2, 9))
-@pytest.mark.parametrize("state", ["replicated", "sharded"])
-def test_every_single_loss_decodes_to_the_bit(n: int, state: str) -> None:
-    stripes = (
-        stripes_of_replica(range(n), 1, ODD_BYTES)
-        if state == "replicated"
-        else stripes_of_snapshots(range(n), 1, [ODD_BYTES // n] * n)
+def shared(n: int) -> Stripes:
+    """So many bytes, in shares as equal as they can be."""
+    return stripes_of_snapshots(
+        range(n), 1, [ODD_BYTES * i // n - ODD_BYTES * (i - 1) // n for i in range(1, n + 1)]
     )
+
+
+@pytest.mark.parametrize("n", range(2, 9))
+def test_every_single_loss_decodes_to_the_bit(n: int) -> None:
+    stripes = shared(n)
     whole = encoded(stripes, seed=n)
     for lost in range(n):
         memory = {
@@ -54,16 +51,10 @@ def test_every_single_loss_decodes_to_the_bit(n: int, state: str) -> None:
 
 @pytest.mark.parametrize("n", range(2, 9))
 def test_memory_is_n_to_n_minus_1_within_padding(n: int) -> None:
-    stripes = stripes_of_replica(range(n), 1, ODD_BYTES)
+    stripes = shared(n)
     held = sum(stripes.data_bytes) + n * stripes.parity_bytes
     assert 0 <= held - ODD_BYTES * n / (n - 1) <= n * 64
     assert place(Parity(n), topology(4 * n)).bytes_per_node_ratio == pytest.approx(n / (n - 1))
-
-
-@pytest.mark.parametrize("n", range(2, 9))
-def test_shares_are_equal_within_a_block(n: int) -> None:
-    stripes = stripes_of_replica(range(n), 1, ODD_BYTES)
-    assert all(abs(share - ODD_BYTES / n) <= stripes.block_bytes for share in stripes.data_bytes)
 
 
 @pytest.mark.parametrize("n", range(2, 9))
@@ -77,23 +68,6 @@ def test_traffic_of_sharded_state_is_one_snapshot_out_and_in(n: int) -> None:
         for p in incoming:
             out[p.member] += p.nbytes
     assert set(out.values()) == {share}
-
-
-def test_replicas_that_compute_alone_agree_with_an_exchange() -> None:
-    """Each member's parity from its own replica equals the one from everybody's shares arriving in
-    any order."""
-    n = 5
-    stripes = stripes_of_replica(range(n), 1, ODD_BYTES)
-    state = random.Random(5).randbytes(ODD_BYTES)
-    for member in range(n):
-        (combine,) = encode_plan(stripes, member)
-        local, arriving = bytearray(stripes.parity_bytes), bytearray(stripes.parity_bytes)
-        sources = [state[slice(*stripes.in_replica(p))] for p in combine.sources]
-        rows = solve(stripes.k, 1, tuple(p.position for p in combine.sources), (stripes.k,))
-        rebuild(rows, sources, [local])
-        for index in random.Random(member).sample(range(n - 1), n - 1):
-            accumulate(rows, index, sources[index], [arriving])
-        assert local == arriving
 
 
 def test_two_losses_in_a_group_are_refused_not_guessed() -> None:
@@ -173,7 +147,7 @@ def proven(n: int, nodes: int) -> dict[int, Inventory]:
         for rank in group.members:
             found[rank] = Inventory(
                 frozenset({(rank, STEP)}),
-                frozenset({CodedRow(rank, STEP, group.members, group.tolerates)}),
+                frozenset({HeldParity(rank, STEP, group.members, group.tolerates)}),
             )
     return found
 
@@ -185,21 +159,21 @@ def test_of_all_losses_of_16_nodes_exactly_those_with_one_in_a_group_are_decoded
         survived = 0
         for lost in combinations(range(16), k):
             left = {node: found for node, found in everything.items() if node not in lost}
-            survived += all(STEP in within_reach(rank, left) for rank in lost)
+            survived += all(STEP in restorable_stamps(rank, left) for rank in lost)
         assert survived == (comb(16 // n, k) * n**k if k <= 16 // n else 0)
 
 
 def test_a_lost_node_is_decoded_from_its_own_group_only() -> None:
     everything = proven(4, 8)
     del everything[5]
-    assert sources([5], STEP, everything)[5].members == ((4, 4), (6, 6), (7, 7))
+    assert restore_sources([5], STEP, everything)[5].members == ((4, 4), (6, 6), (7, 7))
 
 
 def test_two_of_a_group_lost_sends_everybody_to_the_store() -> None:
     left = {node: found for node, found in proven(4, 8).items() if node not in (1, 2)}
     vote = Vote(8, has_store=True)
     for rank in range(8):
-        answer = vote.joined(Ballot(rank, 8, within_reach(rank, left)))
+        answer = vote.joined(Ballot(rank, 8, restorable_stamps(rank, left)))
     assert answer == [ListStore()]
     (offer,) = vote.listed([4, 6])
     assert isinstance(offer, Offer) and (offer.source, offer.stamp.step) == ("store", 6)
@@ -225,11 +199,11 @@ def test_the_write_hole_is_closed_at_every_instant_of_a_step(n: int) -> None:
                 if lost and step >= 0:
                     left = protocol.inventories(world.own, world.held, lost)
                     stamp = max(protocol.reachable(left))
-                    for source in sources(lost, stamp, left).values():
+                    for source in restore_sources(lost, stamp, left).values():
                         for rank, node in source.members:
                             assert (rank, stamp) in left[node].snapshots
                             assert (
-                                CodedRow(rank, stamp, source.row, source.tolerates)
+                                HeldParity(rank, stamp, source.stripe_group, source.tolerates)
                                 in left[node].parities
                             )
             moves = moves or [*protocol.useful(world)][:1]

@@ -13,12 +13,15 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from keepstep.errors import ConfigError
 from keepstep.testing.lab import Lab, living, mark_of, numbers, owner_of
+from keepstep.testing.lab_messages import KillNode, ListNodes
 from keepstep.testing.network import Loopback, remains, why_no_namespaces
 from keepstep.testing.rehearsal import Rehearsal, ask
 
@@ -170,6 +173,10 @@ def test_loopback_can_neither_be_shaped_nor_cut(tmp_path: Path) -> None:
     assert isinstance(lab.network, Loopback)
 
 
+def listed(number: int) -> list[dict[str, Any]]:
+    return [asdict(node) for node in ask(number, ListNodes()).nodes]
+
+
 def test_a_node_is_lost_by_a_word_and_comes_back(lab: Lab) -> None:
     """The words of `keepstep lab kill` and `keepstep lab list`, and each node's output behind its
     name."""
@@ -190,12 +197,12 @@ def test_a_node_is_lost_by_a_word_and_comes_back(lab: Lab) -> None:
 
         try:
             wait_for(2)
-            first = ask(lab.number, {"kind": "list"})["nodes"]
-            assert "node 1 is lost with" in ask(lab.number, {"kind": "kill", "node": 1})["why"]
+            first = listed(lab.number)
+            assert "node 1 is lost with" in ask(lab.number, KillNode(1)).why
             wait_for(3)
-            second = ask(lab.number, {"kind": "list"})["nodes"]
+            second = listed(lab.number)
             with pytest.raises(ConfigError, match="expected a node below 2"):
-                ask(lab.number, {"kind": "kill", "node": 2})
+                ask(lab.number, KillNode(2))
         finally:
             over.touch()
         assert ended.result(WITHIN_S) == 0
@@ -204,7 +211,7 @@ def test_a_node_is_lost_by_a_word_and_comes_back(lab: Lab) -> None:
     )
     assert out.getvalue().count(f"[node 1] began as {lab.number}/1") == 2
     with pytest.raises(ConfigError, match=f"expected a lab {lab.number} that listens"):
-        ask(lab.number, {"kind": "list"})
+        ask(lab.number, ListNodes())
 
 
 # -- only with namespaces

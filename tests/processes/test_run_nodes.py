@@ -22,7 +22,7 @@ import pytest
 
 from keepstep.edge.os.journal import read_journal
 from keepstep.edge.shm.memory import MEMORY
-from keepstep.edge.shm.node_safety_file import read_standing
+from keepstep.edge.shm.node_safety_file import read_node_safety
 from keepstep.model.events import Event
 
 COMMAND = "from keepstep.cli.main import app; app()"
@@ -321,7 +321,7 @@ def test_a_node_on_which_a_step_fails_again_is_swapped_for_a_spare(machines: Beg
     until(
         lambda: (
             1
-            in (read_standing(MEMORY, nodes[1].arena_dir / "keepstep-t") or {"expendable": ()})[
+            in (read_node_safety(MEMORY, nodes[1].arena_dir / "keepstep-t") or {"expendable": ()})[
                 "expendable"
             ]
         ),
@@ -515,7 +515,7 @@ def test_the_next_keeper_listens_where_the_last_one_did(machines: Begin) -> None
         assert code == 0, output
     ports = [e.data["port"] for e in nodes[1].events("keeper-listens")]
     assert len(ports) == 2 and ports[0] == ports[1]
-    rounds = [e.data["round"] for e in nodes[1].events("mesh")]
+    rounds = [e.data["mesh_version"] for e in nodes[1].events("mesh")]
     assert rounds[0] == rounds[1], "it was told of the round that is lived"
 
 

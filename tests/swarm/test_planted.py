@@ -15,10 +15,11 @@ import pytest
 
 from keepstep.core.resume.slots import Skip, Take, choose
 from keepstep.core.resume.vote import Action, Go, Vote
+from keepstep.model.messages.peers import CopyOffer
 from keepstep.model.snapshot import SlotState, SlotView, Stamp
-from keepstep.runtime.replication import holder
-from keepstep.runtime.replication.holder import Holder, Offer
-from keepstep.runtime.replication.receive import Whole
+from keepstep.runtime.replication import slot_room
+from keepstep.runtime.replication.copy_holder import CopyHolder
+from keepstep.runtime.replication.receive import IncomingSnapshot
 from keepstep.sim.protocol import trainer
 from keepstep.sim.protocol.swarm import run
 
@@ -50,26 +51,26 @@ def plant_overwriting_owner(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def plant_overwriting_holder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        holder, "choose", lambda step, slots, horizon, is_hopeless: Take(0, "planted")
+        slot_room, "choose", lambda step, slots, horizon, is_hopeless: Take(0, "planted")
     )
 
 
 def plant_early_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
-    compare = Holder._compare
+    compare = CopyHolder._compare
 
-    def and_acknowledge(self: Holder, offer: Offer, whole: Whole) -> None:
-        self._say(offer, "ack")
-        compare(self, offer, whole)
+    def and_acknowledge(self: CopyHolder, offer: CopyOffer, incoming: IncomingSnapshot) -> None:
+        self._replies.acknowledge(offer)
+        compare(self, offer, incoming)
 
-    monkeypatch.setattr(Holder, "_compare", and_acknowledge)
+    monkeypatch.setattr(CopyHolder, "_compare", and_acknowledge)
 
 
 def plant_stale_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     """All train on in the epoch in which they trained before."""
     has_loaded = Vote.has_loaded
 
-    def in_the_old_one(self: Vote, rank: int, round_: int) -> list[Action]:
-        actions = has_loaded(self, rank, round_)
+    def in_the_old_one(self: Vote, rank: int, offer: int) -> list[Action]:
+        actions = has_loaded(self, rank, offer)
         self.epoch = max(1, self.epoch - len(actions))
         return [Go(self.epoch, a.offer) if isinstance(a, Go) else a for a in actions]
 

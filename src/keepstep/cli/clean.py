@@ -1,12 +1,13 @@
-"""`keepstep clean`: list and remove the memory of jobs that nobody lives in.
+"""`keepstep clean`: list the memory that jobs have left, and remove it.
 
 As JSON: {"leftovers": [{"job", "path", "bytes", "held_bytes", "keeper_alive", "ranks_alive":
 [[rank, process], ...], "removed"}, ...]}; `held_bytes`, a part of `bytes`, are other nodes' copies
-and parities, which go too. Without --yes nothing is removed, because a script cannot be asked.
+and parities, which go too. With --json nothing is removed unless --yes is given, because a script
+cannot be asked.
 
 Invariant: a directory is removed only while this process holds its keeper's lock, so that no keeper
-can begin in it, and never while a rank lives: its bytes would stay allocated, and it could not save
-any more.
+can begin in it, and never while a rank lives: its bytes would stay allocated, and it could save no
+more.
 """
 
 from __future__ import annotations
@@ -15,153 +16,157 @@ import fcntl
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from keepstep.cli.choosing import JobOption, JsonOption, named, places, print_json
+from keepstep.cli.job_choice import (
+    JsonOption,
+    arena_dir,
+    job_option,
+    named,
+    no_memory,
+    print_json,
+)
+from keepstep.core.wire.conversations import AGENT_WITH_KEEPER
 from keepstep.dashboard import terminal
+from keepstep.dashboard.document import as_json
 from keepstep.dashboard.finding import Leftover, find_leftovers
-from keepstep.dashboard.view import as_json
 from keepstep.edge.net.unix_socket import Mailbox
 from keepstep.errors import ConfigError, KeeperError
+from keepstep.model.messages.keeper_agent import JobEnded
 from keepstep.model.units import human_bytes
 
-# the keeper may still have a checkpoint to write, or wait a minute for the node that leads to have
-# written it
+# The keeper may still have a checkpoint to write, or wait a minute for the leading node to have
+# written it.
 END_WITHIN_S = 90.0
+LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 
 def clean(
-    job: JobOption = None,
+    job: Annotated[str | None, job_option("every job without a living process")] = None,
     everything: Annotated[
         bool,
-        typer.Option("--all", help="All jobs: what happens without --job; said aloud for scripts."),
+        typer.Option("--all", help="Every job without a living process: the default."),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False,
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="With --job: end a keeper that holds the memory for a restart, too."
+            "--force", help="With --job: end a keeper that keeps the memory for a restart, too."
         ),
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """List and remove what dead jobs left in memory."""
+    """List the memory of jobs that have no living process, and remove it."""
     _check(job, everything, force)
-    found = [leftover for leftover in find_leftovers(places()) if job in (None, leftover.job)]
+    found = [each for each in find_leftovers(arena_dir()) if job in (None, each.job)]
     if job and not found:
-        named(job)  # says so when the name is wrong
-    going = [
-        leftover for leftover in found if not leftover.alive or (force and not leftover.ranks_alive)
-    ]
+        named(job)  # raises when there is no such job
+    going = [each for each in found if not each.alive or (force and not each.ranks_alive)]
     if job and len(going) < len(found):
-        raise ConfigError(_refusal(next(leftover for leftover in found if leftover not in going)))
-    console = Console(stderr=json)
-    console.print(
-        terminal.leftovers(found) if found else f"No job holds memory in {places().arena_dir}.",
-        highlight=False,
-    )
+        raise ConfigError(_refusal(next(each for each in found if each not in going)))
+    console = Console(stderr=json, highlight=False)
+    console.print(terminal.leftovers(found) if found else no_memory())
     if found and not going:
-        console.print("Nothing is left over: somebody lives in each of them.")
-    removed = set()
-    if going and (
-        yes
-        or (not json and typer.confirm(f"Remove {', '.join(leftover.job for leftover in going)}?"))
-    ):
-        for leftover in going:
-            remove(leftover)
-            removed.add(leftover.path)
-            console.print(
-                f"Removed {leftover.path}: {human_bytes(leftover.bytes)} are free again.",
-                highlight=False,
-                soft_wrap=True,
-            )
+        console.print("Nothing to remove: each has a living process.")
+    removed = _remove_all(going, console) if going and (yes or _agrees(going, json)) else set()
     if json:
-        print_json(
-            {
-                "leftovers": [
-                    {**as_json(leftover), "removed": leftover.path in removed} for leftover in found
-                ]
-            }
-        )
+        rows = [{**as_json(each), "removed": each.path in removed} for each in found]
+        print_json({"leftovers": rows})
 
 
 def _check(job: str | None, everything: bool, force: bool) -> None:
     if job and everything:
         raise ConfigError("expected --job or --all, found both")
     if force and not job:
-        raise ConfigError("--force: expected the one job it is meant for (--job NAME), found none")
+        raise ConfigError("--force: expected --job NAME, the one job it is meant for, found none")
 
 
 def _refusal(leftover: Leftover) -> str:
     if leftover.ranks_alive:
         return (
-            f"job {leftover.job!r} is alive: expected nobody, found "
-            f"{terminal.holders(leftover)}; end these processes first"
+            f"--job: expected a job without living ranks, found {leftover.job!r} with "
+            f"{terminal.survivors(leftover)}; end these processes first"
         )
     return (
-        f"the keeper of job {leftover.job!r} holds its memory for a restart: expected nobody; "
-        "--force ends it"
+        f"--job: expected a job without a keeper, found {leftover.job!r}, whose keeper keeps its "
+        "memory for a restart; --force ends it"
     )
 
 
+def _agrees(going: Sequence[Leftover], as_json: bool) -> bool:
+    if as_json:
+        return False
+    return typer.confirm(f"Remove {', '.join(each.job for each in going)}?")
+
+
+def _remove_all(going: Sequence[Leftover], console: Console) -> set[Path]:
+    for leftover in going:
+        remove(leftover)
+        freed = human_bytes(leftover.bytes)
+        console.print(f"Removed {leftover.path}: {freed} freed.", soft_wrap=True)
+    return {leftover.path for leftover in going}
+
+
 def remove(leftover: Leftover) -> None:
-    """Raises KeeperError when somebody came to life meanwhile, or the keeper does not end."""
+    """Remove a job's memory; a living keeper is ended first. Raises KeeperError when a process came
+    to life meanwhile, or when the keeper does not end."""
     if leftover.keeper_alive:
         _end_keeper(leftover)
     try:
-        lock_fd = os.open(
-            leftover.path / "keeper.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
-        )
+        lock_fd = os.open(leftover.path / "keeper.lock", LOCK_FLAGS, 0o600)
     except FileNotFoundError:
-        return  # the keeper has cleaned up by itself
+        return  # the keeper has removed it by itself
     try:
-        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        again = _look_again(leftover)
-        if again and again.ranks_alive:
-            raise KeeperError(
-                f"{leftover.path}: expected nobody, found {terminal.holders(again)}, who "
-                "came meanwhile"
-            )
-        # The directory leaves its name in one step: a new run of the job may begin this very
-        # moment.
-        gone = leftover.path.with_name(
-            f"{leftover.path.name.partition('.ending-')[0]}.ending-{os.getpid()}"
-        )
+        _take(lock_fd, leftover.path)
+        _check_ranks(leftover)
+        # The directory leaves its name in one step: a new run of the job may begin any moment.
+        name = leftover.path.name.partition(".ending-")[0]
+        gone = leftover.path.with_name(f"{name}.ending-{os.getpid()}")
         os.rename(leftover.path, gone)
         shutil.rmtree(gone)
-    except BlockingIOError:
-        raise KeeperError(
-            f"{leftover.path}: expected no keeper, found one that came meanwhile"
-        ) from None
     finally:
         os.close(lock_fd)
 
 
-def _look_again(leftover: Leftover) -> Leftover | None:
-    found = next((other for other in find_leftovers(places()) if other.path == leftover.path), None)
-    return replace(found, keeper_alive=False) if found else None  # the lock that it sees is ours
+def _take(lock_fd: int, path: Path) -> None:
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise KeeperError(f"{path}: expected no keeper, found one that came meanwhile") from None
+
+
+def _check_ranks(leftover: Leftover) -> None:
+    for found in find_leftovers(leftover.path.parent):
+        if found.path == leftover.path and found.ranks_alive:
+            ranks = replace(found, keeper_alive=False)  # the lock that it sees is ours
+            raise KeeperError(
+                f"{leftover.path}: expected no living rank, found {terminal.survivors(ranks)}, "
+                "which came meanwhile"
+            )
 
 
 def _end_keeper(leftover: Leftover) -> None:
     try:
-        box = Mailbox.connect(leftover.path / "keeper.sock", 5.0)
+        box = Mailbox.connect(leftover.path / "keeper.sock", 5.0, AGENT_WITH_KEEPER)
     except OSError as error:
         raise KeeperError(
             f"{leftover.path}: expected the keeper to answer, found {error}"
         ) from error
-    box.send({"kind": "end", "ok": False, "why": "keepstep clean --force"})
+    box.send(JobEnded(False, "keepstep clean --force"))
     deadline = time.monotonic() + END_WITHIN_S
     try:
         while box.recv(max(0.0, deadline - time.monotonic())) is not None:
             pass
     except TimeoutError:
         raise KeeperError(
-            f"{leftover.path}: expected the keeper to end within {END_WITHIN_S:.0f} s, found "
-            "it still busy"
+            f"{leftover.path}: expected the keeper to end within {END_WITHIN_S:.0f} s, found it "
+            "still busy"
         ) from None
     finally:
         box.close()

@@ -2,58 +2,72 @@
 went.
 
 As JSON: {"job", "journal", "runs": [run, ...]}, only the last run unless --all. A run is a
-`dashboard.timeline.Story` field by field: {"events", "recoveries", "end", "ended_well",
-"lost_steps"}, and "account", a `core.account.Account`; an event is a line of the journal; a
-recovery is {"outcome", "step", "source", "lost_steps", "took_ns", "stages": [{"link", "name",
+`dashboard.timeline.JobRun` field by field: {"events", "recoveries", "end", "ended_well",
+"lost_steps"}, and "account", a `core.economics.goodput.Account`; an event is a line of the journal;
+a recovery is {"outcome", "step", "source", "lost_steps", "took_ns", "stages": [{"link", "name",
 "event", "took_ns", "who"}, ...], "refused", "setbacks", "evidence"}.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from keepstep.cli.choosing import JobOption, JsonOption, newest_with_journal, places, print_json
-from keepstep.dashboard import terminal
-from keepstep.dashboard.timeline import stories
-from keepstep.dashboard.view import Now, as_json, run_account
+from keepstep.cli.job_choice import (
+    JsonOption,
+    job_option,
+    newest_with_journal,
+    print_json,
+    state_dir,
+)
+from keepstep.core.economics.goodput import Account
+from keepstep.dashboard.account_table import account_table
+from keepstep.dashboard.document import as_json
+from keepstep.dashboard.finding import FoundJob
+from keepstep.dashboard.moment import Moment
+from keepstep.dashboard.run_screen import run_screen
+from keepstep.dashboard.timeline import JobRun, runs_of
+from keepstep.dashboard.view import run_account
 from keepstep.edge.os.journal import read_journal
 from keepstep.edge.shm.status_pages import read_pages
 
 
 def explain(
-    job: JobOption = None,
+    job: Annotated[str | None, job_option("the newest")] = None,
     json: JsonOption = False,
     every: Annotated[
-        bool, typer.Option("--all", help="Every run of the job, not only the last.")
+        bool, typer.Option("--all", help="Show every run of the job, not only the last.")
     ] = False,
 ) -> None:
-    """What happened and why, as a timeline, and where the time went."""
+    """Show what happened to a job and why: each failure step by step, and where the time went."""
     found = newest_with_journal(job)
-    runs = stories(read_journal(found.journal_path)) if found else []
-    now = Now.read()
-    pages = read_pages(found.job_dir) if found else {}  # whoever lives now lives in the last run
-    accounts = [run_account(run, pages if run is runs[-1] else {}, now) for run in runs]
-    chosen = list(enumerate(zip(runs, accounts, strict=True), 1))[0 if every else -1 :]
+    runs = _runs(found) if found else []
+    chosen = list(enumerate(runs, 1))[0 if every else -1 :]
     if json:
-        about = (
-            {"job": found.name, "journal": found.journal_path}
-            if found
-            else {"job": None, "journal": None}
-        )
-        print_json(
-            {**about, "runs": [{**as_json(run), "account": spent} for _, (run, spent) in chosen]}
-        )
-    elif not found or not runs:
-        Console().print(
-            f"No journal tells of {f'job {found.name}' if found else 'any job'} in "
-            f"{places().state_dir}.",
-            highlight=False,
-        )
-    else:
-        for number, (run, spent) in chosen:
-            Console().print(
-                terminal.story(found.name, number, len(runs), run), terminal.account(spent)
-            )
+        print_json(_document(found, [run for _, run in chosen]))
+        return
+    console = Console()
+    if not chosen:
+        name = f"job {found.name}" if found else "any job"
+        console.print(f"There is no journal of {name} in {state_dir()}.", highlight=False)
+    for number, (run, account) in chosen:
+        name = found.name if found else ""
+        console.print(run_screen(name, number, len(runs), run), account_table(account))
+
+
+def _runs(found: FoundJob) -> list[tuple[JobRun, Account]]:
+    """Every run of the job, and where its time went. Whoever lives now lives in the last one."""
+    runs = runs_of(read_journal(found.journal_path))
+    pages = read_pages(found.job_dir)
+    now = Moment.now()
+    return [(run, run_account(run, pages if run is runs[-1] else {}, now)) for run in runs]
+
+
+def _document(found: FoundJob | None, runs: list[tuple[JobRun, Account]]) -> dict[str, Any]:
+    return {
+        "job": found.name if found else None,
+        "journal": found.journal_path if found else None,
+        "runs": [{**as_json(run), "account": account} for run, account in runs],
+    }

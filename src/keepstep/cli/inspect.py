@@ -19,13 +19,17 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.progress import Progress
+from rich.table import Table
 from rich.text import Text
 
-from keepstep.cli.choosing import JobOption, JsonOption, places, print_json, with_memory
+from keepstep.cli.job_choice import JsonOption, job_option, no_memory, print_json, with_memory
+from keepstep.cli.progress_bar import bytes_bar
 from keepstep.dashboard import terminal
+from keepstep.dashboard.document import as_json
 from keepstep.dashboard.finding import FoundJob
-from keepstep.dashboard.view import Now, SlotRow, as_json, held_rows, slot_row, slot_rows
+from keepstep.dashboard.moment import Moment
+from keepstep.dashboard.slots import SlotRow, held_rows, slot_row, slot_rows
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.store.manifest import Manifest
@@ -34,8 +38,9 @@ from keepstep.errors import ConfigError, DamageError, StoreError
 from keepstep.model.layout import Segment
 from keepstep.model.units import human_bytes
 
-# a session that looks whether a slot is pinned holds its lock for microseconds
-LOCK_TRIES, LOCK_EVERY_S = 20, 0.005
+# A rank that looks whether a slot may be overwritten holds its lock for microseconds.
+LOCK_TRIES = 20
+LOCK_EVERY_S = 0.005
 PROOF_COLOURS = {
     "intact": "green",
     "damaged": "bold red",
@@ -47,7 +52,8 @@ PROOF_COLOURS = {
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """A slot, whether its bytes are as written, and its tensors when they were asked for."""
+    """A slot, whether its bytes are as written, why not, and its tensors if they were asked
+    for."""
 
     row: SlotRow
     proof: str
@@ -57,7 +63,8 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointProof:
-    """A checkpoint of a store, and whether its bytes are as written."""
+    """A checkpoint of a store, whether its bytes are as written, and why not. Times are nanoseconds
+    since 1970."""
 
     step: int
     url: str
@@ -72,47 +79,36 @@ class CheckpointProof:
 
 
 def inspect(
-    job: JobOption = None,
+    job: Annotated[str | None, job_option("every job that has memory")] = None,
     store: Annotated[
         str | None,
         typer.Option(
-            "--store", metavar="URL", help="Look at the checkpoints there instead of at memory."
+            "--store", metavar="URL", help="Inspect the checkpoints there, instead of memory."
         ),
     ] = None,
     verify: Annotated[
-        bool, typer.Option("--verify/--no-verify", help="Prove every block by its checksum.")
+        bool, typer.Option("--verify/--no-verify", help="Verify the checksum of every block.")
     ] = True,
     tensors: Annotated[
         bool,
-        typer.Option("--tensors", help="Which tensor lies where, from each rank's newest slot."),
+        typer.Option("--tensors", help="List the tensors in each rank's newest snapshot."),
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """The slots, or checkpoints, and their checksums; exit code 1 on damage."""
+    """Verify the snapshots in memory, or the checkpoints in a store.
+
+    Exit code 1: some are damaged.
+    """
     if store is not None and (job or tensors):
         raise ConfigError(
             "--store: expected to be alone, found --job or --tensors, which look into memory"
         )
-    damaged = (
-        _inspect_store(store, verify, json)
-        if store is not None
-        else _inspect_memory(job, verify, tensors, json)
-    )
+    if store is not None:
+        damaged = _inspect_store(store, verify, json)
+    else:
+        damaged = _inspect_memory(job, verify, tensors, json)
     if damaged:
         raise typer.Exit(1)
-
-
-def progress_bar() -> Progress:
-    """On standard error and only for people, so that standard output holds nothing but the
-    answer."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-    )
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 # -- memory
@@ -129,7 +125,7 @@ def _inspect_memory(name: str | None, verify: bool, tensors: bool, json: bool) -
         return damaged
     console = Console()
     if not jobs:
-        console.print(f"No job holds memory in {places().arena_dir}.", highlight=False)
+        console.print(no_memory(), highlight=False)
     for found, proofs in jobs:
         console.print(Text(found.name, style="bold"), _slot_table(proofs))
         for p in (p for p in proofs if p.proof == "damaged"):
@@ -140,12 +136,12 @@ def _inspect_memory(name: str | None, verify: bool, tensors: bool, json: bool) -
 
 
 def prove_slots(job: FoundJob, verify: bool, tensors: bool) -> list[Proof]:
-    """Every slot of the job on this node: its ranks' own, then what it holds for other nodes."""
-    now = Now.read()
+    """Every slot of the job on this node: its ranks' own, then those it holds for other nodes."""
+    now = Moment.now()
     rows = (*slot_rows(job.job_dir, now), *held_rows(job.job_dir, now))
     proofs = []
-    with progress_bar() as bar:
-        task = bar.add_task(f"proving {job.name}", total=sum(r.payload_bytes for r in rows))
+    with bytes_bar() as bar:
+        task = bar.add_task(f"verifying {job.name}", total=sum(r.payload_bytes for r in rows))
         for row in rows:
             proofs.append(prove(row, verify, tensors))
             bar.advance(task, row.payload_bytes)
@@ -153,20 +149,23 @@ def prove_slots(job: FoundJob, verify: bool, tensors: bool) -> list[Proof]:
 
 
 def prove(row: SlotRow, verify: bool, tensors: bool) -> Proof:
-    """Prove one slot. One of a rank here is pinned meanwhile, so that it writes into another one or
-    skips a step; what is held for others may be overwritten, and is busy then. `tensors`: of own
-    slots; a parity has none."""
+    """Verify one slot.
+
+    A slot of a rank here is locked meanwhile, so that the rank writes into another one or skips a
+    step. What is held for other nodes may be overwritten; it is busy then. `tensors`: list those of
+    own slots; a parity has none.
+    """
     if row.state == "damaged":
         return Proof(row, "damaged", row.why)
     if row.state != "sealed" or not (verify or tensors):
-        return Proof(row, "unproven", "" if row.state == "sealed" else "nothing is sealed in it")
+        return Proof(row, "unproven", "" if row.state == "sealed" else "it holds no snapshot")
     try:
         slot = Slot(MEMORY, row.path)
         try:
-            if not _pin(slot):
+            if not _lock(slot):
                 return Proof(row, "busy", "it is being written")
             # it may have been written anew since it was listed
-            row = slot_row(row.path, row.rank, Now.read(), row.kind)
+            row = slot_row(row.path, row.rank, Moment.now(), row.kind)
             if verify:
                 slot.verify_bytes()
             segments = (
@@ -181,7 +180,7 @@ def prove(row: SlotRow, verify: bool, tensors: bool) -> Proof:
     return Proof(row, "intact" if verify else "unproven", "", segments)
 
 
-def _pin(slot: Slot) -> bool:
+def _lock(slot: Slot) -> bool:
     for _ in range(LOCK_TRIES):
         if slot.lock(exclusive=False):
             return True
@@ -194,7 +193,7 @@ def _document(proof: Proof) -> dict[str, Any]:
     return {**as_json(replace(proof.row, why=proof.why)), "proof": proof.proof, "tensors": tensors}
 
 
-def _slot_table(proofs: Sequence[Proof]) -> Any:
+def _slot_table(proofs: Sequence[Proof]) -> Table:
     names = (
         "rank",
         "kind",
@@ -208,28 +207,24 @@ def _slot_table(proofs: Sequence[Proof]) -> Any:
         "loss",
         "proof",
     )
-    made = terminal.table(
-        *names, right=("rank", "slot", "epoch", "life", "size", "blocks", "age", "loss")
-    )
-    for p in proofs:
-        row = p.row
-        place = (
+    numbers = ("rank", "slot", "epoch", "life", "size", "blocks", "age", "loss")
+    made = terminal.table(*names, right=numbers)
+    for proof in proofs:
+        row = proof.row
+        is_filled = row.payload_bytes > 0
+        made.add_row(
             str(row.rank),
             row.kind,
             str(row.slot),
             Text(terminal.holding(row), style=terminal.SLOT_COLOURS[row.state]),
-        )
-        size = (
-            (human_bytes(row.payload_bytes), str(row.blocks)) if row.payload_bytes else ("-", "-")
-        )
-        facts = (
             _or_dash(row.epoch),
             _or_dash(row.incarnation),
-            *size,
+            human_bytes(row.payload_bytes) if is_filled else "-",
+            str(row.blocks) if is_filled else "-",
             terminal.human_age(row.age_ns),
             _or_dash(row.loss),
+            Text(proof.proof, style=PROOF_COLOURS[proof.proof]),
         )
-        made.add_row(*place, *facts, Text(p.proof, style=PROOF_COLOURS[p.proof]))
     return made
 
 
@@ -238,38 +233,44 @@ def _or_dash(value: float | None) -> str:
 
 
 def _print_tensors(console: Console, proofs: Sequence[Proof]) -> None:
+    for rank, proof in _newest(proofs).items():
+        title = f"rank {rank}, step {proof.row.step}, slot {proof.row.slot}"
+        console.print(title, style="bold", highlight=False)
+        console.print(_tensor_table(proof.tensors))
+
+
+def _newest(proofs: Sequence[Proof]) -> dict[int, Proof]:
+    """Of each rank the newest snapshot whose tensors are known."""
     newest: dict[int, Proof] = {}
-    for p in proofs:
-        stamp = (p.row.epoch or 0, p.row.step or 0)
-        if p.tensors and (
-            p.row.rank not in newest
-            or stamp > (newest[p.row.rank].row.epoch or 0, newest[p.row.rank].row.step or 0)
-        ):
-            newest[p.row.rank] = p
-    for rank, proof in newest.items():
-        console.print(
-            f"rank {rank}, step {proof.row.step}, slot {proof.row.slot}",
-            style="bold",
-            highlight=False,
+    for proof in proofs:
+        before = newest.get(proof.row.rank)
+        if proof.tensors and (before is None or _stamp(proof) > _stamp(before)):
+            newest[proof.row.rank] = proof
+    return newest
+
+
+def _stamp(proof: Proof) -> tuple[int, int]:
+    return proof.row.epoch or 0, proof.row.step or 0
+
+
+def _tensor_table(tensors: Sequence[Segment]) -> Table:
+    made = terminal.table(
+        "tensor", "type", "shape", "bytes", "offset", "part of", right=("bytes", "offset")
+    )
+    for tensor in tensors:
+        spec = tensor.spec
+        part = "-"
+        if spec.shard:
+            part = f"{list(spec.shard.global_shape)} at {list(spec.shard.offsets)}"
+        made.add_row(
+            Text(spec.name),
+            spec.dtype,
+            Text(str(list(spec.shape))),
+            str(spec.nbytes),
+            str(tensor.offset),
+            Text(part),
         )
-        made = terminal.table(
-            "tensor", "type", "shape", "bytes", "offset", "part of", right=("bytes", "offset")
-        )
-        for s in proof.tensors:
-            part = (
-                f"{list(s.spec.shard.global_shape)} at {list(s.spec.shard.offsets)}"
-                if s.spec.shard
-                else "-"
-            )
-            made.add_row(
-                Text(s.spec.name),
-                s.spec.dtype,
-                Text(str(list(s.spec.shape))),
-                str(s.spec.nbytes),
-                str(s.offset),
-                Text(part),
-            )
-        console.print(made)
+    return made
 
 
 # -- store
@@ -283,7 +284,7 @@ def _inspect_store(url: str, verify: bool, json: bool) -> int:
         return damaged
     console = Console()
     console.print(
-        Text(url, style="bold"), _checkpoint_table(proofs) if proofs else "No checkpoint is there."
+        Text(url, style="bold"), _checkpoint_table(proofs) if proofs else "There is no checkpoint."
     )
     for p in (p for p in proofs if p.why):
         console.print(Text(p.why, style="red" if p.proof == "damaged" else ""), soft_wrap=True)
@@ -294,13 +295,13 @@ def prove_checkpoints(store: Store, verify: bool) -> list[CheckpointProof]:
     """Every checkpoint, the newest first. Raises StoreError when the store cannot be read."""
     listing = store.list_checkpoints()
     proofs = [_broken(store, step, why) for step, why in listing.broken.items()]
-    with progress_bar() as bar:
-        task = bar.add_task("proving", total=sum(m.total_bytes for m in listing.checkpoints))
+    with bytes_bar() as bar:
+        task = bar.add_task("verifying", total=sum(m.total_bytes for m in listing.checkpoints))
         before = 0
         for manifest in listing.checkpoints:
             proof, why = "unproven", ""
             if verify:
-                bar.update(task, description=f"proving step {manifest.step}")
+                bar.update(task, description=f"verifying step {manifest.step}")
                 proof, why = _verified(store, manifest.step, _reporter(bar, task, before))
             before += manifest.total_bytes
             proofs.append(_about(store, manifest, proof, why))
@@ -320,7 +321,7 @@ def _verified(store: Store, step: int, progress: Callable[[int, int], None]) -> 
 
 
 def _broken(store: Store, step: int, why: str) -> CheckpointProof:
-    """What has a manifest is damaged; what has none was never finished, is being written, or being
+    """With a manifest it is damaged. Without one it was never finished, or is being written or
     removed."""
     try:
         manifest = store.read_manifest(step)
@@ -332,39 +333,33 @@ def _broken(store: Store, step: int, why: str) -> CheckpointProof:
 
 
 def _about(store: Store, manifest: Manifest, proof: str, why: str) -> CheckpointProof:
-    size = (manifest.total_bytes, len(manifest.files))
-    url, metrics = store.url(manifest.step), dict(manifest.metrics)
     return CheckpointProof(
-        manifest.step,
-        url,
-        proof,
-        why,
-        manifest.job,
-        manifest.world_size,
-        *size,
-        metrics,
-        manifest.wall_ns,
+        step=manifest.step,
+        url=store.url(manifest.step),
+        proof=proof,
+        why=why,
+        job=manifest.job,
+        world_size=manifest.world_size,
+        bytes=manifest.total_bytes,
+        files=len(manifest.files),
+        metrics=dict(manifest.metrics),
+        wall_ns=manifest.wall_ns,
     )
 
 
-def _checkpoint_table(proofs: Sequence[CheckpointProof]) -> Any:
-    made = terminal.table(
-        "step",
-        "written",
-        "job",
-        "ranks",
-        "size",
-        "files",
-        "metrics",
-        "proof",
-        right=("step", "ranks", "size", "files"),
-    )
-    for p in proofs:
-        written = terminal.clock(p.wall_ns) if p.wall_ns else "-"
-        metrics = ", ".join(f"{k} {v:.6g}" for k, v in (p.metrics or {}).items()) or "-"
-        size = (human_bytes(p.bytes) if p.bytes is not None else "-", _or_dash(p.files))
-        proof = Text(p.proof, style=PROOF_COLOURS[p.proof])
+def _checkpoint_table(proofs: Sequence[CheckpointProof]) -> Table:
+    names = ("step", "written", "job", "ranks", "size", "files", "metrics", "proof")
+    made = terminal.table(*names, right=("step", "ranks", "size", "files"))
+    for proof in proofs:
+        metrics = ", ".join(f"{name} {value:.6g}" for name, value in (proof.metrics or {}).items())
         made.add_row(
-            str(p.step), written, p.job or "-", _or_dash(p.world_size), *size, metrics, proof
+            str(proof.step),
+            terminal.clock(proof.wall_ns) if proof.wall_ns else "-",
+            proof.job or "-",
+            _or_dash(proof.world_size),
+            human_bytes(proof.bytes) if proof.bytes is not None else "-",
+            _or_dash(proof.files),
+            metrics or "-",
+            Text(proof.proof, style=PROOF_COLOURS[proof.proof]),
         )
     return made

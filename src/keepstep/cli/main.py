@@ -1,8 +1,8 @@
 """`keepstep`: the commands, put together.
 
-Importing this imports no torch: `keepstep status` must answer while a machine is busy. What
-keepstep raises on purpose leaves as one sentence and exit code 2; anything else is our own mistake
-and keeps its traceback.
+Importing this imports no torch: `keepstep status` must answer while a machine is busy. An error
+that keepstep raises on purpose is printed as one sentence, with exit code 2; any other is our own
+mistake and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ from keepstep.errors import KeepstepError
 
 
 class Commands(TyperGroup):
-    """Typer's group, which says keepstep's own errors in a sentence."""
+    """Typer's group, which prints keepstep's own errors as a sentence."""
 
     def invoke(self, ctx: Any) -> Any:
+        """Run the command. Exit code 2 after an error of keepstep's own."""
         try:
             return super().invoke(ctx)
         except KeepstepError as error:
@@ -44,9 +45,12 @@ class Commands(TyperGroup):
             raise typer.Exit(2) from error
 
 
+TRAINING = "Train"
+LOOKING = "Look at jobs"
+PLANNING = "Plan"
+
 app = typer.Typer(
     name="keepstep",
-    help="Every training step survives.",
     cls=Commands,
     no_args_is_help=True,
     add_completion=False,
@@ -69,37 +73,36 @@ def main(
         ),
     ] = False,
 ) -> None:
-    """Every training step survives."""
+    """Keep PyTorch training alive through failures.
+
+    Every step is held in memory that outlives the trainer, and proven restorable.
+    """
 
 
-app.command(context_settings=CONTEXT_SETTINGS)(run)
-for command in (
-    status,
-    inspect,
-    explain,
-    clean,
-    drill,
-    profile,
-    placement,
-    simulate,
-    plan,
-    timeouts,
+app.command(context_settings=CONTEXT_SETTINGS, rich_help_panel=TRAINING)(run)
+for panel, commands in (
+    (TRAINING, (drill,)),
+    (LOOKING, (status, explain, inspect, profile, clean)),
+    (PLANNING, (placement, plan, simulate, timeouts)),
 ):
-    app.command()(command)
-app.add_typer(lab, name="lab")
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
+app.add_typer(lab, name="lab", rich_help_panel=TRAINING)
 
 
 def leave(code: str | int | None) -> NoReturn:
-    """End this process at once with that code. A thread of an agent may still wait in torch's
-    store, and an interpreter that ends under it aborts: the steward would take an agent whose job
-    is over for one that was killed."""
+    """End this process at once with that exit code.
+
+    A thread of an agent may still wait in torch's store, and an interpreter that ends meanwhile
+    aborts: the supervisor would take an agent whose job is over for one that was killed.
+    """
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code if isinstance(code, int) else 0 if code is None else 1)
 
 
-if __name__ == "__main__":  # so are agents started
+if __name__ == "__main__":  # agents are started so
     try:
         app()
     except SystemExit as end:

@@ -1,4 +1,4 @@
-"""`keepstep plan`: the policy a cluster deserves, and why, in a dozen lines.
+"""`keepstep plan`: the policy that a cluster deserves, and why, in a dozen lines.
 
 Computes (`core/economics/planner.py`), draws nothing, starts nothing. As JSON: {"policy", "why":
 [..], "redundancy", "effective_ratio", "store_interval_s": {"young", "daly", "exact", "least",
@@ -14,9 +14,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from keepstep.cli.choosing import JsonOption, print_json
-from keepstep.cli.simulating import FileArgument, PresetOption, chosen_cluster, resized
-from keepstep.core.economics.planner import Candidate, Plan
+from keepstep.cli.cluster_choice import FileArgument, PresetOption, chosen_cluster, resized
+from keepstep.cli.job_choice import JsonOption, print_json
+from keepstep.core.economics.plan_reasons import reasons
+from keepstep.core.economics.planner import Candidate, PolicyPlan
 from keepstep.core.economics.planner import plan as plan_for
 from keepstep.errors import ConfigError
 from keepstep.model.units import human_bytes
@@ -25,16 +26,18 @@ from keepstep.model.units import human_bytes
 def plan(
     file: FileArgument = None,
     preset: PresetOption = None,
-    nodes: Annotated[int | None, typer.Option(help="Another number of nodes.")] = None,
+    nodes: Annotated[
+        int | None, typer.Option(metavar="N", help="Change the number of nodes.")
+    ] = None,
     failures_per_day: Annotated[
-        float | None, typer.Option(help="Another number of failures a day.")
+        float | None, typer.Option(metavar="N", help="Change the number of failures.")
     ] = None,
     all_candidates: Annotated[
-        bool, typer.Option("--all", help="Every policy that was compared.")
+        bool, typer.Option("--all", help="Show every policy that was compared.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Recommend a policy, how often a checkpoint, how many spares; and say why."""
+    """Recommend a policy, an interval between checkpoints and a number of spares, with reasons."""
     if failures_per_day is not None and not failures_per_day >= 0:
         raise ConfigError(f"--failures-per-day: expected 0 or more, found {failures_per_day:g}")
     found = plan_for(resized(chosen_cluster(file, preset), nodes, failures_per_day))
@@ -43,14 +46,15 @@ def plan(
         return
     console = Console(highlight=False, soft_wrap=True)
     console.print(str(found.chosen.policy), style="bold", markup=False)
-    for sentence in found.why:
+    for sentence in reasons(found):
         console.print(f"  {sentence}", markup=False)
     if all_candidates:
         _show_all(found, console)
 
 
-def _answer(found: Plan) -> dict[str, Any]:
-    chosen, interval = found.chosen, found.chosen.interval
+def _answer(found: PolicyPlan) -> dict[str, Any]:
+    chosen = found.chosen
+    interval = chosen.interval
     return {
         **_candidate(chosen),
         "redundancy": "none" if chosen.policy.scheme is None else str(chosen.policy.scheme),
@@ -64,7 +68,7 @@ def _answer(found: Plan) -> dict[str, Any]:
         "kept_checkpoints": interval.kept,
         "kept_apart_s": interval.kept_s,
         "spares_p99": found.spares_p99,
-        "why": found.why,
+        "why": reasons(found),
         "candidates": [_candidate(candidate) for candidate in found.candidates],
         "refused": found.refused,
     }
@@ -81,16 +85,15 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def _show_all(found: Plan, console: Console) -> None:
+def _show_all(found: PolicyPlan, console: Console) -> None:
     table = Table("policy", "lasting", "of what is paid for", "memory a node", "to the store a day")
     for each in found.candidates:
-        memory = human_bytes(int(each.memory_bytes)) if each.memory_bytes else ""
-        cells = (
+        table.add_row(
             str(each.policy),
             f"{each.effective_ratio:.2%}",
             f"{each.value_ratio:.2%}",
-            memory,
+            human_bytes(int(each.memory_bytes)) if each.memory_bytes else "",
             f"{each.to_store_per_day:.2g}",
+            style="bold" if each is found.chosen else "",
         )
-        table.add_row(*cells, style="bold" if each is found.chosen else "")
     console.print(table)

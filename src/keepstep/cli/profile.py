@@ -1,222 +1,208 @@
-"""`keepstep profile`: when the network of a running job is idle, and which of the copies' bytes go
-where.
+"""`keepstep profile`: when the network of a running job is idle, and which copies go there.
 
 Reads the pages of the ranks on this node; starts nothing and disturbs nobody. As JSON: a
-`dashboard.rhythm.RhythmView` field by field, and "job": `ranks` (profile null before there is one),
-`idle` ([begin, end] of what all ranks leave, ns into the step), `told` (what the node's keeper has
-measured; null when it has told nothing) and `plan` (null likewise).
+`dashboard.collective_profiles.NetworkView` field by field, and "job": `ranks` (profile null before
+there is one), `idle` ([begin, end] of what all ranks leave, ns into the step), `told` (what the
+node's keeper has measured; null before it has) and `plan` (null likewise).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
-from typing import Annotated, Any
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from keepstep.cli import figure
-from keepstep.cli.choosing import JobOption, JsonOption, print_json, with_memory
-from keepstep.cli.figure import GRID, INK, PALE, Figure, Line, Rect
-from keepstep.cli.figure import Text as Label
+from keepstep.cli import figures
+from keepstep.cli.figures import PlotOption, Strip
+from keepstep.cli.job_choice import JsonOption, job_option, print_json, with_memory
+from keepstep.core.pacing.schedule import Plan
 from keepstep.core.pacing.step_profile import Profile
+from keepstep.dashboard.collective_profiles import NetworkView, network_view
 from keepstep.dashboard.finding import FoundJob
-from keepstep.dashboard.rhythm import RhythmView, rhythm_view
 from keepstep.errors import ConfigError
-from keepstep.model.units import human_bytes, human_ns
+from keepstep.model.units import S_NS, human_bytes, human_ns
 
-BUSY, IDLE, CHUNK = "#2e5eaa", "#e8edf3", "#edae49"
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BUSY = figures.BLUE
+IDLE = "#e8edf3"
+CHUNK = figures.AMBER
+TICKS = 5
+COLLECTIVE_CELL = "\u2588"
+IDLE_CELL = "\u00b7"
+COPY_CELL = "\u2593"
+LABEL_COLUMNS = 10
+MAX_COLUMNS = 120
 
 
 def profile(
-    job: JobOption = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw it: .svg, .html or .png.", dir_okay=False)
-    ] = None,
+    job: Annotated[str | None, job_option("the newest that has memory")] = None,
+    plot: PlotOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show when a running job leaves the network idle, and which copies go there."""
+    """Show when a running job leaves the network idle, and which copies to other nodes go there."""
     if plot is not None:
-        figure.check(plot)
-    found = next(iter(with_memory(job)), None)
-    if found is None:
-        raise ConfigError("--job: expected a job that holds memory here, found none")
-    view = rhythm_view(found.job_dir)
-    if not view.ranks:
-        raise ConfigError(
-            f"--job: expected ranks of {found.name!r} that tell of their collectives, found "
-            "none: they do so in a job of several nodes, "
-            "with groups made by keepstep.init_process_group, unless interleave is off"
-        )
+        figures.check(plot)
+    found, view = _seen(job)
     if plot is not None:
-        figure.save(_drawn(found, view), plot, f"keepstep profile {found.name}")
+        figures.save(_drawn(found, view), plot, f"keepstep profile {found.name}")
     if json:
-        print_json(
-            {
-                "job": found.name,
-                **{name: getattr(view, name) for name in RhythmView.__dataclass_fields__},
-            }
-        )
+        values = {f.name: getattr(view, f.name) for f in fields(NetworkView)}
+        print_json({"job": found.name, **values})
     else:
         _show(found, view)
 
 
-def _show(found: FoundJob, view: RhythmView) -> None:
+def _seen(name: str | None) -> tuple[FoundJob, NetworkView]:
+    found = next(iter(with_memory(name)), None)
+    if found is None:
+        raise ConfigError("--job: expected a job that has memory here, found none")
+    view = network_view(found.job_dir)
+    if not view.ranks:
+        raise ConfigError(
+            f"--job: expected ranks of {found.name!r} that record their collectives, found none: "
+            "they do in a job of several nodes whose groups are made by "
+            "keepstep.init_process_group, unless interleave is off"
+        )
+    return found, view
+
+
+def _show(found: FoundJob, view: NetworkView) -> None:
     console = Console(highlight=False)
     console.print(Text(found.name, style="bold"))
-    width = max(20, min(console.width, 120) - 10)
+    width = max(20, min(console.width, MAX_COLUMNS) - LABEL_COLUMNS)
+    for line in _picture(view, width):
+        console.print(line, soft_wrap=True)
+    if view.plan is not None:
+        console.print(_table(view, view.plan))
+    for sentence in _sentences(view):
+        console.print(Text(sentence), soft_wrap=True)
+
+
+def _picture(view: NetworkView, width: int) -> Iterator[Text]:
+    """A step as a strip for each rank, and one for the copies."""
     for rank in view.ranks:
+        label = f"rank {rank.rank:<4} "
         if rank.profile is None:
-            console.print(Text(f"rank {rank.rank:<4} {rank.why}"), soft_wrap=True)
+            yield Text(f"{label}{rank.why}")
         else:
-            console.print(Text(f"rank {rank.rank:<4} "), _bar(rank.profile, width), sep="")
+            yield Text(label).append(_strip(rank.profile, width))
+    margin = " " * LABEL_COLUMNS
     if view.plan is not None:
-        console.print(Text("copies    "), _chunk_bar(view, width), sep="")
+        yield Text(f"{'copies':<{LABEL_COLUMNS}}").append(_copies(view, view.plan, width))
     if view.step_ns:
-        console.print(Text(f"          0{human_ns(view.step_ns):>{width - 1}}", style="dim"))
-        console.print(Text("          \u2588 collectives  \u00b7 idle  \u2593 copies", style="dim"))
-    if view.plan is not None:
-        console.print(_table(view))
-    for line in _sentences(view):
-        console.print(Text(line), soft_wrap=True)
+        yield Text(f"{margin}0{human_ns(view.step_ns):>{width - 1}}", style="dim")
+        legend = f"{COLLECTIVE_CELL} collectives  {IDLE_CELL} idle  {COPY_CELL} copies"
+        yield Text(f"{margin}{legend}", style="dim")
 
 
-def _bar(found: Profile, width: int) -> Text:
-    return _painted(
-        [(s.began_ns, s.ended_ns) for s in found.spans], found.step_ns, width, "\u2588", "\u00b7"
-    )
+def _strip(found: Profile, width: int) -> str:
+    idle = [(span.began_ns, span.ended_ns) for span in found.spans]
+    return _painted(idle, found.step_ns, width, COLLECTIVE_CELL, IDLE_CELL)
 
 
-def _chunk_bar(view: RhythmView, width: int) -> Text:
-    assert view.plan is not None
+def _copies(view: NetworkView, plan: Plan, width: int) -> str:
     used = [
         (begin, min(end, begin + used_ns))
-        for (begin, end), used_ns in zip(view.idle, view.plan.used_ns, strict=False)
+        for (begin, end), used_ns in zip(view.idle, plan.used_ns, strict=False)
     ]
-    return _painted(used, view.step_ns, width, " ", "\u2593")
+    return _painted(used, view.step_ns, width, " ", COPY_CELL)
 
 
 def _painted(
     spans: list[tuple[int, int]], step_ns: int, width: int, outside: str, inside: str
-) -> Text:
+) -> str:
+    """A step as `width` characters."""
     cells = [outside] * width
     for begin, end in spans:
-        for cell in range(
-            round(begin * width / step_ns), min(width, max(round(end * width / step_ns), 0))
-        ):
+        last = max(round(end * width / step_ns), 0)
+        for cell in range(round(begin * width / step_ns), min(width, last)):
             cells[cell] = inside
-    return Text("".join(cells))
+    return "".join(cells)
 
 
-def _table(view: RhythmView) -> Table:
-    assert view.plan is not None
-    many = Counter(chunk.span for chunk in view.plan.chunks)
+def _table(view: NetworkView, plan: Plan) -> Table:
+    many = Counter(chunk.span for chunk in plan.chunks)
     nbytes = Counter[int]()
-    for chunk in view.plan.chunks:
+    for chunk in plan.chunks:
         nbytes[chunk.span] += chunk.nbytes
-    table = Table(
-        "idle from",
-        "for",
-        "counted on",
-        "chunks",
-        "bytes",
-        "left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
+    names = ("idle from", "for", "counted on", "chunks", "bytes", "left")
+    table = Table(*names, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for index, (begin, end) in enumerate(view.idle):
-        left_ns = view.plan.budget_ns[index] - view.plan.used_ns[index]
-        left = human_ns(left_ns) if left_ns >= 0 else f"{human_ns(-left_ns)} too little"
-        counted = human_ns(view.plan.budget_ns[index])
+        left_ns = plan.budget_ns[index] - plan.used_ns[index]
         table.add_row(
             human_ns(begin),
             human_ns(end - begin),
-            counted,
+            human_ns(plan.budget_ns[index]),
             str(many[index]),
             human_bytes(nbytes[index]),
-            left,
+            human_ns(left_ns) if left_ns >= 0 else f"{human_ns(-left_ns)} too little",
         )
     return table
 
 
-def _sentences(view: RhythmView) -> list[str]:
-    lines = [f"rank {rank.rank}: {rank.why}" for rank in view.ranks if rank.profile is not None][:1]
-    if view.told is None:
-        return [
-            *lines,
-            "The node's keeper has planned nothing: it has sent no copies yet, or has not "
-            "seen enough steps.",
-        ]
+def _sentences(view: NetworkView) -> Iterator[str]:
+    for rank in view.ranks:
+        if rank.profile is not None:
+            yield f"rank {rank.rank}: {rank.why}"
+            break
     told = view.told
-    lines.append(
-        f"The link: {human_ns(told.alpha_ns)} and {human_bytes(told.bytes_per_s)}/s; chunks "
-        f"of at most {human_bytes(told.chunk_bytes)}, "
-        f"{human_bytes(told.reserve_bytes)} under way at most."
+    if told is None:
+        yield (
+            "The node's keeper has not planned any copies: it has sent none yet, or has not seen "
+            "enough steps."
+        )
+        return
+    yield (
+        f"Link: {human_ns(told.alpha_ns)} and {human_bytes(told.bytes_per_s)}/s; chunks of at most "
+        f"{human_bytes(told.chunk_bytes)}, at most {human_bytes(told.reserve_bytes)} under way."
     )
     if view.plan is not None:
-        lines.append(f"Planned: {view.plan.why}.")
-    state = (
-        f"Copies are not interleaved: {told.open_because}."
-        if told.open_because
-        else "Copies go where the network is idle."
-    )
-    late = (
-        f" {told.late} blocks were held back for so long that they went all the same."
-        if told.late
-        else ""
-    )
-    return [*lines, state + late]
+        yield f"Plan: {view.plan.why}."
+    if told.open_because:
+        yield f"Copies are not interleaved: {told.open_because}."
+    else:
+        yield "Copies go while the network is idle."
+    if told.late:
+        yield f"{told.late} blocks waited too long and were sent while it was busy."
 
 
-def _drawn(found: FoundJob, view: RhythmView) -> Figure:
-    width, left, right, top, step = 1000, 110, 40, 130, 40
-    rows = [(f"rank {r.rank}", r.profile) for r in view.ranks if r.profile is not None]
-    span, bottom = width - left - right, top + step * (len(rows) + 1)
-    scale = span / max(1, view.step_ns)
-    title = f"A step of {found.name}: {human_ns(view.step_ns)}"
-    subtitle = view.plan.why if view.plan is not None else "nothing is planned yet"
-    marks: list[Any] = [
-        Rect(0, 0, width, bottom + 50, "#ffffff"),
-        Label(40, 42, title, 22, bold=True),
-        Label(40, 68, subtitle, 14, colour=PALE),
+def _drawn(found: FoundJob, view: NetworkView) -> Figure:
+    """A strip for each rank, and one for the copies: collectives, idle spans, chunks."""
+    rows = [
+        Strip(f"rank {rank.rank}", _spans(rank.profile))
+        for rank in view.ranks
+        if rank.profile is not None
     ]
-    for at, (name, colour) in zip(
-        (40, 180, 260), (("collectives", BUSY), ("idle", IDLE), ("copies", CHUNK)), strict=True
-    ):
-        marks += [Rect(at, 88, 14, 14, colour), Label(at + 20, 100, name, 13, colour=PALE)]
-    for number, (name, known) in enumerate(rows):
-        y = top + step * number
-        marks += [
-            Label(left - 12, y + 20, name, 14, "end"),
-            Rect(left, y + 4, known.step_ns * scale, 24, BUSY),
-        ]
-        marks += [
-            Rect(left + s.began_ns * scale, y + 4, s.length_ns * scale, 24, IDLE)
-            for s in known.spans
-        ]
-    y = top + step * len(rows)
-    marks.append(Label(left - 12, y + 20, "copies", 14, "end"))
-    if view.plan is not None and view.told is not None:
-        for chunk in view.plan.chunks:
-            begin = view.idle[chunk.span][0] if view.idle else 0
-            long_ns = view.told.alpha_ns + chunk.nbytes * 1e9 / view.told.bytes_per_s
-            marks.append(
-                Rect(
-                    left + (begin + chunk.at_ns) * scale,
-                    y + 4,
-                    max(0.5, long_ns * scale - 0.5),
-                    24,
-                    CHUNK,
-                )
-            )
-    for tenth in range(0, 11, 2):
-        x = left + span * tenth / 10
-        marks += [
-            Line(((x, bottom), (x, bottom + 6)), GRID),
-            Label(x, bottom + 22, human_ns(view.step_ns * tenth // 10), 12, "middle", INK),
-        ]
-    return Figure(width, bottom + 50, tuple(marks))
+    ticks = [view.step_ns * tick / TICKS for tick in range(TICKS + 1)]
+    return figures.strips(
+        f"A step of {found.name}: {human_ns(view.step_ns)}",
+        view.plan.why if view.plan is not None else "no copies are planned yet",
+        (("collectives", BUSY), ("idle", IDLE), ("copies", CHUNK)),
+        [*rows, Strip("copies", [(CHUNK, _chunks(view))])],
+        [(tick, human_ns(round(tick))) for tick in ticks],
+    )
+
+
+def _spans(found: Profile) -> list[tuple[str, list[tuple[float, float]]]]:
+    idle = [(float(span.began_ns), float(span.length_ns)) for span in found.spans]
+    return [(BUSY, [(0.0, float(found.step_ns))]), (IDLE, idle)]
+
+
+def _chunks(view: NetworkView) -> list[tuple[float, float]]:
+    """When each chunk goes, and how long it takes by what is known of the link."""
+    if view.plan is None or view.told is None:
+        return []
+    chunks = []
+    for chunk in view.plan.chunks:
+        begin = view.idle[chunk.span][0] if view.idle else 0
+        length_ns = view.told.alpha_ns + chunk.nbytes * S_NS / view.told.bytes_per_s
+        chunks.append((float(begin + chunk.at_ns), length_ns))
+    return chunks

@@ -5,8 +5,8 @@ As JSON: {"jobs": [job, ...]}, a job being a `dashboard.view.JobView` field by f
 nanoseconds, `horizon` is {"step", "epoch"} or null, `protection` a list of {"against", "step",
 "age_ns", "why", "is_known"} (step null: not survived, or unknown), `ranks`, `slots` and `held` (for
 other nodes) lists of one object each, `nodes` a `dashboard.nodes.NodesView`, null for a job of one
-node, `incident` a `dashboard.timeline.Recovery` or null, `account` a `core.account.Account` or
-null. With --watch one such document a line.
+node, `incident` a `dashboard.timeline.RecoveryChain` or null, `account` a
+`core.economics.goodput.Account` or null. With --watch one such document a line.
 """
 
 from __future__ import annotations
@@ -22,36 +22,39 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from keepstep.cli.choosing import (
-    JobOption,
+from keepstep.cli.job_choice import (
     JsonOption,
+    job_option,
     newest_with_journal,
-    places,
+    no_memory,
     print_json,
     with_memory,
 )
-from keepstep.dashboard import terminal
+from keepstep.dashboard.document import as_json
 from keepstep.dashboard.finding import FoundJob
-from keepstep.dashboard.view import JobView, Now, as_json, job_view
+from keepstep.dashboard.moment import Moment
+from keepstep.dashboard.status_screen import status_screen
+from keepstep.dashboard.terminal import clock
+from keepstep.dashboard.view import JobView, job_view
 from keepstep.edge.os.journal import JournalTail
 from keepstep.model.events import Event
 
 
 def status(
-    job: JobOption = None,
+    job: Annotated[str | None, job_option("every job that has memory")] = None,
     json: JsonOption = False,
     watch: Annotated[
         bool,
         typer.Option(
-            "--watch",
-            help="Look again and again until Ctrl-C; in a pipe one answer after the other.",
+            "--watch", help="Look again and again, until Ctrl-C. In a pipe, print every answer."
         ),
     ] = False,
     interval: Annotated[
-        float, typer.Option("--interval", metavar="S", min=0.1, help="Seconds between two looks.")
+        float,
+        typer.Option("--interval", metavar="SECONDS", min=0.1, help="With --watch: how often."),
     ] = 0.5,
 ) -> None:
-    """What is protected, where, how old."""
+    """Show which steps would survive which failure, what every rank does, and what is broken."""
     looking = Looking(job)
     if watch:
         with contextlib.suppress(KeyboardInterrupt):
@@ -63,37 +66,36 @@ def status(
 
 
 class Looking:
-    """Looks at the same jobs again and again, reading of their journals only what was added."""
+    """Looks at the same jobs again and again, and reads of their journals only what was added."""
 
     def __init__(self, job: str | None) -> None:
+        """`job`: its name; None means all that have memory."""
         self._job = job
-        self._told: dict[Path, tuple[JournalTail, list[Event]]] = {}
+        self._read: dict[Path, tuple[JournalTail, list[Event]]] = {}
 
     def _view(self, found: FoundJob) -> JobView:
         path = found.journal_path
-        tail, events = self._told.setdefault(path, (JournalTail(path), []))
+        tail, events = self._read.setdefault(path, (JournalTail(path), []))
         events.extend(tail.read())
-        return job_view(found, Now.read(), events)
+        return job_view(found, Moment.now(), events)
 
     def document(self) -> dict[str, Any]:
+        """This moment, for `--json`. Raises ConfigError when there is no such job."""
         return {"jobs": [self._view(found) for found in with_memory(self._job)]}
 
     def screen(self) -> RenderableType:
-        """Everything to be seen at this moment."""
+        """This moment, for a terminal. Raises ConfigError when there is no such job."""
         jobs = with_memory(self._job)
         if jobs:
-            return Group(*(terminal.status(self._view(found)) for found in jobs))
+            return Group(*(status_screen(self._view(found)) for found in jobs))
         last = newest_with_journal(None)
-        nothing = Text(f"No job holds memory in {places().arena_dir}.")
-        return (
-            Group(nothing, Text("The newest one that did:"), terminal.status(self._view(last)))
-            if last
-            else nothing
-        )
+        if last is None:
+            return Text(no_memory())
+        return Group(Text(no_memory()), Text("The last job:"), status_screen(self._view(last)))
 
 
 def _watch(looking: Looking, json: bool, interval_s: float) -> None:
-    """Until Ctrl-C, or until whoever reads goes away."""
+    """Until Ctrl-C, or until nobody reads any more."""
     console = Console()
     if not json and console.is_terminal:
         with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -104,5 +106,5 @@ def _watch(looking: Looking, json: bool, interval_s: float) -> None:
         if json:
             print(jsonlib.dumps(as_json(looking.document())), flush=True)
         else:
-            console.print(terminal.clock(time.time_ns()), looking.screen(), "")
+            console.print(clock(time.time_ns()), looking.screen(), "")
         time.sleep(interval_s)

@@ -1,7 +1,7 @@
-"""`keepstep timeouts`: every limit that is used to tell a hang from a slow step, and what must come
-before what.
+"""`keepstep timeouts`: every limit that is used to tell a hang from a slow step, and which must be
+shorter than which.
 
-Pure arithmetic: starts nothing. Reads `KEEPSTEP_HANG_AFTER_S` and `KEEPSTEP_LINK_DEAD_S` as a job
+Starts nothing. Reads `KEEPSTEP_HANG_AFTER_S` and `KEEPSTEP_LINK_DEAD_S` as a job
 would, and the options before them. As JSON: {"learns", "limits": [{"name", "seconds", "meaning"}],
 "relations": [{"shorter", "shorter_s", "longer", "longer_s", "why"}]}.
 """
@@ -15,23 +15,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from keepstep.cli.choosing import JsonOption, print_json
+from keepstep.cli.job_choice import JsonOption, print_json
+from keepstep.cli.parameters import named_option
 from keepstep.config import Config, resolve
 from keepstep.core.detection.deadlines import Deadlines, derive, relations, table
 
 
 def timeouts(
-    hang_after_s: Annotated[
-        float | None,
-        typer.Option(help="The one limit to set; without it: learnt from the job's steps."),
-    ] = None,
-    link_dead_s: Annotated[
-        float | None, typer.Option(help="How long a link between nodes may stay away.")
-    ] = None,
-    nodes: Annotated[int, typer.Option(help="How many nodes the job has.", min=1)] = 1,
+    hang_after_s: Annotated[float | None, named_option("hang_after_s")] = None,
+    link_dead_s: Annotated[float | None, named_option("link_dead_s")] = None,
+    nodes: Annotated[int, typer.Option(help="Nodes of the job.", min=1)] = 1,
     json: JsonOption = False,
 ) -> None:
-    """Show every limit of the detection, and why they are in this order."""
+    """Show the time limits of failure detection, and why they are in this order."""
     settings = resolve(
         Config(hang_after_s=hang_after_s, link_dead_s=link_dead_s), os.environ, default_job="any"
     )
@@ -53,18 +49,18 @@ def _show(deadlines: Deadlines) -> None:
     console = Console(soft_wrap=True, highlight=False)
     if deadlines.learns:
         console.print(
-            "late, asleep and busy are floors: the job's own steps raise them. Set "
+            "late, asleep and busy are floors: the job raises them to fit its own steps. Set "
             "hang_after_s to fix asleep and busy."
         )
     else:
         console.print(
-            "hang_after_s is set: asleep and busy are that, whatever the job's own steps take."
+            "hang_after_s is set: it fixes asleep and busy, however long the job's steps take."
         )
-    limits = Table("limit", "seconds", "what for")
+    limits = Table("limit", "seconds", "meaning")
     for name, seconds, meaning in table(deadlines):
         limits.add_row(name, f"{seconds:g}", meaning)
     console.print(limits)
-    order = Table("this", "s", "before", "s", "because")
+    order = Table("this", "s", "before this", "s", "because")
     for shorter, shorter_s, longer, longer_s, why in relations(deadlines):
         order.add_row(shorter, f"{shorter_s:g}", longer, f"{longer_s:g}", why)
     console.print(order)

@@ -1,7 +1,7 @@
-"""Finding: which jobs there are on this node, what they left, and who lives in them.
+"""Finding: which jobs there are on this node, what they left, and which processes still live there.
 
-Comes in: the directories where memory and journals lie. Goes out: frozen values. Never writes,
-never proves.
+Comes in: the directories of memory and of journals. Goes out: frozen values. Never writes, never
+proves.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from keepstep.config import Settings
 from keepstep.edge.os.flock import is_held
+from keepstep.edge.os.processes import KEEPER_MODULE
 from keepstep.edge.shm.memory import resident_bytes
 from keepstep.edge.shm.status_pages import read_pages
 
 PREFIX = "keepstep-"
 # what is held for other nodes, and below which directory
 SHELVES = {"copy": "held", "parity": "parity"}
-# a job directory that its keeper (this process) was removing
+# a job directory that its keeper (this process) is removing
 _ENDING = re.compile(r"(.+)\.ending-(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
 class FoundJob:
-    """A job that has memory, a journal, or both; `changed_wall_ns` is the newest change to
-    either."""
+    """A job that has memory, a journal, or both. `changed_wall_ns`: when either was changed
+    last."""
 
     name: str
     job_dir: Path
@@ -38,60 +38,61 @@ class FoundJob:
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A job directory, its size, what of that is held for other nodes, and who still lives in
-    it."""
+    """A job's memory and the processes that still live there.
+
+    bytes: its size. held_bytes: the part of it that is held for other nodes. ranks_alive: (rank,
+    process) pairs.
+    """
 
     job: str
     path: Path
     bytes: int
     held_bytes: int
     keeper_alive: bool
-    ranks_alive: tuple[tuple[int, int], ...]  # (rank, process)
+    ranks_alive: tuple[tuple[int, int], ...]
 
     @property
     def alive(self) -> bool:
+        """Whether any process lives there."""
         return self.keeper_alive or bool(self.ranks_alive)
 
 
-def find_jobs(settings: Settings) -> list[FoundJob]:
-    """Every job with memory below `arena_dir` or a journal below `state_dir`, the newest first. The
-    settings' own job name is not asked."""
-    names = {
-        d.name[len(PREFIX) :]
-        for d in _job_dirs(settings.arena_dir)
-        if not _ENDING.fullmatch(d.name)
-    }
-    names |= {p.parent.name for p in settings.state_dir.glob("*/journal.jsonl")}
+def find_jobs(arena_dir: Path, state_dir: Path) -> list[FoundJob]:
+    """Every job with memory below `arena_dir` or a journal below `state_dir`, the newest first."""
+    living = [path for path in _job_dirs(arena_dir) if not _ENDING.fullmatch(path.name)]
+    names = {path.name[len(PREFIX) :] for path in living}
+    names |= {path.parent.name for path in state_dir.glob("*/journal.jsonl")}
     found = []
     for name in names:
-        job_dir, journal_path = (
-            settings.arena_dir / f"{PREFIX}{name}",
-            settings.state_dir / name / "journal.jsonl",
-        )
+        job_dir = arena_dir / f"{PREFIX}{name}"
+        journal_path = state_dir / name / "journal.jsonl"
         changed_ns = max(_changed_ns(journal_path), _changed_ns(job_dir))
         found.append(FoundJob(name, job_dir, journal_path, job_dir.is_dir(), changed_ns))
     return sorted(found, key=lambda job: (-job.changed_wall_ns, job.name))
 
 
-def find_leftovers(settings: Settings) -> list[Leftover]:
-    """Every job directory of this user, also those whose keeper died while removing them."""
-    found = []
-    for directory in _job_dirs(settings.arena_dir):
-        ending = _ENDING.fullmatch(directory.name)
-        name = (ending[1] if ending else directory.name)[len(PREFIX) :]
-        living = tuple(
-            (rank, status.pid if status else 0)
-            for rank, (alive, status) in read_pages(directory).items()
-            if alive
-        )
-        keeper_alive = is_held(directory / "keeper.lock") or (
-            ending is not None and _is_keeper(ending[2])
-        )
-        held_bytes = sum(resident_bytes(directory / below) for below in SHELVES.values())
-        found.append(
-            Leftover(name, directory, resident_bytes(directory), held_bytes, keeper_alive, living)
-        )
-    return sorted(found, key=lambda leftover: leftover.path)
+def find_leftovers(arena_dir: Path) -> list[Leftover]:
+    """The memory of every job of this user, also where its keeper died while removing it, by
+    path."""
+    return sorted(map(_leftover, _job_dirs(arena_dir)), key=lambda leftover: leftover.path)
+
+
+def _leftover(path: Path) -> Leftover:
+    ending = _ENDING.fullmatch(path.name)
+    is_being_removed = ending is not None and _is_keeper(ending[2])
+    living = [
+        (rank, status.pid if status else 0)
+        for rank, (alive, status) in read_pages(path).items()
+        if alive
+    ]
+    return Leftover(
+        job=(ending[1] if ending else path.name)[len(PREFIX) :],
+        path=path,
+        bytes=resident_bytes(path),
+        held_bytes=sum(resident_bytes(path / below) for below in SHELVES.values()),
+        keeper_alive=is_held(path / "keeper.lock") or is_being_removed,
+        ranks_alive=tuple(living),
+    )
 
 
 def _job_dirs(arena_dir: Path) -> list[Path]:
@@ -108,7 +109,7 @@ def _is_own_directory(path: Path) -> bool:
 
 def _is_keeper(pid: str) -> bool:
     try:
-        return b"keepstep.runtime.keeper.keeper" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return KEEPER_MODULE.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 

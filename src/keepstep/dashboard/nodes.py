@@ -1,11 +1,11 @@
-"""Nodes: what a job's leading keeper last told about all its nodes, and whether that can still be
-believed on this one.
+"""Nodes: what a job's leading keeper last reported of all its nodes, and whether this node can rely
+on it.
 
 Comes in: `nodes.json` of the job directory, this node's journal, which ranks live here, the time.
-Goes out: frozen values a screen can show. Asks no other node anything.
+Goes out: frozen values that a screen can show. Asks no other node.
 
-Invariant: an old word is shown with its age; where something happened since that it cannot know of,
-`doubt` says what, and nothing is concluded from it.
+Invariant: an old report is shown with its age. Where something has happened since that it cannot
+know of, `doubt` says what, and nothing is concluded from the report.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any
 
 from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.edge.shm.memory import MEMORY
-from keepstep.edge.shm.node_safety_file import FILE, read_standing
+from keepstep.edge.shm.node_safety_file import FILE, read_node_safety
 from keepstep.model.events import Event
 from keepstep.model.horizon import Horizon
 from keepstep.model.mesh import LEADER
 
-NOT_TOLD = "the leading keeper has told nothing yet"
+NO_REPORT = "the leading keeper has not reported yet"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """A node: `ranks` are those that live there; `linked`: whether the leader's link to its keeper
-    was open."""
+    """A node. `ranks`: those that live there. `linked`: the leading keeper's link to it was
+    open."""
 
     node: int
     host: str
@@ -39,9 +39,12 @@ class NodeRow:
 
 @dataclass(frozen=True, slots=True)
 class NodesView:
-    """The leader's answer to "which nodes can I lose right now?" (core/redundancy/survival.py:
-    `Losable`), for `step`. All of it is None or empty before the first answer. `here`: this node.
-    `told_age_ns`: since when the answer has been this one."""
+    """The leader's answer to "which nodes may be lost right now?" (`Losable` in
+    core/redundancy/survival.py), for `step`.
+
+    All of it is None or empty before the first report. here: this node. told_age_ns: how long the
+    report has been this one. doubt: why it cannot be relied on; empty if it can.
+    """
 
     policy: str | None = None
     policy_why: str = ""
@@ -55,12 +58,12 @@ class NodesView:
     any_nodes: int | None = None
     why: str = ""
     told_age_ns: int | None = None
-    doubt: str = NOT_TOLD
+    doubt: str = NO_REPORT
 
 
 def leaders_word(job_dir: Path, epoch: int) -> Horizon | None:
-    """The last one of this epoch, as this node's keeper has heard it; None when there is no page: a
-    job of one node."""
+    """What the leading keeper last said in this epoch, as the keeper here has received it. None
+    when there is no such page: a job of one node."""
     try:
         page = HorizonPage(MEMORY, job_dir, make=False)
     except (OSError, ValueError):
@@ -79,19 +82,13 @@ def nodes_view(
     now_wall_ns: int,
 ) -> NodesView:
     """What this node knows of all nodes."""
-    told = read_standing(MEMORY, job_dir)
+    report = read_node_safety(MEMORY, job_dir)
+    if not report:
+        return NodesView()
     try:
         told_ns = (job_dir / FILE).stat().st_mtime_ns
-        return (
-            _view(
-                told,
-                ranks_here,
-                max(0, now_wall_ns - told_ns),
-                _doubt(keeper_alive, told_ns, events),
-            )
-            if told
-            else NodesView()
-        )
+        doubt = _doubt(keeper_alive, told_ns, events)
+        return _view(report, ranks_here, max(0, now_wall_ns - told_ns), doubt)
     except (OSError, KeyError, TypeError, ValueError):  # gone this moment, or of another release
         return NodesView()
 
@@ -99,18 +96,18 @@ def nodes_view(
 def _view(
     told: Mapping[str, Any], ranks_here: Collection[int], age_ns: int, doubt: str
 ) -> NodesView:
-    rows, first = [], 0
-    for n in told["nodes"]:
-        rows.append(
-            NodeRow(
-                int(n["node"]),
-                str(n["host"]),
-                n["rack"],
-                tuple(range(first, first + n["ranks"])),
-                bool(n["linked"]),
-            )
+    rows: list[NodeRow] = []
+    first = 0
+    for node in told["nodes"]:
+        row = NodeRow(
+            node=int(node["node"]),
+            host=str(node["host"]),
+            rack=node["rack"],
+            ranks=tuple(range(first, first + node["ranks"])),
+            linked=bool(node["linked"]),
         )
-        first += n["ranks"]
+        rows.append(row)
+        first += node["ranks"]
     return NodesView(
         policy=str(told["policy"]),
         policy_why=str(told["policy_why"]),
@@ -129,14 +126,14 @@ def _view(
 
 
 def _doubt(keeper_alive: bool, told_ns: int, events: Sequence[Event]) -> str:
-    """What makes the word worthless; empty when nothing does. A leader that falls silent is missed
-    by the keeper here, which says so."""
+    """Why the report cannot be relied on; empty if it can. When the leader falls silent, the keeper
+    here notices and says so in the journal."""
     if not keeper_alive:
-        return "no keeper lives here that would hear of a change"
-    since = [e for e in events if e.wall_ns > told_ns]
-    if any(e.kind == "mesh" for e in since):
-        return "another round has begun since, and its leader has not told yet"
-    lost = next(
-        (e for e in reversed(since) if e.kind == "node-lost" and e.data.get("node") == LEADER), None
-    )
-    return f"{lost.why}; it leads" if lost else ""
+        return "no keeper is alive here to receive changes"
+    since = [event for event in events if event.wall_ns > told_ns]
+    if any(event.kind == "mesh" for event in since):
+        return "the nodes have regrouped since, and their new leader has not reported yet"
+    for event in reversed(since):
+        if event.kind == "node-lost" and event.data.get("node") == LEADER:
+            return f"{event.why}; it is the leading node"
+    return ""

@@ -1,5 +1,5 @@
-"""Timeline: a journal as a story: runs, and in each run the incidents, link by link from the first
-sign to the next step.
+"""Timeline: a journal as runs, and in each run the failures, link by link from first sign to next
+step.
 
 Comes in: events in the order written. Goes out: frozen values. Pure: no file, no clock.
 
@@ -36,25 +36,25 @@ REFUSED = {
 }
 TROUBLE = REFUSED | {
     "capture-failed",
-    "persist-failed",
-    "persist-impossible",
-    "keeper-lost",
-    "keeper-missing",
-    "torn",
-    "stranger-refused",
-}
-# between nodes
-TROUBLE |= {
     "copy-failed",
     "copy-lost",
     "copy-refused",
     "declined",
-    "mesh-refused",
-    "meeting-lost",
+    "keeper-lost",
+    "keeper-missing",
     "keeper-unheard",
+    "lost-notice",
+    "meeting-lost",
+    "mesh-refused",
+    "persist-failed",
+    "persist-impossible",
+    "recurrence",
+    "stranger-refused",
+    "suspicion",
+    "torn",
+    "verdict",
 }
-TROUBLE |= {"suspicion", "verdict", "recurrence", "lost-notice"}
-GLAD = {"resumed", "go", "mended"}
+GOOD_NEWS = {"resumed", "go", "mended"}
 # What an agent says before its first word about the job, while it finds its keeper and the other
 # nodes.
 PRELUDE = {"keeper-listens", "keeper-unheard", "meeting", "round-waiting"}
@@ -82,10 +82,13 @@ LINKS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One link of the chain. `link`: fact, suspicion, verdict, refused (a rung of the ladder),
-    plan, action or closed. `name`: noticed, met, restarted, joined, ..., the rung that was refused.
-    `took_ns` since the stage before; `who`: all who said so, `event` being the last of their
-    words."""
+    """One link of a chain.
+
+    link: fact, suspicion, verdict, refused (a cheaper way to recover), plan, action or closed.
+    name: noticed, met, restarted, joined, ..., or which way was refused.
+    event: the last one that made the link. who: all who reported it.
+    took_ns: since the link before.
+    """
 
     link: str
     name: str
@@ -95,12 +98,12 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Recovery:
-    """From the first sign of a failure to the next completed step. `outcome` is resumed, ended or
-    pending.
+class RecoveryChain:
+    """From the first sign of a failure to the next completed step.
 
-    `refused` are the sources that were tried or looked at and not used; `setbacks` what failed
-    meanwhile; `evidence` the failures that the verdict about the program or the hardware rests on.
+    outcome: resumed, ended or pending.
+    refused: sources of state that were tried and not used. setbacks: what failed meanwhile.
+    evidence: the failures on which a verdict about the program or the hardware rests.
     """
 
     outcome: str
@@ -115,11 +118,11 @@ class Recovery:
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
-    """One run. `end` is its last word, None while it goes on."""
+class JobRun:
+    """One run of a job. `end`: why it is over, None while it goes on."""
 
     events: tuple[Event, ...]
-    recoveries: tuple[Recovery, ...]
+    recoveries: tuple[RecoveryChain, ...]
     end: str | None
     ended_well: bool | None
     lost_steps: int
@@ -128,7 +131,8 @@ class Story:
 def between_ns(earlier: Event, later: Event) -> int:
     """How long from one event to another: by the monotonic clock, unless a reboot has set it back.
     Never negative."""
-    mono_ns, wall_ns = later.mono_ns - earlier.mono_ns, later.wall_ns - earlier.wall_ns
+    mono_ns = later.mono_ns - earlier.mono_ns
+    wall_ns = later.wall_ns - earlier.wall_ns
     return max(0, mono_ns if abs(mono_ns - wall_ns) < SAME_CLOCK_NS else wall_ns)
 
 
@@ -137,12 +141,12 @@ def is_trouble(event: Event) -> bool:
     return is_failure(event) or event.kind in TROUBLE
 
 
-def stories(events: Iterable[Event]) -> list[Story]:
+def runs_of(events: Iterable[Event]) -> list[JobRun]:
     """Every run of the job, the oldest first."""
-    return [_story(run) for run in _runs(events)]
+    return [_run(each) for each in _split(events)]
 
 
-def _runs(events: Iterable[Event]) -> list[list[Event]]:
+def _split(events: Iterable[Event]) -> list[list[Event]]:
     """What opened with empty memory and did not start afresh continues the run before."""
     runs: list[list[Event]] = []
     for memory in _memories(events):
@@ -169,27 +173,27 @@ def _memories(events: Iterable[Event]) -> list[list[Event]]:
 
 def _opens(event: Event) -> bool:
     return event.kind == "job-started" or (
-        event.kind == "keeper-started" and event.why.endswith("nothing there yet")
+        event.kind == "keeper-started" and event.data.get("adopted_slots") == 0
     )
 
 
-def _story(events: Sequence[Event]) -> Story:
+def _run(events: Sequence[Event]) -> JobRun:
     recoveries = tuple(_recoveries(events))
     last = next(
         (e for e in reversed(events) if e.kind in BACK | {"job-over", "keeper-started"}), None
     )
     end = last if last and last.kind == "job-over" else None
     lost = sum(r.lost_steps or 0 for r in recoveries)
-    return Story(
-        tuple(events),
-        recoveries,
-        end.why if end else None,
-        bool(end.data.get("ok")) if end else None,
-        lost,
+    return JobRun(
+        events=tuple(events),
+        recoveries=recoveries,
+        end=end.why if end else None,
+        ended_well=bool(end.data.get("ok")) if end else None,
+        lost_steps=lost,
     )
 
 
-def _recoveries(events: Sequence[Event]) -> list[Recovery]:
+def _recoveries(events: Sequence[Event]) -> list[RecoveryChain]:
     """One for each way back to training, and one for a failure that nothing followed."""
     closed_at = [
         i for i, e in enumerate(events) if e.kind in BACK and not _is_repeated(e, events[:i])
@@ -239,7 +243,7 @@ def _is_repeated(go: Event, before: Sequence[Event]) -> bool:
 
 def _recovery(
     way: Sequence[Event], noticed: Event | None, closer: Event | None, following: Sequence[Event]
-) -> Recovery:
+) -> RecoveryChain:
     over = (
         next((e for e in reversed(way) if e.kind == "job-over"), None) if closer is None else None
     )
@@ -254,7 +258,7 @@ def _recovery(
         ),
         len(way),
     )
-    return Recovery(
+    return RecoveryChain(
         outcome="resumed" if closer else "ended" if over else "pending",
         step=closer.data.get("step") if closer else None,
         source=closer.data.get("source") if closer else None,

@@ -1,71 +1,42 @@
-"""View: what a job directory and a journal say, as values a screen can show.
+"""View: what a job directory and a journal say of a job, as values that a screen can show.
 
-Comes in: status pages, slot headers, locks, the journal, the time. Goes out: frozen values, which
-`as_json` turns into what `--json` prints. Never writes, never proves payloads (`keepstep inspect`
-does), never waits for anybody.
+Comes in: status pages, slot headers, locks, the journal, the time. Goes out: frozen values. Never
+writes, never proves payloads (`keepstep inspect` does), never waits for anybody.
 
 Invariant: a field that could not be read is None or says `unknown`; nothing shown is a guess.
 """
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
-from enum import Enum
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from keepstep.core.economics.goodput import Account, Tempo, account
-from keepstep.core.resume.cut import common, cut, holding_of
-from keepstep.dashboard.finding import SHELVES, FoundJob
+from keepstep.core.resume.cut import cut, holding_of
+from keepstep.dashboard.document import finite
+from keepstep.dashboard.finding import FoundJob
+from keepstep.dashboard.moment import Moment
 from keepstep.dashboard.nodes import NodesView, leaders_word, nodes_view
-from keepstep.dashboard.timeline import Recovery, Story, stories
+from keepstep.dashboard.protection import (
+    ProtectionRow,
+    StoredCheckpoint,
+    newest_checkpoint,
+    of_one_node,
+    of_several_nodes,
+)
+from keepstep.dashboard.slots import SlotRow, held_rows, slot_rows
+from keepstep.dashboard.timeline import JobRun, RecoveryChain, runs_of
 from keepstep.edge.os.flock import is_held
 from keepstep.edge.os.journal import read_journal
-from keepstep.edge.shm.memory import MEMORY
-from keepstep.edge.shm.slot import Slot, slot_paths
 from keepstep.edge.shm.status_page import BLANK
-from keepstep.edge.shm.status_pages import TRIES, TRY_EVERY_S, read_pages
-from keepstep.errors import DamageError
+from keepstep.edge.shm.status_pages import read_pages
 from keepstep.model.events import Event
-from keepstep.model.snapshot import Phase, RankStatus, SlotHeader, SlotState, Stamp
+from keepstep.model.snapshot import Phase, RankStatus, Stamp
 from keepstep.model.units import S_NS
 
-
-@dataclass(frozen=True, slots=True)
-class Now:
-    """The two clocks at one moment."""
-
-    wall_ns: int
-    mono_ns: int
-
-    @classmethod
-    def read(cls) -> Now:
-        return cls(time.time_ns(), time.monotonic_ns())
-
-
-@dataclass(frozen=True, slots=True)
-class SlotRow:
-    """A slot by its header. `state` is sealed, writing, empty or damaged; `why` says what is
-    damaged. `kind` is own, copy (of another node's rank) or parity (of the row of ranks that `rank`
-    of this node is in)."""
-
-    kind: str
-    rank: int
-    slot: int
-    path: Path
-    state: str
-    step: int | None = None
-    epoch: int | None = None
-    incarnation: int | None = None
-    payload_bytes: int = 0
-    blocks: int = 0
-    sealed_wall_ns: int | None = None
-    age_ns: int | None = None
-    loss: float | None = None
-    why: str = ""
+# By rank: whether it lives, and its page.
+Pages = Mapping[int, tuple[bool, RankStatus | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,36 +67,17 @@ class RankRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Protection:
-    """What would survive `against`: `step`, `age_ns` old; None when nothing would, or, unless
-    `is_known`, when nobody can tell here. `why` says where from."""
-
-    against: str
-    step: int | None
-    age_ns: int | None
-    why: str
-    is_known: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """The newest checkpoint the journal tells of."""
-
-    step: int
-    age_ns: int
-
-
-@dataclass(frozen=True, slots=True)
 class JobView:
-    """Everything `keepstep status` knows of a job. `state` is training, restoring, broken, waiting,
-    left-over or ended; an ended job has neither `job_dir` nor `protection`, at most a checkpoint.
+    """Everything `keepstep status` knows of a job.
 
-    `incident` is the failure from which the job has not come back yet; `account` where the time of
-    this run went.
-
-    In a job of several nodes `horizon` is the leader's word and `nodes` what else it told; `ranks`,
-    `slots` and what is `held` for other nodes are this node's alone. In a job of one node `nodes`
-    is None.
+    state: training, restoring, broken, waiting, left-over or ended. An ended job has neither
+        `job_dir` nor `protection`, at most a checkpoint.
+    horizon: the newest step that every rank can be given; of several nodes as the leading keeper
+        said.
+    ranks, slots, held: this node's alone; `held` is what it keeps for other nodes.
+    nodes: None for a job of one node.
+    incident: the failure from which the job has not come back yet.
+    account: where the time of this run went.
     """
 
     job: str
@@ -137,43 +89,30 @@ class JobView:
     world_size: int | None
     horizon: Stamp | None
     horizon_age_ns: int | None
-    checkpoint: Checkpoint | None
-    protection: tuple[Protection, ...]
+    checkpoint: StoredCheckpoint | None
+    protection: tuple[ProtectionRow, ...]
     ranks: tuple[RankRow, ...]
     slots: tuple[SlotRow, ...]
     held: tuple[SlotRow, ...]
     nodes: NodesView | None
-    incident: Recovery | None
+    incident: RecoveryChain | None
     account: Account | None
 
 
-def job_view(job: FoundJob, now: Now, told: Sequence[Event] | None = None) -> JobView:
-    """The job as it is at this moment. `told`: its journal, for who has read it already."""
+def job_view(job: FoundJob, now: Moment, events: Sequence[Event] | None = None) -> JobView:
+    """The job as it is now. `events`: its journal, if it has been read already."""
+    if events is None:
+        events = list(read_journal(job.journal_path))
     pages = read_pages(job.job_dir)
-    statuses = {rank: status for rank, (_, status) in pages.items() if status}
     slots = slot_rows(job.job_dir, now)
-    world_size = max((s.world_size for s in statuses.values()), default=None)
-    events = list(read_journal(job.journal_path)) if told is None else told
+    statuses = [status for _, status in pages.values() if status]
+    world_size = max((status.world_size for status in statuses), default=None)
     keeper_alive = is_held(job.job_dir / "keeper.lock")
-    checkpoint = _newest_checkpoint(events, now)
-    living = [rank for rank, (alive, _) in pages.items() if alive]
-    word = leaders_word(job.job_dir, max((s.epoch for s in statuses.values()), default=-1))
-    nodes = None
-    # one node sees only its own ranks' pages
-    if word is not None and (world_size or 0) > len(living or pages):
-        horizon = word.floor
-        nodes = nodes_view(job.job_dir, living or pages, keeper_alive, events, now.wall_ns)
-    else:
-        horizon = cut([holding_of(s) for s in statuses.values()], world_size or 1)
-    state, why = _state(job, pages, keeper_alive, events)
-    runs = stories(events)
+    checkpoint = newest_checkpoint(events, now)
+    nodes, horizon = _nodes_and_horizon(job.job_dir, pages, keeper_alive, events, now)
     age_ns = _held_for_ns(slots, horizon)
-    if not job.has_memory:
-        protection: tuple[Protection, ...] = ()
-    elif nodes is not None:
-        protection = _protection_by_nodes(nodes, horizon, age_ns, checkpoint)
-    else:
-        protection = _protection(statuses.values(), horizon, age_ns, checkpoint)
+    state, why = _state(job, pages, keeper_alive, events)
+    runs = runs_of(events)
     return JobView(
         job=job.name,
         state=state,
@@ -185,30 +124,57 @@ def job_view(job: FoundJob, now: Now, told: Sequence[Event] | None = None) -> Jo
         horizon=horizon,
         horizon_age_ns=age_ns,
         checkpoint=checkpoint,
-        protection=protection,
+        protection=_protection(job, nodes, statuses, horizon, age_ns, checkpoint),
         ranks=tuple(
             _rank_row(rank, alive, status, slots, now) for rank, (alive, status) in pages.items()
         ),
         slots=slots,
         held=held_rows(job.job_dir, now),
         nodes=nodes,
-        incident=incident(runs[-1]) if runs else None,
+        incident=pending(runs[-1]) if runs else None,
         account=run_account(runs[-1], pages, now) if runs else None,
     )
 
 
-def incident(run: Story) -> Recovery | None:
-    """The one that is not over."""
-    return (
-        run.recoveries[-1] if run.recoveries and run.recoveries[-1].outcome == "pending" else None
-    )
+def _nodes_and_horizon(
+    job_dir: Path, pages: Pages, keeper_alive: bool, events: Sequence[Event], now: Moment
+) -> tuple[NodesView | None, Stamp | None]:
+    """Of several nodes what the leading keeper last told; of one node None, and what its ranks
+    hold."""
+    statuses = [status for _, status in pages.values() if status]
+    living = [rank for rank, (alive, _) in pages.items() if alive]
+    here: Collection[int] = living or list(pages)
+    world_size = max((status.world_size for status in statuses), default=0)
+    told = leaders_word(job_dir, max((status.epoch for status in statuses), default=-1))
+    if told is not None and world_size > len(here):  # not all ranks have their pages here
+        return nodes_view(job_dir, here, keeper_alive, events, now.wall_ns), told.floor
+    return None, cut([holding_of(status) for status in statuses], world_size or 1)
 
 
-def run_account(
-    run: Story, pages: Mapping[int, tuple[bool, RankStatus | None]], now: Now
-) -> Account:
+def _protection(
+    job: FoundJob,
+    nodes: NodesView | None,
+    statuses: Sequence[RankStatus],
+    horizon: Stamp | None,
+    age_ns: int | None,
+    checkpoint: StoredCheckpoint | None,
+) -> tuple[ProtectionRow, ...]:
+    if not job.has_memory:
+        return ()
+    if nodes is not None:
+        return of_several_nodes(nodes, horizon, age_ns, checkpoint)
+    return of_one_node(statuses, horizon, age_ns, checkpoint)
+
+
+def pending(run: JobRun) -> RecoveryChain | None:
+    """The failure from which the run has not come back yet."""
+    last = run.recoveries[-1] if run.recoveries else None
+    return last if last is not None and last.outcome == "pending" else None
+
+
+def run_account(run: JobRun, pages: Pages, now: Moment) -> Account:
     """Where the run's time went: until now when ranks live, and else until its last event. `pages`:
-    the ranks', of the last run."""
+    the ranks', if it is the last run."""
     living = [status for alive, status in pages.values() if alive and status is not None]
     tempos = [
         Tempo(s.rank, s.pid, s.completed_step, s.step_ns_last, s.stall_ns_total) for s in living
@@ -216,73 +182,8 @@ def run_account(
     return account(run.events, tempos, (now.wall_ns, now.mono_ns) if living else None)
 
 
-def slot_rows(directory: Path, now: Now, kind: str = "own") -> tuple[SlotRow, ...]:
-    """Every slot of the ranks below that directory, rank by rank."""
-    rows = []
-    for rank in sorted(int(d.name.split("-")[1]) for d in directory.glob("rank-*")):
-        for path in slot_paths(MEMORY, directory, rank):
-            try:
-                rows.append(slot_row(path, rank, now, kind))
-            except FileNotFoundError:  # the job ended while we looked
-                continue
-    return tuple(rows)
-
-
-def held_rows(job_dir: Path, now: Now) -> tuple[SlotRow, ...]:
-    """What the keeper here holds for other nodes: copies, then parities."""
-    return tuple(
-        row for kind, below in SHELVES.items() for row in slot_rows(job_dir / below, now, kind)
-    )
-
-
-def slot_row(path: Path, rank: int, now: Now, kind: str = "own") -> SlotRow:
-    """What a slot's header says. Its payload is not looked at. Raises OSError when there is no
-    slot."""
-    index = int(path.name.split("-")[1])
-    try:
-        header = read_header(path)
-    except DamageError as error:
-        return SlotRow(kind, rank, index, path, "damaged", why=str(error))
-    if header.state is SlotState.EMPTY:
-        return SlotRow(kind, rank, index, path, "empty")
-    row = SlotRow(
-        kind,
-        rank,
-        index,
-        path,
-        header.state.name.lower(),
-        header.stamp.step,
-        header.stamp.epoch,
-        header.incarnation,
-    )
-    if header.state is SlotState.WRITING:
-        return row
-    return SlotRow(
-        *(row.kind, row.rank, row.slot, row.path, row.state, row.step, row.epoch, row.incarnation),
-        payload_bytes=header.payload_bytes,
-        blocks=header.block_count,
-        sealed_wall_ns=header.sealed_wall_ns,
-        age_ns=max(0, now.wall_ns - header.sealed_wall_ns),
-        loss=_number(header.loss),
-    )
-
-
-def read_header(path: Path) -> SlotHeader:
-    """Raises DamageError when the header is not as written, OSError when there is no slot."""
-    slot = Slot(MEMORY, path)
-    try:
-        for _ in range(TRIES - 1):
-            try:
-                return slot.header()
-            except DamageError:
-                time.sleep(TRY_EVERY_S)
-        return slot.header()
-    finally:
-        slot.close()
-
-
 def _rank_row(
-    rank: int, alive: bool, read: RankStatus | None, slots: Sequence[SlotRow], now: Now
+    rank: int, alive: bool, read: RankStatus | None, slots: Sequence[SlotRow], now: Moment
 ) -> RankRow:
     status = read or BLANK
     sealed = [
@@ -313,7 +214,7 @@ def _rank_row(
         else None,
         seal_ns_last=status.seal_ns_last,
         payload_bytes=status.payload_bytes,
-        loss=_number(status.loss),
+        loss=finite(status.loss),
         silent_ns=max(0, now.mono_ns - status.updated_mono_ns) if read else None,
     )
 
@@ -328,176 +229,26 @@ def _held_for_ns(slots: Iterable[SlotRow], stamp: Stamp | None) -> int | None:
     return min((age for age in ages if age is not None), default=None)
 
 
-def _newest_checkpoint(events: Iterable[Event], now: Now) -> Checkpoint | None:
-    written: dict[int, int] = {}
-    for event in events:
-        if event.kind in ("persisted", "checkpoint-damaged"):
-            step = int(event.data["step"])
-            written.pop(step, None)  # also so that the newest is the last in order
-            if event.kind == "persisted":
-                written[step] = event.wall_ns
-    if not written:
-        return None
-    step, wall_ns = list(written.items())[-1]
-    return Checkpoint(step, max(0, now.wall_ns - wall_ns))
-
-
-def _protection(
-    statuses: Iterable[RankStatus],
-    horizon: Stamp | None,
-    age_ns: int | None,
-    checkpoint: Checkpoint | None,
-) -> tuple[Protection, ...]:
-    stored = (
-        Protection("", checkpoint.step, checkpoint.age_ns, "checkpoint in the store")
-        if checkpoint
-        else None
-    )
-    nothing = Protection("", None, None, "no checkpoint in the store")
-    if horizon is None:
-        killed = stored or Protection(
-            "", None, None, "no step is held by every rank, and no checkpoint is in the store"
-        )
-        damaged = killed
-    else:
-        killed = Protection("", horizon.step, age_ns, "every rank holds it in memory")
-        older = max(
-            (s for s in common([holding_of(s).sealed for s in statuses]) if s != horizon),
-            default=None,
-        )
-        damaged = (
-            Protection("", older.step, None, "every rank holds it in memory too")
-            if older
-            else stored or nothing
-        )
-    return _named(
-        {
-            "a killed process": killed,
-            "a damaged snapshot": damaged,
-            "a lost machine": stored or nothing,
-        }
-    )
-
-
-def _protection_by_nodes(
-    nodes: NodesView, horizon: Stamp | None, age_ns: int | None, checkpoint: Checkpoint | None
-) -> tuple[Protection, ...]:
-    """Of a job of several nodes. Whoever can miss a node can miss one snapshot of it: both come
-    back in the same way."""
-    store = "checkpoint in the store" if checkpoint else "no checkpoint in the store"
-    stored = Protection(
-        "",
-        checkpoint.step if checkpoint else None,
-        checkpoint.age_ns if checkpoint else None,
-        store,
-    )
-    is_sure, is_mended = not nodes.doubt, (nodes.any_nodes or 0) > 0
-    if horizon is not None:
-        killed = Protection(
-            "",
-            horizon.step,
-            age_ns,
-            "it is committed: every rank holds it in memory, or is given it by other nodes",
-        )
-    elif is_sure and nodes.step is not None:
-        killed = Protection("", nodes.step, None, "every rank of every node holds it in memory")
-    else:
-        killed = (
-            stored
-            if checkpoint
-            else Protection(
-                "", None, None, "nothing is committed yet that is known here", is_known=False
-            )
-        )
-    if not is_sure:
-        lost = damaged = Protection("", None, None, nodes.doubt, is_known=False)
-    elif nodes.step is None:
-        lost = damaged = replace(stored, why=f"no step is held by every rank yet; {store}")
-    else:
-        same_age_ns = age_ns if horizon is not None and horizon.step == nodes.step else None
-        lost = (
-            Protection("", nodes.step, same_age_ns, nodes.why)
-            if is_mended
-            else replace(stored, why=f"not every node may be lost; {store}")
-        )
-        whole = Protection(
-            "", nodes.step, same_age_ns, f"the other nodes give it back ({nodes.policy})"
-        )
-        damaged = (
-            whole
-            if is_mended
-            else replace(
-                stored,
-                why=f"not every snapshot has a part on another node ({nodes.policy}); {store}",
-            )
-        )
-    return _named(
-        {
-            "a killed process": killed,
-            "a damaged snapshot": damaged,
-            "a lost node": lost,
-            "all nodes lost": stored,
-        }
-    )
-
-
-def _named(found: Mapping[str, Protection]) -> tuple[Protection, ...]:
-    return tuple(replace(p, against=against) for against, p in found.items())
-
-
 def _state(
-    job: FoundJob,
-    pages: Mapping[int, tuple[bool, RankStatus | None]],
-    keeper_alive: bool,
-    events: Sequence[Event],
+    job: FoundJob, pages: Pages, keeper_alive: bool, events: Sequence[Event]
 ) -> tuple[str, str]:
+    """The state and why it is that."""
     if not job.has_memory:
         over = next((e for e in reversed(events) if e.kind == "job-over"), None)
-        return "ended", over.why if over else "its memory is gone, and nobody said why"
+        return "ended", over.why if over else "its memory is gone, and the journal does not say why"
     living = [status for alive, status in pages.values() if alive]
     gone = sorted(rank for rank, (alive, _) in pages.items() if not alive)
-    if living and gone:
-        return (
-            "broken",
-            f"rank {', '.join(map(str, gone))} is gone; {len(living)} of {len(pages)} ranks live",
+    if not living and keeper_alive:
+        return "waiting", "no rank is alive; the keeper keeps the memory for a restart"
+    if not living:
+        return "left-over", (
+            "neither a rank nor the keeper is alive; start the job again to resume, or remove its "
+            "memory with `keepstep clean`"
         )
-    if living:
-        early = [s for s in living if s is None or s.phase in (Phase.STARTING, Phase.RESTORE)]
-        words = f"{len(living)} ranks live"
-        return (
-            ("restoring", f"{words}, {len(early)} of them before their first step")
-            if early
-            else ("training", words)
-        )
-    if keeper_alive:
-        return "waiting", "no rank lives; the keeper holds their memory for a restart"
-    return (
-        "left-over",
-        "neither ranks nor keeper live: the same command resumes from it, `keepstep clean` "
-        "removes it",
-    )
-
-
-# -- as JSON
-
-
-def as_json(value: Any) -> Any:
-    """As JSON has them: dataclasses and named tuples as objects, enums by their name in small
-    letters, paths as text, NaN as null."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: as_json(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return as_json(value._asdict())
-    if isinstance(value, Enum):
-        return value.name.lower()
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(k): as_json(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [as_json(v) for v in value]
-    return _number(value) if isinstance(value, float) else value
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    alive = f"{len(living)} rank{'' if len(living) == 1 else 's'} alive"
+    if gone:
+        return "broken", f"rank {', '.join(map(str, gone))} is gone; {alive} of {len(pages)}"
+    early = [s for s in living if s is None or s.phase in (Phase.STARTING, Phase.RESTORE)]
+    if early:
+        return "restoring", f"{alive}, {len(early)} of them before their first step"
+    return "training", alive

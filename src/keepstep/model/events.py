@@ -6,6 +6,9 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+# How loud an event is in the log, as `logging` counts.
+INFO, WARNING, ERROR = 20, 30, 40
+
 
 @dataclass(frozen=True, slots=True)
 class Event:

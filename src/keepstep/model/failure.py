@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any, Literal
 
 from keepstep.errors import ConfigError
+from keepstep.model.bounds import LongText, Rank, StepNumber
 
 
 class Cause(str, Enum):
@@ -41,14 +42,14 @@ class Failure:
     """
 
     cause: Cause
-    rank: int | None = None
-    host: str = ""
-    device: str = ""
-    step: int | None = None
-    error: str = ""
-    completed_step: int | None = None
-    place: str = ""
-    files: str = ""
+    rank: Rank | None = None
+    host: LongText = ""
+    device: LongText = ""
+    step: StepNumber | None = None
+    error: LongText = ""
+    completed_step: StepNumber | None = None
+    place: LongText = ""
+    files: LongText = ""
 
     @property
     def hardware(self) -> tuple[str, str]:

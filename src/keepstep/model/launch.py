@@ -1,14 +1,25 @@
-"""Launch: what `keepstep run` was asked to start, after its arguments have been understood, and
-what the nodes have agreed on since."""
+"""Launch: what `keepstep run` is to start on a node, and the ranks' place in the job once the nodes
+have met.
+
+Values only.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+# In the environment of a rank: where its agent listens; that it takes a lost rank's place.
+AGENT_SOCKET = "KEEPSTEP_AGENT_SOCKET"
+REJOIN = "KEEPSTEP_REJOIN"
+
 
 @dataclass(frozen=True, slots=True)
 class Etcd:
-    """Where etcd's members answer. With any of the PEM files, or `tls`, it is asked by TLS."""
+    """Where the members of an etcd answer, and how to ask them.
+
+    endpoints: host and port of each member.
+    tls: ask over TLS; so does any of the PEM files `ca`, `cert` and `key`.
+    """
 
     endpoints: tuple[tuple[str, int], ...]
     tls: bool = False
@@ -17,21 +28,26 @@ class Etcd:
     key: str | None = None
 
     def in_words(self) -> str:
+        """For a sentence: what it is and where."""
         return "etcd at " + " or ".join(f"{host}:{port}" for host, port in self.endpoints)
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One node's ranks.
+    """What one node starts.
 
-    `command` is the whole command of a rank; `argv` the script and its own arguments, which name
-    the job when `job` does not.
-    `master_port` 0 means a free one. `redirects`, `tee` are torchrun's (`0`, `3`, `0:1,1:2`);
-    `shown_ranks` None shows the output of all.
-    `standby` processes wait on each node to become a rank at once.
-    `least_nodes`: with so many a job goes on when no more come in time.
-    `endpoint` is where the agents of several `nodes` meet, with `etcd` its first; `node_rank` which
-    of them this one would like to be.
+    command: the whole command of a rank.
+    argv: the script and its own arguments, from which the job's name is derived when `job` is None.
+    ranks: how many on this node.
+    max_restarts: of the whole job.
+    role: stands in front of the ranks' output.
+    master_addr, master_port: where the ranks of one node meet; port 0 is any free one.
+    log_dir, redirects, tee: as torchrun's, the latter two `0`, `3` or `0:1,1:2`.
+    shown_ranks: whose output is shown; None means all.
+    standby: processes that wait to become a rank.
+    nodes, min_nodes: how many nodes the job has, and with how many it may go on.
+    node_rank: which of them this one would like to be.
+    endpoint: where the agents of several nodes meet; with `etcd` its first member.
     """
 
     command: tuple[str, ...]
@@ -47,7 +63,7 @@ class Launch:
     shown_ranks: frozenset[int] | None = None
     standby: int = 1
     nodes: int = 1
-    least_nodes: int = 1
+    min_nodes: int = 1
     node_rank: int | None = None
     endpoint: tuple[str, int] | None = None
     job: str | None = None
@@ -55,8 +71,12 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """This node's ranks among all ranks, for one life of them (`attempt`), and where they meet."""
+class RankAssignment:
+    """This node's ranks among all ranks during one attempt, and where all of them meet.
+
+    attempt: number of the attempt. node: number of this node, of `nodes`. first_rank: the lowest
+    rank here, of `world_size`.
+    """
 
     attempt: int
     node: int
@@ -65,3 +85,25 @@ class Place:
     world_size: int
     master_addr: str
     master_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReport:
+    """What a rank leaves behind when its program fails. `message` is the error's type and message,
+    `place` where in the program it was raised, `path` the file that says more; all empty when it
+    left nothing."""
+
+    message: str = ""
+    place: str = ""
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnd:
+    """A rank's process is over. `rank` is its number on the node; `code` as subprocess tells it: 0
+    ended well, n exit code, -n killed by signal n."""
+
+    rank: int
+    pid: int
+    code: int
+    report: ErrorReport = ErrorReport()

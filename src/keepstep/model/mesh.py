@@ -16,14 +16,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Annotated, Any
 
 from keepstep.errors import ConfigError
-from keepstep.model.bounds import Count, Rank, Text
+from keepstep.model.bounds import MAX_WORLD_SIZE, Count, Length, Port, Range, Rank, Text
 from keepstep.model.topology import Topology, topology
 
-# the node whose keeper leads the vote and the commit; with a new round whoever is node 0 then
+# the node whose keeper leads the vote and the commit; with a new mesh whoever is node 0 then
 LEADER = 0
+MAX_RANKS_A_NODE = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +32,10 @@ class Member:
     """One node. `incarnation` is its keeper's life: a later one supersedes an earlier."""
 
     node: Rank
-    host: Text
-    port: Rank
+    host: Annotated[str, Length(255)]
+    port: Port
     incarnation: Count
-    ranks: Rank
+    ranks: Annotated[int, Range(0, MAX_RANKS_A_NODE)]
     rack: Text | None = None
 
 
@@ -53,6 +54,10 @@ class Mesh:
             raise ConfigError(
                 "mesh: expected nodes 0 to N-1 in order and this one among them, found "
                 f"{ids} and {self.node}"
+            )
+        if self.world_size > MAX_WORLD_SIZE:
+            raise ConfigError(
+                f"mesh: expected at most {MAX_WORLD_SIZE} ranks, found {self.world_size}"
             )
         if any(m.ranks < 1 for m in self.members):
             raise ConfigError(

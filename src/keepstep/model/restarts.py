@@ -98,7 +98,7 @@ class TimeUp:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundWanted:
+class AttemptWanted:
     """All ranks have to find together anew for something that is not this node's; `failure` when it
     is one."""
 
@@ -152,7 +152,7 @@ Event = (
     | RanksUndead
     | SignalReceived
     | TimeUp
-    | RoundWanted
+    | AttemptWanted
     | RegroupLate
     | Stopped
     | AllEndedWell

@@ -10,6 +10,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
+from keepstep.model.bounds import Count, StepNumber
+
 
 class SlotState(IntEnum):
     EMPTY = 0
@@ -41,8 +43,8 @@ class Stamp(NamedTuple):
     computed again, and mixing both computations would be a state that never was.
     """
 
-    step: int
-    epoch: int
+    step: StepNumber
+    epoch: Count
 
     def __str__(self) -> str:
         return f"step {self.step}"

@@ -7,12 +7,18 @@ Nothing here does either.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
+from keepstep.model.bounds import Count, Range
 from keepstep.model.snapshot import Stamp
+from keepstep.model.units import MIB
+
+if TYPE_CHECKING:
+    from keepstep.model.messages.peers import KeeperMessage
+
+MAX_BLOCK_BYTES = 64 * MIB
 
 
 class Part(IntEnum):
@@ -75,13 +81,12 @@ class Dial:
     resuming: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A control message; `core/wire/messages.py` knows the kinds and their fields. Lists are tuples
-    and stamps are `Stamp` in `fields`."""
+class BlockRange(NamedTuple):
+    """Bytes of one of a snapshot's objects."""
 
-    kind: str
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    part: Part
+    offset: Count
+    length: Annotated[int, Range(1, MAX_BLOCK_BYTES)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +139,7 @@ class Opened:
 class Received(NamedTuple):
     """A message. `number` is its place among the link's messages."""
 
-    message: Message
+    message: KeeperMessage
     number: int
 
 
@@ -192,7 +197,7 @@ WireEvent = Opened | Received | Signalled | BlockComing | BlockWhole | BlockDama
 
 
 @dataclass(frozen=True, slots=True)
-class Ping:
+class SendPing:
     """Say that we are here."""
 
 

@@ -1,8 +1,8 @@
 """World: everything a keeper touches, in one value. `runtime/keeper/process.py` makes the real one,
 `sim/` one of virtual time.
 
-Who runs a `Keeper(settings, world)` tells it what happens, always in its one loop: `heard(box,
-message)` and `gone(box)` of the boxes of this node, `hear_lines()` after `wake`, `preempted()`, and
+Who runs a `Keeper(settings, world)` tells it what happens, always in its one loop: `hear(box,
+message)` and `gone(box)` of the boxes of this node, `hear_peers()` after `wake`, `preempted()`, and
 `tick()` at least every `tick_ns`, until that says that all is over; then `close()`. A keeper may be
 left at any moment without another word: that is how one dies.
 """
@@ -17,7 +17,7 @@ from keepstep.ports import Checkpoints, Clock, Executor, Journal, Memory, OpenLi
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """`wake`, from any thread: have the loop call `Keeper.hear_lines` soon. `pid` and `uid` are the
+    """`wake`, from any thread: have the loop call `Keeper.hear_peers` soon. `pid` and `uid` are the
     keeper's own."""
 
     clock: Clock

@@ -20,10 +20,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from keepstep.config import Settings, resolve
 from keepstep.core.resume.slots import Skip, choose
+from keepstep.core.wire.conversations import AGENT_WITH_KEEPER, RANK_WITH_KEEPER
 from keepstep.edge.net.unix_socket import Mailbox
 from keepstep.edge.os.clock import CLOCK
 from keepstep.edge.os.journal import read_journal
@@ -35,9 +36,25 @@ from keepstep.errors import DamageError
 from keepstep.model.events import Event
 from keepstep.model.layout import TensorSpec, lay_out
 from keepstep.model.mesh import Member, Mesh
+from keepstep.model.messages.keeper_agent import AgentHere, JobEnded
+from keepstep.model.messages.keeper_rank import (
+    Attach,
+    BeginMesh,
+    CountTraffic,
+    JoinVote,
+    Listen,
+    Listening,
+    PageChanged,
+    StateLoaded,
+    StateOffered,
+    StateUnusable,
+    TrafficCounted,
+    TrainingPermitted,
+    VoteRefused,
+)
 from keepstep.model.snapshot import Phase, SlotState, SlotView, Stamp
 from keepstep.runtime.job_name import job_hash
-from keepstep.runtime.rank.commit_view import Word
+from keepstep.runtime.rank.commit_view import LeadersWord
 from keepstep.testing.lab import Lab
 
 JOB = "cluster"
@@ -48,9 +65,11 @@ EMPTY = SlotView(SlotState.EMPTY, Stamp(-1, 0))
 START_KEEPER = """
 import sys
 from keepstep.config import settings_from_text
+from keepstep.core.wire.conversations import RANK_WITH_KEEPER
 from keepstep.edge.os.processes import ensure_keeper
-ensure_keeper(settings_from_text(sys.argv[1])).close()
+ensure_keeper(settings_from_text(sys.argv[1]), RANK_WITH_KEEPER).close()
 """
+M = TypeVar("M")
 State = Callable[[int, int, int], bytes | memoryview]  # rank, step, nbytes
 
 
@@ -93,7 +112,7 @@ class Rank:
         assert page is not None
         self.page, self.outlook, self.incarnation = (
             page,
-            Word(MEMORY, settings.job_dir),
+            LeadersWord(MEMORY, settings.job_dir),
             incarnation,
         )
         last = page.read()
@@ -113,11 +132,11 @@ class Rank:
                 "slots": (),
             },
         )
-        self.box = ensure_keeper(settings)
+        self.box = ensure_keeper(settings, RANK_WITH_KEEPER)
         self.slots: list[Slot] = []
         self.views: list[SlotView] = []
         self.look()
-        self.offer: dict[str, Any] | None = None
+        self.offer: StateOffered | None = None
         self.epoch: int | None = None
         self.refused: str | None = None
         self.join()
@@ -141,14 +160,8 @@ class Rank:
         return {v.stamp: i for i, v in enumerate(self.views) if v.state is SlotState.SEALED}
 
     def join(self) -> None:
-        holds = [[s.step, s.epoch] for s in self.holds()]
-        about = {
-            "rank": self.rank,
-            "world_size": self.world_size,
-            "incarnation": self.incarnation,
-            "foreign_world": None,
-        }
-        self.box.send({"kind": "join", "holds": holds, **about})
+        holds = tuple(sorted(self.holds()))
+        self.box.send(JoinVote(self.rank, self.world_size, self.incarnation, holds))
 
     def hear(self) -> None:
         """Whatever the keeper says now; obey it."""
@@ -156,35 +169,33 @@ class Rank:
             message = self.box.recv()
             if message is None:
                 self.box.close()
-                self.box = ensure_keeper(self.settings)
+                self.box = ensure_keeper(self.settings, RANK_WITH_KEEPER)
                 return
-            if message["kind"] == "offer":
-                self.load(message)
-            elif message["kind"] == "go":
-                self.epoch = int(message["epoch"])
-                assert self.offer is not None
-                step = int(self.offer["step"])
-                self.completed = step
-                self.page.publish(
-                    epoch=self.epoch,
-                    phase=Phase.STEP,
-                    step=step,
-                    completed_step=step,
-                    decided_step=step,
-                )
-                self.publish()
-            elif message["kind"] == "refused":
-                self.refused = str(message["why"])
+            match message:
+                case StateOffered():
+                    self.load(message)
+                case TrainingPermitted(epoch=epoch):
+                    self.go(epoch)
+                case VoteRefused(why):
+                    self.refused = why
 
-    def load(self, offer: dict[str, Any]) -> None:
+    def go(self, epoch: int) -> None:
+        assert self.offer is not None
+        step = self.offer.step
+        self.epoch, self.completed = epoch, step
+        self.page.publish(
+            epoch=epoch, phase=Phase.STEP, step=step, completed_step=step, decided_step=step
+        )
+        self.publish()
+
+    def load(self, offer: StateOffered) -> None:
         self.offer = offer
-        stamp = Stamp(offer["step"], offer["epoch"])
-        answer = {"rank": self.rank, "round": offer["round"]}
-        if offer["source"] == "memory":
+        stamp = Stamp(offer.step, offer.epoch)
+        if offer.source == "memory":
             if stamp not in self.holds():
                 self.look()
             if stamp not in self.holds():
-                self.box.send({"kind": "failed", "why": f"{stamp} is not here", **answer})
+                self.box.send(StateUnusable(self.rank, offer.offer, f"{stamp} is not here"))
                 return
             slot = self.slots[self.holds()[stamp]]
             header, _ = slot.verify_bytes()
@@ -193,19 +204,15 @@ class Rank:
                 "wrong bytes were restored"
             )
         for index, view in enumerate(self.views):
-            if (
-                offer["source"] != "memory"
-                or view.state is not SlotState.SEALED
-                or view.stamp > stamp
-            ):
+            if offer.source != "memory" or view.state is not SlotState.SEALED or view.stamp > stamp:
                 self.slots[index].void()
                 self.views[index] = EMPTY
         self.publish()
-        self.box.send({"kind": "loaded", **answer})
+        self.box.send(StateLoaded(self.rank, offer.offer))
 
     def publish(self, **changes: Any) -> None:
         self.page.publish(slots=tuple(self.views), **changes)
-        self.box.poke({"kind": "changed", "rank": self.rank})
+        self.box.poke(PageChanged(self.rank))
 
     def step(self, step: int) -> bool:
         """Compute a step and capture it; False when it is skipped."""
@@ -280,23 +287,23 @@ class Machine:
                 ).wait()
                 == 0
             )
-        self.box = ensure_keeper(self.settings)
-        self.box.send({"kind": "agent", "pid": os.getpid()})
+        self.box = ensure_keeper(self.settings, AGENT_WITH_KEEPER)
+        self.box.send(AgentHere(os.getpid()))
         self.listen()
 
     def listen(self) -> None:
         assert self.box is not None
-        self.box.send({"kind": "listen", "host": self.host, "port": self.port})
-        answer = self.hear("listening")
-        self.port, self.incarnation = answer["port"], answer["incarnation"]
+        self.box.send(Listen(self.host, self.port))
+        answer = self.hear(Listening)
+        self.port, self.incarnation = answer.port, answer.incarnation
 
-    def hear(self, kind: str) -> dict[str, Any]:
-        """The keeper's next word of that kind; what it says besides is an agent's business."""
+    def hear(self, kind: type[M]) -> M:
+        """The keeper's next message of that kind; what it says besides is an agent's business."""
         assert self.box is not None
         while (answer := self.box.recv(20)) is not None:
-            if answer["kind"] == kind:
+            if isinstance(answer, kind):
                 return answer
-        raise AssertionError(f"the keeper ended and never said {kind}")
+        raise AssertionError(f"the keeper ended and never said {kind.__name__}")
 
     def keeper_pid(self) -> int:
         assert self.box is not None
@@ -365,7 +372,7 @@ class Cluster:
             )
             machine.seat = (lab, i) if lab else None
             self.machines.append(machine)
-        self.round, self.secret, self.incarnation = 0, secrets.token_hex(16), 0
+        self.mesh_version, self.secret, self.incarnation = 0, secrets.token_hex(16), 0
         self.members: tuple[Member, ...] | None = None
 
     def __enter__(self) -> Cluster:
@@ -379,7 +386,7 @@ class Cluster:
         for machine in self.machines:
             if machine.box is not None:
                 pidfd = os.pidfd_open(machine.keeper_pid())
-                machine.box.send({"kind": "end", "ok": True, "why": "the test is over"})
+                machine.box.send(JobEnded(True, "the test is over"))
                 gone = select.select([pidfd], [], [], 20)[0]
                 os.close(pidfd)
                 machine.box.close()
@@ -389,11 +396,11 @@ class Cluster:
     def ranks(self) -> list[Rank]:
         return [rank for machine in self.machines for rank in machine.ranks]
 
-    # -- rounds
+    # -- meshes
 
-    def begin_round(self) -> None:
+    def begin_mesh(self) -> None:
         """All ranks start, in the order of the machines."""
-        self.round += 1
+        self.mesh_version += 1
         self.incarnation += 1
         self.members = members = tuple(
             Member(i, m.host, m.port, m.incarnation, self.per_node)
@@ -401,9 +408,7 @@ class Cluster:
         )
         for i, machine in enumerate(self.machines):
             assert machine.box is not None
-            machine.box.send(
-                {"kind": "mesh", **Mesh(self.round, i, members, self.secret).to_json()}
-            )
+            machine.box.send(BeginMesh(Mesh(self.mesh_version, i, members, self.secret)))
         world = len(self.machines) * self.per_node
         for i, machine in enumerate(self.machines):
             for local in range(self.per_node):
@@ -422,9 +427,9 @@ class Cluster:
         for rank in self.ranks:
             rank.hear()
 
-    def resume(self) -> dict[str, Any]:
-        """A round, until every rank may go: what was offered last."""
-        self.begin_round()
+    def resume(self) -> StateOffered:
+        """A mesh, until every rank may go: what was offered last."""
+        self.begin_mesh()
 
         def all_go() -> bool:
             self.hear()
@@ -434,13 +439,13 @@ class Cluster:
 
         wait_for(all_go, lambda: f"go; {self.story()}")
         offer = self.ranks[0].offer
-        assert offer is not None and len({(r.offer or {})["step"] for r in self.ranks}) == 1
-        if offer["source"] == "memory":
+        assert offer is not None and len({r.offer and r.offer.step for r in self.ranks}) == 1
+        if offer.source == "memory":
             # until then a rank with two old snapshots has no slot to give
-            self.wait_committed(offer["step"])
+            self.wait_committed(offer.step)
         return offer
 
-    def restart(self) -> dict[str, Any]:
+    def restart(self) -> StateOffered:
         for machine in self.machines:
             machine.kill_ranks()
         return self.resume()
@@ -512,22 +517,22 @@ class Cluster:
         assert machine.box is not None and self.members is not None
         for rank in machine.ranks:
             rank.box.close()
-            rank.box = ensure_keeper(rank.settings)
-            rank.box.send({"kind": "attach", "rank": rank.rank, "world_size": rank.world_size})
+            rank.box = ensure_keeper(rank.settings, RANK_WITH_KEEPER)
+            rank.box.send(Attach(rank.rank, rank.world_size))
         members = tuple(
             replace(m, incarnation=machine.incarnation) if m.node == node else m
             for m in self.members
         )
-        machine.box.send({"kind": "mesh", **Mesh(self.round, node, members, self.secret).to_json()})
+        machine.box.send(BeginMesh(Mesh(self.mesh_version, node, members, self.secret)))
 
     def wire_bytes(self) -> int:
         """Bytes of blocks that crossed the wire, as the keepers count them."""
         found = []
         for machine in self.machines:
             assert machine.box is not None
-            machine.box.send({"kind": "count"})
-            answer = machine.hear("counts")
-            found.append(int(answer["counts"].get("block bytes sent", 0)))
+            machine.box.send(CountTraffic())
+            answer = machine.hear(TrafficCounted)
+            found.append(answer.counts.get("block bytes sent", 0))
         return sum(found)
 
     def flip(self, shelf: str, node: int, rank: int, step: int, at: int) -> None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from keepstep.core.wire.conversations import AGENT_WITH_KEEPER
 from keepstep.edge.net.unix_socket import Mailbox
 from keepstep.edge.os.journal import JournalTail
 from keepstep.edge.shm.memory import MEMORY
@@ -274,7 +275,7 @@ def _kill_listener(job_dir: Path, name: str, patience_s: float) -> int:
     deadline = time.monotonic() + patience_s
     while True:
         try:
-            box = Mailbox.connect(job_dir / name, patience_s)
+            box = Mailbox.connect(job_dir / name, patience_s, AGENT_WITH_KEEPER)
             break
         except OSError:
             if not job_dir.exists() or time.monotonic() > deadline:

@@ -1,9 +1,9 @@
 """Rehearsal: a command on every node of a lab, nodes lost by a word from another terminal, and
 replaced.
 
-Comes in: a `Lab`, the command of a node, and words on the lab's socket (`{"kind": "kill", "node":
-2}`, `{"kind": "list"}`). Goes out: the nodes' output, each line with its node in front, and an exit
-code. Knows nothing of what the command does.
+Comes in: a `Lab`, the command of a node, and messages on the lab's socket
+(`testing/lab_messages.py`). Goes out: the nodes' output, each line with its node in front, and an
+exit code. Knows nothing of what the command does.
 """
 
 from __future__ import annotations
@@ -14,12 +14,25 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from keepstep.edge.net.unix_socket import Mailbox, listen
 from keepstep.errors import ConfigError
+from keepstep.model.messages.keeper_rank import NotUnderstood
 from keepstep.testing import lab as labs
 from keepstep.testing.lab import Lab
+from keepstep.testing.lab_messages import (
+    ASKER_WITH_LAB,
+    LAB_WITH_ASKER,
+    FromLab,
+    KillNode,
+    LabNode,
+    LabNodes,
+    LabRefused,
+    ListNodes,
+    NodeKilled,
+    ToLab,
+)
 
 SOCKET = "lab.sock"
 TICK_S = 0.05
@@ -59,7 +72,7 @@ class Rehearsal:
             while self._due_s or any(child.poll() is None for child in self._children.values()):
                 if selector.select(TICK_S):
                     connection, _ = listener.accept()
-                    self._answer(Mailbox(connection))
+                    self._answer(Mailbox(connection, LAB_WITH_ASKER))
                 for node in [n for n, at_s in self._due_s.items() if time.monotonic() >= at_s]:
                     self._replace(node)
         for reader in self._readers:
@@ -101,17 +114,20 @@ class Rehearsal:
             box.send(self._do(message))
         box.close()
 
-    def _do(self, message: dict[str, Any]) -> dict[str, Any]:
-        node = message.get("node")
-        if message.get("kind") == "list":
-            return {"kind": "lab", "nodes": [self._describe(n) for n in self._lab.nodes]}
-        if message.get("kind") != "kill" or node not in self._lab.nodes:
-            return {
-                "kind": "refused",
-                "why": f"expected a node below {len(self._lab.nodes)} to kill, found {message}",
-            }
+    def _do(self, message: ToLab) -> FromLab:
+        match message:
+            case ListNodes():
+                return LabNodes(tuple(self._describe(node) for node in self._lab.nodes))
+            case KillNode(node):
+                return self._kill(node)
+            case NotUnderstood(why):
+                return LabRefused(why)
+
+    def _kill(self, node: int) -> NodeKilled | LabRefused:
+        if node not in self._lab.nodes:
+            return LabRefused(f"expected a node below {len(self._lab.nodes)} to kill, found {node}")
         if node not in self._lab.seats:
-            return {"kind": "refused", "why": f"node {node} is lost already"}
+            return LabRefused(f"node {node} is lost already")
         killed = self._lab.kill(node)
         self._children[node].wait()
         self._due_s[node] = time.monotonic() + self._replace_s
@@ -120,36 +136,36 @@ class Rehearsal:
             f"comes in {self._replace_s:g} s"
         )
         self._print(f"[lab {self._lab.number}] {why}")
-        return {"kind": "killed", "why": why}
+        return NodeKilled(why)
 
-    def _describe(self, node: int) -> dict[str, Any]:
+    def _describe(self, node: int) -> LabNode:
         seat = self._lab.seats.get(node)
-        return {
-            "node": node,
-            "address": seat.address if seat else None,
-            "processes": len(self._lab.pids(node)) if seat else 0,
-        }
+        if seat is None:
+            return LabNode(node, None, 0)
+        return LabNode(node, seat.address, len(self._lab.pids(node)))
 
 
 def socket_path(number: int) -> Path:
     return labs.directory_of(number) / SOCKET
 
 
-def ask(number: int, message: dict[str, Any]) -> dict[str, Any]:
-    """A word to the lab of that number, and its answer. Raises ConfigError when there is none that
-    listens, or when it refuses."""
+def ask(number: int, message: ListNodes | KillNode) -> LabNodes | NodeKilled:
+    """A message to the lab of that number, and its answer. Raises ConfigError when there is none
+    that listens, or when it refuses."""
     try:
-        box = Mailbox.connect(socket_path(number), ANSWER_WITHIN_S)
+        box = Mailbox.connect(socket_path(number), ANSWER_WITHIN_S, ASKER_WITH_LAB)
     except OSError as error:
         raise ConfigError(
             f"lab: expected a lab {number} that listens "
             f"({', '.join(map(str, labs.numbers())) or 'none'} found): {error}"
         ) from error
     box.send(message)
-    answer = box.recv(ANSWER_WITHIN_S)
+    answer: FromLab | None = box.recv(ANSWER_WITHIN_S)
     box.close()
-    if answer is None or answer["kind"] == "refused":
-        raise ConfigError(
-            f"lab {number}: {answer['why'] if answer else 'it ended before it answered'}"
-        )
-    return answer
+    match answer:
+        case LabNodes() | NodeKilled():
+            return answer
+        case LabRefused(why) | NotUnderstood(why):
+            raise ConfigError(f"lab {number}: {why}")
+        case None:
+            raise ConfigError(f"lab {number}: it ended before it answered")

@@ -19,17 +19,17 @@ from keepstep.core.detection.diagnosis import (
     diagnose,
     explain_exit,
 )
-from keepstep.model.failure import Cause
-from keepstep.model.snapshot import Phase
-from keepstep.model.units import S_NS
-from keepstep.model.verdict import (
+from keepstep.model.diagnosis import (
     DEADLY,
+    Diagnosis,
     Evidence,
     Strength,
-    Verdict,
     evidence_from_text,
     evidence_to_text,
 )
+from keepstep.model.failure import Cause
+from keepstep.model.snapshot import Phase
+from keepstep.model.units import S_NS
 
 LIMITS = derive()
 SECOND = S_NS
@@ -72,7 +72,7 @@ def waiting(count: int, stalled_s: float, but: Evidence) -> list[Evidence]:
     return [but if rank == but.rank else seen(rank, stalled_s) for rank in range(count)]
 
 
-def verdict_of(evidence: list[Evidence], world_size: int | None = None) -> Verdict:
+def verdict_of(evidence: list[Evidence], world_size: int | None = None) -> Diagnosis:
     found = diagnose(evidence, len(evidence) if world_size is None else world_size, LIMITS)
     assert len(found) == 1, found
     return found[0]

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from keepstep.core.detection.deadlines import derive
 from keepstep.core.detection.progress import LEARNT_STEPS, REMEMBERED, Durations, Progress, Rhythm
 from keepstep.edge.shm.status_page import BLANK
+from keepstep.model.diagnosis import GroupSample, ProcessSample, State
 from keepstep.model.snapshot import Phase, RankStatus
 from keepstep.model.units import MIB, S_NS
-from keepstep.model.verdict import GroupSample, ProcessSample, State
 from tests.core.healthy_job import Draw, Fault, HealthyJob, lognormal, pareto, watch
 
 LIMITS = derive()

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.core.economics.costs import (
-    Protection,
+    ClusterPolicy,
     Tier,
     charges,
     human_interval,
     interval,
-    parse_protection,
+    parse_cluster_policy,
 )
 from keepstep.errors import ConfigError
 from keepstep.model.topology import Copies, NoRedundancy, Parity, ReedSolomon
@@ -26,7 +26,7 @@ from tests.model.ten_nodes import TEN_NODES
 def test_copies_by_hand() -> None:
     """10 GB a node: 1 s on the wire, 2 s in its idle half, 0.5 s to the host; 100 s to the
     store."""
-    found = charges(TEN_NODES, Protection(Copies(2)), 4.0)
+    found = charges(TEN_NODES, ClusterPolicy(Copies(2)), 4.0)
     assert found.own == Tier(10.0, 0.5, 0.5) and found.peers == Tier(10.0, 2.5, 1.5)
     assert found.store == Tier(10_800.0, 100.0, 100.0)
     assert found.pace_ratio == pytest.approx(10_800 / 10_801) and found.restart_s == 60.0
@@ -35,7 +35,7 @@ def test_copies_by_hand() -> None:
 
 def test_what_takes_longer_than_a_step_is_copied_every_few_steps() -> None:
     slow = replace(TEN_NODES, network_gbps=8)
-    found = charges(slow, Protection(Copies(2)), 4.0)
+    found = charges(slow, ClusterPolicy(Copies(2)), 4.0)
     assert (
         found.peers is not None
         and found.peers.interval_s == 20.0
@@ -45,21 +45,23 @@ def test_what_takes_longer_than_a_step_is_copied_every_few_steps() -> None:
 
 def test_a_code_sends_its_parity_and_fetches_its_data() -> None:
     parity, rs = (
-        charges(TEN_NODES, Protection(Parity(4)), 2.67),
-        charges(TEN_NODES, Protection(ReedSolomon(4, 2)), 3.0),
+        charges(TEN_NODES, ClusterPolicy(Parity(4)), 2.67),
+        charges(TEN_NODES, ClusterPolicy(ReedSolomon(4, 2)), 3.0),
     )
     assert parity.peers is not None and (parity.peers.lag_s, parity.peers.fetch_s) == (2.5, 3.5)
     assert rs.peers is not None and (rs.peers.lag_s, rs.peers.fetch_s) == (4.5, 4.5)
 
 
 def test_the_store_alone_stalls_and_is_as_fast_as_it_can_be() -> None:
-    found = charges(replace(TEN_NODES, store_stall_s=25.0), Protection(None, 0.0), 0.0)
+    found = charges(replace(TEN_NODES, store_stall_s=25.0), ClusterPolicy(None, 0.0), 0.0)
     assert found.own is found.peers is None and found.store == Tier(100.0, 100.0, 100.0)
     assert found.pace_ratio == 0.8 and found.memory_bytes == 0
-    assert charges(TEN_NODES, Protection(None, 30.0), 0.0).store.interval_s == 100.0, (
+    assert charges(TEN_NODES, ClusterPolicy(None, 30.0), 0.0).store.interval_s == 100.0, (
         "whatever is asked for"
     )
-    assert charges(TEN_NODES, Protection(None, 144.0), 0.0).store.interval_s == 150.0, "whole steps"
+    assert charges(TEN_NODES, ClusterPolicy(None, 144.0), 0.0).store.interval_s == 150.0, (
+        "whole steps"
+    )
 
 
 def test_a_state_that_does_not_fit_is_refused_with_the_numbers() -> None:
@@ -68,17 +70,17 @@ def test_a_state_that_does_not_fit_is_refused_with_the_numbers() -> None:
         match=r"copies:5: expected at most 93\.1 GiB a node .*, "
         r"found a need of 93\.1 GiB: 10 x 9\.3 GiB",
     ):
-        charges(TEN_NODES, Protection(Copies(5)), 10.0)
+        charges(TEN_NODES, ClusterPolicy(Copies(5)), 10.0)
 
 
 def test_in_process_recovery_needs_its_time_said() -> None:
-    assert charges(TEN_NODES, Protection(Copies(2), in_process=True), 4.0).restart_s == 10.0
+    assert charges(TEN_NODES, ClusterPolicy(Copies(2), in_process=True), 4.0).restart_s == 10.0
     with pytest.raises(
         ConfigError, match="expected in_process_restart_s in cluster 'ten', found none"
     ):
         charges(
             replace(TEN_NODES, in_process_restart_s=None),
-            Protection(Copies(2), in_process=True),
+            ClusterPolicy(Copies(2), in_process=True),
             4.0,
         )
 
@@ -116,26 +118,26 @@ def test_lasting_work_at_the_ends() -> None:
 
 
 POLICIES = [
-    Protection(None),
-    Protection(None, 0.0),
-    Protection(Copies(2)),
-    Protection(NoRedundancy(), 90.0),
-    Protection(Parity(4), 1200.0, True, 3),
-    Protection(ReedSolomon(8, 2), 0.0, False, 0),
+    ClusterPolicy(None),
+    ClusterPolicy(None, 0.0),
+    ClusterPolicy(Copies(2)),
+    ClusterPolicy(NoRedundancy(), 90.0),
+    ClusterPolicy(Parity(4), 1200.0, True, 3),
+    ClusterPolicy(ReedSolomon(8, 2), 0.0, False, 0),
 ]
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
-def test_a_policy_is_read_as_it_is_written(policy: Protection) -> None:
-    assert parse_protection(str(policy)) == policy
+def test_a_policy_is_read_as_it_is_written(policy: ClusterPolicy) -> None:
+    assert parse_cluster_policy(str(policy)) == policy
 
 
 def test_policies_as_people_write_them() -> None:
-    assert parse_protection("copies:2/spares:4/in-process/store:1h") == Protection(
+    assert parse_cluster_policy("copies:2/spares:4/in-process/store:1h") == ClusterPolicy(
         Copies(2), 3600.0, True, 4
     )
     assert (
-        str(Protection(None)) == "store:3h"
+        str(ClusterPolicy(None)) == "store:3h"
         and human_interval(97.0) == "97s"
         and interval("1.5h", "") == 5400
     )
@@ -155,7 +157,7 @@ def test_policies_as_people_write_them() -> None:
 )
 def test_what_is_no_policy_is_said(text: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse_protection(text)
+        parse_cluster_policy(text)
     assert words in str(caught.value)
 
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.core.economics.intervals import daly, optimal, with_silent_errors, work_ratio, young
+from keepstep.core.economics.intervals import daly, optimal, with_silent_errors, young
+from tests.core.economics.work_ratio import work_ratio
 
 stalls = st.floats(1e-3, 1e4)
 mtbfs = st.floats(60, 1e8)

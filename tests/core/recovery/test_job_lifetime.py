@@ -1,4 +1,4 @@
-"""Custody: never removes anything under a living rank or agent, never keeps anything for ever."""
+"""Nothing is removed under a living rank or agent, and nothing is kept for ever."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from keepstep.core.recovery.job_lifetime import Custody, Finish
+from keepstep.core.recovery.job_lifetime import Finish, JobLifetime
 from keepstep.model.units import S_NS
 
 GRACE_NS = 30 * S_NS
 
 
-def custody(world_size: int = 2) -> Custody:
-    new = Custody(GRACE_NS, alone_since_ns=0)
+def lifetime(world_size: int = 2) -> JobLifetime:
+    new = JobLifetime(GRACE_NS, alone_since_ns=0)
     for rank in range(world_size):
         new.rank_came(rank, world_size)
     return new
@@ -25,7 +25,7 @@ class Comings(RuleBasedStateMachine):
 
     @initialize(world=st.integers(1, 3))
     def begin(self, world: int) -> None:
-        self.custody = Custody(GRACE_NS, 0)
+        self.lifetime = JobLifetime(GRACE_NS, 0)
         self.world, self.now_ns, self.alone_since_ns = world, 0, 0
         self.here: set[int] = set()
         self.good: set[int] = set()
@@ -35,7 +35,7 @@ class Comings(RuleBasedStateMachine):
     @rule(rank=st.integers(0, 2))
     def come(self, rank: int) -> None:
         rank %= self.world
-        self.custody.rank_came(rank, self.world)
+        self.lifetime.rank_came(rank, self.world)
         self.here.add(rank)
         self.good.discard(rank)
         self.interrupted.discard(rank)
@@ -47,7 +47,7 @@ class Comings(RuleBasedStateMachine):
     @precondition(lambda self: self.here)
     def speak(self, rank: int, word: str) -> None:
         rank = sorted(self.here)[rank % len(self.here)]
-        self.custody.rank_said_bye(rank, word == "ended well", word)
+        self.lifetime.rank_said_bye(rank, word == "ended well", word)
         (self.good.add if word == "ended well" else self.good.discard)(rank)
         (self.interrupted.add if word == "interrupted" else self.interrupted.discard)(rank)
 
@@ -56,20 +56,20 @@ class Comings(RuleBasedStateMachine):
     def leave(self, rank: int) -> None:
         rank = sorted(self.here)[rank % len(self.here)]
         self.here.remove(rank)
-        self.custody.rank_left(rank, self.now_ns)
+        self.lifetime.rank_left(rank, self.now_ns)
         self.mark()
 
     @rule()
     @precondition(lambda self: not self.agent)
     def agent_comes(self) -> None:
         self.agent = True
-        self.custody.agent_came()
+        self.lifetime.agent_came()
 
     @rule()
     @precondition(lambda self: self.agent)
     def agent_leaves(self) -> None:
         self.agent = False
-        self.custody.agent_left(self.now_ns)
+        self.lifetime.agent_left(self.now_ns)
         self.mark()
 
     def mark(self) -> None:
@@ -82,9 +82,9 @@ class Comings(RuleBasedStateMachine):
 
     @invariant()
     def ends_exactly_when_it_should(self) -> None:
-        if not hasattr(self, "custody"):
+        if not hasattr(self, "lifetime"):
             return
-        found = self.custody.decide(self.now_ns)
+        found = self.lifetime.decide(self.now_ns)
         all_well = len(self.good) == self.world
         alone = not self.here and not self.agent
         if self.agent:
@@ -105,7 +105,7 @@ TestComings.settings = settings(
 
 
 def test_the_agent_has_the_last_word() -> None:
-    kept = custody()
+    kept = lifetime()
     kept.agent_came()
     for rank in (0, 1):
         kept.rank_said_bye(rank, True, "ended well")
@@ -115,7 +115,7 @@ def test_the_agent_has_the_last_word() -> None:
 
 
 def test_the_reason_names_the_times() -> None:
-    kept = custody(1)
+    kept = lifetime(1)
     kept.rank_left(0, 10 * S_NS)
     assert kept.decide(40 * S_NS) is None
     finish = kept.decide(41 * S_NS)
@@ -125,11 +125,11 @@ def test_the_reason_names_the_times() -> None:
 
 
 def test_a_keeper_that_nobody_joins_goes_too() -> None:
-    assert Custody(GRACE_NS, alone_since_ns=5 * S_NS).decide(36 * S_NS) is not None
+    assert JobLifetime(GRACE_NS, alone_since_ns=5 * S_NS).decide(36 * S_NS) is not None
 
 
 def test_without_any_grace_the_first_rank_still_has_time_to_come() -> None:
-    kept = Custody(0, alone_since_ns=0)
+    kept = JobLifetime(0, alone_since_ns=0)
     assert kept.decide(5 * S_NS) is None
     assert kept.decide(11 * S_NS) is not None
     kept.rank_came(0, 1)
@@ -138,7 +138,7 @@ def test_without_any_grace_the_first_rank_still_has_time_to_come() -> None:
 
 
 def test_words_of_an_earlier_and_larger_world_are_forgotten() -> None:
-    kept = custody(3)
+    kept = lifetime(3)
     for rank in (0, 1, 2):
         kept.rank_said_bye(rank, False, "left after step 4")
         kept.rank_left(rank, S_NS)
@@ -148,7 +148,7 @@ def test_words_of_an_earlier_and_larger_world_are_forgotten() -> None:
 
 
 def test_good_words_of_an_earlier_and_smaller_world_do_not_end_a_larger_one() -> None:
-    kept = custody(1)
+    kept = lifetime(1)
     kept.rank_said_bye(0, False, "left after step 4")
     kept.rank_left(0, S_NS)
     kept.rank_came(1, 2)
@@ -158,7 +158,7 @@ def test_good_words_of_an_earlier_and_smaller_world_do_not_end_a_larger_one() ->
 
 
 def test_a_job_that_failed_before_it_resumed_leaves_what_it_found_for_the_grace_time() -> None:
-    found = Custody(grace_ns=10, alone_since_ns=0)
+    found = JobLifetime(grace_ns=10, alone_since_ns=0)
     found.agent_came()
     assert not found.agent_said_end(False, "the model has another shape", holds_snapshots=True)
     assert found.decide(5) is None
@@ -167,7 +167,7 @@ def test_a_job_that_failed_before_it_resumed_leaves_what_it_found_for_the_grace_
 
 
 def test_a_job_that_resumed_and_failed_is_over_at_once() -> None:
-    over = Custody(grace_ns=10, alone_since_ns=0)
+    over = JobLifetime(grace_ns=10, alone_since_ns=0)
     over.agent_came()
     over.resumed = True
     assert over.agent_said_end(False, "gave up", holds_snapshots=True) and over.decide(1) == Finish(
@@ -176,8 +176,8 @@ def test_a_job_that_resumed_and_failed_is_over_at_once() -> None:
 
 
 def test_other_nodes_are_waited_for_but_not_for_ever() -> None:
-    kept = custody(1)
-    kept.round_began(3, [0])
+    kept = lifetime(1)
+    kept.mesh_began(3, [0])
     kept.rank_said_bye(0, True, "ended well")
     assert kept.ended_here and kept.decide(S_NS) is None
     kept.rank_left(0, 2 * S_NS)
@@ -189,21 +189,21 @@ def test_other_nodes_are_waited_for_but_not_for_ever() -> None:
 
 
 def test_what_was_the_end_of_one_round_is_not_that_of_the_next() -> None:
-    kept = custody(1)
-    kept.round_began(2, [0])
+    kept = lifetime(1)
+    kept.mesh_began(2, [0])
     kept.rank_said_bye(0, True, "ended well")
     kept.all_nodes_ended = True
-    kept.round_began(2, [0])
+    kept.mesh_began(2, [0])
     kept.rank_came(0, 1)
     kept.rank_said_bye(0, True, "ended well")
     assert kept.decide(S_NS) is None
 
 
 def test_a_keeper_that_came_mid_round_may_meet_ranks_before_it_knows_which_are_here() -> None:
-    kept = Custody(grace_ns=10, alone_since_ns=0)
+    kept = JobLifetime(grace_ns=10, alone_since_ns=0)
     kept.rank_came(3, 4)
     kept.rank_said_bye(3, True, "ended well")
-    kept.round_began(2, [2, 3])
+    kept.mesh_began(2, [2, 3])
     assert not kept.ended_here
     kept.rank_came(2, 2)
     kept.rank_said_bye(2, True, "ended well")

@@ -18,19 +18,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.core.recovery.leader_lease import (
-    BYSTANDERS,
+    BYSTANDER_LEASES,
     Action,
-    Due,
-    Found,
+    LeaderKnown,
     Leadership,
-    Look,
-    Now,
-    Order,
-    Refused,
+    Lease,
+    LookDue,
+    OrderGranted,
+    OrderRefused,
+    OrderWanted,
+    ReadRegister,
+    RegisterFound,
     Role,
-    Swap,
-    Wish,
-    Word,
+    SwapRegister,
 )
 from keepstep.model.units import MS_NS, S_NS
 
@@ -65,8 +65,8 @@ class World:
     ) -> None:
         self.random, self.loss, self.delay_ns, self.wild = random.Random(seed), loss, delay_ns, wild
         self.now_ns = 0
-        self.register: Word | None = None
-        self.history: list[Word] = []
+        self.register: Lease | None = None
+        self.history: list[Lease] = []
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._counter = 0
         self.agents: list[Agent] = []
@@ -99,35 +99,35 @@ class World:
         if not agent.alive or self._put_off(agent, lambda: self.beat(agent)):
             return
         self.carry_out(
-            agent, agent.leadership.handle(Due(agent.name, agent.seated), self.clock(agent))
+            agent, agent.leadership.handle(LookDue(agent.name, agent.seated), self.clock(agent))
         )
         share = self.random.uniform(0.02, 1) if self.wild else 1
         self.at(agent.leadership.renew_ns * share / agent.rate, lambda: self.beat(agent))
 
     def wish(self, agent: Agent, order: str) -> None:
-        self.carry_out(agent, agent.leadership.handle(Wish(order), self.clock(agent)))
+        self.carry_out(agent, agent.leadership.handle(OrderWanted(order), self.clock(agent)))
 
     def carry_out(self, agent: Agent, actions: list[Action]) -> None:
         for action in actions:
             agent.acted.append((self.now_ns, action))
-            if isinstance(action, (Look, Swap)):
+            if isinstance(action, (ReadRegister, SwapRegister)):
                 self._ask(agent, action)
 
-    def _ask(self, agent: Agent, question: Look | Swap) -> None:
+    def _ask(self, agent: Agent, question: ReadRegister | SwapRegister) -> None:
         self._counter += 1
         agent.asking = self._counter
         asking, asked_ns = agent.asking, self.clock(agent)
         answered = self.random.random() >= self.loss
 
         def take_effect() -> None:
-            if isinstance(question, Swap) and self.register == question.expected:
-                self.register = question.word
-                self.history.append(question.word)
+            if isinstance(question, SwapRegister) and self.register == question.expected:
+                self.register = question.lease
+                self.history.append(question.lease)
             if answered:
                 found = self.register
                 self.at(self._delay(), lambda: be_answered(found))
 
-        def be_answered(found: Word | None) -> None:
+        def be_answered(found: Lease | None) -> None:
             if (
                 not agent.alive
                 or self._put_off(agent, lambda: be_answered(found))
@@ -136,7 +136,7 @@ class World:
                 return
             agent.asking = -1
             self.carry_out(
-                agent, agent.leadership.handle(Found(found, asked_ns), self.clock(agent))
+                agent, agent.leadership.handle(RegisterFound(found, asked_ns), self.clock(agent))
             )
             if self.wild and agent.leadership.leads and self.random.random() < 0.3:
                 self.wish(agent, "again")
@@ -161,24 +161,24 @@ class World:
         return [a for a in self.agents if a.alive and a.leadership.may_order(self.clock(a))]
 
     def at_most_one(self) -> None:
-        assert len(leaders := self.leaders()) <= 1, [(a.name, a.leadership.epoch) for a in leaders]
+        assert len(leaders := self.leaders()) <= 1, [(a.name, a.leadership.term) for a in leaders]
 
     def check_epochs(self) -> None:
-        """In the register: a new coordinator has a larger epoch, the same one keeps it and only
+        """In the register: a new coordinator has a larger term, the same one keeps it and only
         renews."""
         for before, after in zip(self.history, self.history[1:], strict=False):
-            assert (after.epoch, after.beat) == (
-                (before.epoch, before.beat + 1)
-                if after.who == before.who
-                else (before.epoch + 1, 0)
+            assert (after.term, after.beat) == (
+                (before.term, before.beat + 1)
+                if after.holder == before.holder
+                else (before.term + 1, 0)
             )
         led = [
-            (a.epoch, agent.name)
+            (a.term, agent.name)
             for agent in self.agents
             for _, a in agent.acted
-            if isinstance(a, Now) and a.role is Role.LEADS
+            if isinstance(a, LeaderKnown) and a.role is Role.LEADS
         ]
-        assert len({epoch for epoch, _ in led}) == len(led), "one coordinator an epoch"
+        assert len({term for term, _ in led}) == len(led), "one coordinator an term"
 
 
 seeds = st.integers(0, 2**32)
@@ -205,14 +205,14 @@ def test_when_the_leader_dies_another_leads_within_two_leases(seed: int, count: 
     for left in range(count - 1, 0, -1):
         (leader,) = world.leaders()
         leader.alive = False
-        died_ns, epoch = world.now_ns, leader.leadership.epoch
+        died_ns, term = world.now_ns, leader.leadership.term
         world.run(2 * LEASE_NS, world.at_most_one)
         (successor,) = world.leaders()
-        assert successor.leadership.epoch == epoch + 1
+        assert successor.leadership.term == term + 1
         led_ns = next(
             at
             for at, a in successor.acted
-            if isinstance(a, Now) and a.role is Role.LEADS and at > died_ns
+            if isinstance(a, LeaderKnown) and a.role is Role.LEADS and at > died_ns
         )
         assert led_ns - died_ns <= 2 * LEASE_NS, left
 
@@ -223,7 +223,7 @@ def test_who_leads_goes_on_leading_while_answers_come(seed: int, loss: float) ->
     world = World(seed, 3, loss)
     world.run(60 * LEASE_NS, world.at_most_one)
     if loss == 0:
-        assert {word.epoch for word in world.history} == {1}
+        assert {word.term for word in world.history} == {1}
         assert len(world.leaders()) == 1
 
 
@@ -238,7 +238,7 @@ def test_bystanders_let_those_in_the_round_go_first() -> None:
         second = world.leaders()[0]
         assert {leader.name, second.name} == {"a0", "a1"}
         second.alive = False
-        world.run((BYSTANDERS - 1) * LEASE_NS)
+        world.run((BYSTANDER_LEASES - 1) * LEASE_NS)
         assert world.leaders() == [], "not yet: somebody of the round may still come"
         world.run(2 * LEASE_NS)
         assert [a.name for a in world.leaders()] == ["a2"]
@@ -258,15 +258,15 @@ def test_a_coordinator_that_stood_still_gives_no_order() -> None:
     old.stopped_until_ns = 0
     world.wish(old, "start round 7")
     world.run(S_NS)
-    refused = [action for _, action in old.acted if isinstance(action, Refused)]
+    refused = [action for _, action in old.acted if isinstance(action, OrderRefused)]
     assert refused == [
-        Refused(
+        OrderRefused(
             1,
             "start round 7",
-            f"refused: it is of epoch 1, and the newest is 2, which is {new.name}'s",
+            f"refused: it is of term 1, and the newest is 2, which is {new.name}'s",
         )
     ]
-    assert not [action for _, action in old.acted if isinstance(action, Order)]
+    assert not [action for _, action in old.acted if isinstance(action, OrderGranted)]
 
 
 def test_an_order_goes_out_after_a_renewal_made_for_it() -> None:
@@ -276,66 +276,70 @@ def test_an_order_goes_out_after_a_renewal_made_for_it() -> None:
     beats = len(world.history)
     world.wish(leader, "again")
     world.run(100 * MS_NS)
-    assert Order(1, "again") in [action for _, action in leader.acted]
+    assert OrderGranted(1, "again") in [action for _, action in leader.acted]
     assert len(world.history) > beats
     other = next(a for a in world.agents if a is not leader)
     world.wish(other, "stop")
-    assert other.acted[-1][1] == Refused(
-        1, "stop", "refused: this agent does not coordinate in epoch 1"
+    assert other.acted[-1][1] == OrderRefused(
+        1, "stop", "refused: this agent does not coordinate in term 1"
     )
 
 
 def test_an_order_whose_renewal_was_answered_too_late_does_not_go_out() -> None:
     agent = Leadership("a", LEASE_NS)
-    agent.handle(Found(None, 0), 0)
-    agent.handle(Due("node 0", True), 0)
-    agent.handle(Found(Word(1, "a", "node 0"), 0), 1)
-    (swap,) = agent.handle(Wish("again"), S_NS)
-    assert isinstance(swap, Swap)
+    agent.handle(RegisterFound(None, 0), 0)
+    agent.handle(LookDue("node 0", True), 0)
+    agent.handle(RegisterFound(Lease(1, "a", "node 0"), 0), 1)
+    (swap,) = agent.handle(OrderWanted("again"), S_NS)
+    assert isinstance(swap, SwapRegister)
     why = "refused: the lease had run out when its renewal was answered"
-    assert agent.handle(Found(swap.word, S_NS), S_NS + LEASE_NS) == [Refused(1, "again", why)]
+    assert agent.handle(RegisterFound(swap.lease, S_NS), S_NS + LEASE_NS) == [
+        OrderRefused(1, "again", why)
+    ]
 
 
-@pytest.mark.parametrize(("epoch", "counts"), [(1, False), (2, True), (3, True)])
-def test_orders_of_old_epochs_are_refused(epoch: int, counts: bool) -> None:
+@pytest.mark.parametrize(("term", "counts"), [(1, False), (2, True), (3, True)])
+def test_orders_of_old_epochs_are_refused(term: int, counts: bool) -> None:
     follower = Leadership("b", LEASE_NS)
-    assert follower.handle(Due("b", True), 0) == [Look()]
-    (now,) = follower.handle(Found(Word(2, "a", "node 0"), 0), 1)
-    assert now == Now(Role.FOLLOWS, 2, "node 0 coordinates, epoch 2")
-    assert (follower.refusal(epoch) is None) is counts
-    assert (
-        follower.refusal(1) == "refused: it is of epoch 1, and the newest is 2, which is node 0's"
-    )
+    assert follower.handle(LookDue("b", True), 0) == [ReadRegister()]
+    (now,) = follower.handle(RegisterFound(Lease(2, "a", "node 0"), 0), 1)
+    assert now == LeaderKnown(Role.FOLLOWS, 2, "node 0 coordinates, term 2")
+    assert (follower.refusal(term) is None) is counts
+    assert follower.refusal(1) == "refused: it is of term 1, and the newest is 2, which is node 0's"
 
 
 def test_an_outage_of_the_register_is_nobodys_fault() -> None:
     """The first answer after it says nothing about the coordinator, who could not renew either."""
     follower = Leadership("b", LEASE_NS)
-    word = Word(1, "a", "node 0")
-    follower.handle(Found(word, 0), 0)
+    word = Lease(1, "a", "node 0")
+    follower.handle(RegisterFound(word, 0), 0)
     asked_ns, back_ns = LEASE_NS // 3, 5 * LEASE_NS
-    follower.handle(Found(word, asked_ns), back_ns)
-    assert follower.handle(Due("b", True), back_ns + LEASE_NS // 3) == [Look()]
-    follower.handle(Found(word, back_ns), back_ns + MS_NS)
-    assert follower.handle(Due("b", True), back_ns + LEASE_NS) == [Swap(word, Word(2, "b", "b"))]
+    follower.handle(RegisterFound(word, asked_ns), back_ns)
+    assert follower.handle(LookDue("b", True), back_ns + LEASE_NS // 3) == [ReadRegister()]
+    follower.handle(RegisterFound(word, back_ns), back_ns + MS_NS)
+    assert follower.handle(LookDue("b", True), back_ns + LEASE_NS) == [
+        SwapRegister(word, Lease(2, "b", "b"))
+    ]
 
 
 def test_a_register_that_was_emptied_does_not_bring_old_epochs_back() -> None:
     agent = Leadership("b", LEASE_NS)
-    agent.handle(Found(Word(7, "a", "node 0"), 0), 0)
-    agent.handle(Found(None, 1), 1)
-    assert agent.handle(Due("b", True), 2) == [Swap(None, Word(8, "b", "b"))]
+    agent.handle(RegisterFound(Lease(7, "a", "node 0"), 0), 0)
+    agent.handle(RegisterFound(None, 1), 1)
+    assert agent.handle(LookDue("b", True), 2) == [SwapRegister(None, Lease(8, "b", "b"))]
 
 
 def test_the_sentences() -> None:
     agent = Leadership("b", LEASE_NS)
-    agent.handle(Found(Word(6, "a", "node 0"), 0), 0)
-    (swap,) = agent.handle(Due("node 1", True), LEASE_NS)
-    assert swap == Swap(Word(6, "a", "node 0"), Word(7, "b", "node 1"))
-    why = "node 1 coordinates, epoch 7: node 0 had not renewed its lease for 6.00 s"
-    assert agent.handle(Found(Word(7, "b", "node 1"), LEASE_NS), LEASE_NS) == [
-        Now(Role.LEADS, 7, why)
+    agent.handle(RegisterFound(Lease(6, "a", "node 0"), 0), 0)
+    (swap,) = agent.handle(LookDue("node 1", True), LEASE_NS)
+    assert swap == SwapRegister(Lease(6, "a", "node 0"), Lease(7, "b", "node 1"))
+    why = "node 1 coordinates, term 7: node 0 had not renewed its lease for 6.00 s"
+    assert agent.handle(RegisterFound(Lease(7, "b", "node 1"), LEASE_NS), LEASE_NS) == [
+        LeaderKnown(Role.LEADS, 7, why)
     ]
     assert agent.may_order(LEASE_NS) and not agent.may_order(2 * LEASE_NS - LEASE_NS // 10)
-    (lost,) = agent.handle(Found(Word(8, "a", "node 0"), LEASE_NS), LEASE_NS)
-    assert lost == Now(Role.FOLLOWS, 8, "node 0 coordinates, epoch 8; this agent did until now")
+    (lost,) = agent.handle(RegisterFound(Lease(8, "a", "node 0"), LEASE_NS), LEASE_NS)
+    assert lost == LeaderKnown(
+        Role.FOLLOWS, 8, "node 0 coordinates, term 8; this agent did until now"
+    )

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from keepstep.model.rounds import NOBODY, Arrival, Verdict, arrival_from_text, verdict_from_text
 
 from keepstep.core.recovery.rendezvous import (
     Silence,
@@ -19,7 +20,6 @@ from keepstep.core.recovery.rendezvous import (
     sat_there,
 )
 from keepstep.model.mesh import Member, Mesh
-from keepstep.model.rounds import NOBODY, Arrival, Verdict, arrival_from_text, verdict_from_text
 
 maybe_ids = st.one_of(st.none(), st.integers(-1, 7))
 
@@ -130,7 +130,7 @@ def test_the_keepers_round_grows_whatever_they_have_seen(
     ("mine", "sentence"),
     [
         ({"nodes": 2}, "--nnodes: expected 3, as on host-b, found 2"),
-        ({"least_nodes": 1}, "--nnodes: expected 3:3, as on host-b, found 1:3"),
+        ({"min_nodes": 1}, "--nnodes: expected 3:3, as on host-b, found 1:3"),
         ({"own_secret": True}, "secret: expected none, as on host-b, found one"),
         (
             {"rack": "r1"},

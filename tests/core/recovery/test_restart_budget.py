@@ -1,4 +1,4 @@
-"""Patience: one cause never uses another's budget, a row of failures is as long as its limit, and
+"""RestartBudget: one cause never uses another's budget, a row of failures is as long as its limit, and
 new steps earn a whole one again."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.core.recovery.restart_budget import Patience
+from keepstep.core.recovery.restart_budget import RestartBudget
 from keepstep.errors import ConfigError
 from keepstep.model.failure import DEFAULT_BUDGET, Budget, Cause, parse_budget
 
@@ -22,8 +22,8 @@ limits = st.fixed_dictionaries(
 def test_a_cause_is_counted_as_if_it_were_alone(
     story: list[tuple[Cause, int | None]], limits: dict[Cause, int | None], refill: int
 ) -> None:
-    together = Patience(Budget(limits, refill))
-    alone = {cause: Patience(Budget(limits, refill)) for cause in limits}
+    together = RestartBudget(Budget(limits, refill))
+    alone = {cause: RestartBudget(Budget(limits, refill)) for cause in limits}
     for cause, step in story:
         assert together.spend(cause, step) == alone[cause].spend(cause, step)
 
@@ -34,9 +34,9 @@ def test_a_row_ends_with_new_steps_and_with_nothing_else(
 ) -> None:
     """Counted anew, from the story: back from each failure to the last one before which `refill`
     new steps were done."""
-    patience = Patience(Budget(limits, refill))
+    budget = RestartBudget(Budget(limits, refill))
     for at, (cause, step) in enumerate(story):
-        spent = patience.spend(cause, step)
+        spent = budget.spend(cause, step)
         steps = [s for c, s in story[: at + 1] if c is cause]
         row = 0
         for i, s in enumerate(steps):
@@ -52,20 +52,20 @@ def test_who_is_granted_more_never_gives_up_earlier(
     story: list[tuple[Cause, int | None]], limits: dict[Cause, int | None], refill: int
 ) -> None:
     more = {cause: None if limit is None else limit + 1 for cause, limit in limits.items()}
-    strict, mild = Patience(Budget(limits, refill)), Patience(Budget(more, refill))
+    strict, mild = RestartBudget(Budget(limits, refill)), RestartBudget(Budget(more, refill))
     for cause, step in story:
         assert strict.spend(cause, step).is_too_much or not mild.spend(cause, step).is_too_much
 
 
 def test_the_numbers_are_told() -> None:
-    patience = Patience(parse_budget("crash=2,refill=10"))
-    said = [patience.spend(Cause.CRASH, step).why for step in (5, 9, 30)]
+    budget = RestartBudget(parse_budget("crash=2,refill=10"))
+    said = [budget.spend(Cause.CRASH, step).why for step in (5, 9, 30)]
     assert said == [
         "crash 1 of 2",
         "crash 2 of 2, 4 new steps since the last",
         "crash 1 of 2, 21 new steps since the last",
     ]
-    assert patience.spend(Cause.KILLED, 30).why == ""
+    assert budget.spend(Cause.KILLED, 30).why == ""
 
 
 @given(limits, st.integers(1, 1000))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.core.recovery.restart_budget import Patience
+from keepstep.core.recovery.restart_budget import RestartBudget
 from keepstep.core.recovery.restarts import (
     CODE_AT_FAULT,
     EARLY_NS,
@@ -488,7 +488,7 @@ def failed(
 
 
 def test_a_cause_that_has_used_up_its_budget_ends_the_job_with_the_numbers() -> None:
-    restarts = Restarts(2, 100, True, Patience(parse_budget("killed=2,refill=10")))
+    restarts = Restarts(2, 100, True, RestartBudget(parse_budget("killed=2,refill=10")))
     restarts.handle(RanksStarted(0))
     counts = []
     for step in (3, 5, 7):

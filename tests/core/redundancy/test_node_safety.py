@@ -1,21 +1,23 @@
-"""Standing: what is said in few words is, with the mesh, all that was known."""
+"""What is said in few words is, with the mesh, all that was known."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Set
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.core.redundancy.node_safety import completed, ranges, said
+from keepstep.core.redundancy.node_safety import abbreviate, ranges, spell_out
 from keepstep.core.redundancy.placement import place
-from keepstep.core.redundancy.survival import which_can_be_lost
+from keepstep.core.redundancy.survival import Losable, which_can_be_lost
 from keepstep.core.wire.messages import decode, encode
 from keepstep.model.mesh import Member, Mesh
+from keepstep.model.messages.peers import SafetyWord
+from keepstep.model.snapshot import Stamp
 from keepstep.model.topology import parse_policy, topology
-from keepstep.model.wire import Message
 
 POLICIES = ("none", "copies:2", "copies:3", "parity:4", "rs:2+2")
 
@@ -29,16 +31,12 @@ def mesh_of(nodes: int) -> Mesh:
     )
 
 
-def heard(fields: dict[str, object]) -> dict[str, object]:
-    """As another node takes it from the link, with what the leader adds."""
-    about = {
-        "round": 7,
-        "policy": "x",
-        "policy_why": "it was asked for",
-        "step": 41,
-        "is_committed": 1,
-    }
-    return dict(decode(encode(Message("standing", about | fields))).fields)
+def heard(losable: Losable, linked: Set[int], mesh: Mesh, is_committed: bool = True) -> SafetyWord:
+    """As another node takes it from the link."""
+    word = abbreviate(mesh, "x", "it was asked for", Stamp(41, 1), is_committed, losable, linked)
+    found = decode(encode(word))
+    assert isinstance(found, SafetyWord)
+    return found
 
 
 @given(st.data())
@@ -51,7 +49,8 @@ def test_what_is_said_is_what_was_known(data: st.DataObject) -> None:
         for node, holders in placement.holders.items()
     }
     losable = which_can_be_lost(placement, alive, proven)
-    story = completed(heard(said(losable, alive, nodes)), mesh_of(nodes))
+    mesh = mesh_of(nodes)
+    story = spell_out(heard(losable, alive, mesh), mesh)
     assert tuple(story["safe"]) == losable.safe
     assert {
         int(node): tuple(owners) for node, owners in story["critical"].items()
@@ -81,19 +80,17 @@ def test_who_was_expendable_stays_so_with_the_same_keepers_until_the_next_commit
     )
     placement = place(parse_policy("copies:2"), topology(4, None))  # type: ignore[arg-type]
 
-    def told(proven: dict[int, tuple[int, ...]], is_committed: int) -> dict[str, object]:
-        return {
-            **heard(said(which_can_be_lost(placement, range(4), proven), set(range(4)), 4)),
-            "is_committed": is_committed,
-        }
+    def told(proven: dict[int, tuple[int, ...]], is_committed: bool) -> SafetyWord:
+        losable = which_can_be_lost(placement, range(4), proven)
+        return heard(losable, set(range(4)), mesh, is_committed)
 
     everywhere, nowhere_else = dict(placement.holders), {node: (node,) for node in range(4)}
-    first = completed(told(everywhere, 1), mesh)
+    first = spell_out(told(everywhere, True), mesh)
     assert first["expendable"] == first["safe"] == [0, 1, 2, 3]
-    again = completed(told(nowhere_else, 0), mesh, first)
+    again = spell_out(told(nowhere_else, False), mesh, first)
     assert (again["safe"], again["expendable"]) == ([], [0, 1, 2, 3])
-    assert completed(told(nowhere_else, 0), other, first)["expendable"] == []
-    assert completed(told(nowhere_else, 1), mesh, again)["expendable"] == []
+    assert spell_out(told(nowhere_else, False), other, first)["expendable"] == []
+    assert spell_out(told(nowhere_else, True), mesh, again)["expendable"] == []
 
 
 @pytest.mark.parametrize("policy", ["none", "copies:2"])
@@ -102,8 +99,8 @@ def test_it_is_short_however_many_nodes_there_are(policy: str, lost: tuple[int, 
     nodes = 12_500
     placement = place(parse_policy(policy), topology(nodes, None))  # type: ignore[arg-type]
     alive = set(range(nodes)) - set(lost)
-    fields = said(which_can_be_lost(placement, alive, placement.holders), alive, nodes)
-    assert len(encode(Message("standing", heard(fields)))) < 1000
+    losable = which_can_be_lost(placement, alive, placement.holders)
+    assert len(encode(heard(losable, alive, mesh_of(nodes)))) < 1000
 
 
 @given(st.sets(st.integers(0, 30)))

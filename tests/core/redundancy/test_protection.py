@@ -1,4 +1,4 @@
-"""Wards: every rank has the right holders and row, whatever the policy, the nodes and the racks."""
+"""Every rank has the right holders and stripe group, whatever the policy, the nodes, the racks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from keepstep.core.redundancy.placement import place
-from keepstep.core.redundancy.protection import Ward, wards
+from keepstep.core.redundancy.protection import Assignment, assignments
 from keepstep.errors import ConfigError
 from keepstep.model.mesh import Member, Mesh
 from keepstep.model.topology import Copies, NoRedundancy, Parity, ReedSolomon, Scheme
@@ -30,25 +30,27 @@ def mesh(ranks: list[int], racks: list[str] | None = None) -> Mesh:
     return Mesh(1, 0, tuple(members), "")
 
 
-def found(policy: Scheme, over: Mesh) -> dict[int, Ward]:
-    """Wards of a mesh that this policy fits."""
+def found(policy: Scheme, over: Mesh) -> dict[int, Assignment]:
+    """Assignments of a mesh that this policy fits."""
     try:
-        return wards(policy, over)
+        return assignments(policy, over)
     except ConfigError:
         assume(False)
         raise
 
 
 @given(SCHEMES, st.integers(2, 12), st.integers(1, 4))
-def test_every_rank_has_one_ward_on_its_own_node_and_holders_on_others(
+def test_every_rank_has_one_assignment_on_its_own_node_and_holders_on_others(
     policy: Scheme, nodes: int, ranks_per_node: int
 ) -> None:
     over = mesh([ranks_per_node] * nodes)
     by_rank = found(policy, over)
     assert list(by_rank) == list(range(over.world_size))
-    for rank, ward in by_rank.items():
-        assert (ward.rank, ward.node) == (rank, over.node_of[rank])
-        assert ward.node not in ward.holders and len(set(ward.holders)) == len(ward.holders)
+    for rank, assignment in by_rank.items():
+        assert (assignment.rank, assignment.node) == (rank, over.node_of[rank])
+        assert assignment.node not in assignment.holders and len(set(assignment.holders)) == len(
+            assignment.holders
+        )
 
 
 @given(st.builds(Copies, st.integers(2, 4)), st.lists(st.integers(1, 4), min_size=2, max_size=12))
@@ -57,11 +59,11 @@ def test_copies_go_where_the_placement_says_and_nodes_may_have_unequal_ranks(
 ) -> None:
     over = mesh(ranks)
     holders = place(policy, over.topology).holders if len(ranks) >= policy.m else assume(False)
-    for ward in found(policy, over).values():
-        assert (ward.node, *ward.holders) == holders[ward.node] and len(
-            ward.holders
+    for assignment in found(policy, over).values():
+        assert (assignment.node, *assignment.holders) == holders[assignment.node] and len(
+            assignment.holders
         ) == policy.m - 1
-        assert ward.row == () and ward.tolerates == 0
+        assert assignment.stripe_group == () and assignment.tolerates == 0
 
 
 @given(
@@ -77,19 +79,19 @@ def test_rows_take_one_rank_of_every_node_of_a_group(policy: Scheme, data: st.Da
     groups = {
         member: group for group in place(policy, over.topology).groups for member in group.members
     }
-    for rank, ward in by_rank.items():
-        group = groups[ward.node]
-        assert rank in ward.row and {by_rank[r].row for r in ward.row} == {ward.row}, (
-            "a row's members agree about it"
-        )
-        assert tuple(over.node_of[r] for r in ward.row) == group.members
+    for rank, assignment in by_rank.items():
+        group = groups[assignment.node]
+        assert rank in assignment.stripe_group and {
+            by_rank[r].stripe_group for r in assignment.stripe_group
+        } == {assignment.stripe_group}, "a row's members agree about it"
+        assert tuple(over.node_of[r] for r in assignment.stripe_group) == group.members
         assert (
-            set(ward.holders) == set(group.members) - {ward.node}
-            and ward.tolerates == group.tolerates
+            set(assignment.holders) == set(group.members) - {assignment.node}
+            and assignment.tolerates == group.tolerates
         )
-        assert len({r - over.ranks_of(over.node_of[r]).start for r in ward.row}) == 1, (
-            "the i-th ranks of their nodes"
-        )
+        assert (
+            len({r - over.ranks_of(over.node_of[r]).start for r in assignment.stripe_group}) == 1
+        ), "the i-th ranks of their nodes"
 
 
 @given(
@@ -98,8 +100,8 @@ def test_rows_take_one_rank_of_every_node_of_a_group(policy: Scheme, data: st.Da
 )
 def test_no_two_parts_of_a_rank_lie_in_one_rack(policy: Scheme, sizes: list[int]) -> None:
     racks = [f"rack-{rack}" for rack, size in enumerate(sizes) for _ in range(size)]
-    for ward in found(policy, mesh([2] * len(racks), racks)).values():
-        parts = [racks[node] for node in (ward.node, *ward.holders)]
+    for assignment in found(policy, mesh([2] * len(racks), racks)).values():
+        parts = [racks[node] for node in (assignment.node, *assignment.holders)]
         assert len(set(parts)) == len(parts)
 
 
@@ -109,19 +111,25 @@ def test_a_lost_rack_takes_no_more_of_a_row_than_it_tolerates(
 ) -> None:
     racks = [f"rack-{rack}" for rack, size in enumerate(sizes) for _ in range(size)]
     over = mesh([1] * len(racks), racks)
-    for ward in found(ReedSolomon(k, m), over).values():
-        assert max(Counter(racks[over.node_of[r]] for r in ward.row).values()) <= ward.tolerates
+    for assignment in found(ReedSolomon(k, m), over).values():
+        assert (
+            max(Counter(racks[over.node_of[r]] for r in assignment.stripe_group).values())
+            <= assignment.tolerates
+        )
 
 
 def test_two_nodes_of_two_ranks() -> None:
     over = mesh([2, 2])
-    assert wards(Copies(2), over)[1] == Ward(1, 0, (1,))
-    assert wards(Parity(2), over)[1] == Ward(1, 0, (1,), (1, 3), 1)
-    assert wards(NoRedundancy(), over)[1] == Ward(1, 0, ())
+    assert assignments(Copies(2), over)[1] == Assignment(1, 0, (1,))
+    assert assignments(Parity(2), over)[1] == Assignment(1, 0, (1,), (1, 3), 1)
+    assert assignments(NoRedundancy(), over)[1] == Assignment(1, 0, ())
 
 
 def test_a_ring_of_three() -> None:
-    assert {rank: ward.holders for rank, ward in wards(Copies(2), mesh([1, 1, 1])).items()} == {
+    assert {
+        rank: assignment.holders
+        for rank, assignment in assignments(Copies(2), mesh([1, 1, 1])).items()
+    } == {
         0: (1,),
         1: (2,),
         2: (0,),
@@ -130,21 +138,23 @@ def test_a_ring_of_three() -> None:
 
 def test_one_node_alone_has_nobody_to_hold_for_it() -> None:
     for policy in (Copies(2), Parity(4), ReedSolomon(4, 2)):
-        assert wards(policy, mesh([3])) == {rank: Ward(rank, 0, ()) for rank in range(3)}
+        assert assignments(policy, mesh([3])) == {
+            rank: Assignment(rank, 0, ()) for rank in range(3)
+        }
 
 
 def test_too_few_nodes_and_unequal_rows_are_refused() -> None:
     with pytest.raises(ConfigError, match="copies:3: expected at least 3 nodes, found 2"):
-        wards(Copies(3), mesh([1, 1]))
+        assignments(Copies(3), mesh([1, 1]))
     with pytest.raises(
         ConfigError,
         match=r"parity:2: expected the same number of ranks on every node, found \[1, 2\]",
     ):
-        wards(Parity(2), mesh([1, 2]))
+        assignments(Parity(2), mesh([1, 2]))
 
 
 def test_a_row_is_cut_by_its_largest_member() -> None:
-    ward = wards(Parity(3), mesh([1, 1, 1]))[0]
-    stripes = ward.stripes({0: 1000, 1: 0, 2: 70})
+    assignment = assignments(Parity(3), mesh([1, 1, 1]))[0]
+    stripes = assignment.stripes({0: 1000, 1: 0, 2: 70})
     assert (stripes.members, stripes.data_bytes, stripes.tolerates) == ((0, 1, 2), (1000, 0, 70), 1)
     assert stripes.block_bytes * stripes.k >= 1000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from itertools import combinations, pairwise
 
@@ -15,11 +14,9 @@ from keepstep.core.redundancy.stripes import (
     Stripes,
     chunks,
     decode_plan,
-    encode_plan,
-    stripes_of_replica,
     stripes_of_snapshots,
 )
-from tests.core.parity_memory import carry_out, encoded
+from tests.core.parity_memory import carry_out, encode_plan, encoded
 
 groups = st.integers(2, 9).flatmap(
     lambda size: st.tuples(st.just(size), st.integers(1, min(size - 1, 3)))
@@ -95,7 +92,7 @@ def test_every_pair_of_six_is_rebuilt_by_four_and_two() -> None:
 @pytest.mark.parametrize("size", range(2, 9))
 def test_with_one_tolerated_it_is_the_rotating_parity_of_reft(size: int) -> None:
     """Node-major blocks; the parity of stripe s over everybody but s lies on s."""
-    stripes = stripes_of_replica(range(size), 1, size * (size - 1) * 64)
+    stripes = stripes_of_snapshots(range(size), 1, [(size - 1) * 64] * size)
     for s in range(size):
         for node in range(size):
             piece = stripes.piece(s, node)
@@ -103,30 +100,7 @@ def test_with_one_tolerated_it_is_the_rotating_parity_of_reft(size: int) -> None
                 assert (piece.region, piece.start, piece.stop) == (Region.PARITY, 0, 64)
             else:
                 block = s if s < node else s - 1
-                assert stripes.in_replica(piece) == (
-                    64 * (node * (size - 1) + block),
-                    64 * (node * (size - 1) + block + 1),
-                )
-
-
-@given(groups, st.integers(1, 5000))
-def test_parity_of_a_replicated_state_is_computed_from_the_own_replica(
-    group: tuple[int, int], state_bytes: int
-) -> None:
-    size, tolerates = group
-    stripes = stripes_of_replica(range(size), tolerates, state_bytes)
-    state = random.Random(state_bytes).randbytes(state_bytes)
-    assert sum(stripes.data_bytes) == state_bytes
-    shares = [
-        state[start : start + n]
-        for start, n in zip(stripes.starts, stripes.data_bytes, strict=True)
-    ]
-    assert b"".join(shares) == state
-    for member in range(size):
-        for combine in encode_plan(stripes, member):
-            for piece in combine.sources:
-                start, stop = stripes.in_replica(piece)
-                assert state[start:stop] == shares[piece.member][piece.start : piece.stop]
+                assert (piece.start, piece.stop) == (64 * block, 64 * (block + 1))
 
 
 @pytest.mark.parametrize(("size", "tolerates"), [(6, 2), (9, 3), (12, 3)])

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from keepstep.core.resume.commit import Commit, RankFacts, first_word, newer
+from keepstep.core.resume.commit import Commit, RankFacts, first_horizon, newer
 from keepstep.core.resume.cut import Holding
 from keepstep.core.resume.slots import Skip, Take, choose
 from keepstep.model.horizon import Horizon
@@ -455,7 +455,7 @@ class Story:
         while moves := [m for m in self.protocol.useful(self.world) if not but(m)]:
             self.go(moves[0])
 
-    def within_reach(self, *lost: int) -> Stamp | None:
+    def restorable_stamps(self, *lost: int) -> Stamp | None:
         left = self.protocol.inventories(self.world.own, self.world.held, lost)
         return max(self.protocol.reachable(left), default=None)
 
@@ -475,7 +475,7 @@ def test_every_step_is_committed_when_nothing_is_late() -> None:
             story.step()
             assert story.world.led.committed == Stamp(step, 1)
             assert all(
-                story.within_reach(*lost) == Stamp(step, 1) for lost in story.protocol.losses
+                story.restorable_stamps(*lost) == Stamp(step, 1) for lost in story.protocol.losses
             )
 
 
@@ -511,8 +511,8 @@ def test_a_node_is_lost_between_data_and_parity() -> None:
         story.world.held[1]
     )
     assert (
-        story.within_reach() == Stamp(1, 1)
-        and [story.within_reach(node) for node in range(3)] == [Stamp(0, 1)] * 3
+        story.restorable_stamps() == Stamp(1, 1)
+        and [story.restorable_stamps(node) for node in range(3)] == [Stamp(0, 1)] * 3
     )
     story.go(("recover", (2,)))
     assert {slots for place in story.world.held for slots in sealed(place)} == {Stamp(0, 1)}, (
@@ -532,7 +532,7 @@ def test_a_node_is_lost_after_it_sealed_the_last_parity_and_before_anybody_hears
         )
     )
     assert story.world.led.committed == Stamp(0, 1)
-    assert [story.within_reach(node) for node in range(3)] == [Stamp(1, 1)] * 3, (
+    assert [story.restorable_stamps(node) for node in range(3)] == [Stamp(1, 1)] * 3, (
         "newer than the horizon, and whole"
     )
     story.go(("recover", (1,)))
@@ -549,7 +549,7 @@ def test_a_node_is_lost_between_two_members_commits() -> None:
     assert Stamp(0, 1) not in sealed(story.world.own[1]) and Stamp(0, 1) in sealed(
         story.world.own[0]
     )
-    assert [story.within_reach(node) for node in range(2)] == [Stamp(1, 1)] * 2
+    assert [story.restorable_stamps(node) for node in range(2)] == [Stamp(1, 1)] * 2
     story.go(("recover", (0,)))
     assert set(story.world.decided) == {1} and story.world.promised is None
     story.step()
@@ -594,7 +594,7 @@ def test_an_acknowledgement_of_an_older_round_would_be_believed() -> None:
     assert (
         set(story.world.decided) == {1}
         and not any(story.world.wires)
-        and story.within_reach(0) is None
+        and story.restorable_stamps(0) is None
     )
     story.step(but=is_offer_of_rank_0)
     story.world = story.world._replace(wires=before)  # as if it were not dropped
@@ -606,10 +606,10 @@ def test_nothing_is_promised_until_a_replaced_node_holds_its_part_again() -> Non
     story = Story(Protocol(Copies(2), 4))
     story.step()
     story.go(("recover", (1,)))
-    assert story.world.promised is None and story.within_reach(0) is None, (
+    assert story.world.promised is None and story.restorable_stamps(0) is None, (
         "node 1 came back empty: node 0 must stay"
     )
-    assert story.within_reach(2) == story.within_reach(1) == Stamp(0, 1)
+    assert story.restorable_stamps(2) == story.restorable_stamps(1) == Stamp(0, 1)
     story.step()
     assert story.world.promised is not None
 
@@ -697,14 +697,16 @@ def test_on_a_slow_link_a_killed_process_still_loses_one_step() -> None:
 def test_a_page_inherits_what_was_committed_as_far_as_it_is_there() -> None:
     last = Horizon(1, committed=Stamp(4, 1), target=Stamp(5, 1))
     stamps = {Stamp(4, 1), Stamp(5, 1)}
-    assert first_word(2, Stamp(5, 1), last, stamps) == Horizon(2, inherited=Stamp(4, 1))
-    assert first_word(2, Stamp(4, 1), last, {Stamp(4, 1)}).floor == Stamp(4, 1)
-    assert first_word(2, Stamp(3, 1), last, {Stamp(3, 1)}) == Horizon(2), (
+    assert first_horizon(2, Stamp(5, 1), last, stamps) == Horizon(2, inherited=Stamp(4, 1))
+    assert first_horizon(2, Stamp(4, 1), last, {Stamp(4, 1)}).floor == Stamp(4, 1)
+    assert first_horizon(2, Stamp(3, 1), last, {Stamp(3, 1)}) == Horizon(2), (
         "it was lost: all went back further"
     )
-    assert first_word(2, Stamp(5, 1), last, {Stamp(5, 1)}) == Horizon(2), "it is not here any more"
-    assert first_word(2, None, last, stamps) == Horizon(2), "all began from the store"
-    again = first_word(3, Stamp(5, 1), Horizon(2, inherited=Stamp(4, 1)), stamps)
+    assert first_horizon(2, Stamp(5, 1), last, {Stamp(5, 1)}) == Horizon(2), (
+        "it is not here any more"
+    )
+    assert first_horizon(2, None, last, stamps) == Horizon(2), "all began from the store"
+    again = first_horizon(3, Stamp(5, 1), Horizon(2, inherited=Stamp(4, 1)), stamps)
     assert again == Horizon(3, inherited=Stamp(4, 1)), "nothing was committed in between"
 
 
@@ -731,4 +733,4 @@ def test_without_redundancy_what_all_have_sealed_is_committed() -> None:
     story.step()
     assert story.world.led.committed == Stamp(0, 1)
     story.go(("recover", (1,)))
-    assert story.within_reach() is None, "and a lost node is the store's business"
+    assert story.restorable_stamps() is None, "and a lost node is the store's business"

@@ -310,7 +310,7 @@ class Job(RuleBasedStateMachine):
                     ),
                 )
                 self.hear(
-                    self.vote.has_loaded(rank, self.offer.round),
+                    self.vote.has_loaded(rank, self.offer.number),
                     [hears_go] if hears_go in ranks else ranks,
                 )
 
@@ -468,8 +468,8 @@ def test_the_search_finds_a_planted_bug(bug: Chooser, shown_by: str) -> None:
 class HastyVote(Vote):
     """Lets ranks go when the first has loaded, in the old epoch."""
 
-    def has_loaded(self, rank: int, round_: int) -> list[Any]:
-        if self.offer is None or round_ != self.offer.round:
+    def has_loaded(self, rank: int, number: int) -> list[Any]:
+        if self.offer is None or number != self.offer.number:
             return []
         offer = self.offer
         self.loaded.add(rank)

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.core.redundancy.stripes import Region, decode_plan, stripes_of_snapshots
-from keepstep.core.resume.sources import CodedRow, Inventory, Source, sources, within_reach
+from keepstep.core.resume.sources import restorable_stamps, restore_sources
+from keepstep.model.restore_sources import HeldParity, Inventory, RestoreSource
 from keepstep.model.snapshot import Stamp
 from tests.core.parity_memory import carry_out, encoded
 
@@ -19,13 +20,13 @@ OLD, NEW = Stamp(4, 1), Stamp(5, 1)
 
 
 def inventory(
-    snapshots: set[tuple[int, Stamp]] | None = None, parities: set[CodedRow] | None = None
+    snapshots: set[tuple[int, Stamp]] | None = None, parities: set[HeldParity] | None = None
 ) -> Inventory:
     return Inventory(frozenset(snapshots or ()), frozenset(parities or ()))
 
 
-def coded(rank: int, stamp: Stamp, size: int, tolerates: int = 1) -> CodedRow:
-    return CodedRow(rank, stamp, tuple(range(size)), tolerates)
+def coded(rank: int, stamp: Stamp, size: int, tolerates: int = 1) -> HeldParity:
+    return HeldParity(rank, stamp, tuple(range(size)), tolerates)
 
 
 def member(
@@ -58,12 +59,14 @@ def test_a_copy_anywhere_is_within_reach_and_nothing_else_is(
 ) -> None:
     inventories = {node: Inventory(snapshots) for node, snapshots in held.items()}
     for rank in range(4):
-        assert within_reach(rank, inventories) == {
+        assert restorable_stamps(rank, inventories) == {
             stamp for snapshots in held.values() for r, stamp in snapshots if r == rank
         }
     for stamp in (OLD, NEW):
-        found = sources(range(4), stamp, inventories)
-        assert set(found) == {rank for rank in range(4) if stamp in within_reach(rank, inventories)}
+        found = restore_sources(range(4), stamp, inventories)
+        assert set(found) == {
+            rank for rank in range(4) if stamp in restorable_stamps(rank, inventories)
+        }
         for rank, source in found.items():
             assert (
                 sorted(source.copies)
@@ -75,11 +78,13 @@ def test_a_copy_anywhere_is_within_reach_and_nothing_else_is(
 def test_the_least_loaded_holder_comes_first() -> None:
     """Ranks 0 and 1 were lost; nodes 2 and 3 have both, node 4 one of them."""
     both = {(0, NEW), (1, NEW)}
-    found = sources([0, 1], NEW, {2: inventory(both), 3: inventory(both), 4: inventory({(0, NEW)})})
+    found = restore_sources(
+        [0, 1], NEW, {2: inventory(both), 3: inventory(both), 4: inventory({(0, NEW)})}
+    )
     assert found[0].copies == (2, 3, 4)
     assert found[1].copies == (2, 3)
-    found = sources([0, 1], NEW, {2: inventory(both), 3: inventory({(1, NEW)})})
-    assert found == {0: Source(0, copies=(2,)), 1: Source(1, copies=(3, 2))}, (
+    found = restore_sources([0, 1], NEW, {2: inventory(both), 3: inventory({(1, NEW)})})
+    assert found == {0: RestoreSource(0, copies=(2,)), 1: RestoreSource(1, copies=(3, 2))}, (
         "node 2 is busy with rank 0"
     )
 
@@ -93,7 +98,7 @@ def test_every_copy_is_named_and_the_least_read_node_first(holders: list[frozens
         for node in range(5)
     }
     given_so_far = dict.fromkeys(range(5), 0.0)
-    for rank, source in sources(range(len(holders)), NEW, inventories).items():
+    for rank, source in restore_sources(range(len(holders)), NEW, inventories).items():
         assert set(source.copies) == holders[rank]
         loads = [given_so_far[node] for node in source.copies]
         assert loads == sorted(loads)
@@ -130,7 +135,7 @@ def test_after_any_loss_exactly_what_can_be_decoded_is_within_reach(
             for rank in range(size):
                 expected = rank in left or decodable(rank, size, tolerates, left, left)
                 assert (
-                    (NEW in within_reach(rank, inventories))
+                    (NEW in restorable_stamps(rank, inventories))
                     == expected
                     == (rank in left or count <= tolerates)
                 )
@@ -151,7 +156,7 @@ def test_what_is_within_reach_can_be_decoded_whatever_the_nodes_have(
     for stamp in (OLD, NEW):
         have = [{rank for rank in range(size) if of[rank] == stamp} for of in (data, parity)]
         for rank in range(size):
-            if stamp in within_reach(rank, inventories):
+            if stamp in restorable_stamps(rank, inventories):
                 assert rank in have[0] or decodable(rank, size, tolerates, *have)
 
 
@@ -164,7 +169,7 @@ def test_the_sources_named_give_the_bytes_back(shape: tuple[int, int], seed: int
     )
     whole = encoded(stripes, seed)
     lost = sorted(rng.sample(range(size), rng.randint(1, tolerates)))
-    found = sources(lost, NEW, row_of(size, tolerates, tuple(lost)))
+    found = restore_sources(lost, NEW, row_of(size, tolerates, tuple(lost)))
     assert list(found) == lost
     for rank, source in found.items():
         named = {r for r, _ in source.members}
@@ -172,7 +177,7 @@ def test_the_sources_named_give_the_bytes_back(shape: tuple[int, int], seed: int
             at: bytearray(part) if at[0] in named else bytearray(len(part))
             for at, part in whole.items()
         }
-        missing = set(source.row) - named
+        missing = set(source.stripe_group) - named
         carry_out(decode_plan(stripes, missing, rank), stripes, memory)
         assert (
             memory[rank, Region.DATA] == whole[rank, Region.DATA]
@@ -184,37 +189,39 @@ def test_data_and_parity_of_two_steps_are_never_mixed() -> None:
     """The write hole: node 1 was killed when its data was new and its parity still old."""
     torn = {0: member(0, 3), 1: member(1, 3, data=NEW, parity=OLD)}
     assert (
-        within_reach(2, torn) == frozenset()
-        and sources([2], NEW, torn) == sources([2], OLD, torn) == {}
+        restorable_stamps(2, torn) == frozenset()
+        and restore_sources([2], NEW, torn) == restore_sources([2], OLD, torn) == {}
     )
     older = {node: inventory({(node, OLD), (node, NEW)}, {coded(node, OLD, 3)}) for node in (0, 1)}
-    assert within_reach(2, older) == {OLD}, "the slots before are whole"
-    assert sources([2], OLD, older) == {
-        2: Source(2, row=(0, 1, 2), tolerates=1, members=((0, 0), (1, 1)))
+    assert restorable_stamps(2, older) == {OLD}, "the slots before are whole"
+    assert restore_sources([2], OLD, older) == {
+        2: RestoreSource(2, stripe_group=(0, 1, 2), tolerates=1, members=((0, 0), (1, 1)))
     }
 
 
 def test_rows_of_two_placements_are_never_mixed() -> None:
     """The same ranks in other rows: after nodes came or went, an older placement's parities may
     still lie there."""
-    before, after = CodedRow(0, NEW, (0, 1, 2), 1), CodedRow(1, NEW, (0, 2, 1), 1)
+    before, after = HeldParity(0, NEW, (0, 1, 2), 1), HeldParity(1, NEW, (0, 2, 1), 1)
     mixed = {0: inventory({(0, NEW)}, {before}), 1: inventory({(1, NEW)}, {after})}
-    assert within_reach(2, mixed) == frozenset()
+    assert restorable_stamps(2, mixed) == frozenset()
 
 
 def test_a_copy_is_preferred_to_decoding() -> None:
     inventories = row_of(3, without=(2,)) | {7: inventory({(2, NEW)})}
-    assert sources([2], NEW, inventories) == {2: Source(2, copies=(7,))}
+    assert restore_sources([2], NEW, inventories) == {2: RestoreSource(2, copies=(7,))}
 
 
 def test_whoever_decodes_counts_as_busy() -> None:
     """Rank 2 is decoded from nodes 0 and 1; the copy of rank 9 is then taken from node 5 first."""
     inventories = row_of(3, without=(2,)) | {5: inventory({(9, NEW)})}
     inventories[0] = Inventory(inventories[0].snapshots | {(9, NEW)}, inventories[0].parities)
-    assert sources([9], NEW, inventories)[9].copies == (0, 5)
-    assert sources([2, 9], NEW, inventories)[9].copies == (5, 0)
+    assert restore_sources([9], NEW, inventories)[9].copies == (0, 5)
+    assert restore_sources([2, 9], NEW, inventories)[9].copies == (5, 0)
 
 
 def test_ranks_out_of_reach_are_left_out() -> None:
-    assert sources([0, 1], NEW, {3: inventory({(0, NEW), (1, OLD)})}) == {0: Source(0, copies=(3,))}
-    assert within_reach(0, {}) == frozenset()
+    assert restore_sources([0, 1], NEW, {3: inventory({(0, NEW), (1, OLD)})}) == {
+        0: RestoreSource(0, copies=(3,))
+    }
+    assert restorable_stamps(0, {}) == frozenset()

@@ -25,7 +25,7 @@ holdings = st.frozensets(st.builds(Stamp, st.integers(0, 3), st.integers(1, 2)),
 
 
 class Ballots(RuleBasedStateMachine):
-    """Ranks do what the session does with what they hear. `proven[r]` is a ghost: the round and
+    """Ranks do what the session does with what they hear. `proven[r]` is a ghost: the number and
     state r has loaded in this life."""
 
     vote_type: type[Vote] = Vote
@@ -44,7 +44,7 @@ class Ballots(RuleBasedStateMachine):
         self.offer: Offer | None = None
         self.asked = False
         self.epoch = epoch
-        self.rounds: list[int] = []
+        self.numbers: list[int] = []
 
     def carry_out(self, actions: Sequence[Any]) -> None:
         for action in actions:
@@ -73,8 +73,8 @@ class Ballots(RuleBasedStateMachine):
 
     def check_offer(self, offer: Offer) -> None:
         assert set(self.joined) == set(range(self.world)), "offered before all ranks had joined"
-        assert offer.round not in self.rounds
-        self.rounds.append(offer.round)
+        assert offer.number not in self.numbers
+        self.numbers.append(offer.number)
         assert (offer.source, offer.stamp) not in self.failed, "a failed source was offered again"
         common = frozenset.intersection(*self.joined.values())
         memory = [("memory", s) for s in sorted(common, reverse=True)]
@@ -113,7 +113,7 @@ class Ballots(RuleBasedStateMachine):
         rank %= self.world
         assert self.offer is not None
         self.proven[rank] = self.offer
-        self.carry_out(self.vote.has_loaded(rank, self.offer.round))
+        self.carry_out(self.vote.has_loaded(rank, self.offer.number))
 
     @rule(rank=st.integers(0, 2))
     @precondition(lambda self: self.offer is not None and self.offer.source != "fresh")
@@ -122,13 +122,13 @@ class Ballots(RuleBasedStateMachine):
         assert offer is not None
         self.failed.add((offer.source, offer.stamp))
         self.carry_out(
-            self.vote.has_failed(rank % self.world, offer.round, "block 0 has another checksum")
+            self.vote.has_failed(rank % self.world, offer.number, "block 0 has another checksum")
         )
 
     @rule(rank=st.integers(0, 2), loaded=st.booleans())
-    @precondition(lambda self: self.rounds)
+    @precondition(lambda self: self.numbers)
     def answer_an_old_offer(self, rank: int, loaded: bool) -> None:
-        old = self.rounds[-1] - (self.offer is not None)
+        old = self.numbers[-1] - (self.offer is not None)
         answer = (
             self.vote.has_loaded(rank % self.world, old)
             if loaded
@@ -219,16 +219,16 @@ def test_the_store_is_asked_only_when_memory_has_nothing_for_all() -> None:
 def test_a_failure_is_in_the_next_reason() -> None:
     vote = Vote(1, has_store=False)
     [first] = everybody(vote, {Stamp(4, 1), Stamp(5, 1)})
-    [second] = vote.has_failed(0, first.round, "block 2 has another checksum")
-    assert (second.stamp, second.round) == (Stamp(4, 1), first.round + 1)
+    [second] = vote.has_failed(0, first.number, "block 2 has another checksum")
+    assert (second.stamp, second.number) == (Stamp(4, 1), first.number + 1)
     assert second.why.endswith(" after rank 0: block 2 has another checksum")
 
 
 def test_after_go_a_failed_source_has_its_chance_again() -> None:
     vote = Vote(1, has_store=False)
     [first] = everybody(vote, {Stamp(5, 1)})
-    [second] = vote.has_failed(0, first.round, "no memory")
-    assert vote.has_loaded(0, second.round) == [Go(2, second)]
+    [second] = vote.has_failed(0, first.number, "no memory")
+    assert vote.has_loaded(0, second.number) == [Go(2, second)]
     [third] = everybody(vote, {Stamp(5, 1)})
     assert third.stamp == Stamp(5, 1)
 
@@ -284,13 +284,13 @@ def test_a_store_that_does_not_answer_is_no_empty_store() -> None:
 
 def test_a_stamp_is_condemned_by_two_failures_that_completed_nothing() -> None:
     trust, stamp = Trust(), Stamp(5, 2)
-    trust.went(stamp)
+    trust.resumed_from(stamp)
     assert not trust.is_back(5, failed=True) and not trust.is_back(5, failed=True), (
         "two ranks of one failure are one failure"
     )
-    trust.went(stamp)
+    trust.resumed_from(stamp)
     assert not trust.is_back(5, failed=False), "a killed process says nothing against the state"
-    trust.went(stamp)
+    trust.resumed_from(stamp)
     assert trust.condemned == frozenset()
     assert trust.is_back(None, failed=True) and trust.condemned == {stamp}
 
@@ -298,7 +298,7 @@ def test_a_stamp_is_condemned_by_two_failures_that_completed_nothing() -> None:
 def test_a_stamp_that_led_to_another_step_is_not_condemned() -> None:
     trust, stamp = Trust(), Stamp(5, 2)
     for _ in range(3):
-        trust.went(stamp)
+        trust.resumed_from(stamp)
         assert not trust.is_back(6, failed=True)
     assert trust.condemned == frozenset()
 

@@ -15,9 +15,10 @@ from keepstep.core.wire.health import LinkTimeouts
 from keepstep.core.wire.link import PeerLink
 from keepstep.core.wire.link_table import Entropy, LinkTable
 from keepstep.core.wire.traffic import Hashing, LinkOptions
+from keepstep.model.messages.peers import MeshMessage, RanksEnded
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import S_NS
-from keepstep.model.wire import Flow, Identity, Message, Part, Span
+from keepstep.model.wire import Flow, Identity, Part, Span
 
 JOB, SECRET = b"j" * 16, b"the job's secret, 32 bytes long."
 NOWHERE = ("nowhere", 0)
@@ -31,8 +32,8 @@ TIMEOUTS = LinkTimeouts(
 )
 
 
-def note(number: int) -> Message:
-    return Message("refused", {"reason": str(number)})
+def note(number: int) -> RanksEnded:
+    return RanksEnded(number)
 
 
 def span_of(nbytes: int, offset: int = 0) -> Span:
@@ -109,8 +110,8 @@ class Keeper:
     def up(self, node: int) -> None:
         self.told.append(("up", node))
 
-    def message(self, node: int, message: Message) -> None:
-        self.heard.append(int(message.fields["reason"]))
+    def message(self, node: int, message: MeshMessage) -> None:
+        self.heard.append(message.mesh_version)
 
     def place(self, node: int, span: Span) -> memoryview | None:
         if self.memory is None:

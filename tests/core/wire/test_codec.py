@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, fields
-from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.core.wire.codec import Codec, NotAMessage
-from keepstep.errors import KeepstepError
 from keepstep.model.bounds import Count, Length, Range, Text
-from keepstep.model.messages import agent_rank, keeper_agent, keeper_rank, persister
+from keepstep.model.messages import agent_rank, keeper_agent, keeper_rank, peers, persister
 from keepstep.model.snapshot import Stamp
 from keepstep.model.wire import Refusal
+from tests.core.wire.drawn import ANY_JSON, messages
 
 CONVERSATIONS: dict[str, tuple[type[Any], ...]] = {
     "from rank": get_args(keeper_rank.FromRank),
@@ -28,49 +26,11 @@ CONVERSATIONS: dict[str, tuple[type[Any], ...]] = {
     "to process": get_args(agent_rank.ToProcess),
     "to persister": (persister.CheckpointAct,),
     "from persister": (persister.ActDone,),
+    "between keepers": get_args(peers.KeeperMessage),
 }
-KINDS = sorted({kind for kinds in CONVERSATIONS.values() for kind in kinds}, key=lambda k: k.KIND)
-
-
-def values(hint: Any, bound: Any = None) -> st.SearchStrategy[Any]:
-    """Everything that a field of this type may hold."""
-    origin, args = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return values(args[0], args[1])
-    if hint is bool:
-        return st.booleans()
-    if hint is int:
-        bound = bound or Range(-1, (1 << 63) - 1)
-        return st.integers(bound.least, bound.most)
-    if hint is str:
-        return st.text(max_size=min(bound.most, 20))
-    if origin is Literal:
-        return st.sampled_from(args)
-    if origin is tuple:
-        return st.lists(values(args[0]), max_size=3).map(tuple)
-    if origin is dict:
-        return st.dictionaries(st.text(max_size=5), values(args[1]), max_size=3)
-    if origin in (Union, UnionType):
-        return st.one_of(*(st.none() if a is NoneType else values(a) for a in args))
-    hints = get_type_hints(hint, include_extras=True)
-    if issubclass(hint, tuple):
-        return st.builds(hint, *(values(hints[name]) for name in hint._fields))
-    return messages(hint)
-
-
-def messages(kind: type[Any]) -> st.SearchStrategy[Any]:
-    hints = get_type_hints(kind, include_extras=True)
-    made = {f.name: values(hints[f.name]) for f in fields(kind) if f.init}
-
-    @st.composite
-    def draw(draw: Callable[[Any], Any]) -> Any:
-        chosen = {name: draw(strategy) for name, strategy in made.items()}
-        try:
-            return kind(**chosen)
-        except KeepstepError:  # a mesh that cannot be
-            return None
-
-    return draw().filter(lambda message: message is not None)
+KINDS = sorted(
+    {kind for kinds in CONVERSATIONS.values() for kind in kinds}, key=lambda k: k.__qualname__
+)
 
 
 MESH = {
@@ -82,11 +42,6 @@ MESH = {
     ],
     "secret": "s",
 }
-ANY_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
-    max_leaves=8,
-)
 
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if k is not keeper_rank.BeginMesh])
@@ -192,6 +147,16 @@ def test_a_field_that_is_not_as_it_should_be(plain: dict[str, Any]) -> None:
     with pytest.raises(NotAMessage) as caught:
         SMALL.decode(json.dumps({"kind": "small", **plain}).encode())
     assert caught.value.reason is Refusal.MALFORMED
+
+
+def test_a_sentence_that_is_too_long_is_cut_where_it_is_written() -> None:
+    codec: Codec[Any] = Codec([persister.ActDone])
+    why = "a" * 2000
+    assert codec.decode(codec.encode(persister.ActDone(False, why))) == persister.ActDone(
+        False, why[:1000]
+    )
+    with pytest.raises(NotAMessage):
+        codec.decode(json.dumps({"kind": "done", "ok": False, "why": why}).encode())
 
 
 def test_a_field_with_a_default_may_be_missing() -> None:

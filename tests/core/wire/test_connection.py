@@ -17,8 +17,16 @@ from hypothesis import strategies as st
 
 from keepstep.coding.checksum import checksum
 from keepstep.core.wire import connection as wire
+from keepstep.core.wire.codec import MAX_MESSAGE_BYTES
 from keepstep.core.wire.connection import MAGIC, MAX_BLOCK_BYTES, Connection
-from keepstep.core.wire.messages import MAX_MESSAGE_BYTES, encode
+from keepstep.core.wire.messages import encode
+from keepstep.model.messages.peers import (
+    CopyAcked,
+    HorizonWord,
+    KeeperMessage,
+    LinkGoodbye,
+    RanksEnded,
+)
 from keepstep.model.snapshot import Stamp
 from keepstep.model.wire import (
     BlockComing,
@@ -27,7 +35,6 @@ from keepstep.model.wire import (
     BlockWhole,
     Dial,
     Identity,
-    Message,
     Opened,
     Part,
     Received,
@@ -146,7 +153,7 @@ class Script:
     events: list[WireEvent | bytes]
 
 
-Item = Message | Signalled | bytes
+Item = KeeperMessage | Signalled | bytes
 
 
 def play(end: Connection, items: Iterable[Item]) -> Script:
@@ -155,24 +162,24 @@ def play(end: Connection, items: Iterable[Item]) -> Script:
         if isinstance(item, Signalled):
             script.frames.append(end.signal(item.signal, item.number))
             script.events.append(item)
-        elif isinstance(item, Message):
-            script.frames.append(end.message(item, number))
-            script.events.append(Received(item, number))
-        else:
+        elif isinstance(item, bytes):
             head = header(item, number)
             script.frames.append(end.block(head) + item)
             script.events += [BlockComing(head), item, BlockWhole(head)]
+        else:
+            script.frames.append(end.message(item, number))
+            script.events.append(Received(item, number))
     return script
 
 
-PINGS = st.integers(0, 1 << 62).map(lambda n: Message("ping", {"sent_ns": n}))
+ENDS = st.integers(0, 1 << 62).map(RanksEnded) | st.just(LinkGoodbye("enough"))
 ACKS = st.builds(
-    lambda r, s: Message("ack", {"round": 1, "rank": r, "stamp": Stamp(s, 1)}),
+    lambda r, s: CopyAcked(1, r, Stamp(s, 1)),
     st.integers(0, 1 << 31),
     st.integers(-1, 1 << 40),
 )
 SIGNALS = st.builds(Signalled, st.sampled_from(Signal), st.integers(0, (1 << 64) - 1))
-ITEMS = st.lists(PINGS | ACKS | SIGNALS | st.binary(min_size=1, max_size=300), max_size=8)
+ITEMS = st.lists(ENDS | ACKS | SIGNALS | st.binary(min_size=1, max_size=300), max_size=8)
 
 
 # two keepers of one job
@@ -372,7 +379,7 @@ def session(seed: int) -> tuple[Connection, Script]:
     items: list[Item] = [
         rng.randbytes(rng.randint(1, 200))
         if rng.random() < 0.5
-        else Message("ping", {"sent_ns": rng.randrange(1 << 60)})
+        else RanksEnded(rng.randrange(1 << 60))
         for _ in range(6)
     ]
     return two, play(one, items)
@@ -422,14 +429,14 @@ def test_frames_are_heard_once_and_in_order(seed: int, take: int, put: int) -> N
 
 def test_an_own_frame_sent_back_says_nothing() -> None:
     one, _ = pair()
-    (refused,) = feed(one, one.message(Message("ping", {"sent_ns": 1})))
+    (refused,) = feed(one, one.message(RanksEnded(1)))
     assert isinstance(refused, Refused) and refused.reason is Refusal.DAMAGED
 
 
 def test_a_frame_of_another_session_says_nothing() -> None:
     one, _ = pair(seed=1)
     _, two = pair(seed=2)
-    (refused,) = feed(two, one.message(Message("ping", {"sent_ns": 1})))
+    (refused,) = feed(two, one.message(RanksEnded(1)))
     assert isinstance(refused, Refused) and refused.reason is Refusal.DAMAGED
 
 
@@ -443,12 +450,16 @@ def test_a_length_beyond_the_bound_is_refused_before_any_of_it_comes() -> None:
     assert isinstance(refused, Refused) and refused.reason is Refusal.OVERSIZED and two.wanted == 0
 
 
+FAR = Stamp(10**18, 10**6)
+
+
 def test_the_longest_message_passes() -> None:
     one, two = pair()
-    room = MAX_MESSAGE_BYTES - len(
-        encode(Message("vote", {"round": 1, "word": "go", "body": {"x": ""}}))
-    )
-    longest = Message("vote", {"round": 1, "word": "go", "body": {"x": "x" * room}})
+    word = HorizonWord(1, 1, "auto", "", None, None, None, (), -1)
+    each = len(encode(replace(word, alive=(FAR, FAR)))) - len(encode(replace(word, alive=(FAR,))))
+    word = replace(word, alive=(FAR,) * ((MAX_MESSAGE_BYTES - 500) // each))
+    longest = replace(word, why="x" * (MAX_MESSAGE_BYTES - len(encode(word))))
+    assert len(encode(longest)) == MAX_MESSAGE_BYTES
     assert feed(two, one.message(longest, 5)) == [Received(longest, 5)]
 
 
@@ -459,24 +470,24 @@ def test_the_longest_message_passes() -> None:
         (b"\xff\xfe", Refusal.MALFORMED),
         (b"[" * 100_000, Refusal.MALFORMED),
         (b"7" * 100_000, Refusal.MALFORMED),
-        (b'["kind","ping"]', Refusal.MALFORMED),
-        (b'{"kind":["ping"]}', Refusal.MALFORMED),
-        (b'{"kind":"ping"}', Refusal.MALFORMED),
-        (b'{"kind":"ping","sent_ns":true}', Refusal.MALFORMED),
-        (b'{"kind":"ping","sent_ns":NaN}', Refusal.MALFORMED),
-        (b'{"kind":"ping","sent_ns":-1}', Refusal.MALFORMED),
-        (b'{"kind":"ping","sent_ns":1,"more":1}', Refusal.MALFORMED),
-        (b'{"kind":"sing","sent_ns":1}', Refusal.UNKNOWN_KIND),
+        (b'["kind","ended"]', Refusal.MALFORMED),
+        (b'{"kind":["ended"]}', Refusal.MALFORMED),
+        (b'{"kind":"ended"}', Refusal.MALFORMED),
+        (b'{"kind":"ended","mesh_version":true}', Refusal.MALFORMED),
+        (b'{"kind":"ended","mesh_version":NaN}', Refusal.MALFORMED),
+        (b'{"kind":"ended","mesh_version":-1}', Refusal.MALFORMED),
+        (b'{"kind":"ended","mesh_version":1,"more":1}', Refusal.MALFORMED),
+        (b'{"kind":"sing","mesh_version":1}', Refusal.UNKNOWN_KIND),
     ],
 )
 def test_a_message_nobody_understands_is_named_and_the_next_one_heard(
     body: bytes, reason: Refusal
 ) -> None:
     one, two = pair()
-    ping = Message("ping", {"sent_ns": 3})
-    refused, heard = feed(two, one._frame(wire._MESSAGE_FRAME, body, 8) + one.message(ping))
+    ended = RanksEnded(3)
+    refused, heard = feed(two, one._frame(wire._MESSAGE_FRAME, body, 8) + one.message(ended))
     assert isinstance(refused, Refused) and (refused.reason, refused.number) == (reason, 8)
-    assert heard == Received(ping, 0)
+    assert heard == Received(ended, 0)
 
 
 @pytest.mark.parametrize(

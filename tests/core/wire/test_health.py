@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.core.wire.health import Health, LinkTimeouts
-from keepstep.model.wire import Cut, Dead, Ping
+from keepstep.model.wire import Cut, Dead, SendPing
 
 SECOND = 1_000_000_000
 PATIENCE = LinkTimeouts(
@@ -54,7 +54,7 @@ def test_silence_cuts_and_pings_go_out_meanwhile() -> None:
     health = Health(PATIENCE, 0)
     health.opened(0)
     asked = [health.decide(second * SECOND) for second in range(1, 7)]
-    assert asked == [Ping()] * 5 + [Cut("silent for 6.00 s, longer than 5.00 s")]
+    assert asked == [SendPing()] * 5 + [Cut("silent for 6.00 s, longer than 5.00 s")]
 
 
 def test_our_own_sleep_says_nothing_about_the_other_side() -> None:
@@ -64,8 +64,8 @@ def test_our_own_sleep_says_nothing_about_the_other_side() -> None:
     well.opened(0)
     away.opened(0)
     away.cut("flap", SECOND)
-    assert well.decide(SECOND) == Ping() and away.decide(SECOND) is None
-    assert isinstance(well.decide(hour), Ping) and away.decide(hour) is None
+    assert well.decide(SECOND) == SendPing() and away.decide(SECOND) is None
+    assert isinstance(well.decide(hour), SendPing) and away.decide(hour) is None
     assert any(isinstance(away.decide(hour + second * SECOND), Dead) for second in range(25))
 
 
@@ -104,7 +104,7 @@ def test_only_a_quiet_link_is_pinged() -> None:
         if tenth <= 20:
             health.heard(now_ns)
         asked.append(health.decide(now_ns))
-    assert asked == [None] * 29 + [Ping()]
+    assert asked == [None] * 29 + [SendPing()]
 
 
 @given(

@@ -3,6 +3,7 @@ order, every block once and whole, or its sender is told why not."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 from hypothesis import settings
@@ -11,10 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from keepstep.core.wire.delivery import MAX_TRIES
 from keepstep.model.units import S_NS
-from tests.core.wire.keepers import End, World, note, span_of
+from tests.core.wire.keepers import TIMEOUTS, End, World, note, span_of
 
 BLOCK = 300
 PLACES = 40  # blocks in each direction, at most
+_PATIENT = replace(TIMEOUTS, dead_ns=1 << 60)
 
 
 class Schedule(RuleBasedStateMachine):
@@ -152,12 +154,6 @@ class Schedule(RuleBasedStateMachine):
             assert self.sides[1 - n].heard == self.sent[n]
             assert self.done[n] == dict.fromkeys(self.blocks[n])
 
-
-from dataclasses import replace  # noqa: E402
-
-from tests.core.wire.keepers import TIMEOUTS  # noqa: E402
-
-_PATIENT = replace(TIMEOUTS, dead_ns=1 << 60)
 
 TestEverySchedule = Schedule.TestCase
 TestEverySchedule.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)

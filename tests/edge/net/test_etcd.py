@@ -16,9 +16,12 @@ import pytest
 from etcd3gw.lease import Lease
 
 from keepstep.edge.net import etcd as kv_etcd
-from keepstep.edge.net.etcd import EtcdKV, _client
+from keepstep.edge.net.etcd import EtcdClient, _client, open_etcd
+from keepstep.edge.os.loop import Loop
 from keepstep.errors import MeetingError
 from keepstep.model.launch import Etcd
+from keepstep.model.units import S_NS
+from keepstep.ports import KV
 from keepstep.testing.etcd import HOST, MISSING, Members, free_ports
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
@@ -34,7 +37,7 @@ def members(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Members]
 
 def test_a_restart_is_waited_out_by_who_asks_and_by_who_waits(members: Members) -> None:
     told: list[str] = []
-    kv = EtcdKV(members.etcd, "j/", told.append)
+    kv = EtcdClient(members.etcd, "j/", told.append)
     kv.swap("before", None, "x")
     with ThreadPoolExecutor(2) as threads:
         waiting = threads.submit(kv.another().wait, ["after"], None)
@@ -51,9 +54,94 @@ def test_a_restart_is_waited_out_by_who_asks_and_by_who_waits(members: Members) 
     ]
 
 
+class Client:
+    """A callback client, its loop, and what it was told."""
+
+    def __init__(self, members: Members, outage_s: float = PATIENCE_S) -> None:
+        self.loop = Loop()
+        self.loop.after(int(PATIENCE_S) * S_NS, lambda: pytest.fail("it does not come about"))
+        self.opened: list[KV] = []
+        self.failed: list[str] = []
+        self.lost: list[str] = []
+        self.told: list[str] = []
+        self.opening = open_etcd(
+            self.loop,
+            members.etcd,
+            "j/",
+            self.opened.append,
+            self.failed.append,
+            self.lost.append,
+            self.told.append,
+            outage_s,
+        )
+
+    @property
+    def kv(self) -> KV:
+        self.loop.run(lambda: bool(self.opened))
+        return self.opened[0]
+
+
+def test_its_loop_is_told_when_etcd_is_away_and_when_it_is_back(members: Members) -> None:
+    client = Client(members)
+    heard: list[object] = []
+    assert not client.kv.hosted
+    client.kv.swap("before", None, "x", heard.append)
+    client.kv.wait(["after"], None, heard.append)
+    client.loop.run(lambda: heard == ["x"])
+    members.kill(0)
+    client.kv.read(["before"], heard.append)
+    client.kv.swap("after", None, "y", heard.append)
+    client.loop.run(lambda: len(client.told) == 1)
+    assert heard == ["x"], "nothing is answered meanwhile"
+    members.start(0)
+    client.loop.run(lambda: len(heard) == 4)
+    assert len(client.told) == 2
+    assert heard[1] == ["x"]
+    assert sorted(map(str, heard[2:])) == ["['y']", "y"]
+    assert client.failed == client.lost == []
+    client.kv.close()
+    client.loop.close()
+
+
+def test_an_etcd_that_is_away_too_long_is_lost(members: Members) -> None:
+    client = Client(members, outage_s=0.5)
+    client.kv.wait(["never"], None, lambda found: pytest.fail("answered"))
+    members.kill(0)
+    client.kv.read(["k"], lambda found: pytest.fail("answered"))
+    client.loop.run(lambda: bool(client.lost))
+    assert len(client.lost) == 1
+    assert f"{HOST}:{members.ports[0]}" in client.lost[0]
+    client.loop.close()
+
+
+def test_no_etcd_at_all_is_a_failed_opening(members: Members) -> None:
+    members.kill(0)
+    client = Client(members, outage_s=0.5)
+    client.loop.run(lambda: bool(client.failed))
+    assert f"{HOST}:{members.ports[0]}" in client.failed[0]
+    assert client.opened == client.lost == []
+    client.loop.close()
+
+
+def test_an_opening_that_is_cancelled_asks_no_further(members: Members) -> None:
+    members.kill(0)
+    before = set(threading.enumerate())
+    client = Client(members)
+    client.loop.run(lambda: len(client.told) == 1)
+    client.opening.cancel()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(PATIENCE_S)
+    assert set(threading.enumerate()) <= before
+    client.loop.post(lambda: client.told.append("last"))
+    client.loop.run(lambda: client.told[-1] == "last")
+    assert client.opened == client.failed == client.lost == []
+    assert len(client.told) == 2
+    client.loop.close()
+
+
 @pytest.mark.parametrize("members", [3], indirect=True)
 def test_the_loss_of_etcds_own_leader_is_waited_out(members: Members) -> None:
-    kv = EtcdKV(members.etcd, "j/")
+    kv = EtcdClient(members.etcd, "j/")
     kv.swap("before", None, "x")
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(kv.another().wait, ["after"], None)
@@ -63,14 +151,16 @@ def test_the_loss_of_etcds_own_leader_is_waited_out(members: Members) -> None:
         assert kv.read(["before"]) == ["x"]
         members.kill(members.leader())
     with pytest.raises(MeetingError, match="found nothing for 0 s"):
-        EtcdKV(members.etcd, "j/", outage_s=0.0)  # one of three decides nothing and says nothing
+        EtcdClient(
+            members.etcd, "j/", outage_s=0.0
+        )  # one of three decides nothing and says nothing
 
 
 def test_who_waits_is_woken_by_the_key_and_not_by_its_next_look(
     members: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kv_etcd, "WATCH_S", 1000.0)
-    kv = EtcdKV(members.etcd, "j/")
+    kv = EtcdClient(members.etcd, "j/")
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(kv.another().wait, ["a", "b"], None)
         for key in ("other", "b", "a"):
@@ -80,7 +170,7 @@ def test_who_waits_is_woken_by_the_key_and_not_by_its_next_look(
 
 
 def test_without_etcd_both_are_told_where_it_was(members: Members) -> None:
-    kv = EtcdKV(members.etcd, "j/", outage_s=0.5)
+    kv = EtcdClient(members.etcd, "j/", outage_s=0.5)
     sentence = (
         rf"expected an answer of etcd at 127\.0\.0\.1:{members.ports[0]}, "
         r"found nothing for 0 s \(.*Connection refused"
@@ -96,19 +186,19 @@ def test_without_etcd_both_are_told_where_it_was(members: Members) -> None:
 
 def test_an_endpoint_that_accepts_and_never_answers_is_passed_over(members: Members) -> None:
     with socket.create_server((HOST, 0)) as silent:
-        kv = EtcdKV(Etcd((silent.getsockname(), *members.etcd.endpoints)), "j/", outage_s=0.0)
+        kv = EtcdClient(Etcd((silent.getsockname(), *members.etcd.endpoints)), "j/", outage_s=0.0)
         assert kv.swap("k", None, "x") == "x"
 
 
 def test_every_key_of_a_job_goes_with_its_lease(members: Members) -> None:
-    first, second = EtcdKV(members.etcd, "j/"), EtcdKV(members.etcd, "j/")
+    first, second = EtcdClient(members.etcd, "j/"), EtcdClient(members.etcd, "j/")
     first.swap("a", None, "1")
     second.swap("b", None, "2")
     second.swap("b", "2", "3")
     lease = Lease(first._lease, _client(members.etcd, members.etcd.endpoints[0]))
     assert sorted(lease.keys()) == [b"j/a", b"j/b", b"j/lease"]
     lease.revoke()
-    assert EtcdKV(members.etcd, "j/").read(["a", "b"]) == [None, None]
+    assert EtcdClient(members.etcd, "j/").read(["a", "b"]) == [None, None]
     with pytest.raises(
         MeetingError,
         match="expected an answer of etcd's, found etcdserver: requested lease not found",
@@ -117,7 +207,7 @@ def test_every_key_of_a_job_goes_with_its_lease(members: Members) -> None:
 
 
 def test_who_was_away_too_long_is_told(members: Members) -> None:
-    kv = EtcdKV(members.etcd, "j/")
+    kv = EtcdClient(members.etcd, "j/")
     Lease(kv._lease, _client(members.etcd, members.etcd.endpoints[0])).revoke()
     kv._kept_alive = float("-inf")
     with pytest.raises(
@@ -141,13 +231,13 @@ def test_something_else_at_the_endpoint_is_said() -> None:
         with pytest.raises(
             MeetingError, match=r"etcd at 127\.0\.0\.1:\d+: expected an answer of etcd's, found"
         ):
-            EtcdKV(Etcd((server.server_address[:2],)), "j/")  # type: ignore[arg-type]
+            EtcdClient(Etcd((server.server_address[:2],)), "j/")  # type: ignore[arg-type]
         server.shutdown()
 
 
 def test_no_proxy_is_asked(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", f"http://{HOST}:{free_ports(1)[0]}")
-    assert EtcdKV(members.etcd, "j/", outage_s=0.0).swap("k", None, "x") == "x"
+    assert EtcdClient(members.etcd, "j/", outage_s=0.0).swap("k", None, "x") == "x"
 
 
 @pytest.mark.skipif(
@@ -185,11 +275,11 @@ def test_by_tls_both_ends_prove_who_they_are(tmp_path: Path) -> None:
         ],
     )
     try:
-        kv = EtcdKV(replace(members.etcd, ca=cert, cert=cert, key=key), "j/")
+        kv = EtcdClient(replace(members.etcd, ca=cert, cert=cert, key=key), "j/")
         assert kv.swap("k", None, "x") == "x" == kv.wait(["k"], PATIENCE_S)[0]  # type: ignore[index]
         with pytest.raises(MeetingError, match="certificate verify failed"):
-            EtcdKV(replace(members.etcd, tls=True), "j/", outage_s=0.0)
+            EtcdClient(replace(members.etcd, tls=True), "j/", outage_s=0.0)
         with pytest.raises(MeetingError, match="SSL"):
-            EtcdKV(replace(members.etcd, ca=cert), "j/", outage_s=0.0)
+            EtcdClient(replace(members.etcd, ca=cert), "j/", outage_s=0.0)
     finally:
         members.stop()

@@ -28,9 +28,10 @@ from keepstep.core.wire.health import LinkTimeouts
 from keepstep.core.wire.traffic import Gate, LinkOptions
 from keepstep.edge.net.peers import PeerOptions, Peers
 from keepstep.edge.net.tcp import Address, Pacer, TcpOptions, dial, listen
+from keepstep.model.messages.peers import MeshMessage, RanksEnded
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import KIB, MIB, MS_NS
-from keepstep.model.wire import Dial, Flow, Identity, Message, Part, Refusal, Refused, Span
+from keepstep.model.wire import Dial, Flow, Identity, Part, Refusal, Refused, Span
 from keepstep.runtime.keeper.open_links import HASHING, new_link_table
 from tests.edge.proxy import Proxy
 
@@ -59,7 +60,7 @@ class Ear:
     def __init__(self, memory: memoryview | None = None) -> None:
         self.memory = memory
         self.told: queue.Queue[tuple[Any, ...]] = queue.Queue()
-        self.messages: queue.Queue[Message] = queue.Queue()
+        self.messages: queue.Queue[MeshMessage] = queue.Queue()
         self.blocks: queue.Queue[tuple[Span, int]] = queue.Queue()
         self.gate = threading.Event()
         self.gate.set()
@@ -68,7 +69,7 @@ class Ear:
     def up(self, node: int) -> None:
         self.told.put(("up", node))
 
-    def message(self, node: int, message: Message) -> None:
+    def message(self, node: int, message: MeshMessage) -> None:
         self.messages.put(message)
 
     def place(self, node: int, span: Span) -> memoryview | None:
@@ -161,8 +162,8 @@ def linked(
     return one, two, proxy
 
 
-def note(number: int) -> Message:
-    return Message("refused", {"reason": str(number)})
+def note(number: int) -> MeshMessage:
+    return RanksEnded(number)
 
 
 def eventually(holds: Callable[[], bool]) -> None:
@@ -315,8 +316,8 @@ def test_unconfirmed_messages_are_bounded(town: Town) -> None:
     one.connect(2, NOWHERE)
     assert [one.send(2, note(n)) for n in range(11)] == [True] * 10 + [False]
     assert not one.send(3, note(1)), "there is no link with node 3"
-    with pytest.raises(ValueError, match=r"refused\.reason"):
-        one.send(2, Message("refused", {"reason": -1}))
+    with pytest.raises(ValueError, match="ended: mesh_version"):
+        one.send(2, RanksEnded(-1))
 
 
 def test_a_pacer_keeps_its_rate(town: Town) -> None:
@@ -383,7 +384,7 @@ def test_messages_arrive_once_and_in_order_however_often_the_link_flaps(town: To
         return None if pieces < 300 and rng.random() < 0.1 else piece
 
     proxy.alter = cutting
-    heard: list[Message] = []
+    heard: list[MeshMessage] = []
     for number in range(60):
         assert one.send(2, note(number)) and two.send(1, note(number))
         heard.append(ears[1].messages.get(timeout=LIMIT_S))

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from keepstep.edge.os.error_file import VARIABLE, LastWords, read_last_words, write_last_words
+from keepstep.edge.os.error_file import VARIABLE, read_error_file, write_error_file
+from keepstep.model.launch import ErrorReport
 
 
 def failing(what: str) -> ValueError:
@@ -19,10 +20,10 @@ def failing(what: str) -> ValueError:
 
 def test_what_is_written_is_read_and_torch_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "error.json"
-    write_last_words(failing("no"), {VARIABLE: str(path)})
-    words = read_last_words(str(path))
+    write_error_file(failing("no"), {VARIABLE: str(path)})
+    words = read_error_file(str(path))
     assert (words.message, words.path) == ("ValueError: no", str(path))
-    assert words.place.startswith("test_last_words.py:") and words.place.endswith(" in failing")
+    assert words.place.startswith("test_error_file.py:") and words.place.endswith(" in failing")
     failure = ProcessFailure(0, 1, 1, str(path))
     assert (
         failure.timestamp > 0
@@ -34,14 +35,14 @@ def test_what_is_written_is_read_and_torch_reads_it(tmp_path: Path) -> None:
 
 def test_what_somebody_has_written_stays(tmp_path: Path) -> None:
     path = tmp_path / "error.json"
-    write_last_words(failing("first"), {VARIABLE: str(path)})
-    write_last_words(failing("second"), {VARIABLE: str(path)})
-    assert read_last_words(str(path)).message == "ValueError: first"
+    write_error_file(failing("first"), {VARIABLE: str(path)})
+    write_error_file(failing("second"), {VARIABLE: str(path)})
+    assert read_error_file(str(path)).message == "ValueError: first"
 
 
 def test_nobody_to_write_for_and_no_place_to_write_to(tmp_path: Path) -> None:
-    write_last_words(failing("no"), {})
-    write_last_words(failing("no"), {VARIABLE: str(tmp_path / "gone" / "error.json")})
+    write_error_file(failing("no"), {})
+    write_error_file(failing("no"), {VARIABLE: str(tmp_path / "gone" / "error.json")})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -49,7 +50,7 @@ def test_half_a_file_says_nothing(tmp_path: Path) -> None:
     path = tmp_path / "error.json"
     for text in ('{"message": ', "[]", '{"message": {}}'):
         path.write_text(text)
-        assert read_last_words(str(path)) == LastWords()
+        assert read_error_file(str(path)) == ErrorReport()
     path.write_text('{"message": "as old ones were"}')
-    assert read_last_words(str(path)).message == "as old ones were"
-    assert read_last_words(str(tmp_path / "none")) == LastWords()
+    assert read_error_file(str(path)).message == "as old ones were"
+    assert read_error_file(str(tmp_path / "none")) == ErrorReport()

@@ -12,9 +12,11 @@ import psutil
 import pytest
 
 from keepstep.config import Settings, resolve
+from keepstep.core.wire.conversations import AGENT_WITH_KEEPER
 from keepstep.edge.net.unix_socket import Mailbox
 from keepstep.edge.os.processes import claim_job_dir, ensure_keeper
 from keepstep.errors import IdentityError, KeeperError
+from keepstep.model.messages.keeper_agent import AgentHere, JobEnded
 
 
 @pytest.fixture
@@ -34,7 +36,7 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def keeper(settings: Settings) -> Iterator[Mailbox]:
-    box = ensure_keeper(settings)
+    box = ensure_keeper(settings, AGENT_WITH_KEEPER)
     yield box
     end(box, settings)
 
@@ -42,8 +44,8 @@ def keeper(settings: Settings) -> Iterator[Mailbox]:
 def end(box: Mailbox, settings: Settings) -> None:
     """The keeper goes, and all it kept, when the agent says that the job is over."""
     pidfd = os.pidfd_open(box.peer()[0])
-    box.send({"kind": "agent"})
-    box.send({"kind": "end", "ok": True, "why": "the test is over"})
+    box.send(AgentHere(os.getpid()))
+    box.send(JobEnded(True, "the test is over"))
     assert select.select([pidfd], [], [], 20)[0], "the keeper does not go"
     os.close(pidfd)
     box.close()
@@ -86,17 +88,17 @@ def test_the_keeper_is_nobody_s_child_and_of_its_own_session(keeper: Mailbox) ->
 
 
 def test_a_living_keeper_is_found_not_doubled(keeper: Mailbox, settings: Settings) -> None:
-    second = ensure_keeper(settings)
+    second = ensure_keeper(settings, AGENT_WITH_KEEPER)
     assert second.peer()[0] == keeper.peer()[0]
     second.close()
 
 
 def test_a_killed_keeper_has_a_successor(settings: Settings) -> None:
-    first = ensure_keeper(settings)
+    first = ensure_keeper(settings, AGENT_WITH_KEEPER)
     pid = first.peer()[0]
     os.kill(pid, signal.SIGKILL)
     assert first.recv(20) is None
     first.close()
-    second = ensure_keeper(settings)
+    second = ensure_keeper(settings, AGENT_WITH_KEEPER)
     assert second.peer()[0] != pid
     end(second, settings)

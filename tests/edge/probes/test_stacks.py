@@ -12,7 +12,7 @@ import pytest
 
 from keepstep.edge.probes import stacks
 from keepstep.edge.probes.process import read_process
-from keepstep.model.verdict import Stack
+from keepstep.model.diagnosis import Stack
 from keepstep.testing.cluster import wait_for
 from tests.edge.probes.test_process import SLEEP, child
 

@@ -104,9 +104,9 @@ def test_a_file_of_another_size_is_no_page(tmp_path: Path) -> None:
 def test_one_owner_at_a_time(page: StatusPage, tmp_path: Path) -> None:
     onlooker = StatusPage(MEMORY, status_path(tmp_path, 3))
     assert onlooker.alive()
-    assert StatusPage.own(MEMORY, tmp_path, 3, patience_s=0) is None
+    assert StatusPage.own(MEMORY, tmp_path, 3) is None
     assert onlooker.alive(), "a refused second owner does not free the page"
-    other = StatusPage.own(MEMORY, tmp_path, 4, patience_s=0)
+    other = StatusPage.own(MEMORY, tmp_path, 4)
     assert other is not None
     other.close()
     onlooker.close()

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from keepstep.edge.store.manifest import FileSum
 from keepstep.edge.store.parts import (
-    Attempt,
     Item,
     Part,
     Sketch,
@@ -22,10 +21,11 @@ from keepstep.edge.store.parts import (
     survey_to_bytes,
 )
 from keepstep.errors import DamageError, IdentityError
+from keepstep.model.checkpoint import CheckpointAttempt
 from keepstep.model.layout import Shard
 from keepstep.model.snapshot import Stamp
 
-ATTEMPT = Attempt("job", Stamp(7, 2), 1234, (2, 3))
+ATTEMPT = CheckpointAttempt("job", Stamp(7, 2), 1234, (2, 3))
 WEIGHT = Sketch(("model", "w", 0), "ab" * 16, 48, "float32", (3, 4), Shard((6, 4), (3, 0)))
 SURVEY = {
     2: {"model.w.0": WEIGHT, "mine": Sketch(("mine",), "00" * 16, 3)},
@@ -109,7 +109,9 @@ def test_every_single_bit_and_every_cut_of_both_is_guarded() -> None:
     ],
     ids=["job", "step", "epoch", "attempt", "ranks", "node"],
 )
-def test_what_belongs_to_another_attempt_is_refused(other: Attempt, node: int, words: str) -> None:
+def test_what_belongs_to_another_attempt_is_refused(
+    other: CheckpointAttempt, node: int, words: str
+) -> None:
     with pytest.raises(IdentityError, match=words):
         survey_from_bytes(survey_to_bytes(other, node, {}), "here", ATTEMPT, 1)
     with pytest.raises(IdentityError, match=words):
@@ -121,7 +123,11 @@ def test_an_attempt_knows_its_files_from_those_of_all_others(
     mine: int, other: int, index: int
 ) -> None:
     attempt, stranger = replace(ATTEMPT, number=mine), replace(ATTEMPT, number=other)
-    for names in (Attempt.survey_name, Attempt.part_name, Attempt.data_name):
+    for names in (
+        CheckpointAttempt.survey_name,
+        CheckpointAttempt.part_name,
+        CheckpointAttempt.data_name,
+    ):
         assert attempt.owns(names(attempt, index))
         assert attempt.owns(names(stranger, index)) == (mine == other)
     assert not any(

@@ -24,10 +24,11 @@ from keepstep.edge.store.checked_file import SummedFile
 from keepstep.edge.store.store import Store
 from keepstep.edge.torch.dcp.read import Loaded, read_checkpoint
 from keepstep.edge.torch.dcp.tree import RankState
-from keepstep.edge.torch.dcp.write import write_checkpoint
 from keepstep.errors import ConfigError, DamageError, IdentityError, LayoutError, StoreError
 from keepstep.model.layout import Shard
+from tests.edge.torch.dcp.one_node import write_checkpoint
 
+ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
@@ -307,13 +308,14 @@ import os, sys, torch, torch.distributed as dist, torch.distributed.checkpoint a
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from keepstep.edge.store.parts import Attempt
+from keepstep.model.checkpoint import CheckpointAttempt
 from keepstep.edge.store.store import Store
 from keepstep.edge.torch.dcp.read import read_checkpoint
 from keepstep.edge.torch.dcp.tree import RankState
-from keepstep.edge.torch.dcp.write import publish, survey, write_checkpoint, write_part
+from keepstep.edge.torch.dcp.write import publish, survey, write_part
 from keepstep.model.layout import Shard
 from keepstep.model.snapshot import Stamp
+from tests.edge.torch.dcp.one_node import write_checkpoint
 
 where = sys.argv[1]
 dist.init_process_group("gloo")
@@ -385,7 +387,7 @@ if sys.argv[2] == "one node":
         states = [flat_state(r, t, found) for r, (t, found) in enumerate(gathered)]
         write_checkpoint(store, 3, "job", states, {}, {})
 else:
-    attempt = Attempt("job", Stamp(3, 1), 17, (1, 1))
+    attempt = CheckpointAttempt("job", Stamp(3, 1), 17, (1, 1))
     draft = store.draft(3, mine=attempt.owns) if rank == 0 else store.join(3)
     values = survey(draft, attempt, rank, [flat_state(rank, tree, by_path)])
     dist.barrier()
@@ -449,9 +451,8 @@ def test_two_fsdp2_ranks_write_and_read_and_one_process_reads_it_whole(
         str(tmp_path),
         nodes,
     ]
-    done = subprocess.run(
-        run, capture_output=True, text=True, timeout=110, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(run, capture_output=True, text=True, timeout=110, env=environ)
     assert done.returncode == 0, done.stderr[-4000:]
     expected = torch.load(tmp_path / "whole.pt")
     model = torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Linear(3, 1))
@@ -612,7 +613,7 @@ import os, signal, sys
 import torch
 from keepstep.edge.store.store import Store
 from keepstep.edge.torch.dcp.tree import RankState
-from keepstep.edge.torch.dcp.write import write_checkpoint
+from tests.edge.torch.dcp.one_node import write_checkpoint
 
 store = Store(sys.argv[1])
 states = [RankState(r, {"model": {"w": torch.full((50,), 2.0)}, "rank": r}) for r in (0, 1)]
@@ -657,7 +658,11 @@ def test_a_kill_at_any_moment_leaves_the_previous_one(store: Store) -> None:
         {"model": {"w": torch.ones(50)}, "rank": 1},
     )
     out = subprocess.run(
-        [sys.executable, "-c", KILLED, store._root], capture_output=True, text=True, timeout=110
+        [sys.executable, "-c", KILLED, store._root],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        cwd=ROOT,
     )
     assert out.returncode == 0, out.stderr[-3000:]
     calls, published = map(int, out.stdout.split())

@@ -7,12 +7,12 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-
 from keepstep.edge.torch.rendezvous import CALLED_OFF, Rendezvous, local_address, open_store
+from keepstep.model.rounds import NOBODY, Arrival, Verdict
+
 from keepstep.edge.torch.tcp_store import meet_embedded
 from keepstep.errors import ConfigError, MeetingError
 from keepstep.model.failure import Cause, Failure
-from keepstep.model.rounds import NOBODY, Arrival, Verdict
 from keepstep.testing.etcd import free_ports
 
 PATIENCE_S = 30.0

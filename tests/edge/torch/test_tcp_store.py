@@ -7,15 +7,110 @@ import contextlib
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from torch.distributed import DistNetworkError
 
-from keepstep.edge.torch.tcp_store import is_local, meet_embedded
+from keepstep.edge.os.loop import Loop
+from keepstep.edge.torch import tcp_store
+from keepstep.edge.torch.tcp_store import is_local, join_store, meet_embedded, open_embedded
 from keepstep.errors import MeetingError
+from keepstep.model.units import MS_NS, S_NS
+from keepstep.ports import KV
 from keepstep.testing.etcd import free_ports
 
 PATIENCE_S = 30.0
+
+
+class Opening:
+    """A store that is being opened, the loop, and what it was told."""
+
+    def __init__(self, loop: Loop, endpoint: tuple[str, int], within_s: float = PATIENCE_S) -> None:
+        self.opened: list[KV] = []
+        self.failed: list[str] = []
+        self.lost: list[str] = []
+        self.timer = open_embedded(
+            loop,
+            endpoint,
+            "j/",
+            self.opened.append,
+            self.failed.append,
+            self.lost.append,
+            within_s,
+        )
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    made = Loop()
+    made.after(int(PATIENCE_S) * S_NS, lambda: pytest.fail("it does not come about"))
+    yield made
+    made.close()
+
+
+def let_threads_end(loop: Loop, before: set[threading.Thread]) -> None:
+    """One in torch's store may abort the interpreter at its end."""
+
+    def look() -> None:
+        loop.after(10 * MS_NS, look)
+
+    look()
+    loop.run(lambda: set(threading.enumerate()) <= before)
+
+
+def test_of_many_that_open_it_one_hosts_it_and_all_find_the_same(loop: Loop) -> None:
+    before = set(threading.enumerate())
+    endpoint = ("127.0.0.1", free_port())
+    openings = [Opening(loop, endpoint) for _ in range(6)]
+    loop.run(lambda: all(opening.opened for opening in openings))
+    clients = [opening.opened[0] for opening in openings]
+    assert sum(client.hosted for client in clients) == 1
+    told: list[str | None] = []
+    for number, client in enumerate(clients):
+        client.swap("k", None, str(number), told.append)
+    loop.run(lambda: len(told) == 6)
+    assert len(set(told)) == 1
+    for client in clients:
+        client.close()
+    let_threads_end(loop, before)
+    assert not any(opening.lost or opening.failed for opening in openings)
+
+
+def test_nobody_there_is_a_failed_opening_and_may_be_cancelled(loop: Loop) -> None:
+    before = set(threading.enumerate())
+    endpoint = ("no.such.host.invalid", 9)
+    patient, hasty = Opening(loop, endpoint), Opening(loop, endpoint, 0.0)
+    loop.run(lambda: bool(hasty.failed))
+    assert "no.such.host.invalid:9" in hasty.failed[0]
+    patient.timer.cancel()
+    let_threads_end(loop, before)
+    assert patient.opened == patient.failed == patient.lost == hasty.opened == []
+
+
+def test_a_host_that_is_killed_is_a_lost_memory_for_who_waits_and_who_asks(loop: Loop) -> None:
+    before = set(threading.enumerate())
+    endpoint = ("127.0.0.1", free_port())
+    with hosting_process(endpoint[1]) as host:
+        waits, asks = Opening(loop, endpoint), Opening(loop, endpoint)
+        loop.run(lambda: bool(waits.opened and asks.opened))
+        assert not waits.opened[0].hosted
+        heard: list[object] = []
+        asks.opened[0].swap("x", None, "y", heard.append)
+        waits.opened[0].wait(["x"], None, heard.append)
+        loop.run(lambda: len(heard) == 2)
+        # over the connection that has waited: torch tries for long to make one to a dead host
+        waits.opened[0].wait(["k"], None, lambda found: pytest.fail("answered"))
+        host.kill()
+        host.wait()
+        asks.opened[0].read(["x"], lambda found: pytest.fail("answered"))
+        loop.run(lambda: bool(waits.lost and asks.lost))
+    for opening in (waits, asks):
+        assert len(opening.lost) == 1
+        assert f"127.0.0.1:{endpoint[1]} is gone" in opening.lost[0]
+    let_threads_end(loop, before)
 
 
 def free_port() -> int:
@@ -61,16 +156,21 @@ sys.stdin.read()
 """
 
 
-def test_a_lost_store_is_said_to_who_waits_and_to_who_asks() -> None:
-    endpoint = ("127.0.0.1", free_port())
-    host = subprocess.Popen(
-        [sys.executable, "-c", HOST, str(endpoint[1])],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+@contextlib.contextmanager
+def hosting_process(port: int) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", HOST, str(port)]
+    host = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert host.stdout and host.stdout.readline() == "hosts\n"
+        yield host
+    finally:
+        host.kill()
+        host.communicate()
+
+
+def test_a_lost_store_is_said_to_who_blocks() -> None:
+    endpoint = ("127.0.0.1", free_port())
+    with hosting_process(endpoint[1]) as host:
         kv = meet_embedded(endpoint, "j/", PATIENCE_S)
         with ThreadPoolExecutor(1) as thread:
             waiting = thread.submit(kv.another().wait, ["k"], None)
@@ -80,11 +180,33 @@ def test_a_lost_store_is_said_to_who_waits_and_to_who_asks() -> None:
                 MeetingError, match=rf"the meeting point 127\.0\.0\.1:{endpoint[1]} is gone"
             ):
                 waiting.result(PATIENCE_S)
-        with pytest.raises(MeetingError):
-            kv.read(["k"])
-    finally:
-        host.kill()
-        host.communicate()
+        for ask in (lambda: kv.read(["k"]), kv.another):
+            with pytest.raises(MeetingError):
+                ask()
+
+
+def test_a_connection_that_takes_too_long_is_tried_again_while_the_host_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    endpoint = ("127.0.0.1", free_port())
+    kv = meet_embedded(endpoint, "j/", PATIENCE_S)
+    kv.swap("k", None, "x")
+    late = 0
+
+    def join_late(where: tuple[str, int], within_s: float) -> object:
+        nonlocal late
+        if late < most_late:
+            late += 1
+            raise DistNetworkError("timed out")
+        return join_store(where, within_s)
+
+    monkeypatch.setattr(tcp_store, "join_store", join_late)
+    most_late = 2
+    assert kv.another().read(["k"]) == ["x"]
+    assert late == 2
+    most_late = 100
+    with pytest.raises(MeetingError, match="timed out"):
+        kv.another()
 
 
 def test_something_else_at_the_endpoint_is_said() -> None:

@@ -25,8 +25,8 @@ from keepstep.edge.os.journal import Journal, read_journal
 from keepstep.edge.probes import memory, stacks
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_page import read_status
+from keepstep.model.diagnosis import Diagnosis, Strength
 from keepstep.model.units import S_NS
-from keepstep.model.verdict import Strength, Verdict
 from keepstep.runtime.agent.monitor import Watch
 from keepstep.testing.cluster import wait_for
 
@@ -42,7 +42,7 @@ from keepstep.model.snapshot import Phase
 
 job_dir, fault = Path(sys.argv[1]), sys.argv[4]
 rank, world_size, at_step = int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[5])
-page = StatusPage.own(MEMORY, job_dir, rank, patience_s=30)
+page = StatusPage.own(MEMORY, job_dir, rank)
 page.publish(rank=rank, world_size=world_size, pid=os.getpid(), epoch=1, phase=Phase.STARTING)
 
 def lock():
@@ -138,15 +138,15 @@ def ranks(tmp_path: Path) -> Iterator[Ranks]:
     found.end()
 
 
-def verdicts(watch: Watch) -> list[Verdict]:
+def verdicts(watch: Watch) -> list[Diagnosis]:
     """The first that are told."""
-    found: list[Verdict] = wait_for(
+    found: list[Diagnosis] = wait_for(
         lambda: watch.tick(time.monotonic_ns()), lambda: "no verdict", PATIENCE_S
     )
     return found
 
 
-def told_within(watch: Watch, seconds: float) -> list[Verdict]:
+def told_within(watch: Watch, seconds: float) -> list[Diagnosis]:
     """All that are told in that time."""
     until, found = time.monotonic() + seconds, []
     while time.monotonic() < until:
@@ -279,7 +279,7 @@ def test_a_culprit_on_another_node_is_not_ours_to_kill(ranks: Ranks) -> None:
     wait_for(have_both_got_stuck, lambda: "not stuck", PATIENCE_S)
     os.kill(pids[1], signal.SIGSTOP)
 
-    def told() -> list[Verdict]:
+    def told() -> list[Diagnosis]:
         assert here.tick(time.monotonic_ns()) == []
         return there.tick(time.monotonic_ns())
 

@@ -12,8 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from keepstep.core.wire.conversations import AGENT_WITH_PROCESS, PROCESS_WITH_AGENT
 from keepstep.edge.net.unix_socket import Mailbox
 from keepstep.model.launch import Place
+from keepstep.model.messages.agent_rank import (
+    BecomeRank,
+    PeerLostNotice,
+    RankHere,
+    RegroupAt,
+    StandbyReady,
+)
 from keepstep.runtime.agent.rank_server import RankLines
 from keepstep.runtime.rank.agent_client import SOCKET, AgentLine, MeetAgain
 
@@ -22,21 +30,21 @@ PLACE = Place(3, 0, 1, 0, 2, "127.0.0.1", 7777)
 
 def pair() -> tuple[Mailbox, Mailbox]:
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    return Mailbox(ends[0]), Mailbox(ends[1])
+    return Mailbox(ends[0], AGENT_WITH_PROCESS), Mailbox(ends[1], PROCESS_WITH_AGENT)
 
 
 def test_an_order_is_for_one_meeting_and_a_newer_loss_overtakes_it() -> None:
     agent, rank = pair()
     told: list[str] = []
     line = AgentLine(rank, 1, told.append)
-    assert agent.recv(20) == {"kind": "rank", "rank": 1, "pid": os.getpid()}
-    agent.send({"kind": "lost", "why": "rank 0 is gone"})
-    agent.send({"kind": "regroup", "attempt": 1, "host": "h", "port": 5})
+    assert agent.recv(20) == RankHere(1, os.getpid())
+    agent.send(PeerLostNotice("rank 0 is gone"))
+    agent.send(RegroupAt(1, "h", 5))
     assert line.order(20) == MeetAgain(1, "h", 5) and told == ["rank 0 is gone"]
     assert line.order(0) is None, "it has been followed"
-    agent.send({"kind": "regroup", "attempt": 2, "host": "h", "port": 5})
-    agent.send({"kind": "lost", "why": "rank 2 is gone"})
-    agent.send({"kind": "regroup", "attempt": 3, "host": "h", "port": 6})
+    agent.send(RegroupAt(2, "h", 5))
+    agent.send(PeerLostNotice("rank 2 is gone"))
+    agent.send(RegroupAt(3, "h", 6))
     while len(told) < 2:
         threading.Event().wait(0.01)
     assert line.order(20) == MeetAgain(3, "h", 6)
@@ -58,7 +66,7 @@ def connect(lines: RankLines, rank: int) -> tuple[AgentLine, int]:
     assert line is not None
     lines.accept()
     heard = lines.hear(os.getpid())
-    assert heard is not None and (heard["kind"], heard["rank"]) == ("rank", rank)
+    assert heard == RankHere(rank, os.getpid())
     return line, os.getpid()
 
 
@@ -105,15 +113,11 @@ def test_without_an_agent_there_is_no_line(tmp_path: Path) -> None:
 
 def test_the_process_that_stands_by_becomes_a_rank_once(lines: RankLines) -> None:
     assert lines.become(("python", "x.py"), {"RANK": "1"}) is None
-    box = Mailbox.connect(lines.path, 5)
-    box.send({"kind": "standby", "pid": os.getpid()})
+    box = Mailbox.connect(lines.path, 5, PROCESS_WITH_AGENT)
+    box.send(StandbyReady(os.getpid()))
     lines.accept()
     lines.hear(os.getpid())
     assert lines.become(("python", "x.py"), {"RANK": "1"}) == os.getpid()
-    assert box.recv(20) == {
-        "kind": "become",
-        "command": ["python", "x.py"],
-        "environ": {"RANK": "1"},
-    }
+    assert box.recv(20) == BecomeRank(("python", "x.py"), {"RANK": "1"})
     assert lines.become(("python", "x.py"), {"RANK": "1"}) is None
     box.close()

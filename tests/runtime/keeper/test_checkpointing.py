@@ -27,11 +27,12 @@ from keepstep.edge.torch import checkpoint
 from keepstep.edge.torch.capture import Copy
 from keepstep.edge.torch.state import Protected
 from keepstep.model.mesh import Member, Mesh
+from keepstep.model.messages.keeper_rank import CheckpointDone
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import KIB
 from keepstep.runtime.job_name import job_hash
-from keepstep.runtime.keeper.checkpointing import OVERWRITTEN, Persisting
-from keepstep.runtime.keeper.persister_client import PersisterChild
+from keepstep.runtime.keeper.checkpointing import OVERWRITTEN, Checkpointing
+from keepstep.runtime.keeper.persister_client import PersisterClient, persister_command
 
 RANKS = (1, 2)
 WORLD = sum(RANKS)
@@ -74,16 +75,16 @@ class Asker:
     """A rank that has asked."""
 
     def __init__(self) -> None:
-        self.heard: list[dict[str, Any]] = []
+        self.heard: list[CheckpointDone] = []
 
-    def send(self, message: dict[str, Any], /) -> bool:
+    def send(self, message: CheckpointDone, /) -> bool:
         self.heard.append(message)
         return True
 
 
 class Cluster:
-    """Nodes with a keeper's `Persisting` each, and the network: orders and answers wait in `posted`
-    until they are carried.
+    """Nodes with a keeper's `Checkpointing` each, and the network: orders and answers wait in
+    `posted` until they are carried.
 
     `on_order(node, act)` is called before an order is carried; False loses it.
     """
@@ -97,14 +98,16 @@ class Cluster:
         self.posted: deque[Callable[[], None]] = deque()
         self.on_order: Callable[[int, str], bool | None] = lambda node, act: True
         self.settings = [self._settings(node) for node in range(len(RANKS))]
-        self.children = [PersisterChild(s, self.selector) for s in self.settings]
+        self.children = [
+            PersisterClient(persister_command(s), self.selector) for s in self.settings
+        ]
         self.nodes = [
-            Persisting(s, MEMORY, CLOCK, Journal(s.journal_path, "keeper"), child)
+            Checkpointing(s.job_dir, MEMORY, CLOCK, Journal(s.journal_path, "keeper"), child)
             for s, child in zip(self.settings, self.children, strict=True)
         ]
         for child in self.children:
             child.start()
-        self.new_round(1)
+        self.new_mesh(1)
 
     def _settings(self, node: int) -> Settings:
         config = {"job": "j", "store": str(self.where / "store"), "keep": "latest:1"}
@@ -118,9 +121,9 @@ class Cluster:
             "j",
         )
 
-    def new_round(self, number: int) -> None:
-        for node, persisting in enumerate(self.nodes):
-            persisting.meet(Mesh(number, node, self.members, "s" * 16), self._order)
+    def new_mesh(self, number: int) -> None:
+        for node, checkpointing in enumerate(self.nodes):
+            checkpointing.join_mesh(Mesh(number, node, self.members, "s" * 16), self._order)
 
     def _order(self, node: int, act: str, stamp: Stamp, attempt: int) -> None:
         def carry() -> None:
@@ -165,7 +168,7 @@ class Cluster:
     def step(self, *steps: int) -> None:
         """The leader looks: every rank holds these steps."""
         holding = Holding(frozenset(Stamp(s, 1) for s in steps), None, max(steps))
-        self.nodes[0].step([holding] * WORLD, WORLD, True)
+        self.nodes[0].advance([holding] * WORLD, WORLD, True)
 
     def run(self, until: Callable[[], bool]) -> None:
         """Persisters answer and words are carried, until it is so."""
@@ -181,14 +184,14 @@ class Cluster:
     def settle(self) -> None:
         self.run(lambda: not self.posted and not any(node.pending for node in self.nodes))
 
-    def persist(self, *steps: int) -> dict[str, Any]:
+    def persist(self, *steps: int) -> CheckpointDone:
         """Ask for the last of these steps, and the outcome."""
         asker = Asker()
         self.nodes[0].ask(asker, steps[-1], "a test asks", ticket=7)
         self.step(*steps)
         self.run(lambda: bool(asker.heard))
         (heard,) = asker.heard
-        assert (heard["kind"], heard["ticket"]) == ("persisted", 7)
+        assert heard.ticket == 7
         return heard
 
     def events(self, kind: str) -> list[str]:
@@ -223,7 +226,7 @@ def test_two_nodes_write_one_checkpoint_that_every_rank_and_one_alone_load(
     seen: list[tuple[int, str, bool]] = []
     cluster.on_order = lambda node, act: seen.append((node, act, cluster.movable(0, 0)))
     cluster.capture(4)
-    assert cluster.persist(4)["ok"] is True
+    assert cluster.persist(4).ok is True
     cluster.settle()
     assert seen == [(1, "survey", False), (1, "part", False)], (
         "the leader's slots stand still while it writes"
@@ -236,19 +239,13 @@ def test_two_nodes_write_one_checkpoint_that_every_rank_and_one_alone_load(
 
     cluster.capture(6)
     heard = cluster.persist(6)
-    assert heard["ok"] and "removed steps [4]" in heard["why"] and cluster.stored() == [6]
+    assert heard.ok and "removed steps [4]" in heard.why and cluster.stored() == [6]
     heard = cluster.persist(6)
-    assert heard == {
-        "kind": "persisted",
-        "ticket": 7,
-        "ok": True,
-        "step": 6,
-        "why": "step 6 is already in the store",
-    }
+    assert heard == CheckpointDone(7, True, 6, "step 6 is already in the store")
 
     cluster.nodes[0]._newest = None  # a keeper that knows nothing of it, as after a restart
     heard = cluster.persist(6)
-    assert heard["ok"] and heard["why"] == "step 6 is in the store already, and intact"
+    assert heard.ok and heard.why == "step 6 is in the store already, and intact"
     cluster.settle()
     assert cluster.all_movable() and cluster.stored() == [6]
 
@@ -278,7 +275,7 @@ def test_a_slot_that_is_overwritten_before_the_order_comes_means_a_newer_step(
     cluster.capture(5, nodes=(0,))
     cluster.step(5)
     cluster.run(lambda: bool(asker.heard))
-    assert (asker.heard[0]["ok"], asker.heard[0]["step"]) == (True, 5)
+    assert (asker.heard[0].ok, asker.heard[0].step) == (True, 5)
     cluster.settle()
     assert cluster.stored() == [5] and cluster.all_movable()
     cluster.prove(5)
@@ -291,14 +288,14 @@ def test_what_dies_in_an_attempt_fails_it_and_the_next_one_is_none_the_worse(
 
     def kill_persister(node: int, act: str) -> None:
         if act == "part":
-            child = cluster.children[node]._child
-            assert child is not None
-            os.kill(child.pid, signal.SIGKILL)
-            child.wait()
+            pid = cluster.children[node].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
     cluster.on_order = kill_persister
     heard = cluster.persist(4)
-    assert not heard["ok"] and heard["why"].startswith("node 1: ")
+    assert not heard.ok and heard.why.startswith("node 1: ")
     cluster.settle()
     assert cluster.stored() == [] and cluster.all_movable()
 
@@ -310,18 +307,18 @@ def test_what_dies_in_an_attempt_fails_it_and_the_next_one_is_none_the_worse(
 
     cluster.on_order = lose
     heard = cluster.persist(4)
-    assert heard["why"] == "node 1: its link is dead" and not heard["ok"]
+    assert heard.why == "node 1: its link is dead" and not heard.ok
     cluster.settle()
     assert cluster.stored() == [] and cluster.all_movable()
 
     def next_round(node: int, act: str) -> bool:
         if act == "part":
-            cluster.posted.append(lambda: cluster.new_round(2))
+            cluster.posted.append(lambda: cluster.new_mesh(2))
         return act != "part"
 
     cluster.on_order = next_round
     heard = cluster.persist(4)
-    assert heard["why"] == "round 2 begins" and not heard["ok"]
+    assert heard.why == "mesh 2 begins" and not heard.ok
     cluster.settle()
     assert cluster.stored() == [] and cluster.all_movable()
 
@@ -337,7 +334,7 @@ def test_what_dies_in_an_attempt_fails_it_and_the_next_one_is_none_the_worse(
         late.append(number)
 
     cluster.on_order = answer_for_others
-    assert cluster.persist(4)["ok"]
+    assert cluster.persist(4).ok
     cluster.nodes[0].answered(1, "part", late[-1], False, "too late")
     cluster.settle()
     assert cluster.stored() == [4] and cluster.all_movable()
@@ -351,9 +348,9 @@ def test_a_node_that_does_not_lead_says_so(cluster: Cluster) -> None:
     asker, waiting = Asker(), Asker()
     cluster.nodes[1].ask(asker, 4, "a test asks")
     cluster.nodes[0].ask(waiting, 4, "a test asks")
-    cluster.nodes[0].meet(Mesh(2, 1, cluster.members, "s" * 16), cluster._order)
+    cluster.nodes[0].join_mesh(Mesh(2, 1, cluster.members, "s" * 16), cluster._order)
     for heard, node in ((asker.heard, 1), (waiting.heard, 1)):
-        assert [(h["ok"], h["why"]) for h in heard] == [
+        assert [(h.ok, h.why) for h in heard] == [
             (False, f"expected to be asked on the node that leads, 0, found node {node}")
         ]
     assert not any(node.pending for node in cluster.nodes)
@@ -363,10 +360,10 @@ def test_a_store_that_cannot_be_written_is_answered_and_leaves_the_slots(cluster
     cluster.capture(4)
     (cluster.where / "store").write_text("in the way")
     heard = cluster.persist(4)
-    assert not heard["ok"] and "StoreError" in heard["why"]
+    assert not heard.ok and "StoreError" in heard.why
     cluster.settle()
     assert cluster.all_movable()
     (cluster.where / "store").unlink()
-    assert cluster.persist(4)["ok"]
+    assert cluster.persist(4).ok
     cluster.settle()
     cluster.prove(4)

@@ -21,6 +21,7 @@ from torch import nn
 
 import keepstep
 from keepstep.config import resolve
+from keepstep.core.wire.conversations import AGENT_WITH_KEEPER, RANK_WITH_KEEPER
 from keepstep.edge.net.unix_socket import Mailbox
 from keepstep.edge.os.journal import read_journal
 from keepstep.edge.os.processes import ensure_keeper
@@ -36,10 +37,13 @@ from keepstep.errors import (
     MemoryBudgetError,
     StoreError,
 )
+from keepstep.model.messages.keeper_agent import AgentHere, JobEnded
+from keepstep.model.messages.keeper_rank import JoinVote
 from keepstep.model.snapshot import SlotState, SlotView, Stamp
 from keepstep.model.units import PAGE_BYTES
+from keepstep.ports import Acts
 from keepstep.runtime.rank import session
-from keepstep.runtime.rank.capture import Capturing
+from keepstep.runtime.rank.capture import Capture, Holdings
 from keepstep.runtime.slot_locks import pin_one, unpin
 
 Settings = dict[str, Any]
@@ -61,10 +65,10 @@ def settings(tmp_path: Path) -> Iterator[Settings]:
     if session._current is not None:
         session._current.close(ok=False)  # of a test that failed
     for directory in arena.iterdir():
-        box = Mailbox.connect(directory / "keeper.sock", timeout_s=5)
+        box = Mailbox.connect(directory / "keeper.sock", 5, AGENT_WITH_KEEPER)
         pidfd = os.pidfd_open(box.peer()[0])
-        box.send({"kind": "agent"})
-        box.send({"kind": "end", "ok": True, "why": "the test is over"})
+        box.send(AgentHere(os.getpid()))
+        box.send(JobEnded(True, "the test is over"))
         assert select.select([pidfd], [], [], 20)[0], "the keeper does not go"
         os.close(pidfd)
         box.close()
@@ -128,9 +132,14 @@ def run(settings: Settings, training: Training, total: int, leave: bool = False)
     job = keepstep.protect(settings, **training.stateful)
     for _ in job.steps(total):
         job.report(loss=training.step())
-        assert job._capturing.drain(20), "steps as short as these would be skipped now and then"
+        assert drained(job), "steps as short as these would be skipped now and then"
     job.close(ok=not leave)
     return job
+
+
+def drained(job: keepstep.Job) -> bool:
+    """Whether everything that was being captured is sealed, within a while."""
+    return job._drain(job._rank.drain, within_s=20)
 
 
 def slot_bytes(settings: Settings) -> list[bytes]:
@@ -220,7 +229,7 @@ def test_a_schedule_already_done_runs_no_step(settings: Settings) -> None:
 def test_plain_values_through_the_job(settings: Settings) -> None:
     job = keepstep.protect(settings, best=9.0, seen=[])
     for step in job.steps(3):
-        assert job._capturing.drain(20)
+        assert drained(job)
         job.state["best"] = 1.0 / (step + 1)
         job.state["seen"].append(step)
     job.close(ok=False)
@@ -233,7 +242,7 @@ def test_plain_values_through_the_job(settings: Settings) -> None:
 def test_the_loss_is_kept_with_the_snapshot(settings: Settings) -> None:
     job = keepstep.protect(settings, x=1)
     for step in job.steps(3):
-        assert job._capturing.drain(20)
+        assert drained(job)
         job.report(loss=torch.tensor([0.5 * step]))
     job.close(ok=False)
     losses = {}
@@ -289,14 +298,14 @@ def test_a_snapshot_that_is_damaged_after_it_proved_is_asked_for_anew(
     """Nobody else has it here: the one before it serves."""
     run(settings, Training(), 9, leave=True)
     index, stamp = newest(settings)
-    verified = Capturing.verified
+    prove = Capture.prove
 
-    def then_damaged(self: Capturing) -> tuple[dict[Stamp, int], int | None]:
-        found = verified(self)
+    def then_damaged(self: Capture) -> Acts[Holdings]:
+        found = yield from prove(self)
         damage(slot_path(job_dir(settings), 0, index), PAGE_BYTES + 100)
         return found
 
-    monkeypatch.setattr(Capturing, "verified", then_damaged)
+    monkeypatch.setattr(Capture, "prove", then_damaged)
     training = Training(seed=99)
     job = keepstep.protect(settings, **training.stateful)
     assert -1 < job.step < stamp.step
@@ -311,16 +320,16 @@ def test_whoever_hears_that_a_snapshot_is_sealed_can_pin_it(
 ) -> None:
     """Else the keeper, which does so at once, finds it locked, and its copies are late."""
     found = []
-    set_view = Capturing._set_view
+    set_view = Capture._set_view
 
-    def pinned_before(self: Capturing, index: int, view: SlotView, **changes: Any) -> None:
+    def pinned_before(self: Capture, index: int, view: SlotView, **changes: Any) -> None:
         if view.state is SlotState.SEALED:
             slot = pin_one(MEMORY, job_dir(settings), view.stamp, 0)
             found.append(slot is not None)
             unpin([slot] if slot is not None else [])
         set_view(self, index, view, **changes)
 
-    monkeypatch.setattr(Capturing, "_set_view", pinned_before)
+    monkeypatch.setattr(Capture, "_set_view", pinned_before)
     run(settings, Training(), 5)
     assert len(found) > 1 and all(found)
 
@@ -394,7 +403,7 @@ def test_another_job_s_arena_is_refused_and_not_touched(settings: Settings) -> N
 
 
 def ensure_keeper_of(settings: Settings) -> Mailbox:
-    return ensure_keeper(resolve(settings, {}, "unused"))
+    return ensure_keeper(resolve(settings, {}, "unused"), RANK_WITH_KEEPER)
 
 
 def test_a_living_duplicate_is_refused(settings: Settings) -> None:
@@ -424,16 +433,7 @@ def test_another_world_size_without_a_store_is_refused_and_nothing_is_lost(
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     other_rank = ensure_keeper_of(settings)
-    other_rank.send(
-        {
-            "kind": "join",
-            "rank": 1,
-            "world_size": 2,
-            "incarnation": 1,
-            "holds": [],
-            "foreign_world": None,
-        }
-    )
+    other_rank.send(JoinVote(1, 2, 1, ()))
     with pytest.raises(
         KeeperError,
         match=r"state for 1 ranks and the job has 2 now; .* "
@@ -493,7 +493,7 @@ import os, signal, sys
 import keepstep
 job = keepstep.protect({settings!r}, x=1)
 for step in job.steps(1000):
-    assert job._capturing.drain(20)
+    assert job._drain(job._rank.drain, 20)
     if step == 3:
         os.kill(os.getpid(), signal.SIGTERM)
         signal.pause()
@@ -560,7 +560,5 @@ def test_a_step_that_came_from_the_store_is_known_to_be_there(
     job = keepstep.protect(stored, **Training().stateful)
     assert job.step == 4
     outcome = job.persist(wait=True).result()
-    assert (outcome["ok"], outcome["step"]) == (True, 4) and "already in the store" in outcome[
-        "why"
-    ]
+    assert (outcome.ok, outcome.step) == (True, 4) and "already in the store" in outcome.why
     job.close(ok=False)

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from keepstep.core.wire.conversations import RANK_WITH_KEEPER
 from keepstep.edge.os.processes import ensure_keeper
 from keepstep.edge.shm.memory import MEMORY
-from keepstep.edge.shm.node_safety_file import read_standing
+from keepstep.edge.shm.node_safety_file import read_node_safety
 from keepstep.edge.shm.slot import rank_dir, slot_paths
 from keepstep.model.mesh import Mesh
+from keepstep.model.messages.keeper_rank import BeginMesh
 from keepstep.model.units import MIB
 from keepstep.testing.cluster import Cluster, wait_for
 
@@ -25,7 +27,7 @@ from keepstep.testing.cluster import Cluster, wait_for
 )
 def test_every_step_is_committed(tmp_path: Path, policy: str, nodes: int) -> None:
     with Cluster(tmp_path, nodes, policy) as cluster:
-        assert cluster.resume()["source"] == "fresh"
+        assert cluster.resume().source == "fresh"
         cluster.train(0, 5)
         assert cluster.committed() == [5] * nodes
 
@@ -51,7 +53,7 @@ def test_lost_nodes_come_back_from_the_others(
             machine.kill_ranks()
         cluster.replace(*lost)
         offer = cluster.resume()
-        assert (offer["source"], offer["step"]) == ("memory", 6)
+        assert (offer.source, offer.step) == ("memory", 6)
         fetched = [e for m in cluster.machines for e in m.events() if e.kind == "fetched"]
         assert sorted(e.data["rank"] for e in fetched) == sorted(
             r for n in lost for r in (2 * n, 2 * n + 1)
@@ -65,7 +67,7 @@ def test_a_dead_process_moves_no_bytes(tmp_path: Path) -> None:
         cluster.train(0, 4)
         before = cluster.wire_bytes()
         offer = cluster.restart()
-        assert (offer["source"], offer["step"]) == ("memory", 4)
+        assert (offer.source, offer.step) == ("memory", 4)
         assert cluster.wire_bytes() == before
 
 
@@ -78,8 +80,7 @@ def test_more_lost_than_the_policy_survives_is_told(tmp_path: Path) -> None:
         cluster.replace(2, 3)  # a whole group
         offer = cluster.resume()
         assert (
-            offer["source"] == "fresh"
-            and "no node's memory has anything of ranks 2, 3" in offer["why"]
+            offer.source == "fresh" and "no node's memory has anything of ranks 2, 3" in offer.why
         )
 
 
@@ -95,7 +96,7 @@ def test_a_keeper_that_dies_costs_nothing(tmp_path: Path, node: int) -> None:
         cluster.wait_committed(4)
         cluster.train(5, 7)
         offer = cluster.restart()
-        assert (offer["source"], offer["step"]) == ("memory", 7)
+        assert (offer.source, offer.step) == ("memory", 7)
 
 
 @pytest.mark.parametrize("policy", ["copies:2", "parity:3"])
@@ -108,13 +109,13 @@ def test_a_second_node_lost_while_restoring(tmp_path: Path, policy: str) -> None
         for machine in cluster.machines:
             machine.kill_ranks()
         cluster.replace(1)
-        cluster.begin_round()
+        cluster.begin_mesh()
         cluster.hear()
         for machine in cluster.machines:
             machine.kill_ranks()
         cluster.replace(1)  # the replacement itself goes again: the others still have all of it
         offer = cluster.resume()
-        assert (offer["source"], offer["step"]) == ("memory", 3)
+        assert (offer.source, offer.step) == ("memory", 3)
         cluster.train(4, 5)
 
 
@@ -127,12 +128,12 @@ def test_ranks_may_live_elsewhere_after_a_restart(tmp_path: Path, policy: str) -
             machine.kill_ranks()
         cluster.machines = [cluster.machines[2], cluster.machines[0], cluster.machines[1]]
         offer = cluster.resume()
-        assert (offer["source"], offer["step"]) == ("memory", 3)
+        assert (offer.source, offer.step) == ("memory", 3)
         cluster.train(4, 6)
         for machine in cluster.machines:
             machine.kill_ranks()
         cluster.replace(0)
-        assert cluster.resume()["step"] == 6
+        assert cluster.resume().step == 6
 
 
 def test_a_node_lost_in_the_middle_of_copying(tmp_path: Path) -> None:
@@ -150,7 +151,7 @@ def test_a_node_lost_in_the_middle_of_copying(tmp_path: Path) -> None:
                 machine.kill_ranks()
             cluster.replace(seed // 2)
             offer = cluster.resume()
-            assert offer["source"] == "memory" and offer["step"] in (3, 4)
+            assert offer.source == "memory" and offer.step in (3, 4)
 
 
 def test_a_flipped_bit_in_a_copy_is_found_and_mended(tmp_path: Path) -> None:
@@ -166,7 +167,7 @@ def test_a_flipped_bit_in_a_copy_is_found_and_mended(tmp_path: Path) -> None:
             machine.kill_ranks()
         cluster.replace(0)
         offer = cluster.resume()
-        assert (offer["source"], offer["step"]) == ("memory", 3)
+        assert (offer.source, offer.step) == ("memory", 3)
 
 
 def test_a_flipped_bit_in_a_parity_is_found_and_mended(tmp_path: Path) -> None:
@@ -182,7 +183,7 @@ def test_a_flipped_bit_in_a_parity_is_found_and_mended(tmp_path: Path) -> None:
             machine.kill_ranks()
         cluster.replace(0)
         offer = cluster.resume()
-        assert (offer["source"], offer["step"]) == ("memory", 3)
+        assert (offer.source, offer.step) == ("memory", 3)
 
 
 @pytest.mark.parametrize(("policy", "nodes"), [("copies:2", 2), ("parity:3", 3)])
@@ -197,7 +198,7 @@ def test_a_flipped_bit_in_a_snapshot_itself_is_mended_from_the_others(
             lambda: any(e.kind == "mended" for e in cluster.machines[1].events()), cluster.story
         )
         offer = cluster.restart()
-        assert (offer["source"], offer["step"]) == ("memory", 3)
+        assert (offer.source, offer.step) == ("memory", 3)
 
 
 def test_a_snapshot_that_cannot_be_fetched_leaves_its_ranks_slots_as_they_are(
@@ -212,7 +213,7 @@ def test_a_snapshot_that_cannot_be_fetched_leaves_its_ranks_slots_as_they_are(
         before = slot_paths(MEMORY, job_dir, 0)
         cluster.flip(".", 0, rank=0, step=5, at=4096 + 777)
         cluster.flip("held", 1, rank=0, step=5, at=4096 + 777)
-        assert cluster.restart()["step"] == 4
+        assert cluster.restart().step == 4
         assert any(e.kind == "fetch-failed" for e in cluster.machines[0].events())
         assert (
             slot_paths(MEMORY, job_dir, 0) == before
@@ -225,7 +226,7 @@ def test_which_nodes_may_be_lost(tmp_path: Path) -> None:
     with Cluster(tmp_path, 4, "copies:2") as cluster:
 
         def told(node: int) -> dict[str, Any]:
-            return read_standing(MEMORY, cluster.machines[node].settings.job_dir) or {}
+            return read_node_safety(MEMORY, cluster.machines[node].settings.job_dir) or {}
 
         cluster.resume()
         cluster.train(0, 3)
@@ -260,7 +261,7 @@ def test_what_replicas_agree_in_does_not_cross_the_wire(tmp_path: Path) -> None:
             machine.kill_ranks()
         cluster.replace(0)
         offer = cluster.resume()  # which compares every restored byte
-        assert (offer["source"], offer["step"]) == ("memory", 2)
+        assert (offer.source, offer.step) == ("memory", 2)
 
 
 @pytest.mark.parametrize("node", [0, 1])
@@ -270,26 +271,24 @@ def test_a_keeper_that_dies_while_its_ranks_ask_where_to_resume(tmp_path: Path, 
         cluster.train(0, 3)
         for machine in cluster.machines:
             machine.kill_ranks()
-        cluster.begin_round()
+        cluster.begin_mesh()
         machine = cluster.machines[node]
         machine.kill_keeper()
         machine.start()
         for rank in machine.ranks:
             rank.box.close()
-            rank.box = ensure_keeper(rank.settings)
-            rank.join()  # before the keeper has heard of any round
+            rank.box = ensure_keeper(rank.settings, RANK_WITH_KEEPER)
+            rank.join()  # before the keeper has heard of any mesh
         assert machine.box is not None and cluster.members is not None
         members = tuple(
             replace(m, incarnation=machine.incarnation) if m.node == node else m
             for m in cluster.members
         )
-        machine.box.send(
-            {"kind": "mesh", **Mesh(cluster.round, node, members, cluster.secret).to_json()}
-        )
+        machine.box.send(BeginMesh(Mesh(cluster.mesh_version, node, members, cluster.secret)))
 
         def all_go() -> bool:
             cluster.hear()
             return all(r.epoch is not None for r in cluster.ranks)
 
         wait_for(all_go, cluster.story)
-        assert {(r.offer or {})["step"] for r in cluster.ranks} == {3}
+        assert {r.offer and r.offer.step for r in cluster.ranks} == {3}

@@ -77,4 +77,4 @@ def test_every_flip_at_rest_is_found_and_mended(tmp_path: Path, policy: str, nod
             machine.kill_ranks()
         cluster.replace(0)
         offer = cluster.resume()  # which compares every restored byte
-        assert (offer["source"], offer["step"]) == ("memory", 3)
+        assert (offer.source, offer.step) == ("memory", 3)

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from keepstep.core.wire.conversations import RANK_WITH_KEEPER
 from keepstep.edge.os.processes import ensure_keeper
+from keepstep.model.messages.keeper_rank import CountTraffic, Goodbye
 from keepstep.testing.cluster import Cluster, Machine, wait_for
 
 
@@ -32,7 +34,7 @@ def test_a_node_is_lost_and_the_ranks_change_their_nodes(
         cluster.machines = [*cluster.machines[1:], cluster.machines[0]]
         cluster.secret = secrets.token_hex(16)  # as sessions do, which make one for each start
         offer = cluster.resume()
-        assert (offer["source"], offer["step"]) == ("memory", 3)
+        assert (offer.source, offer.step) == ("memory", 3)
         cluster.train(4, 5)
 
 
@@ -47,14 +49,12 @@ class Keeper:
 
     def say_bye(self) -> None:
         for rank in self.machine.ranks:
-            assert rank.box.send(
-                {"kind": "bye", "rank": rank.rank, "ok": True, "why": "ended well"}
-            )
+            assert rank.box.send(Goodbye(rank.rank, True, "ended well"))
 
     def still_answers(self) -> bool:
         """Says so itself, after it has heard and decided all that was said to it before."""
-        box = ensure_keeper(self.machine.settings)
-        box.send({"kind": "count"})
+        box = ensure_keeper(self.machine.settings, RANK_WITH_KEEPER)
+        box.send(CountTraffic())
         answer = box.recv(20)
         box.close()
         return answer is not None and not self.has_gone(0)
@@ -100,7 +100,7 @@ def test_what_a_node_holds_outlives_its_own_ranks_good_end(tmp_path: Path) -> No
         cluster.replace(1)
         cluster.machines[0].start()
         offer = cluster.resume()
-        assert (offer["source"], offer["step"]) == ("memory", 3)
+        assert (offer.source, offer.step) == ("memory", 3)
 
 
 def test_a_leading_keeper_that_died_meanwhile_is_told_again_who_ended(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.core.economics.costs import Protection, parse_protection
+from keepstep.core.economics.costs import ClusterPolicy, parse_cluster_policy
 from keepstep.errors import ConfigError
 from keepstep.model.cluster import DAY_S, Cluster, FailureKind, Scope
 from keepstep.model.topology import Copies
@@ -33,7 +33,7 @@ def walked(
     policy: str, *failures: tuple[float, FailureKind, int], cluster: Cluster = CLUSTER
 ) -> Outcome:
     happened = [Failure(at_s, kind, node) for at_s, kind, node in failures]
-    return walk(cluster, prepare(cluster, parse_protection(policy)), happened, DAY, 0)
+    return walk(cluster, prepare(cluster, parse_cluster_policy(policy)), happened, DAY, 0)
 
 
 def test_without_failures_all_time_is_training() -> None:
@@ -91,7 +91,7 @@ def test_a_rack_takes_its_nodes_and_memory_survives_it() -> None:
         "placed apart"
     )
     with pytest.raises(ConfigError, match="copies:2"):
-        prepare(replace(FREE, nodes_per_rack=10), Protection(Copies(2)))
+        prepare(replace(FREE, nodes_per_rack=10), ClusterPolicy(Copies(2)))
 
 
 def test_two_nodes_of_a_group_during_one_recovery_need_the_store() -> None:
@@ -243,7 +243,7 @@ def test_more_checkpoints_that_cost_nothing_never_lose_more(
 
 def test_seeds_repeat_and_differ() -> None:
     assert draw(CLUSTER, 30, 7) == draw(CLUSTER, 30, 7) != draw(CLUSTER, 30, 8)
-    cases = [prepare(CLUSTER, parse_protection(policy)) for policy in ("copies:2", "store:3h")]
+    cases = [prepare(CLUSTER, parse_cluster_policy(policy)) for policy in ("copies:2", "store:3h")]
     first, again = run(CLUSTER, cases, 30, 3), run(CLUSTER, cases, 30, 3)
     assert first == again and [outcome.seed for outcome in first[0]] == [0, 1, 2]
     assert [a.failures for a in first[0]] == [b.failures for b in first[1]], (
@@ -266,7 +266,7 @@ def test_the_mean_is_the_exact_expectation(per_day: float) -> None:
     begin anew, are exact."""
     crashes = FailureKind("crash", Scope.RANK, per_day / FREE.nodes)
     cluster = replace(FREE, failures=(crashes,), store_stall_s=0.0)
-    case = prepare(cluster, parse_protection("store:20m"))
+    case = prepare(cluster, parse_cluster_policy("store:20m"))
     (found,) = run(cluster, [case], 60, 30)
     ratios = [outcome.effective_ratio for outcome in found]
     rate = per_day / DAY_S
@@ -279,7 +279,7 @@ def test_the_mean_is_the_exact_expectation(per_day: float) -> None:
 @pytest.mark.parametrize(("days", "seeds"), [(0, 1), (-1, 1), (1, 0), (1e9, 1), (float("nan"), 1)])
 def test_what_cannot_be_simulated_is_refused(days: float, seeds: int) -> None:
     with pytest.raises(ConfigError, match="expected more than 0"):
-        run(CLUSTER, [prepare(CLUSTER, Protection(None))], days, seeds)
+        run(CLUSTER, [prepare(CLUSTER, ClusterPolicy(None))], days, seeds)
 
 
 def test_more_failures_than_anybody_waits_for_are_refused() -> None:
@@ -287,4 +287,4 @@ def test_more_failures_than_anybody_waits_for_are_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"expected at most 1,000,000 a seed, found about 10,000,000"
     ):
-        run(often, [prepare(often, Protection(None))], 1, 1)
+        run(often, [prepare(often, ClusterPolicy(None))], 1, 1)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from keepstep.core.economics.costs import parse_protection
+from keepstep.core.economics.costs import parse_cluster_policy
 from keepstep.errors import ConfigError
 from keepstep.model.cluster import DAY_S, Scope
 from keepstep.sim.economics.montecarlo import prepare, walk
@@ -57,7 +57,7 @@ def test_the_policy_that_met_them_is_predicted_as_it_was() -> None:
     memory, store = (
         walk(
             cluster,
-            prepare(cluster, parse_protection(text)),
+            prepare(cluster, parse_cluster_policy(text)),
             found.failures,
             found.seconds / DAY_S,
             0,

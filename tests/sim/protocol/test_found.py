@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from keepstep.sim.protocol.trainer import Rank
 
-from keepstep.core.resume.sources import Source
 from keepstep.edge.shm.slot import Slot, parse_page
 from keepstep.errors import DamageError
+from keepstep.model.messages.peers import CopyAccepted, MeshMessage
+from keepstep.model.restore_sources import RestoreSource
 from keepstep.model.snapshot import SlotState, Stamp
 from keepstep.model.units import KIB, MS_NS, PAGE_BYTES, S_NS
-from keepstep.model.wire import Message, Part, Span
+from keepstep.model.wire import Part, Span
 from keepstep.runtime.replication.node import Node
 from keepstep.sim.protocol.job import Job, Outcome
 from keepstep.sim.protocol.links import SimLinks
@@ -21,7 +23,6 @@ from keepstep.sim.protocol.network import Wires
 from keepstep.sim.protocol.plan import Plan
 from keepstep.sim.protocol.site import Site
 from keepstep.sim.protocol.swarm import CHECKERS
-from keepstep.sim.protocol.trainer import Rank
 from keepstep.sim.protocol.watching import Checker
 from keepstep.sim.protocol.world import World
 
@@ -54,8 +55,8 @@ def test_a_link_that_a_restore_has_left_says_of_no_node_that_it_is_lost() -> Non
     def link() -> None:
         nodes = {node_half(job, s).mesh.node: node_half(job, s) for s in range(3)}  # type: ignore[union-attr]
         for node in (nodes[1], nodes[2]):
-            node.restoring.link_with_sources({2: Source(2, copies=(1,))})
-            node._lines.restored()  # as the permission to go on does
+            node.state.recovery.link_with_sources({2: RestoreSource(2, copies=(1,))})
+            node.state._links.restored()  # as the permission to go on does
 
     def kill() -> None:
         site = next(s for s in range(3) if node_half(job, s).mesh.node == 2)  # type: ignore[union-attr]
@@ -187,7 +188,7 @@ def test_a_block_is_told_to_whom_it_was_written() -> None:
     other bytes, or a copy that was acknowledged and did not have them."""
     job = a_job(Plan(nodes=2, steps=3))
     job.world.run(2 * S_NS)
-    lines, span = node_half(job, 0)._lines, Span(7, Stamp(1, 1), Part.PAYLOAD, 0, 10)
+    lines, span = node_half(job, 0)._inbox, Span(7, Stamp(1, 1), Part.PAYLOAD, 0, 10)
     one, other = Kept(), Kept()
     lines.expect(7, span.stamp, one)
     place = lines.place(1, span)
@@ -273,7 +274,7 @@ def test_a_snapshot_that_is_in_its_ranks_hands_for_a_moment_is_copied_soon_after
             self.job.world.after(
                 3 * S_NS,
                 None,
-                lambda: committed.append(node_half(self.job, 0).horizon.committed.step),  # type: ignore[union-attr]
+                lambda: committed.append(node_half(self.job, 0).state.horizon.committed.step),  # type: ignore[union-attr]
             )
 
     ended_well(
@@ -319,13 +320,13 @@ def test_a_header_that_was_damaged_before_it_was_sent_is_not_kept_beside_a_parit
         def joined(self, rank: Rank) -> None:
             lives.extend([rank] if rank.rank == 0 and not lives else [])
 
-        def said(self, links: SimLinks, node: int, message: Message) -> None:
+        def said(self, links: SimLinks, node: int, message: MeshMessage) -> None:
             if (
-                message.kind == "accept"
-                and (message.fields["rank"], message.fields["stamp"].step) == (0, 3)
+                isinstance(message, CopyAccepted)
+                and (message.rank, message.stamp.step) == (0, 3)
                 and not flipped
             ):
-                flipped.append(message.fields["stamp"])
+                flipped.append(message.stamp)
                 self.job.world.after(300 * MS_NS, None, self.flip, flipped[0])
 
         def flip(self, stamp: Stamp) -> None:

@@ -47,62 +47,59 @@ class Deadlines:
 
 
 MEANINGS = {
-    "tick_ns": "every rank's page and process state are read so often",
-    "look_ns": "of a suspect: its children, its bytes moved, where it sleeps, what "
-    "the other nodes see",
-    "stacks_ns": "all ranks' stacks, before anything is killed",
-    "stopped_ns": "a rank seen stopped or frozen for so long is named",
-    "late_ns": f"no progress: a suspicion, and at least {LATE_MEDIANS} median steps",
-    "asleep_ns": "no progress, no processor time and no byte moved: hung, and "
-    f"at least {ASLEEP_TAILS} "
-    "times the slowest steps (P99.9)",
-    "busy_ns": f"no progress though something runs: a hang, and at least {BUSY_TAILS} "
-    "times the slowest "
-    "steps",
-    "grace_asleep_ns": "the same in the first step, evaluation, persist and restore; and of ranks "
-    "stuck in the "
-    "kernel, or all alike",
-    "grace_busy_ns": "and while something runs (a compiler does)",
-    "kill_ns": "from SIGKILL until a process that is still there counts as stuck in the kernel",
-    "link_dead_ns": "a link between nodes that stays away: the node is lost (`link_dead_s`)",
-    "lease_renew_ns": "a node says that it is there",
-    "lease_ns": "a node that did not is lost",
-    "regroup_ns": "survivors and the replacement form a new process group",
-    "group_ns": "the process group's own timeout: after every verdict, for its errors "
-    "name whoever was "
-    "left",
-    "rendezvous_ns": "the ranks of a new life find each other",
+    "tick_ns": "how often every rank's page and process state are read",
+    "look_ns": "how often a suspect is examined: its children, the bytes it moves, where it "
+    "sleeps, and what the other nodes see",
+    "stacks_ns": "for saving the stacks of all ranks, before anything is killed",
+    "stopped_ns": "a rank stopped or frozen for this long is named",
+    "late_ns": "without progress for this long, a rank is suspected; at least "
+    f"{LATE_MEDIANS} median steps",
+    "asleep_ns": "without progress, processor time or a byte moved for this long, a rank hangs; at "
+    f"least {ASLEEP_TAILS} times the slowest steps (P99.9)",
+    "busy_ns": "without progress for this long, a rank hangs even if something runs; at least "
+    f"{BUSY_TAILS} times the slowest steps",
+    "grace_asleep_ns": "like asleep, in the first step, evaluation, persist and restore, and for "
+    "ranks that are stuck in the kernel or all alike",
+    "grace_busy_ns": "like busy, at the same times (a compiler may run)",
+    "kill_ns": "a process that outlives SIGKILL by this long is stuck in the kernel",
+    "link_dead_ns": "a node whose link has been down for this long is lost (`link_dead_s`)",
+    "lease_renew_ns": "how often a node reports that it is alive",
+    "lease_ns": "a node that has not reported for this long is lost",
+    "regroup_ns": "for the survivors and the replacement to form a new process group",
+    "group_ns": "the process group's own timeout: longer than any verdict takes, since its errors "
+    "name a rank that was only left behind",
+    "rendezvous_ns": "for restarted ranks to find each other",
 }
 
 # (shorter, longer, why): sums are joined by `+`.
 RELATIONS = (
     ("tick_ns", "look_ns", "an expensive look is rarer than a cheap one"),
-    ("look_ns", "stopped_ns", "a stopped rank is looked at more than once"),
+    ("look_ns", "stopped_ns", "a stopped rank is examined more than once"),
     (
         "tick_ns+tick_ns+stopped_ns+stacks_ns",
         "promise_ns",
-        "a stopped rank is named in time, its stacks saved first",
+        "a stopped rank is named in time, after its stacks are saved",
     ),
-    ("stopped_ns", "late_ns", "what the system says is acted on before anything is guessed"),
-    ("late_ns+look_ns+stacks_ns", "asleep_ns", "evidence is complete before it counts"),
-    ("asleep_ns", "busy_ns", "who runs may still arrive"),
-    ("asleep_ns", "grace_asleep_ns", "a first step takes longer than a step"),
-    ("grace_asleep_ns", "grace_busy_ns", "who runs may still arrive"),
-    ("busy_ns", "grace_busy_ns", "a first step takes longer than a step"),
+    ("stopped_ns", "late_ns", "what the system reports is acted on before anything is guessed"),
+    ("late_ns+look_ns+stacks_ns", "asleep_ns", "the evidence is complete before it counts"),
+    ("asleep_ns", "busy_ns", "a rank that runs may still make progress"),
+    ("asleep_ns", "grace_asleep_ns", "a first step takes longer than others"),
+    ("grace_asleep_ns", "grace_busy_ns", "a rank that runs may still make progress"),
+    ("busy_ns", "grace_busy_ns", "a first step takes longer than others"),
     (
         "link_dead_ns+look_ns",
         "asleep_ns",
         "a link that comes back in time must not look like a hang",
     ),
-    ("lease_renew_ns+lease_renew_ns", "lease_ns", "one lost renewal loses no node"),
-    ("link_dead_ns", "lease_ns", "a node is not given away before its links are given up"),
+    ("lease_renew_ns+lease_renew_ns", "lease_ns", "one report may get lost"),
+    ("link_dead_ns", "lease_ns", "a node is not replaced before its links are given up"),
     ("kill_ns", "regroup_ns", "the old process is gone before the new group is complete"),
     (
         "grace_busy_ns+stacks_ns+kill_ns+regroup_ns",
         "group_ns",
         "a verdict names the culprit before the group's own timeout names a survivor",
     ),
-    ("group_ns", "rendezvous_ns", "nobody stops waiting for ranks that are still being judged"),
+    ("group_ns", "rendezvous_ns", "ranks wait until the others have been judged"),
 )
 MAY_BE_EQUAL = {
     ("asleep_ns", "busy_ns"),

@@ -1,6 +1,6 @@
 """Diagnosis: from what is seen of all ranks to who is at fault, with the evidence in one sentence.
 
-Comes in: one `Evidence` a rank, of all nodes, or what is known of an exit. Goes out: `Verdict`s.
+Comes in: one `Evidence` a rank, of all nodes, or what is known of an exit. Goes out: `Diagnosis`s.
 The same evidence gives the same verdict on every node, whoever computes it. Never acts, and never
 believes survivors: what a rank says about its peers names nobody.
 
@@ -22,11 +22,11 @@ from dataclasses import dataclass
 
 from keepstep.core.detection.deadlines import Deadlines
 from keepstep.core.detection.progress import HELD
+from keepstep.model.diagnosis import Diagnosis, Evidence, Kind, Strength
 from keepstep.model.failure import Cause
 from keepstep.model.signals import FAULTS, SIGBUS, SIGHUP, SIGINT, SIGKILL, SIGTERM, signal_words
 from keepstep.model.snapshot import Phase
 from keepstep.model.units import S_NS, human_ns
-from keepstep.model.verdict import Evidence, Kind, Strength, Verdict
 
 PREEMPTING = {SIGHUP, SIGINT, SIGTERM}
 OUT_OF_MEMORY = ("out of memory", "MemoryError", "Cannot allocate memory")
@@ -53,7 +53,9 @@ CASCADE = (
 )
 
 
-def diagnose(evidence: Sequence[Evidence], world_size: int, deadlines: Deadlines) -> list[Verdict]:
+def diagnose(
+    evidence: Sequence[Evidence], world_size: int, deadlines: Deadlines
+) -> list[Diagnosis]:
     """What is wrong now: nothing, a suspicion (`slow`), or who is at fault. `world_size`: how many
     ranks should have evidence."""
     found = sorted(evidence, key=lambda e: e.rank)
@@ -178,16 +180,16 @@ def _odd_one(living: list[Evidence]) -> _Blame:
     return _Blame(living, Strength.STATISTICS, "", is_narrow=False)
 
 
-def _stopped(e: Evidence) -> Verdict:
+def _stopped(e: Evidence) -> Diagnosis:
     how = "frozen by its cgroup" if e.state == "frozen" else "stopped by a signal"
     why = (
         f"rank {e.rank} is {how} in step {e.step}: so at every look for "
         f"{human_ns(e.stopped_ns)}, no progress for {human_ns(e.stalled_ns)}"
     )
-    return Verdict("stopped", "rank", e.rank, e.node, e.state, Strength.FACT, why, e.stalled_ns)
+    return Diagnosis("stopped", "rank", e.rank, e.node, e.state, Strength.FACT, why, e.stalled_ns)
 
 
-def _judged(e: Evidence, blame: _Blame, limits: _Limits) -> Verdict:
+def _judged(e: Evidence, blame: _Blame, limits: _Limits) -> Diagnosis:
     """One rank that keeps all others waiting."""
     where = f"in step {e.step}, {e.phase.name.lower()}: no progress for {human_ns(e.stalled_ns)}"
     doing = f"at {e.cpu_ratio:.0%} of a core"
@@ -201,7 +203,7 @@ def _judged(e: Evidence, blame: _Blame, limits: _Limits) -> Verdict:
             f"rank {e.rank} is stuck {where} (limit {_seconds(quiet_limit_ns)}), {quiet}, "
             f"{asleep}; it {blame.how}"
         )
-        return Verdict(kind, "rank", e.rank, e.node, e.state, blame.strength, why, e.stalled_ns)
+        return Diagnosis(kind, "rank", e.rank, e.node, e.state, blame.strength, why, e.stalled_ns)
     is_quiet = e.quiet_ns >= limits.late_ns
     if e.stalled_ns >= limits.busy_ns:
         state = e.state if is_quiet else "spinning"
@@ -209,7 +211,7 @@ def _judged(e: Evidence, blame: _Blame, limits: _Limits) -> Verdict:
             f"rank {e.rank} hangs {where} (limit {_seconds(limits.busy_ns)}), "
             f"{quiet if is_quiet else doing}, {asleep}; it {blame.how}"
         )
-        return Verdict(
+        return Diagnosis(
             "unkillable" if is_in_kernel else "hang",
             "rank",
             e.rank,
@@ -225,12 +227,12 @@ def _judged(e: Evidence, blame: _Blame, limits: _Limits) -> Verdict:
         f"{quiet if is_quiet else doing}, {asleep}; it {blame.how}; "
         f"called hung after {_seconds(limit_ns)}"
     )
-    return Verdict("slow", "rank", e.rank, e.node, e.state, blame.strength, why, e.stalled_ns)
+    return Diagnosis("slow", "rank", e.rank, e.node, e.state, blame.strength, why, e.stalled_ns)
 
 
 def _nobody(
     ranks: list[Evidence], living: list[Evidence], unheard: int, limits: _Limits
-) -> Verdict:
+) -> Diagnosis:
     """Nobody in particular: all alike, or some that nobody has heard of.
 
     Restarting everybody is blunt, so it takes longer; and while all compute, an evaluation that
@@ -251,12 +253,12 @@ def _nobody(
     limit_ns = limits.busy_ns if limits.judges_work else limits.blunt_ns
     if (stalled_ns if limits.judges_work else quiet_ns) >= limit_ns:
         why = f"the job hangs: {why} (limit {_seconds(limit_ns)})"
-        return Verdict("hang", "job", None, None, "unknown", Strength.STATISTICS, why, stalled_ns)
+        return Diagnosis("hang", "job", None, None, "unknown", Strength.STATISTICS, why, stalled_ns)
     why = (
         f"the job is late: {why}; called hung after "
         f"{_seconds(limit_ns)}{'' if limits.judges_work else ' of quiet'}"
     )
-    return Verdict("slow", "job", None, None, "unknown", Strength.STATISTICS, why, stalled_ns)
+    return Diagnosis("slow", "job", None, None, "unknown", Strength.STATISTICS, why, stalled_ns)
 
 
 # -- exits
@@ -279,7 +281,7 @@ class ExitFacts:
     peers_running: int = 0
 
 
-def explain_exit(facts: ExitFacts) -> Verdict:
+def explain_exit(facts: ExitFacts) -> Diagnosis:
     """Why a rank has ended, from what the system and the rank itself say."""
     signum = -facts.code if facts.code < 0 else facts.code - 128 if 128 < facts.code < 160 else 0
     if facts.code == 0:
@@ -298,7 +300,7 @@ def explain_exit(facts: ExitFacts) -> Verdict:
             f"rank {facts.rank} exited with code {facts.code} for another's sake{says}; that "
             "names nobody"
         )
-        return Verdict("unknown", "job", None, None, f"code {facts.code}", Strength.TEXT, why)
+        return Diagnosis("unknown", "job", None, None, f"code {facts.code}", Strength.TEXT, why)
     if any(text in facts.message for text in OUT_OF_MEMORY):
         why = (
             f"rank {facts.rank} ran out of memory{_place(facts)} and exited with code "
@@ -320,7 +322,7 @@ def explain_exit(facts: ExitFacts) -> Verdict:
     )
 
 
-def cause_of(verdict: Verdict) -> Cause:
+def cause_of(verdict: Diagnosis) -> Cause:
     """Whose budget a rank's end is charged to. Killed and stopped is it from outside; that a
     program kills itself is its own affair."""
     if (
@@ -346,7 +348,7 @@ _CAUSES: dict[Kind, Cause] = {
 }
 
 
-def _ended_well(facts: ExitFacts) -> Verdict:
+def _ended_well(facts: ExitFacts) -> Diagnosis:
     if facts.phase in (None, Phase.DONE) or facts.peers_running == 0:
         return _of_rank(
             "ended", facts, "code 0", Strength.FACT, f"rank {facts.rank} ended well{_place(facts)}"
@@ -360,7 +362,7 @@ def _ended_well(facts: ExitFacts) -> Verdict:
     return _of_rank("premature-exit", facts, "code 0", Strength.FACT, why)
 
 
-def _signalled(facts: ExitFacts, signum: int) -> Verdict:
+def _signalled(facts: ExitFacts, signum: int) -> Diagnosis:
     name, place = signal_words(signum), _place(facts)
     if signum == SIGKILL and facts.oom_kills:
         why = (
@@ -411,8 +413,8 @@ def _place(facts: ExitFacts) -> str:
     return "" if facts.step is None or facts.step < 0 else f" in step {facts.step}"
 
 
-def _of_rank(kind: Kind, facts: ExitFacts, state: str, strength: Strength, why: str) -> Verdict:
-    return Verdict(kind, "rank", facts.rank, facts.node, state, strength, why)
+def _of_rank(kind: Kind, facts: ExitFacts, state: str, strength: Strength, why: str) -> Diagnosis:
+    return Diagnosis(kind, "rank", facts.rank, facts.node, state, strength, why)
 
 
 def _seconds(duration_ns: int) -> str:

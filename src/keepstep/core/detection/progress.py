@@ -22,9 +22,9 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from keepstep.core.detection.deadlines import ASLEEP_TAILS, BUSY_TAILS, LATE_MEDIANS, Deadlines
+from keepstep.model.diagnosis import Evidence, GroupSample, ProcessSample, Stack
 from keepstep.model.snapshot import Phase, RankStatus
 from keepstep.model.units import KIB, S_NS
-from keepstep.model.verdict import Evidence, GroupSample, ProcessSample, Stack
 
 STEPPING = frozenset(
     {Phase.STEP, Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE, Phase.CAPTURE, Phase.SEAL}

@@ -69,7 +69,7 @@ class Tier:
 
 
 @dataclass(frozen=True, slots=True)
-class Protection:
+class ClusterPolicy:
     """A policy to compare. `scheme`: what memory holds, None for nothing. `store_s`: work between
     checkpoints; 0: as often as the store allows. `spares`: None takes the cluster's."""
 
@@ -105,13 +105,13 @@ class Charges:
     memory_bytes: float
 
 
-def charges(cluster: Cluster, protection: Protection, two_slots_ratio: float) -> Charges:
+def charges(cluster: Cluster, policy: ClusterPolicy, two_slots_ratio: float) -> Charges:
     """`two_slots_ratio`: the placement's. Raises ConfigError when the state does not fit into
     memory."""
     store_s = cluster.state_bytes * 8 / (cluster.store_gbps * 1e9)
-    restart_s = _restart_s(cluster, protection)
-    checkpoint_s = max(protection.store_s, store_s)
-    scheme = protection.scheme
+    restart_s = _restart_s(cluster, policy)
+    checkpoint_s = max(policy.store_s, store_s)
+    scheme = policy.scheme
     if scheme is None:
         stall_s = plain_stall_s(cluster)
         store = Tier(_steps(checkpoint_s, cluster), store_s, store_s)
@@ -121,7 +121,7 @@ def charges(cluster: Cluster, protection: Protection, two_slots_ratio: float) ->
     memory_bytes = two_slots_ratio * cluster.node_bytes
     if memory_bytes > cluster.memory_bytes * (1 - HEADROOM_RATIO):
         raise ConfigError(
-            f"{protection}: expected at most {human_bytes(int(cluster.memory_bytes))} a node "
+            f"{policy}: expected at most {human_bytes(int(cluster.memory_bytes))} a node "
             f"({HEADROOM_RATIO:.0%} kept free), "
             f"found a need of {human_bytes(int(memory_bytes))}: {two_slots_ratio:.3g} x "
             f"{human_bytes(int(cluster.node_bytes))} of state"
@@ -181,12 +181,12 @@ def _steps(seconds: float, cluster: Cluster) -> float:
     return math.ceil(seconds / cluster.iteration_s - 1e-9) * cluster.iteration_s
 
 
-def _restart_s(cluster: Cluster, protection: Protection) -> float:
-    if not protection.in_process:
+def _restart_s(cluster: Cluster, policy: ClusterPolicy) -> float:
+    if not policy.in_process:
         return cluster.restart_s
     if cluster.in_process_restart_s is None:
         raise ConfigError(
-            f"{protection}: expected in_process_restart_s in cluster {cluster.name!r}, found none"
+            f"{policy}: expected in_process_restart_s in cluster {cluster.name!r}, found none"
         )
     return cluster.in_process_restart_s
 
@@ -197,35 +197,37 @@ EXPECTED = (
 )
 
 
-def parse_protection(text: str) -> Protection:
-    """The inverse of `str(protection)`. Raises ConfigError naming expected and found."""
+def parse_cluster_policy(text: str) -> ClusterPolicy:
+    """The inverse of `str(policy)`. Raises ConfigError naming expected and found."""
     first, *rest = text.split("/")
     found = (
-        Protection(None, interval(first[6:], text))
+        ClusterPolicy(None, interval(first[6:], text))
         if first.startswith("store:")
         else _scheme(first, text)
     )
     for part in rest:
         key, _, value = part.partition(":")
         if part == "in-process":
-            found = Protection(found.scheme, found.store_s, True, found.spares)
+            found = ClusterPolicy(found.scheme, found.store_s, True, found.spares)
         elif key == "spares" and value.isascii() and value.isdigit():
-            found = Protection(found.scheme, found.store_s, found.in_process, int(value))
+            found = ClusterPolicy(found.scheme, found.store_s, found.in_process, int(value))
         elif key == "store" and found.scheme is not None:
-            found = Protection(found.scheme, interval(value, text), found.in_process, found.spares)
+            found = ClusterPolicy(
+                found.scheme, interval(value, text), found.in_process, found.spares
+            )
         else:
             raise ConfigError(f"policy: expected {EXPECTED}, found {part!r} in {text!r}")
     return found
 
 
-def _scheme(text: str, whole: str) -> Protection:
+def _scheme(text: str, whole: str) -> ClusterPolicy:
     try:
         scheme = parse_policy(text)
     except ConfigError:
         raise ConfigError(f"policy: expected {EXPECTED}, found {whole!r}") from None
     if isinstance(scheme, Auto):
         raise ConfigError(f"policy: expected {EXPECTED}, found {whole!r}: `keepstep plan` chooses")
-    return Protection(scheme)
+    return ClusterPolicy(scheme)
 
 
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}

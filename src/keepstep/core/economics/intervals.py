@@ -1,13 +1,14 @@
 """Intervals: how much work to do between two checkpoints.
 
 Comes in: what a checkpoint holds up training, how often failures need one. Goes out: seconds of
-work between two checkpoints. All formulas are for exponential failures (no memory): `work_ratio` is
-what they maximise.
+work between two checkpoints. All formulas are for exponential failures (no memory), and maximise
+the part of the time that is work which lasts (Daly's complete model: failures strike in stalls and
+restarts too).
 
 * Young (1974): the first-order optimum, sqrt(2CM).
 * Daly (2006): a higher-order estimate, without iteration.
-* `optimal`: the exact optimum. work_ratio is largest where exp((tau + C)/M) (1 - tau/M) = 1, which
-  is tau = M (1 + W(-exp(-(1 + C/M)))) with Lambert's W on its main branch.
+* `optimal`: the exact optimum, where exp((tau + C)/M) (1 - tau/M) = 1, which is
+  tau = M (1 + W(-exp(-(1 + C/M)))) with Lambert's W on its main branch.
 * Silent errors (Saxena et al., arXiv 2410.18124): a checkpoint taken after the state went wrong is
   useless, so the checkpoints kept must together reach back further than an error may stay
   unnoticed.
@@ -19,6 +20,8 @@ import math
 
 
 def young(stall_s: float, mtbf_s: float) -> float:
+    """Seconds of work between checkpoints. `stall_s`: what one holds up training. `mtbf_s`: mean
+    time between the failures that need one."""
     return math.sqrt(2 * stall_s * mtbf_s)
 
 
@@ -44,14 +47,6 @@ def optimal(stall_s: float, mtbf_s: float) -> float:
         if abs(step) <= 1e-14 * u:
             break
     return mtbf_s * (1 - u)
-
-
-def work_ratio(interval_s: float, stall_s: float, mtbf_s: float, restart_s: float = 0.0) -> float:
-    """Part of the time that is work which lasts (Daly's complete model: failures strike in stalls
-    and restarts too)."""
-    return interval_s / (
-        mtbf_s * math.exp(restart_s / mtbf_s) * math.expm1((interval_s + stall_s) / mtbf_s)
-    )
 
 
 def with_silent_errors(

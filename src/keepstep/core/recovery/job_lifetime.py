@@ -1,4 +1,4 @@
-"""Custody: how long the keeper keeps a job's memory, and when it ends.
+"""Job lifetime: how long the keeper keeps a job's memory, and when it ends.
 
 Comes in: who is connected, what they said last, the time. Goes out: at most one `Finish` with its
 reason. Never removes anything while a rank or the agent is connected and has not said that the job
@@ -30,53 +30,60 @@ class Finish:
 
 
 @dataclass
-class Custody:
+class JobLifetime:
+    """One keeper's."""
+
     grace_ns: int
     alone_since_ns: int
     world_size: int | None = None  # of the ranks here
     ranks: set[int] = field(default_factory=set)
     agent: bool = False
-    last_words: dict[int, tuple[bool, str]] = field(default_factory=dict)
+    goodbyes: dict[int, tuple[bool, str]] = field(default_factory=dict)
     finish: Finish | None = None
     met: bool = False  # anybody, ever
     resumed: bool = False  # the agent's ranks have trained on what is in memory
-    # unknown until a round begins, which it never does in a job of one node
+    # unknown until a mesh begins, which it never does in a job of one node
     nodes: int | None = None
     all_nodes_ended: bool = False  # well; so the leading keeper says
 
-    def round_began(self, nodes: int, ranks_here: Collection[int]) -> None:
-        """Before its ranks come; only a keeper that came in the middle of a round may have met them
-        before it was told of it."""
+    def mesh_began(self, nodes: int, ranks_here: Collection[int]) -> None:
+        """Before its ranks come. Only a keeper that came in the middle may have met them before it
+        was told of their mesh."""
         kept = ranks_here if self.nodes is None else ()
-        self.last_words = {rank: words for rank, words in self.last_words.items() if rank in kept}
+        self.goodbyes = {rank: said for rank, said in self.goodbyes.items() if rank in kept}
         self.nodes, self.all_nodes_ended, self.world_size = nodes, False, len(ranks_here)
 
     def rank_came(self, rank: int, world_size: int) -> None:
+        """A rank has connected; `world_size`: of the ranks here."""
         if world_size != self.world_size:
             # another job's worth of ranks: what the old ones said counts no more
-            self.last_words.clear()
+            self.goodbyes.clear()
         self.world_size, self.met = world_size, True
         self.ranks.add(rank)
-        self.last_words.pop(rank, None)
+        self.goodbyes.pop(rank, None)
 
     def rank_said_bye(self, rank: int, ok: bool, why: str) -> None:
-        self.last_words[rank] = (ok, why)
+        """A rank ends, well or with an error."""
+        self.goodbyes[rank] = (ok, why)
 
     def rank_left(self, rank: int, now_ns: int) -> None:
+        """Its process is gone."""
         self.ranks.discard(rank)
         self._mark_alone(now_ns)
 
     def agent_came(self) -> None:
+        """An agent has connected."""
         self.agent, self.met, self.resumed = True, True, False
 
     def agent_left(self, now_ns: int) -> None:
+        """Its process is gone."""
         self.agent = False
         self._mark_alone(now_ns)
 
     def agent_said_end(self, ok: bool, why: str, holds_snapshots: bool = False) -> bool:
-        """False when the memory is kept for the grace time: the job failed before it could use what
-        an earlier one left (a model that changed shape, say), and that may be all there is of
-        it."""
+        """The agent says that the job is over. False when the memory is kept for the grace time:
+        the job failed before it could use what an earlier one left (a model that changed shape,
+        say), and that may be all there is of it."""
         if holds_snapshots and not ok and not self.resumed:
             return False
         self.finish = Finish(ok, why)
@@ -89,11 +96,11 @@ class Custody:
     @property
     def ended_here(self) -> bool:
         """All ranks of this node said that they ended well."""
-        words = self.last_words.values()
+        said = self.goodbyes.values()
         return (
             self.world_size is not None
-            and len(words) == self.world_size
-            and all(ok for ok, _ in words)
+            and len(said) == self.world_size
+            and all(ok for ok, _ in said)
         )
 
     def decide(self, now_ns: int) -> Finish | None:
@@ -106,7 +113,7 @@ class Custody:
             return Finish(True, f"all {self.world_size} ranks{others} ended well")
         if self.ranks:
             return None
-        if any(why == "interrupted" for _, why in self.last_words.values()):
+        if any(why == "interrupted" for _, why in self.goodbyes.values()):
             return Finish(False, "the user interrupted the job")
         alone_ns = now_ns - self.alone_since_ns
         grace_ns = self.grace_ns if self.met else max(self.grace_ns, FIRST_NS)

@@ -1,76 +1,70 @@
 """Leadership: which agent coordinates, by a lease on one register that all of them can swap.
 
-Comes in: that it is time to look (`Due`), what the register answered (`Found`), an order somebody
-wants given (`Wish`). Goes out: what to ask of the register next, who coordinates now, and whether
-the order may go out. The register (`ports.KV`) is atomic and has no clock, and no two clocks are
-compared: the coordinator renews by a swap every third of the lease, and whoever has seen the same
-word for a whole lease of its own time swaps it for its own, with the next epoch (Gray & Cheriton,
-Leases, SOSP 1989, with the judge at the other end; the epoch is the sequencer of Burrows, Chubby,
-OSDI 2006). Who has nothing to lose in the present round waits longer, so that those who have come
-first.
+Comes in: that it is time to look (`LookDue`), what the register answered (`RegisterFound`), an
+order somebody wants given (`OrderWanted`). Goes out: what to ask of the register next, who
+coordinates now, and whether the order may go out. The register (`ports.KV`) is atomic and has no
+clock, and no two clocks are compared: the coordinator renews by a swap every third of the lease,
+and whoever has seen the same lease for a whole lease of its own time swaps it for its own, with the
+next term (Gray & Cheriton, Leases, SOSP 1989, with the judge at the other end; the term is the
+sequencer of Burrows, Chubby, OSDI 2006). Who has nothing to lose in the present attempt waits
+longer, so that those who have come first.
 
 A coordinator trusts its lease from when it *asked* for the renewal and gives up a tenth before the
 end, the others count from when they *read* it: no two lead at one instant while clocks run within 5
 % of each other's rate. What no clock can promise (a process that stands still between the decision
-and the deed, a virtual machine that is put to sleep) the epoch catches: each order is given by a
+and the deed, a virtual machine that is put to sleep) the term catches: each order is given by a
 renewal made for it, which the register refuses to a coordinator of yesterday.
 
-Invariant: the epoch in the register only grows, and a new coordinator always has a larger one.
+Invariant: the term in the register only grows, and a new coordinator always has a larger one.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import Enum
+from typing import ClassVar
 
+from keepstep.model.bounds import Count, Text
 from keepstep.model.units import human_ns
 
-RENEWALS = 3  # in a lease
-BYSTANDERS = 4  # leases that somebody waits who is not in the round
+RENEWALS_PER_LEASE = 3  # in a lease
+BYSTANDER_LEASES = 4  # leases that somebody waits who is not in the attempt
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
-    """What the register says. `who` is one life of an agent, `name` how people call it; `beat`
-    makes every word a new one."""
+class Lease:
+    """What the register says: who leads. `holder` is one life of an agent, `name` how people call
+    it; `beat` makes every text a new one."""
 
-    epoch: int
-    who: str
-    name: str
-    beat: int = 0
-
-    def to_text(self) -> str:
-        return json.dumps(asdict(self))
-
-
-def word_from_text(text: str) -> Word:
-    """The inverse of `Word.to_text`."""
-    return Word(**json.loads(text))
+    KIND: ClassVar = "lease"
+    term: Count
+    holder: Text
+    name: Text
+    beat: Count = 0
 
 
 # -- what happens
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class LookDue:
     """A third of the lease is over. `name`: how this agent is called now; `seated`: it is in the
-    present round."""
+    present attempt."""
 
     name: str
     seated: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RegisterFound:
     """What is in the register, by the answer to what was asked at `asked_ns`. None: nothing yet."""
 
-    word: Word | None
+    lease: Lease | None
     asked_ns: int
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class OrderWanted:
     """An order for all agents, for the coordinator to give."""
 
     order: str
@@ -80,14 +74,14 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ReadRegister:
     """Read the register."""
 
 
 @dataclass(frozen=True, slots=True)
-class Swap:
-    expected: Word | None
-    word: Word
+class SwapRegister:
+    expected: Lease | None
+    lease: Lease
 
 
 class Role(Enum):
@@ -96,134 +90,136 @@ class Role(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Now:
+class LeaderKnown:
     """Who coordinates from now on."""
 
     role: Role
-    epoch: int
+    term: int
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class OrderGranted:
     """It may go out."""
 
-    epoch: int
+    term: int
     order: str
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    epoch: int
+class OrderRefused:
+    term: int
     order: str
     why: str
 
 
-Event = Due | Found | Wish
-Question = Look | Swap
-Action = Look | Swap | Now | Order | Refused
+Event = LookDue | RegisterFound | OrderWanted
+Question = ReadRegister | SwapRegister
+Action = ReadRegister | SwapRegister | LeaderKnown | OrderGranted | OrderRefused
 
 
 class Leadership:
-    """One agent's part. Every question is answered by one `Found` before the next event."""
+    """One agent's part. Every question is answered by one `RegisterFound` before the next event."""
 
     def __init__(self, who: str, lease_ns: int) -> None:
         self.who, self.lease_ns = who, lease_ns
-        self.renew_ns = lease_ns // RENEWALS
+        self.renew_ns = lease_ns // RENEWALS_PER_LEASE
         self.trusted_ns = lease_ns - lease_ns // 10
         self._looked = False
-        self._seen: Word | None = None
-        self._seen_ns = 0  # since when this very word was seen
-        self.epoch = 0  # the newest that is known; 0 before anybody has led
-        self._asked: Swap | None = None  # not known yet whether it took effect
+        self._seen: Lease | None = None
+        self._seen_ns = 0  # since when this very lease was seen
+        self.term = 0  # the newest that is known; 0 before anybody has led
+        self._asked: SwapRegister | None = None  # not known yet whether it took effect
         self._asked_ns = 0
         self._until_ns = 0  # the lease, while this agent leads
-        self._wish: Order | None = None
+        self._wish: OrderGranted | None = None
 
     @property
     def leads(self) -> bool:
-        """By the register's last word; whether the lease still runs is another question."""
-        return self._seen is not None and self._seen.who == self.who
+        """By the register's last lease; whether the lease still runs is another question."""
+        return self._seen is not None and self._seen.holder == self.who
 
     def may_order(self, now_ns: int) -> bool:
         return self.leads and now_ns < self._until_ns
 
-    def refusal(self, epoch: int) -> str | None:
-        """Why an order of this epoch does not count; None when it does."""
-        if epoch >= self.epoch:
+    def refusal(self, term: int) -> str | None:
+        """Why an order of this term does not count; None when it does."""
+        if term >= self.term:
             return None
         by = f", which is {self._seen.name}'s" if self._seen else ""
-        return f"refused: it is of epoch {epoch}, and the newest is {self.epoch}{by}"
+        return f"refused: it is of term {term}, and the newest is {self.term}{by}"
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
-        if isinstance(event, Due):
+        if isinstance(event, LookDue):
             return [self._due(event, now_ns)]
-        if isinstance(event, Found):
+        if isinstance(event, RegisterFound):
             return self._found(event, now_ns)
         if self._seen is None or not self.leads:
             return [
-                Refused(
-                    self.epoch,
+                OrderRefused(
+                    self.term,
                     event.order,
-                    f"refused: this agent does not coordinate in epoch {self.epoch}",
+                    f"refused: this agent does not coordinate in term {self.term}",
                 )
             ]
-        self._wish = Order(self.epoch, event.order)
+        self._wish = OrderGranted(self.term, event.order)
         return [self._renewal(self._seen, self._seen.name, now_ns)]
 
-    def _due(self, event: Due, now_ns: int) -> Question:
+    def _due(self, event: LookDue, now_ns: int) -> Question:
         if self._asked is not None:
             return self._asked  # with the time of the first question: it may have taken effect then
         if self._seen is not None and self.leads:
             return self._renewal(self._seen, event.name, now_ns)
-        patience_ns = self.lease_ns * (1 if event.seated else BYSTANDERS)
+        patience_ns = self.lease_ns * (1 if event.seated else BYSTANDER_LEASES)
         nobody = self._seen is None and event.seated
         if self._looked and (nobody or now_ns - self._seen_ns >= patience_ns):
-            return self._ask(Word(self.epoch + 1, self.who, event.name), now_ns)
-        return Look()
+            return self._ask(Lease(self.term + 1, self.who, event.name), now_ns)
+        return ReadRegister()
 
-    def _renewal(self, seen: Word, name: str, now_ns: int) -> Swap:
+    def _renewal(self, seen: Lease, name: str, now_ns: int) -> SwapRegister:
         return self._asked or self._ask(replace(seen, name=name, beat=seen.beat + 1), now_ns)
 
-    def _ask(self, word: Word, now_ns: int) -> Swap:
-        self._asked, self._asked_ns = Swap(self._seen, word), now_ns
+    def _ask(self, lease: Lease, now_ns: int) -> SwapRegister:
+        self._asked, self._asked_ns = SwapRegister(self._seen, lease), now_ns
         return self._asked
 
-    def _found(self, event: Found, now_ns: int) -> list[Action]:
-        before, led, known = self._seen, self.leads, self.epoch
+    def _found(self, event: RegisterFound, now_ns: int) -> list[Action]:
+        before, led, known = self._seen, self.leads, self.term
         waited_ns = now_ns - self._seen_ns
         # the register was away: this says nothing about the coordinator
         slow = now_ns - event.asked_ns > self.renew_ns
-        if not self._looked or event.word != before or slow:
+        if not self._looked or event.lease != before or slow:
             self._looked, self._seen_ns = True, now_ns
-        if self._asked is not None and event.word == self._asked.word:
+        if self._asked is not None and event.lease == self._asked.lease:
             self._until_ns = self._asked_ns + self.trusted_ns
-        self._asked, self._seen = None, event.word
+        self._asked, self._seen = None, event.lease
         actions: list[Action] = []
-        if event.word is not None and event.word.epoch > known:
-            self.epoch = event.word.epoch
-            actions.append(self._now(event.word, before, led, waited_ns))
+        if event.lease is not None and event.lease.term > known:
+            self.term = event.lease.term
+            actions.append(self._now(event.lease, before, led, waited_ns))
         return actions + self._granted(now_ns)
 
-    def _now(self, word: Word, before: Word | None, led: bool, waited_ns: int) -> Now:
-        if word.who != self.who:
+    def _now(self, lease: Lease, before: Lease | None, led: bool, waited_ns: int) -> LeaderKnown:
+        if lease.holder != self.who:
             since = "; this agent did until now" if led else ""
-            return Now(
-                Role.FOLLOWS, word.epoch, f"{word.name} coordinates, epoch {word.epoch}{since}"
+            return LeaderKnown(
+                Role.FOLLOWS, lease.term, f"{lease.name} coordinates, term {lease.term}{since}"
             )
         since = (
             f"{before.name} had not renewed its lease for {human_ns(waited_ns)}"
             if before
             else "nobody did before"
         )
-        return Now(Role.LEADS, word.epoch, f"{word.name} coordinates, epoch {word.epoch}: {since}")
+        return LeaderKnown(
+            Role.LEADS, lease.term, f"{lease.name} coordinates, term {lease.term}: {since}"
+        )
 
     def _granted(self, now_ns: int) -> list[Action]:
         """What has become of the wish, after the renewal that was made for it."""
         if self._wish is None:
             return []
         order, self._wish = self._wish, None
-        why = self.refusal(order.epoch)
+        why = self.refusal(order.term)
         if why is None and not self.may_order(now_ns):
             why = "refused: the lease had run out when its renewal was answered"
-        return [order] if why is None else [Refused(order.epoch, order.order, why)]
+        return [order] if why is None else [OrderRefused(order.term, order.order, why)]

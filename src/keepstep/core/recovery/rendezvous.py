@@ -1,11 +1,11 @@
-"""Rounds: which node is whose.
+"""Rendezvous: which agent's node gets which number in an attempt.
 
-Comes in: the arrivals of a full round, in their order. Goes out: the id of each. It is computed by
-every agent for itself, from the same arrivals, so there is nobody to ask and nobody to wait for.
+Comes in: the arrivals of a full attempt, in their order. Goes out: the node of each. Every agent
+computes it for itself, from the same arrivals, so there is nobody to ask and nobody to wait for.
 
-Invariant: the ids are 0..N-1, each once; an arrival that was a node in the round before is the same
-node again, so that its memory's place in the job stays, and a newcomer takes the id of the node
-that is missing.
+Invariant: the nodes are 0..N-1, each once; an arrival that was a node in the attempt before is the
+same node again, so that its memory's place in the job stays, and a newcomer takes the number of the
+node that is missing.
 """
 
 from __future__ import annotations
@@ -13,22 +13,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from keepstep.model.attempts import Arrival
 from keepstep.model.mesh import Member
-from keepstep.model.rounds import Arrival
 
 
 def present(arrivals: Sequence[Arrival | None]) -> list[int]:
-    """The places of a round that nodes have taken: all of them, unless it was closed with fewer."""
+    """The places of an attempt that nodes have taken: all of them, unless it was closed with
+    fewer."""
     return [
         place
         for place, arrival in enumerate(arrivals)
-        if arrival is not None and not arrival.is_nobody
+        if arrival is not None and not arrival.is_vacant
     ]
 
 
-def sat_there(arrivals: Sequence[Arrival | None], host: str, port: int, incarnation: int) -> bool:
-    """Whether the node of this keeper has a seat already, to an agent that has not come to any: one
-    of its own that was killed. Nobody will speak for it, and since its keeper lives no link is lost
+def has_seat(arrivals: Sequence[Arrival | None], host: str, port: int, incarnation: int) -> bool:
+    """Whether the node of this keeper has a seat, though its agent has taken none: an agent that
+    was killed has. Nobody will speak for that one, and since its keeper lives no link is lost
     either."""
     return any(
         a is not None and (a.host, a.port, a.incarnation) == (host, port, incarnation)
@@ -37,7 +38,7 @@ def sat_there(arrivals: Sequence[Arrival | None], host: str, port: int, incarnat
 
 
 def assign(arrivals: Sequence[Arrival]) -> tuple[int, ...]:
-    """The node id of each arrival: former ids first, then those asked for, then whatever is vacant
+    """The node of each arrival: former numbers first, then those asked for, then whatever is vacant
     in order of arrival."""
     ids: dict[int, int] = {}  # arrival -> node
 
@@ -59,7 +60,7 @@ def assign(arrivals: Sequence[Arrival]) -> tuple[int, ...]:
 
 
 def members_of(arrivals: Sequence[Arrival]) -> tuple[Member, ...]:
-    """The nodes of the round, by id."""
+    """The nodes of the attempt, in order."""
     ids = assign(arrivals)
     members = [
         Member(node, a.host, a.port, a.incarnation, a.ranks, a.rack)
@@ -80,37 +81,36 @@ def missing(arrivals: Sequence[Arrival], ready: Sequence[bool]) -> str:
 
 @dataclass
 class Silence:
-    """Who says nothing new for so long that it counts as gone. Judged by one clock, that of the one
-    who listens."""
+    """Who says nothing new for so long that it counts as gone. Judged by one clock, that of the
+    listener."""
 
     limit_ns: int
-    _heard: dict[int, tuple[str | None, int]] = field(default_factory=dict)
+    _last: dict[int, tuple[str | None, int]] = field(default_factory=dict)
 
-    def gone(self, said: Mapping[int, str | None], now_ns: int) -> list[int]:
-        """Of those that are listened to now, by what each last said; whoever was not listened to
-        before begins anew."""
-        before, self._heard = self._heard, {}
-        for who, word in said.items():
-            old, since_ns = before.get(who, (word, now_ns))
-            self._heard[who] = word, (since_ns if word == old else now_ns)
-        return [
-            who for who, (_, since_ns) in self._heard.items() if now_ns - since_ns >= self.limit_ns
-        ]
+    def gone(self, texts: Mapping[int, str | None], now_ns: int) -> list[int]:
+        """Of those that are listened to now, by what each said last; who was not listened to before
+        begins anew."""
+        before, self._last = self._last, {}
+        for who, text in texts.items():
+            old, since_ns = before.get(who, (text, now_ns))
+            self._last[who] = text, (since_ns if text == old else now_ns)
+        limit_ns = self.limit_ns
+        return [who for who, (_, since_ns) in self._last.items() if now_ns - since_ns >= limit_ns]
 
 
-def keepers_round(number: int, first: int, arrivals: Sequence[Arrival]) -> int:
-    """The round's number for the keepers: it grows from one start of the job to the next, whatever
-    the clocks say, because a keeper that saw the last start does not listen to a round before it.
-    `first` is the time when the nodes first met, in any unit."""
-    return max(first + number, *(a.newest_round + 1 for a in arrivals))
+def mesh_version(attempt: int, first_version: int, arrivals: Sequence[Arrival]) -> int:
+    """Of the attempt's mesh. It grows from one start of the job to the next, whatever the clocks
+    say, because a keeper that saw the last start does not listen to an older mesh. `first_version`
+    is the time when the nodes first met, in milliseconds."""
+    return max(first_version + attempt, *(a.newest_version + 1 for a in arrivals))
 
 
 def disagreement(mine: Arrival, other: Arrival) -> str | None:
-    """Why these two cannot be in one round; None when they can."""
+    """Why these two cannot be in one attempt; None when they can."""
     if mine.nodes != other.nodes:
         return f"--nnodes: expected {other.nodes}, as on {other.host}, found {mine.nodes}"
-    if mine.least_nodes != other.least_nodes:
-        least = [f"{a.least_nodes}:{a.nodes}" for a in (other, mine)]
+    if mine.min_nodes != other.min_nodes:
+        least = [f"{a.min_nodes}:{a.nodes}" for a in (other, mine)]
         return f"--nnodes: expected {least[0]}, as on {other.host}, found {least[1]}"
     if mine.own_secret != other.own_secret:
         words = {True: "one", False: "none"}

@@ -1,4 +1,4 @@
-"""Patience: how many restarts each cause of failure may still cost.
+"""RestartBudget: how many restarts each cause of failure may still cost.
 
 Comes in: one failure after the other, and the newest completed step at each. Goes out: how much of
 its cause's budget is used, with the numbers, and whether that was too much. Failures of one cause
@@ -32,7 +32,7 @@ class Spent:
 
 
 @dataclass
-class Patience:
+class RestartBudget:
     budget: Budget
     _counts: dict[Cause, int] = field(default_factory=dict)
     # the newest completed step when it last happened

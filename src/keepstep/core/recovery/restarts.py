@@ -21,12 +21,13 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from keepstep.core.recovery.recurrence import Recurrence
-from keepstep.core.recovery.restart_budget import Patience, Spent
+from keepstep.core.recovery.restart_budget import RestartBudget, Spent
 from keepstep.model.failure import DEFAULT_BUDGET, Cause, Failure, Finding
 from keepstep.model.restarts import (
     END_WITHIN_NS,
     Action,
     AllEndedWell,
+    AttemptWanted,
     AwaitOthers,
     End,
     Event,
@@ -39,7 +40,6 @@ from keepstep.model.restarts import (
     RegroupLate,
     Reported,
     RestartAll,
-    RoundWanted,
     SignalRanks,
     SignalReceived,
     Stopped,
@@ -83,7 +83,7 @@ class Restarts:
     world_size: int
     max_restarts: int
     has_store: bool
-    patience: Patience = field(default_factory=lambda: Patience(DEFAULT_BUDGET))
+    budget: RestartBudget = field(default_factory=lambda: RestartBudget(DEFAULT_BUDGET))
     restarts: int = 0
     _stage: _Stage = _Stage.MEETING
     _running: set[int] = field(default_factory=set)
@@ -203,7 +203,7 @@ class Restarts:
     def _again(self, setback: _Setback) -> Action:
         failure, finding, spent = setback.failure, None, None
         if failure is not None:
-            spent = self.patience.spend(failure.cause, failure.completed_step)
+            spent = self.budget.spend(failure.cause, failure.completed_step)
             finding = self._recurrence.note(failure, self._life)
             if failure.cause in (Cause.CRASH, Cause.OOM):
                 self._crashes.append(failure)
@@ -267,7 +267,7 @@ class Restarts:
         return self._lost
 
     def _others(
-        self, event: RoundWanted | RegroupLate | Stopped | AllEndedWell | MeetingLost
+        self, event: AttemptWanted | RegroupLate | Stopped | AllEndedWell | MeetingLost
     ) -> Action | None:
         if self._stage is _Stage.STOPPING:
             return None  # it ends here anyway
@@ -281,7 +281,7 @@ class Restarts:
                 else "ended and finds its peers no more"
             )
             return self._again(_Setback(f"rank {late} {how}", None, "it has just been tried"))
-        if isinstance(event, RoundWanted):
+        if isinstance(event, AttemptWanted):
             if self._stage is _Stage.MEETING:
                 return None
             # All nodes' ranks are at the same step: a program that fails on another node every time

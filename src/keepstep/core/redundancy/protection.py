@@ -1,9 +1,9 @@
-"""Wards: which nodes keep a rank's snapshot safe, from the placement of nodes and the ranks that
-live on them.
+"""Protection: which nodes keep a rank's snapshot safe, from the placement of nodes and the ranks
+that live on them.
 
-Comes in: a placement and a mesh. Goes out: one `Ward` a rank. Copies go rank by rank; codes run
-over rows: the i-th ranks of all nodes of a group form one, so that losing a node takes one member
-of each row. Pure.
+Comes in: a policy and a mesh. Goes out: one `Assignment` a rank. Copies go rank by rank; codes run
+over stripe groups: the i-th ranks of all nodes of a placement group form one, so that losing a node
+takes one member of each. Pure.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from keepstep.model.topology import Copies, NoRedundancy, Scheme
 
 
 @dataclass(frozen=True, slots=True)
-class Ward:
-    """One rank's protection: `holders` are the other nodes that must prove their part. `row`: the
-    ranks it is coded with, itself among them; empty for copies."""
+class Assignment:
+    """One rank's protection: `holders` are the other nodes that must prove their part.
+    `stripe_group`: the ranks it is coded with, itself among them; empty for copies."""
 
     rank: int
     node: int
     holders: tuple[int, ...]
-    row: tuple[int, ...] = ()
+    stripe_group: tuple[int, ...] = ()
     tolerates: int = 0
 
     def stripes(self, payload_bytes: Mapping[int, int]) -> Stripes:
-        """How the row's payloads are combined; `payload_bytes` of each of its ranks."""
-        return stripes_of_snapshots(
-            self.row, self.tolerates, [payload_bytes[rank] for rank in self.row]
-        )
+        """How the group's payloads are combined; `payload_bytes` of each of its ranks."""
+        sizes = [payload_bytes[rank] for rank in self.stripe_group]
+        return stripes_of_snapshots(self.stripe_group, self.tolerates, sizes)
 
 
-def wards(policy: Scheme, mesh: Mesh) -> dict[int, Ward]:
-    """Every rank's ward. Raises ConfigError when the nodes are too few, or a code meets nodes with
-    unequal numbers of ranks."""
+def assignments(policy: Scheme, mesh: Mesh) -> dict[int, Assignment]:
+    """Every rank's assignment, by rank. Raises ConfigError when the nodes are too few, or a code
+    meets nodes with unequal numbers of ranks."""
     if isinstance(policy, NoRedundancy) or len(mesh.members) == 1:
-        return {rank: Ward(rank, node, ()) for rank, node in mesh.node_of.items()}
+        return {rank: Assignment(rank, node, ()) for rank, node in mesh.node_of.items()}
+    is_coded = not isinstance(policy, Copies)
     counts = {m.ranks for m in mesh.members}
-    if not isinstance(policy, Copies) and len(counts) > 1:
+    if is_coded and len(counts) > 1:
         raise ConfigError(
             f"{policy}: expected the same number of ranks on every node, found {sorted(counts)}"
         )
@@ -51,12 +51,19 @@ def wards(policy: Scheme, mesh: Mesh) -> dict[int, Ward]:
         for node in group.members:
             others = tuple(holder for holder in group.holders(node) if holder != node)
             for index, rank in enumerate(mesh.ranks_of(node)):
-                row = (
-                    ()
-                    if isinstance(policy, Copies)
-                    else tuple(mesh.ranks_of(member)[index] for member in group.members)
-                )
-                found[rank] = Ward(
-                    rank, node, others, row, 0 if isinstance(policy, Copies) else group.tolerates
-                )
+                if is_coded:
+                    coded_with = tuple(mesh.ranks_of(member)[index] for member in group.members)
+                    found[rank] = Assignment(rank, node, others, coded_with, group.tolerates)
+                else:
+                    found[rank] = Assignment(rank, node, others)
     return dict(sorted(found.items()))
+
+
+def partners(of: Mapping[int, Assignment], node: int) -> set[int]:
+    """The nodes that hold something of `node`'s ranks, or for whose ranks it holds something."""
+    near: set[int] = set()
+    for assignment in of.values():
+        parties = (*assignment.holders, assignment.node)
+        if node in parties:
+            near.update(parties)
+    return near - {node}

@@ -13,9 +13,7 @@ The layout, for G members, t of them lost at most, k = G - t:
 * There are G codewords, each with one block of every member: codeword c has its parity rows 0..t-1
   on members c, c+1, .., c+t-1 (cyclically) and data on the others. So each member keeps t parity
   blocks beside its k data blocks, and any t members may be lost.
-* With t = 1 this is REFT's rotating parity: the parity over everybody's block but s's lies on s,
-  and a state that is *replicated* is first cut into G contiguous shares, so that a member can
-  compute its parity from its own replica, without network.
+* With t = 1 this is REFT's rotating parity: the parity over everybody's block but s's lies on s.
 
 Invariant: every data byte is in exactly one codeword, and a codeword never has two blocks on one
 member.
@@ -26,15 +24,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import pairwise
 
 from keepstep.model.layout import ALIGN_BYTES
 from keepstep.model.units import round_up
 
 
 class Region(Enum):
-    """Of a member: its own snapshot (or its share of a replicated one), or the parity it keeps for
-    the others."""
+    """Of a member: its own snapshot, or the parity it keeps for the others."""
 
     DATA = "data"
     PARITY = "parity"
@@ -68,14 +64,12 @@ class Combine:
 
 @dataclass(frozen=True, slots=True)
 class Stripes:
-    """The layout. `data_bytes[i]` belongs to `members[i]`; `starts[i]` is where its share begins in
-    a replicated state, else 0."""
+    """The layout. `data_bytes[i]` belongs to `members[i]`."""
 
     members: tuple[int, ...]
     tolerates: int
     block_bytes: int
     data_bytes: tuple[int, ...]
-    starts: tuple[int, ...]
 
     @property
     def k(self) -> int:
@@ -106,50 +100,20 @@ class Stripes:
         stop = min(start + self.block_bytes, self.data_bytes[index])
         return Piece(self.members[index], Region.DATA, start, stop, row - t)
 
-    def in_replica(self, piece: Piece) -> tuple[int, int]:
-        """Where a data piece lies in everybody's copy of a replicated state."""
-        assert piece.region is Region.DATA, "parity is in nobody's replica"
-        at = self.starts[self.members.index(piece.member)]
-        return at + piece.start, at + piece.stop
-
 
 def stripes_of_snapshots(
     members: Sequence[int], tolerates: int, data_bytes: Sequence[int]
 ) -> Stripes:
-    """Sharded state: every member has bytes of its own, not necessarily equally many."""
+    """The layout where every member has bytes of its own, not necessarily equally many."""
     assert len(members) == len(data_bytes) > tolerates > 0, (
         f"{len(members)} members, {len(data_bytes)} sizes, {tolerates} tolerated"
     )
     block_bytes = _block_bytes(max(data_bytes), len(members) - tolerates)
-    return Stripes(tuple(members), tolerates, block_bytes, tuple(data_bytes), (0,) * len(members))
-
-
-def stripes_of_replica(members: Sequence[int], tolerates: int, state_bytes: int) -> Stripes:
-    """Replicated state: everybody has all bytes, and each member becomes the owner of one
-    contiguous share."""
-    assert len(members) > tolerates > 0, f"{len(members)} members, {tolerates} tolerated"
-    k = len(members) - tolerates
-    block_bytes = _block_bytes(state_bytes, len(members) * k)
-    bounds = [min(i * k * block_bytes, state_bytes) for i in range(len(members) + 1)]
-    shares = tuple(stop - start for start, stop in pairwise(bounds))
-    return Stripes(tuple(members), tolerates, block_bytes, shares, tuple(bounds[:-1]))
+    return Stripes(tuple(members), tolerates, block_bytes, tuple(data_bytes))
 
 
 def _block_bytes(total_bytes: int, blocks: int) -> int:
     return round_up(-(-total_bytes // blocks), ALIGN_BYTES)
-
-
-def encode_plan(stripes: Stripes, member: int) -> list[Combine]:
-    """Everything `member` computes to fill its parity region: one Combine for each of its t
-    blocks."""
-    index, size = stripes.members.index(member), len(stripes.members)
-    plan = []
-    for row in range(stripes.tolerates):
-        codeword = (index - row) % size
-        pieces = [stripes.piece(codeword, i) for i in range(size)]
-        sources = sorted((p for p in pieces if p.region is Region.DATA), key=lambda p: p.position)
-        plan.append(Combine(codeword, tuple(sources), (pieces[index],)))
-    return plan
 
 
 def contribution(stripes: Stripes, owner: int, keeper: int) -> list[Piece]:

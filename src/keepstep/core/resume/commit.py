@@ -1,9 +1,9 @@
 """Commit: which generation everybody may rely on, and which is to be protected next. Led by one
-keeper of the round.
+keeper of the mesh.
 
-Comes in: each rank's facts and the last word its node has heard, as reported (they may be old).
-Goes out: the leader's word, a `Horizon`, whenever it changes. Never looks anywhere itself; who
-leads next needs nothing but new reports.
+Comes in: each rank's facts and the last horizon its node has received, as reported (they may be
+old). Goes out: the leader's horizon, whenever it changes. Never looks anywhere itself; who leads
+next needs nothing but new reports.
 
 * A stamp that every rank has sealed becomes the *target*: only then does anybody copy it, so no
   byte is sent for a generation that can never be whole, and all nodes copy the same one. It stays
@@ -43,24 +43,25 @@ class RankFacts(NamedTuple):
     protected: frozenset[Stamp] = frozenset()
 
 
-def first_word(
+def first_horizon(
     epoch: int, resumed: Stamp | None, last: Horizon, held: Collection[Stamp]
 ) -> Horizon:
-    """What a node's page says when an epoch begins, from what it said last and the stamps all the
-    node's ranks still hold."""
+    """What a node's page shows when an epoch begins, from what it showed last and the stamps that
+    all the node's ranks still hold."""
     floor = last.floor
     there = floor is not None and resumed is not None and floor <= resumed and floor in held
     return Horizon(epoch, inherited=floor if there else None)
 
 
-def newer(known: Horizon, said: Horizon) -> Horizon:
-    """The later of two words, whoever led when they were said; `said` when they are of one age."""
-    return said if _age(said) >= _age(known) else known
+def newer(known: Horizon, received: Horizon) -> Horizon:
+    """The later of two horizons, whoever led when they were sent; `received` when they are of one
+    age."""
+    return received if _age(received) >= _age(known) else known
 
 
-def _age(word: Horizon) -> tuple[int, Stamp, Stamp, int]:
+def _age(horizon: Horizon) -> tuple[int, Stamp, Stamp, int]:
     never = Stamp(-1, 0)
-    return word.epoch, word.floor or never, word.committed or never, word.decided_step
+    return horizon.epoch, horizon.floor or never, horizon.committed or never, horizon.decided_step
 
 
 @dataclass
@@ -71,36 +72,36 @@ class Commit:
     epoch: int
     facts: dict[int, RankFacts] = field(default_factory=dict)
     horizon: Horizon = field(init=False)
-    said: Horizon | None = None
+    announced: Horizon | None = None  # the last that was returned
     # ranks that train together are much alike
     _kinds: Counter[tuple[Holding, frozenset[Stamp]]] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.horizon = Horizon(self.epoch)
 
-    def report(self, facts: Iterable[RankFacts], heard: Horizon) -> Horizon | None:
-        """Take what a node reports of its ranks, and the last word on its page. Returns the word to
-        say, if there is a new one.
+    def report(self, facts: Iterable[RankFacts], received: Horizon) -> Horizon | None:
+        """Take what a node reports of its ranks, and the last horizon on its page. Returns the one
+        to announce, if there is a new one.
 
-        Nothing is said before all ranks were reported: then whatever anybody has acted upon is
+        Nothing is announced before all ranks were reported: then whatever anybody has acted upon is
         known here.
         """
         for fact in facts:
             self._take(fact)
         known = self.horizon
-        if heard.epoch == self.epoch and _stamps(heard) != _stamps(known):
+        if received.epoch == self.epoch and _stamps(received) != _stamps(known):
             self.horizon = replace(
                 known,
-                committed=_later(known.committed, heard.committed),
-                target=_later(known.target, heard.target),
-                inherited=_later(known.inherited, heard.inherited),
+                committed=_later(known.committed, received.committed),
+                target=_later(known.target, received.target),
+                inherited=_later(known.inherited, received.inherited),
             )
         if len(self.facts) < self.world_size:
             return None
         self.horizon = self._decide()
-        if self.said is not None and not self._says_more(self.said):
+        if self.announced is not None and not self._tells_more(self.announced):
             return None
-        self.said = self.horizon
+        self.announced = self.horizon
         return self.horizon
 
     def _take(self, fact: RankFacts) -> None:
@@ -115,14 +116,14 @@ class Commit:
         self.facts[fact.rank] = fact
         self._kinds[fact.own, fact.protected] += 1
 
-    def _says_more(self, said: Horizon) -> bool:
+    def _tells_more(self, announced: Horizon) -> bool:
         """Would anybody act otherwise? That a step was decided about is news only when it makes
         hopeless what somebody has."""
         now = self.horizon
-        if _stamps(now) != _stamps(said):
+        if _stamps(now) != _stamps(announced):
             return True
         return any(
-            now.is_hopeless(s) and not said.is_hopeless(s)
+            now.is_hopeless(s) and not announced.is_hopeless(s)
             for own, _ in self._kinds
             for s in own.sealed
         )
@@ -156,8 +157,8 @@ class Commit:
         )
 
 
-def _stamps(word: Horizon) -> tuple[Stamp | None, ...]:
-    return word.committed, word.target, word.inherited
+def _stamps(horizon: Horizon) -> tuple[Stamp | None, ...]:
+    return horizon.committed, horizon.target, horizon.inherited
 
 
 def _later(one: Stamp | None, other: Stamp | None) -> Stamp | None:

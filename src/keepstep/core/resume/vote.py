@@ -37,9 +37,10 @@ class Ballot:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Everybody loads this. `source` is memory, store or fresh; `step` is -1 for fresh."""
+    """Everybody loads this. `number`: of all offers of the job, growing. `source` is memory, store
+    or fresh; the stamp's step is -1 for fresh."""
 
-    round: int
+    number: int
     source: str
     stamp: Stamp
     why: str
@@ -75,7 +76,7 @@ class Vote:
     world_size: int
     has_store: bool
     epoch: int = 0
-    round: int = 0
+    number: int = 0  # of the newest offer
     offer: Offer | None = None
     ballots: dict[int, Ballot] = field(default_factory=dict)
     loaded: set[int] = field(default_factory=set)
@@ -85,7 +86,7 @@ class Vote:
     # what each rank can be given by other nodes
     elsewhere: Mapping[int, frozenset[Stamp]] = field(default_factory=dict)
     # the last permission, and which incarnations of the ranks it was for
-    went: tuple[Go, Mapping[int, int]] | None = None
+    permitted: tuple[Go, Mapping[int, int]] | None = None
     condemned: frozenset[Stamp] = frozenset()
 
     def joined(self, ballot: Ballot) -> list[Action]:
@@ -97,8 +98,13 @@ class Vote:
                     f"job has {self.world_size}"
                 )
             ]
-        if self.went is not None and self.went[1].get(ballot.rank) == ballot.incarnation > 0:
-            return [self.went[0]]  # its node's keeper died before it could hand the permission on
+        if (
+            self.permitted is not None
+            and self.permitted[1].get(ballot.rank) == ballot.incarnation > 0
+        ):
+            return [
+                self.permitted[0]
+            ]  # its node's keeper died before it could hand the permission on
         if (
             self.offer is not None
             and self.ballots.get(ballot.rank) == ballot
@@ -116,7 +122,7 @@ class Vote:
         if self.ballots.pop(rank, None):
             self._reset()
 
-    def reached(
+    def restorable(
         self, silent_nodes: frozenset[int], elsewhere: Mapping[int, frozenset[Stamp]]
     ) -> list[Action]:
         """What nodes have told they hold: which ones have not yet, and what each rank can be
@@ -136,24 +142,24 @@ class Vote:
         look at."""
         return [Refuse(f"{self._why_not_memory()}, and the store cannot be read: {why}")]
 
-    def has_loaded(self, rank: int, round_: int) -> list[Action]:
+    def has_loaded(self, rank: int, number: int) -> list[Action]:
         """A rank has loaded and proven the offer, and forgotten what is newer."""
-        if self.offer is None or round_ != self.offer.round:
+        if self.offer is None or number != self.offer.number or rank not in self.ballots:
             return []
         self.loaded.add(rank)
         if len(self.loaded) < self.world_size:
             return []
         self.epoch += 1
         go = Go(self.epoch, self.offer)
-        self.went = (go, {r: b.incarnation for r, b in self.ballots.items()})
+        self.permitted = (go, {r: b.incarnation for r, b in self.ballots.items()})
         self.failed, self.checkpoints = [], None
         self.ballots.clear()
         self._reset()
         return [go]
 
-    def has_failed(self, rank: int, round_: int, why: str) -> list[Action]:
+    def has_failed(self, rank: int, number: int, why: str) -> list[Action]:
         """A rank could not load the offer: nobody keeps it."""
-        if self.offer is None or round_ != self.offer.round:
+        if self.offer is None or number != self.offer.number:
             return []
         self.failed.append((self.offer.source, self.offer.stamp, f"rank {rank}: {why}"))
         self._reset()
@@ -171,10 +177,10 @@ class Vote:
             return []
         bad = {(source, stamp) for source, stamp, _ in self.failed}
         after = f" after {self.failed[-1][2]}" if self.failed else ""
-        within_reach = [
+        restorable_stamps = [
             b.holds | self.elsewhere.get(r, frozenset()) for r, b in self.ballots.items()
         ]
-        shared = [s for s in common(within_reach) if ("memory", s) not in bad]
+        shared = [s for s in common(restorable_stamps) if ("memory", s) not in bad]
         trusted = [s for s in shared if s not in self.condemned]
         instead = f"; {max(shared)} is condemned" if shared and max(shared) not in trusted else ""
         checkpoints = [s for s in self.checkpoints or () if ("store", Stamp(s, 0)) not in bad]
@@ -241,8 +247,8 @@ class Vote:
         return "no step in memory is usable on every rank"
 
     def _make(self, source: str, stamp: Stamp, why: str) -> list[Action]:
-        self.round += 1
-        self.offer, self.loaded = Offer(self.round, source, stamp, why), set()
+        self.number += 1
+        self.offer, self.loaded = Offer(self.number, source, stamp, why), set()
         return [self.offer]
 
 
@@ -255,7 +261,7 @@ class Trust:
     strikes: dict[Stamp, int] = field(default_factory=dict)
     struck: bool = False  # since then
 
-    def went(self, stamp: Stamp | None) -> None:
+    def resumed_from(self, stamp: Stamp | None) -> None:
         """All train on from there; None when it was not from memory."""
         self.resumed, self.struck = stamp, False
 

@@ -3,15 +3,16 @@
     {"kind": the class's KIND, and its fields by name}
 
 Comes in: a message, or bytes that somebody sent. Goes out: the other one. What a field may hold is
-read off its type hint: `int` and `str` with a bound (`model/bounds.py`), `bool`, an `IntEnum`,
-`Literal`, `X | None`, `tuple[X, ...]` and `tuple[X, Y]`, `dict[str, X]`, a named tuple (as a list),
-a dataclass (as an object), or a union of messages (as objects with a `kind`). Nothing is converted
-that is not meant: a bool is no number, a number no text.
+read off its type hint: `int` and `str` with a bound (`model/bounds.py`), `bool`, an enum of numbers
+or of texts, `Literal`, `X | None`, `tuple[X, ...]` and `tuple[X, Y]`, `dict[str, X]`, a named tuple
+(as a list), a dataclass (as an object), or a union of messages (as objects with a `kind`). Nothing
+is converted that is not meant: a bool is no number, a number no text.
 
 Never trusts: an unknown kind, a missing or surplus field, a value of another type or beyond its
 bound raises `NotAMessage`, nothing else does, and nothing is unpickled.
 
-Invariant: what `encode` accepts, `decode` gives back equal; what `decode` accepts, `encode` does.
+Invariant: what `encode` accepts, `decode` gives back equal, but for sentences that were cut; what
+`decode` accepts, `encode` does.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from enum import IntEnum
+from enum import Enum, IntEnum
 from types import NoneType, UnionType
 from typing import (
     Annotated,
@@ -80,7 +81,7 @@ class Codec(Generic[M]):
         try:
             plain = schema.write(message)
             schema.read(plain)
-            body = json.dumps({KIND: kind, **plain}, separators=(",", ":"), allow_nan=False)
+            body = _to_text({KIND: kind, **plain})
         except _REFUSES as error:
             raise NotAMessage(Refusal.MALFORMED, f"{kind}: {error}") from error
         encoded = body.encode()
@@ -95,13 +96,15 @@ class Codec(Generic[M]):
             why = f"a message of {len(body)} bytes, at most {self._max_bytes} allowed"
             raise NotAMessage(Refusal.OVERSIZED, why)
         try:
-            plain = json.loads(str(body, "utf-8"), parse_constant=_no_constant)
+            plain = _from_text(str(body, "utf-8"))
         except (ValueError, RecursionError) as error:
             raise NotAMessage(Refusal.MALFORMED, f"no JSON: {error}") from error
         if not isinstance(plain, dict):
             raise NotAMessage(Refusal.MALFORMED, f"expected an object, found {plain!r:.40}")
         kind = plain.pop(KIND, None)
-        schema = self._schemas.get(kind) if isinstance(kind, str) else None
+        if not isinstance(kind, str):
+            raise NotAMessage(Refusal.MALFORMED, f"expected the name of a kind, found {kind!r:.40}")
+        schema = self._schemas.get(kind)
         if schema is None:
             raise NotAMessage(Refusal.UNKNOWN_KIND, f"{self._expected()}, found {kind!r:.40}")
         try:
@@ -126,13 +129,13 @@ class _Schema:
         own = [field for field in fields(make) if field.init]
         self._reads: list[tuple[str, Read]] = [(f.name, _reader(hints[f.name])) for f in own]
         self._writes: list[tuple[str, Write]] = [(f.name, _writer(hints[f.name])) for f in own]
-        self._optional = frozenset(f.name for f in own if _has_default(f))
+        self._required = frozenset(f.name for f in own if not _has_default(f))
         self._names = frozenset(f.name for f in own)
 
     def read(self, plain: Any) -> Any:
         if not isinstance(plain, dict):
             raise ValueError(f"expected an object, found {plain!r:.40}")
-        if not self._names - self._optional <= plain.keys() <= self._names:
+        if plain.keys() != self._names and not self._required <= plain.keys() <= self._names:
             found = sorted(map(str, plain))
             raise ValueError(f"expected the fields {sorted(self._names)}, found {found!r:.200}")
         values = {}
@@ -183,8 +186,8 @@ def _reader(hint: Any, bound: Range | Length | None = None) -> Read:
         return _object(_reader(args[1]), bound.most if isinstance(bound, Length) else MAX_ITEMS)
     if origin in (Union, UnionType):
         return _union(args)
-    if isinstance(hint, type) and issubclass(hint, IntEnum):
-        return _member_of(hint)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return _member_of(hint, int if issubclass(hint, IntEnum) else str)
     if isinstance(hint, type) and issubclass(hint, tuple):
         return _named_tuple(hint)
     assert is_dataclass(hint) and isinstance(hint, type), f"no rule for {hint}"
@@ -228,10 +231,10 @@ def _one_of(words: tuple[Any, ...]) -> Read:
     return read
 
 
-def _member_of(enum: type[IntEnum]) -> Read:
-    def read(value: Any) -> IntEnum:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ValueError(f"expected a number, found {value!r:.40}")
+def _member_of(enum: type[Enum], kind: type[int] | type[str]) -> Read:
+    def read(value: Any) -> Enum:
+        if isinstance(value, bool) or not isinstance(value, kind):
+            raise ValueError(f"expected one of {enum.__name__}, found {value!r:.40}")
         return enum(value)  # raises ValueError
 
     return read
@@ -252,26 +255,21 @@ def _list(hints: tuple[Any, ...], most: int) -> Read:
     def read_each(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, (list, tuple)) or len(value) != len(each):
             raise ValueError(f"expected a list of {len(each)}, found {value!r:.40}")
-        return tuple(read(item) for read, item in zip(each, value, strict=True))
+        return tuple([read(item) for read, item in zip(each, value, strict=True)])
 
     return read_each
 
 
 def _named_tuple(make: type[Any]) -> Read:
     hints = get_type_hints(make, include_extras=True)
-    bounds = [_named_tuple_field(hints[name]) for name in make._fields]
+    bounds = [_reader(hints[name]) for name in make._fields]
 
     def read(value: Any) -> Any:
         if not isinstance(value, (list, tuple)) or len(value) != len(bounds):
             raise ValueError(f"expected a list of {len(bounds)}, found {value!r:.40}")
-        return make(*(one(item) for one, item in zip(bounds, value, strict=True)))
+        return make(*[one(item) for one, item in zip(bounds, value, strict=True)])
 
     return read
-
-
-def _named_tuple_field(hint: Any) -> Read:
-    """A plain `int` there is a step or an epoch: -1 and up."""
-    return _whole(Range(-1, (1 << 63) - 1)) if hint is int else _reader(hint)
 
 
 def _object(one: Read, most: int) -> Read:
@@ -306,6 +304,9 @@ def _writer(hint: Any) -> Write:
     """Whatever `_reader` of the same hint takes."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
+        bound = args[1]
+        if isinstance(bound, Length) and bound.cuts:
+            return _cutting(bound.most)
         return _writer(args[0])
     if origin is tuple and len(args) == 2 and args[1] is Ellipsis:
         one = _writer(args[0])
@@ -322,9 +323,15 @@ def _writer(hint: Any) -> Write:
         hints = get_type_hints(hint, include_extras=True)
         each = [_writer(hints[name]) for name in hint._fields]  # type: ignore[attr-defined]
         return lambda value: [write(item) for write, item in zip(each, value, strict=True)]
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return lambda value: value.value
     if is_dataclass(hint) and isinstance(hint, type):
         return _schema(hint).write
     return _as_it_is
+
+
+def _cutting(most: int) -> Write:
+    return lambda value: value[:most] if isinstance(value, str) else value
 
 
 def _union_writer(hints: tuple[Any, ...]) -> Write:
@@ -351,3 +358,8 @@ def _as_it_is(value: Any) -> Any:
 
 def _no_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is no JSON")
+
+
+# made once: json.dumps and json.loads make one for every call with options
+_to_text = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_from_text = json.JSONDecoder(parse_constant=_no_constant).decode

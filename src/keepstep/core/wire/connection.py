@@ -37,17 +37,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from keepstep.core.wire.messages import MAX_MESSAGE_BYTES, NotAMessage, decode, encode
+from keepstep.core.wire.codec import MAX_MESSAGE_BYTES, NotAMessage
+from keepstep.core.wire.messages import decode, encode
+from keepstep.model.messages.peers import KeeperMessage
 from keepstep.model.snapshot import Stamp
-from keepstep.model.units import MIB
 from keepstep.model.wire import (
+    MAX_BLOCK_BYTES,
     BlockComing,
     BlockDamaged,
     BlockHeader,
     BlockWhole,
     Dial,
     Identity,
-    Message,
     Opened,
     Part,
     Received,
@@ -63,7 +64,6 @@ VERSION = 2
 MAGIC = b"KEEPWIRE"
 NONCE_BYTES = 32
 MIN_SECRET_BYTES = 16
-MAX_BLOCK_BYTES = 64 * MIB
 
 _GREETING = struct.Struct("<8sH")
 _HELLO = struct.Struct("<BBHQIQ16s32s2x")
@@ -118,8 +118,8 @@ class WireFormat:
     """What messages and MACs are as bytes. Both sides must have the same. Keepers have the one that
     is written here; a large simulation may have a cheaper one."""
 
-    encode: Callable[[Message], bytes] = encode
-    decode: Callable[[bytes], Message] = decode
+    encode: Callable[[KeeperMessage], bytes] = encode
+    decode: Callable[[bytes], KeeperMessage] = decode
     new_mac: Callable[[bytes], Mac] = hmac_sha256
 
 
@@ -236,7 +236,7 @@ class Connection:
         self._out.clear()
         return out
 
-    def message(self, message: Message, number: int = 0) -> bytes:
+    def message(self, message: KeeperMessage, number: int = 0) -> bytes:
         """The bytes of a message. Raises NotAMessage when no peer would accept it."""
         return self._frame(_MESSAGE_FRAME, self._format.encode(message), number)
 

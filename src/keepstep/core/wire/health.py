@@ -1,7 +1,7 @@
 """Health: whether a link between two keepers is well, away for a moment, or dead.
 
 Comes in: what happened to the connection that carries the link's messages, that something arrived
-there, and the time. Goes out: `Ping`, `Cut` or `Dead`, each with its reason.
+there, and the time. Goes out: `SendPing`, `Cut` or `Dead`, each with its reason.
 
 Invariant: a link that was away for less than `dead_ns` is never called dead; one that stays away
 longer always is. Time in which nobody asked (this process was stopped) counts against nobody.
@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from keepstep.model.units import MS_NS, S_NS, human_ns
-from keepstep.model.wire import Cut, Dead, Ping
+from keepstep.model.wire import Cut, Dead, SendPing
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Health:
             self.is_open = False
             self._away_since_ns = now_ns
 
-    def decide(self, now_ns: int) -> Ping | Cut | Dead | None:
+    def decide(self, now_ns: int) -> SendPing | Cut | Dead | None:
         """What the link needs now, if anything."""
         self._pass_over_own_sleep(now_ns)
         found = self._when_open(now_ns) if self.is_open else self._when_away(now_ns)
@@ -114,7 +114,7 @@ class Health:
             f"{self._why}"
         )
 
-    def _when_open(self, now_ns: int) -> Ping | Cut | None:
+    def _when_open(self, now_ns: int) -> SendPing | Cut | None:
         silent_ns = now_ns - self._heard_ns
         if silent_ns > self._timeouts.silence_ns:
             return Cut(
@@ -123,5 +123,5 @@ class Health:
             )
         if now_ns - max(self._heard_ns, self._pinged_ns) >= self._timeouts.ping_ns:
             self._pinged_ns = now_ns
-            return Ping()
+            return SendPing()
         return None

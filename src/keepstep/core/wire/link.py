@@ -20,7 +20,8 @@ from keepstep.core.wire.channel import Channel
 from keepstep.core.wire.endpoint import Endpoint
 from keepstep.core.wire.message_channel import MessageChannel
 from keepstep.core.wire.traffic import Outgoing, Traffic
-from keepstep.model.wire import Cut, Dead, Dial, Identity, Message, Ping
+from keepstep.model.messages.peers import KeeperMessage
+from keepstep.model.wire import Cut, Dead, Dial, Identity, SendPing
 
 Address = tuple[str, int]
 
@@ -85,7 +86,7 @@ class PeerLink:
 
     # what the keeper sends
 
-    def send(self, message: Message) -> bool:
+    def send(self, message: KeeperMessage) -> bool:
         """False when there is no room, or the link has ended. Raises NotAMessage when no peer would
         accept it."""
         body = self._traffic.options.format.encode(message)
@@ -196,7 +197,7 @@ class PeerLink:
         with self._traffic.lock:
             asked = self._traffic.health.decide(now_ns)
             self.due_ns = self._traffic.health.due_ns
-            if not isinstance(asked, Ping):
+            if not isinstance(asked, SendPing):
                 return asked
             self._messages.ping()
             return None

@@ -22,7 +22,8 @@ from keepstep.core.wire.connection import Admit, Connection
 from keepstep.core.wire.endpoint import Endpoint, Transport
 from keepstep.core.wire.link import Address, Ended, PeerLink
 from keepstep.core.wire.traffic import Counts, Done, LinkOptions, Lock, Outgoing, Traffic
-from keepstep.model.wire import Cut, Dead, Dial, Identity, Message, Opened, Refusal, Refused, Span
+from keepstep.model.messages.peers import KeeperMessage, LinkGoodbye
+from keepstep.model.wire import Cut, Dead, Dial, Identity, Opened, Refusal, Refused, Span
 
 if TYPE_CHECKING:
     from keepstep.ports import Receiver
@@ -169,7 +170,7 @@ class LinkTable:
                 links = [self._links[node]] if node in self._links else []
         for link in links:
             link.is_leaving = True
-            link.send(Message("bye", {"reason": reason[:500]}))
+            link.send(LinkGoodbye(reason))
         return links
 
     def leave(self, links: list[PeerLink], reason: str) -> None:
@@ -177,7 +178,7 @@ class LinkTable:
         for link in links:
             self._end(link, Ended(reason, tell=False, is_loss=False))
 
-    def send(self, node: int, message: Message) -> bool:
+    def send(self, node: int, message: KeeperMessage) -> bool:
         """False when it was not taken: no link, or its queue is full (`writable` will say when
         not). Raises NotAMessage."""
         link = self._links.get(node)

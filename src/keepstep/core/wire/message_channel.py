@@ -13,8 +13,9 @@ from keepstep.core.wire.channel import NOTHING, Channel, Line, Pieces, refuse
 from keepstep.core.wire.connection import Connection
 from keepstep.core.wire.delivery import Inbox
 from keepstep.core.wire.traffic import Traffic
+from keepstep.model.messages.peers import KeeperMessage, LinkGoodbye
 from keepstep.model.units import KIB
-from keepstep.model.wire import BlockComing, Message, Received, Refused, Signal, Signalled
+from keepstep.model.wire import BlockComing, Received, Refused, Signal, Signalled
 
 BATCH_BYTES = 64 * KIB  # sent or received at once
 MAX_UNCONFIRMED = 32  # messages that came, before they are confirmed though the link is not quiet
@@ -29,7 +30,7 @@ class MessageChannel(Channel):
         self._stream: MessageStream | None = None
 
     def open(self, wire: Connection, line: Line) -> MessageStream:
-        pass
+        self._traffic.outbox.rewind()
         self._stream = MessageStream(self._traffic, self._inbox, wire, line)
         return self._stream
 
@@ -118,11 +119,11 @@ class MessageStream:
         if numbered:
             self._settle(numbered)
 
-    def _take(self, message: Message, number: int) -> None:
+    def _take(self, message: KeeperMessage, number: int) -> None:
         if not self._inbox.is_new(number):
             return
-        if message.kind == "bye":
-            self._traffic.said_bye(message.fields["reason"])
+        if isinstance(message, LinkGoodbye):
+            self._traffic.said_bye(message.reason)
         else:
             self._traffic.receiver.message(self._traffic.node, message)
 

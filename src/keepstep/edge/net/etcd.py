@@ -1,9 +1,9 @@
-"""etcd KV: keys in an etcd (v3, 3.4 or newer) of one or several members, over its JSON gateway.
+"""etcd KV: `ports.KV` over an etcd (v3, 3.4 or newer) of one or several members: its JSON gateway.
 
 Moves keys and values. Every write is one transaction and every read is linearizable: a member that
 is cut off from the others answers nothing, instead of something old. When a member does not answer,
 the next endpoint is asked; when none does, all are asked again for `OUTAGE_S`: a restart of etcd or
-an election of its leader is over long before, and only then is it a MeetingError. A wait is a
+an election of its leader is over long before, and only then is the memory lost. A wait is a
 watch, begun anew every `WATCH_S` from what a read found, so that a connection that died without a
 word costs no more than that.
 
@@ -21,8 +21,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from keepstep.edge.net.kv_client import GivenUp, open_kv
+from keepstep.edge.os.loop import Loop
 from keepstep.errors import ConfigError, MeetingError
 from keepstep.model.launch import Etcd
+from keepstep.ports import KV, Timer
 
 try:
     import requests
@@ -60,9 +63,34 @@ OVERLOADED = '"code":8'
 T = TypeVar("T")
 
 
-class EtcdKV:
-    """One client. `prefix` is the job's; `tell` hears when etcd is away and when it is back, from
-    this client and not from `another`."""
+def open_etcd(
+    loop: Loop,
+    etcd: Etcd,
+    prefix: str,
+    opened: Callable[[KV], None],
+    failed: Callable[[str], None],
+    lost: Callable[[str], None],
+    tell: Callable[[str], None] = lambda _: None,
+    outage_s: float = OUTAGE_S,
+) -> Timer:
+    """See `ports.OpenKV`. `prefix` is the job's. The loop calls `tell` when etcd is away and when
+    it is back; after `outage_s` seconds without an answer the memory is lost."""
+
+    def dial(given_up: GivenUp) -> EtcdClient:
+        def tell_loop(why: str) -> None:
+            loop.post(lambda: None if given_up() else tell(why))
+
+        return EtcdClient(etcd, prefix, tell_loop, outage_s, given_up=given_up)
+
+    return open_kv(loop, dial, opened, failed, lost)
+
+
+class EtcdClient:
+    """See `BlockingClient`. `tell` hears, on the thread that asks, when etcd is away and when it is
+    back: from this client and not from `another`."""
+
+    slice_s = WATCH_S
+    hosted = False
 
     def __init__(
         self,
@@ -71,8 +99,10 @@ class EtcdKV:
         tell: Callable[[str], None] = lambda _: None,
         outage_s: float = OUTAGE_S,
         lease: int | None = None,
+        given_up: GivenUp = lambda: False,
     ) -> None:
         self._etcd, self._prefix, self._tell, self._outage_s = etcd, prefix, tell, outage_s
+        self._given_up = given_up
         self._clients = [_client(etcd, endpoint) for endpoint in etcd.endpoints]
         self._at = 0  # the one that answered last
         self._lease = self._find_lease() if lease is None else lease
@@ -104,8 +134,14 @@ class EtcdKV:
                 self._watch(keys[len(found)], there[came][1] + 1, left_s)
         return found
 
-    def another(self) -> EtcdKV:
-        return EtcdKV(self._etcd, self._prefix, outage_s=self._outage_s, lease=self._lease)
+    def another(self) -> EtcdClient:
+        return EtcdClient(
+            self._etcd,
+            self._prefix,
+            outage_s=self._outage_s,
+            lease=self._lease,
+            given_up=self._given_up,
+        )
 
     # -- what etcd is asked
 
@@ -200,6 +236,8 @@ class EtcdKV:
                     if told:
                         self._tell(f"{where} answers again after {time.monotonic() - began:.1f} s")
                     return answer
+            if self._given_up():
+                raise MeetingError(f"left before {where} answered")
             if time.monotonic() - began >= self._outage_s:
                 raise MeetingError(
                     f"expected an answer of {where}, found nothing for {self._outage_s:.0f} "
@@ -211,6 +249,9 @@ class EtcdKV:
                 )
                 told = True
             time.sleep(RETRY_S)
+
+
+EtcdKV = EtcdClient  # as those call it who block
 
 
 def _client(etcd: Etcd, endpoint: tuple[str, int]) -> Etcd3Client:

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from keepstep.edge.net.carrier import Carrier
 from keepstep.edge.net.tcp import Address, Pacer, TcpOptions, dial, listen
+from keepstep.model.messages.peers import MeshMessage
 from keepstep.model.units import S_NS
-from keepstep.model.wire import Identity, Message, Refusal, Refused, Span
+from keepstep.model.wire import Identity, Refusal, Refused, Span
 
 if TYPE_CHECKING:
     from keepstep.core.wire.link import PeerLink
@@ -88,7 +89,7 @@ class Peers:
         """Say goodbye and expect that node no more. No `dead` is told."""
         self._leave(self._table.say_bye(reason, node), reason)
 
-    def send(self, node: int, message: Message) -> bool:
+    def send(self, node: int, message: MeshMessage) -> bool:
         return self._table.send(node, message)
 
     def send_block(

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from keepstep.edge.net.peers import PeerOptions, Peers
 from keepstep.edge.net.tcp import Address, TcpOptions
 from keepstep.errors import KeeperError
+from keepstep.model.messages.peers import MeshMessage
 from keepstep.model.units import S_NS
-from keepstep.model.wire import Identity, Message, Span
+from keepstep.model.wire import Identity, Span
 
 if TYPE_CHECKING:
     from keepstep.core.wire.link_table import LinkTable, Shell
@@ -71,7 +72,7 @@ class TcpLinks:
         assert self._peers is not None, "which node this is comes first"
         self._peers.connect(node, address, incarnation)
 
-    def send(self, node: int, message: Message) -> bool:
+    def send(self, node: int, message: MeshMessage) -> bool:
         return self._peers is not None and self._peers.send(node, message)
 
     def send_block(
@@ -107,10 +108,11 @@ def _reserve(address: Address) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind(address)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: it is no host name at all
         sock.close()
+        why = error.strerror if isinstance(error, OSError) else str(error)
         raise KeeperError(
             f"host: expected an address of this machine with port {address[1]} free, "
-            f"found {address[0]}: {error.strerror}"
+            f"found {address[0]!r}: {why}"
         ) from error
     return sock

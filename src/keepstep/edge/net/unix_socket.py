@@ -1,32 +1,53 @@
-"""Mailbox: JSON objects over a unix SOCK_SEQPACKET socket, one object a packet.
+"""Mailbox: messages over a unix SOCK_SEQPACKET socket, one a packet.
 
 The kernel keeps packet borders, tells a peer's death as end of file, and names the peer's pid and
-uid (SO_PEERCRED), so there is no framing, no heartbeat and no password. Never blocks for ever:
-every wait has a timeout.
+uid (SO_PEERCRED), so there is no framing, no heartbeat and no password. What may be said is the
+conversation's business (`core/wire/conversations.py`); a packet that is no message of it is counted
+and answered, and the connection stays. Never blocks for ever: every wait has a timeout.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import select
 import socket
 import struct
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-MAX_PACKET_BYTES = 1 << 16
+from keepstep.model.bounds import MAX_PACKET_BYTES
+from keepstep.model.messages.keeper_rank import NotUnderstood
+from keepstep.ports import Hearer, MessageCodec
+
+SEND_WITHIN_S = 5  # to somebody who does not read
+OnRefused = Callable[[str, str], None]  # who has sent it, and why it is none
+
+
+def ignore_refused(sender: str, why: str) -> None:
+    """For who has no journal."""
 
 
 class Mailbox:
-    """One end of a connection. `recv` returns None when the peer is gone (or talks nonsense: such a
-    peer is none of ours)."""
+    """One end of a connection. See `ports.Box`."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
+    def __init__(
+        self, sock: socket.socket, codec: MessageCodec, on_refused: OnRefused = ignore_refused
+    ) -> None:
+        self._sock, self._codec, self._on_refused = sock, codec, on_refused
+        # The kernel's own limits: with one of Python's, MSG_DONTWAIT would wait too.
+        sock.settimeout(None)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_WITHIN_S, 0))
 
     @classmethod
-    def connect(cls, path: Path, timeout_s: float) -> Mailbox:
+    def connect(
+        cls,
+        path: Path,
+        timeout_s: float,
+        codec: MessageCodec,
+        on_refused: OnRefused = ignore_refused,
+    ) -> Mailbox:
         """Raises OSError when nobody listens."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -35,13 +56,15 @@ class Mailbox:
         except OSError:
             sock.close()
             raise
-        return cls(sock)
+        return cls(sock, codec, on_refused)
 
     def fileno(self) -> int:
+        """For a selector."""
         return self._sock.fileno()
 
     @property
     def pid(self) -> int:
+        """The process at the other end."""
         return self.peer()[0]
 
     def peer(self) -> tuple[int, int]:
@@ -50,45 +73,73 @@ class Mailbox:
         pid, uid, _ = struct.unpack("3i", raw)
         return pid, uid
 
-    def send(self, message: dict[str, Any]) -> bool:
-        """False when the peer is gone or not reading."""
-        packet = json.dumps(message, separators=(",", ":")).encode()
-        assert len(packet) <= MAX_PACKET_BYTES, f"a message of {len(packet)} bytes"
+    def send(self, message: Any, /) -> bool:
+        """False when the peer is gone or not reading. Raises NotAMessage when it is none."""
+        packet = self._codec.encode(message)
         try:
             self._sock.send(packet)
         except OSError:
             return False
         return True
 
-    def poke(self, message: dict[str, Any]) -> None:
+    def poke(self, message: Any, /) -> None:
         """Send without ever waiting: a peer that does not read misses it."""
+        packet = self._codec.encode(message)
         with contextlib.suppress(OSError):
-            self._sock.send(
-                json.dumps(message, separators=(",", ":")).encode(), socket.MSG_DONTWAIT
-            )
+            self._sock.send(packet, socket.MSG_DONTWAIT)
 
-    def recv(self, timeout_s: float | None = None) -> dict[str, Any] | None:
+    def recv(self, timeout_s: float | None = None) -> Any:
         """The next message, or None when the peer is gone. Raises TimeoutError."""
-        if timeout_s is not None and not select.select([self._sock], [], [], timeout_s)[0]:
-            raise TimeoutError(f"no message within {timeout_s} s")
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
+            if left_s is not None and not select.select([self._sock], [], [], left_s)[0]:
+                raise TimeoutError(f"no message within {timeout_s} s")
+            packet = self._packet()
+            if packet is None:
+                return None
+            message = self._understood(packet)
+            if message is not None:
+                return message
+
+    def hear(self, hearer: Hearer) -> None:
+        """Take what makes this readable, and tell it the hearer. Who hears that the other end is
+        gone closes this."""
+        packet = self._packet()
+        if packet is None:
+            hearer.gone(self)
+            return
+        message = self._understood(packet)
+        if message is not None:
+            hearer.hear(self, message)
+
+    def _packet(self) -> bytes | None:
         try:
-            self._sock.settimeout(None)
             packet = self._sock.recv(MAX_PACKET_BYTES)
         except OSError:
             return None
-        if not packet:
-            return None
+        return packet or None
+
+    def _understood(self, packet: bytes) -> Any:
+        """The message; None when it is none, which its sender is told."""
         try:
-            message = json.loads(packet)
-        except ValueError:
+            return self._codec.decode(packet)
+        except ValueError as error:
+            self._on_refused(f"process {self.pid}", str(error))
+            self.poke(NotUnderstood(str(error)))
             return None
-        return message if isinstance(message, dict) else None
 
     def hang_up(self) -> None:
         """End the connection, also for a thread that waits in `recv` and for processes that
         inherited it."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+    def hear_rest(self) -> None:
+        """Whoever reads it hears it."""
+
+    def release(self) -> None:
         self._sock.close()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Last words: what a rank leaves in its error file when the program fails, in torch's format, and
+"""Error file: what a rank leaves in its error file when the program fails, in torch's format, and
 what the agent reads there.
 
 torch's `record` decorator writes the same; a program without it has its words written when
@@ -14,24 +14,15 @@ import time
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from keepstep.model.launch import ErrorReport
 
 VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 
 
-@dataclass(frozen=True, slots=True)
-class LastWords:
-    """`message` is the error's type and message, `place` where in the program it was raised, `path`
-    the file that says more."""
-
-    message: str = ""
-    place: str = ""
-    path: str = ""
-
-
-def write_last_words(error: BaseException, environ: Mapping[str, str]) -> None:
+def write_error_file(error: BaseException, environ: Mapping[str, str]) -> None:
     """Where the agent looks for them, unless somebody has written there already."""
     path = Path(environ.get(VARIABLE, ""))
     if not environ.get(VARIABLE) or path.exists():
@@ -48,19 +39,19 @@ def write_last_words(error: BaseException, environ: Mapping[str, str]) -> None:
         fresh.replace(path)
 
 
-def read_last_words(path: str) -> LastWords:
+def read_error_file(path: str) -> ErrorReport:
     """None of them when there is no whole file."""
     try:
         said = json.loads(Path(path).read_text(encoding="utf-8"))["message"]
         if not isinstance(said, dict):
-            return LastWords(str(said), "", path)
-        return LastWords(
+            return ErrorReport(str(said), "", path)
+        return ErrorReport(
             str(said["message"]),
             _place(str(said.get("extraInfo", {}).get("py_callstack", ""))),
             path,
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return LastWords()
+        return ErrorReport()
 
 
 def _place(told: str) -> str:

@@ -14,9 +14,11 @@ import time
 from pathlib import Path
 
 from keepstep.config import Settings
-from keepstep.edge.net.unix_socket import Mailbox
+from keepstep.edge.net.unix_socket import Mailbox, OnRefused, ignore_refused
 from keepstep.errors import IdentityError, KeeperError
+from keepstep.ports import MessageCodec
 
+KEEPER_MODULE = "keepstep.runtime.keeper.process"  # stands on a keeper's command line
 _LAUNCH = (
     "import os,sys; os.fork() and os._exit(0); os.setsid(); os.execv(sys.executable, "
     "[sys.executable, *sys.argv[1:]])"
@@ -41,16 +43,21 @@ def claim_job_dir(path: Path) -> None:
         )
 
 
-def ensure_keeper(settings: Settings, timeout_s: float = 10.0) -> Mailbox:
-    """A connection to the job's keeper, starting one if none lives. Raises KeeperError,
-    IdentityError."""
+def ensure_keeper(
+    settings: Settings,
+    codec: MessageCodec,
+    timeout_s: float = 10.0,
+    on_refused: OnRefused = ignore_refused,
+) -> Mailbox:
+    """A connection to the job's keeper, starting one if none lives. `codec`: of the conversation
+    with it. Raises KeeperError, IdentityError."""
     socket_path = settings.job_dir / "keeper.sock"
     deadline = time.monotonic() + timeout_s
     log_path = settings.journal_path.with_name("keeper.log")
     started_at = 0.0
     while True:
         try:
-            return Mailbox.connect(socket_path, timeout_s)
+            return Mailbox.connect(socket_path, timeout_s, codec, on_refused)
         except OSError:
             pass
         now = time.monotonic()
@@ -62,11 +69,13 @@ def ensure_keeper(settings: Settings, timeout_s: float = 10.0) -> Mailbox:
         if now - started_at > 3.0:
             started_at = now
             claim_job_dir(settings.job_dir)
-            _start_keeper(settings, log_path)
+            start_keeper(settings)
         time.sleep(0.01)
 
 
-def _start_keeper(settings: Settings, log_path: Path) -> None:
+def start_keeper(settings: Settings) -> None:
+    """Start a keeper of its own session. Raises OSError, subprocess.SubprocessError."""
+    log_path = settings.journal_path.with_name("keeper.log")
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with open(log_path, "ab") as log:
         subprocess.run(
@@ -75,7 +84,7 @@ def _start_keeper(settings: Settings, log_path: Path) -> None:
                 "-c",
                 _LAUNCH,
                 "-m",
-                "keepstep.runtime.keeper.process",
+                KEEPER_MODULE,
                 settings.to_text(),
             ],
             stdin=subprocess.DEVNULL,

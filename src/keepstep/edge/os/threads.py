@@ -1,9 +1,9 @@
-"""Executor: threads for what takes long. Results wait for the loop, in the order in which they
+"""Executor: threads for what takes long. Results are posted to the loop, in the order in which they
 came."""
 
 from __future__ import annotations
 
-import queue
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
@@ -24,28 +24,41 @@ def run_acts(acts: Acts[T]) -> T:
 
 
 class Threads:
-    """`wake`, from any thread: have the loop call `hand_in` soon."""
+    """See `ports.Executor`. `post`, from any thread: have the loop make a call soon."""
 
-    def __init__(self, count: int, wake: Callable[[], None]) -> None:
+    def __init__(self, count: int, post: Callable[[Callable[[], None]], None]) -> None:
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="worker")
-        self._wake = wake
-        self._done: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._post = post
+        self._is_closed = False
 
     def submit(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
         def finished(future: Future[T]) -> None:
-            self._done.put(lambda: then(future.result()))
-            self._wake()
+            self._post(lambda: self._hand_in(future, then))
 
         self._pool.submit(work).add_done_callback(finished)
 
     def act(self, acts: Acts[T], then: Callable[[T], None]) -> None:
         self.submit(lambda: run_acts(acts), then)
 
-    def hand_in(self) -> None:
-        """In the loop: call what waits for results. Raises what the work raised."""
-        while not self._done.empty():
-            self._done.get()()
+    def _hand_in(self, future: Future[T], then: Callable[[T], None]) -> None:
+        """In the loop. Raises what the work raised."""
+        if not self._is_closed:
+            then(future.result())
 
     def close(self) -> None:
         """Wait for what has begun; nobody hears of it any more."""
+        self._is_closed = True
         self._pool.shutdown()
+
+
+def aside(
+    post: Callable[[Callable[[], None]], None], work: Callable[[], T], then: Callable[[T], None]
+) -> None:
+    """Do this once, on a thread of its own that the interpreter's end does not wait for; `post`
+    hands its result in."""
+
+    def run() -> None:
+        result = work()
+        post(lambda: then(result))
+
+    threading.Thread(target=run, name="aside", daemon=True).start()

@@ -12,8 +12,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from keepstep.model.diagnosis import GroupSample, ProcessSample, State
 from keepstep.model.units import S_NS
-from keepstep.model.verdict import GroupSample, ProcessSample, State
 
 PROC = Path("/proc")
 TICK_NS = S_NS // os.sysconf("SC_CLK_TCK")

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from keepstep.edge.probes.process import describe
-from keepstep.model.verdict import Stack
+from keepstep.model.diagnosis import Stack
 
 WAITS_IN = ("torch/distributed/",)
 MAY_WAIT_IN = ("torch/autograd/", "torch/nn/parallel/")  # collectives start from within

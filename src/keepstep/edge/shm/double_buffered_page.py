@@ -1,5 +1,5 @@
-"""Twin page: one page of shared memory in two halves, written in turn, each with a sequence number
-under its checksum.
+"""Double-buffered page: one page of shared memory in two halves, written in turn, each with a
+sequence number under its checksum.
 
 A reader takes the newest whole half, so a write under way, a torn read or a writer killed in
 mid-write costs at most one update. One writing process, any number of readers; never waits.
@@ -25,7 +25,7 @@ _MARKS = struct.Struct(
 UNWRITTEN = (0,) * 6
 
 
-class TwinPage:
+class DoubleBufferedPage:
     """The page, mapped."""
 
     def __init__(self, region: Region) -> None:
@@ -42,12 +42,12 @@ class TwinPage:
             )
 
     @classmethod
-    def open(cls, memory: Memory, path: Path) -> TwinPage:
+    def open(cls, memory: Memory, path: Path) -> DoubleBufferedPage:
         """Map an existing page. Raises OSError or ValueError when there is none."""
         return cls(memory.open(path))
 
     @classmethod
-    def ensure(cls, memory: Memory, path: Path) -> TwinPage:
+    def ensure(cls, memory: Memory, path: Path) -> DoubleBufferedPage:
         """Map the page, making it if there is none. Raises OSError, MemoryBudgetError."""
         return cls(memory.ensure(path, PAGE_BYTES))
 

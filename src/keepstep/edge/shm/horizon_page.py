@@ -1,8 +1,8 @@
-"""Horizon page: the leader's last word, where every rank of a node reads it at its step boundary.
+"""Horizon page: the newest horizon a node knows, read by its ranks at each step boundary.
 
-Written by the node's keeper, read by its sessions, in a twin page of the job directory. An old word
-is a safe word (core/resume/commit.py), but only within its epoch: a reader that trains in another
-takes it as nothing.
+The node's keeper writes it, the ranks of the node read it: a double-buffered page in the job
+directory. A horizon that is out of date is still a safe one (core/resume/commit.py), but only
+within its epoch: a reader that trains in another epoch reads an empty horizon.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from keepstep.edge.shm.double_buffered_page import MAX_BODY_BYTES, TwinPage
+from keepstep.edge.shm.double_buffered_page import MAX_BODY_BYTES, DoubleBufferedPage
 from keepstep.model.horizon import Horizon
 from keepstep.model.snapshot import Stamp
 from keepstep.ports import Memory
@@ -22,7 +22,8 @@ class HorizonPage:
     def __init__(self, memory: Memory, job_dir: Path, make: bool = True) -> None:
         """Map the page of this job directory, making it if there is none (an onlooker does not).
         Raises OSError, ValueError."""
-        self._page = (TwinPage.ensure if make else TwinPage.open)(memory, job_dir / "horizon")
+        open_page = DoubleBufferedPage.ensure if make else DoubleBufferedPage.open
+        self._page = open_page(memory, job_dir / "horizon")
 
     def write(self, horizon: Horizon) -> None:
         alive = sorted(horizon.alive)[:MAX_ALIVE]

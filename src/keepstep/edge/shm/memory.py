@@ -158,6 +158,12 @@ class SharedMemory:
             except IsADirectoryError:
                 shutil.rmtree(path)
 
+    def size(self, path: Path) -> int:
+        try:
+            return path.stat().st_size
+        except OSError:
+            return 0
+
     def free_bytes(self, directory: Path) -> int:
         stat = os.statvfs(directory)
         return stat.f_bavail * stat.f_frsize

@@ -1,5 +1,5 @@
-"""Standing: what the leading keeper last told about all nodes, as a file of the job directory that
-`keepstep status` reads."""
+"""Node safety file: what the leading keeper told last about which nodes may be lost, as a file of
+the job directory that `keepstep status` reads."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from keepstep.ports import Memory
 FILE = "nodes.json"
 
 
-def write_standing(memory: Memory, job_dir: Path, standing: dict[str, Any]) -> None:
-    """Whole or not at all."""
-    text, fresh = json.dumps(standing).encode(), job_dir / (FILE + ".new")
+def write_node_safety(memory: Memory, job_dir: Path, known: dict[str, Any]) -> None:
+    """Whole or not at all. Raises MemoryBudgetError when it does not fit."""
+    text, fresh = json.dumps(known).encode(), job_dir / (FILE + ".new")
     region = memory.create(fresh, len(text))
     region.view[:] = text
     region.close()
     memory.rename(fresh, job_dir / FILE)
 
 
-def read_standing(memory: Memory, job_dir: Path) -> dict[str, Any] | None:
+def read_node_safety(memory: Memory, job_dir: Path) -> dict[str, Any] | None:
     """None when there is none: a job of one node, or one that has not begun."""
     try:
         region = memory.open(job_dir / FILE)

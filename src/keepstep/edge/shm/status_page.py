@@ -1,7 +1,7 @@
 """Status page: what a rank publishes about itself in one page of shared memory.
 
-A twin page, so a reader never meets half of a write. The rank holds an exclusive flock on the file
-while it lives, so "is it alive" is a question to the kernel, not to a timeout.
+A double-buffered page, so a reader never meets half of a write. The rank holds an exclusive flock
+on the file while it lives, so "is it alive" is a question to the kernel, not to a timeout.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 import struct
 import threading
-import time
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from keepstep.edge.os.clock import CLOCK
-from keepstep.edge.shm.double_buffered_page import TwinPage
+from keepstep.edge.shm.double_buffered_page import DoubleBufferedPage
 from keepstep.edge.shm.slot import rank_dir, ranks_in
 from keepstep.model.snapshot import Phase, RankStatus, SlotState, SlotView, Stamp
 from keepstep.ports import Clock, Memory
@@ -41,7 +40,7 @@ class StatusPage:
 
     def __init__(self, memory: Memory, path: Path, clock: Clock = CLOCK) -> None:
         """Map an existing page. Raises OSError or ValueError when there is none."""
-        self._page = TwinPage.open(memory, path)
+        self._page = DoubleBufferedPage.open(memory, path)
         self._clock = clock
         self._lock = threading.Lock()
         self._current = BLANK
@@ -50,25 +49,20 @@ class StatusPage:
 
     @classmethod
     def own(
-        cls, memory: Memory, job_dir: Path, rank: int, patience_s: float = 2.0, clock: Clock = CLOCK
+        cls, memory: Memory, job_dir: Path, rank: int, clock: Clock = CLOCK
     ) -> StatusPage | None:
-        """Map the rank's page as its owner, creating it if needed; None when a living process owns
-        it.
+        """Map the rank's page as its owner, creating it if needed; None when it is owned now.
 
-        A killed owner takes a moment to be gone, and an onlooker's `alive` holds the lock for a
-        moment too.
+        By a living process; by a killed one, which takes a moment to be gone; or by an onlooker's
+        `alive`, which holds the lock for a moment.
         """
         path = status_path(job_dir, rank)
-        TwinPage.ensure(memory, path).close()
+        DoubleBufferedPage.ensure(memory, path).close()
         page = cls(memory, path, clock)
-        deadline = time.monotonic() + patience_s
-        while True:
-            if page._page.lock(exclusive=True):
-                return page
-            if time.monotonic() > deadline:
-                page.close()
-                return None
-            time.sleep(0.01)
+        if page._page.lock(exclusive=True):
+            return page
+        page.close()
+        return None
 
     def alive(self) -> bool:
         """Whether a living process owns the page."""

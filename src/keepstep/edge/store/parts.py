@@ -15,7 +15,6 @@ for a part of this one.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,51 +30,21 @@ from keepstep.edge.store.manifest import (
     unseal,
 )
 from keepstep.errors import IdentityError
+from keepstep.model.checkpoint import CheckpointAttempt
 from keepstep.model.layout import Shard
-from keepstep.model.snapshot import Stamp
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One try at one checkpoint. `number`: no other try, whoever leads it, has it. `ranks`: how
-    many each node has, node by node."""
-
-    job: str
-    stamp: Stamp
-    number: int
-    ranks: tuple[int, ...]
-
-    @property
-    def world_size(self) -> int:
-        return sum(self.ranks)
-
-    def ranks_of(self, node: int) -> range:
-        first = sum(self.ranks[:node])
-        return range(first, first + self.ranks[node])
-
-    def survey_name(self, node: int) -> str:
-        return f"survey-{node:05d}-{self.number}.json"
-
-    def part_name(self, node: int) -> str:
-        return f"part-{node:05d}-{self.number}.json"
-
-    def data_name(self, rank: int) -> str:
-        return f"__{rank}_{self.number}.distcp"
-
-    def owns(self, name: str) -> bool:
-        """Whether a file of the step's directory is this attempt's."""
-        return re.search(rf"[-_]{self.number}\.(json|distcp)$", name) is not None
-
-    def head(self, node: int) -> dict[str, Any]:
-        return {
-            "format": FORMAT_VERSION,
-            "job": self.job,
-            "step": self.stamp.step,
-            "epoch": self.stamp.epoch,
-            "attempt": self.number,
-            "ranks": list(self.ranks),
-            "node": node,
-        }
+def head(attempt: CheckpointAttempt, node: int) -> dict[str, Any]:
+    """What every such file begins with: the format, and whose it is."""
+    return {
+        "format": FORMAT_VERSION,
+        "job": attempt.job,
+        "step": attempt.stamp.step,
+        "epoch": attempt.stamp.epoch,
+        "attempt": attempt.number,
+        "ranks": list(attempt.ranks),
+        "node": node,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +71,7 @@ class Sketch:
 Survey = Mapping[int, Mapping[str, Sketch]]  # by rank and name
 
 
-def survey_to_bytes(attempt: Attempt, node: int, survey: Survey) -> bytes:
+def survey_to_bytes(attempt: CheckpointAttempt, node: int, survey: Survey) -> bytes:
     holders: dict[tuple[str, tuple[str | int, ...], Sketch], list[int]] = {}
     for rank, sketches in survey.items():
         for name, sketch in sketches.items():
@@ -120,10 +89,10 @@ def survey_to_bytes(attempt: Attempt, node: int, survey: Survey) -> bytes:
         ]
         for (name, path, s), ranks in holders.items()
     ]
-    return seal({**attempt.head(node), "values": values})
+    return seal({**head(attempt, node), "values": values})
 
 
-def survey_from_bytes(raw: bytes, where: str, attempt: Attempt, node: int) -> Survey:
+def survey_from_bytes(raw: bytes, where: str, attempt: CheckpointAttempt, node: int) -> Survey:
     """Raises DamageError when it is torn, IdentityError when it is another attempt's."""
     survey: dict[int, dict[str, Sketch]] = {rank: {} for rank in attempt.ranks_of(node)}
     for name, path, digest, size, dtype, shape, shard, ranks in _body(raw, where, attempt, node)[
@@ -158,17 +127,17 @@ class Part:
     items: tuple[Item, ...]
 
 
-def part_to_bytes(attempt: Attempt, node: int, part: Part) -> bytes:
+def part_to_bytes(attempt: CheckpointAttempt, node: int, part: Part) -> bytes:
     body = {
         "metrics": metrics_to_json(part.metrics),
         "fingerprint": dict(part.fingerprint),
         "files": sums_to_json(part.files),
         "items": [[i.rank, i.name, i.offsets, i.file, i.at, i.bytes] for i in part.items],
     }
-    return seal({**attempt.head(node), **body})
+    return seal({**head(attempt, node), **body})
 
 
-def part_from_bytes(raw: bytes, where: str, attempt: Attempt, node: int) -> Part:
+def part_from_bytes(raw: bytes, where: str, attempt: CheckpointAttempt, node: int) -> Part:
     """Raises DamageError when it is torn, IdentityError when it is another attempt's."""
     body = _body(raw, where, attempt, node)
     return Part(
@@ -184,9 +153,9 @@ def _items(rows: Iterable[Any]) -> Iterable[Item]:
         yield Item(rank, name, None if offsets is None else tuple(offsets), file, at, size)
 
 
-def _body(raw: bytes, where: str, attempt: Attempt, node: int) -> dict[str, Any]:
+def _body(raw: bytes, where: str, attempt: CheckpointAttempt, node: int) -> dict[str, Any]:
     body = unseal(raw, where)
-    for key, expected in attempt.head(node).items():
+    for key, expected in head(attempt, node).items():
         if body.get(key) != expected:
             raise IdentityError(
                 f"{where}: expected {key} {expected!r}, found {body.get(key)!r}: it belongs "

@@ -83,6 +83,10 @@ class Store:
 
     # -- reading
 
+    def published(self) -> tuple[Manifest, ...]:
+        """All checkpoints that exist, newest first. Raises StoreError."""
+        return self.list_checkpoints().checkpoints
+
     def list_checkpoints(self) -> Listing:
         """Reads every manifest, no data. Raises StoreError when the store cannot be read."""
         intact, broken = [], {}

@@ -30,10 +30,11 @@ from keepstep.edge.shm.slot import Slot
 from keepstep.edge.torch.state import Item, State
 from keepstep.edge.torch.views import write
 from keepstep.model.layout import Segment
+from keepstep.ports import Acts
 
 
 @dataclass
-class Copy:
+class TensorCopy:
     """One snapshot on its way from live tensors to a slot. Made on the trainer's thread, carried on
     by the capture thread."""
 
@@ -73,8 +74,9 @@ class Copy:
         at = self.state.layout.objects_offset
         self.slot.payload[at : at + len(objects)] = objects
 
-    def copy_still(self) -> None:
-        """On the capture thread: what stands still until the next update."""
+    def copy_still(self) -> Acts[None]:
+        """In the background: what stands still until the next update."""
+        yield
         began_ns = time.perf_counter_ns()
         try:
             self._write([(i, s) for i, s in self._pairs if i.lazy])
@@ -86,6 +88,10 @@ class Copy:
             stream.synchronize()
         self.check()
         self.copy_ns = time.perf_counter_ns() - began_ns
+
+    def end(self) -> None:
+        """Nobody is to wait for this copy any more."""
+        self.done.set()
 
     def fence(self) -> None:
         """In the optimizer's pre-step hook: return when the update may overwrite the tensors."""

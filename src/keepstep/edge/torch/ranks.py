@@ -1,24 +1,21 @@
-"""Ranks: the trainers of one node as processes, started as torchrun starts them.
+"""Rank processes: the trainers of one node, started as torchrun starts them.
 
-Comes in: a `Launch` and the `Place` of a life of the ranks, of all of them or of those that are
-missing. Goes out: one pidfd a rank, which the kernel makes readable the moment the rank ends, and
-exit codes with what the rank left in its error file. A process that stands by may become a rank
-later. Ranks are counted from 0 on each node here. Decides nothing.
+Comes in: a `Launch`, and which ranks of an attempt are to be started, signalled or killed. Goes
+out: which have ended, with their exit codes and what they left in their error files. A process that
+stands by may become a rank later. Ranks are counted from 0 on each node here. Decides nothing.
 
-Invariant: a rank's whole process group is gone before the rank counts as dead after a failure: a
-data loader's worker that lives on would hold the locks it inherited.
+Invariant: a rank's whole process group is gone before the end of a rank that failed is told: a data
+loader's worker that lives on would hold the locks it inherited.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import select
 import shutil
 import signal
 import sys
-import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -31,9 +28,13 @@ from torch.distributed.elastic.multiprocessing import (
 from torch.distributed.elastic.multiprocessing.api import LogsDest, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from keepstep.edge.os.error_file import LastWords, read_last_words
-from keepstep.errors import ConfigError
-from keepstep.model.launch import Launch, Place
+from keepstep.edge.os.error_file import read_error_file
+from keepstep.edge.os.loop import Loop
+from keepstep.edge.os.orphans import end_orphans
+from keepstep.edge.os.rank_ends import EndWatch
+from keepstep.errors import ConfigError, KeeperError
+from keepstep.model.launch import Launch, RankAssignment, RankEnd
+from keepstep.ports import Executor
 
 # It warns that signals are not handled (we do) and that processes are being closed (they are dead).
 logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.ERROR)
@@ -98,12 +99,22 @@ class _Logs(DefaultLogsSpecs):
         return found
 
 
-class Ranks:
-    """All ranks of the node, one life after the other."""
+class TorchRankProcesses:
+    """See `ports.RankProcesses`."""
 
-    def __init__(self, launch: Launch, job: str, environ: Mapping[str, str]) -> None:
-        """`environ` is what every rank gets besides the agent's own environment."""
-        self._launch, self._job, self._environ = launch, job, environ
+    def __init__(
+        self, loop: Loop, executor: Executor, launch: Launch, job: str, environ: Mapping[str, str]
+    ) -> None:
+        """environ: what every rank gets besides the agent's own environment. Raises ConfigError
+        when the launch's redirects are none of torchrun's."""
+        self._loop = loop
+        self._executor = executor
+        self._launch = launch
+        self._job = job
+        self._environ = environ
+        self._told: Callable[[Sequence[RankEnd]], None] = _nobody
+        self._ends = EndWatch(self._have_ended)
+        self._loop.add_reader(self._ends.fileno(), self._ends.look)
         try:
             self._redirects, self._tee = Std.from_str(launch.redirects), Std.from_str(launch.tee)
         except ValueError as error:
@@ -117,8 +128,8 @@ class Ranks:
         self._log_dirs: list[str] = []
         self._run_log_dir: str | None = None
         self._processes: dict[int, Process] = {}
+        self._living: dict[int, int] = {}
         self._standby: Process | None = None
-        self.pidfds: dict[int, int] = {}
 
     @property
     def may_stand_by(self) -> bool:
@@ -126,23 +137,28 @@ class Ranks:
         all goes the same way."""
         return not self._keeps_logs and self._launch.shown_ranks is None
 
-    def start(
-        self, place: Place, missing: Collection[int], environ: Mapping[str, str]
-    ) -> dict[int, int]:
-        """Start these ranks; their pids. Those of the life before must be dead."""
-        entry, *args = self._launch.command
-        ranks = sorted(missing)
-        if not ranks:
-            return {}
-        environs = [{**self.environ_of(rank, place), **environ} for rank in ranks]
-        context = self._spawn(self._launch.role, entry, tuple(args), ranks, environs)
-        for number, rank in enumerate(ranks):
-            self._take(rank, Process(context, number))
-        return {rank: self.pid(rank) for rank in ranks}
+    @property
+    def living(self) -> Mapping[int, int]:
+        return self._living
 
-    def start_standby(self) -> int:
-        """Start a process that becomes a rank when it is told to; its pid."""
-        self.end_standby()
+    def listen(self, ended: Callable[[Sequence[RankEnd]], None]) -> None:
+        self._told = ended
+
+    def start(
+        self, place: RankAssignment, ranks: Collection[int], environ: Mapping[str, str]
+    ) -> dict[int, int]:
+        entry, *args = self._launch.command
+        numbers = sorted(ranks)
+        if not numbers:
+            return {}
+        environs = [{**self.environ_of(rank, place), **environ} for rank in numbers]
+        context = self._spawn(self._launch.role, entry, tuple(args), numbers, environs)
+        for number, rank in enumerate(numbers):
+            self._take(rank, Process(context, number))
+        return {rank: self._living[rank] for rank in numbers}
+
+    def start_standby(self) -> None:
+        self._end_standby()
         context = self._spawn(
             "standby",
             sys.executable,
@@ -151,20 +167,19 @@ class Ranks:
             [self._static_environ()],
         )
         self._standby = Process(context, 0)
-        return self._standby.pid
 
     @property
     def standby_pid(self) -> int | None:
         return None if self._standby is None else self._standby.pid
 
-    def standby_became(self, rank: int) -> int:
-        """The process that stood by is this rank now; its pid."""
-        assert self._standby is not None
-        self._take(rank, self._standby)
-        self._standby = None
-        return self.pid(rank)
+    def standby_becomes(self, rank: int) -> int:
+        standby, self._standby = self._standby, None
+        if standby is None:
+            raise KeeperError("no process stands by to become a rank")
+        self._take(rank, standby)
+        return standby.pid
 
-    def end_standby(self) -> None:
+    def _end_standby(self) -> None:
         if self._standby is not None:
             self._standby.context.close(signal.SIGKILL)
             self._standby = None
@@ -172,7 +187,8 @@ class Ranks:
     def _take(self, rank: int, process: Process) -> None:
         self._let_go(rank)
         self._processes[rank] = process
-        self.pidfds[rank] = os.pidfd_open(process.pid)
+        self._living[rank] = process.pid
+        self._ends.watch(rank, process.pid)
 
     def _spawn(
         self,
@@ -210,7 +226,7 @@ class Ranks:
         self._run_log_dir = logs._run_log_dir
         return context
 
-    def environ_of(self, local_rank: int, place: Place) -> dict[str, str]:
+    def environ_of(self, local_rank: int, place: RankAssignment) -> dict[str, str]:
         """What makes a process this rank."""
         rank, world = str(place.first_rank + local_rank), str(place.world_size)
         environ = {
@@ -244,57 +260,56 @@ class Ranks:
             environ["OMP_NUM_THREADS"] = "1"
         return {**environ, **self._environ}
 
-    def pid(self, rank: int) -> int:
-        return self._processes[rank].pid
+    # -- ends
 
-    def reap(self, rank: int) -> tuple[int, LastWords]:
-        """(exit code, what it left in its error file) of a rank whose pidfd is readable."""
-        fd = self.pidfds.pop(rank)
+    def _have_ended(self, ranks: Sequence[int]) -> None:
+        self._told([self._reap(rank) for rank in ranks])
+
+    def _reap(self, rank: int) -> RankEnd:
+        pid = self._living.pop(rank)
         # Looked at before it is reaped: until then its number, which is its group's, belongs to
         # nobody else.
-        found = os.waitid(os.P_PIDFD, fd, os.WEXITED | os.WNOWAIT)
+        found = os.waitid(os.P_PIDFD, self._ends.pidfd(rank), os.WEXITED | os.WNOWAIT)
         if found is not None and (found.si_code, found.si_status) != (os.CLD_EXITED, 0):
-            os.killpg(self.pid(rank), signal.SIGKILL)
-        os.close(fd)
+            os.killpg(pid, signal.SIGKILL)
+        self._ends.drop(rank)
         process = self._processes[rank]
         code = process.context.subprocess_handlers[process.number].proc.wait()
-        return code, read_last_words(process.error_file)
+        return RankEnd(rank, pid, code, read_error_file(process.error_file))
 
     def signal(self, signum: int) -> None:
-        """To every living rank and its children: ranks are in sessions of their own, so the
-        terminal's Ctrl-C does not reach them."""
-        for rank in self.pidfds:
-            os.killpg(self.pid(rank), signum)
+        """Ranks are in sessions of their own, so the terminal's Ctrl-C does not reach them."""
+        for pid in self._living.values():
+            os.killpg(pid, signum)
 
-    def kill(self, timeout_s: float, ranks: Collection[int]) -> list[int]:
-        """SIGKILL and reap these ranks; those that are still there after `timeout_s`."""
+    def kill(self, ranks: Collection[int]) -> None:
         for rank in ranks:
-            os.killpg(self.pid(rank), signal.SIGKILL)
-        deadline = time.monotonic() + timeout_s
-        for rank in ranks:
-            poll = select.poll()
-            poll.register(self.pidfds[rank], select.POLLIN)
-            if poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                self.reap(rank)
-        return sorted(set(ranks) & set(self.pidfds))
+            if rank in self._living:
+                os.killpg(self._living[rank], signal.SIGKILL)
 
-    def summary(self, exits: Iterable[tuple[int, int]]) -> str:
-        """What torchrun prints when ranks failed: (rank, exit code), the first one is the cause."""
+    def end_orphans(
+        self, agent_pid: int, pids: Sequence[int], then: Callable[[list[int]], None]
+    ) -> None:
+        self._executor.submit(lambda: end_orphans(agent_pid, pids), then)
+
+    def summary(self, ends: Sequence[tuple[int, int]]) -> str:
         failures = {}
-        for rank, code in exits:
-            file = read_last_words(self._processes[rank].error_file).path
-            failures[rank] = ProcessFailure(rank, self.pid(rank), code, file)
+        for rank, code in ends:
+            process = self._processes[rank]
+            path = read_error_file(process.error_file).path
+            failures[rank] = ProcessFailure(rank, process.pid, code, path)
         first = next(iter(failures.values()))
-        # whole seconds only: the order is better known here
-        first.timestamp = min(f.timestamp for f in failures.values())
+        # Whole seconds only: the order is better known here.
+        first.timestamp = min(failure.timestamp for failure in failures.values())
         return str(ChildFailedError(self._launch.role, failures))
 
     def close(self, keep_errors: bool) -> None:
-        """Every rank is dead: stop copying their output, and unless `keep_errors` remove the error
-        files that nobody asked for."""
-        self.end_standby()
+        """Stop copying their output, too."""
+        self._end_standby()
         for rank in list(self._processes):
             self._let_go(rank)
+        self._loop.remove_reader(self._ends.fileno())
+        self._ends.close()
         if not keep_errors:
             for directory in self._log_dirs:
                 shutil.rmtree(directory, ignore_errors=True)
@@ -315,3 +330,7 @@ def _for(streams: Std | dict[int, Std], ranks: Sequence[int]) -> Std | dict[int,
         if isinstance(streams, Std)
         else {n: streams[rank] for n, rank in enumerate(ranks) if rank in streams}
     )
+
+
+def _nobody(ends: Sequence[RankEnd]) -> None:
+    """Nobody listens yet."""

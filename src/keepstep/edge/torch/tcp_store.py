@@ -1,4 +1,4 @@
-"""Embedded KV: a TCPStore, hosted by one of the agents that use it.
+"""Embedded KV: `ports.KV` over a TCPStore that is hosted by one of the agents that use it.
 
 Moves keys and values. The one on whose machine the endpoint lies hosts the store, unless somebody
 does already. Whoever hosts it is a single point of failure: any other node may die at any time;
@@ -6,9 +6,12 @@ when the host is lost so is every key. Nothing is written to a disk, and nothing
 can reach the endpoint.
 
 What torch's TCPStore does was tried out (2.13). An operation that waits blocks every other one of
-the same client: each thread has a client of its own. A wait that runs out prints to stderr: waits
-are long and end by a key. A lost connection is an error at once, but a machine that vanishes
-without a word blocks whoever asks it: the agent's loop never does.
+the same client: each thread has a client of its own (`edge/net/kv_client.py`). A wait that runs out
+prints to stderr: waits are long and end by a key. A wait for no keys never ends. A lost connection
+is an error at once, but a machine that vanishes without a word blocks whoever asks it: only threads
+ask, and the agent's loop never does. Both ends of a new connection look up each other's name, and
+the store answers nobody meanwhile: with a bad name server that takes seconds, so connections are
+used again.
 """
 
 from __future__ import annotations
@@ -22,10 +25,14 @@ from datetime import timedelta
 
 from torch.distributed import DistError, DistNetworkError, DistStoreError, TCPStore  # type: ignore[attr-defined]
 
+from keepstep.edge.net.kv_client import GivenUp, open_kv
+from keepstep.edge.os.loop import Loop
 from keepstep.errors import MeetingError
+from keepstep.ports import KV, Timer
 
 MEET_WITHIN_S = 60.0
 ANOTHER_WITHIN_S = 10.0  # it has been met already
+ANOTHER_TRIES = 3  # while it answers: a name server that does not may take longer than that
 RETRY_S = 0.2
 LONG_S = 3600.0  # a wait that runs out is only begun again
 VACANT = ""
@@ -33,9 +40,11 @@ VACANT = ""
 Endpoint = tuple[str, int]
 
 
-class EmbeddedKV:
-    """One client. `prefix` keeps the jobs of one store apart; `hosted` when this process is the
-    host, for as long as it keeps this."""
+class TcpStoreClient:
+    """See `BlockingClient`. `prefix` keeps the jobs of one store apart; `hosted` when this process
+    is the host, for as long as it keeps this."""
+
+    slice_s = LONG_S
 
     def __init__(
         self, endpoint: Endpoint, prefix: str, store: TCPStore, hosted: bool = False
@@ -70,11 +79,18 @@ class EmbeddedKV:
                 else:
                     return [self._get(key) for key in keys]
 
-    def another(self) -> EmbeddedKV:
-        with self._reached():
-            return EmbeddedKV(
-                self._endpoint, self._prefix, join_store(self._endpoint, ANOTHER_WITHIN_S)
-            )
+    def another(self) -> TcpStoreClient:
+        why = "it refuses connections"
+        for _ in range(ANOTHER_TRIES):
+            if not _answers(self._endpoint):  # torch would try for as long as it may
+                break
+            try:
+                store = join_store(self._endpoint, ANOTHER_WITHIN_S)
+            except DistError as error:
+                why = first_line(error)
+            else:
+                return TcpStoreClient(self._endpoint, self._prefix, store)
+        raise MeetingError(f"the meeting point {in_words(self._endpoint)} is gone ({why})")
 
     def _get(self, key: str) -> str:
         return str(self._store.get(self._prefix + key).decode())
@@ -89,24 +105,46 @@ class EmbeddedKV:
             ) from error
 
 
+EmbeddedKV = TcpStoreClient  # as those call it who block
+
+
+def open_embedded(
+    loop: Loop,
+    endpoint: Endpoint,
+    prefix: str,
+    opened: Callable[[KV], None],
+    failed: Callable[[str], None],
+    lost: Callable[[str], None],
+    within_s: float = MEET_WITHIN_S,
+) -> Timer:
+    """See `ports.OpenKV`: the store at the endpoint, hosted here from now on if nobody did and this
+    is its machine. It fails when there is none within `within_s` seconds."""
+    return open_kv(
+        loop,
+        lambda given_up: meet_embedded(endpoint, prefix, within_s, given_up),
+        opened,
+        failed,
+        lost,
+    )
+
+
 def meet_embedded(
     endpoint: Endpoint,
     prefix: str,
     within_s: float = MEET_WITHIN_S,
-    given_up: Callable[[], bool] = lambda: False,
-) -> EmbeddedKV:
-    """A client of the store at the endpoint, hosted here from now on if nobody did and this is its
-    machine. Raises MeetingError."""
+    given_up: GivenUp = lambda: False,
+) -> TcpStoreClient:
+    """The same for a thread, which it blocks. Raises MeetingError."""
     local = is_local(endpoint[0])
     deadline = time.monotonic() + within_s
     while not given_up():
         try:
             if _answers(endpoint):
-                return EmbeddedKV(
+                return TcpStoreClient(
                     endpoint, prefix, join_store(endpoint, deadline - time.monotonic())
                 )
             if local and (store := _host(endpoint)):
-                return EmbeddedKV(endpoint, prefix, store, hosted=True)
+                return TcpStoreClient(endpoint, prefix, store, hosted=True)
         except DistError as error:
             raise MeetingError(
                 f"--rdzv-endpoint: expected a TCPStore at {in_words(endpoint)}, found "

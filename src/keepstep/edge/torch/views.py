@@ -13,7 +13,7 @@ import torch
 from keepstep.edge.shm import memory
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.torch.state import by_address
-from keepstep.model.layout import Layout, Segment
+from keepstep.model.layout import Segment
 
 
 def overlay(slot: Slot, segment: Segment) -> torch.Tensor:
@@ -36,10 +36,6 @@ def clone(slot: Slot, segment: Segment) -> torch.Tensor:
     if spec.stride is None:
         return source.clone()
     return torch.empty_strided(spec.shape, spec.stride, dtype=source.dtype).copy_(source)
-
-
-def clones(slot: Slot, layout: Layout) -> list[torch.Tensor]:
-    return [clone(slot, segment) for segment in layout.segments]
 
 
 def write(slot: Slot, segment: Segment, tensor: torch.Tensor, non_blocking: bool = False) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from keepstep.model.bounds import Count, Length, LongText, Rank, Text
+from keepstep.model.bounds import Count, Length, LongText, Port, Rank, Sentence, Text
 from keepstep.model.messages.keeper_rank import NotUnderstood
 
 # -- a rank to its agent
@@ -60,7 +60,7 @@ class ConnectionSuspect:
 
     KIND: ClassVar = "suspect"
     rank: Rank
-    why: Text
+    why: Sentence
 
 
 # -- a process that stands by, to its agent
@@ -82,7 +82,7 @@ class PeerLostNotice:
     """A peer is lost: end every collective, give the step up, wait for `RegroupAt`."""
 
     KIND: ClassVar = "lost"
-    why: Text
+    why: Sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class RegroupAt:
     KIND: ClassVar = "regroup"
     attempt: Count
     host: Text
-    port: Rank
+    port: Port
 
 
 # -- an agent to the process that stands by

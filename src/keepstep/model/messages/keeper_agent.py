@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from keepstep.model.bounds import Count, Rank, Text
+from keepstep.model.bounds import Count, Rank, Sentence
 from keepstep.model.messages.keeper_rank import (
     BeginMesh,
     CannotListen,
@@ -34,7 +34,7 @@ class JobEnded:
 
     KIND: ClassVar = "end"
     ok: bool
-    why: Text
+    why: Sentence
 
 
 # -- a keeper to its agent
@@ -55,7 +55,7 @@ class PeerDead:
     KIND: ClassVar = "peer-dead"
     mesh_version: Count
     node: Rank
-    why: Text
+    why: Sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class MemoryKept:
     """The job's memory is not removed yet, though the job is over."""
 
     KIND: ClassVar = "kept"
-    why: Text
+    why: Sentence
 
 
 FromAgent = AgentHere | JobEnded | Listen | BeginMesh | CountTraffic | NotUnderstood

@@ -5,11 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from keepstep.model.bounds import Count, Length, Rank, StepNumber, Text
+from keepstep.model.bounds import (
+    Count,
+    Length,
+    Port,
+    Rank,
+    Sentence,
+    StepNumber,
+    Text,
+    WorldSize,
+)
 from keepstep.model.mesh import Mesh
 from keepstep.model.snapshot import Stamp
 
-Source = Literal["memory", "store", "fresh"]
+StateSource = Literal["memory", "store", "fresh"]
 
 # -- a rank to its keeper
 
@@ -21,7 +30,7 @@ class JoinVote:
 
     KIND: ClassVar = "join"
     rank: Rank
-    world_size: Rank
+    world_size: WorldSize
     incarnation: Count
     holds: tuple[Stamp, ...]
     foreign_world: Rank | None = None
@@ -33,7 +42,7 @@ class Attach:
 
     KIND: ClassVar = "attach"
     rank: Rank
-    world_size: Rank
+    world_size: WorldSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +61,7 @@ class StateUnusable:
     KIND: ClassVar = "failed"
     rank: Rank
     offer: Count
-    why: Text
+    why: Sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +80,7 @@ class WantCheckpoint:
     KIND: ClassVar = "persist"
     ticket: Count
     step: StepNumber | None
-    why: Text
+    why: Sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +90,7 @@ class Goodbye:
     KIND: ClassVar = "bye"
     rank: Rank
     ok: bool
-    why: Text
+    why: Sentence
 
 
 # -- a keeper to its ranks
@@ -94,18 +103,20 @@ class StateOffered:
 
     KIND: ClassVar = "offer"
     offer: Count
-    source: Source
+    source: StateSource
     step: StepNumber
     epoch: Count
-    why: Text
+    why: Sentence
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingPermitted:
-    """All ranks have proven the state that was offered last: train on, in this epoch."""
+    """All ranks have proven the state that was offered under this number: train on, in this
+    epoch."""
 
     KIND: ClassVar = "go"
     epoch: Count
+    offer: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +124,7 @@ class VoteRefused:
     """Nobody may train: a person has to decide."""
 
     KIND: ClassVar = "refused"
-    why: Text
+    why: Sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +135,7 @@ class CheckpointDone:
     ticket: Count
     ok: bool
     step: StepNumber | None
-    why: Text
+    why: Sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +144,7 @@ class SlotDamaged:
 
     KIND: ClassVar = "damaged"
     slot: Rank
-    why: Text
+    why: Sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +163,7 @@ class Listen:
 
     KIND: ClassVar = "listen"
     host: Text
-    port: Rank
+    port: Port
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +172,7 @@ class Listening:
 
     KIND: ClassVar = "listening"
     host: Text
-    port: Rank
+    port: Port
     incarnation: Count
     mesh_version: StepNumber
 
@@ -171,7 +182,7 @@ class CannotListen:
     """The address is not this node's, or it is taken."""
 
     KIND: ClassVar = "cannot-listen"
-    why: Text
+    why: Sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +216,7 @@ class NotUnderstood:
     """A message that came was none: perhaps the other side is another release of keepstep."""
 
     KIND: ClassVar = "not-understood"
-    why: Text
+    why: Sentence
 
 
 FromRank = (

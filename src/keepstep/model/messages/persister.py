@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from keepstep.model.bounds import Count, Length, Rank, StepNumber, Text
+from keepstep.model.bounds import Count, Length, Rank, Sentence, StepNumber
+
+ActName = Literal["survey", "part", "publish", "drop"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +16,7 @@ class CheckpointAct:
     how many each node has, in the order of the nodes."""
 
     KIND: ClassVar = "act"
-    act: Literal["survey", "part", "publish", "drop"]
+    act: ActName
     node: Rank
     step: StepNumber
     epoch: Count
@@ -28,5 +30,5 @@ class ActDone:
 
     KIND: ClassVar = "done"
     ok: bool
-    why: Text
+    why: Sentence
     there: bool = False

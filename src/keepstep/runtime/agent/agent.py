@@ -1,58 +1,41 @@
-"""Agent: `keepstep run` itself. Starts the keeper and the ranks of this node, and has all find
-together again when one dies.
+"""Agent: `keepstep run` on one node, as an object over ports. Starts the keeper and the ranks of
+this node, and has all find together again when one ends.
 
-    inbox (pidfds, signals, ranks, keeper, other nodes, clock) -> core/recovery/restarts.py (pure)
-        -> tell, kill, meet, start
+    ends of ranks, signals, messages of ranks and keeper, other nodes, the clock
+    -> core/recovery/restarts.py (pure) -> tell, kill, meet, start
 
 A rank that dies is told to the others at once: those that can stay in their process do, what is
 missing is started (by the process that stands by, which has imported torch), and all meet again.
-Else all ranks are killed and start anew. Here is the loop: who is heard, and which action goes to
-whom. `lives.py` starts and kills, `watching.py` looks at ranks and reaps them, `replacing.py` asks
-for other nodes.
+Else all ranks are killed and start anew. Here is who is heard, and which action goes to whom:
+`rank_group.py` starts and kills, `enforcer.py` looks at ranks and explains their ends,
+`multi_node.py` meets the other nodes, `node_replacement.py` asks for other machines.
 
-Sleeps in one selector: the kernel wakes it when a rank ends, so that noticing takes no interval.
-What may take long, finding a keeper and meeting the other nodes, happens on threads that post what
-they found. Neither the keeper's death nor the agent's own stops a rank.
+Comes in: events, one at a time, from the loop that drives it (`AgentWorld` says how). Neither the
+keeper's death nor the agent's own stops a rank.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import selectors
-import signal
-import socket
-import sys
-import time
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import replace
-from typing import Literal
+from collections.abc import Callable, Sequence
 
-from keepstep.config import Config, resolve
-from keepstep.core.detection.deadlines import derive
-from keepstep.core.economics.retention import parse_rules
-from keepstep.core.recovery.restart_budget import Patience
+from keepstep.core.recovery.restart_budget import RestartBudget
 from keepstep.core.recovery.restarts import CODE_AT_FAULT, Restarts
 from keepstep.core.redundancy.node_safety import expendable
-from keepstep.edge.os.journal import Journal
-from keepstep.edge.probes.devices import visible_devices
-from keepstep.edge.shm.memory import MEMORY
-from keepstep.edge.shm.node_safety_file import read_standing
-from keepstep.edge.torch.ranks import Ranks
-from keepstep.edge.torch.rendezvous import local_address
-from keepstep.errors import ConfigError
+from keepstep.edge.shm.node_safety_file import read_node_safety
+from keepstep.errors import KeeperError, KeepstepError
+from keepstep.model.attempts import Verdict
+from keepstep.model.events import ERROR, INFO, WARNING
 from keepstep.model.failure import Cause, Failure, Finding, parse_budget
-from keepstep.model.launch import Launch
+from keepstep.model.launch import Launch, RankEnd
 from keepstep.model.mesh import Member
 from keepstep.model.restarts import (
     Action,
     AllEndedWell,
+    AttemptWanted,
     AwaitOthers,
     End,
     Event,
-    Exit,
     MeetingLost,
     Progressed,
     RanksExited,
@@ -60,403 +43,388 @@ from keepstep.model.restarts import (
     RanksUndead,
     Reported,
     RestartAll,
-    RoundWanted,
     SignalRanks,
     SignalReceived,
     Stopped,
     Tell,
     TimeUp,
 )
-from keepstep.model.rounds import Verdict
-from keepstep.model.units import S_NS
-from keepstep.runtime.agent.enforcer import Watching
-from keepstep.runtime.agent.keeper_client import AgentLink
-from keepstep.runtime.agent.metrics import Metrics
-from keepstep.runtime.agent.node_replacement import Replacing
-from keepstep.runtime.agent.orphans import end_predecessors_ranks
-from keepstep.runtime.agent.rank_group import Lives
-from keepstep.runtime.agent.rank_server import RankLines
-from keepstep.runtime.agent.rendezvous import Alone, Formed, Heard, Meeting, Several
-from keepstep.runtime.agent.supervisor import SIGNALS, SUCCEEDS, say_last_word
-from keepstep.runtime.job_name import default_job
-from keepstep.runtime.rank.agent_client import SOCKET
+from keepstep.ports import Timer
+from keepstep.runtime.agent.enforcer import Enforcer
+from keepstep.runtime.agent.keeper_client import AgentKeeperClient
+from keepstep.runtime.agent.multi_node import MultiNode
+from keepstep.runtime.agent.node_replacement import NodeReplacement
+from keepstep.runtime.agent.orphans import read_ranks
+from keepstep.runtime.agent.rank_group import RankGroup
+from keepstep.runtime.agent.rank_server import RankServer
+from keepstep.runtime.agent.rendezvous import Formed, JoinRequest, Rendezvous, SingleNode
+from keepstep.runtime.agent.world import AgentOptions, AgentWorld
 
-POSTED = b"\0"  # among signal numbers, which begin at 1
-
-Post = Formed | Heard | MeetingLost | Literal["keeper is back"]
-
-
-def supervise(launch: Launch, config: Config, environ: Mapping[str, str]) -> int:
-    """Run the job to its end; the exit code. Raises KeepstepError when it cannot begin."""
-    with _wakeup() as (reader, writer):
-        return Agent(launch, config, environ, reader, writer).run()
-
-
-@contextmanager
-def _wakeup() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """A socket that receives every signal's number; the handlers themselves do nothing. A shell's
-    `nohup` stays respected."""
-    reader, writer = socket.socketpair()
-    for end in (reader, writer):
-        end.setblocking(False)
-    caught = [
-        s for s in SIGNALS if not (s == signal.SIGHUP and signal.getsignal(s) == signal.SIG_IGN)
-    ]
-    before = {s: signal.signal(s, lambda *_: None) for s in caught}
-    before_fd = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    try:
-        yield reader, writer
-    finally:
-        signal.set_wakeup_fd(before_fd)
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-        reader.close()
-        writer.close()
+SOCKET = "agent.sock"
 
 
 class Agent:
-    """One node's agent."""
+    """One node's. `begin` comes first; `done` hears the exit code, or why the job cannot begin."""
 
     def __init__(
         self,
+        world: AgentWorld,
+        options: AgentOptions,
         launch: Launch,
-        config: Config,
-        environ: Mapping[str, str],
-        reader: socket.socket,
-        writer: socket.socket,
+        done: Callable[[int | KeepstepError], None],
     ) -> None:
-        handed_down = {"KEEPSTEP_AGENT": str(os.getpid())}
-        self._environ, self._succeeds = environ, environ.get(SUCCEEDS) == "1"
-        self.settings = resolve(
-            config, {**environ, **handed_down}, launch.job or default_job(launch.argv, environ)
+        self._world = world
+        self._options = options
+        self._launch = launch
+        self._done = done
+        budget = RestartBudget(parse_budget(options.budget))
+        self._restarts = Restarts(launch.ranks, launch.max_restarts, options.has_store, budget)
+        self._keeper = AgentKeeperClient(world, options.job_dir, self)
+        self._server = RankServer(options.job_dir / SOCKET, world.serve_boxes, self)
+        self._enforcer = Enforcer(world, options, self._server)
+        self._group = RankGroup(
+            world, options, launch, self._server, self._enforcer, self._happened
         )
-        parse_rules(self.settings.keep)
-        if launch.least_nodes < launch.nodes and self.settings.store is None:
-            raise ConfigError(
-                f"--nnodes {launch.least_nodes}:{launch.nodes}: expected a store (--store), "
-                "since a job of another size resumes from a "
-                "checkpoint, found none"
-            )
-        self.journal = Journal(self.settings.journal_path, "agent")
-        self._metrics = Metrics(self.settings)
-        if self.settings.metrics_port is not None:
-            self._metrics.start(self.settings.metrics_port)
-        self.launch, self._reader, self._writer = launch, reader, writer
-        self._posted: deque[Post] = deque()
-        patience = Patience(parse_budget(self.settings.budget))
-        self.restarts = Restarts(
-            launch.ranks, launch.max_restarts, self.settings.store is not None, patience
+        self._replacement = self._new_replacement()
+        self._rendezvous: Rendezvous = (
+            SingleNode(world, launch, self)
+            if launch.endpoint is None
+            else MultiNode(world, options, launch, self)
         )
-        self.selector = selectors.DefaultSelector()
-        socket_path = self.settings.job_dir / "agent.sock"
-        rank_config = replace(config, job=self.settings.job)
-        # What cannot be is said before a keeper is there.
-        self.ranks = Ranks(
-            launch,
-            self.settings.job,
-            {**rank_config.to_env(), **handed_down, SOCKET: str(socket_path)},
+        self._members: tuple[Member, ...] = ()  # of the attempt, when there are several nodes
+        self._mesh_version: int | None = None  # by which the keeper knows them
+        self._is_entering = False  # an attempt is formed, and its ranks are not started yet
+        self._later: deque[Callable[[], None]] = deque()  # what came meanwhile
+        self._time_up: Timer | None = None  # of the last action
+        self._is_over = False
+
+    def _new_replacement(self, node: int = 0, hosts: Sequence[str] = ()) -> NodeReplacement:
+        world = self._world
+        return NodeReplacement(world.provider, world.journal, self._options.job, node, hosts)
+
+    # -- beginning
+
+    def begin(self) -> None:
+        """Find the keeper, end what a killed agent has left, and take part in the first
+        attempt."""
+        self._world.processes.listen(self._ranks_ended)
+        self._keeper.connect(self._found_keeper, self._cannot_begin)
+
+    def _cannot_begin(self, error: KeepstepError) -> None:
+        self._is_over = True
+        self._server.close()
+        self._world.processes.close(keep_errors=False)
+        self._done(error)
+
+    def _found_keeper(self) -> None:
+        if self._launch.endpoint is None:
+            self._begin_job()
+            return
+
+        def listening(why: str | None) -> None:
+            if why is None:
+                self._begin_job()
+            else:
+                self._cannot_begin(KeeperError(why))
+
+        self._keeper.listen(self._options.host, listening)
+
+    def _begin_job(self) -> None:
+        self._server.open()
+        launch, options = self._launch, self._options
+        command = " ".join(launch.command)
+        nodes = f" on each of {launch.nodes} nodes" if launch.nodes > 1 else ""
+        why = (
+            f"job {options.job}: {launch.ranks} ranks{nodes} of `{command}`, at most "
+            f"{launch.max_restarts} restarts"
         )
-        self.keeper = AgentLink(self.settings, self.journal, lambda: self._post("keeper is back"))
-        self.lines = RankLines(socket_path, self.selector)
-        self.meeting: Meeting
-        host = self.settings.host or (
-            os.uname().nodename if launch.endpoint is None else local_address(launch.endpoint)
+        self._world.journal.record(
+            "job-started",
+            why,
+            pid=self._world.pid,
+            job=options.job,
+            ranks=launch.ranks,
+            budget=options.budget,
         )
-        if launch.endpoint is None:
-            self.meeting = Alone(launch, self._post)
+        if options.restarted:
+            self._take_over()
         else:
-            self.keeper.listen(host)
-            self.meeting = Several(launch, self.settings, self.journal, self._post)
-        self.selector.register(reader, selectors.EVENT_READ, "woken")
-        self._listen_to_keeper()
-        self._deadlines = derive(
-            self.settings.hang_after_s, self.settings.link_dead_s if launch.nodes > 1 else None
-        )
-        seen = (self.settings, self.journal, self._deadlines)
-        self.watching = Watching(*seen, self.ranks, self.lines, host, visible_devices(environ))
-        self.lives = Lives(launch, *seen, self.selector, self.ranks, self.lines, self.watching)
-        self.replacing = Replacing(self.settings, self.journal)
-        self._deadline_ns: int | None = None  # of the last action
-        self._mesh_round: int | None = None  # by which the keeper knows the round
-        self._members: tuple[Member, ...] = ()  # its nodes, when there are several
-
-    def _listen_to_keeper(self) -> None:
-        if self.keeper.box is not None:  # else it died already
-            self.selector.register(self.keeper.box, selectors.EVENT_READ, "keeper")
-
-    def _post(self, what: Post) -> None:
-        """From any thread."""
-        self._posted.append(what)
-        with suppress(OSError):  # the agent has ended meanwhile
-            self._writer.send(POSTED)
-
-    def run(self) -> int:
-        end = End(False, 1, "the agent failed", within_ns=0)
-        try:
-            command = " ".join(self.launch.command)
-            nodes = f" on each of {self.launch.nodes} nodes" if self.launch.nodes > 1 else ""
-            why = (
-                f"job {self.settings.job}: {self.launch.ranks} ranks{nodes} of `{command}`, at "
-                f"most {self.launch.max_restarts} restarts"
-            )
-            budget = self.settings.budget
-            self.journal.record(
-                "job-started",
-                why,
-                pid=os.getpid(),
-                job=self.settings.job,
-                ranks=self.launch.ranks,
-                budget=budget,
-            )
-            if self._succeeds:
-                self._take_over()
-            self.meeting.join(self.keeper.listens)
-            end = self._loop()
-        finally:
-            self._finish(end)
-        return end.exit_code
+            self._begin_looking()
 
     def _take_over(self) -> None:
-        attempt, ended = end_predecessors_ranks(
-            self.settings.job_dir, self._deadlines.kill_ns / S_NS
-        )
-        self.meeting.follow(attempt)
-        why = (
-            f"the node's agent was killed; process {os.getpid()} takes over, has ended its "
-            f"{len(ended)} ranks and starts them from memory"
-        )
-        self.journal.record("agent-restarted", why, logging.WARNING, pid=os.getpid(), ended=ended)
+        """The ranks of the agent before are ended: nobody watches them."""
+        left = read_ranks(self._world.memory, self._options.job_dir)
 
-    def _loop(self) -> End:
-        while True:
-            until_ns = [
-                at
-                for at in (self._deadline_ns, self.watching.due_ns, *self.lives.due_ns)
-                if at is not None
-            ]
-            timeout_s = max(0, min(until_ns) - time.monotonic_ns()) / S_NS if until_ns else None
-            ready = {key.data for key, _ in self.selector.select(timeout_s)}
-            for event in self._events(ready):
-                action = self.restarts.handle(event)
-                while action is not None:
-                    if isinstance(action, End):
-                        return action
-                    action = self._carry_out(action)
+        def ended(pids: list[int]) -> None:
+            self._rendezvous.follow(-1 if left is None else left.attempt)
+            why = (
+                f"the node's agent was killed; process {self._world.pid} takes over, has ended its "
+                f"{len(pids)} ranks and starts them from memory"
+            )
+            self._world.journal.record(
+                "agent-restarted", why, WARNING, pid=self._world.pid, ended=pids
+            )
+            self._begin_looking()
+
+        if left is None:
+            ended([])
+        else:
+            self._world.processes.end_orphans(left.agent, left.pids, ended)
+
+    def _begin_looking(self) -> None:
+        self._world.timers.after(self._options.deadlines.tick_ns, self._look)
+        self._join()
+
+    def _join(self, leave: bool = False, failure: Failure | None = None) -> None:
+        self._rendezvous.join(JoinRequest(self._keeper.listens, leave, failure))
 
     # -- what happens
 
-    def _events(self, ready: set[str | int]) -> Iterator[Event]:
-        if "woken" in ready:
-            for number in self._reader.recv(64):
-                if bytes([number]) != POSTED:
-                    yield SignalReceived(number, time.monotonic_ns())
-        exited = sorted(r for r in ready if isinstance(r, int))
-        if exited:
-            able = self.lives.able
-            exits = tuple(self._reap(rank) for rank in exited)
-            yield RanksExited(
-                exits, time.monotonic_ns(), self.lives.completed_step, able, self._expendable()
-            )
-            yield from self.lives.left_well([e.rank for e in exits if e.code == 0])
-        for key in sorted(k for k in ready if isinstance(k, str) and k.startswith("line ")):
-            self._hear_line(key)
-        if "keeper" in ready:
-            yield from self._hear_keeper()
-        # behind the exits: when both tell of the same failure, the nearer one names it
-        while self._posted:
-            yield from self._take(self._posted.popleft())
-        now_ns = time.monotonic_ns()
-        if self._deadline_ns is not None and now_ns >= self._deadline_ns:
-            self._deadline_ns = None
-            yield TimeUp()
-        yield from self.lives.look(now_ns)
-        yield from self.watching.look(now_ns)
-        if (
-            self.restarts.awaited_step is not None
-            and (step := self.watching.completed_step) is not None
-        ):
-            yield Progressed(step)
+    def _happened(self, event: Event) -> None:
+        if not self._is_over:
+            action = self._restarts.handle(event)
+            if action is not None:
+                self._carry_out(action)
 
-    def _expendable(self) -> bool:
+    def signalled(self, signum: int) -> None:
+        """A person, or the platform, wants the job to end."""
+        self._happened(SignalReceived(signum, self._world.clock.monotonic_ns()))
+
+    def _ranks_ended(self, ends: Sequence[RankEnd]) -> None:
+        mine = self._group.ended(ends)
+        if not mine or self._is_over:
+            return
+        can_stay = self._group.can_stay  # before what has ended is forgotten
+        exits = tuple(self._enforcer.explain(end) for end in mine)
+        event = RanksExited(
+            exits,
+            self._world.clock.monotonic_ns(),
+            self._group.completed_step,
+            can_stay,
+            self._is_expendable(),
+        )
+        self._happened(event)
+        for late in self._group.ended_well([e.rank for e in exits if e.code == 0]):
+            self._happened(late)
+
+    def _is_expendable(self) -> bool:
         """Whether the other nodes' memory can do without this one, as the leading keeper last told
         of these very nodes."""
-        standing = read_standing(MEMORY, self.settings.job_dir) if self._members else None
-        return self.lives.place.node in expendable(standing, self._members)
+        if not self._members:
+            return False
+        safety = read_node_safety(self._world.memory, self._options.job_dir)
+        return self._group.place.node in expendable(safety, self._members)
 
-    def _reap(self, local_rank: int) -> Exit:
-        self.selector.unregister(self.ranks.pidfds[local_rank])
-        return self.watching.reap(local_rank)
-
-    def _hear_line(self, key: str) -> None:
-        if key == "line server":
-            self.lines.accept()
+    def _look(self) -> None:
+        if self._is_over:
             return
-        message = self.lines.hear(int(key.removeprefix("line ")))
-        if message is None:
+        self._world.timers.after(self._options.deadlines.tick_ns, self._look)
+        if self._is_entering:
             return
-        if message["kind"] == "rank":
-            self.lives.has_its_state()
-        elif message["kind"] == "standby" and message["pid"] != self.ranks.standby_pid:
-            self.lines.forget(message["pid"])  # an agent's that was killed: it ends now
-        elif message["kind"] == "standby":
-            self.journal.record(
-                "standby-ready",
-                f"process {message['pid']} stands by to become a rank",
-                pid=message["pid"],
-            )
-        elif message["kind"] == "suspect":
-            why = (
-                f"rank {message['rank']} lost a connection: {message['why']}; that alone says of "
-                "no rank that it is lost"
-            )
-            self.journal.record("suspicion", why, rank=message["rank"])
-        elif message["kind"] == "regrouped":
-            self.lives.regrouped()
+        for event in self._enforcer.look():
+            self._happened(event)
+        if self._restarts.awaited_step is not None:
+            step = self._enforcer.completed_step
+            if step is not None:
+                self._happened(Progressed(step))
 
-    def _hear_keeper(self) -> Iterator[Event]:
-        box = self.keeper.box
-        assert box is not None
-        message = self.keeper.hear()
-        if message is None:
-            self.selector.unregister(box)
-        elif message["kind"] == "peer-dead" and self._mesh_round == message["round"]:
-            node, step = int(message["node"]), self.lives.completed_step
-            self.replacing.lost(node, str(message["why"]))
-            failure = Failure(
-                Cause.NODE, host=self.replacing.host_of(node), error="lost", completed_step=step
-            )
-            yield RoundWanted(
-                f"node {node} is lost: {message['why']}",
-                time.monotonic_ns(),
-                failure,
-                step,
-                self.lives.able,
-            )
-        elif message["kind"] == "mesh-known" and self._mesh_round == message["round"]:
-            self.lives.order_regroup()
+    # -- what the ranks say
 
-    def _take(self, posted: Post) -> Iterator[Event]:
-        now_ns = time.monotonic_ns()
-        if isinstance(posted, Formed):
-            yield Reported(posted.failures)  # it may end here
-            self._start(posted)
-        elif isinstance(posted, Heard):
-            verdict = posted.verdict
-            if verdict.kind == "again":
-                yield RoundWanted(
-                    verdict.why,
-                    now_ns,
-                    verdict.failure,
-                    self.lives.completed_step,
-                    verdict.keep,
-                    decided=True,
+    def rank_has_state(self) -> None:
+        self._group.rank_has_state()
+
+    def rank_regrouped(self) -> None:
+        self._group.rank_regrouped()
+
+    def rank_suspects(self, rank: int, why: str) -> None:
+        told = f"rank {rank} lost a connection: {why}; that alone does not say that a rank is lost"
+        self._world.journal.record("suspicion", told, rank=rank)
+
+    def standby_ready(self, pid: int) -> bool:
+        if pid != self._world.processes.standby_pid:
+            return False  # a killed agent's: it ends now
+        why = f"process {pid} stands by to become a rank"
+        self._world.journal.record("standby-ready", why, pid=pid)
+        return True
+
+    # -- what the keeper says
+
+    def peer_dead(self, mesh_version: int, node: int, why: str) -> None:
+        if mesh_version != self._mesh_version:
+            return
+        self._replacement.lost(node, why)
+        step = self._group.completed_step
+        host = self._replacement.host_of(node)
+        failure = Failure(Cause.NODE, host=host, error="lost", completed_step=step)
+        now_ns = self._world.clock.monotonic_ns()
+        told = f"node {node} is lost: {why}"
+        self._happened(AttemptWanted(told, now_ns, failure, step, self._group.can_stay))
+
+    def mesh_known(self, mesh_version: int) -> None:
+        if mesh_version == self._mesh_version and not self._is_entering:
+            self._group.order_regroup()
+
+    # -- what the other nodes say
+
+    def formed(self, formed: Formed) -> None:
+        self._when_entered(lambda: self._enter(formed))
+
+    def ended(self, verdict: Verdict) -> None:
+        self._when_entered(lambda: self._heard(verdict))
+
+    def meeting_lost(self, why: str) -> None:
+        self._when_entered(lambda: self._lost_meeting(why))
+
+    def _when_entered(self, call: Callable[[], None]) -> None:
+        """An attempt is entered whole before anything else that the nodes say is heard."""
+        if self._is_entering:
+            self._later.append(call)
+        elif not self._is_over:
+            call()
+
+    def _lost_meeting(self, why: str) -> None:
+        self._world.journal.record("meeting-lost", why, WARNING)
+        self._happened(MeetingLost(why))
+
+    def _heard(self, verdict: Verdict) -> None:
+        now_ns = self._world.clock.monotonic_ns()
+        if verdict.outcome == "again":
+            step = self._group.completed_step
+            self._happened(
+                AttemptWanted(
+                    verdict.why, now_ns, verdict.failure, step, verdict.keep, decided=True
                 )
-            elif verdict.kind == "done":
-                yield AllEndedWell(verdict.why, now_ns)
-            else:
-                yield Stopped(verdict.why, verdict.code, verdict.signum)
-        elif isinstance(posted, MeetingLost):
-            self.journal.record("meeting-lost", posted.why, logging.WARNING)
-            yield posted
-        else:
-            self.keeper.take()
-            self._listen_to_keeper()
-
-    def _start(self, formed: Formed) -> None:
-        formed_ns = time.monotonic_ns()
-        self.lives.enter(formed.place, formed.keep)
-        self._mesh_round, hosts = None, tuple[str, ...]()
-        if formed.mesh is not None:
-            self._mesh_round, hosts = (
-                formed.mesh.version,
-                tuple(member.host for member in formed.mesh.members),
             )
-            self._members = formed.mesh.members
-            self.replacing.begin(formed.mesh.node, hosts)
-            # and when it knows them, the ranks that stayed may ask it
-            self.keeper.tell(formed.mesh)
+        elif verdict.outcome == "done":
+            self._happened(AllEndedWell(verdict.why, now_ns))
         else:
-            self.lives.order_regroup()
-        started_ns = self.lives.fill(self.meeting.board(formed.place.attempt), formed_ns)
-        self.restarts.handle(RanksStarted(started_ns, formed.place.first_rank, hosts))
+            self._happened(Stopped(verdict.why, verdict.code, verdict.signum))
+
+    def _enter(self, formed: Formed) -> None:
+        formed_ns = self._world.clock.monotonic_ns()
+        self._happened(Reported(formed.failures))
+        if self._is_over:
+            return
+        self._is_entering = True
+        self._group.enter(formed.place, formed.keep, lambda: self._start(formed, formed_ns))
+
+    def _start(self, formed: Formed, formed_ns: int) -> None:
+        self._is_entering = False
+        if self._is_over:
+            return
+        mesh = formed.mesh
+        hosts: tuple[str, ...] = ()
+        if mesh is not None:
+            hosts = tuple(member.host for member in mesh.members)
+            self._members = mesh.members
+            self._mesh_version = mesh.version
+            self._replacement = self._new_replacement(mesh.node, hosts)
+            self._keeper.begin_mesh(mesh)  # when it knows it, the ranks that stayed may ask
+        else:
+            self._group.order_regroup()
+        board = self._rendezvous.board(formed.place.attempt)
+        started_ns = self._group.fill(board, formed_ns)
+        self._happened(RanksStarted(started_ns, formed.place.first_rank, hosts))
+        while self._later and not self._is_entering:
+            self._when_entered(self._later.popleft())
 
     # -- what to do
 
-    def _carry_out(self, action: Action) -> Action | None:
-        attempt = self.lives.place.attempt
-        if isinstance(action, RestartAll):
-            vacant = (*self.replacing.vacant, *([self.lives.place.node] if action.leave else []))
-            verdict = Verdict(
-                "again",
-                self._says(action.fact),
-                keep=action.keep,
-                failure=action.failure,
-                vacant=vacant,
-            )
-            self.meeting.say(attempt, verdict)
-            self._tell(action.finding)
-            if action.keep:
-                self.lives.wake(action)
-            elif undead := self.lives.end(action):
-                return self.restarts.handle(RanksUndead(tuple(undead)))
-            self.meeting.join(self.keeper.listens, action.leave, action.failure)
-            return None
-        if isinstance(action, Tell):
-            self._tell(action.finding)
-            return None
-        if isinstance(action, AwaitOthers):
-            self.meeting.ended_well(attempt, action.why)
-            return None
-        assert isinstance(action, SignalRanks)
-        self._deadline_ns = time.monotonic_ns() + action.within_ns
-        self.journal.record("stopping", action.why, logging.WARNING)
-        self.meeting.say(
-            attempt,
-            Verdict("stop", self._says(action.why), code=action.exit_code, signum=action.signum),
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case RestartAll():
+                self._restart(action)
+            case Tell(finding=finding):
+                self._tell(finding)
+            case AwaitOthers(why=why):
+                self._rendezvous.ended_well(self._group.place.attempt, why)
+            case SignalRanks():
+                self._signal_ranks(action)
+            case End():
+                self._end(action)
+
+    def _restart(self, action: RestartAll) -> None:
+        place = self._group.place
+        vacant = self._replacement.vacant
+        if action.leave:
+            vacant = (*vacant, place.node)
+        verdict = Verdict(
+            "again",
+            self._for_others(action.fact),
+            keep=action.keep,
+            failure=action.failure,
+            vacant=vacant,
         )
-        self.ranks.signal(action.signum)
-        return None
+        self._rendezvous.say(place.attempt, verdict)
+        self._tell(action.finding)
+        if action.keep:
+            self._group.notify(action)
+            self._join(action.leave, action.failure)
+            return
+
+        def killed(undead: list[int]) -> None:
+            if undead:
+                self._happened(RanksUndead(tuple(undead)))
+            elif not self._is_over:
+                self._join(action.leave, action.failure)
+
+        self._group.end(action, killed)
 
     def _tell(self, finding: Finding | None) -> None:
         if finding is not None:
             evidence = [failure.to_json() for failure in finding.failures]
-            self.journal.record(
-                "recurrence", finding.why, logging.WARNING, finding=finding.kind, failures=evidence
+            self._world.journal.record(
+                "recurrence", finding.why, WARNING, finding=finding.kind, failures=evidence
             )
 
-    def _says(self, what: str) -> str:
-        """To the other nodes."""
-        return f"node {self.lives.place.node} says: {what}"
+    def _for_others(self, what: str) -> str:
+        return f"node {self._group.place.node} says: {what}"[:1000]
 
-    def _finish(self, end: End) -> None:
-        self.lives.kill()
-        say_last_word(self._environ, end.exit_code)
+    def _signal_ranks(self, action: SignalRanks) -> None:
+        if self._time_up is not None:
+            self._time_up.cancel()
+        self._time_up = self._world.timers.after(action.within_ns, lambda: self._happened(TimeUp()))
+        self._world.journal.record("stopping", action.why, WARNING)
+        verdict = Verdict(
+            "stop", self._for_others(action.why), code=action.exit_code, signum=action.signum
+        )
+        self._rendezvous.say(self._group.place.attempt, verdict)
+        self._world.processes.signal(action.signum)
+
+    # -- the end
+
+    def _end(self, end: End) -> None:
+        """Kill what is left; then tell the other nodes and the keeper."""
+        self._is_over = True
+        if self._time_up is not None:
+            self._time_up.cancel()
+        self._group.kill(set(self._world.processes.living), lambda undead: self._farewell(end))
+
+    def _farewell(self, end: End) -> None:
+        world = self._world
+        world.say_last_word(end.exit_code)
         self._tell(end.finding)
-        self.journal.record(
-            "job-ended",
-            end.why,
-            logging.INFO if end.ok else logging.ERROR,
-            ok=end.ok,
-            exit_code=end.exit_code,
-        )
-        for signum in SIGNALS:
-            # only the keeper's work is left: whoever does not want to wait for it need not
-            signal.signal(signum, signal.SIG_DFL)
-        self.meeting.end(
-            None if end.ok else Verdict("stop", self._says(end.why), code=end.exit_code)
-        )
-        self.keeper.end(end.ok, end.why, end.within_ns)
-        self.meeting.close(end.within_ns / S_NS)
-        if end.cause:
-            failures = [end.cause, *(e for e in self.watching.failures if e != end.cause)]
-            print(
-                self.ranks.summary(
-                    (e.rank - self.lives.place.first_rank, e.code) for e in failures
-                ),
-                file=sys.stderr,
-            )
-        self.ranks.close(keep_errors=end.cause is not None or end.exit_code == CODE_AT_FAULT)
-        self.lines.close()
-        self._metrics.stop()
-        self.selector.close()
-        self.journal.close()
+        level = INFO if end.ok else ERROR
+        world.journal.record("job-ended", end.why, level, ok=end.ok, exit_code=end.exit_code)
+        last = None
+        if not end.ok:
+            last = Verdict("stop", self._for_others(end.why), code=end.exit_code)
+        said = self._rendezvous.close(last, end.within_ns)
+
+        def cleaned_up() -> None:
+            said.when_given(lambda: self._close(end))
+
+        self._keeper.end(end.ok, end.why, end.within_ns, cleaned_up)
+
+    def _close(self, end: End) -> None:
+        processes = self._world.processes
+        if end.cause is not None:
+            others = [exit for exit in self._enforcer.failures if exit != end.cause]
+            first_rank = self._group.place.first_rank
+            ends = [(exit.rank - first_rank, exit.code) for exit in (end.cause, *others)]
+            self._world.show(processes.summary(ends))
+        processes.close(keep_errors=end.cause is not None or end.exit_code == CODE_AT_FAULT)
+        self._group.close()
+        self._enforcer.close()
+        self._server.close()
+        self._done(end.exit_code)

@@ -1,199 +1,224 @@
 """Coordinator: this agent's part in who coordinates, and what the one who does has to decide.
 
-Comes in: the round this agent is in. Goes out: `coordinator` events in the journal, and, from the
-one who coordinates, the verdict `again` about a round that nobody in it can end: a node came and
-then did not answer, nobody of it is there any more, or some ranks ended well and an agent that
-should say the same of its own is gone (a roll call finds out; while all train nobody is called).
-`core/recovery/leader_lease.py` decides who; the rendezvous' KV carries it. What a coordinator knows
-it reads there: another takes over from nothing.
+Comes in: the attempt this agent takes part in, and where the agents meet. Goes out: `coordinator`
+events in the journal, and, from the one who coordinates, the verdict `again` about an attempt that
+nobody in it can end: a node came and then did not answer, nobody of it is there any more, or some
+ranks ended well and an agent that should say the same of its own is gone (a roll call finds out;
+while all train nobody is called).
 
-Verdicts are first-writer-wins, so an order too many is no second verdict. Never touches a rank;
-when it ends, what is under way goes on.
+`core/recovery/leader_lease.py` decides who coordinates. What a coordinator knows it reads where the
+agents meet: another takes over from nothing. Verdicts are first-writer-wins, so an order too many
+is no second verdict. Never touches a rank; when it ends, what is under way goes on.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from keepstep.core.recovery.leader_lease import (
     Action,
-    Due,
-    Found,
+    LeaderKnown,
     Leadership,
-    Look,
-    Now,
-    Order,
-    Refused,
+    LookDue,
+    OrderGranted,
+    OrderRefused,
+    OrderWanted,
+    ReadRegister,
+    RegisterFound,
     Role,
-    Swap,
-    Wish,
-    word_from_text,
+    SwapRegister,
 )
 from keepstep.core.recovery.rendezvous import Silence, missing, present
-from keepstep.edge.os.journal import Journal
-from keepstep.edge.torch.rendezvous import Rendezvous
-from keepstep.errors import MeetingError
-from keepstep.model.rounds import Arrival, Verdict
+from keepstep.errors import KeepstepError
+from keepstep.model.attempts import Arrival, Verdict
+from keepstep.model.events import WARNING
 from keepstep.model.units import S_NS, human_ns
-from keepstep.ports import BlockingKV
-
-REGISTER = "coordinator"
+from keepstep.ports import Clock, Journal, Timers
+from keepstep.runtime.agent.meeting_record import MeetingRecord
+from keepstep.runtime.agent.tasks import Task, sleep
 
 
 @dataclass(frozen=True, slots=True)
-class Present:
-    """The round this agent is in, or waits for, and its place there; -1 for none. `name` is how
-    people call it."""
+class Presence:
+    """The attempt this agent takes part in, or waits for, and its place there; -1 for none. `name`
+    is how people call the agent."""
 
-    number: int
+    attempt: int
     place: int
     name: str
 
 
+@dataclass(slots=True)
+class _Judged:
+    """What the coordinator has seen of one attempt."""
+
+    attempt: int
+    silence: Silence
+    unready_since_ns: int | None = None  # it is full, and not all have answered
+    is_called_off: bool = False
+    is_bereft: bool = False  # this agent took over, and nobody of the attempt had
+
+
 class Coordinator:
-    """A thread of its own. `kv` is its client; `over` ends it."""
+    """One agent's. Begins at once."""
 
     def __init__(
         self,
-        kv: BlockingKV,
+        clock: Clock,
+        timers: Timers,
+        journal: Journal,
+        record: MeetingRecord,
         who: str,
         lease_s: float,
         nodes: int,
-        present: Callable[[], Present],
-        journal: Journal,
-        over: threading.Event,
+        presence: Callable[[], Presence],
     ) -> None:
-        self._kv, self._point, self._journal, self._over = kv, Rendezvous(kv), journal, over
+        """who: this life of the agent. nodes: places of an attempt."""
+        self._clock = clock
+        self._timers = timers
+        self._journal = journal
+        self._record = record
         self._leadership = Leadership(who, int(lease_s * S_NS))
-        self._lease_s, self._nodes, self._present = lease_s, nodes, present
-        self._bereft = -1  # the round that this agent found without anybody, when it took over
-        self._called_off = -1
-        # the round that is full but not formed, and since when
-        self._unready: tuple[int, int] | None = None
-        self._silence = Silence(2 * self._leadership.lease_ns)
+        self._nodes = nodes
+        self._presence = presence
+        self._judged = self._new_judgement(-1)
         self._here: str | None = None  # what this agent last said at a roll call
-        self._thread = threading.Thread(target=self._live, name="keepstep-coordinator", daemon=True)
-        self._thread.start()
+        self._task = Task(self._live(), _over, self._failed)
 
-    def _live(self) -> None:
-        try:
-            while True:
-                self._beat(self._present())
-                if self._over.wait(self._leadership.renew_ns / S_NS):
-                    return
-        except MeetingError as error:
-            if not self._over.is_set():
-                self._journal.record(
-                    "coordinator-left",
-                    f"takes no part in coordinating any more: {error}",
-                    logging.WARNING,
-                )
+    def close(self) -> None:
+        self._task.cancel()
 
-    def _beat(self, present: Present) -> None:
-        led = self._leadership.epoch if self._leadership.leads else 0
-        self._carry_out(
-            self._leadership.handle(Due(present.name, present.place >= 0), time.monotonic_ns()),
-            present,
-        )
-        if present.place >= 0:
-            self._answer_call(present.number, present.place)
-        if not self._leadership.leads or present.number < 0:
-            self._unready = None
+    def _failed(self, error: KeepstepError) -> None:
+        why = f"takes no part in coordinating any more: {error}"
+        self._journal.record("coordinator-left", why, WARNING)
+
+    def _new_judgement(self, attempt: int) -> _Judged:
+        return _Judged(attempt, Silence(2 * self._leadership.lease_ns))
+
+    async def _live(self) -> None:
+        while True:
+            await self._beat(self._presence())
+            await sleep(self._timers, self._leadership.renew_ns)
+
+    async def _beat(self, presence: Presence) -> None:
+        led = self._leadership.term if self._leadership.leads else 0
+        await self._handle(LookDue(presence.name, presence.place >= 0), presence)
+        if presence.place >= 0:
+            await self._answer_call(presence)
+        if not self._leadership.leads or presence.attempt < 0:
+            self._judged = self._new_judgement(-1)
             return
-        if self._leadership.epoch != led and present.place < 0:
-            self._bereft = present.number
-        if why := self._judge(present.number, time.monotonic_ns()):
-            self._carry_out(self._leadership.handle(Wish(why), time.monotonic_ns()), present)
+        if self._judged.attempt != presence.attempt:
+            self._judged = self._new_judgement(presence.attempt)
+        if self._leadership.term != led and presence.place < 0:
+            self._judged.is_bereft = True
+        if why := await self._judge(self._judged):
+            await self._handle(OrderWanted(why), presence)
 
-    def _carry_out(self, actions: list[Action], present: Present) -> None:
-        for action in actions:
-            if isinstance(action, (Look, Swap)):
-                asked_ns = time.monotonic_ns()
-                text = self._ask(action)
-                found = Found(word_from_text(text) if text else None, asked_ns)
-                self._carry_out(self._leadership.handle(found, time.monotonic_ns()), present)
-            elif isinstance(action, Now):
-                self._journal.record(
-                    "coordinator", action.why, epoch=action.epoch, leads=action.role is Role.LEADS
+    # -- who coordinates
+
+    async def _handle(self, event: LookDue | OrderWanted, presence: Presence) -> None:
+        for action in self._leadership.handle(event, self._clock.monotonic_ns()):
+            await self._carry_out(action, presence)
+
+    async def _carry_out(self, action: Action, presence: Presence) -> None:
+        match action:
+            case ReadRegister() | SwapRegister():
+                asked_ns = self._clock.monotonic_ns()
+                lease = (
+                    await self._record.lease()
+                    if isinstance(action, ReadRegister)
+                    else await self._record.swap_lease(action.expected, action.lease)
                 )
-            elif isinstance(action, Order):
-                self._order(present.number, action)
-            else:
-                assert isinstance(action, Refused)
-                why = f"the order of epoch {action.epoch} ({action.order}) was {action.why}"
-                self._journal.record("order-refused", why, logging.WARNING, epoch=action.epoch)
+                found = RegisterFound(lease, asked_ns)
+                for further in self._leadership.handle(found, self._clock.monotonic_ns()):
+                    await self._carry_out(further, presence)
+            case LeaderKnown(role=role, term=term, why=why):
+                leads = role is Role.LEADS
+                self._journal.record("coordinator", why, term=term, leads=leads)
+            case OrderGranted():
+                await self._order(presence.attempt, action)
+            case OrderRefused(term=term, order=order, why=why):
+                told = f"the order of term {term} ({order}) was {why}"
+                self._journal.record("order-refused", told, WARNING, term=term)
 
-    def _ask(self, question: Look | Swap) -> str | None:
-        if isinstance(question, Look):
-            return self._kv.read([REGISTER])[0]
-        return self._kv.swap(
-            REGISTER,
-            question.expected.to_text() if question.expected else None,
-            question.word.to_text(),
-        )
+    async def _order(self, attempt: int, order: OrderGranted) -> None:
+        verdict = Verdict("again", order.order)
+        if await self._record.say(attempt, verdict) == verdict:
+            why = f"told the other nodes about attempt {attempt}: {order.order}"
+            self._journal.record("attempt-wanted", why, attempt=attempt, term=order.term)
+        await self._call_off(attempt)
 
-    def _answer_call(self, number: int, place: int) -> None:
-        if self._point.marks(number, "call")[0] is not None:
-            said = f"{self._leadership.who} {time.monotonic_ns()}"
-            self._here = self._kv.swap(f"{number}/here/{place}", self._here, said)
+    async def _call_off(self, attempt: int) -> None:
+        await self._record.call_off(attempt, self._nodes)
+        if self._judged.attempt == attempt:
+            self._judged.is_called_off = True
+
+    async def _answer_call(self, presence: Presence) -> None:
+        attempt, place = presence.attempt, presence.place
+        if (await self._record.marks(attempt, "call"))[0] is not None:
+            text = f"{self._leadership.who} {self._clock.monotonic_ns()}"
+            self._here = await self._record.say_here(attempt, place, self._here, text)
 
     # -- what the one who coordinates decides
 
-    def _judge(self, number: int, now_ns: int) -> str | None:
-        """Why round `number` has to end now; None when it has not."""
-        seats = self._point.seats(number, self._nodes)
+    async def _judge(self, judged: _Judged) -> str | None:
+        """Why the attempt has to end now; None when it has not."""
+        attempt = judged.attempt
+        seats = await self._record.seats(attempt, self._nodes)
         places = present(seats)
-        marks = self._point.marks(number, "ready", places)
-        if self._point.verdict(number) is not None:
-            # somebody may be waiting for them still
-            if (None in marks or None in seats) and self._called_off != number:
-                self._point.call_off(number, self._nodes)
-                self._called_off = number
+        marks = await self._record.marks(attempt, "ready", places)
+        if await self._record.verdict(attempt) is not None:
+            may_be_awaited = None in marks or None in seats
+            if may_be_awaited and not judged.is_called_off:
+                await self._call_off(attempt)
             return None
-        if number == self._bereft:
+        if judged.is_bereft:
             lease = human_ns(self._leadership.lease_ns)
             return (
-                f"no agent of round {number} is there any more: none took over when its "
+                f"no agent of attempt {attempt} is there any more: none took over when its "
                 f"coordinator's lease of {lease} had ended"
             )
         if None in seats:
             return None
-        arrivals = [a for a in seats if a is not None and not a.is_nobody]
+        arrivals = [a for a in seats if a is not None and not a.is_vacant]
         if None not in marks:
-            return self._call_roll(number, arrivals, places, now_ns)
-        if self._unready is None or self._unready[0] != number:
-            self._unready = number, now_ns
-        if now_ns - self._unready[1] < self._leadership.lease_ns:
-            return None
-        late = missing(arrivals, [mark is not None for mark in marks])
-        return f"{late} came and then did not answer for {self._lease_s:.0f} s"
+            return await self._call_roll(judged, arrivals, places)
+        return self._judge_unready(judged, arrivals, [mark is not None for mark in marks])
 
-    def _call_roll(
-        self, number: int, arrivals: list[Arrival], places: list[int], now_ns: int
+    def _judge_unready(
+        self, judged: _Judged, arrivals: Sequence[Arrival], answered: Sequence[bool]
     ) -> str | None:
-        well = [mark is not None for mark in self._point.marks(number, "well", places)]
-        if not any(well) or all(well):
+        now_ns = self._clock.monotonic_ns()
+        if judged.unready_since_ns is None:
+            judged.unready_since_ns = now_ns
+        if now_ns - judged.unready_since_ns < self._leadership.lease_ns:
             return None
-        self._point.mark(number, "call")
-        awaited = [place for place, said in zip(places, well, strict=True) if not said]
-        said = self._point.marks(number, "here", awaited)
-        gone = self._silence.gone(dict(zip(awaited, said, strict=True)), now_ns)
+        late = missing(arrivals, answered)
+        return f"{late} came and then did not answer for {human_ns(self._leadership.lease_ns)}"
+
+    async def _call_roll(
+        self, judged: _Judged, arrivals: Sequence[Arrival], places: Sequence[int]
+    ) -> str | None:
+        marks = await self._record.marks(judged.attempt, "well", places)
+        ended = [mark is not None for mark in marks]
+        if not any(ended) or all(ended):
+            return None
+        await self._record.mark(judged.attempt, "call")
+        awaited = [place for place, well in zip(places, ended, strict=True) if not well]
+        texts = await self._record.marks(judged.attempt, "here", awaited)
+        answers = dict(zip(awaited, texts, strict=True))
+        gone = judged.silence.gone(answers, self._clock.monotonic_ns())
         if not gone:
             return None
         who = missing(arrivals, [place not in gone for place in places])
+        limit = human_ns(judged.silence.limit_ns)
         return (
-            f"the others' ranks ended well, and nobody can say it of {who}: no word from there "
-            f"for {human_ns(self._silence.limit_ns)}"
+            f"the others' ranks ended well, and nobody can say it of {who}: no word from there for "
+            f"{limit}"
         )
 
-    def _order(self, number: int, order: Order) -> None:
-        verdict = Verdict("again", order.order)
-        if self._point.say(number, verdict) == verdict:
-            why = f"told the other nodes about round {number}: {order.order}"
-            self._journal.record("round-wanted", why, round=number, epoch=order.epoch)
-        self._point.call_off(number, self._nodes)
-        self._called_off = number
+
+def _over(_: None) -> None:
+    """It lives as long as its agent."""

@@ -1,179 +1,185 @@
-"""Watching: what the agent does about what its watch sees of the node's ranks, and about their
-exits.
+"""Enforcer: what the agent does about what its monitor sees of the node's ranks, and about their
+ends.
 
-Comes in: that it is time to look, or that a rank has ended. Goes out: verdicts in the journal,
-SIGKILL to whoever a verdict condemns, and events for `core/recovery/restarts.py`. Starts nobody. A
-rank that was killed for a verdict comes back here as an exit, by its pidfd, like any other.
+Comes in: that it is time to look, or that a rank has ended. Goes out: diagnoses in the journal,
+SIGKILL to whoever a diagnosis condemns, and events for `core/recovery/restarts.py`. Starts nobody.
+A rank that was killed for a diagnosis comes back here as an end, like any other.
 
-Invariant: a rank is killed at most once a life; who is condemned again lives on after SIGKILL.
+Invariant: a rank is killed at most once a life; one that is condemned again lives on after SIGKILL.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import signal
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 
-from keepstep.config import Settings
-from keepstep.core.detection.deadlines import Deadlines
 from keepstep.core.detection.diagnosis import cause_of
 from keepstep.core.recovery.recurrence import normalised
-from keepstep.edge.os.error_file import LastWords
-from keepstep.edge.os.journal import Journal
-from keepstep.edge.torch.ranks import Ranks
+from keepstep.model.diagnosis import Diagnosis
+from keepstep.model.events import INFO, WARNING
 from keepstep.model.failure import Cause, Failure
-from keepstep.model.launch import Place
-from keepstep.model.restarts import Event, Exit, RanksUndead, RoundWanted
+from keepstep.model.launch import ErrorReport, RankAssignment, RankEnd
+from keepstep.model.restarts import AttemptWanted, Event, Exit, RanksUndead
 from keepstep.model.signals import signal_words
-from keepstep.model.verdict import Verdict
-from keepstep.runtime.agent.monitor import Board, Watch
-from keepstep.runtime.agent.rank_server import RankLines
+from keepstep.runtime.agent.evidence_board import EvidenceBoard
+from keepstep.runtime.agent.monitor import Monitor
+from keepstep.runtime.agent.rank_server import RankServer
+from keepstep.runtime.agent.world import AgentOptions, AgentWorld
 
 
-class Watching:
-    """Of one node's ranks, one life after the other. `host`: as the other nodes know it; `devices`:
-    the ranks', one each, or none. `failures`: the exits of this life that were no good ends."""
+@dataclass
+class _Attempt:
+    """What belongs to one attempt. `condemned`: ranks on this node that were killed for a diagnosis
+    and have not ended yet; `failures`: ends that were no good ones."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        journal: Journal,
-        deadlines: Deadlines,
-        ranks: Ranks,
-        lines: RankLines,
-        host: str,
-        devices: Sequence[str] = (),
-    ) -> None:
-        self._settings, self._journal, self._deadlines, self._ranks, self._lines = (
-            settings,
-            journal,
-            deadlines,
-            ranks,
-            lines,
-        )
-        self._host, self._devices = host, devices
-        self._watch: Watch | None = None
-        self._node = -1
+    condemned: set[int] = field(default_factory=set)
+    failures: list[Exit] = field(default_factory=list)
+
+
+class Enforcer:
+    """Of one node's ranks, one attempt after the other."""
+
+    def __init__(self, world: AgentWorld, options: AgentOptions, server: RankServer) -> None:
+        self._world = world
+        self._options = options
+        self._server = server
+        self._node = 0
         self._first_rank = 0
-        # local ranks that were killed for a verdict and have not gone yet
-        self._condemned: set[int] = set()
-        self.failures: list[Exit] = []
-        self.due_ns: int | None = None  # when to look at the ranks again
+        self._attempt = _Attempt()
+        self._monitor = self._new_monitor()
+
+    def _new_monitor(self) -> Monitor:
+        world = self._world
+        return Monitor(
+            world.memory,
+            world.probes,
+            world.executor,
+            world.journal,
+            self._options.job_dir,
+            self._options.deadlines,
+            self._node,
+        )
+
+    @property
+    def failures(self) -> list[Exit]:
+        """The ends in this attempt that were no good ones."""
+        return self._attempt.failures
 
     def prepare(self) -> None:
-        """The life before is over."""
-        self.failures = []
-        self._condemned.clear()
+        """The attempt before is over."""
+        self._attempt = _Attempt()
 
     def begin(
-        self, place: Place, pids: Mapping[int, int], board: Board | None, now_ns: int
+        self, place: RankAssignment, pids: Mapping[int, int], board: EvidenceBoard | None
     ) -> None:
         """These processes are the node's ranks, by their number in the job."""
-        if self._watch is None or self._node != place.node:
-            self._watch = Watch(self._settings, self._journal, self._deadlines, place.node)
-        self._node, self._first_rank = place.node, place.first_rank
-        self._watch.begin(pids, now_ns, board)
-        self.due_ns = now_ns + self._deadlines.tick_ns
+        self._first_rank = place.first_rank
+        if self._node != place.node:
+            self._node = place.node
+            self._monitor.close()
+            self._monitor = self._new_monitor()
+        self._monitor.begin(pids, self._world.clock.monotonic_ns(), board)
 
     @property
     def completed_step(self) -> int | None:
-        """The newest step that all ranks of this node have completed in this life."""
-        return None if self._watch is None else self._watch.completed_step
+        """The newest step that all ranks of this node have completed in this attempt."""
+        return self._monitor.completed_step
 
     def forget(self, ranks: Collection[int]) -> None:
-        """These local ranks are being killed, and nobody asks why they end."""
-        if self._watch is not None:
-            for rank in ranks:
-                self._watch.forget(self._first_rank + rank)
+        """These ranks on this node are being killed, and nobody asks why they end."""
+        for rank in ranks:
+            self._monitor.forget(self._first_rank + rank)
 
-    def look(self, now_ns: int) -> Iterator[Event]:
-        if self.due_ns is not None and now_ns >= self.due_ns and self._watch is not None:
-            self.due_ns = now_ns + self._deadlines.tick_ns
-            for verdict in self._watch.tick(now_ns):
-                yield from self._carry_out(verdict, now_ns)
+    def close(self) -> None:
+        self._monitor.close()
 
-    def _carry_out(self, verdict: Verdict, now_ns: int) -> Iterator[Event]:
-        """A rank that will not go on by itself is killed, and its pidfd tells of its end; if it is
-        nobody in particular, all start anew."""
-        self._tell(verdict, logging.WARNING)
-        if verdict.culprit is None:
-            failure = Failure(Cause.HANG, host=self._host, error=verdict.kind)
-            yield RoundWanted(verdict.why, now_ns, failure)
+    # -- ranks that do not go on
+
+    def look(self) -> Iterator[Event]:
+        now_ns = self._world.clock.monotonic_ns()
+        for diagnosis in self._monitor.tick(now_ns):
+            yield from self._act_on(diagnosis, now_ns)
+
+    def _act_on(self, diagnosis: Diagnosis, now_ns: int) -> Iterator[Event]:
+        """A rank that will not go on by itself is killed, and its end is told; if it is nobody in
+        particular, all start anew."""
+        self._tell(diagnosis, WARNING)
+        if diagnosis.culprit is None:
+            failure = Failure(Cause.HANG, host=self._options.host, error=diagnosis.kind)
+            yield AttemptWanted(diagnosis.why, now_ns, failure)
             return
-        local_rank = verdict.culprit - self._first_rank
-        if local_rank in self._condemned:  # killed already, and still there
-            yield RanksUndead((verdict.culprit,))
-        elif local_rank in self._ranks.pidfds:
-            self._condemned.add(local_rank)
-            with suppress(ProcessLookupError):
-                os.killpg(self._ranks.pid(local_rank), signal.SIGKILL)
+        rank = diagnosis.culprit - self._first_rank
+        if rank in self._attempt.condemned:  # killed already, and still there
+            yield RanksUndead((diagnosis.culprit,))
+        elif rank in self._world.processes.living:
+            self._attempt.condemned.add(rank)
+            self._world.processes.kill([rank])
 
-    def _tell(self, verdict: Verdict, level: int) -> None:
-        about = {
-            "kind": verdict.kind,
-            "culprit": verdict.culprit,
-            "state": verdict.state,
-            "strength": str(verdict.strength),
-        }
-        self._journal.record("verdict", verdict.why, level, stalled_ns=verdict.stalled_ns, **about)
+    def _tell(self, diagnosis: Diagnosis, level: int) -> None:
+        self._world.journal.record(
+            "diagnosis",
+            diagnosis.why,
+            level,
+            kind=diagnosis.kind,
+            culprit=diagnosis.culprit,
+            state=diagnosis.state,
+            strength=str(diagnosis.strength),
+            stalled_ns=diagnosis.stalled_ns,
+        )
 
-    def reap(self, local_rank: int) -> Exit:
-        """The end of a rank whose pidfd is readable."""
-        pid = self._ranks.pid(local_rank)
-        ended = self._lines.has_ended(pid)
-        self._lines.forget(pid)
-        code, words = self._ranks.reap(local_rank)
-        message = words.message
-        rank = self._first_rank + local_rank
-        # by a thread of an abandoned group, say, while the interpreter was being taken down
-        if ended and code < 0:
+    # -- ranks that have ended
+
+    def explain(self, end: RankEnd) -> Exit:
+        """What the end of a rank means."""
+        has_ended_training = self._server.has_ended_training(end.pid)
+        self._server.forget(end.pid)
+        rank = self._first_rank + end.rank
+        code, message = end.code, end.report.message
+        if has_ended_training and code < 0:
+            # By a thread of an abandoned group, say, while the interpreter was being taken down.
             why = (
                 f"rank {rank} had ended its training well when it died of {signal_words(-code)}: "
                 "that counts as a good end"
             )
-            self._journal.record("late-death", why, logging.WARNING, rank=rank, pid=pid, code=code)
+            self._world.journal.record(
+                "late-death", why, WARNING, rank=rank, pid=end.pid, code=code
+            )
             code = 0
-        assert self._watch is not None
-        verdict = self._watch.explain_exit(rank, code, message)
-        step = self._watch.step_of(rank)
-        self._watch.forget(rank)
-        if verdict.kind == "premature-exit":
-            code, message = 1, verdict.why  # the others would wait for it for ever
-        if local_rank in self._condemned:
-            self._condemned.discard(local_rank)
-            message = verdict.why
+        diagnosis = self._monitor.explain_exit(rank, code, message)
+        step = self._monitor.step_of(rank)
+        self._monitor.forget(rank)
+        if diagnosis.kind == "premature-exit":
+            code, message = 1, diagnosis.why  # the others would wait for it for ever
+        if end.rank in self._attempt.condemned:
+            self._attempt.condemned.discard(end.rank)
+            message = diagnosis.why
         elif code:
-            self._tell(verdict, logging.INFO)
-        found = Exit(
-            rank, code, message, self._failure(local_rank, verdict, step, words) if code else None
-        )
+            self._tell(diagnosis, INFO)
+        failure = self._failure(end.rank, diagnosis, step, end.report) if code else None
+        found = Exit(rank, code, message, failure)
         if code:
-            self.failures.append(found)
-        level = logging.WARNING if code else logging.INFO
-        self._journal.record(
-            "rank-exited",
-            f"{found} (process {pid})",
-            level,
-            rank=rank,
-            pid=pid,
-            code=code,
-            message=message,
+            self._attempt.failures.append(found)
+        level = WARNING if code else INFO
+        why = f"{found} (process {end.pid})"
+        self._world.journal.record(
+            "rank-exited", why, level, rank=rank, pid=end.pid, code=code, message=message
         )
         return found
 
     def _failure(
-        self, local_rank: int, verdict: Verdict, step: int | None, words: LastWords
+        self, local_rank: int, diagnosis: Diagnosis, step: int | None, report: ErrorReport
     ) -> Failure:
         """As all nodes are to know it."""
-        assert self._watch is not None
-        error = normalised(words.message) or verdict.state
-        if verdict.is_deadly:
-            error = f"{verdict.kind}, {verdict.state}"
-        files = self._watch.stacks if verdict.is_deadly else words.path
-        device = self._devices[local_rank] if local_rank < len(self._devices) else ""
-        rank = self._first_rank + local_rank
+        devices = self._options.devices
+        is_deadly = diagnosis.is_deadly
+        error = normalised(report.message) or diagnosis.state
         return Failure(
-            cause_of(verdict), rank, self._host, device, step, error, place=words.place, files=files
+            cause=cause_of(diagnosis),
+            rank=self._first_rank + local_rank,
+            host=self._options.host,
+            device=devices[local_rank] if local_rank < len(devices) else "",
+            step=step,
+            error=f"{diagnosis.kind}, {diagnosis.state}" if is_deadly else error,
+            place=report.place,
+            files=self._monitor.stacks if is_deadly else report.path,
         )

@@ -1,8 +1,8 @@
-"""Board: where the nodes of a round show each other what they see of their ranks, when somebody
-suspects something.
+"""Evidence board: where the nodes of an attempt show each other what they see of their ranks, when
+somebody suspects something.
 
-One key a node in the memory where their agents meet. Moves texts, decides nothing. Asked on the
-watch's thread, with a client of its own; a node that shows nothing is not there.
+One key a node where their agents meet. Moves texts, decides nothing; a node that shows nothing is
+not there.
 """
 
 from __future__ import annotations
@@ -10,45 +10,54 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from keepstep.errors import MeetingError
-from keepstep.ports import BlockingKV
+from keepstep.ports import KV
 
 
-class RoundBoard:
-    """Of one round. `open_kv` gives a client for another thread; it is called at the first use.
-    Raises OSError as `Board` says."""
+class EvidenceBoard:
+    """Of one attempt, as one node uses it: one exchange at a time."""
 
-    def __init__(self, open_kv: Callable[[], BlockingKV], number: int, nodes: int) -> None:
-        self._open_kv, self._number, self._nodes = open_kv, number, nodes
-        self._kv: BlockingKV | None = None
-        self._last: str | None = None
+    def __init__(self, kv: KV, attempt: int, nodes: int) -> None:
+        self._kv = kv
+        self._attempt = attempt
+        self._nodes = nodes
+        self._last: str | None = None  # what this node has written there
         self._posts = 0
 
-    def post(self, node: int, evidence: str) -> None:
+    def exchange(self, node: int, evidence: str, then: Callable[[dict[int, str]], None]) -> None:
+        """Show what this node sees; `then` hears what every node shows, this one included. Empty
+        evidence takes back what was shown."""
         self._posts += 1  # no value is written twice, as the port wants it
         value = json.dumps([self._posts, evidence])
-        try:
-            found = self._client().swap(self._key(node), self._last, value)
-            if found != value:  # another life of this agent's has written there
-                found = self._client().swap(self._key(node), found, value)
-        except MeetingError as error:
-            raise OSError(str(error)) from error
-        self._last = found
 
-    def read(self) -> dict[int, str]:
-        try:
-            values = self._client().read([self._key(node) for node in range(self._nodes)])
-        except MeetingError as error:
-            raise OSError(str(error)) from error
-        told = {
-            node: json.loads(value)[1] for node, value in enumerate(values) if value is not None
-        }
-        return {node: evidence for node, evidence in told.items() if evidence}
+        def swapped(found: str | None) -> None:
+            if found == value or found == self._last:
+                self._last = found
+                self._read(then)
+            else:  # another life of this node's agent has written there
+                self._last = found
+                self._kv.swap(self._key(node), found, value, swapped_again)
 
-    def _client(self) -> BlockingKV:
-        if self._kv is None:
-            self._kv = self._open_kv()
-        return self._kv
+        def swapped_again(found: str | None) -> None:
+            self._last = found
+            self._read(then)
+
+        self._kv.swap(self._key(node), self._last, value, swapped)
+
+    def _read(self, then: Callable[[dict[int, str]], None]) -> None:
+        def read(values: list[str | None]) -> None:
+            shown = {node: _evidence(value) for node, value in enumerate(values) if value}
+            then({node: evidence for node, evidence in shown.items() if evidence})
+
+        self._kv.read([self._key(node) for node in range(self._nodes)], read)
 
     def _key(self, node: int) -> str:
-        return f"{self._number}/board/{node}"
+        return f"{self._attempt}/board/{node}"
+
+
+def _evidence(value: str) -> str:
+    """What a node shows; nothing when it is none of this release's words."""
+    try:
+        posts, evidence = json.loads(value)
+    except (ValueError, TypeError):
+        return ""
+    return evidence if isinstance(evidence, str) and isinstance(posts, int) else ""

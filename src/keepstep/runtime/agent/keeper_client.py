@@ -1,222 +1,269 @@
-"""Agent link: the agent's line to the keeper.
+"""Keeper client of the agent: keeps the node's keeper alive while the job runs, tells it where to
+listen, who the other nodes are, and the end.
 
-Keeps the keeper alive while the job runs, tells it where to listen, who the other nodes are, and
-the end. A keeper that dies is replaced on a thread of its own, so that the agent's loop never waits
-for it; the next one is told the same. Never stops the job.
+A keeper that dies is replaced; the next one is told the same. Never stops the job.
+
+Comes in: the keeper's messages. Goes out: the agent's, and calls of the `KeeperEvents`.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
 
-from keepstep.config import Settings
-from keepstep.edge.net.unix_socket import Mailbox
-from keepstep.edge.os.journal import Journal
-from keepstep.edge.os.processes import ensure_keeper
-from keepstep.errors import KeeperError, KeepstepError
+from keepstep.errors import KeepstepError
+from keepstep.model.events import WARNING
 from keepstep.model.mesh import Mesh
-from keepstep.model.units import S_NS, human_ns
+from keepstep.model.messages.keeper_agent import (
+    AgentHere,
+    JobEnded,
+    MemoryKept,
+    MeshKnown,
+    PeerDead,
+    ToAgent,
+)
+from keepstep.model.messages.keeper_rank import (
+    BeginMesh,
+    CannotListen,
+    Listen,
+    Listening,
+    NotUnderstood,
+)
+from keepstep.model.units import MS_NS, S_NS, human_ns
+from keepstep.ports import Box, Timer
+from keepstep.runtime.agent.world import AgentWorld
 
-RETRY_S = 5.0
-DYING_S = 0.01
-LISTEN_WITHIN_S = 10.0
-_START_ERRORS = (KeepstepError, OSError, subprocess.SubprocessError)
+SEARCH_AGAIN_NS = 5 * S_NS
+DYING_NS = 10 * MS_NS  # a dying keeper may still be connected to for a moment
+LISTEN_WITHIN_NS = 10 * S_NS
 
 
-@dataclass(frozen=True, slots=True)
-class Listening:
-    """Where a keeper listens, which life of it, and the newest round it has heard of."""
+class KeeperEvents(Protocol):
+    """Who acts on what the keeper says."""
 
-    host: str
-    port: int
-    incarnation: int
-    round: int
+    def peer_dead(self, mesh_version: int, node: int, why: str) -> None: ...
+
+    def mesh_known(self, mesh_version: int) -> None: ...
 
 
-class AgentLink:
-    """`box` is None while no keeper is there; `on_return` is called from the thread that found the
-    next one. `listens` is where it was last heard to, once it was asked."""
+class AgentKeeperClient:
+    """`connect` comes first, `end` last."""
 
-    def __init__(self, settings: Settings, journal: Journal, on_return: Callable[[], None]) -> None:
-        """Raises KeepstepError: a job that cannot have a keeper had better not start."""
-        self._settings, self._journal, self._on_return = settings, journal, on_return
-        self._found: Mailbox | None = None
-        self._last_word: dict[str, Any] | None = None
-        self._thread: threading.Thread | None = None
-        self._over = threading.Event()
-        self._lost_ns = 0
-        self.listens: Listening | None = None
-        self._asked = False
+    def __init__(self, world: AgentWorld, job_dir: Path, hearer: KeeperEvents) -> None:
+        self._world = world
+        self._job_dir = job_dir
+        self._hearer = hearer
+        self._box: Box | None = None
+        self._pid = 0  # of the keeper that is there, or was last
         self._mesh: Mesh | None = None
-        self.box: Mailbox | None = None
-        self._greet(ensure_keeper(settings))
+        self._lost_ns = 0
+        self._asked: Callable[[Listening | str], None] | None = None
+        self._ending: _Ending | None = None
+        self.listens: Listening | None = None  # where it was last heard to, once it was asked
 
-    def _greet(self, box: Mailbox) -> None:
-        self.box, (self._pid, _) = box, box.peer()
-        box.send({"kind": "agent", "pid": os.getpid()})
-        if self._last_word:
-            box.send(self._last_word)
-        elif self.listens:
-            self._asked = box.send(
-                {"kind": "listen", "host": self.listens.host, "port": self.listens.port}
-            )
+    # -- finding it
 
-    def listen(self, host: str) -> None:
-        """Have the keeper listen for those of other nodes. Raises KeeperError: without it the job
-        cannot begin."""
-        assert self.box is not None
-        asked = f"the keeper (process {self._pid}) was asked to listen on {host}"
-        self.box.send({"kind": "listen", "host": host, "port": 0})
-        deadline = time.monotonic() + LISTEN_WITHIN_S
-        try:
-            while (message := self.box.recv(max(0.0, deadline - time.monotonic()))) is not None:
-                if message["kind"] == "listening":
-                    self._listening(message)
-                    return
-                if message["kind"] == "unheard":
-                    raise KeeperError(f"{asked} and cannot: {message['why']}")
-        except TimeoutError:
-            raise KeeperError(
-                f"{asked} and did not answer within {LISTEN_WITHIN_S:.0f} s"
-            ) from None
-        raise KeeperError(f"{asked} and is gone")
+    def connect(self, found: Callable[[], None], missing: Callable[[KeepstepError], None]) -> None:
+        """Find the keeper for the first time: a job that cannot have one had better not start."""
 
-    def _listening(self, message: dict[str, Any]) -> None:
-        host, port, incarnation, round_ = (
-            message[name] for name in ("host", "port", "incarnation", "round")
-        )
-        self.listens, self._asked = (
-            Listening(str(host), int(port), int(incarnation), int(round_)),
-            False,
-        )
-        why = (
-            f"the keeper (process {self._pid}) listens at "
-            f"{self.listens.host}:{self.listens.port} for those of other nodes"
-        )
-        self._journal.record("keeper-listens", why, host=self.listens.host, port=self.listens.port)
-        if self._mesh is not None:
-            self.tell(self._mesh)
+        def take(box: Box) -> None:
+            self._greet(box)
+            found()
 
-    def _unheard(self, why: str) -> None:
-        assert self.listens is not None and self.box is not None
-        port, self.listens = self.listens.port, replace(self.listens, port=0)
-        why = (
-            f"the keeper (process {self._pid}) cannot listen at {self.listens.host}:{port}, as "
-            f"the one before it did: {why}"
-        )
-        self._journal.record("keeper-unheard", why, logging.WARNING)
-        if port:  # any other one then: in the next round the others will know it
-            self.box.send({"kind": "listen", "host": self.listens.host, "port": 0})
+        self._world.keepers.find(self, take, missing)
 
-    def tell(self, mesh: Mesh) -> None:
-        """The nodes of the round. Its own life in it is the one that listens now; one that does not
-        yet is told when it does."""
-        self._mesh = mesh
-        if self.box is not None and self.listens is not None and not self._asked:
-            mine = replace(
-                mesh.members[mesh.node],
-                port=self.listens.port,
-                incarnation=self.listens.incarnation,
-            )
-            members = (*mesh.members[: mesh.node], mine, *mesh.members[mesh.node + 1 :])
-            self.box.send({"kind": "mesh", **replace(mesh, members=members).to_json()})
+    def _greet(self, box: Box) -> None:
+        self._box = box
+        self._pid = box.pid
+        box.send(AgentHere(self._world.pid))
 
-    def hear(self) -> dict[str, Any] | None:
-        """The message that makes `box` readable. None when it says that the keeper is gone: the
-        search for another one begins."""
-        assert self.box is not None
-        message = self.box.recv()
-        if message is None:
-            self.box.close()
-            self.box, self._lost_ns = None, time.monotonic_ns()
-            self._thread = threading.Thread(target=self._search, name="keepstep-link", daemon=True)
-            self._thread.start()
-        elif message["kind"] == "listening":
-            self._listening(message)
-        elif message["kind"] == "unheard":
-            self._unheard(str(message["why"]))
-        return message
+    def gone(self, box: Box) -> None:
+        self._box = None
+        self._lost_ns = self._world.clock.monotonic_ns()
+        if self._ending is not None:
+            self._gone_at_the_end(self._ending)
+        else:
+            self._search()
 
     def _search(self) -> None:
-        while not self._over.is_set():
-            try:
-                self._found = ensure_keeper(self._settings)
-            except _START_ERRORS as error:
-                why = (
-                    f"no keeper can be started ({error}); training goes on, trying again in "
-                    f"{RETRY_S:.0f} s"
-                )
-                self._journal.record("keeper-missing", why, logging.WARNING)
-                self._over.wait(RETRY_S)
-                continue
-            if self._found.peer()[0] != self._pid:
-                self._on_return()
-                return
-            # A dying process closes one socket after the other: the one that listens may be the
-            # last.
-            self._found.close()
-            self._found = None
-            self._over.wait(DYING_S)
+        if self._ending is None:
+            self._world.keepers.find(self, self._found_again, self._missing)
 
-    def take(self) -> None:
-        """After `on_return`: `box` is another keeper's now."""
-        assert self._found is not None
-        old_pid, box, self._found = self._pid, self._found, None
+    def _missing(self, error: KeepstepError) -> None:
+        again = human_ns(SEARCH_AGAIN_NS)
+        told = f"no keeper can be started ({error}); training goes on, trying again in {again}"
+        self._world.journal.record("keeper-missing", told, WARNING)
+        self._world.timers.after(SEARCH_AGAIN_NS, self._search)
+
+    def _found_again(self, box: Box) -> None:
+        if box.pid == self._pid:
+            # A dying process closes one socket after the other: the one that listens may be last.
+            box.close()
+            self._world.timers.after(DYING_NS, self._search)
+            return
+        old_pid = self._pid
         self._greet(box)
-        took = human_ns(time.monotonic_ns() - self._lost_ns)
+        took = human_ns(self._world.clock.monotonic_ns() - self._lost_ns)
         why = (
             f"the keeper (process {old_pid}) is gone; process {self._pid} has taken over after "
             f"{took}"
         )
-        self._journal.record(
-            "keeper-restarted", why, logging.WARNING, old_pid=old_pid, pid=self._pid
+        self._world.journal.record("keeper-restarted", why, WARNING, old_pid=old_pid, pid=self._pid)
+        if self.listens is not None:
+            self._listen(self.listens.host, self.listens.port)
+
+    # -- other nodes
+
+    def listen(self, host: str, then: Callable[[str | None], None]) -> None:
+        """Have the keeper listen for those of other nodes; `then` hears None, or why it cannot:
+        without it the job cannot begin."""
+
+        def answered(answer: Listening | str) -> None:
+            asked = f"the keeper (process {self._pid}) was asked to listen on {host}"
+            then(None if isinstance(answer, Listening) else f"{asked} and cannot: {answer}")
+
+        self._asked = answered
+        self._listen(host, 0)
+
+        def late() -> None:
+            if self._asked is answered:
+                self._asked = None
+                answered(f"no answer within {human_ns(LISTEN_WITHIN_NS)}")
+
+        self._world.timers.after(LISTEN_WITHIN_NS, late)
+
+    def _listen(self, host: str, port: int) -> None:
+        if self._box is not None:
+            self._box.send(Listen(host, port))
+
+    def _listening(self, answer: Listening) -> None:
+        self.listens = answer
+        where = f"{answer.host}:{answer.port}"
+        why = f"the keeper (process {self._pid}) listens at {where} for those of other nodes"
+        self._world.journal.record("keeper-listens", why, host=answer.host, port=answer.port)
+        self._answer_listen(answer)
+        if self._mesh is not None:
+            self._tell_mesh(self._mesh, answer)
+
+    def _cannot_listen(self, why: str) -> None:
+        listens = self.listens
+        if listens is None:
+            self._answer_listen(why)
+            return
+        where = f"{listens.host}:{listens.port}"
+        told = (
+            f"the keeper (process {self._pid}) cannot listen at {where}, as the one before it "
+            f"did: {why}"
         )
+        self._world.journal.record("keeper-unheard", told, WARNING)
+        if listens.port:  # any other one then: in the next attempt the others will know it
+            self.listens = replace(listens, port=0)
+            self._listen(listens.host, 0)
 
-    def end(self, ok: bool, why: str, within_ns: int) -> None:
-        """Tell the keeper that the job is over and wait until it has cleaned up and gone."""
-        self._over.set()
-        self._last_word = {"kind": "end", "ok": ok, "why": why}
-        deadline_ns = time.monotonic_ns() + within_ns
-        if self.box:
-            self.box.send(self._last_word)
-        else:
-            self._replace(deadline_ns)
-        while self.box:
-            try:
-                message = self.box.recv(max(0, deadline_ns - time.monotonic_ns()) / S_NS)
-            except TimeoutError:
-                why = (
-                    f"the keeper (process {self._pid}) is still busy after "
-                    f"{human_ns(within_ns)}: it cleans up by itself"
-                )
-                self._journal.record("keeper-busy", why)
-                return
-            if message is not None and message["kind"] == "kept":
-                print(f"keepstep: {message['why']}", file=sys.stderr)
-                return
-            if message is None:
-                self.box.close()
-                self.box = None
-                if self._settings.job_dir.exists():  # it died before it had cleaned up
-                    self._replace(deadline_ns)
+    def _answer_listen(self, answer: Listening | str) -> None:
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            asked(answer)
 
-    def _replace(self, deadline_ns: int) -> None:
-        """A keeper that only has to clean up."""
-        left_s = max(0.0, (deadline_ns - time.monotonic_ns()) / S_NS)
-        if self._thread:
-            self._thread.join(left_s)
-        try:
-            self._greet(self._found or ensure_keeper(self._settings, left_s))
-        except _START_ERRORS as error:
-            why = (
-                f"no keeper cleans up ({error}): `keepstep clean` removes {self._settings.job_dir}"
+    def begin_mesh(self, mesh: Mesh) -> None:
+        """The nodes of the attempt. One that does not listen yet is told when it does."""
+        self._mesh = mesh
+        if self.listens is not None:
+            self._tell_mesh(mesh, self.listens)
+
+    def _tell_mesh(self, mesh: Mesh, listens: Listening) -> None:
+        """Its own life in the mesh is the one that listens now."""
+        if self._box is not None:
+            me = mesh.members[mesh.node]
+            mine = replace(me, port=listens.port, incarnation=listens.incarnation)
+            members = (*mesh.members[: mesh.node], mine, *mesh.members[mesh.node + 1 :])
+            self._box.send(BeginMesh(replace(mesh, members=members)))
+
+    # -- what it says
+
+    def hear(self, box: Box, message: ToAgent) -> None:
+        match message:
+            case Listening():
+                self._listening(message)
+            case CannotListen(why=why):
+                self._cannot_listen(why)
+            case PeerDead(mesh_version=version, node=node, why=why):
+                self._hearer.peer_dead(version, node, why)
+            case MeshKnown(mesh_version=version):
+                self._hearer.mesh_known(version)
+            case MemoryKept(why=why):
+                if self._ending is not None:
+                    self._world.show(f"keepstep: {why}")
+                    self._over(self._ending)
+            case NotUnderstood(why=why):
+                told = f"the keeper (process {self._pid}) does not understand this agent: {why}"
+                self._world.journal.record("not-understood", told, WARNING)
+            case _:
+                pass  # counts of traffic, which nobody has asked for
+
+    # -- the end
+
+    def end(self, ok: bool, why: str, within_ns: int, then: Callable[[], None]) -> None:
+        """Tell the keeper that the job is over; `then` is called when it has cleaned up and gone,
+        or does not within that time."""
+        ending = self._ending = _Ending(JobEnded(ok, why[:1000]), then)
+
+        def late() -> None:
+            told = (
+                f"the keeper (process {self._pid}) is still busy after {human_ns(within_ns)}: it "
+                "cleans up by itself"
             )
-            self._journal.record("keeper-missing", why, logging.WARNING)
+            self._world.journal.record("keeper-busy", told)
+            self._over(ending)
+
+        ending.late = self._world.timers.after(within_ns, late)
+        if self._box is not None:
+            self._box.send(ending.last_word)
+        else:
+            self._replace(ending)
+
+    def _gone_at_the_end(self, ending: _Ending) -> None:
+        if self._world.memory.names(self._job_dir):  # it died before it had cleaned up
+            self._replace(ending)
+        else:
+            self._over(ending)
+
+    def _replace(self, ending: _Ending) -> None:
+        """Another keeper, which only has to clean up."""
+
+        def found(box: Box) -> None:
+            if ending.is_over:
+                box.close()
+            else:
+                self._greet(box)
+                box.send(ending.last_word)
+
+        def missing(error: KeepstepError) -> None:
+            told = f"no keeper cleans up ({error}): `keepstep clean` removes {self._job_dir}"
+            self._world.journal.record("keeper-missing", told, WARNING)
+            self._over(ending)
+
+        self._world.keepers.find(self, found, missing)
+
+    def _over(self, ending: _Ending) -> None:
+        if ending.is_over:
+            return
+        ending.is_over = True
+        if ending.late is not None:
+            ending.late.cancel()
+        box, self._box = self._box, None
+        if box is not None:
+            box.close()
+        ending.then()
+
+
+class _Ending:
+    """What is left to do."""
+
+    def __init__(self, last_word: JobEnded, then: Callable[[], None]) -> None:
+        self.last_word = last_word
+        self.then = then
+        self.late: Timer | None = None
+        self.is_over = False

@@ -1,6 +1,6 @@
-"""Replacing: whom the platform is asked to replace, and by whom.
+"""Node replacement: whom the platform is asked to replace, and by whom.
 
-Comes in: the nodes of the round, and that one of them is lost. Goes out: one question to the
+Comes in: the nodes of the attempt, and that one of them is lost. Goes out: one question to the
 platform for each lost node, asked by the first of those that are left, and its answer in the
 journal. The replacement announces itself by joining; nobody waits for it here.
 """
@@ -9,21 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from keepstep.config import Settings
-from keepstep.edge.os.journal import Journal
-from keepstep.edge.os.provider import CommandProvider
 from keepstep.model.lost import LostNode
-from keepstep.ports import NodeProvider
+from keepstep.ports import Journal, NodeProvider
 
 
-class Replacing:
-    def __init__(self, settings: Settings, journal: Journal) -> None:
-        self._settings, self._journal = settings, journal
-        self._provider: NodeProvider | None = (
-            CommandProvider(settings.replace_command) if settings.replace_command else None
-        )
-        self._hosts: Sequence[str] = ()
-        self._node = -1
+class NodeReplacement:
+    """In one attempt. `node`: this one; `hosts`: of all nodes, in order."""
+
+    def __init__(
+        self,
+        provider: NodeProvider | None,
+        journal: Journal,
+        job: str,
+        node: int = 0,
+        hosts: Sequence[str] = (),
+    ) -> None:
+        self._provider = provider
+        self._journal = journal
+        self._job = job
+        self._node = node
+        self._hosts = hosts
         self._lost: set[int] = set()
 
     @property
@@ -32,30 +37,20 @@ class Replacing:
         return tuple(sorted(self._lost))
 
     def host_of(self, node: int) -> str:
-        return self._hosts[node]
-
-    def begin(self, node: int, hosts: Sequence[str]) -> None:
-        """A round of nodes on these hosts, this one among them."""
-        self._node, self._hosts = node, hosts
-        self._lost.clear()
+        return self._hosts[node] if node < len(self._hosts) else ""
 
     def lost(self, node: int, why: str) -> None:
         self._lost.add(node)
         left = set(range(len(self._hosts))) - self._lost
         if self._provider is None or not left or self._node != min(left):
             return
-        host = self._hosts[node]
-        self._journal.record(
-            "replacement-wanted",
-            f"node {node} on {host} is lost: a replacement is asked for",
-            node=node,
-        )
-        self._provider.replace(
-            LostNode(self._settings.job, node, host, why), lambda told: self._asked(node, told)
-        )
+        host = self.host_of(node)
+        told = f"node {node} on {host} is lost: a replacement is asked for"
+        self._journal.record("replacement-wanted", told, node=node)
+        lost = LostNode(self._job, node, host, why)
+        self._provider.replace(lost, lambda answer: self._answered(node, answer))
 
-    def _asked(self, node: int, told: str) -> None:
-        """On the provider's thread."""
-        self._journal.record(
-            "replacement-asked", f"a replacement of node {node}: {told}", node=node
-        )
+    def _answered(self, node: int, answer: str) -> None:
+        """From any thread."""
+        told = f"a replacement of node {node}: {answer}"
+        self._journal.record("replacement-asked", told, node=node)

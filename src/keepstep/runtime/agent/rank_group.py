@@ -1,100 +1,109 @@
-"""Lives: the ranks of this node from one round to the next.
+"""Rank group: the ranks of this node from one attempt to the next.
 
-Comes in: that a round is formed, or that the ranks have to find together anew. Goes out: processes
-started or killed, the process that stands by made a rank, and to the ranks that stay in their
-process that a peer is lost and where all meet again. Whether they may stay, and whether there is
-another life at all, `core/recovery/restarts.py` has decided; nothing here waits, but for a killed
-process to go.
+Comes in: that an attempt is formed, or that the ranks have to find together anew. Goes out:
+processes started or killed, the process that stands by made a rank, and to the ranks that stay in
+their process that a peer is lost and where all meet again. Whether they may stay, and whether there
+is another attempt at all, `core/recovery/restarts.py` has decided.
 
-Invariant: when a life begins every rank of the node is one process, started for it or staying from
-the life before.
+Invariant: when an attempt begins every rank of the node is one process, started for it or staying
+from the attempt before; and nothing is started before what is to be killed is gone.
 """
 
 from __future__ import annotations
 
-import logging
-import selectors
-import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 
-from keepstep.config import Settings
-from keepstep.core.detection.deadlines import Deadlines
-from keepstep.edge.os.journal import Journal
-from keepstep.edge.shm.memory import MEMORY
+from keepstep.core.recovery.standby import can_become
 from keepstep.edge.shm.status_page import read_status
-from keepstep.edge.torch.ranks import Ranks
-from keepstep.model.launch import Launch, Place
+from keepstep.model.events import WARNING
+from keepstep.model.launch import REJOIN, Launch, RankAssignment, RankEnd
 from keepstep.model.restarts import RegroupLate, RestartAll
 from keepstep.model.units import S_NS, human_ns
-from keepstep.runtime.agent.enforcer import Watching
-from keepstep.runtime.agent.monitor import Board
+from keepstep.ports import Timer
+from keepstep.runtime.agent.enforcer import Enforcer
+from keepstep.runtime.agent.evidence_board import EvidenceBoard
 from keepstep.runtime.agent.orphans import write_ranks
-from keepstep.runtime.agent.rank_server import RankLines
-from keepstep.runtime.rank.agent_client import REJOIN
-from keepstep.runtime.rank.standby import can_become
+from keepstep.runtime.agent.rank_server import RankServer
+from keepstep.runtime.agent.world import AgentOptions, AgentWorld
 
-# times what the program takes to begin: the least it has to regroup, where that is longer than the
-# deadline
+# Times what the program takes to begin: the least it has to regroup, where that is longer than the
+# deadline.
 REGROUP_STARTS = 3
-# importing torch takes a core for seconds: not while the ranks start or find together
+# Importing torch takes a core for seconds: not while the ranks start or find together.
 STANDBY_AFTER_NS = 3 * S_NS
+NO_PLACE = RankAssignment(-1, 0, 1, 0, 0, "", 0)
 
 
-class Lives:
-    """Registers the ranks' pidfds with `selector` under their local numbers."""
+@dataclass(slots=True)
+class _Restart:
+    """One attempt has ended, and the next is to begin. `kept`: ranks may stay in their process."""
+
+    why: str
+    began_ns: int
+    killed_ns: int
+    kept: bool
+
+
+@dataclass(slots=True)
+class _Regroup:
+    """Ranks that stayed and newcomers find together. `late` is when they must have."""
+
+    within_ns: int
+    late: Timer
+
+
+class RankGroup:
+    """One node's. `late` hears ranks that have not found together in time, or never will."""
 
     def __init__(
         self,
+        world: AgentWorld,
+        options: AgentOptions,
         launch: Launch,
-        settings: Settings,
-        journal: Journal,
-        deadlines: Deadlines,
-        selector: selectors.BaseSelector,
-        ranks: Ranks,
-        lines: RankLines,
-        watching: Watching,
+        server: RankServer,
+        enforcer: Enforcer,
+        late: Callable[[RegroupLate], None],
     ) -> None:
-        self._launch, self._settings, self._journal, self._deadlines = (
-            launch,
-            settings,
-            journal,
-            deadlines,
-        )
-        self._selector, self._ranks, self._lines, self._watching = selector, ranks, lines, watching
-        # of the newest life; none yet
-        self.place = Place(-1, 0, launch.nodes, 0, launch.ranks, "", 0)
+        self._world = world
+        self._options = options
+        self._launch = launch
+        self._server = server
+        self._enforcer = enforcer
+        self._late = late
+        self.place = NO_PLACE  # in the newest attempt
         self._staying: set[int] = set()
-        self._keeps = False  # ranks that can stay do, in this life
-        self._ordered = True  # those that stayed have been told where to meet
-        self._standby_wanted = (
-            bool(launch.standby) and ranks.may_stand_by and can_become(launch.command)
-        )
-        self._standby_at_ns: int | None = None
-        # why, since when, and until when ranks were killed
-        self._restarting: tuple[str, int, int] | None = None
-        self._began_regrouping_ns: int | None = None
-        self._regrouping_ns: int | None = None  # until when all ranks must have found together
-        self._regroup_within_ns = deadlines.regroup_ns
-        # when ranks were last started, and the longest that one took until it had its state
-        self._started_ns = self._starting_ns = 0
+        self._keeps = False  # ranks that can stay do, in this attempt
+        self._is_ordered = True  # those that stayed have been told where to meet
+        stands_by = bool(launch.standby) and can_become(launch.command, world.interpreter)
+        self._wants_standby = stands_by and world.processes.may_stand_by
+        self._standby_timer: Timer | None = None
+        self._restart: _Restart | None = None
+        self._regroup: _Regroup | None = None
+        self._kill: _Kill | None = None
+        self._processes: dict[int, int] = {}  # of this attempt, those that have ended too
+        self._started_ns = 0  # when ranks were last started
+        self._starting_ns = 0  # the longest that one took until it had its state
 
     # -- what is known
 
     @property
-    def able(self) -> bool:
-        """Whether the node's ranks, those that have just died among them, can stay in their
-        process."""
-        return self._lines.are_able(
-            [self._ranks.pid(rank) for rank in range(self._launch.ranks)]
-            if self.place.attempt >= 0
-            else []
-        )
+    def can_stay(self) -> bool:
+        """Whether the node's ranks, those that have just ended among them, can stay in their
+        process when a peer is lost."""
+        return self._server.can_all_stay(self._pids)
+
+    @property
+    def _pids(self) -> list[int]:
+        return list(self._processes.values())
 
     @property
     def completed_step(self) -> int | None:
         """The newest step that any rank of this node has told of on its status page."""
-        found = [read_status(MEMORY, self._settings.job_dir, rank) for rank in self._mine]
-        return max((status.completed_step for status in found if status), default=None)
+        pages = [
+            read_status(self._world.memory, self._options.job_dir, rank) for rank in self._mine
+        ]
+        return max((page.completed_step for page in pages if page), default=None)
 
     @property
     def _mine(self) -> range:
@@ -102,154 +111,212 @@ class Lives:
 
     # -- what happens meanwhile
 
-    @property
-    def due_ns(self) -> list[int]:
-        """When to look at the clock again."""
-        return [at_ns for at_ns in (self._regrouping_ns, self._standby_at_ns) if at_ns is not None]
+    def ended(self, ends: Sequence[RankEnd]) -> list[RankEnd]:
+        """Which of these nobody has asked for: the others were killed here."""
+        kill = self._kill
+        mine = {end.rank for end in ends} & (kill.waits_for if kill is not None else set())
+        if kill is not None and mine:
+            kill.ended(mine)
+        return [end for end in ends if end.rank not in mine]
 
-    def look(self, now_ns: int) -> Iterator[RegroupLate]:
-        if self._regrouping_ns is not None and now_ns >= self._regrouping_ns:
-            self._regrouping_ns = None
-            late = tuple(rank for rank in self._mine if rank not in self._lines.regrouped)
-            if late:
-                yield RegroupLate(late, self._regroup_within_ns, now_ns)
-        if self._standby_at_ns is not None and now_ns >= self._standby_at_ns:
-            self._standby_at_ns = None
-            self._ranks.start_standby()
-
-    def left_well(self, ranks: Collection[int]) -> Iterator[RegroupLate]:
+    def ended_well(self, ranks: Collection[int]) -> Iterator[RegroupLate]:
         """These have ended well. One that had done its last step when the others were told of a
         lost one is not among them again."""
-        gone = tuple(rank for rank in ranks if rank not in self._lines.regrouped)
-        if gone and self._regrouping_ns is not None:
-            self._regrouping_ns = None
-            yield RegroupLate(gone, 0, time.monotonic_ns())
+        gone = tuple(rank for rank in ranks if rank not in self._server.regrouped)
+        if gone and self._regroup is not None:
+            self._end_regroup()
+            yield RegroupLate(gone, 0, self._world.clock.monotonic_ns())
 
-    def has_its_state(self) -> None:
+    def rank_has_state(self) -> None:
         """A rank that was started is through with its beginning."""
-        self._starting_ns = max(self._starting_ns, time.monotonic_ns() - self._started_ns)
+        took_ns = self._world.clock.monotonic_ns() - self._started_ns
+        self._starting_ns = max(self._starting_ns, took_ns)
 
-    def regrouped(self) -> None:
+    def rank_regrouped(self) -> None:
         """One more rank trains on; perhaps the last one."""
-        if len(self._lines.regrouped) < self._launch.ranks or self._regrouping_ns is None:
+        if len(self._server.regrouped) < self._launch.ranks or self._regroup is None:
             return
-        self._regrouping_ns = None
+        self._end_regroup()
         self._standby_soon()
-        if self._began_regrouping_ns is not None:  # else this node is new here
-            took_ns = time.monotonic_ns() - self._began_regrouping_ns
+        restart, self._restart = self._restart, None
+        if restart is not None:  # else this node is new here
+            took_ns = self._world.clock.monotonic_ns() - restart.began_ns
             why = f"all ranks of this node train on {human_ns(took_ns)} after one was lost"
-            self._journal.record("recovered", why, duration_ns=took_ns, attempt=self.place.attempt)
+            attempt = self.place.attempt
+            self._world.journal.record("recovered", why, duration_ns=took_ns, attempt=attempt)
+
+    def _end_regroup(self) -> None:
+        regroup, self._regroup = self._regroup, None
+        if regroup is not None:
+            regroup.late.cancel()
+
+    def _regroup_is_late(self) -> None:
+        regroup, self._regroup = self._regroup, None
+        if regroup is not None:
+            late = tuple(rank for rank in self._mine if rank not in self._server.regrouped)
+            if late:
+                now_ns = self._world.clock.monotonic_ns()
+                self._late(RegroupLate(late, regroup.within_ns, now_ns))
 
     def _standby_soon(self) -> None:
-        if self._standby_wanted and self._lines.standby is None:
-            self._standby_at_ns = time.monotonic_ns() + STANDBY_AFTER_NS
+        if self._wants_standby and self._server.standby is None and self._standby_timer is None:
+            self._standby_timer = self._world.timers.after(STANDBY_AFTER_NS, self._start_standby)
 
-    # -- one life ends
+    def _start_standby(self) -> None:
+        self._standby_timer = None
+        self._world.processes.start_standby()
 
-    def end(self, action: RestartAll) -> list[int]:
-        """All ranks are killed, to start anew; those that do not die."""
-        began_ns = time.monotonic_ns()
-        self._regrouping_ns = None
+    # -- one attempt ends
+
+    def end(self, action: RestartAll, then: Callable[[list[int]], None]) -> None:
+        """All ranks are killed, to start anew; `then` hears those that do not die, once the others
+        are gone."""
+        began_ns = self._world.clock.monotonic_ns()
+        self._end_regroup()
         if action.refused and self.place.attempt >= 0:
             why = f"the ranks do not stay in their process: {action.refused}"
-            self._journal.record("refused", why, rung="regroup", why=action.refused)
-        undead = self.kill()
-        if not undead:
-            self._restarting = (action.why, began_ns, time.monotonic_ns())
-        return undead
+            self._world.journal.record("refused", why, rung="regroup", why=action.refused)
 
-    def wake(self, action: RestartAll) -> None:
-        """The ranks that live are told: gloo tells only a dead one's neighbours."""
-        began_ns = time.monotonic_ns()
-        self._lines.lost([self._ranks.pid(rank) for rank in self._ranks.pidfds], action.fact)
-        self._lines.regrouped.clear()
-        self._restarting = (action.why, began_ns, began_ns)
-        self._began_regrouping_ns = began_ns
-        self._journal.record("plan", f"{action.why}", rung="regroup")
+        def killed(undead: list[int]) -> None:
+            if not undead:
+                killed_ns = self._world.clock.monotonic_ns()
+                self._restart = _Restart(action.why, began_ns, killed_ns, kept=False)
+            then(undead)
 
-    def kill(self, ranks: Collection[int] | None = None) -> list[int]:
-        """SIGKILL at once: what the ranks have to lose lies in memory that outlives them. The
-        global ranks that do not die."""
-        dying = set(self._ranks.pidfds) if ranks is None else set(ranks)
+        self.kill(set(self._world.processes.living), killed)
+
+    def notify(self, action: RestartAll) -> None:
+        """The ranks that live are told that a peer is lost: gloo tells only its neighbours."""
+        began_ns = self._world.clock.monotonic_ns()
+        self._server.peer_lost(list(self._world.processes.living.values()), action.fact)
+        self._server.regrouped.clear()
+        self._restart = _Restart(action.why, began_ns, began_ns, kept=True)
+        self._world.journal.record("plan", action.why, rung="regroup")
+
+    def kill(self, ranks: Collection[int], then: Callable[[list[int]], None]) -> None:
+        """SIGKILL at once: what the ranks have to lose lies in memory that outlives them. `then`
+        hears, by their number in the job, those that do not die."""
+        processes = self._world.processes
+        dying = set(ranks) & set(processes.living)
         for rank in dying:
-            fd = self._ranks.pidfds[rank]
-            if fd in self._selector.get_map():
-                self._selector.unregister(fd)
-            self._lines.forget(self._ranks.pid(rank))
-        self._watching.forget(dying)
-        return [
-            self.place.first_rank + rank
-            for rank in self._ranks.kill(self._deadlines.kill_ns / S_NS, dying)
-        ]
+            self._server.forget(processes.living[rank])
+        self._enforcer.forget(dying)
+        if self._kill is not None:
+            self._kill.is_superseded()
+        kill = _Kill(dying, lambda left: then([self.place.first_rank + rank for rank in left]))
+        self._kill = kill
+        if not dying:
+            kill.is_over()
+            return
+        processes.kill(dying)
+        kill.late = self._world.timers.after(self._options.deadlines.kill_ns, kill.is_over)
 
     # -- the next one begins
 
-    def enter(self, place: Place, keep: bool) -> None:
-        """The round is formed: whoever cannot stay in its process ends. To be followed by
-        `fill`."""
+    def enter(self, place: RankAssignment, keep: bool, then: Callable[[], None]) -> None:
+        """The attempt is formed: whoever cannot stay in its process ends, and then `then` is
+        called. To be followed by `fill`."""
         before, self.place = self.place, place
-        self._keeps, self._ordered = keep, False
-        living = set(self._ranks.pidfds)
+        self._keeps = keep
+        self._is_ordered = False
+        living = self._world.processes.living
         stays = keep and before.first_rank == place.first_rank
-        self._staying = {
-            rank for rank in living if stays and self._lines.can_stay(self._ranks.pid(rank))
-        }
-        self._watching.prepare()
-        self.kill(living - self._staying)
+        self._staying = {r for r, pid in living.items() if stays and self._server.can_stay(pid)}
+        self._enforcer.prepare()
+        self.kill(set(living) - self._staying, lambda undead: then())
 
     def order_regroup(self) -> None:
-        """The keeper knows the round: those that stay may meet there."""
-        if not self._ordered:
-            self._ordered = True
-            self._lines.regroup([self._ranks.pid(rank) for rank in self._ranks.pidfds], self.place)
+        """The keeper knows the nodes: those that stay may meet there."""
+        if not self._is_ordered:
+            self._is_ordered = True
+            self._server.regroup(list(self._world.processes.living.values()), self.place)
 
-    def fill(self, board: Board | None, formed_ns: int) -> int:
+    def fill(self, board: EvidenceBoard | None, formed_ns: int) -> int:
         """Start what is missing; when that was done."""
+        world, place = self._world, self.place
         missing = set(range(self._launch.ranks)) - self._staying
         pids = self._start(missing, {REJOIN: "1"} if self._keeps else {})
-        for rank in missing:
-            self._selector.register(self._ranks.pidfds[rank], selectors.EVENT_READ, rank)
-        self._started_ns = started_ns = time.monotonic_ns()
-        everyone = {
-            self.place.first_rank + rank: self._ranks.pid(rank)
-            for rank in range(self._launch.ranks)
-        }
-        write_ranks(self._settings.job_dir, self.place.attempt, everyone.values())
-        self._watching.begin(self.place, everyone, board, started_ns)
+        started_ns = self._started_ns = world.clock.monotonic_ns()
+        self._processes = dict(world.processes.living)
+        everyone = {place.first_rank + rank: pid for rank, pid in self._processes.items()}
+        job_dir = self._options.job_dir
+        write_ranks(world.memory, job_dir, world.pid, place.attempt, everyone.values())
+        self._enforcer.begin(place, everyone, board)
         if self._keeps:
-            self._lines.joining(pids.values())
-            self._regroup_within_ns = max(
-                self._deadlines.regroup_ns, REGROUP_STARTS * self._starting_ns
-            )
-            self._regrouping_ns = started_ns + self._regroup_within_ns
+            self._server.joining(pids)
+            self._begin_regroup()
         else:
             self._standby_soon()
-        self._tell_restarted(list(pids.values()), formed_ns)
+        self._tell_restarted(pids, formed_ns)
         return started_ns
 
-    def _start(self, missing: set[int], environ: dict[str, str]) -> dict[int, int]:
+    def _begin_regroup(self) -> None:
+        self._end_regroup()
+        within_ns = max(self._options.deadlines.regroup_ns, REGROUP_STARTS * self._starting_ns)
+        late = self._world.timers.after(within_ns, self._regroup_is_late)
+        self._regroup = _Regroup(within_ns, late)
+
+    def _start(self, missing: set[int], environ: dict[str, str]) -> list[int]:
         """The process that stands by is the first one."""
-        pids = {}
-        for rank in sorted(missing)[:1] if self.place.attempt > 0 else ():
-            whole = {**self._ranks.environ_of(rank, self.place), **environ}
-            pid = self._lines.become(self._launch.command, whole)
-            if pid is not None:
-                pids[rank] = self._ranks.standby_became(rank)
-                why = f"process {pid}, which stood by, is rank {self.place.first_rank + rank} now"
-                self._journal.record(
-                    "rank-respawned", why, rank=self.place.first_rank + rank, pid=pid
-                )
-        return pids | self._ranks.start(self.place, missing - set(pids), environ)
+        processes, place = self._world.processes, self.place
+        pids: list[int] = []
+        started: set[int] = set()
+        for rank in sorted(missing)[:1] if place.attempt > 0 else ():
+            whole = {**processes.environ_of(rank, place), **environ}
+            if self._server.become(self._launch.command, whole) is not None:
+                pid = processes.standby_becomes(rank)
+                number = place.first_rank + rank
+                why = f"process {pid}, which stood by, is rank {number} now"
+                self._world.journal.record("rank-respawned", why, rank=number, pid=pid)
+                pids.append(pid)
+                started.add(rank)
+        return [*pids, *processes.start(place, missing - started, environ).values()]
 
     def _tell_restarted(self, pids: list[int], formed_ns: int) -> None:
-        if self._restarting is None:
+        restart = self._restart
+        if restart is None:
             return
-        why, began_ns, killed_ns = self._restarting
-        why = f"{why}; all running again after {human_ns(self._started_ns - began_ns)}"
-        took = {
-            "kill_ns": killed_ns - began_ns,
-            "meet_ns": formed_ns - killed_ns,
-            "start_ns": self._started_ns - formed_ns,
-        }
-        about = {"attempt": self.place.attempt, "pids": pids, "kept": len(self._staying)}
-        self._journal.record("ranks-restarted", why, logging.WARNING, **about, **took)
+        if not restart.kept:
+            self._restart = None  # else until all have found together
+        took = human_ns(self._started_ns - restart.began_ns)
+        self._world.journal.record(
+            "ranks-restarted",
+            f"{restart.why}; all running again after {took}",
+            WARNING,
+            attempt=self.place.attempt,
+            pids=pids,
+            kept=len(self._staying),
+            kill_ns=restart.killed_ns - restart.began_ns,
+            meet_ns=formed_ns - restart.killed_ns,
+            start_ns=self._started_ns - formed_ns,
+        )
+
+    def close(self) -> None:
+        self._end_regroup()
+        if self._standby_timer is not None:
+            self._standby_timer.cancel()
+
+
+class _Kill:
+    """Processes that are to end. `then` hears which have not when it is over."""
+
+    def __init__(self, waits_for: set[int], then: Callable[[list[int]], None]) -> None:
+        self.waits_for = set(waits_for)
+        self.late: Timer | None = None
+        self._then: Callable[[list[int]], None] | None = then
+
+    def ended(self, ranks: Collection[int]) -> None:
+        self.waits_for -= set(ranks)
+        if not self.waits_for:
+            self.is_over()
+
+    def is_superseded(self) -> None:
+        """Another one is under way, which takes the ranks of this one, too."""
+        self._then = None
+
+    def is_over(self) -> None:
+        if self.late is not None:
+            self.late.cancel()
+        then, self._then = self._then, None
+        if then is not None:
+            then(sorted(self.waits_for))

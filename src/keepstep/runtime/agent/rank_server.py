@@ -1,144 +1,165 @@
-"""Rank lines: the agent's lines to the ranks of its node and to the process that stands by to
-become one.
+"""Rank server: the agent's side of its lines to the ranks of its node and to the process that
+stands by to become one.
 
 Comes in: who connects at the agent's socket and what they say. Goes out: that a peer is lost, where
 the ranks meet again, which rank the standby process is to become. Knows who has said what; decides
 nothing and never waits.
 
-Invariant: a line belongs to one life of a rank: what a process says whose place another one has
-taken is not heard.
+Invariant: a line belongs to one process: what a process says whose place another one has taken is
+not heard.
 """
 
 from __future__ import annotations
 
-import os
-import select
-import selectors
-import socket
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
-from keepstep.edge.net.unix_socket import Mailbox, listen
-from keepstep.model.launch import Place
+from keepstep.model.launch import RankAssignment
+from keepstep.model.messages.agent_rank import (
+    BecomeRank,
+    CannotStay,
+    CanStay,
+    ConnectionSuspect,
+    FromProcess,
+    PeerLostNotice,
+    RankHere,
+    RegroupAt,
+    Regrouped,
+    StandbyReady,
+    TrainingEnded,
+)
+from keepstep.ports import Box, BoxServer, ServeBoxes
 
 
-class RankLines:
-    """Registers itself with `selector` under keys that begin with "line"."""
+class RankHearer(Protocol):
+    """Who acts on what the ranks say."""
 
-    def __init__(self, path: Path, selector: selectors.BaseSelector) -> None:
-        self.path = path
-        self._selector = selector
-        self._server: socket.socket = listen(path)
-        self._boxes: dict[int, Mailbox] = {}  # by process
-        self._able: set[int] = set()  # processes that can stay when a peer is lost
-        # processes started into a running job: they are not able yet and will be
-        self._joining: set[int] = set()
-        self._ended: set[int] = set()  # processes whose training has ended well
-        self.standby: int | None = None  # a process that is ready to become a rank
-        self.regrouped: set[int] = set()  # ranks that train on since the last order
-        selector.register(self._server, selectors.EVENT_READ, "line server")
+    def rank_has_state(self) -> None:
+        """A rank that was started is through with its beginning."""
 
-    def accept(self) -> None:
-        sock, _ = self._server.accept()
-        box = Mailbox(sock)
-        pid, uid = box.peer()
-        if uid != os.getuid():
-            box.close()
-            return
-        self._boxes[pid] = box
-        self._selector.register(box, selectors.EVENT_READ, f"line {pid}")
+    def rank_regrouped(self) -> None: ...
 
-    def hear(self, pid: int) -> dict[str, Any] | None:
-        """What the process has said; its end is told by its pidfd, not here."""
-        box = self._boxes.get(pid)
-        if box is None:
-            return None
-        message = box.recv()
-        if message is None:
-            self._hang_up(pid)
-            return None
-        if message["kind"] == "able":
-            self._able.add(pid)
-        elif message["kind"] == "unable":
-            self._able.discard(pid)
-            self._joining.discard(pid)
-        elif message["kind"] == "ended":
-            self._ended.add(pid)
-        elif message["kind"] == "regrouped":
-            self.regrouped.add(int(message["rank"]))
-        elif message["kind"] == "standby":
-            self.standby = pid
-        return {**message, "pid": pid}
+    def rank_suspects(self, rank: int, why: str) -> None: ...
 
-    def _hang_up(self, pid: int) -> None:
-        box = self._boxes.pop(pid)
-        self._selector.unregister(box)
-        box.close()
-        if self.standby == pid:
-            self.standby = None
+    def standby_ready(self, pid: int) -> bool:
+        """Whether it is the one that was started; else it is another agent's, and hung up on."""
+
+
+class RankServer:
+    """One node's. `open` comes first."""
+
+    def __init__(self, path: Path, serve: ServeBoxes, hearer: RankHearer) -> None:
+        self._path = path
+        self._serve = serve
+        self._hearer = hearer
+        self._server: BoxServer | None = None
+        self._boxes: dict[int, Box] = {}  # by process
+        self._can_stay: set[int] = set()
+        self._joining: set[int] = set()  # started into a running job: they will be able to stay
+        self._ended: set[int] = set()
+        self._standby: int | None = None
+        self.regrouped: set[int] = set()  # ranks that train on since the last notice
+
+    def open(self) -> None:
+        """Processes may connect. The job directory is there."""
+        self._server = self._serve(self._path, self)
+
+    @property
+    def standby(self) -> int | None:
+        """The process that is ready to become a rank."""
+        return self._standby
+
+    # -- what processes say
+
+    def hear(self, box: Box, message: FromProcess) -> None:
+        pid = box.pid
+        self._boxes.setdefault(pid, box)
+        match message:
+            case RankHere():
+                self._hearer.rank_has_state()
+            case CanStay():
+                self._can_stay.add(pid)
+            case CannotStay():
+                self._can_stay.discard(pid)
+                self._joining.discard(pid)
+            case TrainingEnded():
+                self._ended.add(pid)
+            case Regrouped(rank=rank):
+                self.regrouped.add(rank)
+                self._hearer.rank_regrouped()
+            case ConnectionSuspect(rank=rank, why=why):
+                self._hearer.rank_suspects(rank, why)
+            case StandbyReady():
+                self._standby = pid
+                if not self._hearer.standby_ready(pid):
+                    self.forget(pid)
+            case _:
+                pass  # it did not understand what it was told; its own log says so
+
+    def gone(self, box: Box) -> None:
+        """Its end itself is told by the kernel, not here."""
+        self._boxes.pop(box.pid, None)
+        if self._standby == box.pid:
+            self._standby = None
 
     def forget(self, pid: int) -> None:
-        """The process has ended."""
-        if pid in self._boxes:
-            self._hang_up(pid)
-        self._able.discard(pid)
+        """The process has ended, or its place is another's."""
+        box = self._boxes.pop(pid, None)
+        if box is not None:
+            box.close()
+        if self._standby == pid:
+            self._standby = None
+        self._can_stay.discard(pid)
         self._joining.discard(pid)
         self._ended.discard(pid)
 
-    def has_ended(self, pid: int) -> bool:
+    def has_ended_training(self, pid: int) -> bool:
         """Whether the process, which is dead, had said that its training ended well: everything it
         has said is heard first."""
-        while pid in self._boxes and select.select([self._boxes[pid]], [], [], 0)[0]:
-            self.hear(pid)
+        box = self._boxes.get(pid)
+        if box is not None:
+            box.hear_rest()
         return pid in self._ended
+
+    # -- who can stay in its process when a peer is lost
 
     def joining(self, pids: Collection[int]) -> None:
         """These have just been started to take the places of lost ones."""
         self._joining.update(pids)
 
     def can_stay(self, pid: int) -> bool:
-        """Whether this process can go on when a peer is lost."""
-        return pid in self._able
+        return pid in self._can_stay
 
-    def are_able(self, pids: Collection[int]) -> bool:
-        """Whether the ranks of these processes are ones that stay when a peer is lost; there is at
+    def can_all_stay(self, pids: Collection[int]) -> bool:
+        """Whether the ranks of these processes can, or will as soon as they train; there is at
         least one."""
-        return bool(pids) and (self._able | self._joining).issuperset(pids)
+        return bool(pids) and (self._can_stay | self._joining).issuperset(pids)
 
-    def lost(self, pids: Collection[int], why: str) -> None:
+    # -- what they are told
+
+    def peer_lost(self, pids: Collection[int], why: str) -> None:
         for pid in pids:
             if pid in self._boxes:
-                self._boxes[pid].poke({"kind": "lost", "why": why[:1000]})
+                self._boxes[pid].poke(PeerLostNotice(why[:1000]))
 
-    def regroup(self, pids: Collection[int], place: Place) -> None:
+    def regroup(self, pids: Collection[int], place: RankAssignment) -> None:
         """Where the ranks meet now."""
-        word = {
-            "kind": "regroup",
-            "attempt": place.attempt,
-            "host": place.master_addr,
-            "port": place.master_port,
-        }
+        order = RegroupAt(place.attempt, place.master_addr, place.master_port)
         for pid in pids:
             if pid in self._boxes:
-                self._boxes[pid].send(word)
+                self._boxes[pid].send(order)
 
     def become(self, command: tuple[str, ...], environ: Mapping[str, str]) -> int | None:
-        """Have the standby process become a rank: its pid. None when there is none."""
-        pid = self.standby
+        """Have the standby process become a rank: which process that is. None when there is
+        none."""
+        pid, self._standby = self._standby, None
         if pid is None:
             return None
-        self.standby = None
-        sent = self._boxes[pid].send(
-            {"kind": "become", "command": list(command), "environ": dict(environ)}
-        )
-        return pid if sent else None
+        return pid if self._boxes[pid].send(BecomeRank(command, dict(environ))) else None
 
     def close(self) -> None:
         for pid in list(self._boxes):
-            self._hang_up(pid)
-        self._selector.unregister(self._server)
-        self._server.close()
-        with suppress(OSError):
-            self.path.unlink()
+            self.forget(pid)
+        if self._server is not None:
+            self._server.close()

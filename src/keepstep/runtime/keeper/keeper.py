@@ -1,435 +1,398 @@
 """Keeper: outlives the trainers and answers for their memory.
 
-    words of ranks and the agent, of other keepers, of the persister; what workers found; the clock
-        -> vote, custody, commit -> replies, copies, removal
+    messages of ranks and the agent, of other keepers, of the persister; what workers found; the
+        clock -> vote, lifetime, commit -> replies, copies, removal
 
 Ranks write their own slots, and the keeper reads them; it writes only what it holds for other
 nodes. So it may die at any moment: ranks keep capturing, and the next keeper adopts the job
 directory as it finds it. Everything happens in one loop, which is somebody else's
 (`runtime/keeper/process.py`), and nothing is touched but through the `World`.
+
+Invariant: no message, whatever it says, ends the keeper; one that nobody can mean is refused.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
 from typing import Any
 
 from keepstep.config import Settings
-from keepstep.core.recovery.job_lifetime import Custody, Finish
+from keepstep.core.recovery.job_lifetime import Finish, JobLifetime
 from keepstep.core.resume.cut import holding_of
+from keepstep.core.wire.plausible import flaw_of_local
 from keepstep.edge.shm.slot import rank_dir, ranks_in, slot_paths
 from keepstep.edge.shm.status_page import StatusPages
 from keepstep.errors import KeeperError, StoreError
-from keepstep.model.mesh import LEADER, Mesh, mesh_from_json
-from keepstep.model.snapshot import RankStatus, Stamp
+from keepstep.model.mesh import Mesh
+from keepstep.model.messages.keeper_agent import (
+    AgentHere,
+    FromAgent,
+    JobEnded,
+    MemoryKept,
+    MeshKnown,
+    PeerDead,
+)
+from keepstep.model.messages.keeper_rank import (
+    Attach,
+    BeginMesh,
+    CannotListen,
+    CountTraffic,
+    FromRank,
+    Goodbye,
+    JoinVote,
+    Listen,
+    Listening,
+    NotUnderstood,
+    PageChanged,
+    Released,
+    StateLoaded,
+    StateUnusable,
+    ToRank,
+    TrafficCounted,
+    WantCheckpoint,
+)
+from keepstep.model.messages.peers import CheckpointBody, VoteBody
+from keepstep.model.snapshot import RankStatus
 from keepstep.model.units import MS_NS, S_NS
 from keepstep.ports import Box
 from keepstep.runtime.job_name import job_hash
-from keepstep.runtime.keeper.checkpointing import Persisting
-from keepstep.runtime.keeper.resume import Election
-from keepstep.runtime.keeper.scrubber import Scrubbing
+from keepstep.runtime.keeper.checkpoint_desk import CheckpointDesk
+from keepstep.runtime.keeper.checkpointing import Checkpointing
+from keepstep.runtime.keeper.resume import Resume
+from keepstep.runtime.keeper.scrubber import Scrubber
+from keepstep.runtime.refused_messages import RefusedMessages
+from keepstep.runtime.replication.mesh_state import MeshState
 from keepstep.runtime.replication.node import Node
-from keepstep.runtime.replication.peer_inbox import Lines
+from keepstep.runtime.replication.peer_inbox import PeerInbox
 from keepstep.runtime.world import World
+
+FromNode = FromRank | FromAgent
 
 TICK_NS = 200 * MS_NS
 BUSY_TICK_NS = 5 * MS_NS
-# how long a node that follows waits at the end until the leader says that the last checkpoint is
-# written
-LAST_ANSWER_NS = 60 * S_NS
-
-
-class FarAsker:
-    """A rank of another node, as persisting sees it."""
-
-    def __init__(self, say: Callable[[int, str, dict[str, Any]], None], node: int) -> None:
-        self._say, self._node = say, node
-
-    def send(self, message: dict[str, Any], /) -> bool:
-        self._say(
-            self._node, "answer", {name: message[name] for name in ("ticket", "ok", "step", "why")}
-        )
-        return True
 
 
 class Keeper:
-    """One job's keeper on one machine."""
+    """One job's keeper on one machine. See `ports.Hearer`."""
 
     def __init__(self, settings: Settings, world: World) -> None:
-        self.settings, self.journal = settings, world.journal
+        self._settings, self._journal = settings, world.journal
         self._world, self._clock, self._memory = world, world.clock, world.memory
+        self._refused = RefusedMessages(world.journal)
         self._job_hash = job_hash(settings.job, world.uid)
         self._pages = StatusPages(self._memory, settings.job_dir)
-        self.custody = Custody(int(settings.grace_s * S_NS), self._clock.monotonic_ns())
-        self.election = Election(self._clock, self.journal, settings.store is not None, self)
-        self.persisting = Persisting(
-            settings, self._memory, self._clock, self.journal, world.writer
+        grace_ns = int(settings.grace_s * S_NS)
+        self._lifetime = JobLifetime(grace_ns, self._clock.monotonic_ns())
+        has_store = settings.store is not None
+        self._resume = Resume(self._clock, self._journal, has_store, self)
+        checkpointing = Checkpointing(
+            settings.job_dir, self._memory, self._clock, self._journal, world.writer
         )
-        self.scrubbing = Scrubbing(settings, world, self)
-        self._tickets = itertools.count(1)
-        self._asked: dict[int, tuple[Box | None, int]] = {}  # of another node's keeper, which leads
-        self.lines: Lines | None = None
-        self.node: Node | None = None
-        self.ranks: dict[int, Box] = {}
-        self._attached = False  # ranks that train have found this keeper
+        self._checkpoints = CheckpointDesk(checkpointing, self._clock, has_store)
+        self._scrubber = Scrubber(settings.job_dir, settings.scrub_every_s, world, self)
+        self.inbox: PeerInbox | None = None  # once it was asked to listen
+        self.node: Node | None = None  # once it was told of a mesh
+        self._ranks: dict[int, Box] = {}
+        self._is_attached = False  # ranks that train have found this keeper
         # ranks whose last life told of an error, until all train again
         self._failed: set[int] = set()
-        self.agent: Box | None = None
-        self._finishing: Finish | None = None
-        self._last_ask_ns = 0
-        self._leader_gone = ""  # why, while the leading keeper cannot be asked
+        self._agent: Box | None = None
+        self._finish: Finish | None = None  # once the job is over
         slots = sum(
             len(slot_paths(self._memory, settings.job_dir, rank)) for rank in self.statuses()
         )
         found = f"adopted {slots} slots" if slots else "nothing there yet"
         why = f"keeper {world.pid} has {settings.job_dir}; {found}"
-        self.journal.record("keeper-started", why, pid=world.pid, adopted_slots=slots)
+        self._journal.record("keeper-started", why, pid=world.pid, adopted_slots=slots)
 
     # -- the loop
 
     @property
     def tick_ns(self) -> int:
         """How long the loop may wait for something to happen before the next `tick`."""
-        return BUSY_TICK_NS if self.persisting.pending else TICK_NS
+        return BUSY_TICK_NS if self._checkpoints.pending else TICK_NS
 
     def tick(self) -> bool:
         """What time brings. True when all is over: `close` then."""
-        self.scrubbing.tick()
-        self._persist()
+        self._scrubber.tick()
+        self._write_checkpoints()
         if self.node is not None:
             self.node.tick()
         return self._is_over()
 
-    def hear_lines(self) -> None:
+    def hear_peers(self) -> None:
         """Other keepers have said something."""
         if self.node is not None:
-            self.node.hear()
+            self.node.hear_peers()
+
+    def preempted(self) -> None:
+        """SIGTERM: the machine is being taken away. Save what is committed and stay while anybody
+        is there."""
+        self._checkpoints.want_newest("the keeper received SIGTERM")
 
     # -- who comes and goes
 
-    def heard(self, box: Box, message: dict[str, Any]) -> None:
-        """A word of a rank or of the agent."""
-        kind = message.get("kind")
-        if kind in ("join", "attach"):
-            self._rank_came(box, message)
-        elif kind == "agent":
-            self.agent = box
-            self.custody.agent_came()
-        elif kind == "end":
-            self._agent_ended(box, bool(message["ok"]), str(message["why"]))
-        elif kind == "bye":
-            self.custody.rank_said_bye(
-                int(message["rank"]), bool(message["ok"]), str(message["why"])
-            )
-            self.journal.record(
-                "rank-bye",
-                f"rank {message['rank']} says goodbye: {message['why']}",
-                rank=message["rank"],
-                ok=message["ok"],
-            )
-            if self.custody.ended_here and self.node is not None:
-                self.node.say_ended()
-            if self.agent is not None or not self.custody.ended_here:
-                # else the connection ends when the memory is gone
-                box.send({"kind": "released"})
-        elif kind == "loaded":
-            self.election.loaded(int(message["rank"]), int(message["round"]))
-        elif kind == "failed":
-            self.election.failed(int(message["rank"]), int(message["round"]), str(message["why"]))
-        elif kind == "changed" and self.node is not None:
-            self.node.rank_changed()
-        elif kind == "count":
-            box.send(
-                {"kind": "counts", "counts": self.lines.counts() if self.lines is not None else {}}
-            )
-        elif kind == "listen":
-            box.send(self._listen(str(message["host"]), int(message["port"])))
-        elif kind == "mesh":
-            mesh = mesh_from_json(message)
-            self._begin_round(mesh)
-            # its ranks may ask now: nothing they say is taken for the round before
-            if box is self.agent:
-                box.send({"kind": "mesh-known", "round": mesh.version})
-        elif kind == "persist":
-            self._ask_to_persist(
-                box, message.get("step"), str(message["why"]), int(message.get("ticket", 0))
-            )
+    def hear(self, box: Box, message: FromNode) -> None:
+        """A message of a rank or of the agent."""
+        mesh = self.node.mesh if self.node is not None else None
+        if flaw := flaw_of_local(message, mesh):
+            self.refuse(f"process {box.pid}", flaw)
+            box.poke(NotUnderstood(flaw))
+            return
+        match message:
+            case JoinVote():
+                self._rank_joined(box, message)
+            case Attach():
+                self._rank_attached(box, message)
+            case StateLoaded(rank, offer):
+                self._resume.loaded(rank, offer)
+            case StateUnusable(rank, offer, why):
+                self._resume.failed(rank, offer, why)
+            case PageChanged():
+                if self.node is not None:
+                    self.node.state.rank_changed()
+            case WantCheckpoint(ticket, step, why):
+                self._checkpoints.ask(box, step, why, ticket)
+            case Goodbye(rank, ok, why):
+                self._rank_said_bye(box, rank, ok, why)
+            case AgentHere():
+                self._agent = box
+                self._lifetime.agent_came()
+            case JobEnded(ok, why):
+                self._agent_ended(box, ok, why)
+            case Listen(host, port):
+                box.send(self._listen(host, port))
+            case BeginMesh(mesh):
+                self._mesh_told(box, mesh)
+            case CountTraffic():
+                counts = self.inbox.counts() if self.inbox is not None else {}
+                box.send(TrafficCounted(counts))
+            case NotUnderstood(why):
+                told = f"process {box.pid} does not understand this keeper: {why}"
+                self._journal.record("not-understood", told, pid=box.pid)
+
+    def refuse(self, sender: str, why: str) -> None:
+        """Something came that is no message, or that nobody can mean."""
+        self._refused(sender, why)
 
     def _agent_ended(self, box: Box, ok: bool, why: str) -> None:
         holds_snapshots = any(
-            slot_paths(self._memory, self.settings.job_dir, rank) for rank in self.statuses()
+            slot_paths(self._memory, self._settings.job_dir, rank) for rank in self.statuses()
         )
-        if not self.custody.agent_said_end(ok, why, holds_snapshots):
+        if not self._lifetime.agent_said_end(ok, why, holds_snapshots):
             kept = (
                 f"{why}; it never resumed, so the memory it found is kept for "
-                f"{self.settings.grace_s:.0f} s"
+                f"{self._settings.grace_s:.0f} s"
             )
-            self.journal.record("memory-kept", kept)
-            box.send({"kind": "kept", "why": kept})
+            self._journal.record("memory-kept", kept)
+            box.send(MemoryKept(kept))
 
-    def _rank_came(self, box: Box, message: dict[str, Any]) -> None:
-        rank, world, pid = int(message["rank"]), int(message["world_size"]), box.pid
-        self.ranks[rank] = box
-        ok, why = self.custody.last_words.get(rank, (True, ""))
+    def _rank_said_bye(self, box: Box, rank: int, ok: bool, why: str) -> None:
+        self._lifetime.rank_said_bye(rank, ok, why)
+        self._journal.record("rank-bye", f"rank {rank} says goodbye: {why}", rank=rank, ok=ok)
+        if self._lifetime.ended_here and self.node is not None:
+            self.node.state.ranks_ended()
+        if self._agent is not None or not self._lifetime.ended_here:
+            # else the connection ends when the memory is gone
+            box.send(Released())
+
+    def _rank_came(self, box: Box, rank: int, world_size: int) -> None:
+        self._ranks[rank] = box
+        ok, why = self._lifetime.goodbyes.get(rank, (True, ""))
         if not ok and why != "interrupted":
             self._failed.add(rank)
-        self.custody.rank_came(rank, self._expected_here(world))
-        if message["kind"] == "attach":
-            self.custody.resumed = True
-            self._attached = True
-            self.journal.record(
-                "rank-attached",
-                f"rank {rank} (process {pid}) is training and found this keeper",
-                rank=rank,
-                pid=pid,
-            )
-            if self.node is not None:
-                self.node.trains()
-            return
-        held = (
-            ", ".join(str(s) for s in sorted(Stamp(*s) for s in message["holds"]))
-            or "nothing usable"
-        )
-        self.journal.record(
-            "rank-joined",
-            f"rank {rank} of {world} (process {pid}) holds {held} in memory",
-            rank=rank,
-            pid=pid,
-            incarnation=message["incarnation"],
-        )
-        self.election.joined(rank, message)
+        here = world_size if self.node is None else len(self.node.state.own_ranks)
+        self._lifetime.rank_came(rank, here)
 
-    def _expected_here(self, world: int) -> int:
-        mesh = self.node.mesh if self.node is not None else None
-        return world if mesh is None else len(mesh.ranks_of(mesh.node))
+    def _rank_attached(self, box: Box, attached: Attach) -> None:
+        rank = attached.rank
+        self._rank_came(box, rank, attached.world_size)
+        self._lifetime.resumed = True
+        self._is_attached = True
+        why = f"rank {rank} (process {box.pid}) is training and found this keeper"
+        self._journal.record("rank-attached", why, rank=rank, pid=box.pid)
+        if self.node is not None:
+            self.node.state.trains()
+
+    def _rank_joined(self, box: Box, join: JoinVote) -> None:
+        rank = join.rank
+        self._rank_came(box, rank, join.world_size)
+        held = ", ".join(map(str, sorted(join.holds))) or "nothing usable"
+        self._journal.record(
+            "rank-joined",
+            f"rank {rank} of {join.world_size} (process {box.pid}) holds {held} in memory",
+            rank=rank,
+            pid=box.pid,
+            incarnation=join.incarnation,
+        )
+        self._resume.joined(join)
 
     def gone(self, box: Box) -> None:
         """Nobody is at the other end any more."""
         now_ns = self._clock.monotonic_ns()
-        self.persisting.forget(box)
-        self._asked = {
-            number: (None if who is box else who, ticket)
-            for number, (who, ticket) in self._asked.items()
-        }
-        if box is self.agent:
-            self.agent = None
-            self.custody.agent_left(now_ns)
-        for rank, known in list(self.ranks.items()):
+        self._checkpoints.forget(box)
+        if box is self._agent:
+            self._agent = None
+            self._lifetime.agent_left(now_ns)
+        for rank, known in list(self._ranks.items()):
             if known is box:
-                del self.ranks[rank]
-                self.custody.rank_left(rank, now_ns)
-                self.election.left(rank)
-                self._say_left(rank, box.pid)
+                del self._ranks[rank]
+                self._lifetime.rank_left(rank, now_ns)
+                self._resume.left(rank)
+                self._record_left(rank, box.pid)
 
-    def _say_left(self, rank: int, pid: int) -> None:
-        ok_why = self.custody.last_words.get(rank)
+    def _record_left(self, rank: int, pid: int) -> None:
+        is_expected = rank in self._lifetime.goodbyes
         status = self.status(rank)
-        at = (
-            f" in step {status.step}, phase {status.phase.name.lower()}, newest completed "
-            f"step {status.completed_step}"
-            if status
-            else ""
-        )
-        why = f"rank {rank} (process {pid}) is gone" + ("" if ok_why else f" without goodbye{at}")
-        told = (
-            {"completed_step": status.completed_step, "stall_ns": status.stall_ns_total}
-            if status
-            else {"completed_step": None}
-        )
-        self.journal.record(
-            "rank-left", why, rank=rank, pid=pid, expected=ok_why is not None, **told
-        )
+        why = f"rank {rank} (process {pid}) is gone"
+        if not is_expected:
+            why += " without goodbye"
+            if status is not None:
+                why += (
+                    f" in step {status.step}, phase {status.phase.name.lower()}, newest completed "
+                    f"step {status.completed_step}"
+                )
+        facts: dict[str, Any] = {"completed_step": None}
+        if status is not None:
+            facts = {"completed_step": status.completed_step, "stall_ns": status.stall_ns_total}
+        self._journal.record("rank-left", why, rank=rank, pid=pid, expected=is_expected, **facts)
 
     # -- other nodes
 
-    def _listen(self, host: str, port: int) -> dict[str, Any]:
-        if self.lines is None:
+    def _listen(self, host: str, port: int) -> Listening | CannotListen:
+        if self.inbox is None:
+            link_dead_s = self._settings.link_dead_s
             try:
-                self.lines = Lines(
-                    self._world, self._job_hash, (host, port), self.settings.link_dead_s
-                )
+                self.inbox = PeerInbox(self._world, self._job_hash, (host, port), link_dead_s)
             except KeeperError as error:
-                return {"kind": "unheard", "why": str(error)}
-        host, port = self.lines.address
-        newest = (
-            self.node.mesh.version if self.node is not None and self.node.mesh is not None else -1
-        )
-        return {
-            "kind": "listening",
-            "host": host,
-            "port": port,
-            "incarnation": self.lines.incarnation,
-            "round": newest,
-        }
+                return CannotListen(str(error))
+        host, port = self.inbox.address
+        return Listening(host, port, self.inbox.incarnation, self.inbox.mesh_version)
 
-    def _begin_round(self, mesh: Mesh) -> None:
-        if self.lines is None:
-            self.journal.record(
-                "mesh-refused", "a mesh was told before the keeper was asked to listen"
-            )
+    def _mesh_told(self, box: Box, mesh: Mesh) -> None:
+        self._begin_mesh(mesh)
+        # its ranks may ask now: nothing they say is taken for the mesh before
+        if box is self._agent:
+            box.send(MeshKnown(mesh.version))
+
+    def _begin_mesh(self, mesh: Mesh) -> None:
+        if self.inbox is None:
+            why = "a mesh was told before the keeper was asked to listen"
+            self._journal.record("mesh-refused", why)
             return
-        first = self.node is None
-        if self.node is None:
-            self.node = Node(self._world, self.settings, self.lines, self._job_hash, self)
-        if self.node.mesh is not None and mesh.version <= self.node.mesh.version:
+        if mesh.version <= self.inbox.mesh_version:
             return  # every session of a node tells it
-        self.custody.round_began(len(mesh.members), mesh.ranks_of(mesh.node))
-        self._leader_gone = ""
-        self.node.begin(mesh)
-        self.election.begin_round(self.node)
-        self.persisting.meet(mesh, self._order_persisting)
-        # this keeper came in the middle of a round, and its ranks were quicker than the agent
-        if first and self._attached:
-            self.node.trains()
+        is_first = self.node is None
+        self._lifetime.mesh_began(len(mesh.members), mesh.ranks_of(mesh.node))
+        if self.node is None:
+            self.node = Node(self._world, self._settings, self.inbox, self._job_hash, self, mesh)
+        else:
+            self.node.begin(mesh)
+        state = self.node.state
+        self._resume.begin_mesh(state, mesh)
+        self._checkpoints.join_mesh(state)
+        # this keeper came in the middle of a mesh, and its ranks were quicker than the agent
+        if is_first and self._is_attached:
+            state.trains()
 
-    def vote_word(self, node: int, word: str, body: dict[str, Any]) -> None:
-        self.election.heard(node, word, body)
+    def receive_vote(self, node: int, body: VoteBody) -> None:
+        """See `ReplicationHost`."""
+        self._resume.receive(body)
+
+    def receive_checkpoint(self, node: int, body: CheckpointBody) -> None:
+        """See `ReplicationHost`."""
+        self._checkpoints.receive(node, body)
 
     def inventories_changed(self) -> None:
-        self.election.inventories_changed()
+        """See `ReplicationHost`."""
+        self._resume.inventories_changed()
 
     def leader_is_back(self) -> None:
-        self._leader_gone = ""
-        self.election.leader_is_back()
-        if self.custody.ended_here and self.node is not None:
-            self.node.say_ended()
+        """See `ReplicationHost`."""
+        self._checkpoints.leader_is_back()
+        self._resume.leader_is_back()
+        if self._lifetime.ended_here and self.node is not None:
+            self.node.state.ranks_ended()
 
     def all_nodes_ended(self) -> None:
-        self.custody.all_nodes_ended = True
+        """See `ReplicationHost`."""
+        self._lifetime.all_nodes_ended = True
 
     def link_is_gone(self, node: int, why: str) -> None:
-        self.persisting.node_gone(node, why)
-        if node == LEADER:
-            self._leader_gone = f"the leading keeper is gone: {why}"
-            asked, self._asked = self._asked, {}
-            for box, ticket in asked.values():
-                self._cannot_persist(box, ticket)
+        """See `ReplicationHost`."""
+        self._checkpoints.node_gone(node, why)
 
-    def peer_is_dead(self, node: int, why: str) -> None:
-        self.journal.record("node-lost", f"node {node} does not answer: {why}", node=node)
-        self.election.node_is_dead(node)
-        assert self.node is not None and self.node.mesh is not None
-        if self.agent is not None:
-            self.agent.send(
-                {"kind": "peer-dead", "round": self.node.mesh.version, "node": node, "why": why}
-            )
+    def peer_is_dead(self, mesh: Mesh, node: int, why: str) -> None:
+        """See `ReplicationHost`."""
+        self._journal.record("node-lost", f"node {node} does not answer: {why}", node=node)
+        self._resume.ranks_are_gone(mesh.ranks_of(node))
+        if self._agent is not None:
+            self._agent.send(PeerDead(mesh.version, node, why))
 
-    # -- checkpoints
+    def scrub_soon(self) -> None:
+        """See `ReplicationHost`."""
+        self._scrubber.soon()
+
+    # -- what the vote and the scrubber need
 
     @property
-    def _follows(self) -> bool:
-        """Whether another node's keeper leads."""
-        return self.node is not None and self.node.mesh is not None and not self.node.mesh.leads
+    def mesh_state(self) -> MeshState | None:
+        """Of the present mesh; None in a job of one node."""
+        return None if self.node is None else self.node.state
 
-    def _ask_to_persist(self, box: Box | None, step: int | None, why: str, ticket: int) -> None:
-        if not self._follows or self.settings.store is None:
-            self.persisting.ask(box, step, why, ticket)
-            return
-        if self._leader_gone:
-            self._cannot_persist(box, ticket)
-            return
-        assert self.node is not None
-        number = next(self._tickets)
-        self._asked[number] = (box, ticket)
-        self.node.say_persist(LEADER, "ask", {"ticket": number, "step": step, "why": why[:500]})
-
-    def _cannot_persist(self, box: Box | None, ticket: int) -> None:
-        if box is not None:
-            box.send(
-                {
-                    "kind": "persisted",
-                    "ticket": ticket,
-                    "ok": False,
-                    "step": None,
-                    "why": self._leader_gone,
-                }
-            )
-
-    def _order_persisting(self, node: int, act: str, stamp: Stamp, attempt: int) -> None:
-        assert self.node is not None
-        self.node.say_persist(
-            node,
-            "order",
-            {"act": act, "step": stamp.step, "epoch": stamp.epoch, "attempt": attempt},
-        )
-
-    def persist_word(self, node: int, word: str, body: dict[str, Any]) -> None:
-        assert self.node is not None
-        say = self.node.say_persist
-        if word == "ask":
-            self.persisting.ask(
-                FarAsker(say, node), body["step"], str(body["why"]), int(body["ticket"])
-            )
-        elif word == "answer":
-            box, ticket = self._asked.pop(int(body["ticket"]), (None, 0))
-            if box is not None:
-                box.send({"kind": "persisted", **body, "ticket": ticket})
-        elif word == "order":
-            about = {"act": body["act"], "attempt": body["attempt"]}
-
-            def answer(ok: bool, why: str) -> None:
-                say(node, "done", {**about, "ok": ok, "why": why[:1000]})
-
-            self.persisting.carry_out(
-                str(body["act"]), Stamp(body["step"], body["epoch"]), int(body["attempt"]), answer
-            )
-        elif word == "done":
-            self.persisting.answered(
-                node, str(body["act"]), int(body["attempt"]), bool(body["ok"]), str(body["why"])
-            )
-
-    # -- what the election needs
-
-    def tell(self, rank: int, message: dict[str, Any]) -> None:
-        if rank in self.ranks:
-            self.ranks[rank].send(message)
+    def tell(self, rank: int, message: ToRank) -> None:
+        """See `ResumeHost`."""
+        if rank in self._ranks:
+            self._ranks[rank].send(message)
 
     def here(self) -> list[int]:
-        return sorted(self.ranks)
+        """See `ResumeHost`."""
+        return sorted(self._ranks)
 
     def newest_epoch(self) -> int:
+        """See `VoteHost`."""
         return max((s.epoch for s in self.statuses().values()), default=0)
 
     def completed_step(self, rank: int) -> int | None:
+        """See `ResumeHost`."""
         status = self.status(rank)
         return None if status is None or status.completed_step < 0 else status.completed_step
 
-    def list_store(self) -> None:
-        self._world.workers.submit(self._list_store, self.election.store_listed)
-
     def has_failed(self, rank: int) -> bool:
+        """See `ResumeHost`."""
         return rank in self._failed
 
-    def went(self, source: str, step: int) -> None:
-        self.custody.resumed = True
+    def list_store(self) -> None:
+        """See `VoteHost`."""
+        self._world.workers.submit(self._list_store, self._resume.store_listed)
+
+    def _list_store(self) -> list[int] | str:
+        """Steps of the usable checkpoints, or why the store cannot be read."""
+        if self._world.checkpoints is None:
+            return "the job has no store"
+        try:
+            steps, damaged = self._world.checkpoints.usable()
+        except StoreError as error:
+            return str(error)
+        for step, why in damaged.items():
+            told = f"the checkpoint of step {step} is not usable: {why}"
+            self._journal.record("checkpoint-damaged", told, step=step)
+        return steps
+
+    def resumed(self, source: str, step: int) -> None:
+        """See `ResumeHost`."""
+        self._lifetime.resumed = True
         self._failed.clear()
         if source == "store":
-            self.persisting.resumed_from_store(step)
+            self._checkpoints.resumed_from_store(step)
         if self.node is None:
             self._remove_other_ranks()
 
     def _remove_other_ranks(self) -> None:
         # All ranks of this world stand on proven state: what a larger world left is of no more use,
         # and its pages would hold back the cut.
-        for rank in ranks_in(self._memory, self.settings.job_dir):
+        for rank in ranks_in(self._memory, self._settings.job_dir):
             if rank >= (self._world_size() or 0):
-                self._memory.remove(rank_dir(self.settings.job_dir, rank))
-
-    def _list_store(self) -> list[int] | str:
-        """Steps of the usable checkpoints, or why the store cannot be read."""
-        assert self._world.checkpoints is not None
-        try:
-            steps, damaged = self._world.checkpoints.usable()
-        except StoreError as error:
-            return str(error)
-        for step, why in damaged.items():
-            self.journal.record(
-                "checkpoint-damaged",
-                f"the checkpoint of step {step} is not usable: {why}",
-                step=step,
-            )
-        return steps
+                self._memory.remove(rank_dir(self._settings.job_dir, rank))
 
     # -- the memory
 
@@ -438,64 +401,49 @@ class Keeper:
         return self._pages.read_all()
 
     def status(self, rank: int) -> RankStatus | None:
+        """See `ReplicationHost`."""
         return self._pages.read(rank)
 
-    def _persist(self) -> None:
-        if self.persisting.pending:
-            holdings = (
-                [holding_of(s) for s in self.statuses().values()]
-                if self.node is None
-                else self.node.holdings()
-            )
-            self.persisting.step(holdings, self._world_size(), bool(self.ranks))
+    def _write_checkpoints(self) -> None:
+        if not self._checkpoints.pending:
+            return
+        if self.node is not None:
+            holdings = self.node.state.holdings()
+        else:
+            holdings = [holding_of(status) for status in self.statuses().values()]
+        self._checkpoints.advance(holdings, self._world_size(), bool(self._ranks))
 
     def _world_size(self) -> int | None:
-        if self.node is not None and self.node.mesh is not None:
+        if self.node is not None:
             return self.node.mesh.world_size
-        return self.custody.world_size or next(
-            (s.world_size for s in self.statuses().values()), None
-        )
-
-    def scrub_soon(self) -> None:
-        """Something that lies here does not prove."""
-        self.scrubbing.soon()
+        on_pages = (status.world_size for status in self.statuses().values())
+        return self._lifetime.world_size or next(on_pages, None)
 
     # -- the end
 
     def _is_over(self) -> bool:
-        if self._finishing is None:
-            self._finishing = self.custody.decide(self._clock.monotonic_ns())
-            if self._finishing is None:
+        if self._finish is None:
+            self._finish = finish = self._lifetime.decide(self._clock.monotonic_ns())
+            if finish is None:
                 return False
-            self.journal.record("job-over", self._finishing.why, ok=self._finishing.ok)
-            if self.settings.store:
-                self._ask_to_persist(None, None, self._finishing.why, 0)
-                self._persist()
-            self._last_ask_ns = self._clock.monotonic_ns()
-        return not self.persisting.pending and not (
-            self._asked and self._clock.monotonic_ns() - self._last_ask_ns < LAST_ANSWER_NS
-        )
+            self._journal.record("job-over", finish.why, ok=finish.ok)
+            if self._settings.store:
+                self._checkpoints.want_newest(finish.why)
+                self._write_checkpoints()
+        return self._checkpoints.is_done
 
     def close(self) -> None:
         """Remove the job's memory. Nobody can come any more."""
-        assert self._finishing is not None
         if self.node is not None:
             self.node.close()
         self._pages.close()
         # A new run of the same job may start this very moment: the old directory leaves its name in
         # one step.
-        gone = self.settings.job_dir.with_name(
-            f"{self.settings.job_dir.name}.ending-{self._world.pid}"
-        )
-        self._memory.rename(self.settings.job_dir, gone)
+        job_dir = self._settings.job_dir
+        gone = job_dir.with_name(f"{job_dir.name}.ending-{self._world.pid}")
+        self._memory.rename(job_dir, gone)
         self._memory.remove(gone)
         if self._world.writer is not None:
             self._world.writer.close()
-        self.journal.record(
-            "keeper-ended", "the job's memory has been removed", ok=self._finishing.ok
-        )
-
-    def preempted(self) -> None:
-        """SIGTERM: the machine is being taken away. Save what is committed and stay while anybody
-        is there."""
-        self._ask_to_persist(None, None, "the keeper received SIGTERM", 0)
+        ok = self._finish is not None and self._finish.ok
+        self._journal.record("keeper-ended", "the job's memory has been removed", ok=ok)

@@ -11,9 +11,13 @@ import selectors
 import signal
 import sys
 import time
+from collections.abc import Callable
 from fcntl import LOCK_EX, LOCK_NB, flock
+from queue import SimpleQueue
+from typing import Any
 
 from keepstep.config import Settings, settings_from_text
+from keepstep.core.wire.conversations import KEEPER_WITH_NODE
 from keepstep.edge.net.unix_socket import Mailbox, listen
 from keepstep.edge.os.clock import CLOCK
 from keepstep.edge.os.eventfd import Waker
@@ -21,10 +25,10 @@ from keepstep.edge.os.journal import Journal
 from keepstep.edge.os.threads import Threads
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.model.units import S_NS
-from keepstep.ports import Links, Receiver
+from keepstep.ports import Box, Links, Receiver
 from keepstep.runtime.keeper.keeper import Keeper
 from keepstep.runtime.keeper.open_links import open_tcp_links
-from keepstep.runtime.keeper.persister_client import PersisterChild
+from keepstep.runtime.keeper.persister_client import PersisterClient, persister_command
 from keepstep.runtime.replication.pacing import Pacing
 from keepstep.runtime.world import World
 
@@ -36,10 +40,13 @@ class KeeperProcess:
         self._settings = settings
         self._selector = selectors.DefaultSelector()
         self._waker = Waker()
-        self._workers = Threads(WORKERS, self._waker.wake)
+        self._posted: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._workers = Threads(WORKERS, self._post)
         self._journal = Journal(settings.journal_path, "keeper")
         self._writer = (
-            PersisterChild(settings, self._selector) if settings.store is not None else None
+            PersisterClient(persister_command(settings), self._selector)
+            if settings.store is not None
+            else None
         )
         world = World(
             clock=CLOCK,
@@ -72,6 +79,11 @@ class KeeperProcess:
         gate = Pacing(self._settings.job_dir, address[0], self._journal) if interleaves else None
         return open_tcp_links(job_hash, incarnation, address, dead_ns, receiver, gate)
 
+    def _post(self, call: Callable[[], None]) -> None:
+        """From any thread."""
+        self._posted.put(call)
+        self._waker.wake()
+
     def run(self) -> None:
         """Until the job is over."""
         if self._writer is not None:
@@ -87,7 +99,7 @@ class KeeperProcess:
 
     def _accept(self) -> None:
         sock, _ = self._server.accept()
-        box = Mailbox(sock)
+        box = Mailbox(sock, KEEPER_WITH_NODE, self.keeper.refuse)
         pid, uid = box.peer()
         if uid != self._uid:
             self._journal.record(
@@ -96,21 +108,23 @@ class KeeperProcess:
             )
             box.close()
             return
-        self._selector.register(box, selectors.EVENT_READ, lambda: self._hear(box))
+        self._selector.register(box, selectors.EVENT_READ, lambda: box.hear(self))
 
-    def _hear(self, box: Mailbox) -> None:
-        message = box.recv()
-        if message is not None:
-            self.keeper.heard(box, message)
-            return
-        self._selector.unregister(box)
+    def hear(self, box: Box, message: Any) -> None:
+        """See `ports.Hearer`."""
+        self.keeper.hear(box, message)
+
+    def gone(self, box: Box) -> None:
+        """See `ports.Hearer`."""
+        self._selector.unregister(box)  # type: ignore[arg-type]  # all boxes here are sockets
         self.keeper.gone(box)
         box.close()
 
     def _woken(self) -> None:
         self._waker.rest()
-        self._workers.hand_in()
-        self.keeper.hear_lines()
+        while not self._posted.empty():
+            self._posted.get()()
+        self.keeper.hear_peers()
 
 
 class Checkpoints:

@@ -1,357 +1,323 @@
-"""Election: the vote about what to resume from, carried between ranks, their keepers and the keeper
-that leads.
+"""Resume: the vote about what to resume from, as this node's ranks and their keeper take part in
+it.
 
-Comes in: words of this node's ranks, words of other keepers, the store's list. Goes out: offers,
-permissions and refusals to this node's ranks; snapshots that they lack are brought first. The
-deciding is `core/resume/vote.py`'s, on one node or many; with many, node 0's keeper decides and the
-others pass words on, and say them again when it has been replaced.
+Comes in: what ranks here ask and answer, what the leader says. Goes out: questions and answers for
+the leader, offers and permissions for the ranks here; snapshots that they lack are brought first.
+The leader's half is `vote_leader.py`; in a job of one node both halves are here, and with another
+life of the leader everything is said again.
+
+Invariant: what ranks answer about an offer that is not the newest counts for nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
-from keepstep.core.resume.sources import Source
-from keepstep.core.resume.vote import Action, Ballot, Go, ListStore, Offer, Refuse, Trust, Vote
-from keepstep.model.mesh import LEADER
+from keepstep.core.resume.vote import Trust
+from keepstep.model.mesh import LEADER, Mesh
+from keepstep.model.messages.keeper_rank import (
+    JoinVote,
+    StateOffered,
+    ToRank,
+    TrainingPermitted,
+    VoteRefused,
+)
+from keepstep.model.messages.peers import (
+    GoWord,
+    OfferWord,
+    RankFailed,
+    RankGone,
+    RankJoined,
+    RankLoaded,
+    RefusalWord,
+    VoteBody,
+    VoteToAll,
+    VoteToLeader,
+)
+from keepstep.model.restore_sources import RestoreSource
 from keepstep.model.snapshot import Stamp
-from keepstep.model.units import MS_NS
 from keepstep.ports import Clock, Journal
-from keepstep.runtime.replication.node import Node
+from keepstep.runtime.keeper.vote_leader import VoteHost, VoteLeader, VoteNodes
+
+Then = Callable[[str | None], None]
 
 
-class Host(Protocol):
-    """What the keeper does for the election."""
+class ResumeHost(VoteHost, Protocol):
+    """What the keeper does for this node's half."""
 
-    def tell(self, rank: int, message: dict[str, Any]) -> None: ...
+    def tell(self, rank: int, message: ToRank) -> None:
+        """Send it to that rank, if it is connected."""
 
     def here(self) -> list[int]:
         """Ranks that are connected."""
-        ...
 
-    def list_store(self) -> None: ...
-
-    def newest_epoch(self) -> int: ...
-
-    def completed_step(self, rank: int) -> int | None: ...
+    def completed_step(self, rank: int) -> int | None:
+        """How far the rank had come, as its page says."""
 
     def has_failed(self, rank: int) -> bool:
         """Whether the rank's last life said that the program failed."""
-        ...
 
-    def went(self, source: str, step: int) -> None: ...
+    def resumed(self, source: str, step: int) -> None:
+        """All ranks train on."""
 
 
-class Election:
-    def __init__(self, clock: Clock, journal: Journal, has_store: bool, host: Host) -> None:
-        self._clock, self._journal, self._has_store, self._host = clock, journal, has_store, host
-        self._vote: Vote | None = None
-        self._node: Node | None = None
-        self._joins: dict[int, dict[str, Any]] = {}  # of ranks here that wait for permission
-        self._answers: dict[int, tuple[str, dict[str, Any]]] = {}  # theirs to the newest offer
-        self._completed: dict[int, int] = {}
-        self._trust = Trust()
-        self._round = -1  # of the newest offer heard here
-        self._told_round = -1  # of the newest offer made here
+class ResumeNodes(VoteNodes, Protocol):
+    """The nodes of the job, as this half sees them: `runtime/replication/mesh_state.py`, or
+    `OneNode`."""
 
-    def begin_round(self, node: Node) -> None:
-        """Another round of many nodes: all ranks will join anew. Those that came before this keeper
-        knew of any round are of this one."""
-        early = self._joins if self._node is None else {}
-        self._node, self._vote, self._round = node, None, -1
-        self._joins = early
-        self._answers.clear()
-        self._completed.clear()
-        for body in early.values():
-            self._to_leader("join", body)
+    refusal: str  # why nobody may train; empty when all may
 
     @property
-    def _leads(self) -> bool:
-        return self._node is None or (self._node.mesh is not None and self._node.mesh.leads)
+    def leads(self) -> bool:
+        """Whether this node's keeper decides."""
 
-    # -- words of ranks here
+    def to_leader(self, body: VoteToLeader) -> None:
+        """Say it to the keeper that decides."""
 
-    def joined(self, rank: int, message: dict[str, Any]) -> None:
-        if self._node is not None and self._node.refusal is not None:
-            self._host.tell(rank, {"kind": "refused", "why": self._node.refusal})
+    def link_with_sources(self, sources: Mapping[int, RestoreSource]) -> None:
+        """All that fetch or give make their links."""
+
+    def fetch(self, source: RestoreSource, stamp: Stamp, then: Then) -> None:
+        """Bring a rank's snapshot here; `then` hears None, or why it cannot be had."""
+
+    def forget_newer(self, stamp: Stamp | None) -> None:
+        """Give up what is held for others and newer; None: all of it."""
+
+    def resumed(self, epoch: int, stamp: Stamp | None) -> None:
+        """All train on; `stamp`: from where, None when that was not memory."""
+
+
+class OneNode:
+    """A job of one node: nobody else is to be told or asked."""
+
+    refusal = ""
+    leads = True
+
+    def __init__(self, obey: Callable[[VoteToAll], None]) -> None:
+        self._obey = obey
+
+    def to_all(self, body: VoteToAll) -> None:
+        """See `VoteNodes`."""
+        self._obey(body)
+
+    def to_leader(self, body: VoteToLeader) -> None:
+        """Nobody else decides."""
+
+    def silent_nodes(self) -> frozenset[int]:
+        """See `VoteNodes`."""
+        return frozenset()
+
+    def restorable(self, proven: Mapping[int, frozenset[Stamp]]) -> Mapping[int, frozenset[Stamp]]:
+        """See `VoteNodes`."""
+        return {}
+
+    def sources(
+        self, wanted: list[int], stamp: Stamp, proven: Mapping[int, frozenset[Stamp]]
+    ) -> Mapping[int, RestoreSource]:
+        """See `VoteNodes`."""
+        return {}
+
+    def link_with_sources(self, sources: Mapping[int, RestoreSource]) -> None:
+        """There are none."""
+
+    def fetch(self, source: RestoreSource, stamp: Stamp, then: Then) -> None:
+        """See `ResumeNodes`."""
+        then("there is no other node")
+
+    def forget_newer(self, stamp: Stamp | None) -> None:
+        """Nothing is held for others."""
+
+    def resumed(self, epoch: int, stamp: Stamp | None) -> None:
+        """Ranks see each other's pages."""
+
+
+class MeshVote:
+    """What belongs to one mesh: who has asked, and what was answered to the newest offer."""
+
+    def __init__(self, nodes: ResumeNodes, leader: VoteLeader | None) -> None:
+        self.nodes, self.leader = nodes, leader
+        self.joins: dict[int, RankJoined] = {}  # of ranks here that wait for permission
+        self.answers: dict[int, RankLoaded | RankFailed] = {}  # theirs to the newest offer
+        self.offer = -1  # the number of the newest that was heard here
+
+    def to_leader(self, body: VoteToLeader) -> None:
+        """To this keeper itself, if it leads."""
+        if self.leader is not None:
+            self.leader.receive(body)
+        else:
+            self.nodes.to_leader(body)
+
+
+class Resume:
+    """One keeper's."""
+
+    def __init__(self, clock: Clock, journal: Journal, has_store: bool, host: ResumeHost) -> None:
+        self._clock, self._journal, self._has_store, self._host = clock, journal, has_store, host
+        self._trust = Trust()
+        alone = OneNode(self._obey)
+        self._current = MeshVote(alone, self._new_leader(alone))
+        self._is_alone = True
+
+    def _new_leader(self, nodes: VoteNodes) -> VoteLeader:
+        return VoteLeader(
+            self._clock, self._journal, self._has_store, self._trust, nodes, self._host
+        )
+
+    def begin_mesh(self, nodes: ResumeNodes, mesh: Mesh) -> None:
+        """All ranks will join anew. Those that came before this keeper knew of any mesh are of this
+        one."""
+        early = {}
+        if self._is_alone:
+            here = mesh.ranks_of(mesh.node)
+            early = {
+                rank: join
+                for rank, join in self._current.joins.items()
+                if rank in here and join.world_size == mesh.world_size
+            }
+        self._is_alone = False
+        self._current = MeshVote(nodes, self._new_leader(nodes) if nodes.leads else None)
+        self._current.joins = early
+        for join in early.values():
+            self._current.to_leader(join)
+
+    # -- what ranks here say
+
+    def joined(self, join: JoinVote) -> None:
+        """A rank here asks where to resume."""
+        rank, current = join.rank, self._current
+        if current.nodes.refusal:
+            self._host.tell(rank, VoteRefused(current.nodes.refusal))
             return
-        body = {
-            name: message[name] for name in ("world_size", "incarnation", "holds", "foreign_world")
-        }
-        body |= {
-            "rank": rank,
-            "completed": self._host.completed_step(rank),
-            "epoch": self._host.newest_epoch(),
-        }
-        body["failed"] = self._host.has_failed(rank)
-        self._joins[rank] = body
-        self._answers.pop(rank, None)
-        self._to_leader("join", body)
+        joined = RankJoined(
+            rank=rank,
+            world_size=join.world_size,
+            incarnation=join.incarnation,
+            holds=join.holds,
+            foreign_world=join.foreign_world,
+            completed_step=self._host.completed_step(rank),
+            epoch=self._host.newest_epoch(),
+            failed=self._host.has_failed(rank),
+        )
+        current.joins[rank] = joined
+        current.answers.pop(rank, None)
+        current.to_leader(joined)
 
     def left(self, rank: int) -> None:
-        self._joins.pop(rank, None)
-        self._to_leader("left", {"rank": rank})
+        """A rank here is gone."""
+        self._current.joins.pop(rank, None)
+        self._current.to_leader(RankGone(rank))
 
-    def loaded(self, rank: int, round_: int) -> None:
-        self._answer(rank, "loaded", {"rank": rank, "round": round_})
+    def loaded(self, rank: int, offer: int) -> None:
+        """A rank here has loaded and proven what was offered."""
+        self._answer(RankLoaded(rank, offer))
 
-    def failed(self, rank: int, round_: int, why: str) -> None:
-        self._journal.record(
-            "restore-failed", f"rank {rank} cannot use the offered state: {why}", rank=rank
-        )
-        self._answer(rank, "failed", {"rank": rank, "round": round_, "why": why[:1000]})
+    def failed(self, rank: int, offer: int, why: str) -> None:
+        """A rank here cannot use what was offered."""
+        told = f"rank {rank} cannot use the offered state: {why}"
+        self._journal.record("restore-failed", told, rank=rank)
+        self._answer(RankFailed(rank, offer, why))
 
-    def _answer(self, rank: int, word: str, body: dict[str, Any]) -> None:
-        self._answers[rank] = word, body
-        self._to_leader(word, body)
+    def _answer(self, answer: RankLoaded | RankFailed) -> None:
+        self._current.answers[answer.rank] = answer
+        self._current.to_leader(answer)
 
-    def _to_leader(self, word: str, body: dict[str, Any]) -> None:
-        if self._leads:
-            self._lead(word, body)
-        else:
-            assert self._node is not None
-            self._node.say_to_leader(word, body)
+    # -- what the leader says, and what becomes of it
+
+    def receive(self, body: VoteBody) -> None:
+        """A word of another node's keeper, or of this one as the leader."""
+        match body:
+            case OfferWord() | GoWord() | RefusalWord():
+                self._obey(body)
+            case RankJoined() | RankGone() | RankLoaded() | RankFailed():
+                if self._current.leader is not None:
+                    self._current.leader.receive(body)
 
     def leader_is_back(self) -> None:
         """It may be another life of it, which has heard nothing yet, or a link may have died with
         an answer."""
-        for rank, body in self._joins.items():
-            self._to_leader("join", body)
-            word, answer = self._answers.get(rank, ("", {"round": None}))
-            if answer["round"] == self._round:
-                self._to_leader(word, answer)
-
-    # -- leading
-
-    def _lead(self, word: str, body: dict[str, Any]) -> None:
-        rank = int(body["rank"])
-        if word == "join":
-            self._take_ballot(rank, body)
-        elif self._vote is None:
-            return
-        elif word == "left":
-            self._vote.left(rank)
-        elif word == "loaded":
-            self._carry_out(self._vote.has_loaded(rank, int(body["round"])))
-        elif word == "failed":
-            self._carry_out(self._vote.has_failed(rank, int(body["round"]), str(body["why"])))
-
-    def _take_ballot(self, rank: int, body: dict[str, Any]) -> None:
-        world_size = int(body["world_size"])
-        if self._vote is None or self._vote.world_size != world_size:
-            # Rounds begin at the time: those of a keeper that led before must not come again.
-            self._vote = Vote(
-                world_size,
-                self._has_store,
-                self._host.newest_epoch(),
-                round=self._clock.wall_ns() // MS_NS,
-            )
-            if self._node is not None:
-                self._vote.silent_nodes = self._node.restoring.silent_nodes()
-        self._vote.epoch = max(self._vote.epoch, int(body["epoch"]))
-        if body["completed"] is not None:
-            self._completed[rank] = int(body["completed"])
-        if self._trust.is_back(body["completed"], bool(body["failed"])):
-            condemned = max(self._trust.condemned)
-            why = (
-                f"{condemned} is condemned: the program failed twice after it without completing "
-                "another step; an older state is taken"
-            )
-            self._journal.record("condemned", why, step=condemned.step)
-        self._vote.condemned = self._trust.condemned
-        holds = frozenset(Stamp(*s) for s in body["holds"])
-        self._reach_out({rank: holds})  # what it holds may be what others are rebuilt from
-        actions = self._vote.joined(
-            Ballot(rank, world_size, holds, body["foreign_world"], int(body["incarnation"]))
-        )
-        self._carry_out(actions or self._look_elsewhere())
+        current = self._current
+        for rank, join in current.joins.items():
+            current.to_leader(join)
+            answer = current.answers.get(rank)
+            if answer is not None and answer.offer == current.offer:
+                current.to_leader(answer)
 
     def inventories_changed(self) -> None:
-        if self._vote is not None:
-            self._carry_out(self._look_elsewhere())
+        """A node has told what it holds."""
+        if self._current.leader is not None:
+            self._current.leader.inventories_changed()
 
-    def _look_elsewhere(self) -> list[Action]:
-        return self._reach_out({})
-
-    def _reach_out(self, coming: dict[int, frozenset[Stamp]]) -> list[Action]:
-        """What each rank can be given, once all have told what they hold (`coming` this moment):
-        before that nothing is decided."""
-        if self._node is None or self._vote is None:
-            return []
-        proven = {rank: ballot.holds for rank, ballot in self._vote.ballots.items()} | coming
-        silent = self._node.restoring.silent_nodes()
-        if silent or len(proven) < self._vote.world_size:
-            self._vote.silent_nodes = silent
-            return []
-        return self._vote.reached(silent, self._node.restoring.elsewhere(proven))
-
-    def node_is_dead(self, node: int) -> None:
-        """Its ranks are gone with it."""
-        if self._vote is not None and self._node is not None and self._node.mesh is not None:
-            for rank in self._node.mesh.ranks_of(node):
-                self._vote.left(rank)
+    def ranks_are_gone(self, ranks: Sequence[int]) -> None:
+        """Their node is lost."""
+        if self._current.leader is not None:
+            self._current.leader.ranks_are_gone(ranks)
 
     def store_listed(self, found: Sequence[int] | str) -> None:
-        if self._vote is not None:
-            self._carry_out(
-                self._vote.unlistable(found) if isinstance(found, str) else self._vote.listed(found)
-            )
+        """Steps of the usable checkpoints, or why the store cannot be read."""
+        if self._current.leader is not None:
+            self._current.leader.store_listed(found)
 
-    def _carry_out(self, actions: list[Action]) -> None:
-        for action in actions:
-            if isinstance(action, Offer):
-                self._make_offer(action)
-            elif isinstance(action, Go):
-                self._say_go(action)
-            elif isinstance(action, Refuse):
-                self._journal.record("restore-refused", action.why)
-                self._to_all("refused", {"why": action.why[:1000]})
-            elif isinstance(action, ListStore):
-                self._host.list_store()
+    def _obey(self, body: VoteToAll) -> None:
+        match body:
+            case OfferWord():
+                self._hand_on(body)
+            case GoWord():
+                self._go(body)
+            case RefusalWord():
+                for rank in self._host.here():
+                    self._host.tell(rank, VoteRefused(body.why))
 
-    def _make_offer(self, offer: Offer) -> None:
-        if offer.round != self._told_round:
-            self._told_round = offer.round
+    def _hand_on(self, word: OfferWord) -> None:
+        current, stamp = self._current, word.stamp
+        offer = StateOffered(word.offer, word.source, stamp.step, stamp.epoch, word.why)
+        if not self._is_alone:
+            if word.offer == current.offer:
+                return  # said again for somebody else
+            current.offer = word.offer
+        if not current.nodes.leads:
             self._journal.record(
-                "restore-offered",
-                offer.why,
-                source=offer.source,
-                step=offer.stamp.step,
-                round=offer.round,
+                "offer",
+                f"node {LEADER} says: {word.why}",
+                source=word.source,
+                step=stamp.step,
+                offer=word.offer,
             )
-        assert self._vote is not None
-        found: dict[int, Source] = {}
-        if self._node is not None and offer.source == "memory":
-            proven = {rank: ballot.holds for rank, ballot in self._vote.ballots.items()}
-            found = self._node.restoring.sources(
-                [r for r, holds in proven.items() if offer.stamp not in holds], offer.stamp, proven
-            )
-        body = {
-            "round": offer.round,
-            "source": offer.source,
-            "step": offer.stamp.step,
-            "epoch": offer.stamp.epoch,
-            "why": offer.why[:1000],
-        }
-        self._to_all("offer", body | {"sources": [_plain(s) for s in found.values()]})
-
-    def _say_go(self, go: Go) -> None:
-        step, source = go.offer.stamp.step, go.offer.source
-        assert self._vote is not None
-        lost = max(0, min(self._completed.values(), default=-1) - step)
-        why = (
-            f"every rank has proven step {step} from {source}: {lost} completed steps lost, "
-            f"epoch {go.epoch} begins"
-        )
-        if source == "fresh" and lost == 0:
-            why = f"every rank starts afresh: epoch {go.epoch} begins"
-        self._journal.record(
-            "resumed", why, step=step, source=source, lost_steps=lost, epoch=go.epoch
-        )
-        self._completed.clear()
-        self._trust.went(go.offer.stamp if source == "memory" else None)
-        told = {"lost_steps": lost, "why": why}
-        self._to_all(
-            "go",
-            {
-                "epoch": go.epoch,
-                "source": source,
-                "step": step,
-                "stamp_epoch": go.offer.stamp.epoch,
-                **told,
-            },
-        )
-
-    def _to_all(self, word: str, body: dict[str, Any]) -> None:
-        if self._node is None:
-            self._obey(word, body)
-        else:
-            self._node.say_to_all(word, body)
-
-    # -- words of other keepers
-
-    def heard(self, node: int, word: str, body: dict[str, Any]) -> None:
-        if word in ("offer", "go", "refused"):
-            self._obey(word, body)
-        elif self._leads:
-            self._lead(word, body)
-
-    # -- what the leader says
-
-    def _obey(self, word: str, body: dict[str, Any]) -> None:
-        if word == "offer":
-            self._hand_on(body)
-        elif word == "go":
-            stamp = Stamp(int(body["step"]), int(body["stamp_epoch"]))
-            if not self._leads:
-                about = {name: body[name] for name in ("step", "source", "lost_steps", "epoch")}
-                self._journal.record("go", f"node {LEADER} says: {body['why']}", **about)
-            self._joins.clear()
-            self._host.went(str(body["source"]), stamp.step)
-            for rank in self._host.here():
-                self._host.tell(rank, {"kind": "go", "epoch": body["epoch"]})
-            if self._node is not None:
-                if body["source"] == "fresh":
-                    self._node.forget_newer(None)
-                self._node.went(int(body["epoch"]), stamp if body["source"] == "memory" else None)
-        else:
-            for rank in self._host.here():
-                self._host.tell(rank, {"kind": "refused", "why": body["why"]})
-
-    def _hand_on(self, body: dict[str, Any]) -> None:
-        offer = {
-            "kind": "offer",
-            **{name: body[name] for name in ("round", "source", "step", "epoch", "why")},
-        }
-        if self._node is None:
-            for rank in self._host.here():
-                self._host.tell(rank, offer)
-            return
-        if body["round"] == self._round:
-            return  # said again for somebody else
-        self._round = int(body["round"])
-        if not self._leads:
-            about = {name: body[name] for name in ("source", "step", "round")}
-            self._journal.record("offer", f"node {LEADER} says: {body['why']}", **about)
-        stamp = Stamp(int(body["step"]), int(body["epoch"]))
-        if body["source"] != "fresh":  # what may be all there is goes only when all do start afresh
-            self._node.forget_newer(stamp if body["source"] == "memory" else None)
-        found = {source.rank: source for source in map(_source, body["sources"])}
-        self._node.restoring.link_with_sources(found)
+        if word.source != "fresh":  # what may be all there is goes only when all do start afresh
+            current.nodes.forget_newer(stamp if word.source == "memory" else None)
+        sources = {source.rank: source for source in word.sources}
+        current.nodes.link_with_sources(sources)
         for rank in self._host.here():
-            if rank in found:
-                self._node.restoring.fetch(found[rank], stamp, partial(self._fetched, rank, offer))
+            if rank in sources:
+                then = partial(self._fetched, current, rank, offer)
+                current.nodes.fetch(sources[rank], stamp, then)
             else:
                 self._host.tell(rank, offer)
 
-    def _fetched(self, rank: int, offer: dict[str, Any], why: str | None) -> None:
-        if offer["round"] != self._round:
+    def _fetched(self, asked_in: MeshVote, rank: int, offer: StateOffered, why: str | None) -> None:
+        if asked_in is not self._current or offer.offer != asked_in.offer:
             return
         if why is None:
             self._host.tell(rank, offer)
         else:
-            self.failed(rank, int(offer["round"]), why)
+            self.failed(rank, offer.offer, why)
 
-
-def _plain(source: Source) -> dict[str, Any]:
-    members = [list(m) for m in source.members]
-    return {
-        "rank": source.rank,
-        "copies": list(source.copies),
-        "row": list(source.row),
-        "tolerates": source.tolerates,
-        "members": members,
-    }
-
-
-def _source(plain: dict[str, Any]) -> Source:
-    members = tuple((int(rank), int(node)) for rank, node in plain["members"])
-    return Source(
-        int(plain["rank"]),
-        tuple(plain["copies"]),
-        tuple(plain["row"]),
-        int(plain["tolerates"]),
-        members,
-    )
+    def _go(self, go: GoWord) -> None:
+        current, stamp = self._current, go.stamp
+        if not current.nodes.leads:
+            self._journal.record(
+                "go",
+                f"node {LEADER} says: {go.why}",
+                step=stamp.step,
+                source=go.source,
+                lost_steps=go.lost_steps,
+                epoch=go.epoch,
+            )
+        current.joins.clear()
+        self._host.resumed(go.source, stamp.step)
+        for rank in self._host.here():
+            self._host.tell(rank, TrainingPermitted(go.epoch, go.offer))
+        if go.source == "fresh":
+            current.nodes.forget_newer(None)
+        current.nodes.resumed(go.epoch, stamp if go.source == "memory" else None)

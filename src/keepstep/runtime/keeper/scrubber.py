@@ -1,4 +1,4 @@
-"""Scrubbing: everything that rests on this node is verified again from time to time, and what fails
+"""Scrubber: everything that rests on this node is verified again from time to time, and what fails
 is mended, or given up.
 
 Comes in: the clock, what the workers found. Goes out: damaged slots of ranks mended from other
@@ -10,30 +10,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from keepstep.config import Settings
 from keepstep.edge.shm.slot import Slot, ranks_in, slot_paths
 from keepstep.errors import DamageError
+from keepstep.model.messages.keeper_rank import SlotDamaged, ToRank
 from keepstep.model.snapshot import RankStatus, SlotState
 from keepstep.model.units import S_NS
 from keepstep.ports import Memory
-from keepstep.runtime.replication.node import Node
+from keepstep.runtime.replication.mesh_state import MeshState
 from keepstep.runtime.world import World
 
 
-class Host(Protocol):
+class ScrubHost(Protocol):
     """What the keeper does for it."""
 
-    node: Node | None
+    @property
+    def mesh_state(self) -> MeshState | None:
+        """Of the present mesh; None in a job of one node."""
 
-    def status(self, rank: int) -> RankStatus | None: ...
+    def status(self, rank: int) -> RankStatus | None:
+        """What the rank's page says."""
 
-    def tell(self, rank: int, message: dict[str, Any]) -> None: ...
+    def tell(self, rank: int, message: ToRank) -> None:
+        """Send it to that rank, if it is connected."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DamagedSlot:
     """A slot that does not prove. `rank` is None for what is held for other nodes."""
 
     path: Path
@@ -42,9 +46,12 @@ class Finding:
     why: str
 
 
-class Scrubbing:
-    def __init__(self, settings: Settings, world: World, host: Host) -> None:
-        self._job_dir, self._every_ns = settings.job_dir, round(settings.scrub_every_s * S_NS)
+class Scrubber:
+    """One keeper's."""
+
+    def __init__(self, job_dir: Path, every_s: float, world: World, host: ScrubHost) -> None:
+        """`every_s`: 0 is never."""
+        self._job_dir, self._every_ns = job_dir, round(every_s * S_NS)
         self._world, self._host = world, host
         self._is_on = False
         self._began_ns = world.clock.monotonic_ns()
@@ -53,7 +60,8 @@ class Scrubbing:
         """Begin when it is time, unless the last one is not done."""
         now_ns = self._world.clock.monotonic_ns()
         if self._every_ns and not self._is_on and now_ns - self._began_ns >= self._every_ns:
-            self._is_on, self._began_ns = True, now_ns
+            self._is_on = True
+            self._began_ns = now_ns
             self._world.workers.submit(
                 lambda: scrub(self._world.memory, self._job_dir), self._found
             )
@@ -62,66 +70,61 @@ class Scrubbing:
         """Something that lies here does not prove."""
         self._began_ns = min(self._began_ns, self._world.clock.monotonic_ns() - self._every_ns)
 
-    def _found(self, findings: list[Finding]) -> None:
+    def _found(self, damaged: list[DamagedSlot]) -> None:
         self._is_on = False
-        node = self._host.node
-        for finding in findings:
-            if finding.rank is None:
-                if node is not None:
-                    node.damaged_at_rest(finding.path, finding.why)
-                continue
-            self._world.journal.record(
-                "damaged", f"scrub: {finding.why}", rank=finding.rank, slot=finding.index
-            )
-            self._mend(finding.rank, finding.index, finding.why)
-        if not findings and node is not None:
-            node.compare()
+        state = self._host.mesh_state
+        for slot in damaged:
+            if slot.rank is not None:
+                self._mend(slot, slot.rank)
+            elif state is not None:
+                state.damaged_at_rest(slot.path, slot.why)
+        if not damaged and state is not None:
+            state.compare()
 
-    def _mend(self, rank: int, index: int, why: str) -> None:
-        def give_up(_: str) -> None:
-            self._host.tell(rank, {"kind": "damaged", "slot": index, "why": why})
+    def _mend(self, slot: DamagedSlot, rank: int) -> None:
+        index, journal = slot.index, self._world.journal
+        journal.record("damaged", f"scrub: {slot.why}", rank=rank, slot=index)
 
         def mended(failed: str | None) -> None:
             if failed is None:
                 told = f"slot {index} of rank {rank} is whole again, from other nodes' memory"
-                self._world.journal.record("mended", told, rank=rank, slot=index)
+                journal.record("mended", told, rank=rank, slot=index)
             else:
-                give_up(failed)
+                self._host.tell(rank, SlotDamaged(index, slot.why))
 
-        node, status = self._host.node, self._host.status(rank)
+        state, status = self._host.mesh_state, self._host.status(rank)
         # What the slot held is asked of the rank's page: its header may be what is damaged.
-        if (
-            node is None
-            or status is None
-            or index >= len(status.slots)
-            or status.slots[index].state is not SlotState.SEALED
-        ):
-            give_up(why)
+        view = None if status is None or index >= len(status.slots) else status.slots[index]
+        if state is None or view is None or view.state is not SlotState.SEALED:
+            mended("nobody can say what it was")
         else:
-            node.restoring.mend(rank, index, status.slots[index].stamp, mended)
+            state.recovery.mend(rank, index, view.stamp, mended)
 
 
-def scrub(memory: Memory, job_dir: Path) -> list[Finding]:
-    """Re-verify every sealed slot: the ranks' own, copies and parities."""
-    found = []
+def scrub(memory: Memory, job_dir: Path) -> list[DamagedSlot]:
+    """Re-verify every sealed slot: the ranks' own, copies and parities. Those that do not prove."""
+    damaged = []
     for root in (job_dir, job_dir / "held", job_dir / "parity"):
         for rank in ranks_in(memory, root):
             for path in slot_paths(memory, root, rank):
-                try:
-                    slot = Slot(memory, path)
-                    try:
-                        slot.verify_bytes()
-                    finally:
-                        slot.close()
-                except DamageError as error:
-                    found.append(
-                        Finding(
-                            path,
-                            rank if root == job_dir else None,
-                            int(path.name.split("-")[1]),
-                            str(error),
-                        )
-                    )
-                except (LookupError, OSError):
-                    continue
-    return found
+                flaw = _flaw_of(memory, path)
+                if flaw is not None:
+                    index = int(path.name.split("-")[1])
+                    owner = rank if root == job_dir else None
+                    damaged.append(DamagedSlot(path, owner, index, flaw))
+    return damaged
+
+
+def _flaw_of(memory: Memory, path: Path) -> str | None:
+    """Why the slot does not prove; None when it does, holds nothing, or is not there any more."""
+    try:
+        slot = Slot(memory, path)
+        try:
+            slot.verify_bytes()
+        finally:
+            slot.close()
+    except DamageError as error:
+        return str(error)
+    except (LookupError, OSError):
+        return None
+    return None

@@ -1,104 +1,106 @@
-"""Agent line: a rank's line to the agent of its node.
+"""Agent client: a rank's line to the agent of its node.
 
-Comes in, on a thread of its own: a peer is lost; the ranks meet again there. Goes out: to the
-process's membership, and to the session, which waits for the new meeting place. Without an agent
-there is none, and a lost peer is whatever the transport makes of it.
+Comes in: a peer is lost; the ranks meet again there. Goes out: that this rank can stay in its
+process when a peer is lost, that it cannot after all, that it is among its peers again, that its
+training has ended. Without an agent there is no line, and a lost peer is whatever the transport
+makes of it.
 """
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from typing import Protocol
 
-from keepstep.edge.net.unix_socket import Mailbox
-
-SOCKET = "KEEPSTEP_AGENT_SOCKET"
-REJOIN = "KEEPSTEP_REJOIN"
-CONNECT_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class MeetAgain:
-    """Where the ranks of the next life of the groups meet."""
-
-    attempt: int
-    host: str
-    port: int
+from keepstep.model.messages.agent_rank import (
+    CannotStay,
+    CanStay,
+    ConnectionSuspect,
+    PeerLostNotice,
+    RankHere,
+    RegroupAt,
+    Regrouped,
+    ToProcess,
+    TrainingEnded,
+)
+from keepstep.ports import Agents, Box
 
 
-class AgentLine:
-    """`on_lost(why)` is called from the thread that listens."""
+class AgentHearer(Protocol):
+    """Who acts on what the agent says."""
 
-    def __init__(self, box: Mailbox, rank: int, on_lost: Callable[[str], None]) -> None:
-        self._box, self._rank, self._on_lost = box, rank, on_lost
-        self._changed = threading.Condition()
-        self._order: MeetAgain | None = None
-        self._gone = False
-        box.send({"kind": "rank", "rank": rank, "pid": os.getpid()})
-        threading.Thread(target=self._listen, name="keepstep-agent-line", daemon=True).start()
+    def peer_lost(self, why: str) -> None: ...
 
-    @classmethod
-    def find(
-        cls, environ: Mapping[str, str], rank: int, on_lost: Callable[[str], None]
-    ) -> AgentLine | None:
-        """The line, if there is an agent that has one."""
-        path = environ.get(SOCKET)
-        if not path:
-            return None
-        try:
-            return cls(Mailbox.connect(Path(path), CONNECT_S), rank, on_lost)
-        except OSError:  # the agent has died: its ranks train on without one
-            return None
+    def regroup_at(self, place: RegroupAt) -> None: ...
 
-    def say_able(self) -> bool:
-        """This rank can stay in its process when a peer is lost; False when nobody hears it."""
-        return self._box.send({"kind": "able", "rank": self._rank})
+    def agent_gone(self) -> None: ...
 
-    def say_unable(self) -> None:
-        """It cannot after all."""
-        self._box.send({"kind": "unable", "rank": self._rank})
 
-    def say_ended(self) -> None:
-        """The training has ended well and only the process's end is left, in which what was
-        abandoned may still fail."""
-        self._box.send({"kind": "ended", "rank": self._rank})
+class AgentClient:
+    """`connect` comes first. What is said before there is a `hearer` is about lives before."""
 
-    def say_regrouped(self) -> None:
-        self._box.send({"kind": "regrouped", "rank": self._rank})
+    def __init__(self, agents: Agents, rank: int, pid: int) -> None:
+        self._agents = agents
+        self._rank = rank
+        self._pid = pid
+        self.hearer: AgentHearer | None = None  # nobody yet
+        self._box: Box | None = None
+
+    def connect(self) -> None:
+        """Find the agent, if there is one; else this rank trains on without."""
+        self._box = self._agents.find(self)
+        self._send(RankHere(self._rank, self._pid))
+
+    @property
+    def is_connected(self) -> bool:
+        return self._box is not None
+
+    def can_stay(self) -> bool:
+        """Say so; False when nobody hears it."""
+        return self._send(CanStay(self._rank))
+
+    def cannot_stay(self) -> None:
+        self._send(CannotStay(self._rank))
+
+    def training_ended(self) -> None:
+        """Only the process's end is left, in which what was abandoned may still fail."""
+        self._send(TrainingEnded(self._rank))
+
+    def regrouped(self) -> None:
+        self._send(Regrouped(self._rank))
 
     def suspect(self, why: str) -> None:
-        """The transport failed, and nobody has said why."""
-        self._box.poke({"kind": "suspect", "rank": self._rank, "why": why[:1000]})
+        """The transport failed, and nobody has said why. From any thread."""
+        box = self._box
+        if box is not None:
+            box.poke(ConnectionSuspect(self._rank, why[:1000]))
 
-    def _listen(self) -> None:
-        while (message := self._box.recv()) is not None:
-            with self._changed:
-                if message["kind"] == "lost":
-                    self._order = None  # whatever was ordered before has been overtaken
-                    self._on_lost(str(message["why"]))
-                elif message["kind"] == "regroup":
-                    self._order = MeetAgain(
-                        int(message["attempt"]), str(message["host"]), int(message["port"])
-                    )
-                self._changed.notify_all()
-        with self._changed:
-            self._gone = True
-            self._changed.notify_all()
+    def _send(self, message: object) -> bool:
+        return self._box is not None and self._box.send(message)
 
-    def order(self, timeout_s: float) -> MeetAgain | None:
-        """Where to meet again, once the agent has said it; None when it has died or does not
-        say."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._order is not None or self._gone, timeout_s)
-            order, self._order = self._order, None  # it is for one meeting
-            return order
+    # -- what the agent says
+
+    def hear(self, box: Box, message: ToProcess) -> None:
+        hearer = self.hearer
+        if hearer is None:
+            return
+        match message:
+            case PeerLostNotice(why=why):
+                hearer.peer_lost(why)
+            case RegroupAt():
+                hearer.regroup_at(message)
+            case _:
+                pass  # of other conversations: a process that stands by
+
+    def gone(self, box: Box) -> None:
+        self._box = None
+        if self.hearer is not None:
+            self.hearer.agent_gone()
 
     def close(self) -> None:
-        self._box.hang_up()
+        box, self._box = self._box, None
+        if box is not None:
+            box.close()
 
     def release(self) -> None:
-        """In a forked child: the parent alone holds the line."""
-        self._box.close()
+        """In a forked child: let the parent alone hold the connection."""
+        if self._box is not None:
+            self._box.release()

@@ -1,67 +1,56 @@
-"""Capturing: one rank's slots, and the thread that fills them.
+"""Capture: one rank's slots, and the snapshots that go into them.
 
-At a step boundary `begin` decides (core/slots) and copies what moves; the thread copies the rest,
-hashes and seals. The trainer is only ever held by `fence`, in the optimizer's pre-step hook, while
-bytes that the update would overwrite are still on their way. Whatever goes wrong here costs a
-snapshot, never the training.
+At a step boundary `core/resume/slots.py` chooses a slot, and the trainer's thread copies what may
+move. What stands still until the next update is copied, hashed and sealed in the background; only
+the fence in front of the update holds the trainer, while bytes that the update would overwrite are
+still on their way. Whatever goes wrong here costs a snapshot, never the training.
+
+Comes in: step boundaries, damage that the keeper found, snapshots that the keeper brought. Goes
+out: sealed slots, and the rank's status page, which tells of them.
+
+Invariant: a slot is written by one capture at a time, and the page never tells of a snapshot that
+is not sealed.
 """
 
 from __future__ import annotations
 
 import json
-import queue
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-from keepstep.config import Settings
 from keepstep.core.redundancy import memory_budget
 from keepstep.core.resume.slots import Skip, choose
-from keepstep.edge.os.clock import CLOCK
-from keepstep.edge.os.journal import Journal
-from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot, check_identity, slot_bytes, slot_path, slot_paths
 from keepstep.edge.shm.status_page import StatusPage
-from keepstep.edge.torch.capture import Copy, lower_priority, pin
-from keepstep.edge.torch.state import Protected, State
-from keepstep.errors import DamageError, IdentityError
+from keepstep.errors import DamageError
 from keepstep.model.layout import Layout
-from keepstep.model.snapshot import Phase, SlotHeader, SlotState, SlotView, Stamp
+from keepstep.model.snapshot import Phase, SlotState, SlotView, Stamp
 from keepstep.model.topology import parse_policy
 from keepstep.model.units import KIB, MIB, human_bytes
-from keepstep.runtime.job_name import job_hash
-from keepstep.runtime.rank.commit_view import Outlook
+from keepstep.ports import Acts, Gathered, StateCopy
+from keepstep.runtime.rank.commit_view import CommitView
+from keepstep.runtime.rank.world import RankIdentity, RankOptions, RankWorld
 
 GROW_INLINE_BYTES = 16 * MIB  # a slot this small is made quicker than a step
 OBJECTS_SLACK_BYTES = 64 * KIB  # schedulers and samplers grow a little as numbers get longer
 EMPTY_VIEW = SlotView(SlotState.EMPTY, Stamp(-1, 0))
-SKIPS_PER_LINE = 100  # the journal tells the first skip and every hundredth
+SKIPS_PER_LINE = 100  # the journal tells of the first skip and of every hundredth
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Identity:
-    """Who writes these slots."""
+class Holdings:
+    """What the own slots hold, proven. `foreign_world`: some are of a job with so many ranks."""
 
-    job: str
-    uid: int
-    rank: int
-    world_size: int
-    local_world_size: int
-
-    @property
-    def has_many_nodes(self) -> bool:
-        return self.local_world_size < self.world_size
-
-    @property
-    def job_hash(self) -> bytes:
-        return job_hash(self.job, self.uid)
+    slot_of: dict[Stamp, int]
+    foreign_world: int | None = None
 
 
 @dataclass(frozen=True)
-class Manifest:
+class _Manifest:
     """A layout as it is written into a slot."""
 
     layout: Layout
@@ -69,83 +58,108 @@ class Manifest:
     text: bytes
 
 
-class Capturing:
-    """All slots of one rank. `page` is the rank's status page; `on_phase` hears capture and seal,
-    `on_change` that the page tells of another slot or decision: it must not wait."""
+@dataclass(frozen=True)
+class _NoRoom:
+    """The state has grown beyond the slot. What the slot must hold instead."""
+
+    payload_bytes: int
+    manifest_bytes: int
+
+
+@dataclass(frozen=True)
+class _Sealed:
+    """How a capture went. `moved`: the tensors that changed under it; it is torn then."""
+
+    moved: tuple[str, ...] = ()
+    copy_ns: int = 0
+    seal_ns: int = 0
+    payload_bytes: int = 0
+    loss: float = float("nan")
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """Work for a snapshot raised."""
+
+    why: str
+
+
+class Capture:
+    """All slots of one rank. `on_change` hears that the page tells of another slot or decision; it
+    must not wait."""
 
     def __init__(
         self,
-        settings: Settings,
-        identity: Identity,
+        world: RankWorld,
+        options: RankOptions,
+        who: RankIdentity,
         page: StatusPage,
-        outlook: Outlook,
-        journal: Journal,
-        on_phase: Callable[[Phase, int], None],
+        view: CommitView,
+        announce: Callable[[Phase, int], None],
         on_change: Callable[[], None],
     ) -> None:
-        self._settings, self._who, self._page, self._outlook, self._journal = (
-            settings,
-            identity,
-            page,
-            outlook,
-            journal,
-        )
-        self._on_phase, self._on_change = on_phase, on_change
-        self.slots: list[Slot] = [
-            self._open(path) for path in slot_paths(MEMORY, settings.job_dir, identity.rank)
-        ]
-        self._views: list[SlotView] = [EMPTY_VIEW] * len(self.slots)
-        self._views_lock = threading.Lock()
-        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._copy: Copy | None = None
-        self._manifest: Manifest | None = None
-        self._counts = {"captured_steps": 0, "skipped_steps": 0, "torn_steps": 0}
+        self._world = world
+        self._options = options
+        self._who = who
+        self._page = page
+        self._commit_view = view
+        self._announce = announce
+        self._on_change = on_change
+        paths = slot_paths(world.memory, options.job_dir, who.rank)
+        self._slots: list[Slot] = [self._open(path) for path in paths]
+        self._views: list[SlotView] = [EMPTY_VIEW] * len(self._slots)
+        self._manifest: _Manifest | None = None
+        self._copy: StateCopy | None = None
+        self._captured_steps = 0
+        self._skipped_steps = 0
+        self._torn_steps = 0
         self.incarnation = 0
 
     # -- what is there already
 
     def _open(self, path: Path) -> Slot:
         try:
-            return Slot(MEMORY, path)
+            return Slot(self._world.memory, path)
         except DamageError as error:
-            self._journal.record("damaged", f"{error}; the slot is made anew", rank=self._who.rank)
-            # holds its place: a slot's number is its file's; `prepare` gives it its size
-            return Slot.create(MEMORY, path, 1, 1)
+            why = f"{error}; the slot is made anew"
+            self._world.journal.record("damaged", why, rank=self._who.rank)
+            # It holds its place: a slot's number is its file's. `prepare` gives it its size.
+            return Slot.create(self._world.memory, path, 1, 1)
 
-    def verified(self) -> tuple[dict[Stamp, int], int | None]:
-        """Prove every slot. ({stamp: slot}, world size of foreign snapshots or None). Raises
-        IdentityError."""
+    def prove(self) -> Acts[Holdings]:
+        """Prove every slot. Raises IdentityError when one is another job's or rank's."""
         found: dict[Stamp, int] = {}
         foreign: int | None = None
-        self._views = [EMPTY_VIEW] * len(self.slots)
-        for index, slot in enumerate(self.slots):
+        self._views = [EMPTY_VIEW] * len(self._slots)
+        for index, slot in enumerate(self._slots):
+            yield
             try:
                 header, _ = slot.verify()
             except DamageError as error:
-                self._journal.record(
-                    "damaged", f"{error}; the next source is used", rank=self._who.rank, slot=index
-                )
+                why = f"{error}; the next source is used"
+                self._world.journal.record("damaged", why, rank=self._who.rank, slot=index)
                 continue
             except LookupError:
                 continue
-            check_identity(header, slot.path, self._who.job, self._who.job_hash, self._who.rank)
-            if header.world_size != self._who.world_size:
+            who = self._who
+            check_identity(header, slot.path, who.job, who.job_hash, who.rank)
+            if header.world_size != who.world_size:
                 foreign = header.world_size
                 continue
             found[header.stamp] = index
             self._views[index] = SlotView(SlotState.SEALED, header.stamp)
-        return found, foreign
+        return Holdings(found, foreign)
 
-    def look_again(self) -> dict[Stamp, int]:
+    def look_again(self) -> Acts[Holdings]:
         """The keeper has brought a snapshot into one of the slots: prove them all anew."""
-        for slot in self.slots:
+        for slot in self._slots:
             slot.close()
-        self.slots = [
-            self._open(path) for path in slot_paths(MEMORY, self._settings.job_dir, self._who.rank)
-        ]
-        self._views = [EMPTY_VIEW] * len(self.slots)
-        return self.verified()[0]
+        paths = slot_paths(self._world.memory, self._options.job_dir, self._who.rank)
+        self._slots = [self._open(path) for path in paths]
+        return (yield from self.prove())
+
+    def slot(self, index: int) -> Slot:
+        return self._slots[index]
 
     def forget_newer(self, stamp: Stamp | None) -> None:
         """After loading: void every slot that is newer than what was loaded (None: all), for it is
@@ -154,310 +168,318 @@ class Capturing:
         Older ones stay until everybody goes: should another rank fail to load this one, they are
         the next source.
         """
-        for index, (slot, view) in enumerate(zip(self.slots, self._views, strict=True)):
+        for index, (slot, view) in enumerate(zip(self._slots, self._views, strict=True)):
             if stamp is None or view.state is not SlotState.SEALED or view.stamp > stamp:
                 slot.void()
                 self._views[index] = EMPTY_VIEW
-        self._publish_views()
+        self._page.publish(slots=tuple(self._views))
 
     # -- making slots
 
-    def prepare(
-        self, payload_bytes: int, manifest_bytes: int, free_bytes: int, available_bytes: int
-    ) -> str:
-        """Make the slots before training: pre-faulted, checked against free memory. Raises
-        MemoryBudgetError."""
-        payload, manifest = (
-            payload_bytes + OBJECTS_SLACK_BYTES,
-            manifest_bytes + manifest_bytes // 2 + 4 * KIB,
-        )
-        each = slot_bytes(payload, manifest)
-        own = sum(s.capacity for s in self.slots) * self._who.local_world_size + self._held_bytes()
-        plan = memory_budget.plan(
-            each,
-            self._who.local_world_size,
-            free_bytes + own,
-            available_bytes + own,
-            self._settings.slots,
-            self._settings.store is not None,
-            str(self._settings.arena_dir),
-            held=memory_budget.held_slots(parse_policy(self._settings.redundancy))
-            if self._who.has_many_nodes
-            else 0.0,
-            many_nodes=self._who.has_many_nodes,
-        )
+    def prepare(self) -> Acts[str]:
+        """Make the slots before training: pre-faulted, checked against free memory. The plan in
+        words. Raises MemoryBudgetError."""
+        coming_bytes, manifest_bytes, remark = self._world.live.coming_bytes()
+        payload = coming_bytes + OBJECTS_SLACK_BYTES
+        manifest = manifest_bytes + manifest_bytes // 2 + 4 * KIB
+        plan = self._plan(slot_bytes(payload, manifest))
         for index in range(plan.slots):
-            if index < len(self.slots) and self._fits(self.slots[index], payload, manifest):
-                self.slots[index].prefault()
-                continue
-            if index < len(self.slots) and self._views[index].state is SlotState.SEALED:
+            yield
+            is_there = index < len(self._slots)
+            if is_there and self._fits(self._slots[index], payload, manifest):
+                self._slots[index].prefault()
+            elif is_there and self._views[index].state is SlotState.SEALED:
                 continue  # too small, but it holds what was restored: it grows when its turn comes
-            self._replace(index, payload, manifest)
-        self._publish_views()
-        return plan.why
+            else:
+                self._replace(index, payload, manifest)
+        self._page.publish(slots=tuple(self._views))
+        return plan.why + remark
+
+    def _plan(self, each_bytes: int) -> memory_budget.SlotPlan:
+        who, options = self._who, self._options
+        own = sum(slot.capacity for slot in self._slots) * who.local_world_size
+        there = own + self._held_bytes()
+        policy = parse_policy(options.redundancy)
+        return memory_budget.plan(
+            each_bytes,
+            who.local_world_size,
+            self._world.memory.free_bytes(options.arena_dir) + there,
+            self._world.available_bytes() + there,
+            options.slots,
+            options.has_store,
+            str(options.arena_dir),
+            held=memory_budget.held_slots(policy) if who.has_many_nodes else 0.0,
+            many_nodes=who.has_many_nodes,
+        )
 
     def _held_bytes(self) -> int:
         """What this node's keeper holds for others already: it is in the plan, and no longer in
         what is free."""
-        held = [
-            *self._settings.job_dir.glob("held/rank-*/slot-?"),
-            *self._settings.job_dir.glob("parity/rank-*/slot-?"),
-        ]
-        return sum(path.stat().st_size for path in held)
+        memory, total = self._world.memory, 0
+        for part in ("held", "parity"):
+            for rank in memory.names(self._options.job_dir / part):
+                directory = self._options.job_dir / part / rank
+                total += sum(memory.size(directory / name) for name in memory.names(directory))
+        return total
 
     def _fits(self, slot: Slot, payload: int, manifest: int) -> bool:
         return slot.capacity >= payload and slot.manifest_capacity >= manifest
 
     def _replace(self, index: int, payload: int, manifest: int) -> None:
-        fresh = Slot.create(
-            MEMORY, slot_path(self._settings.job_dir, self._who.rank, index), payload, manifest
-        )
-        pin(fresh)
-        if index < len(self.slots):
-            self.slots[index].close()
-            self.slots[index] = fresh
+        path = slot_path(self._options.job_dir, self._who.rank, index)
+        fresh = Slot.create(self._world.memory, path, payload, manifest)
+        self._world.live.pin(fresh)
+        if index < len(self._slots):
+            self._slots[index].close()
+            self._slots[index] = fresh
         else:
-            self.slots.append(fresh)
+            self._slots.append(fresh)
             self._views.append(EMPTY_VIEW)
 
     # -- a step boundary
 
-    def boundary(self, step: int, epoch: int, protected: Protected, loss: Any) -> None:
-        """On the trainer's thread, at the end of a step. Capture its state, or skip it and
-        count."""
-        self._guarded(lambda: self._begin(step, epoch, protected, loss))
-
-    def _begin(self, step: int, epoch: int, protected: Protected, loss: Any) -> None:
-        with self._views_lock:
-            views = list(self._views)
-        views = [self._pinned(i, v) for i, v in enumerate(views)]
-        horizon, is_hopeless = self._outlook.look(epoch)
-        decision = choose(step, views, horizon, is_hopeless)
+    def boundary(self, stamp: Stamp, loss: object) -> None:
+        """A step has ended: capture its state, or skip it and count. The trainer goes on when its
+        executor has nothing left to do. `loss`: a number, or something that `float` takes."""
+        views = [self._as_chooser_sees(index) for index in range(len(self._slots))]
+        horizon, is_hopeless = self._commit_view.look(stamp.epoch)
+        decision = choose(stamp.step, views, horizon, is_hopeless)
         if isinstance(decision, Skip):
-            self._skip(step, decision.why)
+            self._skip(stamp.step, decision.why)
             return
-        state = protected.gather()
-        manifest = self._manifest_of(state.layout)
-        if not self._has_room(decision.slot, step, state, len(manifest.text)):
-            return
-        slot = self.slots[decision.slot]
+        index = decision.slot
+        slot = self._slots[index]
         if not slot.lock(exclusive=True):
-            self._skip(step, f"slot {decision.slot} was pinned by a reader this moment")
+            self._skip(stamp.step, f"slot {index} is pinned by a reader at this moment")
             return
-        stamp = Stamp(step, epoch)
-        slot.begin(
-            self._who.job_hash, self._who.rank, self._who.world_size, self.incarnation, stamp
+        who = self._who
+        slot.begin(who.job_hash, who.rank, who.world_size, self.incarnation, stamp)
+        self._set_view(index, SlotView(SlotState.WRITING, stamp), decided_step=stamp.step)
+        self._world.trainer.act(
+            _guarded(self._begin(index, stamp)),
+            lambda begun: self._begun(index, stamp, begun, loss),
         )
-        self._set_view(decision.slot, SlotView(SlotState.WRITING, stamp), decided_step=step)
-        handed_over = False
-        try:
-            self._copy = copy = Copy(state, slot)
-            copy.copy_moving()
-            self._queue.put(
-                lambda: self._finish(decision.slot, stamp, copy, manifest, protected, loss)
-            )
-            handed_over = True
-        finally:
-            if not handed_over:
-                self._copy = None
-                self._give_up(decision.slot)
 
-    def _manifest_of(self, layout: Layout) -> Manifest:
-        # it rarely changes, and writing it out costs as much as a gather
-        if self._manifest is None or self._manifest.layout != layout:
-            self._manifest = Manifest(
-                layout, layout.hash(), json.dumps(layout.to_json(), separators=(",", ":")).encode()
-            )
-        return self._manifest
-
-    def _pinned(self, index: int, view: SlotView) -> SlotView:
+    def _as_chooser_sees(self, index: int) -> SlotView:
+        view = self._views[index]
         if view.state is not SlotState.SEALED:
             return view
-        slot = self.slots[index]
+        slot = self._slots[index]
         if slot.lock(exclusive=True):
             slot.unlock()
             return view
         return view._replace(pinned=True)
 
-    def _has_room(self, index: int, step: int, state: State, manifest_bytes: int) -> bool:
-        if self._fits(self.slots[index], state.payload_bytes, manifest_bytes):
-            return True
-        payload = state.payload_bytes + state.payload_bytes // 8 + OBJECTS_SLACK_BYTES
-        manifest = manifest_bytes + manifest_bytes // 2 + 4 * KIB
-        if payload <= GROW_INLINE_BYTES:
-            self._replace(index, payload, manifest)
-            return True
-        self._skip(
-            step,
-            f"the state has grown to {human_bytes(state.payload_bytes)} and slot {index} is "
-            "being made larger",
-        )
-        with self._views_lock:
-            # busy until it has grown
-            self._views[index] = SlotView(SlotState.WRITING, Stamp(-1, 0))
-        self._queue.put(lambda: self._grow(index, payload, manifest))
-        return False
-
-    def _grow(self, index: int, payload: int, manifest: int) -> None:
-        try:
-            self._replace(index, payload, manifest)
-        finally:
-            self._set_view(index, EMPTY_VIEW)
-
     def _skip(self, step: int, why: str) -> None:
-        self._counts["skipped_steps"] += 1
-        count = self._counts["skipped_steps"]
+        self._skipped_steps += 1
+        count = self._skipped_steps
         self._page.publish(decided_step=step, skipped_steps=count)
         self._on_change()
         if count % SKIPS_PER_LINE == 1:
-            self._journal.record(
-                "skipped",
-                f"step {step} is not captured: {why} ({count} skipped so far)",
-                step=step,
-                skipped_steps=count,
-            )
+            why = f"step {step} is not captured: {why} ({count} skipped so far)"
+            self._world.journal.record("skipped", why, step=step, skipped_steps=count)
 
-    def fence(self) -> None:
-        """In the optimizer's pre-step hook: wait for the bytes this update would overwrite."""
-        if self._copy is not None:
-            self._copy.fence()
+    def _begin(self, index: int, stamp: Stamp) -> Acts[tuple[Gathered, StateCopy] | _NoRoom]:
+        """On the trainer's thread: what has to be copied before the next step begins."""
+        gathered = self._world.live.gather()
+        yield
+        manifest = self._manifest_of(gathered.layout)
+        if not self._has_room(index, stamp, gathered.payload_bytes, len(manifest.text)):
+            payload = gathered.payload_bytes + gathered.payload_bytes // 8 + OBJECTS_SLACK_BYTES
+            text_bytes = len(manifest.text)
+            return _NoRoom(payload, text_bytes + text_bytes // 2 + 4 * KIB)
+        copy = self._copy = self._world.live.copy(gathered, self._slots[index])
+        copy.copy_moving()
+        return gathered, copy
 
-    # -- the thread
+    def _manifest_of(self, layout: Layout) -> _Manifest:
+        # It rarely changes, and writing it out costs as much as a gather.
+        if self._manifest is None or self._manifest.layout != layout:
+            text = json.dumps(layout.to_json(), separators=(",", ":")).encode()
+            self._manifest = _Manifest(layout, layout.hash(), text)
+        return self._manifest
 
-    def start(self) -> None:
-        self._thread = threading.Thread(target=self._work, name="keepstep-capture", daemon=True)
-        self._thread.start()
+    def _has_room(self, index: int, stamp: Stamp, payload: int, manifest: int) -> bool:
+        """Whether the snapshot fits into the slot, which is made larger at once where that is
+        quick."""
+        if self._fits(self._slots[index], payload, manifest):
+            return True
+        if payload > GROW_INLINE_BYTES:
+            return False
+        grown = payload + payload // 8 + OBJECTS_SLACK_BYTES
+        self._replace(index, grown, manifest + manifest // 2 + 4 * KIB)
+        slot = self._slots[index]
+        slot.lock(exclusive=True)
+        who = self._who
+        slot.begin(who.job_hash, who.rank, who.world_size, self.incarnation, stamp)
+        return True
 
-    def _work(self) -> None:
-        lower_priority()
-        while (task := self._queue.get()) is not None:
-            self._guarded(task)
-
-    def _guarded(self, task: Callable[[], None]) -> None:
-        """The executor: whatever a task raises costs a snapshot and is told, but never reaches the
-        trainer."""
-        try:
-            task()
-        except Exception as error:  # noqa: BLE001
-            self._journal.record(
-                "capture-failed",
-                f"a snapshot was lost: {type(error).__name__}: {error}",
-                rank=self._who.rank,
-            )
-
-    def _finish(
+    def _begun(
         self,
         index: int,
         stamp: Stamp,
-        copy: Copy,
-        manifest: Manifest,
-        protected: Protected,
-        loss: Any,
+        begun: tuple[Gathered, StateCopy] | _NoRoom | _Failed,
+        loss: object,
     ) -> None:
-        sealed = False
+        if isinstance(begun, _Failed):
+            self._lost_snapshot(index, begun.why)
+        elif isinstance(begun, _NoRoom):
+            size = human_bytes(begun.payload_bytes)
+            why = f"the state has grown, and slot {index} is being made larger, for {size}"
+            self._skip(stamp.step, why)
+            self._set_view(index, SlotView(SlotState.WRITING, Stamp(-1, 0)))  # busy until then
+            self._world.background.act(
+                _guarded(self._grow(index, begun)), lambda grown: self._grown(index, grown)
+            )
+        else:
+            gathered, copy = begun
+            acts = self._finish(index, stamp, gathered, copy, loss)
+            self._world.background.act(
+                _guarded(acts), lambda sealed: self._finished(index, stamp, sealed)
+            )
+
+    def _grow(self, index: int, wanted: _NoRoom) -> Acts[None]:
+        yield
+        self._replace(index, wanted.payload_bytes, wanted.manifest_bytes)
+
+    def _grown(self, index: int, grown: _Failed | None) -> None:
+        if isinstance(grown, _Failed):
+            self._lost_snapshot(index, grown.why)
+        else:
+            self._set_view(index, EMPTY_VIEW)
+
+    # -- in the background
+
+    def _finish(
+        self, index: int, stamp: Stamp, gathered: Gathered, copy: StateCopy, loss: object
+    ) -> Acts[_Sealed]:
+        """Copy what stands still, hash, seal. The header comes last."""
+        slot = self._slots[index]
+        manifest = self._manifest_of(gathered.layout)
+        clock = self._world.clock
         try:
-            self._on_phase(Phase.CAPTURE, stamp.step)
-            copy.copy_still()
+            self._announce(Phase.CAPTURE, stamp.step)
+            yield
+            yield from copy.copy_still()
             if copy.moved:
-                self._torn(stamp, copy.moved, protected)
-                return
-            began_ns = time.perf_counter_ns()
-            header = copy.slot.write_table(copy.state.payload_bytes, manifest.text)
-            self._on_phase(Phase.SEAL, stamp.step)
-            value = float(loss) if loss is not None else float("nan")
-            copy.slot.seal(header, manifest.layout_hash, value, CLOCK.wall_ns())
-            sealed = True
-            self._counts["captured_steps"] += 1
-            seal_ns = time.perf_counter_ns() - began_ns
-            copy.slot.unlock()  # before anybody is told: who hears of it pins it at once
+                return _Sealed(moved=tuple(copy.moved))
+            began_ns = clock.monotonic_ns()
+            header = slot.write_table(gathered.payload_bytes, manifest.text)
+            self._announce(Phase.SEAL, stamp.step)
+            value = float("nan") if loss is None else float(loss)  # type: ignore[arg-type]
+            yield
+            slot.seal(header, manifest.layout_hash, value, clock.wall_ns())
+            slot.unlock()  # before anybody is told: who hears of it pins it at once
+            seal_ns = clock.monotonic_ns() - began_ns
+            return _Sealed((), copy.copy_ns, seal_ns, gathered.payload_bytes, value)
+        finally:
+            copy.end()
+
+    def _finished(self, index: int, stamp: Stamp, sealed: _Sealed | _Failed) -> None:
+        self._copy = None
+        if isinstance(sealed, _Failed):
+            self._lost_snapshot(index, sealed.why)
+        elif sealed.moved:
+            self._torn_steps += 1
+            self._tell_torn(stamp, sealed.moved)
+            self._give_up(index)
+        else:
+            self._captured_steps += 1
             self._set_view(
                 index,
                 SlotView(SlotState.SEALED, stamp),
-                **self._counts,
-                copy_ns_last=copy.copy_ns,
-                seal_ns_last=seal_ns,
-                payload_bytes=copy.state.payload_bytes,
-                loss=value,
+                captured_steps=self._captured_steps,
+                copy_ns_last=sealed.copy_ns,
+                seal_ns_last=sealed.seal_ns,
+                payload_bytes=sealed.payload_bytes,
+                loss=sealed.loss,
             )
-        finally:
-            copy.done.set()  # whatever happened, the trainer is not to wait for it
-            if not sealed:
-                self._give_up(index)
+
+    def _lost_snapshot(self, index: int, why: str) -> None:
+        self._copy = None
+        journal = self._world.journal
+        journal.record("capture-failed", f"a snapshot was lost: {why}", rank=self._who.rank)
+        self._give_up(index)
 
     def _give_up(self, index: int) -> None:
-        self.slots[index].void()
-        self.slots[index].unlock()
-        self._set_view(index, EMPTY_VIEW, **self._counts)
+        self._slots[index].void()
+        self._slots[index].unlock()
+        self._set_view(index, EMPTY_VIEW, torn_steps=self._torn_steps)
 
-    def _torn(self, stamp: Stamp, moved: list[str], protected: Protected) -> None:
-        self._counts["torn_steps"] += 1
-        protected.eager_names.update(moved)
+    def _tell_torn(self, stamp: Stamp, moved: tuple[str, ...]) -> None:
+        self._world.live.copy_eagerly(moved)
         names = ", ".join(moved[:5]) + (f" and {len(moved) - 5} more" if len(moved) > 5 else "")
-        self._journal.record(
-            "torn",
-            f"the snapshot of {stamp} is dropped: {names} changed outside an optimizer's "
-            "step while being copied; "
-            "they are copied at the boundary from now on",
-            step=stamp.step,
-            moved=moved[:50],
+        why = (
+            f"the snapshot of {stamp} is dropped: {names} changed outside an optimizer's step "
+            "while being copied; they are copied at the boundary from now on"
         )
+        self._world.journal.record("torn", why, step=stamp.step, moved=list(moved[:50]))
 
-    def _set_view(self, index: int, view: SlotView, **changes: Any) -> None:
-        with self._views_lock:
-            self._views[index] = view
-            self._page.publish(slots=tuple(self._views), **changes)
+    def _set_view(self, index: int, view: SlotView, **changes: object) -> None:
+        self._views[index] = view
+        self._page.publish(slots=tuple(self._views), **changes)
         self._on_change()
 
-    def _publish_views(self) -> None:
-        with self._views_lock:
-            self._page.publish(slots=tuple(self._views))
+    # -- meanwhile
+
+    @property
+    def copy_under_way(self) -> StateCopy | None:
+        """The snapshot that the next update has to wait for, if there is one."""
+        return self._copy
 
     def damaged(self, index: int, why: str) -> None:
         """The keeper's scrub found a slot that no longer proves: forget it, unless it has been
         rewritten since."""
-        self._queue.put(lambda: self._recheck(index, why))
-
-    def _recheck(self, index: int, why: str) -> None:
-        if self._views[index].state is not SlotState.SEALED:
+        if index >= len(self._views) or self._views[index].state is not SlotState.SEALED:
             return
-        try:
-            self.slots[index].verify()
-        except DamageError:
-            self._journal.record(
-                "slot-voided",
-                f"slot {index} is given up after scrubbing: {why}",
-                rank=self._who.rank,
-                slot=index,
-            )
-            self.slots[index].void()
+        view = self._views[index]
+
+        def looked(is_damaged: bool | _Failed) -> None:
+            if is_damaged is not True or self._views[index] != view:
+                return
+            told = f"slot {index} is given up after scrubbing: {why}"
+            self._world.journal.record("slot-voided", told, rank=self._who.rank, slot=index)
+            self._slots[index].void()
             self._set_view(index, EMPTY_VIEW)
 
-    def drain(self, timeout_s: float) -> bool:
-        """Wait until everything begun is sealed; True when it is."""
-        done = threading.Event()
-        self._queue.put(done.set)
-        return done.wait(timeout_s)
+        self._world.background.act(_guarded(self._is_damaged(index)), looked)
 
-    def stop(self) -> None:
-        self._queue.put(None)
-        if self._thread:
-            self._thread.join(5.0)
+    def _is_damaged(self, index: int) -> Acts[bool]:
+        yield
+        try:
+            self._slots[index].verify()
+        except DamageError:
+            return True
+        except LookupError:
+            return False
+        return False
+
+    def drain(self, then: Callable[[], None]) -> None:
+        """`then` is called when everything that has begun is sealed, or given up."""
+        self._world.background.submit(_nothing, lambda _: then())
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Steps captured, skipped and torn."""
+        return self._captured_steps, self._skipped_steps, self._torn_steps
 
     def close(self) -> None:
         """Give up maps and locks; the slots stay."""
-        self._outlook.close()
-        for slot in self.slots:
+        self._commit_view.close()
+        for slot in self._slots:
             slot.close()
 
 
-def snapshot_of(capturing: Capturing, stamp: Stamp, index: int) -> tuple[Slot, SlotHeader, Layout]:
-    """A slot proven again just before it is loaded. Raises DamageError, LookupError,
-    IdentityError."""
-    slot = capturing.slots[index]
-    header, layout = slot.verify()
-    if header.stamp != stamp:
-        raise IdentityError(
-            f"{slot.path}: expected {stamp} of epoch {stamp.epoch}, found {header.stamp} of "
-            f"epoch {header.stamp.epoch}"
-        )
-    return slot, header, layout
+def _guarded(acts: Acts[T]) -> Acts[T | _Failed]:
+    """The same work; what it raises costs a snapshot and is told, but never reaches the trainer.
+
+    The one place in the package where everything is caught.
+    """
+    try:
+        return (yield from acts)
+    except Exception as error:  # noqa: BLE001
+        return _Failed(f"{type(error).__name__}: {error}")
+
+
+def _nothing() -> None:
+    """Work that only waits for its turn."""

@@ -1,5 +1,5 @@
-"""Outlook: what a rank knows of the others when it decides about a snapshot: the horizon, and which
-stamps are hopeless.
+"""Commit view: what a rank knows of the others when it decides about a snapshot: the horizon, and
+which stamps are hopeless.
 
 On one node it reads the ranks' pages itself, so that capturing needs nobody else to be alive; with
 many nodes it reads the leader's word, which its keeper has written into a page. Both may be old,
@@ -18,17 +18,20 @@ from keepstep.edge.shm.status_page import StatusPage, status_path
 from keepstep.model.snapshot import RankStatus, Stamp
 from keepstep.ports import Memory
 
-View = tuple[Stamp | None, Callable[[Stamp], bool]]  # the horizon, and whether a stamp is hopeless
+View = tuple[Stamp | None, Callable[[Stamp], bool]]
 
 
-class Outlook(Protocol):
-    def look(self, epoch: int) -> View: ...
+class CommitView(Protocol):
+    """What a rank may overwrite depends on this."""
+
+    def look(self, epoch: int) -> View:
+        """The horizon in this epoch, and whether a stamp will never be committed."""
 
     def close(self) -> None: ...
 
 
-class Pages:
-    """Of a job whose ranks all live here."""
+class PagesOfOneNode:
+    """Of a job whose ranks all live on this node."""
 
     def __init__(self, memory: Memory, job_dir: Path, world_size: int) -> None:
         self._memory, self._job_dir, self._world_size = memory, job_dir, world_size
@@ -36,8 +39,8 @@ class Pages:
         self._last_seen: dict[int, RankStatus] = {}
 
     def look(self, epoch: int) -> View:
-        seen = [p for p in (self._read(rank) for rank in range(self._world_size)) if p]
-        holdings = [holding_of(p) for p in seen]
+        seen = [page for page in map(self._read, range(self._world_size)) if page]
+        holdings = [holding_of(page) for page in seen]
         return cut(holdings, self._world_size), lambda stamp: hopeless(stamp, holdings)
 
     def _read(self, rank: int) -> RankStatus | None:
@@ -46,7 +49,7 @@ class Pages:
                 self._pages[rank] = StatusPage(self._memory, status_path(self._job_dir, rank))
             except (OSError, ValueError):
                 return None
-        # A page that cannot be read this moment is as good as it was before: old views are safe.
+        # A page that cannot be read at this moment is as good as it was before: old views are safe.
         read = self._pages[rank].read() or self._last_seen.get(rank)
         if read is not None:
             self._last_seen[rank] = read
@@ -57,8 +60,8 @@ class Pages:
             page.close()
 
 
-class Word:
-    """Of a job with many nodes: the leader's."""
+class LeadersWord:
+    """Of a job with many nodes: the page that this node's keeper writes."""
 
     def __init__(self, memory: Memory, job_dir: Path) -> None:
         self._page = HorizonPage(memory, job_dir)

@@ -1,277 +1,259 @@
-"""Link: the session's line to the keeper.
+"""Keeper client: a rank's line to the keeper of its node.
 
-Asks where to resume and then listens on a thread of its own. A keeper that dies is replaced and
-told who is training; training notices nothing. Requests (persist) are answered through futures.
+Asks where to resume, hears offers, asks for checkpoints. A keeper that dies is replaced and told
+who is training, or asked again if it was being asked; training notices nothing. Every request is
+answered: by the keeper, or because it died.
+
+Comes in: the keeper's messages. Goes out: the rank's, and calls of the `KeeperHearer`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import queue
-import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
+from typing import Protocol
 
-from keepstep.config import Settings
-from keepstep.core.resume.vote import Offer
-from keepstep.edge.os.journal import Journal
-from keepstep.edge.os.processes import ensure_keeper
-from keepstep.errors import KeeperError, KeepstepError
+from keepstep.errors import KeepstepError
 from keepstep.model.mesh import Mesh
-from keepstep.model.snapshot import Stamp
+from keepstep.model.messages.keeper_rank import (
+    Attach,
+    BeginMesh,
+    CannotListen,
+    CheckpointDone,
+    Goodbye,
+    JoinVote,
+    Listen,
+    Listening,
+    NotUnderstood,
+    PageChanged,
+    Released,
+    SlotDamaged,
+    StateLoaded,
+    StateOffered,
+    StateUnusable,
+    ToRank,
+    TrainingPermitted,
+    VoteRefused,
+    WantCheckpoint,
+)
+from keepstep.model.units import S_NS
+from keepstep.ports import Box
+from keepstep.runtime.rank.world import RankWorld
 
-IMPATIENT_S = 15.0
-AGAIN_S = 1.0
-LOOK_S = 0.02
+SEARCH_AGAIN_NS = 1 * S_NS
+LISTEN_WITHIN_NS = 15 * S_NS
+
+Answered = Callable[[CheckpointDone], None]
 
 
-class Link:
-    """One rank's connection. `on_damage(slot, why)` is called from the listening thread."""
+class KeeperHearer(Protocol):
+    """Who acts on what the keeper says."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        rank: int,
-        world_size: int,
-        journal: Journal,
-        on_damage: Callable[[int, str], None],
-    ) -> None:
-        self._settings, self._rank, self._world_size = settings, rank, world_size
-        self._journal, self._on_damage = journal, on_damage
-        self._box = ensure_keeper(settings)
-        self._waiting: dict[int, Future[dict[str, Any]]] = {}
+    def offered(self, offer: StateOffered) -> None: ...
+
+    def permitted(self, epoch: int, offer: int) -> None:
+        """All ranks have proven what was offered under this number."""
+
+    def refused(self, why: str) -> None:
+        """Nobody may train; or the keeper does not understand this rank."""
+
+    def slot_damaged(self, index: int, why: str) -> None: ...
+
+    def released(self) -> None:
+        """The goodbye was heard, or nobody is there to hear it."""
+
+
+class KeeperClient:
+    """`connect` comes first."""
+
+    def __init__(self, world: RankWorld, rank: int, world_size: int) -> None:
+        self._world = world
+        self._rank = rank
+        self._world_size = world_size
+        self.hearer: KeeperHearer | None = None  # nobody yet
+        self._box: Box | None = None
+        self._mesh: Mesh | None = None  # as this rank told it, where no agent does
+        self._join: JoinVote | None = None  # while this rank asks where to resume
+        self._listening: Callable[[Listening | str], None] | None = None
         self._tickets = itertools.count(1)
-        self._lock = threading.Lock()
-        self._released = threading.Event()
-        self._closing = False
-        self._mesh: Mesh | None = None
-        self._join: dict[str, Any] | None = None  # while a vote is under way
-        # about it, once a thread listens
-        self._words: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self._listening = False
+        self._waiting: dict[int, Answered] = {}
+        self._said_goodbye = False
+        self._is_over = False
 
-    # -- before training
+    # -- finding it
 
-    def listen_at(self, host: str, port: int = 0) -> tuple[str, int, int, int]:
-        """Without an agent: have the keeper listen to other nodes. (host, port, incarnation, its
-        newest round). Raises KeeperError."""
-        self._box.send({"kind": "listen", "host": host, "port": port})
-        try:
-            answer = self._box.recv(IMPATIENT_S)
-        except TimeoutError:
-            raise KeeperError(
-                f"the keeper was asked to listen at {host} and did not answer within "
-                f"{IMPATIENT_S:.0f} s"
-            ) from None
-        if answer is None or answer["kind"] != "listening":
-            raise KeeperError(
-                f"the keeper cannot listen at {host}: {answer['why'] if answer else 'it died'}"
-            )
-        return (
-            str(answer["host"]),
-            int(answer["port"]),
-            int(answer["incarnation"]),
-            int(answer["round"]),
-        )
+    def connect(self, found: Callable[[], None], missing: Callable[[KeepstepError], None]) -> None:
+        """Find the keeper for the first time; `missing` hears why there is none."""
 
-    def take_part(self, mesh: Mesh) -> None:
-        """Without an agent: tell the keeper of the nodes of this round."""
-        self._mesh = mesh
-        self._box.send({"kind": "mesh", **mesh.to_json()})
+        def take(box: Box) -> None:
+            self._box = box
+            found()
+
+        self._world.keepers.find(self, take, missing)
+
+    def gone(self, box: Box) -> None:
+        """The keeper died, or ended after our goodbye."""
+        self._box = None
+        waiting, self._waiting = self._waiting, {}
+        for ticket, answered in waiting.items():
+            answered(CheckpointDone(ticket, False, None, "the keeper died meanwhile"))
+        if self._is_over:
+            return
+        if self._said_goodbye:
+            self._released()
+            return
+        why = f"rank {self._rank} lost its keeper; training goes on while another one starts"
+        self._world.journal.record("keeper-lost", why)
+        self._search()
+
+    def _search(self) -> None:
+        def missing(error: KeepstepError) -> None:
+            why = f"no keeper is there ({error}); trying again"
+            self._world.journal.record("keeper-missing", why)
+            self._world.timers.after(SEARCH_AGAIN_NS, self._search)
+
+        if not self._is_over:
+            self._world.keepers.find(self, self._found_again, missing)
+
+    def _found_again(self, box: Box) -> None:
+        """Another keeper lives here now. Without an agent it knows of no other nodes."""
+        if self._is_over:
+            box.close()
+            return
+        self._box = box
+        if self._mesh is None:
+            self._introduce()
+            return
+        mesh = self._mesh
+        me = mesh.members[mesh.node]
+
+        def listening(answer: Listening | str) -> None:
+            if isinstance(answer, Listening):
+                mine = replace(
+                    me, host=answer.host, port=answer.port, incarnation=answer.incarnation
+                )
+                members = (*mesh.members[: mesh.node], mine, *mesh.members[mesh.node + 1 :])
+                self.begin_mesh(replace(mesh, members=members))
+            self._introduce()
+
+        self.listen_at(me.host, me.port, listening)
 
     def _introduce(self) -> None:
-        """Another keeper lives here now: without an agent it knows of no other nodes."""
-        if self._mesh is not None:
-            members = list(self._mesh.members)
-            me = members[self._mesh.node]
-            host, port, incarnation, _ = self.listen_at(me.host, me.port)
-            members[me.node] = replace(me, host=host, port=port, incarnation=incarnation)
-            self.take_part(replace(self._mesh, members=tuple(members)))
+        self._send(self._join or Attach(self._rank, self._world_size))
 
-    def agree(
-        self,
-        incarnation: int,
-        holds: set[Stamp],
-        foreign_world: int | None,
-        load: Callable[[Offer], None],
-        given_up: Callable[[], bool] = lambda: False,
-    ) -> tuple[Offer, int] | None:
-        """Take part in the vote until every rank has proven the same state: (what was loaded,
-        epoch), or None when `given_up()`.
+    # -- without an agent: who the other nodes are
 
-        `load` raises Unusable when the offer cannot be used here; after Damaged the rank asks anew
-        with what it still holds, since others may have a copy. Raises KeeperError when refused.
-        """
-        self._join = join = {
-            "kind": "join",
-            "rank": self._rank,
-            "world_size": self._world_size,
-            "incarnation": incarnation,
-            "holds": list(holds),
-            "foreign_world": foreign_world,
-        }
-        self._box.send(join)
-        offer: Offer | None = None
-        waited_s = 0.0
-        while not given_up():
-            try:
-                message = self._next_word(LOOK_S if self._listening else IMPATIENT_S)
-            except (TimeoutError, queue.Empty):
-                waited_s += LOOK_S if self._listening else IMPATIENT_S
-                if waited_s >= IMPATIENT_S:
-                    waited_s = 0.0
-                    why = (
-                        f"rank {self._rank} has waited {IMPATIENT_S:.0f} s more for the other "
-                        "ranks to ask where to resume"
-                    )
-                    self._journal.record("waiting", why)
-                continue
-            if message is None:  # the keeper died: ask the next one
-                self._box = ensure_keeper(self._settings)
-                self._introduce()
-                self._box.send(join)
-            elif message["kind"] == "refused":
-                raise KeeperError(str(message["why"]))
-            elif message["kind"] == "offer":
-                offer = Offer(
-                    message["round"],
-                    message["source"],
-                    Stamp(message["step"], message["epoch"]),
-                    message["why"],
-                )
-                self._try(offer, load)
-            elif message["kind"] == "go":
-                assert offer is not None
-                self._join = None
-                return offer, int(message["epoch"])
-        return None
+    def listen_at(self, host: str, port: int, then: Callable[[Listening | str], None]) -> None:
+        """Have the keeper listen to other nodes there; port 0: at a free one. `then` hears where it
+        does, or why it cannot."""
+        self._listening = then
+        asked = Listen(host, port)
+        self._send(asked)
 
-    def _next_word(self, timeout_s: float) -> dict[str, Any] | None:
-        return self._words.get(timeout=timeout_s) if self._listening else self._box.recv(timeout_s)
+        def late() -> None:
+            if self._listening is then:
+                self._heard_listening(f"it did not answer within {LISTEN_WITHIN_NS // S_NS} s")
 
-    def forget_vote(self) -> None:
-        """What was said about a vote that was given up is not about the next one."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._words.get_nowait()
+        self._world.timers.after(LISTEN_WITHIN_NS, late)
 
-    def _try(self, offer: Offer, load: Callable[[Offer], None]) -> None:
-        answer = {"rank": self._rank, "round": offer.round}
-        try:
-            load(offer)
-        except Damaged as error:
-            self._journal.record(
-                "damaged",
-                f"{offer.stamp} proves no more: {error}; asking anew, others may have it",
-                rank=self._rank,
-            )
-            assert self._join is not None
-            self._join["holds"] = list(error.holds)
-            self._box.send(self._join)
-        except Unusable as error:
-            self._box.send({"kind": "failed", "why": str(error)[:2000], **answer})
-        else:
-            self._box.send({"kind": "loaded", **answer})
+    def _heard_listening(self, answer: Listening | str) -> None:
+        then, self._listening = self._listening, None
+        if then is not None:
+            then(answer)
+
+    def begin_mesh(self, mesh: Mesh) -> None:
+        """Tell the keeper of the nodes of this attempt, and whoever comes after it."""
+        self._mesh = mesh
+        self._send(BeginMesh(mesh))
+
+    # -- the vote
+
+    def join(self, question: JoinVote) -> None:
+        """Ask where to resume. A keeper that takes over is asked again."""
+        self._join = question
+        self._send(question)
+
+    def leave_vote(self) -> None:
+        """Nothing that is said about the vote counts any more."""
+        self._join = None
+
+    def loaded(self, offer: StateOffered) -> None:
+        self._send(StateLoaded(self._rank, offer.offer))
+
+    def unusable(self, offer: StateOffered, why: str) -> None:
+        self._send(StateUnusable(self._rank, offer.offer, why[:1000]))
 
     # -- during training
 
-    def listen(self) -> None:
-        """Start listening for the keeper's words."""
-        self._listening = True
-        threading.Thread(target=self._listen, name="keepstep-link", daemon=True).start()
+    def page_changed(self) -> None:
+        """Have the keeper look at this rank's page; never waits. From any thread."""
+        box = self._box
+        if box is not None:
+            box.poke(PageChanged(self._rank))
 
-    def _listen(self) -> None:
-        while not self._released.is_set():
-            message = self._box.recv()
-            if message is None:
-                self._lost()
-            elif message["kind"] == "persisted":
-                with self._lock:
-                    future = self._waiting.pop(int(message["ticket"]), None)
-                if future:
-                    future.set_result(message)
-            elif message["kind"] == "damaged":
-                self._on_damage(int(message["slot"]), str(message["why"]))
-            elif message["kind"] in ("offer", "go", "refused"):
-                self._words.put(message)
-            elif message["kind"] == "released":
-                self._released.set()
+    def persist(self, step: int | None, why: str, answered: Answered) -> None:
+        """Ask for a checkpoint of `step` or a newer one (None: of the newest)."""
+        ticket = next(self._tickets)
+        self._waiting[ticket] = answered
+        if not self._send(WantCheckpoint(ticket, step, why[:1000])):
+            del self._waiting[ticket]
+            answered(CheckpointDone(ticket, False, None, "no keeper is there to be asked"))
 
-    def _lost(self) -> None:
-        if self._closing:  # we said goodbye, so it is free to go
-            self._released.set()
-            return
-        self._journal.record(
-            "keeper-lost",
-            f"rank {self._rank} lost the keeper; training goes on while another one starts",
-        )
-        with self._lock:
-            waiting, self._waiting = self._waiting, {}
-        for future in waiting.values():
-            future.set_result({"ok": False, "step": None, "why": "the keeper died meanwhile"})
-        self._box.close()
-        while not self._closing:
-            try:
-                self._box = ensure_keeper(self._settings)
-                self._introduce()
-            except KeepstepError as error:
-                self._journal.record(
-                    "keeper-missing", f"no keeper is there ({error}); trying again"
-                )
-                self._box.close()
-                time.sleep(AGAIN_S)
-                continue
-            self._box.send(
-                self._join or {"kind": "attach", "rank": self._rank, "world_size": self._world_size}
-            )
-            return
+    def goodbye(self, ok: bool, why: str) -> None:
+        """Say the last word; `released` follows."""
+        self._said_goodbye = True
+        if not self._send(Goodbye(self._rank, ok, why[:1000])):
+            self._released()
 
-    def changed(self) -> None:
-        """Have the keeper look at this rank's page; never waits."""
-        self._box.poke({"kind": "changed", "rank": self._rank})
+    def _released(self) -> None:
+        if self.hearer is not None:
+            self.hearer.released()
 
-    def persist(self, step: int | None, why: str) -> Future[dict[str, Any]]:
-        """Ask for a checkpoint; the future gives {"ok", "step", "why"}."""
-        future: Future[dict[str, Any]] = Future()
-        with self._lock:
-            ticket = next(self._tickets)
-            self._waiting[ticket] = future
-        if not self._box.send({"kind": "persist", "ticket": ticket, "step": step, "why": why}):
-            with self._lock:
-                lost = self._waiting.pop(ticket, None)
-            if lost:
-                lost.set_result(
-                    {"ok": False, "step": None, "why": "the keeper is not there to be asked"}
-                )
-        return future
+    def close(self) -> None:
+        """Hang up."""
+        self._is_over = True
+        box, self._box = self._box, None
+        if box is not None:
+            box.close()
 
-    def goodbye(self, ok: bool, why: str, timeout_s: float = 5.0) -> None:
-        """Say the last word and wait until it was heard."""
-        self._closing = True
-        if self._box.send({"kind": "bye", "rank": self._rank, "ok": ok, "why": why}):
-            self._released.wait(timeout_s)
+    def _send(self, message: object) -> bool:
+        return self._box is not None and self._box.send(message)
 
-    def end(self) -> None:
-        """Hang up; the keeper sees the rank gone."""
-        self._closing = True
-        self._box.hang_up()
+    # -- what it says
+
+    def hear(self, box: Box, message: ToRank) -> None:
+        match message:
+            case CheckpointDone(ticket=ticket):
+                answered = self._waiting.pop(ticket, None)
+                if answered is not None:
+                    answered(message)
+            case Listening():
+                self._heard_listening(message)
+            case CannotListen(why=why):
+                self._heard_listening(why)
+            case Released():
+                self._released()
+            case _:
+                if self.hearer is not None:
+                    self._hand_on(self.hearer, message)
+
+    def _hand_on(self, hearer: KeeperHearer, message: ToRank) -> None:
+        match message:
+            case SlotDamaged(slot=index, why=why):
+                hearer.slot_damaged(index, why)
+            case _ if self._join is None:
+                pass  # it is about a vote that was given up, or is over
+            case StateOffered():
+                hearer.offered(message)
+            case TrainingPermitted(epoch=epoch, offer=offer):
+                hearer.permitted(epoch, offer)
+            case VoteRefused(why=why) | NotUnderstood(why=why):
+                hearer.refused(why)
+            case _:
+                pass  # counts of traffic, which ranks do not ask for
 
     def release(self) -> None:
-        """In a forked child: let the parent alone hold the connection, so that its end is seen."""
-        self._box.close()
-
-
-class Unusable(Exception):
-    """The offered state cannot be used here; another source may do."""
-
-
-class Damaged(Unusable):
-    """What was offered lay here, proven, and proves no more: `holds` is what still does."""
-
-    def __init__(self, why: str, holds: set[Stamp]) -> None:
-        super().__init__(why)
-        self.holds = holds
+        """In a forked child: let the parent alone hold the connection."""
+        if self._box is not None:
+            self._box.release()

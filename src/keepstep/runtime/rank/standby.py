@@ -1,5 +1,5 @@
-"""Standby: a process that has imported torch and waits to become a rank, `python -m
-keepstep.runtime.rank.standby`.
+"""Standby: a process that has imported torch and waits to become a rank,
+`python -m keepstep.runtime.rank.standby`.
 
 Importing takes seconds; becoming takes milliseconds. Comes in: a command line and an environment.
 Goes out: the program, run as `python script.py` or `python -m module` would. Does nothing of its
@@ -14,31 +14,19 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from keepstep.edge.net.unix_socket import Mailbox
-from keepstep.runtime.rank.agent_client import CONNECT_S, SOCKET
-
-
-def can_become(command: tuple[str, ...]) -> bool:
-    """Whether the command is a Python program that this interpreter can take over."""
-    entry, *words = command
-    interpreter = entry == sys.executable
-    return interpreter and bool(_program(words))
+from keepstep.core.recovery.standby import program_of
+from keepstep.core.wire.conversations import PROCESS_WITH_AGENT
+from keepstep.edge.net.agents import NodeAgents
+from keepstep.edge.os.loop import Loop
+from keepstep.model.messages.agent_rank import BecomeRank, StandbyReady, ToProcess
+from keepstep.ports import Box
 
 
-def _program(words: list[str]) -> list[str]:
-    """What follows the interpreter's own `-u`, which a standby process has as well; nothing when
-    there are other options."""
-    rest = words[1:] if words[:1] == ["-u"] else words
-    if rest[:1] == ["-m"]:
-        return rest if len(rest) > 1 else []
-    return rest if rest and not rest[0].startswith("-") else []
-
-
-def become(message: dict[str, Any]) -> None:
-    os.environ.update(message["environ"])
-    sys.argv = _program([str(word) for word in message["command"][1:]])
+def become(message: BecomeRank) -> None:
+    """Be the program from now on; returns when it ends."""
+    os.environ.update(message.environ)
+    sys.argv = program_of(message.command[1:])
     if sys.argv[0] == "-m":
         sys.argv = sys.argv[1:]
         sys.path.insert(0, os.getcwd())
@@ -62,6 +50,39 @@ def in_idle_time() -> Iterator[None]:
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
+class Waiting:
+    """For the agent's word; `is_over` when it has said it, or is gone."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self.order: BecomeRank | None = None
+
+    def hear(self, box: Box, message: ToProcess) -> None:
+        if isinstance(message, BecomeRank):
+            self.order = message
+            self.is_over = True
+
+    def gone(self, box: Box) -> None:
+        self.is_over = True
+
+
+def wait_for_order() -> BecomeRank | None:
+    """None when the agent has ended, and nobody needs this process."""
+    loop, waiting = Loop(), Waiting()
+    box = NodeAgents(loop, os.environ, PROCESS_WITH_AGENT, _untold).find(waiting)
+    if box is None:
+        return None
+    box.send(StandbyReady(os.getpid()))
+    loop.run(lambda: waiting.is_over)
+    box.close()
+    loop.close()
+    return waiting.order
+
+
+def _untold(kind: str, why: str) -> None:
+    """This process has no journal: its agent has."""
+
+
 def main() -> None:
     with in_idle_time():
         from keepstep.edge.torch.prewarm import warm_up
@@ -69,15 +90,9 @@ def main() -> None:
 
         assert session  # it is what the program imports next
         warm_up()
-    try:
-        box = Mailbox.connect(Path(os.environ[SOCKET]), CONNECT_S)
-    except OSError:
-        return  # the job has ended meanwhile
-    box.send({"kind": "standby", "pid": os.getpid()})
-    message = box.recv()
-    box.close()
-    if message is not None:  # else the agent has ended, and nobody needs this process
-        become(message)
+    order = wait_for_order()
+    if order is not None:
+        become(order)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Twins: blocks of a snapshot that this node has already, because one of its own ranks holds the
+"""Dedup: blocks of a snapshot that this node has already, because one of its own ranks holds the
 same bytes.
 
 Data-parallel replicas agree in nearly all of their state, so a holder need not be sent what its own
@@ -20,15 +20,15 @@ from pathlib import Path
 from keepstep.coding.checksum import BLOCK_BYTES
 from keepstep.errors import DamageError
 from keepstep.model.snapshot import Stamp
-from keepstep.model.wire import Part
+from keepstep.model.wire import BlockRange, Part
 from keepstep.ports import Memory
-from keepstep.runtime.replication.receive import Range, Whole
+from keepstep.runtime.replication.receive import IncomingSnapshot
 from keepstep.runtime.slot_locks import pin_one, unpin
 
-Block = tuple[int, int]  # checksum and length
+BlockSum = tuple[int, int]  # checksum and length
 
 
-class Twins:
+class BlockDedup:
     """Of one node's ranks. Safe from any thread."""
 
     def __init__(self, memory: Memory, job_dir: Path) -> None:
@@ -36,25 +36,25 @@ class Twins:
         self._lock = threading.Lock()
         self._stamp: Stamp | None = None
         self._read: set[int] = set()  # ranks whose table of that stamp is among
-        self._places: dict[Block, tuple[int, int]] = {}  # rank and offset
+        self._places: dict[BlockSum, tuple[int, int]] = {}  # rank and offset
 
     def take_over(
-        self, whole: Whole, table: tuple[int, ...], ranks: Iterable[int], stamp: Stamp
-    ) -> list[Range]:
-        """Fill `whole` from these ranks' own snapshots of that stamp. Returns the payload ranges
+        self, incoming: IncomingSnapshot, table: tuple[int, ...], ranks: Iterable[int], stamp: Stamp
+    ) -> list[BlockRange]:
+        """Fill `incoming` from these ranks' own snapshots of that stamp. Returns the payload ranges
         that have to come from elsewhere."""
         places = self._places_of(stamp, ranks)
         # by rank: what is wanted, and where it lies there
-        found: dict[int, list[tuple[Range, int]]] = {}
-        for range_ in _payload(whole):
-            rank, at = places.get((table[range_[1] // BLOCK_BYTES], range_[2]), (None, 0))
+        found: dict[int, list[tuple[BlockRange, int]]] = {}
+        for range_ in _payload(incoming):
+            rank, at = places.get((table[range_.offset // BLOCK_BYTES], range_.length), (None, 0))
             if rank is not None:
                 found.setdefault(rank, []).append((range_, at))
-        for rank, twins in found.items():
-            self._copy(whole, table, rank, stamp, twins)
-        return _payload(whole)
+        for rank, equal in found.items():
+            self._copy(incoming, table, rank, stamp, equal)
+        return _payload(incoming)
 
-    def _places_of(self, stamp: Stamp, ranks: Iterable[int]) -> Mapping[Block, tuple[int, int]]:
+    def _places_of(self, stamp: Stamp, ranks: Iterable[int]) -> Mapping[BlockSum, tuple[int, int]]:
         with self._lock:
             if stamp != self._stamp:
                 self._stamp, self._read, self._places = stamp, set(), {}
@@ -82,21 +82,21 @@ class Twins:
 
     def _copy(
         self,
-        whole: Whole,
+        incoming: IncomingSnapshot,
         table: tuple[int, ...],
         rank: int,
         stamp: Stamp,
-        twins: list[tuple[Range, int]],
+        equal: list[tuple[BlockRange, int]],
     ) -> None:
         slot = pin_one(self._memory, self._job_dir, stamp, rank)
         if slot is None:
             return
         try:
             payload = slot.part(Part.PAYLOAD, slot.header())
-            for range_, at in twins:
+            for range_, at in equal:
                 _, offset, nbytes = range_
                 if at + nbytes <= len(payload):
-                    whole.put(
+                    incoming.put(
                         range_, payload[at : at + nbytes], expected=table[offset // BLOCK_BYTES]
                     )
         except DamageError:
@@ -105,10 +105,5 @@ class Twins:
             unpin([slot])
 
 
-def _payload(whole: Whole) -> list[Range]:
-    return [range_ for range_ in whole.missing() if range_[0] is Part.PAYLOAD]
-
-
-def in_runs(ranges: list[Range], most: int) -> list[list[Range]]:
-    """In lists of at most `most`: a message has room for so many."""
-    return [ranges[at : at + most] for at in range(0, len(ranges), most)]
+def _payload(incoming: IncomingSnapshot) -> list[BlockRange]:
+    return [range_ for range_ in incoming.missing() if range_.part is Part.PAYLOAD]

@@ -1,7 +1,8 @@
-"""Encoding: one parity of a row on its way into being, from the pieces its other members send.
+"""Encode: one parity of a stripe group on its way into being, from the pieces that its other
+members send.
 
 Each piece is added to the parity as it arrives (XOR, or Reed-Solomon by ISA-L), so only one block a
-link is ever kept beside it. After the parity lie the headers, tables and manifests of the row's
+link is ever kept beside it. After the parity lie the headers, tables and manifests of the group's
 other members: who lost everything is rebuilt from here, and proven by its own table. Called on the
 links' threads but for `seal`.
 
@@ -25,35 +26,37 @@ from keepstep.edge.shm.slot import Slot, parse_page
 from keepstep.errors import DamageError
 from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
 from keepstep.model.units import MIB, PAGE_BYTES
-from keepstep.model.wire import Part, Span
-from keepstep.runtime.replication.receive import Range, blocks
+from keepstep.model.wire import BlockRange, Part, Span
+from keepstep.runtime.replication.receive import blocks, range_of
 
 LAYOUT_HASH = "00" * 16  # a parity has no tensors
 _ZEROS = bytes(MIB)
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
-    """What a member of the row announced of its snapshot."""
+class SnapshotSizes:
+    """Of a snapshot, as a member of the stripe group announced it."""
 
     payload_bytes: int
     manifest_bytes: int
 
     @property
     def table_bytes(self) -> int:
+        """Of its checksum table."""
         return 8 * -(-self.payload_bytes // BLOCK_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class ParityContents:
     """What a parity's slot holds, as its manifest tells: the stripes, and where each other member's
     header, table and manifest lie."""
 
     stripes: Stripes
-    metas: Mapping[int, tuple[int, Sizes]]
+    metas: Mapping[int, tuple[int, SnapshotSizes]]
 
     @property
     def nbytes(self) -> int:
+        """Of the slot's payload."""
         return self.stripes.parity_bytes + sum(
             PAGE_BYTES + s.table_bytes + s.manifest_bytes for _, s in self.metas.values()
         )
@@ -75,6 +78,7 @@ class Contents:
         return at + before, nbytes
 
     def to_text(self) -> bytes:
+        """The manifest of the parity's slot."""
         metas = {
             str(r): [at, s.payload_bytes, s.manifest_bytes] for r, (at, s) in self.metas.items()
         }
@@ -88,39 +92,42 @@ class Contents:
 
 
 def contents_of(
-    sizes: Mapping[int, Sizes], row: tuple[int, ...], tolerates: int, mine: int
-) -> Contents:
+    sizes: Mapping[int, SnapshotSizes], group: tuple[int, ...], tolerates: int, mine: int
+) -> ParityContents:
     """For the parity that the member `mine` keeps."""
-    stripes = stripes_of_snapshots(row, tolerates, [sizes[r].payload_bytes for r in row])
+    stripes = stripes_of_snapshots(group, tolerates, [sizes[r].payload_bytes for r in group])
     metas, at = {}, stripes.parity_bytes
-    for rank in (r for r in row if r != mine):
+    for rank in (r for r in group if r != mine):
         metas[rank] = (at, sizes[rank])
         at += PAGE_BYTES + sizes[rank].table_bytes + sizes[rank].manifest_bytes
-    return Contents(stripes, metas)
+    return ParityContents(stripes, metas)
 
 
-def contents_from(manifest: bytes) -> Contents:
-    """The inverse of `Contents.to_text`, from a proven manifest."""
+def contents_from(manifest: bytes) -> ParityContents:
+    """The inverse of `ParityContents.to_text`, from a proven manifest."""
     said: dict[str, Any] = json.loads(manifest)
     stripes = stripes_of_snapshots(said["row"], said["tolerates"], said["data_bytes"])
-    return Contents(
+    return ParityContents(
         stripes,
-        {int(r): (at, Sizes(payload, text)) for r, (at, payload, text) in said["metas"].items()},
+        {
+            int(r): (at, SnapshotSizes(payload, text))
+            for r, (at, payload, text) in said["metas"].items()
+        },
     )
 
 
-def ranges_for(stripes: Stripes, sizes: Sizes, owner: int, keeper: int) -> list[Range]:
+def ranges_for(stripes: Stripes, sizes: SnapshotSizes, owner: int, keeper: int) -> list[BlockRange]:
     """What `owner` sends to `keeper` for its parity."""
     pieces = contribution(stripes, owner, keeper)
     data = [
-        (part, p.start + at, length)
+        BlockRange(part, p.start + at, length)
         for p in pieces
         for part, at, length in blocks(Part.PAYLOAD, p.nbytes)
     ]
     metas = [
         *blocks(Part.TABLE, sizes.table_bytes),
         *blocks(Part.MANIFEST, sizes.manifest_bytes),
-        (Part.HEADER, 0, PAGE_BYTES),
+        BlockRange(Part.HEADER, 0, PAGE_BYTES),
     ]
     return [*data, *metas]
 
@@ -136,14 +143,19 @@ def blank(slot: Slot, nbytes: int) -> None:
 
 
 class Encoding:
-    """The parity of `mine` at one stamp, in a slot that is `blank`. `told` is called once, when
+    """The parity of `mine` at one stamp, in a slot that is `blank`. `on_whole` is called once, when
     everything has been added."""
 
     def __init__(
-        self, slot: Slot, contents: Contents, mine: int, stamp: Stamp, told: Callable[[], None]
+        self,
+        slot: Slot,
+        contents: ParityContents,
+        mine: int,
+        stamp: Stamp,
+        on_whole: Callable[[], None],
     ) -> None:
         self.slot, self.contents, self.mine, self.stamp = slot, contents, mine, stamp
-        self._told = told
+        self._on_whole = on_whole
         self._lock = threading.Lock()
         self._scratch: dict[int, bytearray] = {}  # by node: its blocks come one after the other
         self._stopped = False
@@ -161,14 +173,16 @@ class Encoding:
         return list(self.contents.metas)
 
     def place(self, node: int, span: Span) -> memoryview | None:
-        if (span.rank, (span.part, span.offset, span.length)) not in self._missing:
+        """See `BlockTaker`."""
+        if (span.rank, range_of(span)) not in self._missing:
             return None
         if len(self._scratch.get(node, b"")) < span.length:
             self._scratch[node] = bytearray(span.length)
         return memoryview(self._scratch[node])[: span.length]
 
     def arrived(self, node: int, span: Span, checksum: int) -> None:
-        wanted = (span.rank, (span.part, span.offset, span.length))
+        """See `BlockTaker`."""
+        wanted = (span.rank, range_of(span))
         with self._lock:  # two links may add to the same bytes
             if self._stopped or wanted not in self._missing:
                 return
@@ -176,7 +190,7 @@ class Encoding:
             self._missing.discard(wanted)
             whole = not self._missing
         if whole:
-            self._told()
+            self._on_whole()
 
     def _add(self, span: Span, data: memoryview) -> None:
         if span.part is not Part.PAYLOAD:

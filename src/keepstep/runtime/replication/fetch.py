@@ -1,9 +1,9 @@
-"""Fetching: one rank's snapshot from other nodes' memory into a slot of its own: from copies, in
-parallel, or decoded from a row.
+"""Fetch: one rank's snapshot from other nodes' memory into a slot of its own: from copies, in
+parallel, or decoded from a stripe group.
 
-Comes in: where it can be had (core/resume/sources.py). Goes out: a sealed slot that proved whole by
-its own table, or the reason why not. A source that fails is left out and what it owed is asked of
-the others. Everything but blocks happens in the keeper's loop.
+Comes in: where it can be had (`core/resume/sources.py`). Goes out: a sealed slot that proved whole
+by its own table, or the reason why not. A source that fails is left out, and what it owed is asked
+of the others. Everything but blocks happens in the keeper's loop.
 """
 
 from __future__ import annotations
@@ -22,27 +22,35 @@ from keepstep.core.redundancy.stripes import (
     decode_plan,
     stripes_of_snapshots,
 )
-from keepstep.core.resume.sources import Source
 from keepstep.edge.shm.slot import Slot, capacity_of, parse_page, rank_dir, slot_path, slot_paths
 from keepstep.errors import DamageError, MemoryBudgetError
+from keepstep.model.messages.peers import FetchRanges
+from keepstep.model.restore_sources import RestoreSource
 from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
 from keepstep.model.units import KIB, PAGE_BYTES
-from keepstep.model.wire import Part
+from keepstep.model.wire import BlockRange, Part
 from keepstep.ports import Memory
-from keepstep.runtime.replication.peer_inbox import Lines
-from keepstep.runtime.replication.receive import Range, Scratch, Whole, blocks, ranges_of
-from keepstep.runtime.replication.serve import Supplier
+from keepstep.runtime.replication.mesh_links import MeshLinks
+from keepstep.runtime.replication.peer_inbox import BlockTaker
+from keepstep.runtime.replication.receive import (
+    IncomingSnapshot,
+    WantedRanges,
+    blocks,
+    in_runs,
+    ranges_of,
+)
+from keepstep.runtime.replication.serve import SnapshotServer
 from keepstep.runtime.world import World
 
 CHUNK_BYTES = 1 << 20  # of each source, in one step of decoding
 STEPS_AHEAD = 16
-HEADER: Range = (Part.HEADER, 0, PAGE_BYTES)
+HEADER = BlockRange(Part.HEADER, 0, PAGE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchResult:
     """How it ended. `why` is None when the slot is sealed; `is_away`: because nobody could be
-    reached, not because nobody has it."""
+    reached, not because nobody has it. `sources`: the nodes that had not failed."""
 
     rank: int
     stamp: Stamp
@@ -53,52 +61,48 @@ class Fetched:
     is_away: bool
 
 
-class Fetching:
+class Fetch:
     """One rank's. `ended` is called once."""
 
     def __init__(
         self,
         world: World,
-        lines: Lines,
-        supplier: Supplier,
+        links: MeshLinks,
+        server: SnapshotServer,
         job_dir: Path,
         job_hash: bytes,
-        source: Source,
+        source: RestoreSource,
         stamp: Stamp,
-        ended: Callable[[Fetched], None],
+        ended: Callable[[FetchResult], None],
         path: Path | None = None,
     ) -> None:
         """`path`: where the slot is to be; None: among the rank's own, in place of the one that is
         worth least, once it is whole. Until then theirs stay as they are: the rank has them mapped,
         and goes on with them when this fails."""
         self._world, self._memory, self._clock = world, world.memory, world.clock
-        self._lines, self._supplier, self._job_dir, self._job_hash = (
-            lines,
-            supplier,
-            job_dir,
-            job_hash,
-        )
+        self._links, self._server = links, server
+        self._job_dir, self._job_hash = job_dir, job_hash
         self.source, self.stamp, self._ended = source, stamp, ended
         self._rank = source.rank
         self._takes_a_place = path is None
         # A name of its own: a thread may still be making the one of a fetch that was stopped.
-        self._path = (
-            path or rank_dir(job_dir, source.rank) / f"fetched-{self._clock.monotonic_ns()}"
-        )
-        self._nodes = list(source.copies) or [node for _, node in source.members]
-        self._scratch = Scratch(lambda: lines.call_in_loop(self._go_on))
-        self._asked: dict[int, set[tuple[int, Range]]] = {node: set() for node in self._nodes}
+        own_name = f"fetched-{self._clock.monotonic_ns()}"
+        self._path = path or rank_dir(job_dir, source.rank) / own_name
+        self._nodes = list(source.copies) or [member.node for member in source.members]
+        self._ranges = WantedRanges(lambda: links.call_in_loop(self._go_on))
+        self._asked: dict[int, set[tuple[int, BlockRange]]] = {node: set() for node in self._nodes}
         self._began_ns = self._clock.monotonic_ns()
         self._nbytes = 0
-        self._whole: Whole | None = None
+        self._incoming: IncomingSnapshot | None = None  # once its size is known
         self._over = self._is_away = False
         self._road: Generator[None, None, None] = (
             self._by_copies() if source.copies else self._by_decoding()
         )
 
     def start(self) -> None:
-        for rank in dict.fromkeys((self._rank, *self.source.row)):
-            self._lines.expect(rank, self.stamp, self._scratch)
+        """Ask for it."""
+        for rank in dict.fromkeys((self._rank, *self.source.stripe_group)):
+            self._links.expect(rank, self.stamp, self._ranges)
         self._go_on()
 
     # -- the road: a generator that is advanced whenever something has come
@@ -115,21 +119,21 @@ class Fetching:
 
     def _by_copies(self) -> Generator[None, None, None]:
         header, capacity = yield from self._header_of(self._rank)
-        whole = yield from self._make_whole(header, capacity)
+        incoming = yield from self._make_slot(header, capacity)
         wanted = ranges_of(header.payload_bytes, header.manifest_bytes)
         share = -(-len(wanted) // len(self._nodes))
         for index, node in enumerate(list(self._nodes)):  # contiguous shares: each holder reads on
             self._ask(node, [(self._rank, r) for r in wanted[index * share : (index + 1) * share]])
-        while whole.missing():
+        while incoming.missing():
             yield
-        whole.seal(self._job_hash)
+        incoming.seal(self._job_hash)
 
     def _header_of(self, rank: int) -> Generator[None, None, tuple[SlotHeader, int]]:
         """(header, capacity), from any of the sources: all have it."""
         self._want(self._nodes[0], [(rank, HEADER)])
-        while not self._scratch.has(rank, HEADER):
+        while not self._ranges.has(rank, HEADER):
             yield
-        page = bytes(self._scratch.take(rank, HEADER))
+        page = bytes(self._ranges.take(rank, HEADER))
         header = parse_page(page, self._job_dir)
         if (header.job_hash, header.rank, header.stamp) != (self._job_hash, rank, self.stamp):
             raise DamageError(
@@ -138,7 +142,9 @@ class Fetching:
             )
         return header, capacity_of(page)
 
-    def _make_whole(self, header: SlotHeader, capacity: int) -> Generator[None, None, Whole]:
+    def _make_slot(
+        self, header: SlotHeader, capacity: int
+    ) -> Generator[None, None, IncomingSnapshot]:
         """Its slot. Making that is work for another thread: the first touch of memory takes
         long."""
         manifest_capacity = header.manifest_bytes + header.manifest_bytes // 2 + 4 * KIB
@@ -164,49 +170,46 @@ class Fetching:
         if isinstance(slot, MemoryBudgetError):
             raise slot
         slot.begin(self._job_hash, self._rank, header.world_size, header.incarnation, self.stamp)
-        self._whole = Whole(
+        self._incoming = IncomingSnapshot(
             slot,
             self._rank,
             self.stamp,
             header.payload_bytes,
             header.manifest_bytes,
-            lambda: self._lines.call_in_loop(self._go_on),
+            lambda: self._links.call_in_loop(self._go_on),
         )
         if self.source.copies:
-            self._lines.expect(self._rank, self.stamp, self._whole)
-        return self._whole
+            self._links.expect(self._rank, self.stamp, self._incoming)
+        return self._incoming
 
     def _by_decoding(self) -> Generator[None, None, None]:
         header, capacity = yield from self._header_of(self._rank)
         sizes = {self._rank: header.payload_bytes}
-        for rank in self.source.row:
+        for rank in self.source.stripe_group:
             if rank != self._rank:
                 sizes[rank] = (yield from self._header_of(rank))[0].payload_bytes
-        whole = yield from self._make_whole(header, capacity)
-        small = [
-            r
-            for r in ranges_of(header.payload_bytes, header.manifest_bytes)
-            if r[0] is not Part.PAYLOAD
-        ]
+        incoming = yield from self._make_slot(header, capacity)
+        whole = ranges_of(header.payload_bytes, header.manifest_bytes)
+        small = [range_ for range_ in whole if range_.part is not Part.PAYLOAD]
         self._want(self._nodes[0], [(self._rank, r) for r in small])
-        stripes = stripes_of_snapshots(
-            self.source.row, self.source.tolerates, [sizes[r] for r in self.source.row]
-        )
-        yield from self._decode(stripes, whole)
+        group, tolerates = self.source.stripe_group, self.source.tolerates
+        stripes = stripes_of_snapshots(group, tolerates, [sizes[rank] for rank in group])
+        yield from self._decode(stripes, incoming)
         for range_ in small:
-            while not self._scratch.has(self._rank, range_):
+            while not self._ranges.has(self._rank, range_):
                 yield
-            whole.put(range_, self._scratch.take(self._rank, range_))
+            incoming.put(range_, self._ranges.take(self._rank, range_))
         for range_ in blocks(Part.PAYLOAD, header.payload_bytes):
-            whole.put_in_place(range_)
-        whole.seal(self._job_hash)
+            incoming.put_in_place(range_)
+        incoming.seal(self._job_hash)
 
-    def _decode(self, stripes: Stripes, whole: Whole) -> Generator[None, None, None]:
+    def _decode(self, stripes: Stripes, incoming: IncomingSnapshot) -> Generator[None, None, None]:
         # numpy, which a keeper without codes does not need
         from keepstep.coding.reed_solomon import rebuild, solve
 
         node_of = dict(self.source.members)
-        lost = [rank for rank in self.source.row if rank not in node_of][: stripes.tolerates]
+        missing = [rank for rank in self.source.stripe_group if rank not in node_of]
+        lost = missing[: stripes.tolerates]
         steps = (
             step
             for combine in decode_plan(stripes, lost, self._rank)
@@ -228,43 +231,48 @@ class Fetching:
             if not ahead:
                 break
             step, target = ahead[0]
-            if not all(self._scratch.has(p.member, _range(p)) for p in step.sources if p.nbytes):
+            if not all(self._ranges.has(p.member, _range(p)) for p in step.sources if p.nbytes):
                 yield
                 continue
             ahead.popleft()
             got = [
-                self._scratch.take(p.member, _range(p)) if p.nbytes else bytearray()
+                self._ranges.take(p.member, _range(p)) if p.nbytes else bytearray()
                 for p in step.sources
             ]
             have = tuple(p.position for p in step.sources)
             rows = solve(stripes.k, stripes.tolerates, have, (target.position,))
-            rebuild(rows, got, [whole.payload[target.start : target.stop]])
+            rebuild(rows, got, [incoming.payload[target.start : target.stop]])
 
     # -- asking
 
-    def _want(self, node: int, wanted: list[tuple[int, Range]]) -> None:
+    def _want(self, node: int, wanted: list[tuple[int, BlockRange]]) -> None:
         for rank, range_ in wanted:
-            self._scratch.want(rank, range_)
+            self._ranges.want(rank, range_)
         self._ask(node, wanted)
 
-    def _ask(self, node: int, wanted: list[tuple[int, Range]]) -> None:
+    def _ask(self, node: int, wanted: list[tuple[int, BlockRange]]) -> None:
         self._asked[node].update(wanted)
         for rank in dict.fromkeys(rank for rank, _ in wanted):
             ranges = tuple(range_ for r, range_ in wanted if r == rank)
             if not ranges:
                 continue
-            assert self._lines.mesh is not None
-            if node == self._lines.mesh.node:
-                taker = (
-                    self._whole if self._whole is not None and self.source.copies else self._scratch
-                )
+            if node == self._links.node:
+                taker = self._taker()
                 for range_ in ranges:
-                    self._supplier.copy_here(rank, self.stamp, range_, taker, node)
+                    self._server.copy_here(rank, self.stamp, range_, taker, node)
                 continue
             self._nbytes += sum(length for _, _, length in ranges)
-            if not self._lines.send(node, "fetch", rank=rank, stamp=self.stamp, ranges=ranges):
-                self._is_away = True
-                raise LookupError(f"node {node} cannot be asked")
+            for run in in_runs(ranges):
+                asked = FetchRanges(self._links.version, rank, self.stamp, run)
+                if not self._links.send(node, asked):
+                    self._is_away = True
+                    raise LookupError(f"node {node} cannot be asked")
+
+    def _taker(self) -> BlockTaker:
+        """Who takes what is asked for now."""
+        if self._incoming is not None and self.source.copies:
+            return self._incoming
+        return self._ranges
 
     def source_failed(self, node: int, why: str, is_away: bool = False) -> None:
         """That node cannot give what it owes, perhaps only because it cannot be reached."""
@@ -276,28 +284,29 @@ class Fetching:
         if not self.source.copies or not self._nodes:
             self._end(f"node {node}: {why}")
             return
-        missing = set(self._whole.missing()) if self._whole is not None else {HEADER}
+        missing = set(self._incoming.missing()) if self._incoming is not None else {HEADER}
         try:
             self._ask(self._nodes[0], [(rank, r) for rank, r in sorted(owed) if r in missing])
         except LookupError as error:
             self.source_failed(self._nodes[0], str(error), is_away=True)
 
     def link_is_dead(self, node: int, why: str) -> None:
-        if self._whole is not None:
-            self._whole.gone(node)
+        """Nothing comes from there any more."""
+        if self._incoming is not None:
+            self._incoming.link_is_gone(node)
         self.source_failed(node, why, is_away=True)
 
     def stop(self) -> None:
-        """Another round, or nobody waits for it any more."""
+        """Another mesh, or nobody waits for it any more."""
         self._end(None, tell=False)
 
     def _end(self, why: str | None, tell: bool = True) -> None:
         if self._over:
             return
         self._over = True
-        self._lines.expect_no_more(self._scratch)
-        if self._whole is not None:
-            self._lines.expect_no_more(self._whole)
+        self._links.expect_no_more(self._ranges)
+        if self._incoming is not None:
+            self._links.expect_no_more(self._incoming)
             if why is not None or not tell:
                 # a thread may still be writing there: nobody is to find it
                 self._memory.remove(self._path)
@@ -305,11 +314,11 @@ class Fetching:
                 self._memory.rename(
                     self._path, free_slot_path(self._memory, self._job_dir, self._rank, self.stamp)
                 )
-            self._whole.slot.close()
+            self._incoming.slot.close()
         if tell:
             took_ns = self._clock.monotonic_ns() - self._began_ns
             self._ended(
-                Fetched(
+                FetchResult(
                     self._rank,
                     self.stamp,
                     why,
@@ -321,8 +330,9 @@ class Fetching:
             )
 
 
-def _range(piece: Piece) -> Range:
-    return (Part.PAYLOAD if piece.region is Region.DATA else Part.PARITY, piece.start, piece.nbytes)
+def _range(piece: Piece) -> BlockRange:
+    part = Part.PAYLOAD if piece.region is Region.DATA else Part.PARITY
+    return BlockRange(part, piece.start, piece.nbytes)
 
 
 def free_slot_path(memory: Memory, job_dir: Path, rank: int, stamp: Stamp) -> Path:

@@ -1,211 +1,172 @@
 """Leader: what the keeper of node 0 does for all: which policy holds, and which generation is
 protected and committed.
 
-Comes in: the nodes' reports. Goes out: its word to all of them. Everything it knows is rebuilt from
-new reports by whoever leads next.
+Comes in: the nodes' reports. Goes out: horizons, and which nodes may be lost, to all of them.
+Everything it knows is rebuilt from new reports by whoever leads next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
-from typing import Any
+from collections.abc import Set
 
-from keepstep.core.redundancy.node_safety import said
+from keepstep.core.redundancy.node_safety import abbreviate
 from keepstep.core.redundancy.placement import Facts, auto, place
-from keepstep.core.redundancy.protection import wards
+from keepstep.core.redundancy.protection import assignments
 from keepstep.core.redundancy.survival import which_can_be_lost
 from keepstep.core.resume.commit import Commit, RankFacts
 from keepstep.core.resume.cut import Holding, common
 from keepstep.errors import ConfigError
 from keepstep.model.horizon import Horizon
-from keepstep.model.mesh import Mesh
+from keepstep.model.messages.peers import (
+    AllEnded,
+    HorizonWord,
+    NodeReport,
+    RankReport,
+    SafetyWord,
+)
 from keepstep.model.snapshot import Stamp
 from keepstep.model.topology import Auto, NoRedundancy, Policy, Scheme
 from keepstep.ports import Journal
-from keepstep.runtime.replication.peer_inbox import Lines
+from keepstep.runtime.replication.mesh_links import MeshLinks
 
 # OPT-175B's: 1.5 % of the instances a day (GEMINI, SOSP'23, section 7.2)
 FAILURES_PER_NODE_HOUR = 0.015 / 24
 
-# rank, sealed, pending, decided step, protected
-RankTold = tuple[int, tuple[Stamp, ...], tuple[Stamp, ...], int, tuple[Stamp, ...]]
-
 
 class Leader:
-    """Of one round."""
+    """Of one mesh. `asked`: the policy that was configured."""
 
-    def __init__(self, lines: Lines, mesh: Mesh, asked: Policy, journal: Journal) -> None:
+    def __init__(self, links: MeshLinks, asked: Policy, journal: Journal) -> None:
         """Raises ConfigError when the policy cannot be had with these nodes."""
-        self._lines, self._mesh, self._asked, self._journal = lines, mesh, asked, journal
+        self._links, self._mesh, self._journal = links, links.mesh, journal
         self._policy: Scheme | None = None
         self._why = ""
-        self._commit: Commit | None = None
+        self._commit: Commit | None = None  # of the epoch that is trained
         self._ended: set[int] = set()
         self._facts: dict[int, tuple[int, int]] = {}  # by node: snapshot bytes, free bytes
-        if len(mesh.members) == 1:
+        if len(self._mesh.members) == 1:
             self._settle(NoRedundancy(), "there is one node")
         elif not isinstance(asked, Auto):
-            wards(asked, mesh)
+            assignments(asked, self._mesh)
             self._settle(asked, f"{asked} was asked for")
 
     def _settle(self, policy: Scheme, why: str) -> None:
         self._policy, self._why = policy, why
-        self._journal.record(
-            "policy",
-            f"redundancy across {len(self._mesh.members)} nodes: {policy}: {why}",
-            policy=str(policy),
-        )
+        nodes = len(self._mesh.members)
+        told = f"redundancy across {nodes} nodes: {policy}: {why}"
+        self._journal.record("policy", told, policy=str(policy))
 
-    def went(self, epoch: int) -> None:
+    def resumed(self, epoch: int) -> None:
         """All ranks train on."""
-        self._commit = Commit(self._mesh.world_size, epoch)
-        self._say()
+        self._commit = commit = Commit(self._mesh.world_size, epoch)
+        self._announce(commit)
 
-    def reported(self, node: int, fields: Mapping[str, Any]) -> None:
-        epoch = int(fields["epoch"])
+    def receive_report(self, node: int, report: NodeReport) -> None:
+        """What a node says that its ranks hold."""
         if self._commit is None:  # another keeper led before: it began this epoch
-            self._commit = Commit(self._mesh.world_size, epoch)
-        if epoch != self._commit.epoch:
+            self._commit = Commit(self._mesh.world_size, report.epoch)
+        commit = self._commit
+        if report.epoch != commit.epoch:
             return
-        self._facts[node] = (fields["snapshot_bytes"], fields["free_bytes"])
-        self._choose_policy(fields["hindered"])
-        if (
-            self._commit.report((_facts(r) for r in fields["ranks"]), horizon_of(fields))
-            is not None
-        ):
-            self._say()
+        self._facts[node] = (report.snapshot_bytes, report.free_bytes)
+        self._choose_policy(commit, report.hindered)
+        known = Horizon(report.epoch, report.committed, report.target, inherited=report.inherited)
+        if commit.report(map(_facts, report.ranks), known) is not None:
+            self._announce(commit)
 
     def holdings(self) -> list[Holding]:
         """What every rank holds itself, as last reported."""
         return [f.own for f in self._commit.facts.values()] if self._commit is not None else []
 
-    def standing(self, alive: Set[int]) -> dict[str, Any] | None:
-        """Which nodes may be lost at this moment, from what is proven. None while nothing is
-        known."""
-        if (
-            self._commit is None
-            or self._policy is None
-            or len(self._commit.facts) < self._mesh.world_size
-        ):
+    def safety(self, linked: Set[int]) -> SafetyWord | None:
+        """Which nodes may be lost at this moment, from what is proven; `linked`: those that are
+        reached. None while nothing is known."""
+        commit, policy = self._commit, self._policy
+        if commit is None or policy is None or len(commit.facts) < self._mesh.world_size:
             return None
-        facts, horizon = self._commit.facts, self._commit.horizon
-        stamp = horizon.committed or max(
-            common([f.own.sealed for f in facts.values()]), default=None
-        )
-        placement = place(self._policy, self._mesh.topology)
-        proven: dict[int, tuple[int, ...]] = {}
-        for node, holders in placement.holders.items():
-            ranks = [facts[r] for r in self._mesh.ranks_of(node)]
-            everywhere = all(stamp in f.protected for f in ranks)
-            proven[node] = (
-                holders
-                if everywhere
-                else (node,)
-                if all(stamp in f.own.sealed for f in ranks)
-                else ()
-            )
-        return {
-            **{"policy": str(self._policy), "policy_why": self._why[:1000]},
-            **{
-                "step": -1 if stamp is None else stamp.step,
-                "is_committed": int(horizon.committed is not None),
-            },
-            **said(which_can_be_lost(placement, alive, proven), alive, len(self._mesh.members)),
+        horizon = commit.horizon
+        held = common([fact.own.sealed for fact in commit.facts.values()])
+        stamp = horizon.committed or max(held, default=None)
+        placement = place(policy, self._mesh.topology)
+        proven = {
+            node: self._proven_on(commit, node, holders, stamp)
+            for node, holders in placement.holders.items()
         }
+        return abbreviate(
+            self._mesh,
+            str(policy),
+            self._why,
+            stamp,
+            horizon.committed is not None,
+            which_can_be_lost(placement, linked, proven),
+            linked,
+        )
 
-    def _choose_policy(self, hindered: str) -> None:
+    def _proven_on(
+        self, commit: Commit, node: int, holders: tuple[int, ...], stamp: Stamp | None
+    ) -> tuple[int, ...]:
+        """The nodes that have proven their part of the snapshots of that node's ranks."""
+        facts = [commit.facts[rank] for rank in self._mesh.ranks_of(node)]
+        if all(stamp in fact.protected for fact in facts):
+            return holders
+        return (node,) if all(stamp in fact.own.sealed for fact in facts) else ()
+
+    def _choose_policy(self, commit: Commit, hindered: str) -> None:
         before = self._policy
-        if hindered and not isinstance(self._policy, NoRedundancy):
-            self._settle(
-                NoRedundancy(), f"{hindered}; from now on snapshots stay on their own nodes"
-            )
-        elif (
-            self._policy is None
-            and len(self._facts) == len(self._mesh.members)
-            and all(b for b, _ in self._facts.values())
-        ):
-            snapshot_bytes, free_bytes = (
-                max(b for b, _ in self._facts.values()),
-                min(f for _, f in self._facts.values()),
-            )
-            policy, why = auto(
-                Facts(self._mesh.topology, free_bytes, snapshot_bytes, FAILURES_PER_NODE_HOUR)
-            )
-            try:
-                wards(policy, self._mesh)
-            except ConfigError as error:
-                policy, why = NoRedundancy(), str(error)
-            self._settle(policy, why)
+        if hindered and not isinstance(before, NoRedundancy):
+            why = f"{hindered}; from now on snapshots stay on their own nodes"
+            self._settle(NoRedundancy(), why)
+        elif before is None and self._knows_all_nodes():
+            self._settle(*self._cheapest())
         if self._policy != before:
-            self._say()
+            self._announce(commit)
+
+    def _knows_all_nodes(self) -> bool:
+        facts = self._facts.values()
+        return len(facts) == len(self._mesh.members) and all(nbytes for nbytes, _ in facts)
+
+    def _cheapest(self) -> tuple[Scheme, str]:
+        """The policy that fits into the nodes' memory, and why that one."""
+        snapshot_bytes = max(nbytes for nbytes, _ in self._facts.values())
+        free_bytes = min(free for _, free in self._facts.values())
+        facts = Facts(self._mesh.topology, free_bytes, snapshot_bytes, FAILURES_PER_NODE_HOUR)
+        policy, why = auto(facts)
+        try:
+            assignments(policy, self._mesh)
+        except ConfigError as error:
+            return NoRedundancy(), str(error)
+        return policy, why
 
     def ended(self, node: int) -> None:
         """All ranks of that node ended well."""
         self._ended.add(node)
         if len(self._ended) == len(self._mesh.members):
-            for member in self._mesh.members:
-                self._lines.send(member.node, "over")
+            self._links.to_all(AllEnded(self._mesh.version))
 
-    def joined(self, node: int) -> None:
-        """A link to that node's keeper is open, perhaps to another life of it: it may have missed
-        the last word."""
+    def link_is_open(self, node: int) -> None:
+        """Perhaps to another life of that node's keeper: it may have missed the last horizon."""
         if self._commit is not None:
             self._send(node, self._commit.horizon)
 
-    def _say(self) -> None:
-        assert self._commit is not None
+    def _announce(self, commit: Commit) -> None:
         for member in self._mesh.members:
-            self._send(member.node, self._commit.horizon)
+            self._send(member.node, commit.horizon)
 
     def _send(self, node: int, horizon: Horizon) -> None:
-        self._lines.send(
-            node,
-            "horizon",
-            **{
-                "epoch": horizon.epoch,
-                "policy": str(self._policy or Auto()),
-                "why": self._why[:1000],
-            },
-            **{
-                "alive": tuple(sorted(horizon.alive)),
-                "decided_step": horizon.decided_step,
-                **words_of(horizon),
-            },
+        word = HorizonWord(
+            mesh_version=self._mesh.version,
+            epoch=horizon.epoch,
+            policy=str(self._policy or Auto()),
+            why=self._why,
+            committed=horizon.committed,
+            target=horizon.target,
+            inherited=horizon.inherited,
+            alive=tuple(sorted(horizon.alive)),
+            decided_step=horizon.decided_step,
         )
+        self._links.send(node, word)
 
 
-def horizon_of(fields: Mapping[str, Any]) -> Horizon:
-    """The word as its hearers understand it, or what a report tells of it."""
-    committed, target, inherited = (
-        next(iter(fields[name]), None) for name in ("committed", "target", "inherited")
-    )
-    return Horizon(
-        fields["epoch"],
-        committed,
-        target,
-        frozenset(fields.get("alive", ())),
-        fields.get("decided_step", -1),
-        inherited,
-    )
-
-
-def words_of(horizon: Horizon) -> dict[str, tuple[Stamp, ...]]:
-    """The stamps in it, as both a word and a report tell them."""
-    return {
-        "committed": _maybe(horizon.committed),
-        "target": _maybe(horizon.target),
-        "inherited": _maybe(horizon.inherited),
-    }
-
-
-def _maybe(stamp: Stamp | None) -> tuple[Stamp, ...]:
-    return () if stamp is None else (stamp,)
-
-
-def _facts(said: RankTold) -> RankFacts:
-    rank, sealed, pending, decided_step, protected = said
-    return RankFacts(
-        rank,
-        Holding(frozenset(sealed), next(iter(pending), None), decided_step),
-        frozenset(protected),
-    )
+def _facts(row: RankReport) -> RankFacts:
+    own = Holding(frozenset(row.sealed), row.pending, row.decided_step)
+    return RankFacts(row.rank, own, frozenset(row.protected))

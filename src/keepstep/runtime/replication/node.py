@@ -1,499 +1,120 @@
-"""Node: the many-nodes half of a keeper: puts owner, holder, supplier, fetching and leader together
-for one round after the other.
+"""Node: the many-nodes half of a keeper, one mesh after the other.
 
-Comes in: the mesh of a round, what other keepers say, what this node's ranks have sealed. Goes out:
-words to the others, the horizon page, and to the keeper (`Host`) words of the vote and snapshots
-that were fetched. Decides nothing about resuming: that is the election's.
+Comes in: meshes, and what the inbox brings. Goes out: everything that the present mesh's
+`MeshState` does. What rests here for others, the horizon page and what is known about which nodes
+may be lost outlive a mesh.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Protocol
-
 from keepstep.config import Settings
-from keepstep.core.redundancy.node_safety import completed
-from keepstep.core.redundancy.protection import Ward, wards
-from keepstep.core.resume.commit import first_word, newer
-from keepstep.core.resume.cut import Holding, common, holding_of
-from keepstep.core.resume.sources import CodedRow, Inventory
 from keepstep.edge.shm.horizon_page import HorizonPage
-from keepstep.edge.shm.node_safety_file import write_standing
-from keepstep.edge.shm.slot import Slot, rank_dir, ranks_in, slot_paths
-from keepstep.errors import ConfigError, DamageError
-from keepstep.model.horizon import Horizon
-from keepstep.model.mesh import LEADER, Mesh
-from keepstep.model.snapshot import RankStatus, SlotState, Stamp
-from keepstep.model.topology import Auto, NoRedundancy, Scheme, parse_policy
+from keepstep.model.mesh import Mesh
 from keepstep.model.units import S_NS
-from keepstep.runtime.replication.encode import Sizes
-from keepstep.runtime.replication.holder import Holder
-from keepstep.runtime.replication.leader import Leader, RankTold, horizon_of, words_of
-from keepstep.runtime.replication.owner import Owner
-from keepstep.runtime.replication.peer_inbox import Heard, Lines
-from keepstep.runtime.replication.recovery import Restoring
-from keepstep.runtime.replication.serve import Supplier
+from keepstep.runtime.replication.held import HeldSnapshots
+from keepstep.runtime.replication.mesh_links import MeshLinks
+from keepstep.runtime.replication.mesh_state import KnownSafety, MeshState, ReplicationHost
+from keepstep.runtime.replication.peer_inbox import (
+    FromPeer,
+    LinkOver,
+    LinkUp,
+    LinkWritable,
+    LoopCall,
+    PeerEvent,
+    PeerInbox,
+)
 from keepstep.runtime.world import World
 
 TICK_NS = S_NS // 2
-STANDS_NS = 5 * S_NS  # so long a word about the nodes stands when nothing but the step has changed
-
-
-class Host(Protocol):
-    """What the keeper does for its mesh half."""
-
-    def status(self, rank: int) -> RankStatus | None:
-        """What its page says; the same object for as long as that is so."""
-        ...
-
-    def vote_word(self, node: int, word: str, body: dict[str, Any]) -> None: ...
-
-    def persist_word(self, node: int, word: str, body: dict[str, Any]) -> None: ...
-
-    def inventories_changed(self) -> None: ...
-
-    def leader_is_back(self) -> None: ...
-
-    def all_nodes_ended(self) -> None:
-        """The ranks of all nodes ended well."""
-
-    def link_is_gone(self, node: int, why: str) -> None:
-        """What was asked of that node's keeper will not be answered."""
-        ...
-
-    def peer_is_dead(self, node: int, why: str) -> None:
-        """Nobody answers there any more."""
-        ...
-
-    def scrub_soon(self) -> None: ...
 
 
 class Node:
-    def __init__(
-        self, world: World, settings: Settings, lines: Lines, job_hash: bytes, host: Host
-    ) -> None:
-        self._world, self._memory, self._clock, self._journal = (
-            world,
-            world.memory,
-            world.clock,
-            world.journal,
-        )
-        self._settings, self._lines, self._job_hash, self._host = settings, lines, job_hash, host
-        job_dir = settings.job_dir
-        self._holder = Holder(world, lines, job_dir, job_hash, self._own_sizes)
-        self._supplier = Supplier(world.memory, lines, job_dir, self._holder)
-        self._owner = Owner(world, lines, job_dir, self._something_is_protected, host.scrub_soon)
-        self._told: set[int] = set()  # of those, whose loss was told
-        self._page = HorizonPage(world.memory, job_dir)
-        self.restoring = Restoring(world, settings, lines, job_hash, self._supplier, self._owner)
-        # nodes whose keeper is gone: since when, and why we think so
-        self._missing: dict[int, tuple[int, str]] = {}
-        self._leader: Leader | None = None
-        self._policy: Scheme | None = None
-        self._wards: dict[int, Ward] = {}
-        self._epoch = -1  # that is being trained; -1 before a go
-        self._tidied = False
-        self._proving = self._proven = False
-        self._early_offers: list[tuple[int, Mapping[str, Any]]] = []  # before that
-        self._last_report: tuple[Any, ...] = ()
-        # by rank: the facts, and what is said of them
-        self._rows: dict[int, tuple[RankStatus, tuple[Stamp, ...] | None, RankTold]] = {}
-        self._known_standing: dict[str, Any] | None = None  # what was heard last
-        self._standing: dict[str, Any] = {}  # what was told last, and when
-        self._stood_ns = 0
-        self._has_news = False
-        self._ticked_ns = 0
-        self.horizon = Horizon(-1)
-        self.mesh: Mesh | None = None
-        self.refusal: str | None = None  # why this round cannot be: the policy is impossible
+    """Made with its first mesh. `state`: of the present one."""
 
-    # -- rounds
+    def __init__(
+        self,
+        world: World,
+        settings: Settings,
+        inbox: PeerInbox,
+        job_hash: bytes,
+        host: ReplicationHost,
+        mesh: Mesh,
+    ) -> None:
+        self._world, self._settings, self._inbox = world, settings, inbox
+        self._job_hash, self._host = job_hash, host
+        self._held = HeldSnapshots(world.memory, world.workers, settings.job_dir)
+        self._page = HorizonPage(world.memory, settings.job_dir)
+        self._safety = KnownSafety(world.memory, settings.job_dir)
+        self._ticked_ns = 0
+        self._record(mesh)
+        self.state = self._new_state(mesh)
+        self.state.open()
+        world.workers.submit(self._held.prove, self._proved)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The present one."""
+        return self.state.mesh
 
     def begin(self, mesh: Mesh) -> None:
-        """A round begins, or this keeper is a new one and hears of the present one."""
-        if self.mesh is not None and mesh.version < self.mesh.version:
-            return
-        if mesh == self.mesh:
-            return
-        self._journal.record(
-            "mesh",
-            f"round {mesh.version}: node {mesh.node} of {len(mesh.members)}, ranks "
-            f"{list(mesh.ranks_of(mesh.node))}",
-            round=mesh.version,
-        )
-        self.restoring.begin(mesh)
-        self._missing.clear()
-        self._told.clear()
-        self._early_offers.clear()
-        self._owner.begin(mesh.ranks_of(mesh.node))
-        self._supplier.end()
-        self._holder.begin(mesh)
-        self.mesh, self._epoch, self._tidied = mesh, -1, False
-        self._policy, self._wards, self._last_report, self._standing = None, {}, (), {}
-        self._leader, self.refusal = None, None
-        asked = parse_policy(self._settings.redundancy)
-        with_nodes = set(range(len(mesh.members))) if mesh.leads else {LEADER}
-        try:
-            if not isinstance(asked, Auto):
-                with_nodes |= {
-                    h
-                    for w in wards(asked, mesh).values()
-                    for h in (*w.holders, w.node)
-                    if mesh.node in (*w.holders, w.node)
-                }
-            if mesh.leads:
-                self._leader = Leader(self._lines, mesh, asked, self._journal)
-        except ConfigError as error:
-            self.refusal = f"redundancy: {error}"
-        self._lines.join(mesh, with_nodes - {mesh.node})
-        if self._proven:
-            self._tell_inventory()
-        elif not self._proving:
-            self._proving = True
-            self._world.workers.submit(
-                lambda: [*self._holder.copies.prove(), *self._holder.parities.prove()], self._proved
-            )
+        """The next mesh."""
+        self._record(mesh)
+        self.state.end()
+        self.state = self._new_state(mesh)
+        self.state.open()
 
-    def _proved(self, wrong: list[str]) -> None:
-        for why in wrong:
-            self._journal.record("damaged", f"{why}; it counts no more")
-        self._proven = True
-        self._tell_inventory()
-        early, self._early_offers = self._early_offers, []
-        for node, fields in early:
-            self._holder.offered(node, fields)
+    def _record(self, mesh: Mesh) -> None:
+        ranks = list(mesh.ranks_of(mesh.node))
+        why = f"mesh {mesh.version}: node {mesh.node} of {len(mesh.members)}, ranks {ranks}"
+        self._world.journal.record("mesh", why, mesh_version=mesh.version)
 
-    # -- what comes in
-
-    def hear(self) -> None:
-        """The lines have something."""
-        for heard in self._lines.take():
-            if heard.kind == "call":
-                heard.fields["call"]()
-            else:
-                self._hear(heard)
-        if self._has_news:
-            self._has_news = False
-            self.report()
-
-    def _something_is_protected(self) -> None:
-        """Reported once for all that is heard together: a look at the pages of all ranks costs more
-        than a message."""
-        self._has_news = True
-
-    def _hear(self, heard: Heard) -> None:
-        node, fields = heard.node, heard.fields
-        if "rank" in fields and "stamp" in fields:
-            self._hear_of_snapshot(node, heard.kind, fields["rank"], fields["stamp"], fields)
-        elif heard.kind == "horizon":
-            self._follow(horizon_of(fields), fields["policy"], fields["why"])
-        elif heard.kind == "report" and self._leader is not None:
-            self._leader.reported(node, fields)
-        elif heard.kind == "inventory":
-            rows = (
-                CodedRow(rank, stamp, row, tolerates)
-                for rank, stamp, row, tolerates in fields["parities"]
-            )
-            self.restoring.told(node, Inventory(frozenset(fields["snapshots"]), frozenset(rows)))
-            self._host.inventories_changed()
-        elif heard.kind == "ended" and self._leader is not None:
-            self._leader.ended(node)
-        elif heard.kind == "over":
-            self._host.all_nodes_ended()
-        elif heard.kind == "vote":
-            self._host.vote_word(node, fields["word"], fields["body"])
-        elif heard.kind == "persist":
-            self._host.persist_word(node, fields["word"], fields["body"])
-        elif heard.kind == "standing":
-            assert self.mesh is not None
-            self._known_standing = completed(fields, self.mesh, self._known_standing)
-            write_standing(self._memory, self._settings.job_dir, self._known_standing)
-        elif heard.kind == "up":
-            self._link_is_open(node)
-        elif heard.kind == "writable":
-            self._owner.writable(node)
-            self._supplier.writable(node)
-        elif heard.kind in ("dead", "left"):
-            self._link_is_dead(node, fields["why"], is_loss=heard.kind == "dead")
-
-    def _hear_of_snapshot(
-        self, node: int, kind: str, rank: int, stamp: Stamp, fields: Mapping[str, Any]
-    ) -> None:
-        if kind == "offer":
-            if fields["row"]:
-                self._owner.announced(
-                    rank, stamp, Sizes(fields["payload_bytes"], fields["manifest_bytes"])
-                )
-            if self._proven:
-                self._holder.offered(node, fields)
-            else:  # a slot that is being written now would be taken for one whose writer has died
-                self._early_offers.append((node, fields))
-        elif kind == "accept":
-            self._owner.accepted(node, rank, stamp)
-        elif kind == "ack":
-            self._owner.acked(node, rank, stamp)
-        elif kind == "decline":
-            self._owner.declined(node, rank, fields["reason"])
-        elif kind == "fetch" and not self._owner.wanted(node, rank, stamp, fields["ranges"]):
-            self._supplier.asked(node, rank, stamp, fields["ranges"])
-        elif kind == "nack" and not self.restoring.failed(node, rank, stamp, fields["reason"]):
-            self._owner.nacked(node, rank, stamp, fields["reason"])
-
-    def _link_is_open(self, node: int) -> None:
-        self._missing.pop(node, None)
-        self._told.discard(node)
-        self._owner.link_is_open(node)
-        self.restoring.link_is_open(node)
-        if self._leader is not None:
-            self._leader.joined(node)
-        if node == LEADER:
-            self._last_report = ()
-            self._tell_inventory()
-            self._host.leader_is_back()
-            self.report()
-
-    def _link_is_dead(self, node: int, why: str, is_loss: bool) -> None:
-        self._holder.link_is_dead(node)
-        self.restoring.link_is_dead(node, why)
-        self._host.link_is_gone(node, why)
-        if is_loss and self._lines.needs(node):
-            # Perhaps only its keeper died, and the next one is about to come: the node is lost when
-            # nobody does.
-            self._missing.setdefault(node, (self._clock.monotonic_ns(), why))
-            self._lines.link_again(node)
-
-    # -- the vote's needs
-
-    def say_to_leader(self, word: str, body: dict[str, Any]) -> None:
-        self._lines.send(LEADER, "vote", word=word, body=body)
-
-    def say_to_all(self, word: str, body: dict[str, Any]) -> None:
-        assert self.mesh is not None
-        for member in self.mesh.members:
-            self._lines.send(member.node, "vote", word=word, body=body)
-
-    def say_ended(self) -> None:
-        """All ranks here ended well."""
-        self._lines.send(LEADER, "ended")
-
-    def say_persist(self, node: int, word: str, body: dict[str, Any]) -> None:
-        self._lines.send(node, "persist", word=word, body=body)
-
-    def _tell_inventory(self) -> None:
-        if not self._proven or self.mesh is None:
-            return
-        parities = tuple((p.rank, p.stamp, p.row, p.tolerates) for p in self._holder.coded())
-        snapshots = {*self._holder.snapshots(), *self._left_behind()}
-        self._lines.send(LEADER, "inventory", snapshots=tuple(sorted(snapshots)), parities=parities)
-
-    def _left_behind(self) -> list[tuple[int, Stamp]]:
-        """Snapshots of ranks that lived here and live elsewhere now. Those that live here prove
-        their own, and tell in the vote."""
-        found = []
-        for rank in ranks_in(self._memory, self._settings.job_dir):
-            if rank in self._own_ranks():
-                continue
-            for path in slot_paths(self._memory, self._settings.job_dir, rank):
-                try:
-                    slot = Slot(self._memory, path)
-                    header = slot.header()
-                    slot.close()
-                except (DamageError, OSError):
-                    continue
-                if header.state is SlotState.SEALED and header.job_hash == self._job_hash:
-                    found.append((rank, header.stamp))
-        return found
-
-    def holdings(self) -> list[Holding]:
-        """Of every rank of every node, as last reported; empty unless this node leads."""
-        return self._leader.holdings() if self._leader is not None else []
-
-    def forget_newer(self, stamp: Stamp | None) -> None:
-        self._holder.forget_newer(stamp)
-
-    def went(self, epoch: int, resumed: Stamp | None) -> None:
-        """Everybody trains on, in this epoch."""
-        held = common([holding_of(status).sealed for status in self._own_pages().values()])
-        self._epoch, self.horizon = epoch, first_word(epoch, resumed, self._page.last(), held)
-        self._page.write(self.horizon)
-        self._supplier.end()
-        self._lines.restored()
-        self._holder.heard(self.horizon)
-        if self._leader is not None:
-            self._leader.went(epoch)
-        self._last_report = ()
-        self.report()
-
-    def trains(self) -> None:
-        """Ranks were training when this keeper came: their pages say in which epoch."""
-        if self._epoch < 0:
-            self._epoch = max((s.epoch for s in self._own_pages().values()), default=-1)
-            # what the keeper before heard, and the ranks have acted upon
-            self.horizon = self._page.read(self._epoch)
-            self._holder.heard(self.horizon)
-            self.report()
-
-    def _own_ranks(self) -> range:
-        return self.mesh.ranks_of(self.mesh.node) if self.mesh is not None else range(0)
-
-    def _own_pages(self) -> dict[int, RankStatus]:
-        """As far as they can be read."""
-        return {
-            rank: status
-            for rank in self._own_ranks()
-            if (status := self._host.status(rank)) is not None
-        }
-
-    # -- every step
-
-    def rank_changed(self) -> None:
-        """A rank here has sealed a snapshot, given one up, or skipped one."""
-        self._owner.go_on()
-        self.report()
-
-    def report(self) -> None:
-        """Tell the leader what this node's ranks hold and what is protected of it, if that
-        changed."""
-        if self._epoch < 0 or self.mesh is None:
-            return
-        pages = self._own_pages()
-        if any(status.epoch != self._epoch for status in pages.values()):
-            return
-        ranks = tuple([self._told_of(rank, status) for rank, status in pages.items()])
-        said = (self._epoch, ranks, self._owner.hindered)
-        if said == self._last_report:
-            return
-        self._last_report = said
-        nbytes = sum(s.payload_bytes for s in pages.values())
-        free = self._memory.free_bytes(self._settings.arena_dir) + nbytes * max(
-            (len(s.slots) for s in pages.values()), default=0
-        )
-        self._lines.send(
-            LEADER,
-            "report",
-            **{"epoch": self._epoch, **words_of(self.horizon)},
-            **{
-                "snapshot_bytes": nbytes,
-                "free_bytes": free,
-                "hindered": self._owner.hindered,
-                "ranks": ranks,
-            },
+    def _new_state(self, mesh: Mesh) -> MeshState:
+        return MeshState(
+            self._world,
+            self._settings,
+            MeshLinks(self._inbox, mesh),
+            self._held,
+            self._page,
+            self._safety,
+            self._job_hash,
+            self._host,
         )
 
-    def _told_of(self, rank: int, status: RankStatus) -> RankTold:
-        """What a report says of a rank. Made anew only from other facts: each of them is a value,
-        and another object when it changes."""
-        protected = (
-            None if isinstance(self._policy, NoRedundancy) else self._owner.protected.get(rank, ())
-        )
-        known = self._rows.get(rank)
-        if known is None or known[0] is not status or known[1] is not protected:
-            own = holding_of(status)
-            pending = () if own.pending is None else (own.pending,)
-            proven = own.sealed if protected is None else protected
-            row = (
-                rank,
-                tuple(sorted(own.sealed)),
-                pending,
-                own.decided_step,
-                tuple(sorted(proven)),
-            )
-            known = self._rows[rank] = status, protected, row
-        return known[2]
+    def _proved(self, flaws: list[str]) -> None:
+        for flaw in flaws:
+            self._world.journal.record("damaged", f"{flaw}; it counts no more")
+        self._held.is_proven = True
+        self.state.held_is_proven()
 
-    def _follow(self, horizon: Horizon, policy: str, why: str) -> None:
-        if horizon.epoch != self._epoch or self.mesh is None:
-            return
-        self._take_policy(policy, why)
-        # another leader that has not heard all reports knows less
-        self.horizon = horizon = newer(self.horizon, horizon)
-        self._page.write(horizon)
-        self._holder.heard(horizon)
-        if horizon.target is not None:
-            self._holder.try_rows(horizon.target)
-        self._owner.protect(horizon.target, horizon.floor)
-        if horizon.committed is not None and self._policy is not None and not self._tidied:
-            self._tidy()
+    def hear_peers(self) -> None:
+        """The inbox has something."""
+        for event in self._inbox.take():
+            self._handle(event)
+        self.state.received_all()
 
-    def _take_policy(self, policy: str, why: str) -> None:
-        scheme = parse_policy(policy)
-        if isinstance(scheme, Auto) or scheme == self._policy or self.mesh is None:
-            return
-        self._policy, self._wards = scheme, wards(scheme, self.mesh)
-        near = {
-            h
-            for w in self._wards.values()
-            for h in (*w.holders, w.node)
-            if self.mesh.node in (*w.holders, w.node)
-        }
-        self._lines.link_with(near - {self.mesh.node})
-        self._owner.follow(self._wards)
-        self._journal.record("redundancy", f"{policy}: {why}", policy=policy)
-
-    def _tidy(self) -> None:
-        """A generation is committed under the present placement: what only an older one needed may
-        go."""
-        assert self.mesh is not None
-        self._tidied = True
-        here = self.mesh.node
-        for rank in ranks_in(self._memory, self._settings.job_dir):
-            if rank not in self._own_ranks():
-                self._memory.remove(rank_dir(self._settings.job_dir, rank))
-        self._holder.keep_only(
-            {r for r, w in self._wards.items() if here in w.holders and not w.row},
-            {r for r, w in self._wards.items() if w.node == here and w.row},
-        )
-
-    def _tell_standing(self) -> None:
-        if self._leader is None or self.mesh is None:
-            return
-        nodes = (m.node for m in self.mesh.members)
-        standing = self._leader.standing(
-            {n for n in nodes if n == self.mesh.node or self._lines.is_open(n)}
-        )
-        if standing is None or standing == self._standing:
-            return
-        only_another_step = {**standing, "step": None} == {**self._standing, "step": None}
-        if only_another_step and self._clock.monotonic_ns() - self._stood_ns < STANDS_NS:
-            return  # which everybody's horizon tells too
-        self._standing, self._stood_ns = standing, self._clock.monotonic_ns()
-        for member in self.mesh.members:
-            self._lines.send(member.node, "standing", **standing)
-
-    # -- what scrubbing found
-
-    def compare(self) -> None:
-        """Everything here has proven: have the holders compare what they hold with it."""
-        self._owner.compare()
-
-    def damaged_at_rest(self, path: Path, why: str) -> None:
-        self._holder.damaged_at_rest(path, why)
+    def _handle(self, event: PeerEvent) -> None:
+        state = self.state
+        match event:
+            case FromPeer(node, message):
+                state.receive(node, message)
+            case LoopCall(call):
+                call()
+            case LinkUp(node):
+                state.link_is_open(node)
+            case LinkWritable(node):
+                state.writable(node)
+            case LinkOver(node, why, is_loss):
+                state.link_is_dead(node, why, is_loss)
 
     def tick(self) -> None:
-        now_ns = self._clock.monotonic_ns()
+        """What time brings."""
+        now_ns = self._world.clock.monotonic_ns()
         if now_ns - self._ticked_ns > TICK_NS:
             self._ticked_ns = now_ns
-            self._owner.tick()
-            self.report()
-            self._tell_standing()
-        for node, (since_ns, why) in list(self._missing.items()):
-            if now_ns - since_ns > self._lines.return_ns and node not in self._told:
-                self._told.add(node)
-                self._host.peer_is_dead(node, why)
-
-    def _own_sizes(self, rank: int, stamp: Stamp) -> Sizes | None:
-        for path in slot_paths(self._memory, self._settings.job_dir, rank):
-            try:
-                slot = Slot(self._memory, path)
-                header = slot.header()
-                slot.close()
-            except (DamageError, OSError):
-                continue
-            if (header.state, header.stamp) == (SlotState.SEALED, stamp):
-                return Sizes(header.payload_bytes, header.manifest_bytes)
-        return None
+            self.state.tick()
+        self.state.report_missing(self._inbox.return_ns)
 
     def close(self) -> None:
-        self._lines.close()
+        """The job is over here: say goodbye to all."""
+        self._inbox.close()
         self._page.close()

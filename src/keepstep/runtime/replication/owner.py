@@ -1,105 +1,77 @@
 """Owner: protects the snapshots of this node's own ranks on other nodes.
 
-Comes in: the generation everybody is to protect now, and the holders' words. Goes out: offers,
-blocks straight from the sealed slots, and which snapshots are proven by all their holders. A slot
-is pinned while it is sent, and what is sent from a row's member is verified first: a bit that
-flipped at rest must not get into a parity.
+Comes in: the generation that everybody is to protect now, and the holders' answers. Goes out: which
+snapshots are proven by all their holders. A slot is pinned while it is sent (`outgoing.py`).
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
-from keepstep.coding.checksum import BLOCK_BYTES
-from keepstep.core.redundancy.protection import Ward
-from keepstep.core.resume.sources import Source
+from keepstep.core.redundancy.protection import Assignment
 from keepstep.edge.shm.slot import Slot
 from keepstep.errors import DamageError
+from keepstep.model.restore_sources import GroupMember, RestoreSource
 from keepstep.model.snapshot import SlotHeader, Stamp
 from keepstep.model.units import S_NS
-from keepstep.model.wire import Part, Span
+from keepstep.model.wire import BlockRange
 from keepstep.ports import Memory
-from keepstep.runtime.replication.encode import Sizes, ranges_for
-from keepstep.runtime.replication.peer_inbox import Lines
-from keepstep.runtime.replication.receive import Range, ranges_of
-from keepstep.runtime.slot_locks import Pin, pin_one
+from keepstep.runtime.replication.encode import SnapshotSizes
+from keepstep.runtime.replication.mesh_links import MeshLinks
+from keepstep.runtime.replication.outgoing import Delivery, OutgoingSnapshot
+from keepstep.runtime.slot_locks import pin_one
 from keepstep.runtime.world import World
 
 ASK_AGAIN_NS = 2 * S_NS  # without any answer
 KEPT_STAMPS = 4  # a rank's protected stamps that are remembered: two generations are held
 
 
-@dataclass
-class Sending:
-    """One holder's part: what is still to be handed to its link, and when it last gave a sign."""
+class _Found(NamedTuple):
+    """A snapshot on its way, and the part of it that goes to one node."""
 
-    node: int
-    waiting: deque[Range] = field(default_factory=deque)
-    accepted: bool = False
-    filled: bool = False
-    acked: bool = False
-    sign_ns: int = 0
-
-
-@dataclass
-class Protection:
-    """One snapshot on its way to its holders, pinned."""
-
-    ward: Ward
-    stamp: Stamp
-    pin: Pin
-    header: SlotHeader
-    table: tuple[int, ...]
-    holders: dict[int, Sending]
-    sizes: dict[int, Sizes]  # of the row, as far as announced
-    proven: bool
-
-    @property
-    def slot(self) -> Slot:
-        return self.pin.slot
+    outgoing: OutgoingSnapshot
+    delivery: Delivery
 
 
 class Owner:
-    """`on_protected`: another snapshot is proven by its holders; `on_damage`: what lies here does
-    not prove."""
+    """Of one mesh. `on_protected`: another snapshot is proven by its holders, or the policy cannot
+    be followed; `on_damage`: what lies here does not prove."""
 
     def __init__(
         self,
         world: World,
-        lines: Lines,
+        links: MeshLinks,
         job_dir: Path,
         on_protected: Callable[[], None],
         on_damage: Callable[[], None],
     ) -> None:
         self._world, self._clock, self._journal = world, world.clock, world.journal
-        self._lines, self._job_dir = lines, job_dir
+        self._links, self._job_dir = links, job_dir
         self._on_protected, self._on_damage = on_protected, on_damage
-        self._wards: Mapping[int, Ward] = {}
-        self._ranks: range = range(0)
-        self._now: dict[int, Protection] = {}
-        self._sizes: dict[tuple[int, Stamp], Sizes] = {}  # what members of our rows have announced
+        self._assignments: Mapping[int, Assignment] = {}
+        self._ranks = links.mesh.ranks_of(links.node)
+        self._outgoing: dict[int, OutgoingSnapshot] = {}
+        # of members of our stripe groups, as they were announced
+        self._sizes: dict[tuple[int, Stamp], SnapshotSizes] = {}
         self._target: Stamp | None = None
         self._floor: Stamp | None = None
-        self._damaged: set[int] = set()  # ranks of whose target that has been told
+        self._damaged: set[int] = set()  # ranks whose damaged target has been told
         self.protected: dict[int, tuple[Stamp, ...]] = {}
-        self.hindered = ""
+        self.hindered = ""  # why the policy cannot be followed
 
-    # -- rounds and targets
-
-    def begin(self, ranks: range) -> None:
-        """Another round."""
+    def end(self) -> None:
+        """Another mesh begins."""
         self._release_all()
-        self._ranks, self._wards, self._sizes, self._target, self._floor = ranks, {}, {}, None, None
-        self.protected, self.hindered = {}, ""
 
-    def follow(self, wards: Mapping[int, Ward]) -> None:
+    # -- targets
+
+    def follow(self, assignments: Mapping[int, Assignment]) -> None:
         """The policy that holds."""
-        if dict(wards) != dict(self._wards):
+        if dict(assignments) != dict(self._assignments):
             self._release_all()
-            self._wards, self.protected = dict(wards), {}
+            self._assignments, self.protected = dict(assignments), {}
 
     def protect(self, target: Stamp | None, floor: Stamp | None) -> None:
         """Bring `target` to all holders. What is older than `floor` they may overwrite."""
@@ -107,8 +79,8 @@ class Owner:
             self._damaged.clear()
         self._target, self._floor = target, floor
         for rank in self._ranks:
-            now = self._now.get(rank)
-            if now is not None and now.stamp != target:
+            outgoing = self._outgoing.get(rank)
+            if outgoing is not None and outgoing.stamp != target:
                 self._release(rank)
         self.go_on()
 
@@ -116,20 +88,19 @@ class Owner:
         """Begin with what could not be pinned before, because its rank was looking at it this
         moment."""
         target = self._target
-        if target is not None:
-            for rank in self._ranks:
-                if (
-                    rank in self._wards
-                    and rank not in self._now
-                    and target not in self.protected.get(rank, ())
-                ):
-                    self._start(self._wards[rank], target)
-
-    def _start(self, ward: Ward, stamp: Stamp) -> None:
-        if not ward.holders:
-            self._done(ward.rank, stamp)
+        if target is None:
             return
-        slot = pin_one(self._world.memory, self._job_dir, stamp, ward.rank)
+        for rank in self._ranks:
+            is_begun = rank in self._outgoing or target in self.protected.get(rank, ())
+            if rank in self._assignments and not is_begun:
+                self._start(self._assignments[rank], target)
+
+    def _start(self, assignment: Assignment, stamp: Stamp) -> None:
+        rank = assignment.rank
+        if not assignment.holders:
+            self._done(rank, stamp)
+            return
+        slot = pin_one(self._world.memory, self._job_dir, stamp, rank)
         if slot is None:
             # damaged or given up, as the leader will hear, or in its rank's hands this moment
             return
@@ -138,165 +109,79 @@ class Owner:
             table = tuple(slot.table(header))
         except DamageError as error:
             slot.close()
-            self._is_damaged(ward.rank, f"{error}; it is not copied")
+            self._is_damaged(rank, f"{error}; it is not copied")
             return
-        sizes = {r: self._sizes[(r, stamp)] for r in ward.row if (r, stamp) in self._sizes}
-        sizes[ward.rank] = Sizes(header.payload_bytes, header.manifest_bytes)
-        holders = {node: Sending(node) for node in ward.holders}
-        now = self._now[ward.rank] = Protection(
-            ward, stamp, Pin(slot), header, table, holders, sizes, proven=not ward.row
+        outgoing = OutgoingSnapshot(
+            self._links,
+            self._clock,
+            assignment,
+            stamp,
+            slot,
+            header,
+            table,
+            self._does_not_arrive,
         )
-        for sending in holders.values():
-            self._offer(now, sending)
-        if ward.row:
+        for other in assignment.stripe_group:
+            if other != rank and (other, stamp) in self._sizes:
+                outgoing.knows_size(other, self._sizes[(other, stamp)])
+        self._outgoing[rank] = outgoing
+        for delivery in outgoing.deliveries.values():
+            outgoing.offer(delivery, self._floor)
+        if assignment.stripe_group:
             self._world.workers.submit(
-                lambda: _prove(self._world.memory, slot.path, header),
-                lambda wrong: self._proved(now, wrong),
+                lambda: _flaw_of(self._world.memory, slot.path, header),
+                lambda flaw: self._verified(outgoing, flaw),
             )
 
-    def _offer(self, now: Protection, sending: Sending) -> None:
-        sending.sign_ns = self._clock.monotonic_ns()
-        sending.waiting.clear()
-        sending.accepted = sending.filled = False
-        h = now.header
-        self._lines.send(
-            sending.node,
-            "offer",
-            **{
-                "rank": now.ward.rank,
-                "stamp": now.stamp,
-                "payload_bytes": h.payload_bytes,
-                "capacity_bytes": now.slot.capacity,
-            },
-            **{
-                "manifest_bytes": h.manifest_bytes,
-                "manifest_capacity_bytes": now.slot.manifest_capacity,
-            },
-            **{
-                "table_checksum": h.table_checksum,
-                "row": now.ward.row,
-                "tolerates": now.ward.tolerates,
-            },
-            horizon=() if self._floor is None else (self._floor,),
-        )
-
-    def _proved(self, now: Protection, wrong: str | None) -> None:
-        if self._now.get(now.ward.rank) is not now:
+    def _verified(self, outgoing: OutgoingSnapshot, flaw: str | None) -> None:
+        rank = outgoing.assignment.rank
+        if self._outgoing.get(rank) is not outgoing:
             return
-        if wrong is not None:
-            self._release(now.ward.rank)
-            self._is_damaged(now.ward.rank, f"{wrong}; it is not encoded")
+        if flaw is not None:
+            self._release(rank)
+            self._is_damaged(rank, f"{flaw}; it is not encoded")
             return
-        now.proven = True
-        for sending in now.holders.values():
-            self._fill(now, sending)
+        outgoing.proven()
 
     # -- what others say
 
-    def announced(self, rank: int, stamp: Stamp, sizes: Sizes) -> None:
-        """A member of one of our rows has offered: now its size is known."""
+    def announced(self, rank: int, stamp: Stamp, sizes: SnapshotSizes) -> None:
+        """A member of one of our stripe groups has offered: now its size is known."""
         self._sizes[(rank, stamp)] = sizes
         self._sizes = {
             key: known
             for key, known in self._sizes.items()
             if self._floor is None or key[1] >= self._floor
         }
-        for now in self._now.values():
-            if rank in now.ward.row and now.stamp == stamp:
-                now.sizes[rank] = sizes
-                for sending in now.holders.values():
-                    self._fill(now, sending)
+        for outgoing in self._outgoing.values():
+            if rank in outgoing.assignment.stripe_group and outgoing.stamp == stamp:
+                outgoing.announced(rank, sizes)
 
     def accepted(self, node: int, rank: int, stamp: Stamp) -> None:
-        """The holder is ready (or ready anew: then everything is sent again)."""
-        now, sending = self._find(node, rank, stamp)
-        if now is not None and sending is not None:
-            sending.accepted, sending.filled, sending.acked, sending.sign_ns = (
-                True,
-                False,
-                False,
-                self._clock.monotonic_ns(),
-            )
-            sending.waiting.clear()
-            self._fill(now, sending)
+        """The holder is ready."""
+        found = self._find(node, rank, stamp)
+        if found is not None:
+            found.outgoing.accepted(found.delivery)
 
-    def _fill(self, now: Protection, sending: Sending) -> None:
-        if not sending.accepted or sending.filled or not now.proven:
-            return
-        ward, sizes = now.ward, now.sizes
-        if not ward.row:
-            # The payload follows when the holder has seen in the table which blocks of it are new
-            # to it.
-            whole = ranges_of(now.header.payload_bytes, now.header.manifest_bytes)
-            sending.waiting.extend(r for r in whole if r[0] is not Part.PAYLOAD)
-        elif len(sizes) == len(ward.row):
-            stripes = ward.stripes({r: s.payload_bytes for r, s in sizes.items()})
-            keeper = next(r for r in ward.row if self._node_of(r) == sending.node)
-            sending.waiting.extend(ranges_for(stripes, sizes[ward.rank], ward.rank, keeper))
-        else:
-            return
-        sending.filled = True
-        self._pump(now, sending)
-
-    def wanted(self, node: int, rank: int, stamp: Stamp, ranges: tuple[Range, ...]) -> bool:
+    def wanted(self, node: int, rank: int, stamp: Stamp, ranges: tuple[BlockRange, ...]) -> bool:
         """A holder asks for what it lacks; False when nothing of that is on its way to it."""
-        now, sending = self._find(node, rank, stamp)
-        if now is None or sending is None or not sending.filled:
-            return False
-        sending.waiting.extend(
-            r for r in ranges if r[0] is Part.PAYLOAD and r[1] + r[2] <= now.header.payload_bytes
-        )
-        self._pump(now, sending)
-        return True
+        found = self._find(node, rank, stamp)
+        return found is not None and found.outgoing.wanted(found.delivery, ranges)
 
-    def _node_of(self, rank: int) -> int:
-        assert self._lines.mesh is not None
-        return self._lines.mesh.node_of[rank]
-
-    def _pump(self, now: Protection, sending: Sending) -> None:
-        while sending.waiting:
-            part, offset, length = sending.waiting[0]
-            source = now.slot.part(part, now.header)[offset : offset + length]
-            whole_block = (
-                part is Part.PAYLOAD
-                and offset % BLOCK_BYTES == 0
-                and length == min(BLOCK_BYTES, now.header.payload_bytes - offset)
-            )
-            known = now.table[offset // BLOCK_BYTES] if whole_block else None
-            span = Span(now.ward.rank, now.stamp, part, offset, length)
-            now.pin.take()
-            if not self._lines.send_block(
-                sending.node, span, source, self._on_done(now, sending), known
-            ):
-                now.pin.let_go()
-                return  # `writable` will say when
-            sending.waiting.popleft()
-
-    def _on_done(self, now: Protection, sending: Sending) -> Callable[[str | None], None]:
-        def on_links_thread(why: str | None) -> None:
-            sending.sign_ns = self._clock.monotonic_ns()
-            # and no more: waking the loop for each block costs more than the block's own work
-            now.pin.let_go()
-            if why is not None and "damaged" in why:
-                self._lines.call_in_loop(lambda: self._source_is_damaged(now, why))
-
-        return on_links_thread
-
-    def _source_is_damaged(self, now: Protection, why: str) -> None:
-        if self._now.get(now.ward.rank) is now:
-            self._journal.record(
-                "copy-failed",
-                f"{now.stamp} of rank {now.ward.rank} does not arrive whole: {why}",
-                rank=now.ward.rank,
-            )
+    def _does_not_arrive(self, outgoing: OutgoingSnapshot, why: str) -> None:
+        rank = outgoing.assignment.rank
+        if self._outgoing.get(rank) is outgoing:
+            told = f"{outgoing.stamp} of rank {rank} does not arrive whole: {why}"
+            self._journal.record("copy-failed", told, rank=rank)
             self._on_damage()
 
     def acked(self, node: int, rank: int, stamp: Stamp) -> None:
-        now, sending = self._find(node, rank, stamp)
-        if now is None or sending is None:
+        """A holder has its part, and has proven it."""
+        found = self._find(node, rank, stamp)
+        if found is None:
             return
-        sending.acked = True
-        if all(s.acked for s in now.holders.values()):
+        found.delivery.acked = True
+        if found.outgoing.is_acked:
             self._release(rank)
             self._done(rank, stamp)
 
@@ -307,87 +192,85 @@ class Owner:
     def _forget(self, rank: int, stamp: Stamp) -> None:
         self.protected[rank] = tuple(s for s in self.protected[rank] if s != stamp)
 
-    def nacked(self, node: int, rank: int, stamp: Stamp, reason: str) -> None:
+    def unavailable(self, node: int, rank: int, stamp: Stamp, why: str) -> None:
         """A holder has not got it whole, or has it no more."""
-        self._journal.record(
-            "copy-lost",
-            f"node {node} does not hold {stamp} of rank {rank}: {reason}",
-            rank=rank,
-            node=node,
-        )
-        now, sending = self._find(node, rank, stamp)
-        if now is not None and sending is not None:
-            sending.acked = sending.accepted = False
-            sending.sign_ns = self._clock.monotonic_ns()  # asked again by `tick`
-        elif stamp in self.protected.get(rank, ()) and rank in self._wards:
+        told = f"node {node} does not hold {stamp} of rank {rank}: {why}"
+        self._journal.record("copy-lost", told, rank=rank, node=node)
+        found = self._find(node, rank, stamp)
+        if found is not None:
+            found.outgoing.refused(found.delivery)
+        elif stamp in self.protected.get(rank, ()) and rank in self._assignments:
             self._forget(rank, stamp)
-            if rank not in self._now:
-                self._start(self._wards[rank], stamp)
+            if rank not in self._outgoing:
+                self._start(self._assignments[rank], stamp)
+
+    def declined(self, node: int, rank: int, why: str) -> None:
+        """A holder has no memory for it."""
+        if not self.hindered:
+            self.hindered = f"node {node} cannot hold rank {rank}: {why}"
+            self._on_protected()
 
     def compare(self) -> None:
         """Offer the committed generation again: a holder whose copy is not what lies here takes it
         anew, the others just say so."""
-        for rank, ward in self._wards.items():
-            stamp = self._floor
-            if (
-                rank in self._ranks
-                and ward.holders
-                and rank not in self._now
-                and stamp in self.protected.get(rank, ())
-            ):
-                assert stamp is not None
+        stamp = self._floor
+        if stamp is None:
+            return
+        for rank, assignment in self._assignments.items():
+            is_ours = rank in self._ranks and rank not in self._outgoing
+            if is_ours and assignment.holders and stamp in self.protected.get(rank, ()):
                 self._forget(rank, stamp)
-                self._start(ward, stamp)
+                self._start(assignment, stamp)
 
-    def source_of(self, rank: int, stamp: Stamp) -> Source | None:
+    def source_of(self, rank: int, stamp: Stamp) -> RestoreSource | None:
         """Who can give that snapshot back, should it be damaged here; None when it is not
         protected."""
-        ward = self._wards.get(rank)
-        if ward is None or not ward.holders or stamp not in self.protected.get(rank, ()):
+        assignment = self._assignments.get(rank)
+        if assignment is None or not assignment.holders:
             return None
-        if not ward.row:
-            return Source(rank, copies=ward.holders)
-        members = tuple((r, self._node_of(r)) for r in ward.row if r != rank)
-        return Source(rank, row=ward.row, tolerates=ward.tolerates, members=members)
-
-    def declined(self, node: int, rank: int, reason: str) -> None:
-        if not self.hindered:
-            self.hindered = f"node {node} cannot hold rank {rank}: {reason}"[:1000]
-            self._on_protected()
+        if stamp not in self.protected.get(rank, ()):
+            return None
+        group = assignment.stripe_group
+        if not group:
+            return RestoreSource(rank, copies=assignment.holders)
+        node_of = self._links.mesh.node_of
+        members = tuple(GroupMember(other, node_of[other]) for other in group if other != rank)
+        return RestoreSource(rank, (), group, assignment.tolerates, members)
 
     # -- links and time
 
     def link_is_open(self, node: int) -> None:
-        for now in self._now.values():
-            sending = now.holders.get(node)
-            if sending is not None and not sending.acked:
-                self._offer(now, sending)
+        """Perhaps to another life of that node's keeper: offer again what it has not proven."""
+        for outgoing in self._outgoing.values():
+            delivery = outgoing.deliveries.get(node)
+            if delivery is not None and not delivery.acked:
+                outgoing.offer(delivery, self._floor)
 
     def writable(self, node: int) -> None:
-        for now in self._now.values():
-            if node in now.holders:
-                self._pump(now, now.holders[node])
+        """The link to that node takes blocks again."""
+        for outgoing in self._outgoing.values():
+            if node in outgoing.deliveries:
+                outgoing.pump(outgoing.deliveries[node])
 
     def tick(self) -> None:
         """Ask again where nothing has moved: whatever got lost, a repeated offer finds out."""
         self.go_on()
         now_ns = self._clock.monotonic_ns()
-        for now in [p for p in self._now.values() if not p.pin.is_shared]:
-            if not self._still_proves(now):
+        for outgoing in [o for o in self._outgoing.values() if not o.is_moving]:
+            if not self._still_proves(outgoing):
                 continue
-            for node, sending in now.holders.items():
-                idle = not sending.acked and now_ns - sending.sign_ns > ASK_AGAIN_NS
-                if idle and self._lines.is_open(node):
-                    self._offer(now, sending)
+            for node, delivery in outgoing.deliveries.items():
+                is_idle = not delivery.acked and now_ns - delivery.sign_ns > ASK_AGAIN_NS
+                if is_idle and self._links.is_open(node):
+                    outgoing.offer(delivery, self._floor)
 
-    def _still_proves(self, now: Protection) -> bool:
-        """Whether the header is what it was when this began: holders refuse a damaged one, as often
-        as it is sent."""
+    def _still_proves(self, outgoing: OutgoingSnapshot) -> bool:
         try:
-            now.slot.header()
+            outgoing.verify_header()
         except DamageError as error:
-            self._release(now.ward.rank)
-            self._is_damaged(now.ward.rank, f"{error}; it is not copied")
+            rank = outgoing.assignment.rank
+            self._release(rank)
+            self._is_damaged(rank, f"{error}; it is not copied")
             return False
         return True
 
@@ -397,29 +280,25 @@ class Owner:
             self._journal.record("damaged", why, rank=rank)
             self._on_damage()
 
-    # -- the pins
+    # -- what is on its way
 
-    def _find(self, node: int, rank: int, stamp: Stamp) -> tuple[Protection | None, Sending | None]:
-        now = self._now.get(rank)
-        if now is None or now.stamp != stamp:
-            return None, None
-        return now, now.holders.get(node)
+    def _find(self, node: int, rank: int, stamp: Stamp) -> _Found | None:
+        outgoing = self._outgoing.get(rank)
+        if outgoing is None or outgoing.stamp != stamp or node not in outgoing.deliveries:
+            return None
+        return _Found(outgoing, outgoing.deliveries[node])
 
     def _release(self, rank: int) -> None:
-        now = self._now.pop(rank, None)
-        if now is not None:
-            now.pin.let_go()
+        outgoing = self._outgoing.pop(rank, None)
+        if outgoing is not None:
+            outgoing.end()
 
     def _release_all(self) -> None:
-        for rank in list(self._now):
+        for rank in list(self._outgoing):
             self._release(rank)
 
-    def busy(self) -> list[int]:
-        """Ranks whose target is not protected yet."""
-        return sorted(self._now)
 
-
-def _prove(memory: Memory, path: Path, header: SlotHeader) -> str | None:
+def _flaw_of(memory: Memory, path: Path, header: SlotHeader) -> str | None:
     """What is wrong with the slot. Through a map of its own: the loop may close its one
     meanwhile."""
     try:

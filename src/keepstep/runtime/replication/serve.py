@@ -1,6 +1,7 @@
-"""Supplier: sends what other nodes ask for to restore: from own slots, copies, parities, and the
-small parts kept beside parities.
+"""Serve: sends what other nodes ask for to restore: from own slots, copies, parities, and the small
+parts kept beside parities.
 
+Comes in: requests for ranges of snapshots. Goes out: blocks, or the word that they cannot be had.
 Nothing is verified here beforehand: every block goes out with the checksum its table names, so a
 damaged one cannot arrive as a good one; the asker hears of it and asks elsewhere.
 """
@@ -8,127 +9,150 @@ damaged one cannot arrive as a good one; the asker hears of it and asks elsewher
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from keepstep.coding.checksum import BLOCK_BYTES, checksum
 from keepstep.edge.shm.slot import Slot
 from keepstep.errors import DamageError
-from keepstep.model.snapshot import Stamp
-from keepstep.model.wire import Part, Span
+from keepstep.model.messages.peers import CopyUnavailable
+from keepstep.model.snapshot import SlotHeader, Stamp
+from keepstep.model.wire import BlockRange, Part, Span
 from keepstep.ports import Memory
-from keepstep.runtime.replication.holder import Holder
-from keepstep.runtime.replication.peer_inbox import Lines, Taker
-from keepstep.runtime.replication.receive import Range
+from keepstep.runtime.replication.held import HeldSnapshots
+from keepstep.runtime.replication.mesh_links import MeshLinks
+from keepstep.runtime.replication.peer_inbox import BlockTaker
 from keepstep.runtime.slot_locks import pin_one
 
 META = (Part.HEADER, Part.TABLE, Part.MANIFEST)
 
 
-@dataclass
-class Order:
-    """What one asker wants of one snapshot."""
+@dataclass(eq=False)
+class ServingPhase:
+    """While slots stand still for those who restore."""
+
+    is_over: bool = False
+
+
+@dataclass(eq=False)
+class ServedRequest:
+    """What one asker wants of one snapshot. Once its phase is over the asker hears nothing of it:
+    one of today would take that for an answer."""
 
     node: int
     rank: int
     stamp: Stamp
-    waiting: deque[Range] = field(default_factory=deque)
-    life: int = 0  # of the supplier, when it was given
+    waiting: deque[BlockRange]
+    phase: ServingPhase
 
 
-class Supplier:
-    def __init__(self, memory: Memory, lines: Lines, job_dir: Path, holder: Holder) -> None:
-        self._memory, self._lines, self._job_dir, self._holder = memory, lines, job_dir, holder
-        self._orders: list[Order] = []
-        self._life = 0
+class SnapshotServer:
+    """Of one mesh."""
+
+    def __init__(
+        self, memory: Memory, links: MeshLinks, job_dir: Path, held: HeldSnapshots
+    ) -> None:
+        self._memory, self._links, self._job_dir, self._held = memory, links, job_dir, held
+        self._phase = ServingPhase()
+        self._requests: list[ServedRequest] = []
         self._pins: dict[tuple[int, Stamp], Slot] = {}
 
-    def end(self) -> None:
-        """Everybody has what it needs, or another round has begun: slots may be overwritten
-        again."""
-        self._life += 1
-        self._orders.clear()
+    def release(self) -> None:
+        """Everybody has what it needs, or another mesh begins: slots may be overwritten again."""
+        self._phase.is_over = True
+        self._phase = ServingPhase()
+        self._requests.clear()
         for slot in self._pins.values():
             slot.unlock()  # closing alone would not: a thread may still look at the map
             slot.close()
         self._pins.clear()
 
-    def asked(self, node: int, rank: int, stamp: Stamp, ranges: tuple[Range, ...]) -> None:
-        order = Order(node, rank, stamp, deque(ranges), self._life)
-        self._orders.append(order)
-        self._pump(order)
+    def asked(self, node: int, rank: int, stamp: Stamp, ranges: tuple[BlockRange, ...]) -> None:
+        """A node wants these parts of a snapshot."""
+        request = ServedRequest(node, rank, stamp, deque(ranges), self._phase)
+        self._requests.append(request)
+        self._pump(request)
 
     def writable(self, node: int) -> None:
-        for order in [o for o in self._orders if o.node == node]:
-            self._pump(order)
+        """The link to that node takes blocks again."""
+        for request in [r for r in self._requests if r.node == node]:
+            self._pump(request)
 
-    def _pump(self, order: Order) -> None:
+    def _pump(self, request: ServedRequest) -> None:
         try:
-            while order.waiting:
-                part, offset, length = order.waiting[0]
-                source, known = self._find(order.rank, order.stamp, part, offset, length)
-                span = Span(order.rank, order.stamp, part, offset, length)
-                if not self._send(order, span, source, known):
+            while request.waiting:
+                part, offset, length = request.waiting[0]
+                source, known = self._find(request.rank, request.stamp, part, offset, length)
+                span = Span(request.rank, request.stamp, part, offset, length)
+                if not self._send(request, span, source, known):
                     return
-                order.waiting.popleft()
+                request.waiting.popleft()
         except (DamageError, LookupError) as error:
-            self._refuse(order, str(error))
-        if order in self._orders:
-            self._orders.remove(order)
+            self._refuse(request, str(error))
+        if request in self._requests:
+            self._requests.remove(request)
 
-    def _send(self, order: Order, span: Span, source: memoryview, known: int | None) -> bool:
+    def _send(
+        self, request: ServedRequest, span: Span, source: memoryview, known: int | None
+    ) -> bool:
         def done(why: str | None) -> None:
-            # What is not wanted came another way, or was asked for in a round before: that is no
+            # What is not wanted came another way, or was asked for in a mesh before: that is no
             # failure.
             if why is not None and "damaged" in why:
-                self._lines.call_in_loop(lambda: self._refuse(order, f"{span}: {why}"))
+                self._links.call_in_loop(lambda: self._refuse(request, f"{span}: {why}"))
 
-        return self._lines.send_block(order.node, span, source, done, known)
+        return self._links.send_block(request.node, span, source, done, known)
 
-    def _refuse(self, order: Order, why: str) -> None:
-        order.waiting.clear()
-        if order.life != self._life:
-            # of a round before, or everybody has what it needs: an asker of today would take it for
-            # an answer
-            return
-        self._lines.send(order.node, "nack", rank=order.rank, stamp=order.stamp, reason=why[:1000])
+    def _refuse(self, request: ServedRequest, why: str) -> None:
+        request.waiting.clear()
+        if not request.phase.is_over:
+            version, rank, stamp = self._links.version, request.rank, request.stamp
+            self._links.send(request.node, CopyUnavailable(version, rank, stamp, why))
 
     def _find(
         self, rank: int, stamp: Stamp, part: Part, offset: int, length: int
     ) -> tuple[memoryview, int | None]:
         """The bytes, and their checksum where a table names it. Raises LookupError, DamageError."""
         if part is Part.PARITY:
-            slot = self._holder.parities.find(rank, stamp)
-            if slot is None:
-                raise LookupError(f"no parity of rank {rank} at {stamp} rests here")
-            return _within(slot.payload[: slot.header().payload_bytes], offset, length), None
+            return self._find_parity(rank, stamp, offset, length), None
         slot = self._snapshot(rank, stamp)
         if slot is not None:
             header = slot.header()
             data = _within(slot.part(part, header), offset, length)
-            whole_block = (
-                part is Part.PAYLOAD
-                and offset % BLOCK_BYTES == 0
-                and length == min(BLOCK_BYTES, header.payload_bytes - offset)
-            )
-            return data, slot.table(header)[offset // BLOCK_BYTES] if whole_block else None
+            if part is Part.PAYLOAD and _is_whole_block(header, offset, length):
+                return data, slot.table(header)[offset // BLOCK_BYTES]
+            return data, None
         if part in META:
-            for (mine, at), beside in self._holder.parities.sealed().items():
-                contents = self._holder.contents(mine, at, beside)
-                if at == stamp and rank in contents.metas:
-                    start, nbytes = contents.where(rank, part)
-                    return _within(beside.payload[start : start + nbytes], offset, length), None
+            return self._find_beside_parity(rank, stamp, part, offset, length), None
+        raise LookupError(f"{part.name.lower()} of rank {rank} at {stamp} is not here")
+
+    def _find_parity(self, rank: int, stamp: Stamp, offset: int, length: int) -> memoryview:
+        slot = self._held.parities.find(rank, stamp)
+        if slot is None:
+            raise LookupError(f"no parity of rank {rank} at {stamp} rests here")
+        return _within(slot.payload[: slot.header().payload_bytes], offset, length)
+
+    def _find_beside_parity(
+        self, rank: int, stamp: Stamp, part: Part, offset: int, length: int
+    ) -> memoryview:
+        for (mine, at), slot in self._held.parities.sealed().items():
+            contents = self._held.contents(mine, at, slot)
+            if at == stamp and rank in contents.metas:
+                start, nbytes = contents.where(rank, part)
+                return _within(slot.payload[start : start + nbytes], offset, length)
         raise LookupError(f"{part.name.lower()} of rank {rank} at {stamp} is not here")
 
     def _snapshot(self, rank: int, stamp: Stamp) -> Slot | None:
         if (rank, stamp) not in self._pins:
             slot = pin_one(self._memory, self._job_dir, stamp, rank)
             if slot is None:
-                return self._holder.copies.find(rank, stamp)
+                return self._held.copies.find(rank, stamp)
             self._pins[(rank, stamp)] = slot
         return self._pins[(rank, stamp)]
 
-    def copy_here(self, rank: int, stamp: Stamp, range_: Range, taker: Taker, node: int) -> None:
+    def copy_here(
+        self, rank: int, stamp: Stamp, range_: BlockRange, taker: BlockTaker, node: int
+    ) -> None:
         """The asker is this node itself: no link is needed. Raises LookupError, DamageError."""
         part, offset, length = range_
         source, _ = self._find(rank, stamp, part, offset, length)
@@ -137,6 +161,11 @@ class Supplier:
         if place is not None:
             place[:] = source
             taker.arrived(node, span, checksum(place))
+
+
+def _is_whole_block(header: SlotHeader, offset: int, length: int) -> bool:
+    is_whole = length == min(BLOCK_BYTES, header.payload_bytes - offset)
+    return offset % BLOCK_BYTES == 0 and is_whole
 
 
 def _within(data: memoryview, offset: int, length: int) -> memoryview:

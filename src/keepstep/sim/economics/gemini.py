@@ -46,10 +46,6 @@ class System:
         cost_s = failures_per_day * (self.tier.wasted_s + self.after_s)
         return max(0.0, 1 - self.stalled_ratio - cost_s / DAY_S)
 
-    @property
-    def checkpoints_per_hour(self) -> float:
-        return 3600 / self.tier.interval_s
-
 
 HIGHFREQ_S = HIGHFREQ_STEPS * ITERATION_S
 SYSTEMS = (

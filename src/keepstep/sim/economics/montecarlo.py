@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from keepstep.core.economics.costs import Charges, Protection, charges
+from keepstep.core.economics.costs import Charges, ClusterPolicy, charges
 from keepstep.core.redundancy.placement import place
 from keepstep.core.redundancy.survival import out_of_reach
 from keepstep.errors import ConfigError
@@ -74,18 +74,18 @@ class Case:
     placement: Placement | None
 
 
-def prepare(cluster: Cluster, protection: Protection) -> Case:
+def prepare(cluster: Cluster, policy: ClusterPolicy) -> Case:
     """Raises ConfigError when there are too few nodes or racks, or too little memory."""
-    spares = cluster.spares if protection.spares is None else protection.spares
-    if protection.scheme is None:
-        return Case(str(protection), spares, charges(cluster, protection, 0.0), (), None)
-    placement = place(protection.scheme, cluster.topology())
+    spares = cluster.spares if policy.spares is None else policy.spares
+    if policy.scheme is None:
+        return Case(str(policy), spares, charges(cluster, policy, 0.0), (), None)
+    placement = place(policy.scheme, cluster.topology())
     groups = {node: group for group in placement.groups for node in group.members}
     by_node = tuple(groups[node] for node in range(cluster.nodes))
     return Case(
-        str(protection),
+        str(policy),
         spares,
-        charges(cluster, protection, placement.two_slots_ratio),
+        charges(cluster, policy, placement.two_slots_ratio),
         by_node,
         placement,
     )

@@ -14,12 +14,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from keepstep.core.redundancy.protection import Ward, wards
+from keepstep.core.redundancy.protection import Assignment, assignments
 from keepstep.model.mesh import Mesh
+from keepstep.model.messages.peers import HorizonWord, MeshMessage
 from keepstep.model.rounds import verdict_from_text
 from keepstep.model.snapshot import Stamp
 from keepstep.model.topology import Auto, parse_policy
-from keepstep.model.wire import Message
 from keepstep.sim.protocol.links import SimLinks
 from keepstep.sim.protocol.trainer import Rank
 from keepstep.sim.protocol.watching import Checker
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Committed:
-    """A generation, and on which machines it was protected: by rank its ward, by node its
+    """A generation, and on which machines it was protected: by rank its assignment, by node its
     machine."""
 
     stamp: Stamp
-    wards: dict[int, Ward]
+    assignments: dict[int, Assignment]
     machines: tuple[int, ...]
     node_of: dict[int, int]
 
@@ -62,17 +62,17 @@ class Atlas(Checker):
         by_host = {site.machine.host: site.machine.number for site in self.job.sites}
         self._mesh, self._machines = mesh, tuple(by_host[m.host] for m in mesh.members)
 
-    def said(self, links: SimLinks, node: int, message: Message) -> None:
-        if message.kind != "horizon" or not message.fields["committed"]:
+    def said(self, links: SimLinks, node: int, message: MeshMessage) -> None:
+        if not isinstance(message, HorizonWord) or message.committed is None:
             return
-        stamp = message.fields["committed"][0]
-        policy = parse_policy(message.fields["policy"])
+        stamp = message.committed
+        policy = parse_policy(message.policy)
         mesh = self._mesh
-        if mesh is None or isinstance(policy, Auto) or message.fields["round"] != mesh.version:
+        if mesh is None or isinstance(policy, Auto) or message.mesh_version != mesh.version:
             return
         if self.committed is None or stamp > self.committed.stamp:
             self.committed = Committed(
-                stamp, wards(policy, mesh), self._machines, dict(mesh.node_of)
+                stamp, assignments(policy, mesh), self._machines, dict(mesh.node_of)
             )
 
     def went(self, rank: Rank, source: str, stamp: Stamp, epoch: int) -> None:
@@ -95,16 +95,18 @@ class Atlas(Checker):
         known = self.committed
         if known is None or self.is_over:
             return None
-        return known.stamp if all(self._survives(known, rank) for rank in known.wards) else None
+        return (
+            known.stamp if all(self._survives(known, rank) for rank in known.assignments) else None
+        )
 
     def _survives(self, known: Committed, rank: int) -> bool:
-        ward = known.wards[rank]
-        if self._has(known, ward.node, rank):
+        assignment = known.assignments[rank]
+        if self._has(known, assignment.node, rank):
             return True
-        if not ward.row:
-            return any(self._has(known, holder, rank) for holder in ward.holders)
-        lost = [r for r in ward.row if not self._has(known, known.node_of[r], r)]
-        return len(lost) <= ward.tolerates
+        if not assignment.stripe_group:
+            return any(self._has(known, holder, rank) for holder in assignment.holders)
+        lost = [r for r in assignment.stripe_group if not self._has(known, known.node_of[r], r)]
+        return len(lost) <= assignment.tolerates
 
     def _has(self, known: Committed, node: int, rank: int) -> bool:
         number = known.machines[node]

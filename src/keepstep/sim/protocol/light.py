@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from keepstep.core.wire.codec import NotAMessage
 from keepstep.core.wire.connection import KEEPERS_FORMAT, TAG_BYTES, Mac, WireFormat
 from keepstep.core.wire.health import LinkTimeouts
-from keepstep.core.wire.messages import NotAMessage
-from keepstep.model.wire import Message, Refusal
+from keepstep.model.messages.peers import KeeperMessage
+from keepstep.model.wire import Refusal
 
 KEPT_MESSAGES = 1 << 16  # more than are ever under way
 _NO_TAG = bytes(TAG_BYTES)
@@ -32,16 +33,16 @@ def wire_format(checks: bool, signs: bool) -> WireFormat:
 
 
 def _messages_by_number() -> WireFormat:
-    kept: dict[int, Message] = {}
+    kept: dict[int, KeeperMessage] = {}
     encoded = 0
 
-    def encode(message: Message) -> bytes:
+    def encode(message: KeeperMessage) -> bytes:
         nonlocal encoded
         kept[encoded % KEPT_MESSAGES] = message
         encoded += 1
         return (encoded - 1).to_bytes(8, "little")
 
-    def decode(body: bytes) -> Message:
+    def decode(body: bytes) -> KeeperMessage:
         number = int.from_bytes(body, "little")
         if not encoded - KEPT_MESSAGES <= number < encoded:
             raise NotAMessage(Refusal.MALFORMED, f"message {number} is not kept")

@@ -15,8 +15,9 @@ from keepstep.core.wire.endpoint import Endpoint
 from keepstep.core.wire.link import PeerLink
 from keepstep.core.wire.link_table import Entropy, LinkTable
 from keepstep.core.wire.traffic import Hashing, LinkOptions
+from keepstep.model.messages.peers import MeshMessage
 from keepstep.model.units import MS_NS, S_NS
-from keepstep.model.wire import Flow, Identity, Message, Span
+from keepstep.model.wire import Flow, Identity, Span
 from keepstep.ports import Receiver
 from keepstep.sim.protocol.network import Network
 from keepstep.sim.protocol.pipe import Piece, SimSocket
@@ -74,8 +75,8 @@ class SimLinks:
         assert self._peers is not None, "which node this is comes first"
         self._peers.connect(node, address, incarnation)
 
-    def send(self, node: int, message: Message) -> bool:
-        is_broken = self.process.touch("send", message.kind)
+    def send(self, node: int, message: MeshMessage) -> bool:
+        is_broken = self.process.touch("send", message.KIND)
         if self._peers is None:
             return False
         if is_broken:

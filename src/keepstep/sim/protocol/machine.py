@@ -7,13 +7,13 @@ of machines begin anywhere, run a little too fast or too slow, and the wall cloc
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from keepstep.model.events import Event
+from keepstep.model.messages.keeper_rank import NotUnderstood
 from keepstep.model.units import MS_NS, S_NS
-from keepstep.ports import Acts
+from keepstep.ports import Acts, MessageCodec
 from keepstep.sim.protocol.memory import Files
 from keepstep.sim.protocol.world import Process, World
 
@@ -74,6 +74,11 @@ class SimClock:
         now_ns = self._world.now_ns
         return self._booted_ns + now_ns + now_ns * self._ppm // 1_000_000
 
+    def takes_ns(self, delay_ns: int) -> int:
+        """How much time has to pass in the world until this clock is later by `delay_ns`."""
+        # two more: this is rounded down, and so is what the clock shows then
+        return delay_ns * 1_000_000 // (1_000_000 + self._ppm) + 2
+
     def wall_ns(self) -> int:
         return YEAR_2026_NS + self._world.now_ns + self.wall_error_ns
 
@@ -122,31 +127,52 @@ class SimExecutor:
 
 
 class Line:
-    """One end of a connection within a machine: JSON objects, in order. `hear` is called with each;
-    `gone` when the other end is."""
+    """One end of a connection within a machine: messages, in order. See `ports.Box`.
 
-    def __init__(self, process: Process, pid: int, checks: bool) -> None:
-        self.process, self.pid, self._checks = process, pid, checks
-        self.hear: Callable[[dict[str, Any]], None] = _nothing
+    `hear` is called with each; `gone` when the other end is; `on_refused` when something came that
+    is no message. `checks`: whether each crosses as its bytes.
+    """
+
+    def __init__(self, process: Process, pid: int, codec: MessageCodec, checks: bool) -> None:
+        self.process, self.pid, self._codec, self._checks = process, pid, codec, checks
+        self.hear: Callable[[Any], None] = _nothing
         self.gone: Callable[[], None] = _gone
+        self.on_refused: Callable[[str, str], None] = _untold
         self.is_open = True
         self._other: Line = self
         self._last_ns = 0
 
-    def send(self, message: dict[str, Any], /) -> bool:
+    def send(self, message: Any, /) -> bool:
+        if not self._checks:
+            return self._deliver(self._other._come, message)
+        return self.send_packet(self._codec.encode(message))
+
+    def send_packet(self, packet: bytes) -> bool:
+        """As it is: it need not be a message."""
+        return self._deliver(self._other._receive, packet)
+
+    def _deliver(self, come: Callable[[Any], None], what: Any) -> bool:
         other, world = self._other, self.process.world
         if not self.is_open or not other.is_open or not other.process.alive:
             return False
-        if self._checks:
-            message = json.loads(json.dumps(message))
         self._last_ns = max(self._last_ns, world.now_ns + MS_NS // 10)
-        world.at(self._last_ns, other.process, other._come, message)
+        world.at(self._last_ns, other.process, come, what)
         return True
 
-    def poke(self, message: dict[str, Any], /) -> None:
+    def poke(self, message: Any, /) -> None:
         self.send(message)
 
-    def _come(self, message: dict[str, Any]) -> None:
+    def _receive(self, packet: bytes) -> None:
+        try:
+            message = self._codec.decode(packet)
+        except ValueError as error:
+            if self.is_open:
+                self.on_refused(f"process {self.pid}", str(error))
+                self.send(NotUnderstood(str(error)))
+            return
+        self._come(message)
+
+    def _come(self, message: Any) -> None:
         if self.is_open:
             self.hear(message)
 
@@ -165,19 +191,30 @@ class Line:
 
 
 def connect(
-    one: Process, one_pid: int, other: Process, other_pid: int, checks: bool = True
+    one: Process,
+    one_pid: int,
+    other: Process,
+    other_pid: int,
+    codecs: tuple[MessageCodec, MessageCodec],
+    checks: bool = True,
 ) -> tuple[Line, Line]:
-    """A connection between two processes of a machine: (the end of `one`, that of `other`)."""
-    here, there = Line(one, other_pid, checks), Line(other, one_pid, checks)
+    """A connection between two processes of a machine: (the end of `one`, that of `other`).
+    `codecs`: of their parts in the conversation."""
+    here = Line(one, other_pid, codecs[0], checks)
+    there = Line(other, one_pid, codecs[1], checks)
     here._other, there._other = there, here
     one.on_end.append(here.close)
     other.on_end.append(there.close)
     return here, there
 
 
-def _nothing(message: dict[str, Any]) -> None:
+def _nothing(message: Any) -> None:
     """Nobody listens yet."""
 
 
 def _gone() -> None:
     """Nobody listens yet."""
+
+
+def _untold(sender: str, why: str) -> None:
+    """Nobody wants to know."""

@@ -217,5 +217,9 @@ class SimMemory:
         self.process.touch("remove")
         self.files.remove(str(path))
 
+    def size(self, path: Path) -> int:
+        file = self.files.find(str(path))
+        return 0 if file is None else len(file.data)
+
     def free_bytes(self, directory: Path) -> int:
         return max(0, self.files.budget_bytes - self.files.used_bytes - self.files.eaten_bytes)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from keepstep.core.wire.health import LinkTimeouts
 from keepstep.errors import KeeperError
+from keepstep.model.messages.peers import MeshMessage
 from keepstep.model.units import MIB, MS_NS, S_NS
-from keepstep.model.wire import Message
 from keepstep.sim.protocol.light import light_timeouts, wire_format
 from keepstep.sim.protocol.pipe import Piece, Pipe, SimSocket
 from keepstep.sim.protocol.world import Process, World
@@ -70,7 +70,7 @@ class Network:
         self.timeouts = light_timeouts if wires.light else LinkTimeouts.within
         self.doors: dict[tuple[str, int], Listener] = {}
         self.connections: dict[Pipe, None] = {}  # in the order in which they were made
-        self.on_send: Callable[[SimLinks, int, Message], None] = _nobody
+        self.on_send: Callable[[SimLinks, int, MeshMessage], None] = _nobody
         # What arrives within so long of something else arrives with it: one event for many pieces.
         self.step_ns = wires.latency_ns // 4
         self.is_faulty = False  # some path does not carry, or does not flow
@@ -261,5 +261,5 @@ def _release(counts: dict[tuple[int, int], int], path: tuple[int, int]) -> None:
         del counts[path]
 
 
-def _nobody(links: SimLinks, node: int, message: Message) -> None:
+def _nobody(links: SimLinks, node: int, message: MeshMessage) -> None:
     """Nobody wants to know."""

@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from keepstep.core.resume.sources import CodedRow, Inventory, within_reach
+from keepstep.core.resume.sources import restorable_stamps
 from keepstep.edge.shm.slot import Slot, ranks_in, slot_paths
 from keepstep.errors import DamageError
+from keepstep.model.restore_sources import HeldParity, HeldSnapshot, Inventory
 from keepstep.model.snapshot import SlotHeader, Stamp
 from keepstep.runtime.replication.encode import contents_from
 from keepstep.sim.protocol.machine import Machine
@@ -61,14 +62,14 @@ class Onlooker:
     def inventory(self) -> Inventory:
         """What the machine could tell the others if it were asked now."""
         whole = {
-            (rank, header.stamp)
+            HeldSnapshot(rank, header.stamp)
             for part in ("", "held")
             for rank, header, _, _ in self.proven(part)
         }
         coded = set()
         for rank, header, _, manifest in self.proven("parity"):
             stripes = contents_from(manifest).stripes
-            coded.add(CodedRow(rank, header.stamp, stripes.members, stripes.tolerates))
+            coded.add(HeldParity(rank, header.stamp, stripes.members, stripes.tolerates))
         return Inventory(frozenset(whole), frozenset(coded))
 
 
@@ -82,5 +83,5 @@ def restorable(job: Job) -> frozenset[Stamp]:
 
 
 def common_reach(ranks: Iterable[int], inventories: dict[int, Inventory]) -> frozenset[Stamp]:
-    reach = [within_reach(rank, inventories) for rank in ranks]
+    reach = [restorable_stamps(rank, inventories) for rank in ranks]
     return frozenset.intersection(*reach) if reach else frozenset()

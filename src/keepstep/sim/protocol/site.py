@@ -8,13 +8,15 @@ that says so. One keeper lives at a time; whoever finds none starts one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from keepstep.config import Settings
+from keepstep.core.wire.conversations import KEEPER_WITH_NODE, RANK_WITH_KEEPER
 from keepstep.errors import MemoryBudgetError
+from keepstep.model.messages.keeper_rank import PageChanged
 from keepstep.model.units import MS_NS
-from keepstep.ports import Links, Receiver
-from keepstep.runtime.keeper.keeper import Keeper
+from keepstep.ports import Links, MessageCodec, Receiver
+from keepstep.runtime.keeper.keeper import FromNode, Keeper
 from keepstep.runtime.world import World as Surroundings
 from keepstep.sim.protocol.agents import Agent
 from keepstep.sim.protocol.links import SimLinks
@@ -40,6 +42,7 @@ class KeeperProcess:
         self.process.is_keeper = True
         self._random = site.job.world.stream(f"keeper {machine.number} {site.job.world.now_ns}")
         self._woken = self._poked = False
+        self._journal = SimJournal(site.machine, "keeper", site.job.watch.journal)
         self.keeper: Keeper | None = None
 
     def boot(self) -> None:
@@ -73,7 +76,7 @@ class KeeperProcess:
         return Surroundings(
             clock=machine.clock,
             memory=memory,
-            journal=SimJournal(machine, "keeper", job.watch.journal),
+            journal=self._journal,
             workers=SimExecutor(process, job.plan.work_ns),
             open_links=open_links,
             wake=self._wake,
@@ -90,11 +93,11 @@ class KeeperProcess:
     def _wake(self) -> None:
         if not self._woken:
             self._woken = True
-            self.process.after(self._site.job.plan.loop_ns, self._hear_lines)
+            self.process.after(self._site.job.plan.loop_ns, self._hear_peers)
 
-    def _hear_lines(self) -> None:
+    def _hear_peers(self) -> None:
         self._woken = False
-        self._alive().hear_lines()
+        self._alive().hear_peers()
 
     def _alive(self) -> Keeper:
         assert self.keeper is not None
@@ -111,20 +114,21 @@ class KeeperProcess:
 
     def accept(self, line: Line) -> None:
         line.hear = lambda message: self._hear(line, message)
+        line.on_refused = self._alive().refuse
         line.gone = lambda: self._alive().gone(line)
 
-    def _hear(self, line: Line, message: dict[str, Any]) -> None:
-        if message["kind"] != "changed":
-            self._alive().heard(line, message)
+    def _hear(self, line: Line, message: FromNode) -> None:
+        if not isinstance(message, PageChanged):
+            self._alive().hear(line, message)
         elif not self._poked:  # a keeper that is behind looks once at what several say
             self._poked = True
             self.process.after(
                 max(MS_NS, 10 * self._site.job.plan.loop_ns), self._look, line, message
             )
 
-    def _look(self, line: Line, message: dict[str, Any]) -> None:
+    def _look(self, line: Line, message: PageChanged) -> None:
         self._poked = False
-        self._alive().heard(line, message)
+        self._alive().hear(line, message)
 
 
 class Site:
@@ -147,7 +151,12 @@ class Site:
     def keeper_lives(self) -> bool:
         return self.keeper is not None and self.keeper.process.alive
 
-    def ensure_keeper(self, process: Process, found: Callable[[Line], None]) -> None:
+    def ensure_keeper(
+        self,
+        process: Process,
+        found: Callable[[Line], None],
+        codec: MessageCodec = RANK_WITH_KEEPER,
+    ) -> None:
         """`found` is called, in the process, with a connection to the machine's keeper, which is
         started if none lives."""
         if self.keeper_lives:
@@ -158,6 +167,7 @@ class Site:
                 self.pid(process),
                 keeper.process,
                 self.pid(keeper.process),
+                (codec, KEEPER_WITH_NODE),
                 self.job.plan.checks,
             )
             keeper.accept(there)
@@ -168,7 +178,7 @@ class Site:
             start_ns = self.job.plan.start_ns // 2 + self._random.randrange(self.job.plan.start_ns)
             self._starting_ns = now_ns + self.job.takes_ns("keeper_start_ns", start_ns)
             self.job.world.at(self._starting_ns, None, self._start_keeper)
-        process.after(LOOK_AGAIN_NS, self.ensure_keeper, process, found)
+        process.after(LOOK_AGAIN_NS, self.ensure_keeper, process, found, codec)
 
     def _start_keeper(self) -> None:
         if self.machine.alive and not self.keeper_lives:

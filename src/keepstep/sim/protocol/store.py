@@ -13,20 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from keepstep.coding.checksum import checksum
 from keepstep.config import Settings
 from keepstep.core.economics.retention import CheckpointInfo, parse_rules, to_keep
 from keepstep.errors import DamageError, StoreError
 from keepstep.model.mesh import LEADER
+from keepstep.model.messages.persister import ActDone, CheckpointAct
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import MS_NS
 from keepstep.ports import Memory
 from keepstep.runtime.slot_locks import pin, unpin
 from keepstep.sim.protocol.world import Process, World
 
-Heard = Callable[[dict[str, Any]], None]
+Then = Callable[[ActDone], None]
 Parts = dict[int, tuple[bytes, int]]  # by rank: bytes, and the checksum they should have
 
 
@@ -101,14 +101,14 @@ class SimWriter:
             process,
             new_memory,
         )
-        self._lines: list[tuple[dict[str, Any], Heard]] = []
+        self._lines: list[tuple[CheckpointAct, Then]] = []
         # step, attempt and what this node has surveyed of it
         self._work: tuple[int, int, Parts] | None = None
         self._child: Process | None = None
         process.on_end.append(self.close)
 
-    def ask(self, request: dict[str, Any], heard: Heard) -> None:
-        self._lines.append((request, heard))
+    def ask(self, act: CheckpointAct, then: Then) -> None:
+        self._lines.append((act, then))
         if self._keeper.touch("ask the writer"):
             self._keeper.after(MS_NS, self._died, "the simulation refused")
         elif len(self._lines) == 1:
@@ -137,7 +137,7 @@ class SimWriter:
         """It is gone, and with it everything it was told."""
         lines, self._lines, self._work = self._lines, [], None
         for _, heard in lines:
-            heard({"ok": False, "why": why, "there": False})
+            heard(ActDone(False, why))
 
     def _act(self, child: Process) -> None:
         request, heard = self._lines[0]
@@ -145,11 +145,9 @@ class SimWriter:
             child.end("torn: killed while it writes")
             return
         ok, why, there = self._carry_out(request)
-        self._keeper.after(
-            MS_NS, self._answered, child, heard, {"ok": ok, "why": why, "there": there}
-        )
+        self._keeper.after(MS_NS, self._answered, child, heard, ActDone(ok, why, there))
 
-    def _answered(self, child: Process, heard: Heard, answer: dict[str, Any]) -> None:
+    def _answered(self, child: Process, heard: Then, answer: ActDone) -> None:
         if self._child is not child:
             return
         self._lines.pop(0)
@@ -157,13 +155,10 @@ class SimWriter:
             self._next()
         heard(answer)
 
-    def _carry_out(self, request: dict[str, Any]) -> tuple[bool, str, bool]:
-        store, act, node = self._store, str(request["act"]), int(request["node"])
-        stamp, attempt, ranks = (
-            Stamp(request["step"], request["epoch"]),
-            int(request["attempt"]),
-            list(request["ranks"]),
-        )
+    def _carry_out(self, request: CheckpointAct) -> tuple[bool, str, bool]:
+        store, act, node = self._store, request.act, request.node
+        stamp, attempt = Stamp(request.step, request.epoch), request.attempt
+        ranks = list(request.ranks)
         if store.away or (store.full and act != "drop"):
             self._work = None
             return (

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from keepstep.model.events import Event
 from keepstep.model.mesh import Mesh
+from keepstep.model.messages.peers import MeshMessage
 from keepstep.model.snapshot import Stamp
-from keepstep.model.wire import Message
 
 if TYPE_CHECKING:
     from keepstep.sim.protocol.agents import Agent
@@ -72,7 +72,7 @@ class Checker:
     def formed(self, agent: Agent, number: int, mesh: Mesh) -> None:
         """A round begins on that machine."""
 
-    def said(self, links: SimLinks, node: int, message: Message) -> None:
+    def said(self, links: SimLinks, node: int, message: MeshMessage) -> None:
         """From one keeper to another."""
 
     def written(self, key: str, value: str) -> None:

@@ -18,12 +18,13 @@ import torch
 import torch.distributed.checkpoint as torch_dcp
 
 from keepstep.edge.store.manifest import Manifest
-from keepstep.edge.store.parts import Attempt, part_from_bytes, part_to_bytes
+from keepstep.edge.store.parts import part_from_bytes, part_to_bytes
 from keepstep.edge.store.store import Draft, Store
 from keepstep.edge.torch.dcp.read import read_checkpoint
 from keepstep.edge.torch.dcp.tree import RankState
 from keepstep.edge.torch.dcp.write import NodeValues, publish, survey, write_part
 from keepstep.errors import DamageError, IdentityError, KeepstepError, LayoutError, StoreError
+from keepstep.model.checkpoint import CheckpointAttempt
 from keepstep.model.layout import Shard
 from keepstep.model.snapshot import Stamp
 
@@ -109,7 +110,7 @@ class Nodes:
         number: int,
         stamp: Stamp = STAMP,
     ) -> None:
-        self.attempt = Attempt("job", stamp, number, tuple(ranks))
+        self.attempt = CheckpointAttempt("job", stamp, number, tuple(ranks))
         self.states = [
             [states[rank] for rank in self.attempt.ranks_of(node)] for node in range(len(ranks))
         ]
@@ -472,7 +473,7 @@ def test_flips_in_any_file_at_any_time_are_found_and_none_is_loaded(place: Path,
 KILLED = """
 import os, signal, sys
 import torch
-from keepstep.edge.store.parts import Attempt
+from keepstep.model.checkpoint import CheckpointAttempt
 from keepstep.edge.store.store import Store
 from keepstep.edge.torch.dcp.tree import RankState
 from keepstep.edge.torch.dcp.write import publish, survey, write_part
@@ -485,7 +486,7 @@ ranks = (1, 2)
 def attempt(number, victim, deaths, step=2):
     '''Both nodes' acts, each in a process of its own; `victim` is killed at its deaths-th write or
     read. Was it published?'''
-    about = Attempt("job", Stamp(step, 1), number, ranks)
+    about = CheckpointAttempt("job", Stamp(step, 1), number, ranks)
     lead = Store(place)
     drafts = [lead.draft(step, mine=about.owns), Store(place).join(step)]
     values = {}

@@ -31,7 +31,6 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from keepstep.edge.store.manifest import Manifest
 from keepstep.edge.store.parts import (
-    Attempt,
     Item,
     Part,
     Sketch,
@@ -45,41 +44,14 @@ from keepstep.edge.torch.dcp.files import Files
 from keepstep.edge.torch.dcp.plan import Plan, make_plan
 from keepstep.edge.torch.dcp.tree import RankState, Value, flat
 from keepstep.errors import ConfigError, DamageError, IdentityError, LayoutError, StoreError
-from keepstep.model.snapshot import Stamp
+from keepstep.model.checkpoint import CheckpointAttempt
 
 METADATA = ".metadata"
 
 NodeValues = dict[int, dict[str, Value]]  # a node's values, by rank and name
 
 
-def write_checkpoint(
-    store: Store,
-    step: int,
-    job: str,
-    states: Sequence[RankState],
-    metrics: Mapping[str, float],
-    fingerprint: Mapping[str, Any],
-    progress: Callable[[int], None] | None = None,
-) -> Manifest:
-    """All acts for a job of one node, in this process. Nothing to do when the step is there and
-    intact.
-
-    progress: called with the bytes of every write and of every block read back.
-    Raises what the acts raise. After that every other step is as it was and this one has no new
-    checkpoint.
-    """
-    attempt = Attempt(job, Stamp(step, 0), 0, (len(states),))
-    present = already_there(store, attempt)
-    if present is not None:
-        return present
-    store.retract(step)  # at most a damaged one
-    with store.draft(step, progress) as draft:
-        values = survey(draft, attempt, 0, states)
-        write_part(draft, attempt, 0, values, metrics, fingerprint)
-        return publish(draft, attempt)
-
-
-def already_there(store: Store, attempt: Attempt) -> Manifest | None:
+def already_there(store: Store, attempt: CheckpointAttempt) -> Manifest | None:
     """The checkpoint of this step, when it is there and every byte is as written. Raises
     IdentityError when it is another job's."""
     present = store.intact(attempt.stamp.step)
@@ -91,7 +63,9 @@ def already_there(store: Store, attempt: Attempt) -> Manifest | None:
     return present
 
 
-def survey(draft: Draft, attempt: Attempt, node: int, states: Sequence[RankState]) -> NodeValues:
+def survey(
+    draft: Draft, attempt: CheckpointAttempt, node: int, states: Sequence[RankState]
+) -> NodeValues:
     """Say what the node's ranks have. Raises ConfigError, LayoutError, StoreError, DamageError."""
     expected, found = list(attempt.ranks_of(node)), [s.rank for s in states]
     if expected != found or not states:
@@ -108,7 +82,7 @@ def survey(draft: Draft, attempt: Attempt, node: int, states: Sequence[RankState
 
 def write_part(
     draft: Draft,
-    attempt: Attempt,
+    attempt: CheckpointAttempt,
     node: int,
     values: NodeValues,
     metrics: Mapping[str, float],
@@ -131,7 +105,7 @@ def write_part(
     return part
 
 
-def publish(draft: Draft, attempt: Attempt) -> Manifest:
+def publish(draft: Draft, attempt: CheckpointAttempt) -> Manifest:
     """Let the checkpoint exist.
 
     Raises StoreError when a part is missing, DamageError when one is torn or a file has gone,
@@ -167,7 +141,7 @@ def publish(draft: Draft, attempt: Attempt) -> Manifest:
 # -- what the nodes said
 
 
-def _plan(store: Store, attempt: Attempt) -> Plan:
+def _plan(store: Store, attempt: CheckpointAttempt) -> Plan:
     sketches: list[Mapping[str, Sketch]] = []
     for node in range(len(attempt.ranks)):
         raw, where = _read_small(store, attempt, attempt.survey_name(node))
@@ -176,12 +150,12 @@ def _plan(store: Store, attempt: Attempt) -> Plan:
     return make_plan(sketches)
 
 
-def _part(store: Store, attempt: Attempt, node: int) -> tuple[Part, str]:
+def _part(store: Store, attempt: CheckpointAttempt, node: int) -> tuple[Part, str]:
     raw, where = _read_small(store, attempt, attempt.part_name(node))
     return part_from_bytes(raw, where, attempt, node), where
 
 
-def _read_small(store: Store, attempt: Attempt, name: str) -> tuple[bytes, str]:
+def _read_small(store: Store, attempt: CheckpointAttempt, name: str) -> tuple[bytes, str]:
     where = store.place(attempt.stamp.step, name).where
     raw = store.read_small(attempt.stamp.step, name)
     if raw is None:
@@ -196,7 +170,7 @@ def _write_small(draft: Draft, name: str, raw: bytes) -> None:
 
 
 def _located(
-    attempt: Attempt, node: int, plan: Plan, part: Part, where: str
+    attempt: CheckpointAttempt, node: int, plan: Plan, part: Part, where: str
 ) -> Iterator[WriteResult]:
     """Where DCP finds what the node wrote, after a look whether that is what the plan left to
     it."""

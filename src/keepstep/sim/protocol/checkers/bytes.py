@@ -6,8 +6,8 @@ that rest, between their acknowledgement and their use; bytes in a checkpoint th
 
 from __future__ import annotations
 
+from keepstep.model.messages.peers import CopyAcked, MeshMessage
 from keepstep.model.snapshot import Stamp
-from keepstep.model.wire import Message
 from keepstep.sim.protocol.links import SimLinks
 from keepstep.sim.protocol.onlooker import Onlooker
 from keepstep.sim.protocol.trainer import Rank
@@ -25,10 +25,10 @@ class NoWrongBytes(Checker):
                 "they are not that"
             )
 
-    def said(self, links: SimLinks, node: int, message: Message) -> None:
-        if message.kind != "ack":
+    def said(self, links: SimLinks, node: int, message: MeshMessage) -> None:
+        if not isinstance(message, CopyAcked):
             return
-        rank, stamp = message.fields["rank"], message.fields["stamp"]
+        rank, stamp = message.rank, message.stamp
         machine = links.process.machine
         onlooker = Onlooker(machine, self.job.settings.job_dir)
         copies = [

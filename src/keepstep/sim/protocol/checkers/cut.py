@@ -12,9 +12,9 @@ looks.
 
 from __future__ import annotations
 
+from keepstep.model.messages.peers import HorizonWord, MeshMessage
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import S_NS
-from keepstep.model.wire import Message
 from keepstep.sim.protocol.links import SimLinks
 from keepstep.sim.protocol.onlooker import restorable
 from keepstep.sim.protocol.trainer import Rank
@@ -31,9 +31,9 @@ class ACutExists(Checker):
     def struck(self, what: str) -> None:
         self._look(f"after {what}")
 
-    def said(self, links: SimLinks, node: int, message: Message) -> None:
-        if message.kind == "horizon" and message.fields["committed"]:
-            stamp = message.fields["committed"][0]
+    def said(self, links: SimLinks, node: int, message: MeshMessage) -> None:
+        if isinstance(message, HorizonWord) and message.committed is not None:
+            stamp = message.committed
             if self._committed is None or stamp > self._committed:
                 self._committed = stamp
                 self._look("when it was committed")

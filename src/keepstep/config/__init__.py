@@ -1,0 +1,21 @@
+"""What a user may set: one table of options, and how values are found for them."""
+
+from __future__ import annotations
+
+from keepstep.config.settings import (
+    Config,
+    Settings,
+    from_environ,
+    from_mapping,
+    resolve,
+    settings_from_text,
+)
+
+__all__ = [
+    "Config",
+    "Settings",
+    "from_environ",
+    "from_mapping",
+    "resolve",
+    "settings_from_text",
+]

@@ -1,0 +1,285 @@
+"""The table of options: everything a user may set stands here, and only here.
+
+To add an option, add a field to `Options`. The rest is made from it: `keepstep.Config` and its
+docstring, the runtime's `Settings`, the variables `KEEPSTEP_*`, checks and errors
+(`config/settings.py`), the options of `keepstep run` (`cli/parameters.py`), and
+`docs/configuration.md` (`cli/configuration_page.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic
+
+from keepstep.config.option import (
+    Check,
+    Directory,
+    Environ,
+    Topic,
+    Unset,
+    option,
+    options_of,
+    seconds,
+)
+from keepstep.errors import ConfigError
+from keepstep.model.failure import DEFAULT_BUDGET, parse_budget
+from keepstep.model.topology import parse_policy
+
+AGENT = "KEEPSTEP_AGENT"  # the variable by which an agent tells its ranks that it is there
+MIN_SECRET_BYTES = 16
+MAX_JOB_CHARACTERS = 64
+MAX_PORT = 65535
+
+
+def _is_job_name(value: str) -> bool:
+    allowed = all(c.isalnum() or c in "._-" for c in value)
+    return 0 < len(value) <= MAX_JOB_CHARACTERS and allowed and value.strip(".") != ""
+
+
+def _derived_job(environ: Environ, derived_job: str) -> str:
+    return derived_job
+
+
+def _grace_s(environ: Environ, derived_job: str) -> float:
+    # An agent restarts its ranks within seconds. Another launcher (a Slurm requeue, a person who
+    # types the command again) takes minutes.
+    return 30.0 if AGENT in environ else 300.0
+
+
+def _state_dir(environ: Environ, derived_job: str) -> str:
+    home = environ.get("HOME", "/tmp")
+    state_home = environ.get("XDG_STATE_HOME") or os.path.join(home, ".local", "state")
+    return os.path.join(state_home, "keepstep")
+
+
+def _is_shared_store(value: str | Path) -> bool:
+    if str(value).startswith("memory://"):
+        raise ConfigError(
+            "store: expected a place other processes can read, found 'memory://', which lives in "
+            "one process"
+        )
+    return True
+
+
+# Places are made absolute: keeper and persister work in another directory.
+
+
+def _absolute_store(value: str | Path | None) -> str | None:
+    if value is None or "://" in str(value):
+        return None if value is None else str(value)
+    return os.path.abspath(os.path.expanduser(value))
+
+
+def _absolute_dir(value: str | Path) -> Path:
+    return Path(value).absolute()
+
+
+@dataclass(frozen=True, slots=True)
+class Options(Generic[Unset, Directory]):
+    """Every option, in the order in which a `Config` takes them."""
+
+    job: str | Unset = option(
+        default=_derived_job,
+        default_words="script name and a hash",
+        check=Check(
+            "a name of letters, digits, '.', '_' and '-', at most "
+            f"{MAX_JOB_CHARACTERS} long and not all dots",
+            _is_job_name,
+        ),
+        topic=Topic.JOB,
+        help="Name of the job. A job started again under its name finds its own state. The "
+        "default is the same for the same user, command, directory and SLURM_JOB_ID.",
+        example="pretrain-7b",
+        metavar="NAME",
+    )
+    store: str | Unset | None = option(
+        default=None,
+        check=Check("a directory or an fsspec URL", _is_shared_store, also=Path),
+        topic=Topic.CHECKPOINTS,
+        help="Directory or fsspec URL for checkpoints.",
+        example="s3://bucket/run",
+        metavar="URL",
+        settle=_absolute_store,
+    )
+    persist_every_steps: int | Unset = option(
+        default=1000,
+        check=Check("a whole number of steps, 0 or more", lambda value: value >= 0),
+        topic=Topic.CHECKPOINTS,
+        help="Write a checkpoint to the store every so many steps. 0: only on demand, on SIGTERM "
+        "and at the end.",
+        example=500,
+        metavar="STEPS",
+    )
+    keep: str | Unset = option(
+        default="latest:2",
+        check=Check("retention rules such as 'latest:2,every:1000'", bool),
+        topic=Topic.CHECKPOINTS,
+        help="Which checkpoints to keep: all that one of the rules names. The rules are latest:N, "
+        "every:STEPS, best:METRIC:min:N and best:METRIC:max:N.",
+        example="latest:2,every:1000,best:loss:min:1",
+        metavar="RULES",
+    )
+    slots: int | Unset = option(
+        default=0,
+        check=Check("0 (choose) or 2 to 8", lambda value: value == 0 or 2 <= value <= 8),
+        topic=Topic.SNAPSHOTS,
+        help="Snapshots per rank that memory has room for. 0: choose by the free memory.",
+        example=3,
+        metavar="N",
+    )
+    arena_dir: Directory | Unset = option(
+        default="/dev/shm",
+        check=Check("a directory in memory", bool),
+        topic=Topic.SNAPSHOTS,
+        help="Directory for snapshots. It must be memory (tmpfs).",
+        example="/mnt/tmpfs",
+        metavar="DIR",
+        settle=_absolute_dir,
+    )
+    grace_s: float | Unset = option(
+        default=_grace_s,
+        default_words="30 under `keepstep run`, else 300",
+        check=seconds(),
+        topic=Topic.SNAPSHOTS,
+        help="Keep the snapshots this long after agent and ranks are gone, so that the job can be "
+        "started again.",
+        example=900.0,
+        metavar="SECONDS",
+    )
+    lazy: bool | Unset = option(
+        default=True,
+        check=Check("True or False"),
+        topic=Topic.SNAPSHOTS,
+        help="Copy parameters and optimizer state while the next step computes. Turn it off for "
+        "code that writes to `.data` outside the optimizer's step: everything is then copied at "
+        "the step boundary.",
+        example=False,
+    )
+    scrub_every_s: float | Unset = option(
+        default=30.0,
+        check=seconds(),
+        topic=Topic.SNAPSHOTS,
+        help="Verify the checksums of snapshots at rest this often. 0: never.",
+        example=60.0,
+        metavar="SECONDS",
+    )
+    state_dir: Directory | Unset = option(
+        default=_state_dir,
+        default_words="~/.local/state/keepstep",
+        check=Check("a directory", bool),
+        topic=Topic.JOB,
+        help="Directory for journals and the keeper's log. The default is below $XDG_STATE_HOME "
+        "where that is set.",
+        example="/var/lib/keepstep",
+        metavar="DIR",
+        settle=_absolute_dir,
+    )
+    redundancy: str | Unset = option(
+        default="auto",
+        check=Check("none, copies:M, parity:N, rs:K+M or auto", parse_policy),
+        topic=Topic.NODES,
+        help="What other nodes keep of each snapshot: none, copies:M, parity:N, rs:K+M or auto. "
+        "`keepstep placement` shows what each survives.",
+        example="copies:2",
+        metavar="POLICY",
+    )
+    host: str | Unset | None = option(
+        default=None,
+        default_words="the one that leads to the meeting point",
+        check=Check("an address or a name", bool),
+        topic=Topic.NODES,
+        help="Address at which other nodes reach this one.",
+        example="10.0.0.7",
+        metavar="ADDRESS",
+    )
+    rack: str | Unset | None = option(
+        default=None,
+        check=Check("a name", bool),
+        topic=Topic.NODES,
+        help="Name of what this node fails together with, such as a rack. No two holders of a "
+        "snapshot share one. Set it on every node or on none.",
+        example="rack-7",
+        metavar="NAME",
+    )
+    secret: str | Unset | None = option(
+        default=None,
+        default_words="a new one at each start",
+        check=Check(
+            f"at least {MIN_SECRET_BYTES} bytes",
+            lambda value: len(value.encode()) >= MIN_SECRET_BYTES,
+        ),
+        topic=Topic.NODES,
+        help="Secret by which the job's keepers know each other. The default is exchanged at the "
+        "meeting point: set one where that can be overheard, on every node or on none.",
+        example="correct-horse-battery-staple",
+        metavar="TEXT",
+        is_secret=True,
+    )
+    link_dead_s: float | Unset = option(
+        default=10.0,
+        check=seconds(least=2),
+        topic=Topic.NODES,
+        help="Declare a node lost when its link has been down this long.",
+        example=20.0,
+        metavar="SECONDS",
+    )
+    interleave: str | Unset = option(
+        default="auto",
+        check=Check("auto or off", lambda value: value in ("auto", "off")),
+        topic=Topic.NODES,
+        help="auto: send copies to other nodes while training leaves the network idle, where that "
+        "can be measured and helps. off: send them at once.",
+        example="off",
+        metavar="auto|off",
+    )
+    metrics_port: int | Unset | None = option(
+        default=None,
+        check=Check(f"a port, 1 to {MAX_PORT}", lambda value: 0 < value <= MAX_PORT),
+        topic=Topic.MONITORING,
+        help="Serve Prometheus metrics on this port of every node. Needs keepstep[metrics].",
+        example=9100,
+        metavar="PORT",
+    )
+    hang_after_s: float | Unset | None = option(
+        default=None,
+        default_words="learned from the job's own steps",
+        check=seconds(least=4),
+        topic=Topic.FAILURES,
+        help="Declare a hang after this many seconds without progress on any rank. `keepstep "
+        "timeouts` shows what follows from it.",
+        example=120.0,
+        metavar="SECONDS",
+    )
+    replace_command: str | Unset | None = option(
+        default=None,
+        check=Check("a command", str.strip),
+        topic=Topic.FAILURES,
+        help="Shell command that asks the platform for a new node when one is lost. One of the "
+        "agents runs it, with KEEPSTEP_LOST_NODE, KEEPSTEP_LOST_HOST, KEEPSTEP_LOST_JOB and "
+        "KEEPSTEP_LOST_WHY set.",
+        example="sbatch --nodes=1 --export=ALL agent.sbatch",
+        metavar="COMMAND",
+    )
+    budget: str | Unset = option(
+        default=DEFAULT_BUDGET.to_text(),
+        default_words=DEFAULT_BUDGET.to_text().replace(",", ", "),
+        check=Check("causes with numbers such as 'crash=3,node=unlimited'", parse_budget),
+        topic=Topic.FAILURES,
+        help="How many restarts in a row each cause of failure may cost. A cause not named keeps "
+        "its default. `refill` new steps after a restart, its cause has its whole budget again.",
+        example="crash=3,node=unlimited,refill=50",
+        metavar="CAUSE=N,...",
+    )
+    shrink_after_s: float | Unset = option(
+        default=300.0,
+        check=seconds(),
+        topic=Topic.FAILURES,
+        help="With --nnodes MIN:MAX: wait this long for missing nodes, then go on without them.",
+        example=60.0,
+        metavar="SECONDS",
+    )
+
+
+OPTIONS = options_of(Options)

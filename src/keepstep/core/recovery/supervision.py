@@ -1,0 +1,43 @@
+"""Supervision: whether an agent that has ended is followed by another one.
+
+Comes in: how an agent ended, what it had said, how long it lived. Goes out: the exit code of
+`keepstep run` on this node, or that another agent is to be started.
+
+An agent that is killed is followed by another one, but not for ever: a few short lives in a row are
+no accident. Nobody follows an agent that had said its last word: the memory may be gone by then,
+and what is done would be begun from nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from keepstep.model.units import S_NS
+
+SHORT_LIFE_NS = 10 * S_NS
+MAX_SHORT_LIVES = 3
+
+
+@dataclass(slots=True)
+class Supervision:
+    """Of one node's agents, one after the other."""
+
+    short_lives: int = 0
+
+    def exit_code(
+        self, code: int, last_word: int | None, signum: int | None, lived_ns: int
+    ) -> int | None:
+        """None: start another agent.
+
+        code: the agent's exit code, or minus the signal that killed it. last_word: the code with
+            which it had said that the job ends here; None when it had not. signum: the first signal
+            that was passed on to it, None for none.
+        """
+        if code >= 0:
+            return code
+        if last_word is not None:
+            return last_word
+        if signum is not None:
+            return 128 + signum
+        self.short_lives = self.short_lives + 1 if lived_ns < SHORT_LIFE_NS else 0
+        return 128 - code if self.short_lives >= MAX_SHORT_LIVES else None

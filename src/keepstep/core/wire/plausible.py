@@ -1,0 +1,175 @@
+"""Plausible: what a message must satisfy beside its own fields, for the mesh it speaks of.
+
+Comes in: a message that decoded. Goes out: why nobody can mean it, or nothing. A keeper refuses
+such a message as it refuses one that does not decode: it comes from another release, or from a
+mistake of ours, and it must not end a process.
+
+Checked is what would break its receiver: ranks and nodes that are not there, sizes that contradict
+each other, words that only the leader may say. Whether a message is true is another matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from keepstep.model.mesh import LEADER, Mesh
+from keepstep.model.messages.keeper_agent import FromAgent
+from keepstep.model.messages.keeper_rank import Attach, BeginMesh, FromRank, JoinVote
+from keepstep.model.messages.peers import (
+    ActOrdered,
+    AllEnded,
+    CheckpointAnswer,
+    CheckpointWord,
+    CopyOffer,
+    GoWord,
+    HorizonWord,
+    InventoryReport,
+    MeshMessage,
+    NodeReport,
+    OfferWord,
+    RankFailed,
+    RankGone,
+    RankJoined,
+    RankLoaded,
+    RefusalWord,
+    SafetyWord,
+    VoteBody,
+    VoteWord,
+)
+from keepstep.model.restore_sources import RestoreSource
+
+MIN_SECRET_BYTES = 16
+
+
+def flaw_of_local(message: FromRank | FromAgent, mesh: Mesh | None) -> str:
+    """Why nobody on this node can mean this; "" when somebody may. `mesh`: None in a job of one
+    node, or before the first mesh."""
+    match message:
+        case JoinVote() | Attach():
+            return _flaw_of_rank(message.rank, message.world_size, mesh)
+        case BeginMesh():
+            return _flaw_of_mesh(message.mesh)
+        case _:
+            return ""
+
+
+def flaw_of_peer(node: int, message: MeshMessage, mesh: Mesh) -> str:
+    """Why that node's keeper cannot mean this; "" when it may."""
+    match message:
+        case HorizonWord() | SafetyWord() | AllEnded():
+            return _unless_leading(node)
+        case NodeReport():
+            return _unless_there((row.rank for row in message.ranks), node, mesh)
+        case InventoryReport():
+            for parity in message.parities:
+                if flaw := _flaw_of_group(parity.stripe_group, parity.rank, parity.tolerates):
+                    return flaw
+            return ""
+        case CopyOffer():
+            return _flaw_of_offer(node, message, mesh)
+        case VoteWord():
+            return _flaw_of_vote(node, message.body, mesh)
+        case CheckpointWord():
+            is_leaders = isinstance(message.body, (ActOrdered, CheckpointAnswer))
+            return _unless_leading(node) if is_leaders else ""
+        case _:
+            return ""
+
+
+def _flaw_of_rank(rank: int, world_size: int, mesh: Mesh | None) -> str:
+    if rank >= world_size:
+        return f"expected a rank below {world_size}, found {rank}"
+    if mesh is None:
+        return ""
+    if world_size != mesh.world_size:
+        return f"expected a world of {mesh.world_size} ranks, found {world_size}"
+    return _unless_there([rank], mesh.node, mesh)
+
+
+def _flaw_of_mesh(mesh: Mesh) -> str:
+    try:
+        secret = mesh.secret.encode()
+    except UnicodeEncodeError as error:
+        return f"secret: {error}"
+    if len(secret) < MIN_SECRET_BYTES:
+        return f"expected a secret of at least {MIN_SECRET_BYTES} bytes, found {len(secret)}"
+    for member in mesh.members:
+        try:
+            member.host.encode("idna")
+        except UnicodeError as error:
+            return f"host of node {member.node}: {error}"
+    return ""
+
+
+def _unless_leading(node: int) -> str:
+    return "" if node == LEADER else f"expected it of the node that leads, found node {node}"
+
+
+def _unless_there(ranks: Iterable[int], node: int, mesh: Mesh) -> str:
+    there = mesh.ranks_of(node)
+    strange = next((rank for rank in ranks if rank not in there), None)
+    if strange is None:
+        return ""
+    return f"expected ranks {there.start} to {there.stop - 1} of node {node}, found {strange}"
+
+
+def _flaw_of_group(group: tuple[int, ...], rank: int, tolerates: int) -> str:
+    if len(set(group)) != len(group) or rank not in group:
+        return f"expected a stripe group with rank {rank} and nobody twice, found {group}"
+    if not 0 < tolerates < len(group):
+        return f"expected 1 to {len(group) - 1} losses to be tolerated, found {tolerates}"
+    return ""
+
+
+def _flaw_of_offer(node: int, offer: CopyOffer, mesh: Mesh) -> str:
+    if node == mesh.node:
+        return "expected an offer of another node"
+    if flaw := _unless_there([offer.rank], node, mesh):
+        return flaw
+    room = (offer.capacity_bytes, offer.manifest_capacity_bytes)
+    needs = (offer.payload_bytes, offer.manifest_bytes)
+    if needs[0] > room[0] or needs[1] > room[1]:
+        return f"expected a snapshot that fits into {room} bytes, found {needs}"
+    group = offer.stripe_group
+    if not group:
+        return ""
+    if flaw := _flaw_of_group(group, offer.rank, offer.tolerates):
+        return flaw
+    if max(group) >= mesh.world_size:
+        return f"expected ranks below {mesh.world_size}, found {group}"
+    here = [rank for rank in group if mesh.node_of[rank] == mesh.node]
+    if len(here) != 1:
+        return f"expected one member of the stripe group on node {mesh.node}, found {here}"
+    return ""
+
+
+def _flaw_of_vote(node: int, body: VoteBody, mesh: Mesh) -> str:
+    match body:
+        case RankJoined():
+            if body.world_size != mesh.world_size:
+                return f"expected a world of {mesh.world_size} ranks, found {body.world_size}"
+            return _unless_there([body.rank], node, mesh)
+        case RankGone() | RankLoaded() | RankFailed():
+            return _unless_there([body.rank], node, mesh)
+        case GoWord() | RefusalWord():
+            return _unless_leading(node)
+        case OfferWord():
+            flaws = (_flaw_of_source(source, mesh) for source in body.sources)
+            return _unless_leading(node) or next((flaw for flaw in flaws if flaw), "")
+
+
+def _flaw_of_source(source: RestoreSource, mesh: Mesh) -> str:
+    givers = [*source.copies, *(member.node for member in source.members)]
+    if source.rank >= mesh.world_size or not givers or max(givers) >= len(mesh.members):
+        return f"expected a rank and nodes of the mesh, found {source}"
+    if source.copies:
+        return ""
+    group = source.stripe_group
+    if flaw := _flaw_of_group(group, source.rank, source.tolerates):
+        return flaw
+    members = {member.rank for member in source.members}
+    if not members < set(group) or source.rank in members:
+        return f"expected other members of its stripe group, found {source}"
+    if len(members) < len(group) - source.tolerates:
+        return f"expected {len(group) - source.tolerates} members, found {len(members)}"
+    return ""

@@ -1,0 +1,72 @@
+"""Collective profiles: when a job's ranks leave the network idle within a step, and which copies go
+there.
+
+Comes in: the profile pages of the ranks on this node, and what their keeper has written into
+`interleave.json`. Goes out: frozen values that a screen can show. Computes the plan anew from the
+keeper's figures; never writes, asks no process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from keepstep.core.pacing.schedule import Plan, plan_of
+from keepstep.core.pacing.step_profile import Profile, Rhythm, intersection
+from keepstep.edge.shm.collective_profile_page import PLAN_FILE, RhythmReader, read_word
+from keepstep.model.rhythm import Told
+
+
+@dataclass(frozen=True, slots=True)
+class RankProfile:
+    """When a rank's collectives use the network. `why`: what the profile rests on, or why it is
+    None yet."""
+
+    rank: int
+    profile: Profile | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkView:
+    """A node's network within a step.
+
+    step_ns: how long a step takes; 0 while no profile is known.
+    idle: (begin, end) of the spans that all ranks leave idle, nanoseconds into the step.
+    told: what the node's keeper has measured, None before it has. plan: which copies go into the
+    idle spans, None before there is one.
+    """
+
+    ranks: tuple[RankProfile, ...]
+    step_ns: int
+    idle: tuple[tuple[int, int], ...]
+    told: Told | None
+    plan: Plan | None
+
+
+def network_view(job_dir: Path) -> NetworkView:
+    """What the pages of the job's ranks here say; without ranks where none has a page."""
+    ranks = tuple(_rank(path) for path in sorted(job_dir.glob("rank-*/rhythm")))
+    profiles = [rank.profile for rank in ranks if rank.profile is not None]
+    idle = intersection(profiles)
+    told = read_word(job_dir / PLAN_FILE, Told)
+    return NetworkView(
+        ranks=ranks,
+        step_ns=max((profile.step_ns for profile in profiles), default=0),
+        idle=idle,
+        told=told,
+        plan=plan_of(told, idle) if told is not None and profiles else None,
+    )
+
+
+def _rank(path: Path) -> RankProfile:
+    number = int(path.parent.name.partition("-")[2])
+    try:
+        page = RhythmReader(path)
+    except (OSError, ValueError) as error:
+        return RankProfile(number, None, str(error))
+    rhythm = Rhythm()
+    for step in page.steps():
+        rhythm.saw(step)
+    page.close()
+    return RankProfile(number, rhythm.profile, rhythm.why)

@@ -1,0 +1,37 @@
+"""Text file: a small file of a job directory, written whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from keepstep.errors import MemoryBudgetError
+from keepstep.ports import Memory
+
+
+def write_text(memory: Memory, path: Path, text: bytes) -> bool:
+    """Replace what was there; False when not even that fits into the memory. Of no bytes there is
+    no file."""
+    fresh = path.with_name(path.name + ".new")
+    try:
+        region = memory.create(fresh, len(text))
+    except (MemoryBudgetError, OSError):  # full, or the directory is being removed: the job is over
+        return False
+    region.view[:] = text
+    region.close()
+    try:
+        memory.rename(fresh, path)
+    except OSError:
+        return False
+    return True
+
+
+def read_text(memory: Memory, path: Path) -> bytes | None:
+    """None when there is none."""
+    try:
+        region = memory.open(path)
+    except (OSError, ValueError):
+        return None
+    try:
+        return bytes(region.view)
+    finally:
+        region.close()

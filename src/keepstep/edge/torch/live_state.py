@@ -1,0 +1,73 @@
+"""Live state: a PyTorch training as `ports.LiveState`.
+
+Joins what the other modules here do: `state.py` gathers, `capture.py` copies, `restore.py` and
+`checkpoint.py` load and prove, `predict.py` says how much an optimizer will add.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from keepstep.edge.shm.slot import Slot
+from keepstep.edge.torch import capture, checkpoint, predict, restore
+from keepstep.edge.torch.state import Protected, State
+from keepstep.errors import StoreError
+from keepstep.model.layout import Layout
+from keepstep.model.snapshot import SlotHeader
+from keepstep.ports import Gathered, StateCopy
+
+# A tensor of optimizer state costs its alignment, a manifest entry and a place in the tree.
+TREE_BYTES_PER_TENSOR = 256
+MANIFEST_BYTES_PER_TENSOR = 400
+TENSORS_PER_PARAMETER = 4  # once the optimizer has its state
+
+
+class TorchState:
+    """What one `protect` was given. `store`: where checkpoints are, None for none."""
+
+    def __init__(self, protected: Protected, rank: int, world_size: int, store: str | None) -> None:
+        self._protected = protected
+        self._rank = rank
+        self._world_size = world_size
+        self._store = store
+
+    def gather(self) -> State:
+        return self._protected.gather()
+
+    def copy(self, gathered: Gathered, slot: Slot) -> StateCopy:
+        assert isinstance(gathered, State)
+        return capture.TensorCopy(gathered, slot)
+
+    def copy_eagerly(self, names: Sequence[str]) -> None:
+        self._protected.eager_names.update(names)
+
+    def coming_bytes(self) -> tuple[int, int, str]:
+        state = self._protected.gather()
+        coming = [predict.coming_bytes(o) for o in self._protected.optimizers]
+        tensors = len(state.items) * (TENSORS_PER_PARAMETER if any(coming) else 1)
+        known = sum(nbytes or 0 for nbytes in coming)
+        payload = state.payload_bytes + known + TREE_BYTES_PER_TENSOR * tensors
+        remark = ""
+        if None in coming:
+            remark = (
+                "; an optimizer's coming state is unknown, its slots may grow after the first step"
+            )
+        return payload, MANIFEST_BYTES_PER_TENSOR * tensors, remark
+
+    def pin(self, slot: Slot) -> None:
+        capture.pin(slot)
+
+    def load(self, slot: Slot, header: SlotHeader, layout: Layout) -> list[str]:
+        tree = restore.open_snapshot(self._protected, slot, header, layout)
+        return restore.apply(self._protected, tree)
+
+    def differing(self, slot: Slot, layout: Layout) -> list[str]:
+        return restore.prove(self._protected, slot, layout)
+
+    def load_checkpoint(self, step: int) -> list[str]:
+        if self._store is None:
+            raise StoreError("a checkpoint was offered, and this rank knows of no store")
+        return checkpoint.load(self._store, step, self._rank, self._world_size, self._protected)
+
+    def caveats(self) -> list[str]:
+        return restore.caveats(self._protected, self._world_size)

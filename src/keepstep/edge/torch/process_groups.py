@@ -1,0 +1,149 @@
+"""Process groups: those of this process as `ports.Groups`.
+
+The groups themselves are `groups.py`, who is believed to be alive `membership.py`. Building them
+anew and gathering are collectives: they run on the trainer's thread, which waits for its peers.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from keepstep.edge.shm.collective_profile_page import RhythmWriter
+from keepstep.edge.torch.ddp_rebuild import renew
+from keepstep.edge.torch.membership import Membership
+from keepstep.edge.torch.tcp_store import join_store
+from keepstep.model.messages.agent_rank import RegroupAt
+from keepstep.ports import Executor
+
+MEET_WITHIN_S = 60.0
+
+
+class TorchGroups:
+    """Takes hold of the process's membership until `close`. `objects`: what is protected; after a
+    regroup what is built upon the groups is made as new as in a process that has just begun."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        trainer: Executor,
+        objects: Iterable[Any],
+        takes_a_lost_place: bool,
+    ) -> None:
+        self._membership = membership
+        self._trainer = trainer
+        self._objects = list(objects)
+        self._takes_a_lost_place = takes_a_lost_place
+        self._profile: RhythmWriter | None = None
+        self._given_up = threading.Event()
+
+    @property
+    def can_be_rebuilt(self) -> bool:
+        distributed = process_group()
+        if distributed is None:
+            return True  # ranks that share nothing but their steps
+        from keepstep.edge.torch.groups import Group
+
+        groups = distributed.distributed_c10d._world.pg_map
+        return all(isinstance(group, Group) for group in groups)
+
+    @property
+    def is_muted(self) -> bool:
+        return self._takes_a_lost_place and self._membership.muted
+
+    @property
+    def is_worthless(self) -> bool:
+        return self._membership.is_worthless
+
+    def begin_body(self) -> None:
+        self._membership.begin_body()
+
+    def lose(self, why: str) -> None:
+        self._given_up.set()
+        self._membership.lose(why)
+
+    def listen(self, on_error: Callable[[str], None], on_enter: Callable[[int], None]) -> None:
+        self._membership.on_error = on_error
+        self._membership.on_enter = on_enter
+
+    def expect_notice(self) -> None:
+        self._membership.watched = True
+
+    # -- collectives
+
+    def rebuild(self, place: RegroupAt, then: Callable[[str | None], None]) -> None:
+        self._given_up = given_up = threading.Event()
+        is_new = self._membership.muted  # nothing here is older than its groups
+
+        def work() -> str | None:
+            try:
+                store = join_store((place.host, place.port), MEET_WITHIN_S)
+                is_built = self._membership.regroup(store, place.attempt, given_up)
+                if is_built and not is_new:
+                    renew(self._objects)
+            except RuntimeError as error:
+                return str(error)
+            return None
+
+        def worked(why: str | None) -> None:
+            if not given_up.is_set():
+                then(why)
+
+        self._trainer.submit(work, worked)
+
+    def gather(self, mine: bytes, then: Callable[[list[bytes]], None]) -> None:
+        self._trainer.submit(lambda: gather_objects(mine), then)
+
+    # -- when the network is in use
+
+    def record_profile(self, path: Path) -> None:
+        """Not with CUDA devices: there a collective's future ends when it has been queued, and the
+        network is busy later."""
+        if torch.cuda.is_available():
+            return
+        named = os.environ.get("NCCL_SOCKET_IFNAME") or os.environ.get("GLOO_SOCKET_IFNAME", "")
+        interface = "" if named.startswith("^") else named.lstrip("=").partition(",")[0]
+        self._profile = RhythmWriter(path, time.monotonic_ns, interface)
+        self._membership.on_begin = self._profile.began
+        self._membership.on_end = self._profile.ended
+
+    def profile_step(self, step: int) -> None:
+        if self._profile is not None:
+            self._profile.step(step)
+
+    def close(self) -> None:
+        membership = self._membership
+        membership.watched = False
+        membership.on_enter = _nothing
+        membership.on_begin = _nothing
+        membership.on_end = _nothing
+        profile, self._profile = self._profile, None
+        if profile is not None:
+            profile.close()
+
+
+def process_group() -> Any:
+    """`torch.distributed` when it has a process group, else None."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed
+
+
+def gather_objects(mine: Any) -> list[Any]:
+    """What every rank gives, in their order. All ranks call it, and have a process group."""
+    distributed = process_group()
+    found: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(found, mine)
+    return found
+
+
+def _nothing(*_: Any) -> None:
+    """Nobody wants to know any more."""

@@ -1,0 +1,410 @@
+"""What the keepers of different nodes say to each other, over their links.
+
+A `MeshMessage` is about one mesh and says its version: one of an older mesh is dropped, one of a
+mesh that is not known yet waits until it is. `LinkGoodbye` is the link's own and goes no further;
+what else the ends of a link tell each other is no message but a `Signal` (`model/wire.py`).
+
+Rows that come by the thousand (a rank in a report, a snapshot in an inventory) are named tuples,
+which cross as lists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, NamedTuple
+
+from keepstep.model.bounds import (
+    U32,
+    ByteCount,
+    Checksum,
+    Count,
+    Range,
+    Rank,
+    Sentence,
+    StepNumber,
+    Text,
+    WorldSize,
+)
+from keepstep.model.messages.keeper_rank import StateSource
+from keepstep.model.messages.persister import ActName
+from keepstep.model.restore_sources import HeldParity, HeldSnapshot, RestoreSource
+from keepstep.model.snapshot import Stamp
+from keepstep.model.wire import BlockRange
+
+# -- to the leader: what a node has
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryReport:
+    """What this node has proven of what it holds for others, or keeps of ranks that have moved."""
+
+    KIND: ClassVar = "inventory"
+    mesh_version: Count
+    snapshots: tuple[HeldSnapshot, ...]
+    parities: tuple[HeldParity, ...]
+
+
+class RankReport(NamedTuple):
+    """One rank's snapshots: sealed, being written, and proven by all their holders; and the newest
+    step about which the rank has decided."""
+
+    rank: Rank
+    sealed: tuple[Stamp, ...]
+    pending: Stamp | None
+    decided_step: StepNumber
+    protected: tuple[Stamp, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """What the ranks of this node hold in `epoch`.
+
+    `committed`, `target`, `inherited`: as in the last `HorizonWord` that this node has heard.
+    `snapshot_bytes`: of all its ranks' snapshots of one step; `free_bytes`: of its memory.
+    `hindered`: what keeps the policy from being followed; empty when nothing does.
+    """
+
+    KIND: ClassVar = "report"
+    mesh_version: Count
+    epoch: Count
+    committed: Stamp | None
+    target: Stamp | None
+    inherited: Stamp | None
+    snapshot_bytes: Count
+    free_bytes: Count
+    hindered: Sentence
+    ranks: tuple[RankReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RanksEnded:
+    """All ranks of this node ended well."""
+
+    KIND: ClassVar = "ended"
+    mesh_version: Count
+
+
+# -- from the leader to all
+
+
+@dataclass(frozen=True, slots=True)
+class HorizonWord:
+    """What everybody may rely on (`model/horizon.py`), which policy holds, and why that one."""
+
+    KIND: ClassVar = "horizon"
+    mesh_version: Count
+    epoch: Count
+    policy: Text
+    why: Sentence
+    committed: Stamp | None
+    target: Stamp | None
+    inherited: Stamp | None
+    alive: tuple[Stamp, ...]
+    decided_step: StepNumber
+
+
+class NodeRange(NamedTuple):
+    """Nodes from `first` to `last`."""
+
+    first: Rank
+    last: Rank
+
+
+class CriticalNode(NamedTuple):
+    """A node, and the nodes whose snapshots would go with it."""
+
+    node: Rank
+    owners: tuple[Rank, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SafetyWord:
+    """Which nodes may be lost; only exceptions are named (`core/redundancy/node_safety.py`).
+
+    `step`: of the snapshots that this is about, -1 when there are none. `apart`: nodes that are not
+    linked with the leader. `alone`: nodes with which their own snapshots would go, and nobody
+    else's. `any_nodes`: so many may be lost, whichever they are; -1 when something is out of reach.
+    """
+
+    KIND: ClassVar = "safety"
+    mesh_version: Count
+    policy: Text
+    policy_why: Sentence
+    step: StepNumber
+    is_committed: bool
+    apart: tuple[NodeRange, ...]
+    alone: tuple[NodeRange, ...]
+    critical: tuple[CriticalNode, ...]
+    out_of_reach: tuple[NodeRange, ...]
+    any_nodes: Annotated[int, Range(-1, U32)]
+    why: Sentence
+
+
+@dataclass(frozen=True, slots=True)
+class AllEnded:
+    """The ranks of all nodes ended well."""
+
+    KIND: ClassVar = "over"
+    mesh_version: Count
+
+
+# -- the owner of a snapshot and a holder of its redundancy
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOffer:
+    """The owner asks a holder to keep a copy of this snapshot; with a `stripe_group`, to add it to
+    the parity that the holder's member of that group keeps.
+
+    `floor`: what is older may be overwritten, as far as the owner knows.
+    """
+
+    KIND: ClassVar = "offer"
+    mesh_version: Count
+    rank: Rank
+    stamp: Stamp
+    payload_bytes: ByteCount
+    capacity_bytes: ByteCount
+    manifest_bytes: ByteCount
+    manifest_capacity_bytes: ByteCount
+    table_checksum: Checksum
+    stripe_group: tuple[Rank, ...]
+    tolerates: Rank
+    floor: Stamp | None
+
+
+@dataclass(frozen=True, slots=True)
+class CopyAccepted:
+    """Send it."""
+
+    KIND: ClassVar = "accept"
+    mesh_version: Count
+    rank: Rank
+    stamp: Stamp
+
+
+@dataclass(frozen=True, slots=True)
+class CopyDeclined:
+    """There is no memory for it here. Said once."""
+
+    KIND: ClassVar = "decline"
+    mesh_version: Count
+    rank: Rank
+    stamp: Stamp
+    why: Sentence
+
+
+@dataclass(frozen=True, slots=True)
+class CopyAcked:
+    """The holder has its part whole, and has proven it."""
+
+    KIND: ClassVar = "ack"
+    mesh_version: Count
+    rank: Rank
+    stamp: Stamp
+
+
+@dataclass(frozen=True, slots=True)
+class CopyUnavailable:
+    """The holder has not got it whole, or has it no more; or a source cannot give it."""
+
+    KIND: ClassVar = "nack"
+    mesh_version: Count
+    rank: Rank
+    stamp: Stamp
+    why: Sentence
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRanges:
+    """Send these bytes of a snapshot, as blocks."""
+
+    KIND: ClassVar = "fetch"
+    mesh_version: Count
+    rank: Rank
+    stamp: Stamp
+    ranges: tuple[BlockRange, ...]
+
+
+# -- the vote about the state from which all resume (core/resume/vote.py)
+
+
+@dataclass(frozen=True, slots=True)
+class RankJoined:
+    """To the leader: a rank asks where to resume.
+
+    `holds`: the stamps it has proven. `foreign_world`: its slots are of a job with so many ranks.
+    `completed_step`: how far its last life had come; `failed`: whether that told of an error.
+    `epoch`: the newest that its node knows.
+    """
+
+    KIND: ClassVar = "join"
+    rank: Rank
+    world_size: WorldSize
+    incarnation: Count
+    holds: tuple[Stamp, ...]
+    foreign_world: Rank | None
+    completed_step: Count | None
+    epoch: Count
+    failed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RankGone:
+    """To the leader: a rank that had asked is gone."""
+
+    KIND: ClassVar = "left"
+    rank: Rank
+
+
+@dataclass(frozen=True, slots=True)
+class RankLoaded:
+    """To the leader: a rank has loaded and proven the state of that offer."""
+
+    KIND: ClassVar = "loaded"
+    rank: Rank
+    offer: Count
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailed:
+    """To the leader: a rank cannot use the state of that offer."""
+
+    KIND: ClassVar = "failed"
+    rank: Rank
+    offer: Count
+    why: Sentence
+
+
+@dataclass(frozen=True, slots=True)
+class OfferWord:
+    """To all: load this state. `sources`: where ranks that lack it fetch it from."""
+
+    KIND: ClassVar = "offer"
+    offer: Count
+    source: StateSource
+    stamp: Stamp
+    why: Sentence
+    sources: tuple[RestoreSource, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GoWord:
+    """To all: every rank has proven what was offered under that number; train on, in `epoch`, from
+    `stamp`. `lost_steps` were completed and are done again."""
+
+    KIND: ClassVar = "go"
+    epoch: Count
+    offer: Count
+    source: StateSource
+    stamp: Stamp
+    lost_steps: Count
+    why: Sentence
+
+
+@dataclass(frozen=True, slots=True)
+class RefusalWord:
+    """To all: nobody may train; a person has to decide."""
+
+    KIND: ClassVar = "refused"
+    why: Sentence
+
+
+VoteToLeader = RankJoined | RankGone | RankLoaded | RankFailed
+VoteToAll = OfferWord | GoWord | RefusalWord
+VoteBody = VoteToLeader | VoteToAll
+
+
+@dataclass(frozen=True, slots=True)
+class VoteWord:
+    """A word of the vote."""
+
+    KIND: ClassVar = "vote"
+    mesh_version: Count
+    body: VoteBody
+
+
+# -- writing checkpoints (runtime/keeper/checkpointing.py)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAsked:
+    """To the leader: a rank of this node wants a checkpoint of `step`, or of a newer one; None: of
+    the newest there is."""
+
+    KIND: ClassVar = "ask"
+    ticket: Count
+    step: StepNumber | None
+    why: Sentence
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAnswer:
+    """From the leader: what became of that. `step`: of the checkpoint that answers it."""
+
+    KIND: ClassVar = "answer"
+    ticket: Count
+    ok: bool
+    step: StepNumber | None
+    why: Sentence
+
+
+@dataclass(frozen=True, slots=True)
+class ActOrdered:
+    """From the leader: carry this act out, for that attempt."""
+
+    KIND: ClassVar = "order"
+    act: ActName
+    stamp: Stamp
+    attempt: Count
+
+
+@dataclass(frozen=True, slots=True)
+class ActAnswer:
+    """To the leader: how that went."""
+
+    KIND: ClassVar = "done"
+    act: ActName
+    attempt: Count
+    ok: bool
+    why: Sentence
+
+
+CheckpointBody = CheckpointAsked | CheckpointAnswer | ActOrdered | ActAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointWord:
+    """A word about writing a checkpoint."""
+
+    KIND: ClassVar = "checkpoint"
+    mesh_version: Count
+    body: CheckpointBody
+
+
+# -- the link's own
+
+
+@dataclass(frozen=True, slots=True)
+class LinkGoodbye:
+    """The last message of a keeper that ends."""
+
+    KIND: ClassVar = "bye"
+    reason: Sentence
+
+
+SnapshotMessage = (
+    CopyOffer | CopyAccepted | CopyDeclined | CopyAcked | CopyUnavailable | FetchRanges
+)
+MeshMessage = (
+    InventoryReport
+    | NodeReport
+    | RanksEnded
+    | HorizonWord
+    | SafetyWord
+    | AllEnded
+    | SnapshotMessage
+    | VoteWord
+    | CheckpointWord
+)
+KeeperMessage = MeshMessage | LinkGoodbye

@@ -1,0 +1,155 @@
+"""Meeting record: what the agents of a job write where they meet.
+
+Moves arrivals, marks and verdicts of attempts over a KV; decides nothing. But for a few that are
+swapped, each key is written once and never changes: the first writer wins, and everybody else is
+told what it wrote. Nothing there is secret from who can reach it, unless the job has a secret of
+its own.
+
+Invariant: a seat, a mark and a verdict of an attempt are the same for all who read them, for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from keepstep.core.recovery.leader_lease import Lease
+from keepstep.core.wire.codec import Codec, NotAMessage
+from keepstep.errors import MeetingError
+from keepstep.model.attempts import VACANT, Arrival, Failed, Opening, Verdict
+from keepstep.model.failure import Failure
+from keepstep.ports import KV
+from keepstep.runtime.agent.tasks import ask
+
+YES = "yes"
+CALLED_OFF = "called off"
+LEADER = "coordinator"
+
+CODEC: Codec[Any] = Codec([Arrival, Verdict, Opening, Failed, Lease])
+
+M = TypeVar("M")
+
+
+class MeetingRecord:
+    """One agent's client of it. Everything awaited here raises MeetingError when what is there is
+    none of this release's words."""
+
+    def __init__(self, kv: KV) -> None:
+        self._kv = kv
+
+    # -- what all attempts have in common
+
+    async def open(self, proposal: Opening) -> Opening:
+        """The first that was proposed."""
+        return await self._put("opening", proposal, Opening)
+
+    # -- one attempt
+
+    async def take_seat(self, attempt: int, place: int, arrival: Arrival) -> Arrival:
+        """Who has this place: `arrival`, if it was vacant."""
+        return await self._put(f"{attempt}/seat/{place}", arrival, Arrival)
+
+    async def seats(self, attempt: int, places: int) -> list[Arrival | None]:
+        """The arrivals in order; None where nobody has come yet."""
+        texts = await ask(self._kv.read, [f"{attempt}/seat/{place}" for place in range(places)])
+        return [_decode(text, Arrival) if text else None for text in texts]
+
+    async def close_seats(self, attempt: int, places: int) -> None:
+        """Nobody takes a place any more that is not taken by now."""
+        for place in range(places):
+            await self.take_seat(attempt, place, VACANT)
+        await self.mark(attempt, "full")
+
+    async def mark(self, attempt: int, what: str, place: int = 0, text: str = YES) -> str:
+        """What is marked from now on: `text`, if it was not marked before."""
+        found = await ask(self._kv.swap, f"{attempt}/{what}/{place}", None, text)
+        return str(found)
+
+    async def marks(
+        self, attempt: int, what: str, places: Sequence[int] = (0,)
+    ) -> list[str | None]:
+        """The texts of these marks; None where there is none yet."""
+        found: list[str | None] = await ask(self._kv.read, _marks(attempt, what, places))
+        return found
+
+    async def wait_for_marks(
+        self,
+        attempt: int,
+        what: str,
+        places: Sequence[int] = (0,),
+        within_ns: int | None = None,
+    ) -> list[str] | None:
+        """The texts of all these marks; None when they did not come in time."""
+        found: list[str] | None = await ask(self._kv.wait, _marks(attempt, what, places), within_ns)
+        return found
+
+    async def call_off(self, attempt: int, places: int) -> None:
+        """Nobody waits any more for this attempt to be full and ready; after its verdict."""
+        await self.mark(attempt, "full")
+        for place in range(places):
+            await self.mark(attempt, "ready", place, CALLED_OFF)
+
+    async def tell_failure(self, attempt: int, place: int, failure: Failure) -> None:
+        """What failed there in that attempt, before the node takes its seat in the next one."""
+        await self._put(f"{attempt}/failed/{place}", Failed(failure), Failed)
+
+    async def failures(self, attempt: int, places: int) -> tuple[Failure, ...]:
+        """What the nodes have told of that attempt."""
+        texts = await self.marks(attempt, "failed", range(places))
+        return tuple(_decode(text, Failed).failure for text in texts if text is not None)
+
+    async def say(self, attempt: int, verdict: Verdict) -> Verdict:
+        """The verdict about the attempt: this one, if it is the first."""
+        return await self._put(f"{attempt}/verdict", verdict, Verdict)
+
+    async def verdict(self, attempt: int) -> Verdict | None:
+        text = (await ask(self._kv.read, [f"{attempt}/verdict"]))[0]
+        return _decode(text, Verdict) if text else None
+
+    async def wait_for_verdict(self, attempt: int) -> Verdict:
+        texts = await ask(self._kv.wait, [f"{attempt}/verdict"], None)
+        return _decode(texts[0], Verdict)
+
+    # -- a roll call
+
+    async def say_here(self, attempt: int, place: int, before: str | None, text: str) -> str | None:
+        """The agent there answers; what is there now. `before`: what it said last."""
+        found: str | None = await ask(self._kv.swap, f"{attempt}/here/{place}", before, text)
+        return found
+
+    # -- the register of who leads
+
+    async def lease(self) -> Lease | None:
+        text = (await ask(self._kv.read, [LEADER]))[0]
+        return _decode(text, Lease) if text else None
+
+    async def swap_lease(self, expected: Lease | None, lease: Lease) -> Lease | None:
+        """What is there now: `lease`, if `expected` was there."""
+        before = None if expected is None else _encode(expected)
+        text = await ask(self._kv.swap, LEADER, before, _encode(lease))
+        return _decode(text, Lease) if text else None
+
+    async def _put(self, key: str, message: object, kind: type[M]) -> M:
+        text = await ask(self._kv.swap, key, None, _encode(message))
+        return _decode(text, kind)
+
+
+def _marks(attempt: int, what: str, places: Sequence[int]) -> list[str]:
+    return [f"{attempt}/{what}/{place}" for place in places]
+
+
+def _encode(message: object) -> str:
+    return CODEC.encode(message).decode()
+
+
+def _decode(text: str, kind: type[M]) -> M:
+    try:
+        message = CODEC.decode(text.encode())
+    except NotAMessage as error:
+        raise MeetingError(
+            f"another release of keepstep writes where the nodes meet: {error}"
+        ) from (error)
+    if not isinstance(message, kind):
+        found = type(message).__name__
+        raise MeetingError(f"where the nodes meet: expected {kind.__name__}, found {found}")
+    return message

@@ -1,0 +1,171 @@
+"""Agent process: the real world of an agent, and its loop: `keepstep run`, once its supervisor has
+started it.
+
+Comes in: a launch, a configuration, an environment. Goes out: the exit code of the job here.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from keepstep.config import Config, Settings, resolve
+from keepstep.core.detection.deadlines import derive
+from keepstep.core.economics.retention import parse_rules
+from keepstep.core.wire.conversations import AGENT_WITH_KEEPER, AGENT_WITH_PROCESS
+from keepstep.edge.net import boxes
+from keepstep.edge.net.keepers import NodeKeepers
+from keepstep.edge.os.clock import CLOCK
+from keepstep.edge.os.journal import Journal
+from keepstep.edge.os.loop import Loop
+from keepstep.edge.os.provider import CommandProvider
+from keepstep.edge.os.signals import Signals
+from keepstep.edge.os.threads import Threads
+from keepstep.edge.probes.devices import visible_devices
+from keepstep.edge.probes.node import NodeProbes
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.torch.meeting_place import StoreMeetingPlaces, local_address
+from keepstep.edge.torch.ranks import TorchRankProcesses
+from keepstep.edge.torch.tcp_store import open_embedded
+from keepstep.errors import ConfigError, KeepstepError
+from keepstep.model.launch import AGENT_SOCKET, Launch
+from keepstep.ports import Hearer, OpenKV
+from keepstep.runtime.agent.agent import SOCKET, Agent
+from keepstep.runtime.agent.metrics import Metrics
+from keepstep.runtime.agent.supervisor import RESTARTED_AGENT, SIGNALS, say_last_word
+from keepstep.runtime.agent.world import AgentOptions, AgentWorld
+from keepstep.runtime.job_name import default_job
+
+WORKERS = 4  # a look at ranks may hang; another one must not wait for it
+
+
+def supervise(launch: Launch, config: Config, environ: Mapping[str, str]) -> int:
+    """Run the job to its end; the exit code. Raises KeepstepError when it cannot begin."""
+    handed_down = {"KEEPSTEP_AGENT": str(os.getpid())}
+    job = launch.job or default_job(launch.argv, environ)
+    settings = resolve(config, {**environ, **handed_down}, job)
+    parse_rules(settings.keep)
+    if launch.min_nodes < launch.nodes and settings.store is None:
+        raise ConfigError(
+            f"--nnodes {launch.min_nodes}:{launch.nodes}: expected a store (--store), since a job "
+            "of another size resumes from a checkpoint, found none"
+        )
+    rank_environ = {
+        **replace(config, job=settings.job).to_env(),
+        **handed_down,
+        AGENT_SOCKET: str(settings.job_dir / SOCKET),
+    }
+    with ExitStack() as undo:
+        return _run(launch, settings, environ, rank_environ, undo)
+
+
+def _run(
+    launch: Launch,
+    settings: Settings,
+    environ: Mapping[str, str],
+    rank_environ: Mapping[str, str],
+    undo: ExitStack,
+) -> int:
+    loop = Loop()
+    undo.callback(loop.close)
+    signals = Signals(loop)
+    undo.callback(signals.close)
+    journal = Journal(settings.journal_path, "agent")
+    undo.callback(journal.close)
+    metrics = Metrics(settings)
+    undo.callback(metrics.stop)
+    executor = Threads(WORKERS, loop.post)
+    processes = TorchRankProcesses(loop, executor, launch, settings.job, rank_environ)
+    options = _options(launch, settings, environ)
+    if settings.metrics_port is not None:
+        metrics.start(settings.metrics_port)
+
+    def last_word(exit_code: int) -> None:
+        say_last_word(environ, exit_code)
+        # Only the keeper's work is left: whoever does not want to wait for it need not.
+        signals.close()
+
+    world = AgentWorld(
+        clock=CLOCK,
+        timers=loop,
+        memory=MEMORY,
+        journal=journal,
+        executor=executor,
+        keepers=NodeKeepers(loop, settings, AGENT_WITH_KEEPER, journal.record),
+        processes=processes,
+        probes=NodeProbes(settings.journal_path.parent),
+        serve_boxes=lambda path, hearer: _serve(loop, journal, path, hearer),
+        open_kv=_open_kv(loop, launch, settings, journal),
+        meeting_places=StoreMeetingPlaces(),
+        provider=_provider(settings),
+        token=lambda: secrets.token_hex(16),
+        say_last_word=last_word,
+        show=lambda text: print(text, file=sys.stderr),
+        pid=os.getpid(),
+        interpreter=sys.executable,
+    )
+    outcome: list[int | KeepstepError] = []
+    agent = Agent(world, options, launch, outcome.append)
+    for signum in SIGNALS:
+        _hear(signals, signum, agent)
+    agent.begin()
+    loop.run(lambda: bool(outcome))
+    if isinstance(outcome[0], KeepstepError):
+        raise outcome[0]
+    return outcome[0]
+
+
+def _hear(signals: Signals, signum: int, agent: Agent) -> None:
+    """A shell's `nohup` stays respected."""
+    if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
+        signals.on(signum, lambda: agent.signalled(signum))
+
+
+def _options(launch: Launch, settings: Settings, environ: Mapping[str, str]) -> AgentOptions:
+    meets_at = launch.endpoint
+    found = os.uname().nodename if meets_at is None else local_address(meets_at)
+    link_dead_s = settings.link_dead_s if launch.nodes > 1 else None
+    return AgentOptions(
+        job=settings.job,
+        job_dir=settings.job_dir,
+        has_store=settings.store is not None,
+        budget=settings.budget,
+        secret=settings.secret,
+        rack=settings.rack,
+        link_dead_s=settings.link_dead_s,
+        shrink_after_s=settings.shrink_after_s,
+        deadlines=derive(settings.hang_after_s, link_dead_s),
+        host=settings.host or found,
+        devices=tuple(visible_devices(environ)),
+        restarted=environ.get(RESTARTED_AGENT) == "1",
+    )
+
+
+def _serve(loop: Loop, journal: Journal, path: Path, hearer: Hearer) -> boxes.BoxServer:
+    return boxes.listen(loop, path, AGENT_WITH_PROCESS, lambda box: hearer, journal.record)
+
+
+def _provider(settings: Settings) -> CommandProvider | None:
+    return CommandProvider(settings.replace_command) if settings.replace_command else None
+
+
+def _open_kv(loop: Loop, launch: Launch, settings: Settings, journal: Journal) -> OpenKV:
+    """Where the agents meet: etcd, or a store that one of them hosts."""
+    prefix = f"keepstep/{os.getuid()}/{settings.job}/"  # an etcd may have jobs of many users
+
+    def tell(why: str) -> None:
+        journal.record("meeting-away", why)
+
+    if launch.etcd is not None:
+        from keepstep.edge.net.etcd import open_etcd  # an extra
+
+        return partial(open_etcd, loop, launch.etcd, prefix, tell=tell)
+    endpoint = launch.endpoint or ("", 0)  # of one node nobody asks
+    return partial(open_embedded, loop, endpoint, prefix)

@@ -1,0 +1,209 @@
+"""Vote leader: the vote about what to resume from, as the keeper that leads carries it.
+
+Comes in: which ranks ask, what they hold, whether loading worked; what the nodes hold; the store's
+list. Goes out: offers, the permission, or a refusal, to all nodes. The deciding is
+`core/resume/vote.py`'s. Whoever leads next needs nothing but the same questions again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, cast
+
+from keepstep.core.resume.vote import Action, Ballot, Go, ListStore, Offer, Refuse, Trust, Vote
+from keepstep.model.messages.keeper_rank import StateSource
+from keepstep.model.messages.peers import (
+    GoWord,
+    OfferWord,
+    RankFailed,
+    RankGone,
+    RankJoined,
+    RankLoaded,
+    RefusalWord,
+    VoteToAll,
+    VoteToLeader,
+)
+from keepstep.model.restore_sources import RestoreSource
+from keepstep.model.snapshot import Stamp
+from keepstep.model.units import MS_NS
+from keepstep.ports import Clock, Journal
+
+
+class VoteHost(Protocol):
+    """What the keeper does for the vote's leader."""
+
+    def list_store(self) -> None:
+        """Have the store listed; `store_listed` hears of it."""
+
+    def newest_epoch(self) -> int:
+        """That is on any page here."""
+
+
+class VoteNodes(Protocol):
+    """The nodes of the job, as the leader sees them."""
+
+    def to_all(self, body: VoteToAll) -> None:
+        """Say it to every node, this one among them."""
+
+    def silent_nodes(self) -> frozenset[int]:
+        """Nodes that have not told what they hold."""
+
+    def restorable(self, proven: Mapping[int, frozenset[Stamp]]) -> Mapping[int, frozenset[Stamp]]:
+        """The stamps that each rank can be given by other nodes. `proven`: what each rank that has
+        joined holds itself."""
+
+    def sources(
+        self, wanted: list[int], stamp: Stamp, proven: Mapping[int, frozenset[Stamp]]
+    ) -> Mapping[int, RestoreSource]:
+        """Where these ranks fetch `stamp` from, by rank."""
+
+
+class VoteLeader:
+    """Of one mesh, or of a job of one node."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        journal: Journal,
+        has_store: bool,
+        trust: Trust,
+        nodes: VoteNodes,
+        host: VoteHost,
+    ) -> None:
+        self._clock, self._journal, self._has_store = clock, journal, has_store
+        self._trust, self._nodes, self._host = trust, nodes, host
+        self._vote: Vote | None = None  # begins with the first rank that asks
+        self._completed: dict[int, int] = {}  # by rank: how far it had come
+        self._recorded = -1  # the number of the newest offer in the journal
+
+    def receive(self, body: VoteToLeader) -> None:
+        """What a rank of any node says, by its keeper."""
+        if isinstance(body, RankJoined):
+            self._joined(body)
+            return
+        vote = self._vote
+        if vote is None:
+            return
+        match body:
+            case RankGone(rank):
+                vote.left(rank)
+            case RankLoaded(rank, offer):
+                self._carry_out(vote, vote.has_loaded(rank, offer))
+            case RankFailed(rank, offer, why):
+                self._carry_out(vote, vote.has_failed(rank, offer, why))
+
+    def _joined(self, body: RankJoined) -> None:
+        rank, world_size = body.rank, body.world_size
+        vote = self._vote
+        if vote is None or vote.world_size != world_size:
+            vote = self._vote = self._new_vote(world_size)
+        vote.epoch = max(vote.epoch, body.epoch)
+        if body.completed_step is not None:
+            self._completed[rank] = body.completed_step
+        if self._trust.is_back(body.completed_step, body.failed):
+            self._record_condemned(max(self._trust.condemned))
+        vote.condemned = self._trust.condemned
+        holds = frozenset(body.holds)
+        self._look_elsewhere(vote, {rank: holds})  # others may be rebuilt from what it holds
+        actions = vote.joined(Ballot(rank, world_size, holds, body.foreign_world, body.incarnation))
+        self._carry_out(vote, actions or self._look_elsewhere(vote, {}))
+
+    def _new_vote(self, world_size: int) -> Vote:
+        vote = Vote(
+            world_size,
+            self._has_store,
+            self._host.newest_epoch(),
+            # Offers count from the time: those of a keeper that led before must not come again.
+            number=self._clock.wall_ns() // MS_NS,
+        )
+        vote.silent_nodes = self._nodes.silent_nodes()
+        return vote
+
+    def _record_condemned(self, condemned: Stamp) -> None:
+        why = (
+            f"{condemned} is condemned: the program failed twice after it without completing "
+            "another step; an older state is taken"
+        )
+        self._journal.record("condemned", why, step=condemned.step)
+
+    def inventories_changed(self) -> None:
+        """A node has told what it holds."""
+        if self._vote is not None:
+            self._carry_out(self._vote, self._look_elsewhere(self._vote, {}))
+
+    def _look_elsewhere(self, vote: Vote, coming: Mapping[int, frozenset[Stamp]]) -> list[Action]:
+        """What each rank can be given, once all have told what they hold (`coming` this moment):
+        before that nothing is decided."""
+        proven = {rank: ballot.holds for rank, ballot in vote.ballots.items()} | dict(coming)
+        silent = self._nodes.silent_nodes()
+        if silent or len(proven) < vote.world_size:
+            vote.silent_nodes = silent
+            return []
+        return vote.restorable(silent, self._nodes.restorable(proven))
+
+    def ranks_are_gone(self, ranks: Sequence[int]) -> None:
+        """Their node is lost."""
+        if self._vote is not None:
+            for rank in ranks:
+                self._vote.left(rank)
+
+    def store_listed(self, found: Sequence[int] | str) -> None:
+        """Steps of the usable checkpoints, or why the store cannot be read."""
+        vote = self._vote
+        if vote is None:
+            return
+        if isinstance(found, str):
+            self._carry_out(vote, vote.unlistable(found))
+        else:
+            self._carry_out(vote, vote.listed(found))
+
+    # -- what was decided
+
+    def _carry_out(self, vote: Vote, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Offer():
+                    self._offer(vote, action)
+                case Go():
+                    self._permit(action)
+                case Refuse(why):
+                    self._journal.record("restore-refused", why)
+                    self._nodes.to_all(RefusalWord(why))
+                case ListStore():
+                    self._host.list_store()
+
+    def _offer(self, vote: Vote, offer: Offer) -> None:
+        if offer.number != self._recorded:
+            self._recorded = offer.number
+            self._journal.record(
+                "restore-offered",
+                offer.why,
+                source=offer.source,
+                step=offer.stamp.step,
+                offer=offer.number,
+            )
+        sources: Mapping[int, RestoreSource] = {}
+        if offer.source == "memory":
+            proven = {rank: ballot.holds for rank, ballot in vote.ballots.items()}
+            without = [rank for rank, holds in proven.items() if offer.stamp not in holds]
+            sources = self._nodes.sources(without, offer.stamp, proven)
+        source = cast(StateSource, offer.source)
+        word = OfferWord(offer.number, source, offer.stamp, offer.why, tuple(sources.values()))
+        self._nodes.to_all(word)
+
+    def _permit(self, go: Go) -> None:
+        stamp, source = go.offer.stamp, go.offer.source
+        lost = max(0, min(self._completed.values(), default=-1) - stamp.step)
+        why = (
+            f"every rank has proven step {stamp.step} from {source}: {lost} completed steps lost, "
+            f"epoch {go.epoch} begins"
+        )
+        if source == "fresh" and lost == 0:
+            why = f"every rank starts afresh: epoch {go.epoch} begins"
+        self._journal.record(
+            "resumed", why, step=stamp.step, source=source, lost_steps=lost, epoch=go.epoch
+        )
+        self._completed.clear()
+        self._trust.resumed_from(stamp if source == "memory" else None)
+        word = GoWord(go.epoch, go.offer.number, cast(StateSource, source), stamp, lost, why)
+        self._nodes.to_all(word)

@@ -1,0 +1,174 @@
+"""Persister: from the slots of a node's ranks to that node's part of a checkpoint in the store.
+
+Comes in: acts, one after the other. Goes out: their answers, and files in the store. Reads the
+slots where they lie; the format verifies every block first, writes, and reads back. The leading
+node's persister also clears the place, publishes, and applies retention. It holds the slots by
+locks of its own from its survey to its part, so that what it writes is one state even when the
+keeper dies.
+
+Invariant: an attempt's files are removed only by the leader of that attempt, and never when the
+checkpoint exists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from keepstep.core.economics.retention import CheckpointInfo, parse_rules, to_keep
+from keepstep.edge.shm.slot import Slot
+from keepstep.errors import KeepstepError
+from keepstep.model.checkpoint import CheckpointAttempt
+from keepstep.model.mesh import LEADER
+from keepstep.model.messages.persister import ActDone, CheckpointAct
+from keepstep.model.snapshot import Stamp
+from keepstep.model.units import human_bytes
+from keepstep.ports import (
+    CheckpointDraft,
+    CheckpointFormat,
+    CheckpointStore,
+    Memory,
+    StoredCheckpoint,
+)
+from keepstep.runtime.slot_locks import pin, unpin
+
+D = TypeVar("D", bound=CheckpointDraft)
+V = TypeVar("V")
+FAILURES = (KeepstepError, OSError, LookupError, RuntimeError, ValueError)
+
+
+@dataclass
+class _Work(Generic[D, V]):
+    """What is kept of an attempt from one act to the next. `values`: None once they are written,
+    and the ranks have their slots back."""
+
+    attempt: CheckpointAttempt
+    node: int
+    draft: D
+    slots: list[Slot]
+    values: V | None = None
+
+    def let_go(self) -> None:
+        """Let the ranks have their slots back."""
+        self.values = None  # it may look into them
+        unpin(self.slots)
+        self.slots = []
+
+
+class Persister(Generic[D, V]):
+    """One node's. At most one attempt at a time: a new one takes the place of the one before."""
+
+    def __init__(
+        self,
+        job: str,
+        job_dir: Path,
+        keep: str,
+        memory: Memory,
+        store: CheckpointStore[D],
+        format_: CheckpointFormat[D, V],
+    ) -> None:
+        """`keep`: the retention rules (`core/economics/retention.py`)."""
+        self._job, self._job_dir, self._keep = job, job_dir, keep
+        self._memory, self._store, self._format = memory, store, format_
+        self._work: _Work[D, V] | None = None
+
+    def act(self, request: CheckpointAct) -> ActDone:
+        """Do it, and say how that went. Raises nothing: a failure is an answer."""
+        attempt = CheckpointAttempt(
+            self._job, Stamp(request.step, request.epoch), request.attempt, request.ranks
+        )
+        try:
+            if request.act == "survey":
+                return self._survey(attempt, request.node)
+            work = self._work
+            if work is None or work.attempt != attempt:
+                return self._not_surveyed(request)
+            match request.act:
+                case "part":
+                    return self._write_part(work)
+                case "publish":
+                    return self._publish(work)
+                case _:
+                    self.give_up()
+                    return ActDone(True, f"attempt {attempt.number} is given up")
+        except FAILURES as error:
+            self.give_up()
+            return ActDone(False, f"{type(error).__name__}: {error}")
+
+    def _not_surveyed(self, request: CheckpointAct) -> ActDone:
+        why = (
+            f"node {request.node}: expected a survey of this attempt before its {request.act}, "
+            "found none"
+        )
+        return ActDone(request.act == "drop", why)
+
+    def give_up(self) -> None:
+        """Whatever is under way is over. A node that does not lead leaves its files to the leader:
+        it may be publishing them."""
+        work, self._work = self._work, None
+        if work is not None:
+            work.let_go()
+            if work.node == LEADER:
+                work.draft.abandon()
+
+    def _survey(self, attempt: CheckpointAttempt, node: int) -> ActDone:
+        self.give_up()
+        step = attempt.stamp.step
+        slots = pin(self._memory, self._job_dir, attempt.stamp, attempt.ranks_of(node))
+        if slots is None:
+            why = (
+                f"node {node}: expected its ranks to hold {attempt.stamp}, found that one does "
+                "not any more"
+            )
+            return ActDone(False, why)
+        try:
+            if node == LEADER and self._format.already_there(attempt):
+                unpin(slots)
+                why = f"step {step} is in the store already, and intact"
+                return ActDone(True, why, there=True)
+            draft = self._begin(attempt, node)
+        except BaseException:
+            unpin(slots)
+            raise
+        work: _Work[D, V] = _Work(attempt, node, draft, slots)
+        self._work = work
+        work.values = self._format.survey(draft, attempt, node, slots)
+        return ActDone(True, f"{len(slots)} ranks surveyed")
+
+    def _begin(self, attempt: CheckpointAttempt, node: int) -> D:
+        step = attempt.stamp.step
+        if node != LEADER:
+            return self._store.join(step)
+        self._store.remove_incomplete(but=step)
+        self._store.retract(step)  # at most a damaged one
+        return self._store.draft(step, mine=attempt.owns)
+
+    def _write_part(self, work: _Work[D, V]) -> ActDone:
+        if work.values is None:
+            return ActDone(False, f"node {work.node}: its part of this attempt is written already")
+        nbytes = self._format.write_part(work.draft, work.attempt, work.node, work.values)
+        work.let_go()
+        return ActDone(True, f"{human_bytes(nbytes)} written and read back")
+
+    def _publish(self, work: _Work[D, V]) -> ActDone:
+        made = self._format.publish(work.draft, work.attempt)
+        self._work = None
+        removed = self._retain(made.step)
+        told = f"{human_bytes(made.total_bytes)} written and read back"
+        if removed:
+            told += f", removed steps {list(removed)} ({next(iter(removed.values()))})"
+        return ActDone(True, told)
+
+    def _retain(self, step: int) -> dict[int, str]:
+        """Remove what the rules do not keep: why, by step."""
+        infos = [_info(stored, step) for stored in self._store.published()]
+        removed = dict(to_keep(parse_rules(self._keep), infos).removed)
+        for old in removed:
+            self._store.remove(old)
+        return removed
+
+
+def _info(stored: StoredCheckpoint, just_verified: int) -> CheckpointInfo:
+    # It is there because its bytes were read back once.
+    return CheckpointInfo(stored.step, stored.step <= just_verified, stored.metrics)

@@ -1,0 +1,63 @@
+"""Identity: which rank this process is, and how many share its node, from whoever knows.
+
+Comes in: the environment that a launcher made, and the process group if there is one. Never
+guesses: where nobody says it, it is asked of all ranks, or an error names what is missing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from keepstep.errors import ConfigError
+from keepstep.runtime.rank.world import RankIdentity
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+Gather = Callable[[Any], list[Any]]
+
+
+def identity_of(
+    job: str, arena_dir: Path, environ: Mapping[str, str], group: Any, gather: Gather
+) -> RankIdentity:
+    """group: `torch.distributed` when it has a process group, else None; `gather` asks all its
+    ranks. Raises ConfigError."""
+    if group is not None:
+        rank, world_size = group.get_rank(), group.get_world_size()
+    else:
+        rank, world_size = place_in_world(environ)
+    here = environ.get("LOCAL_WORLD_SIZE")
+    if here is None and group is not None and world_size > 1:
+        local = count_here(arena_dir, gather)
+    else:
+        local = int(here or world_size)
+    return RankIdentity(job, os.getuid(), rank, world_size, local)
+
+
+def place_in_world(environ: Mapping[str, str]) -> tuple[int, int]:
+    """(rank, world size) without a process group. Raises ConfigError in a Slurm step that has not
+    said how its tasks belong together."""
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
+    if tasks != "1" and not {"RANK", "WORLD_SIZE"} <= set(environ):
+        raise ConfigError(
+            f"protect() in a Slurm step of {tasks} tasks expected "
+            "torch.distributed.init_process_group() before it, or RANK and WORLD_SIZE "
+            "(0 and 1, and a KEEPSTEP_JOB each, for tasks that have nothing to do with "
+            "each other), found neither"
+        )
+    return int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
+
+
+def count_here(arena_dir: Path, gather: Gather) -> int:
+    """How many ranks keep their slots in this memory. All ranks call it. Raises ConfigError."""
+    try:
+        at = arena_dir.stat()
+    except FileNotFoundError:
+        raise ConfigError(
+            f"arena_dir: expected a directory, found nothing at {arena_dir}"
+        ) from None
+    # Two containers of one machine are two nodes.
+    memory = (BOOT_ID.read_text(), at.st_dev, at.st_ino)
+    return gather(memory).count(memory)

@@ -1,0 +1,430 @@
+"""Rank: keepstep inside one trainer, as an object over ports.
+
+    the program's steps, the keeper's and the agent's messages, the clock -> Rank -> captures,
+    restores, messages
+
+From its beginning to its end:
+
+    STARTING    votes, loads, makes its slots
+    READY       the program trains; each step boundary is captured
+    REGROUPING  a peer is lost: votes and loads again, builds its groups anew, in this process
+    ENDING      seals what is under way, asks for the last checkpoint, says goodbye
+    OVER        nothing of it is left but the slots
+    FAILED      there is no going on in this process; the slots stay
+
+Comes in: events, one at a time, from whoever drives it (`RankWorld` says how). Goes out: effects
+through ports, and `Trainer.changed` when the stage has changed. Blocks never; what takes long runs
+on the world's executors.
+
+Invariant: nothing is captured while a peer is lost, but a body that has all it needed from its
+peers; and the program trains only after `TrainingPermitted`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum, auto
+
+from keepstep.edge.shm.collective_profile_page import rhythm_path
+from keepstep.errors import KeeperError, KeepstepError
+from keepstep.model.messages.agent_rank import RegroupAt
+from keepstep.model.messages.keeper_rank import CheckpointDone, StateOffered
+from keepstep.model.rhythm import NO_STEP
+from keepstep.model.snapshot import Phase, Stamp
+from keepstep.model.units import S_NS, human_ns
+from keepstep.ports import StateCopy
+from keepstep.runtime.rank.capture import Capture
+from keepstep.runtime.rank.commit_view import LeadersWord, PagesOfOneNode
+from keepstep.runtime.rank.joining import Joined
+from keepstep.runtime.rank.keeper_client import Answered
+from keepstep.runtime.rank.regroup import Regroup
+from keepstep.runtime.rank.resumption import Resumption, attempted
+from keepstep.runtime.rank.world import RankIdentity, RankOptions, RankWorld, Trainer
+
+RELEASE_WITHIN_NS = 5 * S_NS
+
+
+class Stage(Enum):
+    STARTING = auto()
+    READY = auto()
+    REGROUPING = auto()
+    ENDING = auto()
+    OVER = auto()
+    FAILED = auto()
+
+
+class Rank:
+    """One process's, from when it has its page and its keeper. `begin` comes first, `close`
+    last."""
+
+    def __init__(
+        self,
+        world: RankWorld,
+        options: RankOptions,
+        who: RankIdentity,
+        joined: Joined,
+        trainer: Trainer,
+    ) -> None:
+        """Raises MemoryBudgetError when a damaged slot cannot even be made anew."""
+        self._world = world
+        self._options = options
+        self._who = who
+        self._joined = joined
+        self._trainer = trainer
+        self._page = joined.page
+        self._keeper = joined.keeper
+        self._agent = joined.agent
+        self._regroup = Regroup(world, who.rank, who.world_size, joined.agent)
+        many = who.has_many_nodes
+        view = (
+            LeadersWord(world.memory, options.job_dir)
+            if many
+            else PagesOfOneNode(world.memory, options.job_dir, who.world_size)
+        )
+        self._capture = Capture(
+            world,
+            options,
+            who,
+            joined.page,
+            view,
+            announce=self.announce,
+            on_change=self._keeper.page_changed if many else _nothing,
+        )
+        self._resumption: Resumption | None = None  # while this rank votes and loads
+        self._resumed_ns: int | None = None  # until the first step after a restore is done
+        self._stall_ns_total = 0
+        self._stall_ns_last = 0
+        self.stage = Stage.STARTING
+        self.error: KeepstepError | None = None
+        self.step = -1  # the last completed one
+        self.epoch = 0
+
+    def begin(self) -> None:
+        """Find out where all resume, and load it. READY or FAILED follows."""
+        self._keeper.hearer = self
+        self._agent.hearer = self
+        self._resume()
+
+    # -- where all resume
+
+    def _resume(self) -> None:
+        last = self._page.read()
+        self._capture.incarnation = last.incarnation + 1 if last else 1
+        self._page.publish(
+            rank=self._who.rank,
+            world_size=self._who.world_size,
+            pid=self._world.pid,
+            incarnation=self._capture.incarnation,
+            epoch=last.epoch if last else 0,
+            phase=Phase.RESTORE,
+            # Until the vote is over the page goes on telling what the last life had reached: it
+            # says what was lost.
+            completed_step=last.completed_step if last else -1,
+            decided_step=-1,
+            slots=(),
+        )
+        self._resumption = Resumption(
+            self._world,
+            self._who,
+            self._capture,
+            self._keeper,
+            in_midst=self._regroup.is_lost or self._world.groups.is_muted,
+            announce=self.announce,
+            failed=self._fail,
+        )
+        self._resumption.begin()
+
+    def offered(self, offer: StateOffered) -> None:
+        if self._resumption is not None:
+            self._resumption.offered(offer)
+
+    def refused(self, why: str) -> None:
+        self._fail(KeeperError(why))
+
+    def permitted(self, epoch: int, offer: int) -> None:
+        state = self._resumption.permitted(offer) if self._resumption is not None else None
+        if state is None:
+            return
+        self._resumption = None
+        self.step, self.epoch = state.step, epoch
+        self._page.publish(
+            epoch=epoch,
+            phase=Phase.STARTING,
+            step=state.step,
+            completed_step=state.step,
+            decided_step=state.step,
+        )
+        if state.source != "fresh":
+            why = f"restored step {state.step} from {state.source}: {state.why}"
+            self._world.journal.record("restored", why, step=state.step, source=state.source)
+        if self.stage is Stage.STARTING:
+            self._world.trainer.act(attempted(self._capture.prepare()), self._prepared)
+        else:
+            self._meet(self._place)
+
+    def _prepared(self, plan: str | KeepstepError) -> None:
+        if isinstance(plan, KeepstepError):
+            self._fail(plan)
+            return
+        self._world.journal.record("slots-made", plan)
+        if self._who.rank == 0:
+            for caveat in self._world.live.caveats():
+                self._world.journal.record("caveat", caveat)
+        groups = self._world.groups
+        if self._who.has_many_nodes and self._options.shows_profile:
+            groups.record_profile(rhythm_path(self._options.job_dir, self._who.rank))
+        groups.listen(self._agent.suspect, self._entered_collective)
+        if groups.is_muted and self._world.takes_place_at is not None:
+            self._meet(self._world.takes_place_at)
+        else:
+            self._ready()
+
+    def _entered_collective(self, number: int) -> None:
+        """From any thread."""
+        if self.stage not in (Stage.OVER, Stage.FAILED):
+            self._page.publish(collective=number)
+
+    def _meet(self, place: RegroupAt) -> None:
+        """Build the groups where the peers are."""
+
+        def met(why: str | None) -> None:
+            if why is not None:
+                self._fail(KeeperError(f"the process groups cannot be built anew: {why}"))
+                return
+            self._regroup.rebuilt(place.attempt)
+            self._ready()
+
+        self._world.groups.rebuild(place, met)
+
+    def _ready(self) -> None:
+        self.stage = Stage.READY
+        self._resumed_ns = self._world.clock.monotonic_ns() if self.step >= 0 else None
+        self._trainer.changed()
+
+    # -- steps
+
+    def may_begin_step(self) -> bool:
+        """Whether the program may go on; False: not yet, `Trainer.changed` will tell."""
+        if self.stage is Stage.READY and self._regroup.is_lost:
+            self._begin_regroup()
+        return self.stage is Stage.READY
+
+    def begin_step(self) -> int:
+        """The next step begins: its number. `may_begin_step` comes before."""
+        step = self.step + 1
+        self.announce(Phase.STEP, step)
+        self._world.groups.profile_step(step)
+        return step
+
+    def body_entered(self, step: int) -> None:
+        """`with step:`: from here on the step can be given up."""
+        self._regroup.body_entered(step)
+
+    def body_left(self) -> bool:
+        """Whether a peer is lost: then whatever the body raises is that peer's doing."""
+        self._regroup.body_left()
+        return self._regroup.is_lost
+
+    def before_update(self) -> StateCopy | None:
+        """An optimizer is about to step: the copy that it has to wait for, if there is one.
+
+        Raises PeerLost when a peer is lost and this body's results are worthless.
+        """
+        self._regroup.check_update()
+        return self._capture.copy_under_way
+
+    def end_step(self, entered: bool, ended: bool, step_ns: int, loss: object) -> bool:
+        """The body of the loop is over: `entered` by `with step:`, `ended` without an error.
+
+        Whether the step counts; else it is to be done again, with whoever is there then. Raises
+        PeerLost when a peer is lost and the body was not inside `with step:`.
+        """
+        if not self._regroup.counts(entered, ended):
+            if not entered:
+                self._regroup.check_update()
+            return False
+        step = self.step = self.step + 1
+        self._page.publish(completed_step=step, step_ns_last=step_ns)
+        self._capture.boundary(Stamp(step, self.epoch), loss)
+        every = self._options.persist_every_steps
+        if self._options.has_store and every and (step + 1) % every == 0 and self._who.rank == 0:
+            self._keeper.persist(step, f"every {every} steps", _ignore)
+        self._tell_first_step(step)
+        return True
+
+    def _tell_first_step(self, step: int) -> None:
+        since_ns, self._resumed_ns = self._resumed_ns, None
+        if since_ns is not None:
+            took_ns = self._world.clock.monotonic_ns() - since_ns
+            why = f"step {step} is done, {human_ns(took_ns)} after the restore"
+            self._world.journal.record("next-step", why, step=step, duration_ns=took_ns)
+
+    def end_steps(self, then: Callable[[], None]) -> None:
+        """The loop is over; `then` is called when its last step is sealed."""
+        self._world.groups.profile_step(NO_STEP)
+
+        def drained() -> None:
+            self.announce(Phase.DONE, self.step)
+            then()
+
+        self._capture.drain(drained)
+
+    def drain(self, then: Callable[[], None]) -> None:
+        """`then` is called when everything that is being captured is sealed, or given up."""
+        self._capture.drain(then)
+
+    def stalled(self, stall_ns: int, is_boundary: bool) -> None:
+        """The trainer waited so long: at a boundary, or in front of an update."""
+        self._stall_ns_total += stall_ns
+        self._stall_ns_last = stall_ns if is_boundary else self._stall_ns_last + stall_ns
+        if self.stage is Stage.READY:
+            self._page.publish(
+                stall_ns_total=self._stall_ns_total, stall_ns_last=self._stall_ns_last
+            )
+
+    def announce(self, phase: Phase, step: int) -> None:
+        """This rank does that now. From any thread."""
+        if self.stage in (Stage.OVER, Stage.FAILED):
+            return
+        if phase not in (Phase.CAPTURE, Phase.SEAL):  # those happen beside the trainer's own phase
+            self._page.publish(phase=phase, step=step)
+        self._trainer.announce(phase, step)
+
+    def persist(self, step: int | None, why: str, answered: Answered) -> None:
+        """Ask for a checkpoint of `step` or a newer one (None: of the newest step that every rank
+        holds)."""
+        self._keeper.persist(step, why, answered)
+
+    # -- what the keeper and the agent say meanwhile
+
+    def slot_damaged(self, index: int, why: str) -> None:
+        self._capture.damaged(index, why)
+
+    def peer_lost(self, why: str) -> None:
+        self._regroup.peer_lost(why)
+        if self.stage is Stage.REGROUPING:  # one more, while all were finding together
+            self._give_up_resumption()
+            self._wait_for_place()
+        self._trainer.changed()
+
+    def regroup_at(self, place: RegroupAt) -> None:
+        self._regroup.regroup_at(place)
+
+    def agent_gone(self) -> None:
+        self._regroup.agent_gone()
+
+    # -- another rank is lost, and this one stays
+
+    def _begin_regroup(self) -> None:
+        self.stage = Stage.REGROUPING
+        self._world.groups.profile_step(NO_STEP)
+        self._capture.drain(self._wait_for_place)
+
+    def _wait_for_place(self) -> None:
+        if self.stage is Stage.REGROUPING:
+            self._regroup.wait_for_place(self._meet_again)
+
+    def _meet_again(self, place: RegroupAt | str) -> None:
+        if isinstance(place, str):
+            self._fail(KeeperError(place))
+            return
+        self._place = place
+        self._resume()
+
+    def _give_up_resumption(self) -> None:
+        resumption, self._resumption = self._resumption, None
+        if resumption is not None:
+            resumption.end()
+
+    # -- the end
+
+    def close(self, ok: bool, why: str, then: Callable[[], None]) -> None:
+        """The training is over: seal what is under way, have the last step written to the store if
+        it went well, say goodbye. `then` is called when nothing is left to do."""
+        if self.stage in (Stage.OVER, Stage.FAILED):
+            then()
+            return
+        self._give_up_resumption()
+        self.stage = Stage.ENDING
+        self._closed = then
+
+        def drained() -> None:
+            if ok and self._options.has_store and self.step >= 0:
+                self._keeper.persist(self.step, "the end of the job", persisted)
+            else:
+                self._say_goodbye(ok, why)
+
+        def persisted(done: CheckpointDone) -> None:
+            if not done.ok:
+                told = f"the last step is not in the store: {done.why}"
+                self._world.journal.record("persist-failed", told)
+            self._say_goodbye(ok, why)
+
+        self._capture.drain(drained)
+
+    def _say_goodbye(self, ok: bool, why: str) -> None:
+        self._summarize()
+        self._page.publish(phase=Phase.DONE)
+        if ok:
+            self._agent.training_ended()
+        self._world.timers.after(RELEASE_WITHIN_NS, self.released)
+        self._keeper.goodbye(ok, why)
+
+    def _summarize(self) -> None:
+        captured, skipped, torn = self._capture.counts
+        stall_ns = self._stall_ns_total // max(1, captured + skipped + torn)
+        why = (
+            f"{captured} steps captured, {skipped} skipped, {torn} torn; the trainer waited "
+            f"{human_ns(stall_ns)} a step"
+        )
+        self._world.journal.record(
+            "summary",
+            why,
+            stall_ns_per_step=stall_ns,
+            captured_steps=captured,
+            skipped_steps=skipped,
+            torn_steps=torn,
+        )
+
+    def released(self) -> None:
+        if self.stage is Stage.ENDING:
+            self._let_go(Stage.OVER)
+            self._closed()
+            self._trainer.changed()
+
+    def _fail(self, error: KeepstepError) -> None:
+        if self.stage in (Stage.OVER, Stage.FAILED):
+            return
+        if self.stage is Stage.REGROUPING:
+            self._regroup.cannot()
+        self.error = error
+        self._let_go(Stage.FAILED)
+        self._trainer.changed()
+
+    def abandon(self) -> None:
+        """Let go of everything, without a word: the program has been interrupted."""
+        if self.stage not in (Stage.OVER, Stage.FAILED):
+            self._let_go(Stage.FAILED)
+
+    def release(self) -> None:
+        """In a forked child: the parent alone has what this rank has, so that its end is seen."""
+        self.stage = Stage.OVER
+        self._world.groups.close()
+        self._capture.close()
+        self._joined.release()
+
+    def _let_go(self, stage: Stage) -> None:
+        """Of everything but the slots."""
+        self.stage = stage
+        self._give_up_resumption()
+        self._world.groups.close()  # no collective touches the page from here on
+        self._capture.close()
+        self._joined.close()
+
+
+def _nothing() -> None:
+    """On one node everybody reads the pages."""
+
+
+def _ignore(done: CheckpointDone) -> None:
+    """The keeper's journal tells what became of it."""

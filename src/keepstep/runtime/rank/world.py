@@ -1,0 +1,94 @@
+"""World: everything a rank touches, in one value. `runtime/rank/session.py` makes the real one,
+`sim/` one of virtual time.
+
+A `Rank` is called by one thread at a time, by whoever drives it (`runtime/rank/driver.py`). Two
+executors run its work outside of these calls: `trainer` on the trainer's own thread, whenever the
+program is inside keepstep; `background` beside it, one piece after the other in the order in which
+they were submitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from keepstep.model.messages.agent_rank import RegroupAt
+from keepstep.model.snapshot import Phase
+from keepstep.ports import (
+    Agents,
+    Clock,
+    Executor,
+    Groups,
+    Journal,
+    Keepers,
+    LiveState,
+    Memory,
+    Timers,
+)
+from keepstep.runtime.job_name import job_hash
+
+
+@dataclass(frozen=True, slots=True)
+class RankIdentity:
+    """Whose state this is. `local_world_size`: ranks on this node."""
+
+    job: str
+    uid: int
+    rank: int
+    world_size: int
+    local_world_size: int
+
+    @property
+    def has_many_nodes(self) -> bool:
+        return self.local_world_size < self.world_size
+
+    @property
+    def job_hash(self) -> bytes:
+        return job_hash(self.job, self.uid)
+
+
+@dataclass(frozen=True, slots=True)
+class RankOptions:
+    """What of the settings a rank needs."""
+
+    job_dir: Path
+    arena_dir: Path
+    slots: int
+    redundancy: str
+    has_store: bool
+    persist_every_steps: int
+    shows_profile: bool  # its collectives' use of the network, to the keeper
+
+
+@dataclass(frozen=True, slots=True)
+class RankWorld:
+    """`agents` knows of none where no agent supervises this rank. `takes_place_at`: this process
+    takes a lost rank's place, and meets its peers there. `available_bytes`: of memory, for slots.
+    """
+
+    clock: Clock
+    timers: Timers
+    memory: Memory
+    journal: Journal
+    keepers: Keepers
+    agents: Agents
+    live: LiveState
+    groups: Groups
+    trainer: Executor
+    background: Executor
+    available_bytes: Callable[[], int]
+    pid: int
+    has_agent: bool
+    takes_place_at: RegroupAt | None = None
+
+
+class Trainer(Protocol):
+    """The program whose rank this is, as the rank sees it."""
+
+    def announce(self, phase: Phase, step: int) -> None:
+        """The rank does this now. From any thread."""
+
+    def changed(self) -> None:
+        """The rank's stage, or whether it may begin a step, has changed."""

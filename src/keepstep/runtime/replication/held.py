@@ -1,0 +1,96 @@
+"""Held: what rests on this node for others, whatever mesh there is: copies, and parities.
+
+Comes in: slots that the holder fills. Goes out: what is here and proven. Lives as long as the
+keeper; who owns what, and what is on its way, belongs to a mesh (`holder.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from keepstep.edge.shm.slot import Slot
+from keepstep.edge.shm.slot_store import Shelf
+from keepstep.errors import MemoryBudgetError
+from keepstep.model.restore_sources import HeldParity, HeldSnapshot
+from keepstep.model.snapshot import Stamp
+from keepstep.ports import Executor, Memory
+from keepstep.runtime.replication.dedup import BlockDedup
+from keepstep.runtime.replication.encode import ParityContents, contents_from
+
+Made = Callable[[Slot | MemoryBudgetError], None]
+
+
+class HeldSnapshots:
+    """One node's."""
+
+    def __init__(self, memory: Memory, workers: Executor, job_dir: Path) -> None:
+        self._workers = workers
+        self.copies = Shelf(memory, job_dir / "held")
+        self.parities = Shelf(memory, job_dir / "parity")
+        self.dedup = BlockDedup(memory, job_dir)
+        self.is_proven = False  # all that the keeper before has left
+        self._contents: dict[tuple[int, Stamp], ParityContents] = {}
+        self._making: set[tuple[Shelf, int]] = set()
+
+    def prove(self) -> list[str]:
+        """Verify everything; what fails is given up. Why, of each that did. Takes long."""
+        return [*self.copies.prove(), *self.parities.prove()]
+
+    def snapshots(self) -> list[HeldSnapshot]:
+        """The copies that rest here."""
+        return [HeldSnapshot(rank, stamp) for rank, stamp in self.copies.sealed()]
+
+    def coded(self) -> list[HeldParity]:
+        """The parities that rest here."""
+        sealed = self.parities.sealed()
+        self._contents = {key: known for key, known in self._contents.items() if key in sealed}
+        found = []
+        for (rank, stamp), slot in sealed.items():
+            stripes = self.contents(rank, stamp, slot).stripes
+            found.append(HeldParity(rank, stamp, stripes.members, stripes.tolerates))
+        return found
+
+    def contents(self, rank: int, stamp: Stamp, slot: Slot) -> ParityContents:
+        """What the parity of that rank and stamp, in that slot, consists of. Raises DamageError."""
+        known = self._contents.get((rank, stamp))
+        if known is None:
+            known = contents_from(slot.manifest_text(slot.header()))
+            self._contents[(rank, stamp)] = known
+        return known
+
+    def remember(self, rank: int, stamp: Stamp, contents: ParityContents) -> None:
+        """A parity was sealed."""
+        self._contents[(rank, stamp)] = contents
+
+    def members_of(self, rank: int, stamp: Stamp) -> tuple[int, ...]:
+        """The stripe group of a parity that is given up, if it is remembered."""
+        known = self._contents.pop((rank, stamp), None)
+        return () if known is None else known.stripes.members
+
+    def forget_newer(self, stamp: Stamp | None) -> None:
+        """All ranks go back to `stamp` (None: to something that is not in memory)."""
+        self.copies.void_newer(stamp)
+        self.parities.void_newer(stamp)
+
+    def keep_only(self, copies: set[int], parities: set[int]) -> None:
+        """Give up what is held of all other ranks."""
+        self.copies.keep_only(copies)
+        self.parities.keep_only(parities)
+
+    def is_making(self, shelf: Shelf, rank: int) -> bool:
+        """Whether a slot is being made there this moment."""
+        return (shelf, rank) in self._making
+
+    def make(
+        self, shelf: Shelf, rank: int, work: Callable[[], Slot | MemoryBudgetError], made: Made
+    ) -> None:
+        """Have a worker make a slot of that rank: touching memory is not the loop's work. Nobody
+        else makes one there until then."""
+        self._making.add((shelf, rank))
+
+        def then(found: Slot | MemoryBudgetError) -> None:
+            self._making.discard((shelf, rank))
+            made(found)
+
+        self._workers.submit(work, then)

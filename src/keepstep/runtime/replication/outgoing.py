@@ -1,0 +1,203 @@
+"""Outgoing: one snapshot of an own rank on its way to its holders.
+
+Comes in: the holders' answers. Goes out: offers, and blocks straight from the sealed slot, which
+stands still until the last of them is over. A copy's payload follows when the holder has seen in
+the table which blocks of it are new to it; a member of a stripe group sends its pieces once it has
+proven itself and knows how large the others are: a bit that flipped at rest must not get into a
+parity.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from keepstep.coding.checksum import BLOCK_BYTES
+from keepstep.core.redundancy.protection import Assignment
+from keepstep.edge.shm.slot import Slot
+from keepstep.model.messages.peers import CopyOffer
+from keepstep.model.snapshot import SlotHeader, Stamp
+from keepstep.model.wire import BlockRange, Part, Span
+from keepstep.ports import Clock
+from keepstep.runtime.replication.encode import SnapshotSizes, ranges_for
+from keepstep.runtime.replication.mesh_links import MeshLinks
+from keepstep.runtime.replication.receive import ranges_of
+from keepstep.runtime.slot_locks import Pin
+
+
+@dataclass
+class Delivery:
+    """One holder's part: what is still to be handed to its link, and when it last gave a sign.
+    `filled`: all that is not asked for is among it."""
+
+    node: int
+    waiting: deque[BlockRange] = field(default_factory=deque)
+    accepted: bool = False
+    filled: bool = False
+    acked: bool = False
+    sign_ns: int = 0
+
+
+class OutgoingSnapshot:
+    """Pinned until `end`. `on_damage`, in the loop: it does not arrive whole, and why."""
+
+    def __init__(
+        self,
+        links: MeshLinks,
+        clock: Clock,
+        assignment: Assignment,
+        stamp: Stamp,
+        slot: Slot,
+        header: SlotHeader,
+        table: tuple[int, ...],
+        on_damage: Callable[[OutgoingSnapshot, str], None],
+    ) -> None:
+        self._links, self._clock, self._on_damage = links, clock, on_damage
+        self.assignment, self.stamp, self.header = assignment, stamp, header
+        self._slot, self._table, self._pin = slot, table, Pin(slot)
+        self._sizes = {assignment.rank: SnapshotSizes(header.payload_bytes, header.manifest_bytes)}
+        self._is_proven = not assignment.stripe_group
+        self.deliveries = {node: Delivery(node) for node in assignment.holders}
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether any block of it is on its way."""
+        return self._pin.is_shared
+
+    @property
+    def is_acked(self) -> bool:
+        """Whether all holders have their part, and have proven it."""
+        return all(delivery.acked for delivery in self.deliveries.values())
+
+    def verify_header(self) -> None:
+        """Raises DamageError when the slot's header is not what it was: holders refuse a damaged
+        one, as often as it is sent."""
+        self._slot.header()
+
+    def end(self) -> None:
+        """It is over: the rank may write there again, once no block is on its way any more."""
+        self._pin.let_go()
+
+    # -- what is known of it
+
+    def knows_size(self, rank: int, sizes: SnapshotSizes) -> None:
+        """Of the snapshot of another member of the stripe group."""
+        self._sizes[rank] = sizes
+
+    def announced(self, rank: int, sizes: SnapshotSizes) -> None:
+        """As `knows_size`, and perhaps the last that was missing."""
+        self.knows_size(rank, sizes)
+        self._fill_all()
+
+    def proven(self) -> None:
+        """The slot has been verified."""
+        self._is_proven = True
+        self._fill_all()
+
+    # -- one holder
+
+    def offer(self, delivery: Delivery, floor: Stamp | None) -> None:
+        """Ask the holder to take it; whatever it had begun to take is begun anew."""
+        delivery.sign_ns = self._clock.monotonic_ns()
+        delivery.waiting.clear()
+        delivery.accepted = delivery.filled = False
+        header, assignment = self.header, self.assignment
+        offer = CopyOffer(
+            mesh_version=self._links.version,
+            rank=assignment.rank,
+            stamp=self.stamp,
+            payload_bytes=header.payload_bytes,
+            capacity_bytes=self._slot.capacity,
+            manifest_bytes=header.manifest_bytes,
+            manifest_capacity_bytes=self._slot.manifest_capacity,
+            table_checksum=header.table_checksum,
+            stripe_group=assignment.stripe_group,
+            tolerates=assignment.tolerates,
+            floor=floor,
+        )
+        self._links.send(delivery.node, offer)
+
+    def accepted(self, delivery: Delivery) -> None:
+        """The holder is ready, or ready anew: then everything is sent again."""
+        delivery.accepted = True
+        delivery.filled = delivery.acked = False
+        delivery.sign_ns = self._clock.monotonic_ns()
+        delivery.waiting.clear()
+        self._fill(delivery)
+
+    def wanted(self, delivery: Delivery, ranges: tuple[BlockRange, ...]) -> bool:
+        """The holder asks for blocks of the payload; False when it was not sent the rest yet."""
+        if not delivery.filled:
+            return False
+        nbytes = self.header.payload_bytes
+        delivery.waiting.extend(
+            wanted
+            for wanted in ranges
+            if wanted.part is Part.PAYLOAD and wanted.offset + wanted.length <= nbytes
+        )
+        self.pump(delivery)
+        return True
+
+    def refused(self, delivery: Delivery) -> None:
+        """The holder has not got it whole. It is asked again when it has given no sign for a
+        while."""
+        delivery.acked = delivery.accepted = False
+        delivery.sign_ns = self._clock.monotonic_ns()
+
+    def _fill_all(self) -> None:
+        for delivery in self.deliveries.values():
+            self._fill(delivery)
+
+    def _fill(self, delivery: Delivery) -> None:
+        if not delivery.accepted or delivery.filled or not self._is_proven:
+            return
+        group, sizes = self.assignment.stripe_group, self._sizes
+        if not group:
+            whole = ranges_of(self.header.payload_bytes, self.header.manifest_bytes)
+            delivery.waiting.extend(r for r in whole if r.part is not Part.PAYLOAD)
+        elif len(sizes) == len(group):
+            delivery.waiting.extend(self._pieces_for(delivery.node))
+        else:
+            return
+        delivery.filled = True
+        self.pump(delivery)
+
+    def _pieces_for(self, node: int) -> list[BlockRange]:
+        """What goes into the parity that the group's member on that node keeps."""
+        assignment, sizes = self.assignment, self._sizes
+        node_of = self._links.mesh.node_of
+        stripes = assignment.stripes({r: known.payload_bytes for r, known in sizes.items()})
+        keeper = next(rank for rank in assignment.stripe_group if node_of[rank] == node)
+        return ranges_for(stripes, sizes[assignment.rank], assignment.rank, keeper)
+
+    def pump(self, delivery: Delivery) -> None:
+        """Hand the link what it takes. When it takes no more, somebody says when it does again."""
+        while delivery.waiting:
+            part, offset, length = delivery.waiting[0]
+            source = self._slot.part(part, self.header)[offset : offset + length]
+            span = Span(self.assignment.rank, self.stamp, part, offset, length)
+            self._pin.take()
+            checksum = self._checksum_of(part, offset, length)
+            done = self._on_done(delivery)
+            if not self._links.send_block(delivery.node, span, source, done, checksum):
+                self._pin.let_go()
+                return
+            delivery.waiting.popleft()
+
+    def _checksum_of(self, part: Part, offset: int, length: int) -> int | None:
+        """Of a whole block of the payload, as the table names it."""
+        is_whole = length == min(BLOCK_BYTES, self.header.payload_bytes - offset)
+        if part is Part.PAYLOAD and offset % BLOCK_BYTES == 0 and is_whole:
+            return self._table[offset // BLOCK_BYTES]
+        return None
+
+    def _on_done(self, delivery: Delivery) -> Callable[[str | None], None]:
+        def on_links_thread(why: str | None) -> None:
+            delivery.sign_ns = self._clock.monotonic_ns()
+            # and no more: waking the loop for each block costs more than the block's own work
+            self._pin.let_go()
+            if why is not None and "damaged" in why:
+                self._links.call_in_loop(lambda: self._on_damage(self, why))
+
+        return on_links_thread

@@ -1,0 +1,115 @@
+"""Live state: the state of a simulated training, as `ports.LiveState`: bytes that the oracle knows.
+
+A copy reads the state when its act comes, not when it was asked for: a training that goes on before
+the copy's fence shows in the snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from keepstep.edge.shm.slot import Slot
+from keepstep.model.layout import Layout, TensorSpec, lay_out
+from keepstep.model.snapshot import SlotHeader
+from keepstep.model.units import KIB
+from keepstep.ports import Acts, Gathered
+
+MANIFEST_BYTES = 4 * KIB
+OBJECTS = b"simulated"  # what a real state has besides tensors
+
+ReadCheckpoint = Callable[[int], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class SimGathered:
+    """See `ports.Gathered`."""
+
+    layout: Layout
+
+    @property
+    def payload_bytes(self) -> int:
+        return self.layout.objects_offset + len(OBJECTS)
+
+
+class SimCopy:
+    """See `ports.StateCopy`. `then` is called when it is over."""
+
+    moved: Sequence[str] = ()
+    copy_ns = 0
+
+    def __init__(self, live: SimState, gathered: SimGathered, slot: Slot) -> None:
+        self._live = live
+        self._gathered = gathered
+        self._slot = slot
+        self._then: list[Callable[[], None]] = []
+        self.is_over = False
+
+    def copy_moving(self) -> None:
+        at = self._gathered.layout.objects_offset
+        self._slot.payload[at : at + len(OBJECTS)] = OBJECTS
+
+    def copy_still(self) -> Acts[None]:
+        half = len(self._live.state) // 2
+        yield
+        self._slot.payload[:half] = self._live.state[:half]
+        yield
+        state = self._live.state
+        self._slot.payload[half : len(state)] = state[half:]
+        self.end()
+
+    def fence(self) -> None:
+        assert self.is_over, "a simulated program waits for `when_over`"
+
+    def when_over(self, then: Callable[[], None]) -> None:
+        """`then` is called when the state may be overwritten."""
+        if self.is_over:
+            then()
+        else:
+            self._then.append(then)
+
+    def end(self) -> None:
+        if not self.is_over:
+            self.is_over = True
+            for then in self._then:
+                then()
+
+
+class SimState:
+    """One rank's. `read_checkpoint`: this rank's state after a step, from the store."""
+
+    def __init__(self, nbytes: int, read_checkpoint: ReadCheckpoint) -> None:
+        self._nbytes = nbytes
+        self._read_checkpoint = read_checkpoint
+        self._layout = lay_out([TensorSpec("state", "uint8", (nbytes,), nbytes)])
+        self.state = b""  # before anything was loaded or computed
+
+    def gather(self) -> SimGathered:
+        return SimGathered(self._layout)
+
+    def copy(self, gathered: Gathered, slot: Slot) -> SimCopy:
+        assert isinstance(gathered, SimGathered)
+        return SimCopy(self, gathered, slot)
+
+    def copy_eagerly(self, names: Sequence[str]) -> None:
+        """Nothing moves here but by a step."""
+
+    def coming_bytes(self) -> tuple[int, int, str]:
+        return self.gather().payload_bytes, MANIFEST_BYTES, ""
+
+    def pin(self, slot: Slot) -> None:
+        """There is no device."""
+
+    def load(self, slot: Slot, header: SlotHeader, layout: Layout) -> list[str]:
+        self.state = bytes(slot.payload[: self._nbytes])
+        return []
+
+    def differing(self, slot: Slot, layout: Layout) -> list[str]:
+        return [] if bytes(slot.payload[: self._nbytes]) == self.state else ["state"]
+
+    def load_checkpoint(self, step: int) -> list[str]:
+        self.state = self._read_checkpoint(step)
+        return []
+
+    def caveats(self) -> list[str]:
+        return []

@@ -1,0 +1,267 @@
+"""Program: a simulated training that keepstep protects, in one process: the product's own `Rank`
+in a simulated world, and a loop whose steps take virtual time.
+
+What a real program does through `runtime/rank/session.py` is done here by events: a step begins,
+its collective, the update behind the fence, the step boundary. A peer that is lost ends its
+collective with nothing in it; what keepstep raises in the program ends the process with exit code 1
+and its words.
+
+How long things take is a `Tempo`'s to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol
+
+from keepstep.errors import KeepstepError, PeerLost
+from keepstep.model.launch import ErrorReport
+from keepstep.model.snapshot import Phase
+from keepstep.ports import StateCopy
+from keepstep.runtime.rank.bootstrap import NodeFacts
+from keepstep.runtime.rank.joining import Joined, Joining
+from keepstep.runtime.rank.rank import Rank, Stage
+from keepstep.runtime.rank.world import RankIdentity, RankOptions, RankWorld
+from keepstep.sim.protocol.collectives import SimGroups
+from keepstep.sim.protocol.executor import TrainerExecutor
+from keepstep.sim.protocol.live_state import SimCopy, SimState
+from keepstep.sim.protocol.oracle import Oracle, advance, mix
+from keepstep.sim.protocol.world import Process
+
+LOSS = 1.0
+
+
+class Tempo(Protocol):
+    """How long the parts of a step take, each time it is asked."""
+
+    def before_collective_ns(self) -> int: ...
+
+    def collective_ns(self) -> int: ...
+
+    def before_update_ns(self) -> int: ...
+
+    def after_update_ns(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EvenTempo:
+    """Steps of about `step_ns`, all of it in the collective."""
+
+    step_ns: int
+    random: Random
+
+    def before_collective_ns(self) -> int:
+        return 0
+
+    def collective_ns(self) -> int:
+        return self.step_ns + self.random.randrange(max(1, self.step_ns // 4))
+
+    def before_update_ns(self) -> int:
+        return 0
+
+    def after_update_ns(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What the program is written to do. `gives_up_steps`: its body is in `with step:`.
+    `asks_every`: it asks for a checkpoint itself, every so many steps; 0: never."""
+
+    steps: int
+    gives_up_steps: bool
+    asks_every: int = 0
+
+
+class Onlooker(Protocol):
+    """Who wants to hear what programs do."""
+
+    def announced(self, program: Program, phase: Phase, step: int) -> None: ...
+
+    def stepped(self, program: Program, step: int) -> None: ...
+
+    def done(self, program: Program) -> None: ...
+
+
+class Program:
+    """One life of a rank's process."""
+
+    def __init__(
+        self,
+        process: Process,
+        world: RankWorld,
+        options: RankOptions,
+        who: RankIdentity,
+        node: NodeFacts,
+        live: SimState,
+        groups: SimGroups,
+        trainer: TrainerExecutor,
+        oracle: Oracle,
+        script: Script,
+        tempo: Tempo,
+        onlooker: Onlooker,
+    ) -> None:
+        self.process = process
+        self.who = who
+        self._world = world
+        self._options = options
+        self._node = node
+        self._live = live
+        self._groups = groups
+        self._trainer = trainer
+        self._oracle = oracle
+        self._script = script
+        self._tempo = tempo
+        self._onlooker = onlooker
+        self._in_step = False
+        self._is_closing = False
+        self.rank: Rank | None = None
+        self.report = ErrorReport()
+        self.exit_code: int | None = None
+
+    def begin(self) -> None:
+        Joining(
+            self._world, self._options, self.who, self._node, self._joined, self._cannot_join
+        ).begin()
+
+    def _joined(self, joined: Joined) -> None:
+        try:
+            self.rank = Rank(self._world, self._options, self.who, joined, self)
+        except KeepstepError as error:
+            joined.close()
+            self._fail(error)
+        else:
+            self.rank.begin()
+
+    def _cannot_join(self, error: KeepstepError) -> None:
+        self._fail(error)
+
+    # -- what the rank tells (`Trainer`)
+
+    def announce(self, phase: Phase, step: int) -> None:
+        self._onlooker.announced(self, phase, step)
+
+    def changed(self) -> None:
+        self.process.after(0, self._go_on)
+
+    # -- the loop
+
+    def _go_on(self) -> None:
+        """Whatever can be done next. Called when the program waits for nothing of its own."""
+        rank = self.rank
+        if rank is None or self._in_step or self._is_closing or self._trainer.is_busy:
+            return
+        if rank.error is not None:
+            self._fail(rank.error)
+        elif rank.stage in (Stage.READY, Stage.REGROUPING) and rank.step + 1 >= self._script.steps:
+            self._end(rank)
+        elif rank.may_begin_step():
+            self._begin_step(rank)
+        elif rank.error is not None:
+            self._fail(rank.error)
+
+    def _begin_step(self, rank: Rank) -> None:
+        self._in_step = True
+        step = rank.begin_step()
+        if self._script.gives_up_steps:
+            rank.body_entered(step)
+        self._later(self._tempo.before_collective_ns(), self._reduce, rank, step)
+
+    def _reduce(self, rank: Rank, step: int) -> None:
+        lasts_ns = self._tempo.collective_ns()
+        kind = f"step {step} of epoch {rank.epoch}"
+        self._groups.collective(
+            kind, self._live.state, lasts_ns, lambda given: self._reduced(rank, step, given)
+        )
+
+    def _reduced(self, rank: Rank, step: int, given: list[bytes] | None) -> None:
+        """`given`: None when the collective ended because a peer is lost."""
+        mixed = b"worthless" if given is None else self._mix(step, given)
+        self._later(self._tempo.before_update_ns(), self._update, rank, step, mixed)
+
+    def _mix(self, step: int, given: list[bytes]) -> bytes:
+        return self._oracle.first() if step == 0 else mix(given)
+
+    def _update(self, rank: Rank, step: int, mixed: bytes) -> None:
+        try:
+            copy = rank.before_update()
+        except PeerLost as error:
+            self._body_failed(rank, error)
+            return
+        self._behind(copy, lambda: self._updated(rank, step, mixed))
+
+    def _behind(self, copy: StateCopy | None, then: Callable[[], None]) -> None:
+        """As the fence has it: not before what is being copied has left the live state."""
+        if isinstance(copy, SimCopy):
+            copy.when_over(lambda: self.process.after(1, then))
+        else:
+            then()
+
+    def _updated(self, rank: Rank, step: int, mixed: bytes) -> None:
+        number = self.who.rank
+        self._live.state = advance(mixed, number, step, self._oracle.nbytes(number))
+        self._later(self._tempo.after_update_ns(), self._leave_body, rank, True)
+
+    def _body_failed(self, rank: Rank, error: PeerLost) -> None:
+        """The optimizer's step raised it: `with step:` swallows that, a bare body does not."""
+        if self._script.gives_up_steps:
+            self._leave_body(rank, False)
+        else:
+            self._fail(error)
+
+    def _leave_body(self, rank: Rank, ended: bool) -> None:
+        entered = self._script.gives_up_steps
+        if entered:
+            rank.body_left()
+        try:
+            counts = rank.end_step(entered, ended, 0, LOSS)
+        except PeerLost as error:
+            self._fail(error)
+            return
+        self._in_step = False
+        if counts:
+            self._onlooker.stepped(self, rank.step)
+            every = self._script.asks_every
+            if every and (rank.step + 1) % every == 0:
+                rank.persist(rank.step, "asked for by job.persist()", lambda done: None)
+        self._trainer.when_idle(self._go_on)
+
+    def _later(self, delay_ns: int, call: Callable[..., None], *arguments: object) -> None:
+        if delay_ns:
+            self.process.after(delay_ns, call, *arguments)
+        else:
+            call(*arguments)
+
+    # -- the end
+
+    def _end(self, rank: Rank) -> None:
+        self._is_closing = True
+        self._onlooker.done(self)
+        rank.end_steps(lambda: rank.close(True, "ended well", lambda: self._exit(0)))
+
+    def terminated(self, signum: int) -> None:
+        """A signal that ends it. Under an agent the process just ends; else the newest step goes to
+        the store first."""
+        rank = self.rank
+        if self._world.has_agent or rank is None:
+            self._exit(-signum)
+        else:
+            rank.persist(None, f"signal {signum}", lambda done: self._exit(-signum))
+
+    def _fail(self, error: KeepstepError) -> None:
+        """The program ends with an error, as a program does that catches none: its words are
+        written, and what keepstep has is closed."""
+        self._is_closing = True
+        self.report = ErrorReport(f"{type(error).__name__}: {error}")
+        rank = self.rank
+        if rank is None or rank.stage is Stage.FAILED:
+            self._exit(1)
+        else:
+            rank.close(False, self.report.message, lambda: self._exit(1))
+
+    def _exit(self, code: int) -> None:
+        if self.exit_code is None:
+            self.exit_code = code
+            self.process.end(f"exit code {code} {self.report.message}".strip())

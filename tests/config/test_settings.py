@@ -1,0 +1,194 @@
+"""Settings: the strongest source wins, unknown names are errors, and every error says what was
+expected and what was found."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keepstep.config import (
+    Config,
+    Settings,
+    from_environ,
+    from_mapping,
+    resolve,
+    settings_from_text,
+)
+from keepstep.config.settings import MAX_SOCKET_PATH_BYTES
+from keepstep.errors import ConfigError
+
+HOME = {"HOME": "/home/someone"}
+
+
+def resolved(config: Config | dict[str, Any] | None = None, **environ: str) -> Settings:
+    return resolve(config, {**HOME, **environ}, "train-0000")
+
+
+def test_the_defaults() -> None:
+    assert resolved() == Settings(
+        job="train-0000",
+        store=None,
+        persist_every_steps=1000,
+        keep="latest:2",
+        slots=0,
+        arena_dir=Path("/dev/shm"),
+        grace_s=300.0,
+        lazy=True,
+        scrub_every_s=30.0,
+        state_dir=Path("/home/someone/.local/state/keepstep"),
+        redundancy="auto",
+        host=None,
+        rack=None,
+        secret=None,
+        link_dead_s=10.0,
+        interleave="auto",
+        metrics_port=None,
+        hang_after_s=None,
+        replace_command=None,
+        budget="crash=10,hang=5,oom=5,device=3,state=20,node=unlimited,killed=unlimited,refill=100",
+        shrink_after_s=300.0,
+    )
+
+
+def test_a_secret_is_never_shown() -> None:
+    with pytest.raises(
+        ConfigError, match="secret: expected at least 16 bytes, found 5 bytes"
+    ) as caught:
+        resolved({"secret": "hush!"})
+    assert "hush" not in str(caught.value)
+    settings = resolved({"secret": "something nobody knows"})
+    # it becomes a command line, which everybody on the machine can read
+    assert "nobody" not in settings.to_text() + repr(settings)
+    assert settings_from_text(settings.to_text()) == replace(settings, secret=None)
+
+
+def test_paths_that_follow() -> None:
+    settings = resolved({"job": "x"})
+    assert settings.job_dir == Path("/dev/shm/keepstep-x")
+    assert settings.journal_path == Path("/home/someone/.local/state/keepstep/x/journal.jsonl")
+    assert resolved(XDG_STATE_HOME="/state").state_dir == Path("/state/keepstep")
+
+
+def test_code_wins_over_environment_over_default() -> None:
+    assert resolved(KEEPSTEP_SLOTS="3").slots == 3
+    assert resolved(Config(slots=4), KEEPSTEP_SLOTS="3").slots == 4
+    assert resolved({"lazy": False}, KEEPSTEP_LAZY="1").lazy is False
+
+
+def test_under_an_agent_the_grace_is_short() -> None:
+    assert resolved(KEEPSTEP_AGENT="/somewhere.sock").grace_s == 30.0
+    assert resolved(KEEPSTEP_AGENT="/somewhere.sock", KEEPSTEP_GRACE_S="5").grace_s == 5.0
+
+
+configs = st.builds(
+    Config,
+    job=st.none() | st.from_regex(r"[a-z][a-z0-9._-]{0,20}", fullmatch=True),
+    store=st.none() | st.sampled_from(["/mnt/store", "s3://bucket/prefix"]),
+    persist_every_steps=st.none() | st.integers(0, 10**6),
+    keep=st.none() | st.just("latest:3,every:100"),
+    slots=st.none() | st.integers(2, 8),
+    arena_dir=st.none() | st.just("/dev/shm/below"),
+    grace_s=st.none() | st.floats(0, 1e6),
+    lazy=st.none() | st.booleans(),
+    scrub_every_s=st.none() | st.floats(0, 1e6),
+    state_dir=st.none() | st.just("/var/state"),
+    metrics_port=st.none() | st.integers(1, 65535),
+    hang_after_s=st.none() | st.floats(4, 1e6),
+)
+
+
+@given(configs)
+def test_a_config_survives_the_environment(config: Config) -> None:
+    assert from_environ(config.to_env()) == config
+    assert resolve(None, {**HOME, **config.to_env()}, "j") == resolve(config, HOME, "j")
+
+
+@given(configs)
+def test_a_mapping_says_the_same_as_a_config(config: Config) -> None:
+    values = {f.name: getattr(config, f.name) for f in fields(Config)}
+    assert from_mapping(values) == config
+
+
+def test_an_unknown_key_names_the_nearest_and_the_known() -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"unknown configuration key 'slot'; did you mean 'slots'\? "
+        r"\(known: arena_dir, budget, grace_s, hang_after_s, ",
+    ):
+        resolved({"slot": 3})
+
+
+def test_an_unknown_variable_too() -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"unknown environment variable 'KEEPSTEP_STOR'; did you mean 'KEEPSTEP_STORE'\?",
+    ):
+        resolved(KEEPSTEP_STOR="/mnt")
+
+
+def test_variables_between_our_own_processes_are_no_configuration() -> None:
+    assert resolved(KEEPSTEP_ATTEMPT="2", KEEPSTEP_FAULTS="[]", KEEPSTEP_DRILL="/d") == resolved()
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"KEEPSTEP_SLOTS": "two"}, "KEEPSTEP_SLOTS: expected int, found 'two'"),
+        ({"KEEPSTEP_GRACE_S": "soon"}, "KEEPSTEP_GRACE_S: expected float, found 'soon'"),
+        ({"KEEPSTEP_LAZY": "maybe"}, "KEEPSTEP_LAZY: expected bool, found 'maybe'"),
+    ],
+)
+def test_a_variable_that_does_not_parse(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolved(**environ)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("job", bad) for bad in ("", "a/b", "a b", "x" * 65, "..", 7)],
+        *[("slots", bad) for bad in (1, 9, -2, True, 2.0, "3")],
+        *[("persist_every_steps", bad) for bad in (-1, True, 1.5)],
+        *[("grace_s", bad) for bad in (-1, float("nan"), float("inf"), "30")],
+        *[("scrub_every_s", bad) for bad in (-0.1, float("inf"))],
+        *[("metrics_port", bad) for bad in (0, 65536, True, "9100", 1.5)],
+        *[("hang_after_s", bad) for bad in (0, 3.9, float("inf"), float("nan"), True, "60")],
+        *[("lazy", bad) for bad in (1, "yes")],
+        *[("arena_dir", bad) for bad in ("", 5)],
+        *[("store", bad) for bad in (5, "memory://x")],
+        ("keep", ""),
+        ("state_dir", ""),
+    ],
+)
+def test_a_value_that_cannot_be(name: str, value: Any) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=f"^{name}: expected .*, found {'' if value == 'memory://x' else repr(value)[:20]}",
+    ):
+        resolved({name: value})
+
+
+def test_relative_places_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keeper and the persister do not work in the trainer's directory."""
+    monkeypatch.chdir(tmp_path)
+    settings = resolved({"store": "checkpoints", "arena_dir": "arena", "state_dir": Path("state")})
+    assert settings.store == str(tmp_path / "checkpoints")
+    assert (settings.arena_dir, settings.state_dir) == (tmp_path / "arena", tmp_path / "state")
+    assert resolved({"store": "s3://bucket/prefix"}).store == "s3://bucket/prefix"
+
+
+def test_a_socket_path_that_is_too_long_is_said_before_it_fails() -> None:
+    longest = "/" + "a" * (MAX_SOCKET_PATH_BYTES - len("//keepstep-j/keeper.sock"))
+    assert resolved({"arena_dir": longest, "job": "j"}).arena_dir == Path(longest)
+    with pytest.raises(
+        ConfigError,
+        match=f"expected a socket path of at most {MAX_SOCKET_PATH_BYTES} bytes, found "
+        f"{MAX_SOCKET_PATH_BYTES + 1}",
+    ):
+        resolved({"arena_dir": longest + "a", "job": "j"})

@@ -1,0 +1,163 @@
+"""What nobody can mean is found, whatever else the message says; what keepers do say passes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keepstep.core.wire.plausible import flaw_of_local, flaw_of_peer
+from keepstep.model.mesh import Member, Mesh
+from keepstep.model.messages.keeper_rank import Attach, BeginMesh, JoinVote
+from keepstep.model.messages.peers import (
+    ActOrdered,
+    AllEnded,
+    CheckpointAnswer,
+    CheckpointAsked,
+    CheckpointWord,
+    CopyOffer,
+    GoWord,
+    HorizonWord,
+    InventoryReport,
+    MeshMessage,
+    NodeReport,
+    OfferWord,
+    RankGone,
+    RankJoined,
+    RankLoaded,
+    RankReport,
+    RefusalWord,
+    VoteBody,
+    VoteWord,
+)
+from keepstep.model.restore_sources import GroupMember, HeldParity, RestoreSource
+from keepstep.model.snapshot import Stamp
+
+MEMBERS = tuple(Member(node, "10.0.0.1", 1, 1, 2) for node in range(3))
+MESH = Mesh(7, 1, MEMBERS, "s" * 16)  # ranks 0 to 5; 2 and 3 live here
+STAMP = Stamp(3, 1)
+OFFER = CopyOffer(7, 0, STAMP, 100, 4096, 10, 4096, 1, (0, 2, 4), 1, None)
+WORD = HorizonWord(7, 1, "none", "", None, None, None, (), -1)
+JOINED = RankJoined(0, 6, 1, (), None, None, 0, False)
+
+
+@given(st.integers(0, 10), st.integers(1, 10))
+def test_a_rank_of_this_node_and_world_and_no_other(rank: int, world_size: int) -> None:
+    for message in (JoinVote(rank, world_size, 1, ()), Attach(rank, world_size)):
+        assert (flaw_of_local(message, MESH) == "") == (world_size == 6 and rank in (2, 3))
+        assert (flaw_of_local(message, None) == "") == (rank < world_size)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "is_sound"),
+    [
+        (MESH, True),
+        (replace(MESH, secret="short"), False),
+        (replace(MESH, secret="\ud800" * 16), False),
+        (replace(MESH, members=(replace(MEMBERS[0], host="a..b"), *MEMBERS[1:])), False),
+        (replace(MESH, members=(replace(MEMBERS[0], host="node-0.example"), *MEMBERS[1:])), True),
+    ],
+)
+def test_a_mesh_that_keepers_could_not_make_links_of(mesh: Mesh, is_sound: bool) -> None:
+    assert (flaw_of_local(BeginMesh(mesh), None) == "") == is_sound
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        WORD,
+        AllEnded(7),
+        VoteWord(7, GoWord(1, 1, "memory", STAMP, 0, "")),
+        VoteWord(7, RefusalWord("")),
+        VoteWord(7, OfferWord(1, "fresh", STAMP, "", ())),
+        CheckpointWord(7, ActOrdered("drop", STAMP, 1)),
+        CheckpointWord(7, CheckpointAnswer(1, True, None, "")),
+    ],
+)
+def test_what_only_the_leader_may_say(message: MeshMessage) -> None:
+    assert flaw_of_peer(0, message, MESH) == ""
+    assert flaw_of_peer(1, message, MESH) != "" != flaw_of_peer(2, message, MESH)
+
+
+@pytest.mark.parametrize(
+    "body", [JOINED, RankGone(0), RankLoaded(0, 1), replace(JOINED, rank=1, holds=(STAMP,))]
+)
+def test_a_node_speaks_for_its_own_ranks(body: VoteBody) -> None:
+    assert flaw_of_peer(0, VoteWord(7, body), MESH) == ""
+    assert flaw_of_peer(2, VoteWord(7, body), MESH) != ""
+
+
+def test_a_rank_of_another_world_does_not_vote() -> None:
+    assert flaw_of_peer(0, VoteWord(7, replace(JOINED, world_size=7)), MESH) != ""
+
+
+def test_a_report_of_ranks_that_live_elsewhere() -> None:
+    rows = tuple(RankReport(rank, (), None, -1, ()) for rank in range(2))
+    report = NodeReport(7, 1, None, None, None, 1, 1, "", rows)
+    assert flaw_of_peer(0, report, MESH) == "" != flaw_of_peer(1, report, MESH)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_sound"),
+    [
+        ({}, True),
+        ({"stripe_group": (), "tolerates": 0}, True),
+        ({"rank": 5}, False),
+        ({"payload_bytes": 5000}, False),
+        ({"manifest_bytes": 5000}, False),
+        ({"stripe_group": (2, 4)}, False),
+        ({"stripe_group": (0, 0, 2)}, False),
+        ({"stripe_group": (0, 4)}, False),
+        ({"stripe_group": (0, 2, 3)}, False),
+        ({"stripe_group": (0, 2, 9)}, False),
+        ({"tolerates": 0}, False),
+        ({"tolerates": 3}, False),
+    ],
+)
+def test_an_offer(change: dict[str, object], is_sound: bool) -> None:
+    offer = replace(OFFER, **change)  # type: ignore[arg-type]
+    assert (flaw_of_peer(0, offer, MESH) == "") == is_sound
+    assert flaw_of_peer(1, offer, MESH) != "", "this node's own"
+
+
+@pytest.mark.parametrize(
+    ("parity", "is_sound"),
+    [
+        (HeldParity(0, STAMP, (0, 2, 4), 1), True),
+        (HeldParity(0, STAMP, (0, 7, 9), 1), True),  # of a larger world than this one
+        (HeldParity(1, STAMP, (0, 2, 4), 1), False),
+        (HeldParity(0, STAMP, (0, 0, 4), 1), False),
+        (HeldParity(0, STAMP, (0, 2), 2), False),
+        (HeldParity(0, STAMP, (0, 2), 0), False),
+    ],
+)
+def test_a_parity_that_is_held(parity: HeldParity, is_sound: bool) -> None:
+    assert (flaw_of_peer(2, InventoryReport(7, (), (parity,)), MESH) == "") == is_sound
+
+
+TWO = (GroupMember(2, 1), GroupMember(4, 2))
+
+
+@pytest.mark.parametrize(
+    ("source", "is_sound"),
+    [
+        (RestoreSource(0, copies=(1, 2)), True),
+        (RestoreSource(0, (), (0, 2, 4), 1, TWO), True),
+        (RestoreSource(0), False),
+        (RestoreSource(6, copies=(1,)), False),
+        (RestoreSource(0, copies=(3,)), False),
+        (RestoreSource(0, (), (0, 2, 4), 1, TWO[:1]), False),
+        (RestoreSource(0, (), (0, 2, 4), 1, (*TWO, GroupMember(0, 0))), False),
+        (RestoreSource(0, (), (0, 2, 4), 1, (TWO[0], GroupMember(3, 2))), False),
+        (RestoreSource(0, (), (2, 4), 1, TWO), False),
+    ],
+)
+def test_where_a_snapshot_is_fetched_from(source: RestoreSource, is_sound: bool) -> None:
+    word = VoteWord(7, OfferWord(1, "memory", STAMP, "", (source,)))
+    assert (flaw_of_peer(0, word, MESH) == "") == is_sound
+
+
+def test_anybody_may_ask_for_a_checkpoint() -> None:
+    assert flaw_of_peer(2, CheckpointWord(7, CheckpointAsked(1, None, "")), MESH) == ""

@@ -1,0 +1,69 @@
+"""What people read of a run."""
+
+from __future__ import annotations
+
+from keepstep.dashboard.run_screen import chain, run_screen
+from keepstep.dashboard.timeline import runs_of
+from tests.dashboard.screens import at, shown
+
+
+def test_a_story_folds_what_repeats_and_keeps_every_sentence_that_does_not() -> None:
+    events = [
+        at(0, "keeper", "keeper-started", "keeper 7 has [/m]", adopted_slots=0),
+        at(
+            1,
+            "keeper",
+            "resumed",
+            "every rank starts afresh",
+            source="fresh",
+            step=-1,
+            lost_steps=0,
+        ),
+        at(2, "rank 1", "slots-made", "4 slots"),
+        at(3, "rank 0", "slots-made", "4 slots"),
+        *(
+            e
+            for i in range(3)
+            for e in (
+                at(10 * i + 10, "keeper", "persist-started", "writing"),
+                at(10 * i + 15, "keeper", "persisted", f"copy {i}", step=i),
+            )
+        ),
+        at(100, "agent", "rank-exited", "rank 1 was killed", rank=1, code=-9),
+        at(
+            900,
+            "keeper",
+            "resumed",
+            "every rank has proven step 2",
+            source="memory",
+            step=2,
+            lost_steps=1,
+        ),
+        at(950, "rank 0", "next-step", "step 3 is done", step=3),
+    ]
+    text = shown(run_screen("demo", 1, 1, runs_of(events)[0]))
+    assert "1 failure, 1 recovered, 1 completed step lost; still running" in " ".join(text.split())
+    assert "Recovery 1: resumed with step 2 from memory in 850.0 ms, 1 completed step lost" in text
+    assert "rank 1, rank 0  4 slots" in text
+    assert "3 checkpoints, steps 0 to 2; the last one: copy 2" in text and "copy 1" not in text
+    assert "[/m]" in text  # a sentence is no markup
+    assert text.count("rank 1 was killed") == 2  # in the recovery and in the timeline
+
+
+def test_an_end_without_recovery_is_not_called_one() -> None:
+    killed = at(5, "keeper", "rank-left", "rank 0 is gone", expected=False)
+    over = at(2005, "keeper", "job-over", "gone for longer than the grace time", ok=False)
+    start = at(0, "keeper", "resumed", "afresh", source="fresh", step=-1)
+    text = shown(run_screen("demo", 2, 2, runs_of([start, killed, over])[0]))
+    assert "1 failure, 0 recovered" in text and "Failure 1: the job ended 2.00 s later" in text
+    assert "not recovered yet" in shown(run_screen("demo", 2, 2, runs_of([start, killed])[0]))
+
+
+def test_an_incident_fits_on_a_screen() -> None:
+    ranks = [at(1000 + r, f"rank {r}", "lost-notice", "word " * 100, rank=1) for r in range(64)]
+    damage = [at(2000 + r, f"rank {r}", "damaged", f"slot of rank {r}", rank=r) for r in range(64)]
+    start = at(0, "keeper", "resumed", "afresh", source="fresh", step=-1)
+    told = runs_of([start, at(999, "agent", "rank-exited", "gone", code=-9), *ranks, *damage])[0]
+    text = shown(chain(told.recoveries[0], start))
+    assert len(text.splitlines()) <= 24
+    assert "64 report it, the last: word word" in text and "and 60 more" in text

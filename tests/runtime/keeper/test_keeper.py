@@ -1,0 +1,182 @@
+"""The keeper's hearing: whatever it is sent, by whomever, it lives and answers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from typing import Any, get_args
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from keepstep.core.wire.codec import NotAMessage
+from keepstep.core.wire.conversations import AGENT_WITH_KEEPER, KEEPER_WITH_NODE
+from keepstep.core.wire.messages import KINDS, decode
+from keepstep.model.messages.keeper_agent import FromAgent, JobEnded
+from keepstep.model.messages.keeper_rank import (
+    FromRank,
+    Goodbye,
+    JoinVote,
+    NotUnderstood,
+    Released,
+    StateOffered,
+)
+from keepstep.model.messages.peers import MeshMessage, VoteWord
+from keepstep.runtime.refused_messages import TOLD_EVERY
+from keepstep.sim.protocol.machine import connect
+from tests.core.wire.drawn import ANY_JSON, messages
+from tests.runtime.simulated import FakeBox, SimKeeper, Town
+
+LOCAL = [kind for kind in {*get_args(FromRank), *get_args(FromAgent)} if kind is not JobEnded]
+LOCAL.sort(key=lambda kind: kind.__name__)
+PEER = sorted(get_args(MeshMessage), key=lambda kind: kind.__name__)
+NAMED = {
+    "mesh_version": st.just(7),
+    "policy": st.sampled_from(["none", "auto", "copies:2", "parity:2", "copies:9", "what"]),
+    # what makes sense more often than chance would have it
+    "world_size": st.sampled_from([6, 6, 6, 1]),
+    "payload_bytes": st.integers(0, 5000),
+    "manifest_bytes": st.integers(0, 500),
+    "capacity_bytes": st.sampled_from([4096, 8192, 1 << 50]),
+    "manifest_capacity_bytes": st.sampled_from([4096, 0]),
+    "stripe_group": st.sampled_from([(), (), (0, 2), (2, 4), (0, 2, 4), (1, 3, 5), (0, 1)]),
+    "tolerates": st.sampled_from([1, 1, 2, 0]),
+}
+SLOW = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+
+
+def in_a_mesh(nodes: int, node: int, **config: Any) -> SimKeeper:
+    """The keeper of that node of a mesh."""
+    town = Town()
+    for _ in range(nodes):
+        town.keeper(**config)
+    town.begin_mesh(7, ranks=2)
+    return town.keepers[node]
+
+
+def test_a_message_with_a_body_that_is_none_kills_no_keeper() -> None:
+    """It passed the schema of its day and raised a KeyError."""
+    keeper = in_a_mesh(2, 0)
+    for body in ({}, {"kind": "join"}, {"kind": "join", "rank": 0}):
+        with pytest.raises(NotAMessage):
+            decode(json.dumps({"kind": "vote", "mesh_version": 7, "body": body}).encode())
+    assert keeper.answers()
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_any_message_of_this_node(nodes: int) -> None:
+    keeper = in_a_mesh(nodes, 0) if nodes > 1 else Town().keeper()
+    drawn = st.one_of(*(messages(kind, small=4) for kind in LOCAL))
+    boxes = [FakeBox(10), FakeBox(11)]
+
+    @SLOW
+    @given(drawn, st.sampled_from(boxes))
+    def check(message: Any, box: FakeBox) -> None:
+        keeper.hear(box, message)
+        keeper.town.pass_time(1000)
+        assert keeper.answers()
+
+    check()
+
+
+@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.parametrize("store", [None, "/store"])
+def test_any_message_of_another_node(node: int, store: str | None) -> None:
+    keeper = in_a_mesh(3, node, store=store)
+    drawn = st.one_of(*(messages(kind, small=4, named=NAMED) for kind in PEER))
+    inbox = keeper.keeper.inbox
+    assert inbox is not None
+
+    @SLOW
+    @given(drawn, st.integers(0, 2))
+    def check(message: Any, sender: int) -> None:
+        inbox.message(sender, message)
+        keeper.keeper.hear_peers()
+        keeper.town.pass_time(1000)
+        assert keeper.answers()
+
+    check()
+
+
+def test_any_json_object_and_any_bytes_at_the_box() -> None:
+    """As it comes over a connection: decoded, or refused and answered."""
+    keeper = in_a_mesh(2, 0)
+    agent = keeper.machine.start("agent")
+    there, here = connect(agent, 1, keeper.process, 2, (AGENT_WITH_KEEPER, KEEPER_WITH_NODE))
+    here.hear = lambda message: keeper.keeper.hear(here, message)
+    here.on_refused = keeper.keeper.refuse
+    names = sorted({field.name for kind in LOCAL for field in fields(kind)})
+    almost = st.dictionaries(st.sampled_from(names), ANY_JSON, max_size=4)
+    kinds = st.sampled_from([kind.KIND for kind in LOCAL]) | ANY_JSON
+    objects = st.tuples(almost, kinds).map(lambda said: json.dumps({**said[0], "kind": said[1]}))
+
+    @SLOW
+    @given(st.binary(min_size=1, max_size=200) | objects.map(str.encode))
+    def check(packet: bytes) -> None:
+        there.send_packet(packet)
+        keeper.town.pass_time()
+        assert keeper.answers()
+
+    check()
+    told = keeper.events("message-refused")
+    assert told and len(told) == 1 + (told[-1].data["count"] - 1) // TOLD_EVERY
+
+
+def test_any_json_object_and_any_bytes_of_another_keeper() -> None:
+    keeper = in_a_mesh(2, 0)
+    inbox = keeper.keeper.inbox
+    assert inbox is not None
+    names = sorted({field.name for kind in PEER for field in fields(kind)})
+    almost = st.dictionaries(st.sampled_from(names), ANY_JSON, max_size=4)
+    objects = st.tuples(almost, st.sampled_from(sorted(KINDS))).map(
+        lambda said: json.dumps({**said[0], "mesh_version": 7, "kind": said[1]}).encode()
+    )
+
+    @SLOW
+    @given(st.binary(max_size=200) | objects)
+    def check(body: bytes) -> None:
+        try:
+            message = decode(body)
+        except NotAMessage:
+            return
+        if isinstance(message, get_args(MeshMessage)):  # the link keeps its own
+            inbox.message(1, message)
+        keeper.keeper.hear_peers()
+        assert keeper.answers()
+
+    check()
+
+
+def test_what_nobody_can_mean_is_answered_and_told_once() -> None:
+    keeper, box = in_a_mesh(2, 0), FakeBox(10)
+    for _ in range(TOLD_EVERY):
+        keeper.hear(box, JoinVote(9, 4, 1, ()))
+    assert all(isinstance(message, NotUnderstood) for message in box.heard)
+    assert len(box.heard) == TOLD_EVERY and len(keeper.events("message-refused")) == 1
+    keeper.hear(box, JoinVote(9, 4, 1, ()))
+    assert len(keeper.events("message-refused")) == 2 and keeper.events("rank-joined") == []
+
+
+def test_a_rank_of_a_job_of_one_node_starts_afresh_and_says_goodbye() -> None:
+    keeper, box = Town().keeper(), FakeBox(10)
+    keeper.hear(box, JoinVote(0, 1, 1, ()))
+    offer = box.last(StateOffered)
+    assert (offer.source, offer.step) == ("fresh", -1)
+    keeper.hear(box, Goodbye(0, False, "it was tired"))
+    assert box.last(Released) is not None
+    [said] = keeper.events("rank-bye")
+    assert (said.data["rank"], said.data["ok"]) == (0, False)
+
+
+def test_votes_of_ranks_that_are_not_there_are_refused() -> None:
+    """A rank that nobody has would count as one more that has loaded."""
+    keeper = in_a_mesh(2, 0)
+    inbox = keeper.keeper.inbox
+    assert inbox is not None
+    from keepstep.model.messages.peers import RankLoaded
+
+    for rank in (0, 1, 4, 1000):
+        inbox.message(1, VoteWord(7, RankLoaded(rank, 1)))
+    keeper.keeper.hear_peers()
+    assert keeper.events("message-refused")[0].data["count"] == 1 and keeper.answers()
