@@ -59,8 +59,7 @@ from pathlib import Path
 from typing import Any
 
 from keepstep.core.pacing.schedule import Cost, Reserve, plan
-from keepstep.core.wire.connection import Connection
-from keepstep.core.wire.link import Link
+from keepstep.core.wire.traffic import LinkOptions
 from keepstep.edge.net.peers import PeerOptions, Peers
 from keepstep.edge.shm.collective_profile_page import RhythmWriter, rhythm_path
 from keepstep.model.messages.peers import KeeperMessage
@@ -68,6 +67,7 @@ from keepstep.model.rhythm import NO_STEP
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import KIB, MS_NS, S_NS
 from keepstep.model.wire import Identity, Part, Span
+from keepstep.runtime.keeper.open_links import HASHING, new_link_table
 from keepstep.runtime.replication.pacing import Pacing
 from keepstep.testing.lab import Lab
 from keepstep.testing.network import parse_rate, why_no_namespaces
@@ -351,12 +351,10 @@ def make(
     pacing = Pacing(job_dir, host, told, reserve=Reserve(window_bytes, parts)) if gated else None
     if pacing is not None:
         pacing.trace = deque()  # all of it
+    options = LinkOptions(hashing=HASHING, window_bytes=window_bytes, gate=pacing)
     peers = Peers(
-        me,
-        lambda admit, asked: Connection(me, SECRET, os.urandom(32), admit, asked),
-        lambda now_ns: Link(now_ns, lanes=2, window_bytes=window_bytes),
-        receiving,
-        PeerOptions(bind=(host, KEEPER_PORT + index), gate=pacing),
+        lambda shell: new_link_table(me, SECRET, receiving, shell, options),
+        PeerOptions(bind=(host, KEEPER_PORT + index)),
     )
     peers.connect(1 - node, (other, KEEPER_PORT + index))
     return Sender(peers, receiving, pacing, told, parts)

@@ -67,9 +67,9 @@ def measure(name: str, seeds: int, days: float) -> list[Line]:
     return lines
 
 
-def measure_protocol(nodes: int, steps: int) -> str:
+def measure_protocol(nodes: int, steps: int, light: bool) -> str:
     """A large job without faults, once all train."""
-    wires = Wires(checks=False, halves=0.0)
+    wires = Wires(halves=0.0, light=light)
     job = Job(
         Plan(
             **{
@@ -122,9 +122,12 @@ def main() -> None:
     parser.add_argument("--protocol", action="store_true", help="the other simulation")
     parser.add_argument("--nodes", type=int, default=128)
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument(
+        "--light", action="store_true", help="nothing is signed, and messages are no JSON"
+    )
     options = parser.parse_args()
     if options.protocol:
-        print(measure_protocol(options.nodes, options.steps))
+        print(measure_protocol(options.nodes, options.steps, options.light))
         return
     lines = measure(options.preset, options.seeds, options.days)
     if options.json:

@@ -34,14 +34,14 @@ from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
 from keepstep.coding.checksum import checksum
-from keepstep.core.wire.connection import Connection
-from keepstep.core.wire.link import Link
+from keepstep.core.wire.traffic import LinkOptions
 from keepstep.edge.net import tcp
 from keepstep.edge.net.peers import PeerOptions, Peers
 from keepstep.model.messages.peers import KeeperMessage, RanksEnded
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import GIB, MIB
 from keepstep.model.wire import Identity, Part, Span
+from keepstep.runtime.keeper.open_links import HASHING, new_link_table
 
 SECRET, JOB = os.urandom(32), os.urandom(16)
 RING_BLOCKS = 16  # of memory at each end: larger than the caches, small enough for any machine
@@ -91,35 +91,34 @@ class Keeper:
 def keepers(
     node: int,
     ring: memoryview,
-    lanes: int,
+    channels: int,
     secret: bytes,
     job: bytes,
     pacer: tcp.Pacer | None = None,
 ) -> tuple[Peers, Keeper]:
     keeper = Keeper(ring)
+    me = Identity(job, node, 1)
+    options = LinkOptions(hashing=HASHING, block_channels=channels)
     peers = Peers(
-        Identity(job, node, 1),
-        lambda admit, dial: Connection(Identity(job, node, 1), secret, os.urandom(32), admit, dial),
-        lambda now_ns: Link(now_ns, lanes=lanes),
-        keeper,
+        lambda shell: new_link_table(me, secret, keeper, shell, options),
         PeerOptions(pacer=pacer),
     )
     return peers, keeper
 
 
-def receiver(pipe: Pipe, lanes: int, block_bytes: int, secret: bytes, job: bytes) -> None:
+def receiver(pipe: Pipe, channels: int, block_bytes: int, secret: bytes, job: bytes) -> None:
     """The other process: bare sockets that receive rounds of blocks, and a keeper. Answers with its
     CPU seconds when asked."""
     ring = memory(block_bytes, fill=False)
     listener = tcp.listen(("127.0.0.1", 0), tcp.TcpOptions())
-    peers, keeper = keepers(2, ring, lanes, secret, job)
+    peers, keeper = keepers(2, ring, channels, secret, job)
     keeper.echoes = peers
     pipe.send((listener.getsockname(), peers.address))
     peers.connect(1, ("", 0))
-    socks = [listener.accept()[0] for _ in range(lanes)]
+    socks = [listener.accept()[0] for _ in range(channels)]
     for index, sock in enumerate(socks):
         threading.Thread(
-            target=receive_bare, args=(sock, ring, index, lanes, block_bytes), daemon=True
+            target=receive_bare, args=(sock, ring, index, channels, block_bytes), daemon=True
         ).start()
     while pipe.recv() == "cpu":
         pipe.send(time.process_time())
@@ -127,11 +126,11 @@ def receiver(pipe: Pipe, lanes: int, block_bytes: int, secret: bytes, job: bytes
 
 
 def receive_bare(
-    sock: socket.socket, ring: memoryview, first: int, lanes: int, block_bytes: int
+    sock: socket.socket, ring: memoryview, first: int, channels: int, block_bytes: int
 ) -> None:
     while count := int.from_bytes(sock.recv(4, socket.MSG_WAITALL), "little"):
         for index in range(count):
-            block, at = slot(ring, first + index * lanes, block_bytes), 0
+            block, at = slot(ring, first + index * channels, block_bytes), 0
             while at < block_bytes:
                 at += sock.recv_into(block[at:])
         sock.sendall(b"!")
@@ -208,17 +207,17 @@ def measure(work: Callable[[], None], nbytes: int, cpu: Callable[[], float]) -> 
 
 
 def compare(
-    lanes: int, block_bytes: int, round_bytes: int, rounds: int, gbit: list[float]
+    channels: int, block_bytes: int, round_bytes: int, rounds: int, gbit: list[float]
 ) -> dict[str, Any]:
     here, there = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
     process = context.Process(
-        target=receiver, args=(there, lanes, block_bytes, SECRET, JOB), daemon=True
+        target=receiver, args=(there, channels, block_bytes, SECRET, JOB), daemon=True
     )
     process.start()
     ring = memory(block_bytes, fill=True)
     bare_at, keeper_at = here.recv()
-    socks = [tcp.dial(bare_at, "127.0.0.1", tcp.TcpOptions()) for _ in range(lanes)]
+    socks = [tcp.dial(bare_at, "127.0.0.1", tcp.TcpOptions()) for _ in range(channels)]
     for sock in socks:
         sock.settimeout(None)
 
@@ -226,7 +225,7 @@ def compare(
         here.send("cpu")
         return time.process_time() + float(here.recv())
 
-    peers, keeper = keepers(1, ring, lanes, SECRET, JOB)
+    peers, keeper = keepers(1, ring, channels, SECRET, JOB)
     peers.connect(2, keeper_at)
     keeper.opened.wait()
     blocks = round_bytes // block_bytes
@@ -243,7 +242,7 @@ def compare(
             figures = measure(schemes[name], blocks * block_bytes, cpu)
             if turn:  # the first round warms
                 taken[name].append(figures)
-    result: dict[str, Any] = {"lanes": lanes, "block_bytes": block_bytes, "rounds": rounds}
+    result: dict[str, Any] = {"channels": channels, "block_bytes": block_bytes, "rounds": rounds}
     result["round_trip_idle"] = round_trips(peers, keeper, lambda count: count == 3000)
     result["round_trip_busy"] = round_trips_meanwhile(peers, keeper, schemes["known"])
     peers.close()
@@ -256,18 +255,18 @@ def compare(
             for f, bare in zip(all_figures, taken["bare"], strict=True)
         ]
         result[name]["ratio"] = statistics.median(ratios)
-    result["paced"] = [paced(rate, ring, keeper_at, lanes, block_bytes) for rate in gbit]
+    result["paced"] = [paced(rate, ring, keeper_at, channels, block_bytes) for rate in gbit]
     here.send("end")
     process.join()
     return result
 
 
 def paced(
-    gbit: float, ring: memoryview, keeper_at: tcp.Address, lanes: int, block_bytes: int
+    gbit: float, ring: memoryview, keeper_at: tcp.Address, channels: int, block_bytes: int
 ) -> dict[str, float]:
     """Two seconds' worth of blocks at that rate: which share of it is reached?"""
     rate = gbit * 1e9 / 8
-    peers, keeper = keepers(1, ring, lanes, SECRET, JOB, tcp.Pacer(rate))
+    peers, keeper = keepers(1, ring, channels, SECRET, JOB, tcp.Pacer(rate))
     peers.connect(2, keeper_at)
     keeper.opened.wait()
     blocks = max(1, round(2 * rate / block_bytes))
@@ -283,7 +282,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--lanes", type=int, action="append", help="connections for blocks (default: 1 and 2)"
+        "--channels", type=int, action="append", help="connections for blocks (default: 1 and 2)"
     )
     parser.add_argument("--block-mib", type=int, default=4)
     parser.add_argument("--round-mib", type=int, default=512)
@@ -292,15 +291,15 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     results = [
-        compare(lanes, args.block_mib * MIB, args.round_mib * MIB, args.rounds, args.gbit)
-        for lanes in args.lanes or [1, 2]
+        compare(channels, args.block_mib * MIB, args.round_mib * MIB, args.rounds, args.gbit)
+        for channels in args.channels or [1, 2]
     ]
     if args.json:
         print(json.dumps({"cpus": os.cpu_count(), "results": results}))
         return
     for result in results:
         print(
-            f"{result['lanes']} connections, blocks of {args.block_mib} MiB, medians of "
+            f"{result['channels']} connections, blocks of {args.block_mib} MiB, medians of "
             f"{args.rounds} rounds of {args.round_mib} MiB"
         )
         for name in ("bare", "keepers", "known"):

@@ -136,7 +136,6 @@ FUNCTION_LINES = 60
 # Grown beyond these by lines of 100 columns; each leaves this list when it is split or deleted.
 OUTGROWN = {
     "keepstep.runtime.agent.agent",
-    "keepstep.sim.protocol.links",
     "keepstep.sim.protocol.measured",
     "keepstep.sim.protocol.trainer",
 }

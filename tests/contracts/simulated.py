@@ -14,6 +14,7 @@ from keepstep.sim.protocol.links import SimLinks
 from keepstep.sim.protocol.world.machine import Machine, SimExecutor, connect
 from keepstep.sim.protocol.world.memory import SimMemory
 from keepstep.sim.protocol.network import Network, Wires
+from keepstep.sim.protocol.pipe import Piece, Pipe, SimSocket
 from keepstep.sim.protocol.store import SharedStore, SimWriter
 from keepstep.sim.protocol.world.world import World
 
@@ -118,6 +119,25 @@ class SimDesk(Time):
         self.writer.close()
 
 
+class Stranger:
+    """Somebody who says something and listens until the other side hangs up."""
+
+    def __init__(self, says: bytes) -> None:
+        self._says = says
+        self.is_over = False
+
+    def connected(self, found: SimSocket | str) -> None:
+        assert isinstance(found, SimSocket), found
+        found.user = self
+        found.send((self._says,))
+
+    def arrived(self, pieces: list[Piece]) -> None:
+        pass
+
+    def ended(self, why: str) -> None:
+        self.is_over = True
+
+
 class SimTown(Time):
     """Each keeper on a machine of its own."""
 
@@ -142,10 +162,39 @@ class SimTown(Time):
     def address(self, links: Links) -> tuple[str, int]:
         return links.address
 
+    def _pipes_to(self, links: Links) -> list[Pipe]:
+        assert isinstance(links, SimLinks)
+        return [p for p in self._network.connections if p.ends[1].process is links.process]
+
     def shake(self, links: Links) -> None:
-        for connection in list(self._network.connections):
-            if any(end.links is links for end in connection.ends):
-                connection.cut("shaken")
+        for pipe in self._pipes_to(links):
+            pipe.cut("shaken")
+
+    def tear(self, links: Links) -> None:
+        self.world.after(MS_NS // 5, None, self.shake, links)  # so long a piece is on its way
+
+    def halve(self, links: Links) -> None:
+        for pipe in self._pipes_to(links):
+            pipe.ends[0].break_off("halved")
+
+    def stall(self, links: Links) -> None:
+        for path in self._paths_to(links):
+            self._network.stall(path)
+
+    def resume(self, links: Links) -> None:
+        for path in self._paths_to(links):
+            self._network.unstall(path)
+
+    def _paths_to(self, links: Links) -> list[tuple[int, int]]:
+        assert isinstance(links, SimLinks)
+        return [(other, links.machine) for other in range(1, 20)]
+
+    def stranger(self, links: Links, says: bytes) -> None:
+        self._machines += 1
+        process = self.machine(self._machines).start("stranger")
+        stranger = Stranger(says)
+        self._network.dial(process, links.address, S_NS, stranger.connected)
+        self.until(lambda: stranger.is_over)
 
     def strand(self, links: Links) -> None:
         assert isinstance(links, SimLinks)

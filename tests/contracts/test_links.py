@@ -3,7 +3,9 @@ why not."""
 
 from __future__ import annotations
 
+import contextlib
 import random
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +20,7 @@ from keepstep.model.snapshot import Stamp
 from keepstep.model.units import MIB, S_NS
 from keepstep.model.wire import Part, Span
 from keepstep.ports import Links, Receiver
-from keepstep.runtime.keeper.tcp_links import TcpLinks
+from keepstep.runtime.keeper.open_links import open_tcp_links
 from tests.contracts.simulated import SimTown
 from tests.edge.proxy import Proxy
 
@@ -44,6 +46,22 @@ class Town(Protocol):
     def strand(self, links: Links) -> None:
         """And may not be made again."""
 
+    def tear(self, links: Links) -> None:
+        """The same as `shake`, in the middle of something that is on its way: now, or soon."""
+
+    def halve(self, links: Links) -> None:
+        """All connections that were made to it break, and only who has made them is told."""
+
+    def stall(self, links: Links) -> None:
+        """Nothing gets there any more, over connections that are made or will be; what goes the
+        other way does."""
+
+    def resume(self, links: Links) -> None:
+        """Everything gets there again, with what was late."""
+
+    def stranger(self, links: Links, says: bytes) -> None:
+        """Somebody connects, says this, and stays until the other side hangs up."""
+
     def until(self, holds: Callable[[], bool]) -> None:
         """Time passes until that is so."""
 
@@ -54,10 +72,10 @@ class TcpTown:
     """On loopback, each keeper behind a proxy."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[str, int], tuple[TcpLinks, Proxy]] = {}
+        self._made: dict[tuple[str, int], tuple[Links, Proxy]] = {}
 
     def open(self, node: int, receiver: Receiver, incarnation: int = 1, host: str = HERE) -> Links:
-        links = TcpLinks(JOB, incarnation, (host, 0), DEAD_NS, receiver)
+        links = open_tcp_links(JOB, incarnation, (host, 0), DEAD_NS, receiver)
         self._made[links.address] = links, Proxy(links.address)
         links.be(node, SECRET)
         return links
@@ -70,6 +88,39 @@ class TcpTown:
 
     def strand(self, links: Links) -> None:
         self._made[links.address][1].close()
+
+    def tear(self, links: Links) -> None:
+        """After some tens of thousands of bytes, or of hundreds."""
+        proxy, budget = self._made[links.address][1], random.Random(6).choice([90, 40_000])
+
+        def cut(piece: bytes) -> bytes | None:
+            nonlocal budget
+            kept = piece[:budget]
+            budget -= len(kept)
+            if budget:
+                return piece
+            proxy.alter = lambda data: data
+            threading.Timer(0.01, proxy.hang_up).start()
+            return kept
+
+        proxy.alter = cut
+
+    def halve(self, links: Links) -> None:
+        self._made[links.address][1].halve()
+
+    def stall(self, links: Links) -> None:
+        self._made[links.address][1].flows.clear()
+
+    def resume(self, links: Links) -> None:
+        self._made[links.address][1].flows.set()
+
+    def stranger(self, links: Links, says: bytes) -> None:
+        with socket.create_connection(links.address) as stranger:
+            stranger.sendall(says)
+            stranger.settimeout(PATIENCE_S)
+            with contextlib.suppress(ConnectionResetError):
+                while stranger.recv(1000):
+                    pass
 
     def until(self, holds: Callable[[], bool]) -> None:
         until_s, tick = time.monotonic() + PATIENCE_S, threading.Event()
@@ -222,6 +273,89 @@ def test_blocks_outlive_connections_too(town: Town) -> None:
             town.shake(two)
     town.until(lambda: len(done) == 8)
     assert done == [None] * 8 and ears[1].memory == data
+
+
+def test_what_is_torn_on_its_way_comes_again_whole(town: Town) -> None:
+    """In the middle of frames and of blocks."""
+    data = random.Random(7).randbytes(2 * MIB)
+    ears = Ear(), Ear(len(data))
+    one, two = linked(town, *ears)
+    done: list[str | None] = []
+    for number in range(16):
+        at = number * (MIB // 8)
+        source = memoryview(data)[at : at + MIB // 8]
+        assert one.send_block(2, span_of(MIB // 8, at), source, done.append)
+        assert one.send(2, note(number)) and two.send(1, note(number))
+        if number % 4 == 1:
+            town.tear(two)
+            town.until(lambda n=number: len(ears[1].numbers) > n - 4)  # type: ignore[misc]
+    town.until(lambda: len(done) == 16 and len(ears[0].numbers) == len(ears[1].numbers) == 16)
+    assert done == [None] * 16 and ears[1].memory == data and len(ears[1].blocks) == 16
+    assert ears[0].numbers == ears[1].numbers == list(range(16))
+    assert ears[0].told == [("up", 2)] and ears[1].told == [("up", 1)]
+
+
+def test_a_second_connection_takes_over_from_one_that_only_one_end_has_lost(town: Town) -> None:
+    data = random.Random(8).randbytes(MIB)
+    ears = Ear(), Ear(len(data))
+    one, two = linked(town, *ears)
+    done: list[str | None] = []
+    for number in range(30):
+        assert one.send(2, note(number)) and two.send(1, note(number))
+        if number % 10 == 5:
+            at = number // 10 * 1000
+            assert one.send_block(
+                2, span_of(1000, at), memoryview(data)[at : at + 1000], done.append
+            )
+            town.halve(two)
+            town.until(lambda n=number: len(ears[1].numbers) == n + 1)  # type: ignore[misc]
+    town.until(lambda: len(ears[0].numbers) == len(ears[1].numbers) == 30 and len(done) == 3)
+    assert ears[0].numbers == ears[1].numbers == list(range(30))
+    assert done == [None] * 3 and ears[1].memory[:3000] == data[:3000]
+    assert ears[0].told == [("up", 2)] and ears[1].told == [("up", 1)]
+
+
+def test_one_direction_that_stalls_is_waited_out(town: Town) -> None:
+    """Whoever hears nothing breaks the connection; what goes the other way is not said twice."""
+    ears = Ear(), Ear()
+    one, two = linked(town, *ears)
+    town.stall(two)
+    for number in range(10):
+        assert one.send(2, note(number)) and two.send(1, note(number))
+    town.until(lambda: len(ears[0].numbers) == 10)
+    town.until(lambda: not one.is_open(2) and not two.is_open(1))
+    assert ears[1].numbers == []
+    town.resume(two)
+    town.until(lambda: len(ears[1].numbers) == 10 and one.is_open(2) and two.is_open(1))
+    assert ears[0].numbers == ears[1].numbers == list(range(10))
+    assert ears[0].told == [("up", 2)] and ears[1].told == [("up", 1)]
+
+
+def test_an_older_life_that_dials_again_replaces_nothing(town: Town) -> None:
+    ears = Ear(), Ear(), Ear()
+    older, two = linked(town, *ears[:2])
+    newer = town.open(1, ears[2], incarnation=2)
+    newer.connect(2, town.address(two))
+    town.until(lambda: len(ears[1].told) == 3 and len(ears[2].told) == 1)
+    assert [t[:2] for t in ears[1].told[1:]] == [("dead", 1), ("up", 1)]
+    for times in (2, 3):  # it may try again: nobody listens
+        town.until(lambda n=times: len(ears[0].told) == n)  # type: ignore[misc]
+        assert ears[0].told[-1][:2] == ("dead", 2)
+        older.connect(2, town.address(two))
+    assert newer.send(2, note(1)) and two.send(1, note(2))
+    town.until(lambda: ears[1].numbers == [1] and ears[2].numbers == [2])
+    assert ears[2].told == [("up", 2)] and len(ears[1].told) == 3
+
+
+def test_a_stranger_is_not_listened_to(town: Town) -> None:
+    ears = Ear(), Ear()
+    one, two = linked(town, *ears)
+    before = sum(two.counts().values())
+    town.stranger(two, b"GET / HTTP/1.1\r\n\r\n")
+    town.until(lambda: sum(two.counts().values()) > before)
+    assert one.send(2, note(1))
+    town.until(lambda: ears[1].numbers == [1])
+    assert ears[0].told == [("up", 2)] and ears[1].told == [("up", 1)]
 
 
 def test_who_sends_what_is_not_wanted_is_told(town: Town) -> None:

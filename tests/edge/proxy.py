@@ -13,10 +13,13 @@ from keepstep.model.units import KIB
 
 class Proxy:
     """Forwards to `target`. `alter` sees every piece on its way and may change it; None ends the
-    connection there."""
+    connection there. What goes to the target waits while `flows` is not set."""
 
     def __init__(self, target: Address) -> None:
         self.alter: Callable[[bytes], bytes | None] = lambda data: data
+        self.flows = threading.Event()
+        self.flows.set()
+        self._kept: set[socket.socket] = set()  # not closed with their other half
         self._target = target
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address: Address = self._listener.getsockname()
@@ -33,16 +36,29 @@ class Proxy:
                     near.close()
                     continue
                 self._socks.extend((near, far))
-                for one, other in [(near, far), (far, near)]:
-                    threading.Thread(target=self._pump, args=(one, other), daemon=True).start()
+                for one, other, inwards in [(near, far, True), (far, near, False)]:
+                    threading.Thread(
+                        target=self._pump, args=(one, other, inwards), daemon=True
+                    ).start()
 
-    def _pump(self, one: socket.socket, other: socket.socket) -> None:
+    def _pump(self, one: socket.socket, other: socket.socket, inwards: bool) -> None:
         with contextlib.suppress(OSError):
             while (data := one.recv(64 * KIB)) and (out := self.alter(data)) is not None:
+                if inwards:
+                    self.flows.wait()
                 other.sendall(out)
         for sock in (one, other):
+            if sock not in self._kept:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+
+    def halve(self) -> None:
+        """Whoever has dialled loses its connections; the target is not told."""
+        pairs = list(zip(self._socks[::2], self._socks[1::2], strict=True))
+        self._kept.update(far for _, far in pairs)
+        for near, _ in pairs:
             with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+                near.shutdown(socket.SHUT_RDWR)
 
     def hang_up(self) -> None:
         """Cut what goes through; more may come."""
@@ -56,4 +72,5 @@ class Proxy:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self.flows.set()
         self.hang_up()

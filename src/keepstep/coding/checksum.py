@@ -21,6 +21,11 @@ def checksum(data: memoryview | bytes | bytearray) -> int:
     return xxhash.xxh3_64_intdigest(data)
 
 
+def running_checksum() -> xxhash.xxh3_64:
+    """XXH3-64 of bytes that come piece by piece: `update` it, then ask its `intdigest`."""
+    return xxhash.xxh3_64()
+
+
 def block_checksums(data: memoryview, block_bytes: int = BLOCK_BYTES) -> list[int]:
     """One checksum a block; the last block may be short. Empty data has no blocks."""
     return [checksum(data[at : at + block_bytes]) for at in range(0, len(data), block_bytes)]

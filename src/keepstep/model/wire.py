@@ -1,7 +1,7 @@
 """What keepers of different nodes say to each other: values that cross a connection, and what a
 connection tells its owner.
 
-`core/wire/connection.py` turns them into bytes and back, `edge/net/channel.py` moves the bytes.
+`core/wire/connection.py` turns them into bytes and back, `edge/net/carrier.py` moves the bytes.
 Nothing here does either.
 """
 
@@ -17,7 +17,6 @@ from keepstep.model.units import MIB
 
 if TYPE_CHECKING:
     from keepstep.model.messages.peers import KeeperMessage
-
 
 MAX_BLOCK_BYTES = 64 * MIB
 
@@ -40,7 +39,7 @@ class Refusal(IntEnum):
     WRONG_JOB = 3
     WRONG_SECRET = 4
     OLD_INCARNATION = 5
-    NOT_EXPECTED = 6  # a node or lane nobody announced
+    NOT_EXPECTED = 6  # a node or channel nobody announced
     FORGOTTEN = 7  # resumes a link that was given up here
     BUSY = 8
     DAMAGED = 9
@@ -48,6 +47,18 @@ class Refusal(IntEnum):
     OVERSIZED = 11
     MALFORMED = 12
     UNKNOWN_KIND = 13
+
+
+class Signal(IntEnum):
+    """What the two ends of a link tell each other beside messages and blocks, each with a number.
+    The values cross the wire, as types of frames: they are never reused."""
+
+    PING = 3  # are you there?
+    PONG = 4  # yes
+    CONFIRMED = 5  # all messages up to this number have arrived
+    BLOCK_GOT = 6  # the block of this number is here, whole
+    BLOCK_DAMAGED = 7  # it came, and was not what its header says
+    BLOCK_UNWANTED = 8  # it came, and nobody wants it
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +73,11 @@ class Identity:
 @dataclass(frozen=True, slots=True)
 class Dial:
     """What a connection is for, chosen by the side that dials: the link it belongs to (a number
-    that grows with every link the dialer makes), which of its lanes it is (0 carries messages, the
-    others blocks), and whether the link has been open before."""
+    that grows with every link the dialer makes), which of its channels it is (0 carries messages,
+    the others blocks), and whether the link has been open before."""
 
     link: int
-    lane: int
+    channel: int
     resuming: bool = False
 
 
@@ -104,36 +115,49 @@ class BlockHeader:
     number: int
 
 
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """A connection to `node` at this moment: the bytes that it has taken and the other kernel has
+    not acknowledged, and the shortest round trip it has seen."""
+
+    node: int
+    queued_bytes: int
+    round_trip_ns: int
+
+
 # What a connection tells its owner.
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The other side has proven the secret and is this keeper, on this lane."""
+    """The other side has proven the secret and is this keeper, on this channel."""
 
     peer: Identity
     dial: Dial
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A message. `number` is its place among the link's messages, 0 for one that is sent once and
-    may be lost."""
+class Received(NamedTuple):
+    """A message. `number` is its place among the link's messages."""
 
     message: KeeperMessage
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class BlockComing:
+class Signalled(NamedTuple):
+    """The other end of the link tells this."""
+
+    signal: Signal
+    number: int
+
+
+class BlockComing(NamedTuple):
     """The next `header.span.length` bytes are the block's: put them where you like, then tell the
     connection their checksum."""
 
     header: BlockHeader
 
 
-@dataclass(frozen=True, slots=True)
-class BlockWhole:
+class BlockWhole(NamedTuple):
     """The block's bytes are what the sender had."""
 
     header: BlockHeader
@@ -166,7 +190,7 @@ class Refused:
         return f"{by_whom}{self.reason.name.lower().replace('_', ' ')}: {self.why}"
 
 
-WireEvent = Opened | Received | BlockComing | BlockWhole | BlockDamaged | Refused
+WireEvent = Opened | Received | Signalled | BlockComing | BlockWhole | BlockDamaged | Refused
 
 
 # What a link's health asks for.

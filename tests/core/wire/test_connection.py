@@ -3,6 +3,7 @@ sockets: bytes in, events out."""
 
 from __future__ import annotations
 
+import hmac
 import itertools
 import json
 import random
@@ -19,7 +20,13 @@ from keepstep.core.wire import connection as wire
 from keepstep.core.wire.codec import MAX_MESSAGE_BYTES
 from keepstep.core.wire.connection import MAGIC, MAX_BLOCK_BYTES, Connection
 from keepstep.core.wire.messages import encode
-from keepstep.model.messages.peers import CopyAcked, HorizonWord, KeeperMessage, Ping
+from keepstep.model.messages.peers import (
+    CopyAcked,
+    HorizonWord,
+    KeeperMessage,
+    LinkGoodbye,
+    RanksEnded,
+)
 from keepstep.model.snapshot import Stamp
 from keepstep.model.wire import (
     BlockComing,
@@ -33,13 +40,15 @@ from keepstep.model.wire import (
     Received,
     Refusal,
     Refused,
+    Signal,
+    Signalled,
     Span,
     WireEvent,
 )
 
 JOB, SECRET = b"j" * 16, b"the job's secret, 32 bytes long."
 ONE, TWO = Identity(JOB, 1, 4), Identity(JOB, 2, 7)
-DIAL = Dial(link=99, lane=3, resuming=True)
+DIAL = Dial(link=99, channel=3, resuming=True)
 RECORD = 84  # a handshake record with its greeting
 HEAD = 40
 
@@ -144,26 +153,33 @@ class Script:
     events: list[WireEvent | bytes]
 
 
-def play(end: Connection, items: Iterable[KeeperMessage | bytes]) -> Script:
+Item = KeeperMessage | Signalled | bytes
+
+
+def play(end: Connection, items: Iterable[Item]) -> Script:
     script = Script([], [])
     for number, item in enumerate(items, 1):
-        if not isinstance(item, bytes):
-            script.frames.append(end.message(item, number))
-            script.events.append(Received(item, number))
-        else:
+        if isinstance(item, Signalled):
+            script.frames.append(end.signal(item.signal, item.number))
+            script.events.append(item)
+        elif isinstance(item, bytes):
             head = header(item, number)
             script.frames.append(end.block(head) + item)
             script.events += [BlockComing(head), item, BlockWhole(head)]
+        else:
+            script.frames.append(end.message(item, number))
+            script.events.append(Received(item, number))
     return script
 
 
-PINGS = st.integers(0, 1 << 62).map(Ping)
+ENDS = st.integers(0, 1 << 62).map(RanksEnded) | st.just(LinkGoodbye("enough"))
 ACKS = st.builds(
     lambda r, s: CopyAcked(1, r, Stamp(s, 1)),
     st.integers(0, 1 << 31),
     st.integers(-1, 1 << 40),
 )
-ITEMS = st.lists(PINGS | ACKS | st.binary(min_size=1, max_size=300), max_size=8)
+SIGNALS = st.builds(Signalled, st.sampled_from(Signal), st.integers(0, (1 << 64) - 1))
+ITEMS = st.lists(ENDS | ACKS | SIGNALS | st.binary(min_size=1, max_size=300), max_size=8)
 
 
 # two keepers of one job
@@ -175,9 +191,7 @@ def test_both_sides_learn_who_is_there_and_what_for() -> None:
 
 
 @given(ITEMS, ITEMS)
-def test_what_is_sent_is_what_arrives_both_ways(
-    there: list[KeeperMessage | bytes], back: list[KeeperMessage | bytes]
-) -> None:
+def test_what_is_sent_is_what_arrives_both_ways(there: list[Item], back: list[Item]) -> None:
     one, two = pair()
     forth, reply = play(one, there), play(two, back)
     assert feed(two, b"".join(forth.frames)) == forth.events
@@ -186,7 +200,7 @@ def test_what_is_sent_is_what_arrives_both_ways(
 
 @given(ITEMS, st.lists(st.integers(1, 200)), st.integers(0, 10_000))
 def test_how_the_stream_is_cut_into_pieces_changes_nothing(
-    items: list[KeeperMessage | bytes], sizes: list[int], until: int
+    items: list[Item], sizes: list[int], until: int
 ) -> None:
     """And a stream that ends early gives the first of the events, none other."""
     one, two = dialer(), acceptor()
@@ -203,6 +217,35 @@ def test_how_the_stream_is_cut_into_pieces_changes_nothing(
     assert feed(two, stream, sizes) == whole
     early = feed(acceptor(seed=2), stream[:until], sizes)
     assert early == whole[: len(early)]
+
+
+@given(ITEMS, st.lists(st.integers(1, 400), min_size=1))
+def test_what_is_read_ahead_is_never_a_blocks_own(items: list[Item], sizes: list[int]) -> None:
+    """Whoever receives as much as `readable` says, and hands it in at once, sees the same; and the
+    bytes of a block, which go elsewhere, are never among it."""
+    one, two = pair()
+    script = play(one, items)
+    stream, at, events = b"".join(script.frames), 0, []
+    size = itertools.cycle(sizes)
+    while at < len(stream):
+        piece = memoryview(stream)[at : at + min(next(size), two.readable)]
+        at += len(piece)
+        done = 0
+        while done < len(piece):
+            event, done = two.read(piece, done)
+            if event is not None:
+                events.append(event)
+            if isinstance(event, BlockComing):
+                assert done == len(piece)
+                block = stream[at : at + event.header.span.length]
+                events += [block, two.block_received(checksum(block))]
+                at += len(block)
+    assert events == script.events
+
+
+@given(st.binary(min_size=1, max_size=64), st.binary(max_size=300))
+def test_a_mac_is_half_of_hmac_sha256(key: bytes, data: bytes) -> None:
+    assert wire.hmac_sha256(key)(data) == hmac.digest(key, data, "sha256")[:16]
 
 
 # strangers and liars
@@ -300,7 +343,7 @@ def test_an_own_proof_sent_back_proves_nothing() -> None:
 
 @given(st.binary(max_size=400), st.booleans(), st.lists(st.integers(1, 50)))
 def test_random_bytes_open_nothing(noise: bytes, greeted: bool, sizes: list[int]) -> None:
-    stream = (MAGIC + b"\x01\0" if greeted else b"") + noise
+    stream = (MAGIC + b"\x02\0" if greeted else b"") + noise
     for end in (acceptor(), dialer()):
         assert all(isinstance(event, Refused) for event in feed(end, stream, sizes))
 
@@ -333,8 +376,10 @@ def session(seed: int) -> tuple[Connection, Script]:
     """An end that is to receive, and what it is sent: messages and blocks in a seeded order."""
     rng = random.Random(seed)
     one, two = pair(seed)
-    items: list[KeeperMessage | bytes] = [
-        rng.randbytes(rng.randint(1, 200)) if rng.random() < 0.5 else Ping(rng.randrange(1 << 60))
+    items: list[Item] = [
+        rng.randbytes(rng.randint(1, 200))
+        if rng.random() < 0.5
+        else RanksEnded(rng.randrange(1 << 60))
         for _ in range(6)
     ]
     return two, play(one, items)
@@ -384,14 +429,14 @@ def test_frames_are_heard_once_and_in_order(seed: int, take: int, put: int) -> N
 
 def test_an_own_frame_sent_back_says_nothing() -> None:
     one, _ = pair()
-    (refused,) = feed(one, one.message(Ping(1)))
+    (refused,) = feed(one, one.message(RanksEnded(1)))
     assert isinstance(refused, Refused) and refused.reason is Refusal.DAMAGED
 
 
 def test_a_frame_of_another_session_says_nothing() -> None:
     one, _ = pair(seed=1)
     _, two = pair(seed=2)
-    (refused,) = feed(two, one.message(Ping(1)))
+    (refused,) = feed(two, one.message(RanksEnded(1)))
     assert isinstance(refused, Refused) and refused.reason is Refusal.DAMAGED
 
 
@@ -425,24 +470,24 @@ def test_the_longest_message_passes() -> None:
         (b"\xff\xfe", Refusal.MALFORMED),
         (b"[" * 100_000, Refusal.MALFORMED),
         (b"7" * 100_000, Refusal.MALFORMED),
-        (b'["kind","ping"]', Refusal.MALFORMED),
-        (b'{"kind":["ping"]}', Refusal.MALFORMED),
-        (b'{"kind":"ping"}', Refusal.MALFORMED),
-        (b'{"kind":"ping","sent_ns":true}', Refusal.MALFORMED),
-        (b'{"kind":"ping","sent_ns":NaN}', Refusal.MALFORMED),
-        (b'{"kind":"ping","sent_ns":-1}', Refusal.MALFORMED),
-        (b'{"kind":"ping","sent_ns":1,"more":1}', Refusal.MALFORMED),
-        (b'{"kind":"sing","sent_ns":1}', Refusal.UNKNOWN_KIND),
+        (b'["kind","ended"]', Refusal.MALFORMED),
+        (b'{"kind":["ended"]}', Refusal.MALFORMED),
+        (b'{"kind":"ended"}', Refusal.MALFORMED),
+        (b'{"kind":"ended","mesh_version":true}', Refusal.MALFORMED),
+        (b'{"kind":"ended","mesh_version":NaN}', Refusal.MALFORMED),
+        (b'{"kind":"ended","mesh_version":-1}', Refusal.MALFORMED),
+        (b'{"kind":"ended","mesh_version":1,"more":1}', Refusal.MALFORMED),
+        (b'{"kind":"sing","mesh_version":1}', Refusal.UNKNOWN_KIND),
     ],
 )
 def test_a_message_nobody_understands_is_named_and_the_next_one_heard(
     body: bytes, reason: Refusal
 ) -> None:
     one, two = pair()
-    ping = Ping(3)
-    refused, heard = feed(two, one._frame(wire._MESSAGE_FRAME, body, 8) + one.message(ping))
+    ended = RanksEnded(3)
+    refused, heard = feed(two, one._frame(wire._MESSAGE_FRAME, body, 8) + one.message(ended))
     assert isinstance(refused, Refused) and (refused.reason, refused.number) == (reason, 8)
-    assert heard == Received(ping, 0)
+    assert heard == Received(ended, 0)
 
 
 @pytest.mark.parametrize(
@@ -479,5 +524,5 @@ def test_a_block_header_that_cannot_be_ends_the_connection(
 
 def test_an_unknown_type_of_frame_ends_the_connection() -> None:
     one, two = pair()
-    (refused,) = feed(two, one._frame(7, json.dumps({}).encode(), 1))
+    (refused,) = feed(two, one._frame(99, json.dumps({}).encode(), 1))
     assert isinstance(refused, Refused) and refused.reason is Refusal.UNKNOWN_KIND

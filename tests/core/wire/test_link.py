@@ -1,243 +1,159 @@
-"""Links that break at any moment: what is sent arrives once and in order; who is away is told dead
-in time and never before."""
+"""A link whose connections break at any moment, in any way: every message arrives once and in
+order, every block once and whole, or its sender is told why not."""
 
 from __future__ import annotations
 
-import random
+from dataclasses import replace
+from random import Random
 
-import pytest
-from hypothesis import given
+from hypothesis import settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from keepstep.core.wire.codec import NotAMessage
-from keepstep.core.wire.link import (
-    MAX_TRIES,
-    WINDOW_BLOCKS,
-    Flight,
-    Health,
-    Inbox,
-    Outbox,
-    Patience,
-    Seen,
-)
-from keepstep.model.messages.peers import Ping
-from keepstep.model.wire import Cut, Dead, SendPing
+from keepstep.core.wire.delivery import MAX_TRIES
+from keepstep.model.units import S_NS
+from tests.core.wire.keepers import TIMEOUTS, End, World, note, span_of
 
-SECOND = 1_000_000_000
-PATIENCE = Patience(
-    ping_ns=SECOND,
-    silence_ns=5 * SECOND,
-    dead_ns=20 * SECOND,
-    retry_first_ns=SECOND // 20,
-    retry_most_ns=SECOND,
-)
+BLOCK = 300
+PLACES = 40  # blocks in each direction, at most
+_PATIENT = replace(TIMEOUTS, dead_ns=1 << 60)
 
 
-def ping(number: int) -> Ping:
-    return Ping(number)
+class Schedule(RuleBasedStateMachine):
+    """Two keepers, and everything that may happen to what is between them but its death: bytes
+    move in pieces of any size, connections break for both ends or for one, ends learn of it late,
+    second connections are made while the first ones are open, bits flip."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World(timeouts=_PATIENT)
+        one, two = self.world.keeper(1), self.world.keeper(2)
+        self.sides = (one, two)
+        self.sent: tuple[list[int], list[int]] = ([], [])
+        self.data = [Random(side).randbytes(PLACES * BLOCK) for side in (1, 2)]
+        self.blocks: tuple[list[int], list[int]] = ([], [])  # offsets
+        self.done: tuple[dict[int, str | None], dict[int, str | None]] = ({}, {})
+        self.flips = 0
+        for side in self.sides:
+            side.memory = bytearray(PLACES * BLOCK)
+        two.connect(one)
+        one.connect(two)
+
+    def ends(self) -> list[End]:
+        return [end for side in self.sides for end in side.ends]
+
+    # what the keepers do
+
+    @rule(side=st.integers(0, 1), count=st.integers(1, 40))
+    def say(self, side: int, count: int) -> None:
+        for _ in range(count):
+            number = len(self.sent[side])
+            if self.sides[side].table.send(2 - side, note(number)):
+                self.sent[side].append(number)
+
+    @rule(side=st.integers(0, 1))
+    def send_block(self, side: int) -> None:
+        at = len(self.blocks[side]) * BLOCK
+        if at >= PLACES * BLOCK:
+            return
+        source = memoryview(self.data[side])[at : at + BLOCK]
+
+        def done(why: str | None) -> None:
+            assert at not in self.done[side], "told twice"
+            self.done[side][at] = why
+
+        if self.sides[side].table.send_block(2 - side, span_of(BLOCK, at), source, done):
+            self.blocks[side].append(at)
+
+    # what happens between them
+
+    @precondition(lambda self: self.sides[0].to_dial)
+    @rule()
+    def dial(self) -> None:
+        self.world.dial(*self.sides)
+
+    @precondition(lambda self: self.ends())
+    @rule(which=st.integers(0, 99), nbytes=st.integers(1, 700))
+    def move(self, which: int, nbytes: int) -> None:
+        self.world.step(self.ends()[which % len(self.ends())], nbytes)
+
+    @rule()
+    def move_all(self) -> None:
+        for end in self.ends():
+            self.world.step(end)
+
+    @precondition(lambda self: self.ends())
+    @rule(which=st.integers(0, 99), both=st.booleans())
+    def cut(self, which: int, both: bool) -> None:
+        end = self.ends()[which % len(self.ends())]
+        end.endpoint.cut("cut")
+        if both:
+            end.other.endpoint.cut("cut")
+
+    @precondition(lambda self: self.ends())
+    @rule(which=st.integers(0, 99), at=st.integers(0, 10_000))
+    def flip(self, which: int, at: int) -> None:
+        end = self.ends()[which % len(self.ends())]
+        if end.coming and self.flips < MAX_TRIES - 1:
+            piece = bytearray(end.coming[0])
+            piece[at % len(piece)] ^= 1 << at % 8
+            end.coming[0] = bytes(piece)
+            self.flips += 1
+
+    @precondition(lambda self: self.ends())
+    @rule(which=st.integers(0, 99))
+    def learn(self, which: int) -> None:
+        """An end that is to close is closed, and one whose other end is closed hears of that."""
+        end = self.ends()[which % len(self.ends())]
+        if end.endpoint.closing is not None or end.other.is_closed:
+            side = next(side for side in self.sides if end in side.ends)
+            side.lose(end)
+
+    @rule(tenths=st.integers(1, 30))
+    def time_passes(self, tenths: int) -> None:
+        self.world.now_ns += tenths * S_NS // 10
+        for side in self.sides:
+            side.table.tick(self.world.now_ns)
+
+    # what holds
+
+    @invariant()
+    def messages_arrive_once_and_in_order(self) -> None:
+        for side in (0, 1):
+            heard = self.sides[1 - side].heard
+            assert heard == list(range(len(heard))) and len(heard) <= len(self.sent[side])
+
+    @invariant()
+    def blocks_arrive_once_and_whole(self) -> None:
+        for side in (0, 1):
+            there = self.sides[1 - side]
+            assert there.memory is not None
+            arrived = [span.offset for span in there.blocks]
+            assert len(set(arrived)) == len(arrived)
+            for at in arrived:
+                assert there.memory[at : at + BLOCK] == self.data[side][at : at + BLOCK]
+            assert all(at in arrived for at, why in self.done[side].items() if why is None)
+
+    @invariant()
+    def one_connection_carries_a_channel(self) -> None:
+        for side in self.sides:
+            links = list(side.table._links.values())
+            carried = [end for link in links for end in link._carried.values()]
+            assert len({(id(e.link), e.index) for e in carried}) == len(carried)
+            assert all(not e.is_lost for e in carried)
+
+    @invariant()
+    def nobody_is_told_of_what_passes(self) -> None:
+        assert all(side.told in ([], [("up", 2 - n)]) for n, side in enumerate(self.sides))
+
+    def teardown(self) -> None:
+        """Without further trouble all of it arrives."""
+        self.world.settle()
+        for n, side in enumerate(self.sides):
+            assert side.told == [("up", 2 - n)]
+            assert self.sides[1 - n].heard == self.sent[n]
+            assert self.done[n] == dict.fromkeys(self.blocks[n])
 
 
-# messages
-
-
-@given(st.integers(0, 10_000), st.integers(1, 40), st.integers(1, 8))
-def test_messages_arrive_once_and_in_order_over_connections_that_break(
-    seed: int, count: int, limit: int
-) -> None:
-    """Anything under way when a connection breaks is lost, in both directions."""
-    rng = random.Random(seed)
-    outbox, inbox = Outbox(limit), Inbox()
-    forth: list[tuple[int, Ping]] = []
-    back: list[int] = []
-    put = 0
-    arrived: list[Ping] = []
-    while len(arrived) < count or len(outbox):
-        action = rng.choice(
-            ["put", "send", "send", "receive", "receive", "confirm", "confirm", "break"]
-        )
-        if action == "put" and put < count:
-            put += outbox.put(ping(put))
-        elif action == "send" and (item := outbox.next()):
-            forth.append(item)
-        elif action == "receive" and forth:
-            number, message = forth.pop(0)
-            if inbox.is_new(number):
-                arrived.append(message)
-            back.append(inbox.last)
-        elif action == "confirm" and back:
-            outbox.confirmed(back.pop(0))
-        elif action == "break" and rng.random() < 0.5:
-            forth.clear()
-            back.clear()
-            outbox.rewind()
-        assert len(outbox) <= limit
-    assert arrived == [ping(n) for n in range(count)]
-
-
-def test_a_full_outbox_takes_nothing_and_a_confirmation_makes_room() -> None:
-    outbox = Outbox(2)
-    assert [outbox.put(ping(n)) for n in range(3)] == [True, True, False]
-    outbox.confirmed(2)  # nothing was sent: not believed
-    assert len(outbox) == 2
-    assert outbox.next() == (1, ping(0))
-    outbox.confirmed(99)
-    assert len(outbox) == 1 and outbox.put(ping(2))
-
-
-def test_a_message_no_peer_would_accept_is_not_taken() -> None:
-    with pytest.raises(NotAMessage):
-        Outbox(2).put(Ping("now"))  # type: ignore[arg-type]
-
-
-# blocks
-
-
-@given(st.integers(0, 10_000), st.integers(1, 300))
-def test_blocks_are_delivered_once_over_connections_that_break_and_bytes_that_flip(
-    seed: int, count: int
-) -> None:
-    """All but those that were damaged `MAX_TRIES` times, which their sender is given back."""
-    rng = random.Random(seed)
-    flight: Flight[int] = Flight(window_bytes=1 << 20)
-    seen = Seen()
-    forth: list[tuple[int, int]] = []
-    back: list[tuple[int, bool]] = []
-    started = 0
-    delivered: list[int] = []
-    landed: list[int] = []
-    given_up: list[int] = []
-    while len(landed) + len(given_up) < count:
-        action = rng.choice(["send", "send", "receive", "receive", "answer", "answer", "break"])
-        if action == "send":
-            if again := flight.next_again():
-                forth.append(again)
-            elif started < count and flight.has_room():
-                forth.append((flight.start(started, nbytes=10), started))
-                started += 1
-        elif action == "receive" and forth:
-            number, item = forth.pop(0)
-            repeated, damaged = number in seen, rng.random() < 0.2
-            if not repeated and not damaged:
-                seen.add(number)
-                delivered.append(item)
-            back.append((number, damaged and not repeated))
-        elif action == "answer" and back:
-            number, damaged = back.pop(0)
-            if damaged and (lost := flight.damaged(number)) is not None:
-                given_up.append(lost)
-            elif not damaged and (arrived := flight.landed(number)) is not None:
-                landed.append(arrived)
-        elif action == "break" and rng.random() < 0.1:
-            forth.clear()
-            back.clear()
-            flight.rewind()
-        assert len(flight.items()) <= WINDOW_BLOCKS
-    assert len(set(delivered)) == len(delivered)
-    assert sorted(landed + given_up) == list(range(count))
-    assert set(landed) <= set(delivered)
-    assert len(seen._above) <= WINDOW_BLOCKS
-
-
-def test_the_window_closes_by_bytes_by_count_and_by_the_oldest() -> None:
-    flight: Flight[str] = Flight(window_bytes=100)
-    assert flight.has_room()
-    large = flight.start("larger than the window", 1000)
-    assert not flight.has_room()
-    assert flight.landed(large) == "larger than the window" and flight.landed(large) is None
-    oldest = flight.start("oldest", 1)
-    for _ in range(WINDOW_BLOCKS - 1):
-        assert flight.has_room()
-        flight.landed(flight.start("passes it", 1))
-    assert not flight.has_room(), "the other side may forget the oldest's number"
-    flight.landed(oldest)
-    assert flight.has_room()
-
-
-def test_a_block_that_never_arrives_whole_is_given_up() -> None:
-    flight: Flight[str] = Flight(window_bytes=100)
-    number = flight.start("changes under our hands", 1)
-    for _ in range(MAX_TRIES - 1):
-        assert flight.damaged(number) is None
-        assert flight.next_again() == (number, "changes under our hands")
-    assert flight.damaged(number) == "changes under our hands"
-    assert flight.next_again() is None and flight.items() == []
-
-
-# health
-
-
-def test_the_wait_between_tries_doubles_up_to_a_bound() -> None:
-    waits = [PATIENCE.retry_ns(attempt) for attempt in range(1, 9)]
-    assert waits[:5] == [SECOND // 20, SECOND // 10, SECOND // 5, 2 * SECOND // 5, 4 * SECOND // 5]
-    assert set(waits[5:]) == {SECOND} and PATIENCE.retry_ns(10_000) == SECOND
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(["opened", "cut", "heard", "nothing"]), st.integers(1, 4 * SECOND)
-        ),
-        max_size=60,
-    )
-)
-def test_dead_exactly_when_away_for_too_long(story: list[tuple[str, int]]) -> None:
-    now = away_since = 7 * SECOND
-    health = Health(PATIENCE, now)
-    is_open = False
-    for what, then in story:
-        now += then
-        if what == "opened" and not is_open:
-            health.opened(now)
-            is_open = True
-        elif what == "cut":
-            health.cut("test", now)
-            is_open, away_since = False, now if is_open else away_since
-        elif what == "heard" and is_open:
-            health.heard(now)
-        asked = health.decide(now)
-        assert isinstance(asked, Dead) == (not is_open and now - away_since > PATIENCE.dead_ns)
-
-
-def test_silence_cuts_and_pings_go_out_meanwhile() -> None:
-    health = Health(PATIENCE, 0)
-    health.opened(0)
-    asked = [health.decide(second * SECOND) for second in range(1, 7)]
-    assert asked == [SendPing()] * 5 + [Cut("silent for 6.00 s, longer than 5.00 s")]
-
-
-def test_our_own_sleep_says_nothing_about_the_other_side() -> None:
-    """SIGSTOP, a suspended machine: nobody is silent or dead because we did not look."""
-    hour = 3600 * SECOND
-    well, away = Health(PATIENCE, 0), Health(PATIENCE, 0)
-    well.opened(0)
-    away.opened(0)
-    away.cut("flap", SECOND)
-    assert well.decide(SECOND) == SendPing() and away.decide(SECOND) is None
-    assert isinstance(well.decide(hour), SendPing) and away.decide(hour) is None
-    assert any(isinstance(away.decide(hour + second * SECOND), Dead) for second in range(25))
-
-
-def test_what_happened_while_we_slept_is_not_put_into_the_future() -> None:
-    """Heard, or gone, just before we looked again: from then on the usual times hold."""
-    hour = 3600 * SECOND
-    well, away = Health(PATIENCE, 0), Health(PATIENCE, 0)
-    well.opened(0)
-    away.opened(0)
-    well.heard(hour - 1)
-    away.cut("flap", hour - 1)
-    assert well.decide(hour) == SendPing() and away.decide(hour) is None
-    asked = [
-        (well.decide(hour + second * SECOND), away.decide(hour + second * SECOND))
-        for second in range(1, 22)
-    ]
-    assert [isinstance(one, Cut) for one, _ in asked] == [second > 5 for second in range(1, 22)]
-    assert [isinstance(other, Dead) for _, other in asked] == [
-        second > 20 for second in range(1, 22)
-    ]
-
-
-def test_why_it_is_dead_names_the_last_trouble() -> None:
-    health = Health(PATIENCE, 0)
-    health.cut("10.0.0.7:4000: Connection refused", 3)
-    asked = [health.decide(second * SECOND) for second in range(22)][-1]
-    assert asked == Dead("away for 21.00 s, longer than 20.00 s: 10.0.0.7:4000: Connection refused")
+TestEverySchedule = Schedule.TestCase
+TestEverySchedule.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from keepstep.core.pacing.schedule import Reserve
-from keepstep.edge.net.traffic import Flow
 from keepstep.edge.shm.collective_profile_page import COUNT_FILE, RhythmWriter, rhythm_path
 from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.edge.shm.memory import MEMORY
@@ -18,6 +17,7 @@ from keepstep.model.horizon import Horizon
 from keepstep.model.rhythm import NO_STEP
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import MIB, MS_NS, S_NS
+from keepstep.model.wire import Flow
 from keepstep.runtime.replication.pacing import COUNT_NS, LATE_NS, Pacing
 
 ELSEWHERE = "198.18.0.9"  # an address of no interface here

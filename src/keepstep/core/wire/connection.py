@@ -6,7 +6,7 @@ to send. A block's own bytes never pass through here: `BlockComing` says that th
 owner receives them wherever it likes and tells their checksum.
 
 Before anything is believed, both sides prove the job's secret by HMAC-SHA256 (RFC 2104) over both
-hellos: protocol, job, node, incarnation, role, link, lane, and a fresh nonce of each side. The
+hellos: protocol, job, node, incarnation, role, link, channel, and a fresh nonce of each side. The
 dialer proves first, so a stranger learns nothing made with the secret. Each direction then has a
 key of its own; every frame head, message and block header carries a MAC (16 bytes of HMAC-SHA256)
 and its place in the sequence, so that nothing can be altered, replayed, reordered or reflected.
@@ -16,8 +16,8 @@ somebody who rewrites packets on purpose.
     greeting  magic, version                                   } records of one size whatever
     record    hello (who, what for, nonce) | proof | refusal   } the version, until both sides
                                                                } have proven themselves
-    head      type, length, sequence, number, MAC              } frames
-    body      message (JSON) | block header, each with a MAC   }
+    head      type, length, sequence, number, MAC              } frames; a signal is
+    body      message (JSON) | block header, each with a MAC   } no more than a head
     raw       a block's bytes
 
 Never allocates by a length the other side claims: before the proof all sizes are fixed, after it a
@@ -30,9 +30,11 @@ another sends.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 from keepstep.core.wire.codec import MAX_MESSAGE_BYTES, NotAMessage
@@ -52,6 +54,8 @@ from keepstep.model.wire import (
     Received,
     Refusal,
     Refused,
+    Signal,
+    Signalled,
     Span,
     WireEvent,
 )
@@ -72,12 +76,58 @@ _DIALER, _RESUMING = 1, 2  # flags of a hello
 
 _HEAD = struct.Struct("<B3xIQQ")
 _BLOCK = struct.Struct("<16sIBqQQQQ")
-_TAG_BYTES = 16
+TAG_BYTES = 16
+_SHA256_BLOCK_BYTES = 64
+_INNER_PAD = bytes(byte ^ 0x36 for byte in range(256))
+_OUTER_PAD = bytes(byte ^ 0x5C for byte in range(256))
 _MESSAGE_FRAME, _BLOCK_FRAME = 1, 2
-_LONGEST = {_MESSAGE_FRAME: MAX_MESSAGE_BYTES, _BLOCK_FRAME: _BLOCK.size}
+_PARTS = {int(part): part for part in Part}
+_SIGNALS = {int(signal): signal for signal in Signal}
+_LONGEST = {_MESSAGE_FRAME: MAX_MESSAGE_BYTES, _BLOCK_FRAME: _BLOCK.size} | dict.fromkeys(Signal, 0)
+_HEAD_BYTES = _HEAD.size + TAG_BYTES
+_BLOCK_FRAME_BYTES = _HEAD_BYTES + _BLOCK.size + TAG_BYTES
 
 Side = Literal["dialer", "acceptor"]
 Admit = Callable[[Identity, Dial], Refused | None]
+Mac = Callable[[bytes], bytes]
+
+
+def hmac_sha256(key: bytes) -> Mac:
+    """MACs of 16 bytes: the first half of HMAC-SHA256 under this key.
+
+    As RFC 2104 has it, from two hashes that have taken the key already: `hmac.digest` takes it each
+    time, which costs more than twice as much.
+    """
+    assert len(key) <= _SHA256_BLOCK_BYTES
+    padded = key.ljust(_SHA256_BLOCK_BYTES, b"\0")
+    inner = hashlib.sha256(padded.translate(_INNER_PAD))
+    outer = hashlib.sha256(padded.translate(_OUTER_PAD))
+
+    def tag(data: bytes) -> bytes:
+        one = inner.copy()
+        one.update(data)
+        other = outer.copy()
+        other.update(one.digest())
+        return other.digest()[:TAG_BYTES]
+
+    return tag
+
+
+@dataclass(frozen=True, slots=True)
+class WireFormat:
+    """What messages and MACs are as bytes. Both sides must have the same. Keepers have the one that
+    is written here; a large simulation may have a cheaper one."""
+
+    encode: Callable[[KeeperMessage], bytes] = encode
+    decode: Callable[[bytes], KeeperMessage] = decode
+    new_mac: Callable[[bytes], Mac] = hmac_sha256
+
+
+KEEPERS_FORMAT = WireFormat()
+
+
+def _no_key(data: bytes) -> bytes:
+    raise AssertionError("the connection is not open")
 
 
 class Connection:
@@ -89,21 +139,37 @@ class Connection:
     """
 
     def __init__(
-        self, me: Identity, secret: bytes, nonce: bytes, admit: Admit, dial: Dial | None = None
+        self,
+        me: Identity,
+        secret: bytes,
+        nonce: bytes,
+        admit: Admit,
+        dial: Dial | None = None,
+        format: WireFormat = KEEPERS_FORMAT,
     ) -> None:
         assert len(secret) >= MIN_SECRET_BYTES, (
             f"a secret of {len(secret)} bytes, at least {MIN_SECRET_BYTES} needed"
         )
         assert len(nonce) == NONCE_BYTES and len(me.job_hash) == 16
-        self._me, self._secret, self._nonce, self._admit = me, secret, nonce, admit
+        self._me = me
+        self._secret = secret
+        self._nonce = nonce
+        self._admit = admit
+        self._format = format
         self._side: Side = "dialer" if dial else "acceptor"
         self._dial = dial
         self._out = bytearray()
         self._buffer = bytearray()
         self._transcript = b""
         self._opened: Opened | None = None
-        self._in_key = self._out_key = b""  # set once both sides have proven themselves
-        self._sent = self._received = 0
+        self._need = 0
+        self._reader: Callable[[bytes], WireEvent | None] = self._on_nothing
+        self._has_keys = False  # both sides have proven themselves
+        self._in_mac: Mac = _no_key
+        self._out_mac: Mac = _no_key
+        self._sent = 0
+        self._received = 0
+        self._of_frame = 0  # bytes of the present frame that have been understood
         self._block: BlockHeader | None = None
         self.closed: Refused | None = None
         self._await(_GREETING.size, self._on_greeting)
@@ -118,33 +184,69 @@ class Connection:
         """How many bytes complete the next piece; 0 while a block's bytes come, and when closed."""
         return self._need - len(self._buffer)
 
+    @property
+    def readable(self) -> int:
+        """Where frames come: how many bytes may be taken before it is known what they are, `wanted`
+        or more. Never one of a block's own, for those go elsewhere."""
+        taken = len(self._buffer)
+        return max(self._need - taken, _BLOCK_FRAME_BYTES - self._of_frame - taken)
+
     def receive(self, data: bytes | memoryview) -> WireEvent | None:
         """Take at most `wanted` bytes. Returns what they complete, if it is anything the owner
         should know."""
         assert 0 < len(data) <= self.wanted, f"{len(data)} bytes, {self.wanted} wanted"
+        if not self._buffer and len(data) == self._need:
+            return self._reader(bytes(data))
         self._buffer += data
-        if self.wanted:
+        if len(self._buffer) < self._need:
             return None
-        piece, self._buffer = bytes(self._buffer), bytearray()
+        piece = bytes(self._buffer)
+        self._buffer.clear()
         return self._reader(piece)
+
+    def read(self, data: memoryview, at: int) -> tuple[WireEvent | None, int]:
+        """Take bytes from `data[at:]` until they complete something that the owner should know, or
+        there are none left. Returns that, and where the next ones begin."""
+        end = len(data)
+        while at < end and (need := self._need):
+            if not self._buffer and need <= end - at:  # the usual case, and the quick way
+                event = self._reader(bytes(data[at : at + need]))
+                at += need
+            else:
+                taken = min(self.wanted, end - at)
+                event = self.receive(data[at : at + taken])
+                at += taken
+            if event is not None:
+                return event, at
+        return None, end
 
     def block_received(self, found: int) -> BlockWhole | BlockDamaged:
         """The block's bytes are in, with this checksum."""
-        header, self._block = self._block, None
+        header = self._block
+        self._block = None
         assert header is not None, "no block is coming"
-        self._await(_HEAD.size + _TAG_BYTES, self._on_head)
+        self._await(_HEAD_BYTES, self._on_head)
         return BlockWhole(header) if found == header.checksum else BlockDamaged(header, found)
 
     # what goes out
 
     def take(self) -> bytes:
         """The handshake's bytes that are to be sent now."""
-        out, self._out = bytes(self._out), bytearray()
+        out = bytes(self._out)
+        self._out.clear()
         return out
 
     def message(self, message: KeeperMessage, number: int = 0) -> bytes:
         """The bytes of a message. Raises NotAMessage when no peer would accept it."""
-        return self._frame(_MESSAGE_FRAME, encode(message), number)
+        return self._frame(_MESSAGE_FRAME, self._format.encode(message), number)
+
+    def encoded(self, body: bytes, number: int) -> bytes:
+        """The bytes of a message that was encoded before."""
+        return self._frame(_MESSAGE_FRAME, body, number)
+
+    def signal(self, signal: Signal, number: int) -> bytes:
+        """The bytes of a signal."""
+        return self._head_of(signal, 0, number)[1]
 
     def block(self, header: BlockHeader) -> bytes:
         """The bytes that must directly precede the block's own."""
@@ -170,7 +272,7 @@ class Connection:
         return _HELLO.pack(
             _IS_HELLO,
             flags,
-            dial.lane,
+            dial.channel,
             dial.link,
             me.node,
             me.incarnation,
@@ -199,11 +301,9 @@ class Connection:
         return self._on_proof(piece) if self._transcript else self._on_hello(piece)
 
     def _on_hello(self, piece: bytes) -> WireEvent | None:
-        _, flags, lane, link, node, incarnation, job_hash, _nonce = _HELLO.unpack(piece)
-        peer, asked = (
-            Identity(job_hash, node, incarnation),
-            Dial(link, lane, bool(flags & _RESUMING)),
-        )
+        _, flags, channel, link, node, incarnation, job_hash, _nonce = _HELLO.unpack(piece)
+        peer = Identity(job_hash, node, incarnation)
+        asked = Dial(link, channel, bool(flags & _RESUMING))
         if bool(flags & _DIALER) == (self._side == "dialer"):
             return self._refuse(
                 Refusal.MALFORMED,
@@ -249,11 +349,10 @@ class Connection:
             )
         if self._side == "acceptor":
             self._record(self._proof("acceptor"))
-        self._in_key, self._out_key = (
-            self._derive(f"{other} sends"),
-            self._derive(f"{self._side} sends"),
-        )
-        self._await(_HEAD.size + _TAG_BYTES, self._on_head)
+        self._in_mac = self._format.new_mac(self._derive(f"{other} sends"))
+        self._out_mac = self._format.new_mac(self._derive(f"{self._side} sends"))
+        self._has_keys = True
+        self._await(_HEAD_BYTES, self._on_head)
         return self._opened
 
     def _on_refusal(self, piece: bytes) -> Refused:
@@ -269,14 +368,18 @@ class Connection:
     # frames
 
     def _frame(self, kind: int, body: bytes, number: int) -> bytes:
-        assert self._out_key, "the connection is not open"
-        head = _HEAD.pack(kind, len(body), self._sent, number)
+        head, signed = self._head_of(kind, len(body), number)
+        return signed + body + self._out_mac(head + body)
+
+    def _head_of(self, kind: int, length: int, number: int) -> tuple[bytes, bytes]:
+        """Without and with its MAC."""
+        head = _HEAD.pack(kind, length, self._sent, number)
         self._sent += 1
-        return head + _tag(self._out_key, head) + body + _tag(self._out_key, head + body)
+        return head, head + self._out_mac(head)
 
     def _on_head(self, piece: bytes) -> WireEvent | None:
-        head = piece[:-_TAG_BYTES]
-        if not hmac.compare_digest(_tag(self._in_key, head), piece[-_TAG_BYTES:]):
+        head = piece[: _HEAD.size]
+        if not hmac.compare_digest(self._in_mac(head), piece[_HEAD.size :]):
             return self._refuse(
                 Refusal.DAMAGED, f"the head of frame {self._received} fails its MAC"
             )
@@ -285,29 +388,38 @@ class Connection:
             return self._refuse(
                 Refusal.OUT_OF_ORDER, f"expected frame {self._received}, found frame {sequence}"
             )
-        if kind not in _LONGEST:
+        longest = _LONGEST.get(kind)
+        if longest is None:
             return self._refuse(Refusal.UNKNOWN_KIND, f"a frame of type {kind}")
-        if length > _LONGEST[kind]:
+        if length > longest:
             return self._refuse(
-                Refusal.OVERSIZED, f"a frame of {length} bytes, at most {_LONGEST[kind]} allowed"
+                Refusal.OVERSIZED, f"a frame of {length} bytes, at most {longest} allowed"
             )
         self._received += 1
-        self._head, self._kind, self._number = head, kind, number
-        self._await(length + _TAG_BYTES, self._on_body)
+        if not longest:
+            return Signalled(_SIGNALS[kind], number)
+        self._head = head
+        self._kind = kind
+        self._number = number
+        self._of_frame = _HEAD_BYTES
+        self._need = length + TAG_BYTES
+        self._reader = self._on_body
         return None
 
     def _on_body(self, piece: bytes) -> WireEvent | None:
-        body = piece[:-_TAG_BYTES]
-        if not hmac.compare_digest(_tag(self._in_key, self._head + body), piece[-_TAG_BYTES:]):
+        body = piece[:-TAG_BYTES]
+        if not hmac.compare_digest(self._in_mac(self._head + body), piece[-TAG_BYTES:]):
             return self._refuse(
                 Refusal.DAMAGED, f"the body of frame {self._received - 1} fails its MAC"
             )
-        self._await(_HEAD.size + _TAG_BYTES, self._on_head)
+        self._of_frame = 0
+        self._need = _HEAD_BYTES
+        self._reader = self._on_head
         return self._on_message(body) if self._kind == _MESSAGE_FRAME else self._on_block(body)
 
     def _on_message(self, body: bytes) -> WireEvent:
         try:
-            return Received(decode(body), self._number)
+            return Received(self._format.decode(body), self._number)
         except NotAMessage as error:
             # It came whole from somebody who knows the secret, perhaps of another release: the next
             # frame may be fine.
@@ -325,7 +437,7 @@ class Connection:
                 f"expected a block of job {self._me.job_hash.hex()[:8]}, found "
                 f"{job_hash.hex()[:8]}",
             )
-        if part not in set(Part):
+        if part not in _PARTS:
             return self._refuse(Refusal.MALFORMED, f"a block of part {part}")
         if not 0 < length <= MAX_BLOCK_BYTES or offset + length >= 1 << 63:
             return self._refuse(
@@ -333,7 +445,7 @@ class Connection:
                 f"a block of {length} bytes at {offset}, 1 to {MAX_BLOCK_BYTES} allowed",
             )
         self._block = BlockHeader(
-            Span(rank, Stamp(step, epoch), Part(part), offset, length), checksum, self._number
+            Span(rank, Stamp(step, epoch), _PARTS[part], offset, length), checksum, self._number
         )
         self._await(0, self._on_nothing)
         return BlockComing(self._block)
@@ -341,19 +453,16 @@ class Connection:
     # all of it
 
     def _await(self, need: int, reader: Callable[[bytes], WireEvent | None]) -> None:
-        self._need, self._reader = need, reader
+        self._need = need
+        self._reader = reader
 
     def _on_nothing(self, piece: bytes) -> None:
         raise AssertionError(f"{len(piece)} bytes where none were wanted")
 
     def _refuse(self, reason: Refusal, why: str) -> Refused:
         """Listen to nothing any more; before the handshake is done, say why."""
-        if not self._in_key:
+        if not self._has_keys:
             self._record(_REFUSAL.pack(_IS_REFUSAL, reason))
         self._await(0, self._on_nothing)
         self.closed = Refused(reason, why)
         return self.closed
-
-
-def _tag(key: bytes, data: bytes) -> bytes:
-    return hmac.digest(key, data, "sha256")[:_TAG_BYTES]

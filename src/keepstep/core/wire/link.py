@@ -1,291 +1,249 @@
-"""A link between two keepers: is it well, away for a moment, or dead; and what still has to cross
-it.
+"""Link: what two lives of two keepers have with each other: its channels, who is at the other end,
+and whether it is over.
 
-A link is what two lives of two keepers have with each other; it outlives its connections. Comes in:
-what happened to its connections, what arrived, and the time. Goes out: `SendPing`, `Cut` or `Dead`
-with the reason, what to send next, and what came twice.
+A link outlives its connections. Comes in: messages and blocks to send, connections that are proven
+or lost. Goes out: which connection carries which channel, when a channel is dialled again, and that
+the link is up or over. Who may be linked with whom is decided by the table (`link_table.py`), which
+owns this.
 
-Invariants: a link that was away for less than `dead_ns` is never called dead; one that stays away
-longer always is. While the link lives, a message arrives exactly once and in order, and a block is
-delivered exactly once, however often connections break.
+Invariant: at most one connection carries a channel, and a link that has ended is over only when
+none does: from then on nothing touches any block's memory.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from keepstep.core.wire.messages import encode
+from keepstep.core.wire.block_channel import BlockChannel
+from keepstep.core.wire.channel import Channel
+from keepstep.core.wire.endpoint import Endpoint
+from keepstep.core.wire.message_channel import MessageChannel
+from keepstep.core.wire.traffic import Outgoing, Traffic
 from keepstep.model.messages.peers import KeeperMessage
-from keepstep.model.units import MIB, MS_NS, S_NS, human_ns
-from keepstep.model.wire import Cut, Dead, SendPing
+from keepstep.model.wire import Cut, Dead, Dial, Identity, SendPing
 
-T = TypeVar("T")
-
-# of a block that arrives damaged: a source that changes under our hands never arrives whole
-MAX_TRIES = 4
-WINDOW_BLOCKS = 64  # in flight on a lane
+Address = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """How long each thing may take."""
+class Ended:
+    """How a link ended. `tell`: the receiver hears of it. `is_loss`: nobody said goodbye."""
 
-    ping_ns: int = 1 * S_NS
-    # nothing heard for so long: the connection is broken, whatever the kernel thinks
-    silence_ns: int = 5 * S_NS
-    dead_ns: int = 20 * S_NS  # away for so long: the other side is gone
-    retry_first_ns: int = 50 * MS_NS
-    retry_most_ns: int = 1 * S_NS
-
-    def __post_init__(self) -> None:
-        assert (
-            0 < self.ping_ns < self.silence_ns
-            and self.retry_first_ns <= self.retry_most_ns < self.dead_ns
-        )
-
-    @classmethod
-    def within(cls, dead_ns: int) -> Patience:
-        """Of a link that is dead after `dead_ns`: what comes before that takes a part of it, and no
-        longer than usual."""
-        usual = cls()
-        silence_ns, retry_ns = (
-            min(usual.silence_ns, dead_ns // 2),
-            min(usual.retry_most_ns, dead_ns // 8),
-        )
-        return cls(
-            silence_ns // 4, silence_ns, dead_ns, min(usual.retry_first_ns, retry_ns), retry_ns
-        )
-
-    def retry_ns(self, attempt: int) -> int:
-        """The wait after the `attempt`-th failure in a row (from 1): doubling, up to a bound."""
-        return min(self.retry_first_ns << min(attempt - 1, 30), self.retry_most_ns)
+    why: str
+    tell: bool
+    is_loss: bool
 
 
-class Health:
-    """One link's health. `decide` is asked at least every `ping_ns`."""
-
-    def __init__(self, patience: Patience, now_ns: int) -> None:
-        self._patience = patience
-        self.is_open = False
-        self._why = "it was never reached"
-        self._heard_ns = self._pinged_ns = self._away_since_ns = self._asked_ns = now_ns
-
-    def opened(self, now_ns: int) -> None:
-        self.is_open, self._heard_ns = True, now_ns
-
-    def heard(self, now_ns: int) -> None:
-        """Anything arrived on the control connection."""
-        self._heard_ns = now_ns
-
-    def cut(self, why: str, now_ns: int) -> None:
-        """The control connection is gone, or could not be made."""
-        self._why = why
-        if self.is_open:
-            self.is_open, self._away_since_ns = False, now_ns
-
-    def decide(self, now_ns: int) -> SendPing | Cut | Dead | None:
-        asleep_ns = now_ns - self._asked_ns
-        self._asked_ns = now_ns
-        # we were stopped ourselves: that says nothing about the other side
-        if asleep_ns > self._patience.silence_ns:
-            # what happened while nobody asked is younger than that
-            self._heard_ns = min(self._heard_ns + asleep_ns, now_ns)
-            self._away_since_ns = min(self._away_since_ns + asleep_ns, now_ns)
-        if not self.is_open:
-            away_ns = now_ns - self._away_since_ns
-            if away_ns <= self._patience.dead_ns:
-                return None
-            return Dead(
-                f"away for {human_ns(away_ns)}, longer than "
-                f"{human_ns(self._patience.dead_ns)}: {self._why}"
-            )
-        silent_ns = now_ns - self._heard_ns
-        if silent_ns > self._patience.silence_ns:
-            return Cut(
-                f"silent for {human_ns(silent_ns)}, longer than "
-                f"{human_ns(self._patience.silence_ns)}"
-            )
-        if now_ns - self._pinged_ns >= self._patience.ping_ns:
-            self._pinged_ns = now_ns
-            return SendPing()
-        return None
-
-
-@dataclass
-class Outbox:
-    """Messages that have not been confirmed, at most `limit`; the oldest has the number
-    `_first`."""
-
-    limit: int
-    _waiting: deque[KeeperMessage] = field(default_factory=deque)
-    _first: int = 1
-    _sent: int = 0  # how many of those waiting went out on the present connection
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def put(self, message: KeeperMessage) -> bool:
-        """False when it is full. Raises NotAMessage when no peer would accept it: sent, it would
-        come back for ever."""
-        encode(message)
-        if len(self._waiting) >= self.limit:
-            return False
-        self._waiting.append(message)
-        return True
-
-    def next(self) -> tuple[int, KeeperMessage] | None:
-        """The next one for the present connection, and its number."""
-        if self._sent >= len(self._waiting):
-            return None
-        self._sent += 1
-        return self._first + self._sent - 1, self._waiting[self._sent - 1]
-
-    def rewind(self) -> None:
-        """There is a new connection: nobody knows how much of the old one arrived."""
-        self._sent = 0
-
-    def confirmed(self, number: int) -> None:
-        """All up to this number have arrived. More than was sent is not believed."""
-        for _ in range(min(number - self._first + 1, self._sent)):
-            self._waiting.popleft()
-            self._first += 1
-            self._sent -= 1
-
-
-@dataclass
-class Inbox:
-    """Which messages have arrived: all up to `last`, since they come in order."""
-
-    last: int = 0
-
-    def is_new(self, number: int) -> bool:
-        """False for one that came before."""
-        if number <= self.last:
-            return False
-        self.last = number
-        return True
-
-
-@dataclass
-class _Flying(Generic[T]):
-    item: T
-    nbytes: int
-    tries: int = 1
-
-
-class Flight(Generic[T]):
-    """Blocks of one lane that were sent and not yet answered. An item is whatever the owner needs
-    to send it again.
-
-    Between the oldest unanswered number and the newest lie less than `window_blocks`: the other
-    side remembers more than that (`Seen`).
-    """
-
-    def __init__(self, window_bytes: int) -> None:
-        self._window_bytes = window_bytes
-        self._flying: dict[int, _Flying[T]] = {}
-        self._again: deque[int] = deque()
-        self._next = 1
-        self._bytes = 0
-
-    def has_room(self) -> bool:
-        """May another block be started? One always may, however large."""
-        return not self._flying or (
-            self._bytes < self._window_bytes
-            and self._next - next(iter(self._flying)) < WINDOW_BLOCKS
-        )
-
-    def start(self, item: T, nbytes: int) -> int:
-        """Its number."""
-        number, self._next = self._next, self._next + 1
-        self._flying[number] = _Flying(item, nbytes)
-        self._bytes += nbytes
-        return number
-
-    def next_again(self) -> tuple[int, T] | None:
-        """A block that must be sent once more, under its old number."""
-        if not self._again:
-            return None
-        number = self._again.popleft()
-        return number, self._flying[number].item
-
-    def rewind(self) -> None:
-        """There is a new connection: what was not answered is sent again."""
-        self._again = deque(self._flying)
-
-    def landed(self, number: int) -> T | None:
-        """It has arrived (or is not wanted); None when nothing of that number is in flight."""
-        flying = self._flying.pop(number, None)
-        if flying is None:
-            return None
-        self._bytes -= flying.nbytes
-        if number in self._again:
-            self._again.remove(number)
-        return flying.item
-
-    def damaged(self, number: int) -> T | None:
-        """It arrived damaged: it goes again, or is given up and returned after `MAX_TRIES`."""
-        flying = self._flying.get(number)
-        if flying is None:
-            return None
-        if flying.tries >= MAX_TRIES:
-            return self.landed(number)
-        flying.tries += 1
-        if number not in self._again:
-            self._again.append(number)
-        return None
-
-    def items(self) -> list[T]:
-        """All in flight, oldest first."""
-        return [f.item for f in self._flying.values()]
-
-
-@dataclass
-class Seen:
-    """Which blocks of one lane have arrived: all up to `_floor`, and those in `_above`.
-
-    A number given up by its sender leaves a hole; it is closed once the sender's window has passed
-    it.
-    """
-
-    _floor: int = 0
-    _above: set[int] = field(default_factory=set)
-
-    def __contains__(self, number: int) -> bool:
-        return number <= self._floor or number in self._above
-
-    def add(self, number: int) -> None:
-        self._above.add(number)
-        self._floor = max(self._floor, max(self._above) - WINDOW_BLOCKS)
-        while self._floor + 1 in self._above:
-            self._floor += 1
-        self._above = {n for n in self._above if n > self._floor}
-
-
-class Lane(Generic[T]):
-    """One data lane's books: what flies out, what has been seen coming in."""
-
-    def __init__(self, window_bytes: int) -> None:
-        self.flight: Flight[T] = Flight(window_bytes)
-        self.seen = Seen()
-
-
-class Link(Generic[T]):
-    """One link's books. `lanes` counts the data lanes. With two each direction has its own, where
-    no answer waits behind a block."""
+class PeerLink:
+    """`address`: where the other side is dialled; may change at any time. `wanted`: the incarnation
+    it was made for. `before`: the link with that node that has ended and is not over: until it is,
+    this one carries nothing."""
 
     def __init__(
-        self,
-        now_ns: int,
-        *,
-        patience: Patience | None = None,
-        lanes: int = 1,
-        window_bytes: int = 16 * MIB,
-        max_messages: int = 1000,
+        self, traffic: Traffic, address: Address | None, wanted: int, before: PeerLink | None
     ) -> None:
-        self.patience = patience or Patience()
-        self.health = Health(self.patience, now_ns)
-        self.outbox, self.inbox = Outbox(max_messages), Inbox()
-        self.lanes: tuple[Lane[T], ...] = tuple(Lane(window_bytes) for _ in range(lanes))
+        self.node = traffic.node
+        self.dials = traffic.dials
+        self.address = address
+        self.id: int | None = None  # the accepting side learns it
+        self.peer: Identity | None = None  # who is there, once anybody was
+        self.ended: Ended | None = None
+        self.is_over = False
+        self.is_up = False  # the receiver was told
+        self.is_leaving = False  # goodbye was said
+        self._before = before
+        self._is_finishing = False
+        self._when_over: list[Callable[[], None]] = []
+        self._wanted = wanted
+        self._traffic = traffic
+        self._messages = MessageChannel(traffic)
+        self._blocks = [
+            BlockChannel(traffic, index + 1) for index in range(traffic.options.block_channels)
+        ]
+        self.channels: list[Channel] = [self._messages, *self._blocks]
+        self._carried: dict[int, Endpoint] = {}  # by channel
+        self._parked: dict[int, Endpoint] = {}  # by channel: waits for the one it replaces
+        self.due_ns = traffic.health.due_ns
+
+    @property
+    def incarnation(self) -> int:
+        """Of who is there, or who is waited for."""
+        return self.peer.incarnation if self.peer is not None else self._wanted
+
+    @property
+    def is_open(self) -> bool:
+        """A connection carries messages now."""
+        return self.is_up and self._traffic.health.is_open
+
+    @property
+    def is_flushed(self) -> bool:
+        """All messages are confirmed, or cannot be: the other side is away."""
+        return not self._traffic.outbox or not self._traffic.health.is_open
+
+    def is_with(self, peer: Identity, asked: Dial) -> bool:
+        return self.id == asked.link and self.peer == peer
+
+    # what the keeper sends
+
+    def send(self, message: KeeperMessage) -> bool:
+        """False when there is no room, or the link has ended. Raises NotAMessage when no peer would
+        accept it."""
+        body = self._traffic.options.format.encode(message)
+        with self._traffic.lock:
+            if self.ended is not None or not self._traffic.outbox.put(body):
+                self._traffic.counts.add("would block")
+                return self._traffic.turned_away()
+            self._wake(0)
+            return True
+
+    def send_block(self, block: Outgoing) -> bool:
+        with self._traffic.lock:
+            if self.ended is not None or not self._traffic.queue(block):
+                self._traffic.counts.add("would block")
+                return self._traffic.turned_away()
+            for channel in self._blocks:
+                if channel.is_ours:
+                    self._wake(channel.index)
+            return True
+
+    def _wake(self, index: int) -> None:
+        endpoint = self._carried.get(index)
+        if endpoint is not None:
+            endpoint.wake()
+
+    # its connections
+
+    def wait_for_older(self, call: Callable[[], None]) -> bool:
+        """Whether an earlier link with that node is not over: then `call` is called when it is."""
+        if self._before is not None and self._before._then(call):
+            return True
+        self._before = None
+        return False
+
+    def take(self, endpoint: Endpoint) -> bool:
+        """A proven connection belongs to this link. False when it is not carried: not yet, because
+        it waits for the one that it replaces, or never, because the link has ended."""
+        older: list[Endpoint] = []
+        with self._traffic.lock:
+            why = self.ended.why if self.ended is not None else None
+            carried = self._carried.get(endpoint.index)
+            if endpoint.is_lost:
+                return False
+            if why is None and carried is None:
+                self._carried[endpoint.index] = endpoint
+                return True
+            if why is None and carried is not None:
+                older = [carried, *self._parked_at(endpoint.index)]
+                self._parked[endpoint.index] = endpoint
+        if why is not None:
+            endpoint.cut(why)
+        for one in older:
+            one.cut("replaced by a new connection")
+        return False
+
+    def _parked_at(self, index: int) -> list[Endpoint]:
+        return [self._parked[index]] if index in self._parked else []
+
+    def begin(self, endpoint: Endpoint, now_ns: int) -> bool:
+        """It is carried from now on. True the first time that messages are: the link is up."""
+        is_first = False
+        if endpoint.index == 0:
+            with self._traffic.lock:
+                self._traffic.health.opened(now_ns)
+                is_first = not self.is_up and self.ended is None
+            if is_first:
+                self._traffic.receiver.up(self.node)
+                self.is_up = True
+        with self._traffic.lock:
+            endpoint.begin(self.channels[endpoint.index].open(endpoint.wire, endpoint))
+        return is_first
+
+    def lose(self, endpoint: Endpoint, why: str, now_ns: int) -> Endpoint | None:
+        """That connection is over. The one that waited for it, if there is one."""
+        index = endpoint.index
+        with self._traffic.lock:
+            if self._parked.get(index) is endpoint:
+                del self._parked[index]
+            if self._carried.get(index) is not endpoint:
+                return None
+            del self._carried[index]
+            self._traffic.counts.add("connections lost")
+            channel = self.channels[index]
+            channel.failures = 1
+            channel.finals = 0
+            channel.away(why, now_ns)
+            return self._parked.pop(index, None)
+
+    def unreachable(self, index: int, why: str, is_final: bool, now_ns: int) -> int:
+        """A connection could not be made. How often in a row the refusal was final."""
+        channel = self.channels[index]
+        with self._traffic.lock:
+            channel.failures += 1
+            channel.finals = channel.finals + 1 if is_final else 0
+            channel.away(why, now_ns)
+            return channel.finals
+
+    def redial_ns(self, index: int) -> int | None:
+        """How long to wait before that channel is dialled again; None: not at all."""
+        if self.ended is not None:
+            return None
+        return self._traffic.options.timeouts.retry_ns(self.channels[index].failures)
+
+    # its life
+
+    def look(self, now_ns: int) -> Cut | Dead | None:
+        """Ask for its health; says ping where that is asked for."""
+        with self._traffic.lock:
+            asked = self._traffic.health.decide(now_ns)
+            self.due_ns = self._traffic.health.due_ns
+            if not isinstance(asked, SendPing):
+                return asked
+            self._messages.ping()
+            return None
+
+    def cut_messages(self, why: str) -> bool:
+        """End the connection that carries messages; False when that was done before."""
+        endpoint = self._carried.get(0)
+        return endpoint is not None and endpoint.cut(why)
+
+    def end(self, ended: Ended) -> bool:
+        """Take nothing any more, and cut its connections; False when that was done before."""
+        with self._traffic.lock:
+            if self.ended is not None:
+                return False
+            self.ended = ended
+            endpoints = [*self._carried.values(), *self._parked.values()]
+        for endpoint in endpoints:
+            endpoint.cut(ended.why)
+        return True
+
+    def _then(self, call: Callable[[], None]) -> bool:
+        """Have `call` called once this is over; False when it is already."""
+        with self._traffic.lock:
+            if self.is_over:
+                return False
+            self._when_over.append(call)
+            return True
+
+    def finish(self) -> list[Callable[[], None]] | None:
+        """If it has ended and no connection carries it: what was under way is lost, the receiver is
+        told, and it is over. What is to be called then; None when it is not over by this."""
+        with self._traffic.lock:
+            ended = self.ended
+            if ended is None or self._carried or self._is_finishing:
+                return None
+            self._is_finishing = True
+            lost = [block for channel in self._blocks for block in channel.flight.items()]
+            lost += self._traffic.waiting
+        try:
+            for block in lost:
+                block.done(ended.why)
+            if ended.tell:
+                self._traffic.receiver.dead(self.node, ended.why, ended.is_loss)
+        finally:
+            with self._traffic.lock:
+                self.is_over = True
+                calls = self._when_over
+                self._when_over = []
+        return calls

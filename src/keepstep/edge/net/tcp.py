@@ -1,8 +1,7 @@
-"""TCP: sockets as keepers want them, the handshake over one, and a pacer for links that are shaped
-in process.
+"""TCP: sockets as keepers want them, what a socket tells of its connection, and a pacer for links
+that are shaped in process.
 
-Comes in: addresses and options. Goes out: connected sockets on which both sides have proven
-themselves. Never interprets a byte: that is the state machine's (`core/wire/connection.py`).
+Comes in: addresses and options. Goes out: sockets that listen or are connected.
 """
 
 from __future__ import annotations
@@ -14,13 +13,8 @@ import struct
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from keepstep.model.units import KIB, MIB, S_NS
-from keepstep.model.wire import Opened, Refused
-
-if TYPE_CHECKING:
-    from keepstep.core.wire.connection import Connection
 
 Address = tuple[str, int]
 
@@ -127,34 +121,6 @@ def interface_of(host: str) -> str:
                 if socket.inet_ntoa(found[20:24]) == host:
                     return name
     return ""
-
-
-def shake_hands(sock: socket.socket, wire: Connection, limit_s: float) -> Opened | Refused:
-    """Until the connection is open or refused. Raises OSError when the other side goes away or
-    takes longer than `limit_s` in all.
-
-    The accepting side's last record is still in `wire.take()`: to be sent when everything is ready
-    for what follows.
-    """
-    deadline_ns = time.monotonic_ns() + round(limit_s * S_NS)
-    while True:
-        if out := wire.take():
-            sock.sendall(out)
-        left_s = (deadline_ns - time.monotonic_ns()) / S_NS
-        if left_s <= 0:
-            raise TimeoutError(f"no handshake within {limit_s} s")
-        sock.settimeout(left_s)
-        data = sock.recv(wire.wanted)
-        if not data:
-            raise ConnectionResetError("closed during the handshake")
-        event = wire.receive(data)
-        if isinstance(event, Refused):
-            with contextlib.suppress(OSError):
-                sock.sendall(wire.take())
-            return event
-        if isinstance(event, Opened):
-            sock.settimeout(None)
-            return event
 
 
 class Pacer:

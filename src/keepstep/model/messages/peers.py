@@ -1,7 +1,8 @@
 """What the keepers of different nodes say to each other, over their links.
 
 A `MeshMessage` is about one mesh and says its version: one of an older mesh is dropped, one of a
-mesh that is not known yet waits until it is. A `LinkMessage` is the link's own and goes no further.
+mesh that is not known yet waits until it is. `LinkGoodbye` is the link's own and goes no further;
+what else the ends of a link tell each other is no message but a `Signal` (`model/wire.py`).
 
 Rows that come by the thousand (a rank in a report, a snapshot in an inventory) are named tuples,
 which cross as lists.
@@ -10,7 +11,7 @@ which cross as lists.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 from keepstep.model.bounds import (
     U32,
@@ -29,8 +30,6 @@ from keepstep.model.messages.persister import ActName
 from keepstep.model.restore_sources import HeldParity, HeldSnapshot, RestoreSource
 from keepstep.model.snapshot import Stamp
 from keepstep.model.wire import BlockRange
-
-BlockResult = Literal["got", "damaged", "unwanted"]
 
 # -- to the leader: what a node has
 
@@ -394,39 +393,6 @@ class LinkGoodbye:
     reason: Sentence
 
 
-@dataclass(frozen=True, slots=True)
-class Ping:
-    """Answered by `Pong` with the same time, which is the sender's own."""
-
-    KIND: ClassVar = "ping"
-    sent_ns: Count
-
-
-@dataclass(frozen=True, slots=True)
-class Pong:
-    """The answer."""
-
-    KIND: ClassVar = "pong"
-    sent_ns: Count
-
-
-@dataclass(frozen=True, slots=True)
-class Confirmed:
-    """All messages up to this number have arrived."""
-
-    KIND: ClassVar = "got"
-    number: Count
-
-
-@dataclass(frozen=True, slots=True)
-class BlockAnswer:
-    """What became of the block of this number."""
-
-    KIND: ClassVar = "block"
-    number: Count
-    result: BlockResult
-
-
 SnapshotMessage = (
     CopyOffer | CopyAccepted | CopyDeclined | CopyAcked | CopyUnavailable | FetchRanges
 )
@@ -441,5 +407,4 @@ MeshMessage = (
     | VoteWord
     | CheckpointWord
 )
-LinkMessage = LinkGoodbye | Ping | Pong | Confirmed | BlockAnswer
-KeeperMessage = MeshMessage | LinkMessage
+KeeperMessage = MeshMessage | LinkGoodbye

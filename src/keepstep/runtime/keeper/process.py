@@ -25,10 +25,10 @@ from keepstep.edge.os.journal import Journal
 from keepstep.edge.os.threads import Threads
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.model.units import S_NS
-from keepstep.ports import Box, Receiver
+from keepstep.ports import Box, Links, Receiver
 from keepstep.runtime.keeper.keeper import Keeper
+from keepstep.runtime.keeper.open_links import open_tcp_links
 from keepstep.runtime.keeper.persister_client import PersisterClient, persister_command
-from keepstep.runtime.keeper.tcp_links import TcpLinks
 from keepstep.runtime.replication.pacing import Pacing
 from keepstep.runtime.world import World
 
@@ -73,11 +73,11 @@ class KeeperProcess:
         address: tuple[str, int],
         dead_ns: int,
         receiver: Receiver,
-    ) -> TcpLinks:
+    ) -> Links:
         """See `ports.OpenLinks`."""
         interleaves = self._settings.interleave == "auto"
         gate = Pacing(self._settings.job_dir, address[0], self._journal) if interleaves else None
-        return TcpLinks(job_hash, incarnation, address, dead_ns, receiver, gate)
+        return open_tcp_links(job_hash, incarnation, address, dead_ns, receiver, gate)
 
     def _post(self, call: Callable[[], None]) -> None:
         """From any thread."""

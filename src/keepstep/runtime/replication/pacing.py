@@ -30,7 +30,6 @@ from keepstep.core.pacing.gate import Terms, grant, room
 from keepstep.core.pacing.schedule import Plan, Reserve, plan_of
 from keepstep.core.pacing.step_profile import FULL_STEPS, Profile, Rhythm, intersection
 from keepstep.edge.net.tcp import interface_of
-from keepstep.edge.net.traffic import Flow
 from keepstep.edge.shm.collective_profile_page import (
     COUNT_FILE,
     PLAN_FILE,
@@ -42,6 +41,7 @@ from keepstep.edge.shm.memory import MEMORY
 from keepstep.model.rhythm import Interleaved, Told
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import KIB, MIB, MS_NS, S_NS, human_bytes
+from keepstep.model.wire import Flow
 from keepstep.ports import Journal
 
 LOOK_NS = 50 * MS_NS

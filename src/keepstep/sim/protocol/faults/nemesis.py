@@ -29,6 +29,7 @@ class Nemesis:
         self._job, self._world = job, job.world
         self._random = self._world.stream("nemesis")
         self._blocked: list[tuple[int, int]] = []
+        self._stalled: list[tuple[int, int]] = []
         self._over = False
         plan = job.plan
         for _ in range(plan.faults):
@@ -67,6 +68,7 @@ class Nemesis:
                     (2, self._flap),
                 ),
                 *((2, self._flip_on_the_wire), (1, self._meeting_away)),
+                *((2, self._half_open), (2, self._stall)),
             ]
         if self._job.plan.racks:
             kinds.append((2, self._lose_rack))
@@ -99,6 +101,9 @@ class Nemesis:
         self._world.note("nemesis", "heals everything")
         self._job.network.unblock(self._blocked)
         self._blocked = []
+        for path in self._stalled:
+            self._job.network.unstall(path)
+        self._stalled = []
         self._job.network.flips = 0.0
         store = self._job.store
         store.slow, store.full, store.away, store.torn, store.lying = 1, False, False, 0.0, False
@@ -282,14 +287,41 @@ class Nemesis:
 
     def _flap_once(self, a: int, b: int) -> None:
         if not self._over:
-            for connection in list(self._job.network.connections):
-                if (a, b) in connection.paths:
-                    connection.cut("reset")
+            for pipe in list(self._job.network.connections):
+                if (a, b) in pipe.paths:
+                    pipe.cut("reset")
+
+    def _half_open(self) -> str | None:
+        """What comes of it: the end that has lost it dials again, while the other still has it."""
+        pipes = list(self._job.network.connections)
+        if not pipes:
+            return None
+        end = self._random.choice(self._random.choice(pipes).ends)
+        end.break_off("connection reset by somebody between")
+        return f"machine {end.machine} alone loses a connection with machine {end.other.machine}"
+
+    def _stall(self) -> str | None:
+        pair = self._pair()
+        if pair is None:
+            return None
+        for_ns = self._for_ns(1.5 * self._dead_s())
+        self._job.network.stall(pair)
+        self._stalled.append(pair)
+        self._world.after(for_ns, None, self._unstall, pair)
+        return (
+            f"nothing is read of what machine {pair[0]} sends to {pair[1]} for "
+            f"{for_ns / S_NS:.3f} s"
+        )
+
+    def _unstall(self, pair: tuple[int, int]) -> None:
+        if not self._over:
+            self._job.network.unstall(pair)
+            self._stalled.remove(pair)
 
     def _flip_on_the_wire(self) -> str | None:
         self._job.network.flips = self._random.choice((0.01, 0.05))
         self._world.after(self._for_ns(5.0), None, self._wire_is_good)
-        return f"of all blocks {self._job.network.flips:.0%} arrive damaged"
+        return f"of all that is sent {self._job.network.flips:.0%} arrives damaged"
 
     def _wire_is_good(self) -> None:
         self._job.network.flips = 0.0

@@ -1,0 +1,257 @@
+"""Block channel: blocks, each answered: got, damaged (it is sent again) or unwanted.
+
+Comes in: blocks that wait in the link's queue, bytes that arrive. Goes out: block headers and
+answers as frames, the blocks' own bytes straight from the memory their sender names, and on the
+other side straight into the memory their receiver names: nothing is copied here. Each side hashes a
+block once, outside of any lock.
+
+Of several channels each side sends its blocks on every other one: there its answers to the other
+side's never wait behind a block. With a gate a block is begun, and goes on, only as far as the gate
+says.
+"""
+
+from __future__ import annotations
+
+from keepstep.core.wire.channel import NOTHING, Channel, Line, Pieces, refuse
+from keepstep.core.wire.connection import Connection
+from keepstep.core.wire.delivery import Flight, Seen
+from keepstep.core.wire.traffic import Outgoing, RunningHash, Traffic
+from keepstep.model.units import KIB, MIB
+from keepstep.model.wire import (
+    BlockComing,
+    BlockHeader,
+    BlockWhole,
+    Received,
+    Refused,
+    Signal,
+    Signalled,
+)
+
+CHUNK_BYTES = 1 * MIB  # received and hashed at once: the bytes are still in the cache
+FRAME_BYTES = 4 * KIB  # of a frame, received at once
+DRAIN_BYTES = 256 * KIB  # of what nobody wants, received at once
+
+_WHY_NOT = {
+    Signal.BLOCK_GOT: None,
+    Signal.BLOCK_UNWANTED: "the other side does not want it",
+    Signal.BLOCK_DAMAGED: "it arrived damaged every time: does its source change?",
+}
+
+
+class BlockChannel(Channel):
+    """Channel 1 or one behind it."""
+
+    def __init__(self, traffic: Traffic, index: int) -> None:
+        super().__init__(traffic, index)
+        self.flight: Flight[Outgoing] = Flight(traffic.options.window_bytes)
+        self.seen = Seen()
+        turn = (index - 1) % 2 == (0 if traffic.dials else 1)
+        self.is_ours = traffic.options.block_channels == 1 or turn
+
+    @property
+    def has_more(self) -> bool:
+        """There is a block to send, if there is room for it."""
+        return self.flight.has_again or (self.is_ours and bool(self._traffic.waiting))
+
+    def open(self, wire: Connection, line: Line) -> BlockStream:
+        self.flight.rewind()
+        return BlockStream(self._traffic, self, wire, line)
+
+
+class _Placed:
+    """A block on its way into the place that somebody named for it."""
+
+    def __init__(self, header: BlockHeader, place: memoryview, hash: RunningHash) -> None:
+        self.header = header
+        self.hash = hash
+        self._place = place
+        self._at = 0
+
+    def next(self) -> memoryview:
+        return self._place[self._at : self._at + CHUNK_BYTES]
+
+    def took(self, nbytes: int) -> bool:
+        """Whether that was the rest."""
+        self.hash.update(self._place[self._at : self._at + nbytes])
+        self._at += nbytes
+        return self._at == len(self._place)
+
+
+class _Unwanted:
+    """A block that is read and thrown away: nobody wants it, or it came before."""
+
+    def __init__(self, header: BlockHeader, answer: Signal) -> None:
+        self.header = header
+        self.answer = answer
+        self._left_bytes = header.span.length
+        self._scratch = memoryview(bytearray(min(self._left_bytes, DRAIN_BYTES)))
+
+    def next(self) -> memoryview:
+        return self._scratch[: self._left_bytes]
+
+    def took(self, nbytes: int) -> bool:
+        """Whether that was the rest."""
+        self._left_bytes -= nbytes
+        return self._left_bytes == 0
+
+
+class BlockStream:
+    """See `Stream`."""
+
+    def __init__(
+        self, traffic: Traffic, channel: BlockChannel, wire: Connection, line: Line
+    ) -> None:
+        self._traffic = traffic
+        self._channel = channel
+        self._wire = wire
+        self._line = line
+        self.pause_ns: int | None = None
+        self._answers: list[tuple[Signal, int]] = []  # to be sent
+        self._rest: memoryview | None = None  # of the block that is being sent
+        self._granted_bytes = 0  # by the gate, and not yet sent
+        self._frame = memoryview(bytearray(FRAME_BYTES))
+        self._arriving: _Placed | _Unwanted | None = None
+
+    # sending
+
+    def next_pieces(self) -> Pieces:
+        self.pause_ns = None
+        if self._rest is not None:
+            if len(self._rest):
+                return self._next_of_block(self._rest)
+            self._rest = None
+            self._traffic.relieved()
+        if not self._answers and not self._channel.has_more:
+            return NOTHING  # looked at without the lock: what comes now says `wake` afterwards
+        item = None
+        with self._traffic.lock:
+            answers = self._answers
+            self._answers = []
+            if not answers:
+                item = self._next_block()
+        if answers:
+            return (b"".join([self._wire.signal(answer, number) for answer, number in answers]),)
+        return NOTHING if item is None else self._begin_block(*item)
+
+    def _next_block(self) -> tuple[int, Outgoing] | None:
+        """With the lock held: the block whose turn it is, and its number."""
+        traffic = self._traffic
+        flight = self._channel.flight
+        if (again := flight.next_again()) is not None:
+            traffic.counts.add("blocks sent again")
+            return again
+        if not self._channel.has_more or not flight.has_room():
+            return None
+        if not self._may_go(traffic.waiting[0].span.length):
+            return None
+        block = traffic.unqueue()
+        return flight.start(block, block.span.length), block
+
+    def _begin_block(self, number: int, block: Outgoing) -> Pieces:
+        # before: none leave uncounted when it breaks half way
+        self._traffic.counts.add("block bytes sent", block.span.length)
+        checksum = block.checksum
+        if checksum is None:
+            checksum = self._traffic.options.hashing.checksum(block.source)
+        header = self._wire.block(BlockHeader(block.span, checksum, number))
+        return (header, *self._next_of_block(block.source))
+
+    def _next_of_block(self, rest: memoryview) -> Pieces:
+        """What is left of a block, or as much of it as may go now."""
+        self._rest = rest
+        nbytes = len(rest)
+        if self._traffic.options.gate is not None:
+            with self._traffic.lock:
+                if not self._may_go(nbytes):
+                    return NOTHING
+                nbytes = self._granted_bytes
+                self._granted_bytes = 0
+        self._rest = rest[nbytes:]
+        return (rest[:nbytes],)
+
+    def _may_go(self, nbytes: int) -> bool:
+        """With the lock held: some of so many bytes, if the gate says so."""
+        gate = self._traffic.options.gate
+        if gate is None or self._granted_bytes:
+            return True
+        self._granted_bytes, wait_ns = gate.ask(nbytes, self._line.flow())
+        if not self._granted_bytes:
+            self.pause_ns = wait_ns
+        return self._granted_bytes > 0
+
+    # receiving
+
+    def get_buffer(self) -> memoryview:
+        if self._arriving is not None:
+            return self._arriving.next()
+        return self._frame[: self._wire.readable]
+
+    def buffer_updated(self, nbytes: int, now_ns: int) -> None:
+        if self._arriving is not None:
+            self._traffic.counts.add("block bytes received", nbytes)
+            if self._arriving.took(nbytes):
+                self._arrived(self._arriving)
+            return
+        data = self._frame[:nbytes]
+        at = 0
+        while at < nbytes and self._line.closing is None:
+            event, at = self._wire.read(data, at)
+            match event:
+                case Signalled():
+                    self._answered(event.signal, event.number)
+                case BlockComing():
+                    self._coming(event.header)
+                case Received():
+                    refuse(self._traffic, self._line, "a message where only blocks go")
+                case Refused():
+                    self._traffic.counts.refused(event)
+                    if self._wire.closed:
+                        self._line.cut(str(event))
+
+    def _answered(self, answer: Signal, number: int) -> None:
+        if answer not in _WHY_NOT:
+            return refuse(self._traffic, self._line, f"{answer.name} where only blocks go")
+        flight = self._channel.flight
+        with self._traffic.lock:
+            if answer is Signal.BLOCK_DAMAGED:
+                block = flight.damaged(number)
+            else:
+                block = flight.landed(number)
+            if block is None or self._traffic.waiting:
+                self._line.wake()  # there is room for another one, or this one goes again
+        if block is not None:
+            block.done(_WHY_NOT[answer])
+
+    def _coming(self, header: BlockHeader) -> None:
+        traffic = self._traffic
+        is_repeated = header.number in self._channel.seen
+        place = None if is_repeated else traffic.receiver.place(traffic.node, header.span)
+        if place is None:
+            answer = Signal.BLOCK_GOT if is_repeated else Signal.BLOCK_UNWANTED
+            self._arriving = _Unwanted(header, answer)
+        else:
+            assert place.nbytes == header.span.length, (
+                f"a place of {place.nbytes} bytes for {header.span.length}"
+            )
+            self._arriving = _Placed(header, place, traffic.options.hashing.begin())
+
+    def _arrived(self, arrived: _Placed | _Unwanted) -> None:
+        """All of a block's bytes are there."""
+        self._arriving = None
+        header = arrived.header
+        if isinstance(arrived, _Unwanted):
+            self._wire.block_received(header.checksum)
+            return self._answer(header, arrived.answer)
+        found = arrived.hash.intdigest()
+        if isinstance(self._wire.block_received(found), BlockWhole):
+            self._channel.seen.add(header.number)
+            self._traffic.receiver.block(self._traffic.node, header.span, found)
+            self._answer(header, Signal.BLOCK_GOT)
+        else:
+            self._traffic.counts.add("blocks damaged")
+            self._answer(header, Signal.BLOCK_DAMAGED)
+
+    def _answer(self, header: BlockHeader, answer: Signal) -> None:
+        with self._traffic.lock:
+            self._answers.append((answer, header.number))
+            self._line.wake()

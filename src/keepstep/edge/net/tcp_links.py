@@ -1,0 +1,118 @@
+"""TCP links: a keeper's links to those of other nodes as `ports.Links`: `edge/net/peers.py`, made
+anew with each number that this keeper is given.
+
+The address is reserved at once, because others are told where to dial before this keeper is told
+which node it is.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from keepstep.edge.net.peers import PeerOptions, Peers
+from keepstep.edge.net.tcp import Address, TcpOptions
+from keepstep.errors import KeeperError
+from keepstep.model.messages.peers import MeshMessage
+from keepstep.model.units import S_NS
+from keepstep.model.wire import Identity, Span
+
+if TYPE_CHECKING:
+    from keepstep.core.wire.link_table import LinkTable, Shell
+
+NewLinkTable = Callable[[Identity, bytes, "Shell"], "LinkTable"]
+
+
+class TcpLinks:
+    """See `ports.Links`."""
+
+    def __init__(
+        self,
+        job_hash: bytes,
+        incarnation: int,
+        address: Address,
+        silence_ns: int,
+        new_table: NewLinkTable,
+    ) -> None:
+        """`silence_ns`: bytes that the other kernel has not acknowledged for so long break a
+        connection. `new_table(me, secret, shell)`: the table of links of that keeper.
+
+        Raises KeeperError when the address is not this node's, or taken.
+        """
+        self._job_hash = job_hash
+        self._incarnation = incarnation
+        self._new_table = new_table
+        self._tcp = TcpOptions(unacked_s=silence_ns / S_NS)
+        self._reserved: socket.socket | None = _reserve(address)
+        self.address: Address = self._reserved.getsockname()[:2]
+        self._who: tuple[int, bytes] | None = None
+        self._peers: Peers | None = None
+
+    def be(self, node: int, secret: bytes) -> None:
+        if self._who == (node, secret):
+            return
+        if self._peers is not None:
+            self._peers.close("another number")
+        self._who = (node, secret)
+        self._peers = None
+        me = Identity(self._job_hash, node, self._incarnation)
+        self._peers = Peers(
+            lambda shell: self._new_table(me, secret, shell),
+            PeerOptions(bind=self.address, tcp=self._tcp),
+        )
+        self._free()
+
+    def _free(self) -> None:
+        if self._reserved is not None:
+            self._reserved.close()
+            self._reserved = None
+
+    def connect(self, node: int, address: Address, incarnation: int = 0) -> None:
+        assert self._peers is not None, "which node this is comes first"
+        self._peers.connect(node, address, incarnation)
+
+    def send(self, node: int, message: MeshMessage) -> bool:
+        return self._peers is not None and self._peers.send(node, message)
+
+    def send_block(
+        self,
+        node: int,
+        span: Span,
+        source: memoryview,
+        done: Callable[[str | None], None],
+        checksum: int | None = None,
+    ) -> bool:
+        return self._peers is not None and self._peers.send_block(
+            node, span, source, done, checksum
+        )
+
+    def is_open(self, node: int) -> bool:
+        return self._peers is not None and self._peers.is_open(node)
+
+    def counts(self) -> dict[str, int]:
+        return self._peers.counts() if self._peers is not None else {}
+
+    def close(self, reason: str = "closing") -> None:
+        if self._peers is not None:
+            self._peers.close(reason)
+        self._free()
+
+
+def _reserve(address: Address) -> socket.socket:
+    """Bound and not listening: a listener can bind beside it once the node's number is known.
+
+    Raises KeeperError.
+    """
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind(address)
+    except (OSError, ValueError) as error:  # ValueError: it is no host name at all
+        sock.close()
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise KeeperError(
+            f"host: expected an address of this machine with port {address[1]} free, "
+            f"found {address[0]!r}: {why}"
+        ) from error
+    return sock

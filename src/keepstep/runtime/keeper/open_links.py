@@ -1,0 +1,54 @@
+"""Open links: a keeper's links as `ports.OpenLinks` asks for them: the state machines of
+`core/wire/` with the sockets of `edge/net/`."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+from keepstep.coding.checksum import checksum, running_checksum
+from keepstep.core.wire.connection import NONCE_BYTES
+from keepstep.core.wire.health import LinkTimeouts
+from keepstep.core.wire.link_table import Entropy, LinkTable, Shell
+from keepstep.core.wire.traffic import Gate, Hashing, LinkOptions
+from keepstep.edge.net.tcp_links import TcpLinks
+from keepstep.model.wire import Identity
+from keepstep.ports import Receiver
+
+HASHING = Hashing(checksum, running_checksum)
+
+
+def new_link_table(
+    me: Identity, secret: bytes, receiver: Receiver, shell: Shell, options: LinkOptions
+) -> LinkTable:
+    """A table of links for a shell of several threads."""
+    return LinkTable(
+        me=me,
+        secret=secret,
+        receiver=receiver,
+        shell=shell,
+        options=options,
+        entropy=Entropy(lambda: os.urandom(NONCE_BYTES), time.monotonic_ns()),
+        new_lock=threading.Lock,
+    )
+
+
+def open_tcp_links(
+    job_hash: bytes,
+    incarnation: int,
+    address: tuple[str, int],
+    dead_ns: int,
+    receiver: Receiver,
+    gate: Gate | None = None,
+) -> TcpLinks:
+    """See `ports.OpenLinks`. `gate`: says when blocks may go; without one they always may."""
+    timeouts = LinkTimeouts.within(dead_ns)
+    options = LinkOptions(hashing=HASHING, timeouts=timeouts, gate=gate)
+    return TcpLinks(
+        job_hash,
+        incarnation,
+        address,
+        timeouts.silence_ns,
+        lambda me, secret, shell: new_link_table(me, secret, receiver, shell, options),
+    )
