@@ -19,7 +19,7 @@ from keepstep.model.snapshot import Phase
 from keepstep.model.topology import Copies, parse_policy
 from keepstep.model.units import GIB, MS_NS
 from keepstep.sim.protocol.measured import aftermath_of, pace_of, payload_bytes
-from keepstep.sim.protocol.network import Wires
+from keepstep.sim.protocol.wire.network import Wires
 from keepstep.sim.protocol.pace import Pace
 from keepstep.sim.protocol.job.plan import Plan
 from keepstep.sim.protocol.record import Begun, Record

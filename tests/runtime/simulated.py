@@ -20,10 +20,10 @@ from keepstep.model.units import GIB, MS_NS, S_NS
 from keepstep.ports import Links, Receiver
 from keepstep.runtime.keeper.keeper import Keeper
 from keepstep.runtime.world import World as Surroundings
-from keepstep.sim.protocol.links import SimLinks
+from keepstep.sim.protocol.wire.links import SimLinks
 from keepstep.sim.protocol.world.machine import UID, Machine, SimExecutor, SimJournal
 from keepstep.sim.protocol.world.memory import SimMemory
-from keepstep.sim.protocol.network import Network, Wires
+from keepstep.sim.protocol.wire.network import Network, Wires
 from keepstep.sim.protocol.store import SharedStore, SimCheckpoints, SimWriter
 from keepstep.sim.protocol.world.world import World
 

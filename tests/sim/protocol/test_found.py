@@ -17,9 +17,9 @@ from keepstep.model.units import KIB, MS_NS, PAGE_BYTES, S_NS
 from keepstep.model.wire import Part, Span
 from keepstep.runtime.replication.node import Node
 from keepstep.sim.protocol.job.job import Job, Outcome
-from keepstep.sim.protocol.links import SimLinks
+from keepstep.sim.protocol.wire.links import SimLinks
 from keepstep.sim.protocol.world.memory import SimMemory
-from keepstep.sim.protocol.network import Wires
+from keepstep.sim.protocol.wire.network import Wires
 from keepstep.sim.protocol.job.plan import Plan
 from keepstep.sim.protocol.site import Site
 from keepstep.sim.protocol.swarm import CHECKERS

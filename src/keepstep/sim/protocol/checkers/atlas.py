@@ -20,7 +20,7 @@ from keepstep.model.messages.peers import HorizonWord, MeshMessage
 from keepstep.model.rounds import verdict_from_text
 from keepstep.model.snapshot import Stamp
 from keepstep.model.topology import Auto, parse_policy
-from keepstep.sim.protocol.links import SimLinks
+from keepstep.sim.protocol.wire.links import SimLinks
 from keepstep.sim.protocol.trainer import Rank
 from keepstep.sim.protocol.job.observer import Checker
 

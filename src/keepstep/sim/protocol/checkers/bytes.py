@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from keepstep.model.messages.peers import CopyAcked, MeshMessage
 from keepstep.model.snapshot import Stamp
-from keepstep.sim.protocol.links import SimLinks
+from keepstep.sim.protocol.wire.links import SimLinks
 from keepstep.sim.protocol.checkers.inspection import Onlooker
 from keepstep.sim.protocol.trainer import Rank
 from keepstep.sim.protocol.job.observer import Checker

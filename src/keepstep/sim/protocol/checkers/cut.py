@@ -15,7 +15,7 @@ from __future__ import annotations
 from keepstep.model.messages.peers import HorizonWord, MeshMessage
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import S_NS
-from keepstep.sim.protocol.links import SimLinks
+from keepstep.sim.protocol.wire.links import SimLinks
 from keepstep.sim.protocol.checkers.inspection import restorable
 from keepstep.sim.protocol.trainer import Rank
 from keepstep.sim.protocol.job.observer import Checker

@@ -17,7 +17,7 @@ from keepstep.edge.shm.collective_profile_page import CollectiveProfileWriter
 from keepstep.model.messages.agent_rank import RegroupAt
 from keepstep.model.units import MS_NS
 from keepstep.ports import Clock, Memory
-from keepstep.sim.protocol.network import Network
+from keepstep.sim.protocol.wire.network import Network
 from keepstep.sim.protocol.world.world import Process, World
 
 LOOK_NS = 10 * MS_NS

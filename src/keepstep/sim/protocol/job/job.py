@@ -20,7 +20,7 @@ from keepstep.sim.protocol.job.observer import Observer, Observers
 from keepstep.sim.protocol.job.oracle import Oracle
 from keepstep.sim.protocol.job.plan import Plan
 from keepstep.sim.protocol.job.surroundings import Surroundings
-from keepstep.sim.protocol.network import Network
+from keepstep.sim.protocol.wire.network import Network
 from keepstep.sim.protocol.world.kv import KVPath, KVPlace
 from keepstep.sim.protocol.world.machine import Machine
 from keepstep.sim.protocol.world.world import World

@@ -9,7 +9,7 @@ from __future__ import annotations
 from keepstep.errors import MeetingError
 from keepstep.model.messages.agent_rank import RegroupAt
 from keepstep.sim.protocol.job.collectives import MeetingPlace
-from keepstep.sim.protocol.network import Network
+from keepstep.sim.protocol.wire.network import Network
 from keepstep.sim.protocol.world.world import Process, World
 
 FIRST_PORT = 40_000

@@ -41,7 +41,7 @@ from keepstep.sim.protocol.job.overheard import Overheard
 from keepstep.sim.protocol.job.processes import SimProbes, SimRankProcesses, Standby
 from keepstep.sim.protocol.job.program import Program, Script
 from keepstep.sim.protocol.job.surroundings import Surroundings
-from keepstep.sim.protocol.links import SimLinks
+from keepstep.sim.protocol.wire.links import SimLinks
 from keepstep.sim.protocol.world.boxes import LocalSockets, SimBox
 from keepstep.sim.protocol.world.executor import SerialExecutor, SimExecutor, TrainerExecutor
 from keepstep.sim.protocol.world.machine import UID, Machine, SimJournal

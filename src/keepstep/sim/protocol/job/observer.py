@@ -15,7 +15,7 @@ from keepstep.model.mesh import Mesh
 from keepstep.model.messages.peers import MeshMessage
 from keepstep.model.snapshot import Phase, Stamp
 from keepstep.sim.protocol.job.program import Program
-from keepstep.sim.protocol.links import SimLinks
+from keepstep.sim.protocol.wire.links import SimLinks
 from keepstep.sim.protocol.world.machine import Machine
 from keepstep.sim.protocol.world.world import Process
 

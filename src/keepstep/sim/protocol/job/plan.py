@@ -12,7 +12,7 @@ from typing import Literal
 
 from keepstep.model.units import KIB, MIB, MS_NS, S_NS
 from keepstep.sim.protocol.job.program import EvenTempo, Tempo
-from keepstep.sim.protocol.network import Wires
+from keepstep.sim.protocol.wire.network import Wires
 
 Launcher = Literal["agents", "foreign"]
 

@@ -14,7 +14,7 @@ from keepstep.sim.protocol.job.observer import Observers
 from keepstep.sim.protocol.job.oracle import Oracle
 from keepstep.sim.protocol.job.plan import Plan
 from keepstep.sim.protocol.job.program import Program
-from keepstep.sim.protocol.network import Network
+from keepstep.sim.protocol.wire.network import Network
 from keepstep.sim.protocol.world.kv import KVPlace
 from keepstep.sim.protocol.world.world import Process, World
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from keepstep.sim.protocol.network import Network
+    from keepstep.sim.protocol.wire.network import Network
     from keepstep.sim.protocol.world.world import Process
 
 Piece = bytes | memoryview

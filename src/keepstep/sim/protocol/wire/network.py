@@ -14,12 +14,12 @@ from keepstep.core.wire.health import LinkTimeouts
 from keepstep.errors import KeeperError
 from keepstep.model.messages.peers import MeshMessage
 from keepstep.model.units import MIB, MS_NS, S_NS
-from keepstep.sim.protocol.light import light_timeouts, wire_format
-from keepstep.sim.protocol.pipe import Piece, Pipe, SimSocket
+from keepstep.sim.protocol.wire.light import light_timeouts, wire_format
+from keepstep.sim.protocol.wire.pipe import Piece, Pipe, SimSocket
 from keepstep.sim.protocol.world.world import Process, World
 
 if TYPE_CHECKING:
-    from keepstep.sim.protocol.links import SimLinks
+    from keepstep.sim.protocol.wire.links import SimLinks
 
 FIRST_PORT = 20_000
 SYN_WAITS_NS = (1 * S_NS, 2 * S_NS, 2 * S_NS)  # Linux asks after 1 s and 3 s; 5 s are all we wait

@@ -19,8 +19,8 @@ from keepstep.model.messages.peers import MeshMessage
 from keepstep.model.units import MS_NS, S_NS
 from keepstep.model.wire import Flow, Identity, Span
 from keepstep.ports import Receiver
-from keepstep.sim.protocol.network import Network
-from keepstep.sim.protocol.pipe import Piece, SimSocket
+from keepstep.sim.protocol.wire.network import Network
+from keepstep.sim.protocol.wire.pipe import Piece, SimSocket
 from keepstep.sim.protocol.world.world import Process
 
 WATCH_NS = 100 * MS_NS
