@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keepstep.edge.shm.collective_profile_page import CollectiveProfileWriter
+from keepstep.edge.shm.collective_profile_page import RhythmWriter as CollectiveProfileWriter
 from keepstep.model.messages.agent_rank import RegroupAt
 from keepstep.model.units import MS_NS
 from keepstep.ports import Clock, Memory
@@ -99,7 +99,7 @@ class MeetingPlace:
         if any(not entry.groups.is_at(self) for entry in entries.values()):
             return  # one died or gave up meanwhile: nobody gets the result
         machines = {entry.groups.process.machine.number for entry in entries.values()}
-        if not self._network.is_quiet:
+        if self._network.is_faulty:
             carries = self._network.carries
             if not all(carries(a, b) for a in machines for b in machines if a != b):
                 self._world.after(LOOK_NS, None, self._over, entries, combine)
@@ -238,9 +238,7 @@ class SimGroups:
         self._place.enter("gather", self, mine, MS_NS, list, then)
 
     def record_profile(self, path: Path) -> None:
-        self._profile = CollectiveProfileWriter(
-            self._memory, path, self._clock.monotonic_ns, "sim0"
-        )
+        pass
 
     def profile_step(self, step: int) -> None:
         if self._profile is not None:

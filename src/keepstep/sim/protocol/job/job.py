@@ -23,7 +23,7 @@ from keepstep.sim.protocol.job.surroundings import Surroundings
 from keepstep.sim.protocol.wire.network import Network
 from keepstep.sim.protocol.world.kv import KVPath, KVPlace
 from keepstep.sim.protocol.world.machine import Machine
-from keepstep.sim.protocol.world.world import World
+from keepstep.sim.protocol.world.world import Crash, World
 
 NAME = "simulated"
 MEETING_PORT = 29400
@@ -58,6 +58,7 @@ class Job:
         self.faults: list[str] = []
         self.lost_steps = 0
         self._random = world.stream("job")
+        world.on_crash = self._crashed
         network = Network(world, plan.wires)
         first_host = Machine(world, 0, None, 0).host
         self.around = Surroundings(
@@ -119,6 +120,11 @@ class Job:
         self.world.note("checker", f"VIOLATED {property_}: {what}")
         self.world.stop()
 
+    def _crashed(self, crash: Crash) -> None:
+        # Where not even a page can be had, who ends so is started again.
+        if not isinstance(crash.error, MemoryBudgetError):
+            self.violate("no crash", str(crash))
+
     # -- the end
 
     @property
@@ -141,11 +147,6 @@ class Job:
         world = self.world
         world.after(S_NS, None, self._look)
         world.run(self.plan.limit_ns)
-        if not self.violations:
-            for crash in world.crashes:
-                if isinstance(crash.error, MemoryBudgetError):
-                    continue  # not even a page can be had: who ends so is started again
-                self.violations.append(f"no crash: {crash}")
         if not self.violations and not self.is_over:
             self.violations.append(
                 f"liveness: the job has not ended after {world.now_ns / S_NS:.0f} s"

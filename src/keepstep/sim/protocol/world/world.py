@@ -87,7 +87,7 @@ class World:
         self.now_ns = 0
         self.events = 0
         self.trace = Trace()
-        self.crashes: list[Crash] = []
+        self.on_crash: Callable[[Crash], None] = _nobody
         self.calls: dict[str, int] = {}  # of ports, by the role of the process that made them
         self.stopped = False
         self._fault = fault
@@ -154,7 +154,7 @@ class World:
         if isinstance(error, Killed):
             whose.end(str(error))
         else:
-            self.crashes.append(Crash(whose.name, self.now_ns, error))
+            self.on_crash(Crash(whose.name, self.now_ns, error))
             whose.end(f"crashed: {type(error).__name__}: {error}")
 
 
@@ -246,3 +246,7 @@ class Process:
         ends, self.on_end = self.on_end, []
         for call in ends:
             call()
+
+
+def _nobody(crash: Crash) -> None:
+    """Nobody wants to know."""
