@@ -14,16 +14,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from keepstep.sim.protocol.checkers.account import AccountSumsUp
+from keepstep.sim.protocol.checkers.atlas import Atlas
 from keepstep.sim.protocol.checkers.bytes import NoWrongBytes
 from keepstep.sim.protocol.checkers.cut import ACutExists
 from keepstep.sim.protocol.checkers.lost import LostSteps
 from keepstep.sim.protocol.checkers.memory import MemoryWithinBudget
 from keepstep.sim.protocol.checkers.verdict import Verdicts
 from keepstep.sim.protocol.checkers.writer import OneWriter
-from keepstep.sim.protocol.job.job import Job, Outcome
 from keepstep.sim.protocol.faults.nemesis import Nemesis
+from keepstep.sim.protocol.job.job import Job, Outcome
 from keepstep.sim.protocol.job.plan import Plan, small
-from keepstep.sim.protocol.world.world import World
+from keepstep.sim.protocol.world.world import PortFault, World
 
 TELL_EVERY = 500
 CHECKERS = (
@@ -37,13 +38,18 @@ CHECKERS = (
 )
 
 
-def run(
-    seed: int, plan: Plan | None = None, fault_at: int | None = None, deadly: bool = True
-) -> Outcome:
+def run(seed: int, plan: Plan | None = None, fault: PortFault | None = None) -> Outcome:
     """One run, to its end."""
-    job = Job(plan or small(seed), World(seed, fault_at, deadly), CHECKERS)
+    job = Job(plan or small(seed), World(seed, fault))
+    watch(job)
     Nemesis(job)
     return job.run()
+
+
+def watch(job: Job) -> None:
+    """Have it judged by all checkers."""
+    atlas = Atlas(job)
+    job.watch([atlas, *(new(job, atlas) for new in CHECKERS)])
 
 
 def replay_command(seed: int) -> str:

@@ -1,22 +1,21 @@
-"""The account of time sums up: the parts of `core/economics/goodput.py`, of what the keepers'
-journals say, are never negative and are together the whole.
+"""The account of time sums up: the parts of `core/economics/goodput.py`, of what the journals say,
+are never negative and are together the whole.
 
-Not verified: that each part is what it says (`tests/core/test_account.py` does that); the journals
-of ranks and agents, which are not run here.
+Not verified: that each part is what it says (`tests/core/economics/test_goodput.py` does that).
 """
 
 from __future__ import annotations
 
 from keepstep.core.economics.goodput import account
-from keepstep.sim.protocol.job.observer import Checker
+from keepstep.sim.protocol.checkers.checker import Checker
 
 
 class AccountSumsUp(Checker):
-    name = "account"
+    NAME = "account"
 
     def over(self) -> None:
         events = sorted(
-            (e for site in self.job.sites for e in site.machine.events), key=lambda e: e.wall_ns
+            (e for node in self.job.nodes for e in node.machine.events), key=lambda e: e.wall_ns
         )
         found = account(events)
         parts = found.parts()

@@ -8,43 +8,62 @@ from __future__ import annotations
 
 from keepstep.model.messages.peers import CopyAcked, MeshMessage
 from keepstep.model.snapshot import Stamp
+from keepstep.sim.protocol.checkers.checker import Checker
+from keepstep.sim.protocol.checkers.inspection import Inspection
+from keepstep.sim.protocol.job.oracle import MIXED_BYTES
+from keepstep.sim.protocol.job.program import Program
 from keepstep.sim.protocol.wire.links import SimLinks
-from keepstep.sim.protocol.checkers.inspection import Onlooker
-from keepstep.sim.protocol.trainer import Rank
-from keepstep.sim.protocol.job.observer import Checker
 
 
 class NoWrongBytes(Checker):
-    name = "no wrong bytes"
+    NAME = "no wrong bytes"
 
-    def loaded(self, rank: Rank, source: str, stamp: Stamp, state: bytes) -> None:
-        expected = b"" if source == "fresh" else self.job.oracle.state(rank.rank, stamp.step)
-        if state != expected:
+    def loaded(self, program: Program, source: str, stamp: Stamp) -> None:
+        rank = program.who.rank
+        if not self._is_right(source, stamp, rank, program.state):
             self.violated(
-                f"rank {rank.rank} loaded {len(state)} bytes as {stamp} from {source}, and "
-                "they are not that"
+                f"rank {rank} loaded {len(program.state)} bytes as {stamp} from {source}, and they "
+                "are not that"
             )
+
+    def _is_right(self, source: str, stamp: Stamp, rank: int, state: bytes) -> bool:
+        oracle = self.job.around.oracle
+        match source:
+            case "fresh":
+                return not state
+            case "memory":
+                return state == oracle.state(rank, stamp)
+            case _:
+                return oracle.is_checkpoint(stamp.step, rank, state)
+
+    def went(self, program: Program, source: str, stamp: Stamp, epoch: int) -> None:
+        mixed = None if source == "fresh" else program.state[:MIXED_BYTES]
+        try:
+            self.job.around.oracle.begin(epoch, stamp.step, mixed, program.who.world_size)
+        except ValueError as error:
+            self.violated(f"rank {program.who.rank} goes on in epoch {epoch} from {stamp}: {error}")
 
     def said(self, links: SimLinks, node: int, message: MeshMessage) -> None:
         if not isinstance(message, CopyAcked):
             return
         rank, stamp = message.rank, message.stamp
         machine = links.process.machine
-        onlooker = Onlooker(machine, self.job.settings.job_dir)
+        inspection = Inspection(machine, self.job.around.settings.job_dir)
         copies = [
             payload
-            for r, header, payload, _ in onlooker.proven("held")
+            for r, header, payload, _ in inspection.proven("held")
             if (r, header.stamp) == (rank, stamp)
         ]
         if copies:
-            if any(payload != self.job.oracle.state(rank, stamp.step) for payload in copies):
+            expected = self.job.around.oracle.state(rank, stamp)
+            if any(payload != expected for payload in copies):
                 self.violated(
                     f"machine {machine.number} acknowledges {stamp} of rank {rank}, and "
                     "holds other bytes"
                 )
             return
-        rows = [header.stamp for _, header, _, _ in onlooker.proven("parity")]
-        if stamp not in rows and not self.job.flipped(machine.number):
+        rows = [header.stamp for _, header, _, _ in inspection.proven("parity")]
+        if stamp not in rows and not self.atlas.has_damage(machine.number):
             self.violated(
                 f"machine {machine.number} acknowledges {stamp} of rank {rank}, and holds "
                 "nothing of it that proves"

@@ -15,16 +15,16 @@ from __future__ import annotations
 from keepstep.model.messages.peers import HorizonWord, MeshMessage
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import S_NS
-from keepstep.sim.protocol.wire.links import SimLinks
+from keepstep.sim.protocol.checkers.checker import Checker
 from keepstep.sim.protocol.checkers.inspection import restorable
-from keepstep.sim.protocol.trainer import Rank
-from keepstep.sim.protocol.job.observer import Checker
+from keepstep.sim.protocol.job.program import Program
+from keepstep.sim.protocol.wire.links import SimLinks
 
 EVERY_NS = 2 * S_NS
 
 
 class ACutExists(Checker):
-    name = "a cut exists"
+    NAME = "a cut exists"
     _looked_ns = 0
     _committed: Stamp | None = None
 
@@ -38,24 +38,24 @@ class ACutExists(Checker):
                 self._committed = stamp
                 self._look("when it was committed")
 
-    def stepped(self, rank: Rank, step: int) -> None:
+    def stepped(self, program: Program, step: int) -> None:
         if self.job.world.now_ns - self._looked_ns > EVERY_NS:
             self._look("while all train")
 
-    def overwrites(self, rank: Rank, stamp: Stamp) -> None:
-        known = self.job.atlas.committed
-        if known is not None and known.stamp == stamp and not self.job.atlas.is_over:
+    def overwrites(self, program: Program, stamp: Stamp) -> None:
+        known = self.atlas.committed
+        if known is not None and known.stamp == stamp and not self.atlas.is_over:
             self.violated(
-                f"rank {rank.rank} overwrites {stamp} of epoch {stamp.epoch}, the newest "
+                f"rank {program.who.rank} overwrites {stamp} of epoch {stamp.epoch}, the newest "
                 "that was committed"
             )
 
     def _look(self, when: str) -> None:
         self._looked_ns = self.job.world.now_ns
-        owed = self.job.atlas.owed()
+        owed = self.atlas.owed()
         if owed is None:
             return
-        found = restorable(self.job)
+        found = restorable(self.job, self.job.world_size)
         if not any(stamp >= owed for stamp in found):
             there = ", ".join(str(s) for s in sorted(found)) or "nothing"
             self.violated(

@@ -1,4 +1,4 @@
-"""Onlooker: reads the memory of simulated machines from outside, with the formats' own code, and
+"""Inspection: reads the memory of simulated machines from outside, with the formats' own code, and
 leaves no trace of it.
 
 Goes out: what is proven where, and which stamps all ranks could go back to at this instant, by
@@ -7,9 +7,7 @@ nothing but the bytes that are there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from keepstep.core.resume.sources import restorable_stamps
 from keepstep.edge.shm.slot import Slot, ranks_in, slot_paths
@@ -17,12 +15,10 @@ from keepstep.errors import DamageError
 from keepstep.model.restore_sources import HeldParity, HeldSnapshot, Inventory
 from keepstep.model.snapshot import SlotHeader, Stamp
 from keepstep.runtime.replication.encode import contents_from
+from keepstep.sim.protocol.job.job import Job
 from keepstep.sim.protocol.world.machine import Machine
 from keepstep.sim.protocol.world.memory import SimMemory
 from keepstep.sim.protocol.world.world import Process
-
-if TYPE_CHECKING:
-    from keepstep.sim.protocol.job.job import Job
 
 
 class _Nobody(Process):
@@ -32,9 +28,12 @@ class _Nobody(Process):
         return False
 
 
-class Onlooker:
+class Inspection:
+    """Of one machine."""
+
     def __init__(self, machine: Machine, job_dir: Path) -> None:
-        self._memory = SimMemory(machine.files, _Nobody(machine.world, machine, "onlooker"))
+        nobody = _Nobody(machine.world, machine, "onlooker", 0, "")
+        self._memory = SimMemory(machine.files, nobody)
         self._job_dir = job_dir
 
     def proven(self, part: str = "") -> list[tuple[int, SlotHeader, bytes, bytes]]:
@@ -73,15 +72,12 @@ class Onlooker:
         return Inventory(frozenset(whole), frozenset(coded))
 
 
-def restorable(job: Job) -> frozenset[Stamp]:
+def restorable(job: Job, world_size: int) -> frozenset[Stamp]:
     """The stamps that every rank has or can be given, from what lies on the machines that live."""
+    job_dir = job.around.settings.job_dir
     inventories = {
-        s.machine.number: Onlooker(s.machine, s.settings.job_dir).inventory()
-        for s in job.living_sites()
+        node.machine.number: Inspection(node.machine, job_dir).inventory()
+        for node in job.living_nodes()
     }
-    return common_reach(range(job.world_size), inventories)
-
-
-def common_reach(ranks: Iterable[int], inventories: dict[int, Inventory]) -> frozenset[Stamp]:
-    reach = [restorable_stamps(rank, inventories) for rank in ranks]
+    reach = [restorable_stamps(rank, inventories) for rank in range(world_size)]
     return frozenset.intersection(*reach) if reach else frozenset()

@@ -9,13 +9,13 @@ rank's question and the permission, beyond what is owed.
 from __future__ import annotations
 
 from keepstep.model.snapshot import Stamp
+from keepstep.sim.protocol.checkers.checker import Checker
 from keepstep.sim.protocol.checkers.inspection import restorable
-from keepstep.sim.protocol.trainer import Rank
-from keepstep.sim.protocol.job.observer import Checker
+from keepstep.sim.protocol.job.program import Program
 
 
 class LostSteps(Checker):
-    name = "lost steps"
+    NAME = "lost steps"
     _epoch = 0
     _best: Stamp | None = None  # that all could go back to, when the nemesis had struck last
     _struck_ns = -1
@@ -23,17 +23,17 @@ class LostSteps(Checker):
     _completed = -1
 
     def struck(self, what: str) -> None:
-        self._best = max(restorable(self.job), default=None)
+        self._best = max(restorable(self.job, self.job.world_size), default=None)
         self._struck_ns = self.job.world.now_ns
 
-    def joined(self, rank: Rank) -> None:
+    def joined(self, program: Program) -> None:
         if self._joined_ns < 0:
             self._joined_ns = self.job.world.now_ns
 
-    def stepped(self, rank: Rank, step: int) -> None:
+    def stepped(self, program: Program, step: int) -> None:
         self._completed = max(self._completed, step)
 
-    def went(self, rank: Rank, source: str, stamp: Stamp, epoch: int) -> None:
+    def went(self, program: Program, source: str, stamp: Stamp, epoch: int) -> None:
         if epoch <= self._epoch:
             return
         self._epoch = epoch
@@ -42,17 +42,17 @@ class LostSteps(Checker):
         self._completed = stamp.step
         if any("takes a machine's memory" in fault for fault in self.job.faults):
             return  # there may be no room for what others could give
-        owed = self.job.atlas.owed()
+        owed = self.atlas.owed()
         if owed is not None and (source != "memory" or stamp < owed):
             self.violated(
                 f"all go on from {stamp} ({source}), and {owed} of epoch {owed.epoch} is owed"
             )
         best, self._best = self._best, None
-        atlas = self.job.atlas
+        atlas = self.atlas
         if (
             best is not None
             and not atlas.is_over
-            and not atlas.damaged
+            and not atlas.damages
             and self._struck_ns < before
             and (source != "memory" or stamp < best)
         ):

@@ -12,35 +12,36 @@ from keepstep.core.redundancy.memory_budget import held_slots
 from keepstep.edge.shm.slot import slot_bytes
 from keepstep.model.topology import Copies, Parity, ReedSolomon, parse_policy
 from keepstep.model.units import KIB, PAGE_BYTES
-from keepstep.sim.protocol.trainer import MANIFEST
-from keepstep.sim.protocol.job.observer import Checker
+from keepstep.sim.protocol.checkers.checker import Checker
+from keepstep.sim.protocol.job.live_state import MANIFEST_BYTES
 
 # what `core/redundancy/memory_budget.py` chooses at most, with a store and many nodes
 MOST_SLOTS = 5
+TEXT_PAGES = 8  # what agent and keeper write down for others
 
 
 class MemoryWithinBudget(Checker):
-    name = "memory"
+    NAME = "memory"
 
     def struck(self, what: str) -> None:
         self._look()
 
     def over(self) -> None:
         self._look()
-        for site in self.job.living_sites():
-            if site.keeper is not None and site.keeper.process.why_ended.startswith("killed"):
+        for node in self.job.living_nodes():
+            if node.keeper is not None and node.keeper.process.why_ended.startswith("killed"):
                 continue  # when nobody was left who could have started another one
-            left = [path for path, _ in site.machine.files.every_file() if ".ending-" not in path]
+            left = [path for path, _ in node.machine.files.every_file() if ".ending-" not in path]
             if left:
-                self.violated(f"machine {site.machine.number} still has {left[:4]}")
+                self.violated(f"machine {node.machine.number} still has {left[:4]}")
 
     def _look(self) -> None:
         plan = self.job.plan
         # Payloads differ by a few bytes; a parity also holds its members' headers, tables and
         # manifests.
         each = slot_bytes(
-            max(self.job.oracle.nbytes(r) for r in range(self.job.world_size)) + KIB,
-            len(MANIFEST) + 4 * KIB,
+            self.job.around.oracle.most_bytes(self.job.world_size) + KIB,
+            MANIFEST_BYTES + 4 * KIB,
         )
         policy = parse_policy(plan.policy)
         held = (
@@ -54,11 +55,11 @@ class MemoryWithinBudget(Checker):
         # of a kind for a moment.
         most = (
             plan.ranks_per_node * ((own + 2 + 2 * held + 2) * each + beside + PAGE_BYTES)
-            + 3 * PAGE_BYTES
+            + TEXT_PAGES * PAGE_BYTES
         )
-        for site in self.job.living_sites():
-            if site.machine.files.most_bytes > most:
+        for node in self.job.living_nodes():
+            if node.machine.files.most_bytes > most:
                 self.violated(
-                    f"machine {site.machine.number} has taken "
-                    f"{site.machine.files.most_bytes} bytes, {most:.0f} are planned"
+                    f"machine {node.machine.number} has taken "
+                    f"{node.machine.files.most_bytes} bytes, {most:.0f} are planned"
                 )

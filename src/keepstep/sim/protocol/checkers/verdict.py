@@ -1,8 +1,7 @@
 """No action without a verdict, and every verdict and question answered.
 
-A round is followed by another one only after its verdict; a rank is killed by its agent only in a
-round that has one, or is about to have one by that agent's word; who asks where to resume, or for a
-checkpoint, hears of it before all is over, unless it dies.
+An attempt is followed by another one only after its verdict; who asks where to resume hears of it
+before all is over, unless it dies.
 
 And nobody gives up, but where something else took the machine's memory, the store was not there to
 be looked at, or ranks in the middle of the job were offered a fresh start.
@@ -12,72 +11,68 @@ Not verified: that a verdict is right; how long an answer takes, beyond the end 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from keepstep.model.mesh import Mesh
-from keepstep.model.rounds import verdict_from_text
+from keepstep.model.attempts import Verdict
+from keepstep.model.events import Event
 from keepstep.model.snapshot import Stamp
-from keepstep.sim.protocol.agents import Agent
-from keepstep.sim.protocol.trainer import Rank
-from keepstep.sim.protocol.job.observer import Checker
+from keepstep.runtime.agent.meeting_record import CODEC
+from keepstep.sim.protocol.checkers.atlas import Atlas
+from keepstep.sim.protocol.checkers.checker import Checker
+from keepstep.sim.protocol.job.job import Job
+from keepstep.sim.protocol.job.program import Program
+from keepstep.sim.protocol.world.machine import Machine
 
-if TYPE_CHECKING:
-    from keepstep.sim.protocol.job.job import Job
+EXCUSES = ("takes a machine's memory", "the store does not answer")
 
 
 class Verdicts(Checker):
-    name = "verdicts"
+    NAME = "verdicts"
 
-    def __init__(self, job: Job) -> None:
-        super().__init__(job)
+    def __init__(self, job: Job, atlas: Atlas) -> None:
+        super().__init__(job, atlas)
         self._again: set[int] = set()
-        self._final: str | None = None
-        self._formed: set[int] = set()
-        self._asking: dict[int, Rank] = {}
+        self._final: Verdict | None = None
+        self._gave_up = False
+        self._asking: dict[int, Program] = {}
 
     def written(self, key: str, value: str) -> None:
         number, _, what = key.partition("/")
         if what != "verdict":
             return
-        verdict = verdict_from_text(value)
+        verdict: Verdict = CODEC.decode(value.encode())
         if self._final is not None:
             self.violated(
-                f"round {number} has the verdict {verdict.kind}, and the job had {self._final}"
+                f"attempt {number} has the verdict {verdict.outcome}, and the job had "
+                f"{self._final.outcome}"
             )
-        if verdict.kind == "again":
+        if verdict.outcome == "again":
             self._again.add(int(number))
         else:
-            self._final = verdict.kind
+            self._final = verdict
 
-    def formed(self, agent: Agent, number: int, mesh: Mesh) -> None:
-        if number and number - 1 not in self._again:
-            self.violated(f"round {number} is formed, and the one before has no verdict")
-        self._formed.add(number)
+    def recorded(self, machine: Machine, event: Event) -> None:
+        if event.kind != "attempt-formed" or not self.job.has_many_agents:
+            return
+        attempt = event.data["attempt"]
+        if attempt and attempt - 1 not in self._again:
+            self.violated(f"attempt {attempt} is formed, and the one before has no verdict")
 
-    def joined(self, rank: Rank) -> None:
-        self._asking[rank.rank] = rank
+    def joined(self, program: Program) -> None:
+        self._asking[program.who.rank] = program
 
-    def went(self, rank: Rank, source: str, stamp: Stamp, epoch: int) -> None:
-        if self._asking.pop(rank.rank, None) is not rank:
-            self.violated(f"rank {rank.rank} may go on, and did not ask")
+    def went(self, program: Program, source: str, stamp: Stamp, epoch: int) -> None:
+        rank = program.who.rank
+        if self._asking.pop(rank, None) is not program:
+            self.violated(f"rank {rank} may go on, and did not ask")
+
+    def agent_ended(self, machine: Machine, exit_code: int) -> None:
+        self._gave_up |= exit_code != 0
 
     def over(self) -> None:
-        waiting = [r for r, rank in sorted(self._asking.items()) if rank.process.alive]
+        waiting = [r for r, program in sorted(self._asking.items()) if program.process.alive]
         if waiting:
             self.violated(f"all is over, and ranks {waiting} have not heard where to resume")
-        if self._final is None:
+        if self._final is None and self.job.has_many_agents:
             self.violated("all is over, and no verdict says so")
-        if self.job.hangs and not any(
-            "killed at send vote" in line for line in self.job.world.deaths
-        ):
-            self.violated(
-                "nobody got on for long, and no keeper died while it spoke of the vote "
-                '(docs/protocol.md, "What is not verified")'
-            )
-        excuses = ("takes a machine's memory", "the store does not answer")
-        if (
-            self._final == "stop"
-            and not self.job.refusals
-            and not any(e in fault for e in excuses for fault in self.job.faults)
-        ):
+        is_excused = any(e in fault for e in EXCUSES for fault in self.job.faults)
+        if self._gave_up and not is_excused and not self.job.was_told_to_end:
             self.violated("the job gave up")

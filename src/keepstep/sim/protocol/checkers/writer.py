@@ -2,58 +2,60 @@
 of its steps is done once by each rank.
 
 Not verified: what a process does whose machine nobody reaches, beyond that it completes no step;
-locks of pages and slots (a second owner of a page on one machine is a violation where it is found,
-in `trainer.py`).
+locks of pages and slots.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from keepstep.model.snapshot import Stamp
-from keepstep.sim.protocol.trainer import Rank
-from keepstep.sim.protocol.job.observer import Checker
-
-if TYPE_CHECKING:
-    from keepstep.sim.protocol.job.job import Job
+from keepstep.sim.protocol.checkers.atlas import Atlas
+from keepstep.sim.protocol.checkers.checker import Checker
+from keepstep.sim.protocol.job.job import Job
+from keepstep.sim.protocol.job.program import Program
 
 
 class OneWriter(Checker):
-    name = "one writer"
+    NAME = "one writer"
 
-    def __init__(self, job: Job) -> None:
-        super().__init__(job)
+    def __init__(self, job: Job, atlas: Atlas) -> None:
+        super().__init__(job, atlas)
         self._began: dict[int, tuple[str, Stamp]] = {}
         self._where: dict[int, set[int]] = {}  # by epoch: the machines that it began on
-        self._may: dict[int, tuple[Rank, int]] = {}  # by rank: who may train, in which epoch
+        # by rank: the process that may train, in which epoch
+        self._may: dict[int, tuple[Program, int]] = {}
         self._done: dict[tuple[int, int], int] = {}  # by rank and epoch: the newest step
 
-    def went(self, rank: Rank, source: str, stamp: Stamp, epoch: int) -> None:
+    def went(self, program: Program, source: str, stamp: Stamp, epoch: int) -> None:
+        rank = program.who.rank
         known = self._began.get(epoch)
-        if known is None or not any(self.job.sites[n].machine.alive for n in self._where[epoch]):
+        if known is None or not any(self.job.nodes[n].machine.alive for n in self._where[epoch]):
             # An epoch may come again when nothing is left of the machines that ever heard of it.
-            self._began[epoch], self._where[epoch] = (source, stamp), set()
+            self._began[epoch] = (source, stamp)
+            self._where[epoch] = set()
             self._done = {key: step for key, step in self._done.items() if key[1] != epoch}
-        elif self.job.atlas.is_over:
+        elif self.atlas.is_over:
             pass  # nor when all had done their last step, and keepers have removed what they had
         elif known != (source, stamp):
             self.violated(
-                f"epoch {epoch} began at {known[1]} ({known[0]}), and rank {rank.rank} "
-                f"begins it at {stamp} ({source})"
+                f"epoch {epoch} began at {known[1]} ({known[0]}), and rank {rank} begins it at "
+                f"{stamp} ({source})"
             )
-        elif (rank.rank, epoch) in self._done:
-            self.violated(f"rank {rank.rank} begins epoch {epoch} twice")
-        self._where[epoch].add(rank.site.machine.number)
-        self._done[(rank.rank, epoch)] = stamp.step
-        self._may[rank.rank] = (rank, epoch)
+        elif (rank, epoch) in self._done:
+            self.violated(f"rank {rank} begins epoch {epoch} twice")
+        self._where[epoch].add(program.process.machine.number)
+        self._done[rank, epoch] = stamp.step
+        self._may[rank] = (program, epoch)
 
-    def stepped(self, rank: Rank, step: int) -> None:
-        who, epoch = self._may[rank.rank]
-        if who is not rank or epoch != rank.epoch:
+    def stepped(self, program: Program, step: int) -> None:
+        assert program.rank is not None
+        rank = program.who.rank
+        own_epoch = program.rank.epoch
+        who, epoch = self._may[rank]
+        if who is not program or epoch != own_epoch:
             self.violated(
-                f"rank {rank.rank} completes step {step} in epoch {rank.epoch}, and epoch "
-                f"{epoch} has begun for it elsewhere"
+                f"rank {rank} completes step {step} in epoch {own_epoch}, and epoch {epoch} has "
+                "begun for it elsewhere"
             )
-        if step <= self._done[(rank.rank, rank.epoch)] and not self.job.atlas.is_over:
-            self.violated(f"rank {rank.rank} completes step {step} again in epoch {rank.epoch}")
-        self._done[(rank.rank, rank.epoch)] = step
+        if step <= self._done[rank, own_epoch] and not self.atlas.is_over:
+            self.violated(f"rank {rank} completes step {step} again in epoch {own_epoch}")
+        self._done[rank, own_epoch] = step

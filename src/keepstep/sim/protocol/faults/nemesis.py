@@ -1,24 +1,27 @@
 """Nemesis: what goes wrong in a run, drawn from its seed.
 
-By hierarchy: a bit, a process, a link, a machine, a rack, the store, the meeting point, a clock,
-memory; alone, or one more within the moments in which the job recovers from the one before. After
-`Plan.faults_until_ns` it heals what can be healed and does nothing more: from then on the job has
-to come to its end.
+By hierarchy: a bit, a process, a link, a machine, a rack, the store, the agents' shared memory, a
+clock, memory; alone, or one more within the moments in which the job recovers from the one before.
+After `Plan.faults_until_ns` it heals what can be healed and does nothing more: from then on the job
+has to come to its end.
 
-What it never does: hang a process, reorder what a machine's memory has been told, forge a word,
-lose what the meeting point has written.
+What it never does: hang a thread of a process that otherwise goes on, reorder what a machine's
+memory has been told, forge a message, lose what the agents' shared memory has written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from keepstep.edge.shm.slot import parse_page
 from keepstep.errors import DamageError
 from keepstep.model.snapshot import SlotState
 from keepstep.model.units import PAGE_BYTES, S_NS
 from keepstep.sim.protocol.job.job import Job
-from keepstep.sim.protocol.site import Site
+from keepstep.sim.protocol.job.nodes import Node
+from keepstep.sim.protocol.job.program import Program
+from keepstep.sim.protocol.world.world import Process
 
 AGAIN = 0.35  # how often something else goes wrong while all recover
 SOON_NS = 3 * S_NS
@@ -26,60 +29,53 @@ SOON_NS = 3 * S_NS
 
 class Nemesis:
     def __init__(self, job: Job) -> None:
-        self._job, self._world = job, job.world
+        self._job = job
+        self._world = job.world
+        self._network = job.around.network
         self._random = self._world.stream("nemesis")
         self._blocked: list[tuple[int, int]] = []
         self._stalled: list[tuple[int, int]] = []
+        self._stopped: list[Process] = []
         self._over = False
         plan = job.plan
         for _ in range(plan.faults):
-            self._world.after(
-                self._random.randrange(max(1, plan.faults_until_ns)), None, self._strike
-            )
+            at_ns = self._random.randrange(max(1, plan.faults_until_ns))
+            self._world.after(at_ns, None, self._strike)
         self._world.after(plan.faults_until_ns, None, self._heal)
 
     def _kinds(self) -> list[tuple[int, Callable[[], str | None]]]:
         """With weights. None: there is nothing to do that to."""
-        many = self._job.plan.nodes > 1
+        plan = self._job.plan
         kinds: list[tuple[int, Callable[[], str | None]]] = [
-            *(
-                (8, self._kill_rank),
-                (4, self._kill_rank_torn),
-                (4, self._kill_keeper),
-                (4, self._kill_keeper_within),
-            ),
-            *(
-                (3, self._kill_agent),
-                (4, self._kill_all_ranks),
-                (4, self._flip_at_rest),
-                (1, self._eat_memory),
-            ),
+            (8, self._kill_rank),
+            (6, self._kill_rank_within),
+            (4, self._kill_keeper),
+            (4, self._kill_keeper_within),
+            (4, self._kill_all_ranks),
+            (4, self._flip_at_rest),
+            (2, self._stop_rank),
+            (1, self._stop_keeper),
+            (1, self._eat_memory),
         ]
-        if self._job.plan.jumps:
+        if plan.launcher == "agents":
+            kinds += [(3, self._kill_agent), (4, self._kill_agent_within)]
+        if plan.jumps:
             kinds.append((2, self._jump_clock))
-        if many:
+        if plan.nodes > 1:
             kinds += [
-                *(
-                    (8, self._lose_machine),
-                    (4, self._cut),
-                    (2, self._isolate),
-                    (3, self._one_way),
-                    (3, self._clog),
-                    (2, self._flap),
-                ),
-                *((2, self._flip_on_the_wire), (1, self._meeting_away)),
-                *((2, self._half_open), (2, self._stall)),
+                (8, self._lose_machine),
+                (4, self._cut),
+                (2, self._isolate),
+                (3, self._one_way),
+                (3, self._clog),
+                (3, self._stall),
+                (2, self._half_open),
+                (2, self._flap),
+                (2, self._flip_on_the_wire),
+                (1, self._kv_away),
             ]
-        if self._job.plan.racks:
+        if plan.racks:
             kinds.append((2, self._lose_rack))
-        if self._job.plan.store:
-            kinds += [
-                (2, self._store_slow),
-                (1, self._store_full),
-                (1, self._store_away),
-                (2, self._store_torn),
-                (2, self._store_lies),
-            ]
         return kinds
 
     def _strike(self) -> None:
@@ -90,30 +86,28 @@ class Nemesis:
         what = strike()
         if what is None:
             return
-        self._job.faults.append(what)
-        self._world.note("nemesis", what)
-        self._job.watch.struck(what)
+        self._job.struck(what)
         if self._random.random() < AGAIN:
             self._world.after(self._random.randrange(SOON_NS), None, self._strike)
 
     def _heal(self) -> None:
         self._over = True
         self._world.note("nemesis", "heals everything")
-        self._job.network.unblock(self._blocked)
+        self._network.unblock(self._blocked)
         self._blocked = []
         for path in self._stalled:
-            self._job.network.unstall(path)
+            self._network.unstall(path)
         self._stalled = []
-        self._job.network.flips = 0.0
-        store = self._job.store
-        store.slow, store.full, store.away, store.torn, store.lying = 1, False, False, 0.0, False
-        for site in self._job.sites:
-            site.machine.files.eaten_bytes = 0
+        for process in self._stopped:
+            process.cont()
+        self._network.flips = 0.0
+        for node in self._job.nodes:
+            node.machine.files.eaten_bytes = 0
 
     # -- whom
 
-    def _site(self) -> Site:
-        return self._random.choice(self._job.living_sites())
+    def _node(self) -> Node:
+        return self._random.choice(self._job.living_nodes())
 
     def _for_ns(self, most_s: float) -> int:
         return int(self._random.uniform(0.05, most_s) * S_NS)
@@ -121,125 +115,152 @@ class Nemesis:
     def _dead_s(self) -> float:
         return self._job.plan.link_dead_s
 
+    def _program(self) -> Program | None:
+        programs = [p for p in self._job.around.programs.values() if p.process.alive]
+        return self._random.choice(programs) if programs else None
+
     # -- processes
 
     def _kill_rank(self) -> str | None:
-        ranks = [r for s in self._job.living_sites() for r in s.ranks.values() if r.process.alive]
-        if not ranks:
+        program = self._program()
+        if program is None:
             return None
-        rank = self._random.choice(ranks)
-        rank.process.end("killed")
-        return f"killed rank {rank.rank}"
+        program.process.end("killed")
+        return f"killed rank {program.who.rank}"
 
-    def _kill_rank_torn(self) -> str | None:
-        ranks = [
-            r
-            for s in self._job.living_sites()
-            for r in s.ranks.values()
-            if r.process.alive and r.trains
-        ]
-        if not ranks:
+    def _kill_rank_within(self) -> str | None:
+        program = self._program()
+        if program is None:
             return None
-        rank = self._random.choice(ranks)
-        rank.dies_torn = True
-        return f"rank {rank.rank} is to be killed within a page"
+        program.process.dies_at_call = 1 + self._random.randrange(200)
+        return f"rank {program.who.rank} is to be killed at a call of a port"
 
     def _kill_all_ranks(self) -> str | None:
-        for site in self._job.living_sites():
-            for rank in list(site.ranks.values()):
-                rank.process.end("killed with all others")
+        for program in list(self._job.around.programs.values()):
+            program.process.end("killed with all others")
         return "killed all ranks"
 
     def _kill_keeper(self) -> str | None:
-        site = self._site()
-        if site.keeper is None or not site.keeper.process.alive:
+        node = self._node()
+        if node.keeper is None or not node.keeper.process.alive:
             return None
-        site.keeper.process.end("killed")
-        return f"killed the keeper of machine {site.machine.number}"
+        node.keeper.process.end("killed")
+        return f"killed the keeper of machine {node.machine.number}"
 
     def _kill_keeper_within(self) -> str | None:
-        site = self._site()
-        if site.keeper is None or not site.keeper.process.alive:
+        node = self._node()
+        if node.keeper is None or not node.keeper.process.alive:
             return None
-        site.keeper.process.dies_at_call = 1 + self._random.randrange(200)
-        return f"the keeper of machine {site.machine.number} is to be killed at a call of a port"
+        node.keeper.process.dies_at_call = 1 + self._random.randrange(200)
+        return f"the keeper of machine {node.machine.number} is to be killed at a call of a port"
 
     def _kill_agent(self) -> str | None:
-        site = self._site()
-        if site.agent is None or not site.agent.process.alive or site.agent.done:
+        node = self._node()
+        if node.agent is None or not node.agent.process.alive:
             return None
-        site.agent.process.end("killed")
-        return f"killed the agent of machine {site.machine.number}"
+        node.agent.process.end("killed")
+        return f"killed the agent of machine {node.machine.number}"
+
+    def _kill_agent_within(self) -> str | None:
+        node = self._node()
+        if node.agent is None or not node.agent.process.alive:
+            return None
+        node.agent.process.dies_at_call = 1 + self._random.randrange(60)
+        return f"the agent of machine {node.machine.number} is to be killed at a call of a port"
+
+    def _stop(self, process: Process, most_s: float) -> None:
+        process.stop()
+        self._stopped.append(process)
+        self._world.after(self._for_ns(most_s), None, process.cont)
+
+    def _stop_rank(self) -> str | None:
+        program = self._program()
+        if program is None:
+            return None
+        self._stop(program.process, 8.0)
+        return f"stopped rank {program.who.rank} for a while"
+
+    def _stop_keeper(self) -> str | None:
+        node = self._node()
+        if node.keeper is None or not node.keeper.process.alive:
+            return None
+        self._stop(node.keeper.process, 2.5 * self._dead_s())
+        return f"stopped the keeper of machine {node.machine.number} for a while"
 
     # -- machines
 
     def _lose_machine(self) -> str | None:
-        site = self._site()
-        if site.agent is not None and site.agent.done:
+        node = self._node()
+        if self._has_ended(node):
             return None  # the job is over there: nobody would miss it
-        self._job.lose_machine(site)
-        return f"lost machine {site.machine.number}"
+        self._job.lose_machine(node)
+        return f"lost machine {node.machine.number}"
+
+    def _has_ended(self, node: Node) -> bool:
+        """Whether keepstep has, or is about to."""
+        launcher = self._job.launcher
+        if launcher is not None:
+            return launcher.is_over
+        return node.exit_code is not None or (
+            node.agent is not None and node.agent.last_word is not None
+        )
 
     def _lose_rack(self) -> str | None:
-        rack = self._site().machine.rack
-        if any(a.done for a in self._job.agents()):
+        rack = self._node().machine.rack
+        if any(self._has_ended(node) for node in self._job.living_nodes()):
             return None
-        lost = [s for s in self._job.living_sites() if s.machine.rack == rack]
-        for site in lost:
-            self._job.lose_machine(site)
-        return f"lost {rack}: machines {[s.machine.number for s in lost]}"
+        lost = [node for node in self._job.living_nodes() if node.machine.rack == rack]
+        for node in lost:
+            self._job.lose_machine(node)
+        return f"lost {rack}: machines {[node.machine.number for node in lost]}"
 
     def _jump_clock(self) -> str | None:
-        site = self._site()
-        site.machine.clock.wall_error_ns += int(self._random.uniform(-100, 100) * S_NS)
-        return f"the wall clock of machine {site.machine.number} jumps"
+        machine = self._node().machine
+        machine.clock.wall_error_ns += int(self._random.uniform(-100, 100) * S_NS)
+        return f"the wall clock of machine {machine.number} jumps"
 
     def _eat_memory(self) -> str | None:
-        files = self._site().machine.files
-        files.eaten_bytes = max(
-            0, files.budget_bytes - files.used_bytes - self._random.randrange(8, 64) * PAGE_BYTES
-        )
-        self._world.after(self._for_ns(5.0), None, self._give_memory_back, files)
+        files = self._node().machine.files
+        left = self._random.randrange(8, 64) * PAGE_BYTES
+        files.eaten_bytes = max(0, files.budget_bytes - files.used_bytes - left)
+        self._world.after(self._for_ns(5.0), None, setattr, files, "eaten_bytes", 0)
         return "something else takes a machine's memory"
 
-    def _give_memory_back(self, files: object) -> None:
-        files.eaten_bytes = 0  # type: ignore[attr-defined]
-
     def _flip_at_rest(self) -> str | None:
-        site = self._site()
-        slots = [(path, file) for path, file in site.machine.files.every_file() if "/slot-" in path]
+        machine = self._node().machine
+        slots = [(path, file) for path, file in machine.files.every_file() if "/slot-" in path]
         if not slots:
             return None
         path, file = self._random.choice(slots)
         try:
-            header = parse_page(bytes(file.data[:PAGE_BYTES]), site.settings.job_dir)
+            header = parse_page(bytes(file.data[:PAGE_BYTES]), Path(path))
         except DamageError:
             return None
         bit = self._random.randrange(8 * self._random.choice((PAGE_BYTES, len(file.data))))
         file.data[bit // 8] ^= 1 << (bit % 8)
         if header.state is SlotState.SEALED:
-            self._job.atlas.damaged.add((site.machine.number, header.rank, header.stamp))
-        return f"flipped bit {bit} of {path} on machine {site.machine.number}"
+            self._job.around.observers.damaged(machine, header.rank, header.stamp)
+        return f"flipped bit {bit} of {path} on machine {machine.number}"
 
     # -- the network
 
     def _block(self, paths: Iterable[tuple[int, int]], for_ns: int) -> None:
         paths = list(paths)
-        self._job.network.block(paths)
+        self._network.block(paths)
         self._blocked += paths
         self._world.after(for_ns, None, self._unblock, paths)
 
     def _unblock(self, paths: list[tuple[int, int]]) -> None:
         if not self._over:
-            self._job.network.unblock(paths)
+            self._network.unblock(paths)
             for path in paths:
                 self._blocked.remove(path)
 
     def _pair(self) -> tuple[int, int] | None:
-        sites = self._job.living_sites()
-        if len(sites) < 2:
+        nodes = self._job.living_nodes()
+        if len(nodes) < 2:
             return None
-        a, b = self._random.sample(sites, 2)
+        a, b = self._random.sample(nodes, 2)
         return a.machine.number, b.machine.number
 
     def _cut(self) -> str | None:
@@ -260,8 +281,8 @@ class Nemesis:
         return f"nothing gets from machine {pair[0]} to {pair[1]} for {for_ns / S_NS:.3f} s"
 
     def _isolate(self) -> str | None:
-        here = self._site().machine.number
-        others = [s.machine.number for s in self._job.living_sites() if s.machine.number != here]
+        here = self._node().machine.number
+        others = [s.machine.number for s in self._job.living_nodes() if s.machine.number != here]
         for_ns = self._for_ns(2.5 * self._dead_s())
         self._block([path for other in others for path in ((here, other), (other, here))], for_ns)
         return f"nothing gets to or from machine {here} for {for_ns / S_NS:.3f} s"
@@ -287,13 +308,13 @@ class Nemesis:
 
     def _flap_once(self, a: int, b: int) -> None:
         if not self._over:
-            for pipe in list(self._job.network.connections):
+            for pipe in list(self._network.connections):
                 if (a, b) in pipe.paths:
                     pipe.cut("reset")
 
     def _half_open(self) -> str | None:
         """What comes of it: the end that has lost it dials again, while the other still has it."""
-        pipes = list(self._job.network.connections)
+        pipes = list(self._network.connections)
         if not pipes:
             return None
         end = self._random.choice(self._random.choice(pipes).ends)
@@ -305,7 +326,7 @@ class Nemesis:
         if pair is None:
             return None
         for_ns = self._for_ns(1.5 * self._dead_s())
-        self._job.network.stall(pair)
+        self._network.stall(pair)
         self._stalled.append(pair)
         self._world.after(for_ns, None, self._unstall, pair)
         return (
@@ -315,40 +336,18 @@ class Nemesis:
 
     def _unstall(self, pair: tuple[int, int]) -> None:
         if not self._over:
-            self._job.network.unstall(pair)
+            self._network.unstall(pair)
             self._stalled.remove(pair)
 
     def _flip_on_the_wire(self) -> str | None:
-        self._job.network.flips = self._random.choice((0.01, 0.05))
+        self._network.flips = self._random.choice((0.01, 0.05))
         self._world.after(self._for_ns(5.0), None, self._wire_is_good)
-        return f"of all that is sent {self._job.network.flips:.0%} arrives damaged"
+        return f"of all that is sent {self._network.flips:.0%} arrives damaged"
 
     def _wire_is_good(self) -> None:
-        self._job.network.flips = 0.0
+        self._network.flips = 0.0
 
-    def _meeting_away(self) -> str | None:
+    def _kv_away(self) -> str | None:
         for_ns = self._for_ns(5.0)
-        self._job.kv.go_away(for_ns)
-        return f"the meeting point is away for {for_ns / S_NS:.3f} s"
-
-    # -- the store
-
-    def _store(self, name: str, value: object, usual: object, what: str) -> str:
-        setattr(self._job.store, name, value)
-        self._world.after(self._for_ns(8.0), None, setattr, self._job.store, name, usual)
-        return what
-
-    def _store_slow(self) -> str | None:
-        return self._store("slow", 30, 1, "the store is slow")
-
-    def _store_full(self) -> str | None:
-        return self._store("full", True, False, "the store is full")
-
-    def _store_away(self) -> str | None:
-        return self._store("away", True, False, "the store does not answer")
-
-    def _store_torn(self) -> str | None:
-        return self._store("torn", 0.5, 0.0, "the persister is killed while it writes")
-
-    def _store_lies(self) -> str | None:
-        return self._store("lying", True, False, "the store says that it has written, and lies")
+        self._job.around.kv.go_away(for_ns)
+        return f"the agents' shared memory is away for {for_ns / S_NS:.3f} s"

@@ -1,1 +1,1 @@
-"""A job on a simulated cluster: keepstep's own ranks, agents and keepers, and a training for them."""
+"""A job on a simulated cluster: keepstep's own ranks, agents and keepers, and a training."""

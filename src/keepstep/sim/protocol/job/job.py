@@ -57,6 +57,7 @@ class Job:
         self.violations: list[str] = []
         self.faults: list[str] = []
         self.lost_steps = 0
+        self.was_told_to_end = False  # by a signal
         self._random = world.stream("job")
         world.on_crash = self._crashed
         network = Network(world, plan.wires)
@@ -108,6 +109,16 @@ class Job:
 
     def living_nodes(self) -> list[Node]:
         return [node for node in self.nodes if node.machine.alive]
+
+    @property
+    def world_size(self) -> int:
+        """With all nodes."""
+        return self.plan.world_size
+
+    @property
+    def has_many_agents(self) -> bool:
+        """Whether agents meet where all have access."""
+        return self.plan.launcher == "agents" and self.plan.nodes > 1
 
     def struck(self, what: str) -> None:
         """Something has gone wrong."""

@@ -1,5 +1,5 @@
-"""Meetings: the stores by which the ranks of an attempt find each other, by address, and one agent's
-part in them as `ports.MeetingPlaces`.
+"""Meetings: the stores by which the ranks of an attempt find each other, by address, and one
+agent's part in them as `ports.MeetingPlaces`.
 
 A store is a process's: it ends with it, and whoever has not met by then does not.
 """

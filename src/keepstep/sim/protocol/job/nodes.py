@@ -169,8 +169,11 @@ class Node:
             observer=around.observers,
         )
         around.programs[process] = program
-        process.on_end.append(lambda: around.programs.pop(process, None))
+        process.on_end.append(lambda: self._program_ended(process))
         return program
+
+    def _program_ended(self, process: Process) -> None:
+        del self.around.programs[process]
 
     def _facts(self, meeting_host: str) -> NodeFacts:
         machine = self.machine

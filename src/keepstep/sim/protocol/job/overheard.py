@@ -81,9 +81,12 @@ class Overheard:
         after = _header(data, path)
         if after is not None and after.state is SlotState.SEALED:
             self._observers.sealed(program, after.stamp)
-        elif before is not None and before.state is SlotState.SEALED:
-            if program.rank.stage is Stage.READY:
-                self._observers.overwrites(program, before.stamp)
+        elif (
+            before is not None
+            and before.state is SlotState.SEALED
+            and program.rank.stage is Stage.READY
+        ):
+            self._observers.overwrites(program, before.stamp)
 
 
 def _header(page: memoryview | bytes, path: str) -> SlotHeader | None:

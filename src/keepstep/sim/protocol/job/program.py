@@ -25,9 +25,9 @@ from keepstep.runtime.rank.joining import Joined, Joining
 from keepstep.runtime.rank.rank import Rank, Stage
 from keepstep.runtime.rank.world import RankIdentity, RankOptions, RankWorld
 from keepstep.sim.protocol.job.collectives import SimGroups
-from keepstep.sim.protocol.world.executor import TrainerExecutor
 from keepstep.sim.protocol.job.live_state import SimCopy, SimState
 from keepstep.sim.protocol.job.oracle import Oracle, advance, mix
+from keepstep.sim.protocol.world.executor import TrainerExecutor
 from keepstep.sim.protocol.world.world import Process
 
 LOSS = 1.0
@@ -192,7 +192,11 @@ class Program:
         kind = f"step {step} of epoch {rank.epoch}"
         combine = mix if step else self._first
         self._groups.collective(
-            kind, self._live.state, lasts_ns, combine, lambda mixed: self._reduced(rank, step, mixed)
+            kind,
+            self._live.state,
+            lasts_ns,
+            combine,
+            lambda mixed: self._reduced(rank, step, mixed),
         )
 
     def _first(self, given: Sequence[bytes]) -> bytes:
