@@ -13,6 +13,7 @@ from keepstep.edge.shm.slot import slot_bytes
 from keepstep.model.topology import Copies, Parity, ReedSolomon, parse_policy
 from keepstep.model.units import KIB, PAGE_BYTES
 from keepstep.sim.protocol.checkers.checker import Checker
+from keepstep.runtime.rank.capture import OBJECTS_SLACK_BYTES
 from keepstep.sim.protocol.job.live_state import MANIFEST_BYTES
 
 # what `core/redundancy/memory_budget.py` chooses at most, with a store and many nodes
@@ -37,11 +38,11 @@ class MemoryWithinBudget(Checker):
 
     def _look(self) -> None:
         plan = self.job.plan
-        # Payloads differ by a few bytes; a parity also holds its members' headers, tables and
-        # manifests.
+        # Payloads differ by a few bytes, and have room to grow; a parity also holds its members'
+        # headers, tables and manifests.
         each = slot_bytes(
-            self.job.around.oracle.most_bytes(self.job.world_size) + KIB,
-            MANIFEST_BYTES + 4 * KIB,
+            self.job.around.oracle.most_bytes(self.job.world_size) + OBJECTS_SLACK_BYTES + KIB,
+            MANIFEST_BYTES + MANIFEST_BYTES // 2 + 8 * KIB,
         )
         policy = parse_policy(plan.policy)
         held = (

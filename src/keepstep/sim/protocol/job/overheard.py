@@ -44,6 +44,7 @@ class Overheard:
         self._programs = programs
         self._observers = observers
         self._offers: dict[Process, StateOffered] = {}  # the newest that each rank has heard
+        self._epochs: dict[Process, int] = {}  # that each rank has begun
         sockets.on_sent = self._sent
         sockets.on_heard = self._heard
         if observers.wants("overwrites") or observers.wants("sealed"):
@@ -70,8 +71,17 @@ class Overheard:
                 self._offers[process] = message
             case TrainingPermitted(epoch, number):
                 offer = self._offers.get(process)
-                if offer is not None and offer.offer == number:
+                if offer is not None and offer.offer == number and self._begins(program, epoch):
                     self._observers.went(program, offer.source, _stamp(offer), epoch)
+
+    def _begins(self, program: Program, epoch: int) -> bool:
+        """Whether the rank takes this as the beginning of that epoch: it may hear of it twice, or
+        late."""
+        is_heeded = program.rank is not None and program.rank.epoch == epoch
+        begins = is_heeded and self._epochs.get(program.process) != epoch
+        if begins:
+            self._epochs[program.process] = epoch
+        return begins
 
     def _put(self, process: Process, path: str, view: memoryview, at: int, data: bytes) -> None:
         program = self._programs.get(process)

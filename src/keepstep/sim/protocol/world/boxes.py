@@ -187,8 +187,8 @@ class SimBox:
             except ValueError as error:
                 self._refuse(str(error)[:MAX_WHY])
                 return
-        self._sockets.on_heard(self._process, message)
         self.hearer.hear(self, message)
+        self._sockets.on_heard(self._process, message)
 
     def _refuse(self, why: str) -> None:
         self.refused += 1
