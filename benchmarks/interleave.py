@@ -62,7 +62,7 @@ from keepstep.core.pacing.schedule import Cost, Reserve, plan
 from keepstep.core.wire.traffic import LinkOptions
 from keepstep.edge.net.peers import PeerOptions, Peers
 from keepstep.edge.shm.collective_profile_page import RhythmWriter, rhythm_path
-from keepstep.model.messages.peers import KeeperMessage
+from keepstep.model.messages.peers import MeshMessage
 from keepstep.model.rhythm import NO_STEP
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import KIB, MS_NS, S_NS
@@ -256,7 +256,7 @@ class Receiving:
     def up(self, node: int) -> None:
         self.up_event.set()
 
-    def message(self, node: int, message: KeeperMessage) -> None: ...
+    def message(self, node: int, message: MeshMessage) -> None: ...
 
     def place(self, node: int, span: Span) -> memoryview | None:
         self.held_bytes += span.length

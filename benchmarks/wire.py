@@ -37,7 +37,7 @@ from keepstep.coding.checksum import checksum
 from keepstep.core.wire.traffic import LinkOptions
 from keepstep.edge.net import tcp
 from keepstep.edge.net.peers import PeerOptions, Peers
-from keepstep.model.messages.peers import KeeperMessage, RanksEnded
+from keepstep.model.messages.peers import MeshMessage, RanksEnded
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import GIB, MIB
 from keepstep.model.wire import Identity, Part, Span
@@ -65,13 +65,13 @@ class Keeper:
     def __init__(self, ring: memoryview) -> None:
         self.ring = ring
         self.echoes: Peers | None = None
-        self.heard: queue.SimpleQueue[KeeperMessage] = queue.SimpleQueue()
+        self.heard: queue.SimpleQueue[MeshMessage] = queue.SimpleQueue()
         self.opened, self.room = threading.Event(), threading.Event()
 
     def up(self, node: int) -> None:
         self.opened.set()
 
-    def message(self, node: int, message: KeeperMessage) -> None:
+    def message(self, node: int, message: MeshMessage) -> None:
         if self.echoes:
             self.echoes.send(node, message)
         else:

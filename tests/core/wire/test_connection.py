@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from keepstep.coding.checksum import checksum
 from keepstep.core.wire import connection as wire
 from keepstep.core.wire.codec import MAX_MESSAGE_BYTES
-from keepstep.core.wire.connection import MAGIC, MAX_BLOCK_BYTES, Connection
+from keepstep.core.wire.connection import MAGIC, Connection
 from keepstep.core.wire.messages import encode
 from keepstep.model.messages.peers import (
     CopyAcked,
@@ -29,6 +29,7 @@ from keepstep.model.messages.peers import (
 )
 from keepstep.model.snapshot import Stamp
 from keepstep.model.wire import (
+    MAX_BLOCK_BYTES,
     BlockComing,
     BlockDamaged,
     BlockHeader,
