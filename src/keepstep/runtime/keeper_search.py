@@ -3,8 +3,8 @@
 Comes in: a door, at which a keeper may answer. Goes out: a connection to the keeper that lives;
 where none does, one is started and asked again; or why there is none.
 
-Invariant: a search that goes on never starts a keeper more often than `START_AGAIN_NS` says. Several
-processes may start one each: a lock in the job directory lets one live.
+Invariant: a search never starts a keeper more often than `START_AGAIN_NS` says. Several processes
+may start one each: a lock in the job directory lets one live.
 """
 
 from __future__ import annotations

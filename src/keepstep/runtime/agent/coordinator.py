@@ -110,6 +110,7 @@ class Coordinator:
             self._judged = self._new_judgement(-1)
             return
         if self._judged.attempt != presence.attempt:
+            await self._clear(presence.attempt - 1)
             self._judged = self._new_judgement(presence.attempt)
         if self._leadership.term != led and presence.place < 0:
             self._judged.is_bereft = True
@@ -154,6 +155,16 @@ class Coordinator:
         await self._record.call_off(attempt, self._nodes)
         if self._judged.attempt == attempt:
             self._judged.is_called_off = True
+
+    async def _clear(self, attempt: int) -> None:
+        """Have nobody wait for this attempt, which has its verdict: who said that may have been
+        killed before he could."""
+        if attempt < 0:
+            return
+        seats = await self._record.seats(attempt, self._nodes)
+        marks = await self._record.marks(attempt, "ready", present(seats))
+        if None in seats or None in marks:
+            await self._call_off(attempt)
 
     async def _answer_call(self, presence: Presence) -> None:
         attempt, place = presence.attempt, presence.place

@@ -280,6 +280,8 @@ class _Meeting:
         """The last word about the job."""
         await self._open()
         request = await self._owner.next_request()
+        if (last := await self._last_word()) is not None:
+            return last
         number, before = await self._catch_up(request)
         waits_ns = FIRST_NS if number and self._owner.follows < 0 else 0
         while True:
@@ -341,6 +343,20 @@ class _Meeting:
             incarnation=keeper.incarnation,
             newest_version=newest,
         )
+
+    async def _last_word(self) -> Verdict | None:
+        """With which the job has ended after this node's agent was killed; None when it has not.
+
+        Only who follows another agent can tell: to anybody else it is the end of an earlier run.
+        """
+        number = self._owner.follows
+        if number < 0:
+            return None
+        while (verdict := await self._record.verdict(number)) is not None:
+            if verdict.outcome != "again":
+                return verdict
+            number += 1
+        return None
 
     async def _catch_up(self, request: JoinRequest) -> tuple[int, _Before]:
         """The attempt that is to come or under way, and what was said about the one before it.

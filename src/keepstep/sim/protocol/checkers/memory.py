@@ -12,8 +12,8 @@ from keepstep.core.redundancy.memory_budget import held_slots
 from keepstep.edge.shm.slot import slot_bytes
 from keepstep.model.topology import Copies, Parity, ReedSolomon, parse_policy
 from keepstep.model.units import KIB, PAGE_BYTES
-from keepstep.sim.protocol.checkers.checker import Checker
 from keepstep.runtime.rank.capture import OBJECTS_SLACK_BYTES
+from keepstep.sim.protocol.checkers.checker import Checker
 from keepstep.sim.protocol.job.live_state import MANIFEST_BYTES
 
 # what `core/redundancy/memory_budget.py` chooses at most, with a store and many nodes

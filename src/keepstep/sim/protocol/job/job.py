@@ -6,6 +6,7 @@ of everything that happened.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -150,8 +151,21 @@ class Job:
     def _look(self) -> None:
         if self.is_over:
             self.world.stop()
-        else:
-            self.world.after(S_NS, None, self._look)
+            return
+        self._end_latecomers()
+        self.world.after(S_NS, None, self._look)
+
+    def _end_latecomers(self) -> None:
+        """Where the job has ended elsewhere, the platform ends what waits for it to begin: to an
+        agent that comes then it may be another run of the job."""
+        living = self.living_nodes()
+        if all(node.exit_code is None for node in living):
+            return
+        for node in living:
+            has_taken_part = any(e.kind == "attempt-formed" for e in node.machine.events)
+            if node.agent is not None and node.agent.signalled is None and not has_taken_part:
+                self.was_told_to_end = True
+                node.agent.signal(signal.SIGTERM)
 
     def run(self) -> Outcome:
         self.begin()
