@@ -33,7 +33,7 @@ from keepstep.edge.os.loop import Loop
 from keepstep.edge.os.orphans import end_orphans
 from keepstep.edge.os.rank_ends import EndWatch
 from keepstep.errors import ConfigError, KeeperError
-from keepstep.model.launch import Launch, RankAssignment, RankEnd
+from keepstep.model.launch import AGENT_SOCKET, Launch, RankAssignment, RankEnd
 from keepstep.ports import Executor
 
 # It warns that signals are not handled (we do) and that processes are being closed (they are dead).
@@ -287,10 +287,9 @@ class TorchRankProcesses:
             if rank in self._living:
                 os.killpg(self._living[rank], signal.SIGKILL)
 
-    def end_orphans(
-        self, agent_pid: int, pids: Sequence[int], then: Callable[[list[int]], None]
-    ) -> None:
-        self._executor.submit(lambda: end_orphans(agent_pid, pids), then)
+    def end_orphans(self, agent_pid: int, then: Callable[[list[int]], None]) -> None:
+        marks = {"KEEPSTEP_AGENT": str(agent_pid), AGENT_SOCKET: self._environ[AGENT_SOCKET]}
+        self._executor.submit(lambda: end_orphans(marks), then)
 
     def summary(self, ends: Sequence[tuple[int, int]]) -> str:
         failures = {}

@@ -54,7 +54,7 @@ from keepstep.runtime.agent.enforcer import Enforcer
 from keepstep.runtime.agent.keeper_client import AgentKeeperClient
 from keepstep.runtime.agent.multi_node import MultiNode
 from keepstep.runtime.agent.node_replacement import NodeReplacement
-from keepstep.runtime.agent.orphans import read_ranks
+from keepstep.runtime.agent.orphans import read_rank_parent
 from keepstep.runtime.agent.rank_group import RankGroup
 from keepstep.runtime.agent.rank_server import RankServer
 from keepstep.runtime.agent.rendezvous import Formed, JoinRequest, Rendezvous, SingleNode
@@ -153,7 +153,7 @@ class Agent:
 
     def _take_over(self) -> None:
         """The ranks of the agent before are ended: nobody watches them."""
-        left = read_ranks(self._world.memory, self._options.job_dir)
+        left = read_rank_parent(self._world.memory, self._options.job_dir)
 
         def ended(pids: list[int]) -> None:
             self._rendezvous.follow(-1 if left is None else left.attempt)
@@ -169,7 +169,7 @@ class Agent:
         if left is None:
             ended([])
         else:
-            self._world.processes.end_orphans(left.agent, left.pids, ended)
+            self._world.processes.end_orphans(left.agent, ended)
 
     def _begin_looking(self) -> None:
         self._world.timers.after(self._options.deadlines.tick_ns, self._look)

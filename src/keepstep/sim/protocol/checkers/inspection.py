@@ -32,7 +32,7 @@ class Inspection:
     """Of one machine."""
 
     def __init__(self, machine: Machine, job_dir: Path) -> None:
-        nobody = _Nobody(machine.world, machine, "onlooker", 0, "")
+        nobody = _Nobody(machine.world, machine, "onlooker", 0)
         self._memory = SimMemory(machine.files, nobody)
         self._job_dir = job_dir
 

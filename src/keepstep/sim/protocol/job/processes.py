@@ -94,7 +94,7 @@ class SimRankProcesses:
         }
 
     def _start(self, rank: int, environ: Mapping[str, str]) -> int:
-        process = self._agent.machine.start("rank", environ["RANK"])
+        process = self._agent.machine.start("rank", environ["RANK"], self._agent.pid)
         program = self._new_program(process, environ)
         pid = self._watch(rank, process, lambda: program)
         process.after(self._start_ns(), program.begin)
@@ -102,7 +102,7 @@ class SimRankProcesses:
 
     def start_standby(self) -> None:
         self._end_standby()
-        process = self._agent.machine.start("standby")
+        process = self._agent.machine.start("standby", parent_pid=self._agent.pid)
         self._standby = standby = Standby(process, self._new_program)
         process.after(self._start_ns(), self._standby_is_ready, standby)
 
@@ -178,16 +178,12 @@ class SimRankProcesses:
         """The living one with that number."""
         return None if pid is None else self._agent.machine.processes.get(pid)
 
-    def end_orphans(
-        self, agent_pid: int, pids: Sequence[int], then: Callable[[list[int]], None]
-    ) -> None:
+    def end_orphans(self, agent_pid: int, then: Callable[[list[int]], None]) -> None:
         self._agent.touch("end orphans")
-        ended = []
-        for pid in pids:
-            process = self._process(pid)
-            if process is not None:
-                process.end("killed by the agent that has taken over")
-                ended.append(pid)
+        processes = self._agent.machine.processes
+        ended = [pid for pid, process in processes.items() if process.parent_pid == agent_pid]
+        for pid in ended:
+            processes[pid].end("killed by the agent that has taken over")
         self._agent.after(self._notice_ns(), then, ended)
 
     def summary(self, ends: Sequence[tuple[int, int]]) -> str:

@@ -41,11 +41,11 @@ class Machine:
         self.on_lost: list[Callable[[], None]] = []
         self._next_pid = FIRST_PID
 
-    def start(self, role: str, number: str = "") -> Process:
+    def start(self, role: str, number: str = "", parent_pid: int = 0) -> Process:
         """`number`: of the process among those of its role, for people."""
         pid = self._next_pid
         self._next_pid += 1
-        process = Process(self.world, self, role, pid, number)
+        process = Process(self.world, self, role, pid, number, parent_pid)
         self.processes[pid] = process
         process.on_end.append(lambda: self._ended(pid))
         return process

@@ -172,11 +172,20 @@ class Process:
     """A process on a machine. `role`: what it is, without a number: `rank`, `agent`, `keeper`.
     `on_end` is called once, when it is over, by whatever cause: what the kernel does then."""
 
-    def __init__(self, world: World, machine: Machine, role: str, pid: int, number: str) -> None:
+    def __init__(
+        self,
+        world: World,
+        machine: Machine,
+        role: str,
+        pid: int,
+        number: str = "",
+        parent_pid: int = 0,
+    ) -> None:
         self.world = world
         self.machine = machine
         self.role = role
         self.pid = pid
+        self.parent_pid = parent_pid
         self.name = f"{role}{number}@{machine.number}"
         self.alive = True
         self.why_ended = ""
