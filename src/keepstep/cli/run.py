@@ -24,7 +24,7 @@ from keepstep.config import Config, from_mapping
 from keepstep.config.option import Topic
 from keepstep.config.table import OPTIONS
 from keepstep.model.launch import Launch
-from keepstep.runtime.agent.supervisor import LAST_WORD, RESTARTED_AGENT, SUPERVISOR, keep_agent
+from keepstep.runtime.agent.supervisor import PREDECESSOR, REPORT, SUPERVISOR, keep_agent
 
 # The first word that is no option is the script: what follows is its own. `--nproc_per_node` is
 # `--nproc-per-node`.
@@ -82,7 +82,7 @@ def _run(launch: Launch, config: Config) -> int:
     if SUPERVISOR not in os.environ:
         return keep_agent(sys.argv[1:], os.environ)
     environ = dict(os.environ)
-    for name in (SUPERVISOR, RESTARTED_AGENT, LAST_WORD):  # not for the ranks
+    for name in (SUPERVISOR, PREDECESSOR, REPORT):  # not for the ranks
         os.environ.pop(name, None)
     from keepstep.runtime.agent.process import supervise  # imports torch
 

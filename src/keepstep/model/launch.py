@@ -71,6 +71,15 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
+class Predecessor:
+    """The agent of this node that was killed before this one: its process, and the newest attempt
+    of which it may have started ranks; -1: of none."""
+
+    pid: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class RankAssignment:
     """This node's ranks among all ranks during one attempt, and where all of them meet.
 

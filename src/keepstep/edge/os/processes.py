@@ -16,7 +16,10 @@ from pathlib import Path
 from keepstep.config import Settings
 from keepstep.edge.net.unix_socket import Mailbox, OnRefused, ignore_refused
 from keepstep.errors import IdentityError, KeeperError
+from keepstep.model.launch import AGENT_SOCKET
 from keepstep.ports import MessageCodec
+
+RANK_MARKS = ("KEEPSTEP_AGENT", AGENT_SOCKET)  # by which an agent's processes are found
 
 KEEPER_MODULE = "keepstep.runtime.keeper.process"  # stands on a keeper's command line
 _LAUNCH = (
@@ -91,5 +94,7 @@ def start_keeper(settings: Settings) -> None:
             stdout=log,
             stderr=log,
             cwd="/",
+            # It outlives the agent: what ends that one's processes must not take it for a rank.
+            env={name: v for name, v in os.environ.items() if name not in RANK_MARKS},
             check=True,
         )

@@ -27,7 +27,7 @@ from keepstep.errors import KeeperError, KeepstepError
 from keepstep.model.attempts import Verdict
 from keepstep.model.events import ERROR, INFO, WARNING
 from keepstep.model.failure import Cause, Failure, Finding, parse_budget
-from keepstep.model.launch import Launch, RankEnd
+from keepstep.model.launch import Launch, Predecessor, RankEnd
 from keepstep.model.mesh import Member
 from keepstep.model.restarts import (
     Action,
@@ -54,7 +54,6 @@ from keepstep.runtime.agent.enforcer import Enforcer
 from keepstep.runtime.agent.keeper_client import AgentKeeperClient
 from keepstep.runtime.agent.multi_node import MultiNode
 from keepstep.runtime.agent.node_replacement import NodeReplacement
-from keepstep.runtime.agent.orphans import read_rank_parent
 from keepstep.runtime.agent.rank_group import RankGroup
 from keepstep.runtime.agent.rank_server import RankServer
 from keepstep.runtime.agent.rendezvous import Formed, JoinRequest, Rendezvous, SingleNode
@@ -146,30 +145,27 @@ class Agent:
             ranks=launch.ranks,
             budget=options.budget,
         )
-        if options.restarted:
-            self._take_over()
-        else:
+        if options.predecessor is None:
             self._begin_looking()
+        else:
+            self._take_over(options.predecessor)
 
-    def _take_over(self) -> None:
-        """The ranks of the agent before are ended: nobody watches them."""
-        left = read_rank_parent(self._world.memory, self._options.job_dir)
+    def _take_over(self, predecessor: Predecessor) -> None:
+        """The ranks of the agent before are ended: nobody watches them, their state lies in memory,
+        and two lives of a rank must not be."""
 
         def ended(pids: list[int]) -> None:
-            self._rendezvous.follow(-1 if left is None else left.attempt)
+            self._rendezvous.follow(predecessor.attempt)
             why = (
-                f"the node's agent was killed; process {self._world.pid} takes over, has ended its "
-                f"{len(pids)} ranks and starts them from memory"
+                f"the node's agent was killed; process {self._world.pid} takes over, has ended "
+                f"{len(pids)} processes of its and starts the ranks from memory"
             )
             self._world.journal.record(
                 "agent-restarted", why, WARNING, pid=self._world.pid, ended=pids
             )
             self._begin_looking()
 
-        if left is None:
-            ended([])
-        else:
-            self._world.processes.end_orphans(left.agent, ended)
+        self._world.processes.end_orphans(predecessor.pid, ended)
 
     def _begin_looking(self) -> None:
         self._world.timers.after(self._options.deadlines.tick_ns, self._look)

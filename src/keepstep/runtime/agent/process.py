@@ -38,7 +38,7 @@ from keepstep.model.launch import AGENT_SOCKET, Launch
 from keepstep.ports import Hearer, OpenKV
 from keepstep.runtime.agent.agent import SOCKET, Agent
 from keepstep.runtime.agent.metrics import Metrics
-from keepstep.runtime.agent.supervisor import RESTARTED_AGENT, SIGNALS, say_last_word
+from keepstep.runtime.agent.supervisor import SIGNALS, AgentReport, predecessor_of
 from keepstep.runtime.agent.world import AgentOptions, AgentWorld
 from keepstep.runtime.job_name import default_job
 from keepstep.runtime.keeper_search import KeeperSearches
@@ -87,8 +87,10 @@ def _run(
     if settings.metrics_port is not None:
         metrics.start(settings.metrics_port)
 
+    report = AgentReport(environ)
+
     def last_word(exit_code: int) -> None:
-        say_last_word(environ, exit_code)
+        report.say_last_word(exit_code)
         # Only the keeper's work is left: whoever does not want to wait for it need not.
         signals.close()
 
@@ -107,6 +109,7 @@ def _run(
         meeting_places=StoreMeetingPlaces(),
         provider=_provider(settings),
         token=lambda: secrets.token_hex(16),
+        take_part=report.take_part,
         say_last_word=last_word,
         show=lambda text: print(text, file=sys.stderr),
         pid=os.getpid(),
@@ -137,7 +140,7 @@ def _options(launch: Launch, settings: Settings, environ: Mapping[str, str]) -> 
         launch,
         host=settings.host or found,
         devices=tuple(visible_devices(environ)),
-        restarted=environ.get(RESTARTED_AGENT) == "1",
+        predecessor=predecessor_of(environ),
     )
 
 

@@ -23,7 +23,6 @@ from keepstep.model.units import S_NS, human_ns
 from keepstep.ports import Timer
 from keepstep.runtime.agent.enforcer import Enforcer
 from keepstep.runtime.agent.evidence_board import EvidenceBoard
-from keepstep.runtime.agent.orphans import write_rank_parent
 from keepstep.runtime.agent.rank_server import RankServer
 from keepstep.runtime.agent.world import AgentOptions, AgentWorld
 
@@ -235,8 +234,7 @@ class RankGroup:
         """Start what is missing; when that was done."""
         world, place = self._world, self.place
         missing = set(range(self._launch.ranks)) - self._staying
-        # Before there is a rank of which nobody would know.
-        write_rank_parent(world.memory, self._options.job_dir, world.pid, place.attempt)
+        world.take_part(place.attempt)
         pids = self._start(missing, {REJOIN: "1"} if self._keeps else {})
         started_ns = self._started_ns = world.clock.monotonic_ns()
         self._processes = dict(world.processes.living)

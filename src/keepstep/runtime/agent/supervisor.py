@@ -2,11 +2,11 @@
 when that dies.
 
 Comes in: signals, and the agent's end. Goes out: the same signals to the agent, and the agent's
-exit code. Imports no torch, holds nothing, and knows nothing of the job: whatever could make the
-agent fail is not here. An agent that is killed is followed by another one, which ends what the
-first one's ranks were doing and has them start from memory; the ranks of other nodes stay in their
-process. Nobody follows an agent that had said its last word: the memory may be gone by then, and
-what is done would be begun from nothing.
+exit code. Imports no torch, and knows nothing of the job but what an agent keeps here for the one
+that follows it: whatever could make the agent fail is not here. An agent that is killed is followed
+by another one, which ends what the first one's ranks were doing and has them start from memory; the
+ranks of other nodes stay in their process. Nobody follows an agent that had said its last word: the
+memory may be gone by then, and what is done would be begun from nothing.
 
 Invariant: at most one agent lives; when the supervisor is killed its agent dies with it, and the
 ranks train on without one.
@@ -18,21 +18,27 @@ import ctypes
 import logging
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from keepstep.core.recovery.supervision import MAX_SHORT_LIVES, Supervision
+from keepstep.model.launch import Predecessor
 
-SUPERVISOR = "KEEPSTEP_SUPERVISOR"  # in the environment of an agent: its supervisor's process
-RESTARTED_AGENT = "KEEPSTEP_RESTARTED_AGENT"  # and that there was another one before it
-# and the descriptor on which it says with which code the job ends here
-LAST_WORD = "KEEPSTEP_LAST_WORD"
+# In the environment of an agent: its supervisor's process; the agent before it, as process and
+# attempt; the descriptor of a file in which it keeps what the next one must know.
+SUPERVISOR = "KEEPSTEP_SUPERVISOR"
+PREDECESSOR = "KEEPSTEP_PREDECESSOR"
+REPORT = "KEEPSTEP_AGENT_REPORT"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 PR_SET_PDEATHSIG = 1
+_ATTEMPT = struct.Struct(
+    "<q"
+)  # of the report: the newest that the agent takes part in, -1 for none
+_LAST_WORD = struct.Struct("<q")  # behind it: with which code the job ends here, -1 if it does not
 
 log = logging.getLogger("keepstep")
 
@@ -57,7 +63,7 @@ class _Supervisor:
         supervision = Supervision()
         while True:
             began_ns = time.monotonic_ns()
-            code, last_word = self._life()
+            code, pid, attempt, last_word = self._life()
             lived_ns = time.monotonic_ns() - began_ns
             exit_code = supervision.exit_code(code, last_word, self._signalled, lived_ns)
             if exit_code is not None:
@@ -65,31 +71,29 @@ class _Supervisor:
                     log.error("the agent was killed by signal %d again: giving up", -code)
                 return exit_code
             log.warning("the agent was killed by signal %d; another one takes over", -code)
-            self._environ[RESTARTED_AGENT] = "1"
+            self._environ[PREDECESSOR] = f"{pid}:{attempt}"
 
-    def _life(self) -> tuple[int, int | None]:
-        """Of one agent: its exit code, and the code with which it had said that the job ends here;
-        None when it had not."""
-        reader, writer = os.pipe()
-        os.set_blocking(reader, False)
-        # A session of its own: the terminal's Ctrl-C reaches it once, through here.
-        alone: dict[str, Any] = {
-            "start_new_session": True,
-            "preexec_fn": _die_with_parent,
-            "pass_fds": (writer,),
-        }
-        self._agent = subprocess.Popen(
-            self._command, env={**self._environ, LAST_WORD: str(writer)}, **alone
-        )
-        os.close(writer)
-        code = self._agent.wait()
+    def _life(self) -> tuple[int, int, int, int | None]:
+        """Of one agent: its exit code, its process, the newest attempt it took part in (-1: none),
+        and the code with which it had said that the job ends here; None when it had not."""
+        report = os.memfd_create("keepstep-agent-report")
         try:
-            said = os.read(reader, 1)
-        except BlockingIOError:  # somebody the agent has started holds the other end
-            said = b""
+            os.pwrite(report, _ATTEMPT.pack(-1) + _LAST_WORD.pack(-1), 0)
+            # A session of its own: the terminal's Ctrl-C reaches it once, through here.
+            alone: dict[str, Any] = {
+                "start_new_session": True,
+                "preexec_fn": _die_with_parent,
+                "pass_fds": (report,),
+            }
+            self._agent = subprocess.Popen(
+                self._command, env={**self._environ, REPORT: str(report)}, **alone
+            )
+            code = self._agent.wait()
+            (attempt,) = _ATTEMPT.unpack(os.pread(report, _ATTEMPT.size, 0))
+            (last_word,) = _LAST_WORD.unpack(os.pread(report, _LAST_WORD.size, _ATTEMPT.size))
         finally:
-            os.close(reader)
-        return code, said[0] if said else None
+            os.close(report)
+        return code, self._agent.pid, attempt, last_word if last_word >= 0 else None
 
     def _forward(self, signum: int, _: Any) -> None:
         if self._signalled is None:
@@ -98,11 +102,32 @@ class _Supervisor:
             self._agent.send_signal(signum)
 
 
-def say_last_word(environ: Mapping[str, str], exit_code: int) -> None:
-    """The agent to its supervisor, if it has one: the job ends here, and with this code."""
-    if LAST_WORD in environ:
-        with suppress(OSError):  # there is no supervisor any more
-            os.write(int(environ[LAST_WORD]), bytes([exit_code & 0xFF]))
+class AgentReport:
+    """What an agent keeps for the one that follows it, where it outlives the agent. Does nothing
+    where there is no supervisor."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._fd = int(environ[REPORT]) if REPORT in environ else None
+
+    def take_part(self, attempt: int) -> None:
+        """Ranks of this attempt may be started from now on."""
+        self._write(_ATTEMPT.pack(attempt), 0)
+
+    def say_last_word(self, exit_code: int) -> None:
+        """The job ends here, with this code."""
+        self._write(_LAST_WORD.pack(exit_code & 0xFF), _ATTEMPT.size)
+
+    def _write(self, data: bytes, at: int) -> None:
+        if self._fd is not None:
+            os.pwrite(self._fd, data, at)
+
+
+def predecessor_of(environ: Mapping[str, str]) -> Predecessor | None:
+    """The agent that was killed before this one; None for the first."""
+    if PREDECESSOR not in environ:
+        return None
+    pid, _, attempt = environ[PREDECESSOR].partition(":")
+    return Predecessor(int(pid), int(attempt))
 
 
 def _die_with_parent() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from keepstep.config import Settings
 from keepstep.core.detection.deadlines import Deadlines, derive
-from keepstep.model.launch import Launch
+from keepstep.model.launch import Launch, Predecessor
 from keepstep.ports import (
     Clock,
     Executor,
@@ -45,7 +45,7 @@ class AgentOptions:
     deadlines: Deadlines
     host: str
     devices: tuple[str, ...] = ()
-    restarted: bool = False  # the node's agent before this one was killed
+    predecessor: Predecessor | None = None
 
     @staticmethod
     def of(
@@ -53,7 +53,7 @@ class AgentOptions:
         launch: Launch,
         host: str,
         devices: tuple[str, ...] = (),
-        restarted: bool = False,
+        predecessor: Predecessor | None = None,
     ) -> AgentOptions:
         """Raises ConfigError when the settings' limits leave no room for each other."""
         link_dead_s = settings.link_dead_s if launch.nodes > 1 else None
@@ -69,13 +69,14 @@ class AgentOptions:
             deadlines=derive(settings.hang_after_s, link_dead_s),
             host=host,
             devices=devices,
-            restarted=restarted,
+            predecessor=predecessor,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class AgentWorld:
-    """`token`: text that nobody has had before and nobody can guess. `say_last_word`: to whoever
+    """`token`: text that nobody has had before and nobody can guess. `take_part`: to the agent that
+    would follow this one: ranks of this attempt may be started from now on. `say_last_word`: to whoever
     would start another agent: the job ends here, with this code. `show`: to the person who started
     the job. `provider`: None: nobody is asked for other machines."""
 
@@ -92,6 +93,7 @@ class AgentWorld:
     meeting_places: MeetingPlaces
     provider: NodeProvider | None
     token: Callable[[], str]
+    take_part: Callable[[int], None]
     say_last_word: Callable[[int], None]
     show: Callable[[str], None]
     pid: int

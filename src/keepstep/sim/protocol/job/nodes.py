@@ -22,6 +22,7 @@ from keepstep.core.wire.conversations import (
     RANK_WITH_KEEPER,
 )
 from keepstep.errors import KeeperError, KeepstepError, MemoryBudgetError
+from keepstep.model.launch import Predecessor
 from keepstep.model.messages.agent_rank import RegroupAt
 from keepstep.model.messages.keeper_rank import PageChanged
 from keepstep.model.units import MS_NS, S_NS
@@ -93,10 +94,14 @@ class Node:
     def start_agent(self) -> None:
         """The first one, or another one in the place of one that was killed."""
         if self.machine.alive:
-            self.agent = life = AgentLife(self, restarted=self.agent is not None)
+            self.agent = life = AgentLife(self, self._predecessor())
             life.process.on_end.append(lambda: self._agent_ended(life))
             self.around.observers.agent_came(self.machine)
             self.around.world.carry_out(life.process, life.agent.begin)
+
+    def _predecessor(self) -> Predecessor | None:
+        before = self.agent
+        return None if before is None else Predecessor(before.process.pid, before.attempt)
 
     def _agent_ended(self, life: AgentLife) -> None:
         if not self.machine.alive:
@@ -347,16 +352,17 @@ class KeeperLife:
 
 
 class AgentLife:
-    """One life of the machine's agent. `exit_code`: once it ended by itself. `last_word`: with
+    """One life of the machine's agent. `attempt`: the newest that it takes part in. `exit_code`: once it ended by itself. `last_word`: with
     which code the job ends here, once it has said so. `signalled`: the first signal it was sent."""
 
-    def __init__(self, node: Node, restarted: bool) -> None:
+    def __init__(self, node: Node, predecessor: Predecessor | None) -> None:
         around = node.around
         machine = node.machine
         self.node = node
         self.process = process = machine.start("agent")
         self.began_ns = around.world.now_ns
         self.exit_code: int | None = None
+        self.attempt = -1
         self.last_word: int | None = None
         self.signalled: int | None = None
         journal = SimJournal(machine, "agent", around.observers.recorded)
@@ -383,12 +389,15 @@ class AgentLife:
             meeting_places=SimMeetingPlaces(around.meetings, process),
             provider=None,
             token=lambda: f"{node.random.getrandbits(128):032x}",
+            take_part=self._take_part,
             say_last_word=self._say_last_word,
             show=lambda text: around.world.note(process.name, text),
             pid=process.pid,
             interpreter="python",
         )
-        options = AgentOptions.of(around.settings, around.launch, machine.host, restarted=restarted)
+        options = AgentOptions.of(
+            around.settings, around.launch, machine.host, predecessor=predecessor
+        )
         self.agent = Agent(world, options, around.launch, self._done)
 
     def signal(self, signum: int) -> None:
@@ -404,6 +413,10 @@ class AgentLife:
     def _serve(self, journal: SimJournal, path: Path, hearer: Hearer) -> BoxServer:
         listen = self.node.sockets.listen
         return listen(self.process, path, AGENT_WITH_PROCESS, lambda box: hearer, journal.record)
+
+    def _take_part(self, attempt: int) -> None:
+        self.process.touch("take part")
+        self.attempt = attempt
 
     def _say_last_word(self, exit_code: int) -> None:
         self.process.touch("say last word")
