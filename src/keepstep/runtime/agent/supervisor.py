@@ -35,10 +35,10 @@ PREDECESSOR = "KEEPSTEP_PREDECESSOR"
 REPORT = "KEEPSTEP_AGENT_REPORT"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 PR_SET_PDEATHSIG = 1
-_ATTEMPT = struct.Struct(
-    "<q"
-)  # of the report: the newest that the agent takes part in, -1 for none
-_LAST_WORD = struct.Struct("<q")  # behind it: with which code the job ends here, -1 if it does not
+# The report: the newest attempt that the agent takes part in, -1 for none; behind it the code with
+# which the job ends here, -1 when it does not.
+_ATTEMPT = struct.Struct("<q")
+_LAST_WORD = struct.Struct("<q")
 
 log = logging.getLogger("keepstep")
 

@@ -75,8 +75,8 @@ class AgentOptions:
 
 @dataclass(frozen=True, slots=True)
 class AgentWorld:
-    """`token`: text that nobody has had before and nobody can guess. `take_part`: to the agent that
-    would follow this one: ranks of this attempt may be started from now on. `say_last_word`: to whoever
+    """`token`: text that nobody has had before and nobody can guess. `take_part`: to whoever would
+    follow this agent: ranks of this attempt may be started from now on. `say_last_word`: to whoever
     would start another agent: the job ends here, with this code. `show`: to the person who started
     the job. `provider`: None: nobody is asked for other machines."""
 

@@ -352,8 +352,9 @@ class KeeperLife:
 
 
 class AgentLife:
-    """One life of the machine's agent. `attempt`: the newest that it takes part in. `exit_code`: once it ended by itself. `last_word`: with
-    which code the job ends here, once it has said so. `signalled`: the first signal it was sent."""
+    """One life of the machine's agent. `attempt`: the newest that it takes part in. `exit_code`:
+    once it ended by itself. `last_word`: with which code the job ends here, once it has said so.
+    `signalled`: the first signal it was sent."""
 
     def __init__(self, node: Node, predecessor: Predecessor | None) -> None:
         around = node.around
