@@ -23,9 +23,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from keepstep.core.recovery.supervision import MAX_SHORT_LIVES, Supervision
+from keepstep.edge.os.orphans import end_orphans
 from keepstep.model.launch import Predecessor
 
 # In the environment of an agent: its supervisor's process; the agent before it, as process and
@@ -69,6 +71,7 @@ class _Supervisor:
             if exit_code is not None:
                 if supervision.short_lives >= MAX_SHORT_LIVES:
                     log.error("the agent was killed by signal %d again: giving up", -code)
+                    self._end_ranks(pid)
                 return exit_code
             log.warning("the agent was killed by signal %d; another one takes over", -code)
             self._environ[PREDECESSOR] = f"{pid}:{attempt}"
@@ -94,6 +97,11 @@ class _Supervisor:
         finally:
             os.close(report)
         return code, self._agent.pid, attempt, last_word if last_word >= 0 else None
+
+    def _end_ranks(self, agent_pid: int) -> None:
+        """Nobody would watch them, and they would wait for each other for ever."""
+        if not Path(f"/proc/{agent_pid}").exists():  # nobody has its number by now
+            end_orphans({"KEEPSTEP_AGENT": str(agent_pid)})
 
     def _forward(self, signum: int, _: Any) -> None:
         if self._signalled is None:

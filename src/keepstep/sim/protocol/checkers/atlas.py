@@ -47,8 +47,7 @@ class Atlas(Observer):
         self._job = job
         self.committed: Generation | None = None
         self.damages: set[tuple[int, int, Stamp]] = set()
-        self._mesh: Mesh | None = None
-        self._machines: tuple[int, ...] = ()
+        self._meshes: dict[int, tuple[Mesh, tuple[int, ...]]] = {}  # by version, with its machines
         self._done: set[int] = set()
         self.is_over = False
 
@@ -59,22 +58,22 @@ class Atlas(Observer):
 
     def formed(self, machine: Machine, mesh: Mesh) -> None:
         by_host = {node.machine.host: node.machine.number for node in self._job.nodes}
-        self._mesh = mesh
-        self._machines = tuple(by_host[member.host] for member in mesh.members)
+        machines = tuple(by_host[member.host] for member in mesh.members)
+        self._meshes[mesh.version] = (mesh, machines)
 
     def said(self, links: SimLinks, node: int, message: MeshMessage) -> None:
         if not isinstance(message, HorizonWord) or message.committed is None:
             return
         stamp = message.committed
         policy = parse_policy(message.policy)
-        mesh = self._mesh
-        if mesh is None or isinstance(policy, Auto) or message.mesh_version != mesh.version:
+        if isinstance(policy, Auto):
             return
+        mesh, machines = self._meshes[message.mesh_version]
         if self.committed is None or stamp > self.committed.stamp:
             self.committed = Generation(
                 stamp=stamp,
                 assignments=assignments(policy, mesh),
-                machines=self._machines,
+                machines=machines,
                 node_of=dict(mesh.node_of),
             )
 

@@ -109,12 +109,25 @@ class Node:
         lived_ns = self.around.world.now_ns - life.began_ns
         code = -SIGKILL if life.exit_code is None else life.exit_code
         exit_code = self._supervision.exit_code(code, life.last_word, life.signalled, lived_ns)
+        plan = self.around.plan
         if exit_code is None:
-            delay_ns = self.around.plan.takes_ns("agent_start_ns", self.random)
+            delay_ns = plan.takes_ns("agent_start_ns", self.random)
             self.around.world.after(delay_ns, None, self.start_agent)
+        elif life.exit_code is None and life.last_word is None and life.signalled is None:
+            self._supervisor_gives_up(life)
         else:
             self.exit_code = exit_code
             self.around.observers.agent_ended(self.machine, exit_code)
+
+    def _supervisor_gives_up(self, life: AgentLife) -> None:
+        """It ends the ranks; whoever has started it starts it again."""
+        for process in list(self.machine.processes.values()):
+            if process.parent_pid == life.process.pid:
+                process.end("its agent was killed too often")
+        self._supervision = Supervision()
+        self.agent = None
+        delay_ns = self.around.plan.takes_ns("replace_ns", self.random)
+        self.around.world.after(delay_ns, None, self.start_agent)
 
     # -- ranks
 
