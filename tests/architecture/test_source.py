@@ -84,9 +84,18 @@ FORMATS = {
 ON_PORTS = {
     *(
         f"keepstep.runtime.keeper.{name}"
-        for name in ("resume", "keeper", "checkpointing", "scrubber")
+        for name in (
+            "resume",
+            "keeper",
+            "run",
+            "checkpointing",
+            "checkpoint_desk",
+            "persister_client",
+            "scrubber",
+        )
     ),
     *(f"keepstep.runtime.{name}" for name in ("rank.commit_view", "slot_locks", "world")),
+    *(f"keepstep.runtime.persister.{name}" for name in ("conversation", "persister", "server")),
     *(
         f"keepstep.runtime.replication.{name}"
         for name in (

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from keepstep.config import resolve
 from keepstep.core.wire.conversations import KEEPER_WITH_NODE, RANK_WITH_KEEPER
 from keepstep.model.units import GIB, MS_NS, S_NS
-from keepstep.ports import Box, Clock, Executor, Links, Memory, Receiver, Writer
+from keepstep.ports import Box, Clock, Executor, Links, Memory, Receiver
 from keepstep.sim.protocol.links import SimLinks
 from keepstep.sim.protocol.machine import Machine, SimExecutor, connect
 from keepstep.sim.protocol.memory import SimMemory
 from keepstep.sim.protocol.network import Network, Wires
-from keepstep.sim.protocol.store import SharedStore, SimWriter
 from keepstep.sim.protocol.world import World
 
 PATIENCE_NS = 600 * S_NS
@@ -93,29 +90,6 @@ class SimBoxes(Time):
 
     def close(self) -> None:
         pass
-
-
-class SimDesk(Time):
-    def __init__(self, room: Path) -> None:
-        super().__init__()
-        settings = resolve(
-            {"job": "j", "store": "/store", "arena_dir": "/memory", "state_dir": "/state"}, {}, "j"
-        )
-        machine = self.machine(0)
-        self._writer = SimWriter(
-            SharedStore(self.world),
-            settings,
-            machine.start("keeper"),
-            lambda process: SimMemory(machine.files, process),
-        )
-        self.writer: Writer = self._writer
-
-    def kill(self) -> None:
-        assert self._writer._child is not None
-        self._writer._child.end("killed")
-
-    def close(self) -> None:
-        self.writer.close()
 
 
 class SimTown(Time):
