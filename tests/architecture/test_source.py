@@ -79,6 +79,8 @@ FORMATS = {
         "node_safety_file",
         "status_page",
         "double_buffered_page",
+        "collective_profile_page",
+        "text_file",
     )
 }
 ON_PORTS = {
@@ -109,7 +111,7 @@ ON_PORTS = {
             "receive",
         )
     ),
-    *(f"keepstep.runtime.replication.{name}" for name in ("recovery", "serve", "dedup")),
+    *(f"keepstep.runtime.replication.{name}" for name in ("recovery", "serve", "dedup", "pacing")),
     # whose owner waits for a predecessor that is just dying
     *(FORMATS - {"keepstep.edge.shm.status_page"}),
 }

@@ -16,6 +16,7 @@ from fcntl import LOCK_EX, LOCK_NB, flock
 from keepstep.config import Settings, settings_from_text
 from keepstep.core.wire.conversations import KEEPER_WITH_NODE
 from keepstep.edge.net import boxes
+from keepstep.edge.net.tcp import interface_of
 from keepstep.edge.os.clock import CLOCK
 from keepstep.edge.os.journal import Journal
 from keepstep.edge.os.loop import Loop
@@ -91,8 +92,10 @@ class KeeperProcess:
         receiver: Receiver,
     ) -> TcpLinks:
         """See `ports.OpenLinks`."""
-        interleaves = self._settings.interleave == "auto"
-        gate = Pacing(self._settings.job_dir, address[0], self._journal) if interleaves else None
+        gate = None
+        if self._settings.interleave == "auto":
+            job_dir = self._settings.job_dir
+            gate = Pacing(job_dir, address[0], MEMORY, CLOCK, self._journal, interface_of)
         return TcpLinks(job_hash, incarnation, address, dead_ns, receiver, gate)
 
     def _tell(self, kind: str, why: str) -> None:

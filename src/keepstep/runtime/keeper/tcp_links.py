@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Callable
 
 from keepstep.core.wire.connection import NONCE_BYTES, Connection
@@ -16,7 +17,7 @@ from keepstep.core.wire.link import Link as Books
 from keepstep.core.wire.link import Patience
 from keepstep.edge.net.peers import PeerOptions, Peers
 from keepstep.edge.net.tcp import TcpOptions
-from keepstep.edge.net.traffic import Gate
+from keepstep.edge.net.traffic import Flow, Gate
 from keepstep.errors import KeeperError
 from keepstep.model.messages.peers import MeshMessage
 from keepstep.model.units import S_NS
@@ -25,6 +26,19 @@ from keepstep.ports import Receiver
 
 MAX_MESSAGES = 10_000
 LANES = 2  # for blocks, one a direction
+
+
+class LockedGate:
+    """See `edge.net.traffic.Gate`. Asked on any thread, asks the gate one at a time."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._lock = threading.Lock()
+
+    def ask(self, nbytes: int, flow: Flow) -> tuple[int, int]:
+        """See `edge.net.traffic.Gate`."""
+        with self._lock:
+            return self._gate.ask(nbytes, flow)
 
 
 class TcpLinks:
@@ -39,12 +53,13 @@ class TcpLinks:
         receiver: Receiver,
         gate: Gate | None = None,
     ) -> None:
-        """See `ports.OpenLinks`. `gate`: says when blocks may go; without one they always may."""
+        """See `ports.OpenLinks`. `gate`: says when blocks may go, and is asked by one thread at
+        a time; without one they always may."""
         self._job_hash, self._incarnation, self._receiver, self._gate = (
             job_hash,
             incarnation,
             receiver,
-            gate,
+            LockedGate(gate) if gate is not None else None,
         )
         self._patience = Patience.within(dead_ns)
         self._tcp = TcpOptions(unacked_s=self._patience.silence_ns / S_NS)
