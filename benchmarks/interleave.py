@@ -61,13 +61,16 @@ from typing import Any
 from keepstep.core.pacing.schedule import Cost, Reserve, plan
 from keepstep.core.wire.traffic import LinkOptions
 from keepstep.edge.net.peers import PeerOptions, Peers
-from keepstep.edge.shm.collective_profile_page import RhythmWriter, rhythm_path
+from keepstep.edge.net.tcp import interface_of
+from keepstep.edge.os.clock import CLOCK
+from keepstep.edge.shm.collective_profile_page import CollectiveProfileWriter, profile_path
+from keepstep.edge.shm.memory import MEMORY
 from keepstep.model.messages.peers import MeshMessage
 from keepstep.model.rhythm import NO_STEP
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import KIB, MS_NS, S_NS
 from keepstep.model.wire import Identity, Part, Span
-from keepstep.runtime.keeper.open_links import HASHING, new_link_table
+from keepstep.runtime.keeper.open_links import HASHING, LockedGate, new_link_table
 from keepstep.runtime.replication.pacing import Pacing
 from keepstep.testing.lab import Lab
 from keepstep.testing.network import parse_rate, why_no_namespaces
@@ -188,7 +191,7 @@ def train(node: int, host: str, other: str, job_dir: Path, case: Case) -> None:
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     keeper = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     keeper.connect(str(job_dir / "bench.sock"))
-    page = RhythmWriter(rhythm_path(job_dir, node), time.monotonic_ns)
+    page = CollectiveProfileWriter(MEMORY, profile_path(job_dir, node), time.monotonic_ns)
     most = max(nbytes for rhythm in case.rhythms for _, nbytes in rhythm)
     source, target = memoryview(os.urandom(most)), bytearray(256 * KIB)
     for number, line in enumerate(sys.stdin):
@@ -348,10 +351,12 @@ def make(
     parts, gated = SCHEMES[name]
     receiving, told, me = Receiving(case.bytes_per_s), Told(), Identity(JOB, node, 1)
     window_bytes = 1 << 30 if name == "naive" else case.reserve_bytes
-    pacing = Pacing(job_dir, host, told, reserve=Reserve(window_bytes, parts)) if gated else None
+    reserve = Reserve(window_bytes, parts)
+    pacing = Pacing(job_dir, host, MEMORY, CLOCK, told, interface_of, reserve) if gated else None
     if pacing is not None:
         pacing.trace = deque()  # all of it
-    options = LinkOptions(hashing=HASHING, window_bytes=window_bytes, gate=pacing)
+    gate = LockedGate(pacing) if pacing else None
+    options = LinkOptions(hashing=HASHING, window_bytes=window_bytes, gate=gate)
     peers = Peers(
         lambda shell: new_link_table(me, SECRET, receiving, shell, options),
         PeerOptions(bind=(host, KEEPER_PORT + index)),

@@ -24,7 +24,6 @@ from keepstep.model.layout import Layout
 from keepstep.model.lost import LostNode
 from keepstep.model.messages.agent_rank import RegroupAt
 from keepstep.model.messages.peers import MeshMessage
-from keepstep.model.messages.persister import ActDone, CheckpointAct
 from keepstep.model.snapshot import SlotHeader
 from keepstep.model.wire import Span
 
@@ -461,15 +460,13 @@ class OpenLinks(Protocol):
         """
 
 
-class Writer(Protocol):
-    """Who writes checkpoints for a keeper: the persister, a process that may die at any moment."""
+class Persisters(Protocol):
+    """How a keeper gets a persister, which may die at any moment."""
 
-    def ask(self, act: CheckpointAct, then: Callable[[ActDone], None]) -> None:
-        """`then` is called by the loop with the answer, or with why there is none when it died.
-        Answers come in order."""
-
-    def close(self) -> None:
-        """End it. Nothing is answered any more."""
+    def start(self, hearer: Hearer) -> Box:
+        """Start one: a connection with it, over which it takes acts and answers each of them, in
+        order (`model/messages/persister.py`). It ends when the connection is closed; when it ends
+        by itself, `hearer` hears `gone`. One that says what is no message is ended."""
 
 
 class Checkpoints(Protocol):

@@ -79,14 +79,25 @@ FORMATS = {
         "node_safety_file",
         "status_page",
         "double_buffered_page",
+        "collective_profile_page",
+        "text_file",
     )
 }
 ON_PORTS = {
     *(
         f"keepstep.runtime.keeper.{name}"
-        for name in ("resume", "keeper", "checkpointing", "scrubber")
+        for name in (
+            "resume",
+            "keeper",
+            "run",
+            "checkpointing",
+            "checkpoint_desk",
+            "persister_client",
+            "scrubber",
+        )
     ),
     *(f"keepstep.runtime.{name}" for name in ("rank.commit_view", "slot_locks", "world")),
+    *(f"keepstep.runtime.persister.{name}" for name in ("conversation", "persister", "server")),
     *(
         f"keepstep.runtime.replication.{name}"
         for name in (
@@ -100,7 +111,7 @@ ON_PORTS = {
             "receive",
         )
     ),
-    *(f"keepstep.runtime.replication.{name}" for name in ("recovery", "serve", "dedup")),
+    *(f"keepstep.runtime.replication.{name}" for name in ("recovery", "serve", "dedup", "pacing")),
     # whose owner waits for a predecessor that is just dying
     *(FORMATS - {"keepstep.edge.shm.status_page"}),
 }

@@ -11,7 +11,12 @@ from typing import Any
 import pytest
 
 from keepstep.core.pacing.schedule import Cost, Reserve, plan
-from keepstep.edge.shm.collective_profile_page import PLAN_FILE, RhythmWriter, rhythm_path
+from keepstep.edge.shm.collective_profile_page import (
+    PLAN_FILE,
+    CollectiveProfileWriter,
+    profile_path,
+)
+from keepstep.edge.shm.memory import MEMORY
 from keepstep.model.units import MIB, MS_NS
 
 TOLD = {
@@ -34,7 +39,7 @@ def trains(machine: Any, ranks: int, steps: int = 25, seed: int = 1) -> Path:
     for rank in range(ranks):
         machine.rank("demo", rank, [7], world_size=4)
         now_ns = [10**12]
-        page = RhythmWriter(rhythm_path(job_dir, rank), lambda at=now_ns: at[0])
+        page = CollectiveProfileWriter(MEMORY, profile_path(job_dir, rank), lambda at=now_ns: at[0])
         for step in range(steps + 1):
             page.step(step)
             for idle_ms, busy_ms in [(40, 100), (30 - 5 * rank, 60 + 5 * rank), (20, 0)]:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from keepstep.config import resolve
 from keepstep.core.wire.conversations import KEEPER_WITH_NODE, RANK_WITH_KEEPER
 from keepstep.model.units import GIB, MS_NS, S_NS
-from keepstep.ports import Box, Clock, Executor, Links, Memory, Receiver, Writer
+from keepstep.ports import Box, Clock, Executor, Links, Memory, Receiver
 from keepstep.sim.protocol.wire.links import SimLinks
 from keepstep.sim.protocol.world.machine import Machine, SimExecutor, connect
 from keepstep.sim.protocol.world.memory import SimMemory
 from keepstep.sim.protocol.wire.network import Network, Wires
-from keepstep.sim.protocol.wire.pipe import Piece, Pipe, SimSocket
-from keepstep.sim.protocol.store import SharedStore, SimWriter
 from keepstep.sim.protocol.world.world import World
 
 PATIENCE_NS = 600 * S_NS

@@ -9,7 +9,7 @@ from typing import Protocol
 import pytest
 
 from keepstep.edge.os.loop import Loop as RealLoop
-from keepstep.edge.os.threads import Threads
+from keepstep.edge.os.threads import LoopExecutor, Threads
 from keepstep.model.units import S_NS
 from keepstep.ports import Executor
 from tests.contracts.simulated import SimLoop
@@ -47,7 +47,19 @@ class ThreadedLoop:
         self._loop.close()
 
 
-LOOPS: dict[str, Callable[[], Loop]] = {"threads": ThreadedLoop, "simulated": SimLoop}
+class LoneLoop(ThreadedLoop):
+    """That does the work itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.workers = LoopExecutor(self._loop.post)
+
+
+LOOPS: dict[str, Callable[[], Loop]] = {
+    "threads": ThreadedLoop,
+    "loop": LoneLoop,
+    "simulated": SimLoop,
+}
 
 
 @pytest.fixture(params=LOOPS)

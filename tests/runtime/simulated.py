@@ -17,14 +17,15 @@ from keepstep.model.messages.keeper_rank import (
     TrafficCounted,
 )
 from keepstep.model.units import GIB, MS_NS, S_NS
-from keepstep.ports import Links, Receiver
-from keepstep.runtime.keeper.keeper import Keeper
+from keepstep.ports import Box, Hearer, Links, Receiver
+from keepstep.runtime.keeper.run import LOCK, KeeperRun
 from keepstep.runtime.world import World as Surroundings
 from keepstep.sim.protocol.wire.links import SimLinks
 from keepstep.sim.protocol.world.machine import UID, Machine, SimExecutor, SimJournal
 from keepstep.sim.protocol.world.memory import SimMemory
 from keepstep.sim.protocol.wire.network import Network, Wires
-from keepstep.sim.protocol.store import SharedStore, SimCheckpoints, SimWriter
+from keepstep.sim.protocol.store import SharedStore, SimCheckpoints
+from keepstep.sim.protocol.world.timers import SimTimers
 from keepstep.sim.protocol.world.world import World
 
 SECRET = "a secret of the tests"
@@ -46,12 +47,32 @@ class FakeBox:
     def poke(self, message: Any, /) -> None:
         self.heard.append(message)
 
+    def hear_rest(self) -> None:
+        pass
+
+    def release(self) -> None:
+        pass
+
     def close(self) -> None:
         self.is_open = False
 
     def last(self, kind: type[Any]) -> Any:
         """The newest message of that kind; None when there was none."""
         return next((m for m in reversed(self.heard) if isinstance(m, kind)), None)
+
+
+class Doorless:
+    """Nobody connects here but by `SimKeeper.hear`."""
+
+    def close(self) -> None:
+        pass
+
+
+class NoPersisters:
+    """Persisters that live and never answer. See `ports.Persisters`."""
+
+    def start(self, hearer: Hearer) -> Box:
+        return FakeBox(3)
 
 
 class Town:
@@ -98,25 +119,31 @@ class SimKeeper:
         self.settings = resolve({**places, **config}, {"HOME": "/nowhere"}, "j")
         self.agent = FakeBox(1)
         self._woken = False
-        self.keeper = Keeper(self.settings, self._surroundings())
-        self._tick()
+        self.run = KeeperRun(
+            self.settings,
+            self._surroundings(),
+            lambda: self.memory.ensure(self.settings.job_dir / LOCK, 1).lock(exclusive=True),
+            self._over,
+            turn_ns=MS_NS,
+        )
+        self.run.begin()
+        assert self.run.keeper is not None
+        self.keeper = self.run.keeper
 
     def _surroundings(self) -> Surroundings:
         town, machine, process = self.town, self.machine, self.process
         has_store = self.settings.store is not None
         return Surroundings(
             clock=machine.clock,
+            timers=SimTimers(process),
             memory=self.memory,
             journal=SimJournal(machine, "keeper", lambda machine, event: None),
             workers=SimExecutor(process, MS_NS),
+            serve_boxes=lambda path, hearer: Doorless(),
             open_links=self._open_links,
             wake=self._wake,
             checkpoints=SimCheckpoints(town.store, process) if has_store else None,
-            writer=SimWriter(
-                town.store, self.settings, process, lambda p: SimMemory(machine.files, p)
-            )
-            if has_store
-            else None,
+            persisters=NoPersisters() if has_store else None,
             pid=100 + machine.number,
             uid=UID,
         )
@@ -139,19 +166,16 @@ class SimKeeper:
 
     def _hear_peers(self) -> None:
         self._woken = False
-        self.keeper.hear_peers()
+        self.run.hear_peers()
 
-    def _tick(self) -> None:
-        if self.keeper.tick():
-            self.keeper.close()
-            self.process.end("all is over")
-        else:
-            self.process.after(self.keeper.tick_ns, self._tick)
+    def _over(self) -> None:
+        self.run.close()
+        self.process.end("all is over")
 
     # -- what a test does to it
 
     def hear(self, box: FakeBox, message: Any) -> None:
-        self.keeper.hear(box, message)
+        self.run.hear(box, message)
 
     def member(self, node: int, ranks: int) -> Member:
         """Where it listens, which it is asked to if it does not."""

@@ -13,7 +13,14 @@ from pathlib import Path
 
 from keepstep.core.pacing.schedule import Plan, plan_of
 from keepstep.core.pacing.step_profile import Profile, Rhythm, intersection
-from keepstep.edge.shm.collective_profile_page import PLAN_FILE, RhythmReader, read_word
+from keepstep.edge.shm.collective_profile_page import (
+    PLAN_FILE,
+    CollectiveProfileReader,
+    profile_path,
+    read_word,
+)
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.slot import ranks_in
 from keepstep.model.rhythm import Told
 
 
@@ -46,10 +53,11 @@ class NetworkView:
 
 def network_view(job_dir: Path) -> NetworkView:
     """What the pages of the job's ranks here say; without ranks where none has a page."""
-    ranks = tuple(_rank(path) for path in sorted(job_dir.glob("rank-*/rhythm")))
+    found = [_rank(job_dir, rank) for rank in ranks_in(MEMORY, job_dir)]
+    ranks = tuple(rank for rank in found if rank is not None)
     profiles = [rank.profile for rank in ranks if rank.profile is not None]
     idle = intersection(profiles)
-    told = read_word(job_dir / PLAN_FILE, Told)
+    told = read_word(MEMORY, job_dir / PLAN_FILE, Told)
     return NetworkView(
         ranks=ranks,
         step_ns=max((profile.step_ns for profile in profiles), default=0),
@@ -59,10 +67,12 @@ def network_view(job_dir: Path) -> NetworkView:
     )
 
 
-def _rank(path: Path) -> RankProfile:
-    number = int(path.parent.name.partition("-")[2])
+def _rank(job_dir: Path, number: int) -> RankProfile | None:
+    """None when it has no page."""
     try:
-        page = RhythmReader(path)
+        page = CollectiveProfileReader(MEMORY, profile_path(job_dir, number))
+    except FileNotFoundError:
+        return None
     except (OSError, ValueError) as error:
         return RankProfile(number, None, str(error))
     rhythm = Rhythm()

@@ -48,6 +48,7 @@ TROUBLE = REFUSED | {
     "mesh-refused",
     "persist-failed",
     "persist-impossible",
+    "persister-ended",
     "recurrence",
     "stranger-refused",
     "suspicion",

@@ -1,10 +1,9 @@
 """World: everything a keeper touches, in one value. `runtime/keeper/process.py` makes the real one,
 `sim/` one of virtual time.
 
-Who runs a `Keeper(settings, world)` tells it what happens, always in its one loop: `hear(box,
-message)` and `gone(box)` of the boxes of this node, `hear_peers()` after `wake`, `preempted()`, and
-`tick()` at least every `tick_ns`, until that says that all is over; then `close()`. A keeper may be
-left at any moment without another word: that is how one dies.
+Who runs a `KeeperRun(settings, world, ...)` (`runtime/keeper/run.py`) calls it from the one loop
+that also brings all answers of these ports. A keeper may be left at any moment without another
+word: that is how one dies.
 """
 
 from __future__ import annotations
@@ -12,21 +11,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from keepstep.ports import Checkpoints, Clock, Executor, Journal, Memory, OpenLinks, Writer
+from keepstep.ports import (
+    Checkpoints,
+    Clock,
+    Executor,
+    Journal,
+    Memory,
+    OpenLinks,
+    Persisters,
+    ServeBoxes,
+    Timers,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """`wake`, from any thread: have the loop call `Keeper.hear_peers` soon. `pid` and `uid` are the
-    keeper's own."""
+    """`wake`, from any thread: have the loop call `KeeperRun.hear_peers` soon. `pid` and `uid` are
+    the keeper's own."""
 
     clock: Clock
+    timers: Timers
     memory: Memory
     journal: Journal
     workers: Executor
+    serve_boxes: ServeBoxes
     open_links: OpenLinks
     wake: Callable[[], None]
     checkpoints: Checkpoints | None  # None: the job has no store
-    writer: Writer | None  # likewise
+    persisters: Persisters | None  # likewise
     pid: int
     uid: int

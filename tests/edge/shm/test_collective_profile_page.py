@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from keepstep.edge.shm.collective_profile_page import (
     RECORDS,
-    RhythmReader,
-    RhythmWriter,
-    rhythm_path,
+    CollectiveProfileReader,
+    CollectiveProfileWriter,
+    profile_path,
 )
+from keepstep.edge.shm.memory import MEMORY
 from keepstep.model.rhythm import NO_STEP, Gap, Pulse, StepSeen
 
 
@@ -28,10 +29,14 @@ class Hand:
         return self.now_ns
 
 
-def ends(tmp_path: Path) -> tuple[Hand, RhythmWriter, RhythmReader]:
+def ends(tmp_path: Path) -> tuple[Hand, CollectiveProfileWriter, CollectiveProfileReader]:
     clock = Hand()
-    path = rhythm_path(tmp_path, 0)
-    return clock, RhythmWriter(path, clock, "eth0"), RhythmReader(path)
+    path = profile_path(tmp_path, 0)
+    return (
+        clock,
+        CollectiveProfileWriter(MEMORY, path, clock, "eth0"),
+        CollectiveProfileReader(MEMORY, path),
+    )
 
 
 def test_the_pulse_follows_the_collectives(tmp_path: Path) -> None:
@@ -124,24 +129,26 @@ def test_another_life_of_the_rank_begins_the_page_anew(tmp_path: Path) -> None:
     for number in range(5):
         writer.step(number)
     assert len(reader.steps()) == 4
-    again = RhythmWriter(rhythm_path(tmp_path, 0), clock)
+    again = CollectiveProfileWriter(MEMORY, profile_path(tmp_path, 0), clock)
     assert reader.is_there() and reader.pulse() == Pulse(NO_STEP, 0, 0, 0)
     assert reader.steps() == []
     again.step(7)
     again.step(8)
     assert [s.step for s in reader.steps()] == [7]
-    rhythm_path(tmp_path, 0).unlink()
+    profile_path(tmp_path, 0).unlink()
     assert not reader.is_there()
 
 
 def test_what_is_no_such_page(tmp_path: Path) -> None:
-    path = rhythm_path(tmp_path, 0)
+    path = profile_path(tmp_path, 0)
     with pytest.raises(OSError):
-        RhythmReader(path)
+        CollectiveProfileReader(MEMORY, path)
     path.parent.mkdir()
     path.write_bytes(b"x" * 500)
-    with pytest.raises(ValueError, match="expected a rhythm page of format 1, found 500 bytes"):
-        RhythmReader(path)
+    with pytest.raises(
+        ValueError, match="expected a collective profile page of format 1, found 500 bytes"
+    ):
+        CollectiveProfileReader(MEMORY, path)
 
 
 def test_a_reader_never_sees_half_of_a_pulse(tmp_path: Path) -> None:

@@ -394,7 +394,7 @@ else:
     write_part(draft, attempt, rank, values, {}, {})
     dist.barrier()
     if rank == 0:
-        publish(draft, attempt)
+        publish(draft, attempt, 1)
 dist.barrier()
 
 other, other_optimizer = build(5)

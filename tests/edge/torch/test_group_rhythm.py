@@ -10,7 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from keepstep.edge.shm.collective_profile_page import RhythmReader, RhythmWriter, rhythm_path
+from keepstep.edge.shm.collective_profile_page import (
+    CollectiveProfileReader,
+    CollectiveProfileWriter,
+    profile_path,
+)
+from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.torch.groups import init_process_group
 from keepstep.edge.torch.membership import membership
 
@@ -26,8 +31,8 @@ def group(tmp_path: Path) -> Iterator[None]:
 def test_each_step_shows_its_collectives_and_the_gaps_between_them(
     tmp_path: Path, group: None
 ) -> None:
-    page = RhythmWriter(rhythm_path(tmp_path, 0), time.monotonic_ns)
-    reader = RhythmReader(rhythm_path(tmp_path, 0))
+    page = CollectiveProfileWriter(MEMORY, profile_path(tmp_path, 0), time.monotonic_ns)
+    reader = CollectiveProfileReader(MEMORY, profile_path(tmp_path, 0))
     membership.on_begin, membership.on_end = page.began, page.ended
     tensor = torch.ones(1000)
     for step in range(3):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import selectors
 import signal
 import time
 from collections import deque
@@ -20,19 +19,22 @@ from keepstep.config import Settings, resolve
 from keepstep.core.resume.cut import Holding
 from keepstep.edge.os.clock import CLOCK
 from keepstep.edge.os.journal import Journal, read_journal
+from keepstep.edge.os.loop import Loop
+from keepstep.edge.os.persisters import ChildPersisters, persister_command
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot, slot_path
 from keepstep.edge.store.store import Store
 from keepstep.edge.torch import checkpoint
-from keepstep.edge.torch.capture import Copy
+from keepstep.edge.torch.capture import TensorCopy
 from keepstep.edge.torch.state import Protected
 from keepstep.model.mesh import Member, Mesh
 from keepstep.model.messages.keeper_rank import CheckpointDone
 from keepstep.model.snapshot import Stamp
-from keepstep.model.units import KIB
+from keepstep.model.units import KIB, S_NS
 from keepstep.runtime.job_name import job_hash
 from keepstep.runtime.keeper.checkpointing import OVERWRITTEN, Checkpointing
-from keepstep.runtime.keeper.persister_client import PersisterClient, persister_command
+from keepstep.runtime.keeper.persister_client import PersisterClient
+from keepstep.runtime.persister.conversation import KEEPER_WITH_PERSISTER
 
 RANKS = (1, 2)
 WORLD = sum(RANKS)
@@ -94,12 +96,17 @@ class Cluster:
         self.members = tuple(
             Member(node, "127.0.0.1", 1, 1, ranks) for node, ranks in enumerate(RANKS)
         )
-        self.selector = selectors.DefaultSelector()
+        self.loop = Loop()
         self.posted: deque[Callable[[], None]] = deque()
         self.on_order: Callable[[int, str], bool | None] = lambda node, act: True
         self.settings = [self._settings(node) for node in range(len(RANKS))]
         self.children = [
-            PersisterClient(persister_command(s), self.selector) for s in self.settings
+            PersisterClient(
+                ChildPersisters(
+                    self.loop, persister_command(s), KEEPER_WITH_PERSISTER, lambda kind, why: None
+                )
+            )
+            for s in self.settings
         ]
         self.nodes = [
             Checkpointing(s.job_dir, MEMORY, CLOCK, Journal(s.journal_path, "keeper"), child)
@@ -145,7 +152,7 @@ class Cluster:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 slot = Slot.create(MEMORY, path, state.payload_bytes, 64 * KIB)
                 slot.begin(job_hash("j", os.getuid()), rank, WORLD, 1, Stamp(step, 1))
-                Copy(state, slot).copy_moving()
+                TensorCopy(state, slot).copy_moving()
                 manifest = json.dumps(state.layout.to_json()).encode()
                 slot.seal(
                     slot.write_table(state.payload_bytes, manifest),
@@ -178,8 +185,9 @@ class Cluster:
             if self.posted:
                 self.posted.popleft()()
             else:
-                for key, _ in self.selector.select(1.0):
-                    key.data()
+                timer = self.loop.after(int(PATIENCE_S * S_NS), lambda: None)
+                self.loop.run(lambda: bool(self.posted) or until() or time.monotonic() > deadline)
+                timer.cancel()
 
     def settle(self) -> None:
         self.run(lambda: not self.posted and not any(node.pending for node in self.nodes))
@@ -210,7 +218,7 @@ class Cluster:
     def close(self) -> None:
         for child in self.children:
             child.close()
-        self.selector.close()
+        self.loop.close()
 
 
 @pytest.fixture

@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 
 from keepstep.core.pacing.schedule import Reserve
-from keepstep.edge.shm.collective_profile_page import COUNT_FILE, RhythmWriter, rhythm_path
+from keepstep.edge.net.tcp import interface_of
+from keepstep.edge.shm.collective_profile_page import (
+    COUNT_FILE,
+    CollectiveProfileWriter,
+    profile_path,
+)
 from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.model.horizon import Horizon
@@ -44,12 +49,18 @@ class World:
         self.now_ns, self.queued, self.told, self.job_dir = S_NS, 0.0, Told(), job_dir
         self.rate = RATE
         self.ranks = [
-            RhythmWriter(rhythm_path(job_dir, rank), self.clock, interface) for rank in range(ranks)
+            CollectiveProfileWriter(
+                MEMORY, profile_path(job_dir, rank), self.monotonic_ns, interface
+            )
+            for rank in range(ranks)
         ]
-        self.pacing = Pacing(job_dir, host, self.told, clock_ns=self.clock, **how)
+        self.pacing = Pacing(job_dir, host, MEMORY, self, self.told, interface_of, **how)
         self.steps = 0
 
-    def clock(self) -> int:
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def wall_ns(self) -> int:
         return self.now_ns
 
     def pass_ns(self, nanoseconds: int) -> None:
@@ -269,7 +280,7 @@ def test_a_rank_that_moved_away_is_forgotten(tmp_path: Path) -> None:
         world.step()
     world.ranks[0].began()
     assert not world.ask(MIB)
-    rhythm_path(tmp_path, 0).unlink()
+    profile_path(tmp_path, 0).unlink()
     world.pass_ns(LATE_NS)
     assert world.ask(MIB) == MIB
 

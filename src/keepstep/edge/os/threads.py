@@ -1,5 +1,5 @@
-"""Executor: threads for what takes long. Results are posted to the loop, in the order in which they
-came."""
+"""Executors: threads for what takes long, and the loop itself where nothing else waits. Results are
+posted to the loop, in the order in which they came."""
 
 from __future__ import annotations
 
@@ -49,6 +49,20 @@ class Threads:
         """Wait for what has begun; nobody hears of it any more."""
         self._is_closed = True
         self._pool.shutdown()
+
+
+class LoopExecutor:
+    """See `ports.Executor`. Works in the loop itself, one piece after the other: for a process that
+    has nothing else to do."""
+
+    def __init__(self, post: Callable[[Callable[[], None]], None]) -> None:
+        self._post = post
+
+    def submit(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
+        self._post(lambda: then(work()))
+
+    def act(self, acts: Acts[T], then: Callable[[T], None]) -> None:
+        self._post(lambda: then(run_acts(acts)))
 
 
 def aside(

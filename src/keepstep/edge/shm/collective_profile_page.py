@@ -1,5 +1,5 @@
-"""Rhythm page: what a rank's network does, in shared memory, so that its keeper knows it without a
-message.
+"""Collective profile page: what a rank's network does, in shared memory, so that its keeper
+knows it without a message.
 
 `rank-00000/rhythm` of the job directory: the pulse (what the network does now), and a ring of the
 last gaps and steps. The rank writes, a few microseconds a collective; anybody reads. The pulse is a
@@ -17,7 +17,6 @@ A step's record comes behind those of its gaps; its index is how many collective
 from __future__ import annotations
 
 import json
-import os
 import struct
 import threading
 from collections.abc import Callable
@@ -25,9 +24,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
-from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import rank_dir
+from keepstep.edge.shm.text_file import read_text, write_text
 from keepstep.model.rhythm import NO_STEP, Gap, Interleaved, Pulse, StepSeen, Told
+from keepstep.ports import Memory
 
 # of the job directory: what the keeper has made of its ranks' pages, for people
 PLAN_FILE = "interleave.json"
@@ -43,35 +43,39 @@ _STEP = 1 << 31  # in a record's index: it is a step's
 NBYTES = _RING_AT + RECORDS * _RECORD.size
 
 
-def rhythm_path(job_dir: Path, rank: int) -> Path:
+def profile_path(job_dir: Path, rank: int) -> Path:
+    """Where a rank's page lies."""
     return rank_dir(job_dir, rank) / "rhythm"
 
 
 Word = TypeVar("Word", Told, Interleaved)
 
 
-def write_word(path: Path, word: Told | Interleaved) -> None:
-    """For other processes, whole or not at all. Raises OSError."""
-    fresh = path.with_name(f"{path.name}.new")
-    fresh.write_text(json.dumps(asdict(word)))
-    os.replace(fresh, path)
+def write_word(memory: Memory, path: Path, word: Told | Interleaved) -> None:
+    """For other processes, whole or not at all: not when it does not fit."""
+    write_text(memory, path, json.dumps(asdict(word)).encode())
 
 
-def read_word(path: Path, kind: type[Word]) -> Word | None:
+def read_word(memory: Memory, path: Path, kind: type[Word]) -> Word | None:
     """None when there is none, or one of another release."""
+    text = read_text(memory, path)
+    if text is None:
+        return None
     try:
-        return kind(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
+        return kind(**json.loads(text))
+    except (ValueError, TypeError):
         return None
 
 
-class RhythmWriter:
+class CollectiveProfileWriter:
     """The rank's own hand. Safe from any thread: collectives end on the transport's."""
 
-    def __init__(self, path: Path, clock_ns: Callable[[], int], interface: str = "") -> None:
+    def __init__(
+        self, memory: Memory, path: Path, clock_ns: Callable[[], int], interface: str = ""
+    ) -> None:
         """Makes the page, or begins anew on one that is there. Raises OSError,
         MemoryBudgetError."""
-        self._region = MEMORY.ensure(path, NBYTES)
+        self._region = memory.ensure(path, NBYTES)
         self._clock_ns = clock_ns
         self._lock = threading.Lock()
         self._counter = _COUNTER.unpack_from(self._region.view, _PULSE_AT)[0] | 1
@@ -152,22 +156,21 @@ class RhythmWriter:
         self._counter += 2
 
 
-class RhythmReader:
+class CollectiveProfileReader:
     """Anybody's eye: the pulse at any time, the steps as they end."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, memory: Memory, path: Path) -> None:
         """Raises OSError or ValueError when there is no such page."""
-        self._region = MEMORY.open(path)
+        self._region = memory.open(path)
+        nbytes = len(self._region.view)
         magic, form, records, interface = (
-            _HEAD.unpack_from(self._region.view, 0)
-            if self._region.nbytes >= _HEAD.size
-            else (b"", 0, 0, b"")
+            _HEAD.unpack_from(self._region.view, 0) if nbytes >= _HEAD.size else (b"", 0, 0, b"")
         )
-        if (magic, form, self._region.nbytes) != (MAGIC, FORMAT, _RING_AT + records * _RECORD.size):
+        if (magic, form, nbytes) != (MAGIC, FORMAT, _RING_AT + records * _RECORD.size):
             self._region.close()
             raise ValueError(
-                f"{path}: expected a rhythm page of format {FORMAT}, found "
-                f"{self._region.nbytes} bytes that begin {magic!r}"
+                f"{path}: expected a collective profile page of format {FORMAT}, found "
+                f"{nbytes} bytes that begin {magic!r}"
             )
         self._records = records
         self.interface = interface.rstrip(b"\0").decode(errors="replace")

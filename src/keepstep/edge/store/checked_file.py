@@ -30,8 +30,8 @@ CACHED_BLOCKS = 4  # the end of a file (its directory), the block being read and
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a file lies. `where` is how a sentence names it, `root` the directory whose room
-    counts."""
+    """Where a file lies. `where` is how a sentence names it, `root` the directory of this machine
+    whose room counts; empty when it is on none."""
 
     fs: Any
     path: str
@@ -65,8 +65,9 @@ class SummedFile(io.RawIOBase):
     """A file being written, summed while the bytes pass. Local files are on disk when it is
     closed."""
 
-    def __init__(self, place: Place, ledger: Ledger) -> None:
+    def __init__(self, place: Place, ledger: Ledger, block_bytes: int = BLOCK_BYTES) -> None:
         self._place, self._ledger = place, ledger
+        self._block_bytes = block_bytes
         self._bytes = 0
         self._blocks: list[str] = []
         self._hash = xxhash.xxh3_64()
@@ -103,20 +104,20 @@ class SummedFile(io.RawIOBase):
                     os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             finally:
                 self._file.close()
-        if self._bytes % BLOCK_BYTES:
+        if self._bytes % self._block_bytes:
             self._blocks.append(self._hash.hexdigest())
         self._ledger.finished(
-            self._place.name, FileSum(self._bytes, BLOCK_BYTES, tuple(self._blocks))
+            self._place.name, FileSum(self._bytes, self._block_bytes, tuple(self._blocks))
         )
 
     def _sum(self, view: memoryview) -> None:
         at = 0
         while at < len(view):
-            part = view[at : at + BLOCK_BYTES - self._bytes % BLOCK_BYTES]
+            part = view[at : at + self._block_bytes - self._bytes % self._block_bytes]
             self._hash.update(part)
             self._bytes += len(part)
             at += len(part)
-            if self._bytes % BLOCK_BYTES == 0:
+            if self._bytes % self._block_bytes == 0:
                 self._blocks.append(self._hash.hexdigest())
                 self._hash.reset()
 

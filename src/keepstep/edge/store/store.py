@@ -30,8 +30,10 @@ from typing import Any
 
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.spec import AbstractFileSystem
 
 from keepstep.edge.store.checked_file import (
+    BLOCK_BYTES,
     Place,
     SummedFile,
     VerifiedFile,
@@ -61,16 +63,32 @@ class Listing:
 class Store:
     """A directory of checkpoints, read by any number of processes."""
 
-    def __init__(self, url: str | os.PathLike[str], **storage_options: Any) -> None:
-        """Raises StoreError when no filesystem answers to the URL. Touches nothing yet."""
-        try:
-            self._fs, root = url_to_fs(os.fspath(url), **storage_options)
-        except (ValueError, ImportError) as error:
-            raise StoreError(
-                f"store {url}: expected a directory or an fsspec URL, found {error}"
-            ) from error
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        fs: AbstractFileSystem | None = None,
+        block_bytes: int = BLOCK_BYTES,
+        **storage_options: Any,
+    ) -> None:
+        """fs: where the URL's path lies; the URL's own filesystem unless given. block_bytes: of a
+        file written here, how many share a checksum. storage_options: of the URL's filesystem.
+
+        Raises StoreError when no filesystem answers to the URL. Touches nothing yet.
+        """
+        if fs is None:
+            try:
+                fs, root = url_to_fs(os.fspath(url), **storage_options)
+            except (ValueError, ImportError) as error:
+                raise StoreError(
+                    f"store {url}: expected a directory or an fsspec URL, found {error}"
+                ) from error
+        else:
+            root = str(fs._strip_protocol(os.fspath(url)))
+        self._fs = fs
         self._root = root.rstrip("/")
         self._local = isinstance(self._fs, LocalFileSystem)
+        self._disk = self._root if self._local else ""  # whose room a full store tells
+        self.block_bytes = block_bytes
 
     def url(self, step: int) -> str:
         """The checkpoint's directory, as `torch.distributed.checkpoint` takes it for
@@ -79,7 +97,7 @@ class Store:
         return path if self._local else str(self._fs.unstrip_protocol(path))
 
     def place(self, step: int, name: str) -> Place:
-        return Place(self._fs, self._path(step, name), f"{self.url(step)}/{name}", self._root)
+        return Place(self._fs, self._path(step, name), f"{self.url(step)}/{name}", self._disk)
 
     # -- reading
 
@@ -98,6 +116,11 @@ class Store:
             except (DamageError, StoreError) as error:
                 broken[step] = str(error)
         return Listing(tuple(intact), broken)
+
+    def usable(self) -> tuple[list[int], dict[int, str]]:
+        """See `ports.Checkpoints`."""
+        listing = self.list_checkpoints()
+        return [manifest.step for manifest in listing.checkpoints], dict(listing.broken)
 
     def read_manifest(self, step: int) -> Manifest:
         """Raises StoreError when there is none, DamageError when it is not as written."""
@@ -197,7 +220,7 @@ class Store:
         mine: Callable[[str], bool] = lambda _: True,
     ) -> Draft:
         """Write files of a checkpoint that another process begins and publishes."""
-        with store_errors(f"creating {self.url(step)}", self._root):
+        with store_errors(f"creating {self.url(step)}", self._disk):
             self._fs.makedirs(self._path(step), exist_ok=True)
         return Draft(self, step, progress, mine)
 
@@ -314,7 +337,7 @@ class Draft:
     def open(self, name: str) -> SummedFile:
         """A new file, open for writing. Raises StoreError, as every write to it may."""
         self.begun.add(name)
-        return SummedFile(self.store.place(self.step, name), self)
+        return SummedFile(self.store.place(self.step, name), self, self.store.block_bytes)
 
     def wrote(self, count: int) -> None:
         if self.progress is not None:
@@ -353,7 +376,7 @@ class Draft:
         self.read_back([UNPUBLISHED])
         store.clear(self.step, keep=lambda name: name in manifest.files or name == UNPUBLISHED)
         store.check_sizes(manifest)
-        with store_errors(f"publishing {store.url(self.step)}", store._root):
+        with store_errors(f"publishing {store.url(self.step)}", store._disk):
             store._sync_directory(path)
             store._rename(self.step, UNPUBLISHED, MANIFEST)
             self.published = True

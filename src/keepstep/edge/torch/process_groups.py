@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from keepstep.edge.shm.collective_profile_page import RhythmWriter
+from keepstep.edge.shm.collective_profile_page import CollectiveProfileWriter
+from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.torch.ddp_rebuild import renew
 from keepstep.edge.torch.membership import Membership
 from keepstep.edge.torch.tcp_store import join_store
@@ -41,7 +42,7 @@ class TorchGroups:
         self._trainer = trainer
         self._objects = list(objects)
         self._takes_a_lost_place = takes_a_lost_place
-        self._profile: RhythmWriter | None = None
+        self._profile: CollectiveProfileWriter | None = None
         self._given_up = threading.Event()
 
     @property
@@ -110,7 +111,7 @@ class TorchGroups:
             return
         named = os.environ.get("NCCL_SOCKET_IFNAME") or os.environ.get("GLOO_SOCKET_IFNAME", "")
         interface = "" if named.startswith("^") else named.lstrip("=").partition(",")[0]
-        self._profile = RhythmWriter(path, time.monotonic_ns, interface)
+        self._profile = CollectiveProfileWriter(MEMORY, path, time.monotonic_ns, interface)
         self._membership.on_begin = self._profile.began
         self._membership.on_end = self._profile.ended
 

@@ -1,4 +1,4 @@
-"""What a keeper asks of its persister, and the answers: a line each, over the child's pipes."""
+"""What a keeper asks of its persister, and the answers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from keepstep.model.bounds import Count, Length, Rank, Sentence, StepNumber
+from keepstep.model.messages.keeper_rank import NotUnderstood
 
 ActName = Literal["survey", "part", "publish", "drop"]
 
@@ -32,3 +33,7 @@ class ActDone:
     ok: bool
     why: Sentence
     there: bool = False
+
+
+ToPersister = CheckpointAct | NotUnderstood
+FromPersister = ActDone | NotUnderstood

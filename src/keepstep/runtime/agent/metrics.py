@@ -75,7 +75,7 @@ class Metrics:
             recoveries=tuple(
                 (r.cause, r.took_ns, r.lost_steps) for r in self._ledger.recovered(now_ns)
             ),
-            interleaved=read_word(job_dir / COUNT_FILE, Interleaved),
+            interleaved=read_word(MEMORY, job_dir / COUNT_FILE, Interleaved),
         )
 
     def _committed_step(self, ranks: Mapping[int, tuple[bool, RankStatus | None]]) -> int | None:

@@ -31,7 +31,8 @@ from keepstep.model.messages.keeper_rank import CheckpointDone
 from keepstep.model.messages.persister import ActDone, ActName, CheckpointAct
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import S_NS, human_ns
-from keepstep.ports import Clock, Journal, Memory, Writer
+from keepstep.ports import Clock, Journal, Memory
+from keepstep.runtime.keeper.persister_client import PersisterClient
 from keepstep.runtime.slot_locks import pin, unpin
 
 # how long a wanted step may take to become common before the newest cut serves instead
@@ -93,7 +94,7 @@ class MeshPart:
 
 
 class Checkpointing:
-    """Owns the pins. `writer`: None in a job without a store."""
+    """Owns the pins. `persister`: None in a job without a store."""
 
     def __init__(
         self,
@@ -101,13 +102,13 @@ class Checkpointing:
         memory: Memory,
         clock: Clock,
         journal: Journal,
-        writer: Writer | None,
+        persister: PersisterClient | None,
     ) -> None:
         self._job_dir, self._memory, self._clock = job_dir, memory, clock
-        self._journal, self._writer = journal, writer
+        self._journal, self._persister = journal, persister
         self._requests: list[CheckpointRequest] = []
         self._running: RunningAttempt | None = None
-        self._unanswered = 0  # of what the writer was asked
+        self._unanswered = 0  # of what the persister was asked
         self._newest: int | None = None  # step that is known to be in the store
         self._overwritten: Stamp | None = None
         self._part = MeshPart(LEADER, (), _no_other_node)
@@ -123,7 +124,7 @@ class Checkpointing:
         """Want `step` (None: the newest) in the store; `box` hears the outcome with its ticket. On
         many nodes: ask the leader."""
         request = CheckpointRequest(box, ticket, step, why, self._clock.monotonic_ns())
-        if self._writer is None:
+        if self._persister is None:
             told = f"{why}: nothing is written, the job has no store"
             self._journal.record("persist-impossible", told)
             _answer([request], False, step, NO_STORE)
@@ -326,11 +327,13 @@ class Checkpointing:
             heard(answer)
 
         self._unanswered += 1
-        if self._writer is None:
+        if self._persister is None:
             answered(ActDone(False, NO_STORE))
             return
         node = self._part.node
-        self._writer.ask(CheckpointAct(act, node, stamp.step, stamp.epoch, number, ranks), answered)
+        self._persister.ask(
+            CheckpointAct(act, node, stamp.step, stamp.epoch, number, ranks), answered
+        )
 
 
 def _no_other_node(node: int, act: ActName, stamp: Stamp, attempt: int) -> None:

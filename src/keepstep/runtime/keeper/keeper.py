@@ -6,7 +6,7 @@
 Ranks write their own slots, and the keeper reads them; it writes only what it holds for other
 nodes. So it may die at any moment: ranks keep capturing, and the next keeper adopts the job
 directory as it finds it. Everything happens in one loop, which is somebody else's
-(`runtime/keeper/process.py`), and nothing is touched but through the `World`.
+(`runtime/keeper/run.py`), and nothing is touched but through the `World`.
 
 Invariant: no message, whatever it says, ends the keeper; one that nobody can mean is refused.
 """
@@ -57,6 +57,7 @@ from keepstep.ports import Box
 from keepstep.runtime.job_name import job_hash
 from keepstep.runtime.keeper.checkpoint_desk import CheckpointDesk
 from keepstep.runtime.keeper.checkpointing import Checkpointing
+from keepstep.runtime.keeper.persister_client import PersisterClient
 from keepstep.runtime.keeper.resume import Resume
 from keepstep.runtime.keeper.scrubber import Scrubber
 from keepstep.runtime.refused_messages import RefusedMessages
@@ -84,8 +85,9 @@ class Keeper:
         self._lifetime = JobLifetime(grace_ns, self._clock.monotonic_ns())
         has_store = settings.store is not None
         self._resume = Resume(self._clock, self._journal, has_store, self)
+        self._persister = PersisterClient(world.persisters) if world.persisters else None
         checkpointing = Checkpointing(
-            settings.job_dir, self._memory, self._clock, self._journal, world.writer
+            settings.job_dir, self._memory, self._clock, self._journal, self._persister
         )
         self._checkpoints = CheckpointDesk(checkpointing, self._clock, has_store)
         self._scrubber = Scrubber(settings.job_dir, settings.scrub_every_s, world, self)
@@ -96,6 +98,7 @@ class Keeper:
         # ranks whose last life told of an error, until all train again
         self._failed: set[int] = set()
         self._agent: Box | None = None
+        self._page_changed = False  # of a rank here, since the last look
         self._finish: Finish | None = None  # once the job is over
         slots = sum(
             len(slot_paths(self._memory, settings.job_dir, rank)) for rank in self.statuses()
@@ -106,13 +109,22 @@ class Keeper:
 
     # -- the loop
 
+    def begin(self) -> None:
+        """The loop runs now."""
+        if self._persister is not None:
+            self._persister.start()
+
     @property
     def tick_ns(self) -> int:
         """How long the loop may wait for something to happen before the next `tick`."""
         return BUSY_TICK_NS if self._checkpoints.pending else TICK_NS
 
     def tick(self) -> bool:
-        """What time brings. True when all is over: `close` then."""
+        """What time brings, and what many have told. True when all is over: `close` then."""
+        if self._page_changed:
+            self._page_changed = False
+            if self.node is not None:
+                self.node.state.rank_changed()
         self._scrubber.tick()
         self._write_checkpoints()
         if self.node is not None:
@@ -148,8 +160,7 @@ class Keeper:
             case StateUnusable(rank, offer, why):
                 self._resume.failed(rank, offer, why)
             case PageChanged():
-                if self.node is not None:
-                    self.node.state.rank_changed()
+                self._page_changed = True
             case WantCheckpoint(ticket, step, why):
                 self._checkpoints.ask(box, step, why, ticket)
             case Goodbye(rank, ok, why):
@@ -443,7 +454,7 @@ class Keeper:
         gone = job_dir.with_name(f"{job_dir.name}.ending-{self._world.pid}")
         self._memory.rename(job_dir, gone)
         self._memory.remove(gone)
-        if self._world.writer is not None:
-            self._world.writer.close()
+        if self._persister is not None:
+            self._persister.close()
         ok = self._finish is not None and self._finish.ok
         self._journal.record("keeper-ended", "the job's memory has been removed", ok=ok)

@@ -13,10 +13,23 @@ from keepstep.core.wire.health import LinkTimeouts
 from keepstep.core.wire.link_table import Entropy, LinkTable, Shell
 from keepstep.core.wire.traffic import Gate, Hashing, LinkOptions
 from keepstep.edge.net.tcp_links import TcpLinks
-from keepstep.model.wire import Identity
+from keepstep.model.wire import Flow, Identity
 from keepstep.ports import Receiver
 
 HASHING = Hashing(checksum, running_checksum)
+
+
+class LockedGate:
+    """See `core/wire/traffic.Gate`. Asked on any thread, asks the gate one at a time."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._lock = threading.Lock()
+
+    def ask(self, nbytes: int, flow: Flow) -> tuple[int, int]:
+        """See `core/wire/traffic.Gate`."""
+        with self._lock:
+            return self._gate.ask(nbytes, flow)
 
 
 def new_link_table(
@@ -42,9 +55,11 @@ def open_tcp_links(
     receiver: Receiver,
     gate: Gate | None = None,
 ) -> TcpLinks:
-    """See `ports.OpenLinks`. `gate`: says when blocks may go; without one they always may."""
+    """See `ports.OpenLinks`. `gate`: says when blocks may go, and is asked by one thread at a
+    time; without one they always may."""
     timeouts = LinkTimeouts.within(dead_ns)
-    options = LinkOptions(hashing=HASHING, timeouts=timeouts, gate=gate)
+    locked = LockedGate(gate) if gate is not None else None
+    options = LinkOptions(hashing=HASHING, timeouts=timeouts, gate=locked)
     return TcpLinks(
         job_hash,
         incarnation,

@@ -1,145 +1,83 @@
-"""Persister client: the persister as a child process of the keeper. Acts go out a line each,
-answers come in by the keeper's loop.
+"""Persister client: what a keeper asks of its persister, and who waits for the answers.
 
-It imports torch and may die without harm: whoever waits is told so, and the next act starts another
-one. One that answers what is no answer is ended, and counts as dead.
+Comes in: acts, and what the persister says. Goes out: the acts in their order, and each answer to
+who asked. The persister may die at any moment: whoever waits is told so, and the next act starts
+another one.
+
+Invariant: every act is answered once, in order, until `close`.
 """
 
 from __future__ import annotations
 
-import os
-import selectors
-import subprocess
-import sys
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import IO
+from collections.abc import Callable
 
-from keepstep.config import Settings
-from keepstep.core.wire.codec import MAX_MESSAGE_BYTES, NotAMessage
-from keepstep.core.wire.conversations import FROM_PERSISTER, TO_PERSISTER
-from keepstep.model.messages.persister import ActDone, CheckpointAct
+from keepstep.model.messages.keeper_rank import NotUnderstood
+from keepstep.model.messages.persister import ActDone, CheckpointAct, FromPersister
+from keepstep.ports import Box, Persisters
 
 Then = Callable[[ActDone], None]
 
 
-def persister_command(settings: Settings) -> list[str]:
-    """The command line of the job's persister."""
-    module = "keepstep.runtime.persister.process"
-    return [sys.executable, "-m", module, settings.to_text()]
-
-
-class PersisterProcess:
-    """One child, from its start to its end."""
-
-    def __init__(self, command: Sequence[str]) -> None:
-        self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert self._child.stdin is not None and self._child.stdout is not None
-        self._stdin: IO[bytes] = self._child.stdin
-        self.stdout: IO[bytes] = self._child.stdout
-        self._unfinished = b""  # of the line that is coming
-
-    @property
-    def pid(self) -> int:
-        """Its process."""
-        return self._child.pid
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether it is dead."""
-        return self._child.poll() is not None
-
-    def write(self, line: bytes) -> None:
-        """A line. To one that has died it says nothing; its end is about to be read."""
-        with suppress(BrokenPipeError):
-            self._stdin.write(line + b"\n")
-            self._stdin.flush()
-
-    def read(self) -> list[bytes] | None:
-        """The lines that are there; None when it has ended, or sends a line without an end."""
-        # not `readline`: what it reads ahead wakes no selector
-        found = os.read(self.stdout.fileno(), 1 << 16)
-        if not found:
-            return None
-        *lines, self._unfinished = (self._unfinished + found).split(b"\n")
-        return lines if len(self._unfinished) <= MAX_MESSAGE_BYTES else None
-
-    def end(self) -> int:
-        """End it, if it lives. Its exit code."""
-        self._stdin.close()
-        self.stdout.close()
-        self._child.terminate()
-        return self._child.wait()
-
-
 class PersisterClient:
-    """See `ports.Writer`. The loop calls what is registered at `selector`."""
+    """See `ports.Hearer`."""
 
-    def __init__(self, command: Sequence[str], selector: selectors.BaseSelector) -> None:
-        """`command`: starts a child, as `persister_command` does."""
-        self._command, self._selector = command, selector
+    def __init__(self, persisters: Persisters) -> None:
+        self._persisters = persisters
         self._waiting: deque[Then] = deque()  # for answers, in the order of the acts
-        self._process: PersisterProcess | None = None
+        self._box: Box | None = None
 
     @property
     def pid(self) -> int | None:
-        """The child's; None while there is none."""
-        return None if self._process is None else self._process.pid
+        """The persister's process; None while there is none."""
+        return None if self._box is None else self._box.pid
 
     def start(self) -> None:
         """Before it is asked anything: importing torch takes seconds that SIGTERM's notice may not
         have."""
         self._running()
 
-    def _running(self) -> PersisterProcess:
-        """The child, started if none is there."""
-        if self._process is None:
-            self._process = started = PersisterProcess(self._command)
-            self._selector.register(
-                started.stdout, selectors.EVENT_READ, lambda: self._hear(started)
-            )
-        return self._process
+    def _running(self) -> Box:
+        """The connection, with a persister that is started if there is none."""
+        if self._box is None:
+            self._box = self._persisters.start(self)
+        return self._box
 
     def ask(self, act: CheckpointAct, then: Then) -> None:
-        """See `ports.Writer`."""
-        line = TO_PERSISTER.encode(act)
-        process = self._running()
-        if process.has_ended:
-            self._lost(process, "died")
-            process = self._running()  # who heard of that may have started it already
+        """Have it do that. `then` hears the answer, or why there is none when it died."""
+        box = self._running()
+        if not box.send(act):
+            self._lost(box, "died")
+            # who heard of that may have started it already; if this one is dead too, `gone` comes
+            self._running().send(act)
         self._waiting.append(then)
-        process.write(line)
 
-    def _hear(self, process: PersisterProcess) -> None:
-        lines = process.read()
-        if lines is None:
-            self._lost(process, "died")
+    def hear(self, box: Box, message: FromPersister, /) -> None:
+        """See `ports.Hearer`."""
+        if box is not self._box:
             return
-        for line in lines:
-            if self._process is not process:
-                return  # hearing the one before has ended it
-            try:
-                done = FROM_PERSISTER.decode(line)
-            except NotAMessage as error:
-                self._lost(process, f"gave no answer ({error}) and was ended")
-                return
-            if self._waiting:
-                self._waiting.popleft()(done)
+        match message:
+            case ActDone():
+                if self._waiting:
+                    self._waiting.popleft()(message)
+            case NotUnderstood(why):
+                self._lost(box, f"did not understand this keeper and was ended: {why}")
 
-    def _lost(self, process: PersisterProcess, how: str) -> None:
-        """The child is gone, and with it everything that it was asked."""
-        code = self._let_go(process)
+    def gone(self, box: Box, /) -> None:
+        """See `ports.Hearer`."""
+        if box is self._box:
+            self._lost(box, "died")
+
+    def _lost(self, box: Box, how: str) -> None:
+        """The persister is gone, and with it everything that it was asked."""
+        self._box = None
+        box.close()
         waiting, self._waiting = self._waiting, deque()
         for then in waiting:
-            then(ActDone(False, f"the persister {how} (exit code {code})"))
-
-    def _let_go(self, process: PersisterProcess) -> int:
-        self._process = None
-        self._selector.unregister(process.stdout)
-        return process.end()
+            then(ActDone(False, f"the persister {how}"))
 
     def close(self) -> None:
-        """See `ports.Writer`."""
-        if self._process is not None:
-            self._let_go(self._process)
+        """End it. Nothing is answered any more."""
+        box, self._box = self._box, None
+        if box is not None:
+            box.close()

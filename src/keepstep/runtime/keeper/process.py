@@ -1,5 +1,5 @@
-"""Keeper process: the real world of a keeper, and its loop: unix sockets, other keepers, the
-persister's pipe, workers, signals.
+"""Keeper process: the real world of a keeper, and its loop: `python -m
+keepstep.runtime.keeper.process <settings as JSON>`.
 
 Never imports torch. One lives in a job directory: a lock says so.
 """
@@ -7,28 +7,27 @@ Never imports torch. One lives in a job directory: a lock says so.
 from __future__ import annotations
 
 import os
-import selectors
 import signal
 import sys
-import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from fcntl import LOCK_EX, LOCK_NB, flock
-from queue import SimpleQueue
-from typing import Any
 
 from keepstep.config import Settings, settings_from_text
 from keepstep.core.wire.conversations import KEEPER_WITH_NODE
-from keepstep.edge.net.unix_socket import Mailbox, listen
+from keepstep.edge.net import boxes
+from keepstep.edge.net.tcp import interface_of
 from keepstep.edge.os.clock import CLOCK
-from keepstep.edge.os.eventfd import Waker
 from keepstep.edge.os.journal import Journal
+from keepstep.edge.os.loop import Loop
+from keepstep.edge.os.persisters import ChildPersisters, persister_command
+from keepstep.edge.os.signals import Signals
 from keepstep.edge.os.threads import Threads
 from keepstep.edge.shm.memory import MEMORY
-from keepstep.model.units import S_NS
-from keepstep.ports import Box, Links, Receiver
-from keepstep.runtime.keeper.keeper import Keeper
+from keepstep.ports import Checkpoints, Links, Receiver
 from keepstep.runtime.keeper.open_links import open_tcp_links
-from keepstep.runtime.keeper.persister_client import PersisterClient, persister_command
+from keepstep.runtime.keeper.run import LOCK, KeeperRun
+from keepstep.runtime.persister.conversation import KEEPER_WITH_PERSISTER
 from keepstep.runtime.replication.pacing import Pacing
 from keepstep.runtime.world import World
 
@@ -36,35 +35,53 @@ WORKERS = 4  # scrubbing and listing the store take long: copies do not wait for
 
 
 class KeeperProcess:
-    def __init__(self, settings: Settings) -> None:
+    """The keeper and what drives it."""
+
+    def __init__(self, settings: Settings, undo: ExitStack) -> None:
+        """undo: closes what this opens, when the process ends."""
         self._settings = settings
-        self._selector = selectors.DefaultSelector()
-        self._waker = Waker()
-        self._posted: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._workers = Threads(WORKERS, self._post)
+        self._loop = loop = Loop()
+        undo.callback(loop.close)
+        signals = Signals(loop)
+        undo.callback(signals.close)
         self._journal = Journal(settings.journal_path, "keeper")
-        self._writer = (
-            PersisterClient(persister_command(settings), self._selector)
-            if settings.store is not None
-            else None
-        )
-        world = World(
+        undo.callback(self._journal.close)
+        self._workers = Threads(WORKERS, self._post)
+        undo.callback(self._workers.close)
+        lock_path = settings.job_dir / LOCK
+        lock_fd = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        undo.callback(os.close, lock_fd)
+        self._is_woken = False
+        self._is_over = False
+        self._run = KeeperRun(settings, self._world(), lambda: _lock(lock_fd), self._end)
+        signals.on(signal.SIGTERM, self._run.preempted)
+
+    def _world(self) -> World:
+        has_store = self._settings.store is not None
+        return World(
             clock=CLOCK,
+            timers=self._loop,
             memory=MEMORY,
             journal=self._journal,
             workers=self._workers,
+            serve_boxes=lambda path, hearer: boxes.listen(
+                self._loop, path, KEEPER_WITH_NODE, lambda box: hearer, self._tell
+            ),
             open_links=self._open_links,
-            wake=self._waker.wake,
-            checkpoints=Checkpoints(settings.store) if settings.store is not None else None,
-            writer=self._writer,
+            wake=self._wake,
+            checkpoints=self._checkpoints() if has_store else None,
+            persisters=self._persisters() if has_store else None,
             pid=os.getpid(),
             uid=os.getuid(),
         )
-        self._uid = world.uid
-        self.keeper = Keeper(settings, world)
-        self._server = listen(settings.job_dir / "keeper.sock")
-        self._selector.register(self._server, selectors.EVENT_READ, self._accept)
-        self._selector.register(self._waker, selectors.EVENT_READ, self._woken)
+
+    def _checkpoints(self) -> Checkpoints:
+        assert self._settings.store is not None
+        return StoredCheckpoints(self._settings.store)
+
+    def _persisters(self) -> ChildPersisters:
+        command = persister_command(self._settings)
+        return ChildPersisters(self._loop, command, KEEPER_WITH_PERSISTER, self._journal.record)
 
     def _open_links(
         self,
@@ -75,59 +92,49 @@ class KeeperProcess:
         receiver: Receiver,
     ) -> Links:
         """See `ports.OpenLinks`."""
-        interleaves = self._settings.interleave == "auto"
-        gate = Pacing(self._settings.job_dir, address[0], self._journal) if interleaves else None
+        gate = None
+        if self._settings.interleave == "auto":
+            job_dir = self._settings.job_dir
+            gate = Pacing(job_dir, address[0], MEMORY, CLOCK, self._journal, interface_of)
         return open_tcp_links(job_hash, incarnation, address, dead_ns, receiver, gate)
 
+    def _tell(self, kind: str, why: str) -> None:
+        """What connections tell."""
+        if kind == "message-refused":
+            self._run.refuse("a process of this node", why)
+        else:
+            self._journal.record(kind, why)
+
     def _post(self, call: Callable[[], None]) -> None:
-        """From any thread."""
-        self._posted.put(call)
-        self._waker.wake()
+        """From any thread: what workers have found."""
+
+        def hand_in() -> None:
+            call()
+            self._run.look_soon()
+
+        self._loop.post(hand_in)
+
+    def _wake(self) -> None:
+        """From any thread. Who is awake already hears it all the same."""
+        if not self._is_woken:
+            self._is_woken = True
+            self._loop.post(self._hear_peers)
+
+    def _hear_peers(self) -> None:
+        self._is_woken = False
+        self._run.hear_peers()
+
+    def _end(self) -> None:
+        self._is_over = True
 
     def run(self) -> None:
-        """Until the job is over."""
-        if self._writer is not None:
-            self._writer.start()
-        over = False
-        while not over:
-            for key, _ in self._selector.select(self.keeper.tick_ns / S_NS):
-                key.data()
-            over = self.keeper.tick()
-        self._server.close()
-        self.keeper.close()
-        self._workers.close()
-
-    def _accept(self) -> None:
-        sock, _ = self._server.accept()
-        box = Mailbox(sock, KEEPER_WITH_NODE, self.keeper.refuse)
-        pid, uid = box.peer()
-        if uid != self._uid:
-            self._journal.record(
-                "stranger-refused",
-                f"process {pid} of user {uid} wanted to join the job of user {self._uid}",
-            )
-            box.close()
-            return
-        self._selector.register(box, selectors.EVENT_READ, lambda: box.hear(self))
-
-    def hear(self, box: Box, message: Any) -> None:
-        """See `ports.Hearer`."""
-        self.keeper.hear(box, message)
-
-    def gone(self, box: Box) -> None:
-        """See `ports.Hearer`."""
-        self._selector.unregister(box)  # type: ignore[arg-type]  # all boxes here are sockets
-        self.keeper.gone(box)
-        box.close()
-
-    def _woken(self) -> None:
-        self._waker.rest()
-        while not self._posted.empty():
-            self._posted.get()()
-        self.keeper.hear_peers()
+        """Until the job is over, or another keeper is found to live."""
+        self._run.begin()
+        self._loop.run(lambda: self._is_over)
+        self._run.close()
 
 
-class Checkpoints:
+class StoredCheckpoints:
     """See `ports.Checkpoints`. What reads stores is imported when one is read: most keepers never
     do."""
 
@@ -135,31 +142,26 @@ class Checkpoints:
         self._url = url
 
     def usable(self) -> tuple[list[int], dict[int, str]]:
+        """See `ports.Checkpoints`."""
         from keepstep.edge.store.store import Store
 
-        listing = Store(self._url).list_checkpoints()
-        return [c.step for c in listing.checkpoints], dict(listing.broken)
+        return Store(self._url).usable()
+
+
+def _lock(fd: int) -> bool:
+    try:
+        flock(fd, LOCK_EX | LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def main() -> None:
-    """`python -m keepstep.runtime.keeper.process <settings as JSON>`: run until the job is over."""
-    settings = settings_from_text(sys.argv[1])
-    lock_fd = os.open(
-        settings.job_dir / "keeper.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
-    )
-    for _ in range(20):  # an onlooker's question whether a keeper lives holds the lock for a moment
-        try:
-            flock(lock_fd, LOCK_EX | LOCK_NB)
-            break
-        except BlockingIOError:
-            time.sleep(0.01)
-    else:
-        return  # another keeper lives
+    """Run until the job is over."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    process = KeeperProcess(settings)
-    signal.signal(signal.SIGTERM, lambda *_: process.keeper.preempted())
-    process.run()
+    with ExitStack() as undo:
+        KeeperProcess(settings_from_text(sys.argv[1]), undo).run()
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from keepstep.model.messages.persister import ActDone, CheckpointAct
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import human_bytes
 from keepstep.ports import (
+    Acts,
     CheckpointDraft,
     CheckpointFormat,
     CheckpointStore,
@@ -46,14 +47,7 @@ class _Work(Generic[D, V]):
     attempt: CheckpointAttempt
     node: int
     draft: D
-    slots: list[Slot]
     values: V | None = None
-
-    def let_go(self) -> None:
-        """Let the ranks have their slots back."""
-        self.values = None  # it may look into them
-        unpin(self.slots)
-        self.slots = []
 
 
 class Persister(Generic[D, V]):
@@ -72,15 +66,17 @@ class Persister(Generic[D, V]):
         self._job, self._job_dir, self._keep = job, job_dir, keep
         self._memory, self._store, self._format = memory, store, format_
         self._work: _Work[D, V] | None = None
+        self._slots: list[Slot] = []  # held until they are written
 
-    def act(self, request: CheckpointAct) -> ActDone:
-        """Do it, and say how that went. Raises nothing: a failure is an answer."""
+    def carry_out(self, request: CheckpointAct) -> Acts[ActDone]:
+        """Do it, in pieces, and say how that went: a failure is an answer. Not while another act is
+        under way."""
         attempt = CheckpointAttempt(
             self._job, Stamp(request.step, request.epoch), request.attempt, request.ranks
         )
         try:
             if request.act == "survey":
-                return self._survey(attempt, request.node)
+                return (yield from self._survey(attempt, request.node))
             work = self._work
             if work is None or work.attempt != attempt:
                 return self._not_surveyed(request)
@@ -88,7 +84,7 @@ class Persister(Generic[D, V]):
                 case "part":
                     return self._write_part(work)
                 case "publish":
-                    return self._publish(work)
+                    return (yield from self._publish(work))
                 case _:
                     self.give_up()
                     return ActDone(True, f"attempt {attempt.number} is given up")
@@ -108,12 +104,19 @@ class Persister(Generic[D, V]):
         it may be publishing them."""
         work, self._work = self._work, None
         if work is not None:
-            work.let_go()
-            if work.node == LEADER:
-                work.draft.abandon()
+            work.values = None  # it may look into the slots
+        self._release()
+        if work is not None and work.node == LEADER:
+            work.draft.abandon()
 
-    def _survey(self, attempt: CheckpointAttempt, node: int) -> ActDone:
+    def _release(self) -> None:
+        """Let the ranks have their slots back."""
+        unpin(self._slots)
+        self._slots = []
+
+    def _survey(self, attempt: CheckpointAttempt, node: int) -> Acts[ActDone]:
         self.give_up()
+        yield
         step = attempt.stamp.step
         slots = pin(self._memory, self._job_dir, attempt.stamp, attempt.ranks_of(node))
         if slots is None:
@@ -122,18 +125,17 @@ class Persister(Generic[D, V]):
                 "not any more"
             )
             return ActDone(False, why)
-        try:
-            if node == LEADER and self._format.already_there(attempt):
-                unpin(slots)
-                why = f"step {step} is in the store already, and intact"
-                return ActDone(True, why, there=True)
-            draft = self._begin(attempt, node)
-        except BaseException:
-            unpin(slots)
-            raise
-        work: _Work[D, V] = _Work(attempt, node, draft, slots)
+        self._slots = slots
+        yield
+        if node == LEADER and self._format.already_there(attempt):
+            self._release()
+            why = f"step {step} is in the store already, and intact"
+            return ActDone(True, why, there=True)
+        yield
+        work: _Work[D, V] = _Work(attempt, node, self._begin(attempt, node))
         self._work = work
-        work.values = self._format.survey(draft, attempt, node, slots)
+        yield
+        work.values = self._format.survey(work.draft, attempt, node, slots)
         return ActDone(True, f"{len(slots)} ranks surveyed")
 
     def _begin(self, attempt: CheckpointAttempt, node: int) -> D:
@@ -148,25 +150,28 @@ class Persister(Generic[D, V]):
         if work.values is None:
             return ActDone(False, f"node {work.node}: its part of this attempt is written already")
         nbytes = self._format.write_part(work.draft, work.attempt, work.node, work.values)
-        work.let_go()
+        work.values = None
+        self._release()
         return ActDone(True, f"{human_bytes(nbytes)} written and read back")
 
-    def _publish(self, work: _Work[D, V]) -> ActDone:
+    def _publish(self, work: _Work[D, V]) -> Acts[ActDone]:
         made = self._format.publish(work.draft, work.attempt)
         self._work = None
-        removed = self._retain(made.step)
+        self._release()
+        yield
         told = f"{human_bytes(made.total_bytes)} written and read back"
+        removed = self._not_kept(made.step)
+        for old in removed:
+            self._store.remove(old)
+            yield
         if removed:
             told += f", removed steps {list(removed)} ({next(iter(removed.values()))})"
         return ActDone(True, told)
 
-    def _retain(self, step: int) -> dict[int, str]:
-        """Remove what the rules do not keep: why, by step."""
+    def _not_kept(self, step: int) -> dict[int, str]:
+        """What the rules do not keep: why, by step."""
         infos = [_info(stored, step) for stored in self._store.published()]
-        removed = dict(to_keep(parse_rules(self._keep), infos).removed)
-        for old in removed:
-            self._store.remove(old)
-        return removed
+        return dict(to_keep(parse_rules(self._keep), infos).removed)
 
 
 def _info(stored: StoredCheckpoint, just_verified: int) -> CheckpointInfo:

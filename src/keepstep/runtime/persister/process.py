@@ -2,24 +2,27 @@
 <settings as JSON>`.
 
 A child of the keeper, at low priority. One act a line on standard input, one answer a line on
-standard output (`model/messages/persister.py`); a line that is no act is answered, too. Ends when
-its standard input ends, so it never outlives the keeper for long.
+standard output (`model/messages/persister.py`); a line that is no message is answered, too. Ends
+when its standard input ends, so it never outlives the keeper for long.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
 
 from keepstep.config import settings_from_text
-from keepstep.core.wire.codec import NotAMessage
-from keepstep.core.wire.conversations import FROM_PERSISTER, TO_PERSISTER
+from keepstep.edge.os.clock import CLOCK
+from keepstep.edge.os.lines import LineBox
+from keepstep.edge.os.loop import Loop
+from keepstep.edge.os.threads import LoopExecutor
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.store.store import Store
 from keepstep.edge.torch.dcp.format import DcpFormat
-from keepstep.model.messages.persister import ActDone
+from keepstep.model.messages.keeper_rank import NotUnderstood
+from keepstep.runtime.persister.conversation import PERSISTER_WITH_KEEPER
 from keepstep.runtime.persister.persister import Persister
+from keepstep.runtime.persister.server import PersisterServer
 
 
 def main() -> None:
@@ -32,17 +35,19 @@ def main() -> None:
     torch.set_num_threads(1)
     store = Store(settings.store)
     persister = Persister(
-        settings.job, settings.job_dir, settings.keep, MEMORY, store, DcpFormat(store)
+        settings.job, settings.job_dir, settings.keep, MEMORY, store, DcpFormat(store, CLOCK)
     )
-    with suppress(BrokenPipeError):  # the keeper died, and nobody hears the answer
-        for line in sys.stdin.buffer:
-            try:
-                done = persister.act(TO_PERSISTER.decode(line))
-            except NotAMessage as error:
-                done = ActDone(False, f"not understood: {error}")
-            sys.stdout.buffer.write(FROM_PERSISTER.encode(done) + b"\n")
-            sys.stdout.buffer.flush()
-    persister.give_up()
+    loop = Loop()
+    server = PersisterServer(persister, LoopExecutor(loop.post))
+    requests, answers = sys.stdin.fileno(), sys.stdout.fileno()
+    keeper = LineBox(loop, requests, answers, os.getppid(), PERSISTER_WITH_KEEPER, _refuse)
+    keeper.begin(server)
+    loop.run(lambda: server.is_over)
+
+
+def _refuse(keeper: LineBox, why: str) -> None:
+    print(f"the keeper (process {keeper.pid}) sent what is no message: {why}", file=sys.stderr)
+    keeper.send(NotUnderstood(why))
 
 
 if __name__ == "__main__":

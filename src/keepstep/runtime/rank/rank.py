@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum, auto
 
-from keepstep.edge.shm.collective_profile_page import rhythm_path
+from keepstep.edge.shm.collective_profile_page import profile_path
 from keepstep.errors import KeeperError, KeepstepError
 from keepstep.model.messages.agent_rank import RegroupAt
 from keepstep.model.messages.keeper_rank import CheckpointDone, StateOffered
@@ -172,7 +172,7 @@ class Rank:
                 self._world.journal.record("caveat", caveat)
         groups = self._world.groups
         if self._who.has_many_nodes and self._options.shows_profile:
-            groups.record_profile(rhythm_path(self._options.job_dir, self._who.rank))
+            groups.record_profile(profile_path(self._options.job_dir, self._who.rank))
         groups.listen(self._agent.suspect, self._entered_collective)
         if groups.is_muted and self._world.takes_place_at is not None:
             self._meet(self._world.takes_place_at)

@@ -1,27 +1,24 @@
 """Pacing: lets the blocks of copies onto the link only where the trainers leave it idle.
 
-Comes in: the rhythm pages of this node's ranks (shared memory: no message a chunk), and the links'
-question whether so many bytes may go. Goes out: grants (`core/pacing/gate.py`), what is planned
-(`interleave.json`, for people), what was done (`interleaved.json`, for metrics), and in the journal
-why copies are interleaved or not.
+Comes in: the collective profile pages of this node's ranks (shared memory: no message a chunk), and
+the links' question whether so many bytes may go. Goes out: grants (`core/pacing/gate.py`), what is
+planned (`interleave.json`, for people), what was done (`interleaved.json`, for metrics), and in the
+journal why copies are interleaved or not.
 
 The gate is open, and nothing is held back, where interleaving spares nobody anything: no rank has a
 page, no collective was seen, the collectives go over another interface, there is no rhythm, or so
 little idle time that a copy would wait for many steps. And a block that was held back for long goes
 whatever the rhythm says: late protection is worse than a slower step.
 
-Called on the links' threads. Never waits, never sends. Invariant: as long as the gate is shut for a
-rank, that rank trains.
+Called by one thread at a time. Never waits, never sends. Invariant: as long as the gate is shut for
+a rank, that rank trains.
 """
 
 from __future__ import annotations
 
 import statistics
-import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,20 +26,20 @@ from keepstep.core.pacing.bandwidth import LinkSpeed
 from keepstep.core.pacing.gate import Terms, grant, room
 from keepstep.core.pacing.schedule import Plan, Reserve, plan_of
 from keepstep.core.pacing.step_profile import FULL_STEPS, Profile, Rhythm, intersection
-from keepstep.edge.net.tcp import interface_of
 from keepstep.edge.shm.collective_profile_page import (
     COUNT_FILE,
     PLAN_FILE,
-    RhythmReader,
+    CollectiveProfileReader,
+    profile_path,
     write_word,
 )
 from keepstep.edge.shm.horizon_page import HorizonPage
-from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.slot import ranks_in
 from keepstep.model.rhythm import Interleaved, Told
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import KIB, MIB, MS_NS, S_NS, human_bytes
 from keepstep.model.wire import Flow
-from keepstep.ports import Journal
+from keepstep.ports import Clock, Journal, Memory
 
 LOOK_NS = 50 * MS_NS
 FIND_NS = S_NS
@@ -66,7 +63,7 @@ TARGETS = 6
 class Watched:
     """One rank's page and what was learnt from it."""
 
-    page: RhythmReader
+    page: CollectiveProfileReader
     rhythm: Rhythm
     steps: int = 0
 
@@ -81,20 +78,27 @@ class Sent:
 
 
 class Pacing:
-    """Of one keeper, over all its links. `reserve` None: what RESERVE_NS of the link are, in
-    PARTS."""
+    """Of one keeper, over all its links."""
 
     def __init__(
         self,
         job_dir: Path,
         host: str,
+        memory: Memory,
+        clock: Clock,
         journal: Journal,
+        interface_of: Callable[[str], str],
         reserve: Reserve | None = None,
-        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._job_dir, self._host, self._journal, self._clock_ns = job_dir, host, journal, clock_ns
+        """host: the links' own address. interface_of: the network interface that has an address.
+        reserve: what RESERVE_NS of the link are, in PARTS, unless given."""
+        self._job_dir = job_dir
+        self._host = host
+        self._memory = memory
+        self._clock = clock
+        self._journal = journal
+        self._interface_of = interface_of
         self._reserve = reserve
-        self._lock = threading.Lock()
         self._watched: dict[int, Watched] = {}
         self._looked_ns = self._found_ns = -S_NS
         self._speed = LinkSpeed()
@@ -120,10 +124,6 @@ class Pacing:
 
     def expects(self, nbytes: int) -> None:
         """So many bytes are sent for a step."""
-        with self._lock:
-            self._expects(nbytes)
-
-    def _expects(self, nbytes: int) -> None:
         if nbytes != self._step_bytes:
             self._step_bytes = nbytes
             self._replan()
@@ -131,35 +131,35 @@ class Pacing:
     # -- the links ask
 
     def ask(self, nbytes: int, flow: Flow) -> tuple[int, int]:
-        now_ns = self._clock_ns()
-        with self._lock:
-            self._look(now_ns)
-            pulses = [
-                (watched.page.pulse(), watched.rhythm.profile) for watched in self._watched.values()
-            ]
-            under_way = self._under_way(
-                flow, now_ns, any(pulse is not None and pulse.pending for pulse, _ in pulses)
-            )
-            rooms = (
-                []
-                if self._open_because
-                else [room(pulse, profile, now_ns) for pulse, profile in pulses]
-            )
-            found = grant(rooms, nbytes, under_way, self._terms())
-            when = "free" if all(r.left_ns is None for r in rooms) else "idle"
-            if not found.nbytes and self._is_late(now_ns):
-                self.late, when = self.late + 1, "late"
-                found = grant([], nbytes, under_way, self._terms())
-            if found.nbytes:
-                self._granted_bytes[when] += found.nbytes
-                self._denied_ns = None
-                self._flows[flow.node] = (flow.queued_bytes + found.nbytes, now_ns)
-                self._target_bytes[-1] += found.nbytes
-                if rooms:
-                    self.trace.append(Sent(now_ns, found.nbytes, under_way))
-            elif self._denied_ns is None:
-                self._denied_ns = now_ns
-            return found.nbytes, found.wait_ns
+        """See `edge.net.traffic.Gate`."""
+        now_ns = self._clock.monotonic_ns()
+        self._look(now_ns)
+        pulses = [
+            (watched.page.pulse(), watched.rhythm.profile) for watched in self._watched.values()
+        ]
+        under_way = self._under_way(
+            flow, now_ns, any(pulse is not None and pulse.pending for pulse, _ in pulses)
+        )
+        rooms = (
+            []
+            if self._open_because
+            else [room(pulse, profile, now_ns) for pulse, profile in pulses]
+        )
+        found = grant(rooms, nbytes, under_way, self._terms())
+        when = "free" if all(r.left_ns is None for r in rooms) else "idle"
+        if not found.nbytes and self._is_late(now_ns):
+            self.late, when = self.late + 1, "late"
+            found = grant([], nbytes, under_way, self._terms())
+        if found.nbytes:
+            self._granted_bytes[when] += found.nbytes
+            self._denied_ns = None
+            self._flows[flow.node] = (flow.queued_bytes + found.nbytes, now_ns)
+            self._target_bytes[-1] += found.nbytes
+            if rooms:
+                self.trace.append(Sent(now_ns, found.nbytes, under_way))
+        elif self._denied_ns is None:
+            self._denied_ns = now_ns
+        return found.nbytes, found.wait_ns
 
     def _under_way(self, flow: Flow, now_ns: int, busy: bool) -> int:
         """On the link, of all lanes: this one's as its socket says, the others' as they were, less
@@ -236,18 +236,19 @@ class Pacing:
             rank for rank, watched in self._watched.items() if not watched.page.is_there()
         ]:
             self._watched.pop(rank).page.close()
-        for path in self._job_dir.glob("rank-*/rhythm"):
-            rank = int(path.parent.name.partition("-")[2])
+        for rank in ranks_in(self._memory, self._job_dir):
             if rank not in self._watched:
+                path = profile_path(self._job_dir, rank)
                 try:
-                    self._watched[rank] = Watched(RhythmReader(path), Rhythm())
+                    page = CollectiveProfileReader(self._memory, path)
+                    self._watched[rank] = Watched(page, Rhythm())
                 except (OSError, ValueError):
                     continue
 
     def _follow_target(self) -> None:
         """What was sent for the last targets is what the next one will take."""
         try:
-            page = HorizonPage(MEMORY, self._job_dir, make=False)
+            page = HorizonPage(self._memory, self._job_dir, make=False)
         except (OSError, ValueError):
             return
         target = page.last().target
@@ -256,7 +257,7 @@ class Pacing:
             self._target = target
             whole = list(self._target_bytes)[1:]  # the first one had begun before
             if whole:
-                self._expects(round(statistics.median(whole)))
+                self.expects(round(statistics.median(whole)))
             self._target_bytes.append(0)
 
     def _profiles(self) -> list[Profile]:
@@ -269,7 +270,7 @@ class Pacing:
         if self._host.startswith("127."):
             return f"the links are loopback ({self._host}): no network is shared"
         if self._interface is None:
-            self._interface = interface_of(self._host)
+            self._interface = self._interface_of(self._host)
         others = {w.page.interface for w in self._watched.values() if w.page.interface} - {
             self._interface
         }
@@ -339,8 +340,7 @@ class Pacing:
             self._write(COUNT_FILE, counted)
 
     def _write(self, name: str, word: Told | Interleaved) -> None:
-        with suppress(OSError):  # the job's memory is being removed
-            write_word(self._job_dir / name, word)
+        write_word(self._memory, self._job_dir / name, word)
 
     def _tell(self, now_ns: int) -> None:
         """In the journal, when it is another story than before."""

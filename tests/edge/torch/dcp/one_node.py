@@ -37,4 +37,4 @@ def write_checkpoint(
     with store.draft(step, progress) as draft:
         values = survey(draft, attempt, 0, states)
         write_part(draft, attempt, 0, values, metrics, fingerprint)
-        return publish(draft, attempt)
+        return publish(draft, attempt, 1)

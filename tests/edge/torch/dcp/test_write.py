@@ -139,7 +139,7 @@ class Nodes:
             )
 
     def publish(self) -> Manifest:
-        return publish(self.drafts[0], self.attempt)
+        return publish(self.drafts[0], self.attempt, 1)
 
     def all(self) -> Manifest:
         nodes = list(range(len(self.drafts)))
@@ -512,7 +512,7 @@ def attempt(number, victim, deaths, step=2):
             elif act == "part":
                 write_part(drafts[node], about, node, values[node], {}, {})
             else:
-                publish(drafts[0], about)
+                publish(drafts[0], about, 1)
     return counts
 
 assert attempt(1, None, 0, step=1)

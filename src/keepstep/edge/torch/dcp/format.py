@@ -20,6 +20,7 @@ from keepstep.edge.torch.state import rebuild
 from keepstep.edge.torch.views import overlay
 from keepstep.model.checkpoint import CheckpointAttempt
 from keepstep.model.layout import Shard
+from keepstep.ports import Clock
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,9 @@ class SurveyedNode:
 class DcpFormat:
     """Over one store."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
+        self._clock = clock
 
     def already_there(self, attempt: CheckpointAttempt) -> bool:
         """See `ports.CheckpointFormat`."""
@@ -61,7 +63,7 @@ class DcpFormat:
 
     def publish(self, draft: Draft, attempt: CheckpointAttempt) -> Manifest:
         """See `ports.CheckpointFormat`."""
-        return publish(draft, attempt)
+        return publish(draft, attempt, self._clock.wall_ns())
 
 
 def _rank_state(slot: Slot) -> tuple[RankState, dict[str, Any], float]:

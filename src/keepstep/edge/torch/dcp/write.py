@@ -15,7 +15,6 @@ Invariant: a manifest appears only after every byte it names has been read back 
 from __future__ import annotations
 
 import io
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -105,8 +104,8 @@ def write_part(
     return part
 
 
-def publish(draft: Draft, attempt: CheckpointAttempt) -> Manifest:
-    """Let the checkpoint exist.
+def publish(draft: Draft, attempt: CheckpointAttempt, wall_ns: int) -> Manifest:
+    """Let the checkpoint exist. `wall_ns`: when that is.
 
     Raises StoreError when a part is missing, DamageError when one is torn or a file has gone,
     IdentityError when one is another attempt's, LayoutError when it is not what the plan says.
@@ -130,7 +129,7 @@ def publish(draft: Draft, attempt: CheckpointAttempt) -> Manifest:
         attempt.stamp.step,
         attempt.world_size,
         said.metrics,
-        time.time_ns(),
+        wall_ns,
         said.fingerprint,
         files,
     )

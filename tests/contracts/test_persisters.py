@@ -1,9 +1,9 @@
-"""What every `Writer` does: each request is answered, in order, also when it died over it."""
+"""What every `Persisters` does, as its client sees it: each act is answered, in order, also when
+the persister died over it."""
 
 from __future__ import annotations
 
 import os
-import selectors
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -13,18 +13,20 @@ from typing import Protocol
 import pytest
 
 from keepstep.config import resolve
+from keepstep.edge.os.loop import Loop
+from keepstep.edge.os.persisters import ChildPersisters, persister_command
 from keepstep.model.messages.persister import ActDone, ActName, CheckpointAct
-from keepstep.ports import Writer
-from keepstep.runtime.keeper.persister_client import PersisterClient, persister_command
-from tests.contracts.simulated import SimDesk
+from keepstep.model.units import S_NS
+from keepstep.runtime.keeper.persister_client import PersisterClient
+from keepstep.runtime.persister.conversation import KEEPER_WITH_PERSISTER
 
 PATIENCE_S = 60.0
 
 
 class Desk(Protocol):
-    """A writer, and the loop it answers in."""
+    """A client, and the loop it answers in."""
 
-    writer: Writer
+    client: PersisterClient
 
     def kill(self) -> None:
         """In the middle of whatever it does."""
@@ -43,27 +45,35 @@ class ChildsDesk:
             "arena_dir": room / "arena",
             "state_dir": room / "state",
         }
-        self._selector = selectors.DefaultSelector()
-        self._child = PersisterClient(persister_command(resolve(config, {}, "j")), self._selector)
-        self.writer: Writer = self._child
+        self._loop = Loop()
+        command = persister_command(resolve(config, {}, "j"))
+        self.told: list[tuple[str, str]] = []
+        self.client = PersisterClient(
+            ChildPersisters(
+                self._loop,
+                command,
+                KEEPER_WITH_PERSISTER,
+                lambda kind, why: self.told.append((kind, why)),
+            )
+        )
 
     def kill(self) -> None:
-        assert self._child.pid is not None
-        os.kill(self._child.pid, signal.SIGKILL)
+        assert self.client.pid is not None
+        os.kill(self.client.pid, signal.SIGKILL)
 
     def until(self, holds: Callable[[], bool]) -> None:
         until_s = time.monotonic() + PATIENCE_S
-        while not holds():
-            assert time.monotonic() < until_s, "it does not come about"
-            for key, _ in self._selector.select(1.0):
-                key.data()
+        timer = self._loop.after(int(PATIENCE_S * S_NS), lambda: None)
+        self._loop.run(lambda: holds() or time.monotonic() > until_s)
+        timer.cancel()
+        assert holds(), "it does not come about"
 
     def close(self) -> None:
-        self.writer.close()
-        self._selector.close()
+        self.client.close()
+        self._loop.close()
 
 
-DESKS: dict[str, Callable[[Path], Desk]] = {"child": ChildsDesk, "simulated": SimDesk}
+DESKS: dict[str, Callable[[Path], Desk]] = {"child": ChildsDesk}
 
 
 @pytest.fixture(params=DESKS)
@@ -82,7 +92,7 @@ def test_every_request_is_answered_in_order(desk: Desk) -> None:
     # nobody holds anything: there is nothing to survey
     acts: tuple[ActName, ...] = ("drop", "part", "drop", "publish", "survey")
     for number, act in enumerate(acts):
-        desk.writer.ask(request(act), lambda answer, number=number: heard.append((number, answer)))  # type: ignore[misc]
+        desk.client.ask(request(act), lambda answer, number=number: heard.append((number, answer)))  # type: ignore[misc]
     assert heard == [], "not while it is asked"
     desk.until(lambda: len(heard) == 5)
     assert [number for number, _ in heard] == list(range(5))
@@ -92,12 +102,12 @@ def test_every_request_is_answered_in_order(desk: Desk) -> None:
 
 def test_who_waited_when_it_died_is_told_and_the_next_request_is_answered(desk: Desk) -> None:
     heard: list[ActDone] = []
-    desk.writer.ask(request("drop"), heard.append)
-    desk.writer.ask(request("drop"), heard.append)
+    desk.client.ask(request("drop"), heard.append)
+    desk.client.ask(request("drop"), heard.append)
     desk.kill()
     desk.until(lambda: len(heard) == 2)
     assert [(a.ok, a.there, "died" in a.why) for a in heard] == [(False, False, True)] * 2
-    desk.writer.ask(request("drop"), heard.append)
+    desk.client.ask(request("drop"), heard.append)
     desk.until(lambda: len(heard) == 3)
     assert heard[2].ok is True
 
@@ -107,9 +117,16 @@ def test_who_hears_may_ask_again(desk: Desk) -> None:
 
     def again(answer: ActDone) -> None:
         heard.append("first")
-        desk.writer.ask(request("drop"), lambda answer: heard.append("second"))
+        desk.client.ask(request("drop"), lambda answer: heard.append("second"))
 
-    desk.writer.ask(request("drop"), again)
+    desk.client.ask(request("drop"), again)
     desk.kill()
     desk.until(lambda: len(heard) == 2)
     assert heard == ["first", "second"]
+
+
+def test_a_closed_connection_ends_it(desk: Desk) -> None:
+    desk.client.start()
+    pid = desk.client.pid
+    desk.client.close()
+    assert pid is not None and desk.client.pid is None

@@ -1,0 +1,100 @@
+"""Persisters: a persister as a child process of its keeper, which talks to it over its pipes.
+
+It imports torch and may die without harm: whoever hears its connection is told so. One that writes
+a line that is no message is ended, because what it answers cannot be trusted any more.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from keepstep.config import Settings
+from keepstep.edge.os.lines import LineBox
+from keepstep.edge.os.loop import Loop
+from keepstep.ports import Hearer, MessageCodec
+
+PERSISTER_MODULE = "keepstep.runtime.persister.process"  # stands on a persister's command line
+
+# a kind of event and a sentence, as `ports.Journal.record` takes them
+Tell = Callable[[str, str], object]
+
+
+def persister_command(settings: Settings) -> list[str]:
+    """The command line of the job's persister."""
+    return [sys.executable, "-m", PERSISTER_MODULE, settings.to_text()]
+
+
+class ChildPersisters:
+    """See `ports.Persisters`."""
+
+    def __init__(self, loop: Loop, command: Sequence[str], codec: MessageCodec, tell: Tell) -> None:
+        """command: starts a child, as `persister_command` does. codec: of this end. tell: of
+        children that ended by themselves, and of lines that were no message."""
+        self._loop = loop
+        self._command = command
+        self._codec = codec
+        self._tell = tell
+
+    def start(self, hearer: Hearer) -> ChildBox:
+        """See `ports.Persisters`. Raises OSError when the machine gives no more processes."""
+        requests, to_child = os.pipe2(os.O_CLOEXEC)
+        from_child, answers = os.pipe2(os.O_CLOEXEC)
+        try:
+            child = subprocess.Popen(self._command, stdin=requests, stdout=answers)
+        except OSError:
+            os.close(to_child)
+            os.close(from_child)
+            raise
+        finally:
+            os.close(requests)
+            os.close(answers)
+        box = ChildBox(self._loop, from_child, to_child, child, self._codec, self._tell)
+        box.begin(hearer)
+        return box
+
+
+class ChildBox(LineBox):
+    """The connection with a child, which lives no longer than that."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        reads: int,
+        writes: int,
+        child: subprocess.Popen[bytes],
+        codec: MessageCodec,
+        tell: Tell,
+    ) -> None:
+        super().__init__(loop, reads, writes, child.pid, codec, lambda _, why: self._distrust(why))
+        self._child = child
+        self._tell = tell
+
+    def send(self, message: Any, /) -> bool:
+        """See `ports.Box`. False, too, when the child has died and that was not heard yet."""
+        return self._child.poll() is None and super().send(message)
+
+    def close(self) -> None:
+        """See `ports.Box`. Ends the child."""
+        if self._hearer is not None:
+            self.drop_unsent()
+            super().close()
+            self._child.terminate()
+            self._child.wait()
+
+    def end(self) -> None:
+        """The child has died, or has to: tell so."""
+        hearer = self._hearer
+        if hearer is not None:
+            self.close()
+            why = f"the persister (process {self.pid}) ended with {self._child.returncode}"
+            self._tell("persister-ended", why)
+            hearer.gone(self)
+
+    def _distrust(self, why: str) -> None:
+        told = f"the persister (process {self.pid}) said what is no message: {why}; it is ended"
+        self._tell("message-refused", told)
+        self.end()

@@ -1,0 +1,363 @@
+"""The persister without a process: over any filesystem, killed between any two of its acts' pieces
+and at any call of the filesystem, it leaves a whole checkpoint or none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from keepstep.edge.os.threads import run_acts
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.slot import Slot, slot_path
+from keepstep.edge.store.manifest import Manifest
+from keepstep.edge.store.store import Draft, Store
+from keepstep.model.checkpoint import CheckpointAttempt
+from keepstep.model.layout import TensorSpec, lay_out
+from keepstep.model.messages.persister import ActDone, ActName, CheckpointAct
+from keepstep.model.snapshot import Stamp
+from keepstep.ports import Acts
+from keepstep.runtime.persister.persister import Persister
+from keepstep.runtime.persister.server import PersisterServer
+
+RANKS = 2
+PAYLOAD_BYTES = 1000
+BLOCK_BYTES = 64
+LAYOUT = lay_out([TensorSpec("w", "uint8", (PAYLOAD_BYTES,), PAYLOAD_BYTES)])
+ACTS: tuple[ActName, ...] = ("survey", "part", "publish")
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class Disk(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """A filesystem of its own. Its process is killed at the `dies_at`-th call that changes it."""
+
+    cachable = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store: dict[str, Any] = {}
+        self.pseudo_dirs = [""]
+        self.changes = 0
+        self.dies_at = -1
+
+    def _change(self) -> None:
+        self.changes += 1
+        if self.changes == self.dies_at:
+            raise Killed
+
+    def _open(self, path: str, mode: str = "rb", **how: Any) -> Any:
+        if mode != "rb":
+            self._change()
+        return super()._open(path, mode, **how)
+
+    def mv(self, *names: str, **how: Any) -> None:
+        self._change()
+        super().mv(*names, **how)
+
+    def rm_file(self, path: str) -> None:
+        self._change()
+        super()._rm(path)
+
+    def rmdir(self, path: str) -> None:
+        self._change()
+        super().rmdir(path)
+
+
+class PlainFormat:
+    """Every rank's payload is a file."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def already_there(self, attempt: CheckpointAttempt) -> bool:
+        return self._store.intact(attempt.stamp.step) is not None
+
+    def survey(
+        self, draft: Draft, attempt: CheckpointAttempt, node: int, slots: Sequence[Slot]
+    ) -> list[bytes]:
+        found = []
+        for slot in slots:
+            header, _ = slot.verify_bytes()
+            found.append(bytes(slot.payload[: header.payload_bytes]))
+        return found
+
+    def write_part(
+        self, draft: Draft, attempt: CheckpointAttempt, node: int, values: list[bytes]
+    ) -> int:
+        names = [attempt.data_name(rank) for rank in attempt.ranks_of(node)]
+        for name, data in zip(names, values, strict=True):
+            with draft.open(name) as file:
+                file.write(data)
+        draft.read_back(names)
+        return sum(map(len, values))
+
+    def publish(self, draft: Draft, attempt: CheckpointAttempt) -> Manifest:
+        stamp = attempt.stamp
+        world = attempt.world_size
+        made = Manifest(attempt.job, stamp.step, world, {}, 1, {}, dict(draft.files))
+        draft.publish(made)
+        return made
+
+
+def payload(step: int, rank: int) -> bytes:
+    return bytes((step + 7 * rank + at) % 251 for at in range(PAYLOAD_BYTES))
+
+
+class Node:
+    """A node whose ranks hold a step, its memory, and a store."""
+
+    def __init__(self, job_dir: Path, keep: str = "latest:1") -> None:
+        self.job_dir = job_dir
+        self.keep = keep
+        self.disk = Disk()
+        self.number = 0
+        self.persister = self.start()
+
+    def start(self) -> Persister[Draft, list[bytes]]:
+        """Another life of the persister."""
+        self.persister = Persister(
+            "j", self.job_dir, self.keep, MEMORY, self.store, PlainFormat(self.store)
+        )
+        return self.persister
+
+    @property
+    def store(self) -> Store:
+        return Store("/store", fs=self.disk, block_bytes=BLOCK_BYTES)
+
+    def hold(self, step: int) -> None:
+        for rank in range(RANKS):
+            path = slot_path(self.job_dir, rank, 0)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            slot = Slot.create(MEMORY, path, PAYLOAD_BYTES, 4096)
+            slot.begin(bytes(16), rank, RANKS, 1, Stamp(step, 1))
+            slot.payload[:PAYLOAD_BYTES] = payload(step, rank)
+            manifest = json.dumps(LAYOUT.to_json()).encode()
+            table = slot.write_table(PAYLOAD_BYTES, manifest)
+            slot.seal(table, LAYOUT.hash(), 0.25, wall_ns=1)
+            slot.close()
+
+    def act(self, act: ActName, step: int) -> CheckpointAct:
+        return CheckpointAct(act, 0, step, 1, self.number, (RANKS,))
+
+    def attempt(self, step: int) -> list[ActDone]:
+        """All acts of another attempt, until one fails."""
+        self.number += 1
+        answers: list[ActDone] = []
+        for act in ACTS:
+            answers.append(run_acts(self.persister.carry_out(self.act(act, step))))
+            if not answers[-1].ok or answers[-1].there:
+                break
+        return answers
+
+    def is_free(self, rank: int) -> bool:
+        slot = Slot(MEMORY, slot_path(self.job_dir, rank, 0))
+        free = slot.lock(exclusive=True)
+        slot.close()
+        return free
+
+    def check(self, *steps: int) -> None:
+        """Those are whole, and nothing is broken."""
+        assert self.store.usable() == (list(steps), {})
+        for step in steps:
+            manifest = self.store.verify(step)
+            names = sorted(manifest.files)
+            found = [b"".join(self.store.open(manifest, name).blocks()) for name in names]
+            assert found == [payload(step, rank) for rank in range(RANKS)]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path / "job")
+
+
+def test_an_attempt_makes_a_checkpoint_of_several_blocks_and_the_rules_remove_the_old_one(
+    node: Node,
+) -> None:
+    for step in (3, 4):
+        node.hold(step)
+        assert [answer.ok for answer in node.attempt(step)] == [True] * 3
+        node.check(step)
+        assert all(node.is_free(rank) for rank in range(RANKS))
+    blocks = {len(sums.xxh3_64) for sums in node.store.read_manifest(4).files.values()}
+    assert blocks == {-(-PAYLOAD_BYTES // BLOCK_BYTES)}
+    assert node.attempt(4)[-1].there
+
+
+def test_slots_are_held_from_the_survey_until_they_are_written(node: Node) -> None:
+    node.hold(3)
+    node.number = 1
+    for act, is_free in (("survey", False), ("part", True), ("publish", True)):
+        assert run_acts(node.persister.carry_out(node.act(act, 3))).ok  # type: ignore[arg-type]
+        assert node.is_free(0) is is_free
+
+
+@pytest.mark.parametrize("act", ["part", "publish"])
+def test_an_act_without_its_survey_is_refused(node: Node, act: ActName) -> None:
+    node.hold(3)
+    assert not run_acts(node.persister.carry_out(node.act(act, 3))).ok
+    assert run_acts(node.persister.carry_out(node.act("drop", 3))).ok
+    node.check()
+
+
+def test_a_full_store_is_an_answer_and_leaves_nothing(node: Node) -> None:
+    node.hold(3)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    node.disk._open = full
+    answers = node.attempt(3)
+    assert not answers[-1].ok and "StoreError" in answers[-1].why
+    assert all(node.is_free(rank) for rank in range(RANKS))
+    del node.disk._open
+    assert [answer.ok for answer in node.attempt(3)] == [True] * 3
+    node.check(3)
+
+
+def _pieces(node: Node, step: int) -> int:
+    return sum(1 for _ in _stepwise(node, step))
+
+
+def _stepwise(node: Node, step: int) -> Iterator[None]:
+    """An attempt, with a rest wherever the process may die."""
+    node.number += 1
+    for act in ACTS:
+        yield
+        yield from node.persister.carry_out(node.act(act, step))
+    yield
+
+
+def test_killed_between_any_two_pieces(tmp_path: Path) -> None:
+    pieces = _pieces(_second_attempt(tmp_path / "whole"), 4)
+    assert pieces > len(ACTS) + 1, "an act has pieces"
+    for dies_at in range(pieces):
+        node = _second_attempt(tmp_path / str(dies_at))
+        acts = _stepwise(node, 4)
+        for _ in range(dies_at + 1):
+            next(acts)
+        acts.close()
+        _recovers(node)
+
+
+def test_killed_at_any_change_of_the_store(tmp_path: Path) -> None:
+    whole = _second_attempt(tmp_path / "whole")
+    before = whole.disk.changes
+    whole.attempt(4)
+    changes = whole.disk.changes - before
+    assert changes > 5
+    for dies_at in range(1, changes + 1):
+        node = _second_attempt(tmp_path / str(dies_at))
+        node.disk.dies_at = node.disk.changes + dies_at
+        with pytest.raises(Killed):
+            node.attempt(4)
+        _recovers(node)
+
+
+def _second_attempt(job_dir: Path) -> Node:
+    """One checkpoint is there, and another one may be written."""
+    node = Node(job_dir)
+    node.hold(3)
+    node.attempt(3)
+    node.hold(4)
+    return node
+
+
+def _recovers(node: Node) -> None:
+    """What is there is whole, and another life of the persister writes what was not."""
+    node.persister._release()  # what the kernel does with a dead process's locks
+    usable, broken = node.store.usable()
+    for step in usable:
+        node.store.verify(step)
+    # of a checkpoint that the rules remove, the manifest goes first
+    assert set(broken) <= {3, 4} and (set(usable) & {3, 4})
+    node.start()
+    assert node.attempt(4)[-1].ok
+    assert node.store.usable()[0][0] == 4
+    node.store.verify(4)
+
+
+# -- the server
+
+
+class FakeBox:
+    """The keeper, as its persister sees it."""
+
+    pid = 1
+
+    def __init__(self) -> None:
+        self.answers: list[ActDone] = []
+
+    def send(self, message: Any, /) -> bool:
+        self.answers.append(message)
+        return True
+
+    def poke(self, message: Any, /) -> None: ...
+
+    def hear_rest(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def release(self) -> None: ...
+
+
+class Later:
+    """See `ports.Executor`: works when it is told to, a piece at a time."""
+
+    def __init__(self) -> None:
+        self.under_way: list[tuple[Acts[Any], Callable[[Any], None]]] = []
+
+    def submit(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        raise AssertionError("an act has pieces")
+
+    def act(self, acts: Acts[Any], then: Callable[[Any], None]) -> None:
+        self.under_way.append((acts, then))
+
+    def piece(self) -> None:
+        acts, then = self.under_way[0]
+        try:
+            next(acts)
+        except StopIteration as over:
+            self.under_way.pop(0)
+            then(over.value)
+
+    def all(self) -> None:
+        while self.under_way:
+            assert len(self.under_way) == 1, "one act after the other"
+            self.piece()
+
+
+def test_acts_are_answered_one_after_the_other(node: Node) -> None:
+    node.hold(3)
+    node.number = 1
+    later, box = Later(), FakeBox()
+    server = PersisterServer(node.persister, later)
+    for act in (*ACTS, "drop"):
+        server.hear(box, node.act(act, 3))  # type: ignore[arg-type]
+    assert box.answers == []
+    later.all()
+    assert [answer.ok for answer in box.answers] == [True] * 4 and not server.is_over
+    node.check(3)
+
+
+def test_without_its_keeper_it_gives_up_once_nothing_is_under_way(node: Node) -> None:
+    node.hold(3)
+    node.number = 1
+    later, box = Later(), FakeBox()
+    server = PersisterServer(node.persister, later)
+    for act in ACTS:
+        server.hear(box, node.act(act, 3))
+    later.piece()
+    later.piece()
+    server.gone(box)
+    assert not server.is_over, "an act is under way"
+    later.all()
+    assert server.is_over and len(box.answers) == 1
+    assert all(node.is_free(rank) for rank in range(RANKS))
+    node.check()
