@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keepstep.edge.shm.collective_profile_page import RhythmWriter as CollectiveProfileWriter
+from keepstep.edge.shm.collective_profile_page import CollectiveProfileWriter
 from keepstep.model.messages.agent_rank import RegroupAt
 from keepstep.model.units import MS_NS
 from keepstep.ports import Clock, Memory
@@ -21,6 +21,7 @@ from keepstep.sim.protocol.wire.network import Network
 from keepstep.sim.protocol.world.world import Process, World
 
 LOOK_NS = 10 * MS_NS
+INTERFACE = "sim0"  # of every machine
 
 Combine = Callable[[list[bytes]], Any]
 
@@ -238,7 +239,9 @@ class SimGroups:
         self._place.enter("gather", self, mine, MS_NS, list, then)
 
     def record_profile(self, path: Path) -> None:
-        pass
+        self._profile = CollectiveProfileWriter(
+            self._memory, path, self._clock.monotonic_ns, INTERFACE
+        )
 
     def profile_step(self, step: int) -> None:
         if self._profile is not None:

@@ -21,15 +21,15 @@ from keepstep.core.wire.conversations import (
     PROCESS_WITH_AGENT,
     RANK_WITH_KEEPER,
 )
-from keepstep.errors import KeeperError, KeepstepError, MemoryBudgetError
+from keepstep.errors import KeeperError, KeepstepError
 from keepstep.model.launch import Predecessor
 from keepstep.model.messages.agent_rank import RegroupAt
-from keepstep.model.messages.keeper_rank import PageChanged
 from keepstep.model.units import MS_NS, S_NS
 from keepstep.ports import Box, BoxServer, Hearer, Links, MessageCodec, Receiver
 from keepstep.runtime.agent.agent import SOCKET, Agent
 from keepstep.runtime.agent.world import AgentOptions, AgentWorld
-from keepstep.runtime.keeper.keeper import FromNode, Keeper
+from keepstep.runtime.keeper.run import LOCK, KeeperRun
+from keepstep.runtime.keeper.run import SOCKET as KEEPER_SOCKET
 from keepstep.runtime.keeper_search import KeeperSearches
 from keepstep.runtime.rank.bootstrap import NodeFacts
 from keepstep.runtime.rank.identity import place_in_world, place_of_newcomer
@@ -50,8 +50,6 @@ from keepstep.sim.protocol.world.memory import SimMemory
 from keepstep.sim.protocol.world.timers import SimTimers
 from keepstep.sim.protocol.world.world import Process
 
-KEEPER_SOCKET = "keeper.sock"
-BUSY_TICK_NS = 50 * MS_NS  # the real one's is shorter: here it costs more than it tells
 SIGKILL = 9
 
 
@@ -85,9 +83,11 @@ class Node:
         process.after(delay_ns, self._keeper_starts, process)
 
     def _keeper_starts(self, process: Process) -> None:
+        """One that finds another alive ends by itself; `keeper` is the one that lives."""
         life = KeeperLife(self, process)
-        if life.boot():
+        if self.keeper is None or not self.keeper.process.alive:
             self.keeper = life
+        life.run.begin()
 
     # -- the agent
 
@@ -274,43 +274,52 @@ class KeeperLife:
     def __init__(self, node: Node, process: Process) -> None:
         self._node = node
         self.process = process
-        self._random = node.around.world.stream(f"{process.name} {process.pid}")
         self._journal = SimJournal(node.machine, "keeper", node.around.observers.recorded)
+        self._memory = SimMemory(node.machine.files, process)
         self._is_woken = False
-        self._is_poked = False
+        self.run = KeeperRun(
+            node.around.settings,
+            self._world(),
+            self._lock,
+            self._over,
+            node.around.plan.turn_ns,
+        )
 
-    def boot(self) -> bool:
-        """Whether it is the one that lives: at once it ends when another one does."""
-        settings = self._node.around.settings
-        memory = SimMemory(self._node.machine.files, self.process)
-        try:
-            if not memory.ensure(settings.job_dir / "keeper.lock", 1).lock(exclusive=True):
-                self.process.end("another keeper lives")
-                return False
-            self.keeper = Keeper(settings, self._world(memory))
-        except MemoryBudgetError as error:
-            self.process.end(str(error))
-            return False
-        path = settings.job_dir / KEEPER_SOCKET
-        tell = self._refused
-        self._node.sockets.listen(self.process, path, KEEPER_WITH_NODE, lambda box: self, tell)
-        self._tick()
-        return True
+    def _lock(self) -> bool:
+        """Try to be the one that lives. A process that cannot even have this page ends."""
+        path = self._node.job_dir / LOCK
+        return self._memory.ensure(path, 1).lock(exclusive=True)
 
-    def _world(self, memory: SimMemory) -> KeeperWorld:
+    def _over(self) -> None:
+        self.run.close()
+        self.process.end("all is over, or another keeper lives")
+
+    def _world(self) -> KeeperWorld:
         around = self._node.around
         return KeeperWorld(
             clock=self._node.machine.clock,
-            memory=memory,
+            timers=SimTimers(self.process),
+            memory=self._memory,
             journal=self._journal,
             workers=SimExecutor(self.process, around.plan.work_ns),
+            serve_boxes=self._serve,
             open_links=self._open_links,
             wake=self._wake,
             checkpoints=None,
-            writer=None,
+            persisters=None,
             pid=self.process.pid,
             uid=UID,
         )
+
+    def _serve(self, path: Path, hearer: Hearer) -> BoxServer:
+        listen = self._node.sockets.listen
+        return listen(self.process, path, KEEPER_WITH_NODE, lambda box: hearer, self._tell)
+
+    def _tell(self, kind: str, why: str) -> None:
+        if kind == "message-refused":
+            self.run.refuse("a process of this node", why)
+        else:
+            self._journal.record(kind, why)
 
     def _open_links(
         self,
@@ -330,38 +339,7 @@ class KeeperLife:
 
     def _hear_peers(self) -> None:
         self._is_woken = False
-        self.keeper.hear_peers()
-
-    def _tick(self) -> None:
-        if self.keeper.tick():
-            self.keeper.close()
-            self.process.end("all is over")
-            return
-        is_idle = self.keeper.tick_ns > BUSY_TICK_NS
-        tick_ns = self._node.around.plan.tick_ns if is_idle else BUSY_TICK_NS
-        self.process.after(tick_ns // 2 + self._random.randrange(tick_ns // 2), self._tick)
-
-    # -- its connections
-
-    def _refused(self, kind: str, why: str) -> None:
-        self.keeper.refuse(kind, why)
-
-    def hear(self, box: Box, message: FromNode) -> None:
-        """See `ports.Hearer`."""
-        if not isinstance(message, PageChanged):
-            self.keeper.hear(box, message)
-        elif not self._is_poked:  # a keeper that is behind looks once at what several say
-            self._is_poked = True
-            delay_ns = max(MS_NS, 10 * self._node.around.plan.loop_ns)
-            self.process.after(delay_ns, self._look, box, message)
-
-    def _look(self, box: Box, message: PageChanged) -> None:
-        self._is_poked = False
-        self.keeper.hear(box, message)
-
-    def gone(self, box: Box) -> None:
-        """See `ports.Hearer`."""
-        self.keeper.gone(box)
+        self.run.hear_peers()
 
 
 class AgentLife:

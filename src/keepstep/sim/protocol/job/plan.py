@@ -47,7 +47,7 @@ class Plan:
     stays: bool = True
     checks: bool = True
     budget_bytes: int = 4 * MIB
-    tick_ns: int = 500 * MS_NS
+    turn_ns: int = MS_NS  # how long a keeper's loop takes to come round
     # how long a keeper's loop takes to come round to what other keepers have said
     loop_ns: int = MS_NS // 20
     work_ns: int = 20 * MS_NS
