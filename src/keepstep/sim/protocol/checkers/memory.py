@@ -9,6 +9,7 @@ job directory (there are none here).
 from __future__ import annotations
 
 from keepstep.core.redundancy.memory_budget import held_slots
+from keepstep.edge.shm.collective_profile_page import NBYTES as PROFILE_BYTES
 from keepstep.edge.shm.slot import slot_bytes
 from keepstep.model.topology import Copies, Parity, ReedSolomon, parse_policy
 from keepstep.model.units import KIB, PAGE_BYTES
@@ -57,6 +58,7 @@ class MemoryWithinBudget(Checker):
         most = (
             plan.ranks_per_node * ((own + 2 + 2 * held + 2) * each + beside + PAGE_BYTES)
             + TEXT_PAGES * PAGE_BYTES
+            + plan.interleaves * plan.ranks_per_node * PROFILE_BYTES
         )
         for node in self.job.living_nodes():
             if node.machine.files.most_bytes > most:

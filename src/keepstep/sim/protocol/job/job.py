@@ -221,6 +221,7 @@ def _settings(plan: Plan) -> Settings:
         "redundancy": plan.policy,
         "link_dead_s": plan.link_dead_s,
         "shrink_after_s": plan.shrink_after_s,
+        "interleave": "auto" if plan.interleaves else "off",
         "budget": UNLIMITED,
     }
     return resolve(config, {"HOME": "/nowhere"}, NAME)

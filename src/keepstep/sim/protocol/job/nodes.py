@@ -34,8 +34,9 @@ from keepstep.runtime.keeper_search import KeeperSearches
 from keepstep.runtime.rank.bootstrap import NodeFacts
 from keepstep.runtime.rank.identity import place_in_world, place_of_newcomer
 from keepstep.runtime.rank.world import RankIdentity, RankOptions, RankWorld
+from keepstep.runtime.replication.pacing import Pacing
 from keepstep.runtime.world import World as KeeperWorld
-from keepstep.sim.protocol.job.collectives import SimGroups
+from keepstep.sim.protocol.job.collectives import INTERFACE, SimGroups
 from keepstep.sim.protocol.job.live_state import SimState
 from keepstep.sim.protocol.job.meetings import SimMeetingPlaces
 from keepstep.sim.protocol.job.overheard import Overheard
@@ -329,8 +330,20 @@ class KeeperLife:
         dead_ns: int,
         receiver: Receiver,
     ) -> Links:
-        network = self._node.around.network
-        return SimLinks(network, self.process, job_hash, incarnation, address, dead_ns, receiver)
+        around = self._node.around
+        gate = None
+        if around.settings.interleave == "auto":
+            gate = Pacing(
+                job_dir=self._node.job_dir,
+                host=address[0],
+                memory=self._memory,
+                clock=self._node.machine.clock,
+                journal=self._journal,
+                interface_of=lambda host: INTERFACE,
+            )
+        return SimLinks(
+            around.network, self.process, job_hash, incarnation, address, dead_ns, receiver, gate
+        )
 
     def _wake(self) -> None:
         if not self._is_woken:

@@ -23,8 +23,9 @@ class Plan:
     keepstep and starts all anew when one fails. `min_nodes`: with how many the job goes on; 0:
     with all. `hosts_kv`: the memory that agents share is in one of them. `stays`: ranks stay in
     their process when a peer is lost. `asks_every_steps`: the program asks for a checkpoint so
-    often; 0: never. `checks`: all that is said crosses as its bytes. `faults`: how many; none: an
-    undisturbed run. `faults_until_ns`: then all is healed."""
+    often; 0: never. `interleaves`: copies go where collectives leave the network free. `checks`:
+    all that is said crosses as its bytes. `faults`: how many; none: an undisturbed run.
+    `faults_until_ns`: then all is healed."""
 
     nodes: int = 2
     ranks_per_node: int = 1
@@ -45,6 +46,7 @@ class Plan:
     grace_s: float = 120.0
     link_dead_s: float = 3.0
     stays: bool = True
+    interleaves: bool = False
     checks: bool = True
     budget_bytes: int = 4 * MIB
     turn_ns: int = MS_NS  # how long a keeper's loop takes to come round

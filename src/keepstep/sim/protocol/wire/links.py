@@ -14,7 +14,7 @@ from keepstep.core.wire.connection import NONCE_BYTES
 from keepstep.core.wire.endpoint import Endpoint
 from keepstep.core.wire.link import PeerLink
 from keepstep.core.wire.link_table import Entropy, LinkTable
-from keepstep.core.wire.traffic import Hashing, LinkOptions
+from keepstep.core.wire.traffic import Gate, Hashing, LinkOptions
 from keepstep.model.messages.peers import MeshMessage
 from keepstep.model.units import MS_NS, S_NS
 from keepstep.model.wire import Flow, Identity, Span
@@ -41,7 +41,9 @@ class SimLinks:
         address: tuple[str, int],
         dead_ns: int,
         receiver: Receiver,
+        gate: Gate | None = None,
     ) -> None:
+        """`gate`: says when blocks may go; without one they always may."""
         self.network = network
         self.process = process
         self.machine = process.machine.number
@@ -54,6 +56,7 @@ class SimLinks:
             timeouts=network.timeouts(dead_ns),
             queue_bytes=network.wires.queue_bytes,
             format=network.format,
+            gate=gate,
         )
         self._who: tuple[int, bytes] | None = None
         self._peers: SimPeers | None = None
@@ -230,7 +233,16 @@ class SimCarrier:
     """Moves the bytes of one connection. `Transport` to its endpoint, `User` to its socket.
     `then` is called when it is over."""
 
-    __slots__ = ("_is_receiving", "_peers", "_then", "_world", "endpoint", "is_woken", "socket")
+    __slots__ = (
+        "_is_paused",
+        "_is_receiving",
+        "_peers",
+        "_then",
+        "_world",
+        "endpoint",
+        "is_woken",
+        "socket",
+    )
 
     endpoint: Endpoint
 
@@ -241,6 +253,7 @@ class SimCarrier:
         self._then = then
         self._world = peers.process.world
         self._is_receiving = False
+        self._is_paused = False  # because the gate wants to be asked again later
         socket.user = self
 
     def carry(self, endpoint: Endpoint) -> None:
@@ -305,8 +318,18 @@ class SimCarrier:
         endpoint = self.endpoint
         while pieces := endpoint.next_pieces():
             self.socket.send(pieces)
+        pause_ns = endpoint.pause_ns
+        if pause_ns is not None and not self._is_paused:
+            self._is_paused = True
+            self._peers.process.after(pause_ns, self._pause_over)
         if endpoint.closing is not None and self.socket.is_open:
             self.close()  # what is said last is sent
+
+    def _pause_over(self) -> None:
+        """The gate may let blocks go now."""
+        self._is_paused = False
+        if self in self._peers.carriers:
+            self.pump()
 
     def _lost(self) -> None:
         if self in self._peers.carriers:
