@@ -9,6 +9,7 @@ put a world together, and hand on what happens. Whether a dead agent is followed
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -284,6 +285,7 @@ class KeeperLife:
             self._lock,
             self._over,
             node.around.plan.turn_ns,
+            node.around.plan.tick_ns,
         )
 
     def _lock(self) -> bool:
@@ -403,6 +405,10 @@ class AgentLife:
         options = AgentOptions.of(
             around.settings, around.launch, machine.host, predecessor=predecessor
         )
+        if around.plan.look_ns:
+            options = replace(
+                options, deadlines=replace(options.deadlines, tick_ns=around.plan.look_ns)
+            )
         self.agent = Agent(world, options, around.launch, self._done)
 
     def signal(self, signum: int) -> None:

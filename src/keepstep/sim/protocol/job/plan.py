@@ -50,6 +50,8 @@ class Plan:
     checks: bool = True
     budget_bytes: int = 4 * MIB
     turn_ns: int = MS_NS  # how long a keeper's loop takes to come round
+    tick_ns: int = 200 * MS_NS  # and how long it waits when nothing comes
+    look_ns: int = 0  # how often an agent looks at its ranks; 0: as often as it does
     # how long a keeper's loop takes to come round to what other keepers have said
     loop_ns: int = MS_NS // 20
     work_ns: int = 20 * MS_NS
