@@ -156,7 +156,7 @@ class Node:
             place_at=around.meetings.at,
             place=around.meetings.at(_place_of(environ)),
         )
-        trainer = TrainerExecutor(process, plan.act_ns)
+        trainer = TrainerExecutor(process, plan.act_ns, not plan.wires.light)
         has_agent = "KEEPSTEP_AGENT" in environ
         world = RankWorld(
             clock=machine.clock,
@@ -168,7 +168,7 @@ class Node:
             live=live,
             groups=groups,
             trainer=trainer,
-            background=SerialExecutor(process, plan.act_ns),
+            background=SerialExecutor(process, plan.act_ns, not plan.wires.light),
             available_bytes=lambda: memory.free_bytes(self.job_dir),
             pid=process.pid,
             has_agent=has_agent,
@@ -406,9 +406,8 @@ class AgentLife:
             around.settings, around.launch, machine.host, predecessor=predecessor
         )
         if around.plan.look_ns:
-            options = replace(
-                options, deadlines=replace(options.deadlines, tick_ns=around.plan.look_ns)
-            )
+            deadlines = replace(options.deadlines, tick_ns=around.plan.look_ns)
+            options = replace(options, deadlines=deadlines)
         self.agent = Agent(world, options, around.launch, self._done)
 
     def signal(self, signum: int) -> None:
