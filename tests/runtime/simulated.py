@@ -61,6 +61,12 @@ class FakeBox:
         return next((m for m in reversed(self.heard) if isinstance(m, kind)), None)
 
 
+class SlotMemory(SimMemory):
+    """Of small snapshots that have several blocks all the same."""
+
+    block_bytes = 512
+
+
 class Doorless:
     """Nobody connects here but by `SimKeeper.hear`."""
 
@@ -114,7 +120,7 @@ class SimKeeper:
 
     def __init__(self, town: Town, machine: Machine, config: dict[str, Any]) -> None:
         self.town, self.machine, self.process = town, machine, machine.start("keeper")
-        self.memory = SimMemory(machine.files, self.process)
+        self.memory = SlotMemory(machine.files, self.process)
         places = {"job": "j", "arena_dir": "/memory", "state_dir": "/state"}
         self.settings = resolve({**places, **config}, {"HOME": "/nowhere"}, "j")
         self.agent = FakeBox(1)
