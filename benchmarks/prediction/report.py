@@ -11,15 +11,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from keepstep.sim.prediction import Comparison, Row, Sums, compare
+from keepstep.sim.protocol.drawn import Drawn, draw
+from keepstep.sim.protocol.record import Begun, Record
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from keepstep.cli.progress_bar import counting_bar
-from keepstep.sim.prediction import Comparison, Row, Sums, compare
-from keepstep.sim.protocol.drawn import Drawn, draw
-from keepstep.sim.protocol.record import Begun, Record
 from keepstep.testing.conductor import GRACE_S, LINK_DEAD_S, Drill
 from keepstep.testing.faults import Fault, to_plan
 from keepstep.testing.witness import Facts

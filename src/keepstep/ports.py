@@ -96,6 +96,10 @@ class Memory(Protocol):
     """A node's memory: files that outlive the processes which map them, and are lost with the
     node."""
 
+    @property
+    def block_bytes(self) -> int:
+        """Of a snapshot's payload, how many bytes share a checksum. The same on all nodes."""
+
     def open(self, path: Path) -> Region:
         """Raises OSError when there is none, ValueError when it is empty."""
 
@@ -110,7 +114,8 @@ class Memory(Protocol):
         """What is there; else as `create`. All who do this at once get the same file."""
 
     def names(self, directory: Path) -> list[str]:
-        """What is in it, in order; nothing when it is not there."""
+        """What is in it, in order; nothing when it is not there, vanishes meanwhile, or is somebody
+        else's."""
 
     def rename(self, path: Path, to: Path) -> None:
         """Of a file or a directory, in one instant; replaces a file of that name. Raises OSError
@@ -120,7 +125,7 @@ class Memory(Protocol):
         """A file, or a directory with all that is in it; nothing happens when it is not there."""
 
     def size(self, path: Path) -> int:
-        """Of a file, in bytes; 0 when it is not there."""
+        """Of a file, in bytes; 0 when there is none."""
 
     def free_bytes(self, directory: Path) -> int:
         """What could still be created there."""
@@ -705,32 +710,6 @@ class Probes(Protocol):
 
     def save_stacks(self, stacks: Mapping[int, Stack]) -> str:
         """Where they are now. Raises OSError. Takes long."""
-
-
-class BlockingKV(Protocol):
-    """A small memory that all nodes of a job share. `edge/torch/tcp_store.py` is one agent's own,
-    `edge/net/etcd.py` nobody's.
-
-    `swap` is all that writes, and it writes at one instant for everybody: seats and verdicts are
-    swapped against nothing, so that the first writer wins; who coordinates is swapped against what
-    was read. Nobody writes a value, in one key, that was there before: a `swap` that was not
-    answered may be asked again, and may take effect late, and does no harm. No value is empty.
-
-    A client is for one thread. Everything raises MeetingError when the memory is gone; what passes
-    (a restart, an election) is waited out.
-    """
-
-    def swap(self, key: str, expected: str | None, value: str) -> str | None:
-        """What is there now: `value`, if `expected` was there (None: nothing)."""
-
-    def read(self, keys: Sequence[str]) -> list[str | None]:
-        """What is there, as of some instant after the question."""
-
-    def wait(self, keys: Sequence[str], within_s: float | None) -> list[str] | None:
-        """What is there once something is at all of these; None when that was not so in time."""
-
-    def another(self) -> BlockingKV:
-        """A client for another thread."""
 
 
 class NodeProvider(Protocol):

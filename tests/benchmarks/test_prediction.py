@@ -17,8 +17,8 @@ from keepstep.sim.protocol.schedule import Strike
 
 from keepstep.model.snapshot import Phase
 from keepstep.model.units import MIB, MS_NS, S_NS
-from keepstep.sim.protocol.wire.network import Wires
 from keepstep.sim.protocol.job.plan import Plan
+from keepstep.sim.protocol.wire.network import Wires
 
 PACE = Pace(
     **{

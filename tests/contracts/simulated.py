@@ -9,9 +9,9 @@ from keepstep.core.wire.conversations import KEEPER_WITH_NODE, RANK_WITH_KEEPER
 from keepstep.model.units import GIB, MS_NS, S_NS
 from keepstep.ports import Box, Clock, Executor, Links, Memory, Receiver
 from keepstep.sim.protocol.wire.links import SimLinks
+from keepstep.sim.protocol.wire.network import Network, Wires
 from keepstep.sim.protocol.world.machine import Machine, SimExecutor, connect
 from keepstep.sim.protocol.world.memory import SimMemory
-from keepstep.sim.protocol.wire.network import Network, Wires
 from keepstep.sim.protocol.world.world import World
 
 PATIENCE_NS = 600 * S_NS

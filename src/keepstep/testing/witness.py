@@ -21,8 +21,8 @@ from typing import Any, Protocol
 from keepstep.edge.os.journal import JournalTail
 from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.edge.shm.memory import MEMORY
-from keepstep.edge.shm.slot import Slot, slot_paths
-from keepstep.edge.shm.status_page import StatusPage
+from keepstep.edge.shm.slot import Slot, ranks_in, slot_paths
+from keepstep.edge.shm.status_page import StatusPage, status_path
 from keepstep.errors import ConfigError, DamageError
 from keepstep.model.events import Event
 from keepstep.model.snapshot import Phase, RankStatus, SlotState, Stamp
@@ -207,14 +207,14 @@ class Witness:
         for journal in self._journals:
             self.events += journal.read()
         for node, place in enumerate(self.places):
-            for path in place.job_dir.glob("rank-*/status"):
-                rank = int(path.parent.name[5:])
+            for rank in ranks_in(MEMORY, place.job_dir):
                 if (node, rank) not in self._pages:
                     with suppress(OSError, ValueError):
-                        self._pages[node, rank] = StatusPage(MEMORY, path)
-            if self._horizon is None and (place.job_dir / "horizon").exists():
+                        page = StatusPage(MEMORY, status_path(place.job_dir, rank))
+                        self._pages[node, rank] = page
+            if self._horizon is None:
                 with suppress(OSError, ValueError):
-                    self._horizon = (node, HorizonPage(MEMORY, place.job_dir))
+                    self._horizon = (node, HorizonPage(MEMORY, place.job_dir, make=False))
 
     def _forget(self, nodes: Sequence[int]) -> None:
         """Their memory is another one's now."""

@@ -7,11 +7,11 @@ import socket
 
 import pytest
 
-from keepstep.edge.torch.tcp_store import EmbeddedKV, meet_embedded
+from keepstep.edge.torch.tcp_store import TcpStoreClient, meet_embedded
 from keepstep.runtime.agent.evidence_board import RoundBoard
 
 
-def hosted() -> EmbeddedKV:
+def hosted() -> TcpStoreClient:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]

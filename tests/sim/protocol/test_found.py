@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from keepstep.sim.protocol.site import Site
 from keepstep.sim.protocol.trainer import Rank
 
 from keepstep.edge.shm.slot import Slot, parse_page
@@ -17,13 +18,12 @@ from keepstep.model.units import KIB, MS_NS, PAGE_BYTES, S_NS
 from keepstep.model.wire import Part, Span
 from keepstep.runtime.replication.node import Node
 from keepstep.sim.protocol.job.job import Job, Outcome
-from keepstep.sim.protocol.wire.links import SimLinks
-from keepstep.sim.protocol.world.memory import SimMemory
-from keepstep.sim.protocol.wire.network import Wires
-from keepstep.sim.protocol.job.plan import Plan
-from keepstep.sim.protocol.site import Site
-from keepstep.sim.protocol.swarm import CHECKERS
 from keepstep.sim.protocol.job.observer import Checker
+from keepstep.sim.protocol.job.plan import Plan
+from keepstep.sim.protocol.swarm import CHECKERS
+from keepstep.sim.protocol.wire.links import SimLinks
+from keepstep.sim.protocol.wire.network import Wires
+from keepstep.sim.protocol.world.memory import SimMemory
 from keepstep.sim.protocol.world.world import World
 
 
