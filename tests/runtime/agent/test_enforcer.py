@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.status_page import StatusPage
 from keepstep.model.diagnosis import Diagnosis, Strength
 from keepstep.model.failure import Cause
 from keepstep.model.launch import ErrorReport, RankAssignment, RankEnd
 from keepstep.model.messages.agent_rank import RankHere, TrainingEnded
 from keepstep.model.restarts import AttemptWanted, Event, RanksUndead
+from keepstep.model.snapshot import Phase
 from keepstep.runtime.agent.enforcer import Enforcer
 from keepstep.runtime.agent.monitor import Monitor
 from keepstep.runtime.agent.rank_server import RankServer
@@ -126,8 +129,12 @@ def test_who_had_ended_its_training_well_may_die_of_a_signal(node: Node) -> None
 
 
 def test_who_leaves_while_others_run_has_failed(node: Node) -> None:
+    page = StatusPage.own(MEMORY, node.room.options.job_dir, 2)
+    assert page is not None
+    page.publish(rank=2, world_size=4, pid=node.pids[2], phase=Phase.FORWARD, step=7)
     found = node.enforcer.explain(node.end(0, 0))
-    assert found.code == 1 and "before it was done" in found.message
+    assert found.code == 1 and found.failure is not None and found.failure.step == 7
+    page.close()
 
 
 def test_who_was_condemned_ends_for_that(node: Node) -> None:
