@@ -9,22 +9,20 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol
 
 import pytest
 
-from keepstep.core.wire.codec import Codec, NotAMessage
+from keepstep.core.wire.codec import NotAMessage
+from keepstep.core.wire.conversations import KEEPER_WITH_NODE, RANK_WITH_KEEPER
 from keepstep.edge.net.boxes import SocketBox, connect, listen
-from keepstep.edge.net.unix_socket import MAX_PACKET_BYTES
 from keepstep.edge.os.loop import Loop
 from keepstep.model.messages.keeper_rank import (
     CountTraffic,
-    FromRank,
     Goodbye,
     NotUnderstood,
     PageChanged,
     Released,
-    ToRank,
     TrafficCounted,
 )
 from keepstep.model.units import S_NS
@@ -33,8 +31,6 @@ from keepstep.sim.protocol.world.boxes import LocalSockets, SimBox
 from keepstep.sim.protocol.world.world import Process
 from tests.contracts.simulated import Time
 
-FROM_RANK: Codec[Any] = Codec(get_args(FromRank), MAX_PACKET_BYTES)
-TO_RANK: Codec[Any] = Codec(get_args(ToRank), MAX_PACKET_BYTES)
 PATH = "keeper.sock"
 GONE = "gone"
 
@@ -103,7 +99,7 @@ class RealNode:
         self.keeper_pid = self.rank_pid = os.getpid()
         self._ends: list[SocketBox] = []
         self._child: subprocess.Popen[bytes] | None = None
-        self._server = listen(self._loop, self._path, FROM_RANK, TO_RANK, self._accept, self._tell)
+        self._server = listen(self._loop, self._path, KEEPER_WITH_NODE, self._accept, self._tell)
 
     @staticmethod
     def _out_of_patience() -> None:
@@ -118,7 +114,7 @@ class RealNode:
         self.told.append(kind)
 
     def join(self) -> Box:
-        box = connect(self._loop, self._path, TO_RANK, FROM_RANK, self.rank_ear, self._tell)
+        box = connect(self._loop, self._path, RANK_WITH_KEEPER, self.rank_ear, self._tell)
         count = len(self._ends)
         self.until(lambda: len(self._ends) > count)
         return box
@@ -163,7 +159,7 @@ class SimNode(Time):
         self.keeper_ear, self.rank_ear = Ear(), Ear()
         self.told: list[str] = []
         self._ends: list[Box] = []
-        self._sockets.listen(self._keeper, self._path, FROM_RANK, TO_RANK, self._accept, self._tell)
+        self._sockets.listen(self._keeper, self._path, KEEPER_WITH_NODE, self._accept, self._tell)
 
     def _pid_of(self, process: Process) -> int:
         return self.keeper_pid if process is self._keeper else self.rank_pid
@@ -177,7 +173,7 @@ class SimNode(Time):
 
     def join(self) -> Box:
         box = self._sockets.connect(
-            self._rank, self._path, TO_RANK, FROM_RANK, self.rank_ear, self._tell
+            self._rank, self._path, RANK_WITH_KEEPER, self.rank_ear, self._tell
         )
         count = len(self._ends)
         self.until(lambda: len(self._ends) > count)

@@ -211,7 +211,7 @@ def test_recoveries_by_cause_with_their_duration_and_what_was_lost(
         ("resumed", 1, {"step": -1, "source": "fresh", "lost_steps": 0, "epoch": 1}),
         ("rank-exited", 100, {"rank": 1, "code": -9}),
         ("resumed", 104, {"step": 80, "source": "memory", "lost_steps": 1, "epoch": 2}),
-        ("verdict", 200, {"kind": "hang", "culprit": 0, "silent_ns": 8 * S_NS}),
+        ("diagnosis", 200, {"kind": "hang", "culprit": 0, "stalled_ns": 8 * S_NS}),
         ("resumed", 232, {"step": 160, "source": "memory", "lost_steps": 2, "epoch": 3}),
     ]:
         long_ago = os.stat(settings.journal_path).st_mtime_ns - 3600 * S_NS + at_s * S_NS
