@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from keepstep.runtime.agent.orphans import write_ranks
 
 from keepstep.core.recovery.restarts import STOP_WITHIN_NS
 from keepstep.edge.shm.memory import MEMORY
@@ -27,7 +28,6 @@ from keepstep.model.messages.keeper_rank import BeginMesh, CannotListen, Listeni
 from keepstep.model.signals import SIGTERM
 from keepstep.model.units import S_NS
 from keepstep.runtime.agent.agent import Agent
-from keepstep.runtime.agent.orphans import write_ranks
 from tests.runtime.fakes import AgentRoom, FakeBox, FakeTime, Table
 
 

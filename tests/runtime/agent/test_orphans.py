@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from keepstep.runtime.agent.orphans import FILE, RankList, read_ranks, write_ranks
 
 from keepstep.edge.shm.memory import MEMORY
-from keepstep.runtime.agent.orphans import FILE, RankList, read_ranks, write_ranks
 
 PIDS = st.sets(st.integers(1, 4_000_000), max_size=200)
 

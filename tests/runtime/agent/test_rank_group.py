@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from keepstep.runtime.agent.orphans import read_ranks
 
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.model.launch import REJOIN, RankAssignment
@@ -24,7 +25,6 @@ from keepstep.model.messages.agent_rank import (
 )
 from keepstep.model.restarts import RegroupLate, RestartAll
 from keepstep.runtime.agent.enforcer import Enforcer
-from keepstep.runtime.agent.orphans import read_ranks
 from keepstep.runtime.agent.rank_group import REGROUP_STARTS, STANDBY_AFTER_NS, RankGroup
 from keepstep.runtime.agent.rank_server import RankServer
 from tests.runtime.fakes import AgentRoom, FakeBox

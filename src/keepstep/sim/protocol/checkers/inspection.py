@@ -67,7 +67,7 @@ class Inspection:
         }
         coded = set()
         for rank, header, _, manifest in self.proven("parity"):
-            stripes = contents_from(manifest).stripes
+            stripes = contents_from(manifest, self._memory.block_bytes).stripes
             coded.add(HeldParity(rank, header.stamp, stripes.members, stripes.tolerates))
         return Inventory(frozenset(whole), frozenset(coded))
 

@@ -95,7 +95,7 @@ class Job:
 
     def _add_machine(self, rack: str | None, delay_ns: int) -> None:
         plan = self.plan
-        machine = Machine(self.world, len(self.nodes), rack, plan.budget_bytes)
+        machine = Machine(self.world, len(self.nodes), rack, plan.budget_bytes, plan.block_bytes)
         node = Node(self.around, machine)
         self.nodes.append(node)
         if plan.launcher == "agents":
