@@ -22,6 +22,7 @@ from keepstep.sim.protocol.job.oracle import Oracle
 from keepstep.sim.protocol.job.plan import Plan
 from keepstep.sim.protocol.job.surroundings import Surroundings
 from keepstep.sim.protocol.wire.network import Network
+from keepstep.sim.protocol.world.filesystem import SharedDisk
 from keepstep.sim.protocol.world.kv import KVPath, KVPlace
 from keepstep.sim.protocol.world.machine import Machine
 from keepstep.sim.protocol.world.world import Crash, World
@@ -69,6 +70,7 @@ class Job:
             settings=_settings(plan),
             launch=_launch(plan, first_host),
             network=network,
+            disk=SharedDisk(world.stream("disk")),
             kv=KVPlace(world, KVPath()),
             meetings=Meetings(world, network),
             oracle=Oracle(world.seed, plan.world_size, plan.nbytes),
