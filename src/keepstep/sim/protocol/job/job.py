@@ -30,6 +30,7 @@ from keepstep.sim.protocol.world.world import Crash, World
 NAME = "simulated"
 MEETING_PORT = 29400
 MAX_RESTARTS = 1000
+KEPT = 2  # checkpoints
 UNLIMITED = "node=unlimited,crash=unlimited,hang=unlimited"
 
 
@@ -84,6 +85,7 @@ class Job:
         around.observers = Observers(observers)
         around.network.on_send = around.observers.said
         around.kv.on_write = around.observers.written
+        around.disk.on_remove = around.observers.removed
 
     def begin(self) -> None:
         """Start the cluster."""
@@ -214,7 +216,7 @@ def _settings(plan: Plan) -> Settings:
         "job": NAME,
         "store": "simulated://store" if plan.store else None,
         "persist_every_steps": plan.persist_every_steps,
-        "keep": "latest:2",
+        "keep": f"latest:{KEPT}",
         "slots": plan.slots,
         "arena_dir": "/memory",
         "grace_s": plan.grace_s,

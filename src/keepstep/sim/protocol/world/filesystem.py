@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import errno
 import io
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -49,7 +50,8 @@ class DiskFile:
 class SharedDisk:
     """`full`: nothing more can be written. `away`: the part of all calls that fail. `slow_ns`: how
     long each call takes at most. `lying`: what is written from now on lies there differently;
-    `has_lied`: some of it did."""
+    `has_lied`: some of it did. `on_remove` sees each file that is about to be removed, and by
+    whom."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -58,6 +60,7 @@ class SharedDisk:
         self.slow_ns = 0
         self.lying = False
         self.has_lied = False
+        self.on_remove: Callable[[Process, str], None] = _nobody
         self.files: dict[str, DiskFile] = {}
         self.directories: set[str] = {""}
 
@@ -174,6 +177,7 @@ class SimFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         path = self._strip_protocol(path)
         self.call("remove", path)
         self._file(path)
+        self._disk.on_remove(self._process, path)
         del self._disk.files[path]
 
     def mv(self, path1: str, path2: str, **how: Any) -> None:
@@ -270,3 +274,7 @@ class WrittenFile:
 
     def __exit__(self, *why: object) -> None:
         self.close()
+
+
+def _nobody(process: Process, path: str) -> None:
+    """Nobody wants to know."""
