@@ -12,12 +12,14 @@ from __future__ import annotations
 from keepstep.edge.store.store import MANIFEST, Store
 from keepstep.errors import DamageError, StoreError
 from keepstep.model.events import Event
+from keepstep.model.snapshot import Stamp
 from keepstep.sim.protocol.checkers.atlas import Atlas
 from keepstep.sim.protocol.checkers.checker import Checker
 from keepstep.sim.protocol.checkers.inspection import onlooker
 from keepstep.sim.protocol.job.checkpoint_format import read_state
 from keepstep.sim.protocol.job.job import KEPT, Job
 from keepstep.sim.protocol.job.persisters import open_store
+from keepstep.sim.protocol.job.program import Program
 from keepstep.sim.protocol.world.machine import Machine
 from keepstep.sim.protocol.world.world import Process
 
@@ -32,6 +34,13 @@ class Checkpoints(Checker):
     def recorded(self, machine: Machine, event: Event) -> None:
         if event.kind == "persisted":
             self._newest = max(self._newest, event.data["step"])
+
+    def went(self, program: Program, source: str, stamp: Stamp, epoch: int) -> None:
+        if self.job.around.disk.has_lied or self.job.around.settings.store is None:
+            return
+        steps, _ = self._store().usable()
+        if source == "fresh" and self._newest >= 0 and steps:
+            self.violated(f"all start afresh, and the store has {steps}")
 
     def removed(self, process: Process, path: str) -> None:
         """Called before it is."""

@@ -59,7 +59,7 @@ class SimPersisters:
         self._tell = tell
 
     def start(self, hearer: Hearer) -> Box:
-        """See `ports.Persisters`. Raises OSError when the machine gives no more processes."""
+        """See `ports.Persisters`."""
         keeper = self._keeper
         if keeper.touch("start persister"):
             raise OSError(errno.EAGAIN, "the machine gives no more processes")
