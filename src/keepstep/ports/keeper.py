@@ -106,7 +106,8 @@ class Persisters(Protocol):
     def start(self, hearer: Hearer) -> Box:
         """Start one: a connection with it, over which it takes acts and answers each of them, in
         order (`model/messages/persister.py`). It ends when the connection is closed; when it ends
-        by itself, `hearer` hears `gone`. One that says what is no message is ended."""
+        by itself, `hearer` hears `gone`. One that says what is no message is ended. Raises OSError
+        when the machine gives no more processes."""
 
 
 class Checkpoints(Protocol):

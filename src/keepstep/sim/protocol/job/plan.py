@@ -77,7 +77,7 @@ class Plan:
 
     def takes_ns(self, what: str, random: Random) -> int:
         """How long something takes this time: `rank_start_ns`, `keeper_start_ns`,
-        `agent_start_ns`, `notice_ns` or `replace_ns`."""
+        `agent_start_ns`, `persister_start_ns`, `notice_ns` or `replace_ns`."""
         match what:
             case "replace_ns":
                 return self.replace_ns

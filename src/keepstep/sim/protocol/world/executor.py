@@ -52,7 +52,8 @@ class SimExecutor:
         self._process.after(self.delay_ns(), then, found)
 
     def delay_ns(self) -> int:
-        return self._random.randrange(self._most_ns)
+        """With what the work before has taken by itself."""
+        return self._random.randrange(self._most_ns) + self._process.spent_ns()
 
 
 class SerialExecutor(SimExecutor):
