@@ -49,6 +49,7 @@ class Atlas(Observer):
         self.damages: set[tuple[int, int, Stamp]] = set()
         self._meshes: dict[int, tuple[Mesh, tuple[int, ...]]] = {}  # by version, with its machines
         self._done: set[int] = set()
+        self.world_size = job.world_size  # of the newest mesh
         self.is_over = False
 
     def written(self, key: str, value: str) -> None:
@@ -60,6 +61,7 @@ class Atlas(Observer):
         by_host = {node.machine.host: node.machine.number for node in self._job.nodes}
         machines = tuple(by_host[member.host] for member in mesh.members)
         self._meshes[mesh.version] = (mesh, machines)
+        self.world_size = mesh.world_size
 
     def said(self, links: SimLinks, node: int, message: MeshMessage) -> None:
         if not isinstance(message, HorizonWord) or message.committed is None:
@@ -98,6 +100,12 @@ class Atlas(Observer):
     def done(self, program: Program) -> None:
         self._done.add(program.who.rank)
         self.is_over |= len(self._done) == program.who.world_size
+
+    @property
+    def committed_ranks(self) -> int:
+        """Of how many ranks the newest generation is: a job of another size goes back to a
+        checkpoint."""
+        return 0 if self.committed is None else len(self.committed.assignments)
 
     def owed(self) -> Stamp | None:
         """What all ranks must be able to go back to."""

@@ -55,7 +55,7 @@ class ACutExists(Checker):
         owed = self.atlas.owed()
         if owed is None:
             return
-        found = restorable(self.job, self.job.world_size)
+        found = restorable(self.job, self.atlas.committed_ranks)
         if not any(stamp >= owed for stamp in found):
             there = ", ".join(str(s) for s in sorted(found)) or "nothing"
             self.violated(

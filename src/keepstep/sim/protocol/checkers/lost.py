@@ -18,12 +18,14 @@ class LostSteps(Checker):
     NAME = "lost steps"
     _epoch = 0
     _best: Stamp | None = None  # that all could go back to, when the nemesis had struck last
+    _ranks = 0  # of which it was the best
     _struck_ns = -1
     _joined_ns = -1
     _completed = -1
 
     def struck(self, what: str) -> None:
-        self._best = max(restorable(self.job, self.job.world_size), default=None)
+        self._best = max(restorable(self.job, self.atlas.world_size), default=None)
+        self._ranks = self.atlas.world_size
         self._struck_ns = self.job.world.now_ns
 
     def joined(self, program: Program) -> None:
@@ -42,7 +44,8 @@ class LostSteps(Checker):
         self._completed = stamp.step
         if any("takes a machine's memory" in fault for fault in self.job.faults):
             return  # there may be no room for what others could give
-        owed = self.atlas.owed()
+        ranks = program.who.world_size
+        owed = self.atlas.owed() if self.atlas.committed_ranks == ranks else None
         if owed is not None and (source != "memory" or stamp < owed):
             self.violated(
                 f"all go on from {stamp} ({source}), and {owed} of epoch {owed.epoch} is owed"
@@ -51,6 +54,7 @@ class LostSteps(Checker):
         atlas = self.atlas
         if (
             best is not None
+            and self._ranks == ranks
             and not atlas.is_over
             and not atlas.damages
             and self._struck_ns < before

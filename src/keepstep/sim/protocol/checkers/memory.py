@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from keepstep.core.redundancy.memory_budget import held_slots
 from keepstep.edge.shm.collective_profile_page import NBYTES as PROFILE_BYTES
-from keepstep.edge.shm.slot import slot_bytes
+from keepstep.edge.shm.slot import slot_bytes, table_bytes
 from keepstep.model.topology import Copies, Parity, ReedSolomon, parse_policy
 from keepstep.model.units import KIB, PAGE_BYTES
 from keepstep.runtime.rank.capture import OBJECTS_SLACK_BYTES
@@ -41,11 +41,10 @@ class MemoryWithinBudget(Checker):
         plan = self.job.plan
         # Payloads differ by a few bytes, and have room to grow; a parity also holds its members'
         # headers, tables and manifests.
-        each = slot_bytes(
-            self.job.around.oracle.most_bytes(self.job.world_size) + OBJECTS_SLACK_BYTES + KIB,
-            MANIFEST_BYTES + MANIFEST_BYTES // 2 + 8 * KIB,
-            plan.block_bytes,
-        )
+        payload = self.job.around.oracle.most_bytes(self.job.world_size) + OBJECTS_SLACK_BYTES
+        described = plan.world_size * (PAGE_BYTES + KIB + table_bytes(payload, plan.block_bytes))
+        manifest = MANIFEST_BYTES + MANIFEST_BYTES // 2 + 8 * KIB
+        each = slot_bytes(payload + described, manifest, plan.block_bytes)
         policy = parse_policy(plan.policy)
         held = (
             2 * (plan.nodes - 1)

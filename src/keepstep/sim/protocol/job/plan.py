@@ -110,6 +110,9 @@ def small(seed: int) -> Plan:
         queue_bytes=chance.choice((KIB, 64 * MIB, 64 * MIB)),
         halves=chance.choice((0.0, 0.3, 1.0)),
     )
+    store = chance.random() < 0.4
+    shrinks = store and nodes > 1 and chance.random() < 0.5
+    min_nodes = nodes - 1 if shrinks else 0
     checks = chance.random() < 0.25  # it costs a good part of the time
     return Plan(
         nodes=nodes,
@@ -120,14 +123,16 @@ def small(seed: int) -> Plan:
         policy=chance.choice(policies),
         racks=racks,
         slots=chance.choice((0, 0, 2, 3, 4)),
-        store=chance.random() < 0.4,
+        store=store,
         persist_every_steps=chance.choice((0, 3, 7)),
         scrub_every_s=chance.choice((0.0, 2.0, 10.0)),
         link_dead_s=link_dead_s,
         stays=chance.random() < 0.5,
         work_ns=chance.choice((MS_NS, 20 * MS_NS, 300 * MS_NS)),
         act_ns=max(1, int(step_ns * chance.choice((0.01, 0.1, 0.5)))),
-        replace_ns=chance.choice((1, 5)) * S_NS,
+        replace_ns=chance.choice((1, 20, 60) if shrinks else (1, 5)) * S_NS,
+        min_nodes=min_nodes,
+        shrink_after_s=3.0,
         launcher="foreign" if chance.random() < 0.12 else "agents",
         block_bytes=chance.choice((64, 64, 4 * MIB)),
         interleaves=chance.random() < 0.05,
