@@ -32,6 +32,7 @@ class Verdicts(Checker):
         self._again: set[int] = set()
         self._final: Verdict | None = None
         self._gave_up = False
+        self._was_refused = False  # a world of another size, for want of a checkpoint
         self._asking: dict[int, Program] = {}
 
     def written(self, key: str, value: str) -> None:
@@ -50,6 +51,7 @@ class Verdicts(Checker):
             self._final = verdict
 
     def recorded(self, machine: Machine, event: Event) -> None:
+        self._was_refused |= event.kind == "restore-refused" and bool(self.job.plan.min_nodes)
         if event.kind != "attempt-formed" or not self.job.has_many_agents:
             return
         attempt = event.data["attempt"]
@@ -73,6 +75,6 @@ class Verdicts(Checker):
             self.violated(f"all is over, and ranks {waiting} have not heard where to resume")
         if self._final is None and self.job.has_many_agents:
             self.violated("all is over, and no verdict says so")
-        is_excused = any(e in fault for e in EXCUSES for fault in self.job.faults)
+        is_excused = self._was_refused or any(e in fault for e in EXCUSES for fault in self.job.faults)
         if self._gave_up and not is_excused and not self.job.was_told_to_end:
             self.violated("the job gave up")
