@@ -9,32 +9,27 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol
 
 import pytest
 
-from keepstep.core.wire.codec import Codec, NotAMessage
+from keepstep.core.wire.codec import NotAMessage
+from keepstep.core.wire.conversations import KEEPER_WITH_NODE, RANK_WITH_KEEPER
 from keepstep.edge.net.boxes import SocketBox, connect, listen
-from keepstep.edge.net.unix_socket import MAX_PACKET_BYTES
 from keepstep.edge.os.loop import Loop
 from keepstep.model.messages.keeper_rank import (
     CountTraffic,
-    FromRank,
     Goodbye,
     NotUnderstood,
     PageChanged,
     Released,
-    ToRank,
     TrafficCounted,
 )
 from keepstep.model.units import S_NS
 from keepstep.ports import Box
 from keepstep.sim.protocol.world.boxes import LocalSockets, SimBox
-from keepstep.sim.protocol.world.world import Process
 from tests.contracts.simulated import Time
 
-FROM_RANK: Codec[Any] = Codec(get_args(FromRank), MAX_PACKET_BYTES)
-TO_RANK: Codec[Any] = Codec(get_args(ToRank), MAX_PACKET_BYTES)
 PATH = "keeper.sock"
 GONE = "gone"
 
@@ -103,7 +98,7 @@ class RealNode:
         self.keeper_pid = self.rank_pid = os.getpid()
         self._ends: list[SocketBox] = []
         self._child: subprocess.Popen[bytes] | None = None
-        self._server = listen(self._loop, self._path, FROM_RANK, TO_RANK, self._accept, self._tell)
+        self._server = listen(self._loop, self._path, KEEPER_WITH_NODE, self._accept, self._tell)
 
     @staticmethod
     def _out_of_patience() -> None:
@@ -118,7 +113,7 @@ class RealNode:
         self.told.append(kind)
 
     def join(self) -> Box:
-        box = connect(self._loop, self._path, TO_RANK, FROM_RANK, self.rank_ear, self._tell)
+        box = connect(self._loop, self._path, RANK_WITH_KEEPER, self.rank_ear, self._tell)
         count = len(self._ends)
         self.until(lambda: len(self._ends) > count)
         return box
@@ -156,17 +151,16 @@ class SimNode(Time):
     def __init__(self, room: Path) -> None:
         super().__init__()
         machine = self.machine(0)
-        self._keeper, self._rank = machine.start("keeper"), machine.start("rank")
-        self.keeper_pid, self.rank_pid = 1, 2
-        self._sockets = LocalSockets(machine, self._pid_of)
+        self._keeper = machine.start("keeper")
+        self._rank = machine.start("rank")
+        self.keeper_pid = self._keeper.pid
+        self.rank_pid = self._rank.pid
+        self._sockets = LocalSockets(machine)
         self._path = room / PATH
         self.keeper_ear, self.rank_ear = Ear(), Ear()
         self.told: list[str] = []
         self._ends: list[Box] = []
-        self._sockets.listen(self._keeper, self._path, FROM_RANK, TO_RANK, self._accept, self._tell)
-
-    def _pid_of(self, process: Process) -> int:
-        return self.keeper_pid if process is self._keeper else self.rank_pid
+        self._sockets.listen(self._keeper, self._path, KEEPER_WITH_NODE, self._accept, self._tell)
 
     def _accept(self, box: Box) -> Ear:
         self._ends.append(box)
@@ -177,7 +171,7 @@ class SimNode(Time):
 
     def join(self) -> Box:
         box = self._sockets.connect(
-            self._rank, self._path, TO_RANK, FROM_RANK, self.rank_ear, self._tell
+            self._rank, self._path, RANK_WITH_KEEPER, self.rank_ear, self._tell
         )
         count = len(self._ends)
         self.until(lambda: len(self._ends) > count)
