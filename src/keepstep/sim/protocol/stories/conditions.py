@@ -74,7 +74,7 @@ def _written(key: str) -> Condition:
 
 
 @CONDITIONS.phrase(
-    "a keeper says copy-accepted with rank=0 stamp.step=3",
+    "a keeper says accept with rank=0 stamp.step=3",
     r"a keeper says (?P<kind>[\w-]+)(?: with (?P<having>.+))?",
 )
 def _said(kind: str, having: str | None) -> Condition:

@@ -88,17 +88,25 @@ def _from_memory() -> Expectation:
 
 @EXPECTATIONS.phrase(
     "all resume from memory at step 7 once",
-    rf"all resume from (?P<source>memory|scratch|store)(?: at step (?P<step>\d+))? "
+    rf"all resume from (?P<source>memory|store)(?: at step (?P<step>\d+))? "
     rf"(?P<count>{COUNT})",
 )
 def _resume(source: str, step: str | None, count: str) -> Expectation:
     def judge(stage: Stage, outcome: Outcome) -> str | None:
-        wanted = "none" if source == "scratch" else source
         found = [
             each
             for each in stage.resumptions
-            if each.source == wanted and (step is None or each.step == int(step))
+            if each.source == source and (step is None or each.step == int(step))
         ]
+        return _unless(_is_count(len(found), count), _listed(stage))
+
+    return judge
+
+
+@EXPECTATIONS.phrase("all begin afresh once", rf"all begin afresh (?P<count>{COUNT})")
+def _afresh(count: str) -> Expectation:
+    def judge(stage: Stage, outcome: Outcome) -> str | None:
+        found = [each for each in stage.resumptions if each.source == "fresh"]
         return _unless(_is_count(len(found), count), _listed(stage))
 
     return judge
@@ -143,8 +151,11 @@ def _is_count(found: int, count: str) -> bool:
 
 
 def _listed(stage: Stage) -> str:
-    found = [f"from {each.source} at step {each.step}" for each in stage.resumptions]
-    return f"all resumed {', then '.join(found) or 'never'}"
+    found = [
+        "began afresh" if each.source == "fresh" else f"went on from {each.source} at {each.step}"
+        for each in stage.resumptions
+    ]
+    return f"all {', then '.join(found) or 'never began'}"
 
 
 def _unless(is_so: bool, found: object) -> str | None:
