@@ -28,8 +28,8 @@ from keepstep.model.units import MIB, MS_NS, S_NS
 from keepstep.sim.economics.montecarlo import draw, prepare, walk
 from keepstep.sim.economics.presets import preset
 from keepstep.sim.protocol.job.job import Job
-from keepstep.sim.protocol.wire.network import Wires
 from keepstep.sim.protocol.job.plan import Plan
+from keepstep.sim.protocol.wire.network import Wires
 from keepstep.sim.protocol.world.world import World
 
 POLICIES = ("store:3h", "store:max", "copies:2", "parity:4", "copies:2/in-process/store:10m")

@@ -156,13 +156,13 @@ class Bench:
         next(steps)  # the boundary of step s is the moment step s + 1 is asked for
 
         def save(_: int) -> None:
-            page = job._page.read()  # by now it tells of the copy that the step before began
+            page = job._rank._page.read()  # by now it tells of the copy that the step before began
             if page is not None and page.copy_ns_last:
                 self.copies.append(page.payload_bytes / page.copy_ns_last * 1e9)
                 self.seals.append(page.payload_bytes / page.seal_ns_last * 1e9)
             next(steps)
 
-        scheme = Scheme("keepstep", save, lambda: job._capturing.drain(60.0) and None)
+        scheme = Scheme("keepstep", save, lambda: job._drain(job._rank.drain, 60.0) and None)
         scheme.memory_ratio = (shm_bytes() - before) / self.state_bytes
         return scheme, job
 
@@ -259,7 +259,7 @@ class Bench:
                 memcpys += [yardstick.bytes_per_s() for _ in range(2)]
                 print(".", end="", file=sys.stderr, flush=True)
         print(file=sys.stderr)
-        page = job._page.read()
+        page = job._rank._page.read()
         assert page is not None
         report = self.report(schemes, nothing)
         memcpy, copied, sealed = (

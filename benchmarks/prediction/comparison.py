@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from benchmarks.prediction.drawn import Drawn, Resumption, source_of
+from benchmarks.prediction.schedule import Striker
 from keepstep.model.units import S_NS
-from keepstep.sim.protocol.drawn import Drawn, Resumption, source_of
 from keepstep.sim.protocol.job.job import Job
-from keepstep.sim.protocol.schedule import Striker
 from keepstep.sim.protocol.world.world import World
 
 MOST_NS = 3600 * S_NS

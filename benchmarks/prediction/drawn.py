@@ -14,16 +14,16 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+from benchmarks.prediction.measured import aftermath_of, pace_of, payload_bytes
+from benchmarks.prediction.pace import Pace
+from benchmarks.prediction.record import Begun, Record
+from benchmarks.prediction.schedule import Strike
 from keepstep.model.events import Event
 from keepstep.model.snapshot import Phase
 from keepstep.model.topology import Copies, parse_policy
 from keepstep.model.units import GIB, MS_NS
-from keepstep.sim.protocol.measured import aftermath_of, pace_of, payload_bytes
-from keepstep.sim.protocol.wire.network import Wires
-from keepstep.sim.protocol.pace import Pace
+from keepstep.sim.protocol.network import Wires
 from keepstep.sim.protocol.job.plan import Plan
-from keepstep.sim.protocol.record import Begun, Record
-from keepstep.sim.protocol.schedule import Strike
 
 BY_THE_CAPTURE = (Phase.CAPTURE, Phase.SEAL)  # who strikes there holds the capture up
 PERSIST_ACTS = 3

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import quantiles
 from typing import Any
 
+from benchmarks.prediction.pace import Aftermath, Pace
+from benchmarks.prediction.record import Record
 from keepstep.errors import ConfigError
 from keepstep.model.events import Event
 from keepstep.model.units import MS_NS, S_NS
-from keepstep.sim.protocol.pace import Aftermath, Pace
-from keepstep.sim.protocol.record import Record
 
 QUANTILES = 20
 

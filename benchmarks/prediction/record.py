@@ -1,8 +1,9 @@
 """Record: what a drill tells of a real job: all that is needed to do the same to a simulated one.
 
-Comes in: the job's shape, the faults and what became of each, a stopwatch's lines (every phase of
-every rank), when what was committed, and the journals of all nodes. Goes out: the same, through
-JSON. Made of it: `measured.py` (how long things took), `drawn.py` (the rest).
+Comes in: a drill and what was seen of it: the job's shape, the faults and what became of each, a
+stopwatch's lines (every phase of every rank), when what was committed, and the journals of all
+nodes. Goes out: the same, through JSON. Made of it: `measured.py` (how long things took),
+`drawn.py` (the rest).
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from keepstep.model.events import Event
+from keepstep.testing.conductor import GRACE_S, LINK_DEAD_S, Drill
+from keepstep.testing.faults import Fault, to_plan
+from keepstep.testing.witness import Facts
 
 # What is read of journals.
 TOLD = (
@@ -92,6 +96,22 @@ class Record:
             told["committed"],
             journals,
         )
+
+
+def record_of(order: Drill, faults: Sequence[Fault], facts: Facts) -> Record:
+    """All of a drill that is needed to do it again."""
+    shape = {
+        "nodes": order.nodes,
+        "nproc": order.nproc,
+        "policy": order.policy,
+        "step_ms": order.step_ms,
+        "store": any(event.kind == "persist-started" for event in facts.events),
+        "persist_every": order.persist_every,
+        "link_dead_s": LINK_DEAD_S,
+        "grace_s": GRACE_S,
+    }
+    phases = [Begun(**line) for line in facts.phases]
+    return Record(shape, to_plan(faults), facts.notes, phases, facts.committed, [facts.events])
 
 
 def _read(data: dict[str, Any]) -> dict[str, Any]:

@@ -1,13 +1,11 @@
-"""`keepstep drill --predict`: the simulation does a drill again, and both are shown side by side.
+"""Report: the simulation does a recorded drill again, and both are shown side by side.
 
-Comes in: the drill and what was seen of it. Goes out: the record of it in a file, a table, and the
-same as data. The work is done in sim/.
+Comes in: the record. Goes out: a table, and the same as data.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,15 +14,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from keepstep.cli.progress_bar import counting_bar
-from keepstep.sim.prediction import Comparison, Row, Sums, compare
-from keepstep.sim.protocol.drawn import Drawn, draw
-from keepstep.sim.protocol.record import Begun, Record
-from keepstep.testing.conductor import GRACE_S, LINK_DEAD_S, Drill
-from keepstep.testing.faults import Fault, to_plan
-from keepstep.testing.witness import Facts
-
-RECORD_FILE = "record.json"  # beside the journals: what the prediction was made of
+from benchmarks.prediction.comparison import Comparison, Row, Sums, compare
+from benchmarks.prediction.drawn import Drawn, draw
+from benchmarks.prediction.record import Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,33 +32,11 @@ class Prediction:
         return len(self.comparison.lost_steps.predicted)
 
 
-def record_of(order: Drill, faults: Sequence[Fault], facts: Facts) -> Record:
-    """All of a drill that is needed to do it again."""
-    shape = {
-        "nodes": order.nodes,
-        "nproc": order.nproc,
-        "policy": order.policy,
-        "step_ms": order.step_ms,
-        "store": any(event.kind == "persist-started" for event in facts.events),
-        "persist_every": order.persist_every,
-        "link_dead_s": LINK_DEAD_S,
-        "grace_s": GRACE_S,
-    }
-    phases = [Begun(**line) for line in facts.phases]
-    return Record(shape, to_plan(faults), facts.notes, phases, facts.committed, [facts.events])
-
-
-def predict(
-    order: Drill, faults: Sequence[Fault], facts: Facts, seeds: int, shows_progress: bool
-) -> Prediction:
-    """Simulate the drill `seeds` times. Raises ConfigError when its job has not trained."""
-    record = record_of(order, faults, facts)
-    path = order.work / facts.job / RECORD_FILE
-    path.write_text(json.dumps(record.to_json(), separators=(",", ":")))
+def predict(record: Record, seeds: int, tell: Callable[[], None] = lambda: None) -> Prediction:
+    """Simulate what was recorded so many times; `tell` hears of each. Raises ConfigError when its
+    job has not trained."""
     drawn = draw(record)
-    with counting_bar(shows_progress) as bar:
-        task = bar.add_task("predicting, seeds", total=seeds)
-        return Prediction(drawn, compare(drawn, range(seeds), lambda: bar.advance(task)))
+    return Prediction(drawn, compare(drawn, range(seeds), tell))
 
 
 def as_data(prediction: Prediction) -> dict[str, Any]:

@@ -15,6 +15,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from keepstep.sim.protocol.trainer import Rank
+
+from benchmarks.prediction.pace import Aftermath
 from keepstep.edge.shm.slot import parse_page, rank_dir
 from keepstep.errors import DamageError
 from keepstep.model.events import Event
@@ -22,9 +25,7 @@ from keepstep.model.snapshot import Phase, SlotState, Stamp
 from keepstep.model.units import MS_NS, PAGE_BYTES, S_NS
 from keepstep.sim.protocol.job.job import Job
 from keepstep.sim.protocol.world.machine import Machine
-from keepstep.sim.protocol.pace import Aftermath
 from keepstep.sim.protocol.site import Site
-from keepstep.sim.protocol.trainer import Rank
 from keepstep.sim.protocol.job.observer import Checker
 
 OVERDUE_NS = 60 * S_NS  # a moment that does not come: then now

@@ -6,10 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from keepstep.sim.protocol.drawn import Resumption, draw, source_of
-from keepstep.sim.protocol.measured import spread
-from keepstep.sim.protocol.record import Begun, Record
 
+from benchmarks.prediction.drawn import Resumption, draw, source_of
+from benchmarks.prediction.record import Begun, Record
 from keepstep.errors import ConfigError
 from keepstep.model.events import Event
 from keepstep.model.snapshot import Phase
@@ -272,13 +271,6 @@ def test_what_a_fault_cut_off_counts_for_as_long_as_it_lasted() -> None:
     assert set(rates) == {100_000, 1000 * S_NS // (60 * MS_NS)} and rates.count(100_000) == round(
         20 * 5 / 6
     )
-
-
-def test_a_spread_of_durations() -> None:
-    assert spread([], [5]) == () and set(spread([3], [])) == {3}
-    assert spread(range(1, 21), []) == tuple(range(1, 21))
-    # One of three is cut off at 2: what is left of it lies where longer ones are.
-    assert [spread([1, 3], [2]).count(d) for d in (1, 2, 3)] == [7, 0, 13]
 
 
 def test_a_record_goes_through_json() -> None:

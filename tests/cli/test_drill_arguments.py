@@ -45,7 +45,6 @@ def test_every_argument_arrives() -> None:
         width=8,
         step_ms=1.5,
         persist_every=2,
-        predict=3,
     )
     assert asked(arguments) == Drill(
         work=Path("/w"),
@@ -64,7 +63,6 @@ def test_every_argument_arrives() -> None:
         rate_bits_per_s=10**9,
         namespaces=False,
         etcd=True,
-        measures=True,
     )
 
 
@@ -109,7 +107,6 @@ def test_a_soak_on_one_node_has_longer_steps() -> None:
         (replace(KILL, rdzv_backend="zeus"), "--rdzv-backend: expected c10d.* found zeus"),
         (replace(KILL, launcher="walk"), "--launcher: expected one of run, torchrun, plain"),
         (replace(KILL, nodes=2, launcher="torchrun"), "--launcher: expected run with --nodes 2"),
-        (replace(KILL, predict=1, launcher="plain"), "--predict: expected --launcher run"),
         (replace(KILL, launcher="plain"), "--nproc: expected 1 with --launcher plain, found 2"),
         (replace(KILL, nproc=0, fault=[]), "expected --fault"),
         (DrillArguments(soak=1, nproc=0), "--nproc: expected at least 1, found 0"),

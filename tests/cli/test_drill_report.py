@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import io
-import json
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from keepstep.cli import drill_prediction, drill_report, drill_soak
-from keepstep.cli.drill_prediction import Prediction
+from keepstep.cli import drill_report, drill_soak
 from keepstep.model.events import Event
 from keepstep.model.units import S_NS
-from keepstep.sim.prediction import compare
-from keepstep.sim.protocol.drawn import draw
-from keepstep.sim.protocol.record import Record
 from keepstep.testing.witness import Facts
 
-RECORDED = Path(__file__).parents[1] / "sim" / "recorded" / "drill.json"
 FAULT: dict[str, Any] = {
     "kind": "kill",
     "rank": 1,
@@ -132,17 +125,3 @@ def test_a_soak_shows_its_tally() -> None:
     ] in rows
     assert "9 faults in 60 s" in text and "0: 6, 1: 1" in text and "it [never] came" in text
     assert f"not injected: {NODE_FAULT['asked']}" in text
-
-
-def test_a_prediction_as_a_table_and_as_data() -> None:
-    drawn = draw(Record.from_json(json.loads(RECORDED.read_text("utf-8"))))
-    prediction = Prediction(drawn, compare(drawn, range(2)))
-    data = drill_prediction.as_data(prediction)
-    assert json.loads(json.dumps(data))["agrees"] == prediction.comparison.agrees
-    assert len(data["rows"]) == len(prediction.comparison.rows) > 0
-    assert all(sum(p["seeds"] for p in row["predicted"]) == 2 for row in data["rows"])
-    console = Console(width=200, record=True, file=io.StringIO())
-    drill_prediction.show(console, prediction)
-    text = console.export_text()
-    seen = prediction.comparison.lost_steps.seen
-    assert f"steps lost: {seen} seen" in text and "of 2 seeds" in text

@@ -73,16 +73,16 @@ def test_what_happened_and_why(machine: Any) -> None:
 def test_a_chain_with_every_link_and_a_kind_that_nobody_knows(machine: Any) -> None:
     tell(machine, "demo")
     agent, rank = machine.journal("demo", "agent"), machine.journal("demo", "rank 0")
-    agent.record("suspicion", "rank 1 has not moved for 3.0 s", rank=1, silent_ns=3_000_000_000)
-    agent.record("verdict", "rank 1 is stopped (state T)", kind="stopped", culprit=1, strength=5)
+    agent.record("suspicion", "rank 1 has not moved for 3.0 s", rank=1, stalled_ns=3_000_000_000)
+    agent.record("diagnosis", "rank 1 is stopped (state T)", kind="stopped", culprit=1, strength=5)
     agent.record(
         "refused",
-        "observing does not help a stopped process",
-        rung="observe",
-        why="a stopped process",
+        "the ranks do not stay in their process: rank 0 cannot",
+        rung="regroup",
+        why="rank 0 cannot",
     )
-    agent.record("plan", "rank 1 is replaced, the others stay", rung="respawn")
-    rank.record("lost-notice", "rank 1 is lost", rank=1, after_ns=20_000_000)
+    agent.record("plan", "rank 1 is replaced, the others stay", rung="regroup")
+    rank.record("lost-notice", "rank 1 is lost", rank=1)
     agent.record("a-kind-of-tomorrow", "[bold] something new", anything=[1, {"x": None}])
     agent.record("rank-respawned", "the standby process becomes rank 1", rank=1)
     agent.record("suspicion", "rank 0 lost a connection", rank=0)
@@ -99,8 +99,8 @@ def test_a_chain_with_every_link_and_a_kind_that_nobody_knows(machine: Any) -> N
     )
     begins = (
         "suspicion",
-        "verdict",
-        "refused observe",
+        "diagnosis",
+        "refused regroup",
         "plan",
         "action told",
         "respawned",
@@ -122,8 +122,8 @@ def test_a_chain_with_every_link_and_a_kind_that_nobody_knows(machine: Any) -> N
     assert [(s["link"], s["name"]) for s in stages] == [
         *(
             ("suspicion", "suspicion"),
-            ("verdict", "verdict"),
-            ("refused", "observe"),
+            ("diagnosis", "diagnosis"),
+            ("refused", "regroup"),
             ("plan", "plan"),
             ("action", "told"),
         ),

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import keepstep.runtime.agent.process
 from keepstep.cli.main import app
 from keepstep.config import Config
 from keepstep.model.launch import Etcd, Launch
+from keepstep.runtime.agent.supervisor import SUPERVISOR
 
 
 def understood(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Launch, Config]:
@@ -22,17 +24,15 @@ def understood(monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Launch, Co
         found.append((launch, config))
         return 0
 
-    import keepstep.runtime.agent.agent
-
-    monkeypatch.setattr(keepstep.runtime.agent.agent, "supervise", supervise)
+    monkeypatch.setattr(keepstep.runtime.agent.process, "supervise", supervise)
     result = invoke(*words)
     assert result.exit_code == 0, result.output
     return found[0]
 
 
 def invoke(*words: str) -> Any:
-    # as its child, the agent
-    return CliRunner().invoke(app, ["run", *words], env={"KEEPSTEP_STEWARD": "1"})
+    """As the agent, which is the supervisor's child."""
+    return CliRunner().invoke(app, ["run", *words], env={SUPERVISOR: "1"})
 
 
 @pytest.mark.parametrize("option", ["--nproc-per-node", "--nproc_per_node"])

@@ -149,7 +149,7 @@ def test_what_a_verdict_about_the_program_rests_on_is_told() -> None:
         == "rank 1 on b, device 0 in step 7: ValueError: no, train.py:9 in step; more in /e"
     )
     assert [(s.link, s.name) for s in failure.stages][-2:] == [
-        ("verdict", "recurred"),
+        ("diagnosis", "recurred"),
         ("closed", "ended"),
     ]
 
@@ -225,16 +225,15 @@ def test_a_reboot_between_two_events_is_measured_by_the_wall_clock() -> None:
 # -- several nodes
 
 
-def joins_round(ms: int) -> list[Event]:
-    """A node that starts under `keepstep run`: the agent finds its keeper and the others before it
+def joins_attempt(ms: int) -> list[Event]:
+    """A node that starts under `keepstep run`: the agent finds its keeper before it
     says its first word about the job."""
     return [
         at(ms, "keeper", "keeper-started", "keeper 7 has /m", adopted_slots=0),
         at(ms + 1, "agent", "keeper-listens"),
-        at(ms + 2, "agent", "meeting"),
-        at(ms + 3, "agent", "round-waiting"),
-        at(ms + 4, "agent", "job-started"),
-        at(ms + 5, "agent", "round-formed"),
+        at(ms + 3, "agent", "job-started"),
+        at(ms + 4, "agent", "nodes-awaited"),
+        at(ms + 5, "agent", "attempt-formed"),
         at(ms + 6, "keeper", "mesh"),
     ]
 
@@ -251,10 +250,10 @@ def hears(ms: int, source: str, step: int, lost: int, epoch: int) -> list[Event]
 
 
 def test_a_lost_node_seen_from_one_that_does_not_lead() -> None:
-    start = [*joins_round(0), *hears(10, "fresh", -1, 0, 1)]
+    start = [*joins_attempt(0), *hears(10, "fresh", -1, 0, 1)]
     lost = at(5000, "keeper", "node-lost", "node 2 does not answer: away for 10.0 s", node=2)
     met = [
-        at(5100, "agent", "round-formed"),
+        at(5100, "agent", "attempt-formed"),
         at(5101, "keeper", "mesh"),
         at(5110, "agent", "ranks-restarted"),
     ]
@@ -276,7 +275,7 @@ def test_a_lost_node_seen_from_one_that_does_not_lead() -> None:
 
 
 def test_a_replacement_begins_with_a_recovery() -> None:
-    [story] = runs_of([*joins_round(0), *hears(10, "memory", 41, 0, 2)])
+    [story] = runs_of([*joins_attempt(0), *hears(10, "memory", 41, 0, 2)])
     [recovery] = story.recoveries
     assert (recovery.outcome, recovery.step, recovery.setbacks) == ("resumed", 41, ())
     assert [s.name for s in recovery.stages][:2] == ["met", "joined"]
@@ -292,7 +291,7 @@ def test_a_source_that_could_not_be_fetched_is_named() -> None:
     )
     [story] = runs_of(
         [
-            *joins_round(0),
+            *joins_attempt(0),
             *hears(10, "fresh", -1, 0, 1),
             *killed(5000),
             failed,
@@ -304,7 +303,7 @@ def test_a_source_that_could_not_be_fetched_is_named() -> None:
 
 def test_a_permission_that_is_said_again_is_no_recovery() -> None:
     start = [
-        *joins_round(0),
+        *joins_attempt(0),
         *hears(10, "fresh", -1, 0, 1),
         *killed(5000),
         *hears(6000, "memory", 41, 1, 2),
@@ -384,10 +383,10 @@ def test_a_hang_begins_with_the_first_suspicion_that_no_step_refuted() -> None:
     hang = [
         at(3000, "agent", "suspicion"),
         at(3500, "agent", "suspicion"),
-        at(60_000, "agent", "verdict", kind="hang"),
+        at(60_000, "agent", "diagnosis", kind="hang"),
     ]
     assert links([*refuted, *hang, *comes_back(61_000)]) == [
-        [("suspicion", 0), ("verdict", 57_000), ("restarted", 1000)]
+        [("suspicion", 0), ("diagnosis", 57_000), ("restarted", 1000)]
     ]
 
 
@@ -410,7 +409,7 @@ def test_what_is_suspected_when_the_plan_is_made_is_no_link() -> None:
 
 
 def test_only_what_ends_training_is_an_incident() -> None:
-    slow = [at(3000, "agent", "verdict", kind="slow"), at(3001, "agent", "plan", rung="observe")]
+    slow = [at(3000, "agent", "diagnosis", kind="slow")]
     assert links(slow) == []
     [[stage]] = links([*slow, at(9000, "agent", "plan", rung="swap")])
     assert stage == ("plan", 0)

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from keepstep.edge.os.threads import run_acts
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot
-from keepstep.edge.torch.capture import Copy, pin
+from keepstep.edge.torch.capture import TensorCopy, pin
 from keepstep.edge.torch.restore import apply, open_snapshot, prove
 from keepstep.edge.torch.state import Protected
 from keepstep.model.snapshot import Stamp
@@ -43,7 +44,7 @@ def bytes_of(protected: Protected) -> list[bytes]:
     ]
 
 
-def seal(copy: Copy, slot: Slot) -> None:
+def seal(copy: TensorCopy, slot: Slot) -> None:
     layout = copy.state.layout
     slot.seal(
         slot.write_table(copy.state.payload_bytes, json.dumps(layout.to_json()).encode()),
@@ -65,12 +66,12 @@ def test_what_is_captured_is_the_boundary_s_state_though_the_update_follows_at_o
     slot = Slot.create(MEMORY, tmp_path / "slot", state.payload_bytes, 1 << 20)
     assert pin(slot)
     slot.begin(bytes(16), 0, 1, 1, Stamp(0, 1))
-    copy = Copy(protected.gather(), slot)
+    copy = TensorCopy(protected.gather(), slot)
     copy.copy_moving()
     handle = optimizer.register_step_pre_hook(lambda *_: copy.fence())
     for _ in range(3):
         if not copy.done.is_set():
-            copy.copy_still()
+            run_acts(copy.copy_still())
         train_one(model, optimizer)
     handle.remove()
     assert copy.moved == []
@@ -88,9 +89,9 @@ def test_a_parameter_that_moves_under_the_copy_is_named(tmp_path: Path) -> None:
     state = protected.gather()
     slot = Slot.create(MEMORY, tmp_path / "slot", state.payload_bytes, 1 << 20)
     slot.begin(bytes(16), 0, 1, 1, Stamp(0, 1))
-    copy = Copy(state, slot)
+    copy = TensorCopy(state, slot)
     copy.copy_moving()
     with torch.no_grad():
         model[0].weight.add_(1)
-    copy.copy_still()
+    run_acts(copy.copy_still())
     assert copy.moved == ["model.0.weight"]

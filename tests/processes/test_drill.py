@@ -125,18 +125,6 @@ def test_no_space_left(work: Path, place: str) -> None:
     assert not os.path.ismount(work / place)
 
 
-def test_a_drill_is_predicted(work: Path) -> None:
-    """A kill in the capture costs the step that is captured, in the simulation as here; one before
-    the collectives costs none."""
-    faults = ("kill:rank=1,step=12,phase=capture", "kill:rank=0,step=26,phase=backward")
-    predicted = prove(work, *faults, nproc=2, launcher="run", more=("--predict", "5"))["predicted"]
-    assert [row["seen"] for row in predicted["rows"]] == [["own memory", 1], ["own memory", 0]]
-    assert predicted["agrees"] and not predicted["wrong"], json.dumps(predicted, indent=1)
-    assert predicted["rows"][0]["predicted"] == [
-        {"source": "own memory", "lost_steps": 1, "seeds": 5}
-    ]
-
-
 def test_what_is_not_the_same_is_not_proved(work: Path) -> None:
     code, report = drill(work, "kill:step=5", steps=10, more=("--reference-hash", "0" * 64))
     assert (code, report["recovered"], report["bit_equal"], report["faults"][0]["seen"]) == (

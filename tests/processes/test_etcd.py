@@ -61,7 +61,7 @@ def start_two(job: Machines, etcd: Members) -> tuple[Node, Node]:
 
 def name(node: Node) -> str:
     """As the sentences have it."""
-    formed = node.events("round-formed")[0].data
+    formed = node.events("attempt-formed")[0].data
     return f"node {formed['node']} on {formed['hosts'][formed['node']].partition(':')[0]}"
 
 
@@ -80,11 +80,11 @@ def led(*nodes: Node) -> list[Event]:
     return [event for node in nodes for event in node.events("coordinator") if event.data["leads"]]
 
 
-def one_an_epoch(*nodes: Node) -> bool:
-    """Exactly one coordinator in every epoch, from the first on. A busy machine may have had more
+def one_a_term(*nodes: Node) -> bool:
+    """Exactly one coordinator in every term, from the first on. A busy machine may have had more
     of them than the test asked for."""
-    epochs = Counter(event.data["epoch"] for event in led(*nodes))
-    return epochs == dict.fromkeys(range(1, len(epochs) + 1), 1)
+    terms = Counter(event.data["term"] for event in led(*nodes))
+    return terms == dict.fromkeys(range(1, len(terms) + 1), 1)
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def test_a_killed_rank_comes_back(
     kill_rank(job, 1)
     ended_well(*nodes)
     assert [job.out(f"ended-{rank}") for rank in range(2)] == ["1\n", "1\n"]
-    assert [e.data["round"] for e in nodes[0].events("round-formed")] == [0, 1]
-    assert one_an_epoch(*nodes)
+    assert [e.data["attempt"] for e in nodes[0].events("attempt-formed")] == [0, 1]
+    assert one_a_term(*nodes)
 
 
 def test_the_job_does_not_notice_that_etcd_restarts(machines: Begin, etcd: Members) -> None:
@@ -117,8 +117,8 @@ def test_the_job_does_not_notice_that_etcd_restarts(machines: Begin, etcd: Membe
         assert "answers again" in node.wait_for("meeting-away", 2).why
     job.allow("go")
     ended_well(*nodes)
-    assert all(len(node.events("round-formed")) == 1 for node in nodes)
-    assert one_an_epoch(*nodes)
+    assert all(len(node.events("attempt-formed")) == 1 for node in nodes)
+    assert one_a_term(*nodes)
 
 
 def test_a_rank_that_dies_while_etcd_is_away_comes_back_when_it_is_back(
@@ -141,13 +141,13 @@ def test_the_loss_of_the_coordinators_node_makes_one_other_coordinate(
     lost, left = start_two(job, etcd)
     lost.lose()
     assert until(lambda: led(left), "another coordinator")[-1].why.startswith(
-        f"{name(left)} coordinates, epoch "
+        f"{name(left)} coordinates, term "
     )
     replacement = start(job, etcd)
     ended_well(left, replacement)
     assert name(replacement).split()[1] == name(lost).split()[1], "it has the lost node's number"
     assert [job.out(f"ended-{rank}") for rank in range(2)] == ["1\n", "1\n"]
-    assert one_an_epoch(lost, left, replacement)
+    assert one_a_term(lost, left, replacement)
 
 
 def test_the_coordinator_is_killed_in_the_middle_of_a_recovery(
@@ -162,7 +162,7 @@ def test_the_coordinator_is_killed_in_the_middle_of_a_recovery(
     ended_well(*nodes)
     assert nodes[0].events("agent-restarted")
     assert job.out("ended-0") == job.out("ended-1") != "0\n", "in the same life"
-    assert one_an_epoch(*nodes)
+    assert one_a_term(*nodes)
 
 
 def test_a_coordinator_that_stood_still_follows_its_successor(
@@ -175,12 +175,12 @@ def test_a_coordinator_that_stood_still_follows_its_successor(
     successor = until(lambda: led(nodes[1]), "another coordinator")[-1]
     os.kill(agent, signal.SIGCONT)
     sentence = (
-        f"{name(nodes[1])} coordinates, epoch {successor.data['epoch']}; this agent did until now"
+        f"{name(nodes[1])} coordinates, term {successor.data['term']}; this agent did until now"
     )
     until(lambda: sentence in [e.why for e in nodes[0].events("coordinator")], sentence)
     kill_rank(job, 1)
     ended_well(*nodes)
-    assert one_an_epoch(*nodes)
+    assert one_a_term(*nodes)
 
 
 def test_a_steward_may_die_with_its_agent_and_who_is_left_does_not_wait_for_its_word(
@@ -193,13 +193,13 @@ def test_a_steward_may_die_with_its_agent_and_who_is_left_does_not_wait_for_its_
     nodes = start_two(job, etcd)
     nodes[0].agent.kill()  # the steward; the agent dies with it, its ranks do not
     until(lambda: led(nodes[1]), "another coordinator")
-    assert not nodes[1].events("round-wanted"), "its ranks train on"
+    assert not nodes[1].events("attempt-wanted"), "its ranks train on"
     job.allow("go")
     sentence = (
-        "told the other nodes about round 0: the others' ranks ended well, and nobody can say "
+        "told the other nodes about attempt 0: the others' ranks ended well, and nobody can say "
         f"it of {name(nodes[0])}: "
     )
-    assert nodes[1].wait_for("round-wanted").why.startswith(sentence)
+    assert nodes[1].wait_for("attempt-wanted").why.startswith(sentence)
     replacement = start(job, etcd)
     ended_well(nodes[1], replacement)
     assert [job.out(f"ended-{rank}") for rank in range(2)] == ["1\n", "1\n"]
@@ -208,7 +208,7 @@ def test_a_steward_may_die_with_its_agent_and_who_is_left_does_not_wait_for_its_
 def test_a_job_whose_agents_all_died_at_once_is_started_again(
     machines: Begin, etcd: Members
 ) -> None:
-    """Their round stands in etcd as they left it, full and without a verdict."""
+    """Their attempt stands in etcd as they left it, full and without a verdict."""
     job = machines(DISTURBED)
     dead = start_two(job, etcd)
     for node in dead:
@@ -216,8 +216,8 @@ def test_a_job_whose_agents_all_died_at_once_is_started_again(
     nodes = start(job, etcd), start(job, etcd)
     ended_well(*nodes)
     assert [job.out(f"ended-{rank}") for rank in range(2)] == ["1\n", "1\n"]
-    said = [e.why for node in nodes for e in node.events("round-wanted")]
+    said = [e.why for node in nodes for e in node.events("attempt-wanted")]
     assert said[0].startswith(
-        "told the other nodes about round 0: no agent of round 0 is there any more"
+        "told the other nodes about attempt 0: no agent of attempt 0 is there any more"
     )
-    assert one_an_epoch(*dead, *nodes)
+    assert one_a_term(*dead, *nodes)

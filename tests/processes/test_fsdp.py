@@ -46,7 +46,7 @@ def train():
     optimizer.step()
 
 for step in job.steps(until):
-    assert job._capturing.drain(60)
+    assert job._drain(job._rank.drain, within_s=60)
     train()
 job.close(ok=until == total)
 for step in range(until, total):  # what would have come, had it not left

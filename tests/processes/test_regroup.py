@@ -223,6 +223,7 @@ def test_the_others_stay_in_their_process_and_the_end_is_the_same(
     assert len(run.events("recovered")) == 2 and run.events("refused") == []
     assert len(run.events("lost-notice")) == 2 * (ranks - 1) == len(run.events("regrouped"))
     assert [e.data["rank"] for e in run.events("rank-respawned")] == [1] * standby
+    assert {e.data["code"] for e in run.events("rank-exited")} == {-9, 0}, "nobody else has failed"
     assert all(
         e.data["lost_steps"] <= 1 and e.data["source"] == "memory"
         for e in run.events("resumed")[1:]

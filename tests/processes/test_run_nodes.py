@@ -168,7 +168,7 @@ class Machines:
     def start_two(self, *options: str) -> tuple[Node, Node]:
         """The first is node 0 and hosts the meeting point."""
         first = self.start(*options)
-        first.wait_for("round-waiting")
+        first.wait_for("nodes-awaited")
         return first, self.start(*options)
 
     def out(self, name: str) -> str | None:
@@ -201,7 +201,7 @@ def machines(tmp_path: Path) -> Iterator[Begin]:
 def test_ranks_of_all_nodes_see_one_job(machines: Begin) -> None:
     job = machines('env > "env-$RANK"')
     late = job.start("--node-rank", "1", nproc=2)
-    late.wait_for("round-waiting")
+    late.wait_for("nodes-awaited")
     nodes = [job.start("--node-rank", "0"), late]
     for node in nodes:
         code, output = node.ended()
@@ -235,7 +235,7 @@ def test_ranks_of_all_nodes_see_one_job(machines: Begin) -> None:
         assert {name: found[rank].get(name) for name in expected} == expected
         assert "KEEPSTEP_SECRET" not in found[rank]
     assert found[0]["MASTER_PORT"] != str(job.port)
-    formed = [node.wait_for("round-formed").data for node in nodes]
+    formed = [node.wait_for("attempt-formed").data for node in nodes]
     assert [data["node"] for data in formed] == [0, 1]
     assert formed[0]["hosts"] == formed[1]["hosts"] and all(
         host.startswith("127.0.0.1") for host in formed[0]["hosts"]
@@ -251,9 +251,9 @@ def test_a_rank_that_fails_on_one_node_restarts_all(machines: Begin) -> None:
         assert [e.data["attempt"] for e in node.events("ranks-restarted")] == [1]
     assert (
         nodes[1]
-        .events("round-wanted")[0]
+        .events("attempt-wanted")[0]
         .why.startswith(
-            "told the other nodes about round 0: node 1 says: rank 1 exited with code 7"
+            "told the other nodes about attempt 0: node 1 says: rank 1 exited with code 7"
         )
     )
     assert (
@@ -261,7 +261,7 @@ def test_a_rank_that_fails_on_one_node_restarts_all(machines: Begin) -> None:
         .events("ranks-restarted")[0]
         .why.startswith("node 1 says: rank 1 exited with code 7")
     )
-    assert [e.data["round"] for e in nodes[0].events("round-formed")] == [0, 1]
+    assert [e.data["attempt"] for e in nodes[0].events("attempt-formed")] == [0, 1]
 
 
 def test_a_node_whose_ranks_ended_well_runs_them_again_when_another_fails(machines: Begin) -> None:
@@ -276,7 +276,7 @@ def test_a_node_whose_ranks_ended_well_runs_them_again_when_another_fails(machin
         assert code == 0, output
     assert [e.data["code"] for e in nodes[0].events("rank-exited")] == [0, 0]
     assert (
-        not nodes[0].events("round-wanted")
+        not nodes[0].events("attempt-wanted")
         and nodes[0].events("job-ended")[0].why == nodes[1].events("job-ended")[0].why
     )
 
@@ -314,9 +314,9 @@ def test_the_same_failure_on_another_host_is_the_programs(machines: Begin) -> No
 def test_a_node_on_which_a_step_fails_again_is_swapped_for_a_spare(machines: Begin) -> None:
     job = machines('until_there go; exec "$PYTHON" "$PROGRAM" KEEPSTEP_HOST 127.0.0.12 go-on')
     nodes = job.start_two("--redundancy", "copies:2")
-    nodes[1].wait_for("round-formed")
+    nodes[1].wait_for("attempt-formed")
     spare = job.start("--redundancy", "copies:2")
-    spare.wait_for("round-waiting")
+    spare.wait_for("nodes-awaited")
     job.allow("go")
     until(
         lambda: (
@@ -335,7 +335,7 @@ def test_a_node_on_which_a_step_fails_again_is_swapped_for_a_spare(machines: Beg
     assert [event.data["finding"] for event in suspected] == ["suspect"] and len(
         suspected[0].data["failures"]
     ) == 2
-    formed = spare.events("round-formed")[-1].data
+    formed = spare.events("attempt-formed")[-1].data
     assert formed["node"] == 1 and [host.partition(":")[0] for host in formed["hosts"]] == [
         "127.0.0.11",
         "127.0.0.13",
@@ -361,7 +361,7 @@ def test_a_signal_to_one_agent_ends_the_job_on_all_nodes(machines: Begin) -> Non
 
 def test_a_signal_while_waiting_for_the_others_is_answered(machines: Begin) -> None:
     node = machines("exit 0").start()
-    node.wait_for("round-waiting")
+    node.wait_for("nodes-awaited")
     node.agent.send_signal(signal.SIGINT)
     assert node.ended()[0] == 130
 
@@ -376,18 +376,18 @@ def test_a_replacement_becomes_the_node_that_was_lost(machines: Begin, spare: st
     until(lambda: job.out("runs-0") is not None and job.out("runs-1") is not None, "both ranks")
     if spare == "waits already":
         replacement = job.start()
-        assert "has its 2 nodes already" in replacement.wait_for("round-waiting").why
+        assert "has its 2 nodes already" in replacement.wait_for("nodes-awaited").why
     nodes[1].lose()
     if spare == "comes later":
-        assert "node 1 is lost" in nodes[0].wait_for("round-wanted").why
-        nodes[0].wait_for("round-waiting", 2)
+        assert "node 1 is lost" in nodes[0].wait_for("attempt-wanted").why
+        nodes[0].wait_for("nodes-awaited", 2)
         replacement = job.start("--node-rank", "0")
     for node in (nodes[0], replacement):
         code, output = node.ended()
         assert code == 0, output
         assert not list(node.arena_dir.iterdir())
-    formed = replacement.events("round-formed")[-1].data
-    assert (formed["node"], formed["round"]) == (1, 1)
+    formed = replacement.events("attempt-formed")[-1].data
+    assert (formed["node"], formed["attempt"]) == (1, 1)
     assert [host.partition(":")[0] for host in formed["hosts"]] == ["127.0.0.11", "127.0.0.13"]
     assert job.out("by-127.0.0.11-1") == "1\n"
 
@@ -425,7 +425,7 @@ def test_a_job_goes_on_with_fewer_nodes_from_the_store(
         "4",
     )
     nodes = [*job.start_two(*own), *(job.start(*own) for _ in range(count - 2))]
-    ids = [node.wait_for("round-formed").data["node"] for node in nodes]
+    ids = [node.wait_for("attempt-formed").data["node"] for node in nodes]
     host, lost = nodes[ids.index(0)], nodes[ids.index(1)]
     stored = host.wait_for("persisted").data["step"]
     lost.lose()
@@ -433,8 +433,8 @@ def test_a_job_goes_on_with_fewer_nodes_from_the_store(
         code, output = node.ended()
         assert code == 0, output
         assert not list(node.arena_dir.iterdir())
-        assert node.events("round-formed")[-1].data["world_size"] == count - 1
-    closed = [event.data["here"] for node in nodes for event in node.events("round-closed")]
+        assert node.events("attempt-formed")[-1].data["world_size"] == count - 1
+    closed = [event.data["here"] for node in nodes for event in node.events("attempt-closed")]
     assert closed and set(closed) == {count - 1}
     resumed = host.events("resumed")[-1]
     assert resumed.data["source"] == "store" and resumed.data["step"] >= stored, resumed.why
@@ -458,7 +458,7 @@ def test_the_platform_is_asked_once_for_a_replacement(machines: Begin) -> None:
     )
     nodes = [job.start("--replace-command", asks) for _ in range(3)]
     until(lambda: all(job.out(f"runs-{rank}") is not None for rank in range(3)), "all ranks")
-    ids = [node.events("round-formed")[0].data["node"] for node in nodes]
+    ids = [node.events("attempt-formed")[0].data["node"] for node in nodes]
     lost = next(at for at, node in enumerate(ids) if at and node)  # not where they meet
     nodes[lost].lose()
     until((job.room / "asked").exists, "the command")
@@ -475,20 +475,17 @@ def test_the_platform_is_asked_once_for_a_replacement(machines: Begin) -> None:
 def test_an_agent_that_died_while_it_waited_is_not_counted_on(machines: Begin) -> None:
     job = machines("exit 0", nnodes=3)
     first = job.start()
-    first.wait_for("round-waiting")
+    first.wait_for("nodes-awaited")
     dead = job.start()
-    dead.wait_for("round-waiting")
+    dead.wait_for("nodes-awaited")
     dead.lose()
     nodes = [first, job.start(), job.start()]
     for node in nodes:
         code, output = node.ended()
         assert code == 0, output
-    assert sorted(node.events("round-formed")[-1].data["node"] for node in nodes) == [0, 1, 2]
-    said = {e.why for node in nodes for e in node.events("round-wanted")}
-    assert said == {
-        "told the other nodes about round 0: node 1 on 127.0.0.12 came and then did not "
-        "answer for 3 s"
-    }
+    assert sorted(node.events("attempt-formed")[-1].data["node"] for node in nodes) == [0, 1, 2]
+    [said] = {e.why for node in nodes for e in node.events("attempt-wanted")}
+    assert "about attempt 0: node 1 on 127.0.0.12 came and then did not answer" in said
 
 
 def test_without_the_meeting_points_host_the_others_train_on(machines: Begin) -> None:
@@ -515,14 +512,14 @@ def test_the_next_keeper_listens_where_the_last_one_did(machines: Begin) -> None
         assert code == 0, output
     ports = [e.data["port"] for e in nodes[1].events("keeper-listens")]
     assert len(ports) == 2 and ports[0] == ports[1]
-    rounds = [e.data["mesh_version"] for e in nodes[1].events("mesh")]
-    assert rounds[0] == rounds[1], "it was told of the round that is lived"
+    versions = [e.data["mesh_version"] for e in nodes[1].events("mesh")]
+    assert versions[0] == versions[1], "it was told of the mesh that is lived"
 
 
 def test_nodes_that_do_not_agree_on_their_number_are_told(machines: Begin) -> None:
     job = machines("exit 0")
     first = job.start()
-    first.wait_for("round-waiting")
+    first.wait_for("nodes-awaited")
     job.nnodes = 3
     code, output = job.start().ended()
     assert code == 1 and "--nnodes: expected 2, as on 127.0.0.11, found 3" in output

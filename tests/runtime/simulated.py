@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from keepstep.sim.protocol.store import SharedStore, SimCheckpoints
+
 from keepstep.config import resolve
 from keepstep.model.events import Event
 from keepstep.model.mesh import Member, Mesh
@@ -21,10 +23,9 @@ from keepstep.ports import Box, Hearer, Links, Receiver
 from keepstep.runtime.keeper.run import LOCK, KeeperRun
 from keepstep.runtime.world import World as Surroundings
 from keepstep.sim.protocol.wire.links import SimLinks
+from keepstep.sim.protocol.wire.network import Network, Wires
 from keepstep.sim.protocol.world.machine import UID, Machine, SimExecutor, SimJournal
 from keepstep.sim.protocol.world.memory import SimMemory
-from keepstep.sim.protocol.wire.network import Network, Wires
-from keepstep.sim.protocol.store import SharedStore, SimCheckpoints
 from keepstep.sim.protocol.world.timers import SimTimers
 from keepstep.sim.protocol.world.world import World
 
@@ -59,6 +60,12 @@ class FakeBox:
     def last(self, kind: type[Any]) -> Any:
         """The newest message of that kind; None when there was none."""
         return next((m for m in reversed(self.heard) if isinstance(m, kind)), None)
+
+
+class SlotMemory(SimMemory):
+    """Of small snapshots that have several blocks all the same."""
+
+    block_bytes = 512
 
 
 class Doorless:
@@ -114,7 +121,7 @@ class SimKeeper:
 
     def __init__(self, town: Town, machine: Machine, config: dict[str, Any]) -> None:
         self.town, self.machine, self.process = town, machine, machine.start("keeper")
-        self.memory = SimMemory(machine.files, self.process)
+        self.memory = SlotMemory(machine.files, self.process)
         places = {"job": "j", "arena_dir": "/memory", "state_dir": "/state"}
         self.settings = resolve({**places, **config}, {"HOME": "/nowhere"}, "j")
         self.agent = FakeBox(1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from keepstep.edge.os.journal import Journal
 from keepstep.model.snapshot import Phase
 from keepstep.testing import injector as injector_module
 from keepstep.testing.faults import Fault, parse, to_plan
-from keepstep.testing.injector import Begun, Injector, Plan, attempted, fill, note
+from keepstep.testing.injector import Begun, Injector, Plan, attempted, fill, is_attached, note
 
 
 def plan(tmp_path: Path, *faults: Fault) -> Plan:
@@ -157,6 +159,29 @@ def test_a_checkpoint_that_is_begun_is_seen_in_any_journal(tmp_path: Path) -> No
     assert before.look() and before.look()
     for journal in journals:
         journal.close()
+
+
+def test_a_checkpoint_is_asked_for_when_the_keeper_that_lives_knows_the_rank(
+    tmp_path: Path,
+) -> None:
+    """However fast steps are: whoever asks while the next keeper starts would not be heard."""
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path, "keeper")
+    assert not is_attached([path], 1)
+    found = []
+    for kind, data in (
+        ("keeper-started", {"pid": dead.pid}),
+        ("rank-joined", {"rank": 1}),
+        ("keeper-started", {"pid": os.getpid()}),
+        ("rank-attached", {"rank": 0}),
+        ("rank-attached", {"rank": 1}),
+    ):
+        journal.record(kind, "", **data)
+        found.append(is_attached([tmp_path / "none", path], 1))
+    journal.close()
+    assert found == [False, False, False, False, True]
 
 
 def test_a_large_filesystem_is_never_filled(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ import json
 import os
 from pathlib import Path
 
+from benchmarks.prediction.record import Begun
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_page import StatusPage
 from keepstep.model.snapshot import Phase, SlotState, SlotView, Stamp
-from keepstep.sim.protocol.record import Begun
 from keepstep.testing.stopwatch import Stopwatch
 
 

@@ -207,3 +207,18 @@ def test_a_link_goes_down_and_up(worlds: Any) -> None:
         world.witness.look()
     assert world.nodes.links == [((3,), False), ((3,), True)]
     assert world.facts.sightings[0][0].startswith("the link of node 3 was down for")
+
+
+def test_faults_of_one_rank_in_one_step_come_in_their_order(worlds: Any) -> None:
+    """The one before may have to wait for what it needs: the next keeper, say."""
+    world: World = worlds("keeper-kill:rank=0,step=5", "kill:rank=0,step=5,after=0")
+    child = subprocess.Popen(["sleep", "60"])
+    world.says(0, pid=child.pid, step=5, completed_step=4)
+    note(world.attempts, 0, "about to")
+    for _ in range(3):
+        world.witness.look()
+    assert world.told() == ["about to"] and child.poll() is None
+    note(world.attempts, 0, "cannot", why="nobody comes")
+    for _ in range(3):
+        world.witness.look()
+    assert world.told()[2:] == ["about to", "did"] and child.wait(30) == -9

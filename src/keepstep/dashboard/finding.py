@@ -14,12 +14,11 @@ from pathlib import Path
 
 from keepstep.edge.os.flock import is_held
 from keepstep.edge.os.processes import KEEPER_MODULE
-from keepstep.edge.shm.memory import resident_bytes
+from keepstep.edge.shm.memory import MEMORY, resident_bytes
+from keepstep.edge.shm.slot_store import SHELVES
 from keepstep.edge.shm.status_pages import read_pages
 
 PREFIX = "keepstep-"
-# what is held for other nodes, and below which directory
-SHELVES = {"copy": "held", "parity": "parity"}
 # a job directory that its keeper (this process) is removing
 _ENDING = re.compile(r"(.+)\.ending-(\d+)")
 
@@ -61,7 +60,8 @@ def find_jobs(arena_dir: Path, state_dir: Path) -> list[FoundJob]:
     """Every job with memory below `arena_dir` or a journal below `state_dir`, the newest first."""
     living = [path for path in _job_dirs(arena_dir) if not _ENDING.fullmatch(path.name)]
     names = {path.name[len(PREFIX) :] for path in living}
-    names |= {path.parent.name for path in state_dir.glob("*/journal.jsonl")}
+    journals = {name: state_dir / name / "journal.jsonl" for name in MEMORY.names(state_dir)}
+    names |= {name for name, path in journals.items() if path.exists()}
     found = []
     for name in names:
         job_dir = arena_dir / f"{PREFIX}{name}"
@@ -96,7 +96,8 @@ def _leftover(path: Path) -> Leftover:
 
 
 def _job_dirs(arena_dir: Path) -> list[Path]:
-    return [d for d in arena_dir.glob(f"{PREFIX}*") if _is_own_directory(d)]
+    found = [arena_dir / name for name in MEMORY.names(arena_dir) if name.startswith(PREFIX)]
+    return [path for path in found if _is_own_directory(path)]
 
 
 def _is_own_directory(path: Path) -> bool:

@@ -28,7 +28,7 @@ from keepstep.model.units import S_NS, human_ns
 LINK_COLOURS = {
     "fact": "red",
     "suspicion": "yellow",
-    "verdict": "red",
+    "diagnosis": "red",
     "refused": "dim",
     "closed": "green",
 }

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keepstep.dashboard.document import finite
-from keepstep.dashboard.finding import SHELVES
 from keepstep.dashboard.moment import Moment
 from keepstep.edge.shm.memory import MEMORY
-from keepstep.edge.shm.slot import Slot, slot_paths
+from keepstep.edge.shm.slot import Slot, ranks_in, slot_paths
+from keepstep.edge.shm.slot_store import SHELVES
 from keepstep.edge.shm.status_pages import TRIES, TRY_EVERY_S
 from keepstep.errors import DamageError
 from keepstep.model.snapshot import SlotHeader, SlotState
@@ -49,7 +49,7 @@ class SlotRow:
 def slot_rows(directory: Path, now: Moment, kind: str = "own") -> tuple[SlotRow, ...]:
     """Every slot of the ranks below that directory, rank by rank."""
     rows = []
-    for rank in sorted(int(path.name.split("-")[1]) for path in directory.glob("rank-*")):
+    for rank in ranks_in(MEMORY, directory):
         for path in slot_paths(MEMORY, directory, rank):
             try:
                 rows.append(slot_row(path, rank, now, kind))

@@ -30,7 +30,6 @@ REFUSED = {
     "restore-failed",
     "fetch-failed",
     "checkpoint-damaged",
-    "store-unreadable",
     "restore-refused",
     "slot-voided",
 }
@@ -40,6 +39,7 @@ TROUBLE = REFUSED | {
     "copy-lost",
     "copy-refused",
     "declined",
+    "diagnosis",
     "keeper-lost",
     "keeper-missing",
     "keeper-unheard",
@@ -53,25 +53,23 @@ TROUBLE = REFUSED | {
     "stranger-refused",
     "suspicion",
     "torn",
-    "verdict",
 }
 GOOD_NEWS = {"resumed", "go", "mended"}
-# What an agent says before its first word about the job, while it finds its keeper and the other
-# nodes.
-PRELUDE = {"keeper-listens", "keeper-unheard", "meeting", "round-waiting"}
+# What an agent says before its first word about the job, while it finds its keeper.
+PRELUDE = {"keeper-listens", "keeper-missing", "keeper-unheard"}
 
 # The links of a chain behind its first fact: which kinds of event make one, and how it is called.
 # Of each the last event counts, and of `suspicion` the first; those of `refused` count one by one.
 LINKS: dict[str, tuple[str, tuple[str, ...]]] = {
     "suspicion": ("suspicion", ("suspicion",)),
-    "verdict": ("verdict", ("verdict",)),
-    "recurred": ("verdict", ("recurrence",)),
+    "diagnosis": ("diagnosis", ("diagnosis",)),
+    "recurred": ("diagnosis", ("recurrence",)),
     "plan": ("plan", ("plan",)),
     "stacks": ("action", ("stacks",)),
     "coordinator": ("action", ("coordinator",)),
     "told": ("action", ("lost-notice",)),
     # the agents, or under a foreign launcher the ranks
-    "met": ("action", ("round-formed", "mesh")),
+    "met": ("action", ("attempt-formed", "mesh")),
     "respawned": ("action", ("rank-respawned",)),
     "restarted": ("action", ("ranks-restarted",)),
     "joined": ("action", ("rank-joined",)),
@@ -85,7 +83,7 @@ LINKS: dict[str, tuple[str, tuple[str, ...]]] = {
 class Stage:
     """One link of a chain.
 
-    link: fact, suspicion, verdict, refused (a cheaper way to recover), plan, action or closed.
+    link: fact, suspicion, diagnosis, refused (a cheaper way to recover), plan, action or closed.
     name: noticed, met, restarted, joined, ..., or which way was refused.
     event: the last one that made the link. who: all who reported it.
     took_ns: since the link before.
@@ -104,7 +102,7 @@ class RecoveryChain:
 
     outcome: resumed, ended or pending.
     refused: sources of state that were tried and not used. setbacks: what failed meanwhile.
-    evidence: the failures on which a verdict about the program or the hardware rests.
+    evidence: the failures on which a finding about the program or the hardware rests.
     """
 
     outcome: str
@@ -213,7 +211,7 @@ def _recoveries(events: Sequence[Event]) -> list[RecoveryChain]:
             found.append(_recovery(window[sign:], None, closer, events[end + 1 :]))
         else:
             way = window[_first_doubt(window, sign) :]
-            noticed = window[sign] if window[sign].kind not in ("verdict", "plan") else None
+            noticed = window[sign] if window[sign].kind not in ("diagnosis", "plan") else None
             found.append(_recovery(way, noticed, closer, events[end + 1 :]))
     return found
 

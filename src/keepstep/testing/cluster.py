@@ -30,7 +30,8 @@ from keepstep.edge.os.clock import CLOCK
 from keepstep.edge.os.journal import read_journal
 from keepstep.edge.os.processes import ensure_keeper
 from keepstep.edge.shm.memory import MEMORY
-from keepstep.edge.shm.slot import Slot, slot_path, slot_paths
+from keepstep.edge.shm.slot import Slot, ranks_in, slot_path, slot_paths
+from keepstep.edge.shm.slot_store import SHELVES
 from keepstep.edge.shm.status_page import StatusPage
 from keepstep.errors import DamageError
 from keepstep.model.events import Event
@@ -499,9 +500,7 @@ class Cluster:
         """By machine: (rank, step) of the sealed copies and parities it holds."""
         found: dict[int, list[tuple[int, int]]] = {}
         for i, machine in enumerate(self.machines):
-            for path in sorted(machine.settings.job_dir.glob("held/rank-*/slot-?")) + sorted(
-                machine.settings.job_dir.glob("parity/rank-*/slot-?")
-            ):
+            for path in _held_slots(machine.settings.job_dir):
                 slot = Slot(MEMORY, path)
                 header = slot.header()
                 slot.close()
@@ -554,3 +553,14 @@ class Cluster:
         return hashlib.sha256(
             b"".join(state_of(r.rank, r.completed, r.nbytes) for r in self.ranks)
         ).hexdigest()
+
+
+def _held_slots(job_dir: Path) -> list[Path]:
+    """Of copies, then of parities."""
+    roots = [job_dir / below for below in SHELVES.values()]
+    return [
+        path
+        for root in roots
+        for rank in ranks_in(MEMORY, root)
+        for path in slot_paths(MEMORY, root, rank)
+    ]

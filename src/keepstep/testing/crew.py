@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from keepstep.edge.os.journal import read_journal
+from keepstep.edge.shm.memory import MEMORY
 from keepstep.testing.etcd import Members
 from keepstep.testing.lab import Lab
 
@@ -62,10 +63,12 @@ def launch(launcher: str, module: Sequence[str], options: Sequence[str]) -> list
 
 
 def remains_of(places: Sequence[Place]) -> list[str]:
+    """What is left of the job's memory: paths, in order."""
     return sorted(
-        str(found)
+        str(place.job_dir.with_name(name))
         for place in places
-        for found in place.job_dir.parent.glob(f"{place.job_dir.name}*")
+        for name in MEMORY.names(place.job_dir.parent)
+        if name.startswith(place.job_dir.name)
     )
 
 

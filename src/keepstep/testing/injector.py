@@ -4,6 +4,9 @@ Listens to the phases the job and keepstep announce. That a fault is about to be
 was, goes to an append-only file that outlives the rank, so that no later life does it again and the
 drill knows that it was tried. What proves that it happened is seen from outside (verdict.py), never
 told from here.
+
+Invariant: what a fault needs is waited for, however fast the steps are: a checkpoint is asked for
+only when there is a keeper that hears it.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from typing import Any
 
 from keepstep.core.wire.conversations import AGENT_WITH_KEEPER
 from keepstep.edge.net.unix_socket import Mailbox
-from keepstep.edge.os.journal import JournalTail
+from keepstep.edge.os.journal import JournalTail, read_journal
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import slot_paths
 from keepstep.edge.shm.status_page import StatusPage, status_path
@@ -32,12 +35,13 @@ from keepstep.model.units import MIB
 from keepstep.testing.faults import AGENT_KILL, Fault, from_plan
 from keepstep.testing.flips import draw_in_file, draw_in_slot, sealed_slots
 from keepstep.testing.lines import Lines, append
+from keepstep.testing.processes import is_dead
 
 FILLER = "keepstep-drill-filler"
 WRITING_PATIENCE_S = 5.0
 ASKS = "asks"  # for its whole node to be lost
 LOSS_PATIENCE_S = 10.0
-KEEPER_PATIENCE_S = 5.0
+KEEPER_PATIENCE_S = 20.0  # on a busy machine the next keeper may take seconds to be there
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,8 @@ class Injector:
             due = [(n, f) for n, f in self._mine.items() if self._is_due(n, f, phase, step)]
             for number, _ in due:
                 del self._mine[number]
+        if phase is Phase.PERSIST and due:
+            self.await_keeper()
         for number, fault in due:
             if fault.phase == "persist" and phase is Phase.PERSIST and fault.kind != "full":
                 begun = Begun(self._plan.journals, step)
@@ -157,6 +163,13 @@ class Injector:
             self._armed.add(number)  # between payload and header is only one moment: the next seal
             return False
         return reached
+
+    def await_keeper(self) -> None:
+        """Return when there is a keeper that hears this rank, or after a while without one: it
+        would not be asked for a checkpoint, nor remove the memory when the job ends."""
+        deadline = time.monotonic() + KEEPER_PATIENCE_S
+        while not is_attached(self._plan.journals, self._rank) and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     def _when_writing(self, number: int, fault: Fault, step: int, begun: Begun) -> None:
         """The announcement comes before the request: wait until the persister is at work. Another
@@ -237,6 +250,19 @@ class Injector:
         ):
             time.sleep(0.001)
         page.close()
+
+
+def is_attached(journals: Sequence[Path], rank: int) -> bool:
+    """Whether the keeper that last heard of this rank lives."""
+    heard: list[tuple[int, int]] = []  # (when, keeper's process)
+    for path in journals:
+        keeper = 0
+        for event in read_journal(path):
+            if event.kind == "keeper-started":
+                keeper = int(event.data["pid"])
+            elif event.kind in ("rank-joined", "rank-attached") and event.data["rank"] == rank:
+                heard.append((event.mono_ns, keeper))
+    return bool(heard) and not is_dead(max(heard)[1])
 
 
 class Begun:

@@ -15,7 +15,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent import futures
 from pathlib import Path
 from typing import Any
@@ -94,8 +94,9 @@ def _feed(into: Any, value: Any) -> None:
         into.update(f"{type(value).__name__} {value!r} ".encode())
 
 
-def train(args: argparse.Namespace) -> str:
-    """Run to the end and return this rank's digest."""
+def train(args: argparse.Namespace, before_end: Callable[[], None]) -> str:
+    """Run to the end and return this rank's digest. `before_end`: what comes before the last word
+    to the keeper."""
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
@@ -143,6 +144,7 @@ def train(args: argparse.Namespace) -> str:
             if args.persist_every and (step + 1) % args.persist_every == 0:
                 # a fault in the store needs something in the store
                 futures.wait([job.persist()], args.persist_s)
+    before_end()
     if allowance is not None:
         job.close()
     states = [
@@ -188,16 +190,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--plan", type=Path, help="faults to inject (written by keepstep drill)")
     args = parser.parse_args(argv)
     rank = os.environ.get("RANK", "0")
+    injector: Injector | None = None
     if args.plan:
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         plan = Plan.read(args.plan, os.environ)
         if plan.phases is not None:
             session.phase_listeners.append(Stopwatch(plan.phases, plan.job_dir, int(rank)))
-        session.phase_listeners.append(Injector(plan, int(rank), local_rank))
-    result = train(args)
+        injector = Injector(plan, int(rank), local_rank)
+        session.phase_listeners.append(injector)
+    result = train(args, _nothing if injector is None else injector.await_keeper)
     done, unfinished = args.results / f"rank-{rank}.json", args.results / f"rank-{rank}.new"
     unfinished.write_text(json.dumps({"digest": result}))
     unfinished.rename(done)
+
+
+def _nothing() -> None:
+    """Nobody disturbs this job."""
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.edge.shm.memory import MEMORY
-from keepstep.edge.shm.slot import Slot
+from keepstep.edge.shm.slot import Slot, rank_dir, ranks_in, slot_paths
+from keepstep.edge.shm.slot_store import SHELVES
 from keepstep.errors import DamageError
 from keepstep.testing.crew import Place
 
@@ -20,15 +21,20 @@ from keepstep.testing.crew import Place
 def in_words(places: Sequence[Place]) -> Iterator[str]:
     for node, place in enumerate(places):
         yield f"node {node}: {_horizon(place.job_dir)}"
-        for directory in sorted({path.parent for path in place.job_dir.rglob("slot-*")}):
-            slots = ", ".join(_slot(path) for path in sorted(directory.glob("slot-*")))
-            yield f"node {node}: {directory.relative_to(place.job_dir)}: {slots}"
+        for below in (*SHELVES.values(), ""):
+            root = place.job_dir / below
+            for rank in ranks_in(MEMORY, root):
+                slots = ", ".join(_slot(path) for path in slot_paths(MEMORY, root, rank))
+                if slots:
+                    directory = rank_dir(root, rank).relative_to(place.job_dir)
+                    yield f"node {node}: {directory}: {slots}"
 
 
 def _horizon(job_dir: Path) -> str:
-    if not (job_dir / "horizon").exists():
+    try:
+        page = HorizonPage(MEMORY, job_dir, make=False)
+    except (OSError, ValueError):
         return "nothing is committed between nodes"
-    page = HorizonPage(MEMORY, job_dir)
     last = page.last()
     page.close()
     return (

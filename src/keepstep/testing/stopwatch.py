@@ -1,5 +1,5 @@
 """Stopwatch: a rank's hand that notes when each phase began, for whoever wants to know how long
-things take (`keepstep drill --predict`).
+things take (`benchmarks/prediction/`).
 
 Comes in: the phases the job and keepstep announce. Goes out: a line each, before anything else
 hears of the phase, in a file that outlives the rank: so a killed rank's last line says where in its

@@ -21,8 +21,8 @@ from typing import Any, Protocol
 from keepstep.edge.os.journal import JournalTail
 from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.edge.shm.memory import MEMORY
-from keepstep.edge.shm.slot import Slot, slot_paths
-from keepstep.edge.shm.status_page import StatusPage
+from keepstep.edge.shm.slot import Slot, ranks_in, slot_paths
+from keepstep.edge.shm.status_page import StatusPage, status_path
 from keepstep.errors import ConfigError, DamageError
 from keepstep.model.events import Event
 from keepstep.model.snapshot import Phase, RankStatus, SlotState, Stamp
@@ -31,6 +31,7 @@ from keepstep.testing.crew import Place
 from keepstep.testing.faults import AGENT_KILL, ETCD_RESTART, PROTECT, Fault
 from keepstep.testing.injector import ASKS, kill_agent, kill_keeper, note
 from keepstep.testing.lines import Lines
+from keepstep.testing.processes import is_dead, process_state
 
 STOPPED_S = 0.3  # how long a stopped rank stays before it is killed
 SEARCH_S = 0.02  # how often new ranks are looked for
@@ -82,19 +83,6 @@ class Nodes(Protocol):
     def set_links(self, nodes: Sequence[int], up: bool) -> None: ...
 
     def set_etcd(self, up: bool) -> None: ...
-
-
-def process_state(pid: int) -> str:
-    """The letter /proc gives (`R`, `S`, `T` stopped, `Z` dead and not yet collected ...); empty
-    when there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
-
-
-def is_dead(pid: int) -> bool:
-    return process_state(pid) in ("", "Z", "X")
 
 
 class Witness:
@@ -207,14 +195,14 @@ class Witness:
         for journal in self._journals:
             self.events += journal.read()
         for node, place in enumerate(self.places):
-            for path in place.job_dir.glob("rank-*/status"):
-                rank = int(path.parent.name[5:])
+            for rank in ranks_in(MEMORY, place.job_dir):
                 if (node, rank) not in self._pages:
                     with suppress(OSError, ValueError):
-                        self._pages[node, rank] = StatusPage(MEMORY, path)
-            if self._horizon is None and (place.job_dir / "horizon").exists():
+                        page = StatusPage(MEMORY, status_path(place.job_dir, rank))
+                        self._pages[node, rank] = page
+            if self._horizon is None:
                 with suppress(OSError, ValueError):
-                    self._horizon = (node, HorizonPage(MEMORY, place.job_dir))
+                    self._horizon = (node, HorizonPage(MEMORY, place.job_dir, make=False))
 
     def _forget(self, nodes: Sequence[int]) -> None:
         """Their memory is another one's now."""
@@ -320,11 +308,19 @@ class Witness:
             return status.phase is Phase.RESTORE and any(
                 n["fault"] == number - 1 and n["what"] != "about to" for n in self._facts.notes
             )
-        return status.step >= fault.step and status.phase not in (
-            Phase.RESTORE,
-            Phase.STARTING,
-            Phase.DONE,
-        )
+        resting = (Phase.RESTORE, Phase.STARTING, Phase.DONE)
+        is_reached = status.step >= fault.step and status.phase not in resting
+        return is_reached and self._is_its_turn(number, fault)
+
+    def _is_its_turn(self, number: int, fault: Fault) -> bool:
+        """Faults that fall to one rank in one step come in their order: one may have to wait for
+        what it needs, the next keeper, say."""
+        before = {
+            n
+            for n, f in enumerate(self._faults[:number])
+            if (f.rank, f.step, f.nodes) == (fault.rank, fault.step, fault.nodes)
+        }
+        return before <= {n["fault"] for n in self._facts.notes if n["what"] != "about to"}
 
     def _protecting(self, fault: Fault) -> dict[str, Any] | None:
         """The moment: a rank of the node has sealed that step or a later one, and it is not

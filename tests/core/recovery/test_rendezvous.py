@@ -1,4 +1,4 @@
-"""Rounds: ids are given once, stay, and are inherited."""
+"""Attempts: ids are given once, stay, and are inherited."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from keepstep.model.rounds import NOBODY, Arrival, Verdict, arrival_from_text, verdict_from_text
 
 from keepstep.core.recovery.rendezvous import (
     Silence,
     assign,
     disagreement,
-    keepers_round,
+    has_seat,
     members_of,
+    mesh_version,
     missing,
     present,
-    sat_there,
 )
+from keepstep.model.attempts import VACANT, Arrival
 from keepstep.model.mesh import Member, Mesh
 
 maybe_ids = st.one_of(st.none(), st.integers(-1, 7))
@@ -30,15 +30,15 @@ def arrival(
     return Arrival(name, f"host-{name}", 7, 1, 2, nodes, nodes, node=node, node_rank=node_rank)
 
 
-def test_the_first_round_goes_by_order_of_arrival() -> None:
+def test_the_first_attempt_goes_by_order_of_arrival() -> None:
     assert assign([arrival("a"), arrival("b"), arrival("c")]) == (0, 1, 2)
 
 
 def test_a_seat_is_known_by_its_keeper() -> None:
-    seats = [None, arrival("a"), NOBODY]
-    assert sat_there(seats, "host-a", 7, 1)
+    seats = [None, arrival("a"), VACANT]
+    assert has_seat(seats, "host-a", 7, 1)
     assert not any(
-        sat_there(seats, *other) for other in [("host-b", 7, 1), ("host-a", 8, 1), ("host-a", 7, 2)]
+        has_seat(seats, *other) for other in [("host-b", 7, 1), ("host-a", 8, 1), ("host-a", 7, 2)]
     )
 
 
@@ -68,15 +68,15 @@ def test_ids_are_a_permutation_and_those_of_before_stay(
         former = [n for n, _ in asked]
         if node in range(len(asked)) and former.count(node) == 1:
             assert ids[at] == node
-    next_round = [replace(a, node=i) for a, i in zip(arrivals, ids, strict=True)]
-    assert assign(next_round[::-1]) == ids[::-1], (
+    next_attempt = [replace(a, node=i) for a, i in zip(arrivals, ids, strict=True)]
+    assert assign(next_attempt[::-1]) == ids[::-1], (
         "nobody moves when all come again, in whatever order"
     )
     assert Mesh(0, 0, members_of(arrivals), "s").world_size == 2 * len(asked)
 
 
-def test_a_round_that_was_closed_has_fewer_nodes() -> None:
-    assert present([arrival("a"), NOBODY, arrival("c"), None]) == [0, 2]
+def test_an_attempt_that_was_closed_has_fewer_nodes() -> None:
+    assert present([arrival("a"), VACANT, arrival("c"), None]) == [0, 2]
     assert assign([arrival("c", node=2), arrival("a", node=0)]) == (1, 0), (
         "who was the last node of three is that of two"
     )
@@ -110,18 +110,16 @@ def test_who_says_nothing_new_is_gone() -> None:
     st.lists(st.lists(st.integers(-1, 9), min_size=3, max_size=3), min_size=1, max_size=6),
     st.integers(0, 9),
 )
-def test_the_keepers_round_grows_whatever_they_have_seen(
-    lives: list[list[int]], first: int
-) -> None:
-    """In each round some keepers are new ones; one agent was there before and knows the round
+def test_the_mesh_version_grows_whatever_they_have_seen(lives: list[list[int]], first: int) -> None:
+    """In each attempt some keepers are new ones; one agent was there before and knows the mesh
     before."""
     before = -1
     for number, seen in enumerate(lives):
         arrivals = [
-            replace(arrival(str(at)), newest_round=newest)
+            replace(arrival(str(at)), newest_version=newest)
             for at, newest in enumerate([*seen, before])
         ]
-        now = keepers_round(number, first, arrivals)
+        now = mesh_version(number, first, arrivals)
         assert now > max(before, *seen) and now >= first + number
         before = now
 
@@ -141,10 +139,3 @@ def test_the_keepers_round_grows_whatever_they_have_seen(
 )
 def test_what_cannot_meet_is_said(mine: dict[str, object], sentence: str | None) -> None:
     assert disagreement(replace(arrival("a"), **mine), arrival("b")) == sentence  # type: ignore[arg-type]
-
-
-def test_what_is_said_survives_the_way() -> None:
-    said = arrival("a", node=1, node_rank=2)
-    assert arrival_from_text(said.to_text()) == said
-    verdict = Verdict("stop", "why", code=143, signum=15)
-    assert verdict_from_text(verdict.to_text()) == verdict

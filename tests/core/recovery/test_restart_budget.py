@@ -1,5 +1,5 @@
-"""RestartBudget: one cause never uses another's budget, a row of failures is as long as its limit, and
-new steps earn a whole one again."""
+"""RestartBudget: one cause never uses another's budget, a row of failures is as long as its limit,
+and new steps earn a whole one again."""
 
 from __future__ import annotations
 

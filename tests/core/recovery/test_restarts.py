@@ -18,6 +18,7 @@ from keepstep.core.recovery.restarts import (
 from keepstep.model.failure import Cause, Failure, parse_budget
 from keepstep.model.restarts import (
     AllEndedWell,
+    AttemptWanted,
     AwaitOthers,
     End,
     Event,
@@ -30,7 +31,6 @@ from keepstep.model.restarts import (
     RegroupLate,
     Reported,
     RestartAll,
-    RoundWanted,
     SignalRanks,
     SignalReceived,
     Stopped,
@@ -222,17 +222,17 @@ def test_ranks_of_a_node_that_is_not_the_first() -> None:
 
 def test_what_fails_elsewhere_restarts_here_and_uses_the_budget() -> None:
     restarts = started(max_restarts=1)
-    action = restarts.handle(RoundWanted("node 1 is lost", S_NS))
+    action = restarts.handle(AttemptWanted("node 1 is lost", S_NS))
     assert action == RestartAll(
         "node 1 is lost; restarting all 2 ranks from memory (restart 1 of 1)",
         "node 1 is lost",
         refused=NOT_ABLE,
     )
-    assert restarts.handle(RoundWanted("and again", S_NS)) is None, (
-        "it is on its way to the next round"
+    assert restarts.handle(AttemptWanted("and again", S_NS)) is None, (
+        "it is on its way to the next attempt"
     )
     restarts.handle(RanksStarted(2 * S_NS))
-    end = restarts.handle(RoundWanted("node 1 is lost", 3 * S_NS))
+    end = restarts.handle(AttemptWanted("node 1 is lost", 3 * S_NS))
     assert isinstance(end, End) and end.exit_code == 1 and "all 1 restarts are used up" in end.why
 
 
@@ -240,7 +240,7 @@ def test_a_program_that_fails_now_here_now_there_at_one_step_is_wrong() -> None:
     restarts = started()
     crash = Failure(Cause.CRASH, 5, completed_step=7)
     here = exits(LATE_S, (0, 1), step=7)
-    there = RoundWanted("rank 5 exited with code 1", round(LATE_S * S_NS), crash, 7, decided=True)
+    there = AttemptWanted("rank 5 exited with code 1", round(LATE_S * S_NS), crash, 7, decided=True)
     followed = []
     for life in (here, there, here):
         restarts.handle(RanksStarted(0))
@@ -257,7 +257,7 @@ def test_lost_nodes_say_nothing_about_the_program() -> None:
     for _ in range(10):
         restarts.handle(RanksStarted(0))
         assert isinstance(
-            restarts.handle(RoundWanted("node 1 is lost", S_NS, completed_step=7)), RestartAll
+            restarts.handle(AttemptWanted("node 1 is lost", S_NS, completed_step=7)), RestartAll
         )
 
 
@@ -265,7 +265,7 @@ def test_a_failure_elsewhere_restarts_a_node_whose_ranks_ended_well() -> None:
     restarts = started()
     restarts.handle(exits(5, (0, 0), (1, 0)))
     assert isinstance(
-        restarts.handle(RoundWanted("rank 5 exited with code 1", 6 * S_NS)), RestartAll
+        restarts.handle(AttemptWanted("rank 5 exited with code 1", 6 * S_NS)), RestartAll
     )
 
 
@@ -337,8 +337,8 @@ things = st.one_of(
     ),
     st.sampled_from(
         [
-            RoundWanted("x", 0),
-            RoundWanted("x", 0, Failure(Cause.CRASH, 9)),
+            AttemptWanted("x", 0),
+            AttemptWanted("x", 0, Failure(Cause.CRASH, 9)),
             Stopped("x", 1),
             Stopped("x", 143, SIGTERM),
         ]
@@ -374,7 +374,7 @@ def test_any_story_keeps_the_budget_and_ends_once(
                 SignalReceived
                 | TimeUp
                 | MeetingLost
-                | RoundWanted
+                | AttemptWanted
                 | Stopped
                 | Progressed
                 | Reported,
@@ -466,7 +466,7 @@ def test_who_had_done_its_last_step_when_another_was_lost_is_not_waited_for() ->
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_what_is_decided_for_all_nodes_holds_here(keep: bool) -> None:
-    action = started().handle(RoundWanted("node 1 says: so", S_NS, able=keep, decided=True))
+    action = started().handle(AttemptWanted("node 1 says: so", S_NS, able=keep, decided=True))
     assert isinstance(action, RestartAll) and action.keep is keep
 
 
@@ -511,7 +511,7 @@ def test_a_failure_that_follows_to_another_host_is_the_programs() -> None:
     assert isinstance(restarts.handle(failed(30, 0, "a", 8)), RestartAll)
     restarts.handle(RanksStarted(0))
     there = Failure(Cause.CRASH, 5, "b", step=8, error="ValueError: no", completed_step=7)
-    end = restarts.handle(RoundWanted("node 1 says so", 30 * S_NS, there, 7, decided=True))
+    end = restarts.handle(AttemptWanted("node 1 says so", 30 * S_NS, there, 7, decided=True))
     assert isinstance(end, End) and end.exit_code == CODE_AT_FAULT and end.finding is not None
     assert [f.host for f in end.finding.failures] == [
         "a",
@@ -564,7 +564,7 @@ def test_what_all_nodes_tell_counts_whoever_was_heard_first() -> None:
     there = Failure(Cause.CRASH, 5, "b", step=8, error="ValueError: no")
     restarts = started()
     restarts.handle(
-        RoundWanted(
+        AttemptWanted(
             "lost a peer",
             S_NS,
             Failure(Cause.UNKNOWN, 0, "a", step=8, error="closed"),
@@ -582,7 +582,7 @@ def test_what_all_nodes_tell_counts_whoever_was_heard_first() -> None:
         "one event on two hosts has not been reproduced"
     )
     restarts.handle(RanksStarted(0))
-    restarts.handle(RoundWanted("lost a peer", S_NS, None, 7, decided=True))
+    restarts.handle(AttemptWanted("lost a peer", S_NS, None, 7, decided=True))
     end = restarts.handle(Reported((there,)))
     assert isinstance(end, End) and end.exit_code == CODE_AT_FAULT
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from keepstep.coding.checksum import BLOCK_BYTES, checksum
-from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.memory import MEMORY, SharedMemory
 from keepstep.edge.shm.slot import (
     MAGIC,
     Slot,
@@ -429,3 +429,24 @@ def test_a_full_filesystem_is_said_with_numbers_and_nothing_is_left(tiny_tmpfs: 
     assert list(tiny_tmpfs.iterdir()) == [first.path]
     assert reread(first.path)[2] == data
     first.close()
+
+
+class SmallBlocks(SharedMemory):
+    block_bytes = 512
+
+
+def test_the_memory_says_how_large_a_block_is(tmp_path: Path) -> None:
+    memory = SmallBlocks()
+    slot = Slot.create(memory, tmp_path / "slot-0", 30_000, 5_000)
+    data = seal(slot, Stamp(5, 1), seed=3)
+    slot.close()
+    again = Slot(memory, tmp_path / "slot-0")
+    header, layout = again.verify()
+    assert layout == LAYOUT and bytes(again.payload[: header.payload_bytes]) == data
+    assert (header.block_bytes, header.block_count) == (512, -(-PAYLOAD_BYTES // 512))
+    again.payload[3 * 512 + 1] ^= 1
+    with pytest.raises(DamageError, match="block 3 .payload bytes 1536 to 2048."):
+        again.verify()
+    again.void()
+    assert again.header().block_bytes == 512
+    again.close()

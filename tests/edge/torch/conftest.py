@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from keepstep.edge.os.threads import run_acts
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.torch import restore
-from keepstep.edge.torch.capture import Copy
+from keepstep.edge.torch.capture import TensorCopy
 from keepstep.edge.torch.state import Protected, State
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import KIB
@@ -28,17 +29,17 @@ class Room:
         self._path = path
         self.slot: Slot | None = None
 
-    def begin(self, state: State) -> Copy:
+    def begin(self, state: State) -> TensorCopy:
         """A copy whose moving part is taken; the caller does the rest, at its own pace."""
         if self.slot is not None:
             self.slot.close()
         self.slot = Slot.create(MEMORY, self._path, state.payload_bytes, 64 * KIB)
         self.slot.begin(bytes(16), 0, 1, 1, Stamp(0, 1))
-        copy = Copy(state, self.slot)
+        copy = TensorCopy(state, self.slot)
         copy.copy_moving()
         return copy
 
-    def seal(self, copy: Copy) -> None:
+    def seal(self, copy: TensorCopy) -> None:
         assert not copy.moved, f"torn: {copy.moved}"
         manifest = json.dumps(copy.state.layout.to_json()).encode()
         copy.slot.seal(
@@ -50,7 +51,7 @@ class Room:
 
     def save(self, **stateful: Any) -> None:
         copy = self.begin(Protected.of(stateful, lazy=True).gather())
-        copy.copy_still()
+        run_acts(copy.copy_still())
         self.seal(copy)
 
     def load(self, **stateful: Any) -> Protected:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from keepstep.edge.os.threads import run_acts
 from keepstep.edge.torch import restore
 from keepstep.edge.torch.state import Protected
 
@@ -57,7 +58,7 @@ def test_forward_and_backward_before_the_copy_change_nothing(
     copy = room.begin(training.protected.gather())
     training.forward_and_backward()
     assert snapshot_bytes(training.state()) != expected, "the running statistics have moved"
-    copy.copy_still()
+    run_acts(copy.copy_still())
     assert copy.moved == []
     room.seal(copy)
     assert snapshot_bytes(saved(room)) == expected
@@ -73,7 +74,7 @@ def test_lazy_bytes_are_not_there_before_the_copy(room: Room) -> None:
     ]
     lazy = {i.spec.name for i in copy.state.items if i.lazy}
     assert lazy == set(zeros) and len(lazy) == 6 + 3 * 6
-    copy.copy_still()
+    run_acts(copy.copy_still())
     copied = [
         s
         for s in copy.state.layout.segments
@@ -99,7 +100,7 @@ def test_the_update_waits_for_the_copy(room: Room, snapshot_bytes: Bytes, fused:
     def capture() -> None:
         at_fence.wait()
         order.append("copy begins")
-        copy.copy_still()
+        run_acts(copy.copy_still())
 
     def hook(*_: Any) -> None:
         at_fence.set()
@@ -123,7 +124,7 @@ def test_without_the_fence_the_update_tears_the_copy(room: Room) -> None:
     training = Training()
     copy = room.begin(training.protected.gather())
     training.step()
-    copy.copy_still()
+    run_acts(copy.copy_still())
     lazy = {i.spec.name for i in copy.state.items if i.lazy}
     assert set(copy.moved) == lazy
 
@@ -146,7 +147,7 @@ def test_a_change_between_boundary_and_copy_is_detected_and_named(room: Room) ->
     with torch.no_grad():
         training.model[0].weight.mul_(0.5)
         training.optimizer.state[training.model[2].bias]["exp_avg"].add_(1)
-    copy.copy_still()
+    run_acts(copy.copy_still())
     copy.fence()
     assert copy.moved == ["model.0.weight", "optimizer.state.5.exp_avg"]
 
@@ -166,7 +167,7 @@ def test_a_change_during_the_copy_is_detected(room: Room) -> None:
         write(pairs[3:])
 
     copy._write = write_and_change  # type: ignore[method-assign]
-    copy.copy_still()
+    run_acts(copy.copy_still())
     assert copy.moved == ["model.0.weight"]
 
 
@@ -174,7 +175,7 @@ def test_a_change_after_the_fence_is_no_matter(room: Room, snapshot_bytes: Bytes
     training = Training()
     expected = snapshot_bytes(training.state())
     copy = room.begin(training.protected.gather())
-    copy.copy_still()
+    run_acts(copy.copy_still())
     copy.fence()
     with torch.no_grad():
         training.model[0].weight.zero_()
@@ -191,7 +192,7 @@ def test_torn_once_eager_from_then_on(room: Room, snapshot_bytes: Bytes) -> None
     copy = room.begin(training.protected.gather())
     with torch.no_grad():
         training.model[0].weight.zero_()
-    copy.copy_still()
+    run_acts(copy.copy_still())
     assert copy.moved == []
     room.seal(copy)
     assert snapshot_bytes(saved(room)) == expected
@@ -206,7 +207,7 @@ def test_a_copy_that_fails_lets_the_trainer_go(room: Room) -> None:
 
     copy._write = fail  # type: ignore[method-assign, assignment]
     with pytest.raises(RuntimeError, match="the driver is gone"):
-        copy.copy_still()
+        run_acts(copy.copy_still())
     assert copy.done.is_set()
     copy.fence()
 
@@ -216,7 +217,7 @@ def test_python_values_are_taken_at_the_boundary(room: Room) -> None:
     protected = Protected.of({"log": log, "x": torch.ones(1)}, lazy=True)
     copy = room.begin(protected.gather())
     log.append("b")
-    copy.copy_still()
+    run_acts(copy.copy_still())
     room.seal(copy)
     header, layout = room.slot.verify()
     assert restore.open_snapshot(protected, room.slot, header, layout)["log"] == ["a"]

@@ -1,44 +1,68 @@
-"""The board over a real store: what one node shows the others see, its newest word alone, also
-after its agent was replaced."""
+"""EvidenceBoard: what one node shows the others see, its newest word alone, also after its agent
+was replaced."""
 
 from __future__ import annotations
 
-import socket
+from hypothesis import given
+from hypothesis import strategies as st
 
-import pytest
+from keepstep.runtime.agent.evidence_board import EvidenceBoard
+from tests.runtime.fakes import FakeKV, FakeTime, Table
 
-from keepstep.edge.torch.tcp_store import EmbeddedKV, meet_embedded
-from keepstep.runtime.agent.evidence_board import RoundBoard
-
-
-def hosted() -> EmbeddedKV:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    return meet_embedded(("127.0.0.1", port), "t/")
+NODES = 3
 
 
-def test_what_a_node_shows_the_others_see() -> None:
-    kv = hosted()
-    boards = [RoundBoard(kv.another, 3, nodes=3) for _ in range(2)]
-    assert boards[0].read() == {}
-    boards[0].post(0, "a")
-    boards[1].post(1, "b")
-    boards[0].post(0, "c")
-    assert boards[0].read() == boards[1].read() == {0: "c", 1: "b"}
-    boards[0].post(0, "c")  # the same again
-    RoundBoard(kv.another, 3, nodes=3).post(1, "from the next agent of node 1")
-    assert boards[0].read() == {0: "c", 1: "from the next agent of node 1"}
-    boards[0].post(0, "")
-    assert list(boards[1].read()) == [1], "who shows nothing is not there"
-    assert RoundBoard(kv.another, 4, nodes=3).read() == {}, "another round's"
+class Meeting:
+    def __init__(self) -> None:
+        self.time = FakeTime()
+        self.table = Table()
+
+    def board(self, attempt: int = 3) -> EvidenceBoard:
+        return EvidenceBoard(FakeKV(self.time, self.table), attempt, NODES)
+
+    def exchange(self, board: EvidenceBoard, node: int, evidence: str) -> dict[int, str]:
+        found: list[dict[int, str]] = []
+        board.exchange(node, evidence, found.append)
+        self.time.pass_ns()
+        [shown] = found
+        return shown
 
 
-def test_a_board_that_cannot_be_reached_is_an_oserror() -> None:
-    kv = hosted()
-    client = kv.another()
-    board = RoundBoard(lambda: client, 0, nodes=2)
-    board.post(0, "a")
-    del kv  # and its store with it
-    with pytest.raises(OSError, match="the meeting point"):
-        board.post(0, "b")
+POSTS = st.lists(
+    st.tuples(st.integers(0, NODES - 1), st.sampled_from(["", "a", "b"]), st.booleans())
+)
+
+
+@given(POSTS)
+def test_all_see_the_newest_word_of_each_node(posts: list[tuple[int, str, bool]]) -> None:
+    """Also of a node whose agent was followed by another one."""
+    meeting = Meeting()
+    boards = [meeting.board() for _ in range(NODES)]
+    newest: dict[int, str] = {}
+    for node, evidence, is_replaced in posts:
+        if is_replaced:
+            boards[node] = meeting.board()
+        newest[node] = evidence
+        shown = meeting.exchange(boards[node], node, evidence)
+        assert shown == {at: text for at, text in newest.items() if text}
+
+
+@given(st.lists(st.sampled_from(["", "a", "b"]), min_size=2))
+def test_no_value_is_written_twice(posts: list[str]) -> None:
+    """As the KV wants it: an answer that is lost may be asked for again."""
+    meeting = Meeting()
+    board = meeting.board()
+    written = []
+    for evidence in posts:
+        meeting.exchange(board, 0, evidence)
+        written.append(meeting.table.values["3/board/0"])
+    assert len(set(written)) == len(written)
+
+
+def test_another_attempts_board_is_empty_and_another_releases_words_are_nothing() -> None:
+    meeting = Meeting()
+    meeting.exchange(meeting.board(), 0, "a")
+    assert meeting.exchange(meeting.board(4), 1, "b") == {1: "b"}
+    for text in ("no json", "7", '["x", 1]', "[1, 2, 3]"):
+        meeting.table.values["3/board/2"] = text
+        assert meeting.exchange(meeting.board(), 1, "b") == {0: "a", 1: "b"}

@@ -28,7 +28,7 @@ from keepstep.model.horizon import Horizon
 from keepstep.model.rhythm import Interleaved
 from keepstep.model.snapshot import SlotState, SlotView, Stamp
 from keepstep.model.units import S_NS
-from keepstep.runtime.agent.metrics import Metrics
+from keepstep.runtime.agent.process import ServedMetrics
 
 Samples = dict[tuple[str, str], float]
 
@@ -46,10 +46,10 @@ def settings(tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-def metrics(settings: Settings) -> Iterator[Metrics]:
+def metrics(settings: Settings) -> Iterator[ServedMetrics]:
     with writing(settings) as journal:
         journal.record("resumed", "of a run before", step=9, source="memory", lost_steps=7, epoch=1)
-    made = Metrics(settings)
+    made = ServedMetrics(settings)
     yield made
     made.stop()
 
@@ -97,7 +97,7 @@ def rank_page(settings: Settings, rank: int, steps: list[int], world_size: int =
     return page
 
 
-def test_a_job_before_anything_has_happened(metrics: Metrics) -> None:
+def test_a_job_before_anything_has_happened(metrics: ServedMetrics) -> None:
     found = scrape(metrics.start(0))
     assert found["keepstep_job_info", "demo"] == 1
     assert (
@@ -111,7 +111,7 @@ def test_a_job_before_anything_has_happened(metrics: Metrics) -> None:
     )
 
 
-def test_what_ranks_keeper_and_memory_say(settings: Settings, metrics: Metrics) -> None:
+def test_what_ranks_keeper_and_memory_say(settings: Settings, metrics: ServedMetrics) -> None:
     living, dead = rank_page(settings, 0, [7, 8]), rank_page(settings, 1, [8, 9])
     dead.close()
     for shelf, rank in (("", 0), ("held", 4), ("held", 5), ("parity", 0)):
@@ -142,7 +142,7 @@ def test_what_ranks_keeper_and_memory_say(settings: Settings, metrics: Metrics) 
     assert copies == 2 * parities > 0 and own >= parities
 
 
-def test_what_the_keeper_s_gate_has_done(settings: Settings, metrics: Metrics) -> None:
+def test_what_the_keeper_s_gate_has_done(settings: Settings, metrics: ServedMetrics) -> None:
     port = metrics.start(0)
     assert not any(name.startswith("keepstep_interleave") for name, _ in scrape(port))
     counted = Interleaved(
@@ -165,7 +165,9 @@ def test_what_the_keeper_s_gate_has_done(settings: Settings, metrics: Metrics) -
     ] == [0.25, 0.125, 0]
 
 
-def test_of_several_nodes_the_leaders_word_counts(settings: Settings, metrics: Metrics) -> None:
+def test_of_several_nodes_the_leaders_word_counts(
+    settings: Settings, metrics: ServedMetrics
+) -> None:
     page = rank_page(settings, 0, [7, 8], world_size=4)
     port = metrics.start(0)
     assert ("keepstep_committed_step", "") not in scrape(port)
@@ -177,7 +179,7 @@ def test_of_several_nodes_the_leaders_word_counts(settings: Settings, metrics: M
 
 
 def test_each_look_reads_what_was_added_and_the_parts_are_the_whole(
-    settings: Settings, metrics: Metrics
+    settings: Settings, metrics: ServedMetrics
 ) -> None:
     port = metrics.start(0)
     with writing(settings) as journal:
@@ -200,7 +202,7 @@ def test_each_look_reads_what_was_added_and_the_parts_are_the_whole(
 
 
 def test_recoveries_by_cause_with_their_duration_and_what_was_lost(
-    settings: Settings, metrics: Metrics
+    settings: Settings, metrics: ServedMetrics
 ) -> None:
     """Told with clocks of an hour ago: what is young may still grow, and is not told of."""
     lines = []
@@ -209,7 +211,7 @@ def test_recoveries_by_cause_with_their_duration_and_what_was_lost(
         ("resumed", 1, {"step": -1, "source": "fresh", "lost_steps": 0, "epoch": 1}),
         ("rank-exited", 100, {"rank": 1, "code": -9}),
         ("resumed", 104, {"step": 80, "source": "memory", "lost_steps": 1, "epoch": 2}),
-        ("verdict", 200, {"kind": "hang", "culprit": 0, "silent_ns": 8 * S_NS}),
+        ("diagnosis", 200, {"kind": "hang", "culprit": 0, "stalled_ns": 8 * S_NS}),
         ("resumed", 232, {"step": 160, "source": "memory", "lost_steps": 2, "epoch": 3}),
     ]:
         long_ago = os.stat(settings.journal_path).st_mtime_ns - 3600 * S_NS + at_s * S_NS
@@ -240,17 +242,19 @@ def test_recoveries_by_cause_with_their_duration_and_what_was_lost(
     assert found["keepstep_goodput_seconds", "detecting"] == 8
 
 
-def test_a_memory_that_is_removed_meanwhile_is_none(settings: Settings, metrics: Metrics) -> None:
+def test_a_memory_that_is_removed_meanwhile_is_none(
+    settings: Settings, metrics: ServedMetrics
+) -> None:
     settings.job_dir.rmdir()
     assert scrape(metrics.start(0))["keepstep_memory_bytes", "own"] == 0
 
 
-def test_a_port_that_is_taken(settings: Settings, metrics: Metrics) -> None:
+def test_a_port_that_is_taken(settings: Settings, metrics: ServedMetrics) -> None:
     port = metrics.start(0)
     with pytest.raises(
         ConfigError, match=rf"metrics_port: expected a free port of 127.0.0.1, found {port}"
     ):
-        Metrics(settings).start(port)
+        ServedMetrics(settings).start(port)
     metrics.stop()
     metrics.stop()
     assert metrics.start(port) == port
@@ -260,8 +264,8 @@ def test_without_the_extra_an_error_names_it(settings: Settings) -> None:
     code = (
         "import sys; sys.modules['prometheus_client'] = None\n"  # as where it is not installed
         "from keepstep.config import settings_from_text\n"
-        "from keepstep.runtime.agent.metrics import Metrics\n"
-        "Metrics(settings_from_text(sys.argv[1])).start(0)\n"
+        "from keepstep.runtime.agent.process import ServedMetrics\n"
+        "ServedMetrics(settings_from_text(sys.argv[1])).start(0)\n"
     )
     run = subprocess.run(
         [sys.executable, "-c", code, settings.to_text()], capture_output=True, text=True, timeout=60

@@ -1,5 +1,5 @@
-"""The watch over real processes that only publish their pages: who is stopped, deadlocked, blocked
-or spinning is named, and nobody else.
+"""The monitor over real processes that only publish their pages: who is stopped, deadlocked,
+blocked or spinning is named, and nobody else.
 
 The children train nothing: they publish a step every 20 ms until, at a step of their own, they do
 what their fault says. Ticks are real time, so nothing here asserts that anything is fast.
@@ -13,22 +13,25 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from keepstep.config import Settings, resolve
-from keepstep.core.detection.deadlines import derive
+from keepstep.core.detection.deadlines import Deadlines, derive
 from keepstep.edge.os.journal import Journal, read_journal
 from keepstep.edge.probes import memory, stacks
+from keepstep.edge.probes.node import NodeProbes
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_page import read_status
 from keepstep.model.diagnosis import Diagnosis, Strength
 from keepstep.model.units import S_NS
-from keepstep.runtime.agent.monitor import Watch
+from keepstep.runtime.agent.evidence_board import EvidenceBoard
+from keepstep.runtime.agent.monitor import Monitor
 from keepstep.testing.cluster import wait_for
+from tests.runtime.fakes import FakeExecutor, FakeKV, FakeTime, Table
 
 PATIENCE_S = 60.0
 LIMITS = replace(derive(hang_after_s=4), busy_ns=8 * S_NS)
@@ -68,8 +71,39 @@ for step in range(10**6):
 """
 
 
+class Looking:
+    """A monitor, and who does its work and brings it what other nodes show, at every tick."""
+
+    def __init__(self, settings: Settings, node: int = 0, deadlines: Deadlines = LIMITS) -> None:
+        self._executor = FakeExecutor()
+        self._time = FakeTime()
+        self._monitor = Monitor(
+            MEMORY,
+            NodeProbes(settings.journal_path.parent),
+            self._executor,
+            Journal(settings.journal_path, "agent"),
+            settings.job_dir,
+            deadlines,
+            node,
+        )
+        self.forget = self._monitor.forget
+        self.explain_exit = self._monitor.explain_exit
+
+    def begin(self, pids: Mapping[int, int], table: Table | None = None) -> None:
+        """table: where the nodes show each other what they see."""
+        kv = None if table is None else FakeKV(self._time, table)
+        board = None if kv is None else EvidenceBoard(kv, 0, nodes=2)
+        self._monitor.begin(pids, time.monotonic_ns(), board)
+
+    def tick(self) -> list[Diagnosis]:
+        found = self._monitor.tick(time.monotonic_ns())
+        self._executor.run()
+        self._time.pass_ns()
+        return found
+
+
 class Ranks:
-    """Processes, the watch over them, and its journal."""
+    """Processes, the monitor over them, and its journal."""
 
     def __init__(self, home: Path) -> None:
         self.settings: Settings = resolve(
@@ -106,8 +140,8 @@ class Ranks:
             self.processes[rank] = subprocess.Popen(command, start_new_session=True)
         return {rank: self.processes[rank].pid for rank in range(first, first + len(faults))}
 
-    def watch(self, **more: object) -> Watch:
-        return Watch(self.settings, Journal(self.settings.journal_path, "agent"), LIMITS, **more)  # type: ignore[arg-type]
+    def monitor(self, node: int = 0, deadlines: Deadlines = LIMITS) -> Looking:
+        return Looking(self.settings, node, deadlines)
 
     def reached(self, rank: int, step: int) -> None:
         pid = self.processes[rank].pid
@@ -138,19 +172,17 @@ def ranks(tmp_path: Path) -> Iterator[Ranks]:
     found.end()
 
 
-def verdicts(watch: Watch) -> list[Diagnosis]:
+def diagnoses(monitor: Looking) -> list[Diagnosis]:
     """The first that are told."""
-    found: list[Diagnosis] = wait_for(
-        lambda: watch.tick(time.monotonic_ns()), lambda: "no verdict", PATIENCE_S
-    )
+    found: list[Diagnosis] = wait_for(monitor.tick, lambda: "no diagnosis", PATIENCE_S)
     return found
 
 
-def told_within(watch: Watch, seconds: float) -> list[Diagnosis]:
+def told_within(monitor: Looking, seconds: float) -> list[Diagnosis]:
     """All that are told in that time."""
     until, found = time.monotonic() + seconds, []
     while time.monotonic() < until:
-        found += watch.tick(time.monotonic_ns())
+        found += monitor.tick()
         select.select([], [], [], 0.05)
     return found
 
@@ -163,12 +195,12 @@ def test_who_does_not_go_on_is_named_one_after_the_other(ranks: Ranks) -> None:
         1: ("fifo", "deadlocked", "asleep", 50),
         2: ("spin", "hang", "spinning", 70),
     }
-    watch = ranks.watch()
+    monitor = ranks.monitor()
     for rank, (fault, _, _, at_step) in faults.items():
-        watch.begin(ranks.start(fault, first=rank, at_step=at_step), time.monotonic_ns())
-    watch.begin(ranks.start("", first=3), time.monotonic_ns())
+        monitor.begin(ranks.start(fault, first=rank, at_step=at_step))
+    monitor.begin(ranks.start("", first=3))
     for rank, (_, kind, state, at_step) in faults.items():
-        (found,) = verdicts(watch)
+        (found,) = diagnoses(monitor)
         assert (found.kind, found.culprit, found.state, found.strength) == (
             kind,
             rank,
@@ -177,18 +209,18 @@ def test_who_does_not_go_on_is_named_one_after_the_other(ranks: Ranks) -> None:
         ), found.why
         assert f"has completed step {at_step - 1}, the others step" in found.why
         ranks.processes[rank].kill()
-        assert watch.explain_exit(rank, ranks.processes[rank].wait(), "") == found
-        watch.forget(rank)
-        watch.begin(ranks.start("", first=rank), time.monotonic_ns())
+        assert monitor.explain_exit(rank, ranks.processes[rank].wait(), "") == found
+        monitor.forget(rank)
+        monitor.begin(ranks.start("", first=rank))
     assert "suspicion" in ranks.kinds()
 
 
 def test_who_is_stopped_is_named_killed_and_replaced(ranks: Ranks) -> None:
-    watch = ranks.watch()
-    watch.begin(ranks.start("", ""), time.monotonic_ns())
+    monitor = ranks.monitor()
+    monitor.begin(ranks.start("", ""))
     ranks.reached(1, 20)
     os.kill(ranks.processes[1].pid, signal.SIGSTOP)
-    (found,) = verdicts(watch)
+    (found,) = diagnoses(monitor)
     assert (found.kind, found.culprit, found.state, found.strength) == (
         "stopped",
         1,
@@ -200,42 +232,40 @@ def test_who_is_stopped_is_named_killed_and_replaced(ranks: Ranks) -> None:
     text = saved[1].read_text()
     assert f"{ranks.processes[1].pid} T" in text
     assert "(<string>:" in text or stacks.find_py_spy() is None or "ermission" in text
-    assert told_within(watch, 3) == [], "told twice"
+    assert told_within(monitor, 3) == [], "told twice"
 
     ranks.processes[1].kill()
     ranks.processes[1].wait()
-    assert watch.explain_exit(1, -9, "") == found
-    watch.forget(1)
-    watch.begin(ranks.start("", first=1), time.monotonic_ns())
+    assert monitor.explain_exit(1, -9, "") == found
+    monitor.forget(1)
+    monitor.begin(ranks.start("", first=1))
     ranks.reached(1, 20)
-    assert watch.tick(time.monotonic_ns()) == []
+    assert monitor.tick() == []
     os.kill(ranks.processes[0].pid, signal.SIGSTOP)
-    assert [v.culprit for v in verdicts(watch)] == [0]
+    assert [d.culprit for d in diagnoses(monitor)] == [0]
 
 
 def test_healthy_ranks_are_left_alone_and_a_short_stop_is_forgiven(ranks: Ranks) -> None:
-    watch = Watch(ranks.settings, Journal(ranks.settings.journal_path, "agent"), derive())
-    watch.begin(ranks.start("", ""), time.monotonic_ns())
+    monitor = ranks.monitor(deadlines=derive())
+    monitor.begin(ranks.start("", ""))
     ranks.reached(1, 20)
     for _ in range(2):
         os.kill(ranks.processes[1].pid, signal.SIGSTOP)
-        assert told_within(watch, 2) == []
+        assert told_within(monitor, 2) == []
         os.kill(ranks.processes[1].pid, signal.SIGCONT)
         status = read_status(MEMORY, ranks.settings.job_dir, 1)
         assert status is not None
         ranks.reached(1, status.step + 2)
-        assert watch.tick(time.monotonic_ns()) == []
+        assert monitor.tick() == []
 
 
-def test_who_outlives_its_verdict_is_told_once_more(ranks: Ranks) -> None:
-    watch = Watch(
-        ranks.settings, Journal(ranks.settings.journal_path, "agent"), replace(LIMITS, kill_ns=S_NS)
-    )
-    watch.begin(ranks.start("", ""), time.monotonic_ns())
+def test_who_outlives_its_diagnosis_is_told_once_more(ranks: Ranks) -> None:
+    monitor = ranks.monitor(deadlines=replace(LIMITS, kill_ns=S_NS))
+    monitor.begin(ranks.start("", ""))
     ranks.reached(1, 20)
     os.kill(ranks.processes[1].pid, signal.SIGSTOP)
-    (first,) = verdicts(watch)
-    (second,) = verdicts(watch)
+    (first,) = diagnoses(monitor)
+    (second,) = diagnoses(monitor)
     assert (first.kind, second.kind, second.culprit, second.state) == (
         "stopped",
         "unkillable",
@@ -245,34 +275,16 @@ def test_who_outlives_its_verdict_is_told_once_more(ranks: Ranks) -> None:
     assert first.why in second.why
 
 
-class Table:
-    """A board in memory."""
-
-    def __init__(self) -> None:
-        self.posts: dict[int, str] = {}
-
-    def post(self, node: int, evidence: str) -> None:
-        self.posts[node] = evidence
-
-    def read(self) -> dict[int, str]:
-        return dict(self.posts)
-
-
-class NoTable(Table):
-    def read(self) -> dict[int, str]:
-        raise ConnectionRefusedError("nobody there")
-
-
 def test_a_culprit_on_another_node_is_not_ours_to_kill(ranks: Ranks) -> None:
     """Rank 1 hangs on its node; rank 0 waits for it on another one, and looks just as stuck."""
     pids = ranks.start("lock", "fifo", at_step=30)
     board = Table()
-    here, there = (ranks.watch(node=node, board=board) for node in (0, 1))
-    here.begin({0: pids[0]}, time.monotonic_ns())
-    there.begin({1: pids[1]}, time.monotonic_ns())
+    here, there = (ranks.monitor(node) for node in (0, 1))
+    here.begin({0: pids[0]}, board)
+    there.begin({1: pids[1]}, board)
 
     def have_both_got_stuck() -> bool:
-        assert here.tick(time.monotonic_ns()) == there.tick(time.monotonic_ns()) == []
+        assert here.tick() == there.tick() == []
         pages = [read_status(MEMORY, ranks.settings.job_dir, rank) for rank in pids]
         return all(page is not None and page.step == 30 for page in pages)
 
@@ -280,10 +292,10 @@ def test_a_culprit_on_another_node_is_not_ours_to_kill(ranks: Ranks) -> None:
     os.kill(pids[1], signal.SIGSTOP)
 
     def told() -> list[Diagnosis]:
-        assert here.tick(time.monotonic_ns()) == []
-        return there.tick(time.monotonic_ns())
+        assert here.tick() == []
+        return there.tick()
 
-    (found,) = wait_for(told, lambda: "no verdict", PATIENCE_S)
+    (found,) = wait_for(told, lambda: "no diagnosis", PATIENCE_S)
     assert (found.kind, found.culprit, found.node) == ("stopped", 1, 1)
 
     def has_heard() -> bool:
@@ -298,19 +310,18 @@ def test_a_culprit_on_another_node_is_not_ours_to_kill(ranks: Ranks) -> None:
 
 def test_without_the_other_nodes_only_facts_count(ranks: Ranks) -> None:
     pids = ranks.start("lock", "")
-    watch = ranks.watch(board=NoTable())
-    watch.begin({0: pids[0]}, time.monotonic_ns())
-    (found,) = verdicts(watch)
+    monitor = ranks.monitor()
+    monitor.begin({0: pids[0]}, Table())
+    (found,) = diagnoses(monitor)
     assert (found.kind, found.scope, found.culprit) == (
         "hang",
         "job",
         None,
     ) and "1 ranks are not heard of" in found.why
-    assert ranks.kinds().count("watch-alone") == 1
 
 
 def test_a_page_of_an_earlier_life_says_nothing(ranks: Ranks) -> None:
-    watch = ranks.watch()
+    monitor = ranks.monitor()
     pids = ranks.start("lock", "")
     ranks.reached(0, 30)
     ranks.processes[0].kill()
@@ -319,22 +330,22 @@ def test_a_page_of_an_earlier_life_says_nothing(ranks: Ranks) -> None:
         [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True
     )
     ranks.processes[2] = stranger
-    watch.begin({0: stranger.pid, 1: pids[1]}, time.monotonic_ns())
-    assert told_within(watch, 6) == []
+    monitor.begin({0: stranger.pid, 1: pids[1]})
+    assert told_within(monitor, 6) == []
 
 
 # -- exits
 
 
 def test_leaving_with_code_0_too_early_is_no_success(ranks: Ranks) -> None:
-    watch = ranks.watch()
-    watch.begin(ranks.start("", "leave"), time.monotonic_ns())
+    monitor = ranks.monitor()
+    monitor.begin(ranks.start("", "leave"))
     wait_for(
-        lambda: watch.tick(time.monotonic_ns()) or ranks.processes[1].poll() is not None,
+        lambda: monitor.tick() or ranks.processes[1].poll() is not None,
         lambda: "lives",
         PATIENCE_S,
     )
-    found = watch.explain_exit(1, ranks.processes[1].wait(), "")
+    found = monitor.explain_exit(1, ranks.processes[1].wait(), "")
     assert found.kind == "premature-exit"
     assert (
         found.why
@@ -344,14 +355,14 @@ def test_leaving_with_code_0_too_early_is_no_success(ranks: Ranks) -> None:
 
 
 def test_a_kill_from_outside_is_told_from_one_of_ours(ranks: Ranks) -> None:
-    watch = ranks.watch()
-    watch.begin(ranks.start("", ""), time.monotonic_ns())
+    monitor = ranks.monitor()
+    monitor.begin(ranks.start("", ""))
     ranks.reached(1, 5)
-    watch.tick(time.monotonic_ns())
+    monitor.tick()
     ranks.processes[1].kill()
-    found = watch.explain_exit(1, ranks.processes[1].wait(), "")
+    found = monitor.explain_exit(1, ranks.processes[1].wait(), "")
     assert (found.kind, found.culprit, found.state) == ("crash", 1, "SIGKILL (9)")
-    assert watch.explain_exit(0, 1, "RuntimeError: Connection closed by peer").culprit is None
+    assert monitor.explain_exit(0, 1, "RuntimeError: Connection closed by peer").culprit is None
 
 
 @pytest.fixture
@@ -390,11 +401,11 @@ def test_who_ran_out_of_memory_did_not_just_get_killed(tmp_path: Path, small_cgr
     )
     assert process.stdin is not None and process.stdout is not None
     process.stdout.readline()
-    watch = Watch(settings, Journal(settings.journal_path, "agent"), LIMITS)
-    watch.begin({0: process.pid}, time.monotonic_ns())
+    monitor = Looking(settings)
+    monitor.begin({0: process.pid})
     process.stdin.write(b"go\n")
     process.stdin.close()
     code = process.wait()
     process.stdout.close()
-    found = watch.explain_exit(0, code, "")
+    found = monitor.explain_exit(0, code, "")
     assert (code, found.kind, found.strength) == (-9, "oom", Strength.FACT), found.why

@@ -8,17 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from keepstep.coding.checksum import BLOCK_BYTES, block_checksums
-from keepstep.edge.shm.memory import MEMORY
+from keepstep.coding.checksum import block_checksums
+from keepstep.edge.shm.memory import SharedMemory
 from keepstep.edge.shm.slot import Slot, slot_path
 from keepstep.model.snapshot import Stamp
 from keepstep.model.wire import Part
 from keepstep.runtime.replication.dedup import BlockDedup
 from keepstep.runtime.replication.receive import IncomingSnapshot
 
+BLOCK_BYTES = 4096
 STAMP, NEXT = Stamp(7, 1), Stamp(8, 1)
 TAIL = 1000
 BYTES = 2 * BLOCK_BYTES + TAIL
+
+
+class SmallBlocks(SharedMemory):
+    block_bytes = BLOCK_BYTES
+
+
+MEMORY = SmallBlocks()
 
 
 def state(seed: int) -> bytes:
@@ -38,7 +46,7 @@ class Arriving:
 
     def __init__(self, job_dir: Path, payload: bytes, stamp: Stamp = STAMP) -> None:
         self.slot = Slot.create(MEMORY, slot_path(job_dir / "held", 9, 0), len(payload), 100)
-        self.table = tuple(block_checksums(memoryview(payload)))
+        self.table = tuple(block_checksums(memoryview(payload), BLOCK_BYTES))
         self.whole = IncomingSnapshot(self.slot, 9, stamp, len(payload), 2, lambda: None)
 
     def taken(self) -> bytes:

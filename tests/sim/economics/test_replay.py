@@ -17,11 +17,11 @@ from tests.model.ten_nodes import TEN_NODES
 
 # Training begins at 1 s. After 1 s a rank dies, after 3 more a node is missed; a second each until
 # all train on. Steps of 100 ms.
-ROUND = [at(900, "round-formed", hosts=["a:1", "b:1"], world_size=2)]
+FORMED = [at(900, "attempt-formed", hosts=["a:1", "b:1"], world_size=2)]
 LOST_NODE = [at(6000, "node-lost", node=1), at(6000, "lost-notice", "rank 0")]
 FIRST = [*dies(2000, completed=9), *comes_back(3000, step=8, lost=1)]
 SECOND = [*LOST_NODE, *comes_back(7000, step=37, lost=1, epoch=3)]
-EVENTS = [*ROUND, *starts(), *FIRST, *SECOND, *ends(9000)]
+EVENTS = [*FORMED, *starts(), *FIRST, *SECOND, *ends(9000)]
 
 
 def test_failures_lie_on_a_clock_that_begins_with_training() -> None:

@@ -21,8 +21,8 @@ are never negative and their sum is the whole, whatever the journal says.
 What a journal does not tell, and on which side the account errs:
 
 * when a silent fault happened: `detecting` is as long as the event that noticed it says
-  (`core/economics/journal_kinds.py`: `SILENCES`), or as the suspicion before it; a death that the
-  kernel tells of counts as noticed at once. What is missing is in `productive`.
+  (`stalled_ns`), or as the suspicion before it; a death that the kernel tells of counts as noticed
+  at once. What is missing is in `productive`.
 * how long each step took: a step done again is charged at the mean of the steps of that run (its
   last one, when no mean is known).
 * the step that a fault cut off: it is in `productive`; less than one step a fault.
@@ -245,7 +245,7 @@ class Ledger:
                 fault_ns = min(fault_ns, self._suspected_ns)
             fault_ns = max(fault_ns, self._since_ns)
             self._recover(cause_of(event), fault_ns, at_ns)
-        elif event.kind == "verdict" and self._incidents and self._part is Part.RECOVERING:
+        elif event.kind == "diagnosis" and self._incidents and self._part is Part.RECOVERING:
             # the first sign of a failure is seldom its name
             self._incidents[-1].cause = cause_of(event)
 

@@ -2,7 +2,7 @@
 
 Comes in: an event. Goes out: whether it is a failure, whether training ends there, what caused it,
 how long it had been so. Knows no other event. A kind that is not named here says nothing about the
-job's course.
+job's course; what each kind means stands in `model/events.py`: `KINDS`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ ON_THE_WAY = {"rank-joined", "ranks-restarted", "rank-respawned"}  # seen only b
 READY = {"slots-made", "regrouped", "next-step"}
 # what was suspected before was not so
 REFUTING = {"skipped", "torn", "persist-started", "next-step", "suspicion-over"}
-GOES_ON = {"slow", "ended", "unknown"}  # kinds of verdict after which ranks train as before
-SILENCES = ("silent_ns", "stalled_ns", "after_ns")  # how an event says for how long it had been so
+GOES_ON = {"slow", "ended", "unknown"}  # kinds of diagnosis after which ranks train as before
 SUSPECTED_WITHIN_NS = 10 * S_NS
 CAUSES = {
     "rank-exited": "crash",
@@ -43,32 +42,30 @@ def is_failure(event: Event) -> bool:
 
 
 def ends_training(event: Event) -> bool:
-    """Whether the job cannot train from here on: a failure, a verdict about one, or a plan that
-    does more than look."""
-    if event.kind == "verdict":
+    """Whether the job cannot train from here on: a failure, a diagnosis of one, or a plan to come
+    back from one."""
+    if event.kind == "diagnosis":
         return event.data.get("kind") not in GOES_ON
-    if event.kind == "plan":
-        return event.data.get("rung") != "observe"
-    return event.kind == "lost-notice" or is_failure(event)
+    return event.kind in ("plan", "lost-notice") or is_failure(event)
 
 
 def is_about(suspected_ns: int, event: Event, at_ns: int) -> bool:
     """Whether a suspicion that no step has refuted is the first sign of what `event` noticed. A
-    verdict is made from suspicions; anything else had none that is much older."""
-    return event.kind == "verdict" or at_ns - suspected_ns <= SUSPECTED_WITHIN_NS
+    diagnosis is made from suspicions; anything else had none that is much older."""
+    return event.kind == "diagnosis" or at_ns - suspected_ns <= SUSPECTED_WITHIN_NS
 
 
 def cause_of(event: Event) -> str:
     return (
         str(event.data.get("kind"))
-        if event.kind == "verdict"
+        if event.kind == "diagnosis"
         else CAUSES.get(event.kind, "unknown")
     )
 
 
 def silence_ns(event: Event) -> int:
     """How long before the event its cause lies, as far as the event says."""
-    return max(0, *(number(event.data.get(name)) or 0 for name in SILENCES))
+    return max(0, number(event.data.get("stalled_ns")) or 0)
 
 
 def number(value: object) -> int | None:

@@ -17,7 +17,9 @@ def can_become(command: Sequence[str], interpreter: str) -> bool:
 def program_of(words: Sequence[str]) -> list[str]:
     """Of a command line what follows the interpreter's own `-u`, which a standby process has as
     well; nothing when there are other options, or no program."""
-    rest = list(words[1:] if words[:1] == ["-u"] else words)
+    rest = list(words)
+    if rest[:1] == ["-u"]:
+        del rest[0]
     if rest[:1] == ["-m"]:
         return rest if len(rest) > 1 else []
     return rest if rest and not rest[0].startswith("-") else []

@@ -251,9 +251,6 @@ class EtcdClient:
             time.sleep(RETRY_S)
 
 
-EtcdKV = EtcdClient  # as those call it who block
-
-
 def _client(etcd: Etcd, endpoint: tuple[str, int]) -> Etcd3Client:
     session = requests.Session()
     # a proxy for the world outside is not asked for the cluster's own etcd

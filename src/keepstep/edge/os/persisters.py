@@ -40,7 +40,7 @@ class ChildPersisters:
         self._tell = tell
 
     def start(self, hearer: Hearer) -> ChildBox:
-        """See `ports.Persisters`. Raises OSError when the machine gives no more processes."""
+        """See `ports.Persisters`."""
         requests, to_child = os.pipe2(os.O_CLOEXEC)
         from_child, answers = os.pipe2(os.O_CLOEXEC)
         try:

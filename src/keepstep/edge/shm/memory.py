@@ -15,9 +15,11 @@ import fcntl
 import mmap
 import os
 import shutil
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 
+from keepstep.coding.checksum import BLOCK_BYTES
 from keepstep.errors import MemoryBudgetError
 from keepstep.model.units import KIB, human_bytes
 
@@ -60,8 +62,8 @@ class MappedFile:
         self.path = path
         self.fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            stat = os.fstat(self.fd)
-            self.nbytes, self._identity = stat.st_size, (stat.st_dev, stat.st_ino)
+            facts = os.fstat(self.fd)
+            self.nbytes, self._identity = facts.st_size, (facts.st_dev, facts.st_ino)
             self._map = mmap.mmap(self.fd, self.nbytes)
         except (OSError, ValueError):
             os.close(self.fd)
@@ -94,10 +96,10 @@ class MappedFile:
         """Whether `path` still leads to this file: its number is not given to another one while it
         is mapped."""
         try:
-            stat = os.stat(self.path)
+            facts = os.stat(self.path)
         except OSError:
             return False
-        return (stat.st_dev, stat.st_ino) == self._identity
+        return (facts.st_dev, facts.st_ino) == self._identity
 
     def close(self) -> None:
         """Unmap, and give up every flock: the map holds a descriptor of its own (mmap duplicates
@@ -114,6 +116,8 @@ class MappedFile:
 
 class SharedMemory:
     """The node's memory as `ports.Memory`: files of a tmpfs."""
+
+    block_bytes = BLOCK_BYTES
 
     def open(self, path: Path) -> MappedFile:
         return MappedFile(path)
@@ -143,9 +147,10 @@ class SharedMemory:
         return MappedFile(path)
 
     def names(self, directory: Path) -> list[str]:
+        # not `Path.glob`: it raises when a directory vanishes while it looks (Python 3.11)
         try:
             return sorted(os.listdir(directory))
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
             return []
 
     def rename(self, path: Path, to: Path) -> None:
@@ -160,13 +165,14 @@ class SharedMemory:
 
     def size(self, path: Path) -> int:
         try:
-            return path.stat().st_size
+            found = path.stat()
         except OSError:
             return 0
+        return found.st_size if stat.S_ISREG(found.st_mode) else 0
 
     def free_bytes(self, directory: Path) -> int:
-        stat = os.statvfs(directory)
-        return stat.f_bavail * stat.f_frsize
+        facts = os.statvfs(directory)
+        return facts.f_bavail * facts.f_frsize
 
 
 MEMORY = SharedMemory()

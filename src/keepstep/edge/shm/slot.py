@@ -94,15 +94,22 @@ def ranks_in(memory: Memory, root: Path) -> list[int]:
     ]
 
 
-def slot_bytes(payload_capacity: int, manifest_capacity: int) -> int:
+def slot_bytes(
+    payload_capacity: int, manifest_capacity: int, block_bytes: int = BLOCK_BYTES
+) -> int:
     """Size of a slot file."""
-    return _offsets(payload_capacity)[1] + round_up(manifest_capacity, PAGE_BYTES)
+    return _offsets(payload_capacity, block_bytes)[1] + round_up(manifest_capacity, PAGE_BYTES)
 
 
-def _offsets(payload_capacity: int) -> tuple[int, int]:
+def table_bytes(payload_bytes: int, block_bytes: int) -> int:
+    """Size of a checksum table."""
+    return 8 * -(-payload_bytes // block_bytes)
+
+
+def _offsets(payload_capacity: int, block_bytes: int) -> tuple[int, int]:
     """(table, manifest): where they begin for a payload capacity."""
     table = PAGE_BYTES + round_up(payload_capacity, PAGE_BYTES)
-    return table, table + round_up(8 * -(-payload_capacity // BLOCK_BYTES), PAGE_BYTES)
+    return table, table + round_up(table_bytes(payload_capacity, block_bytes), PAGE_BYTES)
 
 
 class Slot:
@@ -111,6 +118,7 @@ class Slot:
     def __init__(self, memory: Memory, path: Path) -> None:
         """Map an existing slot. Raises DamageError when the file is no slot, OSError when there is
         none."""
+        self.block_bytes = memory.block_bytes
         try:
             self._region: Region = memory.open(path)
         except ValueError as error:
@@ -134,9 +142,10 @@ class Slot:
         MemoryBudgetError."""
         capacity = round_up(max(payload_capacity, 1), PAGE_BYTES)
         fresh = path.with_name(path.name + ".new")
-        region = memory.create(fresh, slot_bytes(capacity, manifest_capacity))
+        region = memory.create(fresh, slot_bytes(capacity, manifest_capacity, memory.block_bytes))
         region.prefault()
-        region.view[:PAGE_BYTES] = _page(EMPTY, capacity)
+        empty = EMPTY._replace(block_bytes=memory.block_bytes)
+        region.view[:PAGE_BYTES] = _page(empty, capacity)
         region.close()
         memory.rename(fresh, path)
         return cls(memory, path)
@@ -163,7 +172,9 @@ class Slot:
                 f"{self._region.path}: expected a slot ({MAGIC!r}), found "
                 f"{bytes(view[:8])!r} and no page that its checksum fits"
             )
-        table, manifest = _offsets(capacity) if capacity <= len(view) else (0, len(view) + 1)
+        table, manifest = (
+            _offsets(capacity, self.block_bytes) if capacity <= len(view) else (0, len(view) + 1)
+        )
         if manifest > len(view):
             raise DamageError(
                 f"{self._region.path}: header damaged: capacity {capacity} and its "
@@ -199,6 +210,10 @@ class Slot:
         except DamageError:
             return 0
 
+    def _blank(self) -> SlotHeader:
+        """Of a slot that holds nothing any more."""
+        return EMPTY._replace(sequence=self._sequence() + 1, block_bytes=self.block_bytes)
+
     def begin(
         self, job_hash: bytes, rank: int, world_size: int, incarnation: int, stamp: Stamp
     ) -> None:
@@ -210,7 +225,7 @@ class Slot:
             "incarnation": incarnation,
             "stamp": stamp,
         }
-        self._write(EMPTY._replace(state=SlotState.WRITING, sequence=self._sequence() + 1, **who))
+        self._write(self._blank()._replace(state=SlotState.WRITING, **who))
 
     def part(self, part: Part, header: SlotHeader) -> memoryview:
         """The bytes of an object as `header` gives its size; of the header, the page."""
@@ -230,7 +245,7 @@ class Slot:
     def write_table(self, payload_bytes: int, manifest: bytes) -> SlotHeader:
         """Hash the payload, write table and manifest, return the header that `seal` will write."""
         assert payload_bytes <= self.capacity and len(manifest) <= self.manifest_capacity
-        sums = block_checksums(self.payload[:payload_bytes])
+        sums = block_checksums(self.payload[:payload_bytes], self.block_bytes)
         table = pack_table(sums)
         self._region.view[self._table_at : self._table_at + len(table)] = table
         self._region.view[self._manifest_at : self._manifest_at + len(manifest)] = manifest
@@ -263,7 +278,7 @@ class Slot:
 
     def void(self) -> None:
         """Forget what the slot holds."""
-        self._write(EMPTY._replace(sequence=self._sequence() + 1))
+        self._write(self._blank())
 
     def manifest(self, header: SlotHeader) -> Layout:
         """Raises DamageError when the manifest fails its checksum."""

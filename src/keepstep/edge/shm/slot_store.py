@@ -16,6 +16,8 @@ from keepstep.errors import DamageError
 from keepstep.model.snapshot import SlotState, SlotView, Stamp
 from keepstep.ports import Memory
 
+# what is held for other nodes, and below which part of the job directory
+SHELVES = {"copy": "held", "parity": "parity"}
 SLOTS = 2  # one stays whole while the next is written
 EMPTY_VIEW = SlotView(SlotState.EMPTY, Stamp(-1, 0))
 

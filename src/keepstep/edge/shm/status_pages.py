@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.slot import ranks_in
 from keepstep.edge.shm.status_page import StatusPage, status_path
 from keepstep.model.snapshot import RankStatus
 
@@ -17,7 +18,7 @@ TRIES, TRY_EVERY_S = 5, 0.002
 def read_pages(job_dir: Path) -> dict[int, tuple[bool, RankStatus | None]]:
     """(alive, what its page says) of every rank with a page, in order."""
     found = {}
-    for rank in sorted(int(directory.name.split("-")[1]) for directory in job_dir.glob("rank-*")):
+    for rank in ranks_in(MEMORY, job_dir):
         try:
             page = StatusPage(MEMORY, status_path(job_dir, rank))
         except (OSError, ValueError):

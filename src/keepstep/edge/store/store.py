@@ -54,10 +54,12 @@ _STEP_DIR = re.compile(r"step-(\d{12})")
 @dataclass(frozen=True, slots=True)
 class Listing:
     """What a store holds: `checkpoints` with an intact manifest and files of the right size, newest
-    first; and per step why the directory is not one of them."""
+    first; and per step why the directory is not one of them. `unreadable`: those of them of which
+    the store did not say what they are."""
 
     checkpoints: tuple[Manifest, ...]
     broken: Mapping[int, str]
+    unreadable: frozenset[int] = frozenset()
 
 
 class Store:
@@ -107,25 +109,40 @@ class Store:
 
     def list_checkpoints(self) -> Listing:
         """Reads every manifest, no data. Raises StoreError when the store cannot be read."""
-        intact, broken = [], {}
+        intact: list[Manifest] = []
+        broken: dict[int, str] = {}
+        unreadable: set[int] = set()
         for step in sorted(self._steps(), reverse=True):
             try:
-                manifest = self.read_manifest(step)
-                self.check_sizes(manifest)
+                raw = self.read_small(step, MANIFEST)
+                entries = self._entries(step)
+            except StoreError as error:
+                broken[step] = str(error)
+                unreadable.add(step)
+                continue
+            try:
+                manifest = self._manifest(step, raw)
+                self._check_entries(manifest, entries)
                 intact.append(manifest)
             except (DamageError, StoreError) as error:
                 broken[step] = str(error)
-        return Listing(tuple(intact), broken)
+        return Listing(tuple(intact), broken, frozenset(unreadable))
 
     def usable(self) -> tuple[list[int], dict[int, str]]:
-        """See `ports.Checkpoints`."""
+        """See `ports.Checkpoints`. Raises StoreError, too, when there is no usable one and what
+        there is could not be read: that is not a store without checkpoints."""
         listing = self.list_checkpoints()
+        if listing.unreadable and not listing.checkpoints:
+            raise StoreError(listing.broken[max(listing.unreadable)])
         return [manifest.step for manifest in listing.checkpoints], dict(listing.broken)
 
     def read_manifest(self, step: int) -> Manifest:
         """Raises StoreError when there is none, DamageError when it is not as written."""
+        return self._manifest(step, self.read_small(step, MANIFEST))
+
+    def _manifest(self, step: int, raw: bytes | None) -> Manifest:
+        """What these bytes of a manifest's file say."""
         where = f"{self.url(step)}/{MANIFEST}"
-        raw = self.read_small(step, MANIFEST)
         if raw is None:
             raise StoreError(
                 f"{self.url(step)}: expected a manifest, found none: never finished, or "
@@ -182,13 +199,22 @@ class Store:
 
     def exists(self, step: int) -> bool:
         with store_errors(f"looking for {self.url(step)}/{MANIFEST}"):
-            self._fs.invalidate_cache()
-            return bool(self._fs.exists(self._path(step, MANIFEST)))
+            return self._is_there(self._path(step, MANIFEST))
 
     def check_sizes(self, manifest: Manifest) -> None:
         """Raises DamageError when a file of the manifest is missing or has another size."""
-        with store_errors(f"listing {self.url(manifest.step)}"):
-            entries = self._fs.ls(self._path(manifest.step), detail=True)
+        self._check_entries(manifest, self._entries(manifest.step))
+
+    def _entries(self, step: int) -> list[dict[str, Any]]:
+        """What is in a checkpoint's directory; nothing when it is not there."""
+        with store_errors(f"listing {self.url(step)}"):
+            try:
+                entries: list[dict[str, Any]] = self._fs.ls(self._path(step), detail=True)
+            except FileNotFoundError:
+                return []
+        return entries
+
+    def _check_entries(self, manifest: Manifest, entries: list[dict[str, Any]]) -> None:
         found = {entry["name"].rsplit("/", 1)[-1]: entry["size"] for entry in entries}
         for name, sums in manifest.files.items():
             check_size(f"{self.url(manifest.step)}/{name}", sums.bytes, found.get(name))
@@ -229,14 +255,13 @@ class Store:
         comes. Nothing there is fine."""
         self.retract(step)
         with store_errors(f"removing {self.url(step)}"):
-            if self._fs.exists(self._path(step)):
+            if self._is_there(self._path(step)):
                 self._fs.rm(self._path(step), recursive=True)
 
     def retract(self, step: int) -> None:
         """Remove the manifest alone: the checkpoint does not exist any more."""
         with store_errors(f"removing {self.url(step)}"):
-            self._fs.invalidate_cache()
-            if self._fs.exists(self._path(step, MANIFEST)):
+            if self._is_there(self._path(step, MANIFEST)):
                 self._fs.rm_file(self._path(step, MANIFEST))
                 self._sync_directory(self._path(step))
 
@@ -273,6 +298,16 @@ class Store:
                 raise NotADirectoryError(f"expected a directory, found a file: {self._root}")
         matches = (_STEP_DIR.fullmatch(path.rstrip("/").rsplit("/", 1)[-1]) for path in paths)
         return [int(m[1]) for m in matches if m]
+
+    def _is_there(self, path: str) -> bool:
+        """Raises OSError when that cannot be seen: fsspec's own `exists` says no then, and what is
+        not there may be removed with all its files."""
+        self._fs.invalidate_cache()
+        try:
+            self._fs.info(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def _rename(self, step: int, name: str, new_name: str) -> None:
         self._fs.mv(self._path(step, name), self._path(step, new_name))

@@ -105,9 +105,6 @@ class TcpStoreClient:
             ) from error
 
 
-EmbeddedKV = TcpStoreClient  # as those call it who block
-
-
 def open_embedded(
     loop: Loop,
     endpoint: Endpoint,

@@ -10,6 +10,7 @@ import os
 import secrets
 import signal
 import sys
+import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -21,8 +22,10 @@ from keepstep.core.economics.retention import parse_rules
 from keepstep.core.wire.conversations import AGENT_WITH_KEEPER, AGENT_WITH_PROCESS
 from keepstep.edge.net import boxes
 from keepstep.edge.net.keepers import KeeperSocket
+from keepstep.edge.net.metrics_server import Exposition, Reading
 from keepstep.edge.os.clock import CLOCK
-from keepstep.edge.os.journal import Journal
+from keepstep.edge.os.flock import is_held
+from keepstep.edge.os.journal import Journal, JournalTail
 from keepstep.edge.os.loop import Loop
 from keepstep.edge.os.provider import CommandProvider
 from keepstep.edge.os.signals import Signals
@@ -30,6 +33,7 @@ from keepstep.edge.os.threads import Threads
 from keepstep.edge.probes.devices import visible_devices
 from keepstep.edge.probes.node import NodeProbes
 from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.status_pages import read_pages
 from keepstep.edge.torch.meeting_place import StoreMeetingPlaces, local_address
 from keepstep.edge.torch.ranks import TorchRankProcesses
 from keepstep.edge.torch.tcp_store import open_embedded
@@ -43,6 +47,7 @@ from keepstep.runtime.agent.world import AgentOptions, AgentWorld
 from keepstep.runtime.job_name import default_job
 from keepstep.runtime.keeper_search import KeeperSearches
 
+EVERYWHERE = "0.0.0.0"
 WORKERS = 4  # a look at ranks may hang; another one must not wait for it
 
 
@@ -79,7 +84,7 @@ def _run(
     undo.callback(signals.close)
     journal = Journal(settings.journal_path, "agent")
     undo.callback(journal.close)
-    metrics = Metrics(settings)
+    metrics = ServedMetrics(settings)
     undo.callback(metrics.stop)
     executor = Threads(WORKERS, loop.post)
     processes = TorchRankProcesses(loop, executor, launch, settings.job, rank_environ)
@@ -124,6 +129,42 @@ def _run(
     if isinstance(outcome[0], KeepstepError):
         raise outcome[0]
     return outcome[0]
+
+
+class ServedMetrics:
+    """The node's metrics over HTTP. Scrapes come on threads of the server's, and are answered one
+    at a time."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Made before the first event that is to count."""
+        self._host = settings.host or EVERYWHERE
+        self._lock = threading.Lock()
+        self._exposition: Exposition | None = None
+        job_dir = settings.job_dir
+        self._metrics = Metrics(
+            settings.job,
+            job_dir,
+            CLOCK,
+            MEMORY,
+            JournalTail(settings.journal_path, from_its_end=True),
+            read_pages=lambda: read_pages(job_dir),
+            keeper_lives=lambda: is_held(job_dir / "keeper.lock"),
+        )
+
+    def start(self, port: int) -> int:
+        """Serve on `port` of the node's `host` (0 chooses one): the port. Raises ConfigError."""
+        self._exposition = Exposition(self._read, port, self._host)
+        return self._exposition.port
+
+    def _read(self) -> Reading:
+        with self._lock:
+            return self._metrics.read()
+
+    def stop(self) -> None:
+        """Nothing the second time."""
+        if self._exposition is not None:
+            self._exposition.close()
+            self._exposition = None
 
 
 def _hear(signals: Signals, signum: int, agent: Agent) -> None:

@@ -115,9 +115,9 @@ class Keeper:
             self._persister.start()
 
     @property
-    def tick_ns(self) -> int:
-        """How long the loop may wait for something to happen before the next `tick`."""
-        return BUSY_TICK_NS if self._checkpoints.pending else TICK_NS
+    def is_busy(self) -> bool:
+        """Whether the next `tick` is to come soon even if nothing else does."""
+        return self._checkpoints.pending
 
     def tick(self) -> bool:
         """What time brings, and what many have told. True when all is over: `close` then."""

@@ -34,23 +34,32 @@ class PersisterClient:
 
     def start(self) -> None:
         """Before it is asked anything: importing torch takes seconds that SIGTERM's notice may not
-        have."""
+        have. Where none can be started, the first act tries again."""
         self._running()
 
-    def _running(self) -> Box:
-        """The connection, with a persister that is started if there is none."""
+    def _running(self) -> Box | OSError:
+        """The connection, with a persister that is started if there is none; or why none can be."""
         if self._box is None:
-            self._box = self._persisters.start(self)
+            try:
+                self._box = self._persisters.start(self)
+            except OSError as error:
+                return error
         return self._box
 
     def ask(self, act: CheckpointAct, then: Then) -> None:
-        """Have it do that. `then` hears the answer, or why there is none when it died."""
+        """Have it do that. `then` hears the answer, or why there is none: when it died, or, at
+        once, when none can be started."""
         box = self._running()
-        if not box.send(act):
+        if not isinstance(box, OSError) and not box.send(act):
             self._lost(box, "died")
             # who heard of that may have started it already; if this one is dead too, `gone` comes
-            self._running().send(act)
-        self._waiting.append(then)
+            box = self._running()
+            if not isinstance(box, OSError):
+                box.send(act)
+        if isinstance(box, OSError):
+            then(ActDone(False, f"the persister cannot be started: {box}"))
+        else:
+            self._waiting.append(then)
 
     def hear(self, box: Box, message: FromPersister, /) -> None:
         """See `ports.Hearer`."""

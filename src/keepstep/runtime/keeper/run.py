@@ -15,7 +15,7 @@ from collections.abc import Callable
 from keepstep.config import Settings
 from keepstep.model.units import MS_NS
 from keepstep.ports import Box, BoxServer, Timer
-from keepstep.runtime.keeper.keeper import FromNode, Keeper
+from keepstep.runtime.keeper.keeper import BUSY_TICK_NS, TICK_NS, FromNode, Keeper
 from keepstep.runtime.world import World
 
 LOCK = "keeper.lock"  # of the job directory: its holder is the keeper
@@ -34,15 +34,17 @@ class KeeperRun:
         lock: Callable[[], bool],
         over: Callable[[], None],
         turn_ns: int = 0,
+        idle_ns: int = TICK_NS,
     ) -> None:
         """lock: try to lock the job directory, False when somebody else has it. over: the process
         is to `close` this and to end. turn_ns: how long after something has come the keeper looks
-        at it."""
+        at it. idle_ns: how long it waits when nothing comes."""
         self._settings = settings
         self._world = world
         self._lock = lock
         self._over = over
         self._turn_ns = turn_ns
+        self._idle_ns = idle_ns
         self.keeper: Keeper | None = None  # once it has the lock
         self._server: BoxServer | None = None  # likewise
         self._timer: Timer | None = None  # of the next look
@@ -119,7 +121,7 @@ class KeeperRun:
         if self.keeper.tick():
             self._over()
         else:
-            self._look_after(self.keeper.tick_ns)
+            self._look_after(BUSY_TICK_NS if self.keeper.is_busy else self._idle_ns)
 
     def close(self) -> None:
         """All is over: nobody can come any more, and the job's memory goes."""

@@ -182,7 +182,7 @@ class Capture:
         coming_bytes, manifest_bytes, remark = self._world.live.coming_bytes()
         payload = coming_bytes + OBJECTS_SLACK_BYTES
         manifest = manifest_bytes + manifest_bytes // 2 + 4 * KIB
-        plan = self._plan(slot_bytes(payload, manifest))
+        plan = self._plan(slot_bytes(payload, manifest, self._world.memory.block_bytes))
         for index in range(plan.slots):
             yield
             is_there = index < len(self._slots)

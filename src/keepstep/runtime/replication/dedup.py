@@ -17,7 +17,6 @@ import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from keepstep.coding.checksum import BLOCK_BYTES
 from keepstep.errors import DamageError
 from keepstep.model.snapshot import Stamp
 from keepstep.model.wire import BlockRange, Part
@@ -47,7 +46,8 @@ class BlockDedup:
         # by rank: what is wanted, and where it lies there
         found: dict[int, list[tuple[BlockRange, int]]] = {}
         for range_ in _payload(incoming):
-            rank, at = places.get((table[range_.offset // BLOCK_BYTES], range_.length), (None, 0))
+            block = range_.offset // self._memory.block_bytes
+            rank, at = places.get((table[block], range_.length), (None, 0))
             if rank is not None:
                 found.setdefault(rank, []).append((range_, at))
         for rank, equal in found.items():
@@ -70,10 +70,9 @@ class BlockDedup:
         try:
             header = slot.header()
             for block, found in enumerate(slot.table(header)):
-                at = block * BLOCK_BYTES
-                self._places.setdefault(
-                    (found, min(BLOCK_BYTES, header.payload_bytes - at)), (rank, at)
-                )
+                at = block * slot.block_bytes
+                nbytes = min(slot.block_bytes, header.payload_bytes - at)
+                self._places.setdefault((found, nbytes), (rank, at))
             self._read.add(rank)
         except DamageError:
             return  # scrubbing will find it too
@@ -97,7 +96,9 @@ class BlockDedup:
                 _, offset, nbytes = range_
                 if at + nbytes <= len(payload):
                     incoming.put(
-                        range_, payload[at : at + nbytes], expected=table[offset // BLOCK_BYTES]
+                        range_,
+                        payload[at : at + nbytes],
+                        expected=table[offset // slot.block_bytes],
                     )
         except DamageError:
             return

@@ -19,10 +19,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from keepstep.coding.checksum import BLOCK_BYTES, checksum
+from keepstep.coding.checksum import checksum
 from keepstep.coding.reed_solomon import accumulate, solve
 from keepstep.core.redundancy.stripes import Stripes, contribution, stripes_of_snapshots
-from keepstep.edge.shm.slot import Slot, parse_page
+from keepstep.edge.shm.slot import Slot, parse_page, table_bytes
 from keepstep.errors import DamageError
 from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
 from keepstep.model.units import MIB, PAGE_BYTES
@@ -35,15 +35,17 @@ _ZEROS = bytes(MIB)
 
 @dataclass(frozen=True, slots=True)
 class SnapshotSizes:
-    """Of a snapshot, as a member of the stripe group announced it."""
+    """Of a snapshot, as a member of the stripe group announced it. `block_bytes`:
+    `Memory.block_bytes`."""
 
     payload_bytes: int
     manifest_bytes: int
+    block_bytes: int
 
     @property
     def table_bytes(self) -> int:
         """Of its checksum table."""
-        return 8 * -(-self.payload_bytes // BLOCK_BYTES)
+        return table_bytes(self.payload_bytes, self.block_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +105,15 @@ def contents_of(
     return ParityContents(stripes, metas)
 
 
-def contents_from(manifest: bytes) -> ParityContents:
-    """The inverse of `ParityContents.to_text`, from a proven manifest."""
+def contents_from(manifest: bytes, block_bytes: int) -> ParityContents:
+    """The inverse of `ParityContents.to_text`, from a proven manifest of a slot with blocks of
+    `block_bytes`."""
     said: dict[str, Any] = json.loads(manifest)
     stripes = stripes_of_snapshots(said["row"], said["tolerates"], said["data_bytes"])
     return ParityContents(
         stripes,
         {
-            int(r): (at, SnapshotSizes(payload, text))
+            int(r): (at, SnapshotSizes(payload, text, block_bytes))
             for r, (at, payload, text) in said["metas"].items()
         },
     )
@@ -122,11 +125,11 @@ def ranges_for(stripes: Stripes, sizes: SnapshotSizes, owner: int, keeper: int) 
     data = [
         BlockRange(part, p.start + at, length)
         for p in pieces
-        for part, at, length in blocks(Part.PAYLOAD, p.nbytes)
+        for part, at, length in blocks(Part.PAYLOAD, p.nbytes, sizes.block_bytes)
     ]
     metas = [
-        *blocks(Part.TABLE, sizes.table_bytes),
-        *blocks(Part.MANIFEST, sizes.manifest_bytes),
+        *blocks(Part.TABLE, sizes.table_bytes, sizes.block_bytes),
+        *blocks(Part.MANIFEST, sizes.manifest_bytes, sizes.block_bytes),
         BlockRange(Part.HEADER, 0, PAGE_BYTES),
     ]
     return [*data, *metas]

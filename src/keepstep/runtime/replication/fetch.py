@@ -120,7 +120,7 @@ class Fetch:
     def _by_copies(self) -> Generator[None, None, None]:
         header, capacity = yield from self._header_of(self._rank)
         incoming = yield from self._make_slot(header, capacity)
-        wanted = ranges_of(header.payload_bytes, header.manifest_bytes)
+        wanted = ranges_of(header.payload_bytes, header.manifest_bytes, self._memory.block_bytes)
         share = -(-len(wanted) // len(self._nodes))
         for index, node in enumerate(list(self._nodes)):  # contiguous shares: each holder reads on
             self._ask(node, [(self._rank, r) for r in wanted[index * share : (index + 1) * share]])
@@ -189,7 +189,7 @@ class Fetch:
             if rank != self._rank:
                 sizes[rank] = (yield from self._header_of(rank))[0].payload_bytes
         incoming = yield from self._make_slot(header, capacity)
-        whole = ranges_of(header.payload_bytes, header.manifest_bytes)
+        whole = ranges_of(header.payload_bytes, header.manifest_bytes, self._memory.block_bytes)
         small = [range_ for range_ in whole if range_.part is not Part.PAYLOAD]
         self._want(self._nodes[0], [(self._rank, r) for r in small])
         group, tolerates = self.source.stripe_group, self.source.tolerates
@@ -199,7 +199,7 @@ class Fetch:
             while not self._ranges.has(self._rank, range_):
                 yield
             incoming.put(range_, self._ranges.take(self._rank, range_))
-        for range_ in blocks(Part.PAYLOAD, header.payload_bytes):
+        for range_ in blocks(Part.PAYLOAD, header.payload_bytes, self._memory.block_bytes):
             incoming.put_in_place(range_)
         incoming.seal(self._job_hash)
 

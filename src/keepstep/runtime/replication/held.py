@@ -55,7 +55,7 @@ class HeldSnapshots:
         """What the parity of that rank and stamp, in that slot, consists of. Raises DamageError."""
         known = self._contents.get((rank, stamp))
         if known is None:
-            known = contents_from(slot.manifest_text(slot.header()))
+            known = contents_from(slot.manifest_text(slot.header()), slot.block_bytes)
             self._contents[(rank, stamp)] = known
         return known
 

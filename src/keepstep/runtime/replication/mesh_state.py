@@ -252,7 +252,9 @@ class MeshState:
 
     def _offered(self, offer: CopyOffer) -> None:
         if offer.stripe_group:
-            sizes = SnapshotSizes(offer.payload_bytes, offer.manifest_bytes)
+            sizes = SnapshotSizes(
+                offer.payload_bytes, offer.manifest_bytes, self._memory.block_bytes
+            )
             self._owner.announced(offer.rank, offer.stamp, sizes)
         if self._held.is_proven:
             self._holder.offered(offer)
@@ -373,7 +375,9 @@ class MeshState:
     def _own_sizes(self, rank: int, stamp: Stamp) -> SnapshotSizes | None:
         for header in self._headers(rank):
             if (header.state, header.stamp) == (SlotState.SEALED, stamp):
-                return SnapshotSizes(header.payload_bytes, header.manifest_bytes)
+                return SnapshotSizes(
+                    header.payload_bytes, header.manifest_bytes, self._memory.block_bytes
+                )
         return None
 
     # -- training

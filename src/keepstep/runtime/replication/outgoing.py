@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from keepstep.coding.checksum import BLOCK_BYTES
 from keepstep.core.redundancy.protection import Assignment
 from keepstep.edge.shm.slot import Slot
 from keepstep.model.messages.peers import CopyOffer
@@ -56,7 +55,8 @@ class OutgoingSnapshot:
         self._links, self._clock, self._on_damage = links, clock, on_damage
         self.assignment, self.stamp, self.header = assignment, stamp, header
         self._slot, self._table, self._pin = slot, table, Pin(slot)
-        self._sizes = {assignment.rank: SnapshotSizes(header.payload_bytes, header.manifest_bytes)}
+        own = SnapshotSizes(header.payload_bytes, header.manifest_bytes, slot.block_bytes)
+        self._sizes = {assignment.rank: own}
         self._is_proven = not assignment.stripe_group
         self.deliveries = {node: Delivery(node) for node in assignment.holders}
 
@@ -154,7 +154,9 @@ class OutgoingSnapshot:
             return
         group, sizes = self.assignment.stripe_group, self._sizes
         if not group:
-            whole = ranges_of(self.header.payload_bytes, self.header.manifest_bytes)
+            header = self.header
+            block_bytes = self._slot.block_bytes
+            whole = ranges_of(header.payload_bytes, header.manifest_bytes, block_bytes)
             delivery.waiting.extend(r for r in whole if r.part is not Part.PAYLOAD)
         elif len(sizes) == len(group):
             delivery.waiting.extend(self._pieces_for(delivery.node))
@@ -187,9 +189,10 @@ class OutgoingSnapshot:
 
     def _checksum_of(self, part: Part, offset: int, length: int) -> int | None:
         """Of a whole block of the payload, as the table names it."""
-        is_whole = length == min(BLOCK_BYTES, self.header.payload_bytes - offset)
-        if part is Part.PAYLOAD and offset % BLOCK_BYTES == 0 and is_whole:
-            return self._table[offset // BLOCK_BYTES]
+        block_bytes = self._slot.block_bytes
+        is_whole = length == min(block_bytes, self.header.payload_bytes - offset)
+        if part is Part.PAYLOAD and offset % block_bytes == 0 and is_whole:
+            return self._table[offset // block_bytes]
         return None
 
     def _on_done(self, delivery: Delivery) -> Callable[[str | None], None]:

@@ -92,7 +92,7 @@ class ParityHolder:
                 continue
             known = {rank: offer for rank, offer in offers.items() if offer is not None}
             sizes = {
-                rank: SnapshotSizes(offer.payload_bytes, offer.manifest_bytes)
+                rank: SnapshotSizes(offer.payload_bytes, offer.manifest_bytes, own.block_bytes)
                 for rank, offer in known.items()
             }
             tolerates = next(iter(known.values())).tolerates

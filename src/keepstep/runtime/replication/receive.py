@@ -14,8 +14,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from keepstep.coding.checksum import BLOCK_BYTES, checksum, unpack_table
-from keepstep.edge.shm.slot import EMPTY, Slot, parse_page
+from keepstep.coding.checksum import checksum, unpack_table
+from keepstep.edge.shm.slot import EMPTY, Slot, parse_page, table_bytes
 from keepstep.errors import DamageError
 from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
 from keepstep.model.units import PAGE_BYTES
@@ -24,20 +24,20 @@ from keepstep.model.wire import BlockRange, Part, Span
 ASKED_AT_ONCE = 2000  # ranges in one message
 
 
-def blocks(part: Part, nbytes: int) -> list[BlockRange]:
+def blocks(part: Part, nbytes: int, block_bytes: int) -> list[BlockRange]:
     """An object in pieces as they cross; of the payload these are the blocks of its table."""
     return [
-        BlockRange(part, at, min(BLOCK_BYTES, nbytes - at)) for at in range(0, nbytes, BLOCK_BYTES)
+        BlockRange(part, at, min(block_bytes, nbytes - at)) for at in range(0, nbytes, block_bytes)
     ]
 
 
-def ranges_of(payload_bytes: int, manifest_bytes: int) -> list[BlockRange]:
-    """Everything of a snapshot, the header last."""
-    table_bytes = 8 * -(-payload_bytes // BLOCK_BYTES)
+def ranges_of(payload_bytes: int, manifest_bytes: int, block_bytes: int) -> list[BlockRange]:
+    """Everything of a snapshot, the header last. `block_bytes`: `Memory.block_bytes`, never what
+    somebody else said it is."""
     return [
-        *blocks(Part.PAYLOAD, payload_bytes),
-        *blocks(Part.TABLE, table_bytes),
-        *blocks(Part.MANIFEST, manifest_bytes),
+        *blocks(Part.PAYLOAD, payload_bytes, block_bytes),
+        *blocks(Part.TABLE, table_bytes(payload_bytes, block_bytes), block_bytes),
+        *blocks(Part.MANIFEST, manifest_bytes, block_bytes),
         BlockRange(Part.HEADER, 0, PAGE_BYTES),
     ]
 
@@ -121,12 +121,14 @@ class IncomingSnapshot:
         shape = EMPTY._replace(
             payload_bytes=payload_bytes,
             manifest_bytes=manifest_bytes,
-            block_count=-(-payload_bytes // BLOCK_BYTES),
+            block_count=-(-payload_bytes // slot.block_bytes),
         )
         parts = (Part.PAYLOAD, Part.TABLE, Part.MANIFEST)
         self._memory = {part: slot.part(part, shape) for part in parts}
         self._memory[Part.HEADER] = memoryview(self._header)
-        self._missing: set[BlockRange] = set(ranges_of(payload_bytes, manifest_bytes))
+        self._missing: set[BlockRange] = set(
+            ranges_of(payload_bytes, manifest_bytes, slot.block_bytes)
+        )
         self._filling: dict[int, BlockRange] = {}  # by node: its blocks come one after the other
         self._sums: dict[int, int] = {}  # checksums of payload blocks, by their number
 
@@ -172,7 +174,7 @@ class IncomingSnapshot:
                 return
             self._missing.discard(range_)
             if range_.part is Part.PAYLOAD:
-                self._sums[range_.offset // BLOCK_BYTES] = found
+                self._sums[range_.offset // self.slot.block_bytes] = found
             whole = not self._missing
             table = range_.part is Part.TABLE and not any(
                 part is Part.TABLE for part, _, _ in self._missing

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-from keepstep.coding.checksum import BLOCK_BYTES, checksum
+from keepstep.coding.checksum import checksum
 from keepstep.edge.shm.slot import Slot
 from keepstep.errors import DamageError
 from keepstep.model.messages.peers import CopyUnavailable
@@ -119,8 +119,8 @@ class SnapshotServer:
         if slot is not None:
             header = slot.header()
             data = _within(slot.part(part, header), offset, length)
-            if part is Part.PAYLOAD and _is_whole_block(header, offset, length):
-                return data, slot.table(header)[offset // BLOCK_BYTES]
+            if part is Part.PAYLOAD and _is_whole_block(slot, header, offset, length):
+                return data, slot.table(header)[offset // slot.block_bytes]
             return data, None
         if part in META:
             return self._find_beside_parity(rank, stamp, part, offset, length), None
@@ -163,9 +163,9 @@ class SnapshotServer:
             taker.arrived(node, span, checksum(place))
 
 
-def _is_whole_block(header: SlotHeader, offset: int, length: int) -> bool:
-    is_whole = length == min(BLOCK_BYTES, header.payload_bytes - offset)
-    return offset % BLOCK_BYTES == 0 and is_whole
+def _is_whole_block(slot: Slot, header: SlotHeader, offset: int, length: int) -> bool:
+    is_whole = length == min(slot.block_bytes, header.payload_bytes - offset)
+    return offset % slot.block_bytes == 0 and is_whole
 
 
 def _within(data: memoryview, offset: int, length: int) -> memoryview:

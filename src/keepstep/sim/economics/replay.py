@@ -71,7 +71,7 @@ def replay(events: Iterable[Event]) -> Replay:
     ordered = sorted(events, key=lambda e: ledger.axis.place(e.wall_ns, e.mono_ns))
     for event in ordered:
         at_ns = ledger.axis.place(event.wall_ns, event.mono_ns)
-        if event.kind == "round-formed":
+        if event.kind == "attempt-formed":
             nodes, ranks = len(event.data["hosts"]), number(event.data.get("world_size")) or ranks
         elif event.kind == "rank-joined":
             ranks = max(ranks, (number(event.data.get("rank")) or 0) + 1)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from keepstep.sim.protocol.checkers.account import AccountSumsUp
 from keepstep.sim.protocol.checkers.atlas import Atlas
 from keepstep.sim.protocol.checkers.bytes import NoWrongBytes
+from keepstep.sim.protocol.checkers.checkpoints import Checkpoints
 from keepstep.sim.protocol.checkers.cut import ACutExists
 from keepstep.sim.protocol.checkers.lost import LostSteps
 from keepstep.sim.protocol.checkers.memory import MemoryWithinBudget
@@ -35,6 +36,7 @@ CHECKERS = (
     Verdicts,
     MemoryWithinBudget,
     AccountSumsUp,
+    Checkpoints,
 )
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from keepstep.edge.store.manifest import Manifest
-from keepstep.edge.store.parts import Attempt
 from keepstep.edge.store.store import Store
 from keepstep.edge.torch.dcp.tree import RankState
 from keepstep.edge.torch.dcp.write import already_there, publish, survey, write_part
+from keepstep.model.checkpoint import CheckpointAttempt
 from keepstep.model.snapshot import Stamp
 
 
@@ -29,7 +29,7 @@ def write_checkpoint(
     Raises what the acts raise. After that every other step is as it was and this one has no new
     checkpoint.
     """
-    attempt = Attempt(job, Stamp(step, 0), 0, (len(states),))
+    attempt = CheckpointAttempt(job, Stamp(step, 0), 0, (len(states),))
     present = already_there(store, attempt)
     if present is not None:
         return present

@@ -28,12 +28,16 @@ class _Nobody(Process):
         return False
 
 
+def onlooker(machine: Machine) -> Process:
+    """Who looks at that machine, or at what it shares with others, from outside."""
+    return _Nobody(machine.world, machine, "onlooker", 0)
+
+
 class Inspection:
     """Of one machine."""
 
     def __init__(self, machine: Machine, job_dir: Path) -> None:
-        nobody = _Nobody(machine.world, machine, "onlooker", 0)
-        self._memory = SimMemory(machine.files, nobody)
+        self._memory = SimMemory(machine.files, onlooker(machine))
         self._job_dir = job_dir
 
     def proven(self, part: str = "") -> list[tuple[int, SlotHeader, bytes, bytes]]:
@@ -67,7 +71,7 @@ class Inspection:
         }
         coded = set()
         for rank, header, _, manifest in self.proven("parity"):
-            stripes = contents_from(manifest).stripes
+            stripes = contents_from(manifest, self._memory.block_bytes).stripes
             coded.add(HeldParity(rank, header.stamp, stripes.members, stripes.tolerates))
         return Inventory(frozenset(whole), frozenset(coded))
 

@@ -44,6 +44,7 @@ class MemoryWithinBudget(Checker):
         each = slot_bytes(
             self.job.around.oracle.most_bytes(self.job.world_size) + OBJECTS_SLACK_BYTES + KIB,
             MANIFEST_BYTES + MANIFEST_BYTES // 2 + 8 * KIB,
+            plan.block_bytes,
         )
         policy = parse_policy(plan.policy)
         held = (

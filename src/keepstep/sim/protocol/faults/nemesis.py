@@ -14,11 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import accumulate
 
-from keepstep.model.units import PAGE_BYTES, S_NS
+from keepstep.model.units import MS_NS, PAGE_BYTES, S_NS, human_ns
 from keepstep.sim.protocol.faults.acts import Acts, header_of
 from keepstep.sim.protocol.job.job import Job
 from keepstep.sim.protocol.job.nodes import Node
 from keepstep.sim.protocol.job.program import Program
+from keepstep.sim.protocol.world.filesystem import AWAY
+from keepstep.sim.protocol.world.world import Process
 
 AGAIN = 0.35  # how often something else goes wrong while all recover
 SOON_NS = 3 * S_NS
@@ -29,6 +31,7 @@ class Nemesis:
         self._job = job
         self._world = job.world
         self._network = job.around.network
+        self._disk = job.around.disk
         self._random = self._world.stream("nemesis")
         self._acts = Acts(job)
         self._over = False
@@ -71,6 +74,15 @@ class Nemesis:
             ]
         if plan.racks:
             kinds.append((2, self._lose_rack))
+        if plan.store:
+            kinds += [
+                (2, self._store_slow),
+                (1, self._store_full),
+                (1, self._store_away),
+                (2, self._kill_persister_within),
+                (2, self._store_lies),
+                (2, self._kill_persister),
+            ]
         return kinds
 
     def _strike(self) -> None:
@@ -90,6 +102,7 @@ class Nemesis:
         self._world.note("nemesis", "heals everything")
         self._acts.heal()
         self._network.flips = 0.0
+        self._disk.heal()
         for node in self._job.nodes:
             node.machine.files.eaten_bytes = 0
 
@@ -269,3 +282,54 @@ class Nemesis:
 
     def _kv_away(self) -> str | None:
         return self._acts.kv_away(self._for_ns(5.0))
+
+    # -- the store
+
+    def _for_a_while(self, name: str, value: object, healthy: object, most_s: float) -> float:
+        """The disk is so, for as many seconds as this returns."""
+        for_ns = self._for_ns(most_s)
+        setattr(self._disk, name, value)
+        self._world.after(for_ns, None, setattr, self._disk, name, healthy)
+        return for_ns / S_NS
+
+    def _store_slow(self) -> str | None:
+        most_ns = self._random.choice((MS_NS * 100, S_NS))
+        for_s = self._for_a_while("slow_ns", most_ns, 0, 10.0)
+        return f"each call of the store takes up to {human_ns(most_ns)} for {for_s:.3f} s"
+
+    def _store_full(self) -> str | None:
+        for_s = self._for_a_while("full", True, False, 10.0)
+        return f"the store is full for {for_s:.3f} s"
+
+    def _store_away(self) -> str | None:
+        part = self._random.choice((1.0, 1.0, 0.05))
+        for_s = self._for_a_while("away", part, 0.0, 10.0)
+        how_often = "" if part == 1 else f" now and then ({part:.0%} of all calls)"
+        return f"{AWAY}{how_often} for {for_s:.3f} s"
+
+    def _store_lies(self) -> str | None:
+        for_s = self._for_a_while("lying", True, False, 10.0)
+        return f"what is written into the store lies there differently, for {for_s:.3f} s"
+
+    def _persister(self) -> Process | None:
+        found = [
+            process
+            for node in self._job.living_nodes()
+            for process in node.machine.processes.values()
+            if process.role == "persister"
+        ]
+        return self._random.choice(found) if found else None
+
+    def _kill_persister(self) -> str | None:
+        persister = self._persister()
+        if persister is None:
+            return None
+        persister.end("killed")
+        return f"killed {persister.name}"
+
+    def _kill_persister_within(self) -> str | None:
+        persister = self._persister()
+        if persister is None:
+            return None
+        persister.dies_at_call = 1 + self._random.randrange(100)
+        return f"{persister.name} is to be killed at a call of a port"

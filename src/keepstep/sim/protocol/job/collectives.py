@@ -68,18 +68,24 @@ class MeetingPlace:
         """kind: all who are in one collective mean the same. lasts_ns: from the last one's entry.
         combine: makes of what all gave, in their order, what all hear. failed: of one that needs
         the store."""
-        living = {rank: e for rank, e in self._entered.items() if e.groups.is_at(self)}
-        self._entered = living
-        if not living:
+        if kind != self._kind:
+            self._forget_gone()
+            others = f"rank {groups.rank} enters {kind}, others are in {self._kind}"
+            assert not self._entered, others
             self._kind = kind
-        assert kind == self._kind, f"rank {groups.rank} enters {kind}, others are in {self._kind}"
         if failed is not _unheard and not self._is_open:
             groups.process.after(MS_NS, failed, "nobody answers where all were to meet")
             return
         self._entered[groups.rank] = _Entry(groups, given, then, failed)
         if len(self._entered) == groups.world_size:
+            self._forget_gone()
+        if len(self._entered) == groups.world_size:
             entries, self._entered = self._entered, {}
             self._world.after(lasts_ns, None, self._over, entries, combine)
+
+    def _forget_gone(self) -> None:
+        """Who has entered and died, or given up, does not count."""
+        self._entered = {rank: e for rank, e in self._entered.items() if e.groups.is_at(self)}
 
     def leave(self, groups: SimGroups) -> None:
         """It waits no longer."""

@@ -22,6 +22,7 @@ from keepstep.sim.protocol.job.oracle import Oracle
 from keepstep.sim.protocol.job.plan import Plan
 from keepstep.sim.protocol.job.surroundings import Surroundings
 from keepstep.sim.protocol.wire.network import Network
+from keepstep.sim.protocol.world.filesystem import SharedDisk
 from keepstep.sim.protocol.world.kv import KVPath, KVPlace
 from keepstep.sim.protocol.world.machine import Machine
 from keepstep.sim.protocol.world.world import Crash, World
@@ -29,6 +30,7 @@ from keepstep.sim.protocol.world.world import Crash, World
 NAME = "simulated"
 MEETING_PORT = 29400
 MAX_RESTARTS = 1000
+KEPT = 2  # checkpoints
 UNLIMITED = "node=unlimited,crash=unlimited,hang=unlimited"
 
 
@@ -69,6 +71,7 @@ class Job:
             settings=_settings(plan),
             launch=_launch(plan, first_host),
             network=network,
+            disk=SharedDisk(world.stream("disk")),
             kv=KVPlace(world, KVPath()),
             meetings=Meetings(world, network),
             oracle=Oracle(world.seed, plan.world_size, plan.nbytes),
@@ -82,6 +85,7 @@ class Job:
         around.observers = Observers(observers)
         around.network.on_send = around.observers.said
         around.kv.on_write = around.observers.written
+        around.disk.on_remove = around.observers.removed
 
     def begin(self) -> None:
         """Start the cluster."""
@@ -95,7 +99,7 @@ class Job:
 
     def _add_machine(self, rack: str | None, delay_ns: int) -> None:
         plan = self.plan
-        machine = Machine(self.world, len(self.nodes), rack, plan.budget_bytes)
+        machine = Machine(self.world, len(self.nodes), rack, plan.budget_bytes, plan.block_bytes)
         node = Node(self.around, machine)
         self.nodes.append(node)
         if plan.launcher == "agents":
@@ -212,7 +216,7 @@ def _settings(plan: Plan) -> Settings:
         "job": NAME,
         "store": "simulated://store" if plan.store else None,
         "persist_every_steps": plan.persist_every_steps,
-        "keep": "latest:2",
+        "keep": f"latest:{KEPT}",
         "slots": plan.slots,
         "arena_dir": "/memory",
         "grace_s": plan.grace_s,

@@ -9,6 +9,7 @@ put a world together, and hand on what happens. Whether a dead agent is followed
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -21,7 +22,7 @@ from keepstep.core.wire.conversations import (
     PROCESS_WITH_AGENT,
     RANK_WITH_KEEPER,
 )
-from keepstep.errors import KeeperError, KeepstepError
+from keepstep.errors import KeeperError, KeepstepError, StoreError
 from keepstep.model.launch import Predecessor
 from keepstep.model.messages.agent_rank import RegroupAt
 from keepstep.model.units import MS_NS, S_NS
@@ -36,10 +37,12 @@ from keepstep.runtime.rank.identity import place_in_world, place_of_newcomer
 from keepstep.runtime.rank.world import RankIdentity, RankOptions, RankWorld
 from keepstep.runtime.replication.pacing import Pacing
 from keepstep.runtime.world import World as KeeperWorld
+from keepstep.sim.protocol.job.checkpoint_format import read_state
 from keepstep.sim.protocol.job.collectives import INTERFACE, SimGroups
 from keepstep.sim.protocol.job.live_state import SimState
 from keepstep.sim.protocol.job.meetings import SimMeetingPlaces
 from keepstep.sim.protocol.job.overheard import Overheard
+from keepstep.sim.protocol.job.persisters import SimPersisters, open_store
 from keepstep.sim.protocol.job.processes import SimProbes, SimRankProcesses, Standby
 from keepstep.sim.protocol.job.program import Program, Script
 from keepstep.sim.protocol.job.surroundings import Surroundings
@@ -143,7 +146,7 @@ class Node:
         who = RankIdentity(around.settings.job, UID, rank, world_size, here)
         memory = SimMemory(machine.files, process)
         journal = SimJournal(machine, f"rank {rank}", around.observers.recorded)
-        live = SimState(around.oracle.nbytes(rank), partial(self._read_checkpoint, rank))
+        live = SimState(around.oracle.nbytes(rank), partial(self._read_checkpoint, process, rank))
         groups = SimGroups(
             process=process,
             memory=memory,
@@ -155,7 +158,7 @@ class Node:
             place_at=around.meetings.at,
             place=around.meetings.at(_place_of(environ)),
         )
-        trainer = TrainerExecutor(process, plan.act_ns)
+        trainer = TrainerExecutor(process, plan.act_ns, not plan.wires.light)
         has_agent = "KEEPSTEP_AGENT" in environ
         world = RankWorld(
             clock=machine.clock,
@@ -167,7 +170,7 @@ class Node:
             live=live,
             groups=groups,
             trainer=trainer,
-            background=SerialExecutor(process, plan.act_ns),
+            background=SerialExecutor(process, plan.act_ns, not plan.wires.light),
             available_bytes=lambda: memory.free_bytes(self.job_dir),
             pid=process.pid,
             has_agent=has_agent,
@@ -206,8 +209,12 @@ class Node:
             fresh_secret=f"{self.random.getrandbits(128):032x}",
         )
 
-    def _read_checkpoint(self, rank: int, step: int) -> bytes:
-        raise KeeperError(f"there is no store to read step {step} of rank {rank} from")
+    def _read_checkpoint(self, process: Process, rank: int, step: int) -> bytes:
+        url = self.around.settings.store
+        if url is None:
+            raise StoreError("a checkpoint was offered, and this rank knows of no store")
+        store = open_store(url, self.around.disk, process)
+        return read_state(store, step, rank, self.around.oracle.nbytes(rank))
 
     def connect_standby(self, process: Process, standby: Standby) -> Box | None:
         """To the agent, if there is one."""
@@ -284,6 +291,7 @@ class KeeperLife:
             self._lock,
             self._over,
             node.around.plan.turn_ns,
+            node.around.plan.tick_ns,
         )
 
     def _lock(self) -> bool:
@@ -297,6 +305,7 @@ class KeeperLife:
 
     def _world(self) -> KeeperWorld:
         around = self._node.around
+        url = around.settings.store
         return KeeperWorld(
             clock=self._node.machine.clock,
             timers=SimTimers(self.process),
@@ -306,10 +315,23 @@ class KeeperLife:
             serve_boxes=self._serve,
             open_links=self._open_links,
             wake=self._wake,
-            checkpoints=None,
-            persisters=None,
+            checkpoints=None if url is None else open_store(url, around.disk, self.process),
+            persisters=None if url is None else self._persisters(),
             pid=self.process.pid,
             uid=UID,
+        )
+
+    def _persisters(self) -> SimPersisters:
+        node = self._node
+        plan = node.around.plan
+        return SimPersisters(
+            sockets=node.sockets,
+            keeper=self.process,
+            settings=node.around.settings,
+            disk=node.around.disk,
+            start_ns=lambda: plan.takes_ns("persister_start_ns", node.random),
+            act_ns=plan.store_act_ns,
+            tell=self._journal.record,
         )
 
     def _serve(self, path: Path, hearer: Hearer) -> BoxServer:
@@ -403,6 +425,9 @@ class AgentLife:
         options = AgentOptions.of(
             around.settings, around.launch, machine.host, predecessor=predecessor
         )
+        if around.plan.look_ns:
+            deadlines = replace(options.deadlines, tick_ns=around.plan.look_ns)
+            options = replace(options, deadlines=deadlines)
         self.agent = Agent(world, options, around.launch, self._done)
 
     def signal(self, signum: int) -> None:

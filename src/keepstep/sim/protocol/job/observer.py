@@ -65,6 +65,9 @@ class Observer:
     def written(self, key: str, value: str) -> None:
         """In the memory that all agents share."""
 
+    def removed(self, process: Process, path: str) -> None:
+        """A file of the store is about to be."""
+
     def recorded(self, machine: Machine, event: Event) -> None:
         """In a journal."""
 
@@ -95,6 +98,7 @@ class Observers:
     formed: Callable[[Machine, Mesh], None]
     said: Callable[[SimLinks, int, MeshMessage], None]
     written: Callable[[str, str], None]
+    removed: Callable[[Process, str], None]
     recorded: Callable[[Machine, Event], None]
     struck: Callable[[str], None]
     damaged: Callable[[Machine, int, Stamp], None]

@@ -49,7 +49,10 @@ class Plan:
     interleaves: bool = False
     checks: bool = True
     budget_bytes: int = 4 * MIB
+    block_bytes: int = 4 * MIB  # of a snapshot, how many share a checksum
     turn_ns: int = MS_NS  # how long a keeper's loop takes to come round
+    tick_ns: int = 200 * MS_NS  # and how long it waits when nothing comes
+    look_ns: int = 0  # how often an agent looks at its ranks; 0: as often as it does
     # how long a keeper's loop takes to come round to what other keepers have said
     loop_ns: int = MS_NS // 20
     work_ns: int = 20 * MS_NS
@@ -74,7 +77,7 @@ class Plan:
 
     def takes_ns(self, what: str, random: Random) -> int:
         """How long something takes this time: `rank_start_ns`, `keeper_start_ns`,
-        `agent_start_ns`, `notice_ns` or `replace_ns`."""
+        `agent_start_ns`, `persister_start_ns`, `notice_ns` or `replace_ns`."""
         match what:
             case "replace_ns":
                 return self.replace_ns
@@ -125,6 +128,9 @@ def small(seed: int) -> Plan:
         work_ns=chance.choice((MS_NS, 20 * MS_NS, 300 * MS_NS)),
         act_ns=max(1, int(step_ns * chance.choice((0.01, 0.1, 0.5)))),
         replace_ns=chance.choice((1, 5)) * S_NS,
+        launcher="foreign" if chance.random() < 0.12 else "agents",
+        block_bytes=chance.choice((64, 64, 4 * MIB)),
+        interleaves=chance.random() < 0.05,
         wires=replace(wires, checks=checks),
         checks=checks,
         faults=chance.choice((1, 2, 2, 3, 4, 6)),

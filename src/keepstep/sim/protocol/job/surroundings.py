@@ -15,6 +15,7 @@ from keepstep.sim.protocol.job.oracle import Oracle
 from keepstep.sim.protocol.job.plan import Plan
 from keepstep.sim.protocol.job.program import Program
 from keepstep.sim.protocol.wire.network import Network
+from keepstep.sim.protocol.world.filesystem import SharedDisk
 from keepstep.sim.protocol.world.kv import KVPlace
 from keepstep.sim.protocol.world.world import Process, World
 
@@ -22,13 +23,14 @@ from keepstep.sim.protocol.world.world import Process, World
 @dataclass
 class Surroundings:
     """`launch`: what every agent of the job is to start. `programs`: the living ones, by their
-    process. `observers` may be replaced before the run begins."""
+    process. `disk`: where the store is. `observers` may be replaced before the run begins."""
 
     world: World
     plan: Plan
     settings: Settings
     launch: Launch
     network: Network
+    disk: SharedDisk
     kv: KVPlace
     meetings: Meetings
     oracle: Oracle

@@ -8,6 +8,7 @@ at each message that it sends; its connections end with it, behind all that it s
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,12 @@ class LocalSockets:
         here.cross(lambda: there.begin(server.on_box))
         return here
 
+    def join(self, here: SimBox, there: SimBox) -> None:
+        """The ends of a connection that nobody listened for, as a process has with one that it
+        starts: what comes `there` waits until that end begins."""
+        here.other, there.other = there, here
+        there.hold()
+
 
 class SimBoxServer:
     """Who listens at a path."""
@@ -117,12 +124,21 @@ class SimBox:
         self.hearer: Hearer = _NOBODY
         self.is_over = False
         self._last_ns = 0  # when what was sent last arrives
+        self._held: list[Callable[[], None]] | None = None  # until it begins
         process.on_end.append(self._hang_up)
 
     def begin(self, on_box: Callable[[Box], Hearer]) -> None:
         """In the server's process."""
-        if not self.is_over:
-            self.hearer = on_box(self)
+        if self.is_over:
+            return
+        self.hearer = on_box(self)
+        held, self._held = self._held or [], None
+        for call in held:
+            call()
+
+    def hold(self) -> None:
+        """What comes waits until this end begins."""
+        self._held = []
 
     # -- the port
 
@@ -178,6 +194,9 @@ class SimBox:
 
     def come(self, packet: Any) -> None:
         """A packet has arrived here."""
+        if self._held is not None:
+            self._held.append(partial(self.come, packet))
+            return
         if self.is_over:
             return
         message = packet
@@ -206,7 +225,9 @@ class SimBox:
         self.cross(self.other._end)
 
     def _end(self) -> None:
-        if not self.is_over:
+        if self._held is not None:
+            self._held.append(self._end)
+        elif not self.is_over:
             self._hang_up()
             self.hearer.gone(self)
 

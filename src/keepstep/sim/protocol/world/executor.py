@@ -17,11 +17,12 @@ T = TypeVar("T")
 
 class SimExecutor:
     """See `ports.Executor`: pieces of work run beside each other. `most_ns`: how long an act takes
-    at most."""
+    at most. `is_split`: whether anything may happen between two acts."""
 
-    def __init__(self, process: Process, most_ns: int) -> None:
+    def __init__(self, process: Process, most_ns: int, is_split: bool = True) -> None:
         self._process = process
         self._most_ns = max(1, most_ns)
+        self._is_split = is_split
         self._random: Random = process.world.stream(f"executor {process.name}")
 
     def submit(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
@@ -33,11 +34,17 @@ class SimExecutor:
     def _act(self, acts: Acts[T], then: Callable[[T], None]) -> None:
         self._process.touch("act")
         try:
-            next(acts)
+            self.do_next(acts)
         except StopIteration as over:
             self._process.after(self.delay_ns(), then, over.value)
         else:
             self.act(acts, then)
+
+    def do_next(self, acts: Acts[T]) -> None:
+        """The next act, or all that are left. Raises StopIteration at the end, with the result."""
+        next(acts)
+        while not self._is_split:
+            next(acts)
 
     def _work(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
         self._process.touch("work")
@@ -45,14 +52,15 @@ class SimExecutor:
         self._process.after(self.delay_ns(), then, found)
 
     def delay_ns(self) -> int:
-        return self._random.randrange(self._most_ns)
+        """With what the work before has taken by itself."""
+        return self._random.randrange(self._most_ns) + self._process.spent_ns()
 
 
 class SerialExecutor(SimExecutor):
     """One piece of work after the other, in the order in which they were submitted."""
 
-    def __init__(self, process: Process, most_ns: int) -> None:
-        super().__init__(process, most_ns)
+    def __init__(self, process: Process, most_ns: int, is_split: bool = True) -> None:
+        super().__init__(process, most_ns, is_split)
         self._waiting: deque[tuple[Acts[Any], Callable[[Any], None]]] = deque()
         self._is_busy = False
 
@@ -73,7 +81,7 @@ class SerialExecutor(SimExecutor):
         self._process.touch("act")
         acts, then = self._waiting[0]
         try:
-            next(acts)
+            self.do_next(acts)
         except StopIteration as over:
             self._waiting.popleft()
             then(over.value)
@@ -92,8 +100,8 @@ class SerialExecutor(SimExecutor):
 class TrainerExecutor(SerialExecutor):
     """Of the program's own thread, which goes on when nothing is left to do."""
 
-    def __init__(self, process: Process, most_ns: int) -> None:
-        super().__init__(process, most_ns)
+    def __init__(self, process: Process, most_ns: int, is_split: bool = True) -> None:
+        super().__init__(process, most_ns, is_split)
         self._then: list[Callable[[], None]] = []
 
     def when_idle(self, then: Callable[[], None]) -> None:

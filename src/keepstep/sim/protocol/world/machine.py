@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from keepstep.model.events import INFO, Event
-from keepstep.model.units import MS_NS, S_NS
+from keepstep.model.units import MIB, MS_NS, S_NS
 from keepstep.sim.protocol.world.memory import Files
 from keepstep.sim.protocol.world.world import Process, World
 
@@ -22,13 +22,20 @@ FIRST_PID = 1000
 class Machine:
     """`number` is its own for ever; which node of the job it is depends on the attempt."""
 
-    def __init__(self, world: World, number: int, rack: str | None, budget_bytes: int) -> None:
+    def __init__(
+        self,
+        world: World,
+        number: int,
+        rack: str | None,
+        budget_bytes: int,
+        block_bytes: int = 4 * MIB,
+    ) -> None:
         chance = world.stream(f"machine {number}")
         self.world = world
         self.number = number
         self.rack = rack
         self.host = f"10.0.{number // 256}.{number % 256}"
-        self.files = Files(budget_bytes, world.stream(f"memory {number}"))
+        self.files = Files(budget_bytes, block_bytes, world.stream(f"memory {number}"))
         self.alive = True
         self.processes: dict[int, Process] = {}  # the living ones, by pid
         self.events: list[Event] = []  # the journal

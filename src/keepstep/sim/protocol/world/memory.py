@@ -35,11 +35,12 @@ class File:
 
 
 class Files:
-    """All of one machine. `on_put` sees every page that is about to be written: by whom, where,
-    what is there now, and what comes."""
+    """All of one machine. `block_bytes`: of a snapshot, how many share a checksum. `on_put` sees
+    every page that is about to be written: by whom, where, what is there now, and what comes."""
 
-    def __init__(self, budget_bytes: int, random: Random) -> None:
+    def __init__(self, budget_bytes: int, block_bytes: int, random: Random) -> None:
         self.budget_bytes = budget_bytes
+        self.block_bytes = block_bytes
         self.random = random
         self.on_put: Seen = _nobody
         self.used_bytes = 0
@@ -194,6 +195,7 @@ class SimMemory:
     def __init__(self, files: Files, process: Process) -> None:
         self.files = files
         self.process = process
+        self.block_bytes = files.block_bytes
         self.regions: set[SimRegion] = set()
         process.on_end.append(self._end)
 

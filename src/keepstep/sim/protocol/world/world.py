@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from keepstep.errors import KeepstepError
 
@@ -193,6 +193,8 @@ class Process:
         self.why_ended = ""
         self.on_end: list[Callable[[], None]] = []
         self.dies_at_call = 0  # counted down by `touch`
+        self._is_dying = False
+        self._spent_ns = 0
         self.is_stopped = False
         self._stopped_at_ns = 0
         self._stood_ns = 0  # as long as it was stopped before
@@ -207,18 +209,32 @@ class Process:
         on_call = self.world.on_call
         if on_call is not None:
             on_call(self, " ".join(what))
-        if not self.alive:
+        if self._is_dying or not self.alive:
             raise Killed(f"a port was called after its end: {' '.join(what)}")
         if self.world.is_due(self.role):
             self.world.note(self.name, f"a port call fails: {' '.join(what)}")
             if self.world.is_fault_deadly:
-                raise Killed(f"killed at {' '.join(what)}")
+                self._die(*what)
             return True
         if self.dies_at_call:
             self.dies_at_call -= 1
             if not self.dies_at_call:
-                raise Killed(f"killed at {' '.join(what)}")
+                self._die(*what)
         return False
+
+    def _die(self, *what: str) -> NoReturn:
+        """What it calls while it unwinds has no effect any more."""
+        self._is_dying = True
+        raise Killed(f"killed at {' '.join(what)}")
+
+    def spend(self, duration_ns: int) -> None:
+        """What it is doing takes so long: its executor goes on that much later."""
+        self._spent_ns += duration_ns
+
+    def spent_ns(self) -> int:
+        """How long that was since this was asked last."""
+        spent_ns, self._spent_ns = self._spent_ns, 0
+        return spent_ns
 
     # -- SIGSTOP and SIGCONT
 

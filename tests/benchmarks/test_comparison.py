@@ -9,16 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from keepstep.sim.prediction import NOTHING, Comparison, Run, compare, predict, set_against
-from keepstep.sim.protocol.drawn import Drawn, Resumption, draw
-from keepstep.sim.protocol.pace import Aftermath, Pace
-from keepstep.sim.protocol.record import Record
-from keepstep.sim.protocol.schedule import Strike
 
+from benchmarks.prediction.comparison import NOTHING, Comparison, Run, compare, predict, set_against
+from benchmarks.prediction.drawn import Drawn, Resumption, draw
+from benchmarks.prediction.pace import Aftermath, Pace
+from benchmarks.prediction.record import Record
+from benchmarks.prediction.schedule import Strike
 from keepstep.model.snapshot import Phase
 from keepstep.model.units import MIB, MS_NS, S_NS
-from keepstep.sim.protocol.wire.network import Wires
 from keepstep.sim.protocol.job.plan import Plan
+from keepstep.sim.protocol.wire.network import Wires
 
 PACE = Pace(
     **{

@@ -1,0 +1,118 @@
+"""What a keeper asks for: links to other keepers, a persister, a look into the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from keepstep.model.messages.peers import MeshMessage
+from keepstep.model.wire import Span
+
+if TYPE_CHECKING:  # a format laid over a Memory, which these ports only hand on
+    pass
+from keepstep.ports.boxes import Box, Hearer
+
+
+class Receiver(Protocol):
+    """Who takes what links bring. The real ones call it on their threads: quick, and safe for
+    several of them."""
+
+    def up(self, node: int) -> None:
+        """The link to that node is open, for the first time or again with another life of its
+        keeper."""
+
+    def message(self, node: int, message: MeshMessage) -> None:
+        """Arrives once, in the order in which it was sent."""
+
+    def place(self, node: int, span: Span) -> memoryview | None:
+        """Where these bytes go; None: nobody wants them."""
+
+    def block(self, node: int, span: Span, checksum: int) -> None:
+        """They are there, and that is their checksum."""
+
+    def writable(self, node: int) -> None:
+        """A `send_block` that was refused may be tried again."""
+
+    def dead(self, node: int, why: str, is_loss: bool) -> None:
+        """That link is over with all it carried, for good: another life of its keeper may open
+        another one. No loss: it said goodbye."""
+
+
+class Links(Protocol):
+    """A keeper's links to others. Open when both ends want it; they outlive their connections
+    (docs/protocol.md, "The wire").
+
+    `be` comes first. A call that may end a link (`be`, `connect`, `close`) is not for the
+    receiver's calls.
+    """
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where others reach this keeper, from the beginning."""
+
+    def be(self, node: int, secret: bytes) -> None:
+        """The keeper of this node, among those who know the secret. Again, with another number or
+        secret: without the links there were."""
+
+    def connect(self, node: int, address: tuple[str, int], incarnation: int = 0) -> None:
+        """Be linked with that node's keeper, in this life of it or a later one. At another address
+        than before it is another machine's, of whatever age."""
+
+    def send(self, node: int, message: MeshMessage) -> bool:
+        """False when it could not be taken: no link, or its queue is full."""
+
+    def send_block(
+        self,
+        node: int,
+        span: Span,
+        source: memoryview,
+        done: Callable[[str | None], None],
+        checksum: int | None = None,
+    ) -> bool:
+        """`done` hears None, or why it did not get there; False when it could not be taken now.
+
+        `source` stays as it is until `done` was called."""
+
+    def is_open(self, node: int) -> bool: ...
+
+    def counts(self) -> dict[str, int]:
+        """What has crossed and what was refused, by name: for people."""
+
+    def close(self, reason: str = "closing") -> None:
+        """Say goodbye to all."""
+
+
+class OpenLinks(Protocol):
+    """Makes a keeper's links."""
+
+    def __call__(
+        self,
+        job_hash: bytes,
+        incarnation: int,
+        address: tuple[str, int],
+        dead_ns: int,
+        receiver: Receiver,
+    ) -> Links:
+        """`address`: port 0 is any that is free. `dead_ns`: how long a link may be without a
+        connection before it is over.
+
+        Raises KeeperError when the address is not this node's, or taken.
+        """
+
+
+class Persisters(Protocol):
+    """How a keeper gets a persister, which may die at any moment."""
+
+    def start(self, hearer: Hearer) -> Box:
+        """Start one: a connection with it, over which it takes acts and answers each of them, in
+        order (`model/messages/persister.py`). It ends when the connection is closed; when it ends
+        by itself, `hearer` hears `gone`. One that says what is no message is ended. Raises OSError
+        when the machine gives no more processes."""
+
+
+class Checkpoints(Protocol):
+    """The store, as far as a keeper looks into it."""
+
+    def usable(self) -> tuple[list[int], dict[int, str]]:
+        """Steps of whole checkpoints, and of damaged ones with what is wrong. Raises StoreError
+        when it cannot be read."""

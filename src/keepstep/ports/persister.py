@@ -1,0 +1,88 @@
+"""What a persister asks for: the store, and a format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from keepstep.model.checkpoint import CheckpointAttempt
+
+if TYPE_CHECKING:  # a format laid over a Memory, which these ports only hand on
+    pass
+
+
+class CheckpointDraft(Protocol):
+    """A checkpoint that is being written; it does not exist yet."""
+
+    def abandon(self) -> None:
+        """Remove the attempt's files, unless there is a checkpoint. Only for who leads it."""
+
+
+class StoredCheckpoint(Protocol):
+    """A checkpoint, as the store describes it."""
+
+    @property
+    def step(self) -> int:
+        """The last step completed in it."""
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """What is known of it, by name: the loss."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Of its files."""
+
+
+D_co = TypeVar("D_co", bound=CheckpointDraft, covariant=True)
+D_contra = TypeVar("D_contra", bound=CheckpointDraft, contravariant=True)
+V = TypeVar("V")
+
+
+class CheckpointStore(Protocol[D_co]):
+    """The store, as far as a persister writes to it. Everything raises StoreError."""
+
+    def draft(self, step: int, *, mine: Callable[[str], bool]) -> D_co:
+        """Begin a checkpoint, in place of what earlier attempts left. `mine`: tells this attempt's
+        files by their names. Raises StoreError, too, when the step has a checkpoint."""
+
+    def join(self, step: int) -> D_co:
+        """Write files of a checkpoint that another node begins and publishes."""
+
+    def retract(self, step: int) -> None:
+        """The checkpoint does not exist any more; its files stay."""
+
+    def remove(self, step: int) -> None:
+        """Remove a checkpoint and its files. Nothing there is fine."""
+
+    def remove_incomplete(self, but: int | None = None) -> object:
+        """Remove what was never published, `but` one step. Only for who leads."""
+
+    def published(self) -> Sequence[StoredCheckpoint]:
+        """All that exist, newest first."""
+
+
+class CheckpointFormat(Protocol[D_contra, V]):
+    """How the slots of ranks become files of a checkpoint. `edge/torch/dcp/format.py` writes
+    PyTorch's Distributed Checkpoint format. `V` is what it keeps of a node's slots between survey
+    and part.
+
+    Raises KeepstepError, OSError, LookupError, RuntimeError or ValueError.
+    """
+
+    def already_there(self, attempt: CheckpointAttempt) -> bool:
+        """Whether there is a checkpoint of this step, and every byte is as written. Raises
+        IdentityError when it is another job's."""
+
+    def survey(
+        self, draft: D_contra, attempt: CheckpointAttempt, node: int, slots: Sequence[Any]
+    ) -> V:
+        """Verify the node's slots (`edge/shm/slot.py`), in the order of its ranks, and say in the
+        store what they hold."""
+
+    def write_part(self, draft: D_contra, attempt: CheckpointAttempt, node: int, values: V) -> int:
+        """Write what all surveys leave to this node, read it back, and say in the store what it
+        was. How many bytes that were."""
+
+    def publish(self, draft: D_contra, attempt: CheckpointAttempt) -> StoredCheckpoint:
+        """Put the parts together: the checkpoint exists."""

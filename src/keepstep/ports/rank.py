@@ -1,0 +1,139 @@
+"""What a rank asks for: the state of the training, and the process groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from keepstep.model.layout import Layout
+from keepstep.model.messages.agent_rank import RegroupAt
+from keepstep.model.snapshot import SlotHeader
+
+if TYPE_CHECKING:  # a format laid over a Memory, which these ports only hand on
+    from keepstep.edge.shm.slot import Slot
+from keepstep.ports.machine import Acts
+
+
+class Gathered(Protocol):
+    """The live state at one moment: tensors by reference, everything else already serialized."""
+
+    @property
+    def layout(self) -> Layout:
+        """Where each tensor goes in a snapshot's payload."""
+
+    @property
+    def payload_bytes(self) -> int: ...
+
+
+class StateCopy(Protocol):
+    """One snapshot on its way from the live state into a slot."""
+
+    @property
+    def moved(self) -> Sequence[str]:
+        """Once `copy_still` is over: tensors that changed while they were copied. Such a copy is
+        torn: it mixes two moments."""
+
+    @property
+    def copy_ns(self) -> int:
+        """How long `copy_still` took."""
+
+    def copy_moving(self) -> None:
+        """On the trainer's thread, before it goes on: whatever may change before the next
+        update."""
+
+    def copy_still(self) -> Acts[None]:
+        """In the background: what stands still until the next update."""
+
+    def fence(self) -> None:
+        """On the trainer's thread, before an update: return when it may overwrite the state."""
+
+    def end(self) -> None:
+        """Nobody is to wait for this copy any more, whatever became of it."""
+
+
+class LiveState(Protocol):
+    """The state of the training in this process. `edge/torch/live_state.py` is PyTorch's.
+
+    Its methods are called on the trainer's thread, but for `copy_eagerly`.
+    """
+
+    def gather(self) -> Gathered: ...
+
+    def copy(self, gathered: Gathered, slot: Slot) -> StateCopy: ...
+
+    def copy_eagerly(self, names: Sequence[str]) -> None:
+        """From now on these tensors are among those that `copy_moving` copies."""
+
+    def coming_bytes(self) -> tuple[int, int, str]:
+        """Of the first snapshots: payload and manifest bytes, with what the first steps will add;
+        and a remark when that is not known, else an empty text."""
+
+    def pin(self, slot: Slot) -> None:
+        """Prepare a slot's memory for copies from a device."""
+
+    def load(self, slot: Slot, header: SlotHeader, layout: Layout) -> list[str]:
+        """Load a proven snapshot; remarks for the journal. Raises LayoutError when it does not fit
+        what is live; nothing is changed then."""
+
+    def differing(self, slot: Slot, layout: Layout) -> list[str]:
+        """Names of live tensors whose bytes are not the snapshot's."""
+
+    def load_checkpoint(self, step: int) -> list[str]:
+        """Load a checkpoint from the store; remarks for the journal. Raises DamageError, StoreError
+        or LayoutError; nothing is changed then."""
+
+    def caveats(self) -> list[str]:
+        """What will keep a resumed run from being bit-equal to an undisturbed one."""
+
+
+class Groups(Protocol):
+    """The process groups of this rank: its connections to its peers.
+
+    When a peer is lost every collective ends, at once and with worthless results, until the groups
+    are built anew.
+    """
+
+    @property
+    def can_be_rebuilt(self) -> bool:
+        """Whether this rank can do without every connection that it has."""
+
+    @property
+    def is_muted(self) -> bool:
+        """Whether this process takes a lost rank's place: until it has joined its collectives
+        reach nobody."""
+
+    @property
+    def is_worthless(self) -> bool:
+        """Whether a collective of the present body of the loop ended because a peer was lost."""
+
+    def begin_body(self) -> None:
+        """Another body of the loop begins."""
+
+    def lose(self, why: str) -> None:
+        """A peer is lost: everything under way ends."""
+
+    def listen(self, on_error: Callable[[str], None], on_enter: Callable[[int], None]) -> None:
+        """`on_enter` hears the number of every collective that is called; `on_error` an error of
+        the transport that waits for a notice. Both are called from any thread."""
+
+    def expect_notice(self) -> None:
+        """From now on somebody says who is lost: an error of the transport waits for that, instead
+        of being raised in the program."""
+
+    def rebuild(self, place: RegroupAt, then: Callable[[str | None], None]) -> None:
+        """Build every group anew over the store at `place`; `then` hears None, or why that failed.
+        It hears nothing any more when a peer is lost meanwhile."""
+
+    def gather(self, mine: bytes, then: Callable[[list[bytes]], None]) -> None:
+        """What every rank gives, in their order. All ranks call it."""
+
+    def record_profile(self, path: Path) -> None:
+        """Let the node's keeper see, at `path`, when collectives use the network. Does nothing
+        where that cannot be known."""
+
+    def profile_step(self, step: int) -> None:
+        """This step begins; `NO_STEP`: none does."""
+
+    def close(self) -> None:
+        """Nobody says who is lost any more."""

@@ -1,1 +1,0 @@
-"""What a keeper does with the keepers of other nodes."""

@@ -1,0 +1,88 @@
+"""Checkpoints: what is published is whole and right, and stays until newer ones take its place.
+
+Looked at from outside: when the manifest of a checkpoint is removed, and when the run is over, with
+the product's own store over what lies on the disk then.
+
+Not verified: what a disk that lied has lost; that a checkpoint is written as often as was asked
+for; what is left of attempts that came to nothing.
+"""
+
+from __future__ import annotations
+
+from keepstep.edge.store.store import MANIFEST, Store
+from keepstep.errors import DamageError, StoreError
+from keepstep.model.events import Event
+from keepstep.model.snapshot import Stamp
+from keepstep.sim.protocol.checkers.atlas import Atlas
+from keepstep.sim.protocol.checkers.checker import Checker
+from keepstep.sim.protocol.checkers.inspection import onlooker
+from keepstep.sim.protocol.job.checkpoint_format import read_state
+from keepstep.sim.protocol.job.job import KEPT, Job
+from keepstep.sim.protocol.job.persisters import open_store
+from keepstep.sim.protocol.job.program import Program
+from keepstep.sim.protocol.world.machine import Machine
+from keepstep.sim.protocol.world.world import Process
+
+
+class Checkpoints(Checker):
+    NAME = "checkpoints"
+
+    def __init__(self, job: Job, atlas: Atlas) -> None:
+        super().__init__(job, atlas)
+        self._newest = -1  # step of which a keeper said that it is in the store
+
+    def recorded(self, machine: Machine, event: Event) -> None:
+        if event.kind == "persisted":
+            self._newest = max(self._newest, event.data["step"])
+
+    def went(self, program: Program, source: str, stamp: Stamp, epoch: int) -> None:
+        if self.job.around.disk.has_lied or self.job.around.settings.store is None:
+            return
+        steps, _ = self._store().usable()
+        if source == "fresh" and self._newest >= 0 and steps:
+            self.violated(f"all start afresh, and the store has {steps}")
+
+    def removed(self, process: Process, path: str) -> None:
+        """Called before it is."""
+        if not path.endswith(f"/{MANIFEST}") or self.job.around.disk.has_lied:
+            return
+        store = self._store()
+        steps, _ = store.usable()
+        whole = [step for step in steps if store.intact(step) is not None]
+        step = next((s for s in whole if store.place(s, MANIFEST).path == path), None)
+        if step is not None and len([s for s in whole if s > step]) < KEPT:
+            self.violated(f"{process.name} removes step {step}, and there are {whole}")
+
+    def over(self) -> None:
+        if self.job.around.settings.store is None:
+            return
+        store = self._store()
+        steps, _ = store.usable()
+        whole = [step for step in steps if self._is_whole(store, step)]
+        for step in whole:
+            self._compare(store, step)
+        has_lied = self.job.around.disk.has_lied
+        if not has_lied and max(whole, default=-1) < self._newest:
+            self.violated(f"step {self._newest} was in the store, and at the end there are {whole}")
+
+    def _store(self) -> Store:
+        around = self.job.around
+        assert around.settings.store is not None
+        process = onlooker(self.job.nodes[0].machine)
+        return open_store(around.settings.store, around.disk.as_it_lies(), process)
+
+    def _is_whole(self, store: Store, step: int) -> bool:
+        try:
+            store.verify(step)
+        except (DamageError, StoreError) as error:
+            if not self.job.around.disk.has_lied:
+                self.violated(f"step {step} is published and is not whole: {error}")
+            return False
+        return True
+
+    def _compare(self, store: Store, step: int) -> None:
+        oracle = self.job.around.oracle
+        for rank in range(store.read_manifest(step).world_size):
+            state = read_state(store, step, rank, oracle.nbytes(rank))
+            if not oracle.is_checkpoint(step, rank, state):
+                self.violated(f"rank {rank} finds {len(state)} wrong bytes in step {step}")

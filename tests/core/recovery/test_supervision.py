@@ -1,0 +1,43 @@
+"""Supervision: an agent that is killed is followed by another one, but nobody follows a last word,
+a signal or a row of short lives."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keepstep.core.recovery.supervision import MAX_SHORT_LIVES, SHORT_LIFE_NS, Supervision
+
+LIVED_NS = st.integers(0, 2 * SHORT_LIFE_NS)
+
+
+@given(st.integers(0, 255), st.none() | st.integers(0, 255), st.none() | st.just(15), LIVED_NS)
+def test_an_agent_that_has_ended_by_itself_says_how(
+    code: int, last_word: int | None, signum: int | None, lived_ns: int
+) -> None:
+    assert Supervision().exit_code(code, last_word, signum, lived_ns) == code
+
+
+@given(st.integers(1, 64), st.none() | st.integers(0, 255), st.none() | st.integers(1, 64))
+def test_a_killed_one_is_followed_unless_the_end_was_said_or_ordered(
+    killed_by: int, last_word: int | None, signum: int | None
+) -> None:
+    found = Supervision().exit_code(-killed_by, last_word, signum, SHORT_LIFE_NS)
+    if last_word is not None:
+        assert found == last_word
+    elif signum is not None:
+        assert found == 128 + signum
+    else:
+        assert found is None
+
+
+@given(st.lists(LIVED_NS, max_size=20))
+def test_short_lives_in_a_row_are_no_accident(lives: list[int]) -> None:
+    supervision, row = Supervision(), 0
+    for lived_ns in lives:
+        row = row + 1 if lived_ns < SHORT_LIFE_NS else 0
+        found = supervision.exit_code(-9, None, None, lived_ns)
+        assert (found == 137) == (row >= MAX_SHORT_LIVES)
+        if found is not None:
+            return
+        assert found is None

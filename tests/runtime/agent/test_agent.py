@@ -1,0 +1,313 @@
+"""Agent: a job from its beginning to its end over ports alone: what fails is restarted,
+every job ends with one exit code, and whoever follows a killed agent ends its ranks first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from keepstep.runtime.agent.orphans import write_ranks
+
+from keepstep.core.recovery.restarts import STOP_WITHIN_NS
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.errors import KeeperError, KeepstepError
+from keepstep.model.messages.agent_rank import (
+    CanStay,
+    ConnectionSuspect,
+    PeerLostNotice,
+    RankHere,
+    RegroupAt,
+    Regrouped,
+    TrainingEnded,
+)
+from keepstep.model.messages.keeper_agent import JobEnded, MeshKnown, PeerDead
+from keepstep.model.messages.keeper_rank import BeginMesh, CannotListen, Listening
+from keepstep.model.signals import SIGTERM
+from keepstep.model.units import S_NS
+from keepstep.runtime.agent.agent import Agent
+from tests.runtime.fakes import AgentRoom, FakeBox, FakeTime, Table
+
+
+class Node:
+    """An agent in its room."""
+
+    def __init__(self, room: AgentRoom) -> None:
+        self.room = room
+        self.outcome: list[int | KeepstepError] = []
+        self.agent = Agent(room.world, room.options, room.launch, self.outcome.append)
+        self.processes = room.processes
+
+    def begin(self) -> Node:
+        self.agent.begin()
+        self.room.settle()
+        return self
+
+    def connect(self, rank: int, can_stay: bool = True) -> FakeBox:
+        pid = self.processes.living[rank]
+        box = FakeBox(pid, self.room.servers[0].hearer)
+        box.says(RankHere(rank, pid))
+        if can_stay:
+            box.says(CanStay(rank))
+        return box
+
+    def end(self, rank: int, code: int, message: str = "") -> None:
+        """Of its rank's process."""
+        if code == 0:
+            FakeBox(self.processes.living[rank], self.room.servers[0].hearer).says(
+                TrainingEnded(rank)
+            )
+        self.room.probes.states[self.processes.living[rank]] = "gone"
+        self.processes.end((rank, code), message=message)
+        self.pass_ns(10)
+
+    def pass_ns(self, duration_ns: int) -> None:
+        self.room.time.pass_ns(duration_ns)
+        self.room.settle()
+
+    def clean_up(self) -> None:
+        """The keeper removes the memory and goes."""
+        box = self.room.keepers.box
+        if box.of(JobEnded):
+            for path in self.room.options.job_dir.iterdir():
+                path.unlink()
+            self.room.options.job_dir.rmdir()
+            box.dies()
+            self.room.settle()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(AgentRoom(tmp_path)).begin()
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    budget=st.integers(0, 3),
+    story=st.lists(st.tuples(st.integers(0, 1), st.sampled_from([0, 1, -9])), max_size=12),
+    has_store=st.booleans(),
+)
+def test_every_story_ends_with_one_code_and_within_its_budget(
+    tmp_path_factory: pytest.TempPathFactory,
+    budget: int,
+    story: list[tuple[int, int]],
+    has_store: bool,
+) -> None:
+    room = AgentRoom(tmp_path_factory.mktemp("a"))
+    room.launch = replace(room.launch, max_restarts=budget)
+    room.change(has_store=has_store)
+    node = Node(room).begin()
+    for rank, code in story:
+        if rank in node.processes.living:
+            node.pass_ns(60 * S_NS)
+            node.end(rank, code)
+    for rank in sorted(node.processes.living):
+        node.end(rank, 0)
+    node.clean_up()
+    assert len(node.outcome) == 1 and node.processes.living == {}
+    assert len(node.processes.started) <= budget + 1
+    assert room.told.last_words == node.outcome
+    [ended] = room.journal.of("job-ended")
+    assert ended.data["exit_code"] == node.outcome[0]
+    assert not room.servers[0].is_open and room.places.is_closed
+
+
+def test_a_job_that_ends_well(node: Node) -> None:
+    assert [e.data["pid"] for e in node.room.journal.of("job-started")] == [500]
+    assert set(node.processes.living) == {0, 1}
+    for rank in (0, 1):
+        assert node.outcome == []
+        node.end(rank, 0)
+    [said] = node.room.keepers.box.of(JobEnded)
+    assert said.ok and node.outcome == [], "the keeper cleans up"
+    node.clean_up()
+    assert node.outcome == [0] and node.processes.closed == [False]
+
+
+def test_without_a_keeper_the_job_does_not_begin(tmp_path: Path) -> None:
+    room = AgentRoom(tmp_path)
+    room.keepers.error = KeeperError("none")
+    node = Node(room).begin()
+    assert node.outcome == [room.keepers.error] and node.processes.started == []
+
+
+def test_a_rank_that_is_killed_has_all_start_anew(node: Node) -> None:
+    node.end(1, -9)
+    assert [ranks for _, ranks, _ in node.processes.started] == [{0, 1}, {0, 1}]
+    assert node.processes.killed == [{0}]
+    assert [e.data["attempt"] for e in node.room.journal.of("ranks-restarted")] == [1]
+
+
+def test_ranks_that_can_stay_do(node: Node) -> None:
+    boxes = [node.connect(rank) for rank in (0, 1)]
+    staying = node.processes.living[0]
+    node.end(1, -9)
+    assert isinstance(boxes[0].poked[0], PeerLostNotice)
+    assert isinstance(boxes[0].sent[-1], RegroupAt)
+    assert node.processes.living[0] == staying and node.processes.killed == []
+    newcomer = node.connect(1)
+    boxes[0].says(Regrouped(0))
+    newcomer.says(Regrouped(1))
+    assert len(node.room.journal.of("recovered")) == 1
+
+
+def test_a_signal_stops_the_ranks_and_then_the_job(node: Node) -> None:
+    node.agent.signalled(SIGTERM)
+    assert node.processes.signals == [SIGTERM] and node.outcome == []
+    for rank in (0, 1):
+        node.end(rank, -SIGTERM)
+    node.clean_up()
+    assert node.outcome == [128 + SIGTERM]
+
+
+def test_ranks_that_do_not_stop_are_killed(node: Node) -> None:
+    node.agent.signalled(SIGTERM)
+    node.pass_ns(STOP_WITHIN_NS)
+    node.pass_ns(10)
+    assert node.processes.killed[-1] == {0, 1}
+    node.clean_up()
+    assert node.outcome == [128 + SIGTERM]
+
+
+def test_what_was_too_much_is_shown(tmp_path: Path) -> None:
+    room = AgentRoom(tmp_path)
+    room.launch = replace(room.launch, max_restarts=0)
+    node = Node(room).begin()
+    node.end(1, 3, "ValueError: no")
+    node.clean_up()
+    assert node.outcome == [1] and room.told.shown == ["failed: [(1, 3)]"]
+    assert node.processes.closed == [True], "what ranks left about their errors stays"
+
+
+def test_whoever_follows_a_killed_agent_ends_its_ranks_and_goes_on_from_memory(
+    tmp_path: Path,
+) -> None:
+    room = AgentRoom(tmp_path)
+    room.change(restarted=True)
+    write_ranks(MEMORY, room.options.job_dir, 499, 3, [11, 12])
+    node = Node(room)
+    node.agent.begin()
+    assert node.processes.started == [] and node.processes.orphans == [(499, [11, 12])]
+    node.pass_ns(10)
+    assert node.processes.started[0][0].attempt == 4
+    [told] = room.journal.of("agent-restarted")
+    assert told.data == {"pid": 500, "ended": [11, 12]}
+
+
+def test_what_ranks_suspect_is_told_and_nothing_follows(node: Node) -> None:
+    node.connect(0).says(ConnectionSuspect(0, "closed"))
+    assert [e.data["rank"] for e in node.room.journal.of("suspicion")] == [0]
+    assert node.processes.killed == []
+
+
+def test_a_standby_of_another_agent_is_not_taken(node: Node) -> None:
+    assert not node.agent.standby_ready(99)
+
+
+# -- several nodes
+
+
+class Town:
+    def __init__(self, home: Path, nodes: int) -> None:
+        time, table = FakeTime(), Table()
+        self.nodes: list[Node] = []
+        for number in range(nodes):
+            room = AgentRoom(home / str(number), 1, nodes, time, table, number)
+            self.nodes.append(Node(room))
+
+    def begin(self) -> Town:
+        for number, node in enumerate(self.nodes):
+            node.begin()
+            node.room.keepers.box.says(Listening(f"host{number}", 7, 100 + number, -1))
+            node.room.settle()
+        self.pass_s(3)
+        return self
+
+    def pass_s(self, seconds: float) -> None:
+        for node in self.nodes:
+            node.pass_ns(int(seconds * S_NS))
+
+
+@pytest.fixture
+def town(tmp_path: Path) -> Town:
+    return Town(tmp_path, 2).begin()
+
+
+def test_nodes_meet_and_their_keepers_are_told_of_each_other(town: Town) -> None:
+    for node in town.nodes:
+        assert set(node.processes.living) == {0}
+        [told] = node.room.keepers.box.of(BeginMesh)
+        assert len(told.mesh.members) == 2
+    places = [node.processes.started[0][0] for node in town.nodes]
+    assert sorted(place.first_rank for place in places) == [0, 1]
+
+
+def test_what_fails_on_one_node_restarts_the_others(town: Town) -> None:
+    first, second = town.nodes
+    second.end(0, 1, "ValueError: no")
+    town.pass_s(3)
+    for node in town.nodes:
+        assert [place.attempt for place, _, _ in node.processes.started] == [0, 1]
+    assert first.processes.killed == [{0}]
+
+
+def test_ranks_that_stay_are_told_where_to_meet_when_the_keeper_knows_the_mesh(
+    town: Town,
+) -> None:
+    first, second = town.nodes
+    box = first.connect(0)
+    second.connect(0)
+    second.end(0, -9)
+    town.pass_s(3)
+    mesh = first.room.keepers.box.of(BeginMesh)[-1].mesh
+    assert box.sent == [], "its keeper might take what it asks for the mesh before"
+    first.room.keepers.box.says(MeshKnown(mesh.version))
+    assert [type(message) for message in box.sent] == [RegroupAt]
+
+
+def test_a_lost_node_has_the_others_meet_again_and_a_replacement_is_asked_for(town: Town) -> None:
+    first = town.nodes[0]
+    mesh = first.room.keepers.box.of(BeginMesh)[-1].mesh
+    first.room.keepers.box.says(PeerDead(mesh.version - 1, 1, "of a mesh before"))
+    assert first.room.provider.asked == []
+    first.room.keepers.box.says(PeerDead(mesh.version, 1, "away for 10 s"))
+    town.pass_s(1)
+    assert [lost.node for lost in first.room.provider.asked] == [1]
+    assert first.processes.killed == [{0}]
+    assert len(first.room.journal.of("attempt-wanted")) == 1
+
+
+def test_a_job_of_several_nodes_ends_when_all_have_ended_well(town: Town) -> None:
+    first, second = town.nodes
+    first.end(0, 0)
+    town.pass_s(1)
+    assert not first.room.journal.of("job-ended")
+    second.end(0, 0)
+    town.pass_s(3)
+    for node in town.nodes:
+        node.clean_up()
+    town.pass_s(1)
+    assert [node.outcome for node in town.nodes] == [[0], [0]]
+
+
+def test_a_job_that_one_node_gives_up_ends_on_all_with_its_code(town: Town) -> None:
+    first, second = town.nodes
+    second.agent.signalled(SIGTERM)
+    town.pass_s(1)
+    assert first.processes.signals == [SIGTERM]
+    for node in town.nodes:
+        node.end(0, -SIGTERM)
+    town.pass_s(3)
+    for node in town.nodes:
+        node.clean_up()
+    town.pass_s(20)
+    assert [node.outcome for node in town.nodes] == [[128 + SIGTERM]] * 2
+
+
+def test_a_keeper_that_cannot_listen_is_no_beginning(tmp_path: Path) -> None:
+    town = Town(tmp_path, 2)
+    node = town.nodes[0].begin()
+    node.room.keepers.box.says(CannotListen("taken"))
+    assert len(node.outcome) == 1 and isinstance(node.outcome[0], KeeperError)

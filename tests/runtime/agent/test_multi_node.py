@@ -1,0 +1,265 @@
+"""MultiNode: agents of several nodes form one attempt after the other, all see the same, a newcomer
+gets the place of the missing one, and every attempt ends with one verdict for all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keepstep.model.attempts import Verdict
+from keepstep.model.failure import Cause, Failure
+from keepstep.model.messages.keeper_rank import Listening
+from keepstep.model.units import S_NS
+from keepstep.runtime.agent.multi_node import BEGINS_NS, MultiNode
+from keepstep.runtime.agent.rendezvous import Formed, JoinRequest
+from tests.runtime.fakes import AgentRoom, FakeTime, Table
+
+AGAIN = Verdict("again", "a rank failed")
+FAILURE = Failure(Cause.CRASH, 1, "host1", step=8, error="ValueError", completed_step=7)
+
+
+class Agent:
+    def __init__(self, town: Town, number: int, min_nodes: int | None = None) -> None:
+        home = town.home / str(number)
+        home.mkdir()
+        nodes, time, table = town.nodes, town.time, town.table
+        self.room = AgentRoom(home, ranks=2, nodes=nodes, time=time, table=table, number=number)
+        if min_nodes is not None:
+            self.room.launch = replace(self.room.launch, min_nodes=min_nodes)
+        self.town = town
+        self.number = number
+        self.formeds: list[Formed] = []
+        self.verdicts: list[Verdict] = []
+        self.lost: list[str] = []
+        self.rendezvous = MultiNode(self.room.world, self.room.options, self.room.launch, self)
+
+    def formed(self, formed: Formed) -> None:
+        self.formeds.append(formed)
+
+    def ended(self, verdict: Verdict) -> None:
+        self.verdicts.append(verdict)
+
+    def meeting_lost(self, why: str) -> None:
+        self.lost.append(why)
+
+    def join(self, leave: bool = False, failure: Failure | None = None) -> Agent:
+        keeper = Listening(f"host{self.number}", 7, 100 + self.number, -1)
+        self.rendezvous.join(JoinRequest(keeper, leave, failure))
+        return self
+
+    def say(self, verdict: Verdict) -> None:
+        self.rendezvous.say(self.formeds[-1].place.attempt, verdict)
+
+    def die(self) -> None:
+        """Without a word."""
+        meeting = self.rendezvous._meeting
+        assert meeting is not None
+        meeting.abandon()
+        meeting.kv.close()
+
+    @property
+    def attempt(self) -> int:
+        return self.formeds[-1].place.attempt
+
+    @property
+    def node(self) -> int:
+        return self.formeds[-1].place.node
+
+
+class Town:
+    def __init__(self, home: Path, nodes: int, agents: int | None = None) -> None:
+        self.home = home
+        self.nodes = nodes
+        self.time = FakeTime()
+        self.table = Table()
+        count = nodes if agents is None else agents
+        self.agents = [Agent(self, number) for number in range(count)]
+
+    def form(self, *agents: Agent) -> None:
+        for agent in agents or self.agents:
+            agent.join()
+        self.pass_s(3)
+
+    def pass_s(self, seconds: float = 0.0) -> None:
+        self.time.pass_ns(int(seconds * S_NS))
+
+
+@settings(deadline=None, max_examples=20)
+@given(nodes=st.integers(2, 4), speakers=st.lists(st.integers(0, 3), max_size=3))
+def test_all_nodes_see_the_same_attempts_and_keep_their_numbers(
+    tmp_path_factory: pytest.TempPathFactory, nodes: int, speakers: list[int]
+) -> None:
+    town = Town(tmp_path_factory.mktemp("m"), nodes)
+    town.form()
+    for speaker in speakers:
+        town.agents[speaker % nodes].say(AGAIN)
+        town.pass_s()
+        town.form()
+    for lived in range(len(speakers) + 1):
+        formeds = [agent.formeds[lived] for agent in town.agents]
+        places = [formed.place for formed in formeds]
+        assert {place.attempt for place in places} == {lived}
+        assert sorted(place.node for place in places) == list(range(nodes))
+        assert [place.first_rank for place in places] == [2 * place.node for place in places]
+        assert len({(place.master_addr, place.master_port) for place in places}) == 1
+        meshes = [formed.mesh for formed in formeds]
+        assert all(mesh is not None for mesh in meshes)
+        assert len({(m.version, m.secret, m.members) for m in meshes if m is not None}) == 1
+        assert [place.node for place in places] == [a.formeds[0].place.node for a in town.agents]
+    versions = [f.mesh.version for f in town.agents[0].formeds if f.mesh is not None]
+    assert versions == sorted(set(versions)), "each mesh is newer"
+    assert all(agent.verdicts == [AGAIN] * len(speakers) for agent in town.agents)
+
+
+def test_a_spare_waits_and_gets_the_place_that_is_said_to_be_vacant(tmp_path: Path) -> None:
+    town = Town(tmp_path, nodes=2, agents=3)
+    town.form(*town.agents[:2])
+    first, second, spare = town.agents
+    spare.join()
+    town.pass_s()
+    assert spare.formeds == [] and spare.room.journal.of("nodes-awaited")
+    lost = second.node
+    second.die()
+    first.say(replace(AGAIN, vacant=(lost,)))
+    town.pass_s()
+    town.form(first)
+    assert (spare.attempt, spare.node, first.attempt) == (1, lost, 1)
+
+
+def test_who_was_there_comes_first_and_a_spare_in_time_for_who_does_not(tmp_path: Path) -> None:
+    town = Town(tmp_path, nodes=2, agents=3)
+    town.form(*town.agents[:2])
+    first, second, spare = town.agents
+    spare.join()
+    town.pass_s()
+    first.say(AGAIN)
+    town.pass_s()
+    town.form(first, second)
+    assert spare.formeds == [] and second.attempt == 1
+    second.die()
+    first.say(AGAIN)
+    town.pass_s()
+    town.form(first)
+    assert spare.attempt == 2 == first.attempt
+
+
+def test_what_is_told_of_an_attempt_is_heard_by_all_in_the_next(tmp_path: Path) -> None:
+    town = Town(tmp_path, nodes=2)
+    town.form()
+    first, second = town.agents
+    second.say(replace(AGAIN, keep=True, failure=FAILURE))
+    town.pass_s()
+    second.join(failure=FAILURE)
+    first.join()
+    town.pass_s(3)
+    assert all(a.formeds[-1].failures == (FAILURE,) and a.formeds[-1].keep for a in town.agents)
+
+
+def test_fewer_nodes_are_enough_when_no_more_come_in_time(tmp_path: Path) -> None:
+    town = Town(tmp_path, nodes=3, agents=0)
+    agents = [Agent(town, number, min_nodes=2).join() for number in range(2)]
+    town.pass_s(BEGINS_NS / S_NS - 1)
+    assert all(agent.formeds == [] for agent in agents)
+    town.pass_s(3)
+    assert [agent.formeds[0].place.world_size for agent in agents] == [4, 4]
+    assert sum(len(agent.room.journal.of("attempt-closed")) for agent in agents) >= 1
+
+
+def test_when_the_ranks_of_all_nodes_ended_well_the_job_is_done(tmp_path: Path) -> None:
+    town = Town(tmp_path, nodes=2)
+    town.form()
+    first, second = town.agents
+    first.rendezvous.ended_well(0, "well")
+    town.pass_s()
+    assert first.verdicts == []
+    second.rendezvous.ended_well(0, "well")
+    town.pass_s()
+    assert [v.outcome for agent in town.agents for v in agent.verdicts] == ["done", "done"]
+    assert sum(len(agent.room.journal.of("job-done")) for agent in town.agents) == 1
+
+
+def test_an_agent_that_follows_a_killed_one_ends_its_attempt_and_has_its_number(
+    tmp_path: Path,
+) -> None:
+    town = Town(tmp_path, nodes=2)
+    town.form()
+    first, second = town.agents
+    node = second.node
+    second.die()
+    successor = Agent(town, 7)
+    successor.number = second.number  # its keeper is the same
+    successor.rendezvous.follow(0)
+    successor.join()
+    town.pass_s()
+    assert [v.outcome for v in first.verdicts] == ["again"] and first.verdicts[0].keep
+    town.form(first)
+    assert (successor.attempt, first.attempt) == (1, 1) and successor.node == node
+
+
+def test_nodes_that_do_not_agree_are_told(tmp_path: Path) -> None:
+    town = Town(tmp_path, nodes=2)
+    town.agents[1] = other = Agent(town, 9, min_nodes=1)
+    town.agents[0].join()
+    town.pass_s()
+    other.join()
+    town.pass_s()
+    assert len(other.lost) == 1 and "--nnodes" in other.lost[0]
+
+
+def test_a_place_to_meet_that_is_gone_is_told_and_nothing_else(tmp_path: Path) -> None:
+    town = Town(tmp_path, nodes=2)
+    town.form()
+    agent = town.agents[1]
+    agent.room.lost("the meeting point is gone")
+    town.agents[0].say(AGAIN)
+    town.pass_s(1)
+    assert agent.lost == ["the meeting point is gone"] and agent.verdicts == []
+
+
+def test_one_that_cannot_be_found_is_told(tmp_path: Path) -> None:
+    room = AgentRoom(tmp_path, nodes=2)
+    room.kv_error = "nobody answers"
+    lost: list[str] = []
+
+    class Hearer:
+        def formed(self, formed: Formed) -> None: ...
+
+        def ended(self, verdict: Verdict) -> None: ...
+
+        def meeting_lost(self, why: str) -> None:
+            lost.append(why)
+
+    MultiNode(room.world, room.options, room.launch, Hearer())
+    room.time.pass_ns()
+    assert lost == ["nobody answers"]
+
+
+@pytest.mark.parametrize("hears", [True, False])
+def test_the_host_leaves_when_the_others_have_heard_its_last_word(
+    tmp_path: Path, hears: bool
+) -> None:
+    town = Town(tmp_path, nodes=2)
+    town.form()
+    host, other = town.agents
+    if not hears:
+        other.die()
+    closed: list[int] = []
+    answer = host.rendezvous.close(Verdict("stop", "gave up", code=3), 5 * S_NS)
+    began_ns = town.time.now_ns
+    answer.when_given(lambda: closed.append(town.time.now_ns - began_ns))
+    town.pass_s(6)
+    assert len(closed) == 1 and (closed[0] >= 5 * S_NS) != hears
+    assert [v.code for v in other.verdicts] == [3] * hears
+    assert host.verdicts == [], "nothing is told any more"
+
+
+def test_before_there_is_a_meeting_the_end_is_quick(tmp_path: Path) -> None:
+    town = Town(tmp_path, nodes=2)
+    closed: list[bool] = []
+    town.agents[0].rendezvous.close(None, S_NS).when_given(lambda: closed.append(True))
+    town.pass_s(1)
+    assert closed == [True] and town.agents[0].rendezvous.board(0) is None

@@ -1,0 +1,47 @@
+"""Agent process: what cannot be is refused before anything begins, and an agent gets what was
+configured."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from keepstep.config import Config, resolve
+from keepstep.core.detection.deadlines import derive
+from keepstep.errors import ConfigError
+from keepstep.model.launch import Launch
+from keepstep.runtime.agent import process
+from keepstep.runtime.agent.supervisor import RESTARTED_AGENT
+
+LAUNCH = Launch((sys.executable, "-u", "train.py"), ("train.py",), ranks=2, job="j")
+
+
+def config(home: Path, **options: object) -> Config:
+    return Config(arena_dir=home, state_dir=home / "state", **options)  # type: ignore[arg-type]
+
+
+def test_fewer_nodes_need_a_store(tmp_path: Path) -> None:
+    launch = replace(LAUNCH, nodes=3, min_nodes=2, endpoint=("127.0.0.1", 1))
+    with pytest.raises(ConfigError, match="--nnodes 2:3: expected a store"):
+        process.supervise(launch, config(tmp_path), {})
+    assert list(tmp_path.iterdir()) == [], "nothing has begun"
+
+
+def test_rules_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="keep"):
+        process.supervise(LAUNCH, config(tmp_path, keep="newest:3"), {})
+
+
+def test_an_agent_gets_what_was_configured(tmp_path: Path) -> None:
+    environ = {RESTARTED_AGENT: "1", "CUDA_VISIBLE_DEVICES": ""}
+    asked = config(tmp_path, budget="crash=2", host="h", rack="r", link_dead_s=3.0, secret="s" * 16)
+    settings = resolve(asked, {}, "j")
+    found = process._options(LAUNCH, settings, environ)
+    assert (found.job, found.job_dir, found.has_store) == ("j", settings.job_dir, False)
+    assert (found.budget, found.host, found.rack, found.secret) == ("crash=2", "h", "r", "s" * 16)
+    assert found.restarted and found.deadlines == derive(settings.hang_after_s, None)
+    several = replace(LAUNCH, nodes=2, endpoint=("127.0.0.1", 1))
+    assert process._options(several, settings, {}).deadlines.link_dead_ns == 3_000_000_000

@@ -1,0 +1,258 @@
+"""Capture: whatever happens, what is sealed is what the state was at a boundary, the page tells of
+nothing else, and a failure costs a snapshot and nothing more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keepstep.edge.os.threads import run_acts
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.slot import Slot, slot_path, slot_paths
+from keepstep.edge.shm.status_page import StatusPage
+from keepstep.errors import IdentityError
+from keepstep.model.snapshot import Phase, RankStatus, SlotState, Stamp
+from keepstep.model.units import PAGE_BYTES
+from keepstep.runtime.rank.capture import GROW_INLINE_BYTES, Capture, Holdings
+from keepstep.runtime.rank.commit_view import PagesOfOneNode
+from tests.runtime.fakes import RankRoom
+
+
+class Trainee:
+    """A rank that trains alone: its state after a step is a function of the step."""
+
+    def __init__(self, home: Path, room: RankRoom | None = None) -> None:
+        self.room = RankRoom(home) if room is None else room
+        page = StatusPage.own(MEMORY, self.room.options.job_dir, 0)
+        assert page is not None
+        self.page = page
+        self.announced: list[tuple[Phase, int]] = []
+        self.changes = 0
+        self.capture = Capture(
+            self.room.world,
+            self.room.options,
+            self.room.who,
+            self.page,
+            PagesOfOneNode(MEMORY, self.room.options.job_dir, 1),
+            lambda phase, step: self.announced.append((phase, step)),
+            self._changed,
+        )
+        self.page.publish(rank=0, world_size=1, epoch=1)
+        self.held: Holdings = run_acts(self.capture.prove())
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    def prepare(self) -> Trainee:
+        run_acts(self.capture.prepare())
+        return self
+
+    def step(self, step: int, seals: bool = True) -> None:
+        self.room.live.state = state_after(step)
+        self.capture.boundary(Stamp(step, 1), 0.5 * step)
+        self.room.trainer.run()
+        if seals:
+            self.room.settle()
+
+    @property
+    def told(self) -> RankStatus:
+        status = self.page.read()
+        assert status is not None
+        return status
+
+    def snapshots(self) -> dict[Stamp, bytes]:
+        """Proven, from the files."""
+        found = {}
+        for path in slot_paths(MEMORY, self.room.options.job_dir, 0):
+            slot = Slot(MEMORY, path)
+            try:
+                header, _ = slot.verify()
+                found[header.stamp] = bytes(slot.payload[:64])
+            except LookupError:
+                pass
+            slot.close()
+        return found
+
+    def close(self) -> None:
+        self.capture.close()
+        self.page.close()
+
+
+def state_after(step: int) -> bytes:
+    return bytes([step % 256]) * 64
+
+
+def sealed(status: RankStatus) -> set[Stamp]:
+    return {view.stamp for view in status.slots if view.state is SlotState.SEALED}
+
+
+@pytest.fixture
+def trainee(tmp_path: Path) -> Any:
+    found = Trainee(tmp_path).prepare()
+    yield found
+    found.close()
+
+
+WHAT = st.lists(st.sampled_from(["step", "slow", "torn", "error", "settle"]), max_size=25)
+
+
+@settings(max_examples=40, deadline=None)
+@given(WHAT)
+def test_whatever_happens_a_snapshot_is_the_state_of_its_step_and_the_page_tells_the_truth(
+    tmp_path_factory: pytest.TempPathFactory, story: list[str]
+) -> None:
+    trainee = Trainee(tmp_path_factory.mktemp("c")).prepare()
+    live, step = trainee.room.live, -1
+    for what in story:
+        if what == "settle":
+            trainee.room.settle()
+            continue
+        if what != "slow":  # whoever copies is through before the state changes: the fence
+            trainee.room.settle()
+        step += 1
+        live.moves = ("state",) if what == "torn" else ()
+        live.error = OSError("the disk") if what == "error" else None
+        trainee.step(step, seals=what != "slow")
+        if what == "slow":
+            trainee.room.background.run()
+    trainee.room.settle()
+    found = trainee.snapshots()
+    assert found == {stamp: state_after(stamp.step) for stamp in found}
+    assert sealed(trainee.told) == set(found)
+    captured, skipped, torn = trainee.capture.counts
+    failed = len(trainee.room.journal.of("capture-failed"))
+    assert captured + skipped + torn + failed == step + 1
+    trainee.close()
+
+
+def test_the_newest_snapshots_stay_and_a_new_life_finds_them(tmp_path: Path) -> None:
+    trainee = Trainee(tmp_path).prepare()
+    for step in range(6):
+        trainee.step(step)
+    assert max(sealed(trainee.told)) == Stamp(5, 1)
+    before = trainee.snapshots()
+    trainee.close()
+    again = Trainee(tmp_path)
+    assert set(again.held.slot_of) == set(before) and again.held.foreign_world is None
+    assert again.snapshots() == before
+    again.close()
+
+
+def test_what_has_moved_while_it_was_copied_is_dropped_and_copied_eagerly(trainee: Trainee) -> None:
+    trainee.room.live.moves = ("state",)
+    trainee.step(0)
+    assert trainee.snapshots() == {} and trainee.room.live.eager == ["state"]
+    assert trainee.capture.counts == (0, 0, 1) and trainee.room.journal.kinds == ["torn"]
+
+
+def test_an_error_costs_a_snapshot_and_the_slot_serves_again(trainee: Trainee) -> None:
+    trainee.room.live.error = ValueError("something of the program's")
+    trainee.step(0)
+    assert "something of the program's" in trainee.room.journal.of("capture-failed")[0].why
+    trainee.room.live.error = None
+    trainee.step(1)
+    assert sealed(trainee.told) == {Stamp(1, 1)}
+
+
+def test_while_a_copy_is_under_way_the_update_has_it_to_wait_for(trainee: Trainee) -> None:
+    trainee.step(0, seals=False)
+    assert trainee.capture.copy_under_way is not None
+    over: list[bool] = []
+    trainee.capture.drain(lambda: over.append(True))
+    assert over == []
+    trainee.room.settle()
+    assert over == [True] and trainee.capture.copy_under_way is None
+    assert trainee.announced == [(Phase.CAPTURE, 0), (Phase.SEAL, 0)]
+
+
+def test_a_slot_that_a_reader_has_pinned_is_left_alone(trainee: Trainee) -> None:
+    for step in range(3):
+        trainee.step(step)
+    readers = []
+    for path in slot_paths(MEMORY, trainee.room.options.job_dir, 0):
+        readers.append(Slot(MEMORY, path))
+        assert readers[-1].lock(exclusive=False)
+    before = trainee.snapshots()
+    trainee.step(3)
+    assert trainee.snapshots() == before and trainee.capture.counts == (3, 1, 0)
+    assert trainee.told.decided_step == 3
+    for reader in readers:
+        reader.close()
+    trainee.step(4)
+    assert Stamp(4, 1) in trainee.snapshots()
+
+
+@pytest.mark.parametrize("size", [1000, GROW_INLINE_BYTES + 1])
+def test_a_state_that_grows_gets_larger_slots(trainee: Trainee, size: int) -> None:
+    """At once where that is quick, else in the background, and a step is skipped meanwhile."""
+    size *= 100 if size == 1000 else 1
+    trainee.room.live.state = bytes(size)
+    trainee.capture.boundary(Stamp(0, 1), None)
+    trainee.room.settle()
+    if size > GROW_INLINE_BYTES:
+        assert trainee.capture.counts == (0, 1, 0)
+        trainee.capture.boundary(Stamp(1, 1), None)
+        trainee.room.settle()
+    assert trainee.capture.counts[0] == 1
+
+
+def test_forgetting_what_is_newer(trainee: Trainee) -> None:
+    for step in range(3):
+        trainee.step(step)
+    trainee.capture.forget_newer(Stamp(1, 1))
+    assert set(trainee.snapshots()) == sealed(trainee.told) == {Stamp(0, 1), Stamp(1, 1)}
+    trainee.capture.forget_newer(None)
+    assert trainee.snapshots() == {} and sealed(trainee.told) == set()
+
+
+def damage(path: Path, at: int) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 1
+    path.write_bytes(raw)
+
+
+def test_what_the_scrub_found_is_given_up_only_if_it_is_so(trainee: Trainee) -> None:
+    trainee.step(0)
+    [index] = [i for i, v in enumerate(trainee.told.slots) if v.state is SlotState.SEALED]
+    trainee.capture.damaged(index, "block 0")
+    trainee.room.settle()
+    assert sealed(trainee.told) == {Stamp(0, 1)}, "it has been rewritten since, and is whole"
+    with open(slot_path(trainee.room.options.job_dir, 0, index), "r+b") as file:
+        file.seek(PAGE_BYTES + 5)
+        file.write(b"\xff")
+    trainee.capture.damaged(index, "block 0")
+    trainee.capture.damaged(99, "there is no such slot")
+    trainee.room.settle()
+    assert sealed(trainee.told) == set() and trainee.room.journal.kinds == ["slot-voided"]
+
+
+def test_a_damaged_snapshot_is_not_among_what_is_held(tmp_path: Path) -> None:
+    trainee = Trainee(tmp_path).prepare()
+    for step in range(2):
+        trainee.step(step)
+    index = next(i for i, v in enumerate(trainee.told.slots) if v.stamp == Stamp(1, 1))
+    trainee.close()
+    damage(slot_path(trainee.room.options.job_dir, 0, index), PAGE_BYTES + 5)
+    again = Trainee(tmp_path)
+    assert set(again.held.slot_of) == {Stamp(0, 1)} and "damaged" in again.room.journal.kinds
+    again.close()
+
+
+def test_another_worlds_snapshot_is_none_of_this_one_and_another_jobs_is_an_error(
+    tmp_path: Path,
+) -> None:
+    trainee = Trainee(tmp_path).prepare()
+    trainee.step(0)
+    trainee.close()
+    larger = RankRoom(tmp_path, ranks=2)
+    found = Trainee(tmp_path, larger)
+    assert found.held.slot_of == {} and found.held.foreign_world == 1
+    found.close()
+    other = RankRoom(tmp_path)
+    other.who = type(other.who)("another", 1000, 0, 1, 1)
+    with pytest.raises(IdentityError):
+        Trainee(tmp_path, other)

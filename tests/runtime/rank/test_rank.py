@@ -1,0 +1,339 @@
+"""Rank: from its beginning to its end over ports alone: it trains only when permitted, resumes bit
+for bit, stays when a peer is lost, and says goodbye."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keepstep.errors import KeeperError, KeepstepError, PeerLost
+from keepstep.model.messages.agent_rank import (
+    CannotStay,
+    CanStay,
+    PeerLostNotice,
+    RegroupAt,
+    Regrouped,
+    TrainingEnded,
+)
+from keepstep.model.messages.keeper_rank import (
+    CheckpointDone,
+    Goodbye,
+    JoinVote,
+    Released,
+    StateLoaded,
+    StateOffered,
+    TrainingPermitted,
+    VoteRefused,
+    WantCheckpoint,
+)
+from keepstep.model.snapshot import Phase, Stamp
+from keepstep.runtime.rank.joining import Joined, Joining
+from keepstep.runtime.rank.rank import RELEASE_WITHIN_NS, Rank, Stage
+from tests.runtime.fakes import RankRoom
+from tests.runtime.rank.test_bootstrap import FACTS
+from tests.runtime.rank.test_capture import state_after
+
+PLACE = RegroupAt(1, "h", 5)
+
+
+class Trainee:
+    """A rank and its program, which it drives."""
+
+    def __init__(self, room: RankRoom) -> None:
+        self.room = room
+        self.changes = 0
+        self.announced: list[tuple[Phase, int]] = []
+        self._offers = 0
+        joined: list[Joined] = []
+        failed: list[KeepstepError] = []
+        Joining(room.world, room.options, room.who, FACTS, joined.append, failed.append).begin()
+        assert failed == []
+        self.rank = Rank(room.world, room.options, room.who, joined[0], self)
+        self.rank.begin()
+        room.settle()
+
+    def announce(self, phase: Phase, step: int) -> None:
+        self.announced.append((phase, step))
+
+    def changed(self) -> None:
+        self.changes += 1
+
+    @property
+    def asked(self) -> JoinVote:
+        asked: JoinVote = self.room.keepers.box.of(JoinVote)[-1]
+        return asked
+
+    def offer(self, source: str, step: int, epoch: int = 1) -> None:
+        """The keeper offers that, it is loaded, and all may go."""
+        self._offers += 1
+        box = self.room.keepers.box
+        box.says(StateOffered(self._offers, source, step, epoch, "so it was decided"))  # type: ignore[arg-type]
+        self.room.settle()
+        assert box.sent[-1] == StateLoaded(self.room.who.rank, self._offers)
+
+    def permit(self, epoch: int) -> None:
+        self.room.keepers.box.says(TrainingPermitted(epoch, self._offers))
+        self.room.settle()
+
+    def start(self, source: str = "fresh", step: int = -1, epoch: int = 1) -> Trainee:
+        self.offer(source, step, epoch if source != "fresh" else 0)
+        self.permit(epoch + (source != "fresh"))
+        assert self.rank.stage is Stage.READY
+        return self
+
+    def step(self, body: Callable[[], None] = lambda: None) -> bool:
+        """One step whose body is inside `with step:`; whether it counts."""
+        assert self.rank.may_begin_step()
+        number = self.rank.begin_step()
+        self.rank.body_entered(number)
+        body()
+        self.room.live.state = state_after(number)
+        self.rank.body_left()
+        counts = self.rank.end_step(True, True, 1000, None)
+        self.room.settle()
+        return counts
+
+    def lose_peer(self) -> None:
+        self.room.agents.box.says(PeerLostNotice("rank 1 was killed"))
+
+    def end(self, ok: bool = True) -> list[str]:
+        over: list[str] = []
+        self.rank.close(ok, "well", lambda: over.append("over"))
+        self.room.settle()
+        return over
+
+
+@pytest.fixture
+def trainee(tmp_path: Path) -> Iterator[Trainee]:
+    found = Trainee(RankRoom(tmp_path, ranks=2))
+    yield found
+    found.rank.abandon()
+
+
+@settings(max_examples=15, deadline=None)
+@given(steps=st.integers(1, 8), lives=st.integers(1, 3))
+def test_every_life_goes_on_where_the_one_before_was_with_the_same_bytes(
+    tmp_path_factory: pytest.TempPathFactory, steps: int, lives: int
+) -> None:
+    home = tmp_path_factory.mktemp("r")
+    done = -1
+    for life in range(lives):
+        trainee = Trainee(RankRoom(home))
+        if life:
+            assert max(trainee.asked.holds) == Stamp(done, life), "all that was sealed"
+            trainee.start("memory", done, life)
+            assert trainee.room.live.state == state_after(done)
+        else:
+            trainee.start()
+        assert trainee.rank.step == done
+        for _ in range(steps):
+            assert trainee.step()
+        done += steps
+        trainee.rank.abandon()
+
+
+def test_nobody_trains_before_all_may(trainee: Trainee) -> None:
+    assert trainee.asked.holds == () and trainee.rank.stage is Stage.STARTING
+    trainee.offer("fresh", -1, 0)
+    assert trainee.rank.stage is Stage.STARTING and not trainee.rank.may_begin_step()
+    changes = trainee.changes
+    trainee.permit(1)
+    assert trainee.rank.may_begin_step() and trainee.changes > changes
+    assert "slots-made" in trainee.room.journal.kinds
+
+
+def test_a_refused_vote_is_an_error(trainee: Trainee) -> None:
+    trainee.room.keepers.box.says(VoteRefused("another world size"))
+    assert trainee.rank.stage is Stage.FAILED and isinstance(trainee.rank.error, KeeperError)
+    assert trainee.room.groups.is_closed
+
+
+def test_the_first_step_after_a_restore_is_told(trainee: Trainee) -> None:
+    trainee.start()
+    for _ in range(3):
+        trainee.step()
+    assert trainee.room.journal.of("next-step") == [], "nothing was restored"
+    trainee.rank.abandon()
+    again = Trainee(RankRoom(trainee.room.options.arena_dir, ranks=2)).start("memory", 2)
+    again.step()
+    again.step()
+    assert [e.data["step"] for e in again.room.journal.of("next-step")] == [3]
+    again.rank.abandon()
+
+
+def test_who_stays_rolls_back_and_goes_on_in_its_process(trainee: Trainee) -> None:
+    trainee.start()
+    for _ in range(3):
+        trainee.step()
+    assert trainee.room.agents.box.of(CanStay) == [CanStay(0)]
+
+    def lost() -> None:
+        trainee.lose_peer()
+        trainee.room.groups.is_worthless = True
+
+    assert not trainee.step(lost), "what it has computed is worthless"
+    assert not trainee.rank.may_begin_step() and trainee.rank.stage is Stage.REGROUPING
+    trainee.room.settle()
+    trainee.room.agents.box.says(PLACE)
+    trainee.room.settle()
+    assert max(trainee.asked.holds) == Stamp(2, 1)
+    trainee.offer("memory", 2)
+    trainee.permit(2)
+    assert trainee.rank.stage is Stage.REGROUPING, "the groups are not there yet"
+    [(place, then)] = trainee.room.groups.rebuilding
+    then(None)
+    assert place == PLACE and trainee.rank.may_begin_step()
+    assert trainee.room.agents.box.of(Regrouped) == [Regrouped(0)]
+    assert trainee.rank.begin_step() == 3 and trainee.rank.epoch == 2
+
+
+def test_a_body_that_had_all_it_needed_is_captured_though_a_peer_is_lost(trainee: Trainee) -> None:
+    trainee.start()
+    trainee.step()
+    assert trainee.step(trainee.lose_peer) and trainee.rank.step == 1
+    assert not trainee.rank.may_begin_step()
+    trainee.room.settle()
+    trainee.room.agents.box.says(PLACE)
+    trainee.room.settle()
+    assert max(trainee.asked.holds) == Stamp(1, 1)
+
+
+def test_one_more_loss_while_all_find_together_begins_anew(trainee: Trainee) -> None:
+    trainee.start()
+    trainee.step()
+    trainee.step(trainee.lose_peer)
+    trainee.rank.may_begin_step()
+    trainee.room.settle()
+    trainee.room.agents.box.says(PLACE)
+    trainee.room.settle()
+    votes = len(trainee.room.keepers.box.of(JoinVote))
+    trainee.lose_peer()
+    trainee.room.keepers.box.says(StateOffered(9, "memory", 1, 1, "of the vote before"))
+    trainee.room.settle()
+    assert StateLoaded(0, 9) not in trainee.room.keepers.box.sent
+    trainee.room.agents.box.says(replace(PLACE, attempt=2))
+    trainee.room.settle()
+    assert len(trainee.room.keepers.box.of(JoinVote)) == votes + 1
+
+
+def test_groups_that_cannot_be_built_end_this_process(trainee: Trainee) -> None:
+    trainee.start()
+    trainee.step()
+    trainee.step(trainee.lose_peer)
+    trainee.rank.may_begin_step()
+    trainee.room.settle()
+    trainee.room.agents.box.says(PLACE)
+    trainee.room.settle()
+    trainee.offer("memory", 1)
+    trainee.permit(2)
+    trainee.room.groups.rebuilding[0][1]("nobody came")
+    assert trainee.rank.stage is Stage.FAILED
+    assert trainee.room.agents.box.of(CannotStay) == [CannotStay(0)]
+
+
+def test_without_a_body_a_lost_peer_is_an_error_of_the_program(trainee: Trainee) -> None:
+    trainee.start()
+    trainee.step()
+    trainee.rank.begin_step()
+    trainee.lose_peer()
+    with pytest.raises(PeerLost):
+        trainee.rank.before_update()
+    with pytest.raises(PeerLost):
+        trainee.rank.end_step(False, True, 1000, None)
+
+
+def test_a_newcomer_joins_its_peers_before_it_trains(tmp_path: Path) -> None:
+    room = RankRoom(tmp_path, ranks=2)
+    room.groups.is_muted = True
+    room.world = replace(room.world, takes_place_at=PLACE)
+    trainee = Trainee(room)
+    box = room.keepers.box
+    room.live.checkpoints[4] = b"4" * 64
+    box.says(StateOffered(1, "store", 4, 0, "the others stand there"))
+    room.settle()
+    box.says(TrainingPermitted(2, 1))
+    room.settle()
+    assert trainee.rank.stage is Stage.STARTING
+    room.groups.rebuilding[0][1](None)
+    assert trainee.rank.stage is Stage.READY and trainee.rank.step == 4
+    trainee.rank.abandon()
+
+
+# -- checkpoints, and the end
+
+
+@pytest.mark.parametrize("every", [0, 2])
+def test_checkpoints_are_asked_for_by_rank_0_every_so_many_steps(
+    tmp_path: Path, every: int
+) -> None:
+    room = RankRoom(tmp_path)
+    room.options = replace(room.options, has_store=True, persist_every_steps=every)
+    trainee = Trainee(room).start()
+    for _ in range(6):
+        trainee.step()
+    assert [want.step for want in room.keepers.box.of(WantCheckpoint)] == (
+        [1, 3, 5] if every else []
+    )
+    trainee.rank.abandon()
+
+
+@pytest.mark.parametrize("ok", [True, False])
+def test_a_goodbye_comes_behind_everything_else(trainee: Trainee, ok: bool) -> None:
+    trainee.start()
+    for _ in range(2):
+        trainee.step()
+    assert trainee.end(ok) == []
+    box = trainee.room.keepers.box
+    assert box.sent[-1] == Goodbye(0, ok, "well")
+    assert trainee.room.agents.box.of(TrainingEnded) == [TrainingEnded(0)] * ok
+    [summary] = trainee.room.journal.of("summary")
+    assert summary.data["captured_steps"] == 2
+    box.says(Released())
+    assert trainee.rank.stage is Stage.OVER and not box.is_open
+    assert trainee.end() == ["over"], "twice is once"
+
+
+def test_the_last_step_goes_to_the_store_first(tmp_path: Path) -> None:
+    room = RankRoom(tmp_path)
+    room.options = replace(room.options, has_store=True)
+    trainee = Trainee(room).start()
+    trainee.step()
+    trainee.end()
+    box = room.keepers.box
+    [want] = box.of(WantCheckpoint)
+    assert want.step == 0 and box.of(Goodbye) == []
+    box.says(CheckpointDone(want.ticket, False, None, "the disk is full"))
+    assert box.of(Goodbye) and "persist-failed" in room.journal.kinds
+    box.says(Released())
+
+
+def test_a_keeper_that_does_not_release_is_not_waited_for_for_ever(trainee: Trainee) -> None:
+    trainee.start()
+    over = trainee.end()
+    trainee.room.time.pass_ns(RELEASE_WITHIN_NS)
+    assert over == ["over"] and trainee.rank.stage is Stage.OVER
+
+
+def test_the_end_of_the_loop_waits_for_its_last_seal(trainee: Trainee) -> None:
+    trainee.start()
+    over: list[bool] = []
+    trainee.rank.begin_step()
+    trainee.rank.end_step(False, True, 1000, None)
+    trainee.room.trainer.run()
+    trainee.rank.end_steps(lambda: over.append(True))
+    assert over == []
+    trainee.room.settle()
+    assert over == [True] and trainee.announced[-1][0] is Phase.DONE
+
+
+def test_a_forked_child_lets_go_and_says_nothing(trainee: Trainee) -> None:
+    trainee.start()
+    said = len(trainee.room.keepers.box.sent)
+    trainee.rank.release()
+    assert trainee.rank.stage is Stage.OVER and trainee.room.keepers.box.is_released
+    assert len(trainee.room.keepers.box.sent) == said and trainee.room.keepers.box.is_open

@@ -1,0 +1,110 @@
+"""Restorer: what is offered is loaded and proven, or refused with what this rank still holds; what
+has another shape changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keepstep.edge.os.threads import run_acts
+from keepstep.edge.shm.slot import slot_path
+from keepstep.errors import KeeperError, StoreError
+from keepstep.model.messages.keeper_rank import StateOffered
+from keepstep.model.snapshot import Stamp
+from keepstep.model.units import PAGE_BYTES
+from keepstep.runtime.rank.restore import Restored, Restorer, Unusable
+from tests.runtime.rank.test_capture import Trainee, state_after
+
+
+def trained(home: Path, steps: int = 3) -> Trainee:
+    """The next life of a rank that has done so many steps: its state is another one's."""
+    trainee = Trainee(home).prepare()
+    for step in range(steps):
+        trainee.step(step)
+    trainee.close()
+    again = Trainee(home)
+    again.room.live.state = b"?" * 64
+    return again
+
+
+@pytest.fixture
+def trainee(tmp_path: Path) -> Iterator[Trainee]:
+    found = trained(tmp_path)
+    yield found
+    found.close()
+
+
+def restorer(trainee: Trainee, in_midst: bool = False) -> Restorer:
+    return Restorer(trainee.room.world, trainee.capture, trainee.held, in_midst)
+
+
+def memory(step: int, epoch: int = 1) -> StateOffered:
+    return StateOffered(1, "memory", step, epoch, "all hold it")
+
+
+def load(trainee: Trainee, offer: StateOffered, in_midst: bool = False) -> Restored | Unusable:
+    return run_acts(restorer(trainee, in_midst).load(offer))
+
+
+@settings(max_examples=20, deadline=None)
+@given(steps=st.integers(1, 6), offered=st.integers(-1, 7))
+def test_what_is_loaded_is_the_state_of_that_step_and_nothing_newer_is_left(
+    tmp_path_factory: pytest.TempPathFactory, steps: int, offered: int
+) -> None:
+    trainee = trained(tmp_path_factory.mktemp("r"), steps)
+    held = set(trainee.held.slot_of)
+    found = load(trainee, memory(offered))
+    if Stamp(offered, 1) in held:
+        assert found == Restored(Stamp(offered, 1))
+        assert trainee.room.live.state == state_after(offered)
+        assert set(trainee.snapshots()) == {s for s in held if s.step <= offered}
+    else:
+        assert isinstance(found, Unusable) and found.holds is None, "it never had it"
+        assert trainee.room.live.state == b"?" * 64
+        assert set(trainee.snapshots()) == held
+    trainee.close()
+
+
+def test_a_snapshot_that_proves_no_more_is_told_with_what_is_left(trainee: Trainee) -> None:
+    index = trainee.held.slot_of[Stamp(2, 1)]
+    with open(slot_path(trainee.room.options.job_dir, 0, index), "r+b") as file:
+        file.seek(PAGE_BYTES + 5)
+        file.write(b"\xff")
+    found = load(trainee, memory(2))
+    assert isinstance(found, Unusable)
+    assert found.holds == tuple(sorted(set(trainee.held.slot_of) - {Stamp(2, 1)}))
+    assert trainee.room.live.state == b"?" * 64, "nothing that does not prove is loaded"
+
+
+def test_bytes_that_differ_after_loading_are_refused(trainee: Trainee) -> None:
+    trainee.room.live.differs = ["state"]
+    found = load(trainee, memory(2))
+    assert isinstance(found, Unusable) and "1 tensors differ: state" in found.why
+
+
+def test_a_checkpoint_ends_all_snapshots_of_before(trainee: Trainee) -> None:
+    trainee.room.live.checkpoints[9] = b"9" * 64
+    assert load(trainee, StateOffered(2, "store", 9, 0, "newest")) == Restored(Stamp(9, 0))
+    assert trainee.room.live.state == b"9" * 64 and trainee.snapshots() == {}
+    assert trainee.room.journal.kinds == ["restore-remark", "loaded"]
+
+
+def test_a_checkpoint_that_cannot_be_read_is_refused_and_nothing_is_forgotten(
+    trainee: Trainee,
+) -> None:
+    trainee.room.live.checkpoint_error = StoreError("away")
+    held = set(trainee.snapshots())
+    assert load(trainee, StateOffered(2, "store", 9, 0, "newest")) == Unusable("away")
+    assert set(trainee.snapshots()) == held
+
+
+def test_a_fresh_start_forgets_all_but_not_in_the_middle_of_a_job(trainee: Trainee) -> None:
+    fresh = StateOffered(3, "fresh", -1, 0, "nothing is there")
+    with pytest.raises(KeeperError, match="in the middle of a job"):
+        load(trainee, fresh, in_midst=True)
+    assert trainee.snapshots() != {}
+    assert load(trainee, fresh) == Restored(Stamp(-1, 0)) and trainee.snapshots() == {}
