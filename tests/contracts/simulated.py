@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from keepstep.core.wire.conversations import KEEPER_WITH_NODE, RANK_WITH_KEEPER
@@ -10,12 +11,16 @@ from keepstep.model.units import GIB, MS_NS, S_NS
 from keepstep.ports import Box, Clock, Executor, Links, Memory, Receiver
 from keepstep.sim.protocol.wire.links import SimLinks
 from keepstep.sim.protocol.wire.network import Network, Wires
-from keepstep.sim.protocol.world.machine import Machine, SimExecutor, connect
+from keepstep.sim.protocol.wire.pipe import Piece, Pipe, SimSocket
+from keepstep.sim.protocol.world.boxes import LocalSockets
+from keepstep.sim.protocol.world.executor import SimExecutor
+from keepstep.sim.protocol.world.machine import Machine
 from keepstep.sim.protocol.world.memory import SimMemory
-from keepstep.sim.protocol.world.world import World
+from keepstep.sim.protocol.world.world import Crash, World
 
 PATIENCE_NS = 600 * S_NS
 HERE = "127.0.0.1"
+SOCKET = Path("/memory/job/keeper.sock")
 
 
 class Time:
@@ -23,13 +28,15 @@ class Time:
 
     def __init__(self) -> None:
         self.world = World(1)
+        self.crashes: list[Crash] = []
+        self.world.on_crash = self.crashes.append
 
     def until(self, holds: Callable[[], bool]) -> None:
         until_ns = self.world.now_ns + PATIENCE_NS
         while not holds():
             assert self.world.now_ns < until_ns, "it does not come about"
             self.world.run(self.world.now_ns + MS_NS)
-            for crash in self.world.crashes:
+            for crash in self.crashes:
                 raise crash.error
 
     def machine(self, number: int) -> Machine:
@@ -59,28 +66,46 @@ class SimLoop(Time):
         pass
 
 
+class Ear:
+    """Writes down what it hears."""
+
+    def __init__(self, heard: list[Any]) -> None:
+        self._heard = heard
+
+    def hear(self, box: Box, message: Any, /) -> None:
+        self._heard.append(message)
+
+    def gone(self, box: Box, /) -> None:
+        self._heard.append("gone")
+
+
 class SimBoxes(Time):
     """A rank and its keeper on one machine."""
 
     def __init__(self) -> None:
         super().__init__()
         machine = self.machine(0)
+        sockets = LocalSockets(machine)
         self.by_rank: list[Any] = []
         self.by_keeper: list[Any] = []
         self.refused: list[str] = []
-        rank, keeper = connect(
-            machine.start("rank"),
-            11,
-            machine.start("keeper"),
-            12,
-            (RANK_WITH_KEEPER, KEEPER_WITH_NODE),
+        taken: list[Box] = []
+
+        def take(box: Box) -> Ear:
+            taken.append(box)
+            return Ear(self.by_keeper)
+
+        def refuse(kind: str, why: str) -> None:
+            self.refused.append(why)
+
+        sockets.listen(machine.start("keeper"), SOCKET, KEEPER_WITH_NODE, take, refuse)
+        rank = machine.start("rank")
+        self._rank = sockets.connect(
+            rank, SOCKET, RANK_WITH_KEEPER, Ear(self.by_rank), lambda kind, why: None
         )
-        rank.hear, keeper.hear = self.by_rank.append, self.by_keeper.append
-        keeper.gone = lambda: self.by_keeper.append("gone")
-        keeper.on_refused = lambda who, why: self.refused.append(why)
-        self._rank = rank
-        self.rank: Box = rank
-        self.keeper: Box = keeper
+        self.until(lambda: bool(taken))
+        self.rank: Box = self._rank
+        self.keeper: Box = taken[0]
 
     def inject(self, packet: bytes) -> None:
         self._rank.send_packet(packet)
@@ -90,29 +115,6 @@ class SimBoxes(Time):
 
     def close(self) -> None:
         pass
-
-
-class SimDesk(Time):
-    def __init__(self, room: Path) -> None:
-        super().__init__()
-        settings = resolve(
-            {"job": "j", "store": "/store", "arena_dir": "/memory", "state_dir": "/state"}, {}, "j"
-        )
-        machine = self.machine(0)
-        self._writer = SimWriter(
-            SharedStore(self.world),
-            settings,
-            machine.start("keeper"),
-            lambda process: SimMemory(machine.files, process),
-        )
-        self.writer: Writer = self._writer
-
-    def kill(self) -> None:
-        assert self._writer._child is not None
-        self._writer._child.end("killed")
-
-    def close(self) -> None:
-        self.writer.close()
 
 
 class Stranger:

@@ -28,7 +28,6 @@ from keepstep.model.messages.keeper_rank import (
 from keepstep.model.units import S_NS
 from keepstep.ports import Box
 from keepstep.sim.protocol.world.boxes import LocalSockets, SimBox
-from keepstep.sim.protocol.world.world import Process
 from tests.contracts.simulated import Time
 
 PATH = "keeper.sock"
@@ -152,17 +151,16 @@ class SimNode(Time):
     def __init__(self, room: Path) -> None:
         super().__init__()
         machine = self.machine(0)
-        self._keeper, self._rank = machine.start("keeper"), machine.start("rank")
-        self.keeper_pid, self.rank_pid = 1, 2
-        self._sockets = LocalSockets(machine, self._pid_of)
+        self._keeper = machine.start("keeper")
+        self._rank = machine.start("rank")
+        self.keeper_pid = self._keeper.pid
+        self.rank_pid = self._rank.pid
+        self._sockets = LocalSockets(machine)
         self._path = room / PATH
         self.keeper_ear, self.rank_ear = Ear(), Ear()
         self.told: list[str] = []
         self._ends: list[Box] = []
         self._sockets.listen(self._keeper, self._path, KEEPER_WITH_NODE, self._accept, self._tell)
-
-    def _pid_of(self, process: Process) -> int:
-        return self.keeper_pid if process is self._keeper else self.rank_pid
 
     def _accept(self, box: Box) -> Ear:
         self._ends.append(box)

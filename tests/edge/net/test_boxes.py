@@ -7,29 +7,25 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from keepstep.core.wire.codec import Codec
+from keepstep.core.wire.conversations import KEEPER_WITH_NODE, RANK_WITH_KEEPER
 from keepstep.edge.net.boxes import MAX_ANSWERS, MAX_UNSENT_BYTES, SocketBox, connect, listen
-from keepstep.edge.net.unix_socket import MAX_PACKET_BYTES
 from keepstep.edge.os.loop import Loop
+from keepstep.model.bounds import MAX_PACKET_BYTES
 from keepstep.model.messages.keeper_rank import (
-    FromRank,
     Goodbye,
     NotUnderstood,
     PageChanged,
     Released,
-    ToRank,
 )
 from keepstep.model.units import S_NS
 from keepstep.ports import Box
 
-FROM_RANK: Codec[Any] = Codec(get_args(FromRank), MAX_PACKET_BYTES)
-TO_RANK: Codec[Any] = Codec(get_args(ToRank), MAX_PACKET_BYTES)
 GONE = "gone"
 
 
@@ -43,7 +39,7 @@ class Room:
         self.told: list[tuple[str, str]] = []
         self.box: SocketBox | None = None
         self.server = listen(
-            self.loop, path, FROM_RANK, TO_RANK, self._accept, self._tell, uid=os.getuid()
+            self.loop, path, KEEPER_WITH_NODE, self._accept, self._tell, uid=os.getuid()
         )
 
     @staticmethod
@@ -98,8 +94,7 @@ def test_the_server_refuses_another_users_process_and_says_so(room: Room, tmp_pa
     server = listen(
         room.loop,
         path,
-        FROM_RANK,
-        TO_RANK,
+        KEEPER_WITH_NODE,
         lambda box: pytest.fail("accepted"),
         lambda kind, why: told.extend((kind, why)),
         uid=os.getuid() + 1,
@@ -115,7 +110,7 @@ def test_the_server_refuses_another_users_process_and_says_so(room: Room, tmp_pa
 
 
 def test_nobody_connects_to_another_users_server(room: Room) -> None:
-    ends = (room.loop, room.path, TO_RANK, FROM_RANK, room, room._tell)
+    ends = (room.loop, room.path, RANK_WITH_KEEPER, room, room._tell)
     with pytest.raises(PermissionError):
         connect(*ends, uid=os.getuid() + 1)
 
@@ -124,11 +119,11 @@ def test_nobody_there_is_an_error(room: Room) -> None:
     room.server.close()
     assert not room.path.exists()
     with pytest.raises(FileNotFoundError):
-        connect(room.loop, room.path, TO_RANK, FROM_RANK, room, room._tell)
+        connect(room.loop, room.path, RANK_WITH_KEEPER, room, room._tell)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
         dead.bind(str(room.path))
     with pytest.raises(ConnectionRefusedError):
-        connect(room.loop, room.path, TO_RANK, FROM_RANK, room, room._tell)
+        connect(room.loop, room.path, RANK_WITH_KEEPER, room, room._tell)
 
 
 def test_only_the_owner_can_connect_at_all(room: Room) -> None:
@@ -147,7 +142,7 @@ def test_what_a_peer_does_not_read_waits_and_arrives_in_order(room: Room) -> Non
 
     def read() -> bool:
         try:
-            message = TO_RANK.decode(peer.recv(MAX_PACKET_BYTES))
+            message = RANK_WITH_KEEPER.decode(peer.recv(MAX_PACKET_BYTES))
         except BlockingIOError:
             room.let_go()
         else:
@@ -173,7 +168,7 @@ def test_a_poke_does_not_overtake_what_waits(room: Room) -> None:
     peer.setblocking(False)
     with pytest.raises(BlockingIOError):
         while True:
-            assert isinstance(TO_RANK.decode(peer.recv(MAX_PACKET_BYTES)), NotUnderstood)
+            assert isinstance(RANK_WITH_KEEPER.decode(peer.recv(MAX_PACKET_BYTES)), NotUnderstood)
     peer.close()
 
 
@@ -219,7 +214,7 @@ def test_a_peer_that_dies_with_words_unread_ends_the_waiting_too(room: Room) -> 
     assert room.box is not None
     for _ in range(1000):
         room.box.send(NotUnderstood("x" * 1000))
-    peer.send(FROM_RANK.encode(Goodbye(1, True, "bye")))
+    peer.send(RANK_WITH_KEEPER.encode(Goodbye(1, True, "bye")))
     peer.close()
     room.until(lambda: GONE in room.heard)
     assert room.heard == [Goodbye(1, True, "bye"), GONE]
@@ -237,10 +232,10 @@ def test_nonsense_is_not_answered_for_ever(room: Room) -> None:
     answers = 0
     with pytest.raises(BlockingIOError):
         while True:
-            assert isinstance(TO_RANK.decode(peer.recv(MAX_PACKET_BYTES)), NotUnderstood)
+            assert isinstance(RANK_WITH_KEEPER.decode(peer.recv(MAX_PACKET_BYTES)), NotUnderstood)
             answers += 1
     assert answers == MAX_ANSWERS
-    peer.send(FROM_RANK.encode(PageChanged(1)))
+    peer.send(RANK_WITH_KEEPER.encode(PageChanged(1)))
     room.until(lambda: room.heard == [PageChanged(1)])
     peer.close()
 
@@ -252,7 +247,7 @@ def test_no_bytes_end_a_connection(room: Room, packet: bytes) -> None:
     room.box = None
     peer = room.connect()
     peer.send(packet)
-    peer.send(FROM_RANK.encode(PageChanged(5)))
+    peer.send(RANK_WITH_KEEPER.encode(PageChanged(5)))
     peer.close()
     room.until(lambda: GONE in room.heard)
     assert room.heard == [PageChanged(5), GONE]
@@ -270,7 +265,7 @@ def test_a_forked_child_can_let_go_of_a_connection_and_the_end_is_seen(room: Roo
         os.read(may_end[0], 1)
         os._exit(0)
     os.read(ready[0], 1)
-    peer.send(FROM_RANK.encode(PageChanged(2)))
+    peer.send(RANK_WITH_KEEPER.encode(PageChanged(2)))
     room.until(lambda: room.heard == [PageChanged(2)])
     room.box.close()
     assert peer.recv(100) == b""

@@ -11,13 +11,11 @@ memory has been told, forge a message, lose what the agents' shared memory has w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
+from itertools import accumulate
 
-from keepstep.edge.shm.slot import parse_page
-from keepstep.errors import DamageError
-from keepstep.model.snapshot import SlotState
 from keepstep.model.units import MS_NS, PAGE_BYTES, S_NS, human_ns
+from keepstep.sim.protocol.faults.acts import Acts, header_of
 from keepstep.sim.protocol.job.job import Job
 from keepstep.sim.protocol.job.nodes import Node
 from keepstep.sim.protocol.job.program import Program
@@ -35,9 +33,7 @@ class Nemesis:
         self._network = job.around.network
         self._disk = job.around.disk
         self._random = self._world.stream("nemesis")
-        self._blocked: list[tuple[int, int]] = []
-        self._stalled: list[tuple[int, int]] = []
-        self._stopped: list[Process] = []
+        self._acts = Acts(job)
         self._over = False
         plan = job.plan
         for _ in range(plan.faults):
@@ -104,13 +100,7 @@ class Nemesis:
     def _heal(self) -> None:
         self._over = True
         self._world.note("nemesis", "heals everything")
-        self._network.unblock(self._blocked)
-        self._blocked = []
-        for path in self._stalled:
-            self._network.unstall(path)
-        self._stalled = []
-        for process in self._stopped:
-            process.cont()
+        self._acts.heal()
         self._network.flips = 0.0
         self._disk.heal()
         for node in self._job.nodes:
@@ -137,67 +127,55 @@ class Nemesis:
         program = self._program()
         if program is None:
             return None
-        program.process.end("killed")
-        return f"killed rank {program.who.rank}"
+        return self._acts.kill_rank(program)
 
     def _kill_rank_within(self) -> str | None:
         program = self._program()
         if program is None:
             return None
-        program.process.dies_at_call = 1 + self._random.randrange(200)
-        return f"rank {program.who.rank} is to be killed at a call of a port"
+        return self._acts.kill_rank_at_call(program, 1 + self._random.randrange(200))
 
     def _kill_all_ranks(self) -> str | None:
-        for program in list(self._job.around.programs.values()):
-            program.process.end("killed with all others")
-        return "killed all ranks"
+        return self._acts.kill_all_ranks()
 
     def _kill_keeper(self) -> str | None:
         node = self._node()
         if node.keeper is None or not node.keeper.process.alive:
             return None
-        node.keeper.process.end("killed")
-        return f"killed the keeper of machine {node.machine.number}"
+        return self._acts.kill("keeper", node.machine, node.keeper.process)
 
     def _kill_keeper_within(self) -> str | None:
         node = self._node()
         if node.keeper is None or not node.keeper.process.alive:
             return None
-        node.keeper.process.dies_at_call = 1 + self._random.randrange(200)
-        return f"the keeper of machine {node.machine.number} is to be killed at a call of a port"
+        call = 1 + self._random.randrange(200)
+        return self._acts.kill_at_call("keeper", node.machine, node.keeper.process, call)
 
     def _kill_agent(self) -> str | None:
         node = self._node()
         if node.agent is None or not node.agent.process.alive:
             return None
-        node.agent.process.end("killed")
-        return f"killed the agent of machine {node.machine.number}"
+        return self._acts.kill("agent", node.machine, node.agent.process)
 
     def _kill_agent_within(self) -> str | None:
         node = self._node()
         if node.agent is None or not node.agent.process.alive:
             return None
-        node.agent.process.dies_at_call = 1 + self._random.randrange(60)
-        return f"the agent of machine {node.machine.number} is to be killed at a call of a port"
-
-    def _stop(self, process: Process, most_s: float) -> None:
-        process.stop()
-        self._stopped.append(process)
-        self._world.after(self._for_ns(most_s), None, process.cont)
+        call = 1 + self._random.randrange(60)
+        return self._acts.kill_at_call("agent", node.machine, node.agent.process, call)
 
     def _stop_rank(self) -> str | None:
         program = self._program()
         if program is None:
             return None
-        self._stop(program.process, 8.0)
-        return f"stopped rank {program.who.rank} for a while"
+        return self._acts.stop(f"rank {program.who.rank}", program.process, self._for_ns(8.0))
 
     def _stop_keeper(self) -> str | None:
         node = self._node()
         if node.keeper is None or not node.keeper.process.alive:
             return None
-        self._stop(node.keeper.process, 2.5 * self._dead_s())
-        return f"stopped the keeper of machine {node.machine.number} for a while"
+        what = f"the keeper of machine {node.machine.number}"
+        return self._acts.stop(what, node.keeper.process, self._for_ns(2.5 * self._dead_s()))
 
     # -- machines
 
@@ -205,8 +183,7 @@ class Nemesis:
         node = self._node()
         if self._has_ended(node):
             return None  # the job is over there: nobody would miss it
-        self._job.lose_machine(node)
-        return f"lost machine {node.machine.number}"
+        return self._acts.lose_machine(node)
 
     def _has_ended(self, node: Node) -> bool:
         """Whether keepstep has, or is about to."""
@@ -223,20 +200,17 @@ class Nemesis:
             return None
         lost = [node for node in self._job.living_nodes() if node.machine.rack == rack]
         for node in lost:
-            self._job.lose_machine(node)
+            self._acts.lose_machine(node)
         return f"lost {rack}: machines {[node.machine.number for node in lost]}"
 
     def _jump_clock(self) -> str | None:
         machine = self._node().machine
-        machine.clock.wall_error_ns += int(self._random.uniform(-100, 100) * S_NS)
-        return f"the wall clock of machine {machine.number} jumps"
+        return self._acts.jump_clock(machine, int(self._random.uniform(-100, 100) * S_NS))
 
     def _eat_memory(self) -> str | None:
-        files = self._node().machine.files
-        left = self._random.randrange(8, 64) * PAGE_BYTES
-        files.eaten_bytes = max(0, files.budget_bytes - files.used_bytes - left)
-        self._world.after(self._for_ns(5.0), None, setattr, files, "eaten_bytes", 0)
-        return "something else takes a machine's memory"
+        machine = self._node().machine
+        left_bytes = self._random.randrange(8, 64) * PAGE_BYTES
+        return self._acts.eat_memory(machine, left_bytes, self._for_ns(5.0))
 
     def _flip_at_rest(self) -> str | None:
         machine = self._node().machine
@@ -244,29 +218,12 @@ class Nemesis:
         if not slots:
             return None
         path, file = self._random.choice(slots)
-        try:
-            header = parse_page(bytes(file.data[:PAGE_BYTES]), Path(path))
-        except DamageError:
+        if header_of(path, file) is None:
             return None
         bit = self._random.randrange(8 * self._random.choice((PAGE_BYTES, len(file.data))))
-        file.data[bit // 8] ^= 1 << (bit % 8)
-        if header.state is SlotState.SEALED:
-            self._job.around.observers.damaged(machine, header.rank, header.stamp)
-        return f"flipped bit {bit} of {path} on machine {machine.number}"
+        return self._acts.flip(machine, path, file, bit)
 
     # -- the network
-
-    def _block(self, paths: Iterable[tuple[int, int]], for_ns: int) -> None:
-        paths = list(paths)
-        self._network.block(paths)
-        self._blocked += paths
-        self._world.after(for_ns, None, self._unblock, paths)
-
-    def _unblock(self, paths: list[tuple[int, int]]) -> None:
-        if not self._over:
-            self._network.unblock(paths)
-            for path in paths:
-                self._blocked.remove(path)
 
     def _pair(self) -> tuple[int, int] | None:
         nodes = self._job.living_nodes()
@@ -279,90 +236,52 @@ class Nemesis:
         pair = self._pair()
         if pair is None:
             return None
-        a, b = pair
-        for_ns = self._for_ns(2.5 * self._dead_s())
-        self._block([(a, b), (b, a)], for_ns)
-        return f"cut machines {a} and {b} off for {for_ns / S_NS:.3f} s"
+        return self._acts.cut(pair[0], pair[1], self._for_ns(2.5 * self._dead_s()))
 
     def _one_way(self) -> str | None:
         pair = self._pair()
         if pair is None:
             return None
-        for_ns = self._for_ns(2.5 * self._dead_s())
-        self._block([pair], for_ns)
-        return f"nothing gets from machine {pair[0]} to {pair[1]} for {for_ns / S_NS:.3f} s"
+        return self._acts.cut_one_way(pair[0], pair[1], self._for_ns(2.5 * self._dead_s()))
 
     def _isolate(self) -> str | None:
         here = self._node().machine.number
         others = [s.machine.number for s in self._job.living_nodes() if s.machine.number != here]
-        for_ns = self._for_ns(2.5 * self._dead_s())
-        self._block([path for other in others for path in ((here, other), (other, here))], for_ns)
-        return f"nothing gets to or from machine {here} for {for_ns / S_NS:.3f} s"
+        return self._acts.isolate(here, others, self._for_ns(2.5 * self._dead_s()))
 
     def _clog(self) -> str | None:
         pair = self._pair()
         if pair is None:
             return None
-        for_ns = self._for_ns(0.3 * self._dead_s())
-        self._block([pair], for_ns)
-        return f"what goes from machine {pair[0]} to {pair[1]} is {for_ns / S_NS:.3f} s late"
+        return self._acts.clog(pair[0], pair[1], self._for_ns(0.3 * self._dead_s()))
 
     def _flap(self) -> str | None:
         pair = self._pair()
         if pair is None:
             return None
-        a, b = pair
-        at_ns = 0
-        for _ in range(self._random.randrange(2, 6)):
-            at_ns += self._for_ns(1.0)
-            self._world.after(at_ns, None, self._flap_once, a, b)
-        return f"the link of machines {a} and {b} flaps"
-
-    def _flap_once(self, a: int, b: int) -> None:
-        if not self._over:
-            for pipe in list(self._network.connections):
-                if (a, b) in pipe.paths:
-                    pipe.cut("reset")
+        lasts_ns = [self._for_ns(1.0) for _ in range(self._random.randrange(2, 6))]
+        return self._acts.flap(pair[0], pair[1], accumulate(lasts_ns))
 
     def _half_open(self) -> str | None:
-        """What comes of it: the end that has lost it dials again, while the other still has it."""
         pipes = list(self._network.connections)
         if not pipes:
             return None
         end = self._random.choice(self._random.choice(pipes).ends)
-        end.break_off("connection reset by somebody between")
-        return f"machine {end.machine} alone loses a connection with machine {end.other.machine}"
+        return self._acts.half_open(end)
 
     def _stall(self) -> str | None:
         pair = self._pair()
         if pair is None:
             return None
-        for_ns = self._for_ns(1.5 * self._dead_s())
-        self._network.stall(pair)
-        self._stalled.append(pair)
-        self._world.after(for_ns, None, self._unstall, pair)
-        return (
-            f"nothing is read of what machine {pair[0]} sends to {pair[1]} for "
-            f"{for_ns / S_NS:.3f} s"
-        )
-
-    def _unstall(self, pair: tuple[int, int]) -> None:
-        if not self._over:
-            self._network.unstall(pair)
-            self._stalled.remove(pair)
+        return self._acts.stall(pair[0], pair[1], self._for_ns(1.5 * self._dead_s()))
 
     def _flip_on_the_wire(self) -> str | None:
-        self._network.flips = self._random.choice((0.01, 0.05))
-        self._world.after(self._for_ns(5.0), None, self._wire_is_good)
-        return f"of all that is sent {self._network.flips:.0%} arrives damaged"
-
-    def _wire_is_good(self) -> None:
-        self._network.flips = 0.0
+        what = self._acts.flip_on_the_wire(self._random.choice((0.01, 0.05)))
+        self._world.after(self._for_ns(5.0), None, self._acts.good_wire)
+        return what
 
     def _kv_away(self) -> str | None:
-        for_ns = self._for_ns(5.0)
-        self._job.around.kv.go_away(for_ns)
-        return f"the agents' shared memory is away for {for_ns / S_NS:.3f} s"
+        return self._acts.kv_away(self._for_ns(5.0))
 
     # -- the store
 

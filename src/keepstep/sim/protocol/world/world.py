@@ -88,6 +88,8 @@ class World:
         self.events = 0
         self.trace = Trace()
         self.on_crash: Callable[[Crash], None] = _nobody
+        # Hears of every port call before it is made, in the process that makes it.
+        self.on_call: Callable[[Process, str], None] | None = None
         self.calls: dict[str, int] = {}  # of ports, by the role of the process that made them
         self.stopped = False
         self._fault = fault
@@ -204,6 +206,9 @@ class Process:
     def touch(self, *what: str) -> bool:
         """A port is called. True: this call is the one that is to fail, in whatever way the port
         has."""
+        on_call = self.world.on_call
+        if on_call is not None:
+            on_call(self, " ".join(what))
         if self._is_dying or not self.alive:
             raise Killed(f"a port was called after its end: {' '.join(what)}")
         if self.world.is_due(self.role):

@@ -4,26 +4,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
-from keepstep.core.wire.codec import Codec
+from keepstep.core.wire.conversations import KEEPER_WITH_NODE, RANK_WITH_KEEPER
 from keepstep.model.messages.keeper_rank import (
-    FromRank,
     Goodbye,
     PageChanged,
     Released,
-    ToRank,
 )
 from keepstep.model.units import GIB, MS_NS, S_NS
 from keepstep.ports import Box
 from keepstep.sim.protocol.world.boxes import LocalSockets, SimBox
 from keepstep.sim.protocol.world.machine import Machine
-from keepstep.sim.protocol.world.world import World
+from keepstep.sim.protocol.world.world import PortFault, World
 
-FROM_RANK: Codec[Any] = Codec(get_args(FromRank))
-TO_RANK: Codec[Any] = Codec(get_args(ToRank))
 PATH = Path("/memory/job/keeper.sock")
 GONE = "gone"
 
@@ -44,17 +40,16 @@ class Ear:
 class Node:
     """A machine on which a keeper listens."""
 
-    def __init__(
-        self, checks: bool = True, fault_at: int | None = None, deadly: bool = True
-    ) -> None:
-        self.world = World(1, fault_at, deadly)
+    def __init__(self, checks: bool = True, fault: PortFault | None = None) -> None:
+        self.world = World(1, fault)
         machine = Machine(self.world, 0, None, GIB)
-        self.keeper, self.rank = machine.start("keeper"), machine.start("rank")
-        self._sockets = LocalSockets(machine, lambda process: len(process.name), checks)
+        self.keeper = machine.start("keeper")
+        self.rank = machine.start("rank")
+        self._sockets = LocalSockets(machine, checks)
         self.keeper_ear, self.rank_ear = Ear(), Ear()
         self.ends: list[Box] = []
         self.server = self._sockets.listen(
-            self.keeper, PATH, FROM_RANK, TO_RANK, self._accept, self._tell
+            self.keeper, PATH, KEEPER_WITH_NODE, self._accept, self._tell
         )
 
     def _accept(self, box: Box) -> Ear:
@@ -66,7 +61,7 @@ class Node:
         raise AssertionError(why)
 
     def connect(self) -> SimBox:
-        return self._sockets.connect(self.rank, PATH, TO_RANK, FROM_RANK, self.rank_ear, self._tell)
+        return self._sockets.connect(self.rank, PATH, RANK_WITH_KEEPER, self.rank_ear, self._tell)
 
     def run(self, for_ns: int = S_NS) -> None:
         self.world.run(self.world.now_ns + for_ns)
@@ -118,7 +113,7 @@ def test_what_a_process_sent_is_heard_after_its_end() -> None:
 def test_a_process_may_be_killed_at_each_message() -> None:
     node = Node()
     box = node.connect()
-    node.rank.is_keeper, node.rank.dies_at_call = True, 2
+    node.rank.dies_at_call = 2
 
     def talk() -> None:
         for rank in range(5):
@@ -131,10 +126,9 @@ def test_a_process_may_be_killed_at_each_message() -> None:
 
 
 def test_a_message_that_fails_ends_the_connection_at_both_ends() -> None:
-    node = Node(fault_at=2, deadly=False)
+    node = Node(fault=PortFault("rank", 3, is_deadly=False))
     box = node.connect()
     node.run()
-    node.rank.is_keeper = True
     assert box.send(PageChanged(1))
     assert not box.send(PageChanged(2))
     node.run()

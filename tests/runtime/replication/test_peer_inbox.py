@@ -1,0 +1,81 @@
+"""Blocks that come in are reported to the taker in whose memory they were placed, or to nobody."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from keepstep.model.snapshot import Stamp
+from keepstep.model.wire import Part, Span
+from keepstep.runtime.replication.peer_inbox import PeerInbox
+from keepstep.runtime.world import World
+
+NBYTES = 10
+SPAN = Span(7, Stamp(1, 1), Part.PAYLOAD, 0, NBYTES)
+
+
+class Taker:
+    """Somebody who takes blocks."""
+
+    def __init__(self) -> None:
+        self.memory = bytearray(NBYTES)
+        self.came = 0
+
+    def place(self, node: int, span: Span) -> memoryview:
+        return memoryview(self.memory)
+
+    def arrived(self, node: int, span: Span, checksum: int) -> None:
+        self.came += 1
+
+
+def an_inbox() -> PeerInbox:
+    world: Any = SimpleNamespace(
+        wake=lambda: None,
+        clock=SimpleNamespace(wall_ns=lambda: 1),
+        open_links=lambda *about: SimpleNamespace(),
+    )
+    return PeerInbox(cast(World, world), b"job", ("127.0.0.1", 0), link_dead_s=3.0)
+
+
+def write(inbox: PeerInbox, data: bytes) -> None:
+    """As the links do with the bytes of a block that comes."""
+    place = inbox.place(1, SPAN)
+    assert place is not None
+    place[:] = data
+
+
+def test_a_block_goes_to_who_expects_it() -> None:
+    inbox = an_inbox()
+    taker = Taker()
+    inbox.expect(SPAN.rank, SPAN.stamp, taker)
+    write(inbox, b"0123456789")
+    inbox.block(1, SPAN, 0)
+    assert taker.memory == b"0123456789"
+    assert taker.came == 1
+
+
+def test_who_comes_in_the_place_of_another_does_not_take_its_block_for_his() -> None:
+    """It was a parity of other bytes, or a copy that was acknowledged and did not have them."""
+    inbox = an_inbox()
+    one = Taker()
+    other = Taker()
+    inbox.expect(SPAN.rank, SPAN.stamp, one)
+    write(inbox, b"0123456789")
+    inbox.expect(SPAN.rank, SPAN.stamp, other)
+    inbox.block(1, SPAN, 0)
+    assert (one.came, other.came) == (0, 0)
+    write(inbox, b"abcdefghij")
+    inbox.block(1, SPAN, 0)
+    assert (one.came, other.came) == (0, 1)
+    assert one.memory == b"0123456789"
+    assert other.memory == b"abcdefghij"
+
+
+def test_a_block_that_nobody_expects_has_no_place() -> None:
+    inbox = an_inbox()
+    taker = Taker()
+    inbox.expect(SPAN.rank, SPAN.stamp, taker)
+    inbox.expect_no_more(taker)
+    assert inbox.place(1, SPAN) is None
+    inbox.block(1, SPAN, 0)
+    assert taker.came == 0
