@@ -17,6 +17,8 @@ from keepstep.sim.protocol.checkers.account import AccountSumsUp
 from keepstep.sim.protocol.checkers.atlas import Atlas
 from keepstep.sim.protocol.checkers.bytes import NoWrongBytes
 from keepstep.sim.protocol.checkers.cut import ACutExists
+from keepstep.sim.protocol.checkers.given_up import GivenUp
+from keepstep.sim.protocol.checkers.lease import OneCoordinator
 from keepstep.sim.protocol.checkers.lost import LostSteps
 from keepstep.sim.protocol.checkers.memory import MemoryWithinBudget
 from keepstep.sim.protocol.checkers.verdict import Verdicts
@@ -31,8 +33,10 @@ CHECKERS = (
     NoWrongBytes,
     ACutExists,
     LostSteps,
+    GivenUp,
     OneWriter,
     Verdicts,
+    OneCoordinator,
     MemoryWithinBudget,
     AccountSumsUp,
 )
