@@ -21,6 +21,7 @@ from keepstep.sim.protocol.checkers.given_up import GivenUp
 from keepstep.sim.protocol.checkers.lease import OneCoordinator
 from keepstep.sim.protocol.checkers.lost import LostSteps
 from keepstep.sim.protocol.checkers.memory import MemoryWithinBudget
+from keepstep.sim.protocol.checkers.progress import TheCutMoves
 from keepstep.sim.protocol.checkers.verdict import Verdicts
 from keepstep.sim.protocol.checkers.writer import OneWriter
 from keepstep.sim.protocol.faults.nemesis import Nemesis
@@ -37,6 +38,7 @@ CHECKERS = (
     OneWriter,
     Verdicts,
     OneCoordinator,
+    TheCutMoves,
     MemoryWithinBudget,
     AccountSumsUp,
 )
