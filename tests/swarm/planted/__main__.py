@@ -1,5 +1,5 @@
-"""Hunts every planted bug and prints a table: `python -m tests.swarm.planted`, about a quarter of an
-hour on one core. With words: only bugs in whose names one of them is. Exit code 1 when one was not
+"""Hunts every planted bug and prints a table: `python -m tests.swarm.planted`, some ten minutes on
+one core. With words: only bugs in whose names one of them is. Exit code 1 when one was not
 found, or when the source as it is violates something in the same seeds."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""One coordinator at a time: an agent takes the register over only when the lease in it has run out,
-and always with a new term.
+"""One coordinator at a time: an agent takes the register over only when the lease in it has run
+out, and always with a new term.
 
 A coordinator may order until 0.9 of its lease have passed since it asked for the renewal that took
 effect; so nobody else takes the register earlier than that after the last renewal was written. An

@@ -4,8 +4,8 @@ never many steps old.
 Judged where a snapshot is surely whole before the next step ends: steps of a second or more,
 captures that take a small part of one, and a network that has room for the copies.
 
-Not verified: how old it is where captures or copies are slower than steps; nor after damage, or when
-something else has taken a machine's memory.
+Not verified: how old it is where captures or copies are slower than steps; nor after damage, or
+when something else has taken a machine's memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """No action without a verdict, and every verdict and question answered.
 
 An attempt is followed by another one only after its verdict, which is written once, and which says
-that the job is done only when all ranks have done their last step; who asks where to resume hears of it
-before all is over, unless it dies.
+that the job is done only when all ranks have done their last step; who asks where to resume hears
+of it before all is over, unless it dies.
 
 And nobody gives up, but where something else took the machine's memory, the store was not there to
 be looked at, or ranks in the middle of the job were offered a fresh start.
