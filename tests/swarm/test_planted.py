@@ -1,99 +1,63 @@
-"""Bugs planted on purpose: the swarm finds each of them within a minute, or it would not find ours
-either.
+"""Bugs planted on purpose: the swarm finds each of them, or it would not find ours either.
 
-They are planted by patching, here and nowhere else, in what the keepers and ranks of the simulation
-run.
+Here the quickest; all of them with `-m soak`, or as a table with `python -m tests.swarm.planted`.
 """
 
 from __future__ import annotations
 
-import itertools
-import time
-from collections.abc import Callable, Sequence
+from collections import Counter
 
 import pytest
 
-from keepstep.core.resume.slots import Skip, Take, choose
-from keepstep.core.resume.vote import Action, Go, Vote
-from keepstep.model.messages.peers import CopyOffer
-from keepstep.model.snapshot import SlotState, SlotView, Stamp
-from keepstep.runtime.replication import slot_room
-from keepstep.runtime.replication.copy_holder import CopyHolder
-from keepstep.runtime.replication.receive import IncomingSnapshot
-from keepstep.sim.protocol import trainer
-from keepstep.sim.protocol.swarm import run
+from tests.swarm.planted.bugs import Bug, all_bugs
+from tests.swarm.planted.hunt import hunt
 
-WITHIN_S = 60.0
-
-
-def overwrites(
-    step: int,
-    slots: Sequence[SlotView],
-    horizon: Stamp | None,
-    is_hopeless: Callable[[Stamp], bool],
-) -> Take | Skip:
-    """The oldest slot, whether or not anybody has a newer one."""
-    found = choose(step, slots, horizon, is_hopeless)
-    whole = [
-        (v.stamp, i) for i, v in enumerate(slots) if v.state is SlotState.SEALED and not v.pinned
-    ]
-    writing = any(v.state is SlotState.WRITING for v in slots)
-    return (
-        Take(min(whole)[1], "planted")
-        if isinstance(found, Skip) and whole and not writing
-        else found
-    )
-
-
-def plant_overwriting_owner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer, "choose", overwrites)
-
-
-def plant_overwriting_holder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        slot_room, "choose", lambda step, slots, horizon, is_hopeless: Take(0, "planted")
-    )
-
-
-def plant_early_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
-    compare = CopyHolder._compare
-
-    def and_acknowledge(self: CopyHolder, offer: CopyOffer, incoming: IncomingSnapshot) -> None:
-        self._replies.acknowledge(offer)
-        compare(self, offer, incoming)
-
-    monkeypatch.setattr(CopyHolder, "_compare", and_acknowledge)
-
-
-def plant_stale_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All train on in the epoch in which they trained before."""
-    has_loaded = Vote.has_loaded
-
-    def in_the_old_one(self: Vote, rank: int, offer: int) -> list[Action]:
-        actions = has_loaded(self, rank, offer)
-        self.epoch = max(1, self.epoch - len(actions))
-        return [Go(self.epoch, a.offer) if isinstance(a, Go) else a for a in actions]
-
-    monkeypatch.setattr(Vote, "has_loaded", in_the_old_one)
-
-
-PLANTED = [
-    plant_overwriting_owner,
-    plant_overwriting_holder,
-    plant_early_acknowledgement,
-    plant_stale_epoch,
+BUGS = all_bugs()
+QUICK_SEEDS = 8
+QUICK = [
+    "the fence is skipped",
+    "the page tells of a snapshot before it is sealed",
+    "a seat that somebody else has taken",
+    "a lease is taken before it is over",
+    "a copy is acknowledged before it is compared",
+    "a commit of what is only sealed",
 ]
+HUNT_S = 1200
 
 
-@pytest.mark.parametrize("plant", PLANTED)
-def test_the_swarm_finds_what_was_planted(
-    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plant(monkeypatch)
-    until_s = time.monotonic() + WITHIN_S
-    found = next(
-        o
-        for seed in itertools.count()
-        if (o := run(seed)).wrong is not None or time.monotonic() > until_s
-    )
-    assert found.wrong is not None
+def named(bug: Bug) -> str:
+    return bug.name
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=named)
+def test_each_is_one_mistake_in_the_code_as_it_is(bug: Bug) -> None:
+    planted = bug.planted_source()
+    compile(planted, bug.module, "exec")
+    assert planted != bug.path.read_text()
+
+
+def test_each_room_has_ten_of_its_own() -> None:
+    assert Counter(bug.room for bug in BUGS) == {"agent": 10, "rank": 10, "replication": 10}
+    assert len({bug.name for bug in BUGS}) == len(BUGS)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_the_quickest_are_found(name: str) -> None:
+    assert hunt(name, end=QUICK_SEEDS).seed is not None
+
+
+def test_nothing_is_found_where_nothing_is_planted() -> None:
+    assert hunt(end=QUICK_SEEDS).wrong == ""
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(HUNT_S)
+@pytest.mark.parametrize("bug", BUGS, ids=named)
+def test_each_is_found(bug: Bug) -> None:
+    assert hunt(bug.name).seed is not None
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(HUNT_S)
+def test_nothing_is_found_in_all_seeds_where_nothing_is_planted() -> None:
+    assert hunt().wrong == ""

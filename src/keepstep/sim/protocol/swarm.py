@@ -18,8 +18,11 @@ from keepstep.sim.protocol.checkers.atlas import Atlas
 from keepstep.sim.protocol.checkers.bytes import NoWrongBytes
 from keepstep.sim.protocol.checkers.checkpoints import Checkpoints
 from keepstep.sim.protocol.checkers.cut import ACutExists
+from keepstep.sim.protocol.checkers.given_up import GivenUp
+from keepstep.sim.protocol.checkers.lease import OneCoordinator
 from keepstep.sim.protocol.checkers.lost import LostSteps
 from keepstep.sim.protocol.checkers.memory import MemoryWithinBudget
+from keepstep.sim.protocol.checkers.progress import TheCutMoves
 from keepstep.sim.protocol.checkers.verdict import Verdicts
 from keepstep.sim.protocol.checkers.writer import OneWriter
 from keepstep.sim.protocol.faults.nemesis import Nemesis
@@ -32,8 +35,11 @@ CHECKERS = (
     NoWrongBytes,
     ACutExists,
     LostSteps,
+    GivenUp,
     OneWriter,
     Verdicts,
+    OneCoordinator,
+    TheCutMoves,
     MemoryWithinBudget,
     AccountSumsUp,
     Checkpoints,

@@ -40,8 +40,8 @@ class Generation:
 class Atlas(Observer):
     """Looks and knows; violates nothing. `committed`: the newest, until all go on from an older
     one. `damaged`: (machine, rank, stamp) of every own snapshot, copy or parity in which a bit was
-    flipped. `is_over`: all have done their last step, or it was said so: nothing is owed any
-    more."""
+    flipped. `are_all_done`: all have done their last step. `is_over`: so it is, or it was said so:
+    nothing is owed any more."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -50,6 +50,7 @@ class Atlas(Observer):
         self._meshes: dict[int, tuple[Mesh, tuple[int, ...]]] = {}  # by version, with its machines
         self._done: set[int] = set()
         self.world_size = job.world_size  # of the newest mesh
+        self.are_all_done = False
         self.is_over = False
 
     def written(self, key: str, value: str) -> None:
@@ -88,6 +89,7 @@ class Atlas(Observer):
 
     def went(self, program: Program, source: str, stamp: Stamp, epoch: int) -> None:
         self._done.clear()
+        self.are_all_done = False
         if self.committed is not None and (source != "memory" or stamp < self.committed.stamp):
             # Not before all who judge have heard of this: what was owed is compared with what all
             # go on from.
@@ -99,7 +101,8 @@ class Atlas(Observer):
 
     def done(self, program: Program) -> None:
         self._done.add(program.who.rank)
-        self.is_over |= len(self._done) == program.who.world_size
+        self.are_all_done = len(self._done) == program.who.world_size
+        self.is_over |= self.are_all_done
 
     @property
     def committed_ranks(self) -> int:

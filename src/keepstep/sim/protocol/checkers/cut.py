@@ -1,7 +1,8 @@
 """A cut always exists: whatever was lost, all ranks could go back to what was committed, if the
 placement promises that.
 
-And no rank overwrites its part of the newest that was committed, whoever has a copy.
+And no rank overwrites its part of the newest that was committed, whoever has a copy; on one node,
+where nobody commits, of the newest that all ranks hold.
 
 Looked for in the bytes that lie on the machines, after everything that the nemesis does, whenever
 something is committed, and in between.
@@ -49,6 +50,14 @@ class ACutExists(Checker):
                 f"rank {program.who.rank} overwrites {stamp} of epoch {stamp.epoch}, the newest "
                 "that was committed"
             )
+
+        if self.job.plan.nodes == 1 and not self.atlas.damages and not self.atlas.is_over:
+            held = restorable(self.job, self.job.world_size)
+            if stamp == max(held, default=None):
+                self.violated(
+                    f"rank {program.who.rank} overwrites {stamp} of epoch {stamp.epoch}, the "
+                    "newest that all ranks hold"
+                )
 
     def _look(self, when: str) -> None:
         self._looked_ns = self.job.world.now_ns

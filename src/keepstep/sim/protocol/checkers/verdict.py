@@ -1,7 +1,8 @@
 """No action without a verdict, and every verdict and question answered.
 
-An attempt is followed by another one only after its verdict; who asks where to resume hears of it
-before all is over, unless it dies.
+An attempt is followed by another one only after its verdict, which is written once, and which says
+that the job is done only when all ranks have done their last step; who asks where to resume hears
+of it before all is over, unless it dies.
 
 And nobody gives up, but where something else took the machine's memory, the store was not there to
 be looked at, or ranks in the middle of the job were offered a fresh start.
@@ -29,6 +30,7 @@ class Verdicts(Checker):
 
     def __init__(self, job: Job, atlas: Atlas) -> None:
         super().__init__(job, atlas)
+        self._judged: set[int] = set()  # attempts that have their verdict
         self._again: set[int] = set()
         self._final: Verdict | None = None
         self._gave_up = False
@@ -40,6 +42,11 @@ class Verdicts(Checker):
         if what != "verdict":
             return
         verdict: Verdict = CODEC.decode(value.encode())
+        if int(number) in self._judged:
+            self.violated(f"attempt {number} has another verdict now: {verdict.outcome}")
+        self._judged.add(int(number))
+        if verdict.outcome == "done" and not self.atlas.are_all_done:
+            self.violated(f"attempt {number} is said to be done, and not all ranks are")
         if self._final is not None:
             self.violated(
                 f"attempt {number} has the verdict {verdict.outcome}, and the job had "
@@ -75,6 +82,8 @@ class Verdicts(Checker):
             self.violated(f"all is over, and ranks {waiting} have not heard where to resume")
         if self._final is None and self.job.has_many_agents:
             self.violated("all is over, and no verdict says so")
-        is_excused = self._was_refused or any(e in fault for e in EXCUSES for fault in self.job.faults)
+        is_excused = self._was_refused or any(
+            e in fault for e in EXCUSES for fault in self.job.faults
+        )
         if self._gave_up and not is_excused and not self.job.was_told_to_end:
             self.violated("the job gave up")

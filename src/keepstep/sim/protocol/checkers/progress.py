@@ -1,0 +1,79 @@
+"""The cut moves: while all train and nothing has gone wrong for a while, what all can go back to is
+never many steps old.
+
+Judged where a snapshot is surely whole before the next step ends: steps of a second or more,
+captures that take a small part of one, and a network that has room for the copies.
+
+Not verified: how old it is where captures or copies are slower than steps; nor after damage, or
+when something else has taken a machine's memory.
+"""
+
+from __future__ import annotations
+
+from keepstep.model.messages.peers import HorizonWord, MeshMessage
+from keepstep.model.snapshot import Stamp
+from keepstep.model.units import KIB, S_NS
+from keepstep.sim.protocol.checkers.atlas import Atlas
+from keepstep.sim.protocol.checkers.checker import Checker
+from keepstep.sim.protocol.checkers.inspection import restorable
+from keepstep.sim.protocol.job.job import Job
+from keepstep.sim.protocol.job.program import Program
+from keepstep.sim.protocol.wire.links import SimLinks
+
+MIN_STEP_NS = 1 * S_NS
+MIN_BYTES_PER_S = 20 * KIB
+ACTS_PER_STEP = 10  # at least so many acts of a capture take no longer than a step
+FAULT_NS = 5 * S_NS  # so long what goes wrong lasts, or 2.5 times as long as a node may be away
+QUIET_STEPS = 7
+MAX_STEPS = 5  # that it may be old
+
+
+class TheCutMoves(Checker):
+    NAME = "the cut moves"
+
+    def __init__(self, job: Job, atlas: Atlas) -> None:
+        super().__init__(job, atlas)
+        plan = job.plan
+        self._lasts_ns = max(FAULT_NS, round(2.5 * plan.link_dead_s * S_NS))
+        self._is_judged = (
+            plan.step_ns >= MIN_STEP_NS
+            and plan.act_ns * ACTS_PER_STEP <= plan.step_ns
+            and plan.wires.bytes_per_s >= MIN_BYTES_PER_S
+        )
+        self._struck_ns = 0
+        self._quiet_steps = 0
+        self._committed = -1  # step, as the leader has said in this epoch
+
+    def struck(self, what: str) -> None:
+        self._struck_ns = self.job.world.now_ns
+        self._quiet_steps = 0
+        if "takes a machine's memory" in what:
+            self._is_judged = False
+
+    def went(self, program: Program, source: str, stamp: Stamp, epoch: int) -> None:
+        self._quiet_steps = 0
+        self._committed = stamp.step
+
+    def said(self, links: SimLinks, node: int, message: MeshMessage) -> None:
+        if isinstance(message, HorizonWord) and message.committed is not None:
+            self._committed = max(self._committed, message.committed.step)
+
+    def stepped(self, program: Program, step: int) -> None:
+        if not self._is_judged or self.atlas.damages or program.who.rank:
+            return
+        if self.job.world.now_ns - self._struck_ns > self._lasts_ns:
+            self._quiet_steps += 1
+        if self._quiet_steps < QUIET_STEPS:
+            return
+        newest = self._newest()
+        if step - newest > MAX_STEPS:
+            self.violated(
+                f"step {step} is done, nothing has gone wrong for {self._quiet_steps} steps, and "
+                f"all can go back to step {newest}"
+            )
+
+    def _newest(self) -> int:
+        if self.job.plan.nodes > 1:
+            return self._committed
+        found = restorable(self.job, self.job.world_size)
+        return max((stamp.step for stamp in found), default=-1)
