@@ -22,8 +22,8 @@ from keepstep.model.events import Event
 from keepstep.model.snapshot import Phase
 from keepstep.model.topology import Copies, parse_policy
 from keepstep.model.units import GIB, MS_NS
-from keepstep.sim.protocol.network import Wires
 from keepstep.sim.protocol.job.plan import Plan
+from keepstep.sim.protocol.wire.network import Wires
 
 BY_THE_CAPTURE = (Phase.CAPTURE, Phase.SEAL)  # who strikes there holds the capture up
 PERSIST_ACTS = 3

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from keepstep.sim.protocol.site import Site
 from keepstep.sim.protocol.trainer import Rank
 
 from benchmarks.prediction.pace import Aftermath
@@ -24,9 +25,8 @@ from keepstep.model.events import Event
 from keepstep.model.snapshot import Phase, SlotState, Stamp
 from keepstep.model.units import MS_NS, PAGE_BYTES, S_NS
 from keepstep.sim.protocol.job.job import Job
-from keepstep.sim.protocol.world.machine import Machine
-from keepstep.sim.protocol.site import Site
 from keepstep.sim.protocol.job.observer import Checker
+from keepstep.sim.protocol.world.machine import Machine
 
 OVERDUE_NS = 60 * S_NS  # a moment that does not come: then now
 SETTLES_NS = 5 * S_NS

@@ -184,6 +184,27 @@ def test_what_was_held_for_long_goes(tmp_path: Path) -> None:
     assert world.pacing.late == 1 and late - held_since_ns >= LATE_NS
 
 
+def test_what_is_left_of_a_target_does_not_wait_as_long_again(tmp_path: Path) -> None:
+    """Of many blocks, each would: a copy would take as many steps."""
+    world = World(tmp_path)
+    page = HorizonPage(MEMORY, tmp_path)
+    page.write(Horizon(epoch=1, target=Stamp(24, 1)))
+    for _ in range(25):
+        world.step(asking=False)
+    blocks = 0
+    world.ask(1)
+    held_since_ns = world.now_ns
+    while world.now_ns < held_since_ns + 20 * S_NS:
+        for act in (lambda: world.ranks[0].step(7), world.ranks[0].began):
+            act()
+            world.pass_ns(10 * MS_NS)
+            blocks += world.pacing.ask(MIB, Flow(1, 0, 0))[0] == MIB
+        world.ranks[0].ended()
+        if blocks == 1:
+            held_since_ns = min(held_since_ns, world.now_ns - 19 * S_NS)
+    assert blocks > 10
+
+
 def test_another_rhythm_is_told_and_planned_anew(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.pacing.expects(2 * MIB)

@@ -109,6 +109,7 @@ class Pacing:
         self._denied_ns: int | None = None  # since when nothing was granted
         self._step_bytes = 0  # that a step's copies take
         self._target: Stamp | None = None
+        self._late_target: Stamp | None = None  # of which a block had to wait too long
         # of the last targets, the present one last
         self._target_bytes: deque[int] = deque([0], maxlen=TARGETS)
         self._interface: str | None = None
@@ -148,6 +149,8 @@ class Pacing:
         found = grant(rooms, nbytes, under_way, self._terms())
         when = "free" if all(r.left_ns is None for r in rooms) else "idle"
         if not found.nbytes and self._is_late(now_ns):
+            # Not this block alone: each further one would wait as long again.
+            self._late_target = self._target
             self.late, when = self.late + 1, "late"
             found = grant([], nbytes, under_way, self._terms())
         if found.nbytes:
@@ -201,6 +204,8 @@ class Pacing:
         )
 
     def _is_late(self, now_ns: int) -> bool:
+        if self._target is not None and self._target == self._late_target:
+            return True
         longest_ns = max((p.step_ns for p in self._profiles()), default=0)
         return self._denied_ns is not None and now_ns - self._denied_ns > max(
             LATE_NS, LATE_STEPS * longest_ns

@@ -40,6 +40,8 @@ class TheCutMoves(Checker):
             and plan.act_ns * ACTS_PER_STEP <= plan.step_ns
             and plan.wires.bytes_per_s >= MIN_BYTES_PER_S
         )
+        # A block may wait for two steps before it goes beside a collective.
+        self._factor = 3 if plan.interleaves else 1
         self._struck_ns = 0
         self._quiet_steps = 0
         self._committed = -1  # step, as the leader has said in this epoch
@@ -63,10 +65,10 @@ class TheCutMoves(Checker):
             return
         if self.job.world.now_ns - self._struck_ns > self._lasts_ns:
             self._quiet_steps += 1
-        if self._quiet_steps < QUIET_STEPS:
+        if self._quiet_steps < self._factor * QUIET_STEPS:
             return
         newest = self._newest()
-        if step - newest > MAX_STEPS:
+        if step - newest > self._factor * MAX_STEPS:
             self.violated(
                 f"step {step} is done, nothing has gone wrong for {self._quiet_steps} steps, and "
                 f"all can go back to step {newest}"
