@@ -192,17 +192,14 @@ def test_what_is_left_of_a_target_does_not_wait_as_long_again(tmp_path: Path) ->
     for _ in range(25):
         world.step(asking=False)
     blocks = 0
-    world.ask(1)
-    held_since_ns = world.now_ns
-    while world.now_ns < held_since_ns + 20 * S_NS:
+    until_ns = world.now_ns + 20 * S_NS
+    while world.now_ns < until_ns:
         for act in (lambda: world.ranks[0].step(7), world.ranks[0].began):
             act()
             world.pass_ns(10 * MS_NS)
             blocks += world.pacing.ask(MIB, Flow(1, 0, 0))[0] == MIB
         world.ranks[0].ended()
-        if blocks == 1:
-            held_since_ns = min(held_since_ns, world.now_ns - 19 * S_NS)
-    assert blocks > 10
+    assert blocks > 100, "one block every few seconds"
 
 
 def test_another_rhythm_is_told_and_planned_anew(tmp_path: Path) -> None:
