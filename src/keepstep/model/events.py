@@ -95,6 +95,7 @@ KINDS = {
     "persist-started": "a checkpoint is being written",
     "persisted": "a checkpoint is written",
     "persist-failed": "a checkpoint could not be written",
+    "persister-ended": "the process that writes checkpoints is gone",
     "persist-impossible": "a checkpoint was asked for, and there is no store",
     # the keeper: other nodes
     "mesh": "the keepers of an attempt know each other",

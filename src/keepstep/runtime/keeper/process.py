@@ -99,11 +99,11 @@ class KeeperProcess:
         return open_tcp_links(job_hash, incarnation, address, dead_ns, receiver, gate)
 
     def _tell(self, kind: str, why: str) -> None:
-        """What connections tell."""
+        """What connections tell: of messages, or of who wanted to connect."""
         if kind == "message-refused":
             self._run.refuse("a process of this node", why)
         else:
-            self._journal.record(kind, why)
+            self._journal.record("stranger-refused", why)
 
     def _post(self, call: Callable[[], None]) -> None:
         """From any thread: what workers have found."""
