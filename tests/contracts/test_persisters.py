@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from typing import Protocol
 
 import pytest
@@ -16,9 +17,15 @@ from keepstep.config import resolve
 from keepstep.edge.os.loop import Loop
 from keepstep.edge.os.persisters import ChildPersisters, persister_command
 from keepstep.model.messages.persister import ActDone, ActName, CheckpointAct
-from keepstep.model.units import S_NS
+from keepstep.model.units import MS_NS, S_NS
+from keepstep.ports import Box, Hearer
 from keepstep.runtime.keeper.persister_client import PersisterClient
 from keepstep.runtime.persister.conversation import KEEPER_WITH_PERSISTER
+from keepstep.sim.protocol.job.persisters import SimPersisters
+from keepstep.sim.protocol.world.boxes import LocalSockets
+from keepstep.sim.protocol.world.filesystem import SharedDisk
+from keepstep.sim.protocol.world.machine import Machine
+from keepstep.sim.protocol.world.world import World
 
 PATIENCE_S = 60.0
 
@@ -73,7 +80,38 @@ class ChildsDesk:
         self._loop.close()
 
 
-DESKS: dict[str, Callable[[Path], Desk]] = {"child": ChildsDesk}
+class SimDesk:
+    def __init__(self, room: Path) -> None:
+        config = {"job": "j", "store": "simulated://s", "arena_dir": "/m", "state_dir": "/state"}
+        self._world = World(1)
+        self._machine = Machine(self._world, 0, None, 1 << 20)
+        self.client = PersisterClient(
+            SimPersisters(
+                sockets=LocalSockets(self._machine),
+                keeper=self._machine.start("keeper"),
+                settings=resolve(config, {"HOME": "/nowhere"}, "j"),
+                disk=SharedDisk(Random(1)),
+                start_ns=lambda: S_NS,
+                act_ns=S_NS,
+                tell=lambda kind, why: None,
+            )
+        )
+
+    def kill(self) -> None:
+        assert self.client.pid is not None
+        self._machine.processes[self.client.pid].end("killed")
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        until_ns = self._world.now_ns + int(PATIENCE_S * S_NS)
+        while not holds() and self._world.now_ns < until_ns:
+            self._world.run(self._world.now_ns + MS_NS)
+        assert holds(), "it does not come about"
+
+    def close(self) -> None:
+        self.client.close()
+
+
+DESKS: dict[str, Callable[[Path], Desk]] = {"child": ChildsDesk, "simulated": SimDesk}
 
 
 @pytest.fixture(params=DESKS)
@@ -130,3 +168,35 @@ def test_a_closed_connection_ends_it(desk: Desk) -> None:
     pid = desk.client.pid
     desk.client.close()
     assert pid is not None and desk.client.pid is None
+
+
+class FewProcesses:
+    """A machine that gives no more of them for a while."""
+
+    def __init__(self, desk: SimDesk) -> None:
+        self._some = desk.client._persisters
+        self.gives_some = False
+
+    def start(self, hearer: Hearer) -> Box:
+        if not self.gives_some:
+            raise BlockingIOError("no more processes")
+        return self._some.start(hearer)
+
+
+def test_where_none_can_be_started_acts_are_answered_so_until_one_can(tmp_path: Path) -> None:
+    desk = SimDesk(tmp_path)
+    few = desk.client._persisters = FewProcesses(desk)
+    heard: list[ActDone] = []
+    desk.client.start()
+    desk.client.ask(request("drop"), heard.append)
+    assert [answer.ok for answer in heard] == [False]
+    few.gives_some = True
+    desk.client.ask(request("drop"), heard.append)
+    few.gives_some = False
+    desk.kill()
+    desk.client.ask(request("drop"), heard.append)
+    assert [answer.ok for answer in heard] == [False] * 3, "the dead one, and none in its place"
+    few.gives_some = True
+    desk.client.ask(request("drop"), heard.append)
+    desk.until(lambda: len(heard) == 4)
+    assert heard[-1].ok

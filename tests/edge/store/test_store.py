@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -352,6 +353,42 @@ def test_no_space_is_said_with_numbers_and_costs_nothing_else(small_disk: Path) 
     assert store.intact(1) is not None
     write(store, 3, {"data": random.Random(5).randbytes(3 << 20)})
     assert steps(store) == [3, 1], "the room the failed one took is free again"
+
+
+def _fails_once_at(monkeypatch: pytest.MonkeyPatch, call: int) -> None:
+    """The `call`-th time from now that something is looked at, listed or read in memory."""
+    calls = iter(range(1, 10**6))
+    for name in ("info", "ls", "cat_file"):
+        own = getattr(MemoryFileSystem, name)
+
+        def fails(self: Any, *args: Any, own: Any = own, **how: Any) -> Any:
+            if next(calls) == call:
+                raise OSError(errno.EIO, "once")
+            return own(self, *args, **how)
+
+        monkeypatch.setattr(MemoryFileSystem, name, fails)
+
+
+def test_a_look_that_fails_removes_no_checkpoint_and_hides_none(
+    memory: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(memory, 1, SMALL)
+    failed = 0
+    for call in range(1, 12):
+        with monkeypatch.context() as patch:
+            _fails_once_at(patch, call)
+            try:
+                assert memory.usable() == ([1], {})
+            except StoreError:
+                failed += 1
+        with monkeypatch.context() as patch, suppress(StoreError):
+            _fails_once_at(patch, call)
+            memory.remove_incomplete()
+        with monkeypatch.context() as patch, pytest.raises(StoreError):
+            _fails_once_at(patch, call)
+            memory.draft(1)
+        assert memory.usable() == ([1], {})
+    assert failed > 1
 
 
 def test_a_place_that_cannot_be_written_is_a_store_error(tmp_path: Path) -> None:
