@@ -1,15 +1,30 @@
 """No wrong bytes: what a rank loads, and what a holder says it has, is what the oracle says.
 
-Not verified: a parity's own bytes (what is decoded from it is loaded, and compared then); copies
-that rest, between their acknowledgement and their use; bytes in a checkpoint that nobody loads.
+A parity is what the product's own code makes of the oracle's states: that it decodes to them is
+seen where what was decoded is loaded.
+
+Not verified: copies and parities that rest, between their acknowledgement and their use; bytes in a
+checkpoint that nobody loads.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import cast
+
+from keepstep.edge.shm.slot import Slot
 from keepstep.model.messages.peers import CopyAcked, MeshMessage
 from keepstep.model.snapshot import Stamp
+from keepstep.model.wire import Part, Span
+from keepstep.runtime.replication.encode import (
+    Encoding,
+    ParityContents,
+    contents_from,
+    ranges_for,
+)
 from keepstep.sim.protocol.checkers.checker import Checker
 from keepstep.sim.protocol.checkers.inspection import Inspection
+from keepstep.sim.protocol.job.live_state import payload_of
 from keepstep.sim.protocol.job.oracle import MIXED_BYTES
 from keepstep.sim.protocol.job.program import Program
 from keepstep.sim.protocol.wire.links import SimLinks
@@ -63,9 +78,44 @@ class NoWrongBytes(Checker):
                     "holds other bytes"
                 )
             return
-        rows = [header.stamp for _, header, _, _ in inspection.proven("parity")]
-        if stamp not in rows and not self.atlas.has_damage(machine.number):
+        parities = [found for found in inspection.proven("parity") if found[1].stamp == stamp]
+        for mine, _, payload, manifest in parities:
+            if not self._is_parity(mine, stamp, payload, contents_from(manifest)):
+                self.violated(
+                    f"machine {machine.number} acknowledges {stamp} of rank {rank}, and the parity "
+                    f"of rank {mine} is another one"
+                )
+        if not parities and not self.atlas.has_damage(machine.number):
             self.violated(
                 f"machine {machine.number} acknowledges {stamp} of rank {rank}, and holds "
                 "nothing of it that proves"
             )
+
+    def _is_parity(self, mine: int, stamp: Stamp, payload: bytes, contents: ParityContents) -> bool:
+        """Whether it is made of what the others of its stripe group have at that stamp."""
+        blank = cast(Slot, _Blank(memoryview(bytearray(contents.nbytes))))
+        encoding = Encoding(blank, contents, mine, stamp, lambda: None)
+        for rank, (_, sizes) in contents.metas.items():
+            state = self.job.around.oracle.state(rank, stamp)
+            data = b"" if state is None else payload_of(state)
+            if len(data) != sizes.payload_bytes:
+                return False
+            for range_ in ranges_for(contents.stripes, sizes, rank, mine):
+                if range_.part is Part.PAYLOAD:
+                    _add(encoding, Span(rank, stamp, *range_), data)
+        nbytes = contents.stripes.parity_bytes
+        return payload[:nbytes] == bytes(blank.payload[:nbytes])
+
+
+@dataclass(frozen=True, slots=True)
+class _Blank:
+    """As much of a slot as an encoding needs."""
+
+    payload: memoryview
+
+
+def _add(encoding: Encoding, span: Span, data: bytes) -> None:
+    place = encoding.place(0, span)
+    if place is not None:
+        place[:] = data[span.offset : span.offset + span.length]
+        encoding.arrived(0, span, 0)

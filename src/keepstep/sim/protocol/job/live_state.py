@@ -75,6 +75,13 @@ class SimCopy:
                 then()
 
 
+def payload_of(state: bytes) -> bytes:
+    """What a snapshot of that state has as its payload."""
+    layout = lay_out([TensorSpec("state", "uint8", (len(state),), len(state))])
+    at = layout.objects_offset
+    return state.ljust(at, b"\0") + OBJECTS
+
+
 class SimState:
     """One rank's. `read_checkpoint`: this rank's state after a step, from the store; raises as
     `load_checkpoint` does."""
