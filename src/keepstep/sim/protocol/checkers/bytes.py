@@ -78,9 +78,10 @@ class NoWrongBytes(Checker):
                     "holds other bytes"
                 )
             return
+        block_bytes = self.job.plan.block_bytes
         parities = [found for found in inspection.proven("parity") if found[1].stamp == stamp]
         for mine, _, payload, manifest in parities:
-            if not self._is_parity(mine, stamp, payload, contents_from(manifest)):
+            if not self._is_parity(mine, stamp, payload, contents_from(manifest, block_bytes)):
                 self.violated(
                     f"machine {machine.number} acknowledges {stamp} of rank {rank}, and the parity "
                     f"of rank {mine} is another one"
