@@ -7,6 +7,7 @@ here, and nothing is drawn.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from keepstep.errors import DamageError
 from keepstep.model.snapshot import SlotHeader, SlotState
 from keepstep.model.units import PAGE_BYTES, S_NS
 from keepstep.sim.protocol.job.job import Job
-from keepstep.sim.protocol.job.nodes import Node
+from keepstep.sim.protocol.job.nodes import KeeperLife, Node
 from keepstep.sim.protocol.job.program import Program
 from keepstep.sim.protocol.wire.pipe import SimSocket
 from keepstep.sim.protocol.world.machine import Machine
@@ -82,10 +83,22 @@ class Acts:
 
     def signal_agent(self, node: Node, signum: int) -> str:
         assert node.agent is not None
+        self._job.was_told_to_end = True
         node.agent.signal(signum)
         return f"signal {signum} to the agent of machine {node.machine.number}"
 
     # -- machines
+
+    def preempt_keeper(self, machine: Machine, life: KeeperLife) -> str:
+        """The platform's SIGTERM, which is to take the machine away and then does not."""
+        life.process.after(0, life.run.preempted)
+        return f"SIGTERM to the keeper of machine {machine.number}"
+
+    def preempt_ranks(self) -> str:
+        """The platform's SIGTERM to all of them."""
+        for program in list(self._job.around.programs.values()):
+            program.process.after(0, program.terminated, signal.SIGTERM)
+        return "SIGTERM to all ranks"
 
     def lose_machine(self, node: Node) -> str:
         self._job.lose_machine(node)

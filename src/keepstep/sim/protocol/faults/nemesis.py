@@ -11,6 +11,7 @@ memory has been told, forge a message, lose what the agents' shared memory has w
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from itertools import accumulate
 
@@ -41,10 +42,10 @@ class Nemesis:
             self._world.after(at_ns, None, self._strike)
         self._world.after(plan.faults_until_ns, None, self._heal)
 
-    def _kinds(self) -> list[tuple[int, Callable[[], str | None]]]:
+    def _kinds(self) -> list[tuple[float, Callable[[], str | None]]]:
         """With weights. None: there is nothing to do that to."""
         plan = self._job.plan
-        kinds: list[tuple[int, Callable[[], str | None]]] = [
+        kinds: list[tuple[float, Callable[[], str | None]]] = [
             (8, self._kill_rank),
             (6, self._kill_rank_within),
             (4, self._kill_keeper),
@@ -53,10 +54,13 @@ class Nemesis:
             (4, self._flip_at_rest),
             (2, self._stop_rank),
             (1, self._stop_keeper),
+            (1, self._preempt_keeper),
+            (1, self._preempt_ranks),
             (1, self._eat_memory),
         ]
         if plan.launcher == "agents":
             kinds += [(3, self._kill_agent), (4, self._kill_agent_within)]
+            kinds += [(1, self._stop_agent), (0.3, self._signal_agent)]
         if plan.jumps:
             kinds.append((2, self._jump_clock))
         if plan.nodes > 1:
@@ -176,6 +180,29 @@ class Nemesis:
             return None
         what = f"the keeper of machine {node.machine.number}"
         return self._acts.stop(what, node.keeper.process, self._for_ns(2.5 * self._dead_s()))
+
+    def _stop_agent(self) -> str | None:
+        node = self._node()
+        if node.agent is None or not node.agent.process.alive:
+            return None
+        what = f"the agent of machine {node.machine.number}"
+        return self._acts.stop(what, node.agent.process, self._for_ns(4 * self._dead_s()))
+
+    def _signal_agent(self) -> str | None:
+        """The job ends by it."""
+        node = self._node()
+        if node.agent is None or not node.agent.process.alive:
+            return None
+        return self._acts.signal_agent(node, signal.SIGTERM)
+
+    def _preempt_keeper(self) -> str | None:
+        node = self._node()
+        if node.keeper is None or not node.keeper.process.alive:
+            return None
+        return self._acts.preempt_keeper(node.machine, node.keeper)
+
+    def _preempt_ranks(self) -> str | None:
+        return self._acts.preempt_ranks()
 
     # -- machines
 
