@@ -14,11 +14,12 @@ from pathlib import Path
 from keepstep.edge.shm.slot import parse_page
 from keepstep.errors import DamageError
 from keepstep.model.snapshot import SlotHeader, SlotState
-from keepstep.model.units import PAGE_BYTES, S_NS
+from keepstep.model.units import PAGE_BYTES, S_NS, human_ns
 from keepstep.sim.protocol.job.job import Job
 from keepstep.sim.protocol.job.nodes import KeeperLife, Node
 from keepstep.sim.protocol.job.program import Program
 from keepstep.sim.protocol.wire.pipe import SimSocket
+from keepstep.sim.protocol.world.filesystem import AWAY
 from keepstep.sim.protocol.world.machine import Machine
 from keepstep.sim.protocol.world.memory import File
 from keepstep.sim.protocol.world.world import Process
@@ -196,6 +197,41 @@ class Acts:
     def kv_away(self, for_ns: int) -> str:
         self._job.around.kv.go_away(for_ns)
         return f"the agents' shared memory is away for {for_ns / S_NS:.3f} s"
+
+    # -- the store
+
+    def store_slow(self, most_ns: int, for_ns: int) -> str:
+        """Each call takes up to `most_ns`."""
+        self._disk_is("slow_ns", most_ns, 0, for_ns)
+        return f"each call of the store takes up to {human_ns(most_ns)} for {for_ns / S_NS:.3f} s"
+
+    def store_full(self, for_ns: int) -> str:
+        self._disk_is("full", True, False, for_ns)
+        return f"the store is full for {for_ns / S_NS:.3f} s"
+
+    def store_away(self, part: float, for_ns: int) -> str:
+        """For this part of all calls."""
+        self._disk_is("away", part, 0.0, for_ns)
+        how_often = "" if part == 1 else f" now and then ({part:.0%} of all calls)"
+        return f"{AWAY}{how_often} for {for_ns / S_NS:.3f} s"
+
+    def store_lies(self, for_ns: int) -> str:
+        self._disk_is("lying", True, False, for_ns)
+        return f"what is written into the store lies there differently, for {for_ns / S_NS:.3f} s"
+
+    def _disk_is(self, name: str, value: object, healthy: object, for_ns: int) -> None:
+        disk = self._job.around.disk
+        setattr(disk, name, value)
+        self._world.after(for_ns, None, setattr, disk, name, healthy)
+
+    def kill_persister(self, persister: Process) -> str:
+        persister.end("killed")
+        return f"killed {persister.name}"
+
+    def kill_persister_at_call(self, persister: Process, call: int) -> str:
+        """At the `call`-th port call from now on."""
+        persister.dies_at_call = call
+        return f"{persister.name} is to be killed at a call of a port"
 
 
 def header_of(path: str, file: File) -> SlotHeader | None:

@@ -15,12 +15,11 @@ import signal
 from collections.abc import Callable
 from itertools import accumulate
 
-from keepstep.model.units import MS_NS, PAGE_BYTES, S_NS, human_ns
+from keepstep.model.units import MS_NS, PAGE_BYTES, S_NS
 from keepstep.sim.protocol.faults.acts import Acts, header_of
 from keepstep.sim.protocol.job.job import Job
 from keepstep.sim.protocol.job.nodes import Node
 from keepstep.sim.protocol.job.program import Program
-from keepstep.sim.protocol.world.filesystem import AWAY
 from keepstep.sim.protocol.world.world import Process
 
 AGAIN = 0.35  # how often something else goes wrong while all recover
@@ -312,31 +311,19 @@ class Nemesis:
 
     # -- the store
 
-    def _for_a_while(self, name: str, value: object, healthy: object, most_s: float) -> float:
-        """The disk is so, for as many seconds as this returns."""
-        for_ns = self._for_ns(most_s)
-        setattr(self._disk, name, value)
-        self._world.after(for_ns, None, setattr, self._disk, name, healthy)
-        return for_ns / S_NS
-
     def _store_slow(self) -> str | None:
         most_ns = self._random.choice((MS_NS * 100, S_NS))
-        for_s = self._for_a_while("slow_ns", most_ns, 0, 10.0)
-        return f"each call of the store takes up to {human_ns(most_ns)} for {for_s:.3f} s"
+        return self._acts.store_slow(most_ns, self._for_ns(10.0))
 
     def _store_full(self) -> str | None:
-        for_s = self._for_a_while("full", True, False, 10.0)
-        return f"the store is full for {for_s:.3f} s"
+        return self._acts.store_full(self._for_ns(10.0))
 
     def _store_away(self) -> str | None:
         part = self._random.choice((1.0, 1.0, 0.05))
-        for_s = self._for_a_while("away", part, 0.0, 10.0)
-        how_often = "" if part == 1 else f" now and then ({part:.0%} of all calls)"
-        return f"{AWAY}{how_often} for {for_s:.3f} s"
+        return self._acts.store_away(part, self._for_ns(10.0))
 
     def _store_lies(self) -> str | None:
-        for_s = self._for_a_while("lying", True, False, 10.0)
-        return f"what is written into the store lies there differently, for {for_s:.3f} s"
+        return self._acts.store_lies(self._for_ns(10.0))
 
     def _persister(self) -> Process | None:
         found = [
@@ -351,12 +338,10 @@ class Nemesis:
         persister = self._persister()
         if persister is None:
             return None
-        persister.end("killed")
-        return f"killed {persister.name}"
+        return self._acts.kill_persister(persister)
 
     def _kill_persister_within(self) -> str | None:
         persister = self._persister()
         if persister is None:
             return None
-        persister.dies_at_call = 1 + self._random.randrange(100)
-        return f"{persister.name} is to be killed at a call of a port"
+        return self._acts.kill_persister_at_call(persister, 1 + self._random.randrange(100))

@@ -122,7 +122,8 @@ def _rank_calls(rank: str, what: str) -> Condition:
     def holds(stage: Stage, it: Happened) -> bool:
         if it.kind != "calls" or it.data != what:
             return False
-        program = stage.job.around.programs.get(it.whose)  # type: ignore[call-overload]
+        process: Any = it.whose
+        program = stage.job.around.programs.get(process)
         return program is not None and program.who.rank == int(rank)
 
     return holds

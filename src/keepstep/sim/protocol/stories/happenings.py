@@ -269,6 +269,42 @@ def _kv_away(time: str) -> Happening:
     return lambda stage: stage.acts.kv_away(ns(time))
 
 
+# -- the store
+
+
+@HAPPENINGS.phrase("the store is away for 3s", rf"the store is (?P<how>away|full|lying) {FOR}")
+def _store(how: str, time: str) -> Happening:
+    def act(stage: Stage) -> str:
+        match how:
+            case "away":
+                return stage.acts.store_away(1.0, ns(time))
+            case "full":
+                return stage.acts.store_full(ns(time))
+            case _:
+                return stage.acts.store_lies(ns(time))
+
+    return act
+
+
+@HAPPENINGS.phrase(
+    "the store takes up to 1s a call for 3s",
+    rf"the store takes up to (?P<most>{TIME}) a call {FOR}",
+)
+def _slow_store(most: str, time: str) -> Happening:
+    return lambda stage: stage.acts.store_slow(ns(most), ns(time))
+
+
+@HAPPENINGS.phrase("kill the persister of machine 0", rf"kill the persister of (?P<place>{PLACE})")
+def _kill_persister(place: str) -> Happening:
+    def act(stage: Stage) -> str:
+        for process in stage.node(place).machine.processes.values():
+            if process.role == "persister":
+                return stage.acts.kill_persister(process)
+        raise KeepstepError(f"there is no living persister on {place}")
+
+    return act
+
+
 # -- looks
 
 

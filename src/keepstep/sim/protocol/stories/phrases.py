@@ -7,7 +7,7 @@ Comes in: a line of a story. Goes out: what the phrase that it matches makes of 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import Generic, TypeVar
 
@@ -50,14 +50,26 @@ class Phrases(Generic[T]):
 
         return add
 
-    def read(self, number: int, text: str) -> T:
-        """number: of the line. Raises StoryError."""
+    def find(self, text: str) -> T | None:
+        """None when no phrase matches."""
         for pattern, make in self._phrases:
             found = pattern.fullmatch(text)
             if found is not None:
                 return make(**found.groupdict())
-        close = get_close_matches(text, self.examples, 3, MIN_CLOSE) or self.examples
-        raise StoryError(number, f"{self.what}, such as {'; '.join(close)}", text)
+        return None
+
+    def read(self, number: int, text: str) -> T:
+        """number: of the line. Raises StoryError."""
+        found = self.find(text)
+        if found is None:
+            raise unknown(number, self.what, self.examples, text)
+        return found
+
+
+def unknown(number: int, what: str, examples: Sequence[str], text: str) -> StoryError:
+    """No phrase says this: with the examples that are most like it."""
+    close = get_close_matches(text, examples, 3, MIN_CLOSE) or examples
+    return StoryError(number, f"{what}, such as {'; '.join(close)}", text)
 
 
 def quantity(text: str) -> float:

@@ -25,7 +25,7 @@ from keepstep.sim.protocol.job.plan import Plan
 from keepstep.sim.protocol.stories.conditions import CONDITIONS, LOOKS, Condition, Look
 from keepstep.sim.protocol.stories.expectations import EXPECTATIONS, Expectation
 from keepstep.sim.protocol.stories.happenings import HAPPENINGS, Happening
-from keepstep.sim.protocol.stories.phrases import TIME, Phrases, StoryError, ns, quantity
+from keepstep.sim.protocol.stories.phrases import TIME, StoryError, ns, quantity, unknown
 from keepstep.sim.protocol.wire.network import Wires
 
 SECTIONS = ("plan", "vary", "what happens", "expected")
@@ -217,8 +217,8 @@ def _rule(entry: Entry) -> Rule:
 def _condition(line: int, text: str | None) -> tuple[Condition | None, Look | None]:
     if text is None:
         return None, None
-    try:
-        return None, LOOKS.read(line, text)
-    except StoryError:
-        both: Phrases[Condition] = CONDITIONS
-        return both.read(line, text), None
+    condition = CONDITIONS.find(text)
+    look = LOOKS.find(text)
+    if condition is None and look is None:
+        raise unknown(line, "a condition", CONDITIONS.examples + LOOKS.examples, text)
+    return condition, look
