@@ -37,16 +37,23 @@ class HeldSnapshots:
         """Verify everything; what fails is given up. Why, of each that did. Takes long."""
         return [*self.copies.prove(), *self.parities.prove()]
 
-    def snapshots(self) -> list[HeldSnapshot]:
-        """The copies that rest here."""
-        return [HeldSnapshot(rank, stamp) for rank, stamp in self.copies.sealed()]
+    def snapshots(self, world_size: int) -> list[HeldSnapshot]:
+        """The copies that rest here, of a job of that size: one of another size can do nothing with
+        them."""
+        return [
+            HeldSnapshot(rank, stamp)
+            for (rank, stamp), slot in self.copies.sealed().items()
+            if slot.header().world_size == world_size
+        ]
 
-    def coded(self) -> list[HeldParity]:
-        """The parities that rest here."""
+    def coded(self, world_size: int) -> list[HeldParity]:
+        """The parities that rest here, likewise."""
         sealed = self.parities.sealed()
         self._contents = {key: known for key, known in self._contents.items() if key in sealed}
         found = []
         for (rank, stamp), slot in sealed.items():
+            if slot.header().world_size != world_size:
+                continue
             stripes = self.contents(rank, stamp, slot).stripes
             found.append(HeldParity(rank, stamp, stripes.members, stripes.tolerates))
         return found

@@ -344,8 +344,9 @@ class MeshState:
     def _report_inventory(self) -> None:
         if not self._held.is_proven:
             return
-        parities = tuple(self._held.coded())
-        snapshots = {*self._held.snapshots(), *self._left_behind()}
+        world_size = self.mesh.world_size
+        parities = tuple(self._held.coded(world_size))
+        snapshots = {*self._held.snapshots(world_size), *self._left_behind()}
         report = InventoryReport(self.mesh.version, tuple(sorted(snapshots)), parities)
         self._links.to_leader(report)
 
@@ -357,6 +358,8 @@ class MeshState:
             if rank in self.own_ranks:
                 continue
             for header in self._headers(rank):
+                if header.world_size != self.mesh.world_size:
+                    continue
                 if header.state is SlotState.SEALED and header.job_hash == self._job_hash:
                     found.append(HeldSnapshot(rank, header.stamp))
         return found

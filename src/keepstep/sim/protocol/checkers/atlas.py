@@ -49,7 +49,8 @@ class Atlas(Observer):
         self.damages: set[tuple[int, int, Stamp]] = set()
         self._meshes: dict[int, tuple[Mesh, tuple[int, ...]]] = {}  # by version, with its machines
         self._done: set[int] = set()
-        self.world_size = job.world_size  # of the newest mesh
+        self.nodes = job.plan.nodes  # of the newest mesh
+        self.world_size = job.world_size  # likewise
         self.are_all_done = False
         self.is_over = False
 
@@ -62,6 +63,7 @@ class Atlas(Observer):
         by_host = {node.machine.host: node.machine.number for node in self._job.nodes}
         machines = tuple(by_host[member.host] for member in mesh.members)
         self._meshes[mesh.version] = (mesh, machines)
+        self.nodes = len(mesh.members)
         self.world_size = mesh.world_size
 
     def said(self, links: SimLinks, node: int, message: MeshMessage) -> None:

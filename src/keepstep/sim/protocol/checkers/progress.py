@@ -75,7 +75,7 @@ class TheCutMoves(Checker):
             )
 
     def _newest(self) -> int:
-        if self.job.plan.nodes > 1:
+        if self.atlas.nodes > 1:
             return self._committed
-        found = restorable(self.job, self.job.world_size)
+        found = restorable(self.job, self.atlas.world_size)
         return max((stamp.step for stamp in found), default=-1)
