@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from keepstep.edge.store.store import Store
 from keepstep.model.events import Event
 from keepstep.model.units import S_NS
+from keepstep.runtime.persister.persister import Persister
 from keepstep.sim.protocol.checkers.atlas import Atlas
 from keepstep.sim.protocol.checkers.checkpoints import Checkpoints
 from keepstep.sim.protocol.job.checkpoint_format import SimFormat
@@ -82,8 +82,7 @@ def _told(monkeypatch: pytest.MonkeyPatch, where: type, name: str, instead: obje
 
 
 def test_a_checkpoint_that_is_taken_away_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = Store.published
-    wrong = _told(monkeypatch, Store, "published", lambda self: own(self)[1:])
+    wrong = _told(monkeypatch, Persister, "_not_kept", lambda self, step: {step: "planted"})
     assert wrong.startswith(Checkpoints.NAME)
 
 
