@@ -279,6 +279,27 @@ def test_a_store_that_does_not_answer_is_no_empty_store() -> None:
     )
 
 
+def test_nobody_starts_afresh_over_a_checkpoint_that_could_not_be_read() -> None:
+    vote = Vote(2, has_store=True)
+    assert everybody(vote, set(), set()) == [ListStore()]
+    [first] = vote.listed([3, 5])
+    assert isinstance(first, Offer) and first.stamp.step == 5
+    [second] = vote.has_failed(1, first.number, "no answer", unread=True)
+    assert isinstance(second, Offer) and second.stamp.step == 3
+    [refusal] = vote.has_failed(0, second.number, "block 0 is damaged")
+    assert isinstance(refusal, Refuse) and "no answer" in refusal.why
+    # all ask again, and the store is looked at anew
+    vote.left(0)
+    vote.left(1)
+    assert everybody(vote, set(), set()) == [ListStore()]
+    [again] = vote.listed([3, 5])
+    assert isinstance(again, Offer) and again.stamp.step == 5
+    [last] = vote.has_failed(1, again.number, "block 0 is damaged")
+    assert isinstance(last, Offer) and last.source == "store"
+    [fresh] = vote.has_failed(1, last.number, "block 0 is damaged")
+    assert isinstance(fresh, Offer) and fresh.source == "fresh"
+
+
 # -- stamps that are condemned
 
 

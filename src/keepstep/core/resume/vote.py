@@ -71,7 +71,8 @@ Action = Offer | ListStore | Go | Refuse
 
 @dataclass
 class Vote:
-    """One job's vote, over and over. `epoch` is the newest seen anywhere."""
+    """One job's vote, over and over. `epoch` is the newest seen anywhere. `unread`: why a rank
+    could not read a checkpoint that the store has, since all were looked at."""
 
     world_size: int
     has_store: bool
@@ -82,6 +83,7 @@ class Vote:
     loaded: set[int] = field(default_factory=set)
     failed: list[tuple[str, Stamp, str]] = field(default_factory=list)
     checkpoints: Sequence[int] | None = None
+    unread: str | None = None
     silent_nodes: frozenset[int] = frozenset()  # their inventories are awaited
     # what each rank can be given by other nodes
     elsewhere: Mapping[int, frozenset[Stamp]] = field(default_factory=dict)
@@ -152,22 +154,31 @@ class Vote:
         self.epoch += 1
         go = Go(self.epoch, self.offer)
         self.permitted = (go, {r: b.incarnation for r, b in self.ballots.items()})
-        self.failed, self.checkpoints = [], None
+        self._look_anew()
         self.ballots.clear()
         self._reset()
         return [go]
 
-    def has_failed(self, rank: int, number: int, why: str) -> list[Action]:
-        """A rank could not load the offer: nobody keeps it."""
+    def has_failed(self, rank: int, number: int, why: str, unread: bool = False) -> list[Action]:
+        """A rank could not load the offer: nobody keeps it. `unread`: the store did not say what it
+        is."""
         if self.offer is None or number != self.offer.number:
             return []
         self.failed.append((self.offer.source, self.offer.stamp, f"rank {rank}: {why}"))
+        if unread:
+            self.unread = f"rank {rank}: {why}"
         self._reset()
         return self._decide()
 
     def waiting_for(self) -> list[int]:
         """Ranks that have not joined."""
         return [r for r in range(self.world_size) if r not in self.ballots]
+
+    def _look_anew(self) -> None:
+        """What could not be used once may be, another time."""
+        self.failed = []
+        self.checkpoints = None
+        self.unread = None
 
     def _reset(self) -> None:
         self.offer, self.loaded = None, set()
@@ -225,6 +236,10 @@ class Vote:
                     "`keepstep clean`"
                 )
             ]
+        if self.unread is not None:
+            refusals = self.unlistable(self.unread)
+            self._look_anew()
+            return refusals
         store = "no checkpoint in the store" if self.has_store else "no store"
         return self._make("fresh", Stamp(-1, 0), f"{why_not_memory}, {store}: a fresh start{after}")
 

@@ -56,12 +56,14 @@ class StateLoaded:
 
 @dataclass(frozen=True, slots=True)
 class StateUnusable:
-    """The state offered under this number cannot be used here."""
+    """The state offered under this number cannot be used here. `unread`: the store did not say what
+    it is."""
 
     KIND: ClassVar = "failed"
     rank: Rank
     offer: Count
     why: Sentence
+    unread: bool = False
 
 
 @dataclass(frozen=True, slots=True)

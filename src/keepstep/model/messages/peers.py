@@ -268,12 +268,14 @@ class RankLoaded:
 
 @dataclass(frozen=True, slots=True)
 class RankFailed:
-    """To the leader: a rank cannot use the state of that offer."""
+    """To the leader: a rank cannot use the state of that offer. `unread`: the store did not say
+    what it is."""
 
     KIND: ClassVar = "failed"
     rank: Rank
     offer: Count
     why: Sentence
+    unread: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,8 +157,8 @@ class Keeper:
                 self._rank_attached(box, message)
             case StateLoaded(rank, offer):
                 self._resume.loaded(rank, offer)
-            case StateUnusable(rank, offer, why):
-                self._resume.failed(rank, offer, why)
+            case StateUnusable(rank, offer, why, unread):
+                self._resume.failed(rank, offer, why, unread)
             case PageChanged():
                 self._page_changed = True
             case WantCheckpoint(ticket, step, why):

@@ -213,11 +213,11 @@ class Resume:
         """A rank here has loaded and proven what was offered."""
         self._answer(RankLoaded(rank, offer))
 
-    def failed(self, rank: int, offer: int, why: str) -> None:
-        """A rank here cannot use what was offered."""
+    def failed(self, rank: int, offer: int, why: str, unread: bool = False) -> None:
+        """A rank here cannot use what was offered. `unread`: the store did not say what it is."""
         told = f"rank {rank} cannot use the offered state: {why}"
         self._journal.record("restore-failed", told, rank=rank)
-        self._answer(RankFailed(rank, offer, why))
+        self._answer(RankFailed(rank, offer, why, unread))
 
     def _answer(self, answer: RankLoaded | RankFailed) -> None:
         self._current.answers[answer.rank] = answer

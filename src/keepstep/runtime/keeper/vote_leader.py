@@ -89,8 +89,8 @@ class VoteLeader:
                 vote.left(rank)
             case RankLoaded(rank, offer):
                 self._carry_out(vote, vote.has_loaded(rank, offer))
-            case RankFailed(rank, offer, why):
-                self._carry_out(vote, vote.has_failed(rank, offer, why))
+            case RankFailed(rank, offer, why, unread):
+                self._carry_out(vote, vote.has_failed(rank, offer, why, unread))
 
     def _joined(self, body: RankJoined) -> None:
         rank, world_size = body.rank, body.world_size

@@ -181,8 +181,8 @@ class KeeperClient:
     def loaded(self, offer: StateOffered) -> None:
         self._send(StateLoaded(self._rank, offer.offer))
 
-    def unusable(self, offer: StateOffered, why: str) -> None:
-        self._send(StateUnusable(self._rank, offer.offer, why[:1000]))
+    def unusable(self, offer: StateOffered, why: str, unread: bool) -> None:
+        self._send(StateUnusable(self._rank, offer.offer, why[:1000], unread))
 
     # -- during training
 

@@ -29,10 +29,12 @@ class Restored:
 @dataclass(frozen=True, slots=True)
 class Unusable:
     """The offer cannot be used here; another source may do. `holds`: what this rank asked with
-    proves no more, and this is what it still has; None when it never had it."""
+    proves no more, and this is what it still has; None when it never had it. `unread`: it may be
+    good, the store did not say."""
 
     why: str
     holds: tuple[Stamp, ...] | None = None
+    unread: bool = False
 
 
 class Restorer:
@@ -108,8 +110,10 @@ class Restorer:
     def _load_checkpoint(self, stamp: Stamp) -> list[str] | Unusable:
         try:
             remarks = self._world.live.load_checkpoint(stamp.step)
-        except (DamageError, StoreError) as error:
+        except DamageError as error:
             return Unusable(str(error))
+        except StoreError as error:
+            return Unusable(str(error), unread=True)
         self._capture.forget_newer(None)
         return remarks
 

@@ -97,8 +97,8 @@ class Resumption:
             case Restored():
                 self._loaded = offer
                 self._keeper.loaded(offer)
-            case Unusable(why=why, holds=None):
-                self._keeper.unusable(offer, why)
+            case Unusable(why=why, holds=None, unread=unread):
+                self._keeper.unusable(offer, why, unread)
             case Unusable(why=why, holds=holds) if holds is not None:
                 stamp = Stamp(offer.step, offer.epoch)
                 told = f"{stamp} proves no more: {why}; asking anew, others may have it"

@@ -36,7 +36,9 @@ class LostSteps(Checker):
         self._completed = max(self._completed, step)
 
     def went(self, program: Program, source: str, stamp: Stamp, epoch: int) -> None:
-        if epoch <= self._epoch:
+        # Epochs begin again when all memory is lost.
+        begins_again = source != "memory" and self._joined_ns >= 0
+        if epoch <= self._epoch and not begins_again:
             return
         self._epoch = epoch
         before, self._joined_ns = self._joined_ns, -1
