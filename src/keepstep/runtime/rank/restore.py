@@ -47,6 +47,7 @@ class Restorer:
         self._world = world
         self._capture = capture
         self._slot_of = dict(holdings.slot_of)
+        self._has_loaded = False  # anything, into the live state
         self._in_midst = in_midst
 
     def load(self, offer: StateOffered) -> Acts[Restored | Unusable]:
@@ -97,6 +98,7 @@ class Restorer:
                 )
             yield
             remarks = live.load(slot, header, layout)
+            self._has_loaded = True
             yield
             wrong = live.differing(slot, layout)
             if wrong:
@@ -114,6 +116,7 @@ class Restorer:
             return Unusable(str(error))
         except StoreError as error:
             return Unusable(str(error), unread=True)
+        self._has_loaded = True
         self._capture.forget_newer(None)
         return remarks
 
@@ -121,6 +124,11 @@ class Restorer:
         if self._in_midst:
             raise KeeperError(
                 f"{why}: that cannot be had in the middle of a job, all ranks have to start anew"
+            )
+        if self._has_loaded:
+            raise KeeperError(
+                f"{why}: this process has loaded a state before, so it cannot start fresh; it has "
+                "to be started anew"
             )
         self._capture.forget_newer(None)
         return []

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.shm.slot_store import Shelf
-from keepstep.errors import MemoryBudgetError
+from keepstep.errors import DamageError, MemoryBudgetError
 from keepstep.model.restore_sources import HeldParity, HeldSnapshot
 from keepstep.model.snapshot import Stamp
 from keepstep.ports import Executor, Memory
@@ -43,7 +43,7 @@ class HeldSnapshots:
         return [
             HeldSnapshot(rank, stamp)
             for (rank, stamp), slot in self.copies.sealed().items()
-            if slot.header().world_size == world_size
+            if _world_size(slot) == world_size
         ]
 
     def coded(self, world_size: int) -> list[HeldParity]:
@@ -52,7 +52,7 @@ class HeldSnapshots:
         self._contents = {key: known for key, known in self._contents.items() if key in sealed}
         found = []
         for (rank, stamp), slot in sealed.items():
-            if slot.header().world_size != world_size:
+            if _world_size(slot) != world_size:
                 continue
             stripes = self.contents(rank, stamp, slot).stripes
             found.append(HeldParity(rank, stamp, stripes.members, stripes.tolerates))
@@ -101,3 +101,11 @@ class HeldSnapshots:
             made(found)
 
         self._workers.submit(work, then)
+
+
+def _world_size(slot: Slot) -> int:
+    """Of the job whose snapshot it holds; 0 when that cannot be read."""
+    try:
+        return slot.header().world_size
+    except DamageError:
+        return 0
