@@ -461,7 +461,7 @@ class FakeProcesses:
         self.killed: list[set[int]] = []
         self.signals: list[int] = []
         self.undead: set[int] = set()
-        self.orphans: list[tuple[int, list[int]]] = []
+        self.orphans: list[int] = []  # whose were to be ended
         self.closed: list[bool] = []
         self._next_pid = 1000
 
@@ -510,11 +510,9 @@ class FakeProcesses:
         if told:
             self._ended(told)
 
-    def end_orphans(
-        self, agent_pid: int, pids: Sequence[int], then: Callable[[list[int]], None]
-    ) -> None:
-        self.orphans.append((agent_pid, list(pids)))
-        self._time.after(1, lambda: then(list(pids)))
+    def end_orphans(self, agent_pid: int, then: Callable[[list[int]], None]) -> None:
+        self.orphans.append(agent_pid)
+        self._time.after(1, lambda: then([11, 12]))
 
     def summary(self, ends: Sequence[tuple[int, int]]) -> str:
         return f"failed: {ends}"
@@ -601,6 +599,7 @@ class FakeProvider:
 class Told:
     """What an agent has told the outside."""
 
+    attempts: list[int] = field(default_factory=list)
     last_words: list[int] = field(default_factory=list)
     shown: list[str] = field(default_factory=list)
 
@@ -669,6 +668,7 @@ class AgentRoom:
             meeting_places=self.places,
             provider=self.provider,
             token=self._token,
+            take_part=self.told.attempts.append,
             say_last_word=self.told.last_words.append,
             show=self.told.shown.append,
             pid=500 + number,

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from keepstep.runtime.agent.orphans import write_ranks
 
 from keepstep.core.recovery.restarts import STOP_WITHIN_NS
-from keepstep.edge.shm.memory import MEMORY
 from keepstep.errors import KeeperError, KeepstepError
+from keepstep.model.launch import Predecessor
 from keepstep.model.messages.agent_rank import (
     CanStay,
     ConnectionSuspect,
@@ -185,11 +184,10 @@ def test_whoever_follows_a_killed_agent_ends_its_ranks_and_goes_on_from_memory(
     tmp_path: Path,
 ) -> None:
     room = AgentRoom(tmp_path)
-    room.change(restarted=True)
-    write_ranks(MEMORY, room.options.job_dir, 499, 3, [11, 12])
+    room.change(predecessor=Predecessor(499, 3))
     node = Node(room)
     node.agent.begin()
-    assert node.processes.started == [] and node.processes.orphans == [(499, [11, 12])]
+    assert node.processes.started == [] and node.processes.orphans == [499]
     node.pass_ns(10)
     assert node.processes.started[0][0].attempt == 4
     [told] = room.journal.of("agent-restarted")

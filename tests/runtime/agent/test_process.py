@@ -12,9 +12,9 @@ import pytest
 from keepstep.config import Config, resolve
 from keepstep.core.detection.deadlines import derive
 from keepstep.errors import ConfigError
-from keepstep.model.launch import Launch
+from keepstep.model.launch import Launch, Predecessor
 from keepstep.runtime.agent import process
-from keepstep.runtime.agent.supervisor import RESTARTED_AGENT
+from keepstep.runtime.agent.supervisor import PREDECESSOR
 
 LAUNCH = Launch((sys.executable, "-u", "train.py"), ("train.py",), ranks=2, job="j")
 
@@ -36,12 +36,13 @@ def test_rules_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_agent_gets_what_was_configured(tmp_path: Path) -> None:
-    environ = {RESTARTED_AGENT: "1", "CUDA_VISIBLE_DEVICES": ""}
+    environ = {PREDECESSOR: "12:3", "CUDA_VISIBLE_DEVICES": ""}
     asked = config(tmp_path, budget="crash=2", host="h", rack="r", link_dead_s=3.0, secret="s" * 16)
     settings = resolve(asked, {}, "j")
     found = process._options(LAUNCH, settings, environ)
     assert (found.job, found.job_dir, found.has_store) == ("j", settings.job_dir, False)
     assert (found.budget, found.host, found.rack, found.secret) == ("crash=2", "h", "r", "s" * 16)
-    assert found.restarted and found.deadlines == derive(settings.hang_after_s, None)
+    assert found.predecessor == Predecessor(12, 3)
+    assert found.deadlines == derive(settings.hang_after_s, None)
     several = replace(LAUNCH, nodes=2, endpoint=("127.0.0.1", 1))
     assert process._options(several, settings, {}).deadlines.link_dead_ns == 3_000_000_000

@@ -9,21 +9,25 @@ from pathlib import Path
 
 import pytest
 
+from keepstep.model.launch import Predecessor
 from keepstep.runtime.agent.supervisor import (
-    LAST_WORD,
-    RESTARTED_AGENT,
+    PREDECESSOR,
+    REPORT,
     SIGNALS,
     SUPERVISOR,
+    AgentReport,
     _Supervisor,
-    say_last_word,
+    predecessor_of,
 )
 
 AGENT = """
 import os, pathlib, signal, sys
-from keepstep.runtime.agent.supervisor import RESTARTED_AGENT, SUPERVISOR, say_last_word
+from keepstep.runtime.agent.supervisor import PREDECESSOR, SUPERVISOR, AgentReport
 lives = pathlib.Path(sys.argv[1])
 with lives.open("a") as file:
-    file.write(f"{os.environ.get(RESTARTED_AGENT)} {os.environ[SUPERVISOR]} {os.getppid()}\\n")
+    about = os.environ.get(PREDECESSOR), os.environ[SUPERVISOR], os.getppid(), os.getpid()
+    file.write(" ".join(map(str, about)) + "\\n")
+report = AgentReport(os.environ)
 """
 DIE = "os.kill(os.getpid(), signal.SIGKILL)\n"
 
@@ -37,8 +41,8 @@ def signals_stay_as_they_are() -> object:
 
 
 def run(room: Path, program: str) -> tuple[int, list[list[str]]]:
-    """The exit code, and of each agent's life: whether it followed another one, its supervisor, its
-    parent."""
+    """The exit code, and of each agent's life: which one it followed, its supervisor, its parent,
+    its process."""
     supervisor = _Supervisor([], dict(os.environ))
     supervisor._command = [sys.executable, "-c", AGENT + program, str(room / "lives")]
     code = supervisor.run()
@@ -52,22 +56,39 @@ def test_the_command_is_the_same_with_the_same_words() -> None:
 
 def test_an_agent_that_ends_by_itself_says_how(tmp_path: Path) -> None:
     code, lives = run(tmp_path, "sys.exit(70)")
-    assert code == 70 and lives == [["None", str(os.getpid()), str(os.getpid())]]
+    assert code == 70 and [life[:3] for life in lives] == [["None", *[str(os.getpid())] * 2]]
 
 
 def test_a_killed_one_is_followed_by_one_that_knows(tmp_path: Path) -> None:
-    code, lives = run(tmp_path, f"if RESTARTED_AGENT not in os.environ:\n    {DIE}")
-    assert code == 0 and [life[0] for life in lives] == ["None", "1"]
+    code, lives = run(
+        tmp_path, f"report.take_part(7)\nif PREDECESSOR not in os.environ:\n    {DIE}"
+    )
+    first, second = lives
+    assert code == 0 and predecessor_of({PREDECESSOR: second[0]}) == Predecessor(int(first[3]), 7)
+
+
+def test_the_first_agent_follows_nobody() -> None:
+    assert predecessor_of({}) is None
 
 
 def test_nobody_follows_a_last_word(tmp_path: Path) -> None:
-    code, lives = run(tmp_path, f"say_last_word(os.environ, 3)\n{DIE}")
+    code, lives = run(tmp_path, f"report.say_last_word(3)\n{DIE}")
     assert code == 3 and len(lives) == 1
 
 
-def test_what_dies_again_and_again_is_given_up(tmp_path: Path) -> None:
-    code, lives = run(tmp_path, DIE)
+def test_what_dies_again_and_again_is_given_up_and_its_ranks_are_ended(tmp_path: Path) -> None:
+    """A rank outlives its agent: nobody would watch it."""
+    rank = (
+        "import subprocess\n"
+        "environ = {**os.environ, 'KEEPSTEP_AGENT': str(os.getpid())}\n"
+        "command = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
+        "process = subprocess.Popen(command, env=environ, start_new_session=True)\n"
+        "pathlib.Path(sys.argv[1] + '-rank').write_text(str(process.pid))\n"
+    )
+    code, lives = run(tmp_path, rank + DIE)
     assert code == 128 + signal.SIGKILL and len(lives) == 3
+    state = Path(f"/proc/{(tmp_path / 'lives-rank').read_text()}/stat")
+    assert not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z"
 
 
 def test_a_signal_is_passed_on_and_nobody_follows(tmp_path: Path) -> None:
@@ -77,10 +98,8 @@ def test_a_signal_is_passed_on_and_nobody_follows(tmp_path: Path) -> None:
     assert code == 128 + signal.SIGTERM and len(lives) == 1
 
 
-def test_without_a_supervisor_a_last_word_is_for_nobody() -> None:
-    say_last_word({}, 3)
-    reader, writer = os.pipe()
-    os.close(reader)
-    say_last_word({LAST_WORD: str(writer)}, 3)
-    os.close(writer)
-    assert {SUPERVISOR, RESTARTED_AGENT, LAST_WORD} & set(os.environ) == set()
+def test_without_a_supervisor_a_report_is_for_nobody() -> None:
+    report = AgentReport({})
+    report.take_part(1)
+    report.say_last_word(3)
+    assert {SUPERVISOR, PREDECESSOR, REPORT} & set(os.environ) == set()
