@@ -48,7 +48,8 @@ class Atlas(Observer):
         self.committed: Generation | None = None
         self.damages: set[tuple[int, int, Stamp]] = set()
         self._meshes: dict[int, tuple[Mesh, tuple[int, ...]]] = {}  # by version, with its machines
-        self._done: set[int] = set()
+        self._epoch = -1  # that is trained
+        self._done: set[int] = set()  # in that epoch
         self.are_all_done = False
         self.is_over = False
 
@@ -86,8 +87,10 @@ class Atlas(Observer):
         return any(number == machine for number, _, _ in self.damages)
 
     def went(self, program: Program, source: str, stamp: Stamp, epoch: int) -> None:
-        self._done.clear()
-        self.are_all_done = False
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._done.clear()
+            self.are_all_done = False
         if self.committed is not None and (source != "memory" or stamp < self.committed.stamp):
             # Not before all who judge have heard of this: what was owed is compared with what all
             # go on from.
