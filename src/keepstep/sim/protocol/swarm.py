@@ -17,6 +17,7 @@ from keepstep.sim.protocol.checkers.account import AccountSumsUp
 from keepstep.sim.protocol.checkers.atlas import Atlas
 from keepstep.sim.protocol.checkers.bytes import NoWrongBytes
 from keepstep.sim.protocol.checkers.checkpoints import Checkpoints
+from keepstep.sim.protocol.checkers.commit import CommitsAreTrue
 from keepstep.sim.protocol.checkers.cut import ACutExists
 from keepstep.sim.protocol.checkers.given_up import GivenUp
 from keepstep.sim.protocol.checkers.lease import OneCoordinator
@@ -34,6 +35,7 @@ TELL_EVERY = 500
 CHECKERS = (
     NoWrongBytes,
     ACutExists,
+    CommitsAreTrue,
     LostSteps,
     GivenUp,
     OneWriter,

@@ -48,9 +48,10 @@ class Atlas(Observer):
         self.committed: Generation | None = None
         self.damages: set[tuple[int, int, Stamp]] = set()
         self._meshes: dict[int, tuple[Mesh, tuple[int, ...]]] = {}  # by version, with its machines
-        self._done: set[int] = set()
         self.nodes = job.plan.nodes  # of the newest mesh
         self.world_size = job.world_size  # likewise
+        self._epoch = -1  # that is trained
+        self._done: set[int] = set()  # in that epoch
         self.are_all_done = False
         self.is_over = False
 
@@ -90,8 +91,10 @@ class Atlas(Observer):
         return any(number == machine for number, _, _ in self.damages)
 
     def went(self, program: Program, source: str, stamp: Stamp, epoch: int) -> None:
-        self._done.clear()
-        self.are_all_done = False
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._done.clear()
+            self.are_all_done = False
         if self.committed is not None and (source != "memory" or stamp < self.committed.stamp):
             # Not before all who judge have heard of this: what was owed is compared with what all
             # go on from.

@@ -24,8 +24,9 @@ MIN_STEP_NS = 1 * S_NS
 MIN_BYTES_PER_S = 20 * KIB
 ACTS_PER_STEP = 10  # at least so many acts of a capture take no longer than a step
 FAULT_NS = 5 * S_NS  # so long what goes wrong lasts, or 2.5 times as long as a node may be away
-QUIET_STEPS = 7
-MAX_STEPS = 5  # that it may be old
+AT_ONCE = ("killed", "lost")  # how the words for what does not last begin
+QUIET_STEPS = 5
+MAX_STEPS = 4  # that it may be old
 
 
 class TheCutMoves(Checker):
@@ -42,12 +43,13 @@ class TheCutMoves(Checker):
         )
         # A block may wait for two steps before it goes beside a collective.
         self._factor = 3 if plan.interleaves else 1
-        self._struck_ns = 0
+        self._quiet_ns = 0  # from then on
         self._quiet_steps = 0
         self._committed = -1  # step, as the leader has said in this epoch
 
     def struck(self, what: str) -> None:
-        self._struck_ns = self.job.world.now_ns
+        lasts_ns = 0 if what.startswith(AT_ONCE) else self._lasts_ns
+        self._quiet_ns = max(self._quiet_ns, self.job.world.now_ns + lasts_ns)
         self._quiet_steps = 0
         if "takes a machine's memory" in what:
             self._is_judged = False
@@ -63,7 +65,7 @@ class TheCutMoves(Checker):
     def stepped(self, program: Program, step: int) -> None:
         if not self._is_judged or self.atlas.damages or program.who.rank:
             return
-        if self.job.world.now_ns - self._struck_ns > self._lasts_ns:
+        if self.job.world.now_ns > self._quiet_ns:
             self._quiet_steps += 1
         if self._quiet_steps < self._factor * QUIET_STEPS:
             return
