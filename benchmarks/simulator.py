@@ -27,8 +27,8 @@ from keepstep.core.economics.planner import plan
 from keepstep.model.units import MIB, MS_NS, S_NS
 from keepstep.sim.economics.montecarlo import draw, prepare, walk
 from keepstep.sim.economics.presets import preset
-from keepstep.sim.protocol.job.job import Job
-from keepstep.sim.protocol.job.plan import Plan
+from keepstep.sim.protocol.job.job import SimJob
+from keepstep.sim.protocol.job.plan import RunPlan
 from keepstep.sim.protocol.wire.network import Wires
 from keepstep.sim.protocol.world.world import World
 
@@ -70,8 +70,8 @@ def measure(name: str, seeds: int, days: float) -> list[Line]:
 def measure_protocol(nodes: int, steps: int, light: bool) -> str:
     """A large job without faults, once all train."""
     wires = Wires(halves=0.0, light=light)
-    job = Job(
-        Plan(
+    job = SimJob(
+        RunPlan(
             **{
                 "nodes": nodes,
                 "ranks_per_node": 8,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from benchmarks.prediction.drawn import Drawn, Resumption, source_of
 from benchmarks.prediction.schedule import Striker
 from keepstep.model.units import S_NS
-from keepstep.sim.protocol.job.job import Job
+from keepstep.sim.protocol.job.job import SimJob
 from keepstep.sim.protocol.world.world import World
 
 MOST_NS = 3600 * S_NS
@@ -84,11 +84,11 @@ NOTHING = ("none", 0)
 def predict(drawn: Drawn, seed: int) -> Run:
     strikers: list[Striker] = []
 
-    def striker(job: Job) -> Striker:
+    def striker(job: SimJob) -> Striker:
         strikers.append(Striker(job, drawn.strikes, drawn.settled))
         return strikers[0]
 
-    job = Job(drawn.plan, World(seed), (striker,))
+    job = SimJob(drawn.plan, World(seed), (striker,))
     job.world.run(MOST_NS)
     (found,) = strikers
     resumptions = tuple(

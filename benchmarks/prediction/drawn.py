@@ -22,7 +22,7 @@ from keepstep.model.events import Event
 from keepstep.model.snapshot import Phase
 from keepstep.model.topology import Copies, parse_policy
 from keepstep.model.units import GIB, MS_NS
-from keepstep.sim.protocol.job.plan import Plan
+from keepstep.sim.protocol.job.plan import RunPlan
 from keepstep.sim.protocol.wire.network import Wires
 
 BY_THE_CAPTURE = (Phase.CAPTURE, Phase.SEAL)  # who strikes there holds the capture up
@@ -45,7 +45,7 @@ class Drawn:
     """`settled`: all resumed once more after the last strike. `seen`: without the first start.
     `policy`: what `auto` has become."""
 
-    plan: Plan
+    plan: RunPlan
     strikes: tuple[Strike, ...]
     settled: bool
     seen: tuple[Resumption, ...]
@@ -190,7 +190,7 @@ def _step_ns(pace: Pace) -> int:
     )
 
 
-def _plan(record: Record, events: Sequence[Event], pace: Pace) -> Plan:
+def _plan(record: Record, events: Sequence[Event], pace: Pace) -> RunPlan:
     shape = record.shape
     began = {e.data["step"]: e.mono_ns for e in events if e.kind == "persist-started"}
     persisted = [
@@ -199,7 +199,7 @@ def _plan(record: Record, events: Sequence[Event], pace: Pace) -> Plan:
         if e.kind == "persisted" and e.data["step"] in began
     ]
     loaded = [e.data["duration_ns"] for e in events if e.kind == "loaded"]
-    return Plan(
+    return RunPlan(
         nodes=shape["nodes"],
         ranks_per_node=shape["nproc"],
         steps=1 << 31,

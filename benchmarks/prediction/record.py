@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from keepstep.model.events import Event
 from keepstep.testing.conductor import GRACE_S, LINK_DEAD_S, Drill
 from keepstep.testing.faults import Fault, to_plan
-from keepstep.testing.witness import Facts
+from keepstep.testing.witness import DrillFacts
 
 # What is read of journals.
 TOLD = (
@@ -98,7 +98,7 @@ class Record:
         )
 
 
-def record_of(order: Drill, faults: Sequence[Fault], facts: Facts) -> Record:
+def record_of(order: Drill, faults: Sequence[Fault], facts: DrillFacts) -> Record:
     """All of a drill that is needed to do it again."""
     shape = {
         "nodes": order.nodes,

@@ -24,7 +24,7 @@ from keepstep.errors import DamageError
 from keepstep.model.events import Event
 from keepstep.model.snapshot import Phase, SlotState, Stamp
 from keepstep.model.units import MS_NS, PAGE_BYTES, S_NS
-from keepstep.sim.protocol.job.job import Job
+from keepstep.sim.protocol.job.job import SimJob
 from keepstep.sim.protocol.job.observer import Checker
 from keepstep.sim.protocol.world.machine import Machine
 
@@ -58,7 +58,7 @@ class Striker(Checker):
 
     name = "striker"
 
-    def __init__(self, job: Job, strikes: tuple[Strike, ...], settled: bool) -> None:
+    def __init__(self, job: SimJob, strikes: tuple[Strike, ...], settled: bool) -> None:
         """`settled`: all are to resume once more after the last one."""
         super().__init__(job)
         self._strikes, self._settled = strikes, settled

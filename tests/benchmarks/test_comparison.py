@@ -17,7 +17,7 @@ from benchmarks.prediction.record import Record
 from benchmarks.prediction.schedule import Strike
 from keepstep.model.snapshot import Phase
 from keepstep.model.units import MIB, MS_NS, S_NS
-from keepstep.sim.protocol.job.plan import Plan
+from keepstep.sim.protocol.job.plan import RunPlan
 from keepstep.sim.protocol.wire.network import Wires
 
 PACE = Pace(
@@ -35,7 +35,7 @@ PACE = Pace(
     },
     failures=Aftermath(notice_ns=(5 * MS_NS,), rank_start_ns=(S_NS,)),
 )
-ONE_NODE = Plan(
+ONE_NODE = RunPlan(
     nodes=1, ranks_per_node=2, steps=1 << 31, policy="none", tears=False, checks=False, pace=PACE
 )
 THREE_NODES = replace(
@@ -55,7 +55,7 @@ def strike(
 
 
 def outcome(
-    plan: Plan, *strikes: Strike, settled: bool = True, seed: int = 0
+    plan: RunPlan, *strikes: Strike, settled: bool = True, seed: int = 0
 ) -> list[tuple[int, str, int]]:
     """(after how many strikes, source, steps lost) of each resumption."""
     found = predict(Drawn(plan, strikes, settled, (), plan.policy, ()), seed)

@@ -17,7 +17,7 @@ from keepstep.sim.protocol.checkers.atlas import Atlas
 from keepstep.sim.protocol.checkers.checker import Checker
 from keepstep.sim.protocol.checkers.inspection import onlooker
 from keepstep.sim.protocol.job.checkpoint_format import read_state
-from keepstep.sim.protocol.job.job import KEPT, Job
+from keepstep.sim.protocol.job.job import KEPT, SimJob
 from keepstep.sim.protocol.job.persisters import open_store
 from keepstep.sim.protocol.job.program import Program
 from keepstep.sim.protocol.world.machine import Machine
@@ -27,7 +27,7 @@ from keepstep.sim.protocol.world.world import Process
 class Checkpoints(Checker):
     NAME = "checkpoints"
 
-    def __init__(self, job: Job, atlas: Atlas) -> None:
+    def __init__(self, job: SimJob, atlas: Atlas) -> None:
         super().__init__(job, atlas)
         self._newest = -1  # step of which a keeper said that it is in the store
 

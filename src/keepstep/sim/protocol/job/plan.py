@@ -1,5 +1,5 @@
-"""Plan: what a run is to be: the cluster, the job, and how long things take. `small` draws one from
-a seed.
+"""RunPlan: what a run is to be: the cluster, the job, and how long things take. `small` draws one
+from a seed.
 
 Values only. The same plan and seed are the same run.
 """
@@ -18,7 +18,7 @@ Launcher = Literal["agents", "foreign"]
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """`launcher`: who starts the ranks: keepstep's agents, or somebody who knows nothing of
     keepstep and starts all anew when one fails. `min_nodes`: with how many the job goes on; 0:
     with all. `hosts_kv`: the memory that agents share is in one of them. `stays`: ranks stay in
@@ -87,7 +87,7 @@ class Plan:
                 return self.start_ns // 2 + random.randrange(self.start_ns)
 
 
-def small(seed: int) -> Plan:
+def small(seed: int) -> RunPlan:
     """A few nodes, some tens of steps, several faults."""
     chance = Random(f"{seed}/plan")
     nodes = chance.choice((1, 2, 2, 2, 3, 3, 4))
@@ -114,7 +114,7 @@ def small(seed: int) -> Plan:
     shrinks = store and nodes > 1 and chance.random() < 0.5
     min_nodes = nodes - 1 if shrinks else 0
     checks = chance.random() < 0.25  # it costs a good part of the time
-    return Plan(
+    return RunPlan(
         nodes=nodes,
         ranks_per_node=ranks,
         steps=steps,

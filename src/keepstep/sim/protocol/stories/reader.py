@@ -2,7 +2,7 @@
 
 A story is prose, and then sections, each entry of which stands on a line of its own, indented:
 
-    plan            fields of `Plan`, and `wires.` fields; `seed`. `a | b` tells it with each
+    plan            fields of `RunPlan`, and `wires.` fields; `seed`. `a | b` tells it with each
     vary            names that stand in braces further down, with their texts: `byte = 40 | 4106`
     what happens    rules: `at 4.2s: kill rank 1`, `when rank 0 has completed step 5: ...`
     expected        what must be so in the end
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from typing import Any, get_type_hints
 
-from keepstep.sim.protocol.job.plan import Plan
+from keepstep.sim.protocol.job.plan import RunPlan
 from keepstep.sim.protocol.stories.conditions import CONDITIONS, LOOKS, Condition, Look
 from keepstep.sim.protocol.stories.expectations import EXPECTATIONS, Expectation
 from keepstep.sim.protocol.stories.happenings import HAPPENINGS, Happening
@@ -68,7 +68,7 @@ class Case:
 
     name: str
     seed: int
-    plan: Plan
+    plan: RunPlan
     rules: tuple[Rule, ...]
     expected: tuple[tuple[Entry, Expectation], ...]
 
@@ -127,7 +127,9 @@ def _alternatives(entry: Entry) -> tuple[int, str, list[str]]:
     return entry.line, name.strip(), [each.strip() for each in value.split("|")]
 
 
-def _case(label: str, seed: int, plan: Plan, sections: Sections, values: Mapping[str, str]) -> Case:
+def _case(
+    label: str, seed: int, plan: RunPlan, sections: Sections, values: Mapping[str, str]
+) -> Case:
     def fill(entry: Entry) -> Entry:
         text = entry.text
         for name, value in values.items():
@@ -150,7 +152,7 @@ def _case(label: str, seed: int, plan: Plan, sections: Sections, values: Mapping
 # -- the plan
 
 
-def _plan(given: Iterable[tuple[int, tuple[str, str]]]) -> tuple[Plan, int]:
+def _plan(given: Iterable[tuple[int, tuple[str, str]]]) -> tuple[RunPlan, int]:
     plan: dict[str, Any] = {}
     wires: dict[str, Any] = {}
     seed = 1
@@ -160,8 +162,8 @@ def _plan(given: Iterable[tuple[int, tuple[str, str]]]) -> tuple[Plan, int]:
         elif name.startswith("wires."):
             wires[name.removeprefix("wires.")] = _field(line, Wires, name[6:], text)
         else:
-            plan[name] = _field(line, Plan, name, text)
-    return replace(Plan(), wires=replace(Wires(), **wires), **plan), seed
+            plan[name] = _field(line, RunPlan, name, text)
+    return replace(RunPlan(), wires=replace(Wires(), **wires), **plan), seed
 
 
 def _field(line: int, whose: type, name: str, text: str) -> Any:

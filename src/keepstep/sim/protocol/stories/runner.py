@@ -10,7 +10,7 @@ from dataclasses import replace
 from keepstep.errors import KeepstepError
 from keepstep.model.units import MS_NS
 from keepstep.sim.protocol.checkers.atlas import Atlas
-from keepstep.sim.protocol.job.job import Job, Outcome
+from keepstep.sim.protocol.job.job import SimJob, SimOutcome
 from keepstep.sim.protocol.stories.reader import Case, Rule
 from keepstep.sim.protocol.stories.stage import Happened, Stage
 from keepstep.sim.protocol.swarm import CHECKERS
@@ -84,9 +84,9 @@ class Telling:
             self._world.after(self._rules[after].after_ns, None, self._arm, after)
 
 
-def tell(case: Case) -> Outcome:
+def tell(case: Case) -> SimOutcome:
     """The run, to its end. Its `wrong` says also what was not as expected."""
-    job = Job(case.plan, World(case.seed))
+    job = SimJob(case.plan, World(case.seed))
     atlas = Atlas(job)
     stage = Stage(job)
     job.watch([atlas, *(new(job, atlas) for new in CHECKERS), stage])

@@ -16,8 +16,8 @@ from keepstep.model.mesh import Mesh
 from keepstep.model.messages.peers import HorizonWord, MeshMessage
 from keepstep.model.snapshot import Phase, Stamp
 from keepstep.sim.protocol.faults.acts import Acts
-from keepstep.sim.protocol.job.job import Job
-from keepstep.sim.protocol.job.nodes import Node
+from keepstep.sim.protocol.job.job import SimJob
+from keepstep.sim.protocol.job.nodes import SimNode
 from keepstep.sim.protocol.job.observer import Observer
 from keepstep.sim.protocol.job.program import Program
 from keepstep.sim.protocol.wire.links import SimLinks
@@ -47,7 +47,7 @@ class Resumption:
 class Stage(Observer):
     """Of one run. `on_happened` hears everything; `resumptions`: in their order."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: SimJob) -> None:
         self.job = job
         self.acts = Acts(job)
         self.on_happened: Callable[[Happened], None] = _nobody
@@ -69,7 +69,7 @@ class Stage(Observer):
             raise KeepstepError(f"there has been no {place} yet")
         return found
 
-    def node(self, place: str) -> Node:
+    def node(self, place: str) -> SimNode:
         """Whose machine lives."""
         number = self.machine_number(place)
         nodes = self.job.nodes
