@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from keepstep.sim.protocol.checkers.account import AccountSumsUp
 from keepstep.sim.protocol.checkers.atlas import Atlas
 from keepstep.sim.protocol.checkers.bytes import NoWrongBytes
-from keepstep.sim.protocol.checkers.checkpoints import Checkpoints
+from keepstep.sim.protocol.checkers.checkpoints import CheckpointsAreWhole
 from keepstep.sim.protocol.checkers.commit import CommitsAreTrue
 from keepstep.sim.protocol.checkers.cut import ACutExists
 from keepstep.sim.protocol.checkers.given_up import GivenUp
@@ -44,7 +44,7 @@ CHECKERS = (
     TheCutMoves,
     MemoryWithinBudget,
     AccountSumsUp,
-    Checkpoints,
+    CheckpointsAreWhole,
 )
 
 

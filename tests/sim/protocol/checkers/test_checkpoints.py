@@ -11,7 +11,7 @@ from keepstep.model.events import Event
 from keepstep.model.units import S_NS
 from keepstep.runtime.persister.persister import Persister
 from keepstep.sim.protocol.checkers.atlas import Atlas
-from keepstep.sim.protocol.checkers.checkpoints import Checkpoints
+from keepstep.sim.protocol.checkers.checkpoints import CheckpointsAreWhole
 from keepstep.sim.protocol.job.checkpoint_format import SimFormat
 from keepstep.sim.protocol.job.job import SimJob, SimOutcome
 from keepstep.sim.protocol.job.observer import Observer
@@ -85,7 +85,7 @@ def _told(monkeypatch: pytest.MonkeyPatch, where: type, name: str, instead: obje
 
 def test_a_checkpoint_that_is_taken_away_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = _told(monkeypatch, Persister, "_not_kept", lambda self, step: {step: "planted"})
-    assert wrong.startswith(Checkpoints.NAME)
+    assert wrong.startswith(CheckpointsAreWhole.NAME)
 
 
 def test_a_wrong_state_that_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,4 +94,4 @@ def test_a_wrong_state_that_is_published(monkeypatch: pytest.MonkeyPatch) -> Non
 
     own = SimFormat._write
     wrong = _told(monkeypatch, SimFormat, "_write", write)
-    assert wrong.startswith(Checkpoints.NAME)
+    assert wrong.startswith(CheckpointsAreWhole.NAME)

@@ -1,4 +1,5 @@
-"""Checkpoints: what is published is whole and right, and stays until newer ones take its place.
+"""CheckpointsAreWhole: what is published is whole and right, and stays until newer ones take its
+place.
 
 Looked at from outside: when the manifest of a checkpoint is removed, and when the run is over, with
 the product's own store over what lies on the disk then.
@@ -24,7 +25,7 @@ from keepstep.sim.protocol.world.machine import Machine
 from keepstep.sim.protocol.world.world import Process
 
 
-class Checkpoints(Checker):
+class CheckpointsAreWhole(Checker):
     NAME = "checkpoints"
 
     def __init__(self, job: SimJob, atlas: Atlas) -> None:

@@ -46,7 +46,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Rule:
+class StoryRule:
     """`after_ns`: no sooner than so long after the beginning, or after the rule before, if it
     `follows`. `condition`, or `look`: what it waits for then, None for nothing, for the `nth` time;
     and `late_ns` more."""
@@ -63,13 +63,13 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Case:
+class StoryCase:
     """A story with all its alternatives chosen, which `name` says."""
 
     name: str
     seed: int
     plan: RunPlan
-    rules: tuple[Rule, ...]
+    rules: tuple[StoryRule, ...]
     expected: tuple[tuple[Entry, Expectation], ...]
 
 
@@ -81,7 +81,7 @@ class Sections:
     entries: dict[str, list[Entry]] = field(default_factory=lambda: {s: [] for s in SECTIONS})
 
 
-def read_story(text: str) -> list[Case]:
+def read_story(text: str) -> list[StoryCase]:
     """One case for each choice of its alternatives. Raises StoryError."""
     sections = _sections(text)
     planned = [_alternatives(entry) for entry in sections.entries["plan"]]
@@ -129,7 +129,7 @@ def _alternatives(entry: Entry) -> tuple[int, str, list[str]]:
 
 def _case(
     label: str, seed: int, plan: RunPlan, sections: Sections, values: Mapping[str, str]
-) -> Case:
+) -> StoryCase:
     def fill(entry: Entry) -> Entry:
         text = entry.text
         for name, value in values.items():
@@ -140,7 +140,7 @@ def _case(
     if rules and rules[0].follows:
         raise StoryError(rules[0].line, "a rule before the one with `then`", rules[0].text)
     expected = [fill(entry) for entry in sections.entries["expected"]]
-    return Case(
+    return StoryCase(
         name=label,
         seed=seed,
         plan=plan,
@@ -193,7 +193,7 @@ def _value(line: int, kind: Any, text: str) -> Any:
 # -- rules
 
 
-def _rule(entry: Entry) -> Rule:
+def _rule(entry: Entry) -> StoryRule:
     head, colon, tail = entry.text.partition(": ")
     found = RULE.fullmatch(head)
     if not colon or found is None:
@@ -203,7 +203,7 @@ def _rule(entry: Entry) -> Rule:
     after = found["at"] or found["after"] or found["start"]
     if found["after"] and not found["then"]:
         raise StoryError(entry.line, "`then` before `later`", entry.text)
-    return Rule(
+    return StoryRule(
         line=entry.line,
         text=entry.text,
         follows=found["then"] is not None,
