@@ -172,7 +172,12 @@ class SimJob:
                 node.agent.signal(signal.SIGTERM)
 
     def run(self) -> SimOutcome:
+        """From its beginning to its end."""
         self.begin()
+        return self.finish()
+
+    def finish(self) -> SimOutcome:
+        """To its end, once it has begun."""
         world = self.world
         world.after(S_NS, None, self._look)
         world.run(self.plan.limit_ns)

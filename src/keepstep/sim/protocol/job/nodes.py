@@ -65,7 +65,7 @@ class SimNode:
         self.around = around
         self.machine = machine
         self.job_dir = around.settings.job_dir
-        self.sockets = LocalSockets(machine, around.plan.checks)
+        self.sockets = LocalSockets(machine, around.plan.checks, around.plan.lost_pokes)
         self.keeper: KeeperLife | None = None
         self.agent: AgentLife | None = None
         self.exit_code: int | None = None
@@ -158,7 +158,9 @@ class SimNode:
             place_at=around.meetings.at,
             place=around.meetings.at(_place_of(environ)),
         )
-        trainer = TrainerExecutor(process, plan.act_ns, not plan.wires.light)
+        tempo = plan.new_tempo(rank, around.world.stream(f"tempo {rank}"))
+        is_split = not plan.wires.light
+        trainer = TrainerExecutor(process, plan.act_ns, is_split, tempo.trainer_act_ns)
         has_agent = "KEEPSTEP_AGENT" in environ
         world = RankWorld(
             clock=machine.clock,
@@ -170,7 +172,7 @@ class SimNode:
             live=live,
             groups=groups,
             trainer=trainer,
-            background=SerialExecutor(process, plan.act_ns, not plan.wires.light),
+            background=SerialExecutor(process, plan.act_ns, is_split, tempo.background_act_ns),
             available_bytes=lambda: memory.free_bytes(self.job_dir),
             pid=process.pid,
             has_agent=has_agent,
@@ -186,8 +188,8 @@ class SimNode:
             groups=groups,
             trainer=trainer,
             oracle=around.oracle,
-            script=Script(plan.steps, plan.stays, plan.asks_every_steps),
-            tempo=plan.new_tempo(rank, around.world.stream(f"tempo {rank}")),
+            script=Script(plan.steps, plan.stays, plan.asks_every_steps, plan.names_phases),
+            tempo=tempo,
             observer=around.observers,
         )
         around.programs[process] = program

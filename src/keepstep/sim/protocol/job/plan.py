@@ -13,6 +13,7 @@ from typing import Literal
 from keepstep.model.units import KIB, MIB, MS_NS, S_NS
 from keepstep.sim.protocol.job.program import EvenTempo, Tempo
 from keepstep.sim.protocol.wire.network import Wires
+from keepstep.sim.protocol.world.boxes import LOST_POKES
 
 Launcher = Literal["agents", "foreign"]
 
@@ -23,8 +24,9 @@ class RunPlan:
     keepstep and starts all anew when one fails. `min_nodes`: with how many the job goes on; 0:
     with all. `hosts_kv`: the memory that agents share is in one of them. `stays`: ranks stay in
     their process when a peer is lost. `asks_every_steps`: the program asks for a checkpoint so
-    often; 0: never. `interleaves`: copies go where collectives leave the network free. `checks`:
-    all that is said crosses as its bytes. `faults`: how many; none: an undisturbed run.
+    often; 0: never. `names_phases`: it says which part of a step it is in. `interleaves`: copies go
+    where collectives leave the network free. `checks`: all that is said crosses as its bytes.
+    `lost_pokes`: the part of all pokes that get lost. `faults`: how many; none: an undisturbed run.
     `faults_until_ns`: then all is healed."""
 
     nodes: int = 2
@@ -42,12 +44,14 @@ class RunPlan:
     store: bool = False
     persist_every_steps: int = 5
     asks_every_steps: int = 0
+    names_phases: bool = False
     scrub_every_s: float = 5.0
     grace_s: float = 120.0
     link_dead_s: float = 3.0
     stays: bool = True
     interleaves: bool = False
     checks: bool = True
+    lost_pokes: float = LOST_POKES
     budget_bytes: int = 4 * MIB
     block_bytes: int = 4 * MIB  # of a snapshot, how many share a checksum
     turn_ns: int = MS_NS  # how long a keeper's loop takes to come round
