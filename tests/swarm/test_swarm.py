@@ -55,7 +55,7 @@ def test_every_port_call_may_be_the_one_that_fails(role: str, is_deadly: bool) -
     """The n-th call of a port, for n = 1, 2, .. until a run sees no fault; here as many as there is
     time for, spread over all of them."""
     plan = RunPlan(
-        nodes=2, ranks_per_node=1, steps=4, store=True, persist_every_steps=2, limit_ns=200 * S_NS
+        nodes=2, ranks_per_node=1, steps=4, store=True, persist_every_steps=2, limit_ns=1000 * S_NS
     )
     calls = run(1, plan).port_calls[role]
     numbers = range(1 + calls % 7, calls + 1, 7)
