@@ -158,7 +158,7 @@ class Agent:
             self._rendezvous.follow(predecessor.attempt)
             why = (
                 f"the node's agent was killed; process {self._world.pid} takes over, has ended "
-                f"{len(pids)} processes of its and starts the ranks from memory"
+                f"its {len(pids)} processes and starts the ranks from memory"
             )
             self._world.journal.record(
                 "agent-restarted", why, WARNING, pid=self._world.pid, ended=pids

@@ -90,7 +90,7 @@ class Coordinator:
         self._task.cancel()
 
     def _failed(self, error: KeepstepError) -> None:
-        why = f"takes no part in coordinating any more: {error}"
+        why = f"no longer takes part in coordinating: {error}"
         self._journal.record("coordinator-left", why, WARNING)
 
     def _new_judgement(self, attempt: int) -> _Judged:
@@ -188,7 +188,7 @@ class Coordinator:
         if judged.is_bereft:
             lease = human_ns(self._leadership.lease_ns)
             return (
-                f"no agent of attempt {attempt} is there any more: none took over when its "
+                f"no agent of attempt {attempt} is alive: none took over when its "
                 f"coordinator's lease of {lease} had ended"
             )
         if None in seats:
@@ -225,10 +225,7 @@ class Coordinator:
             return None
         who = missing(arrivals, [place not in gone for place in places])
         limit = human_ns(judged.silence.limit_ns)
-        return (
-            f"the others' ranks ended well, and nobody can say it of {who}: no word from there for "
-            f"{limit}"
-        )
+        return f"the others' ranks ended well, and nothing is known of {who}: no answer for {limit}"
 
 
 def _over(_: None) -> None:

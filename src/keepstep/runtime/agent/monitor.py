@@ -171,7 +171,7 @@ class Monitor:
     def _calm_down(self) -> None:
         suspicion, self._suspicion = self._suspicion, None
         if suspicion is not None and suspicion.told:
-            why = "all ranks of this node go on: what was suspected has not come true"
+            why = "all ranks of this node make progress again: the suspicion is over"
             self._journal.record("suspicion-over", why)
         if self._has_posted and self._board is not None:
             self._has_posted = False
@@ -338,7 +338,7 @@ class Monitor:
             node=self._node,
             state=sample.state,
             strength=Strength.FACT,
-            why=f"rank {rank} is still there {since} after this was found, {where}: {before.why}",
+            why=f"rank {rank} is still alive {since} after this diagnosis, {where}: {before.why}",
             stalled_ns=before.stalled_ns,
         )
 

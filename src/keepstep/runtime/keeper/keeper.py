@@ -104,7 +104,7 @@ class Keeper:
             len(slot_paths(self._memory, settings.job_dir, rank)) for rank in self.statuses()
         )
         found = f"adopted {slots} slots" if slots else "nothing there yet"
-        why = f"keeper {world.pid} has {settings.job_dir}; {found}"
+        why = f"keeper {world.pid} looks after {settings.job_dir}; {found}"
         self._journal.record("keeper-started", why, pid=world.pid, adopted_slots=slots)
 
     # -- the loop
@@ -287,7 +287,7 @@ class Keeper:
 
     def _begin_mesh(self, mesh: Mesh) -> None:
         if self.inbox is None:
-            why = "a mesh was told before the keeper was asked to listen"
+            why = "was told of a mesh before it was asked to listen"
             self._journal.record("mesh-refused", why)
             return
         if mesh.version <= self.inbox.mesh_version:

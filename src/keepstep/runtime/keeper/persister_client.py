@@ -70,7 +70,7 @@ class PersisterClient:
                 if self._waiting:
                     self._waiting.popleft()(message)
             case NotUnderstood(why):
-                self._lost(box, f"did not understand this keeper and was ended: {why}")
+                self._lost(box, f"it did not understand this keeper and was ended: {why}")
 
     def gone(self, box: Box, /) -> None:
         """See `ports.Hearer`."""

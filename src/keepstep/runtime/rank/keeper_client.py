@@ -103,13 +103,13 @@ class KeeperClient:
         if self._said_goodbye:
             self._released()
             return
-        why = f"rank {self._rank} lost its keeper; training goes on while another one starts"
+        why = f"rank {self._rank} lost its keeper; training continues while another one starts"
         self._world.journal.record("keeper-lost", why)
         self._search()
 
     def _search(self) -> None:
         def missing(error: KeepstepError) -> None:
-            why = f"no keeper is there ({error}); trying again"
+            why = f"no keeper answers ({error}); trying again"
             self._world.journal.record("keeper-missing", why)
             self._world.timers.after(SEARCH_AGAIN_NS, self._search)
 
@@ -198,7 +198,7 @@ class KeeperClient:
         self._waiting[ticket] = answered
         if not self._send(WantCheckpoint(ticket, step, why[:1000])):
             del self._waiting[ticket]
-            answered(CheckpointDone(ticket, False, None, "no keeper is there to be asked"))
+            answered(CheckpointDone(ticket, False, None, "there is no keeper to ask"))
 
     def goodbye(self, ok: bool, why: str) -> None:
         """Say the last word; `released` follows."""

@@ -103,7 +103,7 @@ class Regroup:
         self._answer_if_ordered()
 
     def agent_gone(self) -> None:
-        self._answer(f"{self._why}; the agent that was to say where to meet again is gone")
+        self._answer(f"{self._why}; the agent ended before it said where to meet again")
 
     # -- meeting again
 
@@ -116,8 +116,7 @@ class Regroup:
             if self._waiting is then:
                 within = human_ns(ORDER_WITHIN_NS)
                 self._answer(
-                    f"{self._why}; the agent was to say within {within} where to meet again and "
-                    "did not"
+                    f"{self._why}; the agent did not say within {within} where to meet again"
                 )
 
         self._world.timers.after(ORDER_WITHIN_NS, late)

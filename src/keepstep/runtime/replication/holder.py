@@ -73,7 +73,7 @@ class Holder:
         if found is None:
             return  # overwritten meanwhile
         rank, stamp = found
-        self._journal.record("damaged", f"scrub: {why}; it is asked for again", rank=rank)
+        self._journal.record("damaged", f"scrub: {why}; asking its owner for it again", rank=rank)
         members = held.members_of(rank, stamp)
         owners = [rank] if is_copy else [member for member in members if member != rank]
         for owner in owners:
