@@ -61,7 +61,7 @@ from keepstep.edge.shm.memory import MEMORY
 from keepstep.model.mesh import Mesh
 from keepstep.model.topology import Auto, Copies, Parity, ReedSolomon, parse_policy
 from keepstep.model.units import GIB, MIB
-from keepstep.testing.cluster import Cluster, wait_for
+from keepstep.testing.cluster import KeeperCluster, wait_for
 from keepstep.testing.lab import Lab
 from keepstep.testing.network import parse_rate, why_no_namespaces
 
@@ -170,7 +170,7 @@ class Site:
     """A cluster in a lab."""
 
     lab: Lab
-    cluster: Cluster
+    cluster: KeeperCluster
     pages: list[HorizonPage]
     rate: int | None
     step: int = -1
@@ -244,7 +244,7 @@ def site(nodes: int, policy: str, nbytes: int, rate: int | None) -> Iterator[Sit
         room = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="redundancy-")))
         lab = exits.enter_context(Lab(nodes, room, rate))
         cluster = exits.enter_context(
-            Cluster(room, nodes, policy, nbytes=nbytes, lab=lab, state=state)
+            KeeperCluster(room, nodes, policy, nbytes=nbytes, lab=lab, state=state)
         )
         cluster.resume()
         pages = [HorizonPage(MEMORY, machine.settings.job_dir) for machine in cluster.machines]
@@ -390,8 +390,8 @@ def restore(
         return result | {"until_go_s": median(total), "fetch_s": median(fetches)}
 
 
-def resume(cluster: Cluster) -> dict[str, Any]:
-    """As `Cluster.resume`, until every rank may go and no longer."""
+def resume(cluster: KeeperCluster) -> dict[str, Any]:
+    """As `KeeperCluster.resume`, until every rank may go and no longer."""
     cluster.begin_round()
 
     def all_go() -> bool:

@@ -3,7 +3,8 @@
     python benchmarks/simulator.py                 # a month of 100,000 GPUs, 5 policies, 20 seeds
     python benchmarks/simulator.py --json
     python benchmarks/simulator.py --protocol      # the real keepers of 128 nodes with 8 ranks
-                                                   # each, steps of 30 s (docs/simulation.md)
+                                                   # each, steps of 30 s (docs/simulation.md);
+                                                   # nothing is signed, messages are no bytes
 
 prepare     Placing 12,500 nodes in racks under each policy.
 draw        All failures of all seeds.
@@ -27,11 +28,13 @@ from keepstep.core.economics.planner import plan
 from keepstep.model.units import MIB, MS_NS, S_NS
 from keepstep.sim.economics.montecarlo import draw, prepare, walk
 from keepstep.sim.economics.presets import preset
-from keepstep.sim.protocol.job.job import Job
-from keepstep.sim.protocol.job.plan import Plan
+from keepstep.sim.protocol.job.job import SimJob
+from keepstep.sim.protocol.job.plan import RunPlan
 from keepstep.sim.protocol.wire.network import Wires
 from keepstep.sim.protocol.world.world import World
 
+RANKS = 8  # of each node of the other simulation
+STEP_NS = 30 * S_NS
 POLICIES = ("store:3h", "store:max", "copies:2", "parity:4", "copies:2/in-process/store:10m")
 
 
@@ -67,44 +70,46 @@ def measure(name: str, seeds: int, days: float) -> list[Line]:
     return lines
 
 
-def measure_protocol(nodes: int, steps: int, light: bool) -> str:
-    """A large job without faults, once all train."""
-    wires = Wires(halves=0.0, light=light)
-    job = Job(
-        Plan(
-            **{
-                "nodes": nodes,
-                "ranks_per_node": 8,
-                "steps": steps,
-                "step_ns": 30 * S_NS,
-                "policy": "copies:2",
-                "slots": 4,
-                "wires": wires,
-            },
-            **{
-                "scrub_every_s": 0.0,
-                "link_dead_s": 20.0,
-                "tears": False,
-                "checks": False,
-                "tick_ns": 10 * S_NS,
-                "act_ns": S_NS // 2,
-                "loop_ns": 50 * MS_NS,
-            },
-            **{"start_ns": 2 * S_NS, "budget_bytes": 64 * MIB, "limit_ns": 10**15},
-        ),
-        World(1),
+def large(nodes: int, steps: int) -> RunPlan:
+    """A job of which every rank and step counts, and what happens between steps happens seldom."""
+    return RunPlan(
+        nodes=nodes,
+        ranks_per_node=RANKS,
+        steps=steps,
+        step_ns=STEP_NS,
+        policy="copies:2",
+        slots=4,
+        scrub_every_s=0.0,
+        link_dead_s=20.0,
+        checks=False,
+        wires=Wires(checks=False, light=True, halves=0.0),
+        budget_bytes=64 * MIB,
+        tick_ns=10 * S_NS,
+        look_ns=10 * S_NS,
+        act_ns=S_NS // 2,
+        loop_ns=200 * MS_NS,
+        turn_ns=200 * MS_NS,
+        start_ns=2 * S_NS,
+        limit_ns=10**15,
     )
+
+
+def measure_protocol(nodes: int, steps: int) -> str:
+    """A large job without faults, once all train."""
+    job = SimJob(large(nodes, steps), World(1))
+    job.begin()
     job.world.run(20 * S_NS)  # all have met and voted
     # what stands now stands as long as the run: the collector need not walk it again and again
     gc.freeze()
     gc.set_threshold(500_000)
     began_s, began_ns = time.process_time(), job.world.now_ns
-    outcome = job.run()
-    took_s, virtual_s = time.process_time() - began_s, (outcome.virtual_ns - began_ns) / S_NS
+    outcome = job.finish()
+    took_s = time.process_time() - began_s
+    virtual_s = (outcome.virtual_ns - began_ns) / S_NS
     assert outcome.wrong is None, outcome.wrong
-    each_us = took_s / (8 * nodes * steps) * 1e6
+    each_us = took_s / (RANKS * nodes * steps) * 1e6
     return (
-        f"{8 * nodes:,} ranks on {nodes} nodes, {steps} steps of 30 s, copies:2: "
+        f"{RANKS * nodes:,} ranks on {nodes} nodes, {steps} steps of 30 s, copies:2: "
         f"{virtual_s:.0f} s in {took_s:.1f} s of one core, "
         f"{virtual_s / took_s:.0f} times real time; {each_us:.0f} us a rank and step   load "
         f"{os.getloadavg()[0]:.1f}"
@@ -122,12 +127,9 @@ def main() -> None:
     parser.add_argument("--protocol", action="store_true", help="the other simulation")
     parser.add_argument("--nodes", type=int, default=128)
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument(
-        "--light", action="store_true", help="nothing is signed, and messages are no JSON"
-    )
     options = parser.parse_args()
     if options.protocol:
-        print(measure_protocol(options.nodes, options.steps, options.light))
+        print(measure_protocol(options.nodes, options.steps))
         return
     lines = measure(options.preset, options.seeds, options.days)
     if options.json:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.prediction.drawn import Drawn, Resumption, source_of
+from benchmarks.prediction.measured_plan import Course
 from benchmarks.prediction.schedule import Striker
 from keepstep.model.units import S_NS
-from keepstep.sim.protocol.job.job import Job
+from keepstep.sim.protocol.job.job import SimJob
 from keepstep.sim.protocol.world.world import World
 
 MOST_NS = 3600 * S_NS
@@ -82,23 +83,26 @@ NOTHING = ("none", 0)
 
 
 def predict(drawn: Drawn, seed: int) -> Run:
-    strikers: list[Striker] = []
-
-    def striker(job: Job) -> Striker:
-        strikers.append(Striker(job, drawn.strikes, drawn.settled))
-        return strikers[0]
-
-    job = Job(drawn.plan, World(seed), (striker,))
+    """The same strikes, in a simulated job with other chances."""
+    course = Course()
+    job = SimJob(replace(drawn.plan, course=course), World(seed))
+    striker = Striker(job, course, drawn.strikes, drawn.settled)
+    job.watch([striker])
+    job.begin()
     job.world.run(MOST_NS)
-    (found,) = strikers
     resumptions = tuple(
-        Resumption(n, step, source_of(drawn.policy, source, fetched), lost)
-        for n, step, source, lost, fetched in found.resumptions
+        Resumption(
+            strikes=found.strikes,
+            step=found.step,
+            source=source_of(drawn.policy, found.source, found.fetched),
+            lost_steps=found.lost_steps,
+        )
+        for found in striker.resumptions
     )
-    wrong = "; ".join([*job.violations, *(str(crash) for crash in job.world.crashes)])
+    wrong = "; ".join(job.violations)
     if not job.world.stopped:
-        wrong = wrong or f"it has not come to the end of its {len(drawn.strikes)} strikes"
-    return Run(resumptions[1:], found.overdue, wrong)
+        wrong = f"it has not come to the end of its {len(drawn.strikes)} strikes"
+    return Run(resumptions[1:], striker.overdue, wrong)
 
 
 def compare(

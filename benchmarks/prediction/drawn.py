@@ -15,6 +15,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.prediction.measured import aftermath_of, pace_of, payload_bytes
+from benchmarks.prediction.measured_plan import MeasuredPlan
 from benchmarks.prediction.pace import Pace
 from benchmarks.prediction.record import Begun, Record
 from benchmarks.prediction.schedule import Strike
@@ -22,11 +23,11 @@ from keepstep.model.events import Event
 from keepstep.model.snapshot import Phase
 from keepstep.model.topology import Copies, parse_policy
 from keepstep.model.units import GIB, MS_NS
-from keepstep.sim.protocol.job.plan import Plan
 from keepstep.sim.protocol.wire.network import Wires
 
 BY_THE_CAPTURE = (Phase.CAPTURE, Phase.SEAL)  # who strikes there holds the capture up
-PERSIST_ACTS = 3
+# What a simulated checkpoint takes: so many waits, each of half a plan's `store_act_ns` on average.
+PERSIST_WAITS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Drawn:
     """`settled`: all resumed once more after the last strike. `seen`: without the first start.
     `policy`: what `auto` has become."""
 
-    plan: Plan
+    plan: MeasuredPlan
     strikes: tuple[Strike, ...]
     settled: bool
     seen: tuple[Resumption, ...]
@@ -190,7 +191,7 @@ def _step_ns(pace: Pace) -> int:
     )
 
 
-def _plan(record: Record, events: Sequence[Event], pace: Pace) -> Plan:
+def _plan(record: Record, events: Sequence[Event], pace: Pace) -> MeasuredPlan:
     shape = record.shape
     began = {e.data["step"]: e.mono_ns for e in events if e.kind == "persist-started"}
     persisted = [
@@ -199,7 +200,7 @@ def _plan(record: Record, events: Sequence[Event], pace: Pace) -> Plan:
         if e.kind == "persisted" and e.data["step"] in began
     ]
     loaded = [e.data["duration_ns"] for e in events if e.kind == "loaded"]
-    return Plan(
+    return MeasuredPlan(
         nodes=shape["nodes"],
         ranks_per_node=shape["nproc"],
         steps=1 << 31,
@@ -209,8 +210,10 @@ def _plan(record: Record, events: Sequence[Event], pace: Pace) -> Plan:
         persist_every_steps=0,
         grace_s=shape["grace_s"],
         link_dead_s=shape["link_dead_s"],
-        tears=False,
+        asks_every_steps=pace.persist_every_steps if shape["store"] else 0,
+        names_phases=True,
         checks=False,
+        lost_pokes=0.0,
         budget_bytes=4 * GIB,
         wires=Wires(
             checks=False,
@@ -219,8 +222,9 @@ def _plan(record: Record, events: Sequence[Event], pace: Pace) -> Plan:
             measured_bytes_per_s=pace.bytes_per_s,
             holds_ns=_step_ns(pace),
         ),
-        load_ns=max(2, 2 * int(median(loaded))) if loaded else 2 * MS_NS,
-        store_act_ns=max(2, 2 * int(median(persisted)) // PERSIST_ACTS)
+        act_ns=1,
+        load_ns=int(median(loaded)) if loaded else MS_NS,
+        store_act_ns=max(2, 2 * int(median(persisted)) // PERSIST_WAITS)
         if persisted
         else 200 * MS_NS,
         pace=pace,

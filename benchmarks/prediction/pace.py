@@ -1,8 +1,7 @@
 """Pace: how long things took in a real job, so that a simulated one takes as long.
 
 Values only: each is a sample of what was measured, drawn from with equal chance; an empty one is
-not known, and the plan's own figure stands. A plan without a pace is the swarm's: one act a step,
-and everything else as fast as its plan says.
+not known, and the plan's own figure stands (`measured_plan.py`).
 """
 
 from __future__ import annotations

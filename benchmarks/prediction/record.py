@@ -15,22 +15,22 @@ from typing import Any, NamedTuple
 from keepstep.model.events import Event
 from keepstep.testing.conductor import GRACE_S, LINK_DEAD_S, Drill
 from keepstep.testing.faults import Fault, to_plan
-from keepstep.testing.witness import Facts
+from keepstep.testing.witness import DrillFacts
 
 # What is read of journals.
 TOLD = (
-    *(
-        "resumed",
-        "fetched",
-        "policy",
-        "rank-exited",
-        "ranks-restarted",
-        "rank-joined",
-        "keeper-started",
-        "agent-restarted",
-        "job-started",
-    ),
-    *("persist-started", "persisted", "loaded"),
+    "resumed",
+    "fetched",
+    "policy",
+    "rank-exited",
+    "ranks-restarted",
+    "rank-joined",
+    "keeper-started",
+    "agent-restarted",
+    "job-started",
+    "persist-started",
+    "persisted",
+    "loaded",
 )
 READ = ("step", "source", "lost_steps", "epoch", "rank", "pid", "pids", "duration_ns", "policy")
 
@@ -66,11 +66,9 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         """Only what is read here: of an event [time, kind, data], of a note [time, fault, what]."""
         return {
-            **{
-                "shape": self.shape,
-                "faults": list(self.faults),
-                "committed": [list(c) for c in self.committed],
-            },
+            "shape": self.shape,
+            "faults": list(self.faults),
+            "committed": [list(c) for c in self.committed],
             "notes": [[n["mono_ns"], n["fault"], n["what"]] for n in self.notes],
             "phases": [list(begun) for begun in self.phases],
             "journals": [
@@ -98,7 +96,7 @@ class Record:
         )
 
 
-def record_of(order: Drill, faults: Sequence[Fault], facts: Facts) -> Record:
+def record_of(order: Drill, faults: Sequence[Fault], facts: DrillFacts) -> Record:
     """All of a drill that is needed to do it again."""
     shape = {
         "nodes": order.nodes,

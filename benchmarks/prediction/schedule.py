@@ -6,27 +6,29 @@ resumption, or after the strike before; steps are counted from the one that the 
 from. So the schedule keeps its sense when the simulated job goes back further than the real one
 did, or less far.
 
-Not modelled: a stopped process is one that is dead and not yet missed; what a bit flips in is
-always the payload; a full store is full for all who write; a node that is cut off from the meeting
-point is so together with all others.
+Not modelled: a stopped process ends when the real one ended, whoever ended that; what a bit flips
+in is always the payload; a full store is full for all who write; a node that is cut off from the
+meeting point is so together with all others.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from keepstep.sim.protocol.site import Site
-from keepstep.sim.protocol.trainer import Rank
-
+from benchmarks.prediction.measured_plan import Course
 from benchmarks.prediction.pace import Aftermath
-from keepstep.edge.shm.slot import parse_page, rank_dir
-from keepstep.errors import DamageError
+from keepstep.edge.shm.slot import rank_dir
 from keepstep.model.events import Event
+from keepstep.model.mesh import Mesh
 from keepstep.model.snapshot import Phase, SlotState, Stamp
 from keepstep.model.units import MS_NS, PAGE_BYTES, S_NS
-from keepstep.sim.protocol.job.job import Job
-from keepstep.sim.protocol.job.observer import Checker
+from keepstep.sim.protocol.faults.acts import Acts, header_of
+from keepstep.sim.protocol.job.job import SimJob
+from keepstep.sim.protocol.job.nodes import SimNode
+from keepstep.sim.protocol.job.observer import Observer
+from keepstep.sim.protocol.job.program import Program
 from keepstep.sim.protocol.world.machine import Machine
+from keepstep.sim.protocol.world.memory import File
 
 OVERDUE_NS = 60 * S_NS  # a moment that does not come: then now
 SETTLES_NS = 5 * S_NS
@@ -52,27 +54,42 @@ class Strike:
     aftermath: Aftermath = field(default_factory=Aftermath)
 
 
-class Striker(Checker):
-    """Does one after the other. `resumptions`: after how many strikes all resumed, the step, the
-    source, the steps lost, whether anything was fetched."""
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """All ranks of a simulated job went on, after so many strikes. `fetched`: a snapshot had come
+    from another node before that."""
 
-    name = "striker"
+    strikes: int
+    step: int
+    source: str
+    lost_steps: int
+    fetched: bool
 
-    def __init__(self, job: Job, strikes: tuple[Strike, ...], settled: bool) -> None:
-        """`settled`: all are to resume once more after the last one."""
-        super().__init__(job)
-        self._strikes, self._settled = strikes, settled
-        self._random = job.world.stream("striker")
+
+class Striker(Observer):
+    """Does one strike after the other. It hears as an observer does, and strikes between two
+    events. `resumptions`: the first start is one. `overdue`: strikes whose moment did not come."""
+
+    def __init__(
+        self, job: SimJob, course: Course, strikes: tuple[Strike, ...], settled: bool
+    ) -> None:
+        """course: of the job's plan. settled: all are to resume once more after the last one."""
+        self._job = job
+        self._world = job.world
+        self._course = course
+        self._strikes = strikes
+        self._settled = settled
+        self._hand = Hand(job)
         self._next = 0
         self._waits = False  # for the next one's moment
         self._awaits_resumption = True  # the first one, too
-        self._base, self._struck_ns = -1, 0
+        self._base = -1
+        self._struck_ns = 0
         # by rank and phase: the step in which it entered it last, and when
         self._entered: dict[tuple[int, Phase], tuple[int, int]] = {}
         self._fetched = False
         self.overdue = 0
-        self.resumptions: list[tuple[int, int, str, int, bool]] = []
-        job.on_phase = self._announced
+        self.resumptions: list[Resumed] = []
 
     @property
     def _strike(self) -> Strike | None:
@@ -80,31 +97,43 @@ class Striker(Checker):
 
     # -- what is heard
 
-    def journal(self, machine: Machine, event: Event) -> None:
-        if event.kind == "fetched":
-            self._fetched = True
-        elif event.kind == "persist-failed":
-            self.job.store.full = False
-        elif event.kind == "resumed":
-            data = event.data
-            self.resumptions.append(
-                (self._next, data["step"], data["source"], data["lost_steps"], self._fetched)
-            )
-            self._base, self._fetched = data["step"], False
-            self._entered.clear()
-            self._go_on()
+    def formed(self, machine: Machine, mesh: Mesh) -> None:
+        self._hand.machine_of[mesh.node] = machine.number
+
+    def recorded(self, machine: Machine, event: Event) -> None:
+        match event.kind:
+            case "fetched":
+                self._fetched = True
+            case "persist-failed":
+                self._job.around.disk.full = False
+            case "resumed":
+                data = event.data
+                found = Resumed(
+                    strikes=self._next,
+                    step=data["step"],
+                    source=data["source"],
+                    lost_steps=data["lost_steps"],
+                    fetched=self._fetched,
+                )
+                self.resumptions.append(found)
+                self._base = found.step
+                self._fetched = False
+                self._entered.clear()
+                self._go_on()
 
     def _go_on(self) -> None:
         if self._awaits_resumption:
             self._awaits_resumption = False
             self._prepare()
 
-    def _announced(self, rank: int, phase: Phase, step: int) -> None:
-        self._entered[rank, phase] = (step, self.job.world.now_ns)
+    def announced(self, program: Program, phase: Phase, step: int) -> None:
+        rank = program.who.rank
+        self._entered[rank, phase] = (step, self._world.now_ns)
         self._look(rank, phase)
 
     def _look(self, rank: int, phase: Phase) -> None:
-        strike, found = self._strike, self._entered.get((rank, phase))
+        strike = self._strike
+        found = self._entered.get((rank, phase))
         if (
             strike is None
             or found is None
@@ -115,15 +144,16 @@ class Striker(Checker):
             return
         step, at_ns = found
         if strike.step is None or step >= self._base + strike.step:
-            self._strike_after(max(0, at_ns + strike.since_ns - self.job.world.now_ns))
+            self._strike_after(max(0, at_ns + strike.since_ns - self._world.now_ns))
 
     # -- when
 
     def _prepare(self) -> None:
         """The next one's turn has come, its moment has not."""
-        strike, now_ns = self._strike, self.job.world.now_ns
+        strike = self._strike
+        now_ns = self._world.now_ns
         if strike is None:
-            self.job.world.after(SETTLES_NS, None, self.job.world.stop)
+            self._world.after(SETTLES_NS, None, self._world.stop)
             return
         self._waits = True
         if strike.phase is None:
@@ -131,7 +161,7 @@ class Striker(Checker):
             self._strike_after(max(0, since_ns + strike.since_ns - now_ns))
         else:
             patience_ns = OVERDUE_NS if strike.resumed else 2 * strike.gap_ns
-            self.job.world.after(patience_ns, None, self._too_late, self._next)
+            self._world.after(patience_ns, None, self._too_late, self._next)
             self._look(strike.rank, strike.phase)
 
     def _too_late(self, number: int) -> None:
@@ -146,21 +176,17 @@ class Striker(Checker):
 
     def _strike_after(self, delay_ns: int) -> None:
         self._waits = False
-        self.job.world.after(delay_ns, None, self._do, self._next)
+        self._world.after(delay_ns, None, self._do, self._next)
 
     def _do(self, number: int) -> None:
         strike = self._strikes[number]
-        if not self._carry_out(strike):
-            self.job.world.after(LOOK_NS, None, self._do, number)
+        done = self._hand.carry_out(strike)
+        if done is None:
+            self._world.after(LOOK_NS, None, self._do, number)
             return
-        self.job.aftermath = strike.aftermath
-        what = (
-            f"strike {number}: {strike.kind} of "
-            f"{f'nodes {strike.nodes}' if strike.nodes else f'rank {strike.rank}'}"
-        )
-        self.job.faults.append(what)
-        self.job.world.note("striker", what)
-        self._struck_ns = self.job.world.now_ns
+        self._job.struck(f"strike {number}: {done}")
+        self._course.aftermath = strike.aftermath
+        self._struck_ns = self._world.now_ns
         self._next += 1
         following = self._strike
         self._awaits_resumption = self._settled if following is None else following.resumed
@@ -168,110 +194,103 @@ class Striker(Checker):
             key: found for key, found in self._entered.items() if key[1] is not Phase.RESTORE
         }
         if self._awaits_resumption:
-            self.job.world.after(OVERDUE_NS, None, self._too_late, self._next)
+            self._world.after(OVERDUE_NS, None, self._too_late, self._next)
         else:
             self._prepare()
 
-    # -- what. False: it cannot be done yet
 
-    def _carry_out(self, strike: Strike) -> bool:
-        job = self.job
-        if strike.kind == "kill-node":
-            sites = [self._node(node) for node in strike.nodes]
-            for site in sites:
-                if site is not None:
-                    job.lose_machine(site)
-            return any(sites)
-        if strike.kind == "link-down":
-            return self._cut(strike)
-        if strike.kind == "etcd-restart":
-            job.kv.go_away(strike.for_ns)
-            return True
-        if strike.kind == "full":
-            job.store.full = True
-            return True
-        site, rank = self._rank(strike.rank)
-        if strike.kind in ("keeper-kill", "agent-kill"):
-            site = self._node(strike.rank // job.plan.ranks_per_node)
-            return site is not None and (
-                self._kill_keeper(site) if strike.kind == "keeper-kill" else self._kill_agent(site)
-            )
-        return rank is not None and site is not None and self._end(strike, site, rank)
+class Hand:
+    """What strikes do. `machine_of`: by the nodes' numbers the machine that is that node."""
 
-    def _end(self, strike: Strike, site: Site, rank: Rank) -> bool:
-        if strike.kind == "flip" and not self._flip(site, rank):
-            return False
-        if strike.kind == "stop":
-            rank.process.alive = False
-            self.job.world.after(strike.for_ns, None, self._end_stopped, rank)
-        else:
-            rank.process.end(f"struck: {strike.kind}")
-        return True
+    def __init__(self, job: SimJob) -> None:
+        self._job = job
+        self._acts = Acts(job)
+        self._random = job.world.stream("striker")
+        self.machine_of: dict[int, int] = {}
 
-    def _end_stopped(self, rank: Rank) -> None:
-        if rank.site.machine.alive and not rank.process.why_ended:
-            rank.process.alive = True
-            rank.process.end("struck: stopped, then killed")
+    def carry_out(self, strike: Strike) -> str | None:
+        """What was done, in words; None when it cannot be done yet."""
+        match strike.kind:
+            case "kill-node":
+                return self._lose(strike)
+            case "link-down":
+                return self._cut(strike)
+            case "etcd-restart":
+                return self._acts.kv_away(strike.for_ns)
+            case "full":
+                self._job.around.disk.full = True
+                return "the store is full"
+            case "keeper-kill" | "agent-kill" as kind:
+                return self._kill(kind.removesuffix("-kill"), strike)
+            case _:
+                return self._end(strike)
 
-    def _kill_keeper(self, site: Site) -> bool:
-        if site.keeper is None or not site.keeper.process.alive:
-            return False
-        site.keeper.process.end("struck: keeper-kill")
-        return True
+    def _lose(self, strike: Strike) -> str | None:
+        nodes = self._nodes(strike)
+        return "; ".join(self._acts.lose_machine(node) for node in nodes) or None
 
-    def _kill_agent(self, site: Site) -> bool:
-        if site.agent is None or not site.agent.process.alive:
-            return False
-        site.agent.process.end("struck: agent-kill")
-        return True
+    def _cut(self, strike: Strike) -> str:
+        """From all others and the meeting point."""
+        here = [node.machine.number for node in self._nodes(strike)]
+        all_here = [node.machine.number for node in self._job.living_nodes()]
+        others = [number for number in all_here if number not in here]
+        done = [self._acts.isolate(number, others, strike.for_ns) for number in here]
+        return "; ".join([*done, self._acts.kv_away(strike.for_ns)])
 
-    def _flip(self, site: Site, rank: Rank) -> bool:
+    def _kill(self, role: str, strike: Strike) -> str | None:
+        node = self._node(strike.rank // self._job.plan.ranks_per_node)
+        if node is None:
+            return None
+        life = node.keeper if role == "keeper" else node.agent
+        if life is None or not life.process.alive:
+            return None
+        return self._acts.kill(role, node.machine, life.process)
+
+    def _end(self, strike: Strike) -> str | None:
+        """Of a rank."""
+        program = self._program(strike.rank)
+        if program is None:
+            return None
+        match strike.kind:
+            case "flip":
+                flipped = self._flip(program)
+                return flipped and f"{flipped}; {self._acts.kill_rank(program)}"
+            case "stop":
+                process = program.process
+                self._job.world.after(strike.for_ns, None, process.end, "stopped, then killed")
+                return self._acts.stop(f"rank {strike.rank}", process, strike.for_ns)
+            case _:
+                return self._acts.kill_rank(program)
+
+    def _flip(self, program: Program) -> str | None:
         """A bit of the newest snapshot; what is being captured is sealed first."""
-        found: dict[Stamp, bytearray] = {}
-        root = str(rank_dir(site.settings.job_dir, rank.rank))
-        for path, file in site.machine.files.every_file():
-            if path.startswith(f"{root}/slot-"):
-                try:
-                    header = parse_page(bytes(file.data[:PAGE_BYTES]), site.settings.job_dir)
-                except DamageError:
-                    continue
-                if header.state is SlotState.WRITING:
-                    return False
-                if header.state is SlotState.SEALED:
-                    found[header.stamp] = file.data
-        if found:
-            stamp = max(found)
-            found[stamp][PAGE_BYTES + self._random.randrange(self.job.plan.nbytes)] ^= 1
-            self.job.atlas.damaged.add((site.machine.number, rank.rank, stamp))
-        return True
-
-    def _cut(self, strike: Strike) -> bool:
-        here = [
-            site.machine.number for node in strike.nodes if (site := self._node(node)) is not None
-        ]
-        others = [
-            site.machine.number
-            for site in self.job.living_sites()
-            if site.machine.number not in here
-        ]
-        paths = [path for a in here for b in others for path in ((a, b), (b, a))]
-        self.job.network.block(paths)
-        self.job.world.after(strike.for_ns, None, self.job.network.unblock, paths)
-        self.job.kv.go_away(strike.for_ns)
-        return True
+        machine = program.process.machine
+        directory = rank_dir(self._job.around.settings.job_dir, program.who.rank)
+        found: dict[Stamp, tuple[str, File]] = {}
+        for path, file in machine.files.every_file():
+            header = header_of(path, file) if path.startswith(f"{directory}/slot-") else None
+            if header is not None and header.state is SlotState.WRITING:
+                return None
+            if header is not None and header.state is SlotState.SEALED:
+                found[header.stamp] = (path, file)
+        if not found:
+            return "there was no snapshot to flip a bit of"
+        path, file = found[max(found)]
+        bit = 8 * (PAGE_BYTES + self._random.randrange(self._job.plan.nbytes))
+        return self._acts.flip(machine, path, file, bit)
 
     # -- whom
 
-    def _node(self, node: int) -> Site | None:
-        return next(
-            (s for s in self.job.living_sites() if s.agent is not None and s.agent.node == node),
-            None,
-        )
+    def _nodes(self, strike: Strike) -> list[SimNode]:
+        found = [self._node(node) for node in strike.nodes]
+        return [node for node in found if node is not None]
 
-    def _rank(self, number: int) -> tuple[Site | None, Rank | None]:
-        found = (
-            (s, s.ranks[number])
-            for s in self.job.living_sites()
-            if number in s.ranks and s.ranks[number].process.alive
-        )
-        return next(found, (None, None))
+    def _node(self, node: int) -> SimNode | None:
+        """The living machine that is this node."""
+        number = self.machine_of.get(node, node)
+        found = self._job.nodes[number]
+        return found if found.machine.alive else None
+
+    def _program(self, rank: int) -> Program | None:
+        living = (p for p in self._job.around.programs.values() if p.process.alive)
+        return next((program for program in living if program.who.rank == rank), None)

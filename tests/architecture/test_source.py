@@ -352,7 +352,7 @@ def test_only_tests_of_real_processes_sleep() -> None:
         ("keepstep.model.layout", "import keepstep.core"),
         ("keepstep.model.layout", "from keepstep import core"),
         ("keepstep.core.resume.slots", "def f():\n    import time"),
-        ("keepstep.core.resume.slots", "from keepstep.edge.os.journal import Journal"),
+        ("keepstep.core.resume.slots", "from keepstep.edge.os.journal import FileJournal"),
         ("keepstep.edge.shm.slot", "import torch"),
         ("keepstep.edge.shm.slot", "from keepstep.edge.torch import capture"),
         ("keepstep.runtime.keeper.keeper", "from torch import distributed"),

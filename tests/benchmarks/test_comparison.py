@@ -12,31 +12,36 @@ import pytest
 
 from benchmarks.prediction.comparison import NOTHING, Comparison, Run, compare, predict, set_against
 from benchmarks.prediction.drawn import Drawn, Resumption, draw
+from benchmarks.prediction.measured_plan import MeasuredPlan
 from benchmarks.prediction.pace import Aftermath, Pace
 from benchmarks.prediction.record import Record
 from benchmarks.prediction.schedule import Strike
 from keepstep.model.snapshot import Phase
 from keepstep.model.units import MIB, MS_NS, S_NS
-from keepstep.sim.protocol.job.plan import Plan
 from keepstep.sim.protocol.wire.network import Wires
 
 PACE = Pace(
-    **{
-        "forward_ns": (40 * MS_NS,),
-        "collective_ns": (20 * MS_NS,),
-        "rest_ns": (10 * MS_NS,),
-        "update_ns": (28 * MS_NS,),
-    },
-    **{
-        "stall_ns": (2 * MS_NS,),
-        "capture_ns": (MS_NS,),
-        "copy_ns": (2 * MS_NS,),
-        "seal_ns": (MS_NS,),
-    },
+    forward_ns=(40 * MS_NS,),
+    collective_ns=(20 * MS_NS,),
+    rest_ns=(10 * MS_NS,),
+    update_ns=(28 * MS_NS,),
+    stall_ns=(2 * MS_NS,),
+    capture_ns=(MS_NS,),
+    copy_ns=(2 * MS_NS,),
+    seal_ns=(MS_NS,),
     failures=Aftermath(notice_ns=(5 * MS_NS,), rank_start_ns=(S_NS,)),
 )
-ONE_NODE = Plan(
-    nodes=1, ranks_per_node=2, steps=1 << 31, policy="none", tears=False, checks=False, pace=PACE
+ONE_NODE = MeasuredPlan(
+    nodes=1,
+    ranks_per_node=2,
+    steps=1 << 31,
+    policy="none",
+    names_phases=True,
+    checks=False,
+    lost_pokes=0.0,
+    act_ns=1,
+    pace=PACE,
+    load_ns=10 * MS_NS,
 )
 THREE_NODES = replace(
     ONE_NODE,
@@ -55,7 +60,7 @@ def strike(
 
 
 def outcome(
-    plan: Plan, *strikes: Strike, settled: bool = True, seed: int = 0
+    plan: MeasuredPlan, *strikes: Strike, settled: bool = True, seed: int = 0
 ) -> list[tuple[int, str, int]]:
     """(after how many strikes, source, steps lost) of each resumption."""
     found = predict(Drawn(plan, strikes, settled, (), plan.policy, ()), seed)
@@ -68,23 +73,29 @@ def outcome(
     [
         # What was done and is not sealed yet is lost; what was not done by all is not lost, since
         # nobody had it.
-        *(
-            (strike("kill", Phase.CAPTURE, 5, 1), 1),
-            (strike("torn", Phase.SEAL, 5), 1),
-            (strike("kill", Phase.SEAL, 5, 2), 0),
-        ),
-        *((strike("kill", Phase.FORWARD, 5, 30), 0), (strike("kill", Phase.UPDATE, 5, 5), 0)),
-        *(
-            (strike("stop", Phase.SEAL, 5, for_ns=300 * MS_NS), 1),
-            (strike("stop", Phase.BACKWARD, 5, for_ns=300 * MS_NS), 0),
-        ),
-        # The newest snapshot is damaged: the one before it, which is as old as the step under way.
-        (strike("flip", Phase.UPDATE, 5, 1), 1),
+        (strike("kill", Phase.CAPTURE, 5, 1), 1),
+        (strike("torn", Phase.SEAL, 5), 1),
+        (strike("kill", Phase.SEAL, 5, 2), 0),
+        (strike("kill", Phase.FORWARD, 5, 30), 0),
+        (strike("kill", Phase.UPDATE, 5, 5), 0),
+        (strike("stop", Phase.SEAL, 5, for_ns=300 * MS_NS), 1),
+        (strike("stop", Phase.BACKWARD, 5, for_ns=300 * MS_NS), 0),
+        # The newest snapshot is damaged, and nobody has overwritten the one before it.
+        (strike("flip", Phase.FORWARD, 5, 30), 1),
     ],
     ids=str,
 )
 def test_what_is_lost_depends_on_where_in_its_step_a_rank_ends(when: Strike, lost: int) -> None:
     assert outcome(ONE_NODE, when) == [(1, "own memory", lost)]
+
+
+@pytest.mark.parametrize(("slots", "expected"), [(2, ("fresh", 4)), (3, ("own memory", 1))])
+def test_a_damaged_snapshot_costs_all_where_a_survivor_has_overwritten_the_one_before(
+    slots: int, expected: tuple[str, int]
+) -> None:
+    """The survivor ends its step, since its peer had given what it needs, and captures it."""
+    found = outcome(replace(ONE_NODE, slots=slots), strike("flip", Phase.UPDATE, 5, 1))
+    assert found == [(1, *expected)]
 
 
 def test_a_keeper_that_dies_costs_nothing_and_with_it_a_rank_no_more_than_alone() -> None:
@@ -211,7 +222,8 @@ def test_a_recorded_drill_went_as_it_is_predicted(recorded: Drawn, compared: Com
     """What was seen is in the record; that a kill in a capture costs its step, and one between
     captures none, is certain."""
     assert recorded.seen == (
-        *(Resumption(1, 7, "own memory", 1), Resumption(2, 16, "copies", 1)),
+        Resumption(1, 7, "own memory", 1),
+        Resumption(2, 16, "copies", 1),
         Resumption(4, 35, "own memory", 0),
     )
     assert compared.agrees and compared.overdue == 0, compared
@@ -229,7 +241,7 @@ def test_a_recorded_drill_went_as_it_is_predicted(recorded: Drawn, compared: Com
 def test_captures_that_take_no_time_do_not_predict_what_was_seen(recorded: Drawn) -> None:
     """The comparison tells a model that is wrong: without durations of captures and copies nothing
     but the step under way is lost."""
-    pace = replace(recorded.plan.pace, capture_ns=(1,), copy_ns=(1,), seal_ns=(1,))  # type: ignore[type-var]
+    pace = replace(recorded.plan.pace, capture_ns=(1,), copy_ns=(1,), seal_ns=(1,))
     quick = replace(recorded, plan=replace(recorded.plan, pace=pace))
     late = tuple(
         replace(s, phase=Phase.SEAL, since_ns=MS_NS) if s.kind == "kill" else s

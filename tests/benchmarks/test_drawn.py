@@ -15,8 +15,14 @@ from keepstep.model.snapshot import Phase
 from keepstep.model.units import MS_NS, S_NS
 
 SHAPE = {
-    **{"nodes": 1, "nproc": 2, "policy": "copies:2", "store": False, "persist_every": 0},
-    **{"link_dead_s": 3.0, "grace_s": 30.0, "step_ms": 30.0},
+    "nodes": 1,
+    "nproc": 2,
+    "policy": "copies:2",
+    "store": False,
+    "persist_every": 0,
+    "link_dead_s": 3.0,
+    "grace_s": 30.0,
+    "step_ms": 30.0,
 }
 STEP_NS = 100 * MS_NS
 AT_MS = {"step": 0, "forward": 0, "backward": 40, "update": 70}
@@ -164,16 +170,12 @@ def test_resumptions_are_told_by_the_strikes_before_them() -> None:
 @pytest.mark.parametrize(
     ("policy", "source", "fetched", "expected"),
     [
-        *(
-            ("copies:2", "memory", False, "own memory"),
-            ("copies:3", "memory", True, "copies"),
-            ("parity:3", "memory", True, "parity"),
-        ),
-        *(
-            ("rs:2+2", "memory", True, "parity"),
-            ("copies:2", "store", True, "store"),
-            ("none", "fresh", False, "fresh"),
-        ),
+        ("copies:2", "memory", False, "own memory"),
+        ("copies:3", "memory", True, "copies"),
+        ("parity:3", "memory", True, "parity"),
+        ("rs:2+2", "memory", True, "parity"),
+        ("copies:2", "store", True, "store"),
+        ("none", "fresh", False, "fresh"),
     ],
 )
 def test_sources_have_names(policy: str, source: str, fetched: bool, expected: str) -> None:
@@ -182,7 +184,6 @@ def test_sources_have_names(policy: str, source: str, fetched: bool, expected: s
 
 def test_the_pace_is_what_was_measured() -> None:
     pace = draw(a_record([])).plan.pace
-    assert pace is not None
     assert set(pace.forward_ns) == {40 * MS_NS} and set(pace.stall_ns) == {2 * MS_NS}
     assert set(pace.collective_ns) == {20 * MS_NS} and pace.rest_ns == (
         10 * MS_NS,
@@ -207,7 +208,7 @@ def test_a_step_that_is_done_again_is_measured_by_itself() -> None:
         said(at(85), "resumed", step=1, source="memory", lost_steps=2, epoch=2),
     ]
     found = draw(Record(record.shape, [], [], [*record.phases, *again], [], [journal])).plan.pace
-    assert found is not None and max(found.update_ns) == 28 * MS_NS
+    assert max(found.update_ns) == 28 * MS_NS
 
 
 def test_what_follows_a_failure_is_measured_of_each_and_of_all() -> None:
@@ -230,10 +231,7 @@ def test_what_follows_a_failure_is_measured_of_each_and_of_all() -> None:
     found = draw(record)
     assert [s.aftermath.rank_start_ns for s in found.strikes] == [(300 * MS_NS,), (90 * MS_NS,)]
     assert [s.aftermath.notice_ns for s in found.strikes] == [(5 * MS_NS,)] * 2
-    assert found.plan.pace is not None and found.plan.pace.failures.rank_start_ns == (
-        90 * MS_NS,
-        300 * MS_NS,
-    )
+    assert found.plan.pace.failures.rank_start_ns == (90 * MS_NS, 300 * MS_NS)
 
 
 def test_copies_take_as_long_as_they_took() -> None:

@@ -12,7 +12,7 @@ from benchmarks.prediction.record import READ, TOLD, Begun, Record, record_of
 from keepstep.model.events import KINDS, Event
 from keepstep.testing.conductor import Drill
 from keepstep.testing.faults import parse
-from keepstep.testing.witness import Facts
+from keepstep.testing.witness import DrillFacts
 
 NUMBERS = st.integers(0, 1 << 50)
 EVENTS = st.builds(
@@ -56,7 +56,7 @@ def test_every_kind_that_is_read_is_recorded_by_somebody() -> None:
 
 def test_a_drill_tells_its_shape_its_faults_and_what_was_seen() -> None:
     order = Drill(work=Path("/w"), nodes=2, nproc=3, policy="copies:2", persist_every=5)
-    facts = Facts("job", 2, "copies:2", 6)
+    facts = DrillFacts("job", 2, "copies:2", 6)
     facts.events.append(Event(1, 1, "keeper", "persist-started", "", {"step": 4}))
     facts.phases.append(Begun(0, 1, "step", 4, 9)._asdict())
     facts.notes.append({"fault": 0, "what": "did", "mono_ns": 3})

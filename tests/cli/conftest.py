@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from keepstep.cli.main import app
 from keepstep.config import Settings, resolve
-from keepstep.edge.os.journal import Journal
+from keepstep.edge.os.journal import FileJournal
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot, slot_path
 from keepstep.edge.shm.status_page import StatusPage
@@ -45,8 +45,8 @@ class Machine:
     def settings_of(self, job: str) -> Settings:
         return replace(self.settings, job=job)
 
-    def journal(self, job: str, who: str = "keeper") -> Journal:
-        return Journal(self.settings_of(job).journal_path, who)
+    def journal(self, job: str, who: str = "keeper") -> FileJournal:
+        return FileJournal(self.settings_of(job).journal_path, who)
 
     def slot(
         self, job: str, rank: int, index: int, step: int, floats: int = 1024, shelf: str = ""

@@ -10,7 +10,7 @@ from rich.console import Console
 from keepstep.cli import drill_report, drill_soak
 from keepstep.model.events import Event
 from keepstep.model.units import S_NS
-from keepstep.testing.witness import Facts
+from keepstep.testing.witness import DrillFacts
 
 FAULT: dict[str, Any] = {
     "kind": "kill",
@@ -50,7 +50,7 @@ REPORT: dict[str, Any] = {
 }
 
 
-def shown(facts: Facts, **changes: Any) -> str:
+def shown(facts: DrillFacts, **changes: Any) -> str:
     console = Console(width=160, record=True, file=io.StringIO())
     drill_report.show(console, facts, {**REPORT, **changes})
     return console.export_text()
@@ -61,7 +61,7 @@ def event(at_s: int, kind: str, why: str) -> Event:
 
 
 def test_faults_and_totals() -> None:
-    text = shown(Facts("job"), faults=[FAULT, NODE_FAULT])
+    text = shown(DrillFacts("job"), faults=[FAULT, NODE_FAULT])
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines()]
     assert ["kill", "rank 1", "20", "seal", "yes", "process 7 is gone [ok]"] in rows
     assert ["kill-node", "node 1, 2", "20", "seal", "yes", "process 7 is gone [ok]"] in rows
@@ -71,20 +71,22 @@ def test_faults_and_totals() -> None:
 
 def test_what_was_not_seen_and_what_was_left() -> None:
     fault = {**FAULT, "seen": False}
-    text = shown(Facts("job"), faults=[fault, {**fault, "injected": False}], left_over=["slot-0"])
+    text = shown(
+        DrillFacts("job"), faults=[fault, {**fault, "injected": False}], left_over=["slot-0"]
+    )
     assert "not injected" in text and "│ no " in text and "left behind: slot-0" in text
 
 
 def test_only_recoveries_that_moved_something_are_told() -> None:
     quiet = {**RECOVERY, "lost_nodes": [], "fetched_bytes": 0}
-    text = shown(Facts("job"), recoveries=[quiet, RECOVERY])
+    text = shown(DrillFacts("job"), recoveries=[quiet, RECOVERY])
     lines = [line for line in text.splitlines() if "resumed with step" in line]
     assert len(lines) == 1 and "node 1, 2" in lines[0]
     assert "more than copies:2 survives" in lines[0] and "2.0 KiB from other nodes" in lines[0]
 
 
 def test_a_timeline_is_in_order_and_ends() -> None:
-    facts = Facts("job")
+    facts = DrillFacts("job")
     facts.events += [event(3, "resumed", "later"), event(1, "damaged", "[first]")]
     facts.events += [event(2, "unheard-of", "never told")]
     facts.notes += [{"fault": 0, "what": "did", "mono_ns": 2 * S_NS}]

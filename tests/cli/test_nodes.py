@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from keepstep.cli.main import app
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.node_safety_file import read_node_safety
-from keepstep.testing.cluster import Cluster, Machine, wait_for
+from keepstep.testing.cluster import ClusterMachine, KeeperCluster, wait_for
 
 
-def ask(monkeypatch: pytest.MonkeyPatch, machine: Machine, *words: str) -> Any:
+def ask(monkeypatch: pytest.MonkeyPatch, machine: ClusterMachine, *words: str) -> Any:
     monkeypatch.setenv("KEEPSTEP_ARENA_DIR", str(machine.settings.arena_dir))
     monkeypatch.setenv("KEEPSTEP_STATE_DIR", str(machine.settings.state_dir))
     result = CliRunner().invoke(app, [*words, "--json"])
@@ -28,7 +28,7 @@ def ask(monkeypatch: pytest.MonkeyPatch, machine: Machine, *words: str) -> Any:
 def test_a_lost_node_from_every_other_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, kind: str
 ) -> None:
-    with Cluster(tmp_path, 3, policy) as cluster:
+    with KeeperCluster(tmp_path, 3, policy) as cluster:
         cluster.resume()
         cluster.train(0, 3)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 from keepstep.coding.reed_solomon import rebuild, solve
-from keepstep.core.redundancy.stripes import Combine, Region, Stripes
+from keepstep.core.redundancy.stripes import Combine, StripeRegion, Stripes
 
-Memory = dict[tuple[int, Region], bytearray]
+Memory = dict[tuple[int, StripeRegion], bytearray]
 
 
 def encode_plan(stripes: Stripes, member: int) -> list[Combine]:
@@ -18,7 +18,9 @@ def encode_plan(stripes: Stripes, member: int) -> list[Combine]:
     for row in range(stripes.tolerates):
         codeword = (index - row) % size
         pieces = [stripes.piece(codeword, i) for i in range(size)]
-        sources = sorted((p for p in pieces if p.region is Region.DATA), key=lambda p: p.position)
+        sources = sorted(
+            (p for p in pieces if p.region is StripeRegion.DATA), key=lambda p: p.position
+        )
         plan.append(Combine(codeword, tuple(sources), (pieces[index],)))
     return plan
 
@@ -42,12 +44,12 @@ def encoded(stripes: Stripes, seed: int = 0) -> Memory:
     """Random data on every member, and parity computed by everybody's own plan."""
     rng = random.Random(seed)
     memory: Memory = {
-        (m, Region.DATA): bytearray(rng.randbytes(n))
+        (m, StripeRegion.DATA): bytearray(rng.randbytes(n))
         for m, n in zip(stripes.members, stripes.data_bytes, strict=True)
     }
     memory.update(
         {
-            (m, Region.PARITY): bytearray(rng.randbytes(stripes.parity_bytes))
+            (m, StripeRegion.PARITY): bytearray(rng.randbytes(stripes.parity_bytes))
             for m in stripes.members
         }
     )

@@ -19,7 +19,7 @@ from keepstep.dashboard.moment import Moment
 from keepstep.dashboard.nodes import NO_REPORT
 from keepstep.dashboard.status_screen import status_screen
 from keepstep.dashboard.view import JobView, job_view
-from keepstep.edge.os.journal import Journal
+from keepstep.edge.os.journal import FileJournal
 from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.node_safety_file import FILE, write_node_safety
@@ -72,7 +72,7 @@ class Scene:
             self.pages.append(page)
         self.horizon = HorizonPage(MEMORY, settings.job_dir)
         self.horizon.write(Horizon(2, committed=Stamp(41, 2)))
-        self.journal = Journal(settings.journal_path, "keeper")
+        self.journal = FileJournal(settings.journal_path, "keeper")
         self.lock_fd = os.open(settings.job_dir / "keeper.lock", os.O_RDWR | os.O_CREAT)
         fcntl.flock(self.lock_fd, fcntl.LOCK_EX)
 

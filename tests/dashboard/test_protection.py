@@ -7,8 +7,8 @@ import pytest
 from keepstep.dashboard.moment import Moment
 from keepstep.dashboard.nodes import NodesView
 from keepstep.dashboard.protection import (
+    CheckpointView,
     ProtectionRow,
-    StoredCheckpoint,
     newest_checkpoint,
     of_one_node,
     of_several_nodes,
@@ -18,7 +18,7 @@ from keepstep.model.events import Event
 from keepstep.model.snapshot import RankStatus, SlotState, SlotView, Stamp
 from keepstep.model.units import S_NS
 
-STORED = StoredCheckpoint(30, 5 * S_NS)
+STORED = CheckpointView(30, 5 * S_NS)
 HORIZON = Stamp(41, 2)
 SAFE = NodesView(policy="copies:2", step=41, is_committed=True, any_nodes=1, doubt="", why="any")
 
@@ -43,7 +43,7 @@ def holder(*held: int) -> RankStatus:
     ],
 )
 def test_of_one_node(
-    held: list[int], checkpoint: StoredCheckpoint | None, expected: tuple[int | None, ...]
+    held: list[int], checkpoint: CheckpointView | None, expected: tuple[int | None, ...]
 ) -> None:
     rows = of_one_node([holder(*held), holder(*held)], HORIZON, 7, checkpoint)
     assert tuple(steps(rows).values()) == expected
@@ -56,7 +56,7 @@ def test_of_one_node_before_the_first_step() -> None:
 
 
 @pytest.mark.parametrize("checkpoint", [None, STORED])
-def test_of_several_nodes(checkpoint: StoredCheckpoint | None) -> None:
+def test_of_several_nodes(checkpoint: CheckpointView | None) -> None:
     stored = checkpoint.step if checkpoint else None
     safe = of_several_nodes(SAFE, HORIZON, 7, checkpoint)
     assert list(steps(safe).values()) == [41, 41, 41, stored]
@@ -87,9 +87,9 @@ def test_the_newest_checkpoint_is_the_last_that_is_not_damaged() -> None:
     now = Moment(100 * S_NS, 100 * S_NS)
     written = [event(10, "persisted", 5), event(20, "persisted", 9)]
     assert newest_checkpoint([], now) is None
-    assert newest_checkpoint(written, now) == StoredCheckpoint(9, 80 * S_NS)
+    assert newest_checkpoint(written, now) == CheckpointView(9, 80 * S_NS)
     damaged = [*written, event(30, "checkpoint-damaged", 9)]
-    assert newest_checkpoint(damaged, now) == StoredCheckpoint(5, 90 * S_NS)
-    assert newest_checkpoint([*damaged, event(40, "persisted", 9)], now) == StoredCheckpoint(
+    assert newest_checkpoint(damaged, now) == CheckpointView(5, 90 * S_NS)
+    assert newest_checkpoint([*damaged, event(40, "persisted", 9)], now) == CheckpointView(
         9, 60 * S_NS
     )

@@ -15,7 +15,7 @@ from keepstep.config import Settings, resolve
 from keepstep.dashboard.finding import FoundJob, find_leftovers
 from keepstep.dashboard.moment import Moment
 from keepstep.dashboard.view import JobView, job_view
-from keepstep.edge.os.journal import Journal
+from keepstep.edge.os.journal import FileJournal
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot, slot_path
 from keepstep.edge.shm.status_page import StatusPage, status_path
@@ -200,7 +200,7 @@ def test_states_from_birth_to_burial(places: Settings) -> None:
 
 
 def test_an_ended_job_says_why_and_what_is_stored(places: Settings) -> None:
-    journal = Journal(places.journal_path, "keeper")
+    journal = FileJournal(places.journal_path, "keeper")
     journal.record("persisted", "step 9", step=9)
     journal.record("job-over", "all 2 ranks ended well", ok=True)
     view = look(places, later_s=3)
@@ -220,7 +220,7 @@ def test_an_ended_job_says_why_and_what_is_stored(places: Settings) -> None:
 
 
 def test_a_checkpoint_counts_until_it_is_found_damaged(places: Settings) -> None:
-    journal = Journal(places.journal_path, "keeper")
+    journal = FileJournal(places.journal_path, "keeper")
     pages = [make_rank(places, rank, [30]) for rank in range(2)]
     journal.record("persist-failed", "step 9: no space", step=9)
     assert survived(look(places)) == {

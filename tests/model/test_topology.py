@@ -11,12 +11,12 @@ from keepstep.model.topology import (
     Auto,
     Copies,
     Group,
-    Node,
     NoRedundancy,
     Parity,
     Policy,
     ReedSolomon,
     Topology,
+    TopologyNode,
     parse_policy,
     topology,
 )
@@ -79,7 +79,12 @@ def test_racks_are_the_nodes_in_them() -> None:
 
 
 def test_a_topology_that_is_not_whole_is_refused() -> None:
-    for nodes in [(), (Node(1),), (Node(0), Node(2)), (Node(0, "a"), Node(1))]:
+    for nodes in [
+        (),
+        (TopologyNode(1),),
+        (TopologyNode(0), TopologyNode(2)),
+        (TopologyNode(0, "a"), TopologyNode(1)),
+    ]:
         with pytest.raises(ConfigError, match="expected"):
             Topology(nodes)
     with pytest.raises(ConfigError, match="each of 3 nodes, found 2"):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from keepstep.model.units import S_NS
-from keepstep.sim.protocol.job.plan import Plan
+from keepstep.sim.protocol.job.plan import RunPlan
 from keepstep.sim.protocol.swarm import many, run, story
 
 WITHIN_S = 20.0
@@ -52,7 +52,7 @@ def test_a_seed_is_a_run_whatever_the_order_of_sets() -> None:
 def test_every_port_call_may_be_the_one_that_fails(deadly: bool) -> None:
     """The n-th call of a port, for n = 1, 2, .. until a run sees no fault; here as many as there is
     time for, spread over all of them."""
-    plan = Plan(
+    plan = RunPlan(
         nodes=2, ranks_per_node=1, steps=4, store=True, persist_every_steps=2, limit_ns=200 * S_NS
     )
     calls = run(1, plan).port_calls

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from keepstep.edge.os.journal import Journal
+from keepstep.edge.os.journal import FileJournal
 from keepstep.model.snapshot import Phase
 from keepstep.testing import injector as injector_module
 from keepstep.testing.faults import Fault, parse, to_plan
-from keepstep.testing.injector import Begun, Injector, Plan, attempted, fill, is_attached, note
+from keepstep.testing.injector import Begun, FaultPlan, Injector, attempted, fill, is_attached, note
 
 
-def plan(tmp_path: Path, *faults: Fault) -> Plan:
+def plan(tmp_path: Path, *faults: Fault) -> FaultPlan:
     """A plan whose faults all fail to be done: nobody is killed, and what was tried is in the
     file."""
-    return Plan(
+    return FaultPlan(
         faults,
         0,
         tmp_path / "attempts.jsonl",
@@ -136,8 +136,8 @@ def test_a_plan_is_read_where_the_rank_lives(tmp_path: Path) -> None:
     }
     (tmp_path / "plan.json").write_text(json.dumps(raw))
     environ = {"KEEPSTEP_ARENA_DIR": "/dev/shm/lab/node-2"}
-    found = Plan.read(tmp_path / "plan.json", environ)
-    assert found == Plan(
+    found = FaultPlan.read(tmp_path / "plan.json", environ)
+    assert found == FaultPlan(
         (fault,),
         1,
         Path("/a"),
@@ -145,12 +145,12 @@ def test_a_plan_is_read_where_the_rank_lives(tmp_path: Path) -> None:
         (Path("/j1"), Path("/j2")),
         None,
     )
-    assert Plan.read(tmp_path / "plan.json", {**environ, "GROUP_RANK": "2"}).node == 2
+    assert FaultPlan.read(tmp_path / "plan.json", {**environ, "GROUP_RANK": "2"}).node == 2
 
 
 def test_a_checkpoint_that_is_begun_is_seen_in_any_journal(tmp_path: Path) -> None:
     paths = [tmp_path / "node-0.jsonl", tmp_path / "node-1.jsonl"]
-    journals = [Journal(path, "keeper") for path in paths]
+    journals = [FileJournal(path, "keeper") for path in paths]
     journals[0].record("persist-started", "", step=4)
     before, same, newer = (Begun(paths, step) for step in (5, 4, 3))
     journals[1].record("sealed", "", step=9)
@@ -168,7 +168,7 @@ def test_a_checkpoint_is_asked_for_when_the_keeper_that_lives_knows_the_rank(
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     path = tmp_path / "journal.jsonl"
-    journal = Journal(path, "keeper")
+    journal = FileJournal(path, "keeper")
     assert not is_attached([path], 1)
     found = []
     for kind, data in (

@@ -9,12 +9,12 @@ from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot, slot_path
 from keepstep.model.horizon import Horizon
 from keepstep.model.snapshot import Stamp
-from keepstep.testing.crew import Place
+from keepstep.testing.crew import CrewPlace
 from keepstep.testing.memory import in_words
 
 
 def test_what_lies_there(tmp_path: Path) -> None:
-    place = Place(tmp_path / "job", tmp_path / "journal")
+    place = CrewPlace(tmp_path / "job", tmp_path / "journal")
     (place.job_dir / "rank-00001").mkdir(parents=True)
     assert list(in_words([place])) == ["node 0: nothing is committed between nodes"]
     page = HorizonPage(MEMORY, place.job_dir)

@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-from keepstep.edge.os.journal import Journal
+from keepstep.edge.os.journal import FileJournal
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_page import StatusPage
 from keepstep.model.snapshot import Phase
 from keepstep.testing import soak as soak_module
 from keepstep.testing import witness as witness_module
-from keepstep.testing.crew import Place
+from keepstep.testing.crew import CrewPlace
 from keepstep.testing.faults import Fault
 from keepstep.testing.injector import note
 from keepstep.testing.lines import Lines
 from keepstep.testing.soak import Passed, Soak
 from keepstep.testing.tally import tally
-from keepstep.testing.turns import Shape, Turn
-from keepstep.testing.witness import Facts, Witness
+from keepstep.testing.turns import DrillTurn, Shape
+from keepstep.testing.witness import DrillFacts, Witness
 
 ENDED = 2**22 + 1  # no process has such an id
 
@@ -32,16 +32,16 @@ ENDED = 2**22 + 1  # no process has such an id
 class Job:
     """Two ranks that are pages, and a soak of them."""
 
-    def __init__(self, room: Path, seconds: float, *turns: Turn) -> None:
-        place = Place(room / "keepstep-job", room / "journal")
+    def __init__(self, room: Path, seconds: float, *turns: DrillTurn) -> None:
+        place = CrewPlace(room / "keepstep-job", room / "journal")
         place.job_dir.mkdir()
         self.attempts, self.until, self.later, self.facts = (
             room / "attempts",
             room / "until.json",
             room / "later",
-            Facts("job"),
+            DrillFacts("job"),
         )
-        self.journal = Journal(place.journal, "keeper")
+        self.journal = FileJournal(place.journal, "keeper")
         self.pages = [
             page
             for rank in range(2)
@@ -93,7 +93,7 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(witness_module, "SEARCH_S", 0.0)
     made: list[Job] = []
 
-    def begin(seconds: float, *turns: Turn) -> Job:
+    def begin(seconds: float, *turns: DrillTurn) -> Job:
         made.append(Job(tmp_path, seconds, *turns))
         return made[0]
 
@@ -101,8 +101,8 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     made[0].close()
 
 
-def kill(rank: int) -> Turn:
-    return Turn(0.0, (Fault("kill", rank, 0),))
+def kill(rank: int) -> DrillTurn:
+    return DrillTurn(0.0, (Fault("kill", rank, 0),))
 
 
 def test_the_next_fault_comes_when_all_ranks_have_done_a_new_step(jobs: Any) -> None:
@@ -134,7 +134,7 @@ def test_the_next_fault_comes_when_all_ranks_have_done_a_new_step(jobs: Any) -> 
 
 def test_two_at_once_are_one_turn(jobs: Any) -> None:
     job: Job = jobs(
-        1000.0, Turn(0.0, (Fault("kill", 0, 0), Fault("kill", 1, 0, "restore"))), kill(0)
+        1000.0, DrillTurn(0.0, (Fault("kill", 0, 0), Fault("kill", 1, 0, "restore"))), kill(0)
     )
     job.trains(2, 1)
     assert job.told == ["kill of 0 at 3", "kill of 1 at 3"]

@@ -13,7 +13,7 @@ from keepstep.model.events import Event
 from keepstep.model.units import S_NS
 from keepstep.testing.faults import Fault, parse
 from keepstep.testing.verdict import covers, judge, recoveries
-from keepstep.testing.witness import Facts
+from keepstep.testing.witness import DrillFacts
 
 
 def event(at_s: float, kind: str, why: str = "", who: str = "keeper", **data: Any) -> Event:
@@ -24,7 +24,7 @@ def told(fault: int, what: str, at_s: float, **data: Any) -> dict[str, Any]:
     return {"fault": fault, "what": what, "mono_ns": int(at_s * S_NS), **data}
 
 
-def facts(**changes: Any) -> Facts:
+def facts(**changes: Any) -> DrillFacts:
     """A job of one rank that was killed at 10 s in step 20 and ended well."""
     values: dict[str, Any] = {
         "job": "drill",
@@ -41,10 +41,10 @@ def facts(**changes: Any) -> Facts:
             event(13, "next-step"),
         ],
     }
-    return Facts(**{**values, **changes})
+    return DrillFacts(**{**values, **changes})
 
 
-def verdict(fault: Fault, found: Facts) -> dict[str, Any]:
+def verdict(fault: Fault, found: DrillFacts) -> dict[str, Any]:
     return judge([fault], found, facts().hash)
 
 
@@ -95,7 +95,9 @@ def test_nothing_less_is_proved(changes: dict[str, Any]) -> None:
 def test_a_fault_that_was_not_done_has_its_own_exit_code() -> None:
     never = verdict(parse("kill:step=20"), facts(notes=[]))
     assert not never["proved"] and never["faults"][0]["evidence"] == "its moment never came"
-    refused = verdict(parse("full:step=20"), Facts("drill", cannot={0: "mount: not permitted"}))
+    refused = verdict(
+        parse("full:step=20"), DrillFacts("drill", cannot={0: "mount: not permitted"})
+    )
     assert (
         refused["faults"][0]
         | {"injected": False, "seen": False, "evidence": "mount: not permitted"}
@@ -288,7 +290,9 @@ def test_what_a_lost_node_had_not_done_was_not_lost() -> None:
         event(2, "resumed", step=-1, source="fresh", lost_steps=0, epoch=1),
         event(12, "resumed", step=17, source="memory", lost_steps=2, epoch=2),
     ]
-    seen = Facts("j", world_size=2, events=resumed, completed={(1, 0): 19, (1, 1): 18, (2, 0): 17})
+    seen = DrillFacts(
+        "j", world_size=2, events=resumed, completed={(1, 0): 19, (1, 1): 18, (2, 0): 17}
+    )
     assert [r.lost_steps for r in recoveries([], seen)] == [1]
     assert [r.lost_steps for r in recoveries([], replace(seen, completed={(1, 0): 19}))] == [2], (
         "a rank that was never seen: the keeper's word"
@@ -303,7 +307,7 @@ def test_an_epochs_number_that_came_again_says_nothing_of_its_first_life() -> No
         event(12, "resumed", step=5, source="memory", lost_steps=1, epoch=2),
         event(22, "resumed", step=99, source="store", lost_steps=3, epoch=1),
     ]
-    seen = Facts(
+    seen = DrillFacts(
         "j",
         world_size=2,
         events=resumed,

@@ -18,16 +18,16 @@ from keepstep.edge.shm.status_page import StatusPage
 from keepstep.model.horizon import Horizon
 from keepstep.model.snapshot import Phase, SlotState, SlotView, Stamp
 from keepstep.testing import witness as witness_module
-from keepstep.testing.crew import Place
+from keepstep.testing.crew import CrewPlace
 from keepstep.testing.faults import parse
 from keepstep.testing.injector import note
-from keepstep.testing.witness import Facts, Witness
+from keepstep.testing.witness import DrillFacts, Witness
 
 
 class Lost:
     """Stands for the lab: memory goes, and a process that has ended is called the node's."""
 
-    def __init__(self, places: Sequence[Place]) -> None:
+    def __init__(self, places: Sequence[CrewPlace]) -> None:
         self.places, self.lost, self.links = places, [], []  # type: ignore[var-annotated]
         with subprocess.Popen(["true"]) as ended:
             self.pid = ended.pid
@@ -49,10 +49,10 @@ class World:
 
     def __init__(self, tmp_path: Path, *faults: str) -> None:
         self.places = [
-            Place(tmp_path / f"node-{n}" / "keepstep-job", tmp_path / f"journal-{n}")
+            CrewPlace(tmp_path / f"node-{n}" / "keepstep-job", tmp_path / f"journal-{n}")
             for n in range(4)
         ]
-        self.attempts, self.facts = tmp_path / "attempts.jsonl", Facts("job", nodes=4)
+        self.attempts, self.facts = tmp_path / "attempts.jsonl", DrillFacts("job", nodes=4)
         self.nodes = Lost(self.places)
         self.pages: dict[tuple[int, int], StatusPage] = {}
         self.witness = Witness(

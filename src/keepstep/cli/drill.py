@@ -27,7 +27,7 @@ from keepstep.cli.progress_bar import counting_bar, timing_bar
 from keepstep.testing.conductor import Drill, conduct, reference
 from keepstep.testing.faults import Fault
 from keepstep.testing.verdict import judge
-from keepstep.testing.witness import Facts
+from keepstep.testing.witness import DrillFacts
 
 PROVED = 0
 FAILED = 1
@@ -39,7 +39,7 @@ class DrillOutcome:
     """What came of a drill: its faults, what was seen, and the report that is printed as JSON."""
 
     faults: Sequence[Fault]
-    facts: Facts
+    facts: DrillFacts
     report: dict[str, Any]
 
 

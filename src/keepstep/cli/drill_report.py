@@ -15,7 +15,7 @@ from rich.table import Table
 
 from keepstep.cli import drill_soak
 from keepstep.model.units import S_NS, human_bytes
-from keepstep.testing.witness import Facts
+from keepstep.testing.witness import DrillFacts
 
 # The events of the job's journals that a timeline shows.
 SHOWN_EVENTS = {
@@ -41,7 +41,7 @@ SHOWN_EVENTS = {
 MAX_LINES = 60
 
 
-def show(console: Console, facts: Facts, report: dict[str, Any]) -> None:
+def show(console: Console, facts: DrillFacts, report: dict[str, Any]) -> None:
     """Print the report."""
     if "soak" in report:
         drill_soak.show(console, report)
@@ -74,7 +74,7 @@ def _seen(fault: dict[str, Any]) -> str:
     return "[red]no[/]" if fault["injected"] else "[red]not injected[/]"
 
 
-def _show_timeline(console: Console, facts: Facts) -> None:
+def _show_timeline(console: Console, facts: DrillFacts) -> None:
     lines = [(e.mono_ns, e.who, e.why) for e in facts.events if e.kind in SHOWN_EVENTS]
     lines += [(int(n["mono_ns"]), "drill", f"fault {n['fault']}: {n['what']}") for n in facts.notes]
     if not lines:

@@ -22,7 +22,7 @@ from keepstep.testing.soak import Soak
 from keepstep.testing.tally import tally
 from keepstep.testing.turns import Shape, draw_turns, possible
 from keepstep.testing.verdict import judge
-from keepstep.testing.witness import Facts
+from keepstep.testing.witness import DrillFacts
 
 SCHEDULE_STEPS = 1000
 
@@ -47,7 +47,9 @@ def make(order: Drill, seconds: float, kinds: str) -> Soak:
     )
 
 
-def run(order: Drill, soak: Soak, show: Callable[[int, int], None]) -> tuple[Facts, dict[str, Any]]:
+def run(
+    order: Drill, soak: Soak, show: Callable[[int, int], None]
+) -> tuple[DrillFacts, dict[str, Any]]:
     """What was seen, and the verdict's report with the soak's tally. `show` is told the step that
     was reached and how many faults are done.
 

@@ -18,7 +18,7 @@ from keepstep.cli.job_choice import print_json
 from keepstep.cli.policy_comparison import cases_of
 from keepstep.edge.os.journal import read_journal
 from keepstep.model.cluster import DAY_S, Cluster
-from keepstep.sim.economics.montecarlo import Outcome, walk
+from keepstep.sim.economics.montecarlo import WalkOutcome, walk
 from keepstep.sim.economics.replay import Replay, replay
 
 SOURCES = ("own", "peers", "store")
@@ -54,7 +54,7 @@ def _words(happened: Replay, cluster: Cluster) -> str:
     )
 
 
-def _table(happened: Replay, outcomes: Sequence[Outcome]) -> Table:
+def _table(happened: Replay, outcomes: Sequence[WalkOutcome]) -> Table:
     table = Table("policy", *HEADINGS, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     lasting = f"{happened.effective_ratio:.2%}"
     table.add_row("as it happened", lasting, str(happened.redone_steps), "", "", "")

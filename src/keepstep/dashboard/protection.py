@@ -17,7 +17,7 @@ from keepstep.model.snapshot import RankStatus, Stamp
 
 
 @dataclass(frozen=True, slots=True)
-class StoredCheckpoint:
+class CheckpointView:
     """The newest checkpoint that the journal tells of."""
 
     step: int
@@ -49,7 +49,7 @@ class _StateSource:
         return ProtectionRow(loss, self.step, self.age_ns, self.why, self.is_known)
 
 
-def newest_checkpoint(events: Iterable[Event], now: Moment) -> StoredCheckpoint | None:
+def newest_checkpoint(events: Iterable[Event], now: Moment) -> CheckpointView | None:
     """The last one written, of those that were not found damaged since."""
     written: dict[int, int] = {}
     for event in events:
@@ -61,14 +61,14 @@ def newest_checkpoint(events: Iterable[Event], now: Moment) -> StoredCheckpoint 
     if not written:
         return None
     step, wall_ns = list(written.items())[-1]
-    return StoredCheckpoint(step, max(0, now.wall_ns - wall_ns))
+    return CheckpointView(step, max(0, now.wall_ns - wall_ns))
 
 
 def of_one_node(
     statuses: Iterable[RankStatus],
     horizon: Stamp | None,
     age_ns: int | None,
-    checkpoint: StoredCheckpoint | None,
+    checkpoint: CheckpointView | None,
 ) -> tuple[ProtectionRow, ...]:
     """Of a job of one node. `horizon`: the newest step that every rank holds, for `age_ns`."""
     stored = _stored(checkpoint)
@@ -93,7 +93,7 @@ def of_several_nodes(
     nodes: NodesView,
     horizon: Stamp | None,
     age_ns: int | None,
-    checkpoint: StoredCheckpoint | None,
+    checkpoint: CheckpointView | None,
 ) -> tuple[ProtectionRow, ...]:
     """Of a job of several nodes. `horizon`: the newest committed step, held here for `age_ns`.
 
@@ -109,7 +109,7 @@ def of_several_nodes(
     )
 
 
-def _stored(checkpoint: StoredCheckpoint | None) -> _StateSource:
+def _stored(checkpoint: CheckpointView | None) -> _StateSource:
     if checkpoint is None:
         return _StateSource(None, None, "no checkpoint in the store")
     return _StateSource(checkpoint.step, checkpoint.age_ns, "checkpoint in the store")
@@ -119,7 +119,7 @@ def _killed_process(
     nodes: NodesView,
     horizon: Stamp | None,
     age_ns: int | None,
-    checkpoint: StoredCheckpoint | None,
+    checkpoint: CheckpointView | None,
 ) -> _StateSource:
     if horizon is not None:
         committed = "committed: every rank holds it in memory, or other nodes give it back"

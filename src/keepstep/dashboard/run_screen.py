@@ -18,7 +18,7 @@ from keepstep.dashboard.timeline import (
     GOOD_NEWS,
     JobRun,
     RecoveryChain,
-    Stage,
+    TimelineStage,
     between_ns,
     is_trouble,
 )
@@ -102,7 +102,7 @@ def chain(recovery: RecoveryChain, began: Event | None) -> RenderableType:
     return Padding(made, (0, 0, 0, 2))
 
 
-def _stage_words(stage: Stage) -> Text:
+def _stage_words(stage: TimelineStage) -> Text:
     why = _short(stage.event.why)
     if len(stage.who) > 1:
         why = f"{len(stage.who)} report it, the last: {why}"

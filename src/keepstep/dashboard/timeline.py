@@ -80,7 +80,7 @@ LINKS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class TimelineStage:
     """One link of a chain.
 
     link: fact, suspicion, diagnosis, refused (a cheaper way to recover), plan, action or closed.
@@ -110,7 +110,7 @@ class RecoveryChain:
     source: str | None
     lost_steps: int | None
     took_ns: int
-    stages: tuple[Stage, ...]
+    stages: tuple[TimelineStage, ...]
     refused: tuple[str, ...]
     setbacks: tuple[str, ...]
     evidence: tuple[str, ...] = ()
@@ -318,12 +318,14 @@ def _ending(closer: Event | None, over: Event | None, following: Sequence[Event]
     return [link for link in links if link[2]]
 
 
-def _chained(links: Sequence[Link]) -> tuple[Stage, ...]:
-    stages: list[Stage] = []
+def _chained(links: Sequence[Link]) -> tuple[TimelineStage, ...]:
+    stages: list[TimelineStage] = []
     for link, name, words in links:
         event = words[-1]
         took_ns = between_ns(stages[-1].event, event) if stages else 0
-        stages.append(Stage(link, name, event, took_ns, tuple(dict.fromkeys(e.who for e in words))))
+        stages.append(
+            TimelineStage(link, name, event, took_ns, tuple(dict.fromkeys(e.who for e in words)))
+        )
     return tuple(stages)
 
 

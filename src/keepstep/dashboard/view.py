@@ -12,15 +12,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from keepstep.core.economics.goodput import Account, Tempo, account
+from keepstep.core.economics.goodput import Account, StepTempo, account
 from keepstep.core.resume.cut import cut, holding_of
 from keepstep.dashboard.document import finite
 from keepstep.dashboard.finding import FoundJob
 from keepstep.dashboard.moment import Moment
 from keepstep.dashboard.nodes import NodesView, leaders_word, nodes_view
 from keepstep.dashboard.protection import (
+    CheckpointView,
     ProtectionRow,
-    StoredCheckpoint,
     newest_checkpoint,
     of_one_node,
     of_several_nodes,
@@ -89,7 +89,7 @@ class JobView:
     world_size: int | None
     horizon: Stamp | None
     horizon_age_ns: int | None
-    checkpoint: StoredCheckpoint | None
+    checkpoint: CheckpointView | None
     protection: tuple[ProtectionRow, ...]
     ranks: tuple[RankRow, ...]
     slots: tuple[SlotRow, ...]
@@ -157,7 +157,7 @@ def _protection(
     statuses: Sequence[RankStatus],
     horizon: Stamp | None,
     age_ns: int | None,
-    checkpoint: StoredCheckpoint | None,
+    checkpoint: CheckpointView | None,
 ) -> tuple[ProtectionRow, ...]:
     if not job.has_memory:
         return ()
@@ -177,7 +177,7 @@ def run_account(run: JobRun, pages: Pages, now: Moment) -> Account:
     the ranks', if it is the last run."""
     living = [status for alive, status in pages.values() if alive and status is not None]
     tempos = [
-        Tempo(s.rank, s.pid, s.completed_step, s.step_ns_last, s.stall_ns_total) for s in living
+        StepTempo(s.rank, s.pid, s.completed_step, s.step_ns_last, s.stall_ns_total) for s in living
     ]
     return account(run.events, tempos, (now.wall_ns, now.mono_ns) if living else None)
 

@@ -17,7 +17,7 @@ MOST_MEMBERS = 255  # the codes are over bytes: a codeword has at most so many p
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class TopologyNode:
     """A machine: what fails as one. `rack` is what fails together with its neighbours; None when
     nobody said."""
 
@@ -27,7 +27,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    nodes: tuple[Node, ...]
+    nodes: tuple[TopologyNode, ...]
 
     def __post_init__(self) -> None:
         ids = [node.id for node in self.nodes]
@@ -56,7 +56,9 @@ def topology(nodes: int, racks: Sequence[str] | None = None) -> Topology:
     """`nodes` nodes; `racks` names the rack of each. Raises ConfigError."""
     if racks is not None and len(racks) != nodes:
         raise ConfigError(f"racks: expected one rack for each of {nodes} nodes, found {len(racks)}")
-    return Topology(tuple(Node(i, None if racks is None else racks[i]) for i in range(nodes)))
+    return Topology(
+        tuple(TopologyNode(i, None if racks is None else racks[i]) for i in range(nodes))
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""World: everything a keeper touches, in one value. `runtime/keeper/process.py` makes the real one,
-`sim/` one of virtual time.
+"""KeeperWorld: everything a keeper touches, in one value. `runtime/keeper/process.py` makes the
+real one, `sim/` one of virtual time.
 
 Who runs a `KeeperRun(settings, world, ...)` (`runtime/keeper/run.py`) calls it from the one loop
 that also brings all answers of these ports. A keeper may be left at any moment without another
@@ -25,7 +25,7 @@ from keepstep.ports import (
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class KeeperWorld:
     """`wake`, from any thread: have the loop call `KeeperRun.hear_peers` soon. `pid` and `uid` are
     the keeper's own."""
 

@@ -90,7 +90,7 @@ def wait_for(
     return found
 
 
-class Rank:
+class ClusterRank:
     """One rank of one node: slots, page, and the line to its keeper."""
 
     def __init__(
@@ -266,7 +266,7 @@ class Rank:
 
 
 @dataclass
-class Machine:
+class ClusterMachine:
     """One node: its places, its keeper, its ranks."""
 
     settings: Settings
@@ -274,7 +274,7 @@ class Machine:
     box: Mailbox | None = None
     port: int = 0
     incarnation: int = 0
-    ranks: list[Rank] = field(default_factory=list)
+    ranks: list[ClusterRank] = field(default_factory=list)
     seat: tuple[Lab, int] | None = None
 
     def start(self) -> None:
@@ -335,7 +335,7 @@ class Machine:
         return list(read_journal(self.settings.journal_path))
 
 
-class Cluster:
+class KeeperCluster:
     """`nodes` machines with `per_node` ranks each."""
 
     def __init__(
@@ -350,7 +350,7 @@ class Cluster:
         state: State = state_of,
     ) -> None:
         self.per_node, self.nbytes, self.state = per_node, nbytes, state
-        self.machines: list[Machine] = []
+        self.machines: list[ClusterMachine] = []
         for i in range(nodes):
             arena_dir, state_dir = (
                 (lab.arena_dir(i), lab.state_dir(i))
@@ -367,7 +367,7 @@ class Cluster:
                 },
                 **{"scrub_every_s": scrub_every_s, "link_dead_s": 2.0},
             }
-            machine = Machine(
+            machine = ClusterMachine(
                 resolve(config, {"HOME": str(room)}, JOB),
                 lab.seats[i].address if lab else "127.0.0.1",
             )
@@ -376,7 +376,7 @@ class Cluster:
         self.mesh_version, self.secret, self.incarnation = 0, secrets.token_hex(16), 0
         self.members: tuple[Member, ...] | None = None
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> KeeperCluster:
         for machine in self.machines:
             machine.start()
         return self
@@ -394,7 +394,7 @@ class Cluster:
                 assert gone, "a keeper does not go"
 
     @property
-    def ranks(self) -> list[Rank]:
+    def ranks(self) -> list[ClusterRank]:
         return [rank for machine in self.machines for rank in machine.ranks]
 
     # -- meshes
@@ -414,7 +414,7 @@ class Cluster:
         for i, machine in enumerate(self.machines):
             for local in range(self.per_node):
                 machine.ranks.append(
-                    Rank(
+                    ClusterRank(
                         machine.settings,
                         i * self.per_node + local,
                         world,

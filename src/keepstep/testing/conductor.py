@@ -1,6 +1,7 @@
 """Conductor: runs the drill's job in real processes, and undisturbed for comparison.
 
-Comes in: a `Drill` (the job's parameters and the faults). Goes out: `Facts`, everything that was
+Comes in: a `Drill` (the job's parameters and the faults). Goes out: `DrillFacts`, everything that
+was
 seen: exit code, digests, the journals, what was left behind, and what the witness saw of the
 faults. Judges nothing (verdict.py). With a `Soak` the faults come as the job runs, and it trains
 until the soak is over.
@@ -28,13 +29,13 @@ from keepstep.edge.os.journal import read_journal
 from keepstep.model.units import MIB
 from keepstep.testing import network
 from keepstep.testing.allowance import allow
-from keepstep.testing.crew import Alone, Crew, Place, Several, launch
+from keepstep.testing.crew import Alone, Crew, CrewPlace, Several, launch
 from keepstep.testing.etcd import Members
 from keepstep.testing.faults import Fault, to_plan
 from keepstep.testing.lab import Lab, owner_of
 from keepstep.testing.lines import Lines
 from keepstep.testing.soak import Soak
-from keepstep.testing.witness import Facts, Witness
+from keepstep.testing.witness import DrillFacts, Witness
 
 LAUNCHERS = ("run", "torchrun", "plain")
 REMOVAL_S = 20.0  # how long the keepers may take to remove everything after the job's end
@@ -95,9 +96,9 @@ class Drill:
 
 def conduct(
     drill: Drill, progress: Progress = lambda step, done: None, soak: Soak | None = None
-) -> Facts:
+) -> DrillFacts:
     """Run the job once, with its faults. Raises ConfigError when the nodes cannot be made."""
-    facts = Facts(f"drill-{os.urandom(4).hex()}", drill.nodes, drill.policy, drill.world_size)
+    facts = DrillFacts(f"drill-{os.urandom(4).hex()}", drill.nodes, drill.policy, drill.world_size)
     filled = {f.where: drill.work / f.where for f in drill.faults if f.kind == "full"}
     if soak is not None and soak.fills_store:
         filled["store"] = drill.work / "store"
@@ -119,7 +120,7 @@ def conduct(
                 }
             )
         if not facts.cannot:
-            _Run(drill, facts, soak).go(progress)
+            _DrillRun(drill, facts, soak).go(progress)
     return facts
 
 
@@ -159,10 +160,10 @@ def unmount(directory: Path) -> None:
     subprocess.run(["umount", "--lazy", str(directory)], capture_output=True)
 
 
-class _Run:
+class _DrillRun:
     """One run of the job."""
 
-    def __init__(self, drill: Drill, facts: Facts, soak: Soak | None) -> None:
+    def __init__(self, drill: Drill, facts: DrillFacts, soak: Soak | None) -> None:
         self.drill, self.facts, self.soak = drill, facts, soak
         self.room = drill.work / facts.job
         self.results, self.attempts = self.room / "results", self.room / "attempts.jsonl"
@@ -263,7 +264,9 @@ class _Run:
     def _alone(self, log: BinaryIO) -> Alone:
         drill, place = (
             self.drill,
-            Place(self.drill.arena_dir / f"keepstep-{self.facts.job}", self.room / "journal.jsonl"),
+            CrewPlace(
+                self.drill.arena_dir / f"keepstep-{self.facts.job}", self.room / "journal.jsonl"
+            ),
         )
         options = ["--standalone"] if drill.launcher == "torchrun" else []
         restarts = self.deadly + 3 if drill.launcher == "plain" else 0

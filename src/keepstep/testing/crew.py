@@ -31,7 +31,7 @@ REPLACE_S = 0.3  # how long a lost node stays away
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CrewPlace:
     """A node's."""
 
     job_dir: Path
@@ -39,7 +39,7 @@ class Place:
 
 
 class Crew(Protocol):
-    places: tuple[Place, ...]
+    places: tuple[CrewPlace, ...]
 
     def start(self) -> None: ...
 
@@ -62,7 +62,7 @@ def launch(launcher: str, module: Sequence[str], options: Sequence[str]) -> list
     return [sys.executable, *before[launcher], "-m", *module]
 
 
-def remains_of(places: Sequence[Place]) -> list[str]:
+def remains_of(places: Sequence[CrewPlace]) -> list[str]:
     """What is left of the job's memory: paths, in order."""
     return sorted(
         str(place.job_dir.with_name(name))
@@ -78,13 +78,13 @@ class Alone:
     def __init__(
         self,
         job: str,
-        place: Place,
+        place: CrewPlace,
         command: Sequence[str],
         environ: Mapping[str, str],
         log: BinaryIO,
         restarts: int,
     ) -> None:
-        self.places: tuple[Place, ...] = (place,)
+        self.places: tuple[CrewPlace, ...] = (place,)
         self._job, self._command, self._environ, self._log, self._restarts = (
             job,
             list(command),
@@ -151,7 +151,7 @@ class Several:
             etcd,
         )
         self.places = tuple(
-            Place(
+            CrewPlace(
                 lab.arena_dir(node) / f"keepstep-{job}", lab.state_dir(node) / job / "journal.jsonl"
             )
             for node in lab.nodes

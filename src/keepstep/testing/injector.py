@@ -45,7 +45,7 @@ KEEPER_PATIENCE_S = 20.0  # on a busy machine the next keeper may take seconds t
 
 
 @dataclass(frozen=True)
-class Plan:
+class FaultPlan:
     """What a drill hands to its job: the faults, and where everything is. `node`: the job's number
     of the node this process is on.
 
@@ -63,7 +63,7 @@ class Plan:
     phases: Path | None = None
 
     @classmethod
-    def read(cls, path: Path, environ: Mapping[str, str]) -> Plan:
+    def read(cls, path: Path, environ: Mapping[str, str]) -> FaultPlan:
         raw = json.loads(path.read_text())
         store = None if raw["store"] is None else Path(raw["store"])
         job_dir = Path(environ["KEEPSTEP_ARENA_DIR"]) / f"keepstep-{raw['job']}"
@@ -109,7 +109,7 @@ def attempted(attempts: Path) -> set[int]:
 class Injector:
     """A phase listener: `session.phase_listeners.append(Injector(plan, rank))` before `protect`."""
 
-    def __init__(self, plan: Plan, rank: int, local_rank: int = 0) -> None:
+    def __init__(self, plan: FaultPlan, rank: int, local_rank: int = 0) -> None:
         self._plan, self._rank, self._local_rank = plan, rank, local_rank
         self._mine: dict[int, Fault] = {}
         self._known = 0

@@ -27,7 +27,7 @@ from torch import nn
 import keepstep
 from keepstep.runtime.rank import session
 from keepstep.testing.allowance import Allowance
-from keepstep.testing.injector import Injector, Plan
+from keepstep.testing.injector import FaultPlan, Injector
 from keepstep.testing.stopwatch import Stopwatch
 
 EXAMPLES, FEATURES, BATCH = 512, 32, 16
@@ -193,7 +193,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     injector: Injector | None = None
     if args.plan:
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        plan = Plan.read(args.plan, os.environ)
+        plan = FaultPlan.read(args.plan, os.environ)
         if plan.phases is not None:
             session.phase_listeners.append(Stopwatch(plan.phases, plan.job_dir, int(rank)))
         injector = Injector(plan, int(rank), local_rank)

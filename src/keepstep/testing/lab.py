@@ -30,7 +30,7 @@ from typing import Any
 
 from keepstep.errors import ConfigError
 from keepstep.testing import network
-from keepstep.testing.network import Loopback, Namespaces, Network, Seat
+from keepstep.testing.network import LabNetwork, Loopback, Namespaces, Seat
 
 MEMORY = Path("/dev/shm")
 MARK = "KEEPSTEP_LAB"
@@ -55,7 +55,7 @@ class Lab:
         self._store: Any = None
         self.number = 0
         self.seats: dict[int, Seat] = {}
-        self.network: Network
+        self.network: LabNetwork
 
     def __enter__(self) -> Lab:
         """Raises ConfigError when it cannot be made."""

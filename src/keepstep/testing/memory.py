@@ -15,10 +15,10 @@ from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot, rank_dir, ranks_in, slot_paths
 from keepstep.edge.shm.slot_store import SHELVES
 from keepstep.errors import DamageError
-from keepstep.testing.crew import Place
+from keepstep.testing.crew import CrewPlace
 
 
-def in_words(places: Sequence[Place]) -> Iterator[str]:
+def in_words(places: Sequence[CrewPlace]) -> Iterator[str]:
     for node, place in enumerate(places):
         yield f"node {node}: {_horizon(place.job_dir)}"
         for below in (*SHELVES.values(), ""):

@@ -1,4 +1,4 @@
-"""Network: what connects the nodes of a lab, as network namespaces or as loopback addresses.
+"""LabNetwork: what connects the nodes of a lab, as network namespaces or as loopback addresses.
 
 Comes in: a lab's number and its nodes. Goes out: for each node a `Seat`: the address others reach
 it at, the interface that has it, and the words to put before a command so that it runs there.
@@ -46,7 +46,7 @@ class Seat:
     before: tuple[str, ...] = ()
 
 
-class Network(Protocol):
+class LabNetwork(Protocol):
     """`host`: the lab's own address, reachable from every node."""
 
     host: str

@@ -24,8 +24,8 @@ from keepstep.testing import lines
 from keepstep.testing.allowance import allow
 from keepstep.testing.faults import AGENT_KILL, Fault, to_plan
 from keepstep.testing.memory import in_words
-from keepstep.testing.turns import Shape, Turn
-from keepstep.testing.witness import Facts, Witness
+from keepstep.testing.turns import DrillTurn, Shape
+from keepstep.testing.witness import DrillFacts, Witness
 
 RECOVERED_WITHIN_S = 120.0
 AHEAD_MS = 1500.0  # the job may be so far ahead of what it was last allowed
@@ -52,7 +52,7 @@ class Soak:
         self,
         seconds: float,
         shape: Shape,
-        turns: Iterator[Turn],
+        turns: Iterator[DrillTurn],
         protects: bool,
         fills_store: bool = False,
     ) -> None:
@@ -65,7 +65,7 @@ class Soak:
         self.lasted_ns = 0
         self._allowed_steps = 0
 
-    def begin(self, witness: Witness, facts: Facts, later: Path, until: Path) -> None:
+    def begin(self, witness: Witness, facts: DrillFacts, later: Path, until: Path) -> None:
         self._witness, self._facts, self._later, self._until = witness, facts, later, until
         self._ahead_steps = max(4, ceil(AHEAD_MS / max(1.0, self._shape.step_ms)))
         self._allow_more()

@@ -1,8 +1,8 @@
 """Turns: which faults a soak does, one after the other, drawn from a seed.
 
 Comes in: a seed, the job's shape, the kinds that can be done here. Goes out: an endless sequence of
-`Turn`s. Pure: the same seed gives the same sequence. At which instant of the job a turn comes is
-the machine's chance.
+`DrillTurn`s. Pure: the same seed gives the same sequence. At which instant of the job a turn comes
+is the machine's chance.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LONG_FLAP_RATIO = 0.3  # of the links stay away for longer than it takes to be g
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class DrillTurn:
     """Wait so long after the last recovery; then the first fault, and the second one during its
     recovery. `at` fills in their step."""
 
@@ -73,7 +73,7 @@ def possible(
     return kinds
 
 
-def draw_turns(seed: int, shape: Shape, kinds: Sequence[str]) -> Iterator[Turn]:
+def draw_turns(seed: int, shape: Shape, kinds: Sequence[str]) -> Iterator[DrillTurn]:
     rng = random.Random(seed)
     weights = [WEIGHTS[kind] for kind in kinds]
     while True:
@@ -87,7 +87,7 @@ def draw_turns(seed: int, shape: Shape, kinds: Sequence[str]) -> Iterator[Turn]:
             else 0.0
         )
         second = (_draw_second(rng, first, shape, kinds),) if rng.random() < ratio else ()
-        yield Turn(gap_ms, (first, *second))
+        yield DrillTurn(gap_ms, (first, *second))
 
 
 def _draw(rng: random.Random, kind: str, shape: Shape) -> Fault:

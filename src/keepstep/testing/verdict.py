@@ -1,9 +1,9 @@
 """Verdict: from what a drill saw to what it proves.
 
-Comes in: the faults, the `Facts` of the disturbed run, the hash of the undisturbed one. Goes out:
-the report that is printed as JSON. A fault counts as seen only by evidence from outside the rank
-that did it: the kernel's word about a process, a journal line of somebody else, bytes in a slot.
-Pure.
+Comes in: the faults, the `DrillFacts` of the disturbed run, the hash of the undisturbed one. Goes
+out: the report that is printed as JSON. A fault counts as seen only by evidence from outside the
+rank that did it: the kernel's word about a process, a journal line of somebody else, bytes in a
+slot. Pure.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from keepstep.model.events import Event
 from keepstep.model.topology import Auto, parse_policy, topology
 from keepstep.model.units import S_NS
 from keepstep.testing.faults import AGENT_KILL, ETCD_RESTART, Fault
-from keepstep.testing.witness import Facts
+from keepstep.testing.witness import DrillFacts
 
 DAMAGE = ("damaged", "checkpoint-damaged", "restore-failed", "slot-voided")
 NO_SPACE = ("No space left", "ENOSPC")
@@ -54,7 +54,7 @@ def covers(policy: str, nodes: int, lost: Collection[int]) -> bool:
     return not out_of_reach(placement, placement.holders, lost)
 
 
-def judge(faults: Sequence[Fault], facts: Facts, expected_hash: str | None) -> dict[str, Any]:
+def judge(faults: Sequence[Fault], facts: DrillFacts, expected_hash: str | None) -> dict[str, Any]:
     """The report. `proved` says whether everything asked for is true."""
     seen = [_fault_report(n, f, facts) for n, f in enumerate(faults)]
     found = recoveries(faults, facts)
@@ -98,7 +98,7 @@ def _restarts(events: Sequence[Event]) -> int:
     return len(counted) or max(lives.values(), default=1) - 1
 
 
-def _fault_report(number: int, fault: Fault, facts: Facts) -> dict[str, Any]:
+def _fault_report(number: int, fault: Fault, facts: DrillFacts) -> dict[str, Any]:
     notes = [n for n in facts.notes if n["fault"] == number]
     injected = any(n["what"] == "did" for n in notes)
     at = next((n for n in notes if n["what"] == "about to"), None)
@@ -117,7 +117,9 @@ def _fault_report(number: int, fault: Fault, facts: Facts) -> dict[str, Any]:
     }
 
 
-def _evidence(number: int, fault: Fault, facts: Facts, notes: list[dict[str, Any]]) -> list[str]:
+def _evidence(
+    number: int, fault: Fault, facts: DrillFacts, notes: list[dict[str, Any]]
+) -> list[str]:
     """One sentence for everything that has to be there; an empty one where it is not."""
     told = {key: value for note in notes for key, value in note.items()}
     since_ns = int(notes[0]["mono_ns"])
@@ -204,7 +206,7 @@ def _say(events: Any) -> str:
     return f"{event.who}: {event.why}" if event else ""
 
 
-def _lost_steps(facts: Facts, before: Event, event: Event) -> int:
+def _lost_steps(facts: DrillFacts, before: Event, event: Event) -> int:
     """Steps that every rank had done and that are done again. The keeper that tells them knows of
     no more than the survivors: a lost node's ranks may have been a step behind, which was seen from
     outside. Epochs count anew when all memory was lost: then a number says too little."""
@@ -217,7 +219,7 @@ def _lost_steps(facts: Facts, before: Event, event: Event) -> int:
     return max(0, min(done) - int(event.data["step"]))
 
 
-def recoveries(faults: Sequence[Fault], facts: Facts) -> list[Recovery]:
+def recoveries(faults: Sequence[Fault], facts: DrillFacts) -> list[Recovery]:
     """Every time all ranks resumed after the first start."""
     notes = [n for n in reversed(facts.notes) if n["what"] == "about to"]
     began = {int(n["fault"]): int(n["mono_ns"]) for n in notes}

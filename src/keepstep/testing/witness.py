@@ -1,9 +1,9 @@
 """Witness: what can only be done and seen from outside the ranks.
 
 Comes in: the faults, more of them while it runs, and where the memory, notes and journals of each
-of the job's nodes are. Goes out: `Facts`: which processes were stopped or gone, what slots said
-after a death, what filesystems had left. Each fault has a small generator that waits, strikes and
-follows; `look` advances them all. Never speaks to the job.
+of the job's nodes are. Goes out: `DrillFacts`: which processes were stopped or gone, what slots
+said after a death, what filesystems had left. Each fault has a small generator that waits, strikes
+and follows; `look` advances them all. Never speaks to the job.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from keepstep.errors import ConfigError, DamageError
 from keepstep.model.events import Event
 from keepstep.model.snapshot import Phase, RankStatus, SlotState, Stamp
 from keepstep.model.units import MS_NS, human_ns
-from keepstep.testing.crew import Place
+from keepstep.testing.crew import CrewPlace
 from keepstep.testing.faults import AGENT_KILL, ETCD_RESTART, PROTECT, Fault
 from keepstep.testing.injector import ASKS, kill_agent, kill_keeper, note
 from keepstep.testing.lines import Lines
@@ -38,7 +38,7 @@ SEARCH_S = 0.02  # how often new ranks are looked for
 
 
 @dataclass
-class Facts:
+class DrillFacts:
     """What was seen. `cannot`: faults that could not be done, and why. `sightings`: what the
     witness saw of each fault itself. `protected_ns`: when, in each epoch, everything was first seen
     to lie on as many nodes as the policy asks for; `committed`: every such moment, as (epoch, step,
@@ -94,8 +94,8 @@ class Witness:
         self,
         faults: Sequence[Fault],
         nproc: int,
-        facts: Facts,
-        places: Sequence[Place],
+        facts: DrillFacts,
+        places: Sequence[CrewPlace],
         attempts: Path,
         nodes: Nodes | None = None,
     ) -> None:

@@ -17,7 +17,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from keepstep.core.detection.deadlines import derive
-from keepstep.core.detection.progress import LEARNT_STEPS, REMEMBERED, Durations, Progress, Rhythm
+from keepstep.core.detection.progress import (
+    LEARNT_STEPS,
+    REMEMBERED,
+    Durations,
+    Progress,
+    StepRhythm,
+)
 from keepstep.edge.shm.status_page import BLANK
 from keepstep.model.diagnosis import GroupSample, ProcessSample, State
 from keepstep.model.snapshot import Phase, RankStatus
@@ -147,7 +153,7 @@ def test_only_the_newest_durations_count() -> None:
 
 
 def test_patience_grows_with_the_steps_and_never_beyond_the_longest_grace() -> None:
-    rhythm = Rhythm(LIMITS)
+    rhythm = StepRhythm(LIMITS)
     unknown = rhythm.patience(Phase.STEP, first=False)
     assert (unknown.asleep_ns, unknown.busy_ns) == (LIMITS.grace_asleep_ns, LIMITS.grace_busy_ns)
     for _ in range(LEARNT_STEPS):

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.core.economics.goodput import Account, Ledger, Recovered, Tempo, account
+from keepstep.core.economics.goodput import Account, Ledger, Recovered, StepTempo, account
 from keepstep.core.economics.journal_kinds import (
     BACK,
     CLOSING,
@@ -283,8 +283,8 @@ def test_a_running_job_is_told_up_to_now_with_what_its_pages_say() -> None:
     now = (WALL_NS + 6000 * MS_NS, (6000 + 3_600_000) * MS_NS)
     events = [*starts(), *dies(2000), *comes_back(3000, step=7, lost=2)]
     tempos = [
-        Tempo(0, 20, completed_step=31, step_ns=1, stall_ns=30 * MS_NS),
-        Tempo(1, 21, 31, 1, 40 * MS_NS),
+        StepTempo(0, 20, completed_step=31, step_ns=1, stall_ns=30 * MS_NS),
+        StepTempo(1, 21, 31, 1, 40 * MS_NS),
     ]
     found = account(events, tempos, now)
     # 10 steps in the first second, 24 in the last three: 4000 ms / 34 a step
@@ -402,7 +402,7 @@ def test_a_recovery_is_told_of_when_nothing_can_lengthen_it() -> None:
 
 def test_nothing_was_said() -> None:
     assert account([]).goodput_ratio is None
-    assert account([], [Tempo(0, 1, 5, 7, 9)], (WALL_NS, 5)).wall_ns == 0
+    assert account([], [StepTempo(0, 1, 5, 7, 9)], (WALL_NS, 5)).wall_ns == 0
 
 
 def entered(events: list[Event]) -> Ledger:
@@ -453,7 +453,7 @@ EVENTS = st.lists(
 )
 TEMPOS = st.lists(
     st.builds(
-        Tempo,
+        StepTempo,
         st.integers(0, 3),
         st.integers(0, 3),
         st.integers(-1, 99),
@@ -466,7 +466,7 @@ TEMPOS = st.lists(
 
 @given(EVENTS, TEMPOS, st.none() | st.integers(0, 30_000))
 def test_whatever_a_journal_says_the_parts_are_the_whole(
-    events: list[Event], tempos: list[Tempo], now_ms: int | None
+    events: list[Event], tempos: list[StepTempo], now_ms: int | None
 ) -> None:
     now = None if now_ms is None else (WALL_NS + now_ms * MS_NS, (now_ms + 3_600_000) * MS_NS)
     found = account(events, tempos, now)

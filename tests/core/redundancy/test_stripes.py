@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keepstep.core.redundancy.stripes import (
-    Region,
+    StripeRegion,
     Stripes,
     chunks,
     decode_plan,
@@ -37,17 +37,20 @@ def test_a_codeword_has_one_block_of_every_member_and_every_byte_one_codeword(
     stripes: Stripes,
 ) -> None:
     size = len(stripes.members)
-    covered: dict[tuple[int, Region], list[tuple[int, int]]] = {}
+    covered: dict[tuple[int, StripeRegion], list[tuple[int, int]]] = {}
     for codeword in range(size):
         pieces = [stripes.piece(codeword, i) for i in range(size)]
         assert [p.member for p in pieces] == list(stripes.members)
         assert sorted(p.position for p in pieces) == list(range(size))
-        assert all((p.position >= stripes.k) == (p.region is Region.PARITY) for p in pieces)
+        assert all((p.position >= stripes.k) == (p.region is StripeRegion.PARITY) for p in pieces)
         for p in pieces:
             assert p.nbytes <= stripes.block_bytes and (p.nbytes == 0 or p.start % 64 == 0)
             covered.setdefault((p.member, p.region), []).append((p.start, p.stop))
     for member, data_bytes in zip(stripes.members, stripes.data_bytes, strict=True):
-        for region, length in ((Region.DATA, data_bytes), (Region.PARITY, stripes.parity_bytes)):
+        for region, length in (
+            (StripeRegion.DATA, data_bytes),
+            (StripeRegion.PARITY, stripes.parity_bytes),
+        ):
             spans = sorted(span for span in covered[member, region] if span[0] < span[1])
             assert [0, *(stop for _, stop in spans)] == [*(start for start, _ in spans), length]
 
@@ -97,7 +100,7 @@ def test_with_one_tolerated_it_is_the_rotating_parity_of_reft(size: int) -> None
         for node in range(size):
             piece = stripes.piece(s, node)
             if node == s:
-                assert (piece.region, piece.start, piece.stop) == (Region.PARITY, 0, 64)
+                assert (piece.region, piece.start, piece.stop) == (StripeRegion.PARITY, 0, 64)
             else:
                 block = s if s < node else s - 1
                 assert (piece.start, piece.stop) == (64 * block, 64 * (block + 1))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.core.redundancy.stripes import Region, decode_plan, stripes_of_snapshots
+from keepstep.core.redundancy.stripes import StripeRegion, decode_plan, stripes_of_snapshots
 from keepstep.core.resume.sources import restorable_stamps, restore_sources
 from keepstep.model.restore_sources import HeldParity, Inventory, RestoreSource
 from keepstep.model.snapshot import Stamp
@@ -115,8 +115,8 @@ def decodable(rank: int, size: int, tolerates: int, data: set[int], parity: set[
     stripes = stripes_of_snapshots(range(size), tolerates, [64 * size] * size)
     for codeword in range(size):
         pieces = [stripes.piece(codeword, index) for index in range(size)]
-        left = sum(p.member in (data if p.region is Region.DATA else parity) for p in pieces)
-        if pieces[rank].region is Region.DATA and left < stripes.k:
+        left = sum(p.member in (data if p.region is StripeRegion.DATA else parity) for p in pieces)
+        if pieces[rank].region is StripeRegion.DATA and left < stripes.k:
             return False
     return True
 
@@ -180,8 +180,8 @@ def test_the_sources_named_give_the_bytes_back(shape: tuple[int, int], seed: int
         missing = set(source.stripe_group) - named
         carry_out(decode_plan(stripes, missing, rank), stripes, memory)
         assert (
-            memory[rank, Region.DATA] == whole[rank, Region.DATA]
-            and memory[rank, Region.PARITY] == whole[rank, Region.PARITY]
+            memory[rank, StripeRegion.DATA] == whole[rank, StripeRegion.DATA]
+            and memory[rank, StripeRegion.PARITY] == whole[rank, StripeRegion.PARITY]
         )
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from keepstep.edge.os.journal import Journal, JournalTail, read_journal
+from keepstep.edge.os.journal import FileJournal, JournalTail, read_journal
 
 
 def test_events_come_back_in_order_from_all_writers(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "er" / "journal.jsonl"
-    rank, keeper = Journal(path, "rank 0"), Journal(path, "keeper")
+    rank, keeper = FileJournal(path, "rank 0"), FileJournal(path, "keeper")
     rank.record("skipped", "step 3 is not captured: because", step=3)
     keeper.record("damaged", "slot 1 is damaged")
     rank.close()
@@ -32,7 +32,7 @@ def test_writers_do_not_interleave(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
 
     def write(who: str) -> None:
-        journal = Journal(path, who)
+        journal = FileJournal(path, who)
         for number in range(200):
             journal.record("tick", who * 200, number=number)
         journal.close()
@@ -49,7 +49,7 @@ def test_writers_do_not_interleave(tmp_path: Path) -> None:
 
 
 def test_the_log_hears_the_same_sentence(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    journal = Journal(tmp_path / "j", "rank 2")
+    journal = FileJournal(tmp_path / "j", "rank 2")
     with caplog.at_level(logging.INFO, "keepstep"):
         journal.record("torn", "step 4 was torn", step=4)
     journal.close()
@@ -63,7 +63,7 @@ def test_the_log_hears_the_same_sentence(tmp_path: Path, caplog: pytest.LogCaptu
 
 def test_a_torn_line_costs_only_itself(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    journal = Journal(path, "rank 0")
+    journal = FileJournal(path, "rank 0")
     journal.record("one", "1")
     journal.record("two", "2")
     whole = path.read_bytes()
@@ -78,7 +78,7 @@ def test_a_torn_line_costs_only_itself(tmp_path: Path) -> None:
 def test_foreign_lines_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     path.write_bytes(b"\n{}\n\xff\xfe\nhello\n")
-    journal = Journal(path, "rank 0")
+    journal = FileJournal(path, "rank 0")
     journal.record("one", "1")
     journal.close()
     assert [e.kind for e in read_journal(path)] == ["one"]
@@ -93,7 +93,7 @@ def test_without_a_place_events_reach_the_log(
 ) -> None:
     blocker = tmp_path / "file"
     blocker.touch()
-    journal = Journal(blocker / "journal.jsonl", "rank 0")
+    journal = FileJournal(blocker / "journal.jsonl", "rank 0")
     with caplog.at_level(logging.INFO, "keepstep"):
         journal.record("one", "the sentence")
     journal.close()
@@ -101,7 +101,7 @@ def test_without_a_place_events_reach_the_log(
 
 
 def test_a_full_disk_costs_events_not_the_trainer(caplog: pytest.LogCaptureFixture) -> None:
-    journal = Journal(Path("/dev/full"), "rank 0")
+    journal = FileJournal(Path("/dev/full"), "rank 0")
     with caplog.at_level(logging.INFO, "keepstep"):
         journal.record("one", "the sentence")
     journal.close()
@@ -112,7 +112,7 @@ def test_a_tail_tells_what_was_added_and_each_line_once(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     tail = JournalTail(path)
     assert tail.read() == []
-    journal = Journal(path, "rank 0")
+    journal = FileJournal(path, "rank 0")
     journal.record("one", "1", kind="data may have a field of that name")
     assert [(e.kind, e.data) for e in tail.read()] == [
         ("one", {"kind": "data may have a field of that name"})

@@ -17,7 +17,7 @@ from keepstep.dashboard.slots import held_rows, slot_rows
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot, ranks_in, slot_path
 from keepstep.edge.shm.status_pages import read_pages
-from keepstep.testing.crew import Place, remains_of
+from keepstep.testing.crew import CrewPlace, remains_of
 from keepstep.testing.memory import in_words
 from keepstep.testing.witness import Witness
 
@@ -26,7 +26,7 @@ NOW = Moment(1, 1)
 
 def search(job_dir: Path) -> object:
     """What CI failed of."""
-    place = Place(job_dir, job_dir.with_name("journal.jsonl"))
+    place = CrewPlace(job_dir, job_dir.with_name("journal.jsonl"))
     witness = Witness.__new__(Witness)
     witness.places = [place]
     witness._journals = []
@@ -43,8 +43,10 @@ LOOKS: dict[str, Callable[[Path], object]] = {
     "held slots": lambda job_dir: held_rows(job_dir, NOW),
     "collective profiles": lambda job_dir: network_view(job_dir).ranks,
     "leftovers": lambda job_dir: find_leftovers(job_dir.parent),
-    "a drill's remains": lambda job_dir: remains_of([Place(job_dir, job_dir / "journal")]),
-    "a drill's words": lambda job_dir: list(in_words([Place(job_dir, job_dir / "journal")]))[1:],
+    "a drill's remains": lambda job_dir: remains_of([CrewPlace(job_dir, job_dir / "journal")]),
+    "a drill's words": lambda job_dir: list(in_words([CrewPlace(job_dir, job_dir / "journal")]))[
+        1:
+    ],
     "a drill's witness": search,
 }
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from keepstep.edge.store.manifest import FileSum
 from keepstep.edge.store.parts import (
-    Item,
-    Part,
+    CheckpointPart,
+    PartItem,
     Sketch,
     part_from_bytes,
     part_to_bytes,
@@ -33,11 +33,11 @@ SURVEY = {
     4: {},
 }
 FILES = {"__2_1234.distcp": FileSum(9, 4, ("0" * 16, "1" * 16, "2" * 16))}
-PART = Part(
+PART = CheckpointPart(
     {"loss": 0.5, "bad": math.inf},
     {"model": ["a", None]},
     FILES,
-    (Item(2, "model.w.0", (3, 0), "__2_1234.distcp", 5, 4),),
+    (PartItem(2, "model.w.0", (3, 0), "__2_1234.distcp", 5, 4),),
 )
 
 numbers = st.integers(0, 2**50)
@@ -55,7 +55,7 @@ surveys = st.fixed_dictionaries(
     {rank: st.dictionaries(st.text(max_size=5), sketches, max_size=3) for rank in (2, 3, 4)}
 )
 items = st.builds(
-    Item,
+    PartItem,
     st.integers(2, 4),
     st.text(max_size=5),
     st.none() | shapes,
@@ -75,7 +75,7 @@ def test_a_survey_says_the_same_after_a_round_trip(survey: dict[int, dict[str, S
 
 
 @given(st.lists(items, max_size=4).map(tuple))
-def test_a_part_says_the_same_after_a_round_trip(found: tuple[Item, ...]) -> None:
+def test_a_part_says_the_same_after_a_round_trip(found: tuple[PartItem, ...]) -> None:
     part = replace(PART, items=found)
     assert part_from_bytes(part_to_bytes(ATTEMPT, 1, part), "here", ATTEMPT, 1) == part
 

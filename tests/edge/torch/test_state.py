@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from keepstep.edge.torch.state import RNG, Item, Protected, bare, kind_of, rebuild
+from keepstep.edge.torch.state import RNG, Protected, StateItem, bare, kind_of, rebuild
 from keepstep.edge.torch.views import clone
 from keepstep.errors import ConfigError
 
@@ -20,7 +20,7 @@ def protected(lazy: bool = True, **stateful: Any) -> Protected:
     return Protected.of(stateful, lazy)
 
 
-def named(state: Any) -> dict[str, Item]:
+def named(state: Any) -> dict[str, StateItem]:
     """What is found beside the random states."""
     return {i.spec.name: i for i in state.items if not i.spec.name.startswith(RNG)}
 

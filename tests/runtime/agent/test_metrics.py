@@ -17,7 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from keepstep.config import Settings, resolve
-from keepstep.edge.os.journal import Journal
+from keepstep.edge.os.journal import FileJournal
 from keepstep.edge.shm.collective_profile_page import COUNT_FILE
 from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.edge.shm.memory import MEMORY
@@ -55,8 +55,8 @@ def metrics(settings: Settings) -> Iterator[ServedMetrics]:
 
 
 @contextlib.contextmanager
-def writing(settings: Settings) -> Iterator[Journal]:
-    journal = Journal(settings.journal_path, "agent")
+def writing(settings: Settings) -> Iterator[FileJournal]:
+    journal = FileJournal(settings.journal_path, "agent")
     yield journal
     journal.close()
 

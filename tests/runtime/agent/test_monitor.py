@@ -21,7 +21,7 @@ import pytest
 
 from keepstep.config import Settings, resolve
 from keepstep.core.detection.deadlines import Deadlines, derive
-from keepstep.edge.os.journal import Journal, read_journal
+from keepstep.edge.os.journal import FileJournal, read_journal
 from keepstep.edge.probes import memory, stacks
 from keepstep.edge.probes.node import NodeProbes
 from keepstep.edge.shm.memory import MEMORY
@@ -81,7 +81,7 @@ class Looking:
             MEMORY,
             NodeProbes(settings.journal_path.parent),
             self._executor,
-            Journal(settings.journal_path, "agent"),
+            FileJournal(settings.journal_path, "agent"),
             settings.job_dir,
             deadlines,
             node,

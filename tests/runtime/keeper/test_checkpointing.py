@@ -18,7 +18,7 @@ import torch
 from keepstep.config import Settings, resolve
 from keepstep.core.resume.cut import Holding
 from keepstep.edge.os.clock import CLOCK
-from keepstep.edge.os.journal import Journal, read_journal
+from keepstep.edge.os.journal import FileJournal, read_journal
 from keepstep.edge.os.loop import Loop
 from keepstep.edge.os.persisters import ChildPersisters, persister_command
 from keepstep.edge.shm.memory import MEMORY
@@ -109,7 +109,7 @@ class Cluster:
             for s in self.settings
         ]
         self.nodes = [
-            Checkpointing(s.job_dir, MEMORY, CLOCK, Journal(s.journal_path, "keeper"), child)
+            Checkpointing(s.job_dir, MEMORY, CLOCK, FileJournal(s.journal_path, "keeper"), child)
             for s, child in zip(self.settings, self.children, strict=True)
         ]
         for child in self.children:

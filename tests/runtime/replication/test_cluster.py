@@ -18,7 +18,7 @@ from keepstep.edge.shm.slot import rank_dir, slot_paths
 from keepstep.model.mesh import Mesh
 from keepstep.model.messages.keeper_rank import BeginMesh
 from keepstep.model.units import MIB
-from keepstep.testing.cluster import Cluster, wait_for
+from keepstep.testing.cluster import KeeperCluster, wait_for
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from keepstep.testing.cluster import Cluster, wait_for
     [("copies:2", 2), ("none", 2), ("parity:3", 3), ("rs:2+2", 4), ("copies:2", 3)],
 )
 def test_every_step_is_committed(tmp_path: Path, policy: str, nodes: int) -> None:
-    with Cluster(tmp_path, nodes, policy) as cluster:
+    with KeeperCluster(tmp_path, nodes, policy) as cluster:
         assert cluster.resume().source == "fresh"
         cluster.train(0, 5)
         assert cluster.committed() == [5] * nodes
@@ -46,7 +46,7 @@ def test_every_step_is_committed(tmp_path: Path, policy: str, nodes: int) -> Non
 def test_lost_nodes_come_back_from_the_others(
     tmp_path: Path, policy: str, nodes: int, lost: tuple[int, ...]
 ) -> None:
-    with Cluster(tmp_path, nodes, policy, per_node=2) as cluster:
+    with KeeperCluster(tmp_path, nodes, policy, per_node=2) as cluster:
         cluster.resume()
         cluster.train(0, 6)
         for machine in cluster.machines:
@@ -62,7 +62,7 @@ def test_lost_nodes_come_back_from_the_others(
 
 
 def test_a_dead_process_moves_no_bytes(tmp_path: Path) -> None:
-    with Cluster(tmp_path, 3, "copies:2") as cluster:
+    with KeeperCluster(tmp_path, 3, "copies:2") as cluster:
         cluster.resume()
         cluster.train(0, 4)
         before = cluster.wire_bytes()
@@ -72,7 +72,7 @@ def test_a_dead_process_moves_no_bytes(tmp_path: Path) -> None:
 
 
 def test_more_lost_than_the_policy_survives_is_told(tmp_path: Path) -> None:
-    with Cluster(tmp_path, 4, "copies:2") as cluster:
+    with KeeperCluster(tmp_path, 4, "copies:2") as cluster:
         cluster.resume()
         cluster.train(0, 3)
         for machine in cluster.machines:
@@ -86,7 +86,7 @@ def test_more_lost_than_the_policy_survives_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_keeper_that_dies_costs_nothing(tmp_path: Path, node: int) -> None:
-    with Cluster(tmp_path, 2, "copies:2") as cluster:
+    with KeeperCluster(tmp_path, 2, "copies:2") as cluster:
         cluster.resume()
         cluster.train(0, 3)
         cluster.machines[node].kill_keeper()
@@ -103,7 +103,7 @@ def test_a_keeper_that_dies_costs_nothing(tmp_path: Path, node: int) -> None:
 def test_a_second_node_lost_while_restoring(tmp_path: Path, policy: str) -> None:
     """Before the first one is protected again: the store's turn, or the survivors' step when the
     policy covers it."""
-    with Cluster(tmp_path, 3, policy) as cluster:
+    with KeeperCluster(tmp_path, 3, policy) as cluster:
         cluster.resume()
         cluster.train(0, 3)
         for machine in cluster.machines:
@@ -121,7 +121,7 @@ def test_a_second_node_lost_while_restoring(tmp_path: Path, policy: str) -> None
 
 @pytest.mark.parametrize("policy", ["copies:2", "parity:3"])
 def test_ranks_may_live_elsewhere_after_a_restart(tmp_path: Path, policy: str) -> None:
-    with Cluster(tmp_path, 3, policy) as cluster:
+    with KeeperCluster(tmp_path, 3, policy) as cluster:
         cluster.resume()
         cluster.train(0, 3)
         for machine in cluster.machines:
@@ -140,7 +140,7 @@ def test_a_node_lost_in_the_middle_of_copying(tmp_path: Path) -> None:
     """Whatever had arrived of the step under way: everybody goes back to one step, at most one
     back."""
     for seed in range(4):
-        with Cluster(tmp_path / str(seed), 2, "copies:2", nbytes=20_000_000) as cluster:
+        with KeeperCluster(tmp_path / str(seed), 2, "copies:2", nbytes=20_000_000) as cluster:
             cluster.resume()
             cluster.train(0, 3)
             for rank in cluster.ranks:
@@ -155,7 +155,7 @@ def test_a_node_lost_in_the_middle_of_copying(tmp_path: Path) -> None:
 
 
 def test_a_flipped_bit_in_a_copy_is_found_and_mended(tmp_path: Path) -> None:
-    with Cluster(tmp_path, 2, "copies:2", scrub_every_s=0.2) as cluster:
+    with KeeperCluster(tmp_path, 2, "copies:2", scrub_every_s=0.2) as cluster:
         cluster.resume()
         cluster.train(0, 3)
         cluster.flip("held", 1, rank=0, step=3, at=4096 + 777)
@@ -171,7 +171,7 @@ def test_a_flipped_bit_in_a_copy_is_found_and_mended(tmp_path: Path) -> None:
 
 
 def test_a_flipped_bit_in_a_parity_is_found_and_mended(tmp_path: Path) -> None:
-    with Cluster(tmp_path, 3, "parity:3", scrub_every_s=0.2) as cluster:
+    with KeeperCluster(tmp_path, 3, "parity:3", scrub_every_s=0.2) as cluster:
         cluster.resume()
         cluster.train(0, 3)
         cluster.flip("parity", 1, rank=1, step=3, at=4096 + 777)
@@ -190,7 +190,7 @@ def test_a_flipped_bit_in_a_parity_is_found_and_mended(tmp_path: Path) -> None:
 def test_a_flipped_bit_in_a_snapshot_itself_is_mended_from_the_others(
     tmp_path: Path, policy: str, nodes: int
 ) -> None:
-    with Cluster(tmp_path, nodes, policy, scrub_every_s=0.2) as cluster:
+    with KeeperCluster(tmp_path, nodes, policy, scrub_every_s=0.2) as cluster:
         cluster.resume()
         cluster.train(0, 3)
         cluster.flip(".", 1, rank=1, step=3, at=4096 + 777)
@@ -206,7 +206,7 @@ def test_a_snapshot_that_cannot_be_fetched_leaves_its_ranks_slots_as_they_are(
 ) -> None:
     """The rank has them mapped and goes on with them: were one of their files gone, what is
     captured into it could never be protected."""
-    with Cluster(tmp_path, 2, "copies:2") as cluster:
+    with KeeperCluster(tmp_path, 2, "copies:2") as cluster:
         cluster.resume()
         cluster.train(0, 5)
         job_dir = cluster.machines[0].settings.job_dir
@@ -223,7 +223,7 @@ def test_a_snapshot_that_cannot_be_fetched_leaves_its_ranks_slots_as_they_are(
 
 
 def test_which_nodes_may_be_lost(tmp_path: Path) -> None:
-    with Cluster(tmp_path, 4, "copies:2") as cluster:
+    with KeeperCluster(tmp_path, 4, "copies:2") as cluster:
 
         def told(node: int) -> dict[str, Any]:
             return read_node_safety(MEMORY, cluster.machines[node].settings.job_dir) or {}
@@ -252,7 +252,9 @@ def replica(rank: int, step: int, nbytes: int) -> bytes:
 
 
 def test_what_replicas_agree_in_does_not_cross_the_wire(tmp_path: Path) -> None:
-    with Cluster(tmp_path, 2, "copies:2", nbytes=MOSTLY_SHARED_BYTES, state=replica) as cluster:
+    with KeeperCluster(
+        tmp_path, 2, "copies:2", nbytes=MOSTLY_SHARED_BYTES, state=replica
+    ) as cluster:
         cluster.resume()
         cluster.train(0, 2)
         a_step = 2 * (MOSTLY_SHARED_BYTES - 8 * MIB)
@@ -266,7 +268,7 @@ def test_what_replicas_agree_in_does_not_cross_the_wire(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_keeper_that_dies_while_its_ranks_ask_where_to_resume(tmp_path: Path, node: int) -> None:
-    with Cluster(tmp_path, 2, "copies:2") as cluster:
+    with KeeperCluster(tmp_path, 2, "copies:2") as cluster:
         cluster.resume()
         cluster.train(0, 3)
         for machine in cluster.machines:

@@ -16,7 +16,7 @@ from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot, slot_paths
 from keepstep.errors import DamageError
 from keepstep.model.snapshot import SlotState
-from keepstep.testing.cluster import Cluster, wait_for
+from keepstep.testing.cluster import KeeperCluster, wait_for
 
 FLIPS = int(os.environ.get("FLIPS", "12"))
 
@@ -53,7 +53,7 @@ def whole(path: Path, step: int) -> bool:
 @pytest.mark.parametrize(("policy", "nodes"), [("copies:2", 2), ("parity:3", 3)])
 def test_every_flip_at_rest_is_found_and_mended(tmp_path: Path, policy: str, nodes: int) -> None:
     rng = random.Random(f"{policy}/7")
-    with Cluster(tmp_path, nodes, policy, scrub_every_s=0.05) as cluster:
+    with KeeperCluster(tmp_path, nodes, policy, scrub_every_s=0.05) as cluster:
         cluster.resume()
         cluster.train(0, 3)
         for _ in range(FLIPS):

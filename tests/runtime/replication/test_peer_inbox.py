@@ -8,7 +8,7 @@ from typing import Any, cast
 from keepstep.model.snapshot import Stamp
 from keepstep.model.wire import Part, Span
 from keepstep.runtime.replication.peer_inbox import PeerInbox
-from keepstep.runtime.world import World
+from keepstep.runtime.world import KeeperWorld
 
 NBYTES = 10
 SPAN = Span(7, Stamp(1, 1), Part.PAYLOAD, 0, NBYTES)
@@ -34,7 +34,7 @@ def an_inbox() -> PeerInbox:
         clock=SimpleNamespace(wall_ns=lambda: 1),
         open_links=lambda *about: SimpleNamespace(),
     )
-    return PeerInbox(cast(World, world), b"job", ("127.0.0.1", 0), link_dead_s=3.0)
+    return PeerInbox(cast(KeeperWorld, world), b"job", ("127.0.0.1", 0), link_dead_s=3.0)
 
 
 def write(inbox: PeerInbox, data: bytes) -> None:

@@ -13,7 +13,7 @@ import pytest
 from keepstep.core.wire.conversations import RANK_WITH_KEEPER
 from keepstep.edge.os.processes import ensure_keeper
 from keepstep.model.messages.keeper_rank import CountTraffic, Goodbye
-from keepstep.testing.cluster import Cluster, Machine, wait_for
+from keepstep.testing.cluster import ClusterMachine, KeeperCluster, wait_for
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_a_node_is_lost_and_the_ranks_change_their_nodes(
 ) -> None:
     """A launcher that orders nodes by address puts the replacement anywhere; a rank may come to the
     very node that kept its copy."""
-    with Cluster(tmp_path, nodes, policy) as cluster:
+    with KeeperCluster(tmp_path, nodes, policy) as cluster:
         cluster.resume()
         cluster.train(0, 3)
         for machine in cluster.machines:
@@ -41,7 +41,7 @@ def test_a_node_is_lost_and_the_ranks_change_their_nodes(
 class Keeper:
     """A machine's keeper, with whom no agent is any more."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: ClusterMachine) -> None:
         assert machine.box is not None
         self.machine, self.pidfd = machine, os.pidfd_open(machine.keeper_pid())
         machine.box.close()
@@ -74,7 +74,7 @@ class Keeper:
 
 
 def test_keepers_go_when_the_ranks_of_all_nodes_ended_well(tmp_path: Path) -> None:
-    with Cluster(tmp_path, 3, "copies:2", per_node=2) as cluster:
+    with KeeperCluster(tmp_path, 3, "copies:2", per_node=2) as cluster:
         cluster.resume()
         cluster.train(0, 2)
         keepers = [Keeper(machine) for machine in cluster.machines]
@@ -88,7 +88,7 @@ def test_keepers_go_when_the_ranks_of_all_nodes_ended_well(tmp_path: Path) -> No
 def test_what_a_node_holds_outlives_its_own_ranks_good_end(tmp_path: Path) -> None:
     """Node 0's ranks have ended well when node 1 is lost in the last step: everything node 1 had is
     in node 0's memory alone."""
-    with Cluster(tmp_path, 2, "copies:2") as cluster:
+    with KeeperCluster(tmp_path, 2, "copies:2") as cluster:
         cluster.resume()
         cluster.train(0, 3)
         ended = Keeper(cluster.machines[0])
@@ -104,7 +104,7 @@ def test_what_a_node_holds_outlives_its_own_ranks_good_end(tmp_path: Path) -> No
 
 
 def test_a_leading_keeper_that_died_meanwhile_is_told_again_who_ended(tmp_path: Path) -> None:
-    with Cluster(tmp_path, 2, "copies:2") as cluster:
+    with KeeperCluster(tmp_path, 2, "copies:2") as cluster:
         cluster.resume()
         cluster.train(0, 2)
         follower = Keeper(cluster.machines[1])

@@ -15,7 +15,7 @@ from keepstep.core.economics.costs import ClusterPolicy, parse_cluster_policy
 from keepstep.errors import ConfigError
 from keepstep.model.cluster import DAY_S, Cluster, FailureKind, Scope
 from keepstep.model.topology import Copies
-from keepstep.sim.economics.montecarlo import Failure, Outcome, draw, prepare, run, walk
+from keepstep.sim.economics.montecarlo import DrawnFailure, WalkOutcome, draw, prepare, run, walk
 from tests.model.ten_nodes import NODE, TEN_NODES
 
 RANK = FailureKind("rank", Scope.RANK, 0.1)
@@ -31,8 +31,8 @@ DAY = 1.0
 
 def walked(
     policy: str, *failures: tuple[float, FailureKind, int], cluster: Cluster = CLUSTER
-) -> Outcome:
-    happened = [Failure(at_s, kind, node) for at_s, kind, node in failures]
+) -> WalkOutcome:
+    happened = [DrawnFailure(at_s, kind, node) for at_s, kind, node in failures]
     return walk(cluster, prepare(cluster, parse_cluster_policy(policy)), happened, DAY, 0)
 
 

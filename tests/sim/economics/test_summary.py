@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from keepstep.model.cluster import DAY_S
-from keepstep.sim.economics.montecarlo import Outcome
+from keepstep.sim.economics.montecarlo import WalkOutcome
 from keepstep.sim.economics.presets import PRESETS
 from keepstep.sim.economics.summary import summarise
 
 CLUSTER = PRESETS["p4d-16"]
 
 
-def outcome(seed: int, useful_ratio: float, lost_steps: int) -> Outcome:
+def outcome(seed: int, useful_ratio: float, lost_steps: int) -> WalkOutcome:
     lost_s = lost_steps * CLUSTER.iteration_s
     rest_s = DAY_S * (1 - useful_ratio) - lost_s
-    return Outcome(
+    return WalkOutcome(
         "copies:2",
         seed,
         4,
@@ -51,7 +51,7 @@ def test_steps_shares_and_spread() -> None:
 
 
 def test_one_seed_has_no_interval_and_no_work_no_price() -> None:
-    row = summarise(CLUSTER, 0, 0.0, [Outcome("store:3h", 0, 0, 0.0, 0.0, 0.0, DAY_S)], 1.0)
+    row = summarise(CLUSTER, 0, 0.0, [WalkOutcome("store:3h", 0, 0, 0.0, 0.0, 0.0, DAY_S)], 1.0)
     assert (
         row.effective_ratio.low is None
         and row.effective_ratio.median == 0

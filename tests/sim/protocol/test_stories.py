@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from keepstep.sim.protocol.stories.reader import Case, read_story
+from keepstep.sim.protocol.stories.reader import StoryCase, read_story
 from keepstep.sim.protocol.stories.runner import tell
 
 STORIES = sorted((Path(__file__).parent / "stories").glob("*.txt"))
@@ -18,7 +18,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_story_comes_out_as_it_expects(case: Case) -> None:
+def test_a_story_comes_out_as_it_expects(case: StoryCase) -> None:
     outcome = tell(case)
     assert outcome.wrong is None, "\n".join([*outcome.trace[-60:], outcome.wrong])
 

@@ -76,7 +76,7 @@ class Patience:
     busy_ns: int
 
 
-class Rhythm:
+class StepRhythm:
     """How long things take in this job."""
 
     def __init__(self, deadlines: Deadlines) -> None:
@@ -153,7 +153,7 @@ class Progress:
     """The ranks of one node."""
 
     def __init__(self, deadlines: Deadlines, node: int = 0) -> None:
-        self.rhythm = Rhythm(deadlines)
+        self.rhythm = StepRhythm(deadlines)
         self._deadlines, self._node = deadlines, node
         self._tracks: dict[int, _Track] = {}
         self._ticked_ns: int | None = None

@@ -60,7 +60,7 @@ SAME_CLOCK_NS = 60 * S_NS
 SETTLED_NS = 10 * S_NS  # the ranks' words about one recovery come within this
 
 
-class Part(Enum):
+class TimePart(Enum):
     STARTING = "starting"
     TRAINING = "training"  # productive, stalled and redone
     DETECTING = "detecting"
@@ -69,7 +69,7 @@ class Part(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Tempo:
+class StepTempo:
     """What a living rank's status page says of its steps; `stall_ns` since its process began."""
 
     rank: int
@@ -169,11 +169,11 @@ class Ledger:
 
     def __init__(self) -> None:
         self.axis = Axis()
-        self._part = Part.IDLE
-        self._before = Part.IDLE  # what the ranks did until they could train
+        self._part = TimePart.IDLE
+        self._before = TimePart.IDLE  # what the ranks did until they could train
         self._since_ns = self._first_ns = self._last_ns = 0
         self._known = False
-        self._spent_ns = dict.fromkeys(Part, 0)
+        self._spent_ns = dict.fromkeys(TimePart, 0)
         self._trainings: list[_Training] = []
         self._epoch: int | None = None  # of the newest leave to train
         self._high_step = -1
@@ -209,7 +209,7 @@ class Ledger:
             self._prepared(event, at_ns)
         elif kind == "suspicion" and self._suspected_ns is None:
             self._suspected_ns = at_ns - silence_ns(event)
-        elif kind == "rank-bye" and self._part is Part.TRAINING:
+        elif kind == "rank-bye" and self._part is TimePart.TRAINING:
             self._parted_ns = at_ns
         elif kind == "rank-attached":
             self._reopened = None  # a keeper was replaced; the ranks never stopped
@@ -219,9 +219,9 @@ class Ledger:
         self._last_ns = at_ns
 
     def _opened(self, at_ns: int) -> None:
-        if self._part is Part.IDLE:
-            self._turn(Part.STARTING, at_ns)
-        elif self._part is Part.TRAINING and self._reopened is None:
+        if self._part is TimePart.IDLE:
+            self._turn(TimePart.STARTING, at_ns)
+        elif self._part is TimePart.TRAINING and self._reopened is None:
             self._reopened = (self._last_ns, at_ns)
 
     def _relaunched(self) -> None:
@@ -229,66 +229,68 @@ class Ledger:
         launch."""
         if self._reopened is not None:
             gone_ns, launch_ns = self._reopened
-            self._turn(Part.IDLE, gone_ns)
-            self._turn(Part.STARTING, launch_ns)
+            self._turn(TimePart.IDLE, gone_ns)
+            self._turn(TimePart.STARTING, launch_ns)
 
     def _closed(self, at_ns: int) -> None:
         self._relaunched()
-        parted = self._parted_ns if self._part is Part.TRAINING else None
-        self._turn(Part.IDLE, at_ns if parted is None else parted)
+        parted = self._parted_ns if self._part is TimePart.TRAINING else None
+        self._turn(TimePart.IDLE, at_ns if parted is None else parted)
         self._incidents = [i for i in self._incidents if i.ended_ns is not None]
 
     def _noticed(self, event: Event, at_ns: int) -> None:
-        if self._part in (Part.TRAINING, Part.STARTING):
+        if self._part in (TimePart.TRAINING, TimePart.STARTING):
             fault_ns = at_ns - silence_ns(event)
             if self._suspected_ns is not None and is_about(self._suspected_ns, event, at_ns):
                 fault_ns = min(fault_ns, self._suspected_ns)
             fault_ns = max(fault_ns, self._since_ns)
             self._recover(cause_of(event), fault_ns, at_ns)
-        elif event.kind == "diagnosis" and self._incidents and self._part is Part.RECOVERING:
+        elif event.kind == "diagnosis" and self._incidents and self._part is TimePart.RECOVERING:
             # the first sign of a failure is seldom its name
             self._incidents[-1].cause = cause_of(event)
 
     def _recover(self, cause: str, fault_ns: int, noticed_ns: int) -> None:
-        self._turn(Part.DETECTING, fault_ns)
-        self._turn(Part.RECOVERING, noticed_ns)
+        self._turn(TimePart.DETECTING, fault_ns)
+        self._turn(TimePart.RECOVERING, noticed_ns)
         self._incidents.append(_Incident(cause, fault_ns))
 
     def _on_the_way(self, at_ns: int) -> None:
-        if self._part is Part.TRAINING:
+        if self._part is TimePart.TRAINING:
             self._relaunched()
-        if self._part is Part.TRAINING:
+        if self._part is TimePart.TRAINING:
             self._recover("unknown", at_ns, at_ns)
-        elif self._part is Part.IDLE:
-            self._turn(Part.STARTING, at_ns)
+        elif self._part is TimePart.IDLE:
+            self._turn(TimePart.STARTING, at_ns)
 
     def _may_train(self, event: Event, at_ns: int) -> None:
         epoch = event.data.get("epoch")
         is_new = epoch is None or epoch != self._epoch
-        if self._part is Part.TRAINING and not is_new:
+        if self._part is TimePart.TRAINING and not is_new:
             return  # said again: to a node whose keeper had died, or by another node
         self._relaunched()
-        self._before = Part.RECOVERING if self._part is Part.RECOVERING else Part.STARTING
-        self._turn(Part.TRAINING, at_ns)
+        self._before = (
+            TimePart.RECOVERING if self._part is TimePart.RECOVERING else TimePart.STARTING
+        )
+        self._turn(TimePart.TRAINING, at_ns)
         step, lost = number(event.data.get("step")), number(event.data.get("lost_steps")) or 0
         if step is not None:
             self._high_step = max(self._high_step, step + lost)
             self._trainings[-1].base_step, self._trainings[-1].high_step = step, self._high_step
-        if self._incidents and self._before is not Part.STARTING:
+        if self._incidents and self._before is not TimePart.STARTING:
             self._incidents[-1].ended_ns = at_ns
             self._incidents[-1].lost_steps += lost if is_new else 0
         self._epoch = epoch
 
     def _prepared(self, event: Event, at_ns: int) -> None:
         """A rank is ready, or has done its first step: it did not train before."""
-        if self._part is not Part.TRAINING:
+        if self._part is not TimePart.TRAINING:
             return  # a step that had been under way when the failure came
         duration_ns = number(event.data.get("duration_ns")) if event.kind == "next-step" else 0
         if duration_ns is not None:
             began_ns = min(at_ns, max(self._since_ns, at_ns - duration_ns))
             self._spent_ns[self._before] += began_ns - self._since_ns
             self._since_ns = began_ns
-        if self._before is Part.RECOVERING:
+        if self._before is TimePart.RECOVERING:
             self._incidents[-1].ended_ns = at_ns
 
     def _hear_steps(self, event: Event, at_ns: int) -> None:
@@ -296,7 +298,7 @@ class Ledger:
         if step is None or event.kind not in ("rank-left", "next-step") or not self._trainings:
             return
         newest = self._trainings[-1]
-        is_open = self._part is Part.TRAINING
+        is_open = self._part is TimePart.TRAINING
         newest.tells(step, at_ns - self._since_ns if is_open else newest.length_ns)
         self._high_step = max(self._high_step, step)
 
@@ -324,27 +326,27 @@ class Ledger:
         life = (rank, self._pids.get(rank, 0) if pid is None else pid)
         self._stall_ns[life] = max(self._stall_ns.get(life, 0), stall_ns)
 
-    def _turn(self, part: Part, at_ns: int) -> None:
+    def _turn(self, part: TimePart, at_ns: int) -> None:
         """What was until now ends at `at_ns`."""
         length_ns = max(0, at_ns - self._since_ns)
-        if self._part is Part.TRAINING:
+        if self._part is TimePart.TRAINING:
             self._trainings[-1].length_ns += length_ns
         else:
             self._spent_ns[self._part] += length_ns
         self._since_ns += length_ns
         self._part = part
-        if part is Part.TRAINING:
+        if part is TimePart.TRAINING:
             self._trainings.append(_Training())
         self._suspected_ns = self._reopened = self._parted_ns = None
 
     # -- what follows
 
-    def account(self, tempos: Sequence[Tempo] = (), now_ns: int | None = None) -> Account:
+    def account(self, tempos: Sequence[StepTempo] = (), now_ns: int | None = None) -> Account:
         """Up to `now_ns` (on the axis) when the job is running, else up to the last event."""
         end_ns = max(self._last_ns, now_ns or 0) if self._known else 0
         spent_ns, trainings = dict(self._spent_ns), list(self._trainings)
         open_ns = end_ns - self._since_ns
-        if self._part is Part.TRAINING:
+        if self._part is TimePart.TRAINING:
             last = trainings[-1]
             trainings[-1] = _Training(
                 last.length_ns + open_ns,
@@ -368,10 +370,10 @@ class Ledger:
             productive_ns=productive_ns,
             stalled_ns=stalled_ns,
             redone_ns=redone_ns,
-            detecting_ns=spent_ns[Part.DETECTING],
-            recovering_ns=spent_ns[Part.RECOVERING],
-            starting_ns=spent_ns[Part.STARTING],
-            idle_ns=spent_ns[Part.IDLE],
+            detecting_ns=spent_ns[TimePart.DETECTING],
+            recovering_ns=spent_ns[TimePart.RECOVERING],
+            starting_ns=spent_ns[TimePart.STARTING],
+            idle_ns=spent_ns[TimePart.IDLE],
             goodput_ratio=productive_ns / wall_ns if wall_ns else None,
         )
 
@@ -380,7 +382,7 @@ class Ledger:
         """What a step takes, as far as steps were counted; 0 when none were."""
         return _step_ns(self._trainings, ())
 
-    def _longest_stall_ns(self, tempos: Sequence[Tempo]) -> int:
+    def _longest_stall_ns(self, tempos: Sequence[StepTempo]) -> int:
         """Of one rank in all its lives: ranks wait for each other, so the job waits as long as the
         one that waits longest."""
         lives = dict(self._stall_ns)
@@ -407,7 +409,7 @@ class Ledger:
 
 
 def account(
-    events: Iterable[Event], tempos: Sequence[Tempo] = (), now: tuple[int, int] | None = None
+    events: Iterable[Event], tempos: Sequence[StepTempo] = (), now: tuple[int, int] | None = None
 ) -> Account:
     """Of events in any order; `now` (wall and monotonic clock) when the job is running."""
     ledger = Ledger()
@@ -416,7 +418,7 @@ def account(
     return ledger.account(tempos, None if now is None else ledger.axis.place(*now))
 
 
-def _step_ns(trainings: Iterable[_Training], tempos: Sequence[Tempo]) -> float:
+def _step_ns(trainings: Iterable[_Training], tempos: Sequence[StepTempo]) -> float:
     """What a step costs: the mean where steps were counted, else the slowest rank's last one."""
     counted = [t for t in trainings if t.steps]
     steps = sum(t.steps for t in counted)

@@ -29,7 +29,7 @@ from keepstep.model.layout import ALIGN_BYTES
 from keepstep.model.units import round_up
 
 
-class Region(Enum):
+class StripeRegion(Enum):
     """Of a member: its own snapshot, or the parity it keeps for the others."""
 
     DATA = "data"
@@ -42,7 +42,7 @@ class Piece:
     parity."""
 
     member: int
-    region: Region
+    region: StripeRegion
     start: int
     stop: int
     position: int
@@ -88,7 +88,7 @@ class Stripes:
         if row < t:
             return Piece(
                 self.members[index],
-                Region.PARITY,
+                StripeRegion.PARITY,
                 row * self.block_bytes,
                 (row + 1) * self.block_bytes,
                 self.k + row,
@@ -98,7 +98,7 @@ class Stripes:
         block = codeword - sum((index - r) % size < codeword for r in range(t))
         start = min(block * self.block_bytes, self.data_bytes[index])
         stop = min(start + self.block_bytes, self.data_bytes[index])
-        return Piece(self.members[index], Region.DATA, start, stop, row - t)
+        return Piece(self.members[index], StripeRegion.DATA, start, stop, row - t)
 
 
 def stripes_of_snapshots(
@@ -121,7 +121,7 @@ def contribution(stripes: Stripes, owner: int, keeper: int) -> list[Piece]:
     index, size = stripes.members.index(owner), len(stripes.members)
     codewords = [(stripes.members.index(keeper) - row) % size for row in range(stripes.tolerates)]
     pieces = [stripes.piece(codeword, index) for codeword in codewords]
-    return [p for p in pieces if p.region is Region.DATA and p.nbytes]
+    return [p for p in pieces if p.region is StripeRegion.DATA and p.nbytes]
 
 
 def decode_plan(stripes: Stripes, lost: Collection[int], member: int) -> list[Combine]:

@@ -39,7 +39,7 @@ class Transport(Protocol):
         """What is under way on it."""
 
 
-class Owner(Protocol):
+class EndpointOwner(Protocol):
     """Who decides what connections are for: the table of links."""
 
     def proven(self, endpoint: Endpoint, met: Opened, now_ns: int) -> None:
@@ -57,7 +57,7 @@ class Endpoint:
 
     def __init__(
         self,
-        owner: Owner,
+        owner: EndpointOwner,
         transport: Transport,
         wire: Connection,
         lock: Lock,

@@ -178,7 +178,7 @@ class SocketBox:
         self._sock.close()
 
 
-class BoxServer:
+class UnixBoxServer:
     """Takes connections at a path, until `close`."""
 
     def __init__(
@@ -226,12 +226,12 @@ def listen(
     on_box: Callable[[Box], Hearer],
     tell: Tell,
     uid: int | None = None,
-) -> BoxServer:
+) -> UnixBoxServer:
     """Take connections at `path`, replacing a dead server's. `on_box` says who hears what comes
     over a new one. `tell`: of what was refused. `uid`: the user whose processes may connect, this
     process's unless given. Raises OSError."""
     own = os.getuid() if uid is None else uid
-    return BoxServer(loop, path, codec, on_box, tell, own)
+    return UnixBoxServer(loop, path, codec, on_box, tell, own)
 
 
 def connect(

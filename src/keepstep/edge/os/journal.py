@@ -1,4 +1,4 @@
-"""Journal: events appended to one file by all processes of a job, and read back.
+"""FileJournal: events appended to one file by all processes of a job, and read back.
 
 A line goes out in one `write` on an O_APPEND descriptor, so writers do not interleave; a line torn
 by a crash or a full disk is skipped by the reader and costs no other. Nothing in keepstep depends
@@ -22,7 +22,7 @@ log = logging.getLogger("keepstep")
 EVENT_BEGIN = '{"wall_ns":'
 
 
-class Journal:
+class FileJournal:
     """Append-only; safe to share between threads and processes."""
 
     def __init__(self, path: Path | None, who: str) -> None:

@@ -29,7 +29,7 @@ CACHED_BLOCKS = 4  # the end of a file (its directory), the block being read and
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FilePlace:
     """Where a file lies. `where` is how a sentence names it, `root` the directory of this machine
     whose room counts; empty when it is on none."""
 
@@ -51,7 +51,7 @@ class Place:
                 return None
 
 
-class Ledger(Protocol):
+class FileLedger(Protocol):
     """Who hears what becomes of a file being written."""
 
     def wrote(self, count: int) -> None: ...
@@ -65,7 +65,9 @@ class SummedFile(io.RawIOBase):
     """A file being written, summed while the bytes pass. Local files are on disk when it is
     closed."""
 
-    def __init__(self, place: Place, ledger: Ledger, block_bytes: int = BLOCK_BYTES) -> None:
+    def __init__(
+        self, place: FilePlace, ledger: FileLedger, block_bytes: int = BLOCK_BYTES
+    ) -> None:
         self._place, self._ledger = place, ledger
         self._block_bytes = block_bytes
         self._bytes = 0
@@ -135,7 +137,7 @@ class VerifiedFile(io.RawIOBase):
     """A checkpoint's file, read only, seekable: every byte it hands out lies in a block whose
     checksum was right."""
 
-    def __init__(self, place: Place, sums: FileSum) -> None:
+    def __init__(self, place: FilePlace, sums: FileSum) -> None:
         """Raises DamageError when the file is missing or has another size."""
         check_size(place.where, sums.bytes, place.size())
         self._place, self._sums = place, sums

@@ -106,7 +106,7 @@ def survey_from_bytes(raw: bytes, where: str, attempt: CheckpointAttempt, node: 
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class PartItem:
     """Where a rank's value, or its box of one, lies."""
 
     rank: int
@@ -118,16 +118,16 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CheckpointPart:
     """What a node wrote. `metrics` and `fingerprint` are those of its first rank."""
 
     metrics: Mapping[str, float]
     fingerprint: Mapping[str, Any]
     files: Mapping[str, FileSum]
-    items: tuple[Item, ...]
+    items: tuple[PartItem, ...]
 
 
-def part_to_bytes(attempt: CheckpointAttempt, node: int, part: Part) -> bytes:
+def part_to_bytes(attempt: CheckpointAttempt, node: int, part: CheckpointPart) -> bytes:
     body = {
         "metrics": metrics_to_json(part.metrics),
         "fingerprint": dict(part.fingerprint),
@@ -137,10 +137,12 @@ def part_to_bytes(attempt: CheckpointAttempt, node: int, part: Part) -> bytes:
     return seal({**head(attempt, node), **body})
 
 
-def part_from_bytes(raw: bytes, where: str, attempt: CheckpointAttempt, node: int) -> Part:
+def part_from_bytes(
+    raw: bytes, where: str, attempt: CheckpointAttempt, node: int
+) -> CheckpointPart:
     """Raises DamageError when it is torn, IdentityError when it is another attempt's."""
     body = _body(raw, where, attempt, node)
-    return Part(
+    return CheckpointPart(
         metrics_from_json(body["metrics"]),
         body["fingerprint"],
         sums_from_json(body["files"]),
@@ -148,9 +150,9 @@ def part_from_bytes(raw: bytes, where: str, attempt: CheckpointAttempt, node: in
     )
 
 
-def _items(rows: Iterable[Any]) -> Iterable[Item]:
+def _items(rows: Iterable[Any]) -> Iterable[PartItem]:
     for rank, name, offsets, file, at, size in rows:
-        yield Item(rank, name, None if offsets is None else tuple(offsets), file, at, size)
+        yield PartItem(rank, name, None if offsets is None else tuple(offsets), file, at, size)
 
 
 def _body(raw: bytes, where: str, attempt: CheckpointAttempt, node: int) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from fsspec.spec import AbstractFileSystem
 
 from keepstep.edge.store.checked_file import (
     BLOCK_BYTES,
-    Place,
+    FilePlace,
     SummedFile,
     VerifiedFile,
     check_size,
@@ -98,8 +98,8 @@ class Store:
         path = self._path(step)
         return path if self._local else str(self._fs.unstrip_protocol(path))
 
-    def place(self, step: int, name: str) -> Place:
-        return Place(self._fs, self._path(step, name), f"{self.url(step)}/{name}", self._disk)
+    def place(self, step: int, name: str) -> FilePlace:
+        return FilePlace(self._fs, self._path(step, name), f"{self.url(step)}/{name}", self._disk)
 
     # -- reading
 

@@ -27,7 +27,7 @@ import torch
 
 from keepstep.edge.shm import memory
 from keepstep.edge.shm.slot import Slot
-from keepstep.edge.torch.state import Item, State
+from keepstep.edge.torch.state import State, StateItem
 from keepstep.edge.torch.views import write
 from keepstep.model.layout import Segment
 from keepstep.ports import Acts
@@ -110,7 +110,7 @@ class TensorCopy:
                 self._checked = True
                 self._versions = []
 
-    def _write(self, pairs: Sequence[tuple[Item, Segment]]) -> None:
+    def _write(self, pairs: Sequence[tuple[StateItem, Segment]]) -> None:
         base = self.slot.payload_address
         memory.copy_all(
             [(base + s.offset, i.address, s.spec.nbytes) for i, s in pairs if i.address]

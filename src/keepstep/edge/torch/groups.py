@@ -53,8 +53,8 @@ def init_process_group(**given: Any) -> None:
     dist.init_process_group(BACKEND, **given)
 
 
-def _create(options: Any, _: Any) -> Group:
-    return Group(
+def _create(options: Any, _: Any) -> TorchGroup:
+    return TorchGroup(
         options.store,
         options.group_rank,
         options.group_size,
@@ -64,7 +64,7 @@ def _create(options: Any, _: Any) -> Group:
     )
 
 
-class Group(dist.ProcessGroup):
+class TorchGroup(dist.ProcessGroup):
     """What `torch.distributed` sees: one of these for the life of the process, whatever happens to
     the peers."""
 

@@ -50,10 +50,10 @@ class TorchGroups:
         distributed = process_group()
         if distributed is None:
             return True  # ranks that share nothing but their steps
-        from keepstep.edge.torch.groups import Group
+        from keepstep.edge.torch.groups import TorchGroup
 
         groups = distributed.distributed_c10d._world.pg_map
-        return all(isinstance(group, Group) for group in groups)
+        return all(isinstance(group, TorchGroup) for group in groups)
 
     @property
     def is_muted(self) -> bool:

@@ -57,7 +57,7 @@ def count_ranks(kind: str) -> int:
 
 
 @dataclass(frozen=True)
-class Process:
+class ContextProcess:
     """One process of a context of torch's, by its number there."""
 
     context: SubprocessContext
@@ -127,9 +127,9 @@ class TorchRankProcesses:
         )
         self._log_dirs: list[str] = []
         self._run_log_dir: str | None = None
-        self._processes: dict[int, Process] = {}
+        self._processes: dict[int, ContextProcess] = {}
         self._living: dict[int, int] = {}
-        self._standby: Process | None = None
+        self._standby: ContextProcess | None = None
 
     @property
     def may_stand_by(self) -> bool:
@@ -154,7 +154,7 @@ class TorchRankProcesses:
         environs = [{**self.environ_of(rank, place), **environ} for rank in numbers]
         context = self._spawn(self._launch.role, entry, tuple(args), numbers, environs)
         for number, rank in enumerate(numbers):
-            self._take(rank, Process(context, number))
+            self._take(rank, ContextProcess(context, number))
         return {rank: self._living[rank] for rank in numbers}
 
     def start_standby(self) -> None:
@@ -166,7 +166,7 @@ class TorchRankProcesses:
             [0],
             [self._static_environ()],
         )
-        self._standby = Process(context, 0)
+        self._standby = ContextProcess(context, 0)
 
     @property
     def standby_pid(self) -> int | None:
@@ -184,7 +184,7 @@ class TorchRankProcesses:
             self._standby.context.close(signal.SIGKILL)
             self._standby = None
 
-    def _take(self, rank: int, process: Process) -> None:
+    def _take(self, rank: int, process: ContextProcess) -> None:
         self._let_go(rank)
         self._processes[rank] = process
         self._living[rank] = process.pid

@@ -34,7 +34,7 @@ RESERVED = {RNG, ABOUT, "keepstep", "ranks"}
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class StateItem:
     """A tensor to keep: `local` is a plain tensor whose memory is the truth; `lazy` ones stand
     still until the next update.
 
@@ -51,7 +51,7 @@ class Item:
 class State:
     """One rank's state at one moment: tensors by reference, everything else already pickled."""
 
-    items: tuple[Item, ...]
+    items: tuple[StateItem, ...]
     objects: bytes
     layout: Layout
 
@@ -265,7 +265,7 @@ class _TreePickler(pickle.Pickler):
     ) -> None:
         self.buffer = io.BytesIO()
         super().__init__(self.buffer, protocol=5)
-        self.items: list[Item] = []
+        self.items: list[StateItem] = []
         self._names, self._still, self._eager_names, self._specs = names, still, eager_names, specs
         self._seen: dict[tuple[Any, ...], int] = {}
 
@@ -298,7 +298,7 @@ class _TreePickler(pickle.Pickler):
             address = local.data_ptr()
             lazy = address in self._still and name not in self._eager_names
             self.items.append(
-                Item(
+                StateItem(
                     self._spec(name, value, local, look),
                     local,
                     lazy,

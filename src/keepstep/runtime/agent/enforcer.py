@@ -28,7 +28,7 @@ from keepstep.runtime.agent.world import AgentOptions, AgentWorld
 
 
 @dataclass
-class _Attempt:
+class _WatchedAttempt:
     """What belongs to one attempt. `condemned`: ranks on this node that were killed for a diagnosis
     and have not ended yet; `failures`: ends that were no good ones."""
 
@@ -45,7 +45,7 @@ class Enforcer:
         self._server = server
         self._node = 0
         self._first_rank = 0
-        self._attempt = _Attempt()
+        self._attempt = _WatchedAttempt()
         self._monitor = self._new_monitor()
 
     def _new_monitor(self) -> Monitor:
@@ -67,7 +67,7 @@ class Enforcer:
 
     def prepare(self) -> None:
         """The attempt before is over."""
-        self._attempt = _Attempt()
+        self._attempt = _WatchedAttempt()
 
     def begin(
         self, place: RankAssignment, pids: Mapping[int, int], board: EvidenceBoard | None

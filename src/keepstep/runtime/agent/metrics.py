@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from keepstep.core.economics.goodput import Ledger, Tempo
+from keepstep.core.economics.goodput import Ledger, StepTempo
 from keepstep.core.resume.cut import cut, holding_of
 from keepstep.edge.net.metrics_server import Reading
 from keepstep.edge.shm.collective_profile_page import COUNT_FILE, read_word
@@ -63,7 +63,8 @@ class Metrics:
         ranks = self._read_pages()
         living = [page for alive, page in ranks.values() if alive and page is not None]
         tempos = [
-            Tempo(p.rank, p.pid, p.completed_step, p.step_ns_last, p.stall_ns_total) for p in living
+            StepTempo(p.rank, p.pid, p.completed_step, p.step_ns_last, p.stall_ns_total)
+            for p in living
         ]
         clock = self._clock
         now_ns = self._ledger.axis.place(clock.wall_ns(), clock.monotonic_ns())

@@ -25,7 +25,7 @@ from keepstep.edge.net.keepers import KeeperSocket
 from keepstep.edge.net.metrics_server import Exposition, Reading
 from keepstep.edge.os.clock import CLOCK
 from keepstep.edge.os.flock import is_held
-from keepstep.edge.os.journal import Journal, JournalTail
+from keepstep.edge.os.journal import FileJournal, JournalTail
 from keepstep.edge.os.loop import Loop
 from keepstep.edge.os.provider import CommandProvider
 from keepstep.edge.os.signals import Signals
@@ -82,7 +82,7 @@ def _run(
     undo.callback(loop.close)
     signals = Signals(loop)
     undo.callback(signals.close)
-    journal = Journal(settings.journal_path, "agent")
+    journal = FileJournal(settings.journal_path, "agent")
     undo.callback(journal.close)
     metrics = ServedMetrics(settings)
     undo.callback(metrics.stop)
@@ -185,7 +185,7 @@ def _options(launch: Launch, settings: Settings, environ: Mapping[str, str]) -> 
     )
 
 
-def _serve(loop: Loop, journal: Journal, path: Path, hearer: Hearer) -> boxes.BoxServer:
+def _serve(loop: Loop, journal: FileJournal, path: Path, hearer: Hearer) -> boxes.UnixBoxServer:
     return boxes.listen(loop, path, AGENT_WITH_PROCESS, lambda box: hearer, journal.record)
 
 
@@ -193,7 +193,7 @@ def _provider(settings: Settings) -> CommandProvider | None:
     return CommandProvider(settings.replace_command) if settings.replace_command else None
 
 
-def _open_kv(loop: Loop, launch: Launch, settings: Settings, journal: Journal) -> OpenKV:
+def _open_kv(loop: Loop, launch: Launch, settings: Settings, journal: FileJournal) -> OpenKV:
     """Where the agents meet: etcd, or a store that one of them hosts."""
     prefix = f"keepstep/{os.getuid()}/{settings.job}/"  # an etcd may have jobs of many users
 

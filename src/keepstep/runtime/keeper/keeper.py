@@ -6,7 +6,7 @@
 Ranks write their own slots, and the keeper reads them; it writes only what it holds for other
 nodes. So it may die at any moment: ranks keep capturing, and the next keeper adopts the job
 directory as it finds it. Everything happens in one loop, which is somebody else's
-(`runtime/keeper/run.py`), and nothing is touched but through the `World`.
+(`runtime/keeper/run.py`), and nothing is touched but through the `KeeperWorld`.
 
 Invariant: no message, whatever it says, ends the keeper; one that nobody can mean is refused.
 """
@@ -64,7 +64,7 @@ from keepstep.runtime.refused_messages import RefusedMessages
 from keepstep.runtime.replication.mesh_state import MeshState
 from keepstep.runtime.replication.node import Node
 from keepstep.runtime.replication.peer_inbox import PeerInbox
-from keepstep.runtime.world import World
+from keepstep.runtime.world import KeeperWorld
 
 FromNode = FromRank | FromAgent
 
@@ -75,7 +75,7 @@ BUSY_TICK_NS = 5 * MS_NS
 class Keeper:
     """One job's keeper on one machine. See `ports.Hearer`."""
 
-    def __init__(self, settings: Settings, world: World) -> None:
+    def __init__(self, settings: Settings, world: KeeperWorld) -> None:
         self._settings, self._journal = settings, world.journal
         self._world, self._clock, self._memory = world, world.clock, world.memory
         self._refused = RefusedMessages(world.journal)

@@ -18,7 +18,7 @@ from keepstep.core.wire.conversations import KEEPER_WITH_NODE
 from keepstep.edge.net import boxes
 from keepstep.edge.net.tcp import interface_of
 from keepstep.edge.os.clock import CLOCK
-from keepstep.edge.os.journal import Journal
+from keepstep.edge.os.journal import FileJournal
 from keepstep.edge.os.loop import Loop
 from keepstep.edge.os.persisters import ChildPersisters, persister_command
 from keepstep.edge.os.signals import Signals
@@ -29,7 +29,7 @@ from keepstep.runtime.keeper.open_links import open_tcp_links
 from keepstep.runtime.keeper.run import LOCK, KeeperRun
 from keepstep.runtime.persister.conversation import KEEPER_WITH_PERSISTER
 from keepstep.runtime.replication.pacing import Pacing
-from keepstep.runtime.world import World
+from keepstep.runtime.world import KeeperWorld
 
 WORKERS = 4  # scrubbing and listing the store take long: copies do not wait for them
 
@@ -44,7 +44,7 @@ class KeeperProcess:
         undo.callback(loop.close)
         signals = Signals(loop)
         undo.callback(signals.close)
-        self._journal = Journal(settings.journal_path, "keeper")
+        self._journal = FileJournal(settings.journal_path, "keeper")
         undo.callback(self._journal.close)
         self._workers = Threads(WORKERS, self._post)
         undo.callback(self._workers.close)
@@ -56,9 +56,9 @@ class KeeperProcess:
         self._run = KeeperRun(settings, self._world(), lambda: _lock(lock_fd), self._end)
         signals.on(signal.SIGTERM, self._run.preempted)
 
-    def _world(self) -> World:
+    def _world(self) -> KeeperWorld:
         has_store = self._settings.store is not None
-        return World(
+        return KeeperWorld(
             clock=CLOCK,
             timers=self._loop,
             memory=MEMORY,

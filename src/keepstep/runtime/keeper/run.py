@@ -16,7 +16,7 @@ from keepstep.config import Settings
 from keepstep.model.units import MS_NS
 from keepstep.ports import Box, BoxServer, Timer
 from keepstep.runtime.keeper.keeper import BUSY_TICK_NS, TICK_NS, FromNode, Keeper
-from keepstep.runtime.world import World
+from keepstep.runtime.world import KeeperWorld
 
 LOCK = "keeper.lock"  # of the job directory: its holder is the keeper
 SOCKET = "keeper.sock"
@@ -30,7 +30,7 @@ class KeeperRun:
     def __init__(
         self,
         settings: Settings,
-        world: World,
+        world: KeeperWorld,
         lock: Callable[[], bool],
         over: Callable[[], None],
         turn_ns: int = 0,
@@ -84,7 +84,7 @@ class KeeperRun:
             self.look_soon()
 
     def hear_peers(self) -> None:
-        """Other keepers have said something: what `World.wake` asks for."""
+        """Other keepers have said something: what `KeeperWorld.wake` asks for."""
         if self.keeper is not None:
             self.keeper.hear_peers()
             self.look_soon()

@@ -19,7 +19,7 @@ from keepstep.model.snapshot import RankStatus, SlotState
 from keepstep.model.units import S_NS
 from keepstep.ports import Memory
 from keepstep.runtime.replication.mesh_state import MeshState
-from keepstep.runtime.world import World
+from keepstep.runtime.world import KeeperWorld
 
 
 class ScrubHost(Protocol):
@@ -49,7 +49,7 @@ class DamagedSlot:
 class Scrubber:
     """One keeper's."""
 
-    def __init__(self, job_dir: Path, every_s: float, world: World, host: ScrubHost) -> None:
+    def __init__(self, job_dir: Path, every_s: float, world: KeeperWorld, host: ScrubHost) -> None:
         """`every_s`: 0 is never."""
         self._job_dir, self._every_ns = job_dir, round(every_s * S_NS)
         self._world, self._host = world, host

@@ -108,6 +108,7 @@ class Capture:
         paths = slot_paths(world.memory, options.job_dir, who.rank)
         self._slots: list[Slot] = [self._open(path) for path in paths]
         self._views: list[SlotView] = [EMPTY_VIEW] * len(self._slots)
+        self._proven_bytes = 0  # the largest payload that `prove` has found
         self._manifest: _Manifest | None = None
         self._copy: StateCopy | None = None
         self._captured_steps = 0
@@ -131,6 +132,7 @@ class Capture:
         found: dict[Stamp, int] = {}
         foreign: int | None = None
         self._views = [EMPTY_VIEW] * len(self._slots)
+        self._proven_bytes = 0
         for index, slot in enumerate(self._slots):
             yield
             try:
@@ -148,6 +150,7 @@ class Capture:
                 continue
             found[header.stamp] = index
             self._views[index] = SlotView(SlotState.SEALED, header.stamp)
+            self._proven_bytes = max(self._proven_bytes, header.payload_bytes)
         return Holdings(found, foreign)
 
     def look_again(self) -> Acts[Holdings]:
@@ -172,7 +175,9 @@ class Capture:
             if stamp is None or view.state is not SlotState.SEALED or view.stamp > stamp:
                 slot.void()
                 self._views[index] = EMPTY_VIEW
-        self._page.publish(slots=tuple(self._views))
+        # The size is told before anything is captured: where all slots are held until the leader
+        # has chosen a policy, it chooses none without it.
+        self._page.publish(slots=tuple(self._views), payload_bytes=self._proven_bytes)
 
     # -- making slots
 

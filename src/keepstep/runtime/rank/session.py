@@ -25,7 +25,7 @@ from keepstep.edge.net.agents import NodeAgents
 from keepstep.edge.net.keepers import KeeperSocket
 from keepstep.edge.os.clock import CLOCK
 from keepstep.edge.os.error_file import write_error_file
-from keepstep.edge.os.journal import Journal
+from keepstep.edge.os.journal import FileJournal
 from keepstep.edge.os.machine import address_towards, available_bytes
 from keepstep.edge.os.preemption import Preemption
 from keepstep.edge.shm.memory import MEMORY
@@ -104,7 +104,7 @@ def protect(config: Config | Mapping[str, Any] | None = None, /, **stateful: Any
     settings = resolve(config, os.environ, default_job(sys.argv, os.environ))
     parse_rules(settings.keep)  # a rule that cannot be is told now, not by the first checkpoint
     who = identity_of(settings.job, settings.arena_dir, os.environ, process_group(), gather_objects)
-    journal = Journal(settings.journal_path, f"rank {who.rank}")
+    journal = FileJournal(settings.journal_path, f"rank {who.rank}")
     _current = Job(settings, who, Protected.of(stateful, settings.lazy), journal)
     return _current
 
@@ -113,7 +113,7 @@ class Job:
     """A protected training. Made by `protect`."""
 
     def __init__(
-        self, settings: Settings, who: RankIdentity, protected: Protected, journal: Journal
+        self, settings: Settings, who: RankIdentity, protected: Protected, journal: FileJournal
     ) -> None:
         self.settings = settings
         self.closed = False
@@ -365,7 +365,7 @@ def _world(
     settings: Settings,
     who: RankIdentity,
     protected: Protected,
-    journal: Journal,
+    journal: FileJournal,
     driver: Driver,
 ) -> RankWorld:
     place = place_of_newcomer(os.environ)

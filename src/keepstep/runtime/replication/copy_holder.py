@@ -20,7 +20,7 @@ from keepstep.runtime.replication.holder_replies import HolderReplies
 from keepstep.runtime.replication.mesh_links import MeshLinks
 from keepstep.runtime.replication.receive import IncomingSnapshot, in_runs
 from keepstep.runtime.replication.slot_room import SlotRoom
-from keepstep.runtime.world import World
+from keepstep.runtime.world import KeeperWorld
 
 
 class CopyHolder:
@@ -28,7 +28,7 @@ class CopyHolder:
 
     def __init__(
         self,
-        world: World,
+        world: KeeperWorld,
         links: MeshLinks,
         held: HeldSnapshots,
         room: SlotRoom,

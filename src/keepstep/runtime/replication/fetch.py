@@ -16,7 +16,7 @@ from pathlib import Path
 from keepstep.core.redundancy.stripes import (
     Combine,
     Piece,
-    Region,
+    StripeRegion,
     Stripes,
     chunks,
     decode_plan,
@@ -40,7 +40,7 @@ from keepstep.runtime.replication.receive import (
     ranges_of,
 )
 from keepstep.runtime.replication.serve import SnapshotServer
-from keepstep.runtime.world import World
+from keepstep.runtime.world import KeeperWorld
 
 CHUNK_BYTES = 1 << 20  # of each source, in one step of decoding
 STEPS_AHEAD = 16
@@ -66,7 +66,7 @@ class Fetch:
 
     def __init__(
         self,
-        world: World,
+        world: KeeperWorld,
         links: MeshLinks,
         server: SnapshotServer,
         job_dir: Path,
@@ -213,7 +213,7 @@ class Fetch:
         steps = (
             step
             for combine in decode_plan(stripes, lost, self._rank)
-            if combine.targets[0].region is Region.DATA
+            if combine.targets[0].region is StripeRegion.DATA
             for step in chunks(combine, CHUNK_BYTES)
         )
         ahead: deque[tuple[Combine, Piece]] = deque()
@@ -331,7 +331,7 @@ class Fetch:
 
 
 def _range(piece: Piece) -> BlockRange:
-    part = Part.PAYLOAD if piece.region is Region.DATA else Part.PARITY
+    part = Part.PAYLOAD if piece.region is StripeRegion.DATA else Part.PARITY
     return BlockRange(part, piece.start, piece.nbytes)
 
 

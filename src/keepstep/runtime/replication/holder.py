@@ -18,7 +18,7 @@ from keepstep.runtime.replication.holder_replies import HolderReplies
 from keepstep.runtime.replication.mesh_links import MeshLinks
 from keepstep.runtime.replication.parity_holder import OwnSizes, ParityHolder
 from keepstep.runtime.replication.slot_room import SlotRoom
-from keepstep.runtime.world import World
+from keepstep.runtime.world import KeeperWorld
 
 
 class Holder:
@@ -26,7 +26,7 @@ class Holder:
 
     def __init__(
         self,
-        world: World,
+        world: KeeperWorld,
         links: MeshLinks,
         held: HeldSnapshots,
         job_hash: bytes,

@@ -62,7 +62,7 @@ from keepstep.runtime.replication.mesh_links import MeshLinks
 from keepstep.runtime.replication.owner import Owner
 from keepstep.runtime.replication.recovery import SnapshotRecovery, Then
 from keepstep.runtime.replication.serve import SnapshotServer
-from keepstep.runtime.world import World
+from keepstep.runtime.world import KeeperWorld
 
 # so long nothing new is said about which nodes may be lost when only the step has changed
 SAFETY_NS = 5 * S_NS
@@ -128,7 +128,7 @@ class MeshState:
 
     def __init__(
         self,
-        world: World,
+        world: KeeperWorld,
         settings: Settings,
         links: MeshLinks,
         held: HeldSnapshots,

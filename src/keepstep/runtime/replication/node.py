@@ -23,7 +23,7 @@ from keepstep.runtime.replication.peer_inbox import (
     PeerEvent,
     PeerInbox,
 )
-from keepstep.runtime.world import World
+from keepstep.runtime.world import KeeperWorld
 
 TICK_NS = S_NS // 2
 
@@ -33,7 +33,7 @@ class Node:
 
     def __init__(
         self,
-        world: World,
+        world: KeeperWorld,
         settings: Settings,
         inbox: PeerInbox,
         job_hash: bytes,

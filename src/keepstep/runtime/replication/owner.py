@@ -22,7 +22,7 @@ from keepstep.runtime.replication.encode import SnapshotSizes
 from keepstep.runtime.replication.mesh_links import MeshLinks
 from keepstep.runtime.replication.outgoing import Delivery, OutgoingSnapshot
 from keepstep.runtime.slot_locks import pin_one
-from keepstep.runtime.world import World
+from keepstep.runtime.world import KeeperWorld
 
 ASK_AGAIN_NS = 2 * S_NS  # without any answer
 KEPT_STAMPS = 4  # a rank's protected stamps that are remembered: two generations are held
@@ -41,7 +41,7 @@ class Owner:
 
     def __init__(
         self,
-        world: World,
+        world: KeeperWorld,
         links: MeshLinks,
         job_dir: Path,
         on_protected: Callable[[], None],

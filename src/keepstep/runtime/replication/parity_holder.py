@@ -24,7 +24,7 @@ from keepstep.runtime.replication.held import HeldSnapshots
 from keepstep.runtime.replication.holder_replies import HolderReplies
 from keepstep.runtime.replication.mesh_links import MeshLinks
 from keepstep.runtime.replication.slot_room import SlotRoom
-from keepstep.runtime.world import World
+from keepstep.runtime.world import KeeperWorld
 
 # of a snapshot of this node's own ranks; None when it is not sealed here
 OwnSizes = Callable[[int, Stamp], SnapshotSizes | None]
@@ -35,7 +35,7 @@ class ParityHolder:
 
     def __init__(
         self,
-        world: World,
+        world: KeeperWorld,
         links: MeshLinks,
         held: HeldSnapshots,
         room: SlotRoom,

@@ -21,7 +21,7 @@ from keepstep.model.messages.peers import MeshMessage
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import S_NS
 from keepstep.model.wire import Span
-from keepstep.runtime.world import World
+from keepstep.runtime.world import KeeperWorld
 
 MAX_EARLY = 10_000  # messages of a mesh that this node has not heard of yet
 
@@ -80,7 +80,7 @@ class PeerInbox:
     joined."""
 
     def __init__(
-        self, world: World, job_hash: bytes, address: tuple[str, int], link_dead_s: float
+        self, world: KeeperWorld, job_hash: bytes, address: tuple[str, int], link_dead_s: float
     ) -> None:
         """`link_dead_s`: how long a node may be away before it is lost. Raises KeeperError when the
         address is not this machine's, or taken."""

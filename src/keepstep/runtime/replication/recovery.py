@@ -21,7 +21,7 @@ from keepstep.runtime.replication.fetch import Fetch, FetchResult, replace_bytes
 from keepstep.runtime.replication.mesh_links import MeshLinks
 from keepstep.runtime.replication.owner import Owner
 from keepstep.runtime.replication.serve import SnapshotServer
-from keepstep.runtime.world import World
+from keepstep.runtime.world import KeeperWorld
 
 Then = Callable[[str | None], None]  # hears None, or why it cannot be had
 
@@ -39,7 +39,7 @@ class SnapshotRecovery:
 
     def __init__(
         self,
-        world: World,
+        world: KeeperWorld,
         links: MeshLinks,
         job_dir: Path,
         job_hash: bytes,

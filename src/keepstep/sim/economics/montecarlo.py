@@ -31,7 +31,7 @@ from keepstep.model.topology import Group, Placement
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class DrawnFailure:
     """`at_s` on the clock; of a rack, `node` is any of its nodes."""
 
     at_s: float
@@ -40,7 +40,7 @@ class Failure:
 
 
 @dataclass(slots=True)
-class Outcome:
+class WalkOutcome:
     """Where the time of one seed went, in seconds of the job, and from where it recovered.
     `redone_steps`: completed ones; `lost_s` counts the one under way too."""
 
@@ -91,7 +91,7 @@ def prepare(cluster: Cluster, policy: ClusterPolicy) -> Case:
     )
 
 
-def draw(cluster: Cluster, days: float, seed: int) -> list[Failure]:
+def draw(cluster: Cluster, days: float, seed: int) -> list[DrawnFailure]:
     """All failures of one seed, in order."""
     random = Random(seed)
     found = []
@@ -99,7 +99,7 @@ def draw(cluster: Cluster, days: float, seed: int) -> list[Failure]:
         per_s = kind.per_node_day * cluster.nodes / DAY_S
         at_s = random.expovariate(per_s) if per_s > 0 else days * DAY_S
         while at_s < days * DAY_S:
-            found.append(Failure(at_s, kind, random.randrange(cluster.nodes)))
+            found.append(DrawnFailure(at_s, kind, random.randrange(cluster.nodes)))
             at_s += random.expovariate(per_s)
     return sorted(found, key=lambda failure: failure.at_s)
 
@@ -111,7 +111,7 @@ def run(
     seeds: int,
     first_seed: int = 0,
     tick: Callable[[], None] = lambda: None,
-) -> list[list[Outcome]]:
+) -> list[list[WalkOutcome]]:
     """For each case its outcome of every seed; `tick` after each. Raises ConfigError."""
     if not 0 < days <= MOST_DAYS or seeds < 1:
         raise ConfigError(
@@ -124,7 +124,7 @@ def run(
             f"failures: expected at most {MOST_FAILURES:,.0f} a seed, found about "
             f"{expected:,.0f} in {days:g} days"
         )
-    outcomes: list[list[Outcome]] = [[] for _ in cases]
+    outcomes: list[list[WalkOutcome]] = [[] for _ in cases]
     for seed in range(first_seed, first_seed + seeds):
         failures = draw(cluster, days, seed)
         for case, found in zip(cases, outcomes, strict=True):
@@ -134,8 +134,8 @@ def run(
 
 
 def walk(
-    cluster: Cluster, case: Case, failures: Sequence[Failure], days: float, seed: int
-) -> Outcome:
+    cluster: Cluster, case: Case, failures: Sequence[DrawnFailure], days: float, seed: int
+) -> WalkOutcome:
     """One policy through these failures, which come in order."""
     return _Walk(cluster, case, seed).through(failures, days * DAY_S)
 
@@ -150,7 +150,7 @@ class _Walk:
 
     def __init__(self, cluster: Cluster, case: Case, seed: int) -> None:
         self.cluster, self.case, self.cost = cluster, case, case.charges
-        self.outcome = Outcome(case.name, seed)
+        self.outcome = WalkOutcome(case.name, seed)
         self.now_s = 0.0
         self.work_s = 0.0  # when training last began, or will begin
         self.up_s = 0.0  # from then on everybody trains
@@ -161,7 +161,7 @@ class _Walk:
         self.from_store = False  # the recovery under way has nothing in memory
         self.arrivals = [0.0] * case.spares  # a heap: spares that idle, replacements on their way
 
-    def through(self, failures: Sequence[Failure], end_s: float) -> Outcome:
+    def through(self, failures: Sequence[DrawnFailure], end_s: float) -> WalkOutcome:
         for failure in failures:
             work_s = self._until(failure.at_s)
             self._fail(failure, work_s)
@@ -182,7 +182,7 @@ class _Walk:
         self.stored_s = max(self.stored_s, self.cost.store.newest(work_s))
         return work_s
 
-    def _fail(self, failure: Failure, work_s: float) -> None:
+    def _fail(self, failure: DrawnFailure, work_s: float) -> None:
         at_s, kind = failure.at_s, failure.kind
         if at_s >= self.up_s:
             self.fetch_s, self.from_store, self.ready_s = 0.0, False, 0.0
@@ -206,7 +206,7 @@ class _Walk:
         """Completed ones; a whole number of them may be a hair less in floats."""
         return math.floor(work_s / self.cluster.iteration_s + 1e-6)
 
-    def _gone(self, failure: Failure) -> tuple[int, ...]:
+    def _gone(self, failure: DrawnFailure) -> tuple[int, ...]:
         """The nodes to replace."""
         match failure.kind.scope:
             case Scope.RANK:

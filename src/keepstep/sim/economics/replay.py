@@ -21,7 +21,7 @@ from keepstep.errors import ConfigError
 from keepstep.model.cluster import Cluster, FailureKind, Scope
 from keepstep.model.events import Event
 from keepstep.model.units import S_NS
-from keepstep.sim.economics.montecarlo import Failure
+from keepstep.sim.economics.montecarlo import DrawnFailure
 
 RANK = FailureKind("a rank of the journal", Scope.RANK, 0.0)
 NODE = FailureKind("a node of the journal", Scope.NODE, 0.0)
@@ -33,7 +33,7 @@ class Replay:
     `detection_s`, `recovery_s`: of a failure, in the mean. `redone_steps`: completed steps that
     were done again."""
 
-    failures: tuple[Failure, ...]
+    failures: tuple[DrawnFailure, ...]
     seconds: float
     nodes: int
     ranks: int
@@ -65,7 +65,7 @@ class Replay:
 def replay(events: Iterable[Event]) -> Replay:
     """Of events in any order. Raises ConfigError when they tell of no finished step."""
     ledger = Ledger()
-    found: list[Failure] = []
+    found: list[DrawnFailure] = []
     lost_nodes: list[tuple[int, int]] = []
     nodes, ranks, known = 1, 1, 0
     ordered = sorted(events, key=lambda e: ledger.axis.place(e.wall_ns, e.mono_ns))
@@ -86,7 +86,7 @@ def replay(events: Iterable[Event]) -> Replay:
             began_s = max(
                 0.0, _spent_s(ledger.account(now_ns=at_ns)) - (at_ns - incident.began_ns) / S_NS
             )
-            found.append(Failure(began_s, RANK if gone is None else NODE, gone or 0))
+            found.append(DrawnFailure(began_s, RANK if gone is None else NODE, gone or 0))
         known = len(over)
     if not ledger.step_ns:
         raise ConfigError(
@@ -96,7 +96,7 @@ def replay(events: Iterable[Event]) -> Replay:
     return _told(ledger, found, nodes, ranks)
 
 
-def _told(ledger: Ledger, failures: Sequence[Failure], nodes: int, ranks: int) -> Replay:
+def _told(ledger: Ledger, failures: Sequence[DrawnFailure], nodes: int, ranks: int) -> Replay:
     account, count = ledger.account(), max(1, len(failures))
     seconds = _spent_s(account)
     return Replay(

@@ -12,7 +12,7 @@ from statistics import fmean, quantiles
 
 from keepstep.model.cluster import Cluster
 from keepstep.sim.economics.confidence import mean_interval, share_interval
-from keepstep.sim.economics.montecarlo import Outcome
+from keepstep.sim.economics.montecarlo import WalkOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def summarise(
     cluster: Cluster,
     spares: int,
     memory_bytes: float,
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[WalkOutcome],
     gpu_hour_cost: float | None,
 ) -> Row:
     """Of one policy's outcomes, one a seed."""

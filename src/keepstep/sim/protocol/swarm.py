@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from keepstep.sim.protocol.checkers.account import AccountSumsUp
 from keepstep.sim.protocol.checkers.atlas import Atlas
 from keepstep.sim.protocol.checkers.bytes import NoWrongBytes
-from keepstep.sim.protocol.checkers.checkpoints import Checkpoints
+from keepstep.sim.protocol.checkers.checkpoints import CheckpointsAreWhole
 from keepstep.sim.protocol.checkers.commit import CommitsAreTrue
 from keepstep.sim.protocol.checkers.cut import ACutExists
 from keepstep.sim.protocol.checkers.given_up import GivenUp
@@ -27,8 +27,8 @@ from keepstep.sim.protocol.checkers.progress import TheCutMoves
 from keepstep.sim.protocol.checkers.verdict import Verdicts
 from keepstep.sim.protocol.checkers.writer import OneWriter
 from keepstep.sim.protocol.faults.nemesis import Nemesis
-from keepstep.sim.protocol.job.job import Job, Outcome
-from keepstep.sim.protocol.job.plan import Plan, small
+from keepstep.sim.protocol.job.job import SimJob, SimOutcome
+from keepstep.sim.protocol.job.plan import RunPlan, small
 from keepstep.sim.protocol.world.world import PortFault, World
 
 TELL_EVERY = 500
@@ -44,19 +44,19 @@ CHECKERS = (
     TheCutMoves,
     MemoryWithinBudget,
     AccountSumsUp,
-    Checkpoints,
+    CheckpointsAreWhole,
 )
 
 
-def run(seed: int, plan: Plan | None = None, fault: PortFault | None = None) -> Outcome:
+def run(seed: int, plan: RunPlan | None = None, fault: PortFault | None = None) -> SimOutcome:
     """One run, to its end."""
-    job = Job(plan or small(seed), World(seed, fault))
+    job = SimJob(plan or small(seed), World(seed, fault))
     watch(job)
     Nemesis(job)
     return job.run()
 
 
-def watch(job: Job) -> None:
+def watch(job: SimJob) -> None:
     """Have it judged by all checkers."""
     atlas = Atlas(job)
     job.watch([atlas, *(new(job, atlas) for new in CHECKERS)])
@@ -66,7 +66,7 @@ def replay_command(seed: int) -> str:
     return f"python -m keepstep.sim.protocol.swarm --seed {seed}"
 
 
-def story(outcome: Outcome, lines: int = 60) -> str:
+def story(outcome: SimOutcome, lines: int = 60) -> str:
     """What a person needs to see of a run that failed."""
     return "\n".join(
         [
@@ -78,10 +78,10 @@ def story(outcome: Outcome, lines: int = 60) -> str:
 
 
 def many(
-    seeds: Iterable[int], within_s: float, tell: bool = True, how: Callable[[int], Outcome] = run
-) -> tuple[int, list[Outcome], Counter[str]]:
+    seeds: Iterable[int], within_s: float, tell: bool = True, how: Callable[[int], SimOutcome] = run
+) -> tuple[int, list[SimOutcome], Counter[str]]:
     """(runs, those that failed, totals) of as many seeds as there is time for."""
-    failed: list[Outcome] = []
+    failed: list[SimOutcome] = []
     totals: Counter[str] = Counter()
     runs = 0
     until = time.monotonic() + within_s

@@ -1,4 +1,4 @@
-"""Plan: nothing is lost and nothing written twice, whatever the ranks have."""
+"""WritePlan: nothing is lost and nothing written twice, whatever the ranks have."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.edge.store.parts import Sketch
-from keepstep.edge.torch.dcp.plan import Plan, make_plan
+from keepstep.edge.torch.dcp.plan import WritePlan, make_plan
 from keepstep.errors import LayoutError
 from keepstep.model.layout import Shard
 
@@ -29,7 +29,7 @@ ranks = st.lists(
 )
 
 
-def written(plan: Plan) -> list[tuple[str, int, str]]:
+def written(plan: WritePlan) -> list[tuple[str, int, str]]:
     """(name in the checkpoint, rank that writes it, the rank's own name for it)"""
     return [
         (i.index.fqn, rank, plan.own_names[rank][i.index.fqn])

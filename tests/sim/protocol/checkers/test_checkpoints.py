@@ -11,23 +11,25 @@ from keepstep.model.events import Event
 from keepstep.model.units import S_NS
 from keepstep.runtime.persister.persister import Persister
 from keepstep.sim.protocol.checkers.atlas import Atlas
-from keepstep.sim.protocol.checkers.checkpoints import Checkpoints
+from keepstep.sim.protocol.checkers.checkpoints import CheckpointsAreWhole
 from keepstep.sim.protocol.job.checkpoint_format import SimFormat
-from keepstep.sim.protocol.job.job import Job, Outcome
+from keepstep.sim.protocol.job.job import SimJob, SimOutcome
 from keepstep.sim.protocol.job.observer import Observer
-from keepstep.sim.protocol.job.plan import Plan
+from keepstep.sim.protocol.job.plan import RunPlan
 from keepstep.sim.protocol.swarm import CHECKERS
 from keepstep.sim.protocol.world.machine import Machine
 from keepstep.sim.protocol.world.world import World
 
-PLAN = Plan(
+PLAN = RunPlan(
     nodes=2, steps=12, store=True, persist_every_steps=2, policy="none", limit_ns=300 * S_NS
 )
 
 
-def _run(lost_at_ns: int = 0, new_observer: Callable[[Job], Observer] | None = None) -> Outcome:
+def _run(
+    lost_at_ns: int = 0, new_observer: Callable[[SimJob], Observer] | None = None
+) -> SimOutcome:
     """With all machines lost at one moment; 0: never."""
-    job = Job(PLAN, World(1))
+    job = SimJob(PLAN, World(1))
     atlas = Atlas(job)
     others = [] if new_observer is None else [new_observer(job)]
     job.watch([atlas, *others, *(new(job, atlas) for new in CHECKERS)])
@@ -45,7 +47,7 @@ def _run(lost_at_ns: int = 0, new_observer: Callable[[Job], Observer] | None = N
 class AwayAtTheOffer(Observer):
     """The store answers when it is listed, and not when what it has is read."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: SimJob) -> None:
         self._job = job
         self.times = 0
 
@@ -66,7 +68,7 @@ def test_all_go_on_from_the_store() -> None:
 def test_a_store_that_is_away_when_it_is_read_is_waited_for() -> None:
     made: list[AwayAtTheOffer] = []
 
-    def observer(job: Job) -> Observer:
+    def observer(job: SimJob) -> Observer:
         made.append(AwayAtTheOffer(job))
         return made[0]
 
@@ -83,7 +85,7 @@ def _told(monkeypatch: pytest.MonkeyPatch, where: type, name: str, instead: obje
 
 def test_a_checkpoint_that_is_taken_away_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = _told(monkeypatch, Persister, "_not_kept", lambda self, step: {step: "planted"})
-    assert wrong.startswith(Checkpoints.NAME)
+    assert wrong.startswith(CheckpointsAreWhole.NAME)
 
 
 def test_a_wrong_state_that_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,4 +94,4 @@ def test_a_wrong_state_that_is_published(monkeypatch: pytest.MonkeyPatch) -> Non
 
     own = SimFormat._write
     wrong = _told(monkeypatch, SimFormat, "_write", write)
-    assert wrong.startswith(Checkpoints.NAME)
+    assert wrong.startswith(CheckpointsAreWhole.NAME)

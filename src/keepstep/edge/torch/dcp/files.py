@@ -1,4 +1,4 @@
-"""Files: what PyTorch's reader and writer see of a checkpoint in the store.
+"""CheckpointFiles: what PyTorch's reader and writer see of a checkpoint in the store.
 
 Comes in: DCP's requests for streams. Goes out: streams of a draft, or verified ones, by the file's
 name alone. Decides nothing.
@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemBase
 from keepstep.edge.store.store import Draft
 
 
-class Files(FileSystemBase):
+class CheckpointFiles(FileSystemBase):
     """One checkpoint. `opened` gives a stream for a name; `draft` is there when it is being
     written."""
 

@@ -1,4 +1,4 @@
-"""Plan: which rank writes which value, and the checkpoint's metadata.
+"""WritePlan: which rank writes which value, and the checkpoint's metadata.
 
 Comes in: what every rank of the job has, as the surveys tell it. Goes out: DCP's own global plan.
 Sees no data and no store.
@@ -33,7 +33,7 @@ from keepstep.errors import LayoutError
 
 
 @dataclass(frozen=True)
-class Plan:
+class WritePlan:
     """By rank: what it has, what of it it writes, and under which of its own names it has that."""
 
     ranks: Sequence[Mapping[str, Sketch]]
@@ -42,7 +42,7 @@ class Plan:
     metadata: Metadata
 
 
-def make_plan(ranks: Sequence[Mapping[str, Sketch]]) -> Plan:
+def make_plan(ranks: Sequence[Mapping[str, Sketch]]) -> WritePlan:
     """`ranks`: each rank's values by name. Raises LayoutError when their boxes do not make whole
     tensors."""
     offers, own_names = _offers(ranks)
@@ -74,7 +74,7 @@ def make_plan(ranks: Sequence[Mapping[str, Sketch]]) -> Plan:
             raise LayoutError(
                 f"{name}: expected shards that make {list(shape)}, found {found} elements"
             )
-    return Plan(ranks, plans, own_names, metadata)
+    return WritePlan(ranks, plans, own_names, metadata)
 
 
 def _offers(

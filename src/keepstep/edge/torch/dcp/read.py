@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from keepstep.edge.store.manifest import Manifest
 from keepstep.edge.store.store import Store
-from keepstep.edge.torch.dcp.files import Files
+from keepstep.edge.torch.dcp.files import CheckpointFiles
 from keepstep.edge.torch.dcp.tree import RANKS, TREE, grown
 from keepstep.errors import LayoutError
 
@@ -64,7 +64,7 @@ def read_checkpoint(
     """
     manifest = store.read_manifest(step)
     reader = FileSystemReader(store.url(step))
-    reader.fs = Files(lambda name: store.open(manifest, name))  # type: ignore[assignment]
+    reader.fs = CheckpointFiles(lambda name: store.open(manifest, name))  # type: ignore[assignment]
     reader.path = store.url(step)
     metadata = reader.read_metadata()
     stored = metadata.state_dict_metadata

@@ -30,8 +30,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from keepstep.edge.store.manifest import Manifest
 from keepstep.edge.store.parts import (
-    Item,
-    Part,
+    CheckpointPart,
+    PartItem,
     Sketch,
     part_from_bytes,
     part_to_bytes,
@@ -39,8 +39,8 @@ from keepstep.edge.store.parts import (
     survey_to_bytes,
 )
 from keepstep.edge.store.store import Draft, Store
-from keepstep.edge.torch.dcp.files import Files
-from keepstep.edge.torch.dcp.plan import Plan, make_plan
+from keepstep.edge.torch.dcp.files import CheckpointFiles
+from keepstep.edge.torch.dcp.plan import WritePlan, make_plan
 from keepstep.edge.torch.dcp.tree import RankState, Value, flat
 from keepstep.errors import ConfigError, DamageError, IdentityError, LayoutError, StoreError
 from keepstep.model.checkpoint import CheckpointAttempt
@@ -86,7 +86,7 @@ def write_part(
     values: NodeValues,
     metrics: Mapping[str, float],
     fingerprint: Mapping[str, Any],
-) -> Part:
+) -> CheckpointPart:
     """Write what the plan leaves to this node, and last what that was.
 
     Raises LayoutError when the ranks' shards do not make whole tensors; StoreError, DamageError or
@@ -94,12 +94,14 @@ def write_part(
     written; DamageError when it reads back differently.
     """
     plan = _plan(draft.store, attempt)
-    items: list[Item] = []
+    items: list[PartItem] = []
     for rank in attempt.ranks_of(node):
         items += _write_rank(draft, attempt.data_name(rank), rank, plan, values[rank])
     names = sorted({item.file for item in items})
     draft.read_back(names)
-    part = Part(metrics, fingerprint, {name: draft.files[name] for name in names}, tuple(items))
+    part = CheckpointPart(
+        metrics, fingerprint, {name: draft.files[name] for name in names}, tuple(items)
+    )
     _write_small(draft, attempt.part_name(node), part_to_bytes(attempt, node, part))
     return part
 
@@ -140,7 +142,7 @@ def publish(draft: Draft, attempt: CheckpointAttempt, wall_ns: int) -> Manifest:
 # -- what the nodes said
 
 
-def _plan(store: Store, attempt: CheckpointAttempt) -> Plan:
+def _plan(store: Store, attempt: CheckpointAttempt) -> WritePlan:
     sketches: list[Mapping[str, Sketch]] = []
     for node in range(len(attempt.ranks)):
         raw, where = _read_small(store, attempt, attempt.survey_name(node))
@@ -149,7 +151,7 @@ def _plan(store: Store, attempt: CheckpointAttempt) -> Plan:
     return make_plan(sketches)
 
 
-def _part(store: Store, attempt: CheckpointAttempt, node: int) -> tuple[Part, str]:
+def _part(store: Store, attempt: CheckpointAttempt, node: int) -> tuple[CheckpointPart, str]:
     raw, where = _read_small(store, attempt, attempt.part_name(node))
     return part_from_bytes(raw, where, attempt, node), where
 
@@ -169,7 +171,7 @@ def _write_small(draft: Draft, name: str, raw: bytes) -> None:
 
 
 def _located(
-    attempt: CheckpointAttempt, node: int, plan: Plan, part: Part, where: str
+    attempt: CheckpointAttempt, node: int, plan: WritePlan, part: CheckpointPart, where: str
 ) -> Iterator[WriteResult]:
     """Where DCP finds what the node wrote, after a look whether that is what the plan left to
     it."""
@@ -200,7 +202,7 @@ def _offsets(item: WriteItem) -> tuple[int, ...] | None:
 class _Source(DefaultSavePlanner):
     """Gives DCP's writer one rank's values: the tensors themselves, and what is pickled already."""
 
-    def __init__(self, rank: int, plan: Plan, values: Mapping[str, Value]) -> None:
+    def __init__(self, rank: int, plan: WritePlan, values: Mapping[str, Value]) -> None:
         super().__init__()
         self._rank, self._plan, self._values = rank, plan, values
 
@@ -217,8 +219,8 @@ class _Source(DefaultSavePlanner):
 
 
 def _write_rank(
-    draft: Draft, file: str, rank: int, plan: Plan, values: Mapping[str, Value]
-) -> list[Item]:
+    draft: Draft, file: str, rank: int, plan: WritePlan, values: Mapping[str, Value]
+) -> list[PartItem]:
     if not plan.plans[rank].items:
         return []
     with _draft_errors(draft):
@@ -227,7 +229,7 @@ def _write_rank(
         results: list[WriteResult] = writer.write_data(own, _Source(rank, plan, values)).wait()
     located = [(r.index.fqn, r.index.offset, r.storage_data) for r in results]
     return [
-        Item(rank, name, None if at is None else tuple(at), file, info.offset, info.length)
+        PartItem(rank, name, None if at is None else tuple(at), file, info.offset, info.length)
         for name, at, info in located
     ]
 
@@ -236,7 +238,7 @@ def _writer(draft: Draft, opened: Callable[[str], io.RawIOBase]) -> FileSystemWr
     url = draft.store.url(draft.step)
     # the draft syncs; there is no device to copy from
     writer = FileSystemWriter(url, sync_files=False, per_thread_copy_ahead=0)
-    writer.fs = Files(opened, draft)  # type: ignore[assignment]  # as torch's own FsspecWriter does
+    writer.fs = CheckpointFiles(opened, draft)  # type: ignore[assignment]  # as torch's own FsspecWriter does
     writer.path = url
     writer.set_up_storage_writer(is_coordinator=True)
     return writer

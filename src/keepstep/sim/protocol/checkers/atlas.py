@@ -19,7 +19,7 @@ from keepstep.model.messages.peers import HorizonWord, MeshMessage
 from keepstep.model.snapshot import Stamp
 from keepstep.model.topology import Auto, parse_policy
 from keepstep.runtime.agent.meeting_record import CODEC
-from keepstep.sim.protocol.job.job import Job
+from keepstep.sim.protocol.job.job import SimJob
 from keepstep.sim.protocol.job.observer import Observer
 from keepstep.sim.protocol.job.program import Program
 from keepstep.sim.protocol.wire.links import SimLinks
@@ -43,7 +43,7 @@ class Atlas(Observer):
     flipped. `are_all_done`: all have done their last step. `is_over`: so it is, or it was said so:
     nothing is owed any more."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: SimJob) -> None:
         self._job = job
         self.committed: Generation | None = None
         self.damages: set[tuple[int, int, Stamp]] = set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from keepstep.sim.protocol.checkers.atlas import Atlas
-from keepstep.sim.protocol.job.job import Job
+from keepstep.sim.protocol.job.job import SimJob
 from keepstep.sim.protocol.job.observer import Observer
 
 
@@ -14,7 +14,7 @@ class Checker(Observer):
 
     NAME: ClassVar[str]
 
-    def __init__(self, job: Job, atlas: Atlas) -> None:
+    def __init__(self, job: SimJob, atlas: Atlas) -> None:
         self.job = job
         self.atlas = atlas
 

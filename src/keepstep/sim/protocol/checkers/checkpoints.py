@@ -1,4 +1,5 @@
-"""Checkpoints: what is published is whole and right, and stays until newer ones take its place.
+"""CheckpointsAreWhole: what is published is whole and right, and stays until newer ones take its
+place.
 
 Looked at from outside: when the manifest of a checkpoint is removed, and when the run is over, with
 the product's own store over what lies on the disk then.
@@ -17,17 +18,17 @@ from keepstep.sim.protocol.checkers.atlas import Atlas
 from keepstep.sim.protocol.checkers.checker import Checker
 from keepstep.sim.protocol.checkers.inspection import onlooker
 from keepstep.sim.protocol.job.checkpoint_format import read_state
-from keepstep.sim.protocol.job.job import KEPT, Job
+from keepstep.sim.protocol.job.job import KEPT, SimJob
 from keepstep.sim.protocol.job.persisters import open_store
 from keepstep.sim.protocol.job.program import Program
 from keepstep.sim.protocol.world.machine import Machine
 from keepstep.sim.protocol.world.world import Process
 
 
-class Checkpoints(Checker):
+class CheckpointsAreWhole(Checker):
     NAME = "checkpoints"
 
-    def __init__(self, job: Job, atlas: Atlas) -> None:
+    def __init__(self, job: SimJob, atlas: Atlas) -> None:
         super().__init__(job, atlas)
         self._newest = -1  # step of which a keeper said that it is in the store
 

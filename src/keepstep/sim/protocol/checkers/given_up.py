@@ -10,14 +10,14 @@ from __future__ import annotations
 from keepstep.model.snapshot import Stamp
 from keepstep.sim.protocol.checkers.atlas import Atlas
 from keepstep.sim.protocol.checkers.checker import Checker
-from keepstep.sim.protocol.job.job import Job
+from keepstep.sim.protocol.job.job import SimJob
 from keepstep.sim.protocol.job.program import Program
 
 
 class GivenUp(Checker):
     NAME = "given up"
 
-    def __init__(self, job: Job, atlas: Atlas) -> None:
+    def __init__(self, job: SimJob, atlas: Atlas) -> None:
         super().__init__(job, atlas)
         self._newest: dict[int, Stamp] = {}  # by epoch: the newest of it that counts since
         self._began: set[int] = set()

@@ -15,13 +15,13 @@ from keepstep.errors import DamageError
 from keepstep.model.restore_sources import HeldParity, HeldSnapshot, Inventory
 from keepstep.model.snapshot import SlotHeader, Stamp
 from keepstep.runtime.replication.encode import contents_from
-from keepstep.sim.protocol.job.job import Job
+from keepstep.sim.protocol.job.job import SimJob
 from keepstep.sim.protocol.world.machine import Machine
 from keepstep.sim.protocol.world.memory import SimMemory
 from keepstep.sim.protocol.world.world import Process
 
 
-class _Nobody(Process):
+class _Unseen(Process):
     """Whose calls count for nothing."""
 
     def touch(self, *what: str) -> bool:
@@ -30,7 +30,7 @@ class _Nobody(Process):
 
 def onlooker(machine: Machine) -> Process:
     """Who looks at that machine, or at what it shares with others, from outside."""
-    return _Nobody(machine.world, machine, "onlooker", 0)
+    return _Unseen(machine.world, machine, "onlooker", 0)
 
 
 class Inspection:
@@ -76,7 +76,7 @@ class Inspection:
         return Inventory(frozenset(whole), frozenset(coded))
 
 
-def restorable(job: Job, world_size: int) -> frozenset[Stamp]:
+def restorable(job: SimJob, world_size: int) -> frozenset[Stamp]:
     """The stamps that every rank has or can be given, from what lies on the machines that live."""
     job_dir = job.around.settings.job_dir
     inventories = {

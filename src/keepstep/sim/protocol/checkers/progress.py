@@ -16,7 +16,7 @@ from keepstep.model.units import KIB, S_NS
 from keepstep.sim.protocol.checkers.atlas import Atlas
 from keepstep.sim.protocol.checkers.checker import Checker
 from keepstep.sim.protocol.checkers.inspection import restorable
-from keepstep.sim.protocol.job.job import Job
+from keepstep.sim.protocol.job.job import SimJob
 from keepstep.sim.protocol.job.program import Program
 from keepstep.sim.protocol.wire.links import SimLinks
 
@@ -32,7 +32,7 @@ MAX_STEPS = 4  # that it may be old
 class TheCutMoves(Checker):
     NAME = "the cut moves"
 
-    def __init__(self, job: Job, atlas: Atlas) -> None:
+    def __init__(self, job: SimJob, atlas: Atlas) -> None:
         super().__init__(job, atlas)
         plan = job.plan
         self._lasts_ns = max(FAULT_NS, round(2.5 * plan.link_dead_s * S_NS))

@@ -18,7 +18,7 @@ from keepstep.model.snapshot import Stamp
 from keepstep.runtime.agent.meeting_record import CODEC
 from keepstep.sim.protocol.checkers.atlas import Atlas
 from keepstep.sim.protocol.checkers.checker import Checker
-from keepstep.sim.protocol.job.job import Job
+from keepstep.sim.protocol.job.job import SimJob
 from keepstep.sim.protocol.job.program import Program
 from keepstep.sim.protocol.world.machine import Machine
 
@@ -28,7 +28,7 @@ EXCUSES = ("takes a machine's memory", "the store does not answer")
 class Verdicts(Checker):
     NAME = "verdicts"
 
-    def __init__(self, job: Job, atlas: Atlas) -> None:
+    def __init__(self, job: SimJob, atlas: Atlas) -> None:
         super().__init__(job, atlas)
         self._judged: set[int] = set()  # attempts that have their verdict
         self._again: set[int] = set()

@@ -15,8 +15,8 @@ from keepstep.edge.shm.slot import parse_page
 from keepstep.errors import DamageError
 from keepstep.model.snapshot import SlotHeader, SlotState
 from keepstep.model.units import PAGE_BYTES, S_NS, human_ns
-from keepstep.sim.protocol.job.job import Job
-from keepstep.sim.protocol.job.nodes import KeeperLife, Node
+from keepstep.sim.protocol.job.job import SimJob
+from keepstep.sim.protocol.job.nodes import KeeperLife, SimNode
 from keepstep.sim.protocol.job.program import Program
 from keepstep.sim.protocol.wire.pipe import SimSocket
 from keepstep.sim.protocol.world.filesystem import AWAY
@@ -30,7 +30,7 @@ Way = tuple[int, int]  # from one machine to another
 class Acts:
     """In one run. What ends by itself after a while may be ended before that: see `heal`."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: SimJob) -> None:
         self._job = job
         self._world = job.world
         self._network = job.around.network
@@ -82,7 +82,7 @@ class Acts:
         self._world.after(for_ns, None, process.cont)
         return f"stopped {what} for a while"
 
-    def signal_agent(self, node: Node, signum: int) -> str:
+    def signal_agent(self, node: SimNode, signum: int) -> str:
         assert node.agent is not None
         self._job.was_told_to_end = True
         node.agent.signal(signum)
@@ -101,7 +101,7 @@ class Acts:
             program.process.after(0, program.terminated, signal.SIGTERM)
         return "SIGTERM to all ranks"
 
-    def lose_machine(self, node: Node) -> str:
+    def lose_machine(self, node: SimNode) -> str:
         self._job.lose_machine(node)
         return f"lost machine {node.machine.number}"
 

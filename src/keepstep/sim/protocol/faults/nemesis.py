@@ -17,8 +17,8 @@ from itertools import accumulate
 
 from keepstep.model.units import MS_NS, PAGE_BYTES, S_NS
 from keepstep.sim.protocol.faults.acts import Acts, header_of
-from keepstep.sim.protocol.job.job import Job
-from keepstep.sim.protocol.job.nodes import Node
+from keepstep.sim.protocol.job.job import SimJob
+from keepstep.sim.protocol.job.nodes import SimNode
 from keepstep.sim.protocol.job.program import Program
 from keepstep.sim.protocol.world.world import Process
 
@@ -27,7 +27,7 @@ SOON_NS = 3 * S_NS
 
 
 class Nemesis:
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: SimJob) -> None:
         self._job = job
         self._world = job.world
         self._network = job.around.network
@@ -111,7 +111,7 @@ class Nemesis:
 
     # -- whom
 
-    def _node(self) -> Node:
+    def _node(self) -> SimNode:
         return self._random.choice(self._job.living_nodes())
 
     def _for_ns(self, most_s: float) -> int:
@@ -211,7 +211,7 @@ class Nemesis:
             return None  # the job is over there: nobody would miss it
         return self._acts.lose_machine(node)
 
-    def _has_ended(self, node: Node) -> bool:
+    def _has_ended(self, node: SimNode) -> bool:
         """Whether keepstep has, or is about to."""
         launcher = self._job.launcher
         if launcher is not None:

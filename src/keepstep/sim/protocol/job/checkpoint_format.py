@@ -20,8 +20,8 @@ import xxhash
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.store.manifest import FORMAT_VERSION, Manifest, seal, unseal
 from keepstep.edge.store.parts import (
-    Item,
-    Part,
+    CheckpointPart,
+    PartItem,
     Sketch,
     Survey,
     part_from_bytes,
@@ -88,9 +88,9 @@ class SimFormat:
                 raise DamageError(f"the state of rank {rank} is not the one of its survey")
             name = attempt.data_name(rank)
             self._write(draft, name, state)
-            items.append(Item(rank, STATE, None, name, 0, len(state)))
+            items.append(PartItem(rank, STATE, None, name, 0, len(state)))
         files = {item.file: draft.files[item.file] for item in items}
-        part = Part({"loss": values.loss}, {}, files, tuple(items))
+        part = CheckpointPart({"loss": values.loss}, {}, files, tuple(items))
         self._write(draft, attempt.part_name(node), part_to_bytes(attempt, node, part))
         return sum(item.bytes for item in items)
 
@@ -123,7 +123,7 @@ class SimFormat:
             said.update(survey_from_bytes(raw, where, attempt, node))
         return said
 
-    def _part(self, attempt: CheckpointAttempt, node: int) -> Part:
+    def _part(self, attempt: CheckpointAttempt, node: int) -> CheckpointPart:
         raw, where = self._read(attempt, attempt.part_name(node))
         return part_from_bytes(raw, where, attempt, node)
 

@@ -1,7 +1,7 @@
-"""Job: a whole simulated cluster with a job on it, and how a run of it ends.
+"""SimJob: a whole simulated cluster with a job on it, and how a run of it ends.
 
-Comes in: a plan and a seed. Goes out: an `Outcome`: what was violated, what was done, and a digest
-of everything that happened.
+Comes in: a plan and a seed. Goes out: an `SimOutcome`: what was violated, what was done, and a
+digest of everything that happened.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from keepstep.model.launch import Launch
 from keepstep.model.units import S_NS
 from keepstep.sim.protocol.job.launcher import ForeignLauncher
 from keepstep.sim.protocol.job.meetings import Meetings
-from keepstep.sim.protocol.job.nodes import Node
+from keepstep.sim.protocol.job.nodes import SimNode
 from keepstep.sim.protocol.job.observer import Observer, Observers
 from keepstep.sim.protocol.job.oracle import Oracle
-from keepstep.sim.protocol.job.plan import Plan
+from keepstep.sim.protocol.job.plan import RunPlan
 from keepstep.sim.protocol.job.surroundings import Surroundings
 from keepstep.sim.protocol.wire.network import Network
 from keepstep.sim.protocol.world.filesystem import SharedDisk
@@ -35,7 +35,7 @@ UNLIMITED = "node=unlimited,crash=unlimited,hang=unlimited"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SimOutcome:
     """`wrong`: what was violated, None when nothing was. `port_calls`: by the role of the process
     that made them."""
 
@@ -50,13 +50,13 @@ class Outcome:
     trace: Sequence[str]
 
 
-class Job:
+class SimJob:
     """`violations` ends the run as soon as there is one."""
 
-    def __init__(self, plan: Plan, world: World) -> None:
+    def __init__(self, plan: RunPlan, world: World) -> None:
         self.plan = plan
         self.world = world
-        self.nodes: list[Node] = []  # by their machines' numbers
+        self.nodes: list[SimNode] = []  # by their machines' numbers
         self.violations: list[str] = []
         self.faults: list[str] = []
         self.lost_steps = 0
@@ -100,19 +100,19 @@ class Job:
     def _add_machine(self, rack: str | None, delay_ns: int) -> None:
         plan = self.plan
         machine = Machine(self.world, len(self.nodes), rack, plan.budget_bytes, plan.block_bytes)
-        node = Node(self.around, machine)
+        node = SimNode(self.around, machine)
         self.nodes.append(node)
         if plan.launcher == "agents":
             self.world.after(delay_ns, None, node.start_agent)
 
-    def lose_machine(self, node: Node) -> None:
+    def lose_machine(self, node: SimNode) -> None:
         """With all that is on it; another one comes after a while."""
         machine = node.machine
         self.around.network.lose(machine.number)
         machine.lose("its machine is lost")
         self._add_machine(machine.rack, self.plan.takes_ns("replace_ns", self._random))
 
-    def living_nodes(self) -> list[Node]:
+    def living_nodes(self) -> list[SimNode]:
         return [node for node in self.nodes if node.machine.alive]
 
     @property
@@ -171,8 +171,13 @@ class Job:
                 self.was_told_to_end = True
                 node.agent.signal(signal.SIGTERM)
 
-    def run(self) -> Outcome:
+    def run(self) -> SimOutcome:
+        """From its beginning to its end."""
         self.begin()
+        return self.finish()
+
+    def finish(self) -> SimOutcome:
+        """To its end, once it has begun."""
         world = self.world
         world.after(S_NS, None, self._look)
         world.run(self.plan.limit_ns)
@@ -182,7 +187,7 @@ class Job:
             )
         if not self.violations:
             self.around.observers.over()
-        return Outcome(
+        return SimOutcome(
             seed=world.seed,
             wrong="; ".join(self.violations) or None,
             digest=world.trace.digest,
@@ -195,10 +200,10 @@ class Job:
         )
 
 
-NewObservers = Callable[[Job], Sequence[Observer]]
+NewObservers = Callable[[SimJob], Sequence[Observer]]
 
 
-def _launch(plan: Plan, first_host: str) -> Launch:
+def _launch(plan: RunPlan, first_host: str) -> Launch:
     return Launch(
         command=("python", "train.py"),
         argv=("train.py",),
@@ -211,7 +216,7 @@ def _launch(plan: Plan, first_host: str) -> Launch:
     )
 
 
-def _settings(plan: Plan) -> Settings:
+def _settings(plan: RunPlan) -> Settings:
     config = {
         "job": NAME,
         "store": "simulated://store" if plan.store else None,

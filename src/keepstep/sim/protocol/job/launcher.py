@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from keepstep.sim.protocol.job.nodes import Node
+from keepstep.sim.protocol.job.nodes import SimNode
 from keepstep.sim.protocol.job.program import Program
 from keepstep.sim.protocol.job.surroundings import Surroundings
 from keepstep.sim.protocol.world.world import Process
@@ -21,7 +21,7 @@ FIRST_PORT = 30_000
 class ForeignLauncher:
     """`living`: the nodes whose machines live."""
 
-    def __init__(self, around: Surroundings, living: Callable[[], Sequence[Node]]) -> None:
+    def __init__(self, around: Surroundings, living: Callable[[], Sequence[SimNode]]) -> None:
         self._around = around
         self._living = living
         self._random = around.world.stream("launcher")
@@ -60,7 +60,7 @@ class ForeignLauncher:
                 }
                 self._add(node, process, environ)
 
-    def _add(self, node: Node, process: Process, environ: dict[str, str]) -> None:
+    def _add(self, node: SimNode, process: Process, environ: dict[str, str]) -> None:
         program = node.new_program(process, environ)
         self._programs.append(program)
         delay_ns = self._around.plan.takes_ns("rank_start_ns", self._random)

@@ -1,9 +1,9 @@
 """Nodes: what runs of keepstep on one machine: the keeper, the agent and its ranks, each the
 product's own object over simulated ports.
 
-`KeeperLife`, `AgentLife` and `Node.new_program` stand in for the process mains of `runtime/`: they
-put a world together, and hand on what happens. Whether a dead agent is followed by another one says
-`core/recovery/supervision.py`.
+`KeeperLife`, `AgentLife` and `SimNode.new_program` stand in for the process mains of `runtime/`:
+they put a world together, and hand on what happens. Whether a dead agent is followed by another one
+says `core/recovery/supervision.py`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from keepstep.runtime.rank.bootstrap import NodeFacts
 from keepstep.runtime.rank.identity import place_in_world, place_of_newcomer
 from keepstep.runtime.rank.world import RankIdentity, RankOptions, RankWorld
 from keepstep.runtime.replication.pacing import Pacing
-from keepstep.runtime.world import World as KeeperWorld
+from keepstep.runtime.world import KeeperWorld as KeeperWorld
 from keepstep.sim.protocol.job.checkpoint_format import read_state
 from keepstep.sim.protocol.job.collectives import INTERFACE, SimGroups
 from keepstep.sim.protocol.job.live_state import SimState
@@ -57,7 +57,7 @@ from keepstep.sim.protocol.world.world import Process
 SIGKILL = 9
 
 
-class Node:
+class SimNode:
     """One machine's. `keeper` and `agent`: the newest lives; `exit_code`: of the job here, once
     nobody follows the last agent."""
 
@@ -65,7 +65,7 @@ class Node:
         self.around = around
         self.machine = machine
         self.job_dir = around.settings.job_dir
-        self.sockets = LocalSockets(machine, around.plan.checks)
+        self.sockets = LocalSockets(machine, around.plan.checks, around.plan.lost_pokes)
         self.keeper: KeeperLife | None = None
         self.agent: AgentLife | None = None
         self.exit_code: int | None = None
@@ -158,7 +158,9 @@ class Node:
             place_at=around.meetings.at,
             place=around.meetings.at(_place_of(environ)),
         )
-        trainer = TrainerExecutor(process, plan.act_ns, not plan.wires.light)
+        tempo = plan.new_tempo(rank, around.world.stream(f"tempo {rank}"))
+        is_split = not plan.wires.light
+        trainer = TrainerExecutor(process, plan.act_ns, is_split, tempo.trainer_act_ns)
         has_agent = "KEEPSTEP_AGENT" in environ
         world = RankWorld(
             clock=machine.clock,
@@ -170,7 +172,7 @@ class Node:
             live=live,
             groups=groups,
             trainer=trainer,
-            background=SerialExecutor(process, plan.act_ns, not plan.wires.light),
+            background=SerialExecutor(process, plan.act_ns, is_split, tempo.background_act_ns),
             available_bytes=lambda: memory.free_bytes(self.job_dir),
             pid=process.pid,
             has_agent=has_agent,
@@ -186,8 +188,8 @@ class Node:
             groups=groups,
             trainer=trainer,
             oracle=around.oracle,
-            script=Script(plan.steps, plan.stays, plan.asks_every_steps),
-            tempo=plan.new_tempo(rank, around.world.stream(f"tempo {rank}")),
+            script=Script(plan.steps, plan.stays, plan.asks_every_steps, plan.names_phases),
+            tempo=tempo,
             observer=around.observers,
         )
         around.programs[process] = program
@@ -238,7 +240,7 @@ class SimKeeperDoor:
     """See `ports.KeeperDoor`."""
 
     def __init__(
-        self, node: Node, process: Process, codec: MessageCodec, journal: SimJournal
+        self, node: SimNode, process: Process, codec: MessageCodec, journal: SimJournal
     ) -> None:
         self._node = node
         self._process = process
@@ -263,7 +265,9 @@ class SimKeeperDoor:
 class SimAgents:
     """See `ports.Agents`."""
 
-    def __init__(self, node: Node, process: Process, has_agent: bool, journal: SimJournal) -> None:
+    def __init__(
+        self, node: SimNode, process: Process, has_agent: bool, journal: SimJournal
+    ) -> None:
         self._node = node
         self._process = process
         self._has_agent = has_agent
@@ -279,7 +283,7 @@ class SimAgents:
 class KeeperLife:
     """One life of the machine's keeper."""
 
-    def __init__(self, node: Node, process: Process) -> None:
+    def __init__(self, node: SimNode, process: Process) -> None:
         self._node = node
         self.process = process
         self._journal = SimJournal(node.machine, "keeper", node.around.observers.recorded)
@@ -382,7 +386,7 @@ class AgentLife:
     once it ended by itself. `last_word`: with which code the job ends here, once it has said so.
     `signalled`: the first signal it was sent."""
 
-    def __init__(self, node: Node, predecessor: Predecessor | None) -> None:
+    def __init__(self, node: SimNode, predecessor: Predecessor | None) -> None:
         around = node.around
         machine = node.machine
         self.node = node

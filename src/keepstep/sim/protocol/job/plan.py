@@ -1,5 +1,5 @@
-"""Plan: what a run is to be: the cluster, the job, and how long things take. `small` draws one from
-a seed.
+"""RunPlan: what a run is to be: the cluster, the job, and how long things take. `small` draws one
+from a seed.
 
 Values only. The same plan and seed are the same run.
 """
@@ -13,18 +13,20 @@ from typing import Literal
 from keepstep.model.units import KIB, MIB, MS_NS, S_NS
 from keepstep.sim.protocol.job.program import EvenTempo, Tempo
 from keepstep.sim.protocol.wire.network import Wires
+from keepstep.sim.protocol.world.boxes import LOST_POKES
 
 Launcher = Literal["agents", "foreign"]
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """`launcher`: who starts the ranks: keepstep's agents, or somebody who knows nothing of
     keepstep and starts all anew when one fails. `min_nodes`: with how many the job goes on; 0:
     with all. `hosts_kv`: the memory that agents share is in one of them. `stays`: ranks stay in
     their process when a peer is lost. `asks_every_steps`: the program asks for a checkpoint so
-    often; 0: never. `interleaves`: copies go where collectives leave the network free. `checks`:
-    all that is said crosses as its bytes. `faults`: how many; none: an undisturbed run.
+    often; 0: never. `names_phases`: it says which part of a step it is in. `interleaves`: copies go
+    where collectives leave the network free. `checks`: all that is said crosses as its bytes.
+    `lost_pokes`: the part of all pokes that get lost. `faults`: how many; none: an undisturbed run.
     `faults_until_ns`: then all is healed."""
 
     nodes: int = 2
@@ -42,12 +44,14 @@ class Plan:
     store: bool = False
     persist_every_steps: int = 5
     asks_every_steps: int = 0
+    names_phases: bool = False
     scrub_every_s: float = 5.0
     grace_s: float = 120.0
     link_dead_s: float = 3.0
     stays: bool = True
     interleaves: bool = False
     checks: bool = True
+    lost_pokes: float = LOST_POKES
     budget_bytes: int = 4 * MIB
     block_bytes: int = 4 * MIB  # of a snapshot, how many share a checksum
     turn_ns: int = MS_NS  # how long a keeper's loop takes to come round
@@ -87,7 +91,7 @@ class Plan:
                 return self.start_ns // 2 + random.randrange(self.start_ns)
 
 
-def small(seed: int) -> Plan:
+def small(seed: int) -> RunPlan:
     """A few nodes, some tens of steps, several faults."""
     chance = Random(f"{seed}/plan")
     nodes = chance.choice((1, 2, 2, 2, 3, 3, 4))
@@ -114,7 +118,7 @@ def small(seed: int) -> Plan:
     shrinks = store and nodes > 1 and chance.random() < 0.5
     min_nodes = nodes - 1 if shrinks else 0
     checks = chance.random() < 0.25  # it costs a good part of the time
-    return Plan(
+    return RunPlan(
         nodes=nodes,
         ranks_per_node=ranks,
         steps=steps,

@@ -35,7 +35,8 @@ WORTHLESS = b"worthless"
 
 
 class Tempo(Protocol):
-    """How long the parts of a step take, each time it is asked."""
+    """How long the parts of a step take, each time it is asked; and what the rank does between
+    steps and beside them, beyond what its executors' acts take by themselves."""
 
     def before_collective_ns(self) -> int: ...
 
@@ -44,6 +45,21 @@ class Tempo(Protocol):
     def before_update_ns(self) -> int: ...
 
     def after_update_ns(self) -> int: ...
+
+    def boundary_ns(self) -> int:
+        """From when the trainer's executor has nothing left to do until the next step begins."""
+
+    def trainer_act_ns(self) -> int:
+        """An act on the trainer's own thread."""
+
+    def background_act_ns(self) -> int:
+        """An act beside the steps: of a capture, mostly."""
+
+    def announced(self, phase: Phase) -> None:
+        """The rank does this now: what comes next may take another time."""
+
+    def body_over(self) -> None:
+        """A step has ended, and is about to be captured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +81,32 @@ class EvenTempo:
     def after_update_ns(self) -> int:
         return 0
 
+    def boundary_ns(self) -> int:
+        return 0
+
+    def trainer_act_ns(self) -> int:
+        return 0
+
+    def background_act_ns(self) -> int:
+        return 0
+
+    def announced(self, phase: Phase) -> None:
+        """Everything else takes as long as its executor has it."""
+
+    def body_over(self) -> None:
+        """As above."""
+
 
 @dataclass(frozen=True, slots=True)
 class Script:
     """What the program is written to do. `gives_up_steps`: its body is in `with step:`.
-    `asks_every`: it asks for a checkpoint itself, every so many steps; 0: never."""
+    `asks_every`: it asks for a checkpoint itself, every so many steps; 0: never. `names_phases`: it
+    says which part of a step it is in, as `job.enter` does."""
 
     steps: int
     gives_up_steps: bool
     asks_every: int = 0
+    names_phases: bool = False
 
 
 class ProgramObserver(Protocol):
@@ -159,6 +192,7 @@ class Program:
     # -- what the rank tells (`Trainer`)
 
     def announce(self, phase: Phase, step: int) -> None:
+        self._tempo.announced(phase)
         self._observer.announced(self, phase, step)
 
     def changed(self) -> None:
@@ -185,9 +219,16 @@ class Program:
         step = rank.begin_step()
         if self._script.gives_up_steps:
             rank.body_entered(step)
+        self._enter(rank, Phase.FORWARD, step)
         self._later(self._tempo.before_collective_ns(), self._reduce, rank, step)
 
+    def _enter(self, rank: Rank, phase: Phase, step: int) -> None:
+        """What `job.enter` does."""
+        if self._script.names_phases:
+            rank.announce(phase, step)
+
     def _reduce(self, rank: Rank, step: int) -> None:
+        self._enter(rank, Phase.BACKWARD, step)
         lasts_ns = self._tempo.collective_ns()
         kind = f"step {step} of epoch {rank.epoch}"
         combine = mix if step else self._first
@@ -208,6 +249,7 @@ class Program:
         self._later(self._tempo.before_update_ns(), self._update, rank, step, mixed or WORTHLESS)
 
     def _update(self, rank: Rank, step: int, mixed: bytes) -> None:
+        self._enter(rank, Phase.UPDATE, step)
         try:
             copy = rank.before_update()
         except PeerLost as error:
@@ -238,6 +280,7 @@ class Program:
         entered = self._script.gives_up_steps
         if entered:
             rank.body_left()
+        self._tempo.body_over()
         try:
             counts = rank.end_step(entered, ended, 0, LOSS)
         except PeerLost as error:
@@ -248,8 +291,12 @@ class Program:
             self._observer.stepped(self, rank.step)
             every = self._script.asks_every
             if every and (rank.step + 1) % every == 0:
+                self._enter(rank, Phase.PERSIST, rank.step)
                 rank.persist(rank.step, "asked for by job.persist()", lambda done: None)
-        self._trainer.when_idle(self._go_on)
+        self._trainer.when_idle(self._leave_boundary)
+
+    def _leave_boundary(self) -> None:
+        self._later(self._tempo.boundary_ns(), self._go_on)
 
     def _later(self, delay_ns: int, call: Callable[..., None], *arguments: object) -> None:
         if delay_ns:

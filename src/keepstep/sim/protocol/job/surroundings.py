@@ -12,7 +12,7 @@ from keepstep.model.launch import Launch
 from keepstep.sim.protocol.job.meetings import Meetings
 from keepstep.sim.protocol.job.observer import Observers
 from keepstep.sim.protocol.job.oracle import Oracle
-from keepstep.sim.protocol.job.plan import Plan
+from keepstep.sim.protocol.job.plan import RunPlan
 from keepstep.sim.protocol.job.program import Program
 from keepstep.sim.protocol.wire.network import Network
 from keepstep.sim.protocol.world.filesystem import SharedDisk
@@ -26,7 +26,7 @@ class Surroundings:
     process. `disk`: where the store is. `observers` may be replaced before the run begins."""
 
     world: World
-    plan: Plan
+    plan: RunPlan
     settings: Settings
     launch: Launch
     network: Network

@@ -12,11 +12,11 @@ from typing import Any
 from keepstep.model.snapshot import SlotState
 from keepstep.sim.protocol.faults.acts import header_of
 from keepstep.sim.protocol.stories.phrases import PLACE, Phrases, fields
-from keepstep.sim.protocol.stories.stage import Happened, Stage
+from keepstep.sim.protocol.stories.stage import Happened, StoryStage
 from keepstep.sim.protocol.world.memory import File
 
-Condition = Callable[[Stage, Happened], bool]
-Look = Callable[[Stage], bool]
+Condition = Callable[[StoryStage, Happened], bool]
+Look = Callable[[StoryStage], bool]
 
 CONDITIONS: Phrases[Condition] = Phrases("a condition")
 LOOKS: Phrases[Look] = Phrases("a condition")
@@ -89,7 +89,7 @@ def _said(kind: str, having: str | None) -> Condition:
 def _recorded(kind: str, having: str | None, place: str | None) -> Condition:
     wanted = fields(having)
 
-    def holds(stage: Stage, it: Happened) -> bool:
+    def holds(stage: StoryStage, it: Happened) -> bool:
         return (
             it.kind == "recorded"
             and it.data.kind == kind
@@ -105,7 +105,7 @@ def _recorded(kind: str, having: str | None, place: str | None) -> Condition:
     rf"the (?P<role>agent|keeper) of (?P<place>{PLACE}) calls (?P<what>.+)",
 )
 def _calls(role: str, place: str, what: str) -> Condition:
-    def holds(stage: Stage, it: Happened) -> bool:
+    def holds(stage: StoryStage, it: Happened) -> bool:
         process: Any = it.whose
         return (
             it.kind == "calls"
@@ -119,7 +119,7 @@ def _calls(role: str, place: str, what: str) -> Condition:
 
 @CONDITIONS.phrase("rank 1 calls put", r"rank (?P<rank>\d+) calls (?P<what>.+)")
 def _rank_calls(rank: str, what: str) -> Condition:
-    def holds(stage: Stage, it: Happened) -> bool:
+    def holds(stage: StoryStage, it: Happened) -> bool:
         if it.kind != "calls" or it.data != what:
             return False
         process: Any = it.whose
@@ -139,7 +139,7 @@ def _committed(step: str) -> Look:
     return lambda stage: stage.committed is not None and stage.committed.step >= int(step)
 
 
-def parity_under_way(stage: Stage, place: str) -> list[tuple[str, File]]:
+def parity_under_way(stage: StoryStage, place: str) -> list[tuple[str, File]]:
     """That this machine is writing, by path."""
     files = stage.job.nodes[stage.machine_number(place)].machine.files
     found = []

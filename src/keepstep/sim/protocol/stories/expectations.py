@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from keepstep.model.units import S_NS
-from keepstep.sim.protocol.job.job import Outcome
+from keepstep.sim.protocol.job.job import SimOutcome
 from keepstep.sim.protocol.stories.conditions import has_fields
 from keepstep.sim.protocol.stories.phrases import PLACE, TIME, Phrases, fields, ns
-from keepstep.sim.protocol.stories.stage import Stage
+from keepstep.sim.protocol.stories.stage import StoryStage
 
-Expectation = Callable[[Stage, Outcome], str | None]
+Expectation = Callable[[StoryStage, SimOutcome], str | None]
 
 EXPECTATIONS: Phrases[Expectation] = Phrases("an expectation")
 
@@ -31,7 +31,7 @@ def _ends_with(code: str) -> Expectation:
     return lambda stage, outcome: _all_end(stage, int(code))
 
 
-def _all_end(stage: Stage, code: int) -> str | None:
+def _all_end(stage: StoryStage, code: int) -> str | None:
     if stage.job.launcher is not None:
         return None if stage.job.launcher.is_over else "its launcher has not seen it end"
     found = {node.machine.number: node.exit_code for node in stage.job.living_nodes()}
@@ -40,7 +40,7 @@ def _all_end(stage: Stage, code: int) -> str | None:
 
 @EXPECTATIONS.phrase("all ranks do their last step", r"all ranks do their last step")
 def _all_done() -> Expectation:
-    def judge(stage: Stage, outcome: Outcome) -> str | None:
+    def judge(stage: StoryStage, outcome: SimOutcome) -> str | None:
         done = stage.done_ranks
         return None if len(done) == stage.job.world_size else f"ranks {sorted(done)}"
 
@@ -59,7 +59,7 @@ def _lost_at_most(steps: str) -> Expectation:
 
 @EXPECTATIONS.phrase("is over within 60s", rf"is over within (?P<time>{TIME})")
 def _within(time: str) -> Expectation:
-    def judge(stage: Stage, outcome: Outcome) -> str | None:
+    def judge(stage: StoryStage, outcome: SimOutcome) -> str | None:
         return _unless(outcome.virtual_ns <= ns(time), f"{outcome.virtual_ns / S_NS:.1f} s")
 
     return judge
@@ -67,7 +67,7 @@ def _within(time: str) -> Expectation:
 
 @EXPECTATIONS.phrase("at most 3 attempts", r"at most (?P<most>\d+) attempts?")
 def _attempts(most: str) -> Expectation:
-    def judge(stage: Stage, outcome: Outcome) -> str | None:
+    def judge(stage: StoryStage, outcome: SimOutcome) -> str | None:
         found = {e.data["attempt"] for _, e in stage.events if e.kind == "attempt-formed"}
         return _unless(len(found) <= int(most), sorted(found))
 
@@ -78,7 +78,7 @@ def _attempts(most: str) -> Expectation:
 def _from_memory() -> Expectation:
     """Whenever there was something to go on from: the first time there is not."""
 
-    def judge(stage: Stage, outcome: Outcome) -> str | None:
+    def judge(stage: StoryStage, outcome: SimOutcome) -> str | None:
         found = stage.resumptions
         is_so = len(found) > 1 and all(each.source == "memory" for each in found[1:])
         return _unless(is_so, _listed(stage))
@@ -92,7 +92,7 @@ def _from_memory() -> Expectation:
     rf"(?P<count>{COUNT})",
 )
 def _resume(source: str, step: str | None, count: str) -> Expectation:
-    def judge(stage: Stage, outcome: Outcome) -> str | None:
+    def judge(stage: StoryStage, outcome: SimOutcome) -> str | None:
         found = [
             each
             for each in stage.resumptions
@@ -105,7 +105,7 @@ def _resume(source: str, step: str | None, count: str) -> Expectation:
 
 @EXPECTATIONS.phrase("all begin afresh once", rf"all begin afresh (?P<count>{COUNT})")
 def _afresh(count: str) -> Expectation:
-    def judge(stage: Stage, outcome: Outcome) -> str | None:
+    def judge(stage: StoryStage, outcome: SimOutcome) -> str | None:
         found = [each for each in stage.resumptions if each.source == "fresh"]
         return _unless(_is_count(len(found), count), _listed(stage))
 
@@ -120,7 +120,7 @@ def _afresh(count: str) -> Expectation:
 def _recorded(kind: str, having: str | None, place: str | None, count: str) -> Expectation:
     wanted = fields(having)
 
-    def judge(stage: Stage, outcome: Outcome) -> str | None:
+    def judge(stage: StoryStage, outcome: SimOutcome) -> str | None:
         of_kind = [(number, e) for number, e in stage.events if e.kind == kind]
         found = [
             e
@@ -150,7 +150,7 @@ def _is_count(found: int, count: str) -> bool:
             return found == int(number)
 
 
-def _listed(stage: Stage) -> str:
+def _listed(stage: StoryStage) -> str:
     found = [
         "began afresh" if each.source == "fresh" else f"went on from {each.source} at {each.step}"
         for each in stage.resumptions

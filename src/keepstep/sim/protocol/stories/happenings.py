@@ -17,11 +17,11 @@ from keepstep.model.snapshot import SlotState
 from keepstep.sim.protocol.faults.acts import header_of
 from keepstep.sim.protocol.stories.conditions import parity_under_way
 from keepstep.sim.protocol.stories.phrases import PLACE, TIME, Phrases, ns, quantity
-from keepstep.sim.protocol.stories.stage import Stage
+from keepstep.sim.protocol.stories.stage import StoryStage
 from keepstep.sim.protocol.world.machine import Machine
 from keepstep.sim.protocol.world.memory import File, SimMemory
 
-Happening = Callable[[Stage], str]
+Happening = Callable[[StoryStage], str]
 
 HAPPENINGS: Phrases[Happening] = Phrases("an act")
 
@@ -125,7 +125,7 @@ def _eat(left: str, place: str, time: str) -> Happening:
     r"flip byte (?P<byte>\d+) of the newest snapshot of rank (?P<rank>\d+)",
 )
 def _flip_newest(byte: str, rank: str) -> Happening:
-    def act(stage: Stage) -> str:
+    def act(stage: StoryStage) -> str:
         machine = stage.machine_of_rank(int(rank))
         path, file = _newest(_slots(stage, machine, "", int(rank)))
         return stage.acts.flip(machine, path, file, 8 * int(byte))
@@ -138,7 +138,7 @@ def _flip_newest(byte: str, rank: str) -> Happening:
     r"flip byte (?P<byte>\d+) of the snapshot of step (?P<step>\d+) of rank (?P<rank>\d+)",
 )
 def _flip_step(byte: str, step: str, rank: str) -> Happening:
-    def act(stage: Stage) -> str:
+    def act(stage: StoryStage) -> str:
         machine = stage.machine_of_rank(int(rank))
         for path, file in _slots(stage, machine, "", int(rank)):
             header = header_of(path, file)
@@ -155,7 +155,7 @@ def _flip_step(byte: str, step: str, rank: str) -> Happening:
     rf"on (?P<place>{PLACE})",
 )
 def _flip_held(byte: str, what: str, rank: str, place: str) -> Happening:
-    def act(stage: Stage) -> str:
+    def act(stage: StoryStage) -> str:
         machine = stage.node(place).machine
         part = "held/" if what == "copy" else "parity/"
         path, file = _newest(_slots(stage, machine, part, int(rank)))
@@ -169,7 +169,7 @@ def _flip_held(byte: str, what: str, rank: str, place: str) -> Happening:
     rf"flip byte (?P<byte>\d+) of the parity under way on (?P<place>{PLACE})",
 )
 def _flip_parity(byte: str, place: str) -> Happening:
-    def act(stage: Stage) -> str:
+    def act(stage: StoryStage) -> str:
         found = parity_under_way(stage, place)
         if not found:
             raise KeepstepError(f"no parity is under way on {place}")
@@ -184,7 +184,7 @@ def _flip_parity(byte: str, place: str) -> Happening:
     rf"flip byte (?P<byte>\d+) of every snapshot on (?P<place>{PLACE})",
 )
 def _flip_all(byte: str, place: str) -> Happening:
-    def act(stage: Stage) -> str:
+    def act(stage: StoryStage) -> str:
         machine = stage.node(place).machine
         own = [(p, f) for p, f in machine.files.every_file() if _is_own(stage, p)]
         return "; ".join(stage.acts.flip(machine, p, f, 8 * int(byte)) for p, f in own)
@@ -199,7 +199,7 @@ def _flip_all(byte: str, place: str) -> Happening:
 def _hold(step: str, rank: str, time: str) -> Happening:
     """As its rank does for a moment: nobody else can pin it."""
 
-    def act(stage: Stage) -> str:
+    def act(stage: StoryStage) -> str:
         machine = stage.machine_of_rank(int(rank))
         hand = machine.start("hand")
         memory = SimMemory(machine.files, hand)
@@ -238,7 +238,7 @@ def _stall(source: str, target: str, time: str) -> Happening:
 
 @HAPPENINGS.phrase("isolate machine 0 for 2s", rf"isolate (?P<place>{PLACE}) {FOR}")
 def _isolate(place: str, time: str) -> Happening:
-    def act(stage: Stage) -> str:
+    def act(stage: StoryStage) -> str:
         here = stage.machine_number(place)
         numbers = [node.machine.number for node in stage.job.living_nodes()]
         return stage.acts.isolate(here, [n for n in numbers if n != here], ns(time))
@@ -257,7 +257,7 @@ def _break(source: str, target: str) -> Happening:
     "damage 5% of what is sent for 3s", rf"damage (?P<part>\d+)% of what is sent {FOR}"
 )
 def _damage(part: str, time: str) -> Happening:
-    def act(stage: Stage) -> str:
+    def act(stage: StoryStage) -> str:
         stage.job.world.after(ns(time), None, stage.acts.good_wire)
         return stage.acts.flip_on_the_wire(int(part) / 100)
 
@@ -274,7 +274,7 @@ def _kv_away(time: str) -> Happening:
 
 @HAPPENINGS.phrase("the store is away for 3s", rf"the store is (?P<how>away|full|lying) {FOR}")
 def _store(how: str, time: str) -> Happening:
-    def act(stage: Stage) -> str:
+    def act(stage: StoryStage) -> str:
         match how:
             case "away":
                 return stage.acts.store_away(1.0, ns(time))
@@ -296,7 +296,7 @@ def _slow_store(most: str, time: str) -> Happening:
 
 @HAPPENINGS.phrase("kill the persister of machine 0", rf"kill the persister of (?P<place>{PLACE})")
 def _kill_persister(place: str) -> Happening:
-    def act(stage: Stage) -> str:
+    def act(stage: StoryStage) -> str:
         for process in stage.node(place).machine.processes.values():
             if process.role == "persister":
                 return stage.acts.kill_persister(process)
@@ -312,7 +312,7 @@ def _kill_persister(place: str) -> Happening:
     "expect that step 3 is committed", r"expect that step (?P<step>\d+) is committed"
 )
 def _expect_committed(step: str) -> Happening:
-    def look(stage: Stage) -> str:
+    def look(stage: StoryStage) -> str:
         committed = stage.committed
         if committed is None or committed.step < int(step):
             stage.job.violate("story", f"step {step} is committed by now: found {committed}")
@@ -321,16 +321,16 @@ def _expect_committed(step: str) -> Happening:
     return look
 
 
-def _way(stage: Stage, source: str, target: str) -> tuple[int, int]:
+def _way(stage: StoryStage, source: str, target: str) -> tuple[int, int]:
     return stage.machine_number(source), stage.machine_number(target)
 
 
-def _slots(stage: Stage, machine: Machine, part: str, rank: int) -> list[tuple[str, File]]:
+def _slots(stage: StoryStage, machine: Machine, part: str, rank: int) -> list[tuple[str, File]]:
     start = f"{stage.job.around.settings.job_dir}/{part}rank-{rank:05}/slot-"
     return [(path, file) for path, file in machine.files.every_file() if path.startswith(start)]
 
 
-def _is_own(stage: Stage, path: str) -> bool:
+def _is_own(stage: StoryStage, path: str) -> bool:
     return path.startswith(f"{stage.job.around.settings.job_dir}/rank-") and "/slot-" in path
 
 

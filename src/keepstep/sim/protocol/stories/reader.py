@@ -2,7 +2,7 @@
 
 A story is prose, and then sections, each entry of which stands on a line of its own, indented:
 
-    plan            fields of `Plan`, and `wires.` fields; `seed`. `a | b` tells it with each
+    plan            fields of `RunPlan`, and `wires.` fields; `seed`. `a | b` tells it with each
     vary            names that stand in braces further down, with their texts: `byte = 40 | 4106`
     what happens    rules: `at 4.2s: kill rank 1`, `when rank 0 has completed step 5: ...`
     expected        what must be so in the end
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from typing import Any, get_type_hints
 
-from keepstep.sim.protocol.job.plan import Plan
+from keepstep.sim.protocol.job.plan import RunPlan
 from keepstep.sim.protocol.stories.conditions import CONDITIONS, LOOKS, Condition, Look
 from keepstep.sim.protocol.stories.expectations import EXPECTATIONS, Expectation
 from keepstep.sim.protocol.stories.happenings import HAPPENINGS, Happening
@@ -46,7 +46,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Rule:
+class StoryRule:
     """`after_ns`: no sooner than so long after the beginning, or after the rule before, if it
     `follows`. `condition`, or `look`: what it waits for then, None for nothing, for the `nth` time;
     and `late_ns` more."""
@@ -63,13 +63,13 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Case:
+class StoryCase:
     """A story with all its alternatives chosen, which `name` says."""
 
     name: str
     seed: int
-    plan: Plan
-    rules: tuple[Rule, ...]
+    plan: RunPlan
+    rules: tuple[StoryRule, ...]
     expected: tuple[tuple[Entry, Expectation], ...]
 
 
@@ -81,7 +81,7 @@ class Sections:
     entries: dict[str, list[Entry]] = field(default_factory=lambda: {s: [] for s in SECTIONS})
 
 
-def read_story(text: str) -> list[Case]:
+def read_story(text: str) -> list[StoryCase]:
     """One case for each choice of its alternatives. Raises StoryError."""
     sections = _sections(text)
     planned = [_alternatives(entry) for entry in sections.entries["plan"]]
@@ -127,7 +127,9 @@ def _alternatives(entry: Entry) -> tuple[int, str, list[str]]:
     return entry.line, name.strip(), [each.strip() for each in value.split("|")]
 
 
-def _case(label: str, seed: int, plan: Plan, sections: Sections, values: Mapping[str, str]) -> Case:
+def _case(
+    label: str, seed: int, plan: RunPlan, sections: Sections, values: Mapping[str, str]
+) -> StoryCase:
     def fill(entry: Entry) -> Entry:
         text = entry.text
         for name, value in values.items():
@@ -138,7 +140,7 @@ def _case(label: str, seed: int, plan: Plan, sections: Sections, values: Mapping
     if rules and rules[0].follows:
         raise StoryError(rules[0].line, "a rule before the one with `then`", rules[0].text)
     expected = [fill(entry) for entry in sections.entries["expected"]]
-    return Case(
+    return StoryCase(
         name=label,
         seed=seed,
         plan=plan,
@@ -150,7 +152,7 @@ def _case(label: str, seed: int, plan: Plan, sections: Sections, values: Mapping
 # -- the plan
 
 
-def _plan(given: Iterable[tuple[int, tuple[str, str]]]) -> tuple[Plan, int]:
+def _plan(given: Iterable[tuple[int, tuple[str, str]]]) -> tuple[RunPlan, int]:
     plan: dict[str, Any] = {}
     wires: dict[str, Any] = {}
     seed = 1
@@ -160,8 +162,8 @@ def _plan(given: Iterable[tuple[int, tuple[str, str]]]) -> tuple[Plan, int]:
         elif name.startswith("wires."):
             wires[name.removeprefix("wires.")] = _field(line, Wires, name[6:], text)
         else:
-            plan[name] = _field(line, Plan, name, text)
-    return replace(Plan(), wires=replace(Wires(), **wires), **plan), seed
+            plan[name] = _field(line, RunPlan, name, text)
+    return replace(RunPlan(), wires=replace(Wires(), **wires), **plan), seed
 
 
 def _field(line: int, whose: type, name: str, text: str) -> Any:
@@ -191,7 +193,7 @@ def _value(line: int, kind: Any, text: str) -> Any:
 # -- rules
 
 
-def _rule(entry: Entry) -> Rule:
+def _rule(entry: Entry) -> StoryRule:
     head, colon, tail = entry.text.partition(": ")
     found = RULE.fullmatch(head)
     if not colon or found is None:
@@ -201,7 +203,7 @@ def _rule(entry: Entry) -> Rule:
     after = found["at"] or found["after"] or found["start"]
     if found["after"] and not found["then"]:
         raise StoryError(entry.line, "`then` before `later`", entry.text)
-    return Rule(
+    return StoryRule(
         line=entry.line,
         text=entry.text,
         follows=found["then"] is not None,

@@ -10,9 +10,9 @@ from dataclasses import replace
 from keepstep.errors import KeepstepError
 from keepstep.model.units import MS_NS
 from keepstep.sim.protocol.checkers.atlas import Atlas
-from keepstep.sim.protocol.job.job import Job, Outcome
-from keepstep.sim.protocol.stories.reader import Case, Rule
-from keepstep.sim.protocol.stories.stage import Happened, Stage
+from keepstep.sim.protocol.job.job import SimJob, SimOutcome
+from keepstep.sim.protocol.stories.reader import StoryCase, StoryRule
+from keepstep.sim.protocol.stories.stage import Happened, StoryStage
 from keepstep.sim.protocol.swarm import CHECKERS
 from keepstep.sim.protocol.world.world import World
 
@@ -22,7 +22,7 @@ LOOK_AGAIN_NS = MS_NS // 5
 class Telling:
     """The rules of a case, each of which happens once."""
 
-    def __init__(self, stage: Stage, rules: tuple[Rule, ...]) -> None:
+    def __init__(self, stage: StoryStage, rules: tuple[StoryRule, ...]) -> None:
         self._stage = stage
         self._world = stage.job.world
         self._rules = rules
@@ -84,11 +84,11 @@ class Telling:
             self._world.after(self._rules[after].after_ns, None, self._arm, after)
 
 
-def tell(case: Case) -> Outcome:
+def tell(case: StoryCase) -> SimOutcome:
     """The run, to its end. Its `wrong` says also what was not as expected."""
-    job = Job(case.plan, World(case.seed))
+    job = SimJob(case.plan, World(case.seed))
     atlas = Atlas(job)
-    stage = Stage(job)
+    stage = StoryStage(job)
     job.watch([atlas, *(new(job, atlas) for new in CHECKERS), stage])
     telling = Telling(stage, case.rules)
     outcome = job.run()

@@ -1,4 +1,5 @@
-"""Stage: what a story knows of the run that it is told in: who is where, and what has happened.
+"""StoryStage: what a story knows of the run that it is told in: who is where, and what has
+happened.
 
 Comes in: what observers are told, and port calls. Goes out: the machine or the rank that a story
 means, and each thing that happened, to the rules that wait for it.
@@ -16,8 +17,8 @@ from keepstep.model.mesh import Mesh
 from keepstep.model.messages.peers import HorizonWord, MeshMessage
 from keepstep.model.snapshot import Phase, Stamp
 from keepstep.sim.protocol.faults.acts import Acts
-from keepstep.sim.protocol.job.job import Job
-from keepstep.sim.protocol.job.nodes import Node
+from keepstep.sim.protocol.job.job import SimJob
+from keepstep.sim.protocol.job.nodes import SimNode
 from keepstep.sim.protocol.job.observer import Observer
 from keepstep.sim.protocol.job.program import Program
 from keepstep.sim.protocol.wire.links import SimLinks
@@ -36,7 +37,7 @@ class Happened:
 
 
 @dataclass(frozen=True)
-class Resumption:
+class SeenResumption:
     """All ranks went on from there."""
 
     epoch: int
@@ -44,14 +45,14 @@ class Resumption:
     step: int
 
 
-class Stage(Observer):
+class StoryStage(Observer):
     """Of one run. `on_happened` hears everything; `resumptions`: in their order."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: SimJob) -> None:
         self.job = job
         self.acts = Acts(job)
         self.on_happened: Callable[[Happened], None] = _nobody
-        self.resumptions: list[Resumption] = []
+        self.resumptions: list[SeenResumption] = []
         self.committed: Stamp | None = None
         self.done_ranks: set[int] = set()
         self._machine_of: dict[int, int] = {}  # by node, in the newest mesh
@@ -69,7 +70,7 @@ class Stage(Observer):
             raise KeepstepError(f"there has been no {place} yet")
         return found
 
-    def node(self, place: str) -> Node:
+    def node(self, place: str) -> SimNode:
         """Whose machine lives."""
         number = self.machine_number(place)
         nodes = self.job.nodes
@@ -117,7 +118,7 @@ class Stage(Observer):
     def went(self, program: Program, source: str, stamp: Stamp, epoch: int) -> None:
         if not self.resumptions or self.resumptions[-1].epoch < epoch:
             self.done_ranks.clear()
-            self.resumptions.append(Resumption(epoch, source, stamp.step))
+            self.resumptions.append(SeenResumption(epoch, source, stamp.step))
         self._tell("went", program.who.rank, stamp.step)
 
     def announced(self, program: Program, phase: Phase, step: int) -> None:

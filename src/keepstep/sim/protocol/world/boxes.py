@@ -20,7 +20,7 @@ from keepstep.sim.protocol.world.world import Process
 
 LATENCY_NS = MS_NS // 20
 JITTER_NS = MS_NS // 10
-LOST_POKES = 0.01  # the part of all
+LOST_POKES = 0.01
 MAX_WHY = 1000  # characters
 
 Tell = Callable[[str, str], object]
@@ -29,11 +29,15 @@ Seen = Callable[[Process, Any], None]
 
 class LocalSockets:
     """The paths of one machine at which processes listen. `checks`: whether messages cross as
-    bytes. `on_sent` and `on_heard` see all messages, with the process that sends or hears."""
+    bytes. `lost_pokes`: the part of all pokes that get lost. `on_sent` and `on_heard` see all
+    messages, with the process that sends or hears."""
 
-    def __init__(self, machine: Machine, checks: bool = True) -> None:
+    def __init__(
+        self, machine: Machine, checks: bool = True, lost_pokes: float = LOST_POKES
+    ) -> None:
         self.world = machine.world
         self.checks = checks
+        self.lost_pokes = lost_pokes
         self.on_sent: Seen = _nobody
         self.on_heard: Seen = _nobody
         self.random = machine.world.stream(f"sockets {machine.number}")
@@ -156,7 +160,7 @@ class SimBox:
     def poke(self, message: Any, /) -> None:
         is_lost = self._process.touch("poke", type(message).__name__)
         packet = self._encode(message)
-        if not is_lost and self._sockets.random.random() >= LOST_POKES:
+        if not is_lost and self._sockets.random.random() >= self._sockets.lost_pokes:
             self._deliver(packet)
 
     def close(self) -> None:

@@ -15,14 +15,27 @@ from keepstep.sim.protocol.world.world import Process
 T = TypeVar("T")
 
 
+def _nothing_more() -> int:
+    """Acts take no longer than `most_ns`."""
+    return 0
+
+
 class SimExecutor:
     """See `ports.Executor`: pieces of work run beside each other. `most_ns`: how long an act takes
-    at most. `is_split`: whether anything may happen between two acts."""
+    at most. `is_split`: whether anything may happen between two acts. `more_ns`: how much longer
+    the next act takes, asked once for each."""
 
-    def __init__(self, process: Process, most_ns: int, is_split: bool = True) -> None:
+    def __init__(
+        self,
+        process: Process,
+        most_ns: int,
+        is_split: bool = True,
+        more_ns: Callable[[], int] = _nothing_more,
+    ) -> None:
         self._process = process
         self._most_ns = max(1, most_ns)
         self._is_split = is_split
+        self._more_ns = more_ns
         self._random: Random = process.world.stream(f"executor {process.name}")
 
     def submit(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
@@ -53,14 +66,21 @@ class SimExecutor:
 
     def delay_ns(self) -> int:
         """With what the work before has taken by itself."""
-        return self._random.randrange(self._most_ns) + self._process.spent_ns()
+        delay_ns = self._random.randrange(self._most_ns) + self._process.spent_ns()
+        return delay_ns + self._more_ns()
 
 
 class SerialExecutor(SimExecutor):
     """One piece of work after the other, in the order in which they were submitted."""
 
-    def __init__(self, process: Process, most_ns: int, is_split: bool = True) -> None:
-        super().__init__(process, most_ns, is_split)
+    def __init__(
+        self,
+        process: Process,
+        most_ns: int,
+        is_split: bool = True,
+        more_ns: Callable[[], int] = _nothing_more,
+    ) -> None:
+        super().__init__(process, most_ns, is_split, more_ns)
         self._waiting: deque[tuple[Acts[Any], Callable[[Any], None]]] = deque()
         self._is_busy = False
 
@@ -100,8 +120,14 @@ class SerialExecutor(SimExecutor):
 class TrainerExecutor(SerialExecutor):
     """Of the program's own thread, which goes on when nothing is left to do."""
 
-    def __init__(self, process: Process, most_ns: int, is_split: bool = True) -> None:
-        super().__init__(process, most_ns, is_split)
+    def __init__(
+        self,
+        process: Process,
+        most_ns: int,
+        is_split: bool = True,
+        more_ns: Callable[[], int] = _nothing_more,
+    ) -> None:
+        super().__init__(process, most_ns, is_split, more_ns)
         self._then: list[Callable[[], None]] = []
 
     def when_idle(self, then: Callable[[], None]) -> None:

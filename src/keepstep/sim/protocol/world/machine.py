@@ -11,7 +11,7 @@ from typing import Any
 
 from keepstep.model.events import INFO, Event
 from keepstep.model.units import MIB, MS_NS, S_NS
-from keepstep.sim.protocol.world.memory import Files
+from keepstep.sim.protocol.world.memory import MachineFiles
 from keepstep.sim.protocol.world.world import Process, World
 
 YEAR_2026_NS = 1_767_225_600 * S_NS
@@ -35,7 +35,7 @@ class Machine:
         self.number = number
         self.rack = rack
         self.host = f"10.0.{number // 256}.{number % 256}"
-        self.files = Files(budget_bytes, block_bytes, world.stream(f"memory {number}"))
+        self.files = MachineFiles(budget_bytes, block_bytes, world.stream(f"memory {number}"))
         self.alive = True
         self.processes: dict[int, Process] = {}  # the living ones, by pid
         self.events: list[Event] = []  # the journal

@@ -1,7 +1,8 @@
 """Memory: a machine's tmpfs, as `ports.Memory`: files that outlive processes and are lost with the
 machine.
 
-`Files` is the machine's, `SimMemory` one process's view of it, and knows what that process has
+`MachineFiles` is the machine's, `SimMemory` one process's view of it, and knows what that process
+has
 mapped: its locks end with it. Space is counted as the kernel does: a file takes it until it has no
 name and nobody has it mapped. What a reader sees is what has been written by that instant: half a
 page, too, when its writer stops there.
@@ -34,7 +35,7 @@ class File:
         self.exclusive: SimRegion | None = None
 
 
-class Files:
+class MachineFiles:
     """All of one machine. `block_bytes`: of a snapshot, how many share a checksum. `on_put` sees
     every page that is about to be written: by whom, where, what is there now, and what comes."""
 
@@ -192,7 +193,7 @@ class SimRegion:
 class SimMemory:
     """`ports.Memory` of one process."""
 
-    def __init__(self, files: Files, process: Process) -> None:
+    def __init__(self, files: MachineFiles, process: Process) -> None:
         self.files = files
         self.process = process
         self.block_bytes = files.block_bytes
