@@ -1,4 +1,4 @@
-"""Coordinator: this agent's part in who coordinates, and what the one who does has to decide.
+"""Coordinator: an agent's part in the leadership of agents, and what the one that leads decides.
 
 Comes in: the attempt this agent takes part in, and where the agents meet. Goes out: `coordinator`
 events in the journal, and, from the one who coordinates, the verdict `again` about an attempt that
@@ -57,7 +57,7 @@ class _Judged:
     silence: Silence
     unready_since_ns: int | None = None  # it is full, and not all have answered
     is_called_off: bool = False
-    is_bereft: bool = False  # this agent took over, and nobody of the attempt had
+    is_bereft: bool = False  # this agent took over because none of the attempt's agents did
 
 
 class Coordinator:
@@ -157,8 +157,8 @@ class Coordinator:
             self._judged.is_called_off = True
 
     async def _clear(self, attempt: int) -> None:
-        """Have nobody wait for this attempt, which has its verdict: who said that may have been
-        killed before he could."""
+        """Call off an attempt that has its verdict: the agent that said it may have been killed
+        before it did."""
         if attempt < 0:
             return
         seats = await self._record.seats(attempt, self._nodes)

@@ -4,11 +4,12 @@
     -> diagnoses, with the stacks of all ranks saved before they are told
 
 A tick costs a tenth of a millisecond a rank and never waits: a closer look at suspects (their
-children, their stacks, what other nodes see) is taken by the executor, which may hang, and then
-only evidence is missing. Kills nobody.
+children, their stacks, what other nodes see) is taken by the executor. If that hangs, only evidence
+is missing. Kills nobody.
 
-Invariant: a deadly diagnosis is told once a life, and only after the stacks were saved or their
-time was over; a rank that outlives it by the time a kill takes is told once more, as `unkillable`.
+Invariant: a deadly diagnosis is reported once for each life of a rank, and only after the stacks
+were saved or the time for that was over. A rank that survives its kill is reported once more, as
+`unkillable`.
 """
 
 from __future__ import annotations

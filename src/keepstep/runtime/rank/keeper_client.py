@@ -1,4 +1,4 @@
-"""Keeper client: a rank's line to the keeper of its node.
+"""Keeper client: a rank's connection to the keeper of its node.
 
 Asks where to resume, hears offers, asks for checkpoints. A keeper that dies is replaced and told
 who is training, or asked again if it was being asked; training notices nothing. Every request is
@@ -61,7 +61,7 @@ class KeeperHearer(Protocol):
     def slot_damaged(self, index: int, why: str) -> None: ...
 
     def released(self) -> None:
-        """The goodbye was heard, or nobody is there to hear it."""
+        """The keeper has the goodbye, or there is no keeper."""
 
 
 class KeeperClient:
@@ -163,7 +163,7 @@ class KeeperClient:
             then(answer)
 
     def begin_mesh(self, mesh: Mesh) -> None:
-        """Tell the keeper of the nodes of this attempt, and whoever comes after it."""
+        """Tell this keeper, and each later one, which nodes take part in this attempt."""
         self._mesh = mesh
         self._send(BeginMesh(mesh))
 

@@ -4,8 +4,7 @@
     -> new groups -> the next step
 
 A body that has all it needs from its peers when one is lost is not given up: it is finished and
-captured, and if the lost one had sealed that step too, nobody rolls back (the commit rule of
-undo-free recovery: who has what a step needs rolls forward).
+captured, and if the lost one had sealed that step too, nobody rolls back.
 
 Comes in: the agent's messages, the bodies of the loop. Goes out: to the groups, that they end and
 are built anew; whether a body counts. That a rank can do this it says at the first `with step`

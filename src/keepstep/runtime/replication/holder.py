@@ -1,7 +1,7 @@
 """Holder: this node as a keeper of other nodes' snapshots: copies, and parities of stripe groups.
 
 Comes in: offers of owners. Goes out: acceptance, decline (no memory: said once is enough),
-acknowledgement when the part is whole and proven here, and the word that it is not, or is no more.
+acknowledgement when the part is whole and proven here, and a report when it is not, or no longer.
 What rests here outlives the mesh (`held.py`); what is on its way does not.
 """
 
