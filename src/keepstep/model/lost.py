@@ -1,4 +1,4 @@
-"""A lost node, as whoever is to replace it hears of it."""
+"""A lost node, as the platform that is to replace it hears of it."""
 
 from __future__ import annotations
 

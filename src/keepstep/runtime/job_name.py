@@ -1,4 +1,4 @@
-"""Naming: which job is this, when nobody said so.
+"""Job name: the default name of a job.
 
 The same user running the same command in the same directory means the same job, so that typing a
 command again finds its own state, under every launcher; a Slurm job id tells requeues of one

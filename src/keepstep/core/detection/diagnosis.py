@@ -155,9 +155,9 @@ def _are_comparable(living: list[Evidence]) -> bool:
 
 # What sets one of several equals apart, the most telling first.
 _SIGNS: tuple[tuple[Callable[[Evidence], Hashable], str], ...] = (
-    (lambda e: e.waits, "is not where the others wait for each other"),
+    (lambda e: e.waits, "is not where the others wait"),
     (lambda e: e.state == "uninterruptible", "is the only one stuck in the kernel"),
-    (lambda e: e.quiet_ns < e.late_ns, "does something else than the others"),
+    (lambda e: e.quiet_ns < e.late_ns, "does something different from the others"),
     (lambda e: e.stack, "is on another stack than the others"),
 )
 
@@ -183,7 +183,7 @@ def _odd_one(living: list[Evidence]) -> _Blame:
 def _stopped(e: Evidence) -> Diagnosis:
     how = "frozen by its cgroup" if e.state == "frozen" else "stopped by a signal"
     why = (
-        f"rank {e.rank} is {how} in step {e.step}: so at every look for "
+        f"rank {e.rank} is {how} in step {e.step}: at every look for "
         f"{human_ns(e.stopped_ns)}, no progress for {human_ns(e.stalled_ns)}"
     )
     return Diagnosis("stopped", "rank", e.rank, e.node, e.state, Strength.FACT, why, e.stalled_ns)
@@ -240,7 +240,7 @@ def _nobody(
     """
     stalled_ns, quiet_ns = min(e.stalled_ns for e in ranks), min(e.quiet_ns for e in ranks)
     who = (
-        f"{unheard} ranks are not heard of"
+        f"nothing is known of {unheard} ranks"
         if unheard > 0
         else f"all {len(living)} ranks look alike"
     )
@@ -288,7 +288,7 @@ def explain_exit(facts: ExitFacts) -> Diagnosis:
         return _ended_well(facts)
     if signum:
         return _signalled(facts, signum)
-    says = f": {facts.message}" if facts.message else ", without a word why"
+    says = f": {facts.message}" if facts.message else ", without saying why"
     if facts.message.startswith(NO_STATE):
         why = (
             f"rank {facts.rank} has nothing to resume from{_place(facts)} and exited with code "
@@ -297,8 +297,8 @@ def explain_exit(facts: ExitFacts) -> Diagnosis:
         return _of_rank("no-state", facts, f"code {facts.code}", Strength.TEXT, why)
     if any(text in facts.message for text in CASCADE):
         why = (
-            f"rank {facts.rank} exited with code {facts.code} for another's sake{says}; that "
-            "names nobody"
+            f"rank {facts.rank} exited with code {facts.code} because of another rank{says}; "
+            "that names nobody"
         )
         return Diagnosis("unknown", "job", None, None, f"code {facts.code}", Strength.TEXT, why)
     if any(text in facts.message for text in OUT_OF_MEMORY):

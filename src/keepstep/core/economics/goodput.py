@@ -1,4 +1,4 @@
-"""Account: where a job's time went, in parts that never overlap and whose sum is its whole time.
+"""Goodput: where a job's time went, in parts that never overlap and whose sum is its whole time.
 
 Comes in: the journal's events, of one node or of all of them, and what the ranks' status pages say
 of their steps. Goes out: an `Account`, and the recoveries with what they cost. Reads no clock and

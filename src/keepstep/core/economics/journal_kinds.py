@@ -1,4 +1,4 @@
-"""Signs: what one event of a journal says about the course of the job, whoever reads it.
+"""Journal kinds: what one event of a journal says about the course of the job, whoever reads it.
 
 Comes in: an event. Goes out: whether it is a failure, whether training ends there, what caused it,
 how long it had been so. Knows no other event. A kind that is not named here says nothing about the

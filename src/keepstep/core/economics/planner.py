@@ -1,4 +1,4 @@
-"""Planning: which policy a cluster deserves.
+"""Planner: which policy a cluster deserves.
 
 Comes in: a cluster. Goes out: a plan: copies or parity, how often a checkpoint, how many spares,
 how much memory. It compares lasting work per *paid* node, idle spares among them; of what is as

@@ -1,4 +1,4 @@
-"""Link speed: what a chunk costs on a link, from how its socket's queue drained.
+"""Bandwidth: what a chunk costs on a link, from how its socket's queue drained.
 
 Comes in: so many bytes were acknowledged within so long, or at least so many. Goes out: a `Cost`.
 Measures nothing.

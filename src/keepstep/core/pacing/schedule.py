@@ -1,4 +1,4 @@
-"""Interleave: which bytes of a copy go in which idle span of the network.
+"""Schedule: which bytes of a copy go in which idle span of the network.
 
 Comes in: the idle spans of one step, what is to be copied, what a chunk costs on the link. Goes
 out: a Plan: chunks in order, each with its span, what they leave of every span, by how much they

@@ -1,4 +1,4 @@
-"""Rhythm: when a rank's network is idle within a step, learnt from the steps that were seen.
+"""Step profile: when a rank's network is idle within a step, learnt from the steps that were seen.
 
 Comes in: steps, with the gaps between their collectives. Goes out: a Profile: each idle span's mean
 and spread; and, when the steps are not like it any more, why it is given up. As in GEMINI (SOSP

@@ -1,2 +1,2 @@
-"""What follows a failure: restarts and their budgets, rounds of agents, who leads, when a job is
+"""What follows a failure: restarts and their budgets, attempts of agents, who leads, when a job is
 over."""

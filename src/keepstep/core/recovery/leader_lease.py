@@ -6,14 +6,14 @@ coordinates now, and whether the order may go out. The register (`ports.KV`) is 
 clock, and no two clocks are compared: the coordinator renews by a swap every third of the lease,
 and whoever has seen the same lease for a whole lease of its own time swaps it for its own, with the
 next term (Gray & Cheriton, Leases, SOSP 1989, with the judge at the other end; the term is the
-sequencer of Burrows, Chubby, OSDI 2006). Who has nothing to lose in the present attempt waits
-longer, so that those who have come first.
+sequencer of Burrows, Chubby, OSDI 2006). An agent that is not in the present attempt waits longer,
+so that those in it come first.
 
 A coordinator trusts its lease from when it *asked* for the renewal and gives up a tenth before the
 end, the others count from when they *read* it: no two lead at one instant while clocks run within 5
 % of each other's rate. What no clock can promise (a process that stands still between the decision
 and the deed, a virtual machine that is put to sleep) the term catches: each order is given by a
-renewal made for it, which the register refuses to a coordinator of yesterday.
+renewal made for it, which the register refuses to a coordinator of an older term.
 
 Invariant: the term in the register only grows, and a new coordinator always has a larger one.
 """
@@ -146,7 +146,7 @@ class Leadership:
         """Why an order of this term does not count; None when it does."""
         if term >= self.term:
             return None
-        by = f", which is {self._seen.name}'s" if self._seen else ""
+        by = f", of {self._seen.name}" if self._seen else ""
         return f"refused: it is of term {term}, and the newest is {self.term}{by}"
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:

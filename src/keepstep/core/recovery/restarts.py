@@ -130,7 +130,7 @@ class Restarts:
             stuck = " and ".join(str(r) for r in event.ranks)
             return self._end(
                 1,
-                f"gave up: rank {stuck} hangs in the kernel, did not die of SIGKILL, and may "
+                f"gave up: rank {stuck} hangs in the kernel, outlived SIGKILL, and may "
                 "write again when it wakes up",
             )
         if isinstance(event, TimeUp):

@@ -362,7 +362,7 @@ class Connection:
         reason = Refusal(code) if known else Refusal.MALFORMED
         self._await(0, self._on_nothing)
         self.closed = Refused(
-            reason, "it said so" if known else f"for a reason unknown here ({code})", by_peer=True
+            reason, "it said so" if known else f"for an unknown reason ({code})", by_peer=True
         )
         return self.closed
 

@@ -138,7 +138,7 @@ class LinkTable:
         if link is None:
             return None
         if has_moved:
-            return link, f"node {node} is another machine's number now"
+            return link, f"node {node} is now another machine"
         return (link, self._fenced(link, incarnation)) if link.incarnation < incarnation else None
 
     def _least_of(self, node: int) -> tuple[int, int]:

@@ -131,7 +131,7 @@ class SocketBox:
 
     def _refuse(self, why: str) -> None:
         self.refused += 1
-        self._tell("message-refused", f"process {self.pid} sent what is no message: {why}")
+        self._tell("message-refused", f"process {self.pid} sent an invalid message: {why}")
         if self.refused <= MAX_ANSWERS:
             self.send(NotUnderstood(why))
 

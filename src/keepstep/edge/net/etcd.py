@@ -237,10 +237,10 @@ class EtcdClient:
                         self._tell(f"{where} answers again after {time.monotonic() - began:.1f} s")
                     return answer
             if self._given_up():
-                raise MeetingError(f"left before {where} answered")
+                raise MeetingError(f"closed before {where} answered")
             if time.monotonic() - began >= self._outage_s:
                 raise MeetingError(
-                    f"expected an answer of {where}, found nothing for {self._outage_s:.0f} "
+                    f"expected an answer from {where}, found nothing for {self._outage_s:.0f} "
                     f"s ({found})"
                 )
             if not told:

@@ -92,7 +92,7 @@ def _families(r: Reading) -> Iterator[Metric]:
         )
     yield _one(
         "keepstep_epoch",
-        "Membership version: goes up each time all ranks resume.",
+        "The training's epoch: goes up each time all ranks resume.",
         max((p.epoch for p in pages), default=0),
     )
     yield _one("keepstep_keeper_up", "Whether this node's keeper lives.", r.keeper_alive)

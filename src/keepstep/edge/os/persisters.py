@@ -95,6 +95,6 @@ class ChildBox(LineBox):
             hearer.gone(self)
 
     def _distrust(self, why: str) -> None:
-        told = f"the persister (process {self.pid}) said what is no message: {why}; it is ended"
+        told = f"the persister (process {self.pid}) sent an invalid message: {why}; it is ended"
         self._tell("message-refused", told)
         self.end()

@@ -1,5 +1,5 @@
-"""Renewal: what the objects of a training hold besides their state, made as new as in a process
-that has just begun.
+"""DDP rebuild: what the objects of a training hold besides their state is made as in a process that
+has just begun.
 
 A rank that stays in its process meets one that has just started. DDP would add gradients in buckets
 that the newcomer does not know yet, and a backward pass that was given up may have left it waiting

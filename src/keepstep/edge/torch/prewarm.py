@@ -1,5 +1,5 @@
-"""Warmth: what a process that stands by has done before it knows which rank it will be. Importing
-torch takes seconds of a core."""
+"""Prewarm: what a standby process does before it knows which rank it will be. Importing torch takes
+seconds of a core."""
 
 from __future__ import annotations
 

@@ -4,9 +4,9 @@ this node, and has all find together again when one ends.
     ends of ranks, signals, messages of ranks and keeper, other nodes, the clock
     -> core/recovery/restarts.py (pure) -> tell, kill, meet, start
 
-A rank that dies is told to the others at once: those that can stay in their process do, what is
+When a rank dies the others are told at once: those that can stay in their process do, what is
 missing is started (by the process that stands by, which has imported torch), and all meet again.
-Else all ranks are killed and start anew. Here is who is heard, and which action goes to whom:
+Else all ranks are killed and start anew. This module only hands events to `core` and actions on:
 `rank_group.py` starts and kills, `enforcer.py` looks at ranks and explains their ends,
 `multi_node.py` meets the other nodes, `node_replacement.py` asks for other machines.
 
@@ -158,7 +158,7 @@ class Agent:
             self._rendezvous.follow(predecessor.attempt)
             why = (
                 f"the node's agent was killed; process {self._world.pid} takes over, has ended "
-                f"{len(pids)} processes of its and starts the ranks from memory"
+                f"its {len(pids)} processes and starts the ranks from memory"
             )
             self._world.journal.record(
                 "agent-restarted", why, WARNING, pid=self._world.pid, ended=pids
@@ -272,7 +272,7 @@ class Agent:
         self._when_entered(lambda: self._lost_meeting(why))
 
     def _when_entered(self, call: Callable[[], None]) -> None:
-        """An attempt is entered whole before anything else that the nodes say is heard."""
+        """What the nodes say waits until the attempt that is being entered is entered."""
         if self._is_entering:
             self._later.append(call)
         elif not self._is_over:

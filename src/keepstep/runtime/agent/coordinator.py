@@ -1,4 +1,4 @@
-"""Coordinator: this agent's part in who coordinates, and what the one who does has to decide.
+"""Coordinator: an agent's part in the leadership of agents, and what the one that leads decides.
 
 Comes in: the attempt this agent takes part in, and where the agents meet. Goes out: `coordinator`
 events in the journal, and, from the one who coordinates, the verdict `again` about an attempt that
@@ -57,7 +57,7 @@ class _Judged:
     silence: Silence
     unready_since_ns: int | None = None  # it is full, and not all have answered
     is_called_off: bool = False
-    is_bereft: bool = False  # this agent took over, and nobody of the attempt had
+    is_bereft: bool = False  # this agent took over because none of the attempt's agents did
 
 
 class Coordinator:
@@ -90,7 +90,7 @@ class Coordinator:
         self._task.cancel()
 
     def _failed(self, error: KeepstepError) -> None:
-        why = f"takes no part in coordinating any more: {error}"
+        why = f"no longer takes part in coordinating: {error}"
         self._journal.record("coordinator-left", why, WARNING)
 
     def _new_judgement(self, attempt: int) -> _Judged:
@@ -157,8 +157,8 @@ class Coordinator:
             self._judged.is_called_off = True
 
     async def _clear(self, attempt: int) -> None:
-        """Have nobody wait for this attempt, which has its verdict: who said that may have been
-        killed before he could."""
+        """Call off an attempt that has its verdict: the agent that said it may have been killed
+        before it did."""
         if attempt < 0:
             return
         seats = await self._record.seats(attempt, self._nodes)
@@ -188,7 +188,7 @@ class Coordinator:
         if judged.is_bereft:
             lease = human_ns(self._leadership.lease_ns)
             return (
-                f"no agent of attempt {attempt} is there any more: none took over when its "
+                f"no agent of attempt {attempt} is alive: none took over when its "
                 f"coordinator's lease of {lease} had ended"
             )
         if None in seats:
@@ -225,10 +225,7 @@ class Coordinator:
             return None
         who = missing(arrivals, [place not in gone for place in places])
         limit = human_ns(judged.silence.limit_ns)
-        return (
-            f"the others' ranks ended well, and nobody can say it of {who}: no word from there for "
-            f"{limit}"
-        )
+        return f"the others' ranks ended well, and nothing is known of {who}: no answer for {limit}"
 
 
 def _over(_: None) -> None:

@@ -2,10 +2,10 @@
 ends.
 
 Comes in: that it is time to look, or that a rank has ended. Goes out: diagnoses in the journal,
-SIGKILL to whoever a diagnosis condemns, and events for `core/recovery/restarts.py`. Starts nobody.
-A rank that was killed for a diagnosis comes back here as an end, like any other.
+SIGKILL to the rank that a diagnosis blames, and events for `core/recovery/restarts.py`. Starts
+nobody. A rank that was killed for a diagnosis comes back here as an end, like any other.
 
-Invariant: a rank is killed at most once a life; one that is condemned again lives on after SIGKILL.
+Invariant: a rank is killed at most once a life; a second diagnosis means that it outlived SIGKILL.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class AgentKeeperClient:
 
     def _missing(self, error: KeepstepError) -> None:
         again = human_ns(SEARCH_AGAIN_NS)
-        told = f"no keeper can be started ({error}); training goes on, trying again in {again}"
+        told = f"no keeper can be started ({error}); training continues, next try in {again}"
         self._world.journal.record("keeper-missing", told, WARNING)
         self._world.timers.after(SEARCH_AGAIN_NS, self._search)
 
@@ -145,7 +145,7 @@ class AgentKeeperClient:
     def _listening(self, answer: Listening) -> None:
         self.listens = answer
         where = f"{answer.host}:{answer.port}"
-        why = f"the keeper (process {self._pid}) listens at {where} for those of other nodes"
+        why = f"the keeper (process {self._pid}) listens at {where} for the keepers of other nodes"
         self._world.journal.record("keeper-listens", why, host=answer.host, port=answer.port)
         self._answer_listen(answer)
         if self._mesh is not None:
@@ -217,7 +217,7 @@ class AgentKeeperClient:
         def late() -> None:
             told = (
                 f"the keeper (process {self._pid}) is still busy after {human_ns(within_ns)}: it "
-                "cleans up by itself"
+                "will clean up by itself"
             )
             self._world.journal.record("keeper-busy", told)
             self._over(ending)
@@ -245,7 +245,7 @@ class AgentKeeperClient:
                 box.send(ending.last_word)
 
         def missing(error: KeepstepError) -> None:
-            told = f"no keeper cleans up ({error}): `keepstep clean` removes {self._job_dir}"
+            told = f"no keeper to clean up ({error}): `keepstep clean` removes {self._job_dir}"
             self._world.journal.record("keeper-missing", told, WARNING)
             self._over(ending)
 

@@ -1,4 +1,4 @@
-"""Metering: what a node's metrics tell, read when somebody asks.
+"""Metrics: what a node's metrics tell, read when somebody asks.
 
 Comes in: status pages, the horizon, the keeper's counts, what was added to the journal since the
 last look. Goes out: a `Reading`. Never writes, never asks another process, and nothing waits for

@@ -4,11 +4,12 @@
     -> diagnoses, with the stacks of all ranks saved before they are told
 
 A tick costs a tenth of a millisecond a rank and never waits: a closer look at suspects (their
-children, their stacks, what other nodes see) is taken by the executor, which may hang, and then
-only evidence is missing. Kills nobody.
+children, their stacks, what other nodes see) is taken by the executor. If that hangs, only evidence
+is missing. Kills nobody.
 
-Invariant: a deadly diagnosis is told once a life, and only after the stacks were saved or their
-time was over; a rank that outlives it by the time a kill takes is told once more, as `unkillable`.
+Invariant: a deadly diagnosis is reported once for each life of a rank, and only after the stacks
+were saved or the time for that was over. A rank that survives its kill is reported once more, as
+`unkillable`.
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ class Monitor:
     def _calm_down(self) -> None:
         suspicion, self._suspicion = self._suspicion, None
         if suspicion is not None and suspicion.told:
-            why = "all ranks of this node go on: what was suspected has not come true"
+            why = "all ranks of this node make progress again: the suspicion is over"
             self._journal.record("suspicion-over", why)
         if self._has_posted and self._board is not None:
             self._has_posted = False
@@ -338,7 +339,7 @@ class Monitor:
             node=self._node,
             state=sample.state,
             strength=Strength.FACT,
-            why=f"rank {rank} is still there {since} after this was found, {where}: {before.why}",
+            why=f"rank {rank} is still alive {since} after this diagnosis, {where}: {before.why}",
             stalled_ns=before.stalled_ns,
         )
 

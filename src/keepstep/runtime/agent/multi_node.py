@@ -218,7 +218,7 @@ class _Meeting:
         self._next_word()
 
     def _not_spoken(self, error: KeepstepError) -> None:
-        why = f"what was to be said to the other nodes was not: {error}"
+        why = f"could not tell the other nodes: {error}"
         self._world.journal.record("meeting-lost", why)
         self._next_word()
 
@@ -316,7 +316,7 @@ class _Meeting:
         self._first_version = opening.first_version
         secret = options.secret or opening.secret
         if secret is None:
-            raise ConfigError("secret: expected one, as the node has that came first, found none")
+            raise ConfigError("secret: expected one, as on the node that came first, found none")
         self._secret = secret
         self._coordinator = Coordinator(
             world.clock,
@@ -504,5 +504,5 @@ class _Meeting:
 def _keeper_of(request: JoinRequest) -> Listening:
     """Where it listens. Raises KeeperError when nobody has asked it to."""
     if request.keeper is None:
-        raise KeeperError("this node's keeper does not listen to those of other nodes")
+        raise KeeperError("this node's keeper does not listen to the keepers of other nodes")
     return request.keeper

@@ -45,7 +45,7 @@ class NodeReplacement:
         if self._provider is None or not left or self._node != min(left):
             return
         host = self.host_of(node)
-        told = f"node {node} on {host} is lost: a replacement is asked for"
+        told = f"node {node} on {host} is lost: asking the platform for a replacement"
         self._journal.record("replacement-wanted", told, node=node)
         lost = LostNode(self._job, node, host, why)
         self._provider.replace(lost, lambda answer: self._answered(node, answer))

@@ -111,7 +111,7 @@ class RankGroup:
     # -- what happens meanwhile
 
     def ended(self, ends: Sequence[RankEnd]) -> list[RankEnd]:
-        """Which of these nobody has asked for: the others were killed here."""
+        """Which of these ended by themselves: the others were killed here."""
         kill = self._kill
         mine = {end.rank for end in ends} & (kill.waits_for if kill is not None else set())
         if kill is not None and mine:

@@ -1,12 +1,12 @@
-"""Rank server: the agent's side of its lines to the ranks of its node and to the process that
-stands by to become one.
+"""Rank server: the agent's side of the connections with the ranks of its node and with the process
+that stands by to become one.
 
 Comes in: who connects at the agent's socket and what they say. Goes out: that a peer is lost, where
 the ranks meet again, which rank the standby process is to become. Knows who has said what; decides
 nothing and never waits.
 
-Invariant: a line belongs to one process: what a process says whose place another one has taken is
-not heard.
+Invariant: a connection belongs to one process. When another process has taken its place, what it
+says is ignored.
 """
 
 from __future__ import annotations

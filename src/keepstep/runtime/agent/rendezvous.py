@@ -56,7 +56,7 @@ class RendezvousHearer(Protocol):
         """The verdict about the attempt this node took part in, or about the job."""
 
     def meeting_lost(self, why: str) -> None:
-        """There is no place to meet any more; nothing else is told from now on."""
+        """There is no place to meet any more. This is the last call."""
 
 
 class Rendezvous(Protocol):

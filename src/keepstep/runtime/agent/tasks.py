@@ -5,7 +5,7 @@
 A `Task` runs its coroutine until that waits for an answer, and goes on when the answer comes, from
 whoever brings it. There is no loop here and no thread: the ports' owner drives it.
 
-Invariant: a cancelled task does nothing any more, and the answers it waited for reach nobody.
+Invariant: a cancelled task does nothing any more; answers it waited for are dropped.
 """
 
 from __future__ import annotations

@@ -75,10 +75,10 @@ class AgentOptions:
 
 @dataclass(frozen=True, slots=True)
 class AgentWorld:
-    """`token`: text that nobody has had before and nobody can guess. `take_part`: to whoever would
-    follow this agent: ranks of this attempt may be started from now on. `say_last_word`: to whoever
-    would start another agent: the job ends here, with this code. `show`: to the person who started
-    the job. `provider`: None: nobody is asked for other machines."""
+    """`token`: a new random text at each call. `take_part`: tells the supervisor that ranks of this
+    attempt may be started from now on. `say_last_word`: tells it that the job ends here, with this
+    code. `show`: prints to the person who started the job. `provider`: None: no platform is asked
+    for other machines."""
 
     clock: Clock
     timers: Timers

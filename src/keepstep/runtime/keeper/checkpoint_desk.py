@@ -1,7 +1,7 @@
 """Checkpoint desk: where ranks of this node ask for checkpoints, and the leader of a mesh for acts.
 
 Comes in: requests, and words of other nodes about them. Goes out: the same to `Checkpointing` where
-this keeper leads, else to the keeper that does; the answers, to whoever asked.
+this keeper leads, else to the keeper that does; the answers, to the ranks that asked.
 
 Invariant: every request of a rank here is answered once, also when the leader dies over it.
 """

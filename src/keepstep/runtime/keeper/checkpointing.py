@@ -247,7 +247,7 @@ class Checkpointing:
             running.requests = [r for r in running.requests if r not in again]
             self._requests = again + self._requests
             self._overwritten = running.stamp
-            why += "; a newer step is going to be tried"
+            why += "; a newer step will be tried"
         self.give_up(why)
 
     def _end(self, running: RunningAttempt, ok: bool, why: str) -> None:

@@ -8,7 +8,7 @@ nodes. So it may die at any moment: ranks keep capturing, and the next keeper ad
 directory as it finds it. Everything happens in one loop, which is somebody else's
 (`runtime/keeper/run.py`), and nothing is touched but through the `KeeperWorld`.
 
-Invariant: no message, whatever it says, ends the keeper; one that nobody can mean is refused.
+Invariant: no message ends the keeper, whatever it says; an implausible one is refused.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Keeper:
             len(slot_paths(self._memory, settings.job_dir, rank)) for rank in self.statuses()
         )
         found = f"adopted {slots} slots" if slots else "nothing there yet"
-        why = f"keeper {world.pid} has {settings.job_dir}; {found}"
+        why = f"keeper {world.pid} looks after {settings.job_dir}; {found}"
         self._journal.record("keeper-started", why, pid=world.pid, adopted_slots=slots)
 
     # -- the loop
@@ -182,7 +182,7 @@ class Keeper:
                 self._journal.record("not-understood", told, pid=box.pid)
 
     def refuse(self, sender: str, why: str) -> None:
-        """Something came that is no message, or that nobody can mean."""
+        """Something came that is no message, or not a plausible one."""
         self._refused(sender, why)
 
     def _agent_ended(self, box: Box, ok: bool, why: str) -> None:
@@ -287,7 +287,7 @@ class Keeper:
 
     def _begin_mesh(self, mesh: Mesh) -> None:
         if self.inbox is None:
-            why = "a mesh was told before the keeper was asked to listen"
+            why = "was told of a mesh before it was asked to listen"
             self._journal.record("mesh-refused", why)
             return
         if mesh.version <= self.inbox.mesh_version:

@@ -1,7 +1,7 @@
 """Persister client: what a keeper asks of its persister, and who waits for the answers.
 
 Comes in: acts, and what the persister says. Goes out: the acts in their order, and each answer to
-who asked. The persister may die at any moment: whoever waits is told so, and the next act starts
+its caller. The persister may die at any moment: waiting callers hear that, and the next act starts
 another one.
 
 Invariant: every act is answered once, in order, until `close`.
@@ -70,7 +70,7 @@ class PersisterClient:
                 if self._waiting:
                     self._waiting.popleft()(message)
             case NotUnderstood(why):
-                self._lost(box, f"did not understand this keeper and was ended: {why}")
+                self._lost(box, f"it did not understand this keeper and was ended: {why}")
 
     def gone(self, box: Box, /) -> None:
         """See `ports.Hearer`."""

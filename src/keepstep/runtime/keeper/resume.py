@@ -90,7 +90,7 @@ class ResumeNodes(VoteNodes, Protocol):
 
 
 class OneNode:
-    """A job of one node: nobody else is to be told or asked."""
+    """A job of one node: there is no other keeper to tell or ask."""
 
     refusal = ""
     leads = True

@@ -2,8 +2,8 @@
 is mended, or given up.
 
 Comes in: the clock, what the workers found. Goes out: damaged slots of ranks mended from other
-nodes' memory, or their ranks told; damaged copies and parities given up, so that they come anew;
-the word that all is well, upon which holders are asked to compare.
+nodes' memory, or reported to their ranks; damaged copies and parities given up, so that they are
+sent again. When all is well, holders are asked to compare their copies.
 """
 
 from __future__ import annotations

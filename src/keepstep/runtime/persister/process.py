@@ -46,7 +46,10 @@ def main() -> None:
 
 
 def _refuse(keeper: LineBox, why: str) -> None:
-    print(f"the keeper (process {keeper.pid}) sent what is no message: {why}", file=sys.stderr)
+    print(
+        f"the keeper (process {keeper.pid}) sent an invalid message: {why}",
+        file=sys.stderr,
+    )
     keeper.send(NotUnderstood(why))
 
 

@@ -1,9 +1,9 @@
-"""Agent client: a rank's line to the agent of its node.
+"""Agent client: a rank's connection to the agent of its node.
 
 Comes in: a peer is lost; the ranks meet again there. Goes out: that this rank can stay in its
 process when a peer is lost, that it cannot after all, that it is among its peers again, that its
-training has ended. Without an agent there is no line, and a lost peer is whatever the transport
-makes of it.
+training has ended. Without an agent there is no connection, and a lost peer shows only as an error
+of the transport.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class AgentClient:
         return self._box is not None
 
     def can_stay(self) -> bool:
-        """Say so; False when nobody hears it."""
+        """Send it; False when there is no agent to read it."""
         return self._send(CanStay(self._rank))
 
     def cannot_stay(self) -> None:

@@ -71,7 +71,7 @@ class Bootstrap:
             error = ConfigError(
                 f"protect() with several nodes (LOCAL_WORLD_SIZE={who.local_world_size} of "
                 f"WORLD_SIZE={who.world_size}) expected torch.distributed.init_process_group() "
-                "before it, found none: the nodes' keepers have to hear of each other"
+                "before it, found none: the nodes' keepers need it to find each other"
             )
             self._failed(error)
             return
@@ -132,7 +132,7 @@ class Bootstrap:
             try:
                 found = [CODEC.decode(text) for text in texts]
             except NotAMessage as error:
-                self._failed(KeeperError(f"a rank is of another release of keepstep: {error}"))
+                self._failed(KeeperError(f"a rank runs another release of keepstep: {error}"))
                 return
             then(found)
 

@@ -374,7 +374,7 @@ class Capture:
             value = float("nan") if loss is None else float(loss)  # type: ignore[arg-type]
             yield
             slot.seal(header, manifest.layout_hash, value, clock.wall_ns())
-            slot.unlock()  # before anybody is told: who hears of it pins it at once
+            slot.unlock()  # before it is told: a keeper that hears of it locks it at once
             seal_ns = clock.monotonic_ns() - began_ns
             return _Sealed((), copy.copy_ns, seal_ns, gathered.payload_bytes, value)
         finally:

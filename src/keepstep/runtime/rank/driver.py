@@ -8,8 +8,8 @@ Each of the first two calls the rank under one lock. Work runs outside of it: wh
 trainer's thread waits until that is inside keepstep, and its results are handed in under the lock
 again. The trainer sleeps on a condition while the rank is not READY.
 
-Invariant: the rank is called by one thread at a time, no lock is held while anything waits, and
-whoever waits looks again after every call.
+Invariant: the rank is called by one thread at a time, no lock is held while a thread waits, and a
+waiting thread checks its condition again after every call.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Turn:
-    """Held by whoever calls the rank; whoever waits looks again when it is given back."""
+    """Held during a call of the rank; waiting threads check again when it is released."""
 
     def __init__(self, changed: threading.Condition) -> None:
         self._changed = changed

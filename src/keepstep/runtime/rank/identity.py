@@ -1,7 +1,7 @@
-"""Identity: which rank this process is, and how many share its node, from whoever knows.
+"""Identity: which rank this process is, and how many ranks share its node.
 
 Comes in: the environment that a launcher made, and the process group if there is one. Never
-guesses: where nobody says it, it is asked of all ranks, or an error names what is missing.
+guesses: what the environment does not say is asked of all ranks, or an error names it.
 """
 
 from __future__ import annotations

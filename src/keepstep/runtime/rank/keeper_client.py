@@ -1,4 +1,4 @@
-"""Keeper client: a rank's line to the keeper of its node.
+"""Keeper client: a rank's connection to the keeper of its node.
 
 Asks where to resume, hears offers, asks for checkpoints. A keeper that dies is replaced and told
 who is training, or asked again if it was being asked; training notices nothing. Every request is
@@ -61,7 +61,7 @@ class KeeperHearer(Protocol):
     def slot_damaged(self, index: int, why: str) -> None: ...
 
     def released(self) -> None:
-        """The goodbye was heard, or nobody is there to hear it."""
+        """The keeper has the goodbye, or there is no keeper."""
 
 
 class KeeperClient:
@@ -103,13 +103,13 @@ class KeeperClient:
         if self._said_goodbye:
             self._released()
             return
-        why = f"rank {self._rank} lost its keeper; training goes on while another one starts"
+        why = f"rank {self._rank} lost its keeper; training continues while another one starts"
         self._world.journal.record("keeper-lost", why)
         self._search()
 
     def _search(self) -> None:
         def missing(error: KeepstepError) -> None:
-            why = f"no keeper is there ({error}); trying again"
+            why = f"no keeper answers ({error}); trying again"
             self._world.journal.record("keeper-missing", why)
             self._world.timers.after(SEARCH_AGAIN_NS, self._search)
 
@@ -163,7 +163,7 @@ class KeeperClient:
             then(answer)
 
     def begin_mesh(self, mesh: Mesh) -> None:
-        """Tell the keeper of the nodes of this attempt, and whoever comes after it."""
+        """Tell this keeper, and each later one, which nodes take part in this attempt."""
         self._mesh = mesh
         self._send(BeginMesh(mesh))
 
@@ -198,7 +198,7 @@ class KeeperClient:
         self._waiting[ticket] = answered
         if not self._send(WantCheckpoint(ticket, step, why[:1000])):
             del self._waiting[ticket]
-            answered(CheckpointDone(ticket, False, None, "no keeper is there to be asked"))
+            answered(CheckpointDone(ticket, False, None, "there is no keeper to ask"))
 
     def goodbye(self, ok: bool, why: str) -> None:
         """Say the last word; `released` follows."""

@@ -4,8 +4,7 @@
     -> new groups -> the next step
 
 A body that has all it needs from its peers when one is lost is not given up: it is finished and
-captured, and if the lost one had sealed that step too, nobody rolls back (the commit rule of
-undo-free recovery: who has what a step needs rolls forward).
+captured, and if the lost one had sealed that step too, nobody rolls back.
 
 Comes in: the agent's messages, the bodies of the loop. Goes out: to the groups, that they end and
 are built anew; whether a body counts. That a rank can do this it says at the first `with step`
@@ -103,7 +102,7 @@ class Regroup:
         self._answer_if_ordered()
 
     def agent_gone(self) -> None:
-        self._answer(f"{self._why}; the agent that was to say where to meet again is gone")
+        self._answer(f"{self._why}; the agent ended before it said where to meet again")
 
     # -- meeting again
 
@@ -116,8 +115,7 @@ class Regroup:
             if self._waiting is then:
                 within = human_ns(ORDER_WITHIN_NS)
                 self._answer(
-                    f"{self._why}; the agent was to say within {within} where to meet again and "
-                    "did not"
+                    f"{self._why}; the agent did not say within {within} where to meet again"
                 )
 
         self._world.timers.after(ORDER_WITHIN_NS, late)

@@ -77,7 +77,7 @@ class Restorer:
             again = yield from self._capture.look_again()
             self._slot_of.update(again.slot_of)
         if stamp not in self._slot_of:
-            return Unusable(f"{stamp} was to be brought here and is not in any slot")
+            return Unusable(f"{stamp} should have been fetched and is not in any slot")
         loaded = yield from self._load_slot(stamp, self._slot_of[stamp])
         if isinstance(loaded, Unusable):
             if not was_asked_with:
@@ -123,7 +123,7 @@ class Restorer:
     def _start_fresh(self, why: str) -> list[str]:
         if self._in_midst:
             raise KeeperError(
-                f"{why}: that cannot be had in the middle of a job, all ranks have to start anew"
+                f"{why}: that is not possible in the middle of a job, all ranks have to start anew"
             )
         if self._has_loaded:
             raise KeeperError(

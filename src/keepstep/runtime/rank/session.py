@@ -102,7 +102,7 @@ def protect(config: Config | Mapping[str, Any] | None = None, /, **stateful: Any
             "job.close() in between"
         )
     settings = resolve(config, os.environ, default_job(sys.argv, os.environ))
-    parse_rules(settings.keep)  # a rule that cannot be is told now, not by the first checkpoint
+    parse_rules(settings.keep)  # a wrong rule is an error now, not at the first checkpoint
     who = identity_of(settings.job, settings.arena_dir, os.environ, process_group(), gather_objects)
     journal = FileJournal(settings.journal_path, f"rank {who.rank}")
     _current = Job(settings, who, Protected.of(stateful, settings.lazy), journal)

@@ -308,7 +308,7 @@ class Fetch:
         if self._incoming is not None:
             self._links.expect_no_more(self._incoming)
             if why is not None or not tell:
-                # a thread may still be writing there: nobody is to find it
+                # a thread may still be writing there: it must not be found
                 self._memory.remove(self._path)
             elif self._takes_a_place:
                 self._memory.rename(

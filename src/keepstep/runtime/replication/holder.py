@@ -1,7 +1,7 @@
 """Holder: this node as a keeper of other nodes' snapshots: copies, and parities of stripe groups.
 
 Comes in: offers of owners. Goes out: acceptance, decline (no memory: said once is enough),
-acknowledgement when the part is whole and proven here, and the word that it is not, or is no more.
+acknowledgement when the part is whole and proven here, and a report when it is not, or no longer.
 What rests here outlives the mesh (`held.py`); what is on its way does not.
 """
 
@@ -73,7 +73,7 @@ class Holder:
         if found is None:
             return  # overwritten meanwhile
         rank, stamp = found
-        self._journal.record("damaged", f"scrub: {why}; it is asked for again", rank=rank)
+        self._journal.record("damaged", f"scrub: {why}; asking its owner for it again", rank=rank)
         members = held.members_of(rank, stamp)
         owners = [rank] if is_copy else [member for member in members if member != rank]
         for owner in owners:

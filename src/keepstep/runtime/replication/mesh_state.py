@@ -99,7 +99,7 @@ class ReplicationHost(Protocol):
         """Something that lies here does not prove."""
 
     def refuse(self, sender: str, why: str) -> None:
-        """Something came that nobody can mean."""
+        """An implausible message came."""
 
 
 class KnownSafety:
@@ -149,7 +149,7 @@ class MeshState:
         self.recovery = SnapshotRecovery(world, links, job_dir, job_hash, self._server, self._owner)
         self._missing: dict[int, _Missing] = {}
         self._early_offers: list[CopyOffer] = []  # before what is held here has been proven
-        self._policy: Scheme | None = None  # that holds; None: nobody has said it yet
+        self._policy: Scheme | None = None  # the one in force; None: not decided yet
         self._assignments: Mapping[int, Assignment] = {}
         self._epoch = -1  # that is being trained; -1 before anybody trains
         self.horizon = Horizon(-1)

@@ -82,7 +82,7 @@ class Node:
 
     def _proved(self, flaws: list[str]) -> None:
         for flaw in flaws:
-            self._world.journal.record("damaged", f"{flaw}; it counts no more")
+            self._world.journal.record("damaged", f"{flaw}; it no longer counts")
         self._held.is_proven = True
         self.state.held_is_proven()
 

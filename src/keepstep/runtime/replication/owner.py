@@ -171,7 +171,7 @@ class Owner:
     def _does_not_arrive(self, outgoing: OutgoingSnapshot, why: str) -> None:
         rank = outgoing.assignment.rank
         if self._outgoing.get(rank) is outgoing:
-            told = f"{outgoing.stamp} of rank {rank} does not arrive whole: {why}"
+            told = f"{outgoing.stamp} of rank {rank} did not arrive whole: {why}"
             self._journal.record("copy-failed", told, rank=rank)
             self._on_damage()
 

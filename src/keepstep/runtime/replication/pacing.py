@@ -5,7 +5,7 @@ the links' question whether so many bytes may go. Goes out: grants (`core/pacing
 planned (`interleave.json`, for people), what was done (`interleaved.json`, for metrics), and in the
 journal why copies are interleaved or not.
 
-The gate is open, and nothing is held back, where interleaving spares nobody anything: no rank has a
+The gate is open, and nothing is held back, where interleaving would not help: no rank has a
 page, no collective was seen, the collectives go over another interface, there is no rhythm, or so
 little idle time that a copy would wait for many steps. And a block that was held back for long goes
 whatever the rhythm says: late protection is worse than a slower step.
@@ -49,7 +49,7 @@ COUNT_NS = S_NS
 OTHER_LINK_RATIO = 0.05  # by which its speed differs from what was planned with
 TELL_NS = 5 * S_NS  # a rhythm that changes all the time is not to fill the journal
 PARTS = 4
-MOST_RESERVE_BYTES = 16 * MIB  # what a lane may have unanswered anyway
+MOST_RESERVE_BYTES = 16 * MIB  # what a channel may have unanswered anyway
 RESERVE_NS = 8 * MS_NS  # of the link: what may meet a collective that begins early
 LEAST_CHUNK_BYTES = 16 * KIB
 LATE_STEPS, LATE_NS = 4, S_NS
@@ -165,8 +165,8 @@ class Pacing:
         return found.nbytes, found.wait_ns
 
     def _under_way(self, flow: Flow, now_ns: int, busy: bool) -> int:
-        """On the link, of all lanes: this one's as its socket says, the others' as they were, less
-        what has drained since."""
+        """Bytes on the link, of all channels: of this one as its socket says, of the others as they
+        were, less what has drained since."""
         before, at_ns = self._flows.get(flow.node, (0, now_ns))
         alone, self._was_busy = not (busy or self._was_busy), busy
         if before and now_ns > at_ns and alone:  # beside a collective it tells nothing of the link

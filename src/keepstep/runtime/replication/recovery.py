@@ -179,7 +179,7 @@ class SnapshotRecovery:
         try:
             slot = Slot(self._memory, target)
         except (DamageError, OSError) as error:
-            then(f"it cannot even be opened: {error}")
+            then(f"it cannot be opened: {error}")
             return
         if not slot.lock(exclusive=False):
             slot.close()

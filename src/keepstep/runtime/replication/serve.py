@@ -1,7 +1,7 @@
 """Serve: sends what other nodes ask for to restore: from own slots, copies, parities, and the small
 parts kept beside parities.
 
-Comes in: requests for ranges of snapshots. Goes out: blocks, or the word that they cannot be had.
+Comes in: requests for ranges of snapshots. Goes out: blocks, or why they cannot be sent.
 Nothing is verified here beforehand: every block goes out with the checksum its table names, so a
 damaged one cannot arrive as a good one; the asker hears of it and asks elsewhere.
 """

@@ -98,9 +98,9 @@ class SlotRoom:
         self._replies.decline(offer, str(error))
 
     def keep_only(self, kept: Collection[tuple[Shelf, int]]) -> None:
-        """What is being made of other ranks is for nobody any more."""
+        """Slots that are being made for other ranks are not needed any more."""
         self._wanted = {key: offer for key, offer in self._wanted.items() if key in kept}
 
     def end(self) -> None:
-        """Another mesh begins: what is being made is for nobody any more."""
+        """Another mesh begins: slots that are being made are not needed any more."""
         self._wanted.clear()

@@ -1,5 +1,5 @@
-"""Foreign launcher: somebody who starts ranks and knows nothing of keepstep, as torchrun does: when
-one fails all are killed, and all are started again.
+"""Foreign launcher: starts ranks and knows nothing of keepstep, as torchrun does: when one fails,
+all are killed and started again.
 
 Waits until there are as many machines as the job has nodes. Does not tell ranks of each other's
 failures: keepstep finds its own way there.

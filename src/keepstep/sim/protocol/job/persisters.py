@@ -109,7 +109,7 @@ class PersisterBox(SimBox):
 
     def _refuse(self, why: str) -> None:
         self.refused += 1
-        told = f"the persister (process {self.pid}) said what is no message: {why}; it is ended"
+        told = f"the persister (process {self.pid}) sent an invalid message: {why}; it is ended"
         self._tell("message-refused", told)
         self._end()
 

@@ -2,9 +2,9 @@
 in a simulated world, and a loop whose steps take virtual time.
 
 What a real program does through `runtime/rank/session.py` is done here by events: a step begins,
-its collective, the update behind the fence, the step boundary. A peer that is lost ends its
-collective with nothing in it; what keepstep raises in the program ends the process with exit code 1
-and its words.
+its collective, the update behind the fence, the step boundary. A lost peer ends its collective
+without a result. What keepstep raises in the program ends the process with exit code 1 and that
+message.
 
 How long things take is a `Tempo`'s to say.
 """

@@ -1,9 +1,9 @@
 """Light: what crosses the wire in a run that is to be fast.
 
-The state machines are the same, and so are their frames. Without `checks` only a number crosses of
-each message, by which the other side finds it: what the JSON of a message costs is a third of all
-that crossing the wire costs. A light run, for a thousand ranks and more, does without MACs too, so
-that nothing may flip in its frames; and its links ask less often whether anybody is there.
+The state machines are the same, and so are their frames. Without `checks` only a number crosses for
+each message, by which the other side finds it: JSON is a third of the cost of the wire. A light
+run, for a thousand ranks and more, does without MACs too, so that nothing may flip in its
+frames; and its links ask less often whether the other side is alive.
 """
 
 from __future__ import annotations

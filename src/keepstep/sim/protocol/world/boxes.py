@@ -215,7 +215,7 @@ class SimBox:
 
     def _refuse(self, why: str) -> None:
         self.refused += 1
-        self._tell("message-refused", f"process {self.pid} sent what is no message: {why}")
+        self._tell("message-refused", f"process {self.pid} sent an invalid message: {why}")
         self._deliver(self._encode(NotUnderstood(why)))
 
     # -- the end

@@ -11,8 +11,7 @@ question arrives long after it was asked again. What was asked takes effect afte
 died. The memory is lost: who asks or waits is told so, and late if its host's machine has vanished
 without a word. A process may be killed at each of its questions.
 
-A value that is written twice in one key would break what the real clients rest on: whoever does
-that ends by it.
+The real clients rely on it that no value is written twice in one key: a process that does so ends.
 """
 
 from __future__ import annotations
