@@ -240,7 +240,7 @@ def _nobody(
     """
     stalled_ns, quiet_ns = min(e.stalled_ns for e in ranks), min(e.quiet_ns for e in ranks)
     who = (
-        f"nothing is known of {unheard} ranks"
+        f"{unheard} ranks are not heard of"
         if unheard > 0
         else f"all {len(living)} ranks look alike"
     )
@@ -288,7 +288,7 @@ def explain_exit(facts: ExitFacts) -> Diagnosis:
         return _ended_well(facts)
     if signum:
         return _signalled(facts, signum)
-    says = f": {facts.message}" if facts.message else ", without saying why"
+    says = f": {facts.message}" if facts.message else ", without a word why"
     if facts.message.startswith(NO_STATE):
         why = (
             f"rank {facts.rank} has nothing to resume from{_place(facts)} and exited with code "

@@ -146,7 +146,7 @@ class Leadership:
         """Why an order of this term does not count; None when it does."""
         if term >= self.term:
             return None
-        by = f", of {self._seen.name}" if self._seen else ""
+        by = f", which is {self._seen.name}'s" if self._seen else ""
         return f"refused: it is of term {term}, and the newest is {self.term}{by}"
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
