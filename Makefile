@@ -17,7 +17,7 @@ help:
 	@echo "make install  set up .venv: PyTorch (CPU), keepstep (editable), what the checks need"
 	@echo "make demo     kill a training job and watch it go on: about a minute"
 	@echo "make check    lint, types and the quick tests: under a minute"
-	@echo "make test     every test but the long ones: some 15 minutes on two cores"
+	@echo "make test     every test but the long ones: some 20 minutes on two cores"
 	@echo "make soak     the long ones: drills, planted bugs, and SWARM_S seconds of the swarm (600)"
 	@echo "make docs     write docs/configuration.md anew from the table of options"
 	@echo "make bench    what saving every step costs, what redundancy reaches, how long a killed rank is missed"
