@@ -8,6 +8,7 @@ follows; `look` advances them all. Never speaks to the job.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 import signal
@@ -207,7 +208,9 @@ class Witness:
         for journal in self._journals:
             self.events += journal.read()
         for node, place in enumerate(self.places):
-            for path in place.job_dir.glob("rank-*/status"):
+            # glob, not Path.glob: that of Python 3.11 raises when a directory vanishes meanwhile
+            for name in glob.glob(f"{glob.escape(str(place.job_dir))}/rank-*/status"):
+                path = Path(name)
                 rank = int(path.parent.name[5:])
                 if (node, rank) not in self._pages:
                     with suppress(OSError, ValueError):
