@@ -14,7 +14,7 @@ from keepstep.config import Settings, resolve
 from keepstep.edge.shm.slot import Slot, slot_path
 from keepstep.model.mesh import Member, Mesh
 from keepstep.model.messages.peers import CopyOffer, FetchRanges, MeshMessage
-from keepstep.model.snapshot import RankStatus, Stamp
+from keepstep.model.snapshot import Phase, RankStatus, SlotState, SlotView, Stamp
 from keepstep.model.units import GIB
 from keepstep.model.wire import BlockRange, Part, Span
 from keepstep.ports import ServeBoxes
@@ -268,3 +268,32 @@ def bytes_of(slot: Slot, wanted: BlockRange) -> bytes:
 def payload_of(slot: Slot) -> bytes:
     """All of it."""
     return bytes(slot.part(Part.PAYLOAD, slot.header()))
+
+
+def a_page(rank: int, sealed: dict[int, Stamp], epoch: int = 1, ranks: int = 3) -> RankStatus:
+    """What a rank tells that holds these stamps, by slot."""
+    slots = tuple(SlotView(SlotState.SEALED, stamp) for stamp in sealed.values())
+    last = max((stamp.step for stamp in sealed.values()), default=-1)
+    return RankStatus(
+        rank=rank,
+        world_size=ranks,
+        pid=1,
+        incarnation=1,
+        epoch=epoch,
+        phase=Phase.STEP,
+        step=last,
+        completed_step=last,
+        decided_step=last,
+        captured_steps=0,
+        skipped_steps=0,
+        torn_steps=0,
+        stall_ns_total=0,
+        stall_ns_last=0,
+        step_ns_last=0,
+        copy_ns_last=0,
+        seal_ns_last=0,
+        payload_bytes=1000,
+        updated_mono_ns=0,
+        loss=0.0,
+        slots=slots,
+    )
