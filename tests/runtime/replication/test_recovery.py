@@ -150,8 +150,9 @@ def test_that_nobody_is_reached_is_no_answer_and_it_is_fetched_when_somebody_is(
     recovering.room.answer_fetches(recovering.source)
     assert recovering.ended == [None]
     assert recovering.restored() == [PAYLOAD]
+    asked = recovering.asked()
     recovering.recovery.link_is_open(1)
-    assert len(recovering.ended) == 1
+    assert recovering.asked() == asked
 
 
 def test_what_waited_for_sources_is_wanted_no_more_once_others_are_named() -> None:

@@ -69,8 +69,14 @@ within = st.integers(0, len(PAYLOAD) - 1).flatmap(
     )
 )
 
+whole = st.integers(0, 3).map(
+    lambda i: BlockRange(
+        Part.PAYLOAD, i * BLOCK_BYTES, min(BLOCK_BYTES, len(PAYLOAD) - i * BLOCK_BYTES)
+    )
+)
 
-@given(st.lists(within, min_size=1, max_size=6), st.booleans(), st.integers(0, 6))
+
+@given(st.lists(within | whole, min_size=1, max_size=6), st.booleans(), st.integers(0, 6))
 def test_the_bytes_that_were_asked_for_cross_with_the_checksums_of_the_table(
     ranges: list[BlockRange], is_copy: bool, takes: int
 ) -> None:

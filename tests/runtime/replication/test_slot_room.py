@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keepstep.edge.shm.slot import Slot
@@ -18,7 +18,7 @@ from keepstep.runtime.replication.slot_room import SlotRoom
 from tests.runtime.replication.room import JOB_HASH, VERSION, ReplicationRoom, fill
 
 RANK = 1  # on node 1; we are node 0
-stamps = st.builds(Stamp, st.integers(0, 6), st.just(1))
+stamps = st.builds(Stamp, st.integers(0, 3), st.just(1))  # few: they meet each other
 views = st.lists(
     st.one_of(st.none(), st.tuples(st.booleans(), stamps)), min_size=2, max_size=2
 )  # of each slot: none, or whether it is sealed and its stamp
@@ -46,6 +46,7 @@ class Rooms:
         self.room.find(offer, self.shelf, RANK, capacity, 64, self.given.append)
 
 
+@settings(max_examples=400)
 @given(
     views,
     stamps,
@@ -53,7 +54,7 @@ class Rooms:
     st.none() | stamps,
     st.none() | stamps,
     st.frozensets(stamps),
-    st.integers(-1, 6),
+    st.integers(-1, 4),
 )
 def test_neither_floor_nor_target_is_overwritten_whatever_lies_here(
     lies: list[tuple[bool, Stamp] | None],
