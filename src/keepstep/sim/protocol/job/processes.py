@@ -194,7 +194,7 @@ class SimRankProcesses:
 
 
 class SimProbes:
-    """See `ports.Probes`. A process that is not stopped uses its processor all the time."""
+    """See `ports.Probes`. A process uses its processor as often as it is called."""
 
     def __init__(self, observer: Process, waits: Callable[[Process], bool | None]) -> None:
         """waits: whether a rank's process is in a collective; None: nobody knows."""

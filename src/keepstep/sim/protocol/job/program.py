@@ -162,8 +162,9 @@ class Program:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it is in a collective."""
-        return self._groups.is_waiting
+        """Whether it is in a collective, or waits until it may train."""
+        rank = self.rank
+        return self._groups.is_waiting or (rank is not None and rank.stage is not Stage.READY)
 
     def begin(self) -> None:
         """Meet the others, then join keepstep, as a program does in its first lines."""

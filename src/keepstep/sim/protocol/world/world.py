@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from keepstep.sim.protocol.world.machine import Machine
 
 TRACE_LINES = 400
+CALL_NS = 1_000_000  # of processor time that a call takes, as others see it
 
 
 class Killed(BaseException):
@@ -128,6 +129,7 @@ class World:
             elif whose.is_stopped:
                 whose.postpone(call, args)
             elif whose.alive:
+                whose.cpu_ns += CALL_NS
                 try:
                     call(*args)
                 except ENDS as error:
@@ -196,8 +198,7 @@ class Process:
         self._is_dying = False
         self._spent_ns = 0
         self.is_stopped = False
-        self._stopped_at_ns = 0
-        self._stood_ns = 0  # as long as it was stopped before
+        self.cpu_ns = 0
         self._postponed: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
 
     def after(self, delay_ns: int, call: Callable[..., None], *args: Any) -> None:
@@ -242,7 +243,6 @@ class Process:
         """Nothing is done in it any more, until it continues."""
         if self.alive and not self.is_stopped:
             self.is_stopped = True
-            self._stopped_at_ns = self.world.now_ns
             self.world.note(self.name, "is stopped")
 
     def cont(self) -> None:
@@ -250,7 +250,6 @@ class Process:
         if not self.is_stopped:
             return
         self.is_stopped = False
-        self._stood_ns += self.world.now_ns - self._stopped_at_ns
         postponed, self._postponed = self._postponed, []
         for call, args in postponed:
             self.world.after(0, self, call, *args)
@@ -258,12 +257,6 @@ class Process:
     def postpone(self, call: Callable[..., None], args: tuple[Any, ...]) -> None:
         """Until it continues."""
         self._postponed.append((call, args))
-
-    @property
-    def cpu_ns(self) -> int:
-        """Time during which it ran."""
-        now_ns = self._stopped_at_ns if self.is_stopped else self.world.now_ns
-        return now_ns - self._stood_ns
 
     def end(self, why: str) -> None:
         if not self.alive:
