@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -106,8 +107,15 @@ def test_offers_of_a_whole_group_become_a_parity() -> None:
     assert sorted(here.reached(CopyAcked)) == [(1, 1), (2, 2)]
 
 
-@given(at=st.integers(0, PAGE_BYTES + SIZES.payload_bytes - 1), is_copy=st.booleans())
-def test_what_is_damaged_at_rest_is_given_up_and_asked_for_again(at: int, is_copy: bool) -> None:
+@pytest.mark.parametrize("is_copy", [True, False])
+@pytest.mark.parametrize("is_known", [True, False])
+@given(data=st.data())
+def test_what_is_damaged_at_rest_is_given_up_and_asked_for_again(
+    data: st.DataObject, is_known: bool, is_copy: bool
+) -> None:
+    # whose stamp it was: a damaged header names none
+    first, last = (PAGE_BYTES, PAGE_BYTES + 500) if is_known else (0, PAGE_BYTES - 1)
+    at = data.draw(st.integers(first, last))
     here = HolderNode()
     here.receive(an_owner(1))
     here.encode()
@@ -120,7 +128,6 @@ def test_what_is_damaged_at_rest_is_given_up_and_asked_for_again(at: int, is_cop
     left = (set(), {(0, STAMP)}) if is_copy else ({(1, STAMP)}, set())
     assert (here.copies(), here.parities()) == left
     assert len(here.room.journal.of("damaged")) == 1
-    is_known = at >= PAGE_BYTES  # whose stamp it was: a damaged header names none
     if is_copy:
         assert here.reached(CopyUnavailable) == [(1, 1)]
     elif is_known:
