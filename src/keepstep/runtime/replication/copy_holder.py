@@ -105,6 +105,8 @@ class CopyHolder:
         if self._receiving.get(offer.rank) is not incoming:
             return
         del self._receiving[offer.rank]
+        # all of it may have been here: then it is whole before the answer of `_compare` comes
+        self._comparing.pop(offer.rank, None)
         self._links.expect_no_more(incoming)
         try:
             incoming.seal(self._job_hash)

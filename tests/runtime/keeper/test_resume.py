@@ -1,0 +1,314 @@
+"""Resume: a node's half of the vote. What ranks say about an older offer counts for nothing, and
+another life of the leader hears everything again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keepstep.model.mesh import Member, Mesh
+from keepstep.model.messages.keeper_rank import (
+    JoinVote,
+    StateOffered,
+    StateSource,
+    ToRank,
+    TrainingPermitted,
+    VoteRefused,
+)
+from keepstep.model.messages.peers import (
+    GoWord,
+    OfferWord,
+    RankFailed,
+    RankGone,
+    RankJoined,
+    RankLoaded,
+    RefusalWord,
+    VoteToAll,
+    VoteToLeader,
+)
+from keepstep.model.restore_sources import RestoreSource
+from keepstep.model.snapshot import Stamp
+from keepstep.runtime.keeper.resume import Resume, Then
+from tests.runtime.fakes import FakeJournal, FakeTime
+
+STAMP = Stamp(4, 2)
+RANKS = 4  # two on each node
+FRESH = Stamp(-1, 0)
+
+
+class VotingHost:
+    """A keeper. See `ResumeHost`."""
+
+    def __init__(self, ranks: list[int], has_store: bool = False) -> None:
+        self.journal = FakeJournal()
+        self.ranks = ranks
+        self.told: list[tuple[int, ToRank]] = []
+        self.went: list[tuple[str, int]] = []
+        self.resume = Resume(FakeTime(), self.journal, has_store, self)
+
+    def list_store(self) -> None:
+        self.resume.store_listed([])
+
+    def newest_epoch(self) -> int:
+        return 2
+
+    def tell(self, rank: int, message: ToRank) -> None:
+        self.told.append((rank, message))
+
+    def here(self) -> list[int]:
+        return self.ranks
+
+    def completed_step(self, rank: int) -> int | None:
+        return 5 + rank
+
+    def has_failed(self, rank: int) -> bool:
+        return rank == 3
+
+    def resumed(self, source: str, step: int) -> None:
+        self.went.append((source, step))
+
+    def join(self, *ranks: int, world_size: int = RANKS) -> None:
+        for rank in ranks:
+            self.resume.joined(JoinVote(rank, world_size, 1, (STAMP,)))
+
+    def of(self, kind: type[Any]) -> list[int]:
+        """Ranks that were told such a thing, in order."""
+        return [rank for rank, message in self.told if isinstance(message, kind)]
+
+
+class FakeResumeNodes:
+    """See `ResumeNodes`. The leader hears what is in `heard`; fetches wait in `fetching`."""
+
+    def __init__(self, leads: bool = False, refusal: str = "") -> None:
+        self.leads = leads
+        self.refusal = refusal
+        self.heard: list[VoteToLeader] = []
+        self.said: list[VoteToAll] = []
+        self.linked: list[Mapping[int, RestoreSource]] = []
+        self.fetching: list[tuple[int, Stamp, Then]] = []
+        self.forgotten: list[Stamp | None] = []
+        self.went: list[tuple[int, Stamp | None]] = []
+
+    def to_all(self, body: VoteToAll) -> None:
+        self.said.append(body)
+
+    def to_leader(self, body: VoteToLeader) -> None:
+        self.heard.append(body)
+
+    def silent_nodes(self) -> frozenset[int]:
+        return frozenset()
+
+    def restorable(self, proven: Mapping[int, frozenset[Stamp]]) -> Mapping[int, frozenset[Stamp]]:
+        return {}
+
+    def sources(
+        self, wanted: list[int], stamp: Stamp, proven: Mapping[int, frozenset[Stamp]]
+    ) -> Mapping[int, RestoreSource]:
+        return {}
+
+    def link_with_sources(self, sources: Mapping[int, RestoreSource]) -> None:
+        self.linked.append(sources)
+
+    def fetch(self, source: RestoreSource, stamp: Stamp, then: Then) -> None:
+        self.fetching.append((source.rank, stamp, then))
+
+    def forget_newer(self, stamp: Stamp | None) -> None:
+        self.forgotten.append(stamp)
+
+    def resumed(self, epoch: int, stamp: Stamp | None) -> None:
+        self.went.append((epoch, stamp))
+
+
+def mesh(node: int) -> Mesh:
+    members = tuple(Member(n, "127.0.0.1", 1, 1, 2) for n in (0, 1))
+    return Mesh(1, node, members, "a secret of the tests")
+
+
+def following() -> tuple[VotingHost, FakeResumeNodes]:
+    """The keeper of node 1, which ranks 2 and 3 are connected to."""
+    host, nodes = VotingHost([2, 3]), FakeResumeNodes()
+    host.resume.begin_mesh(nodes, mesh(1))
+    return host, nodes
+
+
+def offer(
+    number: int, source: StateSource = "memory", stamp: Stamp = STAMP, lacking: tuple[int, ...] = ()
+) -> OfferWord:
+    sources = tuple(RestoreSource(rank, copies=(0,)) for rank in lacking)
+    return OfferWord(number, source, stamp, "why", sources)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_on_one_node_all_load_and_then_all_go(ranks: int) -> None:
+    host = VotingHost(list(range(ranks)))
+    host.join(*range(ranks), world_size=ranks)
+    offers = [message for _, message in host.told if isinstance(message, StateOffered)]
+    assert host.of(StateOffered) == host.ranks
+    assert {(o.source, o.step, o.epoch) for o in offers} == {("memory", *STAMP)}
+    for rank in range(ranks):
+        assert not host.of(TrainingPermitted)
+        host.resume.loaded(rank, offers[0].offer)
+    assert host.of(TrainingPermitted) == host.ranks
+    assert host.went == [("memory", STAMP.step)]
+
+
+def test_the_leader_hears_what_the_node_knows_of_a_rank() -> None:
+    host, nodes = following()
+    host.join(3)
+    assert nodes.heard == [RankJoined(3, RANKS, 1, (STAMP,), None, 8, 2, True)]
+
+
+DEEDS = st.lists(
+    st.tuples(
+        st.sampled_from(["join", "left", "loaded", "failed", "offer"]),
+        st.sampled_from([2, 3]),
+        st.integers(0, 2),
+    ),
+    max_size=30,
+)
+
+
+@given(DEEDS)
+def test_another_life_of_the_leader_hears_what_still_counts(
+    deeds: list[tuple[str, int, int]],
+) -> None:
+    host, nodes = following()
+    number = 10
+    host.resume.receive(offer(number))
+    joined: dict[int, VoteToLeader] = {}
+    answered: dict[int, RankLoaded | RankFailed] = {}
+    for deed, rank, age in deeds:
+        match deed:
+            case "join":
+                host.join(rank)
+                joined[rank] = nodes.heard[-1]
+                answered.pop(rank, None)
+            case "left":
+                host.resume.left(rank)
+                joined.pop(rank, None)
+                assert nodes.heard[-1] == RankGone(rank)
+            case "loaded":
+                host.resume.loaded(rank, number - age)
+                answered[rank] = RankLoaded(rank, number - age)
+            case "failed":
+                host.resume.failed(rank, number - age, "why")
+                answered[rank] = RankFailed(rank, number - age, "why")
+            case "offer":
+                number += 1
+                host.resume.receive(offer(number))
+    nodes.heard.clear()
+    host.resume.leader_is_back()
+    newest = [answered[r] for r in joined if r in answered and answered[r].offer == number]
+    assert [one for one in nodes.heard if isinstance(one, RankJoined)] == list(joined.values())
+    assert [one for one in nodes.heard if not isinstance(one, RankJoined)] == newest
+
+
+def test_an_offer_that_is_said_again_is_not_handed_on_again() -> None:
+    host, nodes = following()
+    for number in (1, 1, 2, 2):
+        host.resume.receive(offer(number))
+    assert host.of(StateOffered) == [2, 3, 2, 3]
+    assert nodes.forgotten == [STAMP, STAMP]
+
+
+def test_who_lacks_it_is_offered_it_once_it_is_here() -> None:
+    host, nodes = following()
+    host.resume.receive(offer(1, lacking=(3,)))
+    assert host.of(StateOffered) == [2]
+    assert [set(sources) for sources in nodes.linked] == [{3}]
+    [(rank, stamp, then)] = nodes.fetching
+    assert (rank, stamp) == (3, STAMP)
+    then(None)
+    assert host.of(StateOffered) == [2, 3]
+
+
+def test_what_cannot_be_fetched_is_a_failure_of_its_rank() -> None:
+    host, nodes = following()
+    host.resume.receive(offer(1, lacking=(3,)))
+    nodes.fetching[0][2]("nobody has it")
+    assert nodes.heard == [RankFailed(3, 1, "nobody has it")]
+    assert [event.data["rank"] for event in host.journal.of("restore-failed")] == [3]
+
+
+@pytest.mark.parametrize("why", [None, "nobody has it"])
+@pytest.mark.parametrize("newer", ["offer", "mesh"])
+def test_what_was_fetched_for_an_older_offer_counts_for_nothing(
+    why: str | None, newer: str
+) -> None:
+    host, nodes = following()
+    host.resume.receive(offer(1, lacking=(3,)))
+    if newer == "offer":
+        host.resume.receive(offer(2, lacking=(2, 3)))
+    else:
+        host.resume.begin_mesh(FakeResumeNodes(), mesh(1))
+    told = list(host.told)
+    nodes.fetching[0][2](why)
+    assert (host.told, nodes.heard) == (told, [])
+
+
+@pytest.mark.parametrize(
+    ("source", "at_offer", "at_go"),
+    [("memory", [STAMP], []), ("store", [None], []), ("fresh", [], [None])],
+)
+def test_what_is_held_is_given_up_when_nobody_can_want_it(
+    source: StateSource, at_offer: list[Stamp | None], at_go: list[Stamp | None]
+) -> None:
+    host, nodes = following()
+    stamp = FRESH if source == "fresh" else STAMP
+    host.resume.receive(offer(1, source, stamp))
+    assert nodes.forgotten == at_offer
+    host.resume.receive(GoWord(3, 1, source, stamp, 0, "why"))
+    assert nodes.forgotten == at_offer + at_go
+    assert nodes.went == [(3, STAMP if source == "memory" else None)]
+    assert host.of(TrainingPermitted) == [2, 3]
+    assert host.went == [(source, stamp.step)]
+
+
+def test_after_the_permission_nobody_waits_any_more() -> None:
+    host, nodes = following()
+    host.join(2, 3)
+    host.resume.receive(offer(1))
+    host.resume.receive(GoWord(3, 1, "memory", STAMP, 0, "why"))
+    nodes.heard.clear()
+    host.resume.leader_is_back()
+    assert not nodes.heard
+
+
+def test_who_came_before_the_mesh_is_of_it() -> None:
+    host, nodes = VotingHost([2, 3]), FakeResumeNodes()
+    host.join(0, 2, 3)
+    host.join(3, world_size=9)
+    host.resume.begin_mesh(nodes, mesh(1))
+    assert [one.rank for one in nodes.heard if isinstance(one, RankJoined)] == [2]
+    later = FakeResumeNodes()
+    host.resume.begin_mesh(later, mesh(1))
+    assert not later.heard, "in the next mesh all join anew"
+
+
+def test_where_nobody_may_train_who_asks_is_refused() -> None:
+    host, nodes = VotingHost([2]), FakeResumeNodes(refusal="the policy does not fit")
+    host.resume.begin_mesh(nodes, mesh(1))
+    host.join(2)
+    assert (host.of(VoteRefused), nodes.heard) == ([2], [])
+
+
+def test_a_refusal_reaches_all_ranks_here() -> None:
+    host, _ = following()
+    host.resume.receive(RefusalWord("why"))
+    assert host.of(VoteRefused) == [2, 3]
+
+
+@pytest.mark.parametrize("leads", [False, True])
+def test_only_who_leads_listens_to_other_nodes_ranks(leads: bool) -> None:
+    host, nodes = VotingHost([0, 1]), FakeResumeNodes(leads)
+    host.resume.begin_mesh(nodes, mesh(0))
+    for rank in range(RANKS):
+        host.resume.receive(RankJoined(rank, RANKS, 1, (STAMP,), None, None, 2, False))
+    assert [type(body) for body in nodes.said] == ([OfferWord] if leads else [])
+    host.resume.ranks_are_gone([2, 3])
+    host.resume.inventories_changed()
+    assert len(nodes.said) == leads

@@ -1,0 +1,270 @@
+"""Vote leader: all may go only when each rank has loaded the newest offer, and what is said about
+an older one counts for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keepstep.core.resume.vote import Trust
+from keepstep.model.messages.peers import (
+    GoWord,
+    OfferWord,
+    RankFailed,
+    RankGone,
+    RankJoined,
+    RankLoaded,
+    RefusalWord,
+    VoteToAll,
+)
+from keepstep.model.restore_sources import RestoreSource
+from keepstep.model.snapshot import Stamp
+from keepstep.runtime.keeper.vote_leader import VoteLeader
+from tests.runtime.fakes import FakeJournal, FakeTime
+
+RANKS = 3
+OLD, NEW = Stamp(4, 2), Stamp(8, 2)
+
+
+class FakeVoteNodes:
+    """See `VoteNodes`. `silent`, `elsewhere`: what nodes have told."""
+
+    def __init__(self) -> None:
+        self.said: list[VoteToAll] = []
+        self.silent: frozenset[int] = frozenset()
+        self.elsewhere: Mapping[int, frozenset[Stamp]] = {}
+
+    def to_all(self, body: VoteToAll) -> None:
+        self.said.append(body)
+
+    def silent_nodes(self) -> frozenset[int]:
+        return self.silent
+
+    def restorable(self, proven: Mapping[int, frozenset[Stamp]]) -> Mapping[int, frozenset[Stamp]]:
+        return self.elsewhere
+
+    def sources(
+        self, wanted: list[int], stamp: Stamp, proven: Mapping[int, frozenset[Stamp]]
+    ) -> Mapping[int, RestoreSource]:
+        return {rank: RestoreSource(rank, copies=(1,)) for rank in wanted}
+
+
+class Election:
+    """A leader, and everything that it says. See `VoteHost`."""
+
+    def __init__(self, has_store: bool = False, trust: Trust | None = None) -> None:
+        self.time = FakeTime()
+        self.journal = FakeJournal()
+        self.nodes = FakeVoteNodes()
+        self.listings = 0
+        self.epoch = 5
+        self.lives = [1] * RANKS
+        self.leader = VoteLeader(
+            self.time, self.journal, has_store, trust or Trust(), self.nodes, self
+        )
+
+    def list_store(self) -> None:
+        self.listings += 1
+
+    def newest_epoch(self) -> int:
+        return self.epoch
+
+    def join(self, rank: int, *holds: Stamp, **about: Any) -> None:
+        facts = {"foreign_world": None, "completed_step": None, "epoch": 0, "failed": False}
+        self.leader.receive(
+            RankJoined(
+                rank=rank,
+                world_size=RANKS,
+                incarnation=self.lives[rank],
+                holds=holds,
+                **{**facts, **about},
+            )
+        )
+
+    def join_all(self, *holds: Stamp, **about: Any) -> None:
+        for rank in range(RANKS):
+            self.join(rank, *holds, **about)
+
+    def load_all(self, offer: int) -> None:
+        for rank in range(RANKS):
+            self.leader.receive(RankLoaded(rank, offer))
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [body for body in self.nodes.said if isinstance(body, kind)]
+
+    @property
+    def offer(self) -> OfferWord:
+        """The newest."""
+        newest: OfferWord = self.of(OfferWord)[-1]
+        return newest
+
+
+ACTS = st.lists(
+    st.tuples(
+        st.sampled_from(["join", "again", "gone", "loaded", "loaded", "loaded", "failed"]),
+        st.integers(0, RANKS - 1),
+        st.integers(0, 2),  # how old the offer is that an answer is about
+    ),
+    max_size=60,
+)
+
+
+@given(ACTS)
+def test_all_go_only_when_each_has_loaded_the_newest_offer(
+    acts: list[tuple[str, int, int]],
+) -> None:
+    election = Election()
+    said = election.nodes.said
+    loaded: dict[int, int] = {}  # by rank: the offer that its present life has loaded
+    numbers: list[int] = []
+    epochs = [election.epoch]
+    for act, rank, age in [*(("join", r, 0) for r in range(RANKS)), *acts]:
+        before = len(said)
+        newest = numbers[-1] if numbers else 0
+        about = numbers[max(0, len(numbers) - 1 - age)] if numbers else 0
+        match act:
+            case "join":  # another life
+                election.lives[rank] += 1
+                loaded.pop(rank, None)
+                election.join(rank, OLD, NEW)
+            case "again":
+                election.join(rank, OLD, NEW)
+            case "gone":
+                loaded.pop(rank, None)
+                election.leader.receive(RankGone(rank))
+            case "loaded":
+                if about == newest:
+                    loaded[rank] = about
+                election.leader.receive(RankLoaded(rank, about))
+            case "failed":
+                election.leader.receive(RankFailed(rank, about, "why"))
+        for body in said[before:]:
+            if isinstance(body, OfferWord) and body.offer not in numbers:
+                assert not numbers or body.offer > numbers[-1]
+                numbers.append(body.offer)
+            elif isinstance(body, GoWord) and act == "loaded":
+                assert loaded == dict.fromkeys(range(RANKS), body.offer)
+                assert body.offer == numbers[-1]
+                assert body.epoch > epochs[-1]
+                epochs.append(body.epoch)
+            elif isinstance(body, GoWord):  # said again to who has not heard it
+                assert (act, body.epoch) == ("again", epochs[-1])
+        if act in ("loaded", "failed") and about != newest:
+            assert said[before:] == []
+
+
+@given(
+    holds=st.lists(
+        st.sets(st.builds(Stamp, st.integers(0, 3), st.integers(1, 2))),
+        min_size=RANKS,
+        max_size=RANKS,
+    )
+)
+def test_the_newest_that_all_hold_is_offered(holds: list[set[Stamp]]) -> None:
+    election = Election()
+    for rank, stamps in enumerate(holds):
+        assert not election.nodes.said
+        election.join(rank, *stamps)
+    shared = set.intersection(*holds)
+    expected = ("memory", max(shared)) if shared else ("fresh", Stamp(-1, 0))
+    assert (election.offer.source, election.offer.stamp) == expected
+    election.load_all(election.offer.offer)
+    [go] = election.of(GoWord)
+    assert (go.source, go.stamp, go.offer) == (*expected, election.offer.offer)
+    assert go.epoch > max([election.epoch, *(s.epoch for stamps in holds for s in stamps)])
+
+
+def test_what_a_rank_cannot_load_is_not_offered_again() -> None:
+    election = Election()
+    election.join_all(OLD, NEW)
+    first = election.offer
+    election.leader.receive(RankFailed(1, first.offer, "damaged"))
+    assert (first.stamp, election.offer.stamp) == (NEW, OLD)
+    assert election.offer.offer > first.offer
+    election.load_all(first.offer)
+    assert not election.of(GoWord)
+    election.load_all(election.offer.offer)
+    assert [go.stamp for go in election.of(GoWord)] == [OLD]
+
+
+def test_nothing_is_offered_before_all_nodes_have_told_what_they_hold() -> None:
+    election = Election()
+    election.nodes.silent = frozenset({1})
+    election.join(0, NEW)
+    election.join(1)
+    election.join(2, NEW)
+    assert not election.nodes.said
+    election.nodes.silent, election.nodes.elsewhere = frozenset(), {1: frozenset({NEW})}
+    election.leader.inventories_changed()
+    assert (election.offer.stamp, election.offer.source) == (NEW, "memory")
+    assert election.offer.sources == (RestoreSource(1, copies=(1,)),)
+
+
+def test_without_memory_the_store_is_asked() -> None:
+    election = Election(has_store=True)
+    election.join_all()
+    assert (election.listings, election.nodes.said) == (1, [])
+    election.leader.store_listed([3, 7])
+    assert (election.offer.source, election.offer.stamp.step) == ("store", 7)
+
+
+def test_a_store_that_cannot_be_read_is_a_refusal() -> None:
+    election = Election(has_store=True)
+    election.join_all()
+    election.leader.store_listed("it is away")
+    assert [type(body) for body in election.nodes.said] == [RefusalWord]
+    assert election.journal.kinds == ["restore-refused"]
+
+
+def test_ranks_of_a_lost_node_have_to_ask_again() -> None:
+    election = Election()
+    election.join_all(NEW)
+    lost = election.offer.offer
+    election.leader.ranks_are_gone([1, 2])
+    election.load_all(lost)
+    assert not election.of(GoWord)
+    election.lives[1] = election.lives[2] = 2
+    election.join(1, NEW)
+    election.join(2, NEW)
+    assert election.offer.offer > lost
+
+
+def test_lost_steps_are_counted_from_what_all_had_completed() -> None:
+    election = Election()
+    for rank in range(RANKS):
+        election.join(rank, OLD, completed_step=OLD.step + 3 + rank)
+    election.load_all(election.offer.offer)
+    assert [go.lost_steps for go in election.of(GoWord)] == [3]
+    assert election.journal.of("resumed")[0].data["lost_steps"] == 3
+
+
+def test_a_stamp_after_which_the_program_fails_twice_is_condemned() -> None:
+    election = Election()
+    for life in (1, 2, 3):
+        election.lives = [life] * RANKS
+        election.join_all(OLD, NEW, completed_step=NEW.step, failed=life > 1)
+        election.load_all(election.offer.offer)
+    assert [go.stamp for go in election.of(GoWord)] == [NEW, NEW, OLD]
+    assert [event.data["step"] for event in election.journal.of("condemned")] == [NEW.step]
+
+
+def test_who_leads_next_offers_under_a_higher_number() -> None:
+    before = Election()
+    before.join_all(NEW)
+    after = Election()
+    after.time.pass_ns(10**9)
+    after.join_all(NEW)
+    assert after.offer.offer > before.offer.offer
+
+
+def test_before_anybody_asks_nothing_is_said() -> None:
+    election = Election(has_store=True)
+    election.leader.receive(RankLoaded(0, 1))
+    election.leader.receive(RankGone(0))
+    election.leader.ranks_are_gone([0])
+    election.leader.inventories_changed()
+    election.leader.store_listed([1])
+    assert not election.nodes.said

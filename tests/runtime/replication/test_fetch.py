@@ -1,0 +1,322 @@
+"""Fetch: what is brought from other nodes is what its owner sealed, byte by byte, whoever fails on
+the way; or nothing is left of it."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keepstep.edge.shm.slot import Slot, slot_path
+from keepstep.errors import DamageError
+from keepstep.model.messages.peers import CopyUnavailable, FetchRanges, MeshMessage
+from keepstep.model.restore_sources import GroupMember, RestoreSource
+from keepstep.model.snapshot import Stamp
+from keepstep.model.units import PAGE_BYTES
+from keepstep.model.wire import Span
+from keepstep.runtime.replication.encode import (
+    Encoding,
+    SnapshotSizes,
+    blank,
+    contents_of,
+    ranges_for,
+)
+from keepstep.runtime.replication.fetch import Fetch, FetchResult, free_slot_path, replace_bytes
+from keepstep.runtime.replication.held import HeldSnapshots
+from keepstep.runtime.replication.serve import SnapshotServer
+from tests.runtime.replication.node_room import (
+    BLOCK_BYTES,
+    JOB_DIR,
+    JOB_HASH,
+    MeshRoom,
+    a_memory,
+    bytes_of,
+    flip,
+    payload_of,
+    seal,
+)
+
+STAMP = Stamp(6, 2)
+HELD = JOB_DIR / "held"
+PARITY = JOB_DIR / "parity"
+MANIFEST = b"m" * 700
+SIZES = st.integers(1, 6 * BLOCK_BYTES)
+
+
+def state(nbytes: int, seed: int = 1) -> bytes:
+    return random.Random(seed).randbytes(nbytes)
+
+
+class FetchNodes:
+    """Nodes with a rank each, which serve what they have. Node 0 fetches."""
+
+    def __init__(self, count: int) -> None:
+        self.rooms: dict[int, MeshRoom] = {}
+        for node in range(count):
+            MeshRoom(node, (1,) * count, self.rooms)
+        self.here = self.rooms[0]
+        self.ended: list[FetchResult] = []
+        self.fetch: Fetch | None = None
+
+    def open(self) -> None:
+        """What was laid into their memory is there from the beginning."""
+        for node, room in self.rooms.items():
+            room.held = HeldSnapshots(room.memory, room.workers, JOB_DIR)
+            server = SnapshotServer(room.memory, room.mesh_links, JOB_DIR, room.held)
+            room.on_message = partial(self._hear, server, node)
+            if node == 0:
+                self.server = server
+
+    def _hear(self, server: SnapshotServer, node: int, asker: int, message: MeshMessage) -> None:
+        match message:
+            case FetchRanges():
+                server.asked(asker, message.rank, message.stamp, message.ranges)
+            case CopyUnavailable():
+                assert node == 0 and self.fetch is not None
+                self.fetch.source_failed(asker, message.why)
+
+    def begin(self, source: RestoreSource, path: Path | None = None) -> Fetch:
+        self.fetch = Fetch(
+            self.here.world,
+            self.here.mesh_links,
+            self.server,
+            JOB_DIR,
+            JOB_HASH,
+            source,
+            STAMP,
+            self.ended.append,
+            path,
+        )
+        self.fetch.start()
+        return self.fetch
+
+    def settle(self) -> None:
+        while any(room.settle() for room in self.rooms.values()):
+            pass
+
+    def files(self, rank: int = 0) -> list[str]:
+        return self.here.memory.names(JOB_DIR / f"rank-{rank:05d}")
+
+
+def fetched(nodes: FetchNodes, rank: int = 0) -> bytes:
+    """The payload of what was brought; it proves."""
+    [name] = nodes.files(rank)
+    slot = Slot(nodes.here.memory, slot_path(JOB_DIR, rank, int(name.removeprefix("slot-"))))
+    header, manifest = slot.verify_bytes()
+    assert (header.rank, header.stamp, manifest) == (rank, STAMP, MANIFEST)
+    return payload_of(slot)
+
+
+def copies_on(nodes: FetchNodes, holders: list[int], payload: bytes) -> RestoreSource:
+    """All of them have a copy of rank 0."""
+    for node in holders:
+        seal(nodes.rooms[node].memory, HELD, 0, STAMP, payload, manifest=MANIFEST).close()
+    nodes.open()
+    return RestoreSource(0, copies=tuple(holders))
+
+
+@given(nbytes=SIZES, holders=st.sets(st.integers(1, 3), min_size=1))
+def test_a_snapshot_comes_from_all_who_have_it(nbytes: int, holders: set[int]) -> None:
+    nodes, payload = FetchNodes(4), state(nbytes)
+    nodes.begin(copies_on(nodes, sorted(holders), payload))
+    assert not nodes.ended
+    nodes.settle()
+    [result] = nodes.ended
+    assert (result.why, result.rank, result.stamp) == (None, 0, STAMP)
+    assert result.sources == tuple(sorted(holders))
+    assert fetched(nodes) == payload
+
+
+@given(nbytes=SIZES, data=st.data())
+def test_what_a_source_that_fails_owed_is_asked_of_the_others(
+    nbytes: int, data: st.DataObject
+) -> None:
+    nodes, payload = FetchNodes(4), state(nbytes)
+    source = copies_on(nodes, [1, 2, 3], payload)
+    failing = data.draw(st.lists(st.integers(1, 3), unique=True, max_size=3))
+    steps_before = data.draw(st.integers(0, 4))
+    fetch = nodes.begin(source)
+    for _ in range(steps_before):
+        nodes.here.settle()
+        nodes.rooms[data.draw(st.integers(1, 3))].settle()
+    is_early = not nodes.ended
+    for node in failing:
+        nodes.here.links.cut.add(node)
+        nodes.rooms[node].on_message = lambda asker, message: None
+        fetch.link_is_dead(node, "gone")
+    nodes.settle()
+    [result] = nodes.ended
+    if is_early and len(failing) == 3:
+        assert result.why is not None and result.is_away
+        assert nodes.files() == []
+    else:
+        assert result.why is None
+        assert fetched(nodes) == payload
+
+
+@given(data=st.data(), nbytes=SIZES)
+def test_a_damaged_copy_is_never_taken_for_a_good_one(data: st.DataObject, nbytes: int) -> None:
+    nodes, payload = FetchNodes(3), state(nbytes)
+    source = copies_on(nodes, [1, 2], payload)
+    at = data.draw(st.integers(0, PAGE_BYTES + nbytes - 1))
+    flip(nodes.rooms[1].memory, slot_path(HELD, 0, 0), at)
+    nodes.begin(source)
+    nodes.settle()
+    [result] = nodes.ended
+    if result.why is None:
+        assert fetched(nodes) == payload
+    else:
+        assert nodes.files() == []
+
+
+def test_nobody_has_it() -> None:
+    nodes = FetchNodes(3)
+    nodes.open()
+    nodes.begin(RestoreSource(0, copies=(1, 2)))
+    nodes.settle()
+    [result] = nodes.ended
+    assert result.why is not None
+    assert not result.is_away
+    assert nodes.files() == []
+
+
+def test_who_stops_hears_nothing_and_nothing_is_left() -> None:
+    nodes = FetchNodes(2)
+    fetch = nodes.begin(copies_on(nodes, [1], state(1000)))
+    nodes.rooms[1].settle()
+    nodes.here.settle()  # the slot is made by now
+    assert nodes.files() != []
+    fetch.stop()
+    nodes.settle()
+    assert not nodes.ended
+    assert nodes.files() == []
+
+
+def test_it_may_be_wanted_at_a_place_of_its_own() -> None:
+    nodes, payload = FetchNodes(2), state(1000)
+    path = JOB_DIR / "rank-00000" / "mended"
+    nodes.begin(copies_on(nodes, [1], payload), path)
+    nodes.settle()
+    assert nodes.files() == ["mended"]
+    assert payload_of(Slot(nodes.here.memory, path)) == payload
+
+
+# -- decoded
+
+
+def lay_parities(nodes: FetchNodes, payloads: list[bytes], tolerates: int) -> None:
+    """Every node has its rank's snapshot, and the parity that its rank keeps."""
+    group = tuple(range(len(payloads)))
+    slots = [
+        seal(nodes.rooms[r].memory, JOB_DIR, r, STAMP, payloads[r], len(group), manifest=MANIFEST)
+        for r in group
+    ]
+    sizes = {r: SnapshotSizes(len(payloads[r]), len(MANIFEST), BLOCK_BYTES) for r in group}
+    for mine in group:
+        contents = contents_of(sizes, group, tolerates, mine)
+        text_bytes = len(contents.to_text())
+        path = slot_path(PARITY, mine, 0)
+        parity = Slot.create(nodes.rooms[mine].memory, path, contents.nbytes, text_bytes)
+        blank(parity, contents.stripes.parity_bytes)
+        parity.begin(JOB_HASH, mine, len(group), 0, STAMP)
+        encoding = Encoding(parity, contents, mine, STAMP, lambda: None)
+        for rank in encoding.ranks:
+            for range_ in ranges_for(contents.stripes, sizes[rank], rank, mine):
+                span = Span(rank, STAMP, *range_)
+                place = encoding.place(rank, span)
+                assert place is not None
+                place[:] = bytes_of(slots[rank], range_)
+                encoding.arrived(rank, span, 0)
+        encoding.seal(1)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 4 * BLOCK_BYTES), min_size=2, max_size=4),
+    data=st.data(),
+)
+def test_a_lost_member_is_decoded_from_the_others(sizes: list[int], data: st.DataObject) -> None:
+    tolerates = data.draw(st.integers(1, min(2, len(sizes) - 1)))
+    group = tuple(range(len(sizes)))
+    nodes = FetchNodes(len(sizes))
+    payloads = [state(nbytes, seed) for seed, nbytes in enumerate(sizes)]
+    lay_parities(nodes, payloads, tolerates)
+    others = data.draw(st.sets(st.sampled_from(group[1:]), max_size=tolerates - 1))
+    for rank in {0, *others}:
+        for name in (JOB_DIR / f"rank-{rank:05d}", PARITY / f"rank-{rank:05d}"):
+            nodes.rooms[rank].memory.remove(name)
+    nodes.open()
+    members = tuple(GroupMember(r, r) for r in group if r not in {0, *others})
+    nodes.begin(RestoreSource(0, (), group, tolerates, members[: len(group) - tolerates]))
+    nodes.settle()
+    [result] = nodes.ended
+    assert result.why is None
+    assert fetched(nodes) == payloads[0]
+
+
+def test_a_member_that_fails_ends_the_decoding() -> None:
+    nodes = FetchNodes(3)
+    lay_parities(nodes, [state(1000, seed) for seed in range(3)], 1)
+    nodes.here.memory.remove(JOB_DIR / "rank-00000")
+    nodes.open()
+    members = (GroupMember(1, 1), GroupMember(2, 2))
+    fetch = nodes.begin(RestoreSource(0, (), (0, 1, 2), 1, members))
+    fetch.source_failed(2, "damaged")
+    nodes.settle()
+    [result] = nodes.ended
+    assert result.why is not None
+    assert nodes.files() == []
+
+
+# -- where it goes
+
+
+@given(
+    stamps=st.lists(st.none() | st.builds(Stamp, st.integers(0, 9), st.just(2)), max_size=3),
+    damaged=st.sets(st.integers(0, 2)),
+)
+def test_the_slot_that_is_worth_least_is_given_up(
+    stamps: list[Stamp | None], damaged: set[int]
+) -> None:
+    memory = a_memory()
+    worth = {}
+    for index, stamp in enumerate(stamps):
+        slot = seal(memory, JOB_DIR, 0, stamp or STAMP, b"x", index=index)
+        is_damaged = index in damaged
+        if stamp is None:
+            slot.void()
+        if is_damaged:
+            flip(memory, slot.path, 2000)
+        elif stamp is not None and stamp <= STAMP:
+            worth[index] = stamp
+    chosen = free_slot_path(memory, JOB_DIR, 0, STAMP)
+    index = int(chosen.name.removeprefix("slot-"))
+    assert index < max(2, len(stamps))
+    if len(worth) == max(2, len(stamps)):
+        assert worth[index] == min(worth.values())
+    else:
+        assert index not in worth
+
+
+@given(nbytes=SIZES, at=st.integers(0, PAGE_BYTES - 1))
+def test_a_damaged_slot_is_made_what_the_fetched_one_is(nbytes: int, at: int) -> None:
+    memory, payload = a_memory(), state(nbytes)
+    seal(memory, JOB_DIR, 0, STAMP, payload, index=1, manifest=MANIFEST).close()
+    slot = seal(memory, JOB_DIR, 0, STAMP, payload, index=0, manifest=MANIFEST)
+    flip(memory, slot.path, PAGE_BYTES + at % nbytes)
+    with pytest.raises(DamageError):
+        slot.verify_bytes()
+    assert replace_bytes(memory, slot, slot_path(JOB_DIR, 0, 1)) is None
+    slot.verify_bytes()
+    assert payload_of(slot) == payload
+
+
+def test_a_slot_that_is_too_small_stays_as_it_is() -> None:
+    memory = a_memory()
+    seal(memory, JOB_DIR, 0, STAMP, state(2 * PAGE_BYTES), index=1).close()
+    slot = seal(memory, JOB_DIR, 0, STAMP, state(10))
+    assert replace_bytes(memory, slot, slot_path(JOB_DIR, 0, 1)) is not None
+    assert payload_of(slot) == state(10)
