@@ -5,16 +5,20 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 PIP_INSTALL := $(BIN)/python -m pip install -qq --constraint constraints.txt
 
+# How long `make soak` lets the swarm run.
+SWARM_S ?= 600
+
 # Tests that start no trainer: the quick ones.
 QUICK := $(wildcard tests/architecture tests/config tests/model tests/core tests/coding)
 
-.PHONY: help install demo test check lint docs bench clean
+.PHONY: help install demo test soak check lint docs bench clean
 
 help:
 	@echo "make install  set up .venv: PyTorch (CPU), keepstep (editable), what the checks need"
 	@echo "make demo     kill a training job and watch it go on: about a minute"
 	@echo "make check    lint, types and the quick tests: under a minute"
-	@echo "make test     every test: some 20 minutes on two cores"
+	@echo "make test     every test but the long ones: some 20 minutes on two cores"
+	@echo "make soak     the long ones: drills, planted bugs, and SWARM_S seconds of the swarm (600)"
 	@echo "make docs     write docs/configuration.md anew from the table of options"
 	@echo "make bench    what saving every step costs, what redundancy reaches, how long a killed rank is missed"
 	@echo "make clean    remove .venv and everything built"
@@ -46,6 +50,10 @@ check: lint
 
 test: $(INSTALLED)
 	@$(BIN)/python -m pytest -q
+
+soak: $(INSTALLED)
+	@$(BIN)/python -m keepstep.sim.protocol.swarm --seeds 0:1000000 --within-s $(SWARM_S)
+	@$(BIN)/python -m pytest -q -m soak
 
 docs: $(INSTALLED)
 	@$(BIN)/python -m keepstep.cli.configuration_page > docs/configuration.md

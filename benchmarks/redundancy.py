@@ -59,6 +59,7 @@ from keepstep.core.redundancy.placement import place
 from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.model.mesh import Mesh
+from keepstep.model.messages.keeper_rank import StateOffered
 from keepstep.model.topology import Auto, Copies, Parity, ReedSolomon, parse_policy
 from keepstep.model.units import GIB, MIB
 from keepstep.testing.cluster import KeeperCluster, wait_for
@@ -390,9 +391,9 @@ def restore(
         return result | {"until_go_s": median(total), "fetch_s": median(fetches)}
 
 
-def resume(cluster: KeeperCluster) -> dict[str, Any]:
+def resume(cluster: KeeperCluster) -> StateOffered:
     """As `KeeperCluster.resume`, until every rank may go and no longer."""
-    cluster.begin_round()
+    cluster.begin_mesh()
 
     def all_go() -> bool:
         cluster.hear()

@@ -15,9 +15,10 @@ import pytest
 from keepstep.model.units import S_NS
 from keepstep.sim.protocol.job.plan import RunPlan
 from keepstep.sim.protocol.swarm import many, run, story
+from keepstep.sim.protocol.world.world import PortFault
 
 WITHIN_S = 20.0
-LOOP_S = 10.0
+LOOP_S = 4.0
 SEEDS = [
     line.split()
     for line in (Path(__file__).parent / "seeds.txt").read_text().splitlines()
@@ -48,16 +49,20 @@ def test_a_seed_is_a_run_whatever_the_order_of_sets() -> None:
     assert digests[0] == digests[1] and len(digests[0].splitlines()) == 12
 
 
-@pytest.mark.parametrize("deadly", [True, False], ids=["the keeper dies", "the port fails"])
-def test_every_port_call_may_be_the_one_that_fails(deadly: bool) -> None:
+@pytest.mark.parametrize("role", ["agent", "keeper", "persister", "rank"])
+@pytest.mark.parametrize("is_deadly", [True, False], ids=["the process dies", "the port fails"])
+def test_every_port_call_may_be_the_one_that_fails(role: str, is_deadly: bool) -> None:
     """The n-th call of a port, for n = 1, 2, .. until a run sees no fault; here as many as there is
     time for, spread over all of them."""
     plan = RunPlan(
-        nodes=2, ranks_per_node=1, steps=4, store=True, persist_every_steps=2, limit_ns=200 * S_NS
+        nodes=2, ranks_per_node=1, steps=4, store=True, persist_every_steps=2, limit_ns=1000 * S_NS
     )
-    calls = run(1, plan).port_calls
-    numbers = range(1, calls + 1, 7)
+    calls = run(1, plan).port_calls[role]
+    numbers = range(1 + calls % 7, calls + 1, 7)
     runs, failed, _ = many(
-        numbers, LOOP_S, tell=False, how=lambda number: run(1, plan, number, deadly)
+        numbers,
+        LOOP_S,
+        tell=False,
+        how=lambda number: run(1, plan, PortFault(role, number, is_deadly)),
     )
     assert runs and not failed, story(failed[0])

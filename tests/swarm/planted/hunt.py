@@ -95,10 +95,10 @@ def main() -> None:
     for name in names:
         plant(bug_called(name))
     # only now: it imports the package
-    from tests.swarm.planted.run import run_without_store
+    from keepstep.sim.protocol.swarm import run
 
     for seed in range(first, end):
-        wrong = run_without_store(seed)
+        wrong = run(seed).wrong
         if wrong is not None:
             print(json.dumps([seed, wrong, seed + 1 - first]))
             return

@@ -84,7 +84,8 @@ _MESSAGE_FRAME, _BLOCK_FRAME = 1, 2
 _PARTS = {int(part): part for part in Part}
 _SIGNALS = {int(signal): signal for signal in Signal}
 _LONGEST = {_MESSAGE_FRAME: MAX_MESSAGE_BYTES, _BLOCK_FRAME: _BLOCK.size} | dict.fromkeys(Signal, 0)
-_HEAD_BYTES = _HEAD.size + TAG_BYTES
+_HEAD_SIZE = _HEAD.size
+_HEAD_BYTES = _HEAD_SIZE + TAG_BYTES
 _BLOCK_FRAME_BYTES = _HEAD_BYTES + _BLOCK.size + TAG_BYTES
 
 Side = Literal["dialer", "acceptor"]
@@ -378,8 +379,8 @@ class Connection:
         return head, head + self._out_mac(head)
 
     def _on_head(self, piece: bytes) -> WireEvent | None:
-        head = piece[: _HEAD.size]
-        if not hmac.compare_digest(self._in_mac(head), piece[_HEAD.size :]):
+        head = piece[:_HEAD_SIZE]
+        if not hmac.compare_digest(self._in_mac(head), piece[_HEAD_SIZE:]):
             return self._refuse(
                 Refusal.DAMAGED, f"the head of frame {self._received} fails its MAC"
             )

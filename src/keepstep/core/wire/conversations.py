@@ -13,7 +13,6 @@ from keepstep.model.bounds import MAX_PACKET_BYTES
 from keepstep.model.messages.agent_rank import FromProcess, ToProcess
 from keepstep.model.messages.keeper_agent import FromAgent, ToAgent
 from keepstep.model.messages.keeper_rank import FromRank, ToRank
-from keepstep.model.messages.persister import ActDone, CheckpointAct
 
 
 class Conversation:
@@ -36,7 +35,5 @@ class Conversation:
 KEEPER_WITH_NODE = Conversation(FromRank | FromAgent, ToRank | ToAgent)
 RANK_WITH_KEEPER = Conversation(ToRank, FromRank)
 AGENT_WITH_KEEPER = Conversation(ToAgent, FromAgent)
-TO_PERSISTER: Codec[CheckpointAct] = Codec([CheckpointAct])
-FROM_PERSISTER: Codec[ActDone] = Codec([ActDone])
 AGENT_WITH_PROCESS = Conversation(FromProcess, ToProcess)
 PROCESS_WITH_AGENT = Conversation(ToProcess, FromProcess)

@@ -31,6 +31,8 @@ class DoubleBufferedPage:
     def __init__(self, region: Region) -> None:
         """Raises ValueError when that is no page; it is closed then."""
         self._region = region
+        # Whether its name still leads to this page: asked as often as the page is read.
+        self.is_there = region.is_there
         self._lock = threading.Lock()
         # the marks when something was read last, and what that was
         self._known: tuple[tuple[int, ...], bytes | None] = (UNWRITTEN, None)
@@ -102,10 +104,6 @@ class DoubleBufferedPage:
             if size and checksum(body) == want:
                 return _SEQUENCE.unpack_from(body)[0], body[_SEQUENCE.size :]
         return None
-
-    def is_there(self) -> bool:
-        """Whether its name still leads to this page."""
-        return self._region.is_there()
 
     def close(self) -> None:
         self._region.close()

@@ -41,6 +41,7 @@ class StatusPage:
     def __init__(self, memory: Memory, path: Path, clock: Clock = CLOCK) -> None:
         """Map an existing page. Raises OSError or ValueError when there is none."""
         self._page = DoubleBufferedPage.open(memory, path)
+        self.is_there = self._page.is_there
         self._clock = clock
         self._lock = threading.Lock()
         self._current = BLANK
@@ -88,10 +89,6 @@ class StatusPage:
         if known is None or known[0] is not body:
             known = self._read = body, _unpack(body)
         return known[1]
-
-    def is_there(self) -> bool:
-        """Whether its name still leads to this page."""
-        return self._page.is_there()
 
     def close(self) -> None:
         self._page.close()

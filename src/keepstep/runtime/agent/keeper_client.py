@@ -37,6 +37,7 @@ from keepstep.runtime.agent.world import AgentWorld
 
 SEARCH_AGAIN_NS = 5 * S_NS
 DYING_NS = 10 * MS_NS  # a dying keeper may still be connected to for a moment
+DIES_WITHIN_NS = 1 * S_NS  # who lives longer lives, and the connection broke
 LISTEN_WITHIN_NS = 10 * S_NS
 
 
@@ -98,19 +99,22 @@ class AgentKeeperClient:
         self._world.timers.after(SEARCH_AGAIN_NS, self._search)
 
     def _found_again(self, box: Box) -> None:
-        if box.pid == self._pid:
+        away_ns = self._world.clock.monotonic_ns() - self._lost_ns
+        if box.pid == self._pid and away_ns < DIES_WITHIN_NS:
             # A dying process closes one socket after the other: the one that listens may be last.
             box.close()
             self._world.timers.after(DYING_NS, self._search)
             return
         old_pid = self._pid
         self._greet(box)
-        took = human_ns(self._world.clock.monotonic_ns() - self._lost_ns)
-        why = (
-            f"the keeper (process {old_pid}) is gone; process {self._pid} has taken over after "
-            f"{took}"
-        )
-        self._world.journal.record("keeper-restarted", why, WARNING, old_pid=old_pid, pid=self._pid)
+        if old_pid != self._pid:
+            why = (
+                f"the keeper (process {old_pid}) is gone; process {self._pid} has taken over after "
+                f"{human_ns(away_ns)}"
+            )
+            self._world.journal.record(
+                "keeper-restarted", why, WARNING, old_pid=old_pid, pid=self._pid
+            )
         if self.listens is not None:
             self._listen(self.listens.host, self.listens.port)
 

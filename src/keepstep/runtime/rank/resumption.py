@@ -120,15 +120,27 @@ class Resumption:
         self._keeper.leave_vote()
 
     def _on_trainer(self, acts: Acts[T], then: Callable[[T], None]) -> None:
-        def worked(found: T | KeepstepError) -> None:
-            if self._is_over:
+        def worked(found: T | KeepstepError | None) -> None:
+            if self._is_over or found is None:
                 return
             if isinstance(found, KeepstepError):
                 self._failed(found)
             else:
                 then(found)
 
-        self._world.trainer.act(attempted(acts), worked)
+        self._world.trainer.act(attempted(self._while_wanted(acts)), worked)
+
+    def _while_wanted(self, acts: Acts[T]) -> Acts[T | None]:
+        """No act after this is over: what it works on may be closed by then."""
+        while not self._is_over:
+            try:
+                next(acts)
+            except StopIteration as end:
+                found: T = end.value
+                return found
+            yield
+        acts.close()
+        return None
 
 
 def attempted(acts: Acts[T]) -> Acts[T | KeepstepError]:

@@ -436,7 +436,7 @@ class MeshState:
         pages = self._own_pages()
         if any(status.epoch != self._epoch for status in pages.values()):
             return
-        ranks = tuple([self._row_of(rank, status) for rank, status in pages.items()])
+        ranks = self._rows_of(pages)
         said = (self._epoch, ranks, self._owner.hindered)
         if said == self._last_report:
             return
@@ -456,14 +456,24 @@ class MeshState:
         )
         self._links.to_leader(report)
 
-    def _row_of(self, rank: int, status: RankStatus) -> RankReport:
-        """What a report says of a rank. Made anew only from other facts: each of them is a value,
-        and another object when it changes."""
+    def _rows_of(self, pages: Mapping[int, RankStatus]) -> tuple[RankReport, ...]:
+        """What a report says of these ranks. Made anew only from other facts: each of them is a
+        value, and another object when it changes."""
         is_alone = isinstance(self._policy, NoRedundancy)
-        protected = None if is_alone else self._owner.protected.get(rank, ())
-        known = self._rows.get(rank)
-        if known is not None and known[0] is status and known[1] is protected:
-            return known[2]
+        everyones = self._owner.protected
+        rows = []
+        for rank, status in pages.items():
+            protected = None if is_alone else everyones.get(rank, ())
+            known = self._rows.get(rank)
+            if known is not None and known[0] is status and known[1] is protected:
+                rows.append(known[2])
+            else:
+                rows.append(self._new_row(rank, status, protected))
+        return tuple(rows)
+
+    def _new_row(
+        self, rank: int, status: RankStatus, protected: tuple[Stamp, ...] | None
+    ) -> RankReport:
         own = holding_of(status)
         proven = own.sealed if protected is None else protected
         row = RankReport(

@@ -184,10 +184,8 @@ class PeerInbox:
 
 def _mesh_version(event: PeerEvent) -> int | None:
     """Of the mesh that an event belongs to; None: it counts in any."""
-    match event:
-        case FromPeer():
-            return event.message.mesh_version
-        case LinkOver() | LoopCall():
-            return event.mesh_version
-        case _:
-            return None
+    if isinstance(event, FromPeer):
+        return event.message.mesh_version
+    if isinstance(event, LinkOver | LoopCall):
+        return event.mesh_version
+    return None

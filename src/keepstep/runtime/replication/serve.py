@@ -22,7 +22,7 @@ from keepstep.ports import Memory
 from keepstep.runtime.replication.held import HeldSnapshots
 from keepstep.runtime.replication.mesh_links import MeshLinks
 from keepstep.runtime.replication.peer_inbox import BlockTaker
-from keepstep.runtime.slot_locks import pin_one
+from keepstep.runtime.slot_locks import Pin, pin_one
 
 META = (Part.HEADER, Part.TABLE, Part.MANIFEST)
 
@@ -55,17 +55,21 @@ class SnapshotServer:
         self._memory, self._links, self._job_dir, self._held = memory, links, job_dir, held
         self._phase = ServingPhase()
         self._requests: list[ServedRequest] = []
-        self._pins: dict[tuple[int, Stamp], Slot] = {}
+        self._pins: dict[tuple[int, Stamp], Pin] = {}  # of what is asked for this moment
 
     def release(self) -> None:
         """Everybody has what it needs, or another mesh begins: slots may be overwritten again."""
         self._phase.is_over = True
         self._phase = ServingPhase()
         self._requests.clear()
-        for slot in self._pins.values():
-            slot.unlock()  # closing alone would not: a thread may still look at the map
-            slot.close()
-        self._pins.clear()
+        self._unpin_unasked()
+
+    def _unpin_unasked(self) -> None:
+        """Snapshots are asked for while ranks train, too: they need their slots. What is on its way
+        stands still until it is there."""
+        asked = {(request.rank, request.stamp) for request in self._requests}
+        for key in [key for key in self._pins if key not in asked]:
+            self._pins.pop(key).let_go()
 
     def asked(self, node: int, rank: int, stamp: Stamp, ranges: tuple[BlockRange, ...]) -> None:
         """A node wants these parts of a snapshot."""
@@ -91,17 +95,27 @@ class SnapshotServer:
             self._refuse(request, str(error))
         if request in self._requests:
             self._requests.remove(request)
+        self._unpin_unasked()
 
     def _send(
         self, request: ServedRequest, span: Span, source: memoryview, known: int | None
     ) -> bool:
+        pin = self._pins.get((request.rank, request.stamp))
+        if pin is not None:
+            pin.take()
+
         def done(why: str | None) -> None:
+            if pin is not None:
+                pin.let_go()
             # What is not wanted came another way, or was asked for in a mesh before: that is no
             # failure.
             if why is not None and "damaged" in why:
                 self._links.call_in_loop(lambda: self._refuse(request, f"{span}: {why}"))
 
-        return self._links.send_block(request.node, span, source, done, known)
+        is_taken = self._links.send_block(request.node, span, source, done, known)
+        if not is_taken and pin is not None:
+            pin.let_go()
+        return is_taken
 
     def _refuse(self, request: ServedRequest, why: str) -> None:
         request.waiting.clear()
@@ -147,8 +161,8 @@ class SnapshotServer:
             slot = pin_one(self._memory, self._job_dir, stamp, rank)
             if slot is None:
                 return self._held.copies.find(rank, stamp)
-            self._pins[(rank, stamp)] = slot
-        return self._pins[(rank, stamp)]
+            self._pins[(rank, stamp)] = Pin(slot)
+        return self._pins[(rank, stamp)].slot
 
     def copy_here(
         self, rank: int, stamp: Stamp, range_: BlockRange, taker: BlockTaker, node: int
@@ -161,6 +175,7 @@ class SnapshotServer:
         if place is not None:
             place[:] = source
             taker.arrived(node, span, checksum(place))
+        self._unpin_unasked()
 
 
 def _is_whole_block(slot: Slot, header: SlotHeader, offset: int, length: int) -> bool:

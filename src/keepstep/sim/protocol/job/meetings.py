@@ -64,7 +64,7 @@ class SimMeetingPlaces:
         self._own: tuple[str, int] | None = None
 
     def open(self, host: str, port: int) -> int:
-        if self._process.touch("open meeting place"):
+        if self._process.touch("open meeting place") and port:
             raise MeetingError(f"no store can be had at {host}:{port}")
         self.close()
         found = self._meetings.open(self._process, host, port)

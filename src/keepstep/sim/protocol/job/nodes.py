@@ -101,7 +101,7 @@ class SimNode:
             self.agent = life = AgentLife(self, self._predecessor())
             life.process.on_end.append(lambda: self._agent_ended(life))
             self.around.observers.agent_came(self.machine)
-            self.around.world.carry_out(life.process, life.agent.begin)
+            self.around.world.carry_out(life.process, life.begin)
 
     def _predecessor(self) -> Predecessor | None:
         before = self.agent
@@ -432,13 +432,26 @@ class AgentLife:
         if around.plan.look_ns:
             deadlines = replace(options.deadlines, tick_ns=around.plan.look_ns)
             options = replace(options, deadlines=deadlines)
-        self.agent = Agent(world, options, around.launch, self._done)
+        self._world = world
+        self._options = options
+        self.agent: Agent | None = None  # once it has begun
+
+    def begin(self) -> None:
+        """In its process."""
+        self.agent = Agent(self._world, self._options, self.node.around.launch, self._done)
+        self.agent.begin()
 
     def signal(self, signum: int) -> None:
         """By way of its supervisor."""
         if self.signalled is None:
             self.signalled = signum
-        self.process.after(MS_NS, self.agent.signalled, signum)
+        self.process.after(MS_NS, self._signalled, signum)
+
+    def _signalled(self, signum: int) -> None:
+        if self.agent is None:
+            self.process.end("a signal, before it had begun")
+        else:
+            self.agent.signalled(signum)
 
     def _is_waiting(self, process: Process) -> bool | None:
         program = self.node.around.programs.get(process)

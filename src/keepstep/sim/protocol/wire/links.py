@@ -293,15 +293,13 @@ class SimCarrier:
         now_ns = self._world.now_ns
         self._is_receiving = True
         for piece in pieces:
-            while len(piece) and endpoint.closing is None:
+            end = len(piece)
+            at = 0
+            while at < end and endpoint.closing is None:
                 buffer = endpoint.get_buffer()
-                nbytes = len(piece)
-                if nbytes > len(buffer):
-                    nbytes = len(buffer)
-                    buffer[:] = piece[:nbytes]
-                else:
-                    buffer[:nbytes] = piece
-                piece = piece[nbytes:]
+                nbytes = min(end - at, len(buffer))
+                buffer[:nbytes] = piece[at : at + nbytes]
+                at += nbytes
                 endpoint.buffer_updated(nbytes, now_ns)
         self._is_receiving = False
         if self.is_woken or endpoint.closing is not None:

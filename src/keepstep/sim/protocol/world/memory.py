@@ -51,7 +51,8 @@ class MachineFiles:
 
     def find(self, path: str) -> File | None:
         directory, _, name = path.rpartition("/")
-        return self._directories.get(directory, {}).get(name)
+        entries = self._directories.get(directory)
+        return None if entries is None else entries.get(name)
 
     def make(self, path: str, nbytes: int) -> File | None:
         """None: there is no room."""

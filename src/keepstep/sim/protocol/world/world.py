@@ -206,14 +206,14 @@ class Process:
     def touch(self, *what: str) -> bool:
         """A port is called. True: this call is the one that is to fail, in whatever way the port
         has."""
-        on_call = self.world.on_call
-        if on_call is not None:
-            on_call(self, " ".join(what))
+        world = self.world
+        if world.on_call is not None:
+            world.on_call(self, " ".join(what))
         if self._is_dying or not self.alive:
             raise Killed(f"a port was called after its end: {' '.join(what)}")
-        if self.world.is_due(self.role):
-            self.world.note(self.name, f"a port call fails: {' '.join(what)}")
-            if self.world.is_fault_deadly:
+        if world.is_due(self.role):
+            world.note(self.name, f"a port call fails: {' '.join(what)}")
+            if world.is_fault_deadly:
                 self._die(*what)
             return True
         if self.dies_at_call:

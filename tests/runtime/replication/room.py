@@ -1,0 +1,299 @@
+"""A node of a mesh for tests of its parts: simulated memory, links that keep what they are given,
+and neighbours who say what a test has them say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+from keepstep.coding.checksum import checksum
+from keepstep.config import Settings, resolve
+from keepstep.edge.shm.slot import Slot, slot_path
+from keepstep.model.mesh import Member, Mesh
+from keepstep.model.messages.peers import CopyOffer, FetchRanges, MeshMessage
+from keepstep.model.snapshot import Phase, RankStatus, SlotState, SlotView, Stamp
+from keepstep.model.units import GIB
+from keepstep.model.wire import BlockRange, Part, Span
+from keepstep.ports import ServeBoxes
+from keepstep.runtime.replication.held import HeldSnapshots
+from keepstep.runtime.replication.mesh_links import MeshLinks
+from keepstep.runtime.replication.peer_inbox import FromPeer, LoopCall, PeerInbox
+from keepstep.runtime.world import KeeperWorld
+from keepstep.sim.protocol.world.machine import Machine
+from keepstep.sim.protocol.world.memory import SimMemory
+from keepstep.sim.protocol.world.world import World
+from tests.runtime.fakes import FakeExecutor, FakeJournal, FakeTime
+
+VERSION = 7  # of the mesh
+JOB_HASH = b"j" * 16
+MANIFEST = b'{"of": "a test"}'
+BLOCK_BYTES = 512
+LINK_DEAD_S = 10.0
+
+
+@dataclass
+class SentBlock:
+    """A block that was handed to a link."""
+
+    node: int
+    span: Span
+    data: bytes
+    checksum: int | None
+    done: Callable[[str | None], None]
+
+
+class FakeLinks:
+    """See `ports.Links`. Takes everything, but for nodes in `away` and blocks while `takes` is
+    0."""
+
+    address = ("127.0.0.1", 4242)
+
+    def __init__(self) -> None:
+        self.identity: tuple[int, bytes] | None = None
+        self.connected: list[tuple[int, tuple[str, int], int]] = []
+        self.away: set[int] = set()
+        self.takes = 10**9  # so many blocks more
+        self.sent: list[tuple[int, Any]] = []
+        self.blocks: list[SentBlock] = []
+        self.is_closed = False
+
+    def be(self, node: int, secret: bytes) -> None:
+        self.identity = (node, secret)
+
+    def connect(self, node: int, address: tuple[str, int], incarnation: int = 0) -> None:
+        self.connected.append((node, address, incarnation))
+
+    def send(self, node: int, message: MeshMessage) -> bool:
+        if node in self.away:
+            return False
+        self.sent.append((node, message))
+        return True
+
+    def send_block(
+        self,
+        node: int,
+        span: Span,
+        source: memoryview,
+        done: Callable[[str | None], None],
+        checksum: int | None = None,
+    ) -> bool:
+        if not self.takes or node in self.away:
+            return False
+        self.takes -= 1
+        self.blocks.append(SentBlock(node, span, bytes(source), checksum, done))
+        return True
+
+    def is_open(self, node: int) -> bool:
+        return node not in self.away
+
+    def counts(self) -> dict[str, int]:
+        return {}
+
+    def close(self, reason: str = "closing") -> None:
+        self.is_closed = True
+
+
+class FakeReplicationHost:
+    """See `ReplicationHost`. Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.pages: dict[int, RankStatus] = {}
+
+    def status(self, rank: int) -> RankStatus | None:
+        return self.pages.get(rank)
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *told: self.calls.append((name, *told))
+
+    def of(self, name: str) -> list[tuple[Any, ...]]:
+        return [call[1:] for call in self.calls if call[0] == name]
+
+
+@cache
+def settings_with(redundancy: str) -> Settings:
+    """Of a job in simulated memory."""
+    config = {"job": "j", "arena_dir": "/memory", "state_dir": "/state", "redundancy": redundancy}
+    return resolve(config, {"HOME": "/nowhere"}, "j")
+
+
+def a_mesh(node: int = 0, nodes: int = 3, ranks: int = 1, version: int = VERSION) -> Mesh:
+    """Of as many ranks on every node."""
+    members = tuple(Member(n, f"10.0.0.{n}", 9000 + n, 50 + n, ranks) for n in range(nodes))
+    return Mesh(version, node, members, "a secret of the tests")
+
+
+def fill(slot: Slot, rank: int, stamp: Stamp, payload: bytes, world_size: int = 3) -> Slot:
+    """Make the slot a snapshot."""
+    slot.begin(JOB_HASH, rank, world_size, 0, stamp)
+    slot.payload[: len(payload)] = payload
+    slot.seal(slot.write_table(len(payload), MANIFEST), "00" * 16, 0.0, 1)
+    return slot
+
+
+def an_offer(slot: Slot, floor: Stamp | None = None, **changes: Any) -> CopyOffer:
+    """The owner's, of what lies there."""
+    header = slot.header()
+    about: dict[str, Any] = {
+        "mesh_version": VERSION,
+        "rank": header.rank,
+        "stamp": header.stamp,
+        "payload_bytes": header.payload_bytes,
+        "capacity_bytes": slot.capacity,
+        "manifest_bytes": header.manifest_bytes,
+        "manifest_capacity_bytes": slot.manifest_capacity,
+        "table_checksum": header.table_checksum,
+        "stripe_group": (),
+        "tolerates": 0,
+        "floor": floor,
+    }
+    return CopyOffer(**{**about, **changes})
+
+
+class ReplicationRoom:
+    """One node, and everything that its many-nodes half touches."""
+
+    def __init__(
+        self,
+        node: int = 0,
+        nodes: int = 3,
+        ranks: int = 1,
+        budget_bytes: int = GIB,
+        redundancy: str = "copies:2",
+    ) -> None:
+        self.time = FakeTime()
+        self.journal = FakeJournal()
+        self.workers = FakeExecutor()
+        self.net = FakeLinks()
+        machine = Machine(World(1), node, None, budget_bytes, BLOCK_BYTES)
+        self.files = machine.files
+        self.memory = SimMemory(machine.files, machine.start("keeper"))
+        self.settings = settings_with(redundancy)
+        self.job_dir: Path = self.settings.job_dir
+        self.world = KeeperWorld(
+            clock=self.time,
+            timers=self.time,
+            memory=self.memory,
+            journal=self.journal,
+            workers=self.workers,
+            serve_boxes=cast(ServeBoxes, None),
+            open_links=lambda *about: self.net,
+            wake=lambda: None,
+            checkpoints=None,
+            persisters=None,
+            pid=1,
+            uid=1000,
+        )
+        self.inbox = PeerInbox(self.world, JOB_HASH, self.net.address, LINK_DEAD_S)
+        self.mesh = a_mesh(node, nodes, ranks)
+        self.links = MeshLinks(self.inbox, self.mesh)
+        self.held = HeldSnapshots(self.memory, self.workers, self.job_dir)
+        self.to_self: list[Any] = []  # messages of this node to itself
+
+    def join(self) -> None:
+        """For parts below a mesh's state, which does so itself."""
+        self.links.open(range(len(self.mesh.members)))
+
+    def settle(self) -> None:
+        """All work is done, and the loop has called what it was asked to."""
+        is_moving = True
+        while is_moving:
+            events = self.inbox.take()
+            is_moving = bool(events)
+            for event in events:
+                match event:
+                    case LoopCall(call):
+                        call()
+                    case FromPeer(_, message):
+                        self.to_self.append(message)
+            is_moving |= self.workers.run()
+
+    def seal(
+        self, rank: int, stamp: Stamp, payload: bytes, index: int = 0, root: Path | None = None
+    ) -> Slot:
+        """A snapshot among that rank's own, or below another root."""
+        path = slot_path(root or self.job_dir, rank, index)
+        slot = Slot.create(self.memory, path, len(payload), 1024)
+        return fill(slot, rank, stamp, payload, self.mesh.world_size)
+
+    def said(self, kind: type[Any], node: int | None = None) -> list[Any]:
+        """What was sent of that kind, to that node or to any."""
+        return [m for n, m in self.net.sent if isinstance(m, kind) and node in (None, n)]
+
+    def sent(self, kind: type[Any]) -> list[tuple[int, Any]]:
+        """As `said`, and to whom."""
+        return [(n, m) for n, m in self.net.sent if isinstance(m, kind)]
+
+    def block_comes(self, node: int, span: Span, data: bytes) -> bool:
+        """A block from that node; False when nobody wants it."""
+        place = self.inbox.place(node, span)
+        if place is None:
+            return False
+        place[:] = data
+        self.inbox.block(node, span, checksum(data))
+        return True
+
+    def range_comes(self, node: int, source: Slot, wanted: BlockRange) -> bool:
+        """Some bytes of a snapshot that lies elsewhere."""
+        header = source.header()
+        span = Span(header.rank, header.stamp, wanted.part, wanted.offset, wanted.length)
+        return self.block_comes(node, span, bytes_of(source, wanted))
+
+    def answer_fetches(self, source: Slot, silent: set[int] | None = None) -> list[int]:
+        """All who are asked for parts of a snapshot give them, but for `silent`. Returns who was
+        asked, in order."""
+        asked: list[int] = []
+        seen = 0
+        while seen < len(self.net.sent):
+            node, message = self.net.sent[seen]
+            seen += 1
+            if isinstance(message, FetchRanges):
+                asked.append(node)
+                if node not in (silent or ()):
+                    for wanted in message.ranges:
+                        self.range_comes(node, source, wanted)
+            self.settle()
+        return asked
+
+
+def bytes_of(slot: Slot, wanted: BlockRange) -> bytes:
+    """What a sealed slot has there."""
+    part, offset, length = wanted
+    return bytes(slot.part(part, slot.header())[offset : offset + length])
+
+
+def payload_of(slot: Slot) -> bytes:
+    """All of it."""
+    return bytes(slot.part(Part.PAYLOAD, slot.header()))
+
+
+def a_page(rank: int, sealed: dict[int, Stamp], epoch: int = 1, ranks: int = 3) -> RankStatus:
+    """What a rank tells that holds these stamps, by slot."""
+    slots = tuple(SlotView(SlotState.SEALED, stamp) for stamp in sealed.values())
+    last = max((stamp.step for stamp in sealed.values()), default=-1)
+    return RankStatus(
+        rank=rank,
+        world_size=ranks,
+        pid=1,
+        incarnation=1,
+        epoch=epoch,
+        phase=Phase.STEP,
+        step=last,
+        completed_step=last,
+        decided_step=last,
+        captured_steps=0,
+        skipped_steps=0,
+        torn_steps=0,
+        stall_ns_total=0,
+        stall_ns_last=0,
+        step_ns_last=0,
+        copy_ns_last=0,
+        seal_ns_last=0,
+        payload_bytes=1000,
+        updated_mono_ns=0,
+        loss=0.0,
+        slots=slots,
+    )

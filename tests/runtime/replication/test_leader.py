@@ -1,0 +1,200 @@
+"""Leader: what is announced, when, to whom, and that it never goes back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keepstep.errors import ConfigError
+from keepstep.model.messages.peers import AllEnded, HorizonWord, NodeReport, RankReport
+from keepstep.model.snapshot import Stamp
+from keepstep.model.topology import Auto, Policy, parse_policy
+from keepstep.model.units import GIB, MIB
+from keepstep.runtime.replication.leader import Leader
+from tests.runtime.replication.room import VERSION, ReplicationRoom
+
+NODES = 3
+EPOCH = 2
+INHERITED = Stamp(1, 1)
+stamps = st.builds(Stamp, st.integers(2, 6), st.just(EPOCH))
+rows = st.tuples(st.frozensets(stamps), st.frozensets(stamps), st.none() | stamps)
+
+
+class Leading:
+    """A leader of three nodes with a rank each."""
+
+    def __init__(self, policy: str = "copies:2", nodes: int = NODES) -> None:
+        self.room = ReplicationRoom(nodes=nodes)
+        self.room.join()
+        asked: Policy = Auto() if policy == "auto" else parse_policy(policy)
+        self.leader = Leader(self.room.links, asked, self.room.journal)
+
+    def report(
+        self,
+        node: int,
+        sealed: frozenset[Stamp] = frozenset(),
+        protected: frozenset[Stamp] = frozenset(),
+        pending: Stamp | None = None,
+        **about: Any,
+    ) -> None:
+        row = RankReport(
+            node, tuple(sorted(sealed | protected)), pending, 6, tuple(sorted(protected))
+        )
+        known: dict[str, Any] = {
+            "mesh_version": VERSION,
+            "epoch": EPOCH,
+            "committed": None,
+            "target": None,
+            "inherited": None,
+            "snapshot_bytes": MIB,
+            "free_bytes": GIB,
+            "hindered": "",
+            "ranks": (row,),
+        }
+        self.leader.receive_report(node, NodeReport(**{**known, **about}))
+
+    def words(self, node: int) -> list[HorizonWord]:
+        """All that this node was told."""
+        self.room.settle()
+        if node == 0:
+            return [word for word in self.room.to_self if isinstance(word, HorizonWord)]
+        return self.room.said(HorizonWord, node)
+
+
+def floor_of(word: HorizonWord) -> Stamp:
+    return word.committed or word.inherited or Stamp(-1, 0)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, NODES - 1), rows), max_size=12),
+    st.sampled_from([None, INHERITED]),
+)
+def test_nothing_is_announced_before_all_have_reported_and_nothing_goes_back(
+    reports: list[tuple[int, tuple[frozenset[Stamp], frozenset[Stamp], Stamp | None]]],
+    inherited: Stamp | None,
+) -> None:
+    leading = Leading()
+    seen: set[int] = set()
+    for node, (sealed, protected, pending) in reports:
+        leading.report(node, sealed, protected, pending, inherited=inherited)
+        seen.add(node)
+        assert len(seen) == NODES or leading.words(1) == []
+    words = leading.words(1)
+    floors = [floor_of(word) for word in words]
+    assert floors == sorted(floors)
+    assert bool(words) == (len(seen) == NODES)
+    for node in (0, 2):
+        assert leading.words(node) == words
+
+
+@given(st.lists(st.tuples(st.integers(0, NODES - 1), st.frozensets(stamps)), max_size=12))
+def test_committed_is_what_all_have_proven_at_one_moment(
+    reports: list[tuple[int, frozenset[Stamp]]],
+) -> None:
+    leading = Leading()
+    last: dict[int, frozenset[Stamp]] = {}
+    proven: set[Stamp] = set()
+    for node, protected in reports:
+        leading.report(node, protected=protected)
+        last[node] = protected
+        if len(last) == NODES:
+            proven |= frozenset.intersection(*last.values())
+    words = leading.words(1)
+    assert {w.committed for w in words} - {None} <= proven
+    if words:
+        assert words[-1].committed == max(proven, default=None)
+
+
+def test_what_a_leader_before_has_announced_is_taken_up() -> None:
+    leading = Leading()
+    both = frozenset({Stamp(3, EPOCH), Stamp(4, EPOCH)})
+    leading.report(0, both, target=Stamp(3, EPOCH))
+    leading.report(1, both)
+    leading.report(2, both, committed=Stamp(2, EPOCH))
+    (word,) = leading.words(1)
+    assert (word.committed, word.target) == (Stamp(2, EPOCH), Stamp(3, EPOCH))
+
+
+def test_reports_of_another_epoch_count_for_nothing() -> None:
+    leading = Leading()
+    leading.leader.resumed(EPOCH)
+    sealed = frozenset({Stamp(3, EPOCH)})
+    before = leading.words(1)
+    for node in range(NODES):
+        leading.report(node, sealed, sealed, epoch=EPOCH - 1)
+    assert leading.words(1) == before
+    assert leading.leader.holdings() == []
+    for node in range(NODES):
+        leading.report(node, sealed, sealed)
+    assert leading.words(1)[-1].committed == Stamp(3, EPOCH)
+    assert len(leading.leader.holdings()) == NODES
+
+
+def test_who_comes_back_is_told_the_last_horizon_and_nobody_else_is() -> None:
+    leading = Leading()
+    leading.leader.link_is_open(2)
+    assert leading.words(2) == []
+    leading.leader.resumed(EPOCH)
+    before = {node: leading.words(node) for node in range(NODES)}
+    leading.leader.link_is_open(2)
+    assert leading.words(1) == before[1]
+    assert leading.words(2) == [*before[2], before[2][-1]]
+
+
+@given(st.lists(st.integers(0, NODES - 1), max_size=8))
+def test_the_job_is_over_when_every_node_has_ended(ended: list[int]) -> None:
+    leading = Leading()
+    for count, node in enumerate(ended, 1):
+        leading.leader.ended(node)
+        is_over = len(set(ended[:count])) == NODES
+        assert bool(leading.room.said(AllEnded, 1)) == is_over
+
+
+def test_a_policy_that_cannot_be_followed_is_given_up_for_good() -> None:
+    leading = Leading()
+    sealed = frozenset({Stamp(3, EPOCH)})
+    for node in range(NODES):
+        leading.report(node, sealed)
+    assert {word.policy for word in leading.words(1)} == {"copies:2"}
+    leading.report(1, sealed, hindered="no memory")
+    leading.report(1, sealed, sealed)
+    assert leading.words(1)[-1].policy == "none"
+    assert [event.data["policy"] for event in leading.room.journal.of("policy")] == [
+        "copies:2",
+        "none",
+    ]
+
+
+def test_without_a_wish_the_policy_is_chosen_once_all_nodes_sizes_are_known() -> None:
+    leading = Leading("auto")
+    for node in range(NODES):
+        assert leading.room.journal.of("policy") == []
+        leading.report(node, snapshot_bytes=MIB)
+    assert len(leading.room.journal.of("policy")) == 1
+    assert leading.words(2)[-1].policy != "auto"
+
+
+def test_a_policy_that_these_nodes_cannot_have_is_refused() -> None:
+    with pytest.raises(ConfigError):
+        Leading("copies:4")
+
+
+def test_safety_is_told_of_what_is_proven_once_all_is_known() -> None:
+    leading = Leading()
+    everybody = set(range(NODES))
+    stamp = frozenset({Stamp(3, EPOCH)})
+    leading.report(0, stamp, stamp)
+    leading.report(1, stamp, stamp)
+    assert leading.leader.safety(everybody) is None
+    leading.report(2, stamp)
+    unproven = leading.leader.safety(everybody)
+    leading.report(2, stamp, stamp)
+    proven = leading.leader.safety(everybody)
+    assert unproven is not None and proven is not None
+    assert (unproven.is_committed, unproven.any_nodes) == (False, 0)
+    assert (proven.is_committed, proven.any_nodes) == (True, 1)
+    assert [tuple(r) for r in unproven.alone] == [(2, 2)]
+    assert proven.alone == ()

@@ -1,0 +1,289 @@
+"""Owner: a target is protected exactly when all its holders have proven it, and what is not proven
+is offered until it is."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keepstep.core.redundancy.protection import assignments
+from keepstep.edge.shm.slot import Slot, slot_path
+from keepstep.model.messages.peers import CopyOffer
+from keepstep.model.restore_sources import GroupMember, RestoreSource
+from keepstep.model.snapshot import Stamp
+from keepstep.model.topology import parse_policy
+from keepstep.runtime.replication.encode import SnapshotSizes
+from keepstep.runtime.replication.owner import ASK_AGAIN_NS, Owner
+from tests.runtime.replication.room import BLOCK_BYTES, ReplicationRoom
+
+NODES = 4
+OLD = Stamp(4, 1)
+TARGET = Stamp(5, 1)
+NEXT = Stamp(6, 1)
+PAYLOAD = random.Random(2).randbytes(3 * BLOCK_BYTES)
+
+
+class Owning:
+    """Node 0 of four with one rank, and what lies there of it."""
+
+    def __init__(self, policy: str = "copies:3") -> None:
+        self.room = ReplicationRoom(nodes=NODES)
+        self.room.join()
+        self.slots = {
+            stamp: self.room.seal(0, stamp, PAYLOAD, index)
+            for index, stamp in enumerate([OLD, TARGET, NEXT])
+        }
+        self.news = 0
+        self.damage = 0
+        self.owner = Owner(
+            self.room.world, self.room.links, self.room.job_dir, self._news, self._damage
+        )
+        self.assignments = assignments(parse_policy(policy), self.room.mesh)
+        self.holders = self.assignments[0].holders
+        self.owner.follow(self.assignments)
+
+    def _news(self) -> None:
+        self.news += 1
+
+    def _damage(self) -> None:
+        self.damage += 1
+
+    def offers(self, stamp: Stamp = TARGET) -> list[int]:
+        """To whom, in order."""
+        return [node for node, offer in self.room.sent(CopyOffer) if offer.stamp == stamp]
+
+    def blocks(self, stamp: Stamp) -> int:
+        return sum(block.span.stamp == stamp for block in self.room.net.blocks)
+
+    def protect_fully(self, stamp: Stamp = TARGET) -> None:
+        self.owner.protect(stamp, OLD)
+        for node in self.holders:
+            self.owner.acked(node, 0, stamp)
+        assert stamp in self.owner.protected[0]
+
+    @property
+    def is_protected(self) -> bool:
+        return TARGET in self.owner.protected.get(0, ())
+
+
+words = st.tuples(
+    st.sampled_from(["ack", "ack", "ack", "accept", "nack"]),
+    st.integers(0, NODES - 1),
+    st.sampled_from([0, 0, 0, 1]),
+    st.sampled_from([TARGET, TARGET, TARGET, OLD, Stamp(5, 0)]),
+)
+
+
+@given(st.lists(words, max_size=10))
+def test_a_target_is_protected_exactly_when_every_holder_has_proven_it(
+    said: list[tuple[str, int, int, Stamp]],
+) -> None:
+    owning = Owning()
+    owning.owner.protect(TARGET, OLD)
+    proven: set[int] = set()
+    is_protected = False
+    for what, node, rank, stamp in said:
+        is_about_it = (rank, stamp) == (0, TARGET)
+        match what:
+            case "ack":
+                owning.owner.acked(node, rank, stamp)
+                if is_about_it and not is_protected:
+                    proven |= {node} & set(owning.holders)
+            case "accept":
+                owning.owner.accepted(node, rank, stamp)
+                if is_about_it and not is_protected:
+                    proven.discard(node)
+            case "nack":
+                owning.owner.unavailable(node, rank, stamp, "it was lost")
+                if is_about_it:
+                    # what was proven by all is begun anew with all
+                    proven = set() if is_protected else proven - {node}
+                    is_protected = False
+        is_protected |= proven == set(owning.holders)
+        assert owning.is_protected == is_protected
+
+
+def test_holders_are_offered_the_target_once_and_nobody_else_is() -> None:
+    owning = Owning()
+    assert len(owning.holders) == 2
+    owning.owner.protect(TARGET, OLD)
+    owning.owner.protect(TARGET, OLD)
+    assert sorted(owning.offers()) == sorted(owning.holders)
+    assert {offer.floor for offer in owning.room.said(CopyOffer)} == {OLD}
+
+
+@given(st.integers(0, 3))
+def test_of_what_is_no_target_any_more_nothing_is_sent(taken: int) -> None:
+    owning = Owning()
+    owning.owner.protect(TARGET, OLD)
+    owning.room.net.takes = taken
+    for node in owning.holders:
+        owning.owner.accepted(node, 0, TARGET)
+    owning.owner.protect(NEXT, TARGET)
+    owning.room.net.takes = 100
+    for node in owning.holders:
+        owning.owner.writable(node)
+        owning.owner.accepted(node, 0, TARGET)
+        owning.owner.acked(node, 0, TARGET)
+    assert owning.blocks(TARGET) == taken
+    assert not owning.is_protected
+    assert owning.owner.protected.get(0, ()) == ()
+
+
+def test_who_is_back_is_offered_what_it_has_not_proven() -> None:
+    owning = Owning()
+    first, second = owning.holders
+    owning.owner.protect(TARGET, OLD)
+    owning.owner.acked(first, 0, TARGET)
+    before = owning.offers()
+    owning.owner.link_is_open(first)
+    owning.owner.link_is_open(second)
+    assert owning.offers() == [*before, second]
+
+
+def test_who_gives_no_sign_is_asked_again_if_it_is_there() -> None:
+    owning = Owning()
+    first, second = owning.holders
+    owning.owner.protect(TARGET, OLD)
+    before = owning.offers()
+    owning.room.time.pass_ns(ASK_AGAIN_NS)
+    owning.owner.tick()
+    assert owning.offers() == before
+    owning.room.time.pass_ns(1)
+    owning.room.net.away = {second}
+    owning.owner.tick()
+    owning.owner.tick()
+    assert owning.offers() == [*before, first]
+
+
+def test_who_is_being_sent_something_is_not_asked_again() -> None:
+    owning = Owning()
+    owning.owner.protect(TARGET, OLD)
+    before = owning.offers()
+    owning.owner.accepted(owning.holders[0], 0, TARGET)
+    owning.room.time.pass_ns(2 * ASK_AGAIN_NS)
+    owning.owner.tick()
+    assert owning.offers() == before
+    for block in owning.room.net.blocks:
+        block.done(None)
+    owning.room.time.pass_ns(2 * ASK_AGAIN_NS)
+    owning.owner.tick()
+    assert sorted(owning.offers()) == sorted([*before, *owning.holders])
+
+
+def test_a_slot_in_its_ranks_hands_is_offered_when_it_lets_go() -> None:
+    owning = Owning()
+    rank_map = Slot(owning.room.memory, owning.slots[TARGET].path)
+    assert rank_map.lock(exclusive=True)
+    owning.owner.protect(TARGET, OLD)
+    assert owning.offers() == []
+    rank_map.unlock()
+    owning.owner.tick()
+    assert sorted(owning.offers()) == sorted(owning.holders)
+
+
+def test_while_it_is_offered_its_rank_cannot_overwrite_it() -> None:
+    owning = Owning()
+    rank_map = Slot(owning.room.memory, owning.slots[TARGET].path)
+    owning.owner.protect(TARGET, OLD)
+    assert not rank_map.lock(exclusive=True)
+    for node in owning.holders:
+        owning.owner.acked(node, 0, TARGET)
+    assert rank_map.lock(exclusive=True)
+
+
+@pytest.mark.parametrize("end", [Owner.end, lambda owner: owner.follow({})], ids=["mesh", "policy"])
+def test_what_was_on_its_way_before_counts_no_more(end: object) -> None:
+    assert callable(end)
+    owning = Owning()
+    owning.owner.protect(TARGET, OLD)
+    end(owning.owner)
+    for node in owning.holders:
+        owning.owner.acked(node, 0, TARGET)
+    assert not owning.is_protected
+    assert Slot(owning.room.memory, owning.slots[TARGET].path).lock(exclusive=True)
+
+
+def test_without_holders_it_is_protected_at_once() -> None:
+    owning = Owning("none")
+    owning.owner.protect(TARGET, OLD)
+    assert owning.is_protected
+    assert owning.room.net.sent == []
+
+
+def test_a_damaged_header_is_told_once_and_not_copied() -> None:
+    owning = Owning()
+    path = slot_path(owning.room.job_dir, 0, 1)
+    file = owning.room.files.find(str(path))
+    assert file is not None
+    owning.owner.protect(TARGET, OLD)
+    file.data[100] ^= 1
+    owning.owner.tick()
+    owning.owner.tick()
+    assert owning.damage == 1
+    assert owning.room.journal.kinds.count("damaged") == 1
+    assert not owning.owner.wanted(owning.holders[0], 0, TARGET, ())
+
+
+def test_a_member_that_does_not_prove_is_not_encoded() -> None:
+    owning = Owning("parity:4")
+    file = owning.room.files.find(str(owning.slots[TARGET].path))
+    assert file is not None
+    file.data[4096 + 7] ^= 1
+    for rank in (1, 2, 3):
+        owning.owner.announced(rank, TARGET, SnapshotSizes(len(PAYLOAD), 16, BLOCK_BYTES))
+    owning.owner.protect(TARGET, OLD)
+    for node in owning.holders:
+        owning.owner.accepted(node, 0, TARGET)
+    owning.room.settle()
+    assert owning.room.net.blocks == []
+    assert owning.damage == 1
+
+
+def test_the_sizes_that_were_announced_before_the_own_offer_count() -> None:
+    owning = Owning("parity:4")
+    for rank in (1, 2, 3):
+        owning.owner.announced(rank, TARGET, SnapshotSizes(len(PAYLOAD), 16, BLOCK_BYTES))
+        owning.owner.announced(rank, NEXT, SnapshotSizes(1, 1, BLOCK_BYTES))
+    owning.owner.protect(TARGET, OLD)
+    owning.owner.accepted(1, 0, TARGET)
+    assert owning.room.net.blocks == []
+    owning.room.settle()
+    assert {block.node for block in owning.room.net.blocks} == {1}
+
+
+def test_the_first_who_has_no_memory_is_named() -> None:
+    owning = Owning()
+    owning.owner.declined(1, 0, "full")
+    told = owning.owner.hindered
+    owning.owner.declined(2, 0, "full")
+    assert told and owning.owner.hindered == told
+    assert owning.news == 1
+
+
+def test_comparing_offers_what_is_committed_again_and_believes_nothing_meanwhile() -> None:
+    owning = Owning()
+    owning.protect_fully(OLD)
+    before = owning.offers(OLD)
+    owning.owner.compare()
+    assert sorted(owning.offers(OLD)) == sorted([*before, *owning.holders])
+    assert OLD not in owning.owner.protected[0]
+    for node in owning.holders:
+        owning.owner.acked(node, 0, OLD)
+    assert OLD in owning.owner.protected[0]
+
+
+def test_what_is_protected_can_be_had_from_its_holders() -> None:
+    copies = Owning()
+    assert copies.owner.source_of(0, TARGET) is None
+    copies.protect_fully()
+    assert copies.owner.source_of(0, TARGET) == RestoreSource(0, copies=copies.holders)
+    assert copies.owner.source_of(0, OLD) is None
+    coded = Owning("parity:4")
+    coded.protect_fully()
+    group = coded.assignments[0].stripe_group
+    others = tuple(GroupMember(rank, rank) for rank in group if rank != 0)
+    assert coded.owner.source_of(0, TARGET) == RestoreSource(0, (), group, 1, others)
