@@ -240,7 +240,7 @@ class EtcdClient:
                 raise MeetingError(f"closed before {where} answered")
             if time.monotonic() - began >= self._outage_s:
                 raise MeetingError(
-                    f"expected an answer from {where}, found nothing for {self._outage_s:.0f} "
+                    f"expected an answer of {where}, found nothing for {self._outage_s:.0f} "
                     f"s ({found})"
                 )
             if not told:

@@ -36,7 +36,7 @@ class FileJournal:
                 )
             except OSError as error:
                 log.warning(
-                    "cannot write the journal %s (%s): events go to the log only", path, error
+                    "the journal %s cannot be written (%s): events reach the log only", path, error
                 )
 
     def record(self, kind: str, why: str, /, level: int = logging.INFO, **data: Any) -> None:

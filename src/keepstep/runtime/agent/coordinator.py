@@ -188,7 +188,7 @@ class Coordinator:
         if judged.is_bereft:
             lease = human_ns(self._leadership.lease_ns)
             return (
-                f"no agent of attempt {attempt} is alive: none took over when its "
+                f"no agent of attempt {attempt} is there any more: none took over when its "
                 f"coordinator's lease of {lease} had ended"
             )
         if None in seats:
@@ -225,7 +225,10 @@ class Coordinator:
             return None
         who = missing(arrivals, [place not in gone for place in places])
         limit = human_ns(judged.silence.limit_ns)
-        return f"the others' ranks ended well, and nothing is known of {who}: no answer for {limit}"
+        return (
+            f"the others' ranks ended well, and nobody can say it of {who}: no word from there for "
+            f"{limit}"
+        )
 
 
 def _over(_: None) -> None:

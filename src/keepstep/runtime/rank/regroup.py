@@ -102,7 +102,7 @@ class Regroup:
         self._answer_if_ordered()
 
     def agent_gone(self) -> None:
-        self._answer(f"{self._why}; the agent ended before it said where to meet again")
+        self._answer(f"{self._why}; the agent is gone and did not say where to meet again")
 
     # -- meeting again
 

@@ -101,7 +101,7 @@ class Resumption:
                 self._keeper.unusable(offer, why, unread)
             case Unusable(why=why, holds=holds) if holds is not None:
                 stamp = Stamp(offer.step, offer.epoch)
-                told = f"{stamp} no longer verifies: {why}; asking again, others may have it"
+                told = f"{stamp} proves no more: {why}; asking again, others may have it"
                 self._world.journal.record("damaged", told, rank=self._who.rank)
                 self._ask(holds)
 
