@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from keepstep.sim.protocol.store import SharedStore, SimCheckpoints
-
 from keepstep.config import resolve
 from keepstep.model.events import Event
 from keepstep.model.mesh import Member, Mesh
@@ -22,15 +20,19 @@ from keepstep.model.units import GIB, MS_NS, S_NS
 from keepstep.ports import Box, Hearer, Links, Receiver
 from keepstep.runtime.keeper.run import LOCK, KeeperRun
 from keepstep.runtime.world import KeeperWorld as Surroundings
+from keepstep.sim.protocol.job.persisters import open_store
 from keepstep.sim.protocol.wire.links import SimLinks
 from keepstep.sim.protocol.wire.network import Network, Wires
-from keepstep.sim.protocol.world.machine import UID, Machine, SimExecutor, SimJournal
+from keepstep.sim.protocol.world.executor import SimExecutor
+from keepstep.sim.protocol.world.filesystem import SharedDisk
+from keepstep.sim.protocol.world.machine import UID, Machine, SimJournal
 from keepstep.sim.protocol.world.memory import SimMemory
 from keepstep.sim.protocol.world.timers import SimTimers
-from keepstep.sim.protocol.world.world import World
+from keepstep.sim.protocol.world.world import Crash, World
 
 SECRET = "a secret of the tests"
 PATIENCE_NS = 600 * S_NS
+BLOCK_BYTES = 512  # small snapshots have several all the same
 
 
 class FakeBox:
@@ -62,12 +64,6 @@ class FakeBox:
         return next((m for m in reversed(self.heard) if isinstance(m, kind)), None)
 
 
-class SlotMemory(SimMemory):
-    """Of small snapshots that have several blocks all the same."""
-
-    block_bytes = 512
-
-
 class Doorless:
     """Nobody connects here but by `SimKeeper.hear`."""
 
@@ -88,18 +84,20 @@ class Town:
     def __init__(self, wires: Wires | None = None) -> None:
         self.world = World(1)
         self.network = Network(self.world, wires or Wires())
-        self.store = SharedStore(self.world)
+        self.disk = SharedDisk(self.world.stream("disk"))
+        self.crashes: list[Crash] = []
+        self.world.on_crash = self.crashes.append
         self.keepers: list[SimKeeper] = []
 
     def keeper(self, **config: Any) -> SimKeeper:
         """One more machine."""
-        machine = Machine(self.world, len(self.keepers), None, 1 * GIB)
+        machine = Machine(self.world, len(self.keepers), None, 1 * GIB, BLOCK_BYTES)
         self.keepers.append(SimKeeper(self, machine, config))
         return self.keepers[-1]
 
     def pass_time(self, ns: int = S_NS) -> None:
         self.world.run(self.world.now_ns + ns)
-        for crash in self.world.crashes:
+        for crash in self.crashes:
             raise crash.error
 
     def until(self, holds: Callable[[], bool]) -> None:
@@ -121,7 +119,7 @@ class SimKeeper:
 
     def __init__(self, town: Town, machine: Machine, config: dict[str, Any]) -> None:
         self.town, self.machine, self.process = town, machine, machine.start("keeper")
-        self.memory = SlotMemory(machine.files, self.process)
+        self.memory = SimMemory(machine.files, self.process)
         places = {"job": "j", "arena_dir": "/memory", "state_dir": "/state"}
         self.settings = resolve({**places, **config}, {"HOME": "/nowhere"}, "j")
         self.agent = FakeBox(1)
@@ -149,7 +147,7 @@ class SimKeeper:
             serve_boxes=lambda path, hearer: Doorless(),
             open_links=self._open_links,
             wake=self._wake,
-            checkpoints=SimCheckpoints(town.store, process) if has_store else None,
+            checkpoints=open_store("/store", town.disk, process) if has_store else None,
             persisters=NoPersisters() if has_store else None,
             pid=100 + machine.number,
             uid=UID,

@@ -23,8 +23,9 @@ from keepstep.model.messages.keeper_rank import (
     StateOffered,
 )
 from keepstep.model.messages.peers import MeshMessage, VoteWord
+from keepstep.ports import Box
 from keepstep.runtime.refused_messages import TOLD_EVERY
-from keepstep.sim.protocol.world.machine import connect
+from keepstep.sim.protocol.world.boxes import LocalSockets
 from tests.core.wire.drawn import ANY_JSON, messages
 from tests.runtime.simulated import FakeBox, SimKeeper, Town
 
@@ -99,13 +100,26 @@ def test_any_message_of_another_node(node: int, store: str | None) -> None:
     check()
 
 
+class Deaf:
+    """Who sends and does not care for answers."""
+
+    def hear(self, box: Box, message: Any, /) -> None:
+        pass
+
+    def gone(self, box: Box, /) -> None:
+        pass
+
+
 def test_any_json_object_and_any_bytes_at_the_box() -> None:
     """As it comes over a connection: decoded, or refused and answered."""
     keeper = in_a_mesh(2, 0)
     agent = keeper.machine.start("agent")
-    there, here = connect(agent, 1, keeper.process, 2, (AGENT_WITH_KEEPER, KEEPER_WITH_NODE))
-    here.hear = lambda message: keeper.keeper.hear(here, message)
-    here.on_refused = keeper.keeper.refuse
+    sockets = LocalSockets(keeper.machine)
+    path = keeper.settings.job_dir / "keeper.sock"
+    sockets.listen(
+        keeper.process, path, KEEPER_WITH_NODE, lambda box: keeper.run, keeper.keeper.refuse
+    )
+    there = sockets.connect(agent, path, AGENT_WITH_KEEPER, Deaf(), lambda kind, why: None)
     names = sorted({field.name for kind in LOCAL for field in fields(kind)})
     almost = st.dictionaries(st.sampled_from(names), ANY_JSON, max_size=4)
     kinds = st.sampled_from([kind.KIND for kind in LOCAL]) | ANY_JSON
