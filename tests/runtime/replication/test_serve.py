@@ -52,6 +52,11 @@ class Serving:
     def ask(self, *ranges: BlockRange, rank: int = 0, stamp: Stamp = STAMP) -> None:
         self.server.asked(ASKER, rank, stamp, ranges)
 
+    def arrive(self) -> None:
+        """All that is on its way."""
+        for block in self.room.net.blocks:
+            block.done(None)
+
     def refused(self) -> list[tuple[int, int, Stamp, int]]:
         self.room.settle()
         told = self.room.sent(CopyUnavailable)
@@ -131,12 +136,28 @@ def test_a_copy_that_is_replaced_meanwhile_is_told_and_none_of_the_new_bytes_cro
     assert len(serving.refused()) == 1
 
 
-def test_an_own_slot_stands_still_until_everybody_has_what_it_needs() -> None:
+def test_an_own_slot_stands_still_while_it_is_given_and_no_longer() -> None:
+    """It is asked for while its rank trains, too: by a holder, or to mend a damaged one."""
     serving = Serving()
     rank_map = Slot(serving.room.memory, serving.own.path)
-    serving.ask(FIRST)
+    serving.room.net.takes = 1
+    serving.ask(FIRST, FIRST)
     assert not rank_map.lock(exclusive=True)
+    serving.room.net.takes = 100
+    serving.server.writable(ASKER)
+    assert len(serving.given) == 2 and not rank_map.lock(exclusive=True)
+    serving.arrive()
+    assert rank_map.lock(exclusive=True)
+
+
+def test_nobody_holds_an_own_slot_when_all_have_what_they_need() -> None:
+    serving = Serving()
+    rank_map = Slot(serving.room.memory, serving.own.path)
+    serving.room.net.takes = 1
+    serving.ask(FIRST, FIRST)
     serving.server.release()
+    assert not rank_map.lock(exclusive=True), "a block of it is on its way"
+    serving.arrive()
     assert rank_map.lock(exclusive=True)
 
 
