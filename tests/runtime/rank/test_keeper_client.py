@@ -161,7 +161,7 @@ def test_what_is_heard_about_a_vote_counts_while_it_is_on(line: Line) -> None:
         box.says(message)
     assert line.hearer.heard == [OFFER, (2, 4), "no", "what"]
     line.client.loaded(OFFER)
-    line.client.unusable(OFFER, "y" * 5000)
+    line.client.unusable(OFFER, "y" * 5000, unread=False)
     assert box.sent[-2:] == [StateLoaded(1, 4), StateUnusable(1, 4, "y" * 1000)]
 
 

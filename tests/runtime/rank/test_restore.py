@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from keepstep.edge.os.threads import run_acts
 from keepstep.edge.shm.slot import slot_path
-from keepstep.errors import KeeperError, StoreError
+from keepstep.errors import DamageError, KeeperError, StoreError
 from keepstep.model.messages.keeper_rank import StateOffered
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import PAGE_BYTES
@@ -98,8 +98,22 @@ def test_a_checkpoint_that_cannot_be_read_is_refused_and_nothing_is_forgotten(
 ) -> None:
     trainee.room.live.checkpoint_error = StoreError("away")
     held = set(trainee.snapshots())
-    assert load(trainee, StateOffered(2, "store", 9, 0, "newest")) == Unusable("away")
+    assert load(trainee, StateOffered(2, "store", 9, 0, "newest")) == Unusable("away", unread=True)
     assert set(trainee.snapshots()) == held
+
+
+def test_a_checkpoint_that_is_damaged_is_refused_for_good(trainee: Trainee) -> None:
+    trainee.room.live.checkpoint_error = DamageError("torn")
+    assert load(trainee, StateOffered(2, "store", 9, 0, "newest")) == Unusable("torn")
+
+
+def test_a_process_that_has_loaded_a_state_does_not_start_afresh(trainee: Trainee) -> None:
+    """Others could not load it; what is live here is not what a program begins with."""
+    vote = restorer(trainee)
+    assert run_acts(vote.load(memory(2))) == Restored(Stamp(2, 1))
+    with pytest.raises(KeeperError, match="has to be started anew"):
+        run_acts(vote.load(StateOffered(3, "fresh", -1, 0, "another rank could not")))
+    assert trainee.snapshots() != {}
 
 
 def test_a_fresh_start_forgets_all_but_not_in_the_middle_of_a_job(trainee: Trainee) -> None:
