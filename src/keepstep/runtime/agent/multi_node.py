@@ -289,6 +289,8 @@ class _Meeting:
             if waits_ns and not await self._may_go_first(number, before.vacant):
                 await self._record.wait_for_marks(number, "full", within_ns=waits_ns)
             place = await self._take_seat(number)
+            if place >= 0:  # whoever follows this agent ends an attempt that waits for it
+                self._world.take_part(number)
             self._attempt = _Attempt(number, place, range(self._launch.nodes))
             formed = await self._form(before.keep) if place >= 0 else None
             if formed is not None:
