@@ -5,8 +5,9 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 PIP_INSTALL := $(BIN)/python -m pip install -qq --constraint constraints.txt
 
-# How long `make soak` lets the swarm run.
+# How long `make soak` lets the swarm run, and which of the long tests it runs.
 SWARM_S ?= 600
+SOAK ?= tests
 
 # Tests that start no trainer: the quick ones.
 QUICK := $(wildcard tests/architecture tests/config tests/model tests/core tests/coding)
@@ -53,7 +54,7 @@ test: $(INSTALLED)
 
 soak: $(INSTALLED)
 	@$(BIN)/python -m keepstep.sim.protocol.swarm --seeds 0:1000000 --within-s $(SWARM_S)
-	@$(BIN)/python -m pytest -q -m soak
+	@$(BIN)/python -m pytest -q -m soak $(SOAK)
 
 docs: $(INSTALLED)
 	@$(BIN)/python -m keepstep.cli.configuration_page > docs/configuration.md
