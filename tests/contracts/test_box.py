@@ -106,10 +106,11 @@ def test_messages_arrive_whole_and_in_order_both_ways(boxes: Boxes) -> None:
         Goodbye(1, False, "ü" * 1000),
     ]
     assert all(boxes.rank.send(message) for message in to_keeper)
-    assert boxes.keeper.send(TrainingPermitted(7, 1)) and boxes.keeper.send(Released())
+    go = TrainingPermitted(7, 1, "memory", Stamp(3, 1), 0, "why")
+    assert boxes.keeper.send(go) and boxes.keeper.send(Released())
     boxes.settle()
     assert boxes.by_keeper == to_keeper
-    assert boxes.by_rank == [TrainingPermitted(7, 1), Released()]
+    assert boxes.by_rank == [go, Released()]
 
 
 def test_the_other_end_has_a_process(boxes: Boxes) -> None:

@@ -87,6 +87,7 @@ KINDS = {
     "restore-failed": "a rank could not load what was offered",
     "restore-refused": "nothing can be offered",
     "resumed": "all ranks have proven what was offered, and may train",
+    "permitted-again": "ranks that had not heard of `resumed` hear it from another keeper",
     "offer": "a keeper hears of `restore-offered`",
     "go": "a keeper hears of `resumed`",
     "damaged": "a snapshot at rest is not what it was",

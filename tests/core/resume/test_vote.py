@@ -8,7 +8,7 @@ from typing import Any
 
 import hypothesis
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -129,6 +129,9 @@ class Ballots(RuleBasedStateMachine):
     @precondition(lambda self: self.numbers)
     def answer_an_old_offer(self, rank: int, loaded: bool) -> None:
         old = self.numbers[-1] - (self.offer is not None)
+        permitted = self.vote.permitted
+        if permitted is not None and permitted.offer.number == old:
+            return  # nobody says so who has not loaded it
         answer = (
             self.vote.has_loaded(rank % self.world, old)
             if loaded
@@ -157,7 +160,7 @@ TestBallots.settings = settings(
 
 class Hasty(Vote):
     def has_loaded(self, rank: int, round_: int) -> list[Any]:
-        self.loaded.update(range(self.world_size))
+        self.loaded.update(dict.fromkeys(range(self.world_size), round_))
         return super().has_loaded(rank, round_)
 
 
@@ -231,6 +234,41 @@ def test_after_go_a_failed_source_has_its_chance_again() -> None:
     assert vote.has_loaded(0, second.number) == [Go(2, second)]
     [third] = everybody(vote, {Stamp(5, 1)})
     assert third.stamp == Stamp(5, 1)
+
+
+@given(st.permutations(range(6)), st.lists(st.booleans(), min_size=3, max_size=3))
+def test_whoever_has_loaded_what_others_train_by_may_train(
+    order: list[int], trains: list[bool]
+) -> None:
+    """The vote that permitted it ended before all had heard."""
+    vote = Vote(3, has_store=False)
+    go = Go(4, Offer(17, "memory", Stamp(5, 3), "why"))
+    waits = [rank for rank in range(3) if not trains[rank]]
+    said: list[Any] = []
+    for act in order:
+        rank = act % 3
+        if trains[rank] and act < 3:
+            said += vote.ranks_train(go)
+        elif (rank in waits and act < 3) or rank in waits:
+            said += vote.joined(Ballot(rank, 3, frozenset({Stamp(5, 3)}), incarnation=1))
+            said += vote.has_loaded(rank, 17)
+    if any(trains):
+        assert all(one == go for one in said) and bool(said) == bool(waits)
+        assert vote.waiting_for() == [0, 1, 2]
+    else:
+        assert [type(one) for one in said] == [Offer] * len(said)
+
+
+def test_another_life_of_a_rank_has_not_loaded_what_was_permitted() -> None:
+    vote = Vote(2, has_store=False)
+    go = Go(4, Offer(17, "memory", Stamp(5, 3), "why"))
+    assert vote.ranks_train(go) == []
+    assert vote.joined(Ballot(0, 2, frozenset({Stamp(5, 3)}), incarnation=1)) == []
+    assert vote.has_loaded(0, 17) == [go]
+    assert vote.joined(Ballot(0, 2, frozenset({Stamp(5, 3)}), incarnation=2)) == []
+    [offer] = vote.joined(Ballot(1, 2, frozenset({Stamp(5, 3)}), incarnation=2))
+    assert vote.has_loaded(0, offer.number) == []
+    assert vote.has_loaded(1, offer.number) == [Go(5, offer)]
 
 
 def test_a_foreign_world_is_refused_when_nothing_can_bridge_it() -> None:

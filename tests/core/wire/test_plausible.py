@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from keepstep.core.wire.plausible import flaw_of_local, flaw_of_peer
 from keepstep.model.mesh import Member, Mesh
-from keepstep.model.messages.keeper_rank import Attach, BeginMesh, JoinVote
+from keepstep.model.messages.keeper_rank import Attach, BeginMesh, JoinVote, TrainingPermitted
 from keepstep.model.messages.peers import (
     ActOrdered,
     AllEnded,
@@ -18,7 +18,6 @@ from keepstep.model.messages.peers import (
     CheckpointAsked,
     CheckpointWord,
     CopyOffer,
-    GoWord,
     HorizonWord,
     InventoryReport,
     MeshMessage,
@@ -28,6 +27,7 @@ from keepstep.model.messages.peers import (
     RankJoined,
     RankLoaded,
     RankReport,
+    RanksTrain,
     RefusalWord,
     VoteBody,
     VoteWord,
@@ -38,6 +38,7 @@ from keepstep.model.snapshot import Stamp
 MEMBERS = tuple(Member(node, "10.0.0.1", 1, 1, 2) for node in range(3))
 MESH = Mesh(7, 1, MEMBERS, "s" * 16)  # ranks 0 to 5; 2 and 3 live here
 STAMP = Stamp(3, 1)
+PERMITTED = TrainingPermitted(1, 1, "memory", STAMP, 0, "")
 OFFER = CopyOffer(7, 0, STAMP, 100, 4096, 10, 4096, 1, (0, 2, 4), 1, None)
 WORD = HorizonWord(7, 1, "none", "", None, None, None, (), -1)
 JOINED = RankJoined(0, 6, 1, (), None, None, 0, False)
@@ -69,7 +70,7 @@ def test_a_mesh_that_keepers_could_not_make_links_of(mesh: Mesh, is_sound: bool)
     [
         WORD,
         AllEnded(7),
-        VoteWord(7, GoWord(1, 1, "memory", STAMP, 0, "")),
+        VoteWord(7, PERMITTED),
         VoteWord(7, RefusalWord("")),
         VoteWord(7, OfferWord(1, "fresh", STAMP, "", ())),
         CheckpointWord(7, ActOrdered("drop", STAMP, 1)),
@@ -87,6 +88,11 @@ def test_what_only_the_leader_may_say(message: MeshMessage) -> None:
 def test_a_node_speaks_for_its_own_ranks(body: VoteBody) -> None:
     assert flaw_of_peer(0, VoteWord(7, body), MESH) == ""
     assert flaw_of_peer(2, VoteWord(7, body), MESH) != ""
+
+
+def test_every_node_may_say_that_its_ranks_train() -> None:
+    for node in range(3):
+        assert flaw_of_peer(node, VoteWord(7, RanksTrain(PERMITTED)), MESH) == ""
 
 
 def test_a_rank_of_another_world_does_not_vote() -> None:

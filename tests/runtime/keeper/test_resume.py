@@ -20,12 +20,12 @@ from keepstep.model.messages.keeper_rank import (
     VoteRefused,
 )
 from keepstep.model.messages.peers import (
-    GoWord,
     OfferWord,
     RankFailed,
     RankGone,
     RankJoined,
     RankLoaded,
+    RanksTrain,
     RefusalWord,
     VoteToAll,
     VoteToLeader,
@@ -261,7 +261,7 @@ def test_what_is_held_is_given_up_when_nobody_can_want_it(
     stamp = FRESH if source == "fresh" else STAMP
     host.resume.receive(offer(1, source, stamp))
     assert nodes.forgotten == at_offer
-    host.resume.receive(GoWord(3, 1, source, stamp, 0, "why"))
+    host.resume.receive(TrainingPermitted(3, 1, source, stamp, 0, "why"))
     assert nodes.forgotten == at_offer + at_go
     assert nodes.went == [(3, STAMP if source == "memory" else None)]
     assert host.of(TrainingPermitted) == [2, 3]
@@ -272,10 +272,51 @@ def test_after_the_permission_nobody_waits_any_more() -> None:
     host, nodes = following()
     host.join(2, 3)
     host.resume.receive(offer(1))
-    host.resume.receive(GoWord(3, 1, "memory", STAMP, 0, "why"))
+    go = TrainingPermitted(3, 1, "memory", STAMP, 0, "why")
+    host.resume.receive(go)
     nodes.heard.clear()
     host.resume.leader_is_back()
-    assert not nodes.heard
+    assert nodes.heard == [RanksTrain(go)]
+
+
+def test_what_is_permitted_again_reaches_the_ranks_and_begins_nothing() -> None:
+    host, nodes = following()
+    host.join(2, 3)
+    go = TrainingPermitted(3, 1, "memory", STAMP, 0, "why")
+    host.resume.receive(go)
+    host.join(2)
+    host.resume.loaded(2, 1)
+    host.join(3)  # another life of it
+    host.resume.receive(go)
+    assert host.of(TrainingPermitted) == [2, 3, 2, 3]
+    assert (nodes.went, len(host.went), host.journal.kinds) == ([(3, STAMP)], 1, ["go"])
+    nodes.heard.clear()
+    host.resume.leader_is_back()
+    assert [one.rank for one in nodes.heard if isinstance(one, RankJoined)] == [3]
+
+
+def test_a_keeper_hears_of_its_ranks_what_the_one_before_was_told() -> None:
+    """Rank 2 trains, rank 3 has loaded the same and not heard that it may."""
+    host, nodes = VotingHost([2, 3]), FakeResumeNodes()
+    go = TrainingPermitted(3, 1, "memory", STAMP, 0, "why")
+    host.resume.attached(go)
+    host.join(3)
+    host.resume.begin_mesh(nodes, mesh(1))
+    host.resume.loaded(3, 1)
+    expected = [RanksTrain, RankJoined, RankLoaded]
+    assert [type(one) for one in nodes.heard] == expected
+    nodes.heard.clear()
+    host.resume.leader_is_back()
+    assert [type(one) for one in nodes.heard] == expected
+
+
+def test_on_one_node_the_rest_may_train_when_one_does() -> None:
+    host = VotingHost([0, 1])
+    host.join(1, world_size=2)
+    host.resume.loaded(1, 1)
+    assert not host.told
+    host.resume.attached(TrainingPermitted(3, 1, "memory", STAMP, 0, "why"))
+    assert 1 in host.of(TrainingPermitted)
 
 
 def test_who_came_before_the_mesh_is_of_it() -> None:

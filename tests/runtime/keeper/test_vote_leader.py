@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.core.resume.vote import Trust
+from keepstep.model.messages.keeper_rank import TrainingPermitted
 from keepstep.model.messages.peers import (
-    GoWord,
     OfferWord,
     RankFailed,
     RankGone,
     RankJoined,
     RankLoaded,
+    RanksTrain,
     RefusalWord,
     VoteToAll,
 )
@@ -121,6 +122,7 @@ def test_all_go_only_when_each_has_loaded_the_newest_offer(
     loaded: dict[int, int] = {}  # by rank: the offer that its present life has loaded
     numbers: list[int] = []
     epochs = [election.epoch]
+    permitted = 0  # the number of that offer
     for act, rank, age in [*(("join", r, 0) for r in range(RANKS)), *acts]:
         before = len(said)
         newest = numbers[-1] if numbers else 0
@@ -130,11 +132,15 @@ def test_all_go_only_when_each_has_loaded_the_newest_offer(
                 election.lives[rank] += 1
                 loaded.pop(rank, None)
                 election.join(rank, OLD, NEW)
-            case "again":
+            case "again":  # as it says to another keeper
                 election.join(rank, OLD, NEW)
+                if rank in loaded:
+                    election.leader.receive(RankLoaded(rank, loaded[rank]))
             case "gone":
                 loaded.pop(rank, None)
                 election.leader.receive(RankGone(rank))
+            case "loaded" if about == permitted and loaded.get(rank) != about:
+                pass  # that life was not offered it
             case "loaded":
                 if about == newest:
                     loaded[rank] = about
@@ -145,12 +151,13 @@ def test_all_go_only_when_each_has_loaded_the_newest_offer(
             if isinstance(body, OfferWord) and body.offer not in numbers:
                 assert not numbers or body.offer > numbers[-1]
                 numbers.append(body.offer)
-            elif isinstance(body, GoWord) and act == "loaded":
+            elif isinstance(body, TrainingPermitted) and act == "loaded":
                 assert loaded == dict.fromkeys(range(RANKS), body.offer)
                 assert body.offer == numbers[-1]
                 assert body.epoch > epochs[-1]
                 epochs.append(body.epoch)
-            elif isinstance(body, GoWord):  # said again to who has not heard it
+                permitted = body.offer
+            elif isinstance(body, TrainingPermitted):  # said again to who has not heard it
                 assert (act, body.epoch) == ("again", epochs[-1])
         if act in ("loaded", "failed") and about != newest:
             assert said[before:] == []
@@ -172,7 +179,7 @@ def test_the_newest_that_all_hold_is_offered(holds: list[set[Stamp]]) -> None:
     expected = ("memory", max(shared)) if shared else ("fresh", Stamp(-1, 0))
     assert (election.offer.source, election.offer.stamp) == expected
     election.load_all(election.offer.offer)
-    [go] = election.of(GoWord)
+    [go] = election.of(TrainingPermitted)
     assert (go.source, go.stamp, go.offer) == (*expected, election.offer.offer)
     assert go.epoch > max([election.epoch, *(s.epoch for stamps in holds for s in stamps)])
 
@@ -185,9 +192,9 @@ def test_what_a_rank_cannot_load_is_not_offered_again() -> None:
     assert (first.stamp, election.offer.stamp) == (NEW, OLD)
     assert election.offer.offer > first.offer
     election.load_all(first.offer)
-    assert not election.of(GoWord)
+    assert not election.of(TrainingPermitted)
     election.load_all(election.offer.offer)
-    assert [go.stamp for go in election.of(GoWord)] == [OLD]
+    assert [go.stamp for go in election.of(TrainingPermitted)] == [OLD]
 
 
 def test_nothing_is_offered_before_all_nodes_have_told_what_they_hold() -> None:
@@ -225,7 +232,7 @@ def test_ranks_of_a_lost_node_have_to_ask_again() -> None:
     lost = election.offer.offer
     election.leader.ranks_are_gone([1, 2])
     election.load_all(lost)
-    assert not election.of(GoWord)
+    assert not election.of(TrainingPermitted)
     election.lives[1] = election.lives[2] = 2
     election.join(1, NEW)
     election.join(2, NEW)
@@ -237,7 +244,7 @@ def test_lost_steps_are_counted_from_what_all_had_completed() -> None:
     for rank in range(RANKS):
         election.join(rank, OLD, completed_step=OLD.step + 3 + rank)
     election.load_all(election.offer.offer)
-    assert [go.lost_steps for go in election.of(GoWord)] == [3]
+    assert [go.lost_steps for go in election.of(TrainingPermitted)] == [3]
     assert election.journal.of("resumed")[0].data["lost_steps"] == 3
 
 
@@ -247,7 +254,7 @@ def test_a_stamp_after_which_the_program_fails_twice_is_condemned() -> None:
         election.lives = [life] * RANKS
         election.join_all(OLD, NEW, completed_step=NEW.step, failed=life > 1)
         election.load_all(election.offer.offer)
-    assert [go.stamp for go in election.of(GoWord)] == [NEW, NEW, OLD]
+    assert [go.stamp for go in election.of(TrainingPermitted)] == [NEW, NEW, OLD]
     assert [event.data["step"] for event in election.journal.of("condemned")] == [NEW.step]
 
 
@@ -258,6 +265,25 @@ def test_who_leads_next_offers_under_a_higher_number() -> None:
     after.time.pass_ns(10**9)
     after.join_all(NEW)
     assert after.offer.offer > before.offer.offer
+
+
+def test_what_the_leader_before_permitted_reaches_who_has_not_heard_it() -> None:
+    before, after = Election(), Election()
+    before.join_all(NEW)
+    before.load_all(before.offer.offer)
+    [go] = before.of(TrainingPermitted)
+    after.join(1, NEW)
+    after.leader.receive(RankLoaded(1, go.offer))
+    assert not after.nodes.said
+    for _ in range(2):
+        after.leader.receive(RanksTrain(go))
+    assert after.nodes.said == [go]
+    after.join(2, NEW)
+    after.leader.receive(RankLoaded(2, go.offer))
+    assert after.nodes.said == [go, go]
+    assert after.journal.kinds == ["permitted-again"] * 2
+    after.leader.receive(RankLoaded(2, go.offer))
+    assert after.nodes.said == [go, go]
 
 
 def test_before_anybody_asks_nothing_is_said() -> None:

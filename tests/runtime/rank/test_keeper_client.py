@@ -31,6 +31,7 @@ from keepstep.model.messages.keeper_rank import (
     VoteRefused,
     WantCheckpoint,
 )
+from keepstep.model.snapshot import Stamp
 from keepstep.runtime.rank.keeper_client import (
     LISTEN_WITHIN_NS,
     SEARCH_AGAIN_NS,
@@ -40,7 +41,7 @@ from tests.runtime.fakes import RankRoom
 
 OFFER = StateOffered(4, "memory", 7, 1, "all hold it")
 JOIN = JoinVote(rank=1, world_size=2, incarnation=1, holds=())
-GO = TrainingPermitted(2, 4)
+GO = TrainingPermitted(2, 4, "memory", Stamp(7, 1), 0, "why")
 
 
 class Hearer:
@@ -134,6 +135,29 @@ def test_a_keeper_that_takes_over_is_told_who_trains(line: Line) -> None:
 
 def test_a_keeper_that_takes_over_is_asked_again_while_the_vote_is_on(line: Line) -> None:
     line.client.join(JOIN)
+    line.room.keepers.box.dies()
+    assert line.room.keepers.box.sent == [JOIN]
+    line.client.leave_vote()
+    line.room.keepers.box.dies()
+    assert line.room.keepers.box.sent == [Attach(1, 2)]
+
+
+def test_a_keeper_that_takes_over_hears_what_the_one_before_was_told(line: Line) -> None:
+    line.client.join(JOIN)
+    line.client.loaded(OFFER)
+    line.room.keepers.box.dies()
+    assert line.room.keepers.box.sent == [JOIN, StateLoaded(1, 4)]
+    line.room.keepers.box.says(GO)
+    line.client.leave_vote()
+    line.room.keepers.box.dies()
+    assert line.room.keepers.box.sent == [Attach(1, 2, GO)]
+
+
+def test_what_is_loaded_counts_until_another_offer_is(line: Line) -> None:
+    line.client.join(JOIN)
+    line.client.loaded(OFFER)
+    line.room.keepers.box.says(StateOffered(5, "memory", 7, 1, "all hold it"))
+    line.room.keepers.box.says(GO)
     line.room.keepers.box.dies()
     assert line.room.keepers.box.sent == [JOIN]
     line.client.leave_vote()

@@ -41,6 +41,10 @@ from tests.runtime.rank.test_capture import state_after
 PLACE = RegroupAt(1, "h", 5)
 
 
+def go(epoch: int, offer: int) -> TrainingPermitted:
+    return TrainingPermitted(epoch, offer, "memory", Stamp(0, 0), 0, "why")
+
+
 class Trainee:
     """A rank and its program, which it drives."""
 
@@ -77,7 +81,7 @@ class Trainee:
         assert box.sent[-1] == StateLoaded(self.room.who.rank, self._offers)
 
     def permit(self, epoch: int) -> None:
-        self.room.keepers.box.says(TrainingPermitted(epoch, self._offers))
+        self.room.keepers.box.says(go(epoch, self._offers))
         self.room.settle()
 
     def start(self, source: str = "fresh", step: int = -1, epoch: int = 1) -> Trainee:
@@ -256,7 +260,7 @@ def test_a_newcomer_joins_its_peers_before_it_trains(tmp_path: Path) -> None:
     room.live.checkpoints[4] = b"4" * 64
     box.says(StateOffered(1, "store", 4, 0, "the others stand there"))
     room.settle()
-    box.says(TrainingPermitted(2, 1))
+    box.says(go(2, 1))
     room.settle()
     assert trainee.rank.stage is Stage.STARTING
     room.groups.rebuilding[0][1](None)

@@ -4,7 +4,8 @@ Comes in: each rank's holdings as it joins, what the store has, whether loading 
 one offer to all ranks, then permission to go, each with its reason. Every rank loads, proves and
 forgets anything newer *before* anyone may go, so two computations of one step never mix. A source
 that fails on one rank is given up by all, and the next is offered. A rank that dies meanwhile
-starts the vote again when it is back.
+starts the vote again when it is back. Whoever was permitted is the proof that all had loaded: who
+says to the next vote that it has loaded the same may go, too.
 
 Order of sources: the newest stamp that all ranks hold in memory, or can be given from other nodes'
 memory; then checkpoints, newest first; then a fresh start. With many nodes nothing is offered
@@ -80,15 +81,14 @@ class Vote:
     number: int = 0  # of the newest offer
     offer: Offer | None = None
     ballots: dict[int, Ballot] = field(default_factory=dict)
-    loaded: set[int] = field(default_factory=set)
+    loaded: dict[int, int] = field(default_factory=dict)  # by rank: the offer it stands on
     failed: list[tuple[str, Stamp, str]] = field(default_factory=list)
     checkpoints: Sequence[int] | None = None
     unread: str | None = None
     silent_nodes: frozenset[int] = frozenset()  # their inventories are awaited
     # what each rank can be given by other nodes
     elsewhere: Mapping[int, frozenset[Stamp]] = field(default_factory=dict)
-    # the last permission, and which incarnations of the ranks it was for
-    permitted: tuple[Go, Mapping[int, int]] | None = None
+    permitted: Go | None = None  # the last permission
     condemned: frozenset[Stamp] = frozenset()
 
     def joined(self, ballot: Ballot) -> list[Action]:
@@ -101,13 +101,6 @@ class Vote:
                 )
             ]
         if (
-            self.permitted is not None
-            and self.permitted[1].get(ballot.rank) == ballot.incarnation > 0
-        ):
-            return [
-                self.permitted[0]
-            ]  # its node's keeper died before it could hand the permission on
-        if (
             self.offer is not None
             and self.ballots.get(ballot.rank) == ballot
             and ballot.incarnation
@@ -115,14 +108,16 @@ class Vote:
             # said twice, or by its node's next keeper, which has not heard the offer
             return [self.offer]
         self.ballots[ballot.rank] = ballot
+        self.loaded.pop(ballot.rank, None)
         self.epoch = max([self.epoch, *(s.epoch for s in ballot.holds)])
-        self._reset()
+        self.offer = None
         return self._decide()
 
     def left(self, rank: int) -> None:
         """A rank is gone; a vote under way begins again when it is back."""
+        self.loaded.pop(rank, None)
         if self.ballots.pop(rank, None):
-            self._reset()
+            self.offer = None
 
     def restorable(
         self, silent_nodes: frozenset[int], elsewhere: Mapping[int, frozenset[Stamp]]
@@ -145,18 +140,36 @@ class Vote:
         return [Refuse(f"{self._why_not_memory()}, and the store cannot be read: {why}")]
 
     def has_loaded(self, rank: int, number: int) -> list[Action]:
-        """A rank has loaded and proven the offer, and forgotten what is newer."""
-        if self.offer is None or number != self.offer.number or rank not in self.ballots:
+        """A rank has loaded and proven the offer of this number, perhaps an earlier vote's, and
+        forgotten what is newer."""
+        if rank not in self.ballots:
             return []
-        self.loaded.add(rank)
-        if len(self.loaded) < self.world_size:
-            return []
+        self.loaded[rank] = number
+        offer = self.offer
+        if offer is None or any(self.loaded.get(r) != offer.number for r in range(self.world_size)):
+            return self._permit_late()
         self.epoch += 1
-        go = Go(self.epoch, self.offer)
-        self.permitted = (go, {r: b.incarnation for r, b in self.ballots.items()})
+        self.permitted = Go(self.epoch, offer)
         self._look_anew()
         self.ballots.clear()
-        self._reset()
+        self.loaded.clear()
+        self.offer = None
+        return [self.permitted]
+
+    def ranks_train(self, permitted: Go) -> list[Action]:
+        """Ranks train, as a vote before this one has permitted."""
+        self.epoch = max(self.epoch, permitted.epoch)
+        self.permitted = permitted
+        return self._permit_late()
+
+    def _permit_late(self) -> list[Action]:
+        """Whoever has loaded what was permitted, and had no answer."""
+        go = self.permitted
+        late = [r for r, number in self.loaded.items() if go and number == go.offer.number]
+        if go is None or not late:
+            return []
+        for rank in late:
+            del self.ballots[rank], self.loaded[rank]
         return [go]
 
     def has_failed(self, rank: int, number: int, why: str, unread: bool = False) -> list[Action]:
@@ -167,7 +180,7 @@ class Vote:
         self.failed.append((self.offer.source, self.offer.stamp, f"rank {rank}: {why}"))
         if unread:
             self.unread = f"rank {rank}: {why}"
-        self._reset()
+        self.offer = None
         return self._decide()
 
     def waiting_for(self) -> list[int]:
@@ -179,9 +192,6 @@ class Vote:
         self.failed = []
         self.checkpoints = None
         self.unread = None
-
-    def _reset(self) -> None:
-        self.offer, self.loaded = None, set()
 
     def _decide(self) -> list[Action]:
         if self.waiting_for() or self.silent_nodes:
@@ -263,7 +273,8 @@ class Vote:
 
     def _make(self, source: str, stamp: Stamp, why: str) -> list[Action]:
         self.number += 1
-        self.offer, self.loaded = Offer(self.number, source, stamp, why), set()
+        self.offer = Offer(self.number, source, stamp, why)
+        self.loaded.clear()
         return [self.offer]
 
 

@@ -14,14 +14,19 @@ from collections.abc import Iterable
 
 from keepstep.model.mesh import LEADER, Mesh
 from keepstep.model.messages.keeper_agent import FromAgent
-from keepstep.model.messages.keeper_rank import Attach, BeginMesh, FromRank, JoinVote
+from keepstep.model.messages.keeper_rank import (
+    Attach,
+    BeginMesh,
+    FromRank,
+    JoinVote,
+    TrainingPermitted,
+)
 from keepstep.model.messages.peers import (
     ActOrdered,
     AllEnded,
     CheckpointAnswer,
     CheckpointWord,
     CopyOffer,
-    GoWord,
     HorizonWord,
     InventoryReport,
     MeshMessage,
@@ -31,6 +36,7 @@ from keepstep.model.messages.peers import (
     RankGone,
     RankJoined,
     RankLoaded,
+    RanksTrain,
     RefusalWord,
     SafetyWord,
     VoteBody,
@@ -149,9 +155,11 @@ def _flaw_of_vote(node: int, body: VoteBody, mesh: Mesh) -> str:
             if body.world_size != mesh.world_size:
                 return f"expected a world of {mesh.world_size} ranks, found {body.world_size}"
             return _unless_there([body.rank], node, mesh)
+        case RanksTrain():
+            return ""
         case RankGone() | RankLoaded() | RankFailed():
             return _unless_there([body.rank], node, mesh)
-        case GoWord() | RefusalWord():
+        case TrainingPermitted() | RefusalWord():
             return _unless_leading(node)
         case OfferWord():
             flaws = (_flaw_of_source(source, mesh) for source in body.sources)

@@ -20,7 +20,7 @@ from keepstep.model.snapshot import Stamp
 
 StateSource = Literal["memory", "store", "fresh"]
 
-# -- a rank to its keeper
+# -- a rank to its keeper; what it is told comes back to the next one
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,28 @@ class JoinVote:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainingPermitted:
+    """All ranks have proven the state that was offered under this number: train on from `stamp`, in
+    this epoch. `lost_steps` were completed and are done again."""
+
+    KIND: ClassVar = "go"
+    epoch: Count
+    offer: Count
+    source: StateSource
+    stamp: Stamp
+    lost_steps: Count
+    why: Sentence
+
+
+@dataclass(frozen=True, slots=True)
 class Attach:
-    """This rank trains, and has found another keeper than the one it joined."""
+    """This rank trains, and has found another keeper than the one it joined. `permitted`: what it
+    trains by; None while it finds together with its peers anew."""
 
     KIND: ClassVar = "attach"
     rank: Rank
     world_size: WorldSize
+    permitted: TrainingPermitted | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +125,6 @@ class StateOffered:
     step: StepNumber
     epoch: Count
     why: Sentence
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingPermitted:
-    """All ranks have proven the state that was offered under this number: train on, in this
-    epoch."""
-
-    KIND: ClassVar = "go"
-    epoch: Count
-    offer: Count
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from keepstep.model.bounds import (
     Text,
     WorldSize,
 )
-from keepstep.model.messages.keeper_rank import StateSource
+from keepstep.model.messages.keeper_rank import StateSource, TrainingPermitted
 from keepstep.model.messages.persister import ActName
 from keepstep.model.restore_sources import HeldParity, HeldSnapshot, RestoreSource
 from keepstep.model.snapshot import Stamp
@@ -279,6 +279,15 @@ class RankFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class RanksTrain:
+    """To the leader: it may be another one than that which permitted this, and others may wait for
+    the same permission."""
+
+    KIND: ClassVar = "train"
+    permitted: TrainingPermitted
+
+
+@dataclass(frozen=True, slots=True)
 class OfferWord:
     """To all: load this state. `sources`: where ranks that lack it fetch it from."""
 
@@ -291,20 +300,6 @@ class OfferWord:
 
 
 @dataclass(frozen=True, slots=True)
-class GoWord:
-    """To all: every rank has proven what was offered under that number; train on, in `epoch`, from
-    `stamp`. `lost_steps` were completed and are done again."""
-
-    KIND: ClassVar = "go"
-    epoch: Count
-    offer: Count
-    source: StateSource
-    stamp: Stamp
-    lost_steps: Count
-    why: Sentence
-
-
-@dataclass(frozen=True, slots=True)
 class RefusalWord:
     """To all: nobody may train; a person has to decide."""
 
@@ -312,8 +307,8 @@ class RefusalWord:
     why: Sentence
 
 
-VoteToLeader = RankJoined | RankGone | RankLoaded | RankFailed
-VoteToAll = OfferWord | GoWord | RefusalWord
+VoteToLeader = RankJoined | RankGone | RankLoaded | RankFailed | RanksTrain
+VoteToAll = OfferWord | TrainingPermitted | RefusalWord
 VoteBody = VoteToLeader | VoteToAll
 
 

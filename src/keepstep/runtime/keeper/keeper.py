@@ -223,6 +223,8 @@ class Keeper:
         self._journal.record("rank-attached", why, rank=rank, pid=box.pid)
         if self.node is not None:
             self.node.state.trains()
+        if attached.permitted is not None:
+            self._resume.attached(attached.permitted)
 
     def _rank_joined(self, box: Box, join: JoinVote) -> None:
         rank = join.rank

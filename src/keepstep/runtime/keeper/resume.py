@@ -25,12 +25,12 @@ from keepstep.model.messages.keeper_rank import (
     VoteRefused,
 )
 from keepstep.model.messages.peers import (
-    GoWord,
     OfferWord,
     RankFailed,
     RankGone,
     RankJoined,
     RankLoaded,
+    RanksTrain,
     RefusalWord,
     VoteBody,
     VoteToAll,
@@ -141,6 +141,7 @@ class MeshVote:
         self.joins: dict[int, RankJoined] = {}  # of ranks here that wait for permission
         self.answers: dict[int, RankLoaded | RankFailed] = {}  # theirs to the newest offer
         self.offer = -1  # the number of the newest that was heard here
+        self.permitted: TrainingPermitted | None = None  # what ranks here train by
 
     def to_leader(self, body: VoteToLeader) -> None:
         """To this keeper itself, if it leads."""
@@ -148,6 +149,17 @@ class MeshVote:
             self.leader.receive(body)
         else:
             self.nodes.to_leader(body)
+
+    def say_again(self) -> None:
+        """All that the leader has to know of the ranks here."""
+        if self.permitted is not None:
+            self.to_leader(RanksTrain(self.permitted))
+        for rank, join in self.joins.items():
+            self.to_leader(join)
+            answer = self.answers.get(rank)
+            # an offer may be newer than all that were heard here: the keeper before had heard it
+            if answer is not None and answer.offer >= self.offer:
+                self.to_leader(answer)
 
 
 class Resume:
@@ -168,19 +180,19 @@ class Resume:
     def begin_mesh(self, nodes: ResumeNodes, mesh: Mesh) -> None:
         """All ranks will join anew. Those that came before this keeper knew of any mesh are of this
         one."""
-        early = {}
+        before = self._current
+        self._current = current = MeshVote(nodes, self._new_leader(nodes) if nodes.leads else None)
         if self._is_alone:
             here = mesh.ranks_of(mesh.node)
-            early = {
+            current.joins = {
                 rank: join
-                for rank, join in self._current.joins.items()
+                for rank, join in before.joins.items()
                 if rank in here and join.world_size == mesh.world_size
             }
+            current.answers = before.answers
+            current.permitted = before.permitted
         self._is_alone = False
-        self._current = MeshVote(nodes, self._new_leader(nodes) if nodes.leads else None)
-        self._current.joins = early
-        for join in early.values():
-            self._current.to_leader(join)
+        current.say_again()
 
     # -- what ranks here say
 
@@ -203,6 +215,13 @@ class Resume:
         current.joins[rank] = joined
         current.answers.pop(rank, None)
         current.to_leader(joined)
+
+    def attached(self, permitted: TrainingPermitted) -> None:
+        """A rank here trains, as a keeper before this one has permitted."""
+        current = self._current
+        if current.permitted is None or current.permitted.epoch < permitted.epoch:
+            current.permitted = permitted
+            current.to_leader(RanksTrain(permitted))
 
     def left(self, rank: int) -> None:
         """A rank here is gone."""
@@ -228,21 +247,16 @@ class Resume:
     def receive(self, body: VoteBody) -> None:
         """A word of another node's keeper, or of this one as the leader."""
         match body:
-            case OfferWord() | GoWord() | RefusalWord():
+            case OfferWord() | TrainingPermitted() | RefusalWord():
                 self._obey(body)
-            case RankJoined() | RankGone() | RankLoaded() | RankFailed():
+            case RankJoined() | RankGone() | RankLoaded() | RankFailed() | RanksTrain():
                 if self._current.leader is not None:
                     self._current.leader.receive(body)
 
     def leader_is_back(self) -> None:
         """It may be another life of it, which has heard nothing yet, or a link may have died with
         an answer."""
-        current = self._current
-        for rank, join in current.joins.items():
-            current.to_leader(join)
-            answer = current.answers.get(rank)
-            if answer is not None and answer.offer == current.offer:
-                current.to_leader(answer)
+        self._current.say_again()
 
     def inventories_changed(self) -> None:
         """A node has told what it holds."""
@@ -263,7 +277,7 @@ class Resume:
         match body:
             case OfferWord():
                 self._hand_on(body)
-            case GoWord():
+            case TrainingPermitted():
                 self._go(body)
             case RefusalWord():
                 for rank in self._host.here():
@@ -303,21 +317,31 @@ class Resume:
         else:
             self.failed(rank, offer.offer, why)
 
-    def _go(self, go: GoWord) -> None:
-        current, stamp = self._current, go.stamp
+    def _go(self, go: TrainingPermitted) -> None:
+        current = self._current
+        is_news = go != current.permitted  # else some rank had not heard it
+        if is_news:
+            self._record_go(current, go)
+            current.permitted = go
+            current.joins.clear()
+            self._host.resumed(go.source, go.stamp.step)
+        for rank, answer in current.answers.items():
+            if answer == RankLoaded(rank, go.offer):
+                current.joins.pop(rank, None)
+        for rank in self._host.here():
+            self._host.tell(rank, go)
+        if is_news and go.source == "fresh":
+            current.nodes.forget_newer(None)
+        if is_news:
+            current.nodes.resumed(go.epoch, go.stamp if go.source == "memory" else None)
+
+    def _record_go(self, current: MeshVote, go: TrainingPermitted) -> None:
         if not current.nodes.leads:
             self._journal.record(
                 "go",
                 f"node {LEADER} says: {go.why}",
-                step=stamp.step,
+                step=go.stamp.step,
                 source=go.source,
                 lost_steps=go.lost_steps,
                 epoch=go.epoch,
             )
-        current.joins.clear()
-        self._host.resumed(go.source, stamp.step)
-        for rank in self._host.here():
-            self._host.tell(rank, TrainingPermitted(go.epoch, go.offer))
-        if go.source == "fresh":
-            current.nodes.forget_newer(None)
-        current.nodes.resumed(go.epoch, stamp if go.source == "memory" else None)

@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
 
 from keepstep.core.resume.vote import Action, Ballot, Go, ListStore, Offer, Refuse, Trust, Vote
-from keepstep.model.messages.keeper_rank import StateSource
+from keepstep.model.messages.keeper_rank import StateSource, TrainingPermitted
 from keepstep.model.messages.peers import (
-    GoWord,
     OfferWord,
     RankFailed,
     RankGone,
     RankJoined,
     RankLoaded,
+    RanksTrain,
     RefusalWord,
     VoteToAll,
     VoteToLeader,
@@ -75,16 +75,18 @@ class VoteLeader:
         self._vote: Vote | None = None  # begins with the first rank that asks
         self._completed: dict[int, int] = {}  # by rank: how far it had come
         self._recorded = -1  # the number of the newest offer in the journal
+        self._permitted: TrainingPermitted | None = None  # by this leader, or by the one before
 
     def receive(self, body: VoteToLeader) -> None:
         """What a rank of any node says, by its keeper."""
-        if isinstance(body, RankJoined):
-            self._joined(body)
-            return
         vote = self._vote
-        if vote is None:
-            return
         match body:
+            case RankJoined():
+                self._joined(body)
+            case RanksTrain(permitted):
+                self._ranks_train(permitted)
+            case _ if vote is None:
+                pass  # it is about a leader's vote before
             case RankGone(rank):
                 vote.left(rank)
             case RankLoaded(rank, offer):
@@ -108,6 +110,15 @@ class VoteLeader:
         actions = vote.joined(Ballot(rank, world_size, holds, body.foreign_world, body.incarnation))
         self._carry_out(vote, actions or self._look_elsewhere(vote, {}))
 
+    def _ranks_train(self, permitted: TrainingPermitted) -> None:
+        """A leader before this one has permitted it, and perhaps died before all had heard it."""
+        if self._permitted is not None and self._permitted.epoch >= permitted.epoch:
+            return
+        self._permitted = permitted
+        self._begin_epoch(permitted)
+        if self._vote is not None:
+            self._carry_out(self._vote, self._vote.ranks_train(_go_of(permitted)))
+
     def _new_vote(self, world_size: int) -> Vote:
         vote = Vote(
             world_size,
@@ -117,6 +128,8 @@ class VoteLeader:
             number=self._clock.wall_ns() // MS_NS,
         )
         vote.silent_nodes = self._nodes.silent_nodes()
+        if self._permitted is not None:
+            vote.ranks_train(_go_of(self._permitted))
         return vote
 
     def _record_condemned(self, condemned: Stamp) -> None:
@@ -192,6 +205,19 @@ class VoteLeader:
         self._nodes.to_all(word)
 
     def _permit(self, go: Go) -> None:
+        permitted = self._permitted
+        if permitted is None or permitted.epoch < go.epoch:
+            permitted = self._permitted = self._decide_permission(go)
+            self._begin_epoch(permitted)
+        else:
+            why = (
+                f"ranks had proven their state and not heard that all may train in epoch "
+                f"{permitted.epoch}: they may"
+            )
+            self._journal.record("permitted-again", why, step=permitted.stamp.step, epoch=go.epoch)
+        self._nodes.to_all(permitted)
+
+    def _decide_permission(self, go: Go) -> TrainingPermitted:
         stamp, source = go.offer.stamp, go.offer.source
         lost = max(0, min(self._completed.values(), default=-1) - stamp.step)
         why = (
@@ -203,7 +229,15 @@ class VoteLeader:
         self._journal.record(
             "resumed", why, step=stamp.step, source=source, lost_steps=lost, epoch=go.epoch
         )
+        return TrainingPermitted(
+            go.epoch, go.offer.number, cast(StateSource, source), stamp, lost, why
+        )
+
+    def _begin_epoch(self, permitted: TrainingPermitted) -> None:
         self._completed.clear()
-        self._trust.resumed_from(stamp if source == "memory" else None)
-        word = GoWord(go.epoch, go.offer.number, cast(StateSource, source), stamp, lost, why)
-        self._nodes.to_all(word)
+        self._trust.resumed_from(permitted.stamp if permitted.source == "memory" else None)
+
+
+def _go_of(permitted: TrainingPermitted) -> Go:
+    offer = Offer(permitted.offer, permitted.source, permitted.stamp, permitted.why)
+    return Go(permitted.epoch, offer)

@@ -75,6 +75,8 @@ class KeeperClient:
         self._box: Box | None = None
         self._mesh: Mesh | None = None  # as this rank told it, where no agent does
         self._join: JoinVote | None = None  # while this rank asks where to resume
+        self._loaded: StateLoaded | None = None  # what it has said last in answer to an offer
+        self._permitted: TrainingPermitted | None = None  # what it trains by
         self._listening: Callable[[Listening | str], None] | None = None
         self._tickets = itertools.count(1)
         self._waiting: dict[int, Answered] = {}
@@ -140,7 +142,12 @@ class KeeperClient:
         self.listen_at(me.host, me.port, listening)
 
     def _introduce(self) -> None:
-        self._send(self._join or Attach(self._rank, self._world_size))
+        if self._join is None:
+            self._send(Attach(self._rank, self._world_size, self._permitted))
+            return
+        self._send(self._join)
+        if self._loaded is not None:  # others may have been permitted to train on from there
+            self._send(self._loaded)
 
     # -- without an agent: who the other nodes are
 
@@ -172,6 +179,7 @@ class KeeperClient:
     def join(self, question: JoinVote) -> None:
         """Ask where to resume. A keeper that takes over is asked again."""
         self._join = question
+        self._loaded = self._permitted = None
         self._send(question)
 
     def leave_vote(self) -> None:
@@ -179,7 +187,8 @@ class KeeperClient:
         self._join = None
 
     def loaded(self, offer: StateOffered) -> None:
-        self._send(StateLoaded(self._rank, offer.offer))
+        self._loaded = StateLoaded(self._rank, offer.offer)
+        self._send(self._loaded)
 
     def unusable(self, offer: StateOffered, why: str, unread: bool) -> None:
         self._send(StateUnusable(self._rank, offer.offer, why[:1000], unread))
@@ -244,9 +253,13 @@ class KeeperClient:
                 hearer.slot_damaged(index, why)
             case _ if self._join is None:
                 pass  # it is about a vote that was given up, or is over
-            case StateOffered():
+            case StateOffered(offer=offer):
+                if self._loaded != StateLoaded(self._rank, offer):
+                    self._loaded = None
                 hearer.offered(message)
             case TrainingPermitted(epoch=epoch, offer=offer):
+                if self._loaded == StateLoaded(self._rank, offer):
+                    self._permitted = message
                 hearer.permitted(epoch, offer)
             case VoteRefused(why=why) | NotUnderstood(why=why):
                 hearer.refused(why)
