@@ -155,6 +155,17 @@ def test_those_that_stay_are_told_what_is_lost_and_where_to_meet_once(node: Node
     assert node.room.journal.kinds[-2:] == ["plan", "ranks-restarted"]
 
 
+def test_who_is_new_is_not_told_where_to_meet(node: Node) -> None:
+    """It knows; to who has not lost a peer this is the notice of it."""
+    node.connect(0)
+    node.processes.end((1, -9))
+    node.restart(KEEP)
+    node.enter(1, keep=True)
+    node.connect(1)
+    node.group.order_regroup()
+    assert [len(node.boxes[rank].sent) for rank in (0, 1)] == [1, 0]
+
+
 def regrouping(node: Node) -> None:
     node.connect(0)
     node.processes.end((1, -9))

@@ -225,6 +225,36 @@ def test_one_more_loss_while_all_find_together_begins_anew(trainee: Trainee) -> 
     assert len(trainee.room.keepers.box.of(JoinVote)) == votes + 1
 
 
+def test_where_to_meet_is_notice_enough(trainee: Trainee) -> None:
+    """The notice of the loss may get lost."""
+    trainee.start()
+    trainee.step()
+
+    def ordered() -> None:
+        trainee.room.agents.box.says(PLACE)
+        trainee.room.groups.is_worthless = True
+
+    assert not trainee.step(ordered) and len(trainee.room.groups.lost) == 1
+    assert not trainee.rank.may_begin_step() and trainee.rank.stage is Stage.REGROUPING
+    trainee.room.settle()
+    assert max(trainee.asked.holds) == Stamp(0, 1), "it asks without another word"
+
+
+def test_where_to_meet_is_notice_enough_while_all_find_together(trainee: Trainee) -> None:
+    trainee.start()
+    trainee.step()
+    trainee.step(trainee.lose_peer)
+    trainee.rank.may_begin_step()
+    trainee.room.settle()
+    trainee.room.agents.box.says(PLACE)
+    trainee.room.settle()
+    votes = len(trainee.room.keepers.box.of(JoinVote))
+    trainee.room.agents.box.says(replace(PLACE, attempt=2))
+    trainee.room.settle()
+    assert len(trainee.room.keepers.box.of(JoinVote)) == votes + 1
+    assert len(trainee.room.groups.lost) == 2, "collectives of the attempt before end"
+
+
 def test_groups_that_cannot_be_built_end_this_process(trainee: Trainee) -> None:
     trainee.start()
     trainee.step()

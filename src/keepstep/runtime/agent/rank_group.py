@@ -228,7 +228,9 @@ class RankGroup:
         """The keeper knows the nodes: those that stay may meet there."""
         if not self._is_ordered:
             self._is_ordered = True
-            self._server.regroup(list(self._world.processes.living.values()), self.place)
+            living = self._world.processes.living
+            staying = [living[rank] for rank in sorted(self._staying & set(living))]
+            self._server.regroup(staying, self.place)
 
     def fill(self, board: EvidenceBoard | None, formed_ns: int) -> int:
         """Start what is missing; when that was done."""

@@ -308,6 +308,8 @@ class Rank:
         self._trainer.changed()
 
     def regroup_at(self, place: RegroupAt) -> None:
+        if not self._regroup.awaits_order:
+            self.peer_lost(f"the ranks meet anew for attempt {place.attempt}")
         self._regroup.regroup_at(place)
 
     def agent_gone(self) -> None:

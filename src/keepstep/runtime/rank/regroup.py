@@ -43,6 +43,7 @@ class Regroup:
         self._lost_ns: int | None = None
         self._place: RegroupAt | None = None
         self._waiting: Callable[[RegroupAt | str], None] | None = None
+        self._is_meeting = False  # it has been told where, and is not among its peers yet
 
     # -- bodies of the loop
 
@@ -88,6 +89,7 @@ class Regroup:
         """A peer is lost; whether that is news. Whatever was ordered before has been overtaken."""
         is_news = self._lost_ns is None
         self._place = None
+        self._is_meeting = False
         if is_news:
             self._lost_ns = self._world.clock.monotonic_ns()
             self._why = why
@@ -96,6 +98,12 @@ class Regroup:
             told = f"rank {self._rank} hears: {why}"
             self._world.journal.record("lost-notice", told, rank=self._rank)
         return is_news
+
+    @property
+    def awaits_order(self) -> bool:
+        """Whether a peer is lost and this rank not on its way to the others yet. An order that
+        comes when it is not awaited says that a peer is lost: the notice may get lost itself."""
+        return self.is_lost and not self._is_meeting
 
     def regroup_at(self, place: RegroupAt) -> None:
         self._place = place
@@ -127,6 +135,7 @@ class Regroup:
     def _answer_if_ordered(self) -> None:
         if self._place is not None and self._waiting is not None:
             place, self._place = self._place, None  # it is for one meeting
+            self._is_meeting = True
             self._answer(place)
 
     def _answer(self, answer: RegroupAt | str) -> None:
@@ -146,6 +155,7 @@ class Regroup:
                 "regrouped", why, rank=self._rank, attempt=attempt, duration_ns=took_ns
             )
         self._lost_ns = None
+        self._is_meeting = False
         self._agent.regrouped()
 
     def cannot(self) -> None:
