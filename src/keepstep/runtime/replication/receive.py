@@ -135,11 +135,16 @@ class IncomingSnapshot:
     def put(
         self, range_: BlockRange, data: bytes | bytearray | memoryview, expected: int | None = None
     ) -> None:
-        """Bytes that came another way; not taken when they have another checksum than expected."""
+        """Bytes that came another way. Not taken when they have another checksum than expected, or
+        when that range is here or coming already: then the slot stays as it is."""
         part, offset, length = range_
-        self._memory[part][offset : offset + length] = data
-        found = checksum(self._memory[part][offset : offset + length])
-        if expected is None or found == expected:
+        if expected is not None:
+            data = bytes(data)  # what is written is what was proven, whatever becomes of its source
+        found = checksum(data)
+        with self._lock:
+            is_wanted = range_ in self._missing and range_ not in self._filling.values()
+        if is_wanted and expected in (None, found):
+            self._memory[part][offset : offset + length] = data
             self._note(range_, found)
 
     @property
