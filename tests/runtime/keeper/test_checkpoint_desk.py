@@ -20,7 +20,7 @@ from keepstep.runtime.keeper.checkpoint_desk import LAST_ANSWER_NS, CheckpointDe
 from keepstep.runtime.keeper.checkpointing import Checkpointing
 from keepstep.runtime.keeper.persister_client import PersisterClient
 from tests.runtime.fakes import FakeBox, FakeJournal, FakeTime
-from tests.runtime.replication.node_room import JOB_DIR, a_memory, seal
+from tests.runtime.replication.room import JOB_DIR, a_memory, seal
 
 STAMP = Stamp(7, 1)
 HELD = Holding(frozenset({STAMP}), None, STAMP.step)

@@ -19,7 +19,7 @@ from keepstep.model.units import PAGE_BYTES, S_NS
 from keepstep.runtime.keeper.scrubber import Scrubber, scrub
 from keepstep.runtime.world import KeeperWorld
 from tests.runtime.fakes import FakeExecutor, FakeJournal, FakeTime
-from tests.runtime.replication.node_room import BLOCK_BYTES, JOB_DIR, JOB_HASH, a_memory, flip, seal
+from tests.runtime.replication.room import BLOCK_BYTES, JOB_DIR, JOB_HASH, a_memory, flip, seal
 
 STAMP = Stamp(5, 1)
 PAYLOAD = bytes(range(256)) * (2 * BLOCK_BYTES // 256) + b"tail"

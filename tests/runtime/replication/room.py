@@ -1,5 +1,6 @@
-"""A node of a mesh for tests of its parts: simulated memory, links that keep what they are given,
-and neighbours who say what a test has them say."""
+"""A node of a mesh for tests of its parts: simulated memory, a loop that a test turns by hand,
+links that keep what they are given, and neighbours who say what a test has them say, or are such
+nodes themselves."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ from keepstep.edge.shm.slot import Slot, slot_path
 from keepstep.model.mesh import Member, Mesh
 from keepstep.model.messages.peers import CopyOffer, FetchRanges, MeshMessage
 from keepstep.model.snapshot import Phase, RankStatus, SlotState, SlotView, Stamp
-from keepstep.model.units import GIB
+from keepstep.model.units import GIB, PAGE_BYTES
 from keepstep.model.wire import BlockRange, Part, Span
-from keepstep.ports import ServeBoxes
+from keepstep.ports import Memory, ServeBoxes
 from keepstep.runtime.replication.held import HeldSnapshots
 from keepstep.runtime.replication.mesh_links import MeshLinks
 from keepstep.runtime.replication.peer_inbox import FromPeer, LoopCall, PeerInbox
@@ -32,6 +33,7 @@ JOB_HASH = b"j" * 16
 MANIFEST = b'{"of": "a test"}'
 BLOCK_BYTES = 512
 LINK_DEAD_S = 10.0
+JOB_DIR = Path("/memory/keepstep-j")
 
 
 @dataclass
@@ -46,12 +48,14 @@ class SentBlock:
 
 
 class FakeLinks:
-    """See `ports.Links`. Takes everything, but for nodes in `away` and blocks while `takes` is
-    0."""
+    """See `ports.Links`. Takes everything, but for nodes in `away` and blocks while `takes` is 0.
+    What is for one of the `rooms` reaches it; what is for others is kept."""
 
     address = ("127.0.0.1", 4242)
 
-    def __init__(self) -> None:
+    def __init__(self, node: int, rooms: dict[int, ReplicationRoom]) -> None:
+        self._node = node
+        self._rooms = rooms
         self.identity: tuple[int, bytes] | None = None
         self.connected: list[tuple[int, tuple[str, int], int]] = []
         self.away: set[int] = set()
@@ -70,6 +74,8 @@ class FakeLinks:
         if node in self.away:
             return False
         self.sent.append((node, message))
+        if node in self._rooms:
+            self._rooms[node].inbox.message(self._node, message)
         return True
 
     def send_block(
@@ -82,6 +88,10 @@ class FakeLinks:
     ) -> bool:
         if not self.takes or node in self.away:
             return False
+        if node in self._rooms:
+            is_wanted = self._rooms[node].block_comes(self._node, span, bytes(source))
+            done(None if is_wanted else "nobody wants it")
+            return True
         self.takes -= 1
         self.blocks.append(SentBlock(node, span, bytes(source), checksum, done))
         return True
@@ -94,6 +104,17 @@ class FakeLinks:
 
     def close(self, reason: str = "closing") -> None:
         self.is_closed = True
+
+
+class LoopWorkers(FakeExecutor):
+    """Their answers come as a thread's do: behind what the work itself has the loop do."""
+
+    def __init__(self, post: Callable[[Callable[[], None]], None]) -> None:
+        super().__init__()
+        self._post = post
+
+    def submit(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        super().submit(work, lambda result: self._post(lambda: then(result)))
 
 
 class FakeReplicationHost:
@@ -120,18 +141,58 @@ def settings_with(redundancy: str) -> Settings:
     return resolve(config, {"HOME": "/nowhere"}, "j")
 
 
-def a_mesh(node: int = 0, nodes: int = 3, ranks: int = 1, version: int = VERSION) -> Mesh:
-    """Of as many ranks on every node."""
-    members = tuple(Member(n, f"10.0.0.{n}", 9000 + n, 50 + n, ranks) for n in range(nodes))
+def a_mesh(
+    node: int = 0, nodes: int = 3, ranks: int | tuple[int, ...] = 1, version: int = VERSION
+) -> Mesh:
+    """Of as many ranks on every node, or of so many on each."""
+    counts = (ranks,) * nodes if isinstance(ranks, int) else ranks
+    members = tuple(
+        Member(n, f"10.0.0.{n}", 9000 + n, 50 + n, count) for n, count in enumerate(counts)
+    )
     return Mesh(version, node, members, "a secret of the tests")
 
 
-def fill(slot: Slot, rank: int, stamp: Stamp, payload: bytes, world_size: int = 3) -> Slot:
+def a_memory(budget_bytes: int = GIB, node: int = 0) -> SimMemory:
+    """Of a machine of its own."""
+    machine = Machine(World(1), node, None, budget_bytes, BLOCK_BYTES)
+    return SimMemory(machine.files, machine.start("keeper"))
+
+
+def flip(memory: SimMemory, path: Path, at: int) -> None:
+    """Turn one bit of a file."""
+    file = memory.files.find(str(path))
+    assert file is not None
+    file.data[at] ^= 1
+
+
+def fill(
+    slot: Slot,
+    rank: int,
+    stamp: Stamp,
+    payload: bytes,
+    world_size: int = 3,
+    manifest: bytes = MANIFEST,
+) -> Slot:
     """Make the slot a snapshot."""
     slot.begin(JOB_HASH, rank, world_size, 0, stamp)
     slot.payload[: len(payload)] = payload
-    slot.seal(slot.write_table(len(payload), MANIFEST), "00" * 16, 0.0, 1)
+    slot.seal(slot.write_table(len(payload), manifest), "00" * 16, 0.5, 1)
     return slot
+
+
+def seal(
+    memory: Memory,
+    root: Path,
+    rank: int,
+    stamp: Stamp,
+    payload: bytes,
+    world_size: int = 3,
+    index: int = 0,
+    manifest: bytes = MANIFEST,
+) -> Slot:
+    """A snapshot in a slot of its own, below `root`."""
+    slot = Slot.create(memory, slot_path(root, rank, index), len(payload), PAGE_BYTES)
+    return fill(slot, rank, stamp, payload, world_size, manifest)
 
 
 def an_offer(slot: Slot, floor: Stamp | None = None, **changes: Any) -> CopyOffer:
@@ -154,23 +215,26 @@ def an_offer(slot: Slot, floor: Stamp | None = None, **changes: Any) -> CopyOffe
 
 
 class ReplicationRoom:
-    """One node, and everything that its many-nodes half touches."""
+    """One node, and everything that its many-nodes half touches. `ranks`: how many each node has.
+    `rooms`: of all nodes that are there; the others are what a test says they are."""
 
     def __init__(
         self,
         node: int = 0,
         nodes: int = 3,
-        ranks: int = 1,
+        ranks: int | tuple[int, ...] = 1,
         budget_bytes: int = GIB,
         redundancy: str = "copies:2",
+        rooms: dict[int, ReplicationRoom] | None = None,
     ) -> None:
+        rooms = {} if rooms is None else rooms
+        rooms[node] = self
         self.time = FakeTime()
         self.journal = FakeJournal()
-        self.workers = FakeExecutor()
-        self.net = FakeLinks()
-        machine = Machine(World(1), node, None, budget_bytes, BLOCK_BYTES)
-        self.files = machine.files
-        self.memory = SimMemory(machine.files, machine.start("keeper"))
+        self.workers = LoopWorkers(self._post)
+        self.net = FakeLinks(node, rooms)
+        self.memory = a_memory(budget_bytes, node)
+        self.files = self.memory.files
         self.settings = settings_with(redundancy)
         self.job_dir: Path = self.settings.job_dir
         self.world = KeeperWorld(
@@ -192,32 +256,35 @@ class ReplicationRoom:
         self.links = MeshLinks(self.inbox, self.mesh)
         self.held = HeldSnapshots(self.memory, self.workers, self.job_dir)
         self.to_self: list[Any] = []  # messages of this node to itself
+        self.on_message: Callable[[int, MeshMessage], None] = lambda _, it: self.to_self.append(it)
+
+    def _post(self, call: Callable[[], None]) -> None:
+        self.inbox.put(LoopCall(call, self.inbox.mesh_version))
 
     def join(self) -> None:
         """For parts below a mesh's state, which does so itself."""
         self.links.open(range(len(self.mesh.members)))
 
-    def settle(self) -> None:
-        """All work is done, and the loop has called what it was asked to."""
-        is_moving = True
-        while is_moving:
-            events = self.inbox.take()
-            is_moving = bool(events)
+    def settle(self) -> bool:
+        """What has come is heard, and the workers work, until nothing is left. Whether there was
+        anything."""
+        had_any = False
+        while (events := self.inbox.take()) or self.workers.run():
+            had_any = True
             for event in events:
                 match event:
                     case LoopCall(call):
                         call()
-                    case FromPeer(_, message):
-                        self.to_self.append(message)
-            is_moving |= self.workers.run()
+                    case FromPeer(node, message):
+                        self.on_message(node, message)
+        return had_any
 
     def seal(
         self, rank: int, stamp: Stamp, payload: bytes, index: int = 0, root: Path | None = None
     ) -> Slot:
         """A snapshot among that rank's own, or below another root."""
-        path = slot_path(root or self.job_dir, rank, index)
-        slot = Slot.create(self.memory, path, len(payload), 1024)
-        return fill(slot, rank, stamp, payload, self.mesh.world_size)
+        size = self.mesh.world_size
+        return seal(self.memory, root or self.job_dir, rank, stamp, payload, size, index)
 
     def said(self, kind: type[Any], node: int | None = None) -> list[Any]:
         """What was sent of that kind, to that node or to any."""
@@ -236,11 +303,11 @@ class ReplicationRoom:
         self.inbox.block(node, span, checksum(data))
         return True
 
-    def range_comes(self, node: int, source: Slot, wanted: BlockRange) -> bool:
-        """Some bytes of a snapshot that lies elsewhere."""
-        header = source.header()
-        span = Span(header.rank, header.stamp, wanted.part, wanted.offset, wanted.length)
-        return self.block_comes(node, span, bytes_of(source, wanted))
+    def give(self, node: int, slot: Slot, wanted: BlockRange, data: bytes | None = None) -> bool:
+        """That range of an owner's slot comes, or `data` in its stead; whether anybody wants it."""
+        header = slot.header()
+        span = Span(header.rank, header.stamp, *wanted)
+        return self.block_comes(node, span, bytes_of(slot, wanted) if data is None else data)
 
     def answer_fetches(self, source: Slot, silent: set[int] | None = None) -> list[int]:
         """All who are asked for parts of a snapshot give them, but for `silent`. Returns who was
@@ -254,7 +321,7 @@ class ReplicationRoom:
                 asked.append(node)
                 if node not in (silent or ()):
                     for wanted in message.ranges:
-                        self.range_comes(node, source, wanted)
+                        self.give(node, source, wanted)
             self.settle()
         return asked
 

@@ -23,14 +23,14 @@ from keepstep.runtime.replication.copy_holder import CopyHolder
 from keepstep.runtime.replication.holder_replies import HolderReplies
 from keepstep.runtime.replication.receive import ranges_of
 from keepstep.runtime.replication.slot_room import SlotRoom
-from tests.runtime.replication.node_room import (
+from tests.runtime.replication.room import (
     BLOCK_BYTES,
     JOB_DIR,
     JOB_HASH,
-    MeshRoom,
+    ReplicationRoom,
     a_memory,
+    an_offer,
     bytes_of,
-    offer_of,
     payload_of,
     seal,
 )
@@ -48,15 +48,16 @@ class Holding:
     """Node 0, which is offered copies of rank 1 on node 1."""
 
     def __init__(self, budget_bytes: int = 1 << 20) -> None:
-        self.room = MeshRoom(0, (1, 1, 1), memory=a_memory(budget_bytes))
-        replies = HolderReplies(self.room.mesh_links)
+        self.room = ReplicationRoom(budget_bytes=budget_bytes)
+        self.room.join()
+        replies = HolderReplies(self.room.links)
         slots = SlotRoom(self.room.held, replies, self.room.journal)
         self.holder = CopyHolder(
-            self.room.world, self.room.mesh_links, self.room.held, slots, replies, JOB_HASH
+            self.room.world, self.room.links, self.room.held, slots, replies, JOB_HASH
         )
 
     def offer(self, owner: Slot) -> None:
-        self.holder.offered(offer_of(owner))
+        self.holder.offered(an_offer(owner))
         self.room.settle()
 
     def give_small_parts(self, owner: Slot, chance: random.Random) -> None:

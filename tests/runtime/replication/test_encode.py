@@ -26,7 +26,7 @@ from keepstep.runtime.replication.encode import (
     contents_of,
     ranges_for,
 )
-from tests.runtime.replication.node_room import (
+from tests.runtime.replication.room import (
     BLOCK_BYTES,
     JOB_DIR,
     JOB_HASH,

@@ -28,11 +28,11 @@ from keepstep.runtime.replication.encode import (
 from keepstep.runtime.replication.fetch import Fetch, FetchResult, free_slot_path, replace_bytes
 from keepstep.runtime.replication.held import HeldSnapshots
 from keepstep.runtime.replication.serve import SnapshotServer
-from tests.runtime.replication.node_room import (
+from tests.runtime.replication.room import (
     BLOCK_BYTES,
     JOB_DIR,
     JOB_HASH,
-    MeshRoom,
+    ReplicationRoom,
     a_memory,
     bytes_of,
     flip,
@@ -55,9 +55,9 @@ class FetchNodes:
     """Nodes with a rank each, which serve what they have. Node 0 fetches."""
 
     def __init__(self, count: int) -> None:
-        self.rooms: dict[int, MeshRoom] = {}
+        self.rooms: dict[int, ReplicationRoom] = {}
         for node in range(count):
-            MeshRoom(node, (1,) * count, self.rooms)
+            ReplicationRoom(node, ranks=(1,) * count, rooms=self.rooms)
         self.here = self.rooms[0]
         self.ended: list[FetchResult] = []
         self.fetch: Fetch | None = None
@@ -65,8 +65,9 @@ class FetchNodes:
     def open(self) -> None:
         """What was laid into their memory is there from the beginning."""
         for node, room in self.rooms.items():
+            room.join()
             room.held = HeldSnapshots(room.memory, room.workers, JOB_DIR)
-            server = SnapshotServer(room.memory, room.mesh_links, JOB_DIR, room.held)
+            server = SnapshotServer(room.memory, room.links, JOB_DIR, room.held)
             room.on_message = partial(self._hear, server, node)
             if node == 0:
                 self.server = server
@@ -82,7 +83,7 @@ class FetchNodes:
     def begin(self, source: RestoreSource, path: Path | None = None) -> Fetch:
         self.fetch = Fetch(
             self.here.world,
-            self.here.mesh_links,
+            self.here.links,
             self.server,
             JOB_DIR,
             JOB_HASH,
@@ -145,7 +146,7 @@ def test_what_a_source_that_fails_owed_is_asked_of_the_others(
         nodes.rooms[data.draw(st.integers(1, 3))].settle()
     is_early = not nodes.ended
     for node in failing:
-        nodes.here.links.cut.add(node)
+        nodes.here.net.away.add(node)
         nodes.rooms[node].on_message = lambda asker, message: None
         fetch.link_is_dead(node, "gone")
     nodes.settle()

@@ -15,7 +15,7 @@ from keepstep.runtime.replication.encode import ParityContents, SnapshotSizes, c
 from keepstep.runtime.replication.held import HeldSnapshots
 from keepstep.sim.protocol.world.memory import SimMemory
 from tests.runtime.fakes import FakeExecutor
-from tests.runtime.replication.node_room import BLOCK_BYTES, JOB_DIR, JOB_HASH, a_memory, flip, seal
+from tests.runtime.replication.room import BLOCK_BYTES, JOB_DIR, JOB_HASH, a_memory, flip, seal
 
 COPIES = JOB_DIR / "held"
 PARITIES = JOB_DIR / "parity"

@@ -18,21 +18,22 @@ from keepstep.model.wire import BlockRange, Part
 from keepstep.runtime.replication.encode import SnapshotSizes, contents_of, ranges_for
 from keepstep.runtime.replication.holder import Holder
 from keepstep.runtime.replication.receive import ranges_of
-from tests.runtime.replication.node_room import (
+from tests.runtime.replication.room import (
     BLOCK_BYTES,
     JOB_DIR,
     JOB_HASH,
-    MeshRoom,
+    MANIFEST,
+    ReplicationRoom,
     a_memory,
+    an_offer,
     flip,
-    offer_of,
     payload_of,
     seal,
 )
 
 STAMP, NEXT, LATER = Stamp(3, 1), Stamp(4, 1), Stamp(5, 1)
 GROUP = (0, 1, 2)
-SIZES = SnapshotSizes(1000, 2, BLOCK_BYTES)
+SIZES = SnapshotSizes(1000, len(MANIFEST), BLOCK_BYTES)
 
 
 def an_owner(rank: int, stamp: Stamp = STAMP) -> Slot:
@@ -44,10 +45,11 @@ class HolderNode:
     """Node 0 of three, with a rank each."""
 
     def __init__(self) -> None:
-        self.room = MeshRoom(0)
+        self.room = ReplicationRoom()
+        self.room.join()
         self.holder = Holder(
             self.room.world,
-            self.room.mesh_links,
+            self.room.links,
             self.room.held,
             JOB_HASH,
             lambda rank, stamp: SIZES,
@@ -55,7 +57,7 @@ class HolderNode:
 
     def receive(self, owner: Slot) -> None:
         """A whole copy."""
-        self.holder.offered(offer_of(owner))
+        self.holder.offered(an_offer(owner))
         self.room.settle()
         self._give(owner, ranges_of(SIZES.payload_bytes, SIZES.manifest_bytes, BLOCK_BYTES))
 
@@ -70,7 +72,7 @@ class HolderNode:
         """A whole parity, of what ranks 1 and 2 have."""
         owners = [an_owner(rank, stamp) for rank in (1, 2)]
         for owner in owners:
-            self.holder.offered(offer_of(owner, GROUP, 1))
+            self.holder.offered(an_offer(owner, stripe_group=GROUP, tolerates=1))
         self.room.settle()
         stripes = contents_of(dict.fromkeys(GROUP, SIZES), GROUP, 1, 0).stripes
         for owner in owners:
@@ -99,7 +101,7 @@ def test_an_offer_without_a_group_becomes_a_copy() -> None:
 
 def test_offers_of_a_whole_group_become_a_parity() -> None:
     here = HolderNode()
-    here.holder.offered(offer_of(an_owner(1), GROUP, 1))
+    here.holder.offered(an_offer(an_owner(1), stripe_group=GROUP, tolerates=1))
     here.room.settle()
     assert not here.room.sent(CopyAccepted), "the other member has not offered"
     here.encode()
@@ -155,7 +157,7 @@ def test_only_what_is_kept_stays() -> None:
 
 def test_a_slot_that_was_being_made_is_for_nobody_in_another_mesh() -> None:
     here = HolderNode()
-    here.holder.offered(offer_of(an_owner(1)))
+    here.holder.offered(an_offer(an_owner(1)))
     here.holder.end()
     here.room.settle()
     assert not here.room.sent(CopyAccepted)

@@ -20,7 +20,7 @@ from keepstep.model.messages.peers import (
 from keepstep.model.snapshot import Stamp
 from keepstep.model.wire import BlockRange, Part
 from keepstep.runtime.replication.holder_replies import HolderReplies
-from tests.runtime.replication.node_room import VERSION, MeshRoom
+from tests.runtime.replication.room import VERSION, ReplicationRoom
 
 STAMP = Stamp(5, 2)
 RANGES = (BlockRange(Part.TABLE, 0, 8), BlockRange(Part.PAYLOAD, 512, 100))
@@ -50,27 +50,30 @@ def test_a_reply_goes_to_the_node_of_the_rank(
     first_ranks = ranks[0]
     rank = data.draw(st.integers(first_ranks, sum(ranks) - 1))
     home = next(n for n in range(len(ranks)) if rank < sum(ranks[: n + 1]))
-    room = MeshRoom(0, tuple(ranks))
-    replies = HolderReplies(room.mesh_links)
+    room = ReplicationRoom(ranks=tuple(ranks))
+    room.join()
+    replies = HolderReplies(room.links)
     assert replies.owner_of(offer(rank)) == home
     reply(replies, offer(rank))
-    [(node, message)] = room.links.sent
+    [(node, message)] = room.net.sent
     assert (node, type(message)) == (home, kind)
     assert isinstance(message, kind)
     assert (message.mesh_version, message.rank, message.stamp) == (VERSION, rank, STAMP)
 
 
 def test_what_is_asked_for_is_named() -> None:
-    room = MeshRoom(0, (1, 1))
-    HolderReplies(room.mesh_links).fetch(offer(1), RANGES)
-    assert room.links.sent == [(1, FetchRanges(VERSION, 1, STAMP, RANGES))]
+    room = ReplicationRoom(ranks=(1, 1))
+    room.join()
+    HolderReplies(room.links).fetch(offer(1), RANGES)
+    assert room.net.sent == [(1, FetchRanges(VERSION, 1, STAMP, RANGES))]
 
 
 def test_a_reply_to_this_node_itself_comes_by_the_inbox() -> None:
-    room = MeshRoom(0, (2, 1))
+    room = ReplicationRoom(ranks=(2, 1))
+    room.join()
     heard: list[object] = []
     room.on_message = lambda node, message: heard.append((node, message))
-    HolderReplies(room.mesh_links).acknowledge(offer(1))
+    HolderReplies(room.links).acknowledge(offer(1))
     room.settle()
     assert heard == [(0, CopyAcked(VERSION, 1, STAMP))]
-    assert not room.links.sent
+    assert not room.net.sent

@@ -88,7 +88,7 @@ def test_what_rests_here_is_told_once_a_worker_has_proven_it() -> None:
     damaged.payload[9] ^= 1
     nodes.start()
     assert nodes.room.said(InventoryReport) == []
-    nodes.room.workers.run()
+    nodes.room.settle()
     (report,) = nodes.room.said(InventoryReport, 0)
     assert report.snapshots == (HeldSnapshot(2, STAMP),)
     assert len(nodes.room.journal.of("damaged")) == 1
@@ -98,7 +98,7 @@ def test_a_mesh_that_begins_before_that_is_told_it_too() -> None:
     nodes = Nodes()
     node = nodes.start()
     node.begin(a_mesh(1, version=VERSION + 1))
-    nodes.room.workers.run()
+    nodes.room.settle()
     assert [report.mesh_version for report in nodes.room.said(InventoryReport)] == [VERSION + 1]
 
 
@@ -106,11 +106,11 @@ def test_what_was_on_its_way_in_the_mesh_before_is_given_up() -> None:
     nodes = Nodes()
     room = nodes.room
     node = nodes.start()
-    room.workers.run()
+    room.settle()
     source = room.seal(2, STAMP, PAYLOAD, root=room.job_dir.with_name("elsewhere"))
     nodes.says(an_offer(source), sender=2)
     node.hear_peers()
-    room.workers.run()
+    room.settle()
     assert [accepted.rank for accepted in room.said(CopyAccepted, 2)] == [2]
     span = Span(2, STAMP, Part.MANIFEST, 0, source.header().manifest_bytes)
     assert room.inbox.place(2, span) is not None

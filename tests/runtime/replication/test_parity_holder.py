@@ -87,7 +87,7 @@ class Holding:
 
     def come(self, pieces: list[tuple[int, BlockRange]], stamp: Stamp = STAMP) -> list[bool]:
         """Whether each was wanted."""
-        came = [self.room.range_comes(r, self.slots[(r, stamp)], range_) for r, range_ in pieces]
+        came = [self.room.give(r, self.slots[(r, stamp)], range_) for r, range_ in pieces]
         self.room.settle()
         return came
 

@@ -169,7 +169,7 @@ def test_a_snapshot_of_another_stamp_is_not_taken() -> None:
     recovering = Recovering()
     recovering.fetch(RestoreSource(0, copies=(1,)))
     (asked,) = recovering.room.said(FetchRanges)
-    assert not recovering.room.range_comes(1, recovering.other, asked.ranges[0])
+    assert not recovering.room.give(1, recovering.other, asked.ranges[0])
     assert recovering.ended == []
 
 
