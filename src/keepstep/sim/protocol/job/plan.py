@@ -22,19 +22,17 @@ Launcher = Literal["agents", "foreign"]
 class RunPlan:
     """`launcher`: who starts the ranks: keepstep's agents, or somebody who knows nothing of
     keepstep and starts all anew when one fails. `min_nodes`: with how many the job goes on; 0:
-    with all. `hosts_kv`: the memory that agents share is in one of them. `stays`: ranks stay in
-    their process when a peer is lost. `asks_every_steps`: the program asks for a checkpoint so
-    often; 0: never. `names_phases`: it says which part of a step it is in. `interleaves`: copies go
-    where collectives leave the network free. `checks`: all that is said crosses as its bytes.
-    `lost_pokes`: the part of all pokes that get lost. `faults`: how many; none: an undisturbed run.
-    `faults_until_ns`: then all is healed."""
+    with all. `stays`: ranks stay in their process when a peer is lost. `asks_every_steps`: the
+    program asks for a checkpoint so often; 0: never. `names_phases`: it says which part of a step
+    it is in. `interleaves`: copies go where collectives leave the network free. `checks`: all that
+    is said crosses as its bytes. `lost_pokes`: the part of all pokes that get lost. `faults`: how
+    many; none: an undisturbed run. `faults_until_ns`: then all is healed."""
 
     nodes: int = 2
     ranks_per_node: int = 1
     launcher: Launcher = "agents"
     min_nodes: int = 0
     shrink_after_s: float = 30.0
-    hosts_kv: bool = False
     steps: int = 20
     step_ns: int = S_NS
     nbytes: int = 200
