@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from keepstep.core.wire.plausible import flaw_of_local, flaw_of_peer
 from keepstep.model.mesh import Member, Mesh
-from keepstep.model.messages.keeper_rank import Attach, BeginMesh, JoinVote, TrainingPermitted
+from keepstep.model.messages.keeper_rank import (
+    Attach,
+    BeginMesh,
+    JoinVote,
+    StateLoaded,
+    TrainingPermitted,
+    VoteRefused,
+)
 from keepstep.model.messages.peers import (
     ActOrdered,
     AllEnded,
@@ -25,10 +32,8 @@ from keepstep.model.messages.peers import (
     OfferWord,
     RankGone,
     RankJoined,
-    RankLoaded,
     RankReport,
     RanksTrain,
-    RefusalWord,
     VoteBody,
     VoteWord,
 )
@@ -71,7 +76,7 @@ def test_a_mesh_that_keepers_could_not_make_links_of(mesh: Mesh, is_sound: bool)
         WORD,
         AllEnded(7),
         VoteWord(7, PERMITTED),
-        VoteWord(7, RefusalWord("")),
+        VoteWord(7, VoteRefused("")),
         VoteWord(7, OfferWord(1, "fresh", STAMP, "", ())),
         CheckpointWord(7, ActOrdered("drop", STAMP, 1)),
         CheckpointWord(7, CheckpointAnswer(1, True, None, "")),
@@ -83,7 +88,7 @@ def test_what_only_the_leader_may_say(message: MeshMessage) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [JOINED, RankGone(0), RankLoaded(0, 1), replace(JOINED, rank=1, holds=(STAMP,))]
+    "body", [JOINED, RankGone(0), StateLoaded(0, 1), replace(JOINED, rank=1, holds=(STAMP,))]
 )
 def test_a_node_speaks_for_its_own_ranks(body: VoteBody) -> None:
     assert flaw_of_peer(0, VoteWord(7, body), MESH) == ""

@@ -20,6 +20,7 @@ from keepstep.model.messages.keeper_rank import (
     JoinVote,
     NotUnderstood,
     Released,
+    StateLoaded,
     StateOffered,
 )
 from keepstep.model.messages.peers import MeshMessage, VoteWord
@@ -188,9 +189,7 @@ def test_votes_of_ranks_that_are_not_there_are_refused() -> None:
     keeper = in_a_mesh(2, 0)
     inbox = keeper.keeper.inbox
     assert inbox is not None
-    from keepstep.model.messages.peers import RankLoaded
-
     for rank in (0, 1, 4, 1000):
-        inbox.message(1, VoteWord(7, RankLoaded(rank, 1)))
+        inbox.message(1, VoteWord(7, StateLoaded(rank, 1)))
     keeper.keeper.hear_peers()
     assert keeper.events("message-refused")[0].data["count"] == 1 and keeper.answers()

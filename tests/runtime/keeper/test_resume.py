@@ -13,20 +13,19 @@ from hypothesis import strategies as st
 from keepstep.model.mesh import Member, Mesh
 from keepstep.model.messages.keeper_rank import (
     JoinVote,
+    StateLoaded,
     StateOffered,
     StateSource,
+    StateUnusable,
     ToRank,
     TrainingPermitted,
     VoteRefused,
 )
 from keepstep.model.messages.peers import (
     OfferWord,
-    RankFailed,
     RankGone,
     RankJoined,
-    RankLoaded,
     RanksTrain,
-    RefusalWord,
     VoteToAll,
     VoteToLeader,
 )
@@ -180,7 +179,7 @@ def test_another_life_of_the_leader_hears_what_still_counts(
     number = 10
     host.resume.receive(offer(number))
     joined: dict[int, VoteToLeader] = {}
-    answered: dict[int, RankLoaded | RankFailed] = {}
+    answered: dict[int, StateLoaded | StateUnusable] = {}
     for deed, rank, age in deeds:
         match deed:
             case "join":
@@ -193,10 +192,10 @@ def test_another_life_of_the_leader_hears_what_still_counts(
                 assert nodes.heard[-1] == RankGone(rank)
             case "loaded":
                 host.resume.loaded(rank, number - age)
-                answered[rank] = RankLoaded(rank, number - age)
+                answered[rank] = StateLoaded(rank, number - age)
             case "failed":
                 host.resume.failed(rank, number - age, "why")
-                answered[rank] = RankFailed(rank, number - age, "why")
+                answered[rank] = StateUnusable(rank, number - age, "why")
             case "offer":
                 number += 1
                 host.resume.receive(offer(number))
@@ -230,7 +229,7 @@ def test_what_cannot_be_fetched_is_a_failure_of_its_rank() -> None:
     host, nodes = following()
     host.resume.receive(offer(1, lacking=(3,)))
     nodes.fetching[0][2]("nobody has it")
-    assert nodes.heard == [RankFailed(3, 1, "nobody has it")]
+    assert nodes.heard == [StateUnusable(3, 1, "nobody has it")]
     assert [event.data["rank"] for event in host.journal.of("restore-failed")] == [3]
 
 
@@ -303,7 +302,7 @@ def test_a_keeper_hears_of_its_ranks_what_the_one_before_was_told() -> None:
     host.join(3)
     host.resume.begin_mesh(nodes, mesh(1))
     host.resume.loaded(3, 1)
-    expected = [RanksTrain, RankJoined, RankLoaded]
+    expected = [RanksTrain, RankJoined, StateLoaded]
     assert [type(one) for one in nodes.heard] == expected
     nodes.heard.clear()
     host.resume.leader_is_back()
@@ -339,7 +338,7 @@ def test_where_nobody_may_train_who_asks_is_refused() -> None:
 
 def test_a_refusal_reaches_all_ranks_here() -> None:
     host, _ = following()
-    host.resume.receive(RefusalWord("why"))
+    host.resume.receive(VoteRefused("why"))
     assert host.of(VoteRefused) == [2, 3]
 
 

@@ -10,15 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.core.resume.vote import Trust
-from keepstep.model.messages.keeper_rank import TrainingPermitted
+from keepstep.model.messages.keeper_rank import (
+    StateLoaded,
+    StateUnusable,
+    TrainingPermitted,
+    VoteRefused,
+)
 from keepstep.model.messages.peers import (
     OfferWord,
-    RankFailed,
     RankGone,
     RankJoined,
-    RankLoaded,
     RanksTrain,
-    RefusalWord,
     VoteToAll,
 )
 from keepstep.model.restore_sources import RestoreSource
@@ -91,7 +93,7 @@ class Election:
 
     def load_all(self, offer: int) -> None:
         for rank in range(RANKS):
-            self.leader.receive(RankLoaded(rank, offer))
+            self.leader.receive(StateLoaded(rank, offer))
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [body for body in self.nodes.said if isinstance(body, kind)]
@@ -135,7 +137,7 @@ def test_all_go_only_when_each_has_loaded_the_newest_offer(
             case "again":  # as it says to another keeper
                 election.join(rank, OLD, NEW)
                 if rank in loaded:
-                    election.leader.receive(RankLoaded(rank, loaded[rank]))
+                    election.leader.receive(StateLoaded(rank, loaded[rank]))
             case "gone":
                 loaded.pop(rank, None)
                 election.leader.receive(RankGone(rank))
@@ -144,9 +146,9 @@ def test_all_go_only_when_each_has_loaded_the_newest_offer(
             case "loaded":
                 if about == newest:
                     loaded[rank] = about
-                election.leader.receive(RankLoaded(rank, about))
+                election.leader.receive(StateLoaded(rank, about))
             case "failed":
-                election.leader.receive(RankFailed(rank, about, "why"))
+                election.leader.receive(StateUnusable(rank, about, "why"))
         for body in said[before:]:
             if isinstance(body, OfferWord) and body.offer not in numbers:
                 assert not numbers or body.offer > numbers[-1]
@@ -188,7 +190,7 @@ def test_what_a_rank_cannot_load_is_not_offered_again() -> None:
     election = Election()
     election.join_all(OLD, NEW)
     first = election.offer
-    election.leader.receive(RankFailed(1, first.offer, "damaged"))
+    election.leader.receive(StateUnusable(1, first.offer, "damaged"))
     assert (first.stamp, election.offer.stamp) == (NEW, OLD)
     assert election.offer.offer > first.offer
     election.load_all(first.offer)
@@ -222,7 +224,7 @@ def test_a_store_that_cannot_be_read_is_a_refusal() -> None:
     election = Election(has_store=True)
     election.join_all()
     election.leader.store_listed("it is away")
-    assert [type(body) for body in election.nodes.said] == [RefusalWord]
+    assert [type(body) for body in election.nodes.said] == [VoteRefused]
     assert election.journal.kinds == ["restore-refused"]
 
 
@@ -273,22 +275,22 @@ def test_what_the_leader_before_permitted_reaches_who_has_not_heard_it() -> None
     before.load_all(before.offer.offer)
     [go] = before.of(TrainingPermitted)
     after.join(1, NEW)
-    after.leader.receive(RankLoaded(1, go.offer))
+    after.leader.receive(StateLoaded(1, go.offer))
     assert not after.nodes.said
     for _ in range(2):
         after.leader.receive(RanksTrain(go))
     assert after.nodes.said == [go]
     after.join(2, NEW)
-    after.leader.receive(RankLoaded(2, go.offer))
+    after.leader.receive(StateLoaded(2, go.offer))
     assert after.nodes.said == [go, go]
     assert after.journal.kinds == ["permitted-again"] * 2
-    after.leader.receive(RankLoaded(2, go.offer))
+    after.leader.receive(StateLoaded(2, go.offer))
     assert after.nodes.said == [go, go]
 
 
 def test_before_anybody_asks_nothing_is_said() -> None:
     election = Election(has_store=True)
-    election.leader.receive(RankLoaded(0, 1))
+    election.leader.receive(StateLoaded(0, 1))
     election.leader.receive(RankGone(0))
     election.leader.ranks_are_gone([0])
     election.leader.inventories_changed()

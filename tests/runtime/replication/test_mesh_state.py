@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.edge.shm.slot import ranks_in
 from keepstep.model.horizon import Horizon
+from keepstep.model.messages.keeper_rank import VoteRefused
 from keepstep.model.messages.peers import (
     AllEnded,
     CopyAccepted,
@@ -25,7 +26,6 @@ from keepstep.model.messages.peers import (
     RankGone,
     RankReport,
     RanksEnded,
-    RefusalWord,
     VoteWord,
 )
 from keepstep.model.restore_sources import HeldSnapshot
@@ -128,7 +128,7 @@ def test_the_horizon_is_the_newest_that_was_said_of_this_epoch(
 ROW = RankReport(1, (), None, -1, ())
 IMPOSSIBLE = [
     (2, AllEnded(VERSION)),
-    (2, VoteWord(VERSION, RefusalWord("no"))),
+    (2, VoteWord(VERSION, VoteRefused("no"))),
     (2, VoteWord(VERSION, RankGone(1))),
     (2, NodeReport(VERSION, EPOCH, None, None, None, 1, 1, "", (ROW,))),
 ]
@@ -152,7 +152,7 @@ def test_the_horizon_is_heard_of_who_leads_only() -> None:
 
 def test_words_of_the_vote_and_of_the_end_go_to_the_keeper() -> None:
     state = State().open()
-    refusal = RefusalWord("no")
+    refusal = VoteRefused("no")
     state.state.receive(0, VoteWord(VERSION, refusal))
     state.state.receive(0, AllEnded(VERSION))
     assert state.fake.calls == [("receive_vote", 0, refusal), ("all_nodes_ended",)]

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.edge.shm.horizon_page import HorizonPage
+from keepstep.model.messages.keeper_rank import VoteRefused
 from keepstep.model.messages.peers import (
     AllEnded,
     CopyAccepted,
     HorizonWord,
     InventoryReport,
-    RefusalWord,
     VoteWord,
 )
 from keepstep.model.restore_sources import HeldSnapshot
@@ -67,7 +67,7 @@ def test_words_of_an_older_mesh_are_dropped_and_of_a_newer_wait_for_it(
     node = nodes.start()
     for said in (before, meanwhile):
         for version in said:
-            nodes.says(VoteWord(version, RefusalWord(str(version))))
+            nodes.says(VoteWord(version, VoteRefused(str(version))))
         node.hear_peers()
         node.hear_peers()
     both = [*before, *meanwhile]

@@ -19,7 +19,10 @@ from keepstep.model.messages.keeper_rank import (
     BeginMesh,
     FromRank,
     JoinVote,
+    StateLoaded,
+    StateUnusable,
     TrainingPermitted,
+    VoteRefused,
 )
 from keepstep.model.messages.peers import (
     ActOrdered,
@@ -32,12 +35,9 @@ from keepstep.model.messages.peers import (
     MeshMessage,
     NodeReport,
     OfferWord,
-    RankFailed,
     RankGone,
     RankJoined,
-    RankLoaded,
     RanksTrain,
-    RefusalWord,
     SafetyWord,
     VoteBody,
     VoteWord,
@@ -157,9 +157,9 @@ def _flaw_of_vote(node: int, body: VoteBody, mesh: Mesh) -> str:
             return _unless_there([body.rank], node, mesh)
         case RanksTrain():
             return ""
-        case RankGone() | RankLoaded() | RankFailed():
+        case RankGone() | StateLoaded() | StateUnusable():
             return _unless_there([body.rank], node, mesh)
-        case TrainingPermitted() | RefusalWord():
+        case TrainingPermitted() | VoteRefused():
             return _unless_leading(node)
         case OfferWord():
             flaws = (_flaw_of_source(source, mesh) for source in body.sources)

@@ -25,7 +25,13 @@ from keepstep.model.bounds import (
     Text,
     WorldSize,
 )
-from keepstep.model.messages.keeper_rank import StateSource, TrainingPermitted
+from keepstep.model.messages.keeper_rank import (
+    StateLoaded,
+    StateSource,
+    StateUnusable,
+    TrainingPermitted,
+    VoteRefused,
+)
 from keepstep.model.messages.persister import ActName
 from keepstep.model.restore_sources import HeldParity, HeldSnapshot, RestoreSource
 from keepstep.model.snapshot import Stamp
@@ -226,7 +232,8 @@ class FetchRanges:
     ranges: tuple[BlockRange, ...]
 
 
-# -- the vote about the state from which all resume (core/resume/vote.py)
+# -- the vote about the state from which all resume (core/resume/vote.py); what a rank says of an
+# offer, and what it is told in the end, crosses as it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,27 +265,6 @@ class RankGone:
 
 
 @dataclass(frozen=True, slots=True)
-class RankLoaded:
-    """To the leader: a rank has loaded and proven the state of that offer."""
-
-    KIND: ClassVar = "loaded"
-    rank: Rank
-    offer: Count
-
-
-@dataclass(frozen=True, slots=True)
-class RankFailed:
-    """To the leader: a rank cannot use the state of that offer. `unread`: the store did not say
-    what it is."""
-
-    KIND: ClassVar = "failed"
-    rank: Rank
-    offer: Count
-    why: Sentence
-    unread: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class RanksTrain:
     """To the leader: it may be another one than that which permitted this, and others may wait for
     the same permission."""
@@ -299,16 +285,8 @@ class OfferWord:
     sources: tuple[RestoreSource, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RefusalWord:
-    """To all: nobody may train; a person has to decide."""
-
-    KIND: ClassVar = "refused"
-    why: Sentence
-
-
-VoteToLeader = RankJoined | RankGone | RankLoaded | RankFailed | RanksTrain
-VoteToAll = OfferWord | TrainingPermitted | RefusalWord
+VoteToLeader = RankJoined | RankGone | StateLoaded | StateUnusable | RanksTrain
+VoteToAll = OfferWord | TrainingPermitted | VoteRefused
 VoteBody = VoteToLeader | VoteToAll
 
 

@@ -19,19 +19,18 @@ from keepstep.core.resume.vote import Trust
 from keepstep.model.mesh import LEADER, Mesh
 from keepstep.model.messages.keeper_rank import (
     JoinVote,
+    StateLoaded,
     StateOffered,
+    StateUnusable,
     ToRank,
     TrainingPermitted,
     VoteRefused,
 )
 from keepstep.model.messages.peers import (
     OfferWord,
-    RankFailed,
     RankGone,
     RankJoined,
-    RankLoaded,
     RanksTrain,
-    RefusalWord,
     VoteBody,
     VoteToAll,
     VoteToLeader,
@@ -139,7 +138,7 @@ class MeshVote:
     def __init__(self, nodes: ResumeNodes, leader: VoteLeader | None) -> None:
         self.nodes, self.leader = nodes, leader
         self.joins: dict[int, RankJoined] = {}  # of ranks here that wait for permission
-        self.answers: dict[int, RankLoaded | RankFailed] = {}  # theirs to the newest offer
+        self.answers: dict[int, StateLoaded | StateUnusable] = {}  # theirs to the newest offer
         self.offer = -1  # the number of the newest that was heard here
         self.permitted: TrainingPermitted | None = None  # what ranks here train by
 
@@ -230,15 +229,15 @@ class Resume:
 
     def loaded(self, rank: int, offer: int) -> None:
         """A rank here has loaded and proven what was offered."""
-        self._answer(RankLoaded(rank, offer))
+        self._answer(StateLoaded(rank, offer))
 
     def failed(self, rank: int, offer: int, why: str, unread: bool = False) -> None:
         """A rank here cannot use what was offered. `unread`: the store did not say what it is."""
         told = f"rank {rank} cannot use the offered state: {why}"
         self._journal.record("restore-failed", told, rank=rank)
-        self._answer(RankFailed(rank, offer, why, unread))
+        self._answer(StateUnusable(rank, offer, why, unread))
 
-    def _answer(self, answer: RankLoaded | RankFailed) -> None:
+    def _answer(self, answer: StateLoaded | StateUnusable) -> None:
         self._current.answers[answer.rank] = answer
         self._current.to_leader(answer)
 
@@ -247,9 +246,9 @@ class Resume:
     def receive(self, body: VoteBody) -> None:
         """A word of another node's keeper, or of this one as the leader."""
         match body:
-            case OfferWord() | TrainingPermitted() | RefusalWord():
+            case OfferWord() | TrainingPermitted() | VoteRefused():
                 self._obey(body)
-            case RankJoined() | RankGone() | RankLoaded() | RankFailed() | RanksTrain():
+            case RankJoined() | RankGone() | StateLoaded() | StateUnusable() | RanksTrain():
                 if self._current.leader is not None:
                     self._current.leader.receive(body)
 
@@ -279,9 +278,9 @@ class Resume:
                 self._hand_on(body)
             case TrainingPermitted():
                 self._go(body)
-            case RefusalWord():
+            case VoteRefused():
                 for rank in self._host.here():
-                    self._host.tell(rank, VoteRefused(body.why))
+                    self._host.tell(rank, body)
 
     def _hand_on(self, word: OfferWord) -> None:
         current, stamp = self._current, word.stamp
@@ -326,7 +325,7 @@ class Resume:
             current.joins.clear()
             self._host.resumed(go.source, go.stamp.step)
         for rank, answer in current.answers.items():
-            if answer == RankLoaded(rank, go.offer):
+            if answer == StateLoaded(rank, go.offer):
                 current.joins.pop(rank, None)
         for rank in self._host.here():
             self._host.tell(rank, go)

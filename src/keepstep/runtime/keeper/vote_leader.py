@@ -11,15 +11,18 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
 
 from keepstep.core.resume.vote import Action, Ballot, Go, ListStore, Offer, Refuse, Trust, Vote
-from keepstep.model.messages.keeper_rank import StateSource, TrainingPermitted
+from keepstep.model.messages.keeper_rank import (
+    StateLoaded,
+    StateSource,
+    StateUnusable,
+    TrainingPermitted,
+    VoteRefused,
+)
 from keepstep.model.messages.peers import (
     OfferWord,
-    RankFailed,
     RankGone,
     RankJoined,
-    RankLoaded,
     RanksTrain,
-    RefusalWord,
     VoteToAll,
     VoteToLeader,
 )
@@ -89,9 +92,9 @@ class VoteLeader:
                 pass  # it is about a leader's vote before
             case RankGone(rank):
                 vote.left(rank)
-            case RankLoaded(rank, offer):
+            case StateLoaded(rank, offer):
                 self._carry_out(vote, vote.has_loaded(rank, offer))
-            case RankFailed(rank, offer, why, unread):
+            case StateUnusable(rank, offer, why, unread):
                 self._carry_out(vote, vote.has_failed(rank, offer, why, unread))
 
     def _joined(self, body: RankJoined) -> None:
@@ -181,7 +184,7 @@ class VoteLeader:
                     self._permit(action)
                 case Refuse(why):
                     self._journal.record("restore-refused", why)
-                    self._nodes.to_all(RefusalWord(why))
+                    self._nodes.to_all(VoteRefused(why))
                 case ListStore():
                     self._host.list_store()
 
