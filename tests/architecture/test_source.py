@@ -96,7 +96,7 @@ ON_PORTS = {
             "scrubber",
         )
     ),
-    *(f"keepstep.runtime.{name}" for name in ("rank.commit_view", "slot_locks", "world")),
+    *(f"keepstep.runtime.{name}" for name in ("rank.commit_view", "slot_locks", "keeper_world")),
     *(f"keepstep.runtime.persister.{name}" for name in ("conversation", "persister", "server")),
     *(
         f"keepstep.runtime.replication.{name}"

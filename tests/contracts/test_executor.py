@@ -8,13 +8,10 @@ from typing import Protocol
 
 import pytest
 
-from keepstep.edge.os.loop import Loop as RealLoop
 from keepstep.edge.os.threads import LoopExecutor, Threads
-from keepstep.model.units import S_NS
 from keepstep.ports import Executor
+from tests.contracts.real import PatientLoop
 from tests.contracts.simulated import SimLoop
-
-PATIENCE_NS = 30 * S_NS
 
 
 class Loop(Protocol):
@@ -28,23 +25,15 @@ class Loop(Protocol):
     def close(self) -> None: ...
 
 
-class ThreadedLoop:
+class ThreadedLoop(PatientLoop):
     def __init__(self) -> None:
-        self._loop = RealLoop()
-        self._loop.after(PATIENCE_NS, self._out_of_patience)
-        self._threads = Threads(2, self._loop.post)
+        super().__init__()
+        self._threads = Threads(2, self.loop.post)
         self.workers: Executor = self._threads
-
-    @staticmethod
-    def _out_of_patience() -> None:
-        raise AssertionError("it does not come about")
-
-    def until(self, holds: Callable[[], bool]) -> None:
-        self._loop.run(holds)
 
     def close(self) -> None:
         self._threads.close()
-        self._loop.close()
+        super().close()
 
 
 class LoneLoop(ThreadedLoop):
@@ -52,7 +41,7 @@ class LoneLoop(ThreadedLoop):
 
     def __init__(self) -> None:
         super().__init__()
-        self.workers = LoopExecutor(self._loop.post)
+        self.workers = LoopExecutor(self.loop.post)
 
 
 LOOPS: dict[str, Callable[[], Loop]] = {

@@ -8,10 +8,10 @@ from typing import Protocol
 import pytest
 
 from keepstep.edge.os.clock import CLOCK
-from keepstep.edge.os.loop import Loop
-from keepstep.model.units import MS_NS, S_NS
+from keepstep.model.units import MS_NS
 from keepstep.ports import Clock, Timers
 from keepstep.sim.protocol.world.timers import SimTimers
+from tests.contracts.real import PatientLoop
 from tests.contracts.simulated import Time
 
 
@@ -27,22 +27,11 @@ class Hour(Protocol):
     def close(self) -> None: ...
 
 
-class RealHour:
+class RealHour(PatientLoop):
     def __init__(self) -> None:
-        self._loop = Loop()
-        self._loop.after(30 * S_NS, self._out_of_patience)
-        self.timers: Timers = self._loop
+        super().__init__()
+        self.timers: Timers = self.loop
         self.clock: Clock = CLOCK
-
-    @staticmethod
-    def _out_of_patience() -> None:
-        raise AssertionError("it does not come about")
-
-    def until(self, holds: Callable[[], bool]) -> None:
-        self._loop.run(holds)
-
-    def close(self) -> None:
-        self._loop.close()
 
 
 class SimHour(Time):

@@ -19,7 +19,7 @@ from keepstep.model.messages.keeper_rank import (
 from keepstep.model.units import GIB, MS_NS, S_NS
 from keepstep.ports import Box, Hearer, Links, Receiver
 from keepstep.runtime.keeper.run import LOCK, KeeperRun
-from keepstep.runtime.world import KeeperWorld as Surroundings
+from keepstep.runtime.keeper_world import KeeperWorld as Surroundings
 from keepstep.sim.protocol.job.persisters import open_store
 from keepstep.sim.protocol.wire.links import SimLinks
 from keepstep.sim.protocol.wire.network import Network, Wires

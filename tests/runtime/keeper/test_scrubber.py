@@ -17,7 +17,7 @@ from keepstep.model.messages.keeper_rank import SlotDamaged
 from keepstep.model.snapshot import RankStatus, SlotState, SlotView, Stamp
 from keepstep.model.units import PAGE_BYTES, S_NS
 from keepstep.runtime.keeper.scrubber import Scrubber, scrub
-from keepstep.runtime.world import KeeperWorld
+from keepstep.runtime.keeper_world import KeeperWorld
 from tests.runtime.fakes import FakeExecutor, FakeJournal, FakeTime
 from tests.runtime.replication.room import BLOCK_BYTES, JOB_DIR, JOB_HASH, a_memory, flip, seal
 

@@ -19,10 +19,10 @@ from keepstep.model.snapshot import Phase, RankStatus, SlotState, SlotView, Stam
 from keepstep.model.units import GIB, PAGE_BYTES
 from keepstep.model.wire import BlockRange, Part, Span
 from keepstep.ports import Memory, ServeBoxes
+from keepstep.runtime.keeper_world import KeeperWorld
 from keepstep.runtime.replication.held import HeldSnapshots
 from keepstep.runtime.replication.mesh_links import MeshLinks
 from keepstep.runtime.replication.peer_inbox import FromPeer, LoopCall, PeerInbox
-from keepstep.runtime.world import KeeperWorld
 from keepstep.sim.protocol.world.machine import Machine
 from keepstep.sim.protocol.world.memory import SimMemory
 from keepstep.sim.protocol.world.world import World

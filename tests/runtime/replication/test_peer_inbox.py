@@ -7,8 +7,8 @@ from typing import Any, cast
 
 from keepstep.model.snapshot import Stamp
 from keepstep.model.wire import Part, Span
+from keepstep.runtime.keeper_world import KeeperWorld
 from keepstep.runtime.replication.peer_inbox import PeerInbox
-from keepstep.runtime.world import KeeperWorld
 
 NBYTES = 10
 SPAN = Span(7, Stamp(1, 1), Part.PAYLOAD, 0, NBYTES)

@@ -60,11 +60,11 @@ from keepstep.runtime.keeper.checkpointing import Checkpointing
 from keepstep.runtime.keeper.persister_client import PersisterClient
 from keepstep.runtime.keeper.resume import Resume
 from keepstep.runtime.keeper.scrubber import Scrubber
+from keepstep.runtime.keeper_world import KeeperWorld
 from keepstep.runtime.refused_messages import RefusedMessages
 from keepstep.runtime.replication.mesh_state import MeshState
 from keepstep.runtime.replication.node import Node
 from keepstep.runtime.replication.peer_inbox import PeerInbox
-from keepstep.runtime.world import KeeperWorld
 
 FromNode = FromRank | FromAgent
 

@@ -27,9 +27,9 @@ from keepstep.edge.shm.memory import MEMORY
 from keepstep.ports import Checkpoints, Links, Receiver
 from keepstep.runtime.keeper.open_links import open_tcp_links
 from keepstep.runtime.keeper.run import LOCK, KeeperRun
+from keepstep.runtime.keeper_world import KeeperWorld
 from keepstep.runtime.persister.conversation import KEEPER_WITH_PERSISTER
 from keepstep.runtime.replication.pacing import Pacing
-from keepstep.runtime.world import KeeperWorld
 
 WORKERS = 4  # scrubbing and listing the store take long: copies do not wait for them
 

@@ -16,7 +16,7 @@ from keepstep.config import Settings
 from keepstep.model.units import MS_NS
 from keepstep.ports import Box, BoxServer, Timer
 from keepstep.runtime.keeper.keeper import BUSY_TICK_NS, TICK_NS, FromNode, Keeper
-from keepstep.runtime.world import KeeperWorld
+from keepstep.runtime.keeper_world import KeeperWorld
 
 LOCK = "keeper.lock"  # of the job directory: its holder is the keeper
 SOCKET = "keeper.sock"

@@ -18,8 +18,8 @@ from keepstep.model.messages.keeper_rank import SlotDamaged, ToRank
 from keepstep.model.snapshot import RankStatus, SlotState
 from keepstep.model.units import S_NS
 from keepstep.ports import Memory
+from keepstep.runtime.keeper_world import KeeperWorld
 from keepstep.runtime.replication.mesh_state import MeshState
-from keepstep.runtime.world import KeeperWorld
 
 
 class ScrubHost(Protocol):

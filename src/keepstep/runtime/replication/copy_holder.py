@@ -15,12 +15,12 @@ from keepstep.errors import DamageError
 from keepstep.model.messages.peers import CopyOffer
 from keepstep.model.snapshot import Stamp
 from keepstep.model.wire import BlockRange
+from keepstep.runtime.keeper_world import KeeperWorld
 from keepstep.runtime.replication.held import HeldSnapshots
 from keepstep.runtime.replication.holder_replies import HolderReplies
 from keepstep.runtime.replication.mesh_links import MeshLinks
 from keepstep.runtime.replication.receive import IncomingSnapshot, in_runs
 from keepstep.runtime.replication.slot_room import SlotRoom
-from keepstep.runtime.world import KeeperWorld
 
 
 class CopyHolder:

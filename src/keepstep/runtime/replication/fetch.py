@@ -30,6 +30,7 @@ from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
 from keepstep.model.units import KIB, PAGE_BYTES
 from keepstep.model.wire import BlockRange, Part
 from keepstep.ports import Memory
+from keepstep.runtime.keeper_world import KeeperWorld
 from keepstep.runtime.replication.mesh_links import MeshLinks
 from keepstep.runtime.replication.peer_inbox import BlockTaker
 from keepstep.runtime.replication.receive import (
@@ -40,7 +41,6 @@ from keepstep.runtime.replication.receive import (
     ranges_of,
 )
 from keepstep.runtime.replication.serve import SnapshotServer
-from keepstep.runtime.world import KeeperWorld
 
 CHUNK_BYTES = 1 << 20  # of each source, in one step of decoding
 STEPS_AHEAD = 16

@@ -12,13 +12,13 @@ from pathlib import Path
 from keepstep.model.horizon import Horizon
 from keepstep.model.messages.peers import CopyOffer
 from keepstep.model.snapshot import Stamp
+from keepstep.runtime.keeper_world import KeeperWorld
 from keepstep.runtime.replication.copy_holder import CopyHolder
 from keepstep.runtime.replication.held import HeldSnapshots
 from keepstep.runtime.replication.holder_replies import HolderReplies
 from keepstep.runtime.replication.mesh_links import MeshLinks
 from keepstep.runtime.replication.parity_holder import OwnSizes, ParityHolder
 from keepstep.runtime.replication.slot_room import SlotRoom
-from keepstep.runtime.world import KeeperWorld
 
 
 class Holder:

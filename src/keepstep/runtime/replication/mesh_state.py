@@ -54,6 +54,7 @@ from keepstep.model.snapshot import RankStatus, SlotHeader, SlotState, Stamp
 from keepstep.model.topology import Auto, NoRedundancy, Policy, Scheme, parse_policy
 from keepstep.model.units import S_NS
 from keepstep.ports import Memory
+from keepstep.runtime.keeper_world import KeeperWorld
 from keepstep.runtime.replication.encode import SnapshotSizes
 from keepstep.runtime.replication.held import HeldSnapshots
 from keepstep.runtime.replication.holder import Holder
@@ -62,7 +63,6 @@ from keepstep.runtime.replication.mesh_links import MeshLinks
 from keepstep.runtime.replication.owner import Owner
 from keepstep.runtime.replication.recovery import SnapshotRecovery, Then
 from keepstep.runtime.replication.serve import SnapshotServer
-from keepstep.runtime.world import KeeperWorld
 
 # so long nothing new is said about which nodes may be lost when only the step has changed
 SAFETY_NS = 5 * S_NS

@@ -11,6 +11,7 @@ from keepstep.config import Settings
 from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.model.mesh import Mesh
 from keepstep.model.units import S_NS
+from keepstep.runtime.keeper_world import KeeperWorld
 from keepstep.runtime.replication.held import HeldSnapshots
 from keepstep.runtime.replication.mesh_links import MeshLinks
 from keepstep.runtime.replication.mesh_state import KnownSafety, MeshState, ReplicationHost
@@ -23,7 +24,6 @@ from keepstep.runtime.replication.peer_inbox import (
     PeerEvent,
     PeerInbox,
 )
-from keepstep.runtime.world import KeeperWorld
 
 TICK_NS = S_NS // 2
 

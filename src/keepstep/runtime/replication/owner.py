@@ -18,11 +18,11 @@ from keepstep.model.snapshot import SlotHeader, Stamp
 from keepstep.model.units import S_NS
 from keepstep.model.wire import BlockRange
 from keepstep.ports import Memory
+from keepstep.runtime.keeper_world import KeeperWorld
 from keepstep.runtime.replication.encode import SnapshotSizes
 from keepstep.runtime.replication.mesh_links import MeshLinks
 from keepstep.runtime.replication.outgoing import Delivery, OutgoingSnapshot
 from keepstep.runtime.slot_locks import pin_one
-from keepstep.runtime.world import KeeperWorld
 
 ASK_AGAIN_NS = 2 * S_NS  # without any answer
 KEPT_STAMPS = 4  # a rank's protected stamps that are remembered: two generations are held

@@ -14,6 +14,7 @@ from keepstep.edge.shm.slot import Slot
 from keepstep.errors import DamageError
 from keepstep.model.messages.peers import CopyOffer
 from keepstep.model.snapshot import Stamp
+from keepstep.runtime.keeper_world import KeeperWorld
 from keepstep.runtime.replication.encode import (
     Encoding,
     ParityContents,
@@ -24,7 +25,6 @@ from keepstep.runtime.replication.held import HeldSnapshots
 from keepstep.runtime.replication.holder_replies import HolderReplies
 from keepstep.runtime.replication.mesh_links import MeshLinks
 from keepstep.runtime.replication.slot_room import SlotRoom
-from keepstep.runtime.world import KeeperWorld
 
 # of a snapshot of this node's own ranks; None when it is not sealed here
 OwnSizes = Callable[[int, Stamp], SnapshotSizes | None]

@@ -21,7 +21,7 @@ from keepstep.model.messages.peers import MeshMessage
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import S_NS
 from keepstep.model.wire import Span
-from keepstep.runtime.world import KeeperWorld
+from keepstep.runtime.keeper_world import KeeperWorld
 
 MAX_EARLY = 10_000  # messages of a mesh that this node has not heard of yet
 

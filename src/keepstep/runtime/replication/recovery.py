@@ -17,11 +17,11 @@ from keepstep.errors import DamageError
 from keepstep.model.restore_sources import HeldSnapshot, Inventory, RestoreSource
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import human_bytes, human_ns
+from keepstep.runtime.keeper_world import KeeperWorld
 from keepstep.runtime.replication.fetch import Fetch, FetchResult, replace_bytes
 from keepstep.runtime.replication.mesh_links import MeshLinks
 from keepstep.runtime.replication.owner import Owner
 from keepstep.runtime.replication.serve import SnapshotServer
-from keepstep.runtime.world import KeeperWorld
 
 Then = Callable[[str | None], None]  # hears None, or why it cannot be had
 

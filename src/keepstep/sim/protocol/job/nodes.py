@@ -32,11 +32,11 @@ from keepstep.runtime.agent.world import AgentOptions, AgentWorld
 from keepstep.runtime.keeper.run import LOCK, KeeperRun
 from keepstep.runtime.keeper.run import SOCKET as KEEPER_SOCKET
 from keepstep.runtime.keeper_search import KeeperSearches
+from keepstep.runtime.keeper_world import KeeperWorld as KeeperWorld
 from keepstep.runtime.rank.bootstrap import NodeFacts
 from keepstep.runtime.rank.identity import place_in_world, place_of_newcomer
 from keepstep.runtime.rank.world import RankIdentity, RankOptions, RankWorld
 from keepstep.runtime.replication.pacing import Pacing
-from keepstep.runtime.world import KeeperWorld as KeeperWorld
 from keepstep.sim.protocol.job.checkpoint_format import read_state
 from keepstep.sim.protocol.job.collectives import INTERFACE, SimGroups
 from keepstep.sim.protocol.job.live_state import SimState
