@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from keepstep.core.resume.cadence import at_most_lost_steps
 from keepstep.dashboard.account_table import account_table
 from keepstep.dashboard.nodes import NodeRow, NodesView
 from keepstep.dashboard.run_screen import chain
@@ -53,6 +54,7 @@ def status_screen(view: JobView) -> RenderableType:
         *(_nodes(view.nodes) if view.nodes is not None else []),
         *_incident(view),
         _protection(view),
+        *_period(view),
         _ranks(view),
         _costs(view),
         _slots(view),
@@ -146,6 +148,17 @@ def _protection(view: JobView) -> Table:
             step = Text(f"step {row.step}", style="bold green")
             made.add_row(row.against, step, human_age(row.age_ns), row.why)
     return made
+
+
+def _period(view: JobView) -> Iterator[Text]:
+    """How much a killed process costs where that is more than one step, and why."""
+    if view.period_steps > 1:
+        period, lost = view.period_steps, at_most_lost_steps(view.period_steps)
+        told = (
+            f"A capture takes up to {period} steps, so one step in {period} is captured, and a "
+            f"killed process costs up to {lost} completed steps."
+        )
+        yield Text(told, style="yellow")
 
 
 def _ranks(view: JobView) -> Table:

@@ -74,6 +74,7 @@ class JobView:
         `job_dir` nor `protection`, at most a checkpoint.
     horizon: the newest step that every rank can be given; of several nodes as the leading keeper
         said.
+    period_steps: which steps are captured: multiples of it (core/resume/cadence.py).
     ranks, slots, held: this node's alone; `held` is what it keeps for other nodes.
     nodes: None for a job of one node.
     incident: the failure from which the job has not come back yet.
@@ -89,6 +90,7 @@ class JobView:
     world_size: int | None
     horizon: Stamp | None
     horizon_age_ns: int | None
+    period_steps: int
     checkpoint: CheckpointView | None
     protection: tuple[ProtectionRow, ...]
     ranks: tuple[RankRow, ...]
@@ -109,7 +111,7 @@ def job_view(job: FoundJob, now: Moment, events: Sequence[Event] | None = None) 
     world_size = max((status.world_size for status in statuses), default=None)
     keeper_alive = is_held(job.job_dir / "keeper.lock")
     checkpoint = newest_checkpoint(events, now)
-    nodes, horizon = _nodes_and_horizon(job.job_dir, pages, keeper_alive, events, now)
+    nodes, horizon, period_steps = _nodes_and_horizon(job.job_dir, pages, keeper_alive, events, now)
     age_ns = _held_for_ns(slots, horizon)
     state, why = _state(job, pages, keeper_alive, events)
     runs = runs_of(events)
@@ -123,6 +125,7 @@ def job_view(job: FoundJob, now: Moment, events: Sequence[Event] | None = None) 
         world_size=world_size,
         horizon=horizon,
         horizon_age_ns=age_ns,
+        period_steps=period_steps,
         checkpoint=checkpoint,
         protection=_protection(job, nodes, statuses, horizon, age_ns, checkpoint),
         ranks=tuple(
@@ -138,17 +141,19 @@ def job_view(job: FoundJob, now: Moment, events: Sequence[Event] | None = None) 
 
 def _nodes_and_horizon(
     job_dir: Path, pages: Pages, keeper_alive: bool, events: Sequence[Event], now: Moment
-) -> tuple[NodesView | None, Stamp | None]:
-    """Of several nodes what the leading keeper last told; of one node None, and what its ranks
-    hold."""
+) -> tuple[NodesView | None, Stamp | None, int]:
+    """The nodes, the horizon and the period of captures: of several nodes what the leading keeper
+    last told; of one node None, and what its ranks hold and tell."""
     statuses = [status for _, status in pages.values() if status]
     living = [rank for rank, (alive, _) in pages.items() if alive]
     here: Collection[int] = living or list(pages)
     world_size = max((status.world_size for status in statuses), default=0)
     told = leaders_word(job_dir, max((status.epoch for status in statuses), default=-1))
     if told is not None and world_size > len(here):  # not all ranks have their pages here
-        return nodes_view(job_dir, here, keeper_alive, events, now.wall_ns), told.floor
-    return None, cut([holding_of(status) for status in statuses], world_size or 1)
+        nodes = nodes_view(job_dir, here, keeper_alive, events, now.wall_ns)
+        return nodes, told.floor, told.period_steps
+    period_steps = max((status.span_steps for status in statuses), default=1)
+    return None, cut([holding_of(status) for status in statuses], world_size or 1), period_steps
 
 
 def _protection(

@@ -12,7 +12,7 @@ from keepstep.model.snapshot import Stamp
 class Horizon:
     """The leader's word. `alive`: stamps that may still be committed; `decided_step`: all ranks
     have decided up to there; `inherited`: what was committed in an older epoch and is still
-    there."""
+    there; `period_steps`: multiples of it are captured (core/resume/cadence.py)."""
 
     epoch: int
     committed: Stamp | None = None
@@ -20,6 +20,7 @@ class Horizon:
     alive: frozenset[Stamp] = frozenset()
     decided_step: int = -1
     inherited: Stamp | None = None
+    period_steps: int = 1
 
     @property
     def floor(self) -> Stamp | None:

@@ -85,7 +85,8 @@ class RankStatus(NamedTuple):
 
     `decided_step` is the newest step for which the rank chose to capture or to skip: what it does
     not hold by then, it will never hold. `collective` counts the collectives it has entered, while
-    its groups are keepstep's. Steps are -1 before the first one. Times are CLOCK_MONOTONIC
+    its groups are keepstep's. `span_steps`: how many steps a capture takes
+    (core/resume/cadence.py). Steps are -1 before the first one. Times are CLOCK_MONOTONIC
     nanoseconds.
     """
 
@@ -111,3 +112,4 @@ class RankStatus(NamedTuple):
     loss: float
     slots: tuple[SlotView, ...]
     collective: int = 0
+    span_steps: int = 1

@@ -230,7 +230,7 @@ class ClusterRank:
                 )
             )
             self.views.append(EMPTY)
-        committed, is_hopeless = self.outlook.look(self.epoch)
+        committed, is_hopeless, _ = self.outlook.look(self.epoch)
         views = [
             v
             if v.state is SlotState.EMPTY or self._is_free(i)
@@ -474,7 +474,7 @@ class KeeperCluster:
         found = []
         for rank in self.ranks:
             assert rank.epoch is not None
-            horizon, _ = rank.outlook.look(rank.epoch)
+            horizon = rank.outlook.look(rank.epoch).horizon
             found.append(-1 if horizon is None else horizon.step)
         return found
 

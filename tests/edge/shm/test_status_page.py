@@ -56,6 +56,7 @@ statuses = st.builds(
     loss=st.floats(allow_nan=False),
     slots=st.lists(views, max_size=MAX_SLOTS).map(tuple),
     collective=u64,
+    span_steps=u32,
 )
 
 

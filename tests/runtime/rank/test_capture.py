@@ -37,7 +37,7 @@ class Trainee:
             self.room.options,
             self.room.who,
             self.page,
-            PagesOfOneNode(MEMORY, self.room.options.job_dir, 1),
+            PagesOfOneNode(MEMORY, self.room.options.job_dir, self.room.who.world_size),
             lambda phase, step: self.announced.append((phase, step)),
             self._changed,
         )
@@ -167,6 +167,25 @@ def test_while_a_copy_is_under_way_the_update_has_it_to_wait_for(trainee: Traine
     trainee.room.settle()
     assert over == [True] and trainee.capture.copy_under_way is None
     assert trainee.announced == [(Phase.CAPTURE, 0), (Phase.SEAL, 0)]
+
+
+def test_ranks_whose_captures_take_steps_capture_the_same_ones(tmp_path: Path) -> None:
+    trainee = Trainee(tmp_path, RankRoom(tmp_path, ranks=2)).prepare()
+    other = StatusPage.own(MEMORY, trainee.room.options.job_dir, 1)
+    assert other is not None
+    other.publish(rank=1, world_size=2, epoch=1)
+    captured = set()
+    for step in range(13):
+        trainee.step(step, seals=step != 0)
+        mine = trainee.told
+        captured |= {stamp.step for stamp in sealed(mine)}
+        # The other holds the same, and from step 3 on it is the slower one.
+        span_steps = 3 if step >= 3 else 1
+        other.publish(slots=mine.slots, decided_step=step, span_steps=span_steps)
+    assert trainee.told.span_steps == 2, "step 0 was sealed at the boundary of step 2"
+    assert captured == {0, 2, 6, 9, 12}
+    trainee.close()
+    other.close()
 
 
 def test_a_slot_that_a_reader_has_pinned_is_left_alone(trainee: Trainee) -> None:

@@ -37,7 +37,7 @@ def test_the_horizon_is_the_newest_step_that_all_ranks_hold(
     job_dir = tmp_path_factory.mktemp("j")
     pages = [publish(job_dir, r, len(held), sorted(s), max(s)) for r, s in enumerate(held)]
     view = PagesOfOneNode(MEMORY, job_dir, len(held))
-    horizon, is_hopeless = view.look(1)
+    horizon, is_hopeless, _ = view.look(1)
     common = set.intersection(*held)
     assert horizon == (Stamp(max(common), 1) if common else None)
     for step in set.union(*held):
@@ -66,5 +66,27 @@ def test_with_many_nodes_the_leaders_word_counts_in_its_epoch(tmp_path: Path) ->
     page.write(Horizon(1, committed=Stamp(4, 1)))
     assert view.look(1)[0] == Stamp(4, 1)
     assert view.look(2)[0] is None, "another epoch's"
+    page.close()
+    view.close()
+
+
+def test_the_slowest_rank_sets_the_period_and_nobody_agrees_with_himself(tmp_path: Path) -> None:
+    first, second = (publish(tmp_path, rank, 2, [0], 0) for rank in range(2))
+    view = PagesOfOneNode(MEMORY, tmp_path, 2)
+    assert view.look(1).period_steps == 1
+    second.publish(span_steps=3)
+    assert view.look(1).period_steps == 3
+    alone = PagesOfOneNode(MEMORY, tmp_path, 1)
+    first.publish(span_steps=5)
+    assert (view.look(1).period_steps, alone.look(1).period_steps) == (5, 1)
+    for each in (view, alone, first, second):
+        each.close()
+
+
+def test_with_many_nodes_the_leader_tells_the_period(tmp_path: Path) -> None:
+    view, page = LeadersWord(MEMORY, tmp_path), HorizonPage(MEMORY, tmp_path)
+    page.write(Horizon(1, period_steps=4))
+    assert view.look(1).period_steps == 4
+    assert view.look(2).period_steps == 1, "another epoch's"
     page.close()
     view.close()

@@ -68,6 +68,18 @@ def floor_of(word: HorizonWord) -> Stamp:
     return word.committed or word.inherited or Stamp(-1, 0)
 
 
+def test_the_slowest_node_sets_the_period_of_captures_for_all() -> None:
+    scene = Leading()
+    for node in range(NODES):
+        scene.report(node, span_steps=1 + node)
+    assert {scene.words(node)[-1].period_steps for node in range(NODES)} == {NODES}
+    before = len(scene.words(0))
+    scene.report(0, span_steps=1)
+    assert len(scene.words(0)) == before, "nothing is new"
+    scene.report(NODES - 1, span_steps=1)
+    assert {scene.words(node)[-1].period_steps for node in range(NODES)} == {NODES - 1}
+
+
 @given(
     st.lists(st.tuples(st.integers(0, NODES - 1), rows), max_size=12),
     st.sampled_from([None, INHERITED]),

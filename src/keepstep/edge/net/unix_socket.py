@@ -93,7 +93,7 @@ class Mailbox:
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
-            if left_s is not None and not select.select([self._sock], [], [], left_s)[0]:
+            if left_s is not None and not self._is_readable(left_s):
                 raise TimeoutError(f"no message within {timeout_s} s")
             packet = self._packet()
             if packet is None:
@@ -101,6 +101,12 @@ class Mailbox:
             message = self._understood(packet)
             if message is not None:
                 return message
+
+    def _is_readable(self, within_s: float) -> bool:
+        # not `select`: it fails on descriptors beyond 1,023
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        return bool(poll.poll(1000 * within_s))
 
     def hear(self, hearer: Hearer) -> None:
         """Take what makes this readable, and tell it the hearer. Who hears that the other end is

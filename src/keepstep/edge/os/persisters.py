@@ -44,7 +44,9 @@ class ChildPersisters:
         requests, to_child = os.pipe2(os.O_CLOEXEC)
         from_child, answers = os.pipe2(os.O_CLOEXEC)
         try:
-            child = subprocess.Popen(self._command, stdin=requests, stdout=answers)
+            child = subprocess.Popen(
+                self._command, stdin=requests, stdout=answers, start_new_session=True
+            )
         except OSError:
             os.close(to_child)
             os.close(from_child)

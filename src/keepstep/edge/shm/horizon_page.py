@@ -31,7 +31,14 @@ class HorizonPage:
         decided_step = horizon.decided_step if len(alive) == len(horizon.alive) else alive[-1].step
         stamps = [_pair(horizon.committed), _pair(horizon.target), _pair(horizon.inherited)]
         body = json.dumps(
-            [horizon.epoch, *stamps, [_pair(s) for s in alive], decided_step], separators=(",", ":")
+            [
+                horizon.epoch,
+                *stamps,
+                [_pair(s) for s in alive],
+                decided_step,
+                horizon.period_steps,
+            ],
+            separators=(",", ":"),
         ).encode()
         assert len(body) <= MAX_BODY_BYTES
         self._page.write(body)
@@ -46,7 +53,7 @@ class HorizonPage:
         body = self._page.read()
         if not body:
             return Horizon(-1)
-        epoch, committed, target, inherited, alive, decided_step = json.loads(body)
+        epoch, committed, target, inherited, alive, decided_step, period_steps = json.loads(body)
         return Horizon(
             epoch,
             _stamp(committed),
@@ -54,6 +61,7 @@ class HorizonPage:
             frozenset(Stamp(*s) for s in alive),
             decided_step,
             _stamp(inherited),
+            period_steps,
         )
 
     def close(self) -> None:

@@ -143,12 +143,13 @@ class Slot:
         capacity = round_up(max(payload_capacity, 1), PAGE_BYTES)
         fresh = path.with_name(path.name + ".new")
         region = memory.create(fresh, slot_bytes(capacity, manifest_capacity, memory.block_bytes))
-        region.prefault()
         empty = EMPTY._replace(block_bytes=memory.block_bytes)
         region.view[:PAGE_BYTES] = _page(empty, capacity)
         region.close()
         memory.rename(fresh, path)
-        return cls(memory, path)
+        slot = cls(memory, path)
+        slot.prefault()  # this map: what another one has touched is slow here all the same
+        return slot
 
     def prefault(self) -> None:
         """Map every page of an adopted slot now, so that the first copy into it is not the slow

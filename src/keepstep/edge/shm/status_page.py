@@ -20,7 +20,7 @@ from keepstep.model.snapshot import Phase, RankStatus, SlotState, SlotView, Stam
 from keepstep.ports import Clock, Memory
 
 MAX_SLOTS = 8
-_FIXED = struct.Struct("<IIQQQI4x3q3Q6Q QdQ I4x".replace(" ", ""))
+_FIXED = struct.Struct("<IIQQQI4x3q3Q6Q QdQ II".replace(" ", ""))
 _SLOT = struct.Struct("<I4xqQ")
 # by their numbers: several times as fast as asking the enum
 _PHASES, _STATES = tuple(Phase), tuple(SlotState)
@@ -147,14 +147,14 @@ class StatusPages:
 
 
 def _pack(status: RankStatus) -> bytes:
-    *fields, slots, collective = status
-    fixed = _FIXED.pack(*fields, collective, len(slots))
+    *fields, slots, collective, span_steps = status
+    fixed = _FIXED.pack(*fields, collective, len(slots), span_steps)
     return fixed + b"".join([_SLOT.pack(state, *stamp) for state, stamp, _ in slots])
 
 
 def _unpack(body: bytes) -> RankStatus:
-    *fields, collective, count = _FIXED.unpack_from(body)
+    *fields, collective, count, span_steps = _FIXED.unpack_from(body)
     slots = _SLOT.iter_unpack(memoryview(body)[_FIXED.size : _FIXED.size + count * _SLOT.size])
     fields[5] = _PHASES[fields[5]]
     views = tuple([SlotView(_STATES[state], Stamp(step, epoch)) for state, step, epoch in slots])
-    return RankStatus._make((*fields, views, collective))
+    return RankStatus._make((*fields, views, collective, span_steps))

@@ -17,7 +17,6 @@ not the trainer.
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import time
 from collections.abc import Sequence
@@ -143,10 +142,3 @@ def pin(slot: Slot) -> bool:
     if not torch.cuda.is_initialized():
         return False
     return int(torch.cuda.cudart().cudaHostRegister(slot.payload_address, slot.capacity, 0)) == 0
-
-
-def lower_priority() -> None:
-    """Let the trainer's threads win when cores are short (Linux gives each thread its own nice
-    value)."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.setpriority(0, threading.get_native_id(), 5)

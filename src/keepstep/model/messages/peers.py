@@ -67,6 +67,7 @@ class NodeReport:
 
     `committed`, `target`, `inherited`: as in the last `HorizonWord` that this node has heard.
     `snapshot_bytes`: of all its ranks' snapshots of one step; `free_bytes`: of its memory.
+    `span_steps`: so many steps the captures of its slowest rank take.
     `hindered`: what keeps the policy from being followed; empty when nothing does.
     """
 
@@ -80,6 +81,7 @@ class NodeReport:
     free_bytes: Count
     hindered: Sentence
     ranks: tuple[RankReport, ...]
+    span_steps: Count = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,7 @@ class HorizonWord:
     inherited: Stamp | None
     alive: tuple[Stamp, ...]
     decided_step: StepNumber
+    period_steps: Count = 1
 
 
 class NodeRange(NamedTuple):

@@ -21,6 +21,7 @@ from keepstep.edge.os.clock import CLOCK
 from keepstep.edge.os.journal import FileJournal
 from keepstep.edge.os.loop import Loop
 from keepstep.edge.os.persisters import ChildPersisters, persister_command
+from keepstep.edge.os.priority import give_way
 from keepstep.edge.os.signals import Signals
 from keepstep.edge.os.threads import Threads
 from keepstep.edge.shm.memory import MEMORY
@@ -31,6 +32,7 @@ from keepstep.runtime.keeper_world import KeeperWorld
 from keepstep.runtime.persister.conversation import KEEPER_WITH_PERSISTER
 from keepstep.runtime.replication.pacing import Pacing
 
+KEEPER_NICE = 5  # it must answer in time also on a machine that is busy
 WORKERS = 4  # scrubbing and listing the store take long: copies do not wait for them
 
 
@@ -160,6 +162,7 @@ def main() -> None:
     """Run until the job is over."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    give_way(KEEPER_NICE)
     with ExitStack() as undo:
         KeeperProcess(settings_from_text(sys.argv[1]), undo).run()
 

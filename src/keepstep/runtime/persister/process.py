@@ -15,6 +15,7 @@ from keepstep.config import settings_from_text
 from keepstep.edge.os.clock import CLOCK
 from keepstep.edge.os.lines import LineBox
 from keepstep.edge.os.loop import Loop
+from keepstep.edge.os.priority import give_way
 from keepstep.edge.os.threads import LoopExecutor
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.store.store import Store
@@ -24,12 +25,14 @@ from keepstep.runtime.persister.conversation import PERSISTER_WITH_KEEPER
 from keepstep.runtime.persister.persister import Persister
 from keepstep.runtime.persister.server import PersisterServer
 
+PERSISTER_NICE = 15  # a checkpoint may take its time
+
 
 def main() -> None:
     """Until standard input ends."""
     settings = settings_from_text(sys.argv[1])
     assert settings.store is not None
-    os.nice(10)
+    give_way(PERSISTER_NICE)
     import torch
 
     torch.set_num_threads(1)

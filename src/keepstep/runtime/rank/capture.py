@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from keepstep.core.redundancy import memory_budget
+from keepstep.core.resume.cadence import Cadence, is_due
 from keepstep.core.resume.slots import Skip, choose
 from keepstep.edge.shm.slot import Slot, check_identity, slot_bytes, slot_path, slot_paths
 from keepstep.edge.shm.status_page import StatusPage
@@ -111,6 +112,7 @@ class Capture:
         self._proven_bytes = 0  # the largest payload that `prove` has found
         self._manifest: _Manifest | None = None
         self._copy: StateCopy | None = None
+        self._cadence = Cadence()
         self._captured_steps = 0
         self._skipped_steps = 0
         self._torn_steps = 0
@@ -247,16 +249,21 @@ class Capture:
         """A step has ended: capture its state, or skip it and count. The trainer goes on when its
         executor has nothing left to do. `loss`: a number, or something that `float` takes."""
         views = [self._as_chooser_sees(index) for index in range(len(self._slots))]
-        horizon, is_hopeless = self._commit_view.look(stamp.epoch)
-        decision = choose(stamp.step, views, horizon, is_hopeless)
+        self._tell_span(stamp.step, any(v.state is SlotState.WRITING for v in views))
+        seen = self._commit_view.look(stamp.epoch)
+        decision = choose(stamp.step, views, seen.horizon, seen.is_hopeless)
         if isinstance(decision, Skip):
             self._skip(stamp.step, decision.why)
+            return
+        if not is_due(stamp.step, seen.period_steps):
+            self._skip(stamp.step, f"captures take up to {seen.period_steps} steps on some rank")
             return
         index = decision.slot
         slot = self._slots[index]
         if not slot.lock(exclusive=True):
             self._skip(stamp.step, f"slot {index} is pinned by a reader at this moment")
             return
+        self._cadence.begins(stamp.step)
         who = self._who
         slot.begin(who.job_hash, who.rank, who.world_size, self.incarnation, stamp)
         self._set_view(index, SlotView(SlotState.WRITING, stamp), decided_step=stamp.step)
@@ -264,6 +271,12 @@ class Capture:
             _guarded(self._begin(index, stamp)),
             lambda begun: self._begun(index, stamp, begun, loss),
         )
+
+    def _tell_span(self, step: int, is_writing: bool) -> None:
+        before = self._cadence.span_steps
+        self._cadence.boundary(step, is_writing)
+        if self._cadence.span_steps != before:
+            self._page.publish(span_steps=self._cadence.span_steps)
 
     def _as_chooser_sees(self, index: int) -> SlotView:
         view = self._views[index]

@@ -1,5 +1,5 @@
-"""Commit view: what a rank knows of the others when it decides about a snapshot: the horizon, and
-which stamps are hopeless.
+"""Commit view: what a rank knows of the others when it decides about a snapshot: the horizon,
+which stamps are hopeless, and which steps all ranks capture.
 
 On one node it reads the ranks' pages itself, so that capturing needs nobody else to be alive; with
 many nodes it reads the leader's word, which its keeper has written into a page. Both may be old,
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from keepstep.core.resume.cut import cut, holding_of, hopeless
 from keepstep.edge.shm.horizon_page import HorizonPage
@@ -18,14 +18,21 @@ from keepstep.edge.shm.status_page import StatusPage, status_path
 from keepstep.model.snapshot import RankStatus, Stamp
 from keepstep.ports import Memory
 
-View = tuple[Stamp | None, Callable[[Stamp], bool]]
+
+class CommitLook(NamedTuple):
+    """What was seen: the newest stamp that everybody may rely on, whether a stamp will never be
+    one, and the period at which steps are captured (core/resume/cadence.py)."""
+
+    horizon: Stamp | None
+    is_hopeless: Callable[[Stamp], bool]
+    period_steps: int
 
 
 class CommitView(Protocol):
     """What a rank may overwrite depends on this."""
 
-    def look(self, epoch: int) -> View:
-        """The horizon in this epoch, and whether a stamp will never be committed."""
+    def look(self, epoch: int) -> CommitLook:
+        """What holds in this epoch."""
 
     def close(self) -> None: ...
 
@@ -38,10 +45,19 @@ class PagesOfOneNode:
         self._pages: dict[int, StatusPage] = {}
         self._last_seen: dict[int, RankStatus] = {}
 
-    def look(self, epoch: int) -> View:
+    def look(self, epoch: int) -> CommitLook:
         seen = [page for page in map(self._read, range(self._world_size)) if page]
         holdings = [holding_of(page) for page in seen]
-        return cut(holdings, self._world_size), lambda stamp: hopeless(stamp, holdings)
+        return CommitLook(
+            cut(holdings, self._world_size),
+            lambda stamp: hopeless(stamp, holdings),
+            self._period_steps(seen),
+        )
+
+    def _period_steps(self, seen: list[RankStatus]) -> int:
+        if self._world_size == 1:
+            return 1  # nobody to agree with: as soon as the last one is sealed
+        return max((page.span_steps for page in seen), default=1)
 
     def _read(self, rank: int) -> RankStatus | None:
         if rank not in self._pages:
@@ -66,9 +82,9 @@ class LeadersWord:
     def __init__(self, memory: Memory, job_dir: Path) -> None:
         self._page = HorizonPage(memory, job_dir)
 
-    def look(self, epoch: int) -> View:
+    def look(self, epoch: int) -> CommitLook:
         horizon = self._page.read(epoch)
-        return horizon.floor, horizon.is_hopeless
+        return CommitLook(horizon.floor, horizon.is_hopeless, horizon.period_steps)
 
     def close(self) -> None:
         self._page.close()

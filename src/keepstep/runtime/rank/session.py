@@ -28,8 +28,8 @@ from keepstep.edge.os.error_file import write_error_file
 from keepstep.edge.os.journal import FileJournal
 from keepstep.edge.os.machine import address_towards, available_bytes
 from keepstep.edge.os.preemption import Preemption
+from keepstep.edge.os.priority import give_way_in_thread
 from keepstep.edge.shm.memory import MEMORY
-from keepstep.edge.torch.capture import lower_priority
 from keepstep.edge.torch.live_state import TorchState
 from keepstep.edge.torch.membership import membership
 from keepstep.edge.torch.process_groups import TorchGroups, gather_objects, process_group
@@ -47,6 +47,7 @@ from keepstep.runtime.rank.rank import Rank, Stage
 from keepstep.runtime.rank.step import Step
 from keepstep.runtime.rank.world import RankIdentity, RankOptions, RankWorld
 
+CAPTURE_NICE = 5  # the trainer computes first
 PREEMPTED_WITHIN_S = 600.0
 
 _current: Job | None = None
@@ -124,7 +125,7 @@ class Job:
         self._loss: Any = None
         self._finished = False
         self._failure: str | None = None
-        self._driver = Driver(lower_priority)
+        self._driver = Driver(lambda: give_way_in_thread(CAPTURE_NICE))
         try:
             self._world = _world(settings, who, protected, journal, self._driver)
             self._rank = self._join()

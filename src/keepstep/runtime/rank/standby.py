@@ -11,14 +11,13 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from keepstep.core.recovery.standby import program_of
 from keepstep.core.wire.conversations import PROCESS_WITH_AGENT
 from keepstep.edge.net.agents import NodeAgents
 from keepstep.edge.os.loop import Loop
+from keepstep.edge.os.priority import in_idle_time
 from keepstep.model.messages.agent_rank import BecomeRank, StandbyReady, ToProcess
 from keepstep.ports import Box
 
@@ -34,20 +33,6 @@ def become(message: BecomeRank) -> None:
     else:
         sys.path.insert(0, str(Path(sys.argv[0]).resolve().parent))
         runpy.run_path(sys.argv[0], run_name="__main__")
-
-
-@contextmanager
-def in_idle_time() -> Iterator[None]:
-    """The trainers come first. Only where this process may take its place among them again
-    afterwards, which takes privilege."""
-    may_return = os.geteuid() == 0
-    if may_return:
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    try:
-        yield
-    finally:
-        if may_return:
-            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 class Waiting:

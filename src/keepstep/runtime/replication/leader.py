@@ -44,6 +44,8 @@ class Leader:
         self._commit: Commit | None = None  # of the epoch that is trained
         self._ended: set[int] = set()
         self._facts: dict[int, tuple[int, int]] = {}  # by node: snapshot bytes, free bytes
+        self._spans: dict[int, int] = {}  # by node: steps that a capture takes
+        self._period_steps = 1  # that was announced
         if len(self._mesh.members) == 1:
             self._settle(NoRedundancy(), "there is one node")
         elif not isinstance(asked, Auto):
@@ -71,7 +73,9 @@ class Leader:
         self._facts[node] = (report.snapshot_bytes, report.free_bytes)
         self._choose_policy(commit, report.hindered)
         known = Horizon(report.epoch, report.committed, report.target, inherited=report.inherited)
-        if commit.report(map(_facts, report.ranks), known) is not None:
+        self._spans[node] = report.span_steps
+        is_new_period = max(self._spans.values()) != self._period_steps
+        if commit.report(map(_facts, report.ranks), known) is not None or is_new_period:
             self._announce(commit)
 
     def holdings(self) -> list[Holding]:
@@ -149,6 +153,7 @@ class Leader:
             self._send(node, self._commit.horizon)
 
     def _announce(self, commit: Commit) -> None:
+        self._period_steps = max(self._spans.values(), default=1)
         for member in self._mesh.members:
             self._send(member.node, commit.horizon)
 
@@ -163,6 +168,7 @@ class Leader:
             inherited=horizon.inherited,
             alive=tuple(sorted(horizon.alive)),
             decided_step=horizon.decided_step,
+            period_steps=self._period_steps,
         )
         self._links.send(node, word)
 

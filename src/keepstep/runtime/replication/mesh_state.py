@@ -437,7 +437,8 @@ class MeshState:
         if any(status.epoch != self._epoch for status in pages.values()):
             return
         ranks = self._rows_of(pages)
-        said = (self._epoch, ranks, self._owner.hindered)
+        span_steps = max((s.span_steps for s in pages.values()), default=1)
+        said = (self._epoch, ranks, self._owner.hindered, span_steps)
         if said == self._last_report:
             return
         self._last_report = said
@@ -453,6 +454,7 @@ class MeshState:
             free_bytes=self._memory.free_bytes(self._arena_dir) + nbytes * slots,
             hindered=self._owner.hindered,
             ranks=ranks,
+            span_steps=span_steps,
         )
         self._links.to_leader(report)
 
@@ -499,6 +501,7 @@ class MeshState:
             frozenset(word.alive),
             word.decided_step,
             word.inherited,
+            word.period_steps,
         )
         # another leader that has not heard all reports knows less
         self.horizon = horizon = newer(self.horizon, said)

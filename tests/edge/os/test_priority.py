@@ -1,0 +1,72 @@
+"""Priority: giving way counts also where the kernel schedules by session; nobody moves up."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from keepstep.edge.os.priority import AUTOGROUP, give_way_in_thread
+
+SHOW = """
+import os
+from keepstep.edge.os.priority import AUTOGROUP, give_way, in_idle_time
+def show():
+    group = AUTOGROUP.read_text().split()[-1] if AUTOGROUP.exists() else "none"
+    print(os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0) == os.SCHED_IDLE, group)
+"""
+by_session = pytest.mark.skipif(
+    not AUTOGROUP.exists(), reason="this kernel does not schedule by session (no autogroup)"
+)
+
+
+def shown(program: str, leads: bool = True, nice: int = 0) -> list[list[str]]:
+    """Nice value, whether in idle time, and the session's nice value, at each `show()`."""
+    done = subprocess.run(
+        ["nice", "-n", str(nice), sys.executable, "-c", SHOW + program],
+        start_new_session=leads,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+@by_session
+def test_who_leads_a_session_gives_way_as_a_session() -> None:
+    assert shown("give_way(7); show()") == [["7", "False", "7"]]
+
+
+@by_session
+def test_anothers_session_stays_as_it_is() -> None:
+    before = AUTOGROUP.read_text().split()[-1]
+    assert shown("give_way(7); show()", leads=False) == [["7", "False", before]]
+
+
+def test_nobody_moves_up_by_giving_way() -> None:
+    assert shown("give_way(7); show()", nice=12)[0][0] == "12"
+
+
+@by_session
+@pytest.mark.skipif(os.geteuid() != 0, reason="taking one's place again needs privilege")
+def test_idle_time_ends() -> None:
+    program = "with in_idle_time():\n    show()\nshow()"
+    assert shown(program) == [["0", "True", "19"], ["0", "False", "0"]]
+
+
+def test_a_thread_gives_way_alone_and_on_top_of_what_its_process_has() -> None:
+    found: list[int] = []
+
+    def work() -> None:
+        give_way_in_thread(3)
+        found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [min(19, mine + 3)]
+    assert os.getpriority(os.PRIO_PROCESS, 0) == mine
