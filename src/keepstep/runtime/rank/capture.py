@@ -77,6 +77,16 @@ class _Sealed:
     loss: float = float("nan")
 
 
+@dataclass
+class _UnderWay:
+    """A snapshot, from its boundary until it is sealed and the trainer has come by."""
+
+    index: int
+    stamp: Stamp
+    copy: StateCopy
+    is_sealed: bool = False
+
+
 @dataclass(frozen=True)
 class _Failed:
     """Work for a snapshot raised."""
@@ -110,7 +120,7 @@ class Capture:
         self._views: list[SlotView] = [EMPTY_VIEW] * len(self._slots)
         self._proven_bytes = 0  # the largest payload that `prove` has found
         self._manifest: _Manifest | None = None
-        self._copy: StateCopy | None = None
+        self._under_way: _UnderWay | None = None
         self._captured_steps = 0
         self._skipped_steps = 0
         self._torn_steps = 0
@@ -131,6 +141,7 @@ class Capture:
         """Prove every slot. Raises IdentityError when one is another job's or rank's."""
         found: dict[Stamp, int] = {}
         foreign: int | None = None
+        self._under_way = None
         self._views = [EMPTY_VIEW] * len(self._slots)
         self._proven_bytes = 0
         for index, slot in enumerate(self._slots):
@@ -246,6 +257,7 @@ class Capture:
     def boundary(self, stamp: Stamp, loss: object) -> None:
         """A step has ended: capture its state, or skip it and count. The trainer goes on when its
         executor has nothing left to do. `loss`: a number, or something that `float` takes."""
+        self.passed()
         views = [self._as_chooser_sees(index) for index in range(len(self._slots))]
         horizon, is_hopeless = self._commit_view.look(stamp.epoch)
         decision = choose(stamp.step, views, horizon, is_hopeless)
@@ -293,7 +305,8 @@ class Capture:
             payload = gathered.payload_bytes + gathered.payload_bytes // 8 + OBJECTS_SLACK_BYTES
             text_bytes = len(manifest.text)
             return _NoRoom(payload, text_bytes + text_bytes // 2 + 4 * KIB)
-        copy = self._copy = self._world.live.copy(gathered, self._slots[index])
+        copy = self._world.live.copy(gathered, self._slots[index])
+        self._under_way = _UnderWay(index, stamp, copy)
         copy.copy_moving()
         return gathered, copy
 
@@ -370,6 +383,9 @@ class Capture:
                 return _Sealed(moved=tuple(copy.moved))
             began_ns = clock.monotonic_ns()
             header = slot.write_table(gathered.payload_bytes, manifest.text)
+            yield from copy.settle()
+            if copy.moved:
+                return _Sealed(moved=tuple(copy.moved))
             self._announce(Phase.SEAL, stamp.step)
             value = float("nan") if loss is None else float(loss)  # type: ignore[arg-type]
             yield
@@ -381,27 +397,51 @@ class Capture:
             copy.end()
 
     def _finished(self, index: int, stamp: Stamp, sealed: _Sealed | _Failed) -> None:
-        self._copy = None
         if isinstance(sealed, _Failed):
             self._lost_snapshot(index, sealed.why)
-        elif sealed.moved:
-            self._torn_steps += 1
-            self._tell_torn(stamp, sealed.moved)
-            self._give_up(index)
-        else:
-            self._captured_steps += 1
-            self._set_view(
-                index,
-                SlotView(SlotState.SEALED, stamp),
-                captured_steps=self._captured_steps,
-                copy_ns_last=sealed.copy_ns,
-                seal_ns_last=sealed.seal_ns,
-                payload_bytes=sealed.payload_bytes,
-                loss=sealed.loss,
-            )
+            return
+        moved = sealed.moved or self._moved_since()
+        if moved:
+            self._torn(index, stamp, moved)
+            return
+        if self._under_way is not None:
+            self._under_way.is_sealed = True
+        self._captured_steps += 1
+        self._set_view(
+            index,
+            SlotView(SlotState.SEALED, stamp),
+            captured_steps=self._captured_steps,
+            copy_ns_last=sealed.copy_ns,
+            seal_ns_last=sealed.seal_ns,
+            payload_bytes=sealed.payload_bytes,
+            loss=sealed.loss,
+        )
+
+    def _moved_since(self) -> tuple[str, ...]:
+        """Seen by the trainer's thread while the header was written."""
+        return () if self._under_way is None else tuple(self._under_way.copy.moved)
+
+    def passed(self) -> None:
+        """The trainer's thread is here, between two operations. What has moved by now, and no
+        counter told, makes the newest snapshot torn, sealed or not."""
+        under_way = self._under_way
+        if under_way is None:
+            return
+        under_way.copy.passed()
+        if not under_way.is_sealed:
+            return  # whoever seals it looks as well
+        self._under_way = None
+        if under_way.copy.moved:
+            self._torn(under_way.index, under_way.stamp, tuple(under_way.copy.moved))
+
+    def _torn(self, index: int, stamp: Stamp, moved: tuple[str, ...]) -> None:
+        self._under_way = None
+        self._torn_steps += 1
+        self._tell_torn(stamp, moved)
+        self._give_up(index)
 
     def _lost_snapshot(self, index: int, why: str) -> None:
-        self._copy = None
+        self._under_way = None
         journal = self._world.journal
         journal.record("capture-failed", f"a snapshot was lost: {why}", rank=self._who.rank)
         self._give_up(index)
@@ -429,8 +469,9 @@ class Capture:
 
     @property
     def copy_under_way(self) -> StateCopy | None:
-        """The snapshot that the next update has to wait for, if there is one."""
-        return self._copy
+        """The copy that the next update has to wait for, and to let look; None when there is
+        none."""
+        return None if self._under_way is None else self._under_way.copy
 
     def damaged(self, index: int, why: str) -> None:
         """The keeper's scrub found a slot that no longer proves: forget it, unless it has been

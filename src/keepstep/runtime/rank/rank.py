@@ -233,6 +233,10 @@ class Rank:
         self._regroup.check_update()
         return self._capture.copy_under_way
 
+    def fenced(self) -> None:
+        """The trainer has waited for that copy, and now the update begins."""
+        self._capture.passed()
+
     def end_step(self, entered: bool, ended: bool, step_ns: int, loss: object) -> bool:
         """The body of the loop is over: `entered` by `with step:`, `ended` without an error.
 

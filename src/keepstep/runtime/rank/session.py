@@ -317,6 +317,7 @@ class Job:
         copy = self._rank.before_update()
         if copy is not None:
             copy.fence()
+            self._driver.call(self._rank.fenced)
         self._rank.stalled(time.perf_counter_ns() - began_ns, is_boundary=False)
 
     def _unhook(self) -> None:
