@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -39,7 +40,7 @@ def wait_for(fact: Callable[[], bool]) -> None:
     deadline_s = time.monotonic() + WITHIN_S
     while not fact():
         assert time.monotonic() < deadline_s
-        time.sleep(0.001)
+        threading.Event().wait(0.001)
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def in_kernel(trainer: Trainer) -> bool:
 def test_a_call_that_goes_on_is_not_over_and_over_when_left(kernel: threading.Lock) -> None:
     def body() -> None:
         kernel.acquire()
-        time.sleep(WITHIN_S)
+        threading.Event().wait(WITHIN_S)
 
     trainer = Trainer(body)
     wait_for(lambda: in_kernel(trainer))
@@ -79,7 +80,7 @@ def test_what_an_operation_calls_back_is_part_of_it(kernel: threading.Lock) -> N
         kernel.acquire()
         go_on.wait()
 
-    trainer = Trainer(lambda: (__torch_dispatch__(), time.sleep(WITHIN_S)))
+    trainer = Trainer(lambda: (__torch_dispatch__(), threading.Event().wait(WITHIN_S)))
     wait_for(lambda: in_kernel(trainer))
     operation = trainer.operation()
     kernel.release()
@@ -90,7 +91,7 @@ def test_what_an_operation_calls_back_is_part_of_it(kernel: threading.Lock) -> N
 
 
 def test_who_waits_in_python_or_sleeps_is_in_no_operation() -> None:
-    for body in (threading.Event().wait, lambda: time.sleep(WITHIN_S)):
+    for body in (threading.Event().wait, lambda: select.select([], [], [], WITHIN_S)):
         trainer = Trainer(body)
         wait_for(lambda trainer=trainer: trainer.operation().is_over())  # type: ignore[misc]
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from keepstep.core.redundancy import memory_budget
-from keepstep.core.resume.slots import Skip, choose
+from keepstep.core.resume.slots import Skip, Take, choose
 from keepstep.edge.shm.slot import Slot, check_identity, slot_bytes, slot_path, slot_paths
 from keepstep.edge.shm.status_page import StatusPage
 from keepstep.errors import DamageError
@@ -258,9 +258,7 @@ class Capture:
         """A step has ended: capture its state, or skip it and count. The trainer goes on when its
         executor has nothing left to do. `loss`: a number, or something that `float` takes."""
         self.passed()
-        views = [self._as_chooser_sees(index) for index in range(len(self._slots))]
-        horizon, is_hopeless = self._commit_view.look(stamp.epoch)
-        decision = choose(stamp.step, views, horizon, is_hopeless)
+        decision = self._decide(stamp.step, stamp.epoch)
         if isinstance(decision, Skip):
             self._skip(stamp.step, decision.why)
             return
@@ -276,6 +274,16 @@ class Capture:
             _guarded(self._begin(index, stamp)),
             lambda begun: self._begun(index, stamp, begun, loss),
         )
+
+    def has_room(self, step: int, epoch: int) -> bool:
+        """Whether a snapshot of that step would find a slot now."""
+        self.passed()
+        return isinstance(self._decide(step, epoch), Take)
+
+    def _decide(self, step: int, epoch: int) -> Take | Skip:
+        views = [self._as_chooser_sees(index) for index in range(len(self._slots))]
+        horizon, is_hopeless = self._commit_view.look(epoch)
+        return choose(step, views, horizon, is_hopeless)
 
     def _as_chooser_sees(self, index: int) -> SlotView:
         view = self._views[index]

@@ -33,6 +33,8 @@ from keepstep.sim.protocol.world.world import Process
 
 LOSS = 1.0
 WORTHLESS = b"worthless"
+LAST_AGAIN_NS = 20 * MS_NS  # as long as nothing else happens
+LAST_TRIES = 3000
 CHANGE_NS = 200 * MS_NS  # half of an operation in place takes at most so long
 
 
@@ -309,7 +311,11 @@ class Program:
         else:
             self._fail(error)
 
-    def _leave_body(self, rank: Rank, ended: bool) -> None:
+    def _leave_body(self, rank: Rank, ended: bool, tries: int = 0) -> None:
+        is_last = rank.step + 2 >= self._script.steps
+        if is_last and tries < LAST_TRIES and not rank.may_end_last_step():
+            self.process.after(LAST_AGAIN_NS, self._leave_body, rank, ended, tries + 1)
+            return
         entered = self._script.gives_up_steps
         if entered:
             rank.body_left()
@@ -342,7 +348,12 @@ class Program:
     def _end(self, rank: Rank) -> None:
         self._is_closing = True
         self._observer.done(self)
-        rank.end_steps(lambda: rank.close(True, "ended well", lambda: self._exit(0)))
+        rank.end_steps(lambda: rank.close(True, "ended well", lambda: self._closed(rank)))
+
+    def _closed(self, rank: Rank) -> None:
+        if rank.unsaved:
+            self.report = ErrorReport(f"StoreError: {rank.unsaved}")
+        self._exit(1 if rank.unsaved else 0)
 
     def terminated(self, signum: int) -> None:
         """A signal that ends it. Under an agent the process just ends; else the newest step goes to
