@@ -47,8 +47,14 @@ if kind == "fsdp":
     for layer in (model[0], model[3]):
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
+elif kind == "pipeline":
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+    model = model[:3] if rank == 0 else model[3:]
+    stage = PipelineStage(model, rank, world, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, 2, loss_fn=lambda y, target: (y - target).square().mean())
 else:
-    model = nn.parallel.DistributedDataParallel(model, find_unused_parameters=world > 2)
+    finds_unused = world > 2 or kind == "freezing"
+    model = nn.parallel.DistributedDataParallel(model, find_unused_parameters=finds_unused)
 some = dist.new_group([0, world - 1])  # groups of part of the ranks are built anew as well
 optimizer = torch.optim.AdamW(model.parameters(), 0.01)
 torch.manual_seed(7 + rank)
@@ -56,8 +62,17 @@ job = keepstep.protect(model=model, optimizer=optimizer, seen=[])
 
 def body(step):
     optimizer.zero_grad()
-    loss = model(torch.randn(8, 16)).square().mean()
-    loss.backward()
+    if kind == "freezing":
+        model.module[0].requires_grad_(step < 5)
+    if kind == "pipeline":
+        losses = []
+        torch.manual_seed(int(step))
+        batch = (torch.randn(8, 16),) if rank == 0 else ()
+        schedule.step(*batch, target=torch.ones(8, 1), losses=losses)
+        loss = sum(losses, torch.zeros(()))
+    else:
+        loss = model(torch.randn(8, 16)).square().mean()
+        loss.backward()
     told = loss.detach().clone()
     dist.all_reduce(told)
     if rank in (0, world - 1):
@@ -228,6 +243,21 @@ def test_the_others_stay_in_their_process_and_the_end_is_the_same(
         e.data["lost_steps"] <= 1 and e.data["source"] == "memory"
         for e in run.events("resumed")[1:]
     )
+
+
+@pytest.mark.parametrize("kind", ["freezing", "pipeline"])
+@pytest.mark.parametrize("lost", [0, 1])
+def test_what_the_objects_have_learnt_since_they_were_made_is_as_in_the_newcomer(
+    started: Any, undisturbed: Any, kind: str, lost: int
+) -> None:
+    """A layer that was frozen midway; a pipeline whose stages have met."""
+    run = started(kind, 2, "with", "--standby", "0")
+    run.train_until(8)
+    staying = run.pid(1 - lost)
+    run.lose(lost)
+    found = run.end()
+    assert [f["digest"] for f in found] == undisturbed(kind, 2)
+    assert found[1 - lost]["pid"] == staying and run.events("refused") == []
 
 
 def test_two_at_once_and_one_more_while_they_find_together(started: Any, undisturbed: Any) -> None:

@@ -231,6 +231,13 @@ class FakeCopy:
         self._slot.payload[: self._nbytes] = self._live.state
         self.moved = self._live.moves
 
+    def settle(self) -> Acts[None]:
+        yield
+        self.moved = self.moved or self._live.moves_late
+
+    def passed(self) -> None:
+        self.moved = self.moved or self._live.moves_unseen
+
     def fence(self) -> None:
         """Nobody waits here."""
 
@@ -240,11 +247,14 @@ class FakeCopy:
 
 class FakeLive:
     """See `ports.LiveState`: `state` is all there is. `moves`: what changes while it is copied;
-    `error`: what copying raises; `differs`: what is not as loaded."""
+    `moves_late`: what is seen of that behind the copy; `moves_unseen`: what nobody sees before the
+    trainer looks; `error`: what copying raises; `differs`: what is not as loaded."""
 
     def __init__(self, state: bytes = b"\0" * 64) -> None:
         self.state = state
         self.moves: Sequence[str] = ()
+        self.moves_late: Sequence[str] = ()
+        self.moves_unseen: Sequence[str] = ()
         self.error: Exception | None = None
         self.differs: list[str] = []
         self.eager: list[str] = []

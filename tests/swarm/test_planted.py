@@ -36,8 +36,9 @@ def test_each_is_one_mistake_in_the_code_as_it_is(bug: Bug) -> None:
     assert planted != bug.path.read_text()
 
 
-def test_each_room_has_ten_of_its_own() -> None:
-    assert Counter(bug.room for bug in BUGS) == {"agent": 10, "rank": 10, "replication": 10}
+def test_each_room_has_ten_of_its_own_or_more() -> None:
+    counts = Counter(bug.room for bug in BUGS)
+    assert set(counts) == {"agent", "rank", "replication"} and min(counts.values()) >= 10
     assert len({bug.name for bug in BUGS}) == len(BUGS)
 
 

@@ -96,6 +96,7 @@ KINDS = {
     "persist-started": "a checkpoint is being written",
     "persisted": "a checkpoint is written",
     "persist-failed": "a checkpoint could not be written",
+    "persist-again": "a checkpoint is asked for again, since those who were to write it have died",
     "persister-ended": "the process that writes checkpoints is gone",
     "persist-impossible": "a checkpoint was asked for, and there is no store",
     # the keeper: other nodes

@@ -31,8 +31,8 @@ class StateCopy(Protocol):
 
     @property
     def moved(self) -> Sequence[str]:
-        """Once `copy_still` is over: tensors that changed while they were copied. Such a copy is
-        torn: it mixes two moments."""
+        """Tensors that changed while they were copied, as far as is known; complete when `settle`
+        is over. Such a copy is torn: it mixes two moments. `passed` may find more, by chance."""
 
     @property
     def copy_ns(self) -> int:
@@ -45,8 +45,18 @@ class StateCopy(Protocol):
     def copy_still(self) -> Acts[None]:
         """In the background: what stands still until the next update."""
 
+    def settle(self) -> Acts[None]:
+        """In the background, after `copy_still`: over when all that the trainer had begun by then
+        is over, so that what it changed is known."""
+
     def fence(self) -> None:
-        """On the trainer's thread, before an update: return when it may overwrite the state."""
+        """On the trainer's thread, before an update: return when it may overwrite the state. The
+        trainer has `passed` then."""
+
+    def passed(self) -> None:
+        """The trainer is between two operations, and what was to stand still until then still
+        does. What `moved` later may: only the first time counts that finds the copy's bytes
+        there."""
 
     def end(self) -> None:
         """Nobody is to wait for this copy any more, whatever became of it."""

@@ -29,13 +29,14 @@ class Room:
         self._path = path
         self.slot: Slot | None = None
 
-    def begin(self, state: State) -> TensorCopy:
-        """A copy whose moving part is taken; the caller does the rest, at its own pace."""
+    def begin(self, state: State, turn: int = 0) -> TensorCopy:
+        """A copy whose moving part is taken; the caller does the rest, at its own pace. `turn`: how
+        many there were before."""
         if self.slot is not None:
             self.slot.close()
         self.slot = Slot.create(MEMORY, self._path, state.payload_bytes, 64 * KIB)
         self.slot.begin(bytes(16), 0, 1, 1, Stamp(0, 1))
-        copy = TensorCopy(state, self.slot)
+        copy = TensorCopy(state, self.slot, turn=turn)
         copy.copy_moving()
         return copy
 

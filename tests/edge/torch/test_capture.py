@@ -14,6 +14,7 @@ from torch import nn
 from keepstep.edge.os.threads import run_acts
 from keepstep.edge.torch import restore
 from keepstep.edge.torch.state import Protected
+from keepstep.model.units import MIB
 
 Bytes = Callable[[Any], Any]
 Room = Any  # conftest's
@@ -183,6 +184,74 @@ def test_a_change_after_the_fence_is_no_matter(room: Room, snapshot_bytes: Bytes
     assert copy.moved == []
     room.seal(copy)
     assert snapshot_bytes(saved(room)) == expected
+
+
+def test_an_operation_that_ends_behind_the_copy_tears_it(room: Room) -> None:
+    """torch raises the counter when the kernel has ended: the copy may have ended before that."""
+    training = Training()
+    copy = room.begin(training.protected.gather())
+    run_acts(copy.copy_still())
+    torch.autograd.graph.increment_version(training.model[0].weight)
+    copy.fence()
+    assert copy.moved == ["model.0.weight"]
+
+
+def test_an_operation_after_one_that_has_ended_behind_the_copy_tears_nothing(room: Room) -> None:
+    """Once the thread was seen elsewhere, all that could have been under way is over."""
+    training = Training()
+    copy = room.begin(training.protected.gather())
+    run_acts(copy.copy_still())
+    run_acts(copy.settle())
+    torch.autograd.graph.increment_version(training.model[0].weight)
+    copy.fence()
+    assert copy.moved == []
+
+
+def test_what_is_sealed_under_a_large_operation_is_one_moment(room: Room) -> None:
+    weight = torch.nn.Parameter(torch.ones(16 * MIB))
+    optimizer = torch.optim.SGD([weight], 0.1)
+    for _ in range(3):
+        protected = Protected.of({"weight": weight, "optimizer": optimizer}, lazy=True)
+        before = weight[0].item()
+        copy = room.begin(protected.gather())
+
+        def capture(copy: Any = copy) -> None:
+            run_acts(copy.copy_still())
+            run_acts(copy.settle())
+
+        thread = threading.Thread(target=capture)
+        thread.start()
+        with torch.no_grad():
+            weight.mul_(1.5)
+        thread.join()
+        copied = room.slot.payload[: weight.nbytes].cast("f")
+        values = torch.frombuffer(copied, dtype=torch.float32)
+        assert copy.moved == ["weight"] or bool((values == before).all())
+        del values, copied
+
+
+def test_what_no_counter_sees_is_found_in_the_end_and_named(room: Room) -> None:
+    training = Training()
+    found: list[str] = []
+    for turn in range(10):
+        copy = room.begin(training.protected.gather(), turn)
+        run_acts(copy.copy_still())
+        run_acts(copy.settle())
+        training.model[2].weight.data.mul_(0.5)
+        copy.fence()
+        found += copy.moved
+    assert set(found) == {"model.2.weight"}
+
+
+def test_what_moves_behind_the_fence_is_not_looked_at(room: Room) -> None:
+    training = Training(fused=True)
+    for turn in range(10):
+        copy = room.begin(training.protected.gather(), turn)
+        training.optimizer.register_step_pre_hook(lambda *_, copy=copy: copy.fence())
+        run_acts(copy.copy_still())
+        training.step()
+        copy.passed()
+        assert copy.moved == []
 
 
 def test_torn_once_eager_from_then_on(room: Room, snapshot_bytes: Bytes) -> None:

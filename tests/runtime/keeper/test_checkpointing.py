@@ -258,6 +258,18 @@ def test_two_nodes_write_one_checkpoint_that_every_rank_and_one_alone_load(
     assert cluster.all_movable() and cluster.stored() == [6]
 
 
+def test_an_older_step_is_written_and_is_not_what_was_asked_for(cluster: Cluster) -> None:
+    """Some rank has skipped the step: nobody will ever have it."""
+    cluster.capture(4)
+    asker = Asker()
+    cluster.nodes[0].ask(asker, 6, "a test asks")
+    holding = Holding(frozenset({Stamp(4, 1)}), None, 6)
+    cluster.nodes[0].advance([holding] * WORLD, WORLD, True)
+    cluster.run(lambda: bool(asker.heard))
+    assert [(heard.ok, heard.step) for heard in asker.heard] == [(False, 4)]
+    assert cluster.stored() == [4]
+
+
 def test_a_slot_that_is_overwritten_before_the_order_comes_means_a_newer_step(
     cluster: Cluster,
 ) -> None:

@@ -149,6 +149,28 @@ def test_what_has_moved_while_it_was_copied_is_dropped_and_copied_eagerly(traine
     assert trainee.capture.counts == (0, 0, 1) and trainee.room.journal.kinds == ["torn"]
 
 
+def test_what_is_seen_only_behind_the_copy_is_never_sealed(trainee: Trainee) -> None:
+    trainee.room.live.moves_late = ("state",)
+    trainee.step(0)
+    assert trainee.snapshots() == {} and trainee.room.live.eager == ["state"]
+    assert trainee.capture.counts == (0, 0, 1)
+
+
+@pytest.mark.parametrize("seals", [True, False], ids=["sealed", "not sealed yet"])
+def test_what_the_trainer_finds_in_passing_is_dropped_and_told_once(
+    trainee: Trainee, seals: bool
+) -> None:
+    trainee.step(0)
+    trainee.capture.passed()
+    trainee.room.live.moves_unseen = ("state",)
+    trainee.step(1, seals=seals)
+    trainee.capture.passed()
+    trainee.room.settle()
+    trainee.capture.passed()
+    assert set(trainee.snapshots()) == sealed(trainee.told) == {Stamp(0, 1)}
+    assert trainee.room.live.eager == ["state"] and trainee.room.journal.kinds == ["torn"]
+
+
 def test_an_error_costs_a_snapshot_and_the_slot_serves_again(trainee: Trainee) -> None:
     trainee.room.live.error = ValueError("something of the program's")
     trainee.step(0)
@@ -165,7 +187,9 @@ def test_while_a_copy_is_under_way_the_update_has_it_to_wait_for(trainee: Traine
     trainee.capture.drain(lambda: over.append(True))
     assert over == []
     trainee.room.settle()
-    assert over == [True] and trainee.capture.copy_under_way is None
+    assert over == [True]
+    trainee.capture.passed()
+    assert trainee.capture.copy_under_way is None
     assert trainee.announced == [(Phase.CAPTURE, 0), (Phase.SEAL, 0)]
 
 

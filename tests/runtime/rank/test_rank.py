@@ -34,6 +34,7 @@ from keepstep.model.messages.keeper_rank import (
 from keepstep.model.snapshot import Phase, Stamp
 from keepstep.runtime.rank.joining import Joined, Joining
 from keepstep.runtime.rank.rank import RELEASE_WITHIN_NS, Rank, Stage
+from keepstep.runtime.rank.wanted_checkpoint import AGAIN_NS, TRIES
 from tests.runtime.fakes import RankRoom
 from tests.runtime.rank.test_bootstrap import FACTS
 from tests.runtime.rank.test_capture import state_after
@@ -341,9 +342,66 @@ def test_the_last_step_goes_to_the_store_first(tmp_path: Path) -> None:
     box = room.keepers.box
     [want] = box.of(WantCheckpoint)
     assert want.step == 0 and box.of(Goodbye) == []
-    box.says(CheckpointDone(want.ticket, False, None, "the disk is full"))
-    assert box.of(Goodbye) and "persist-failed" in room.journal.kinds
+    box.says(CheckpointDone(want.ticket, True, 0, "written"))
+    assert box.of(Goodbye) == [Goodbye(0, True, "well")] and trainee.rank.unsaved == ""
     box.says(Released())
+
+
+def test_a_last_step_that_cannot_be_written_is_asked_for_again_and_then_no_good_end(
+    tmp_path: Path,
+) -> None:
+    room = RankRoom(tmp_path)
+    room.options = replace(room.options, has_store=True)
+    trainee = Trainee(room).start()
+    trainee.step()
+    trainee.end()
+    box = room.keepers.box
+    for tries in range(1, TRIES + 1):
+        assert len(box.of(WantCheckpoint)) == tries and box.of(Goodbye) == []
+        want = box.of(WantCheckpoint)[-1]
+        box.says(CheckpointDone(want.ticket, False, None, "the disk is full"))
+        room.time.pass_ns(AGAIN_NS)
+    [bye] = box.of(Goodbye)
+    assert not bye.ok and bye.why == trainee.rank.unsaved and "the disk is full" in bye.why
+    assert room.agents.box.of(TrainingEnded) == [] and "persist-failed" in room.journal.kinds
+    box.says(Released())
+
+
+def test_a_keeper_that_dies_over_the_last_checkpoint_costs_it_nothing(tmp_path: Path) -> None:
+    room = RankRoom(tmp_path)
+    room.options = replace(room.options, has_store=True)
+    trainee = Trainee(room).start()
+    trainee.step()
+    over = trainee.end()
+    room.keepers.box.dies()
+    room.time.pass_ns(AGAIN_NS)
+    box = room.keepers.box
+    [want] = box.of(WantCheckpoint)
+    assert want.step == 0 and box.of(Goodbye) == [] and over == []
+    box.says(CheckpointDone(want.ticket, True, 0, "written"))
+    assert box.of(Goodbye) == [Goodbye(0, True, "well")]
+    box.says(Released())
+
+
+def test_a_step_that_is_in_memory_no_more_is_not_asked_for_again(trainee: Trainee) -> None:
+    trainee.start()
+    answers: list[CheckpointDone] = []
+    trainee.rank.persist(7, "for once", answers.append)
+    box = trainee.room.keepers.box
+    [want] = box.of(WantCheckpoint)
+    box.says(CheckpointDone(want.ticket, False, 6, "not every rank holds it"))
+    assert [answer.step for answer in answers] == [6]
+
+
+def test_the_last_step_waits_for_a_slot(trainee: Trainee) -> None:
+    trainee.start()
+    trainee.rank.begin_step()
+    trainee.rank.end_step(False, True, 1000, None)
+    trainee.room.trainer.run()
+    trainee.rank.begin_step()
+    assert not trainee.rank.may_end_last_step(), "the one before is being sealed"
+    trainee.room.settle()
+    assert trainee.rank.may_end_last_step()
 
 
 def test_a_keeper_that_does_not_release_is_not_waited_for_for_ever(trainee: Trainee) -> None:

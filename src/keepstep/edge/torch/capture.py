@@ -6,10 +6,12 @@ CheckFreq, FAST'21: the fence before the update), so a thread copies them during
 and backward. Everything else (buffers move in forward, RNG and Python state at any time) is copied
 at the boundary.
 
-Two proofs that nothing moved: the optimizers' pre-step hook waits for `fence`, and tensor version
-counters before and after are equal. The hook is the one that counts for `fused` optimizers, whose
-updates leave the counters as they are (measured, torch 2.13). A copy that fails the second proof is
-torn: it is dropped and the moved tensors are named.
+Three proofs that nothing moved. The optimizers' pre-step hook waits for `fence`. Tensor version
+counters before and after are equal: after, that is when whatever ran as the copy ended is over too
+(`operations.py`), for a counter moves behind its kernel. And in front of the update a few of the
+bytes are compared once more, others each time: for what no counter sees (measured, torch 2.13:
+`fused` updates, `.data`, collectives). A copy that fails one is torn: it is dropped, and the
+tensors that moved are named.
 
 On CUDA the copies run on a side stream into pinned pages, and the fence makes the *device* wait,
 not the trainer.
@@ -17,6 +19,7 @@ not the trainer.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from collections.abc import Sequence
@@ -26,10 +29,18 @@ import torch
 
 from keepstep.edge.shm import memory
 from keepstep.edge.shm.slot import Slot
+from keepstep.edge.torch.operations import Operation
 from keepstep.edge.torch.state import State, StateItem
 from keepstep.edge.torch.views import write
 from keepstep.model.layout import Segment
 from keepstep.ports import Acts
+
+FIRST_LOOK_S = 0.0005  # most operations are over by then
+LOOK_EVERY_S = 0.01
+# Of the second look, which the update waits for: 16 tensors, 4 KiB of each.
+LOOKS = 16
+LOOK_BYTES = 4096
+GOLDEN_RATIO = 0.6180339887498949  # multiples of it, without their whole part, fill a range evenly
 
 
 @dataclass
@@ -41,6 +52,8 @@ class TensorCopy:
     slot: Slot
     # every byte has left the live tensors (or is ordered to)
     done: threading.Event = field(default_factory=threading.Event)
+    # how many copies there were before: each looks at other bytes a second time
+    turn: int = 0
     # lazily copied tensors that changed under the copy
     moved: list[str] = field(default_factory=list)
     copied_bytes: int = 0
@@ -48,13 +61,13 @@ class TensorCopy:
 
     def __post_init__(self) -> None:
         self._pairs = list(zip(self.state.items, self.state.layout.segments, strict=True))
-        self._versions = [
-            (item.spec.name, item.local, item.local._version)
-            for item in self.state.items
-            if item.lazy
-        ]
-        self._check = threading.Lock()
-        self._checked = False
+        self._lazy = [(item, segment) for item, segment in self._pairs if item.lazy]
+        self._versions = [item.version for item, _ in self._lazy]
+        self._thread = threading.get_ident(), threading.get_native_id()
+        self._lock = threading.Lock()
+        self._is_settled = threading.Event()  # what has `moved` by counters is known for good
+        self._is_copied = False
+        self._is_fenced = False  # whatever moves from here on may
         self._devices = {
             item.local.device for item in self.state.items if item.local.device.type == "cuda"
         }
@@ -78,15 +91,27 @@ class TensorCopy:
         yield
         began_ns = time.perf_counter_ns()
         try:
-            self._write([(i, s) for i, s in self._pairs if i.lazy])
-            if not self._streams:
-                self.check()
+            self._write(self._lazy)
+            self._is_copied = True
         finally:
             self.done.set()
         for stream in self._streams.values():
             stream.synchronize()
-        self.check()
+        self._operation = Operation(*self._thread)
+        self._compare(is_last=False)  # a copy that is torn already need not be hashed
         self.copy_ns = time.perf_counter_ns() - began_ns
+
+    def settle(self) -> Acts[None]:
+        """In the background, after `copy_still`: wait until what the trainer had begun by then is
+        over, or the trainer has come by; `moved` is complete."""
+        yield
+        wait_s = FIRST_LOOK_S
+        while not self._is_settled.is_set():
+            if self._operation.is_over():
+                self._compare(is_last=True)
+            else:
+                self._is_settled.wait(wait_s)
+                wait_s = min(2 * wait_s, LOOK_EVERY_S)
 
     def end(self) -> None:
         """Nobody is to wait for this copy any more."""
@@ -95,19 +120,50 @@ class TensorCopy:
     def fence(self) -> None:
         """In the optimizer's pre-step hook: return when the update may overwrite the tensors."""
         self.done.wait()
-        self.check()
+        self.passed()
         for device, stream in self._streams.items():
             torch.cuda.current_stream(device).wait_stream(stream)
 
-    def check(self) -> None:
-        """Compare version counters once: by whoever comes first after the copies were ordered."""
-        with self._check:
-            if not self._checked:
-                self.moved = [
-                    name for name, tensor, version in self._versions if tensor._version != version
-                ]
-                self._checked = True
-                self._versions = []
+    def passed(self) -> None:
+        """On the trainer's thread, between two operations, before anything may move."""
+        if not self.done.is_set():
+            return
+        self._compare(is_last=True)
+        with self._lock:
+            if self._is_copied and not self._is_fenced:
+                self._look_again()
+            self._is_fenced = True
+
+    def _compare(self, is_last: bool) -> None:
+        """Compare version counters: for the last time, when nothing that could still move them runs
+        any more."""
+        with self._lock:
+            if self._is_settled.is_set():
+                return
+            pairs = zip(self._lazy, self._versions, strict=True)
+            self.moved = [i.spec.name for (i, _), version in pairs if i.version != version]
+            if is_last:
+                self._is_settled.set()
+
+    def _look_again(self) -> None:
+        """Compare some bytes of some tensors with their copies."""
+        first = self.turn * LOOKS
+        for number in range(first, first + min(LOOKS, len(self._lazy))):
+            index = number % len(self._lazy)
+            item, segment = self._lazy[index]
+            # What a counter has seen is known: it is in `moved`, or came behind the copy's end.
+            if item.version == self._versions[index] and self._differs(item, segment, number):
+                self.moved.append(item.spec.name)
+
+    def _differs(self, item: StateItem, segment: Segment, number: int) -> bool:
+        """Whether those bytes of the tensor that are due are not as they were copied."""
+        if item.address is None or item.address != item.local.data_ptr():
+            return False
+        nbytes = min(LOOK_BYTES, segment.spec.nbytes)
+        at = int(number * GOLDEN_RATIO % 1 * (segment.spec.nbytes - nbytes))
+        copied = self.slot.payload_address + segment.offset + at
+        live = ctypes.string_at(item.address + at, nbytes)
+        return live != ctypes.string_at(copied, nbytes)
 
     def _write(self, pairs: Sequence[tuple[StateItem, Segment]]) -> None:
         base = self.slot.payload_address

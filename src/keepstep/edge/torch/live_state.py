@@ -30,13 +30,15 @@ class TorchState:
         self._rank = rank
         self._world_size = world_size
         self._store = store
+        self._copies = 0
 
     def gather(self) -> State:
         return self._protected.gather()
 
     def copy(self, gathered: Gathered, slot: Slot) -> StateCopy:
         assert isinstance(gathered, State)
-        return capture.TensorCopy(gathered, slot)
+        self._copies += 1
+        return capture.TensorCopy(gathered, slot, turn=self._copies)
 
     def copy_eagerly(self, names: Sequence[str]) -> None:
         self._protected.eager_names.update(names)

@@ -39,12 +39,20 @@ class StateItem:
     still until the next update.
 
     `address` is where its bytes lie as they are to be kept, None when they must go through torch.
+    `whole`: the DTensor that `local` is this rank's part of, if it is one.
     """
 
     spec: TensorSpec
     local: torch.Tensor
     lazy: bool
     address: int | None = None
+    whole: DTensor | None = None
+
+    @property
+    def version(self) -> int:
+        """Grows whenever torch has written the tensor. An operation on a DTensor leaves its local
+        part's counter as it is (measured, torch 2.13)."""
+        return self.local._version + (0 if self.whole is None else self.whole._version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +311,7 @@ class _TreePickler(pickle.Pickler):
                     local,
                     lazy,
                     address if by_address(local) else None,
+                    value if isinstance(value, DTensor) else None,
                 )
             )
         return _fetch, (index,)

@@ -365,6 +365,13 @@ def _is_ready(
 
 
 def _answer(requests: list[CheckpointRequest], ok: bool, step: int | None, why: str) -> None:
+    """Tell each what became of it. A step older than the one that was asked for is not it."""
     for request in requests:
-        if request.box is not None:
+        if request.box is None:
+            continue
+        wanted = -1 if request.step is None else request.step
+        if ok and (step is None or step < wanted):
+            told = f"not every rank holds step {wanted}; the newest that all hold is {step}: {why}"
+            request.box.send(CheckpointDone(request.ticket, False, step, told))
+        else:
             request.box.send(CheckpointDone(request.ticket, ok, step, why))

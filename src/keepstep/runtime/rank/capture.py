@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from keepstep.core.redundancy import memory_budget
 from keepstep.core.resume.cadence import Cadence, is_due
-from keepstep.core.resume.slots import Skip, choose
+from keepstep.core.resume.slots import Skip, Take, choose
 from keepstep.edge.shm.slot import Slot, check_identity, slot_bytes, slot_path, slot_paths
 from keepstep.edge.shm.status_page import StatusPage
 from keepstep.errors import DamageError
@@ -31,7 +31,7 @@ from keepstep.model.snapshot import Phase, SlotState, SlotView, Stamp
 from keepstep.model.topology import parse_policy
 from keepstep.model.units import KIB, MIB, human_bytes
 from keepstep.ports import Acts, Gathered, StateCopy
-from keepstep.runtime.rank.commit_view import CommitView
+from keepstep.runtime.rank.commit_view import CommitLook, CommitView
 from keepstep.runtime.rank.world import RankIdentity, RankOptions, RankWorld
 
 GROW_INLINE_BYTES = 16 * MIB  # a slot this small is made quicker than a step
@@ -78,6 +78,16 @@ class _Sealed:
     loss: float = float("nan")
 
 
+@dataclass
+class _UnderWay:
+    """A snapshot, from its boundary until it is sealed and the trainer has come by."""
+
+    index: int
+    stamp: Stamp
+    copy: StateCopy
+    is_sealed: bool = False
+
+
 @dataclass(frozen=True)
 class _Failed:
     """Work for a snapshot raised."""
@@ -111,7 +121,7 @@ class Capture:
         self._views: list[SlotView] = [EMPTY_VIEW] * len(self._slots)
         self._proven_bytes = 0  # the largest payload that `prove` has found
         self._manifest: _Manifest | None = None
-        self._copy: StateCopy | None = None
+        self._under_way: _UnderWay | None = None
         self._cadence = Cadence()
         self._captured_steps = 0
         self._skipped_steps = 0
@@ -133,6 +143,7 @@ class Capture:
         """Prove every slot. Raises IdentityError when one is another job's or rank's."""
         found: dict[Stamp, int] = {}
         foreign: int | None = None
+        self._under_way = None
         self._views = [EMPTY_VIEW] * len(self._slots)
         self._proven_bytes = 0
         for index, slot in enumerate(self._slots):
@@ -245,17 +256,18 @@ class Capture:
 
     # -- a step boundary
 
-    def boundary(self, stamp: Stamp, loss: object) -> None:
+    def boundary(self, stamp: Stamp, loss: object, is_last: bool = False) -> None:
         """A step has ended: capture its state, or skip it and count. The trainer goes on when its
-        executor has nothing left to do. `loss`: a number, or something that `float` takes."""
-        views = [self._as_chooser_sees(index) for index in range(len(self._slots))]
-        self._tell_span(stamp.step, any(v.state is SlotState.WRITING for v in views))
+        executor has nothing left to do. `loss`: a number, or something that `float` takes.
+        `is_last`: no step follows, so it is this one's turn whatever the period."""
+        self.passed()
+        self._tell_span(stamp.step)
         seen = self._commit_view.look(stamp.epoch)
-        decision = choose(stamp.step, views, seen.horizon, seen.is_hopeless)
+        decision = self._decide(stamp.step, seen)
         if isinstance(decision, Skip):
             self._skip(stamp.step, decision.why)
             return
-        if not is_due(stamp.step, seen.period_steps):
+        if not (is_last or is_due(stamp.step, seen.period_steps)):
             self._skip(stamp.step, f"captures take up to {seen.period_steps} steps on some rank")
             return
         index = decision.slot
@@ -272,9 +284,18 @@ class Capture:
             lambda begun: self._begun(index, stamp, begun, loss),
         )
 
-    def _tell_span(self, step: int, is_writing: bool) -> None:
+    def has_room(self, step: int, epoch: int) -> bool:
+        """Whether a snapshot of that step would find a slot now."""
+        self.passed()
+        return isinstance(self._decide(step, self._commit_view.look(epoch)), Take)
+
+    def _decide(self, step: int, seen: CommitLook) -> Take | Skip:
+        views = [self._as_chooser_sees(index) for index in range(len(self._slots))]
+        return choose(step, views, seen.horizon, seen.is_hopeless)
+
+    def _tell_span(self, step: int) -> None:
         before = self._cadence.span_steps
-        self._cadence.boundary(step, is_writing)
+        self._cadence.boundary(step, any(v.state is SlotState.WRITING for v in self._views))
         if self._cadence.span_steps != before:
             self._page.publish(span_steps=self._cadence.span_steps)
 
@@ -306,7 +327,8 @@ class Capture:
             payload = gathered.payload_bytes + gathered.payload_bytes // 8 + OBJECTS_SLACK_BYTES
             text_bytes = len(manifest.text)
             return _NoRoom(payload, text_bytes + text_bytes // 2 + 4 * KIB)
-        copy = self._copy = self._world.live.copy(gathered, self._slots[index])
+        copy = self._world.live.copy(gathered, self._slots[index])
+        self._under_way = _UnderWay(index, stamp, copy)
         copy.copy_moving()
         return gathered, copy
 
@@ -383,6 +405,9 @@ class Capture:
                 return _Sealed(moved=tuple(copy.moved))
             began_ns = clock.monotonic_ns()
             header = slot.write_table(gathered.payload_bytes, manifest.text)
+            yield from copy.settle()
+            if copy.moved:
+                return _Sealed(moved=tuple(copy.moved))
             self._announce(Phase.SEAL, stamp.step)
             value = float("nan") if loss is None else float(loss)  # type: ignore[arg-type]
             yield
@@ -394,27 +419,51 @@ class Capture:
             copy.end()
 
     def _finished(self, index: int, stamp: Stamp, sealed: _Sealed | _Failed) -> None:
-        self._copy = None
         if isinstance(sealed, _Failed):
             self._lost_snapshot(index, sealed.why)
-        elif sealed.moved:
-            self._torn_steps += 1
-            self._tell_torn(stamp, sealed.moved)
-            self._give_up(index)
-        else:
-            self._captured_steps += 1
-            self._set_view(
-                index,
-                SlotView(SlotState.SEALED, stamp),
-                captured_steps=self._captured_steps,
-                copy_ns_last=sealed.copy_ns,
-                seal_ns_last=sealed.seal_ns,
-                payload_bytes=sealed.payload_bytes,
-                loss=sealed.loss,
-            )
+            return
+        moved = sealed.moved or self._moved_since()
+        if moved:
+            self._torn(index, stamp, moved)
+            return
+        if self._under_way is not None:
+            self._under_way.is_sealed = True
+        self._captured_steps += 1
+        self._set_view(
+            index,
+            SlotView(SlotState.SEALED, stamp),
+            captured_steps=self._captured_steps,
+            copy_ns_last=sealed.copy_ns,
+            seal_ns_last=sealed.seal_ns,
+            payload_bytes=sealed.payload_bytes,
+            loss=sealed.loss,
+        )
+
+    def _moved_since(self) -> tuple[str, ...]:
+        """Seen by the trainer's thread while the header was written."""
+        return () if self._under_way is None else tuple(self._under_way.copy.moved)
+
+    def passed(self) -> None:
+        """The trainer's thread is here, between two operations. What has moved by now, and no
+        counter told, makes the newest snapshot torn, sealed or not."""
+        under_way = self._under_way
+        if under_way is None:
+            return
+        under_way.copy.passed()
+        if not under_way.is_sealed:
+            return  # whoever seals it looks as well
+        self._under_way = None
+        if under_way.copy.moved:
+            self._torn(under_way.index, under_way.stamp, tuple(under_way.copy.moved))
+
+    def _torn(self, index: int, stamp: Stamp, moved: tuple[str, ...]) -> None:
+        self._under_way = None
+        self._torn_steps += 1
+        self._tell_torn(stamp, moved)
+        self._give_up(index)
 
     def _lost_snapshot(self, index: int, why: str) -> None:
-        self._copy = None
+        self._under_way = None
         journal = self._world.journal
         journal.record("capture-failed", f"a snapshot was lost: {why}", rank=self._who.rank)
         self._give_up(index)
@@ -442,8 +491,9 @@ class Capture:
 
     @property
     def copy_under_way(self) -> StateCopy | None:
-        """The snapshot that the next update has to wait for, if there is one."""
-        return self._copy
+        """The copy that the next update has to wait for, and to let look; None when there is
+        none."""
+        return None if self._under_way is None else self._under_way.copy
 
     def damaged(self, index: int, why: str) -> None:
         """The keeper's scrub found a slot that no longer proves: forget it, unless it has been

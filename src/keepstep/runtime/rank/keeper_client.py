@@ -201,6 +201,11 @@ class KeeperClient:
         if box is not None:
             box.poke(PageChanged(self._rank))
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a keeper, as far as is known."""
+        return self._box is not None
+
     def persist(self, step: int | None, why: str, answered: Answered) -> None:
         """Ask for a checkpoint of `step` or a newer one (None: of the newest)."""
         ticket = next(self._tickets)

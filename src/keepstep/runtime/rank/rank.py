@@ -39,6 +39,7 @@ from keepstep.runtime.rank.joining import Joined
 from keepstep.runtime.rank.keeper_client import Answered
 from keepstep.runtime.rank.regroup import Regroup
 from keepstep.runtime.rank.resumption import Resumption, attempted
+from keepstep.runtime.rank.wanted_checkpoint import WantedCheckpoint
 from keepstep.runtime.rank.world import RankIdentity, RankOptions, RankWorld, Trainer
 
 RELEASE_WITHIN_NS = 5 * S_NS
@@ -96,6 +97,7 @@ class Rank:
         self._stall_ns_last = 0
         self.stage = Stage.STARTING
         self.error: KeepstepError | None = None
+        self.unsaved = ""  # why the last step is not in the store, when it was to be there
         self.step = -1  # the last completed one
         self.epoch = 0
 
@@ -233,8 +235,22 @@ class Rank:
         self._regroup.check_update()
         return self._capture.copy_under_way
 
-    def end_step(self, entered: bool, ended: bool, step_ns: int, loss: object) -> bool:
+    def fenced(self) -> None:
+        """The trainer has waited for that copy, and now the update begins."""
+        self._capture.passed()
+
+    def may_end_last_step(self) -> bool:
+        """Before the `end_step` of a training's last step, which is not to be skipped: whether a
+        slot is free for it, or it does not count anyway. To be asked again after a while."""
+        if self.stage is not Stage.READY or self._regroup.is_lost:
+            return True
+        return self._capture.has_room(self.step + 1, self.epoch)
+
+    def end_step(
+        self, entered: bool, ended: bool, step_ns: int, loss: object, is_last: bool = False
+    ) -> bool:
         """The body of the loop is over: `entered` by `with step:`, `ended` without an error.
+        `is_last`: no step follows.
 
         Whether the step counts; else it is to be done again, with whoever is there then. Raises
         PeerLost when a peer is lost and the body was not inside `with step:`.
@@ -245,7 +261,7 @@ class Rank:
             return False
         step = self.step = self.step + 1
         self._page.publish(completed_step=step, step_ns_last=step_ns)
-        self._capture.boundary(Stamp(step, self.epoch), loss)
+        self._capture.boundary(Stamp(step, self.epoch), loss, is_last)
         every = self._options.persist_every_steps
         if self._options.has_store and every and (step + 1) % every == 0 and self._who.rank == 0:
             self._keeper.persist(step, f"every {every} steps", _ignore)
@@ -292,8 +308,8 @@ class Rank:
 
     def persist(self, step: int | None, why: str, answered: Answered) -> None:
         """Ask for a checkpoint of `step` or a newer one (None: of the newest step that every rank
-        holds)."""
-        self._keeper.persist(step, why, answered)
+        holds), and again when those who write it die."""
+        WantedCheckpoint(self._world, self._keeper, step, why, answered).begin()
 
     # -- what the keeper and the agent say meanwhile
 
@@ -342,7 +358,9 @@ class Rank:
 
     def close(self, ok: bool, why: str, then: Callable[[], None]) -> None:
         """The training is over: seal what is under way, have the last step written to the store if
-        it went well, say goodbye. `then` is called when nothing is left to do."""
+        it went well, say goodbye. `then` is called when nothing is left to do; `unsaved` is known
+        by then. With a last step that cannot be written the job has not ended well: its memory
+        stays for as long as after any failure."""
         if self.stage in (Stage.OVER, Stage.FAILED):
             then()
             return
@@ -352,15 +370,17 @@ class Rank:
 
         def drained() -> None:
             if ok and self._options.has_store and self.step >= 0:
-                self._keeper.persist(self.step, "the end of the job", persisted)
+                self.persist(self.step, "the end of the job", persisted)
             else:
                 self._say_goodbye(ok, why)
 
         def persisted(done: CheckpointDone) -> None:
-            if not done.ok:
-                told = f"the last step is not in the store: {done.why}"
-                self._world.journal.record("persist-failed", told)
-            self._say_goodbye(ok, why)
+            if done.ok:
+                self._say_goodbye(True, why)
+                return
+            self.unsaved = f"the last step, {self.step}, is not in the store: {done.why}"
+            self._world.journal.record("persist-failed", self.unsaved)
+            self._say_goodbye(False, self.unsaved)
 
         self._capture.drain(drained)
 

@@ -25,6 +25,7 @@ from keepstep.edge.net.agents import NodeAgents
 from keepstep.edge.net.keepers import KeeperSocket
 from keepstep.edge.os.clock import CLOCK
 from keepstep.edge.os.error_file import write_error_file
+from keepstep.edge.os.exit import exit_with
 from keepstep.edge.os.journal import FileJournal
 from keepstep.edge.os.machine import address_towards, available_bytes
 from keepstep.edge.os.preemption import Preemption
@@ -49,6 +50,8 @@ from keepstep.runtime.rank.world import RankIdentity, RankOptions, RankWorld
 
 CAPTURE_NICE = 5  # the trainer computes first
 PREEMPTED_WITHIN_S = 600.0
+LAST_STEP_WITHIN_S = 60.0
+LAST_STEP_AGAIN_S = 0.01  # what is waited for may be another rank's, which nobody tells
 
 _current: Job | None = None
 
@@ -204,14 +207,26 @@ class Job:
             if rank.step + 1 >= total_steps:
                 break
             number = driver.call(rank.begin_step)
+            is_last = number == total_steps - 1
             step = Step.of(number, self._body_entered, self._body_left)
             began_ns = time.monotonic_ns()
             yield step
             if self.closed:
                 return
-            self._end_step(step, time.monotonic_ns() - began_ns)
+            step_ns = time.monotonic_ns() - began_ns
+            if is_last:
+                self._wait_for_room()
+            self._end_step(step, step_ns, is_last)
         self._drain(rank.end_steps, within_s=60.0)
         self._finished = True
+
+    def _wait_for_room(self) -> None:
+        """The last step is not skipped: wait until there is a slot for it."""
+        deadline_s = time.monotonic() + LAST_STEP_WITHIN_S
+        while time.monotonic() < deadline_s:
+            if self._driver.call(self._rank.may_end_last_step):
+                return
+            self._driver.wait(lambda: False, LAST_STEP_AGAIN_S)
 
     def _drain(self, ask: Callable[[Callable[[], None]], None], within_s: float) -> bool:
         """Whether all that is being captured is sealed, or given up, in time. `ask`: the rank's
@@ -226,10 +241,10 @@ class Job:
     def _body_left(self) -> bool:
         return self._driver.call(self._rank.body_left)
 
-    def _end_step(self, step: Step, step_ns: int) -> None:
+    def _end_step(self, step: Step, step_ns: int, is_last: bool) -> None:
         began_ns = time.perf_counter_ns()
         counts = self._driver.call(
-            self._rank.end_step, step.entered, step.ended, step_ns, self._loss
+            self._rank.end_step, step.entered, step.ended, step_ns, self._loss, is_last
         )
         if counts:
             self._rank.stalled(time.perf_counter_ns() - began_ns, is_boundary=True)
@@ -277,6 +292,9 @@ class Job:
         """The training is over: seal what is under way, write the last step to the store if there
         is one, release the memory.
 
+        Raises StoreError when the last completed step cannot be written: the memory is kept then,
+        as after any failure, and the same command goes on from it.
+
         Called by itself at interpreter exit when `steps` ran to its end; call it after leaving the
         loop early on purpose.
         """
@@ -291,6 +309,10 @@ class Job:
         self._driver.call(self._rank.close, well, why, lambda: closed.append(True))
         self._driver.wait(lambda: bool(closed))
         self._driver.close()
+        if self._rank.unsaved:
+            error = StoreError(self._rank.unsaved)
+            write_error_file(error, os.environ)
+            raise error
 
     # -- what the rank tells (`Trainer`)
 
@@ -318,6 +340,7 @@ class Job:
         copy = self._rank.before_update()
         if copy is not None:
             copy.fence()
+            self._driver.call(self._rank.fenced)
         self._rank.stalled(time.perf_counter_ns() - began_ns, is_boundary=False)
 
     def _unhook(self) -> None:
@@ -342,8 +365,12 @@ class Job:
         self._excepthook(kind, error, trace)
 
     def _at_exit(self) -> None:
-        with contextlib.suppress(OSError):
-            self.close(ok=self._finished)
+        try:
+            with contextlib.suppress(OSError):
+                self.close(ok=self._finished)
+        except StoreError as error:
+            print(f"keepstep: {error}", file=sys.stderr, flush=True)
+            exit_with(1)
 
     def _preempted(self) -> None:
         """On the signal thread: the newest committed step goes to the store, whatever the trainer's

@@ -1,7 +1,8 @@
 """Live state: the state of a simulated training, as `ports.LiveState`: bytes that the oracle knows.
 
 A copy reads the state when its act comes, not when it was asked for: a training that goes on before
-the copy's fence shows in the snapshot.
+the copy's fence shows in the snapshot. An operation that changes the state in place takes a while,
+and raises the version behind its last byte, as torch's do.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ class SimGathered:
 class SimCopy:
     """See `ports.StateCopy`. `then` is called when it is over."""
 
-    moved: Sequence[str] = ()
     copy_ns = 0
 
     def __init__(self, live: SimState, gathered: SimGathered, slot: Slot) -> None:
@@ -43,23 +43,51 @@ class SimCopy:
         self._gathered = gathered
         self._slot = slot
         self._then: list[Callable[[], None]] = []
+        self._is_eager = live.is_eager
+        self._version = live.version
+        self._is_settled = False
+        self.moved: Sequence[str] = ()
         self.is_over = False
 
     def copy_moving(self) -> None:
         at = self._gathered.layout.objects_offset
         self._slot.payload[at : at + len(OBJECTS)] = OBJECTS
+        if self._is_eager:
+            self._slot.payload[: len(self._live.state)] = self._live.state
 
     def copy_still(self) -> Acts[None]:
         half = len(self._live.state) // 2
         yield
-        self._slot.payload[:half] = self._live.state[:half]
-        yield
-        state = self._live.state
-        self._slot.payload[half : len(state)] = state[half:]
+        if not self._is_eager:
+            self._slot.payload[:half] = self._live.state[:half]
+            yield
+            state = self._live.state
+            self._slot.payload[half : len(state)] = state[half:]
         self.end()
+        self._compare()
+
+    def settle(self) -> Acts[None]:
+        yield
+        while self._live.is_changing and not self._is_settled:
+            yield
+        self._settle()
 
     def fence(self) -> None:
         assert self.is_over, "a simulated program waits for `when_over`"
+        self._settle()
+
+    def passed(self) -> None:
+        if self.is_over:
+            self._settle()
+
+    def _settle(self) -> None:
+        if not self._is_settled:
+            self._is_settled = True
+            self._compare()
+
+    def _compare(self) -> None:
+        if not self._is_eager and self._live.version != self._version:
+            self.moved = ("state",)
 
     def when_over(self, then: Callable[[], None]) -> None:
         """`then` is called when the state may be overwritten."""
@@ -91,6 +119,25 @@ class SimState:
         self._read_checkpoint = read_checkpoint
         self._layout = lay_out([TensorSpec("state", "uint8", (nbytes,), nbytes)])
         self.state = b""  # before anything was loaded or computed
+        self.version = 0
+        self.is_changing = False
+        self.is_eager = False
+
+    def change_half(self, is_first: bool) -> None:
+        """An operation in place, at work. Doing it again takes it back."""
+        self.is_changing = True
+        half = len(self.state) // 2
+        first, second = self.state[:half], self.state[half:]
+        if is_first:
+            first = bytes(byte ^ 1 for byte in first)
+        else:
+            second = bytes(byte ^ 1 for byte in second)
+        self.state = first + second
+
+    def changed(self) -> None:
+        """It is over: now it shows in the version."""
+        self.version += 1
+        self.is_changing = False
 
     def gather(self) -> SimGathered:
         return SimGathered(self._layout)
@@ -100,7 +147,7 @@ class SimState:
         return SimCopy(self, gathered, slot)
 
     def copy_eagerly(self, names: Sequence[str]) -> None:
-        """Nothing moves here but by a step."""
+        self.is_eager = True
 
     def coming_bytes(self) -> tuple[int, int, str]:
         return self.gather().payload_bytes, MANIFEST_BYTES, ""

@@ -188,7 +188,9 @@ class SimNode:
             groups=groups,
             trainer=trainer,
             oracle=around.oracle,
-            script=Script(plan.steps, plan.stays, plan.asks_every_steps, plan.names_phases),
+            script=Script(
+                plan.steps, plan.stays, plan.asks_every_steps, plan.names_phases, plan.changes
+            ),
             tempo=tempo,
             observer=around.observers,
         )

@@ -22,7 +22,8 @@ Launcher = Literal["agents", "foreign"]
 class RunPlan:
     """`launcher`: who starts the ranks: keepstep's agents, or somebody who knows nothing of
     keepstep and starts all anew when one fails. `min_nodes`: with how many the job goes on; 0:
-    with all. `stays`: ranks stay in their process when a peer is lost. `asks_every_steps`: the
+    with all. `stays`: ranks stay in their process when a peer is lost. `changes`: the part of all
+    steps whose body begins by changing the state in place, and back. `asks_every_steps`: the
     program asks for a checkpoint so often; 0: never. `names_phases`: it says which part of a step
     it is in. `interleaves`: copies go where collectives leave the network free. `checks`: all that
     is said crosses as its bytes. `lost_pokes`: the part of all pokes that get lost. `faults`: how
@@ -47,6 +48,7 @@ class RunPlan:
     grace_s: float = 120.0
     link_dead_s: float = 3.0
     stays: bool = True
+    changes: float = 0.0
     interleaves: bool = False
     checks: bool = True
     lost_pokes: float = LOST_POKES
@@ -130,6 +132,7 @@ def small(seed: int) -> RunPlan:
         scrub_every_s=chance.choice((0.0, 2.0, 10.0)),
         link_dead_s=link_dead_s,
         stays=chance.random() < 0.5,
+        changes=Random(f"{seed}/changes").choice((0.0, 0.0, 0.0, 0.3)),
         work_ns=chance.choice((MS_NS, 20 * MS_NS, 300 * MS_NS)),
         act_ns=max(1, int(step_ns * chance.choice((0.01, 0.1, 0.5)))),
         replace_ns=chance.choice((1, 20, 60) if shrinks else (1, 5)) * S_NS,

@@ -19,6 +19,7 @@ from typing import Protocol
 from keepstep.errors import KeepstepError, PeerLost
 from keepstep.model.launch import ErrorReport
 from keepstep.model.snapshot import Phase
+from keepstep.model.units import MS_NS
 from keepstep.ports import StateCopy
 from keepstep.runtime.rank.bootstrap import NodeFacts
 from keepstep.runtime.rank.joining import Joined, Joining
@@ -32,6 +33,9 @@ from keepstep.sim.protocol.world.world import Process
 
 LOSS = 1.0
 WORTHLESS = b"worthless"
+LAST_AGAIN_NS = 20 * MS_NS  # as long as nothing else happens
+LAST_TRIES = 3000
+CHANGE_NS = 200 * MS_NS  # half of an operation in place takes at most so long
 
 
 class Tempo(Protocol):
@@ -101,12 +105,14 @@ class EvenTempo:
 class Script:
     """What the program is written to do. `gives_up_steps`: its body is in `with step:`.
     `asks_every`: it asks for a checkpoint itself, every so many steps; 0: never. `names_phases`: it
-    says which part of a step it is in, as `job.enter` does."""
+    says which part of a step it is in, as `job.enter` does. `changes`: the part of all steps whose
+    body begins with an operation on the state in place, and one that takes it back."""
 
     steps: int
     gives_up_steps: bool
     asks_every: int = 0
     names_phases: bool = False
+    changes: float = 0.0
 
 
 class ProgramObserver(Protocol):
@@ -149,6 +155,7 @@ class Program:
         self._script = script
         self._tempo = tempo
         self._observer = observer
+        self._random = process.world.stream(f"program {process.name}")
         self._in_step = False
         self._is_closing = False
         self.rank: Rank | None = None
@@ -221,6 +228,27 @@ class Program:
         if self._script.gives_up_steps:
             rank.body_entered(step)
         self._enter(rank, Phase.FORWARD, step)
+        if step and self._script.changes and self._random.random() < self._script.changes:
+            self._change_in_place(lambda: self._change_in_place(lambda: self._forward(rank, step)))
+        else:
+            self._forward(rank, step)
+
+    def _change_in_place(self, then: Callable[[], None]) -> None:
+        """An operation in place: what it has written shows at once, its version when it is over."""
+        live, lasts_ns = self._live, 1 + self._random.randrange(CHANGE_NS)
+
+        def second_half() -> None:
+            live.change_half(is_first=False)
+            self.process.after(lasts_ns, over)
+
+        def over() -> None:
+            live.changed()
+            self.process.after(1, then)
+
+        live.change_half(is_first=True)
+        self.process.after(lasts_ns, second_half)
+
+    def _forward(self, rank: Rank, step: int) -> None:
         self._later(self._tempo.before_collective_ns(), self._reduce, rank, step)
 
     def _enter(self, rank: Rank, phase: Phase, step: int) -> None:
@@ -256,7 +284,13 @@ class Program:
         except PeerLost as error:
             self._body_failed(rank, error)
             return
-        self._behind(copy, lambda: self._updated(rank, step, mixed))
+        self._behind(copy, lambda: self._fenced(rank, step, mixed, copy))
+
+    def _fenced(self, rank: Rank, step: int, mixed: bytes, copy: StateCopy | None) -> None:
+        if copy is not None:
+            copy.fence()
+            rank.fenced()
+        self._updated(rank, step, mixed)
 
     def _behind(self, copy: StateCopy | None, then: Callable[[], None]) -> None:
         """As the fence has it: not before what is being copied has left the live state."""
@@ -277,13 +311,17 @@ class Program:
         else:
             self._fail(error)
 
-    def _leave_body(self, rank: Rank, ended: bool) -> None:
+    def _leave_body(self, rank: Rank, ended: bool, tries: int = 0) -> None:
+        is_last = rank.step + 2 >= self._script.steps
+        if is_last and tries < LAST_TRIES and not rank.may_end_last_step():
+            self.process.after(LAST_AGAIN_NS, self._leave_body, rank, ended, tries + 1)
+            return
         entered = self._script.gives_up_steps
         if entered:
             rank.body_left()
         self._tempo.body_over()
         try:
-            counts = rank.end_step(entered, ended, 0, LOSS)
+            counts = rank.end_step(entered, ended, 0, LOSS, is_last)
         except PeerLost as error:
             self._fail(error)
             return
@@ -310,7 +348,12 @@ class Program:
     def _end(self, rank: Rank) -> None:
         self._is_closing = True
         self._observer.done(self)
-        rank.end_steps(lambda: rank.close(True, "ended well", lambda: self._exit(0)))
+        rank.end_steps(lambda: rank.close(True, "ended well", lambda: self._closed(rank)))
+
+    def _closed(self, rank: Rank) -> None:
+        if rank.unsaved:
+            self.report = ErrorReport(f"StoreError: {rank.unsaved}")
+        self._exit(1 if rank.unsaved else 0)
 
     def terminated(self, signum: int) -> None:
         """A signal that ends it. Under an agent the process just ends; else the newest step goes to

@@ -1,0 +1,47 @@
+"""Pipelines: what `torch.distributed.pipelining` has agreed on with its peers is forgotten.
+
+A schedule's first step connects its stages and tells them the shapes of what they will receive. A
+process that has just begun does that with its first step; one that stays in its process would not
+do it again, and both would wait for each other. The objects are the program's, and not among what
+is protected: they are looked for.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import Any
+
+import torch
+
+# What says that a schedule's stages have met, in the releases of torch since 2.6.
+FLAGS = (
+    "_stage_initialized",
+    "_stages_initialized",
+    "_stage_forward_initialized",
+    "_stage_backward_initialized",
+    "_stages_forward_initialized",
+    "_stages_backward_initialized",
+)
+
+
+def renew_pipelines() -> None:
+    """Have the next step of every schedule begin as the first. Raises RuntimeError when this torch
+    keeps elsewhere whether it does."""
+    schedules: Any = sys.modules.get("torch.distributed.pipelining.schedules")
+    if schedules is None:
+        return
+    for schedule in _instances(schedules._PipelineSchedule):
+        flags = [flag for flag in FLAGS if hasattr(schedule, flag)]
+        if not flags:
+            raise RuntimeError(
+                f"{type(schedule).__name__}: expected one of {', '.join(FLAGS)}, found none; torch "
+                f"{torch.__version__} cannot have its pipeline's stages meet again"
+            )
+        for flag in flags:
+            setattr(schedule, flag, False)
+
+
+def _instances(kind: type) -> list[Any]:
+    # by the type itself: `isinstance` would ask objects that pretend to be others
+    return [found for found in gc.get_objects() if issubclass(type(found), kind)]

@@ -1,0 +1,63 @@
+"""Wanted checkpoint: one step that somebody waits for in the store, asked for again when those who
+were to write it have died.
+
+Comes in: the keeper's answers. Goes out: the same question, until a good answer comes or there is
+no sense in asking any more. A keeper that dies is replaced within moments, and so are a persister
+and the keeper that leads.
+"""
+
+from __future__ import annotations
+
+from keepstep.model.messages.keeper_rank import CheckpointDone
+from keepstep.model.units import S_NS
+from keepstep.runtime.rank.keeper_client import Answered, KeeperClient
+from keepstep.runtime.rank.world import RankWorld
+
+AGAIN_NS = 2 * S_NS
+KEEPER_WITHIN_NS = 60 * S_NS  # how long a keeper may be missing
+TRIES = 4  # with a keeper that is there
+
+
+class WantedCheckpoint:
+    """`begin` comes first; then `answered` hears the outcome, once."""
+
+    def __init__(
+        self,
+        world: RankWorld,
+        keeper: KeeperClient,
+        step: int | None,
+        why: str,
+        answered: Answered,
+    ) -> None:
+        """step: that one or a newer one; None: the newest that every rank holds."""
+        self._world = world
+        self._keeper = keeper
+        self._step = step
+        self._why = why
+        self._answered = answered
+        self._tries = 0
+        self._missing_since_ns: int | None = None
+
+    def begin(self) -> None:
+        self._keeper.persist(self._step, self._why, self._heard)
+
+    def _heard(self, done: CheckpointDone) -> None:
+        if done.ok or not self._may_help(done):
+            self._answered(done)
+            return
+        why = f"{done.why}; asking again: {self._why}"
+        self._world.journal.record("persist-again", why, step=self._step)
+        self._world.timers.after(AGAIN_NS, self.begin)
+
+    def _may_help(self, done: CheckpointDone) -> bool:
+        """Whether asking again may."""
+        if self._step is not None and done.step is not None and done.step < self._step:
+            return False  # it is not in memory, and never will be
+        if self._keeper.is_connected:
+            self._missing_since_ns = None
+            self._tries += 1
+            return self._tries < TRIES
+        now_ns = self._world.clock.monotonic_ns()
+        if self._missing_since_ns is None:
+            self._missing_since_ns = now_ns
+        return now_ns - self._missing_since_ns < KEEPER_WITHIN_NS
