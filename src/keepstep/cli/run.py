@@ -23,6 +23,7 @@ from keepstep.cli.parameters import by_panel, from_arguments, from_options, pane
 from keepstep.config import Config, from_mapping
 from keepstep.config.option import Topic
 from keepstep.config.table import OPTIONS
+from keepstep.edge.os.needs import check_torch
 from keepstep.model.launch import Launch
 from keepstep.runtime.agent.supervisor import PREDECESSOR, REPORT, SUPERVISOR, keep_agent
 
@@ -79,6 +80,7 @@ def understand(given: dict[str, Any], python: str) -> tuple[Launch, Config]:
 def _run(launch: Launch, config: Config) -> int:
     """Be the supervisor or, as its child, the agent; the exit code of the job."""
     _log_to_stderr()
+    check_torch("keepstep run")
     if SUPERVISOR not in os.environ:
         return keep_agent(sys.argv[1:], os.environ)
     environ = dict(os.environ)

@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from keepstep.config import Config, Settings, resolve
-from keepstep.core.economics.retention import parse_rules
+from keepstep.core.economics.retention import METRICS, check_rules
 from keepstep.core.wire.conversations import PROCESS_WITH_AGENT, RANK_WITH_KEEPER
 from keepstep.edge.net.agents import NodeAgents
 from keepstep.edge.net.keepers import KeeperSocket
@@ -27,6 +27,7 @@ from keepstep.edge.os.clock import CLOCK
 from keepstep.edge.os.error_file import write_error_file
 from keepstep.edge.os.journal import FileJournal
 from keepstep.edge.os.machine import address_towards, available_bytes
+from keepstep.edge.os.needs import check_needs
 from keepstep.edge.os.preemption import Preemption
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.torch.capture import lower_priority
@@ -102,7 +103,8 @@ def protect(config: Config | Mapping[str, Any] | None = None, /, **stateful: Any
             "job.close() in between"
         )
     settings = resolve(config, os.environ, default_job(sys.argv, os.environ))
-    parse_rules(settings.keep)  # a wrong rule is an error now, not at the first checkpoint
+    check_rules(settings.keep)  # a wrong rule is an error now, not at the first checkpoint
+    check_needs(settings)
     who = identity_of(settings.job, settings.arena_dir, os.environ, process_group(), gather_objects)
     journal = FileJournal(settings.journal_path, f"rank {who.rank}")
     _current = Job(settings, who, Protected.of(stateful, settings.lazy), journal)
@@ -236,9 +238,9 @@ class Job:
     def report(self, **metrics: Any) -> None:
         """Tell the step's `loss` (a number or a one-element tensor; not read on this thread). It is
         shown by `keepstep status` and kept with the snapshot, for `best:loss:min:n` retention."""
-        unknown = set(metrics) - {"loss"}
+        unknown = set(metrics) - set(METRICS)
         if unknown:
-            raise ConfigError(f"report() expected loss, found {sorted(unknown)}")
+            raise ConfigError(f"report() expected {', '.join(METRICS)}, found {sorted(unknown)}")
         loss: Any = metrics.get("loss")
         self._loss = loss.detach() if hasattr(loss, "detach") else loss
 
