@@ -28,7 +28,7 @@ class JoinVote:
     """Where do we resume? `holds`: the stamps this rank has proven; `foreign_world`: its slots are
     of a job with so many ranks."""
 
-    KIND: ClassVar = "join"
+    KIND: ClassVar[str] = "join"
     rank: Rank
     world_size: WorldSize
     incarnation: Count
@@ -40,7 +40,7 @@ class JoinVote:
 class Attach:
     """This rank trains, and has found another keeper than the one it joined."""
 
-    KIND: ClassVar = "attach"
+    KIND: ClassVar[str] = "attach"
     rank: Rank
     world_size: WorldSize
 
@@ -49,7 +49,7 @@ class Attach:
 class StateLoaded:
     """The state offered under this number is loaded, and what is newer is forgotten."""
 
-    KIND: ClassVar = "loaded"
+    KIND: ClassVar[str] = "loaded"
     rank: Rank
     offer: Count
 
@@ -59,7 +59,7 @@ class StateUnusable:
     """The state offered under this number cannot be used here. `unread`: the store did not say what
     it is."""
 
-    KIND: ClassVar = "failed"
+    KIND: ClassVar[str] = "failed"
     rank: Rank
     offer: Count
     why: Sentence
@@ -70,7 +70,7 @@ class StateUnusable:
 class PageChanged:
     """This rank's status page says something new. May get lost."""
 
-    KIND: ClassVar = "changed"
+    KIND: ClassVar[str] = "changed"
     rank: Rank
 
 
@@ -79,7 +79,7 @@ class WantCheckpoint:
     """A checkpoint of `step`, or of a newer one; None: of the newest there is. Answered by
     `CheckpointDone` with the same `ticket`."""
 
-    KIND: ClassVar = "persist"
+    KIND: ClassVar[str] = "persist"
     ticket: Count
     step: StepNumber | None
     why: Sentence
@@ -89,7 +89,7 @@ class WantCheckpoint:
 class Goodbye:
     """This rank ends, well or with an error."""
 
-    KIND: ClassVar = "bye"
+    KIND: ClassVar[str] = "bye"
     rank: Rank
     ok: bool
     why: Sentence
@@ -103,7 +103,7 @@ class StateOffered:
     """Load this, prove it, forget what is newer, and say how that went. `step` is -1 for a fresh
     start."""
 
-    KIND: ClassVar = "offer"
+    KIND: ClassVar[str] = "offer"
     offer: Count
     source: StateSource
     step: StepNumber
@@ -116,7 +116,7 @@ class TrainingPermitted:
     """All ranks have proven the state that was offered under this number: train on, in this
     epoch."""
 
-    KIND: ClassVar = "go"
+    KIND: ClassVar[str] = "go"
     epoch: Count
     offer: Count
 
@@ -125,7 +125,7 @@ class TrainingPermitted:
 class VoteRefused:
     """Nobody may train: a person has to decide."""
 
-    KIND: ClassVar = "refused"
+    KIND: ClassVar[str] = "refused"
     why: Sentence
 
 
@@ -133,7 +133,7 @@ class VoteRefused:
 class CheckpointDone:
     """`step`: of the checkpoint that answers the question, if there is one."""
 
-    KIND: ClassVar = "persisted"
+    KIND: ClassVar[str] = "persisted"
     ticket: Count
     ok: bool
     step: StepNumber | None
@@ -144,7 +144,7 @@ class CheckpointDone:
 class SlotDamaged:
     """Scrubbing has found a slot of this rank that no longer proves."""
 
-    KIND: ClassVar = "damaged"
+    KIND: ClassVar[str] = "damaged"
     slot: Rank
     why: Sentence
 
@@ -153,7 +153,7 @@ class SlotDamaged:
 class Released:
     """The goodbye was heard."""
 
-    KIND: ClassVar = "released"
+    KIND: ClassVar[str] = "released"
 
 
 # -- a rank or an agent to its keeper, and the answers
@@ -163,7 +163,7 @@ class Released:
 class Listen:
     """Listen to the keepers of other nodes at this address; port 0: at any free one."""
 
-    KIND: ClassVar = "listen"
+    KIND: ClassVar[str] = "listen"
     host: Text
     port: Port
 
@@ -172,7 +172,7 @@ class Listen:
 class Listening:
     """Where the keeper listens, which life of it, and the newest mesh it knows (-1: none)."""
 
-    KIND: ClassVar = "listening"
+    KIND: ClassVar[str] = "listening"
     host: Text
     port: Port
     incarnation: Count
@@ -183,7 +183,7 @@ class Listening:
 class CannotListen:
     """The address is not this node's, or it is taken."""
 
-    KIND: ClassVar = "cannot-listen"
+    KIND: ClassVar[str] = "cannot-listen"
     why: Sentence
 
 
@@ -191,7 +191,7 @@ class CannotListen:
 class BeginMesh:
     """The nodes of the job, from now on."""
 
-    KIND: ClassVar = "mesh"
+    KIND: ClassVar[str] = "mesh"
     mesh: Mesh
 
 
@@ -199,14 +199,14 @@ class BeginMesh:
 class CountTraffic:
     """How much has crossed the keeper's links?"""
 
-    KIND: ClassVar = "count"
+    KIND: ClassVar[str] = "count"
 
 
 @dataclass(frozen=True, slots=True)
 class TrafficCounted:
     """What has crossed and what was refused, by name."""
 
-    KIND: ClassVar = "counts"
+    KIND: ClassVar[str] = "counts"
     counts: Annotated[dict[str, Count], Length(1000)]
 
 
@@ -217,7 +217,7 @@ class TrafficCounted:
 class NotUnderstood:
     """A message that came was none: perhaps the other side is another release of keepstep."""
 
-    KIND: ClassVar = "not-understood"
+    KIND: ClassVar[str] = "not-understood"
     why: Sentence
 
 

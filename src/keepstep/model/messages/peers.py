@@ -38,7 +38,7 @@ from keepstep.model.wire import BlockRange
 class InventoryReport:
     """What this node has proven of what it holds for others, or keeps of ranks that have moved."""
 
-    KIND: ClassVar = "inventory"
+    KIND: ClassVar[str] = "inventory"
     mesh_version: Count
     snapshots: tuple[HeldSnapshot, ...]
     parities: tuple[HeldParity, ...]
@@ -64,7 +64,7 @@ class NodeReport:
     `hindered`: what keeps the policy from being followed; empty when nothing does.
     """
 
-    KIND: ClassVar = "report"
+    KIND: ClassVar[str] = "report"
     mesh_version: Count
     epoch: Count
     committed: Stamp | None
@@ -80,7 +80,7 @@ class NodeReport:
 class RanksEnded:
     """All ranks of this node ended well."""
 
-    KIND: ClassVar = "ended"
+    KIND: ClassVar[str] = "ended"
     mesh_version: Count
 
 
@@ -91,7 +91,7 @@ class RanksEnded:
 class HorizonWord:
     """What everybody may rely on (`model/horizon.py`), which policy holds, and why that one."""
 
-    KIND: ClassVar = "horizon"
+    KIND: ClassVar[str] = "horizon"
     mesh_version: Count
     epoch: Count
     policy: Text
@@ -126,7 +126,7 @@ class SafetyWord:
     else's. `any_nodes`: so many may be lost, whichever they are; -1 when something is out of reach.
     """
 
-    KIND: ClassVar = "safety"
+    KIND: ClassVar[str] = "safety"
     mesh_version: Count
     policy: Text
     policy_why: Sentence
@@ -144,7 +144,7 @@ class SafetyWord:
 class AllEnded:
     """The ranks of all nodes ended well."""
 
-    KIND: ClassVar = "over"
+    KIND: ClassVar[str] = "over"
     mesh_version: Count
 
 
@@ -159,7 +159,7 @@ class CopyOffer:
     `floor`: what is older may be overwritten, as far as the owner knows.
     """
 
-    KIND: ClassVar = "offer"
+    KIND: ClassVar[str] = "offer"
     mesh_version: Count
     rank: Rank
     stamp: Stamp
@@ -177,7 +177,7 @@ class CopyOffer:
 class CopyAccepted:
     """Send it."""
 
-    KIND: ClassVar = "accept"
+    KIND: ClassVar[str] = "accept"
     mesh_version: Count
     rank: Rank
     stamp: Stamp
@@ -187,7 +187,7 @@ class CopyAccepted:
 class CopyDeclined:
     """There is no memory for it here. Said once."""
 
-    KIND: ClassVar = "decline"
+    KIND: ClassVar[str] = "decline"
     mesh_version: Count
     rank: Rank
     stamp: Stamp
@@ -198,7 +198,7 @@ class CopyDeclined:
 class CopyAcked:
     """The holder has its part whole, and has proven it."""
 
-    KIND: ClassVar = "ack"
+    KIND: ClassVar[str] = "ack"
     mesh_version: Count
     rank: Rank
     stamp: Stamp
@@ -208,7 +208,7 @@ class CopyAcked:
 class CopyUnavailable:
     """The holder has not got it whole, or has it no more; or a source cannot give it."""
 
-    KIND: ClassVar = "nack"
+    KIND: ClassVar[str] = "nack"
     mesh_version: Count
     rank: Rank
     stamp: Stamp
@@ -219,7 +219,7 @@ class CopyUnavailable:
 class FetchRanges:
     """Send these bytes of a snapshot, as blocks."""
 
-    KIND: ClassVar = "fetch"
+    KIND: ClassVar[str] = "fetch"
     mesh_version: Count
     rank: Rank
     stamp: Stamp
@@ -238,7 +238,7 @@ class RankJoined:
     `epoch`: the newest that its node knows.
     """
 
-    KIND: ClassVar = "join"
+    KIND: ClassVar[str] = "join"
     rank: Rank
     world_size: WorldSize
     incarnation: Count
@@ -253,7 +253,7 @@ class RankJoined:
 class RankGone:
     """To the leader: a rank that had asked is gone."""
 
-    KIND: ClassVar = "left"
+    KIND: ClassVar[str] = "left"
     rank: Rank
 
 
@@ -261,7 +261,7 @@ class RankGone:
 class RankLoaded:
     """To the leader: a rank has loaded and proven the state of that offer."""
 
-    KIND: ClassVar = "loaded"
+    KIND: ClassVar[str] = "loaded"
     rank: Rank
     offer: Count
 
@@ -271,7 +271,7 @@ class RankFailed:
     """To the leader: a rank cannot use the state of that offer. `unread`: the store did not say
     what it is."""
 
-    KIND: ClassVar = "failed"
+    KIND: ClassVar[str] = "failed"
     rank: Rank
     offer: Count
     why: Sentence
@@ -282,7 +282,7 @@ class RankFailed:
 class OfferWord:
     """To all: load this state. `sources`: where ranks that lack it fetch it from."""
 
-    KIND: ClassVar = "offer"
+    KIND: ClassVar[str] = "offer"
     offer: Count
     source: StateSource
     stamp: Stamp
@@ -295,7 +295,7 @@ class GoWord:
     """To all: every rank has proven what was offered under that number; train on, in `epoch`, from
     `stamp`. `lost_steps` were completed and are done again."""
 
-    KIND: ClassVar = "go"
+    KIND: ClassVar[str] = "go"
     epoch: Count
     offer: Count
     source: StateSource
@@ -308,7 +308,7 @@ class GoWord:
 class RefusalWord:
     """To all: nobody may train; a person has to decide."""
 
-    KIND: ClassVar = "refused"
+    KIND: ClassVar[str] = "refused"
     why: Sentence
 
 
@@ -321,7 +321,7 @@ VoteBody = VoteToLeader | VoteToAll
 class VoteWord:
     """A word of the vote."""
 
-    KIND: ClassVar = "vote"
+    KIND: ClassVar[str] = "vote"
     mesh_version: Count
     body: VoteBody
 
@@ -334,7 +334,7 @@ class CheckpointAsked:
     """To the leader: a rank of this node wants a checkpoint of `step`, or of a newer one; None: of
     the newest there is."""
 
-    KIND: ClassVar = "ask"
+    KIND: ClassVar[str] = "ask"
     ticket: Count
     step: StepNumber | None
     why: Sentence
@@ -344,7 +344,7 @@ class CheckpointAsked:
 class CheckpointAnswer:
     """From the leader: what became of that. `step`: of the checkpoint that answers it."""
 
-    KIND: ClassVar = "answer"
+    KIND: ClassVar[str] = "answer"
     ticket: Count
     ok: bool
     step: StepNumber | None
@@ -355,7 +355,7 @@ class CheckpointAnswer:
 class ActOrdered:
     """From the leader: carry this act out, for that attempt."""
 
-    KIND: ClassVar = "order"
+    KIND: ClassVar[str] = "order"
     act: ActName
     stamp: Stamp
     attempt: Count
@@ -365,7 +365,7 @@ class ActOrdered:
 class ActAnswer:
     """To the leader: how that went."""
 
-    KIND: ClassVar = "done"
+    KIND: ClassVar[str] = "done"
     act: ActName
     attempt: Count
     ok: bool
@@ -379,7 +379,7 @@ CheckpointBody = CheckpointAsked | CheckpointAnswer | ActOrdered | ActAnswer
 class CheckpointWord:
     """A word about writing a checkpoint."""
 
-    KIND: ClassVar = "checkpoint"
+    KIND: ClassVar[str] = "checkpoint"
     mesh_version: Count
     body: CheckpointBody
 
@@ -391,7 +391,7 @@ class CheckpointWord:
 class LinkGoodbye:
     """The last message of a keeper that ends."""
 
-    KIND: ClassVar = "bye"
+    KIND: ClassVar[str] = "bye"
     reason: Sentence
 
 
