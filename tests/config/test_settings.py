@@ -80,8 +80,8 @@ def test_code_wins_over_environment_over_default() -> None:
     assert resolved({"lazy": False}, KEEPSTEP_LAZY="1").lazy is False
 
 
-def test_under_an_agent_the_grace_is_short() -> None:
-    assert resolved(KEEPSTEP_AGENT="/somewhere.sock").grace_s == 30.0
+def test_the_grace_is_the_same_under_an_agent() -> None:
+    assert resolved().grace_s == resolved(KEEPSTEP_AGENT="/somewhere.sock").grace_s == 300.0
     assert resolved(KEEPSTEP_AGENT="/somewhere.sock", KEEPSTEP_GRACE_S="5").grace_s == 5.0
 
 
