@@ -52,6 +52,7 @@ def test_the_defaults() -> None:
         replace_command=None,
         budget="crash=10,hang=5,oom=5,device=3,state=20,node=unlimited,killed=unlimited,refill=100",
         shrink_after_s=300.0,
+        fresh=False,
     )
 
 
@@ -118,7 +119,7 @@ def test_an_unknown_key_names_the_nearest_and_the_known() -> None:
     with pytest.raises(
         ConfigError,
         match=r"unknown configuration key 'slot'; did you mean 'slots'\? "
-        r"\(known: arena_dir, budget, grace_s, hang_after_s, ",
+        r"\(known: arena_dir, budget, fresh, grace_s, hang_after_s, ",
     ):
         resolved({"slot": 3})
 

@@ -310,9 +310,9 @@ assert weights.eq(40).all()
 
 
 def test_a_failing_end_keeps_the_memory_and_the_next_run_goes_on(start: Start) -> None:
-    failed = start(FAILING, "--grace-s", "60", args=("broken",))
+    failed = start(FAILING, "--grace-s", "60", "--max-restarts", "0", args=("broken",))
     output, _ = failed.process.communicate(timeout=PATIENCE_S)
-    assert failed.process.returncode == 70, output
+    assert failed.process.returncode == 1, output
     assert "the memory is kept for 60 s" in output and "clean --job t --force" in output
     assert failed.events("keeper-ended") == []
     mended = start(FAILING, "--grace-s", "60")
@@ -320,6 +320,18 @@ def test_a_failing_end_keeps_the_memory_and_the_next_run_goes_on(start: Start) -
     assert code == 0, output
     last = mended.events("resumed")[-1].data
     assert last["source"] == "memory" and last["step"] > 10
+
+
+def test_a_fresh_start_is_one_and_what_is_killed_in_it_goes_on(start: Start) -> None:
+    failed = start(FAILING, "--grace-s", "60", "--max-restarts", "0", args=("broken",))
+    failed.process.communicate(timeout=PATIENCE_S)
+    assert failed.process.returncode == 1
+    afresh = start(TRAINING, "--grace-s", "60", "--fresh", args=("40", "killed"))
+    code, output = afresh.ended()
+    assert code == 0, output
+    first, then = [e.data for e in afresh.events("resumed")][-2:]
+    assert (first["source"], first["step"]) == ("fresh", -1)
+    assert then["source"] == "memory" and then["step"] > 20
 
 
 def test_ranks_outlive_their_agent(start: Start) -> None:

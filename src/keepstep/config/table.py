@@ -272,6 +272,15 @@ class Options(Generic[Unset, Directory]):
         example=60.0,
         metavar="SECONDS",
     )
+    fresh: bool | Unset = option(
+        default=False,
+        check=Check("True or False"),
+        topic=Topic.JOB,
+        help="Start over: what memory holds of the job is given up when the new run begins. A "
+        "store with checkpoints is refused, for it belongs to one run. This holds for a run's "
+        "first life: what is restarted within the run goes on from the run's own progress.",
+        example=True,
+    )
 
 
 OPTIONS = options_of(Options)

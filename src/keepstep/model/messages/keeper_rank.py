@@ -26,7 +26,8 @@ StateSource = Literal["memory", "store", "fresh"]
 @dataclass(frozen=True, slots=True)
 class JoinVote:
     """Where do we resume? `holds`: the stamps this rank has proven; `foreign_world`: its slots are
-    of a job with so many ranks."""
+    of a job with so many ranks. `fresh`: it belongs to a run that is to start over, and has not
+    begun it yet."""
 
     KIND: ClassVar[str] = "join"
     rank: Rank
@@ -34,6 +35,7 @@ class JoinVote:
     incarnation: Count
     holds: tuple[Stamp, ...]
     foreign_world: Rank | None = None
+    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)

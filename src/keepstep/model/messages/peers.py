@@ -235,7 +235,7 @@ class RankJoined:
 
     `holds`: the stamps it has proven. `foreign_world`: its slots are of a job with so many ranks.
     `completed_step`: how far its last life had come; `failed`: whether that told of an error.
-    `epoch`: the newest that its node knows.
+    `epoch`: the newest that its node knows. `fresh`: its run is to start over.
     """
 
     KIND: ClassVar[str] = "join"
@@ -247,6 +247,7 @@ class RankJoined:
     completed_step: Count | None
     epoch: Count
     failed: bool
+    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum, auto
 
+from keepstep.edge.shm.begun_run import has_begun, note_begun
 from keepstep.edge.shm.collective_profile_page import profile_path
 from keepstep.errors import KeeperError, KeepstepError
 from keepstep.model.messages.agent_rank import RegroupAt
@@ -129,10 +130,25 @@ class Rank:
             self._capture,
             self._keeper,
             in_midst=self._regroup.is_lost or self._world.groups.is_muted,
+            wants_fresh=self._wants_fresh(),
             announce=self.announce,
             failed=self._fail,
         )
         self._resumption.begin()
+
+    def _wants_fresh(self) -> bool:
+        run = self._options.fresh_run
+        memory, job_dir = self._world.memory, self._options.job_dir
+        return run is not None and not has_begun(memory, job_dir, self._who.rank, run)
+
+    def _begin_run(self, source: str) -> None:
+        """All begin, and this rank is never to ask for a fresh start again in this run."""
+        run = self._options.fresh_run
+        if run is None:
+            return
+        if source == "fresh":
+            self._capture.forget_newer(None)  # first: else a restart would find it, and its run
+        note_begun(self._world.memory, self._options.job_dir, self._who.rank, run)
 
     def offered(self, offer: StateOffered) -> None:
         if self._resumption is not None:
@@ -146,6 +162,7 @@ class Rank:
         if state is None:
             return
         self._resumption = None
+        self._begin_run(state.source)
         self.step, self.epoch = state.step, epoch
         self._page.publish(
             epoch=epoch,

@@ -29,6 +29,7 @@ from keepstep.edge.os.journal import FileJournal
 from keepstep.edge.os.machine import address_towards, available_bytes
 from keepstep.edge.os.needs import check_needs
 from keepstep.edge.os.preemption import Preemption
+from keepstep.edge.os.run_name import run_name
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.torch.capture import lower_priority
 from keepstep.edge.torch.live_state import TorchState
@@ -143,7 +144,7 @@ class Job:
             outcome.append(found)
             self._driver.notify()
 
-        options = RankOptions.of(self.settings)
+        options = RankOptions.of(self.settings, run_name(os.environ))
         facts = _node_facts(self.settings)
         joining = Joining(self._world, options, self._who, facts, add, add)
         self._driver.call(joining.begin)
