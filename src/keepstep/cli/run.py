@@ -18,7 +18,13 @@ from typing import Annotated, Any
 
 import typer
 
-from keepstep.cli.launch_arguments import TORCHRUN, LaunchArguments, build_launch
+from keepstep.cli.launch_arguments import (
+    TORCHRUN,
+    LaunchArguments,
+    build_launch,
+    check_script,
+    remarks,
+)
 from keepstep.cli.parameters import by_panel, from_arguments, from_options, panel_of, takes
 from keepstep.config import Config, from_mapping
 from keepstep.config.option import Topic
@@ -60,8 +66,20 @@ def run(**given: Any) -> None:
 
     On several nodes, start the same command on each.
     """
+    arguments = launch_arguments(given)
     launch, config = understand(given, os.environ.get("PYTHON_EXEC", sys.executable))
+    if SUPERVISOR not in os.environ:
+        check_script(arguments)
+        for remark in remarks(arguments):
+            typer.echo(f"keepstep: {remark}", err=True)
     raise typer.Exit(_run(launch, config))
+
+
+def launch_arguments(given: dict[str, Any]) -> LaunchArguments:
+    """torchrun's part of a command line, from the command's parameters by name."""
+    values = {f.name: given[f.name] for f in fields(LaunchArguments)}
+    values["script_args"] = tuple(given["script_args"] or ())
+    return LaunchArguments(**values)
 
 
 def understand(given: dict[str, Any], python: str) -> tuple[Launch, Config]:
@@ -71,10 +89,11 @@ def understand(given: dict[str, Any], python: str) -> tuple[Launch, Config]:
 
     Raises ConfigError naming option, expected and found.
     """
-    launch = {f.name: given[f.name] for f in fields(LaunchArguments)}
-    launch["script_args"] = tuple(given["script_args"] or ())
+    arguments = launch_arguments(given)
     options = {option.name: given[option.name] for option in OPTIONS if not option.is_secret}
-    return build_launch(LaunchArguments(**launch), python), from_mapping(options)
+    if options["host"] is None and arguments.local_addr:
+        options["host"] = arguments.local_addr
+    return build_launch(arguments, python), from_mapping(options)
 
 
 def _run(launch: Launch, config: Config) -> int:
