@@ -171,6 +171,15 @@ def test_a_failing_end_without_snapshots_and_a_good_one_are_over_at_once() -> No
         assert over.decide(1) == Finish(ok, "its end")
 
 
+def test_a_keeper_that_holds_nothing_leaves_with_its_last_client() -> None:
+    kept = lifetime(1)
+    kept.rank_left(0, 5 * S_NS)
+    assert kept.decide(6 * S_NS, holds_snapshots=False) is None, "who was killed comes back"
+    finish = kept.decide(6 * S_NS + 1, holds_snapshots=False)
+    assert finish is not None and not finish.ok
+    assert kept.decide(6 * S_NS + 1, holds_snapshots=True) is None
+
+
 def test_a_person_who_wants_it_gone_is_not_made_to_wait() -> None:
     kept = lifetime(1)
     kept.memory_unwanted("keepstep clean")

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from keepstep.model.units import S_NS, human_ns
 
+EMPTY_NS = 1 * S_NS  # who comes back at once finds the same keeper
 FIRST_NS = 10 * S_NS  # however short the grace: whoever started the keeper needs a moment to say so
 
 
@@ -106,7 +107,7 @@ class JobLifetime:
             and all(ok for ok, _ in said)
         )
 
-    def decide(self, now_ns: int) -> Finish | None:
+    def decide(self, now_ns: int, holds_snapshots: bool = True) -> Finish | None:
         """What follows from all that was said so far."""
         if self.finish or self.agent:
             return self.finish
@@ -117,6 +118,8 @@ class JobLifetime:
         if self.ranks:
             return None
         alone_ns = now_ns - self.alone_since_ns
+        if self.met and not holds_snapshots and alone_ns > EMPTY_NS:
+            return Finish(False, "agent and ranks are gone, and there is no snapshot to keep")
         grace_ns = self.grace_ns if self.met else max(self.grace_ns, FIRST_NS)
         if alone_ns > grace_ns:
             return Finish(

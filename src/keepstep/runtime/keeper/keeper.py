@@ -192,10 +192,7 @@ class Keeper:
         self._refused(sender, why)
 
     def _agent_ended(self, box: Box, ok: bool, why: str) -> None:
-        holds_snapshots = any(
-            slot_paths(self._memory, self._settings.job_dir, rank) for rank in self.statuses()
-        )
-        if not self._lifetime.agent_said_end(ok, why, holds_snapshots):
+        if not self._lifetime.agent_said_end(ok, why, self._holds_snapshots()):
             job, grace_s = self._settings.job, self._settings.grace_s
             kept = (
                 f"the memory is kept for {grace_s:.0f} s: start the same command again to go on "
@@ -206,6 +203,14 @@ class Keeper:
             if self._settings.store:
                 self._checkpoints.want_newest(why)
                 self._write_checkpoints()
+
+    def _holds_snapshots(self) -> bool:
+        """Whether there may be anything to start again from; what rests here for other nodes
+        counts."""
+        if self.node is not None:
+            return True
+        ranks = ranks_in(self._memory, self._settings.job_dir)
+        return any(slot_paths(self._memory, self._settings.job_dir, rank) for rank in ranks)
 
     def _tell_kept(self) -> None:
         """Whoever waits for the last checkpoint may go when it is written."""
@@ -449,7 +454,8 @@ class Keeper:
 
     def _is_over(self) -> bool:
         if self._finish is None:
-            self._finish = finish = self._lifetime.decide(self._clock.monotonic_ns())
+            holds = bool(self._ranks) or self._agent is not None or self._holds_snapshots()
+            self._finish = finish = self._lifetime.decide(self._clock.monotonic_ns(), holds)
             if finish is None:
                 return False
             self._journal.record("job-over", finish.why, ok=finish.ok)
