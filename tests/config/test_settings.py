@@ -52,6 +52,7 @@ def test_the_defaults() -> None:
         replace_command=None,
         budget="crash=10,hang=5,oom=5,device=3,state=20,node=unlimited,killed=unlimited,refill=100",
         shrink_after_s=300.0,
+        log="info",
         fresh=False,
     )
 

@@ -9,7 +9,6 @@ starts with the same command line. Both parse it, so that the supervisor refuses
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from dataclasses import fields
@@ -26,10 +25,11 @@ from keepstep.cli.launch_arguments import (
     remarks,
 )
 from keepstep.cli.parameters import by_panel, from_arguments, from_options, panel_of, takes
-from keepstep.config import Config, from_mapping
+from keepstep.config import Config, from_environ, from_mapping
 from keepstep.config.option import Topic
 from keepstep.config.table import OPTIONS
 from keepstep.edge.os.needs import check_torch
+from keepstep.edge.os.voice import speak_of_job
 from keepstep.model.launch import Launch
 from keepstep.runtime.agent.supervisor import PREDECESSOR, REPORT, SUPERVISOR, keep_agent
 
@@ -98,7 +98,7 @@ def understand(given: dict[str, Any], python: str) -> tuple[Launch, Config]:
 
 def _run(launch: Launch, config: Config) -> int:
     """Be the supervisor or, as its child, the agent; the exit code of the job."""
-    _log_to_stderr()
+    speak_of_job(config.log or from_environ(os.environ).log or "info")
     check_torch("keepstep run")
     if SUPERVISOR not in os.environ:
         return keep_agent(sys.argv[1:], os.environ)
@@ -108,13 +108,3 @@ def _run(launch: Launch, config: Config) -> int:
     from keepstep.runtime.agent.process import supervise  # imports torch
 
     return supervise(launch, config, environ)
-
-
-def _log_to_stderr() -> None:
-    """Show the agent's log, unless the program already has its own way to show it."""
-    log = logging.getLogger("keepstep")
-    if not log.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s keepstep %(message)s", "%H:%M:%S"))
-        log.addHandler(handler)
-        log.setLevel(logging.INFO)

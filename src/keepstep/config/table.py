@@ -272,6 +272,19 @@ class Options(Generic[Unset, Directory]):
         example=60.0,
         metavar="SECONDS",
     )
+    log: str | Unset = option(
+        default="info",
+        check=Check(
+            "quiet, warning, info or debug",
+            lambda value: value in ("quiet", "warning", "info", "debug"),
+        ),
+        topic=Topic.MONITORING,
+        help="What is told on stderr. quiet: errors; warning: what is wrong or not covered; info: "
+        "also what is protected, where it goes on and a summary, by rank 0; debug: every event. "
+        "Where the program has set up Python's logging (the logger `keepstep`), that decides.",
+        example="quiet",
+        metavar="LEVEL",
+    )
     fresh: bool | Unset = option(
         default=False,
         check=Check("True or False"),

@@ -30,6 +30,7 @@ from keepstep.edge.os.machine import address_towards, available_bytes
 from keepstep.edge.os.needs import check_needs
 from keepstep.edge.os.preemption import Preemption
 from keepstep.edge.os.run_name import run_name
+from keepstep.edge.os.voice import speak_of_training
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.torch.capture import lower_priority
 from keepstep.edge.torch.live_state import TorchState
@@ -45,6 +46,7 @@ from keepstep.runtime.rank.bootstrap import NodeFacts
 from keepstep.runtime.rank.driver import Driver
 from keepstep.runtime.rank.identity import identity_of, place_of_newcomer
 from keepstep.runtime.rank.joining import Joined, Joining
+from keepstep.runtime.rank.opening_lines import position_line, protected_line
 from keepstep.runtime.rank.rank import Rank, Stage
 from keepstep.runtime.rank.step import Step
 from keepstep.runtime.rank.world import RankIdentity, RankOptions, RankWorld
@@ -108,6 +110,7 @@ def protect(config: Config | Mapping[str, Any] | None = None, /, **stateful: Any
     check_needs(settings)
     who = identity_of(settings.job, settings.arena_dir, os.environ, process_group(), gather_objects)
     journal = FileJournal(settings.journal_path, f"rank {who.rank}")
+    speak_of_training(settings.log, speaks=who.rank == 0)
     _current = Job(settings, who, Protected.of(stateful, settings.lazy), journal)
     return _current
 
@@ -163,6 +166,9 @@ class Job:
         except BaseException:
             rank.abandon()
             raise
+        if self._who.rank == 0:
+            self._journal.record("protected", protected_line(self._who.job, self._protected, rank))
+            self._journal.record("goes-on", position_line(rank), step=rank.step)
         return rank
 
     def _wait_until_ready(self, rank: Rank) -> None:
