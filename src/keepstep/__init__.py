@@ -48,6 +48,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("Job", "protect", "init_process_group"):
+        from keepstep.edge.os.needs import check_torch
+
+        check_torch(f"keepstep.{name}")
     if name in ("Job", "protect"):
         from keepstep.runtime.rank import session
 

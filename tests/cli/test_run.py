@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from typing import Any
 
 import pytest
+from torch.distributed.run import get_args_parser
 from typer.testing import CliRunner
 
 import keepstep.runtime.agent.process
@@ -110,6 +112,92 @@ def test_meeting_over_etcd(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (launch.etcd, launch.endpoint, launch.master_addr) == (None, None, "127.0.0.1"), (
         "one machine has nobody to meet"
     )
+
+
+def a_value(action: argparse.Action) -> list[str]:
+    """Something that torchrun would accept there."""
+    if action.nargs == 0:
+        return []
+    numbers = {"max_restarts": "1", "monitor_interval": "1", "node_rank": "0", "master_port": "1"}
+    streams = {"redirects": "0", "tee": "0", "local_ranks_filter": "0", "nproc_per_node": "1"}
+    places = {
+        "rdzv_backend": "c10d",
+        "rdzv_endpoint": "h:1",
+        "nnodes": "1",
+        "shutdown_timeout": "3",
+    }
+    choice = str(next(iter(action.choices))) if action.choices else "x"
+    return [(numbers | streams | places).get(action.dest, choice)]
+
+
+OF_TORCHRUN = [
+    [spelling, *a_value(action)]
+    for action in get_args_parser()._actions
+    for spelling in action.option_strings
+    if action.dest != "help"
+]
+
+
+@pytest.mark.parametrize("words", OF_TORCHRUN, ids=lambda words: words[0])
+def test_every_option_of_torchrun_is_taken(
+    monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    launch, _ = understood(monkeypatch, *words, "train.py", "--own")
+    assert launch.argv == ("train.py", "--own")
+
+
+def test_a_local_address_is_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert understood(monkeypatch, "--local-addr", "h", "train.py")[1].host == "h"
+    words = ("--local-addr", "h", "--host", "own", "train.py")
+    assert understood(monkeypatch, *words)[1].host == "own"
+
+
+def supervised(monkeypatch: pytest.MonkeyPatch, *words: str) -> Any:
+    """As a person types it, but for the agent that would be started."""
+    started: list[object] = []
+    monkeypatch.setattr("keepstep.cli.run.keep_agent", lambda *found: started.append(found) or 0)
+    result = CliRunner().invoke(app, ["run", *words])
+    result.started = len(started)
+    return result
+
+
+def test_what_has_no_effect_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = supervised(
+        monkeypatch,
+        "--numa-binding=node",
+        "--virtual-local-rank",
+        "--start-method",
+        "fork",
+        __file__,
+    )
+    said = result.stderr.splitlines()
+    assert [line.split()[1] for line in said] == [
+        "--start-method",
+        "--numa-binding",
+        "--virtual-local-rank",
+    ]
+    assert result.started == 1 and all("has no effect here: " in line for line in said)
+    assert supervised(monkeypatch, __file__).stderr == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["/nonexistent.py"], ["-m", "no_such_module.train"], ["--no-python", "no-such-program"]],
+    ids=" ".join,
+)
+def test_a_script_that_is_missing_starts_nothing(
+    monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    result = supervised(monkeypatch, *words)
+    assert (result.exit_code, result.started) == (2, 0)
+    assert "SCRIPT: expected" in result.stderr and words[-1] in result.stderr
+
+
+@pytest.mark.parametrize("words", [[__file__], ["-m", "keepstep.cli.main"], ["--no-python", "env"]])
+def test_a_script_that_is_there_is_started(
+    monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    assert supervised(monkeypatch, *words).started == 1
 
 
 def test_torchruns_variables(monkeypatch: pytest.MonkeyPatch) -> None:

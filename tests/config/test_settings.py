@@ -52,6 +52,8 @@ def test_the_defaults() -> None:
         replace_command=None,
         budget="crash=10,hang=5,oom=5,device=3,state=20,node=unlimited,killed=unlimited,refill=100",
         shrink_after_s=300.0,
+        log="info",
+        fresh=False,
     )
 
 
@@ -80,8 +82,8 @@ def test_code_wins_over_environment_over_default() -> None:
     assert resolved({"lazy": False}, KEEPSTEP_LAZY="1").lazy is False
 
 
-def test_under_an_agent_the_grace_is_short() -> None:
-    assert resolved(KEEPSTEP_AGENT="/somewhere.sock").grace_s == 30.0
+def test_the_grace_is_the_same_under_an_agent() -> None:
+    assert resolved().grace_s == resolved(KEEPSTEP_AGENT="/somewhere.sock").grace_s == 300.0
     assert resolved(KEEPSTEP_AGENT="/somewhere.sock", KEEPSTEP_GRACE_S="5").grace_s == 5.0
 
 
@@ -118,7 +120,7 @@ def test_an_unknown_key_names_the_nearest_and_the_known() -> None:
     with pytest.raises(
         ConfigError,
         match=r"unknown configuration key 'slot'; did you mean 'slots'\? "
-        r"\(known: arena_dir, budget, grace_s, hang_after_s, ",
+        r"\(known: arena_dir, budget, fresh, grace_s, hang_after_s, ",
     ):
         resolved({"slot": 3})
 

@@ -42,9 +42,12 @@ class Running:
         return until(lambda: next(iter(self.events(kind)), None), f"the event {kind}")
 
     def ended(self) -> tuple[int, str]:
-        """(exit code, output), once it has left; by then the keeper has removed everything."""
+        """(exit code, output), once it has left; by then the keeper has removed everything, or does
+        so after the grace time of a job that failed."""
         output, _ = self.process.communicate(timeout=PATIENCE_S)
-        assert list(self.arena_dir.iterdir()) == []
+        if self.process.returncode == 0:
+            assert list(self.arena_dir.iterdir()) == []
+        until(lambda: not list(self.arena_dir.iterdir()), "the end of the grace time")
         return self.process.returncode, output
 
 
@@ -291,6 +294,44 @@ def test_a_killed_rank_resumes_from_memory(start: Start) -> None:
     assert code == 0, output
     last = run.events("resumed")[-1]
     assert (last.data["source"], last.data["lost_steps"] <= 1) == ("memory", True), last.why
+
+
+FAILING = """
+import os, sys, time, torch, keepstep
+weights = torch.zeros(1000)
+job = keepstep.protect(weights=weights)
+for step in job.steps(40):
+    weights += 1
+    time.sleep(0.005)
+    if step == 20 and "broken" in sys.argv:
+        raise ValueError("no")
+assert weights.eq(40).all()
+"""
+
+
+def test_a_failing_end_keeps_the_memory_and_the_next_run_goes_on(start: Start) -> None:
+    failed = start(FAILING, "--grace-s", "60", "--max-restarts", "0", args=("broken",))
+    output, _ = failed.process.communicate(timeout=PATIENCE_S)
+    assert failed.process.returncode == 1, output
+    assert "the memory is kept for 60 s" in output and "clean --job t --force" in output
+    assert failed.events("keeper-ended") == []
+    mended = start(FAILING, "--grace-s", "60")
+    code, output = mended.ended()
+    assert code == 0, output
+    last = mended.events("resumed")[-1].data
+    assert last["source"] == "memory" and last["step"] > 10
+
+
+def test_a_fresh_start_is_one_and_what_is_killed_in_it_goes_on(start: Start) -> None:
+    failed = start(FAILING, "--grace-s", "60", "--max-restarts", "0", args=("broken",))
+    failed.process.communicate(timeout=PATIENCE_S)
+    assert failed.process.returncode == 1
+    afresh = start(TRAINING, "--grace-s", "60", "--fresh", args=("40", "killed"))
+    code, output = afresh.ended()
+    assert code == 0, output
+    first, then = [e.data for e in afresh.events("resumed")][-2:]
+    assert (first["source"], first["step"]) == ("fresh", -1)
+    assert then["source"] == "memory" and then["step"] > 20
 
 
 def test_ranks_outlive_their_agent(start: Start) -> None:

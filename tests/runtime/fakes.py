@@ -361,6 +361,7 @@ class RankRoom:
             has_store=False,
             persist_every_steps=0,
             shows_profile=False,
+            fresh_run=None,
         )
         (home / "keepstep-j").mkdir(exist_ok=True)
         self.world = RankWorld(

@@ -38,7 +38,7 @@ from keepstep.dashboard.document import as_json
 from keepstep.dashboard.finding import Leftover, find_leftovers
 from keepstep.edge.net.unix_socket import Mailbox
 from keepstep.errors import ConfigError, KeeperError
-from keepstep.model.messages.keeper_agent import JobEnded
+from keepstep.model.messages.keeper_agent import RemoveMemory
 from keepstep.model.units import human_bytes
 
 # The keeper may still have a checkpoint to write, or wait a minute for the leading node to have
@@ -158,7 +158,7 @@ def _end_keeper(leftover: Leftover) -> None:
         raise KeeperError(
             f"{leftover.path}: expected the keeper to answer, found {error}"
         ) from error
-    box.send(JobEnded(False, "keepstep clean --force"))
+    box.send(RemoveMemory("keepstep clean --force"))
     deadline = time.monotonic() + END_WITHIN_S
     try:
         while box.recv(max(0.0, deadline - time.monotonic())) is not None:

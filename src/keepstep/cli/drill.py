@@ -24,6 +24,7 @@ from keepstep.cli import drill_report, drill_soak
 from keepstep.cli.drill_arguments import DrillArguments, build_drill, checked_faults
 from keepstep.cli.parameters import from_arguments, takes
 from keepstep.cli.progress_bar import counting_bar, timing_bar
+from keepstep.edge.os.needs import check_torch
 from keepstep.testing.conductor import Drill, conduct, reference
 from keepstep.testing.faults import Fault
 from keepstep.testing.verdict import judge
@@ -50,6 +51,7 @@ def drill(**given: Any) -> None:
     Exit code 0: proved. 1: not proved. 2: wrong command line. 3: a fault could not be injected
     here.
     """
+    check_torch("keepstep drill")
     arguments = DrillArguments(**given)
     faults = checked_faults(arguments)
     work = _work_directory(arguments)

@@ -1,13 +1,19 @@
 """Launch arguments: torchrun's options, and what they mean to keepstep.
 
 Comes in: the values of one command line, as text and numbers. Goes out: a `Launch`. Starts nothing
-and reads no environment; imports torch only to count devices (`--nproc-per-node auto`).
+and reads no environment; looks whether the script is there, and imports torch only to count devices
+(`--nproc-per-node auto`).
 """
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from dataclasses import dataclass
 from functools import partial
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from typing import NamedTuple
 
 from keepstep.cli.parameters import argument, panel_of
@@ -25,8 +31,22 @@ MAX_PORT = 65535
 
 Address = tuple[str, int]
 
+# torchrun's options that mean nothing here, by field, and why: they are accepted, and told.
+WITHOUT_EFFECT = {
+    "start_method": "ranks are programs of their own, which are neither forked nor spawned",
+    "run_path": "the script runs in a process of its own in any case",
+    "logs_specs": "logs go where --log-dir, --redirects and --tee say",
+    "numa_binding": "ranks are not bound to cores: bind them with numactl",
+    "signals_to_handle": "SIGTERM, SIGINT, SIGHUP and SIGQUIT are handled",
+    "shutdown_timeout": "ranks have 5 s to leave",
+    "virtual_local_rank": "LOCAL_RANK is the rank's number on its node",
+    "event_log_handler": "events go to the journal: `keepstep explain`",
+    "duplicate_stdout_filters": "filter what --redirects or --tee has written",
+    "duplicate_stderr_filters": "filter what --redirects or --tee has written",
+}
 TORCHRUN = "Options of torchrun, also read from PET_<NAME>"
 torchrun = partial(argument, panel=TORCHRUN, variable_prefix="PET_")
+without_effect = partial(torchrun, help="Accepted, without effect.", is_hidden=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +114,52 @@ class LaunchArguments:
     )
     standalone: bool = torchrun(False, "Implied without --nnodes.", is_hidden=True)
     monitor_interval: float = torchrun(0.0, "Ignored: nothing is polled.", is_hidden=True)
+    local_addr: str = torchrun("", "The same as --host.", metavar="ADDRESS")
+    start_method: str | None = without_effect(None)
+    run_path: bool = without_effect(False)
+    logs_specs: str | None = without_effect(None)
+    numa_binding: str | None = without_effect(None)
+    signals_to_handle: str | None = without_effect(None)
+    shutdown_timeout: str | None = without_effect(None)
+    virtual_local_rank: bool = without_effect(False)
+    event_log_handler: str | None = without_effect(None)
+    duplicate_stdout_filters: str | None = without_effect(None)
+    duplicate_stderr_filters: str | None = without_effect(None)
     standby: int = argument(
         1,
         "Processes per node, 0 or 1, that have imported torch and wait to replace a dead rank.",
         panel=panel_of(Topic.FAILURES),
         metavar="N",
     )
+
+
+def remarks(arguments: LaunchArguments) -> list[str]:
+    """A line for each option of torchrun's that was given and has no effect."""
+    return [
+        f"--{name.replace('_', '-')} has no effect here: {why}"
+        for name, why in WITHOUT_EFFECT.items()
+        if getattr(arguments, name) not in (None, False)
+    ]
+
+
+def check_script(arguments: LaunchArguments) -> None:
+    """Raises ConfigError when there is no such script, module or program to start."""
+    script = arguments.script
+    if arguments.no_python:
+        if shutil.which(script) is None:
+            raise ConfigError(f"SCRIPT: expected a program that can be run, found no {script!r}")
+    elif arguments.module:
+        if not _is_module(script):
+            raise ConfigError(f"SCRIPT: expected a module with -m, found no {script!r}")
+    elif not os.path.exists(script):
+        raise ConfigError(f"SCRIPT: expected a Python script, found no file {script!r}")
+
+
+def _is_module(name: str) -> bool:
+    """Whether `python -m name` would find it, which looks in the working directory first. A package
+    is not imported to look inside."""
+    top = name.partition(".")[0]
+    return PathFinder.find_spec(top, ["", *sys.path]) is not None or find_spec(top) is not None
 
 
 class NodeCount(NamedTuple):

@@ -9,7 +9,6 @@ starts with the same command line. Both parse it, so that the supervisor refuses
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from dataclasses import fields
@@ -18,11 +17,19 @@ from typing import Annotated, Any
 
 import typer
 
-from keepstep.cli.launch_arguments import TORCHRUN, LaunchArguments, build_launch
+from keepstep.cli.launch_arguments import (
+    TORCHRUN,
+    LaunchArguments,
+    build_launch,
+    check_script,
+    remarks,
+)
 from keepstep.cli.parameters import by_panel, from_arguments, from_options, panel_of, takes
-from keepstep.config import Config, from_mapping
+from keepstep.config import Config, from_environ, from_mapping
 from keepstep.config.option import Topic
 from keepstep.config.table import OPTIONS
+from keepstep.edge.os.needs import check_torch
+from keepstep.edge.os.voice import speak_of_job
 from keepstep.model.launch import Launch
 from keepstep.runtime.agent.supervisor import PREDECESSOR, REPORT, SUPERVISOR, keep_agent
 
@@ -59,8 +66,20 @@ def run(**given: Any) -> None:
 
     On several nodes, start the same command on each.
     """
+    arguments = launch_arguments(given)
     launch, config = understand(given, os.environ.get("PYTHON_EXEC", sys.executable))
+    if SUPERVISOR not in os.environ:
+        check_script(arguments)
+        for remark in remarks(arguments):
+            typer.echo(f"keepstep: {remark}", err=True)
     raise typer.Exit(_run(launch, config))
+
+
+def launch_arguments(given: dict[str, Any]) -> LaunchArguments:
+    """torchrun's part of a command line, from the command's parameters by name."""
+    values = {f.name: given[f.name] for f in fields(LaunchArguments)}
+    values["script_args"] = tuple(given["script_args"] or ())
+    return LaunchArguments(**values)
 
 
 def understand(given: dict[str, Any], python: str) -> tuple[Launch, Config]:
@@ -70,15 +89,17 @@ def understand(given: dict[str, Any], python: str) -> tuple[Launch, Config]:
 
     Raises ConfigError naming option, expected and found.
     """
-    launch = {f.name: given[f.name] for f in fields(LaunchArguments)}
-    launch["script_args"] = tuple(given["script_args"] or ())
+    arguments = launch_arguments(given)
     options = {option.name: given[option.name] for option in OPTIONS if not option.is_secret}
-    return build_launch(LaunchArguments(**launch), python), from_mapping(options)
+    if options["host"] is None and arguments.local_addr:
+        options["host"] = arguments.local_addr
+    return build_launch(arguments, python), from_mapping(options)
 
 
 def _run(launch: Launch, config: Config) -> int:
     """Be the supervisor or, as its child, the agent; the exit code of the job."""
-    _log_to_stderr()
+    speak_of_job(config.log or from_environ(os.environ).log or "info")
+    check_torch("keepstep run")
     if SUPERVISOR not in os.environ:
         return keep_agent(sys.argv[1:], os.environ)
     environ = dict(os.environ)
@@ -87,13 +108,3 @@ def _run(launch: Launch, config: Config) -> int:
     from keepstep.runtime.agent.process import supervise  # imports torch
 
     return supervise(launch, config, environ)
-
-
-def _log_to_stderr() -> None:
-    """Show the agent's log, unless the program already has its own way to show it."""
-    log = logging.getLogger("keepstep")
-    if not log.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s keepstep %(message)s", "%H:%M:%S"))
-        log.addHandler(handler)
-        log.setLevel(logging.INFO)

@@ -27,7 +27,6 @@ from keepstep.errors import ConfigError
 from keepstep.model.failure import DEFAULT_BUDGET, parse_budget
 from keepstep.model.topology import parse_policy
 
-AGENT = "KEEPSTEP_AGENT"  # the variable by which an agent tells its ranks that it is there
 MIN_SECRET_BYTES = 16
 MAX_JOB_CHARACTERS = 64
 MAX_PORT = 65535
@@ -40,12 +39,6 @@ def _is_job_name(value: str) -> bool:
 
 def _derived_job(environ: Environ, derived_job: str) -> str:
     return derived_job
-
-
-def _grace_s(environ: Environ, derived_job: str) -> float:
-    # An agent restarts its ranks within seconds. Another launcher (a Slurm requeue, a person who
-    # types the command again) takes minutes.
-    return 30.0 if AGENT in environ else 300.0
 
 
 def _state_dir(environ: Environ, derived_job: str) -> str:
@@ -139,12 +132,11 @@ class Options(Generic[Unset, Directory]):
         settle=_absolute_dir,
     )
     grace_s: float | Unset = option(
-        default=_grace_s,
-        default_words="30 under `keepstep run`, else 300",
+        default=300.0,  # a Slurm requeue, or a person who mends a line, takes minutes
         check=seconds(),
         topic=Topic.SNAPSHOTS,
-        help="Keep the snapshots this long after agent and ranks are gone, so that the job can be "
-        "started again.",
+        help="Keep the snapshots of a job that has not ended well this long after agent and ranks "
+        "are gone, so that it can be started again.",
         example=900.0,
         metavar="SECONDS",
     )
@@ -279,6 +271,28 @@ class Options(Generic[Unset, Directory]):
         help="With --nnodes MIN:MAX: wait this long for missing nodes, then go on without them.",
         example=60.0,
         metavar="SECONDS",
+    )
+    log: str | Unset = option(
+        default="info",
+        check=Check(
+            "quiet, warning, info or debug",
+            lambda value: value in ("quiet", "warning", "info", "debug"),
+        ),
+        topic=Topic.MONITORING,
+        help="What is told on stderr. quiet: errors; warning: what is wrong or not covered; info: "
+        "also what is protected, where it goes on and a summary, by rank 0; debug: every event. "
+        "Where the program has set up Python's logging (the logger `keepstep`), that decides.",
+        example="quiet",
+        metavar="LEVEL",
+    )
+    fresh: bool | Unset = option(
+        default=False,
+        check=Check("True or False"),
+        topic=Topic.JOB,
+        help="Start over: what memory holds of the job is given up when the new run begins. A "
+        "store with checkpoints is refused, for it belongs to one run. This holds for a run's "
+        "first life: what is restarted within the run goes on from the run's own progress.",
+        example=True,
     )
 
 

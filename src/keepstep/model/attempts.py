@@ -25,7 +25,7 @@ class Arrival:
     to have.
     """
 
-    KIND: ClassVar = "arrival"
+    KIND: ClassVar[str] = "arrival"
     token: Text
     host: Text
     port: Rank
@@ -59,7 +59,7 @@ class Verdict:
     vacant: the nodes whose places are free for others.
     """
 
-    KIND: ClassVar = "verdict"
+    KIND: ClassVar[str] = "verdict"
     outcome: Literal["again", "stop", "done"]
     why: Text
     code: Rank = 0
@@ -74,7 +74,7 @@ class Opening:
     """What all attempts have in common. `secret`: the keepers', None where each node has one
     configured; `first_version`: of the first mesh, from the time when the nodes first met."""
 
-    KIND: ClassVar = "opening"
+    KIND: ClassVar[str] = "opening"
     secret: Text | None
     first_version: Count
 
@@ -83,5 +83,5 @@ class Opening:
 class Failed:
     """What failed on a node in an attempt."""
 
-    KIND: ClassVar = "failed"
+    KIND: ClassVar[str] = "failed"
     failure: Failure

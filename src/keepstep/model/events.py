@@ -37,6 +37,7 @@ KINDS = {
     "keeper-listens": "the keeper can be reached by keepers of other nodes",
     "keeper-unheard": "the new keeper cannot listen where the one before it did",
     "keeper-missing": "no keeper can be started or reached",
+    "keeper-replaced": "a keeper with other settings was found, and ended",
     "keeper-restarted": "the keeper has died and another one has taken its place",
     "keeper-busy": "the keeper has not ended in time and cleans up by itself",
     # the agent: the other nodes
@@ -60,6 +61,9 @@ KINDS = {
     "restored": "a rank trains on from that state",
     "slots-made": "a rank has the memory for its snapshots",
     "caveat": "what the program does that keepstep cannot protect",
+    "protected": "a training is protected: what of it, and how to start it over",
+    "goes-on": "where a training begins, or goes on",
+    "not-stored": "a checkpoint that a rank had asked for is not in the store",
     "next-step": "a rank has done its first step since it was restored",
     "skipped": "a step was not captured because no slot was free",
     "torn": "a capture was dropped: the state changed while it was copied",

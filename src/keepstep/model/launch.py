@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# In the environment of a rank: where its agent listens; that it takes a lost rank's place.
+# In the environment of a rank: where its agent listens; that it takes a lost rank's place; its run,
+# which is the same after a restart.
 AGENT_SOCKET = "KEEPSTEP_AGENT_SOCKET"
 REJOIN = "KEEPSTEP_REJOIN"
+RUN = "KEEPSTEP_RUN"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,14 @@ from keepstep.model.messages.keeper_rank import NotUnderstood
 class ListNodes:
     """Which nodes are there?"""
 
-    KIND: ClassVar = "list"
+    KIND: ClassVar[str] = "list"
 
 
 @dataclass(frozen=True, slots=True)
 class KillNode:
     """Lose that node: its processes, its memory, its link."""
 
-    KIND: ClassVar = "kill"
+    KIND: ClassVar[str] = "kill"
     node: Rank
 
 
@@ -38,7 +38,7 @@ class LabNode:
 class LabNodes:
     """All nodes of the lab."""
 
-    KIND: ClassVar = "lab"
+    KIND: ClassVar[str] = "lab"
     nodes: tuple[LabNode, ...]
 
 
@@ -46,7 +46,7 @@ class LabNodes:
 class NodeKilled:
     """It is lost."""
 
-    KIND: ClassVar = "killed"
+    KIND: ClassVar[str] = "killed"
     why: Sentence
 
 
@@ -54,7 +54,7 @@ class NodeKilled:
 class LabRefused:
     """It is not done."""
 
-    KIND: ClassVar = "refused"
+    KIND: ClassVar[str] = "refused"
     why: Sentence
 
 

@@ -29,7 +29,6 @@ class Comings(RuleBasedStateMachine):
         self.world, self.now_ns, self.alone_since_ns = world, 0, 0
         self.here: set[int] = set()
         self.good: set[int] = set()
-        self.interrupted: set[int] = set()
         self.agent = self.ended = False
 
     @rule(rank=st.integers(0, 2))
@@ -38,7 +37,6 @@ class Comings(RuleBasedStateMachine):
         self.lifetime.rank_came(rank, self.world)
         self.here.add(rank)
         self.good.discard(rank)
-        self.interrupted.discard(rank)
 
     @rule(
         rank=st.integers(0, 2),
@@ -49,7 +47,6 @@ class Comings(RuleBasedStateMachine):
         rank = sorted(self.here)[rank % len(self.here)]
         self.lifetime.rank_said_bye(rank, word == "ended well", word)
         (self.good.add if word == "ended well" else self.good.discard)(rank)
-        (self.interrupted.add if word == "interrupted" else self.interrupted.discard)(rank)
 
     @rule(rank=st.integers(0, 2))
     @precondition(lambda self: self.here)
@@ -91,7 +88,7 @@ class Comings(RuleBasedStateMachine):
             expected = None
         elif all_well:
             expected = True
-        elif alone and (self.interrupted or self.now_ns - self.alone_since_ns > GRACE_NS):
+        elif alone and self.now_ns - self.alone_since_ns > GRACE_NS:
             expected = False
         else:
             expected = None
@@ -157,7 +154,7 @@ def test_good_words_of_an_earlier_and_smaller_world_do_not_end_a_larger_one() ->
     assert kept.decide(2 * S_NS) is None
 
 
-def test_a_job_that_failed_before_it_resumed_leaves_what_it_found_for_the_grace_time() -> None:
+def test_a_failing_end_keeps_the_memory_for_the_grace_time() -> None:
     found = JobLifetime(grace_ns=10, alone_since_ns=0)
     found.agent_came()
     assert not found.agent_said_end(False, "the model has another shape", holds_snapshots=True)
@@ -166,13 +163,27 @@ def test_a_job_that_failed_before_it_resumed_leaves_what_it_found_for_the_grace_
     assert found.decide(15) is None and isinstance(found.decide(16), Finish)
 
 
-def test_a_job_that_resumed_and_failed_is_over_at_once() -> None:
-    over = JobLifetime(grace_ns=10, alone_since_ns=0)
-    over.agent_came()
-    over.resumed = True
-    assert over.agent_said_end(False, "gave up", holds_snapshots=True) and over.decide(1) == Finish(
-        False, "gave up"
-    )
+def test_a_failing_end_without_snapshots_and_a_good_one_are_over_at_once() -> None:
+    for ok, holds_snapshots in ((False, False), (True, True), (True, False)):
+        over = JobLifetime(grace_ns=10, alone_since_ns=0)
+        over.agent_came()
+        assert over.agent_said_end(ok, "its end", holds_snapshots)
+        assert over.decide(1) == Finish(ok, "its end")
+
+
+def test_a_keeper_that_holds_nothing_leaves_with_its_last_client() -> None:
+    kept = lifetime(1)
+    kept.rank_left(0, 5 * S_NS)
+    assert kept.decide(6 * S_NS, holds_snapshots=False) is None, "who was killed comes back"
+    finish = kept.decide(6 * S_NS + 1, holds_snapshots=False)
+    assert finish is not None and not finish.ok
+    assert kept.decide(6 * S_NS + 1, holds_snapshots=True) is None
+
+
+def test_a_person_who_wants_it_gone_is_not_made_to_wait() -> None:
+    kept = lifetime(1)
+    kept.memory_unwanted("keepstep clean")
+    assert kept.decide(1) == Finish(False, "keepstep clean")
 
 
 def test_other_nodes_are_waited_for_but_not_for_ever() -> None:

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from keepstep.core.resume.vote import Ballot, Go, ListStore, Offer, Refuse, Trust, Vote
+from keepstep.core.resume.vote import Action, Ballot, Go, ListStore, Offer, Refuse, Trust, Vote
 from keepstep.model.snapshot import Stamp
 
 holdings = st.frozensets(st.builds(Stamp, st.integers(0, 3), st.integers(1, 2)), max_size=4)
@@ -381,3 +381,31 @@ def test_what_is_taken_instead_of_a_condemned_stamp(
     (offer,) = actions
     assert isinstance(offer, Offer) and (offer.source, offer.stamp.step) == (source, step)
     assert ("condemned" in offer.why) is (step != 5)
+
+
+def asked_afresh(*fresh: bool, has_store: bool = False) -> tuple[Vote, list[Action]]:
+    vote = Vote(len(fresh), has_store)
+    actions: list[Action] = []
+    for rank, wants in enumerate(fresh):
+        actions = vote.joined(Ballot(rank, len(fresh), frozenset({Stamp(7, 1)}), fresh=wants))
+    return vote, actions
+
+
+def test_all_who_ask_for_it_start_over_whatever_memory_holds() -> None:
+    _, [offer] = asked_afresh(True, True)
+    assert isinstance(offer, Offer) and (offer.source, offer.stamp) == ("fresh", Stamp(-1, 0))
+
+
+def test_one_who_has_begun_already_does_not_let_the_others_start_over() -> None:
+    _, [offer] = asked_afresh(True, False)
+    assert isinstance(offer, Offer) and (offer.source, offer.stamp) == ("memory", Stamp(7, 1))
+
+
+def test_nobody_starts_over_beside_checkpoints_of_another_run() -> None:
+    vote, actions = asked_afresh(True, has_store=True)
+    assert actions == [ListStore()]
+    [refusal] = vote.listed([3, 11])
+    assert isinstance(refusal, Refuse) and "step 11" in refusal.why
+    vote, _ = asked_afresh(True, has_store=True)
+    [offer] = vote.listed([])
+    assert isinstance(offer, Offer) and offer.source == "fresh"

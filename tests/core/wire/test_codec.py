@@ -108,7 +108,7 @@ def test_a_list_is_no_message() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Small:
-    KIND: ClassVar = "small"
+    KIND: ClassVar[str] = "small"
     number: Annotated[int, Range(1, 3)]
     text: Annotated[str, Length(3)]
     stamp: Stamp | None = None
@@ -117,7 +117,7 @@ class Small:
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    KIND: ClassVar = "other"
+    KIND: ClassVar[str] = "other"
     why: Text
 
 
@@ -189,7 +189,7 @@ def test_too_long_a_message_is_neither_sent_nor_read() -> None:
 def test_messages_of_a_union_are_told_apart_by_their_kind() -> None:
     @dataclass(frozen=True, slots=True)
     class Letter:
-        KIND: ClassVar = "letter"
+        KIND: ClassVar[str] = "letter"
         content: Small | Other
 
     globals()["Letter"] = Letter

@@ -74,7 +74,9 @@ def test_another_user_s_job_directory_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_arena_directory_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(KeeperError, match="expected the directory .*/missing, found nothing there"):
+    with pytest.raises(
+        KeeperError, match="/missing/keepstep-j: expected a directory .*, found No such"
+    ):
         claim_job_dir(tmp_path / "missing" / "keepstep-j")
 
 

@@ -412,3 +412,8 @@ def test_an_object_store_that_does_not_answer_is_a_store_error(
     )
     with pytest.raises(StoreError, match=r"listing .*expected it to succeed, found"):
         store.list_checkpoints()
+
+
+def test_nobody_answers_at_the_url() -> None:
+    with pytest.raises(StoreError, match="expected a directory or an fsspec URL"):
+        Store("ftp://127.0.0.1:1/run")

@@ -35,6 +35,11 @@ def test_rules_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
         process.supervise(LAUNCH, config(tmp_path, keep="newest:3"), {})
 
 
+def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="^store: expected a directory"):
+        process.supervise(LAUNCH, config(tmp_path, store="/proc/nope"), {})
+
+
 def test_an_agent_gets_what_was_configured(tmp_path: Path) -> None:
     environ = {PREDECESSOR: "12:3", "CUDA_VISIBLE_DEVICES": ""}
     asked = config(tmp_path, budget="crash=2", host="h", rack="r", link_dead_s=3.0, secret="s" * 16)

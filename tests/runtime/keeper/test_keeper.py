@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from keepstep.core.wire.codec import NotAMessage
 from keepstep.core.wire.conversations import AGENT_WITH_KEEPER, KEEPER_WITH_NODE
 from keepstep.core.wire.messages import KINDS, decode
-from keepstep.model.messages.keeper_agent import FromAgent, JobEnded
+from keepstep.model.messages.keeper_agent import FromAgent, JobEnded, RemoveMemory
 from keepstep.model.messages.keeper_rank import (
     FromRank,
     Goodbye,
@@ -30,7 +30,11 @@ from keepstep.sim.protocol.world.boxes import LocalSockets
 from tests.core.wire.drawn import ANY_JSON, messages
 from tests.runtime.simulated import FakeBox, SimKeeper, Town
 
-LOCAL = [kind for kind in {*get_args(FromRank), *get_args(FromAgent)} if kind is not JobEnded]
+LOCAL = [
+    kind
+    for kind in {*get_args(FromRank), *get_args(FromAgent)}
+    if kind not in (JobEnded, RemoveMemory)
+]
 LOCAL.sort(key=lambda kind: kind.__name__)
 PEER = sorted(get_args(MeshMessage), key=lambda kind: kind.__name__)
 NAMED = {

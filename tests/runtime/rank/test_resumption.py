@@ -36,6 +36,7 @@ class Voter:
             trainee.capture,
             keeper,
             in_midst,
+            False,
             lambda phase, step: self.announced.append((phase, step)),
             self.errors.append,
         )

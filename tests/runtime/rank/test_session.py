@@ -523,11 +523,31 @@ def test_persisting_without_a_store_says_how_to_have_one(settings: Settings) -> 
 
 
 def test_a_store_that_cannot_be_read_is_not_taken_for_an_empty_one(
-    settings: Settings, tmp_path: Path
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "store").write_text("a file, not a directory")
+    monkeypatch.setattr(session, "check_needs", lambda settings: None)  # it was one before
     with pytest.raises(KeeperError, match="memory holds nothing, and the store cannot be read"):
         keepstep.protect({**settings, "store": str(tmp_path / "store")}, **Training().stateful)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"store": "/proc/nope"},
+        {"arena_dir": "/proc"},
+        {"arena_dir": "/nope"},
+        {"store": __file__},
+        {"store": "nowhere://x"},
+        {"keep": "best:acc:max:2"},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_had_is_refused_before_training(settings: Settings, wrong: Settings) -> None:
+    [(option, value)] = wrong.items()
+    with pytest.raises(ConfigError, match=f"^{option}: expected .*found.*{value[-5:]}"):
+        keepstep.protect({**settings, **wrong}, **Training().stateful)
+    assert list(Path(settings["arena_dir"]).iterdir()) == []
 
 
 def test_a_retention_rule_that_cannot_be_is_refused_before_training(settings: Settings) -> None:

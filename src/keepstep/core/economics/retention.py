@@ -18,6 +18,8 @@ from typing import Protocol
 
 from keepstep.errors import ConfigError
 
+METRICS = ("loss",)  # what a training can report of a step
+
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
@@ -135,6 +137,16 @@ def parse_rules(text: str) -> tuple[Rule, ...]:
     """Rules from `latest:2,every:1000,best:loss:min:1`. Raises ConfigError naming expected and
     found."""
     return tuple(_parse_rule(part.strip()) for part in text.split(","))
+
+
+def check_rules(text: str) -> None:
+    """Raises ConfigError when the rules cannot be read, or ask for a metric that nobody reports."""
+    for rule in parse_rules(text):
+        if isinstance(rule, Best) and rule.metric not in METRICS:
+            raise ConfigError(
+                f"keep: expected a metric that job.report() takes ({', '.join(METRICS)}), found "
+                f"{rule.metric!r} in {str(rule)!r}"
+            )
 
 
 def _parse_rule(text: str) -> Rule:

@@ -2,8 +2,10 @@
 
 Comes in: who is connected, what they said last, the time. Goes out: at most one `Finish` with its
 reason. Never removes anything while a rank or the agent is connected and has not said that the job
-is over; never keeps anything longer than `grace_ns` after the last of them is gone (a keeper
-without this rule pins model-sized memory for ever).
+is over. Whatever way a job ends but well, its memory may be all there is of it: it stays for
+`grace_ns` after the last of them is gone, so that the job can be started again, and never longer (a
+keeper without this rule pins model-sized memory for ever). Only a job that ended well, and a person
+who says so, remove it at once.
 
 With several nodes, ranks that ended well here are not enough: another node's may fail in their last
 moments, and what they would resume from rests here. So the memory stays until all nodes' ranks
@@ -17,6 +19,7 @@ from dataclasses import dataclass, field
 
 from keepstep.model.units import S_NS, human_ns
 
+EMPTY_NS = 1 * S_NS  # who comes back at once finds the same keeper
 FIRST_NS = 10 * S_NS  # however short the grace: whoever started the keeper needs a moment to say so
 
 
@@ -41,7 +44,6 @@ class JobLifetime:
     goodbyes: dict[int, tuple[bool, str]] = field(default_factory=dict)
     finish: Finish | None = None
     met: bool = False  # anybody, ever
-    resumed: bool = False  # the agent's ranks have trained on what is in memory
     # unknown until a mesh begins, which it never does in a job of one node
     nodes: int | None = None
     all_nodes_ended: bool = False  # well; so the leading keeper says
@@ -73,7 +75,7 @@ class JobLifetime:
 
     def agent_came(self) -> None:
         """An agent has connected."""
-        self.agent, self.met, self.resumed = True, True, False
+        self.agent, self.met = True, True
 
     def agent_left(self, now_ns: int) -> None:
         """Its process is gone."""
@@ -81,13 +83,15 @@ class JobLifetime:
         self._mark_alone(now_ns)
 
     def agent_said_end(self, ok: bool, why: str, holds_snapshots: bool = False) -> bool:
-        """The agent says that the job is over. False when the memory is kept for the grace time:
-        the job failed before it could use what an earlier one left (a model that changed shape,
-        say), and that may be all there is of it."""
-        if holds_snapshots and not ok and not self.resumed:
+        """The agent says that the job is over. False when the memory is kept for the grace time."""
+        if holds_snapshots and not ok:
             return False
         self.finish = Finish(ok, why)
         return True
+
+    def memory_unwanted(self, why: str) -> None:
+        """A person wants the memory gone."""
+        self.finish = Finish(False, why)
 
     def _mark_alone(self, now_ns: int) -> None:
         if not self.ranks and not self.agent:
@@ -103,7 +107,7 @@ class JobLifetime:
             and all(ok for ok, _ in said)
         )
 
-    def decide(self, now_ns: int) -> Finish | None:
+    def decide(self, now_ns: int, holds_snapshots: bool = True) -> Finish | None:
         """What follows from all that was said so far."""
         if self.finish or self.agent:
             return self.finish
@@ -113,9 +117,9 @@ class JobLifetime:
             return Finish(True, f"all {self.world_size} ranks{others} ended well")
         if self.ranks:
             return None
-        if any(why == "interrupted" for _, why in self.goodbyes.values()):
-            return Finish(False, "the user interrupted the job")
         alone_ns = now_ns - self.alone_since_ns
+        if self.met and not holds_snapshots and alone_ns > EMPTY_NS:
+            return Finish(False, "agent and ranks are gone, and there is no snapshot to keep")
         grace_ns = self.grace_ns if self.met else max(self.grace_ns, FIRST_NS)
         if alone_ns > grace_ns:
             return Finish(

@@ -36,7 +36,7 @@ class Lease:
     """What the register says: who leads. `holder` is one life of an agent, `name` how people call
     it; `beat` makes every text a new one."""
 
-    KIND: ClassVar = "lease"
+    KIND: ClassVar[str] = "lease"
     term: Count
     holder: Text
     name: Text

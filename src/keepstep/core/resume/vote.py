@@ -12,6 +12,9 @@ memory; then checkpoints, newest first; then a fresh start. With many nodes noth
 before every node has told what it holds. A stamp after which the program failed twice without
 completing another step is condemned: its bytes are what was captured, but perhaps what was captured
 was already wrong. It is taken only when there is nothing else but a fresh start.
+
+A run that is to start over does so when all ranks say so, which is in its first life only: whoever
+has begun it says so no more.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ class Ballot:
     holds: frozenset[Stamp]
     foreign_world: int | None = None  # its slots are of a job of that size
     incarnation: int = 0  # which life of the rank asks; 0: nobody said
+    fresh: bool = False  # its run is to start over, and has not begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +200,8 @@ class Vote:
     def _decide(self) -> list[Action]:
         if self.waiting_for() or self.silent_nodes:
             return []
+        if all(ballot.fresh for ballot in self.ballots.values()):
+            return self._start_over()
         bad = {(source, stamp) for source, stamp, _ in self.failed}
         after = f" after {self.failed[-1][2]}" if self.failed else ""
         restorable_stamps = [
@@ -252,6 +258,23 @@ class Vote:
             return refusals
         store = "no checkpoint in the store" if self.has_store else "no store"
         return self._make("fresh", Stamp(-1, 0), f"{why_not_memory}, {store}: a fresh start{after}")
+
+    def _start_over(self) -> list[Action]:
+        """A checkpoint of the run before would be taken for one of this run's, once that has come
+        as far."""
+        if self.has_store and self.checkpoints is None:
+            return [ListStore()]
+        if self.checkpoints:
+            steps = f"{len(self.checkpoints)}, the newest of step {self.checkpoints[0]}"
+            return [
+                Refuse(
+                    "a fresh start was asked for: expected a store without checkpoints, found "
+                    f"{steps}. Name another store, or leave out `fresh` to go on from there"
+                )
+            ]
+        held = common([ballot.holds for ballot in self.ballots.values()])
+        given_up = f", and {max(held)} in memory is given up" if held else ""
+        return self._make("fresh", Stamp(-1, 0), f"a fresh start was asked for{given_up}")
 
     def _why_not_memory(self) -> str:
         if any(b.foreign_world is not None for b in self.ballots.values()):

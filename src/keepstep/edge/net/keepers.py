@@ -1,16 +1,22 @@
 """Keepers: where the keeper of a job answers, over the job directory's socket, and how one is
 started.
 
-Never blocks the loop: starting a process is done aside.
+A keeper that an earlier run has told something else (another store, say) is ended when it is found
+for the first time: the next one adopts what it held. Never blocks the loop: starting a process is
+done aside.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 
 from keepstep.config import Settings
 from keepstep.edge.net import boxes
+from keepstep.edge.os.keeper_settings import differences
 from keepstep.edge.os.loop import Loop
 from keepstep.edge.os.processes import claim_job_dir, start_keeper
 from keepstep.edge.os.threads import aside
@@ -33,13 +39,36 @@ class KeeperSocket:
         self._settings = settings
         self._codec = codec
         self._tell = tell
+        self._has_met = False  # a keeper with these settings: what comes later is somebody else's
+        self._ended: set[int] = set()
 
     def connect(self, hearer: Hearer) -> Box | None:
         path = self._settings.job_dir / "keeper.sock"
         try:
-            return boxes.connect(self._loop, path, self._codec, hearer, self._tell)
+            box = boxes.connect(self._loop, path, self._codec, hearer, self._tell)
         except OSError:
             return None
+        if not self._has_met:
+            others = differences(self._settings)
+            if others:
+                self._replace(box, others)
+                return None
+            self._has_met = True
+        return box
+
+    def _replace(self, box: Box, others: list[str]) -> None:
+        """It was told something else, by an earlier run or another process. What it holds is in
+        memory, and its successor adopts it."""
+        if box.pid not in self._ended:
+            self._ended.add(box.pid)
+            self._tell(
+                "keeper-replaced",
+                f"the keeper (process {box.pid}) has other settings, and another one takes its "
+                f"place: {'; '.join(others)}",
+            )
+        box.close()
+        with suppress(ProcessLookupError):
+            os.kill(box.pid, signal.SIGKILL)
 
     def start(self, then: Callable[[KeepstepError | None], None]) -> None:
         settings = self._settings

@@ -33,12 +33,10 @@ def claim_job_dir(path: Path) -> None:
     try:
         path.mkdir(mode=0o700, parents=False, exist_ok=True)
         owner = path.stat().st_uid
-    except FileNotFoundError as error:
+    except OSError as error:
         raise KeeperError(
-            f"arena_dir: expected the directory {path.parent}, found nothing there"
+            f"{path}: expected a directory for the job that can be made, found {error.strerror}"
         ) from error
-    except PermissionError as error:
-        raise KeeperError(f"{path}: {error}") from error
     if owner != os.getuid():
         raise IdentityError(
             f"{path}: expected a job directory of user {os.getuid()}, found one of user "

@@ -80,7 +80,7 @@ class Store:
         if fs is None:
             try:
                 fs, root = url_to_fs(os.fspath(url), **storage_options)
-            except (ValueError, ImportError) as error:
+            except (ValueError, ImportError, OSError) as error:
                 raise StoreError(
                     f"store {url}: expected a directory or an fsspec URL, found {error}"
                 ) from error

@@ -16,7 +16,7 @@ from keepstep.model.messages.keeper_rank import NotUnderstood
 class RankHere:
     """This connection is that rank's, which has its state and begins to train."""
 
-    KIND: ClassVar = "rank"
+    KIND: ClassVar[str] = "rank"
     rank: Rank
     pid: Rank
 
@@ -25,7 +25,7 @@ class RankHere:
 class CanStay:
     """This rank can stay in its process when a peer is lost."""
 
-    KIND: ClassVar = "able"
+    KIND: ClassVar[str] = "able"
     rank: Rank
 
 
@@ -33,7 +33,7 @@ class CanStay:
 class CannotStay:
     """It cannot after all, and ends."""
 
-    KIND: ClassVar = "unable"
+    KIND: ClassVar[str] = "unable"
     rank: Rank
 
 
@@ -41,7 +41,7 @@ class CannotStay:
 class Regrouped:
     """This rank is among its peers again, or for the first time, and trains."""
 
-    KIND: ClassVar = "regrouped"
+    KIND: ClassVar[str] = "regrouped"
     rank: Rank
 
 
@@ -49,7 +49,7 @@ class Regrouped:
 class TrainingEnded:
     """The training has ended well; only the end of the process is left."""
 
-    KIND: ClassVar = "ended"
+    KIND: ClassVar[str] = "ended"
     rank: Rank
 
 
@@ -58,7 +58,7 @@ class ConnectionSuspect:
     """A connection to a peer failed, and nobody has said why. It does not say that any rank is
     lost. May get lost itself."""
 
-    KIND: ClassVar = "suspect"
+    KIND: ClassVar[str] = "suspect"
     rank: Rank
     why: Sentence
 
@@ -70,7 +70,7 @@ class ConnectionSuspect:
 class StandbyReady:
     """This process has imported torch and can become a rank."""
 
-    KIND: ClassVar = "standby"
+    KIND: ClassVar[str] = "standby"
     pid: Rank
 
 
@@ -81,7 +81,7 @@ class StandbyReady:
 class PeerLostNotice:
     """A peer is lost: end every collective, give the step up, wait for `RegroupAt`."""
 
-    KIND: ClassVar = "lost"
+    KIND: ClassVar[str] = "lost"
     why: Sentence
 
 
@@ -89,7 +89,7 @@ class PeerLostNotice:
 class RegroupAt:
     """Where the ranks of the job's next attempt meet."""
 
-    KIND: ClassVar = "regroup"
+    KIND: ClassVar[str] = "regroup"
     attempt: Count
     host: Text
     port: Port
@@ -102,7 +102,7 @@ class RegroupAt:
 class BecomeRank:
     """Run this command, in this environment."""
 
-    KIND: ClassVar = "become"
+    KIND: ClassVar[str] = "become"
     command: Annotated[tuple[LongText, ...], Length(1000)]
     environ: Annotated[dict[str, LongText], Length(1000)]
 

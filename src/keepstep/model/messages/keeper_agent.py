@@ -24,16 +24,26 @@ from keepstep.model.messages.keeper_rank import (
 class AgentHere:
     """This connection is the agent's."""
 
-    KIND: ClassVar = "agent"
+    KIND: ClassVar[str] = "agent"
     pid: Rank
 
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """The job is over on this node: write the last checkpoint, remove the memory, leave."""
+    """The job is over on this node: write the last checkpoint; then, when it ended well, remove the
+    memory and leave, else answer `MemoryKept`."""
 
-    KIND: ClassVar = "end"
+    KIND: ClassVar[str] = "end"
     ok: bool
+    why: Sentence
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveMemory:
+    """A person wants the memory gone, however the job ended: write the last checkpoint, remove the
+    memory, leave."""
+
+    KIND: ClassVar[str] = "remove"
     why: Sentence
 
 
@@ -44,7 +54,7 @@ class JobEnded:
 class MeshKnown:
     """The keeper knows this mesh: what ranks say from now on is about it."""
 
-    KIND: ClassVar = "mesh-known"
+    KIND: ClassVar[str] = "mesh-known"
     mesh_version: Count
 
 
@@ -52,7 +62,7 @@ class MeshKnown:
 class PeerDead:
     """Another node's keeper has been missing for too long."""
 
-    KIND: ClassVar = "peer-dead"
+    KIND: ClassVar[str] = "peer-dead"
     mesh_version: Count
     node: Rank
     why: Sentence
@@ -60,13 +70,14 @@ class PeerDead:
 
 @dataclass(frozen=True, slots=True)
 class MemoryKept:
-    """The job's memory is not removed yet, though the job is over."""
+    """The job is over and failed: its last checkpoint is written where it has a store, and its
+    memory stays for the grace time."""
 
-    KIND: ClassVar = "kept"
+    KIND: ClassVar[str] = "kept"
     why: Sentence
 
 
-FromAgent = AgentHere | JobEnded | Listen | BeginMesh | CountTraffic | NotUnderstood
+FromAgent = AgentHere | JobEnded | RemoveMemory | Listen | BeginMesh | CountTraffic | NotUnderstood
 ToAgent = (
     MeshKnown | PeerDead | MemoryKept | Listening | CannotListen | TrafficCounted | NotUnderstood
 )

@@ -26,14 +26,16 @@ StateSource = Literal["memory", "store", "fresh"]
 @dataclass(frozen=True, slots=True)
 class JoinVote:
     """Where do we resume? `holds`: the stamps this rank has proven; `foreign_world`: its slots are
-    of a job with so many ranks."""
+    of a job with so many ranks. `fresh`: it belongs to a run that is to start over, and has not
+    begun it yet."""
 
-    KIND: ClassVar = "join"
+    KIND: ClassVar[str] = "join"
     rank: Rank
     world_size: WorldSize
     incarnation: Count
     holds: tuple[Stamp, ...]
     foreign_world: Rank | None = None
+    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class TrainingPermitted:
     """All ranks have proven the state that was offered under this number: train on from `stamp`, in
     this epoch. `lost_steps` were completed and are done again."""
 
-    KIND: ClassVar = "go"
+    KIND: ClassVar[str] = "go"
     epoch: Count
     offer: Count
     source: StateSource
@@ -55,7 +57,7 @@ class Attach:
     """This rank trains, and has found another keeper than the one it joined. `permitted`: what it
     trains by; None while it finds together with its peers anew."""
 
-    KIND: ClassVar = "attach"
+    KIND: ClassVar[str] = "attach"
     rank: Rank
     world_size: WorldSize
     permitted: TrainingPermitted | None = None
@@ -65,7 +67,7 @@ class Attach:
 class StateLoaded:
     """The state offered under this number is loaded, and what is newer is forgotten."""
 
-    KIND: ClassVar = "loaded"
+    KIND: ClassVar[str] = "loaded"
     rank: Rank
     offer: Count
 
@@ -75,7 +77,7 @@ class StateUnusable:
     """The state offered under this number cannot be used here. `unread`: the store did not say what
     it is."""
 
-    KIND: ClassVar = "failed"
+    KIND: ClassVar[str] = "failed"
     rank: Rank
     offer: Count
     why: Sentence
@@ -86,7 +88,7 @@ class StateUnusable:
 class PageChanged:
     """This rank's status page says something new. May get lost."""
 
-    KIND: ClassVar = "changed"
+    KIND: ClassVar[str] = "changed"
     rank: Rank
 
 
@@ -95,7 +97,7 @@ class WantCheckpoint:
     """A checkpoint of `step`, or of a newer one; None: of the newest there is. Answered by
     `CheckpointDone` with the same `ticket`."""
 
-    KIND: ClassVar = "persist"
+    KIND: ClassVar[str] = "persist"
     ticket: Count
     step: StepNumber | None
     why: Sentence
@@ -105,7 +107,7 @@ class WantCheckpoint:
 class Goodbye:
     """This rank ends, well or with an error."""
 
-    KIND: ClassVar = "bye"
+    KIND: ClassVar[str] = "bye"
     rank: Rank
     ok: bool
     why: Sentence
@@ -119,7 +121,7 @@ class StateOffered:
     """Load this, prove it, forget what is newer, and say how that went. `step` is -1 for a fresh
     start."""
 
-    KIND: ClassVar = "offer"
+    KIND: ClassVar[str] = "offer"
     offer: Count
     source: StateSource
     step: StepNumber
@@ -131,7 +133,7 @@ class StateOffered:
 class VoteRefused:
     """Nobody may train: a person has to decide."""
 
-    KIND: ClassVar = "refused"
+    KIND: ClassVar[str] = "refused"
     why: Sentence
 
 
@@ -139,7 +141,7 @@ class VoteRefused:
 class CheckpointDone:
     """`step`: of the checkpoint that answers the question, if there is one."""
 
-    KIND: ClassVar = "persisted"
+    KIND: ClassVar[str] = "persisted"
     ticket: Count
     ok: bool
     step: StepNumber | None
@@ -150,7 +152,7 @@ class CheckpointDone:
 class SlotDamaged:
     """Scrubbing has found a slot of this rank that no longer proves."""
 
-    KIND: ClassVar = "damaged"
+    KIND: ClassVar[str] = "damaged"
     slot: Rank
     why: Sentence
 
@@ -159,7 +161,7 @@ class SlotDamaged:
 class Released:
     """The goodbye was heard."""
 
-    KIND: ClassVar = "released"
+    KIND: ClassVar[str] = "released"
 
 
 # -- a rank or an agent to its keeper, and the answers
@@ -169,7 +171,7 @@ class Released:
 class Listen:
     """Listen to the keepers of other nodes at this address; port 0: at any free one."""
 
-    KIND: ClassVar = "listen"
+    KIND: ClassVar[str] = "listen"
     host: Text
     port: Port
 
@@ -178,7 +180,7 @@ class Listen:
 class Listening:
     """Where the keeper listens, which life of it, and the newest mesh it knows (-1: none)."""
 
-    KIND: ClassVar = "listening"
+    KIND: ClassVar[str] = "listening"
     host: Text
     port: Port
     incarnation: Count
@@ -189,7 +191,7 @@ class Listening:
 class CannotListen:
     """The address is not this node's, or it is taken."""
 
-    KIND: ClassVar = "cannot-listen"
+    KIND: ClassVar[str] = "cannot-listen"
     why: Sentence
 
 
@@ -197,7 +199,7 @@ class CannotListen:
 class BeginMesh:
     """The nodes of the job, from now on."""
 
-    KIND: ClassVar = "mesh"
+    KIND: ClassVar[str] = "mesh"
     mesh: Mesh
 
 
@@ -205,14 +207,14 @@ class BeginMesh:
 class CountTraffic:
     """How much has crossed the keeper's links?"""
 
-    KIND: ClassVar = "count"
+    KIND: ClassVar[str] = "count"
 
 
 @dataclass(frozen=True, slots=True)
 class TrafficCounted:
     """What has crossed and what was refused, by name."""
 
-    KIND: ClassVar = "counts"
+    KIND: ClassVar[str] = "counts"
     counts: Annotated[dict[str, Count], Length(1000)]
 
 
@@ -223,7 +225,7 @@ class TrafficCounted:
 class NotUnderstood:
     """A message that came was none: perhaps the other side is another release of keepstep."""
 
-    KIND: ClassVar = "not-understood"
+    KIND: ClassVar[str] = "not-understood"
     why: Sentence
 
 

@@ -44,7 +44,7 @@ from keepstep.model.wire import BlockRange
 class InventoryReport:
     """What this node has proven of what it holds for others, or keeps of ranks that have moved."""
 
-    KIND: ClassVar = "inventory"
+    KIND: ClassVar[str] = "inventory"
     mesh_version: Count
     snapshots: tuple[HeldSnapshot, ...]
     parities: tuple[HeldParity, ...]
@@ -71,7 +71,7 @@ class NodeReport:
     `hindered`: what keeps the policy from being followed; empty when nothing does.
     """
 
-    KIND: ClassVar = "report"
+    KIND: ClassVar[str] = "report"
     mesh_version: Count
     epoch: Count
     committed: Stamp | None
@@ -88,7 +88,7 @@ class NodeReport:
 class RanksEnded:
     """All ranks of this node ended well."""
 
-    KIND: ClassVar = "ended"
+    KIND: ClassVar[str] = "ended"
     mesh_version: Count
 
 
@@ -99,7 +99,7 @@ class RanksEnded:
 class HorizonWord:
     """What everybody may rely on (`model/horizon.py`), which policy holds, and why that one."""
 
-    KIND: ClassVar = "horizon"
+    KIND: ClassVar[str] = "horizon"
     mesh_version: Count
     epoch: Count
     policy: Text
@@ -135,7 +135,7 @@ class SafetyWord:
     else's. `any_nodes`: so many may be lost, whichever they are; -1 when something is out of reach.
     """
 
-    KIND: ClassVar = "safety"
+    KIND: ClassVar[str] = "safety"
     mesh_version: Count
     policy: Text
     policy_why: Sentence
@@ -153,7 +153,7 @@ class SafetyWord:
 class AllEnded:
     """The ranks of all nodes ended well."""
 
-    KIND: ClassVar = "over"
+    KIND: ClassVar[str] = "over"
     mesh_version: Count
 
 
@@ -168,7 +168,7 @@ class CopyOffer:
     `floor`: what is older may be overwritten, as far as the owner knows.
     """
 
-    KIND: ClassVar = "offer"
+    KIND: ClassVar[str] = "offer"
     mesh_version: Count
     rank: Rank
     stamp: Stamp
@@ -186,7 +186,7 @@ class CopyOffer:
 class CopyAccepted:
     """Send it."""
 
-    KIND: ClassVar = "accept"
+    KIND: ClassVar[str] = "accept"
     mesh_version: Count
     rank: Rank
     stamp: Stamp
@@ -196,7 +196,7 @@ class CopyAccepted:
 class CopyDeclined:
     """There is no memory for it here. Said once."""
 
-    KIND: ClassVar = "decline"
+    KIND: ClassVar[str] = "decline"
     mesh_version: Count
     rank: Rank
     stamp: Stamp
@@ -207,7 +207,7 @@ class CopyDeclined:
 class CopyAcked:
     """The holder has its part whole, and has proven it."""
 
-    KIND: ClassVar = "ack"
+    KIND: ClassVar[str] = "ack"
     mesh_version: Count
     rank: Rank
     stamp: Stamp
@@ -217,7 +217,7 @@ class CopyAcked:
 class CopyUnavailable:
     """The holder has not got it whole, or has it no more; or a source cannot give it."""
 
-    KIND: ClassVar = "nack"
+    KIND: ClassVar[str] = "nack"
     mesh_version: Count
     rank: Rank
     stamp: Stamp
@@ -228,7 +228,7 @@ class CopyUnavailable:
 class FetchRanges:
     """Send these bytes of a snapshot, as blocks."""
 
-    KIND: ClassVar = "fetch"
+    KIND: ClassVar[str] = "fetch"
     mesh_version: Count
     rank: Rank
     stamp: Stamp
@@ -245,10 +245,10 @@ class RankJoined:
 
     `holds`: the stamps it has proven. `foreign_world`: its slots are of a job with so many ranks.
     `completed_step`: how far its last life had come; `failed`: whether that told of an error.
-    `epoch`: the newest that its node knows.
+    `epoch`: the newest that its node knows. `fresh`: its run is to start over.
     """
 
-    KIND: ClassVar = "join"
+    KIND: ClassVar[str] = "join"
     rank: Rank
     world_size: WorldSize
     incarnation: Count
@@ -257,13 +257,14 @@ class RankJoined:
     completed_step: Count | None
     epoch: Count
     failed: bool
+    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RankGone:
     """To the leader: a rank that had asked is gone."""
 
-    KIND: ClassVar = "left"
+    KIND: ClassVar[str] = "left"
     rank: Rank
 
 
@@ -272,7 +273,7 @@ class RanksTrain:
     """To the leader: it may be another one than that which permitted this, and others may wait for
     the same permission."""
 
-    KIND: ClassVar = "train"
+    KIND: ClassVar[str] = "train"
     permitted: TrainingPermitted
 
 
@@ -280,7 +281,7 @@ class RanksTrain:
 class OfferWord:
     """To all: load this state. `sources`: where ranks that lack it fetch it from."""
 
-    KIND: ClassVar = "offer"
+    KIND: ClassVar[str] = "offer"
     offer: Count
     source: StateSource
     stamp: Stamp
@@ -297,7 +298,7 @@ VoteBody = VoteToLeader | VoteToAll
 class VoteWord:
     """A word of the vote."""
 
-    KIND: ClassVar = "vote"
+    KIND: ClassVar[str] = "vote"
     mesh_version: Count
     body: VoteBody
 
@@ -310,7 +311,7 @@ class CheckpointAsked:
     """To the leader: a rank of this node wants a checkpoint of `step`, or of a newer one; None: of
     the newest there is."""
 
-    KIND: ClassVar = "ask"
+    KIND: ClassVar[str] = "ask"
     ticket: Count
     step: StepNumber | None
     why: Sentence
@@ -320,7 +321,7 @@ class CheckpointAsked:
 class CheckpointAnswer:
     """From the leader: what became of that. `step`: of the checkpoint that answers it."""
 
-    KIND: ClassVar = "answer"
+    KIND: ClassVar[str] = "answer"
     ticket: Count
     ok: bool
     step: StepNumber | None
@@ -331,7 +332,7 @@ class CheckpointAnswer:
 class ActOrdered:
     """From the leader: carry this act out, for that attempt."""
 
-    KIND: ClassVar = "order"
+    KIND: ClassVar[str] = "order"
     act: ActName
     stamp: Stamp
     attempt: Count
@@ -341,7 +342,7 @@ class ActOrdered:
 class ActAnswer:
     """To the leader: how that went."""
 
-    KIND: ClassVar = "done"
+    KIND: ClassVar[str] = "done"
     act: ActName
     attempt: Count
     ok: bool
@@ -355,7 +356,7 @@ CheckpointBody = CheckpointAsked | CheckpointAnswer | ActOrdered | ActAnswer
 class CheckpointWord:
     """A word about writing a checkpoint."""
 
-    KIND: ClassVar = "checkpoint"
+    KIND: ClassVar[str] = "checkpoint"
     mesh_version: Count
     body: CheckpointBody
 
@@ -367,7 +368,7 @@ class CheckpointWord:
 class LinkGoodbye:
     """The last message of a keeper that ends."""
 
-    KIND: ClassVar = "bye"
+    KIND: ClassVar[str] = "bye"
     reason: Sentence
 
 

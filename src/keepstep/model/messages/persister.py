@@ -16,7 +16,7 @@ class CheckpointAct:
     """One act of an attempt to write a checkpoint. `attempt` is the leader's number for it; `ranks`
     how many each node has, in the order of the nodes."""
 
-    KIND: ClassVar = "act"
+    KIND: ClassVar[str] = "act"
     act: ActName
     node: Rank
     step: StepNumber
@@ -29,7 +29,7 @@ class CheckpointAct:
 class ActDone:
     """`there`: the whole checkpoint has been in the store all along."""
 
-    KIND: ClassVar = "done"
+    KIND: ClassVar[str] = "done"
     ok: bool
     why: Sentence
     there: bool = False

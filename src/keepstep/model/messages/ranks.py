@@ -12,7 +12,7 @@ from keepstep.model.bounds import Count, Rank, StepNumber, Text
 class NodeHost:
     """The address at which this rank's node believes that others reach it."""
 
-    KIND: ClassVar = "host"
+    KIND: ClassVar[str] = "host"
     host: Text
 
 
@@ -21,7 +21,7 @@ class NodeKeeper:
     """Where this rank's keeper listens. `fresh_secret` is for jobs that have none of their own
     (`own_secret`), which never travels. `mesh_version`: one that is newer than any it knows."""
 
-    KIND: ClassVar = "keeper"
+    KIND: ClassVar[str] = "keeper"
     job: Text
     host: Text
     port: Rank

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from keepstep.config import Config, Settings, resolve
-from keepstep.core.economics.retention import parse_rules
+from keepstep.core.economics.retention import check_rules
 from keepstep.core.wire.conversations import AGENT_WITH_KEEPER, AGENT_WITH_PROCESS
 from keepstep.edge.net import boxes
 from keepstep.edge.net.keepers import KeeperSocket
@@ -27,6 +27,7 @@ from keepstep.edge.os.clock import CLOCK
 from keepstep.edge.os.flock import is_held
 from keepstep.edge.os.journal import FileJournal, JournalTail
 from keepstep.edge.os.loop import Loop
+from keepstep.edge.os.needs import check_needs
 from keepstep.edge.os.provider import CommandProvider
 from keepstep.edge.os.signals import Signals
 from keepstep.edge.os.threads import Threads
@@ -56,7 +57,8 @@ def supervise(launch: Launch, config: Config, environ: Mapping[str, str]) -> int
     handed_down = {"KEEPSTEP_AGENT": str(os.getpid())}
     job = launch.job or default_job(launch.argv, environ)
     settings = resolve(config, {**environ, **handed_down}, job)
-    parse_rules(settings.keep)
+    check_rules(settings.keep)
+    check_needs(settings)
     if launch.min_nodes < launch.nodes and settings.store is None:
         raise ConfigError(
             f"--nnodes {launch.min_nodes}:{launch.nodes}: expected a store (--store), since a job "

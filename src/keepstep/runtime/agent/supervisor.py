@@ -17,6 +17,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import secrets
 import signal
 import struct
 import subprocess
@@ -28,7 +29,7 @@ from typing import Any
 
 from keepstep.core.recovery.supervision import MAX_SHORT_LIVES, Supervision
 from keepstep.edge.os.orphans import end_orphans
-from keepstep.model.launch import Predecessor
+from keepstep.model.launch import RUN, Predecessor
 
 # In the environment of an agent: its supervisor's process; the agent before it, as process and
 # attempt; the descriptor of a file in which it keeps what the next one must know.
@@ -54,7 +55,8 @@ def keep_agent(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 class _Supervisor:
     def __init__(self, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
         self._command = [sys.executable, "-m", "keepstep.cli.main", *arguments]
-        self._environ = {**environ, SUPERVISOR: str(os.getpid())}
+        run = secrets.token_hex(8)
+        self._environ = {**environ, SUPERVISOR: str(os.getpid()), RUN: run}
         self._agent: subprocess.Popen[bytes] | None = None
         self._signalled: int | None = None  # the first signal that was forwarded
 

@@ -30,6 +30,7 @@ from keepstep.model.messages.keeper_agent import (
     MemoryKept,
     MeshKnown,
     PeerDead,
+    RemoveMemory,
 )
 from keepstep.model.messages.keeper_rank import (
     Attach,
@@ -100,6 +101,8 @@ class Keeper:
         self._agent: Box | None = None
         self._page_changed = False  # of a rank here, since the last look
         self._finish: Finish | None = None  # once the job is over
+        # who is to hear that the memory is kept, once the last checkpoint is written
+        self._kept_for: tuple[Box, MemoryKept] | None = None
         slots = sum(
             len(slot_paths(self._memory, settings.job_dir, rank)) for rank in self.statuses()
         )
@@ -127,6 +130,7 @@ class Keeper:
                 self.node.state.rank_changed()
         self._scrubber.tick()
         self._write_checkpoints()
+        self._tell_kept()
         if self.node is not None:
             self.node.tick()
         return self._is_over()
@@ -170,6 +174,8 @@ class Keeper:
                 self._lifetime.agent_came()
             case JobEnded(ok, why):
                 self._agent_ended(box, ok, why)
+            case RemoveMemory(why):
+                self._lifetime.memory_unwanted(why)
             case Listen(host, port):
                 box.send(self._listen(host, port))
             case BeginMesh(mesh):
@@ -186,16 +192,32 @@ class Keeper:
         self._refused(sender, why)
 
     def _agent_ended(self, box: Box, ok: bool, why: str) -> None:
-        holds_snapshots = any(
-            slot_paths(self._memory, self._settings.job_dir, rank) for rank in self.statuses()
-        )
-        if not self._lifetime.agent_said_end(ok, why, holds_snapshots):
+        if not self._lifetime.agent_said_end(ok, why, self._holds_snapshots()):
+            job, grace_s = self._settings.job, self._settings.grace_s
             kept = (
-                f"{why}; it never resumed, so the memory it found is kept for "
-                f"{self._settings.grace_s:.0f} s"
+                f"the memory is kept for {grace_s:.0f} s: start the same command again to go on "
+                f"from it; `keepstep clean --job {job} --force` removes it"
             )
-            self._journal.record("memory-kept", kept)
-            box.send(MemoryKept(kept))
+            self._journal.record("memory-kept", f"{why}; {kept}")
+            self._kept_for = box, MemoryKept(kept)
+            if self._settings.store:
+                self._checkpoints.want_newest(why)
+                self._write_checkpoints()
+
+    def _holds_snapshots(self) -> bool:
+        """Whether there may be anything to start again from; what rests here for other nodes
+        counts."""
+        if self.node is not None:
+            return True
+        ranks = ranks_in(self._memory, self._settings.job_dir)
+        return any(slot_paths(self._memory, self._settings.job_dir, rank) for rank in ranks)
+
+    def _tell_kept(self) -> None:
+        """Whoever waits for the last checkpoint may go when it is written."""
+        if self._kept_for is not None and self._checkpoints.is_done:
+            box, kept = self._kept_for
+            self._kept_for = None
+            box.send(kept)
 
     def _rank_said_bye(self, box: Box, rank: int, ok: bool, why: str) -> None:
         self._lifetime.rank_said_bye(rank, ok, why)
@@ -217,7 +239,6 @@ class Keeper:
     def _rank_attached(self, box: Box, attached: Attach) -> None:
         rank = attached.rank
         self._rank_came(box, rank, attached.world_size)
-        self._lifetime.resumed = True
         self._is_attached = True
         why = f"rank {rank} (process {box.pid}) is training and found this keeper"
         self._journal.record("rank-attached", why, rank=rank, pid=box.pid)
@@ -393,7 +414,6 @@ class Keeper:
 
     def resumed(self, source: str, step: int) -> None:
         """See `ResumeHost`."""
-        self._lifetime.resumed = True
         self._failed.clear()
         if source == "store":
             self._checkpoints.resumed_from_store(step)
@@ -436,7 +456,8 @@ class Keeper:
 
     def _is_over(self) -> bool:
         if self._finish is None:
-            self._finish = finish = self._lifetime.decide(self._clock.monotonic_ns())
+            holds = bool(self._ranks) or self._agent is not None or self._holds_snapshots()
+            self._finish = finish = self._lifetime.decide(self._clock.monotonic_ns(), holds)
             if finish is None:
                 return False
             self._journal.record("job-over", finish.why, ok=finish.ok)

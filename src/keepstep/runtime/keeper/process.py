@@ -19,6 +19,7 @@ from keepstep.edge.net import boxes
 from keepstep.edge.net.tcp import interface_of
 from keepstep.edge.os.clock import CLOCK
 from keepstep.edge.os.journal import FileJournal
+from keepstep.edge.os.keeper_settings import write_keeper_settings
 from keepstep.edge.os.loop import Loop
 from keepstep.edge.os.persisters import ChildPersisters, persister_command
 from keepstep.edge.os.priority import give_way
@@ -55,8 +56,15 @@ class KeeperProcess:
         undo.callback(os.close, lock_fd)
         self._is_woken = False
         self._is_over = False
-        self._run = KeeperRun(settings, self._world(), lambda: _lock(lock_fd), self._end)
+        self._run = KeeperRun(settings, self._world(), lambda: self._lock(lock_fd), self._end)
         signals.on(signal.SIGTERM, self._run.preempted)
+
+    def _lock(self, fd: int) -> bool:
+        """Whether this is the job's keeper now; others can read what it acts on."""
+        if not _lock(fd):
+            return False
+        write_keeper_settings(self._settings)
+        return True
 
     def _world(self) -> KeeperWorld:
         has_store = self._settings.store is not None

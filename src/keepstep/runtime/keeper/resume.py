@@ -210,6 +210,7 @@ class Resume:
             completed_step=self._host.completed_step(rank),
             epoch=self._host.newest_epoch(),
             failed=self._host.has_failed(rank),
+            fresh=join.fresh,
         )
         current.joins[rank] = joined
         current.answers.pop(rank, None)

@@ -110,7 +110,15 @@ class VoteLeader:
         vote.condemned = self._trust.condemned
         holds = frozenset(body.holds)
         self._look_elsewhere(vote, {rank: holds})  # others may be rebuilt from what it holds
-        actions = vote.joined(Ballot(rank, world_size, holds, body.foreign_world, body.incarnation))
+        ballot = Ballot(
+            rank=rank,
+            world_size=world_size,
+            holds=holds,
+            foreign_world=body.foreign_world,
+            incarnation=body.incarnation,
+            fresh=body.fresh,
+        )
+        actions = vote.joined(ballot)
         self._carry_out(vote, actions or self._look_elsewhere(vote, {}))
 
     def _ranks_train(self, permitted: TrainingPermitted) -> None:

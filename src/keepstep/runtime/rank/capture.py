@@ -26,6 +26,7 @@ from keepstep.core.resume.slots import Skip, Take, choose
 from keepstep.edge.shm.slot import Slot, check_identity, slot_bytes, slot_path, slot_paths
 from keepstep.edge.shm.status_page import StatusPage
 from keepstep.errors import DamageError
+from keepstep.model.events import WARNING
 from keepstep.model.layout import Layout
 from keepstep.model.snapshot import Phase, SlotState, SlotView, Stamp
 from keepstep.model.topology import parse_policy
@@ -465,7 +466,8 @@ class Capture:
     def _lost_snapshot(self, index: int, why: str) -> None:
         self._under_way = None
         journal = self._world.journal
-        journal.record("capture-failed", f"a snapshot was lost: {why}", rank=self._who.rank)
+        told = f"a snapshot was lost: {why}"
+        journal.record("capture-failed", told, WARNING, rank=self._who.rank)
         self._give_up(index)
 
     def _give_up(self, index: int) -> None:

@@ -25,8 +25,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum, auto
 
+from keepstep.edge.shm.begun_run import has_begun, note_begun
 from keepstep.edge.shm.collective_profile_page import profile_path
 from keepstep.errors import KeeperError, KeepstepError
+from keepstep.model.events import ERROR, WARNING
 from keepstep.model.messages.agent_rank import RegroupAt
 from keepstep.model.messages.keeper_rank import CheckpointDone, StateOffered
 from keepstep.model.rhythm import NO_STEP
@@ -95,6 +97,11 @@ class Rank:
         self._resumed_ns: int | None = None  # until the first step after a restore is done
         self._stall_ns_total = 0
         self._stall_ns_last = 0
+        self._completed_before = -1  # the last step of this rank's life before
+        self._stored_step = -1  # the newest that this rank knows to be in the store
+        self.resumed: StateOffered | None = None  # what all stand on since the last vote
+        self.lost_steps = 0  # completed by this rank, and to be done again, since then
+        self.plan = ""  # the memory for snapshots, in words
         self.stage = Stage.STARTING
         self.error: KeepstepError | None = None
         self.unsaved = ""  # why the last step is not in the store, when it was to be there
@@ -112,6 +119,7 @@ class Rank:
     def _resume(self) -> None:
         last = self._page.read()
         self._capture.incarnation = last.incarnation + 1 if last else 1
+        self._completed_before = last.completed_step if last else -1
         self._page.publish(
             rank=self._who.rank,
             world_size=self._who.world_size,
@@ -131,10 +139,25 @@ class Rank:
             self._capture,
             self._keeper,
             in_midst=self._regroup.is_lost or self._world.groups.is_muted,
+            wants_fresh=self._wants_fresh(),
             announce=self.announce,
             failed=self._fail,
         )
         self._resumption.begin()
+
+    def _wants_fresh(self) -> bool:
+        run = self._options.fresh_run
+        memory, job_dir = self._world.memory, self._options.job_dir
+        return run is not None and not has_begun(memory, job_dir, self._who.rank, run)
+
+    def _begin_run(self, source: str) -> None:
+        """All begin, and this rank is never to ask for a fresh start again in this run."""
+        run = self._options.fresh_run
+        if run is None:
+            return
+        if source == "fresh":
+            self._capture.forget_newer(None)  # first: else a restart would find it, and its run
+        note_begun(self._world.memory, self._options.job_dir, self._who.rank, run)
 
     def offered(self, offer: StateOffered) -> None:
         if self._resumption is not None:
@@ -148,7 +171,9 @@ class Rank:
         if state is None:
             return
         self._resumption = None
+        self._begin_run(state.source)
         self.step, self.epoch = state.step, epoch
+        self.resumed, self.lost_steps = state, max(0, self._completed_before - state.step)
         self._page.publish(
             epoch=epoch,
             phase=Phase.STARTING,
@@ -168,10 +193,11 @@ class Rank:
         if isinstance(plan, KeepstepError):
             self._fail(plan)
             return
+        self.plan = plan
         self._world.journal.record("slots-made", plan)
         if self._who.rank == 0:
             for caveat in self._world.live.caveats():
-                self._world.journal.record("caveat", caveat)
+                self._world.journal.record("caveat", caveat, WARNING)
         groups = self._world.groups
         if self._who.has_many_nodes and self._options.shows_profile:
             groups.record_profile(profile_path(self._options.job_dir, self._who.rank))
@@ -264,9 +290,16 @@ class Rank:
         self._capture.boundary(Stamp(step, self.epoch), loss, is_last)
         every = self._options.persist_every_steps
         if self._options.has_store and every and (step + 1) % every == 0 and self._who.rank == 0:
-            self._keeper.persist(step, f"every {every} steps", _ignore)
+            self._keeper.persist(step, f"every {every} steps", self._answered)
         self._tell_first_step(step)
         return True
+
+    def _answered(self, done: CheckpointDone) -> None:
+        """What became of a checkpoint that the training does not wait for."""
+        if done.ok and done.step is not None:
+            self._stored_step = max(self._stored_step, done.step)
+        elif not done.ok:
+            self._world.journal.record("not-stored", f"no checkpoint: {done.why}", ERROR)
 
     def _tell_first_step(self, step: int) -> None:
         since_ns, self._resumed_ns = self._resumed_ns, None
@@ -375,11 +408,13 @@ class Rank:
                 self._say_goodbye(ok, why)
 
         def persisted(done: CheckpointDone) -> None:
+            if done.ok and done.step is not None:
+                self._stored_step = done.step
             if done.ok:
                 self._say_goodbye(True, why)
                 return
             self.unsaved = f"the last step, {self.step}, is not in the store: {done.why}"
-            self._world.journal.record("persist-failed", self.unsaved)
+            self._world.journal.record("persist-failed", self.unsaved, ERROR)
             self._say_goodbye(False, self.unsaved)
 
         self._capture.drain(drained)
@@ -397,7 +432,7 @@ class Rank:
         stall_ns = self._stall_ns_total // max(1, captured + skipped + torn)
         why = (
             f"{captured} steps captured, {skipped} skipped, {torn} torn; the trainer waited "
-            f"{human_ns(stall_ns)} a step"
+            f"{human_ns(stall_ns)} a step; {self._stored()}"
         )
         self._world.journal.record(
             "summary",
@@ -407,6 +442,13 @@ class Rank:
             skipped_steps=skipped,
             torn_steps=torn,
         )
+
+    def _stored(self) -> str:
+        if not self._options.has_store:
+            return "no store"
+        if self._stored_step < 0:
+            return "nothing stored"
+        return f"the newest checkpoint is of step {self._stored_step}"
 
     def released(self) -> None:
         if self.stage is Stage.ENDING:
@@ -446,7 +488,3 @@ class Rank:
 
 def _nothing() -> None:
     """On one node everybody reads the pages."""
-
-
-def _ignore(done: CheckpointDone) -> None:
-    """The keeper's journal tells what became of it."""

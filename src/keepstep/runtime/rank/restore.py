@@ -38,17 +38,24 @@ class Unusable:
 
 
 class Restorer:
-    """For one vote. `in_midst`: others of the job are in the middle
-    of it, in their processes: nobody starts afresh then."""
+    """For one vote. `in_midst`: others of the job are in the middle of it, in their processes:
+    nobody starts afresh then. `wants_fresh`: the run is to start over; what it gives up stays until
+    all do."""
 
     def __init__(
-        self, world: RankWorld, capture: Capture, holdings: Holdings, in_midst: bool
+        self,
+        world: RankWorld,
+        capture: Capture,
+        holdings: Holdings,
+        in_midst: bool,
+        wants_fresh: bool = False,
     ) -> None:
         self._world = world
         self._capture = capture
         self._slot_of = dict(holdings.slot_of)
         self._has_loaded = False  # anything, into the live state
         self._in_midst = in_midst
+        self._wants_fresh = wants_fresh
 
     def load(self, offer: StateOffered) -> Acts[Restored | Unusable]:
         """Raises LayoutError (what is there has another shape), KeeperError (there is no going on
@@ -130,5 +137,6 @@ class Restorer:
                 f"{why}: this process has loaded a state before, so it cannot start fresh; it has "
                 "to be started anew"
             )
-        self._capture.forget_newer(None)
+        if not self._wants_fresh:
+            self._capture.forget_newer(None)
         return []

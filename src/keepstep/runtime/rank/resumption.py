@@ -28,7 +28,8 @@ T = TypeVar("T")
 
 
 class Resumption:
-    """`in_midst`: others of the job are in the middle of it, in their processes."""
+    """`in_midst`: others of the job are in the middle of it, in their processes. `wants_fresh`: its
+    run is to start over."""
 
     def __init__(
         self,
@@ -37,6 +38,7 @@ class Resumption:
         capture: Capture,
         keeper: KeeperClient,
         in_midst: bool,
+        wants_fresh: bool,
         announce: Callable[[Phase, int], None],
         failed: Callable[[KeepstepError], None],
     ) -> None:
@@ -45,6 +47,7 @@ class Resumption:
         self._capture = capture
         self._keeper = keeper
         self._in_midst = in_midst
+        self._wants_fresh = wants_fresh
         self._announce = announce
         self._failed = failed
         self._restorer: Restorer | None = None
@@ -56,7 +59,9 @@ class Resumption:
         self._on_trainer(self._capture.prove(), self._ask_first)
 
     def _ask_first(self, found: Holdings) -> None:
-        self._restorer = Restorer(self._world, self._capture, found, self._in_midst)
+        self._restorer = Restorer(
+            self._world, self._capture, found, self._in_midst, self._wants_fresh
+        )
         self._foreign_world = found.foreign_world
         self._ask(tuple(sorted(found.slot_of)))
         self._wait_patiently()
@@ -68,6 +73,7 @@ class Resumption:
             incarnation=self._capture.incarnation,
             holds=holds,
             foreign_world=self._foreign_world,
+            fresh=self._wants_fresh,
         )
         self._keeper.join(question)
 

@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from keepstep.config import Config, Settings, resolve
-from keepstep.core.economics.retention import parse_rules
+from keepstep.core.economics.retention import METRICS, check_rules
 from keepstep.core.wire.conversations import PROCESS_WITH_AGENT, RANK_WITH_KEEPER
 from keepstep.edge.net.agents import NodeAgents
 from keepstep.edge.net.keepers import KeeperSocket
@@ -28,8 +28,11 @@ from keepstep.edge.os.error_file import write_error_file
 from keepstep.edge.os.exit import exit_with
 from keepstep.edge.os.journal import FileJournal
 from keepstep.edge.os.machine import address_towards, available_bytes
+from keepstep.edge.os.needs import check_needs
 from keepstep.edge.os.preemption import Preemption
 from keepstep.edge.os.priority import give_way_in_thread
+from keepstep.edge.os.run_name import run_name
+from keepstep.edge.os.voice import speak_of_training
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.torch.live_state import TorchState
 from keepstep.edge.torch.membership import membership
@@ -44,6 +47,7 @@ from keepstep.runtime.rank.bootstrap import NodeFacts
 from keepstep.runtime.rank.driver import Driver
 from keepstep.runtime.rank.identity import identity_of, place_of_newcomer
 from keepstep.runtime.rank.joining import Joined, Joining
+from keepstep.runtime.rank.opening_lines import position_line, protected_line
 from keepstep.runtime.rank.rank import Rank, Stage
 from keepstep.runtime.rank.step import Step
 from keepstep.runtime.rank.world import RankIdentity, RankOptions, RankWorld
@@ -106,9 +110,11 @@ def protect(config: Config | Mapping[str, Any] | None = None, /, **stateful: Any
             "job.close() in between"
         )
     settings = resolve(config, os.environ, default_job(sys.argv, os.environ))
-    parse_rules(settings.keep)  # a wrong rule is an error now, not at the first checkpoint
+    check_rules(settings.keep)  # a wrong rule is an error now, not at the first checkpoint
+    check_needs(settings)
     who = identity_of(settings.job, settings.arena_dir, os.environ, process_group(), gather_objects)
     journal = FileJournal(settings.journal_path, f"rank {who.rank}")
+    speak_of_training(settings.log, speaks=who.rank == 0)
     _current = Job(settings, who, Protected.of(stateful, settings.lazy), journal)
     return _current
 
@@ -145,7 +151,7 @@ class Job:
             outcome.append(found)
             self._driver.notify()
 
-        options = RankOptions.of(self.settings)
+        options = RankOptions.of(self.settings, run_name(os.environ))
         facts = _node_facts(self.settings)
         joining = Joining(self._world, options, self._who, facts, add, add)
         self._driver.call(joining.begin)
@@ -164,6 +170,9 @@ class Job:
         except BaseException:
             rank.abandon()
             raise
+        if self._who.rank == 0:
+            self._journal.record("protected", protected_line(self._who.job, self._protected, rank))
+            self._journal.record("goes-on", position_line(rank), step=rank.step)
         return rank
 
     def _wait_until_ready(self, rank: Rank) -> None:
@@ -252,9 +261,9 @@ class Job:
     def report(self, **metrics: Any) -> None:
         """Tell the step's `loss` (a number or a one-element tensor; not read on this thread). It is
         shown by `keepstep status` and kept with the snapshot, for `best:loss:min:n` retention."""
-        unknown = set(metrics) - {"loss"}
+        unknown = set(metrics) - set(METRICS)
         if unknown:
-            raise ConfigError(f"report() expected loss, found {sorted(unknown)}")
+            raise ConfigError(f"report() expected {', '.join(METRICS)}, found {sorted(unknown)}")
         loss: Any = metrics.get("loss")
         self._loss = loss.detach() if hasattr(loss, "detach") else loss
 

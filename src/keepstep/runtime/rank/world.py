@@ -61,9 +61,11 @@ class RankOptions:
     has_store: bool
     persist_every_steps: int
     shows_profile: bool  # its collectives' use of the network, to the keeper
+    fresh_run: str | None  # the run that is to start over; None: go on with what there is
 
     @staticmethod
-    def of(settings: Settings) -> RankOptions:
+    def of(settings: Settings, run: str = "") -> RankOptions:
+        """`run`: which run of the job this is."""
         return RankOptions(
             job_dir=settings.job_dir,
             arena_dir=Path(settings.arena_dir),
@@ -72,6 +74,7 @@ class RankOptions:
             has_store=settings.store is not None,
             persist_every_steps=settings.persist_every_steps,
             shows_profile=settings.interleave == "auto",
+            fresh_run=run if settings.fresh else None,
         )
 
 

@@ -8,6 +8,7 @@ Invariant: `grown(outline(tree, ...), values, ...)` is the tree, container by co
 
 from __future__ import annotations
 
+import ctypes
 import io
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -51,12 +52,22 @@ class Value:
     def sketch(self) -> Sketch:
         if isinstance(self.data, bytes):
             return Sketch(self.path, xxhash.xxh3_128_hexdigest(self.data), len(self.data))
-        # Its bytes, because NaN is not equal to itself and -0.0 is equal to 0.0.
-        raw = self.data.contiguous().reshape(-1).view(torch.uint8).numpy()
-        dtype, shape = str(self.data.dtype).removeprefix("torch."), tuple(self.data.size())
+        tensor = self.data.contiguous()
         return Sketch(
-            self.path, xxhash.xxh3_128_hexdigest(raw.data), raw.nbytes, dtype, shape, self.shard
+            path=self.path,
+            # Its bytes, because NaN is not equal to itself and -0.0 is equal to 0.0.
+            digest=xxhash.xxh3_128_hexdigest(raw_bytes(tensor)),
+            bytes=tensor.nbytes,
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            shape=tuple(tensor.size()),
+            shard=self.shard,
         )
+
+
+def raw_bytes(tensor: torch.Tensor) -> ctypes.Array[ctypes.c_char]:
+    """The bytes of a contiguous CPU tensor, not copied: they are valid while it lives. (Its own way
+    to them, `numpy()`, needs a package that torch can do without.)"""
+    return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
 
 
 def flat(state: RankState) -> dict[str, Value]:

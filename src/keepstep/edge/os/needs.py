@@ -1,0 +1,116 @@
+"""Needs: whether this machine has what the settings ask for, looked at before anything starts.
+
+Comes in: settings. Goes out: nothing, or a ConfigError that says what is missing and how to get it.
+Imports none of the packages it looks for, but for the file system of a remote store.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from importlib.util import find_spec
+
+from keepstep.config import Settings
+from keepstep.errors import ConfigError
+from keepstep.model.topology import Parity, ReedSolomon, parse_policy
+
+TORCH = (
+    "expected PyTorch, found none: pip install 'keepstep[torch]' (without a GPU: pip install torch "
+    "--index-url https://download.pytorch.org/whl/cpu)"
+)
+EXTRA_OF = {"s3": "s3", "s3a": "s3"}  # by a store's protocol: which of our extras brings it
+# What a directory answers that will never be one. Others, such as a full disk, may pass, and a job
+# goes on from memory meanwhile.
+LASTING = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EEXIST,
+    errno.EINVAL,
+    errno.ENAMETOOLONG,
+}
+
+
+def has_package(name: str) -> bool:
+    """Whether it can be imported, without importing it."""
+    try:
+        return find_spec(name) is not None
+    except ValueError:  # it stands in sys.modules as None: it is kept out on purpose
+        return False
+
+
+def check_torch(what: str) -> None:
+    """Raises ConfigError where PyTorch is not installed. `what`: needs it."""
+    if not has_package("torch"):
+        raise ConfigError(f"{what}: {TORCH}")
+
+
+def check_needs(settings: Settings) -> None:
+    """Raises ConfigError naming the option, what it needs and how to get it."""
+    _check_arena(str(settings.arena_dir))
+    if settings.store is not None:
+        _check_store(str(settings.store))
+    if settings.metrics_port is not None and not has_package("prometheus_client"):
+        raise ConfigError(
+            "metrics_port: expected prometheus-client, found none: pip install 'keepstep[metrics]'"
+        )
+    codes = (Parity, ReedSolomon)
+    if isinstance(parse_policy(settings.redundancy), codes) and not has_package("numpy"):
+        raise ConfigError(
+            f"redundancy: expected numpy for {settings.redundancy!r}, found none: "
+            "pip install 'keepstep[rs]'"
+        )
+
+
+def _check_arena(path: str) -> None:
+    try:
+        tempfile.TemporaryDirectory(dir=path).cleanup()
+    except OSError as error:
+        if error.errno in LASTING:
+            found = error.strerror if os.path.isdir(path) else "no such directory"
+            raise ConfigError(
+                "arena_dir: expected a directory in memory, such as /dev/shm, in which a job can "
+                f"make its own, found {path!r}: {found}"
+            ) from error
+
+
+def _check_store(url: str) -> None:
+    protocol, found, _ = url.partition("://")
+    if not found:
+        _check_directory(url)
+    elif protocol in ("file", "local"):
+        _check_directory(url.partition("://")[2])
+    else:
+        _check_protocol(url, protocol)
+
+
+def _check_directory(path: str) -> None:
+    try:
+        os.makedirs(path, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError as error:
+        if error.errno in LASTING:
+            raise ConfigError(
+                f"store: expected a directory that can be made and written to, found {path!r}: "
+                f"{error.strerror}"
+            ) from error
+
+
+def _check_protocol(url: str, protocol: str) -> None:
+    import fsspec
+
+    try:
+        fsspec.get_filesystem_class(protocol)
+    except ImportError as error:
+        extra = EXTRA_OF.get(protocol)
+        hint = f"pip install 'keepstep[{extra}]'" if extra else str(error)
+        raise ConfigError(
+            f"store: expected the package that reads {protocol}:// for {url!r}, found none: {hint}"
+        ) from error
+    except ValueError as error:
+        raise ConfigError(
+            f"store: expected a directory or a URL that fsspec knows, found {url!r}: {error}"
+        ) from error

@@ -1,0 +1,87 @@
+"""Needs: what an option asks of the machine is missed before anything starts, and named with the
+command that brings it."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from keepstep.config import Settings, resolve
+from keepstep.edge.os.needs import check_needs
+from keepstep.errors import ConfigError
+
+
+def settings(**options: object) -> Settings:
+    return resolve({"job": "j", **options}, {}, "j")
+
+
+@pytest.mark.parametrize(
+    ("package", "options", "extra"),
+    [
+        ("prometheus_client", {"metrics_port": 9100}, "metrics"),
+        ("numpy", {"redundancy": "parity:2"}, "rs"),
+        ("numpy", {"redundancy": "rs:2+1"}, "rs"),
+        ("s3fs", {"store": "s3://bucket/run"}, "s3"),
+    ],
+)
+def test_a_package_that_is_not_installed_is_named(
+    package: str, options: dict[str, object], extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_needs(settings(**options))
+    monkeypatch.setitem(sys.modules, package, None)
+    fsspec_registry = importlib.import_module("fsspec.registry")
+    monkeypatch.delitem(fsspec_registry._registry, "s3", raising=False)  # imported before
+    with pytest.raises(ConfigError, match=rf"pip install 'keepstep\[{extra}\]'") as found:
+        check_needs(settings(**options))
+    assert str(found.value).startswith(f"{next(iter(options))}: expected ")
+
+
+@pytest.mark.parametrize("redundancy", ["none", "auto", "copies:2"])
+def test_copies_need_no_package(redundancy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    check_needs(settings(redundancy=redundancy))
+
+
+def test_a_store_is_made_and_left_empty(tmp_path: Path) -> None:
+    store = tmp_path / "a" / "b"
+    check_needs(settings(store=store))
+    assert list(store.iterdir()) == []
+    check_needs(settings(store=f"file://{store}"))
+
+
+def test_a_full_disk_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**given: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    check_needs(settings(store=tmp_path))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["-c", "import keepstep; keepstep.protect()"],
+        ["-c", "from keepstep import init_process_group"],
+        ["-m", "keepstep.cli.main", "run", __file__],
+        ["-m", "keepstep.cli.main", "lab", "run", __file__],
+        ["-m", "keepstep.cli.main", "drill"],
+    ],
+    ids=lambda command: command[-2] if command[0] == "-m" else command[1],
+)
+def test_without_torch_one_sentence_says_what_to_install(
+    command: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text('import sys; sys.modules["torch"] = None\n')
+    run = subprocess.run(
+        [sys.executable, *command],
+        env={"PYTHONPATH": f"{tmp_path}:{':'.join(sys.path)}", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode != 0
+    assert "pip install 'keepstep[torch]'" in run.stderr.splitlines()[-1]
+    assert "ModuleNotFoundError" not in run.stderr
