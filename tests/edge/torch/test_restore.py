@@ -717,10 +717,10 @@ def test_the_proof_names_what_is_not_as_it_was_saved(room: Room) -> None:
     with torch.no_grad():
         model[5].weight[0, 0] += 1e-6
         optimizer.state[model[0].bias]["exp_avg_sq"][0] = float("nan")
-    assert restore.prove(protected, room.slot, layout) == [
-        "model.5.weight",
-        "optimizer.state.1.exp_avg_sq",
-    ]
+    [weight, average] = restore.prove(protected, room.slot, layout)
+    assert weight.startswith("model.5.weight: 1 of 288 values differ, first number 0: saved ")
+    assert average.startswith("optimizer.state.1.exp_avg_sq: 1 of 4 values differ, first number 0")
+    assert average.endswith("live nan")
 
 
 def test_the_proof_knows_minus_zero_from_zero(room: Room) -> None:
@@ -729,4 +729,6 @@ def test_the_proof_knows_minus_zero_from_zero(room: Room) -> None:
     protected = room.load(t=mine)
     assert room.slot is not None
     mine[1] = -0.0
-    assert restore.prove(protected, room.slot, room.slot.verify()[1]) == ["t"]
+    assert restore.prove(protected, room.slot, room.slot.verify()[1]) == [
+        "t: 1 of 3 values differ, first number 1: saved 0.0, live -0.0"
+    ]

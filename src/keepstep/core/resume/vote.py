@@ -7,8 +7,9 @@ that fails on one rank is given up by all, and the next is offered. A rank that 
 starts the vote again when it is back.
 
 Order of sources: the newest stamp that all ranks hold in memory, or can be given from other nodes'
-memory; then checkpoints, newest first; then a fresh start. With many nodes nothing is offered
-before every node has told what it holds. A stamp after which the program failed twice without
+memory; then checkpoints, newest first; then a fresh start, unless there are checkpoints and none
+can be used: a person decides then. With many nodes nothing is offered before every node has told
+what it holds. A stamp after which the program failed twice without
 completing another step is condemned: its bytes are what was captured, but perhaps what was captured
 was already wrong. It is taken only when there is nothing else but a fresh start.
 """
@@ -53,10 +54,12 @@ class ListStore:
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """Everybody has proven the same state: train on, in this epoch."""
+    """Everybody has proven the same state: train on, in this epoch. `reached`: a step that the job
+    had completed, as the store tells; -1 when it was not asked."""
 
     epoch: int
     offer: Offer
+    reached: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +155,7 @@ class Vote:
         if len(self.loaded) < self.world_size:
             return []
         self.epoch += 1
-        go = Go(self.epoch, self.offer)
+        go = Go(self.epoch, self.offer, max(self.checkpoints or (), default=-1))
         self.permitted = (go, {r: b.incarnation for r, b in self.ballots.items()})
         self._look_anew()
         self.ballots.clear()
@@ -240,6 +243,14 @@ class Vote:
             refusals = self.unlistable(self.unread)
             self._look_anew()
             return refusals
+        if self.checkpoints:
+            refusal = Refuse(
+                f"{why_not_memory}, and none of the checkpoints "
+                f"({_steps(self.checkpoints)}) can be used{after}. Mend the store, or start over "
+                "with --fresh"
+            )
+            self._look_anew()
+            return [refusal]
         store = "no checkpoint in the store" if self.has_store else "no store"
         return self._make("fresh", Stamp(-1, 0), f"{why_not_memory}, {store}: a fresh start{after}")
 
@@ -298,6 +309,11 @@ class Trust:
     @property
     def condemned(self) -> frozenset[Stamp]:
         return frozenset(stamp for stamp, count in self.strikes.items() if count >= STRIKES)
+
+
+def _steps(steps: Sequence[int]) -> str:
+    more = f" and {len(steps) - 5} older" if len(steps) > 5 else ""
+    return f"step{'s' if len(steps) > 1 else ''} {', '.join(map(str, steps[:5]))}{more}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -215,11 +215,11 @@ def _into(live: Any, saved: Any) -> Any:
 
 
 def prove(protected: Protected, slot: Slot, layout: Layout) -> list[str]:
-    """Names of the modules', optimizers' and plain tensors whose live bytes are not the snapshot's;
-    empty means proven."""
+    """The modules', optimizers' and plain tensors whose live bytes are not the snapshot's, each by
+    its name and in what it differs; empty means proven."""
     checked = {name for name, value in protected.objects.items() if kind_of(value) != "stateful"}
     live = {i.spec.name: i.local for i in protected.gather().items}
     segments = [s for s in layout.segments if s.spec.name.split(".", 1)[0] in checked]
-    missing = [s.spec.name for s in segments if s.spec.name not in live]
+    missing = [f"{s.spec.name}: saved, and not live" for s in segments if s.spec.name not in live]
     present = [s for s in segments if s.spec.name in live]
     return missing + differing(slot, present, [live[s.spec.name] for s in present])
