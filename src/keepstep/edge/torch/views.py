@@ -12,7 +12,7 @@ import torch
 
 from keepstep.edge.shm import memory
 from keepstep.edge.shm.slot import Slot
-from keepstep.edge.torch.state import by_address
+from keepstep.edge.torch.tree import by_address
 from keepstep.model.layout import Segment
 
 
