@@ -700,14 +700,6 @@ def refusals() -> Iterator[tuple[str, dict[str, Any], dict[str, Any], str]]:
         r"a group that is added while training is made anew when its parameters are in a "
         r"protected module",
     )
-    deep, flat = nn.BatchNorm1d(4, affine=False), nn.BatchNorm1d(4, affine=False)
-    flat.running_mean = flat.running_mean.double()
-    yield (
-        "a buffer's type",
-        {"m": deep},
-        {"m": flat},
-        r"m.running_mean: saved float32\[4\], live float64\[4\]",
-    )
 
 
 @pytest.mark.parametrize(

@@ -189,18 +189,18 @@ def _only(layout: Layout, prefixes: tuple[str, ...], exact: set[str]) -> Layout:
 
 
 def _without_grown(layout: Layout, other: Layout, lax: set[str]) -> Layout:
-    """But for buffers that may be of any length, or only on one side."""
+    """But for buffers, which may be of any shape and type, or only on one side."""
     there = {s.spec.name: s.spec for s in other.segments}
     kept = tuple(
         s
         for s in layout.segments
-        if s.spec.name not in lax or not _may_grow(s.spec, there.get(s.spec.name))
+        if s.spec.name not in lax or not _may_become(s.spec, there.get(s.spec.name))
     )
     return Layout(kept, layout.objects_offset)
 
 
-def _may_grow(one: TensorSpec, other: TensorSpec | None) -> bool:
-    return other is None or (one.shard is None and one.dtype == other.dtype)
+def _may_become(one: TensorSpec, other: TensorSpec | None) -> bool:
+    return one.shard is None and (other is None or other.shard is None)
 
 
 def _refuse(problems: list[str]) -> None:

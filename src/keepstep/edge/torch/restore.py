@@ -149,6 +149,10 @@ def _load(part: Any, saved: Any, refill: Refill) -> None:
     elif isinstance(part, torch.Generator):
         part.set_state(saved)
     else:
+        if isinstance(part, torch.amp.GradScaler) and part.is_enabled():
+            # It makes its scale when it is first used, and gradients that wait for an update were
+            # scaled in another process.
+            part.scale(torch.zeros(1, device=part._device))
         part.load_state_dict(saved)
         _own(state_of(part), refill)
 
@@ -182,7 +186,7 @@ def _make_buffers(module: torch.nn.Module, saved: Mapping[str, Any]) -> None:
         if key in parameters or not isinstance(tensor, torch.Tensor):
             continue
         now = live.get(key)
-        if now is None or now.shape != tensor.shape or overlaps_itself(local_part(now)):
+        if now is None or not _takes(now, tensor):
             owner, name = _owner(module, key)
             if owner is not None:
                 device = tensor.device if now is None else now.device
@@ -192,6 +196,12 @@ def _make_buffers(module: torch.nn.Module, saved: Mapping[str, Any]) -> None:
         owner, name = _owner(module, key)
         if owner is not None:
             owner._buffers[name] = None
+
+
+def _takes(live: torch.Tensor, saved: torch.Tensor) -> bool:
+    """Whether the saved bytes can be written into the live memory."""
+    is_alike = (live.shape, live.dtype) == (saved.shape, saved.dtype)
+    return is_alike and not overlaps_itself(local_part(live))
 
 
 def _owner(module: torch.nn.Module, key: str) -> tuple[torch.nn.Module | None, str]:
