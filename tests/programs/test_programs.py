@@ -3,6 +3,7 @@ anew, each ends as one that was never disturbed; or it is refused by name, with 
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import hypothesis
@@ -11,9 +12,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keepstep.edge.store.store import Store
+from keepstep.edge.torch import checkpoint
+from keepstep.edge.torch.dcp.format import _rank_state
 from keepstep.edge.torch.state import Protected
 from keepstep.errors import KeepstepError
 from tests.edge.torch.conftest import Room
+from tests.edge.torch.dcp.one_node import write_checkpoint
 from tests.programs.program import (
     AVERAGES,
     BLOCKS,
@@ -103,6 +108,31 @@ def test_a_program_goes_on_as_if_nothing_had_happened(
             room.slot.close()
         path.unlink(missing_ok=True)
     assert found == undisturbed(plan)
+
+
+@pytest.mark.filterwarnings("ignore")
+@hypothesis.settings(max_examples=100, deadline=None, print_blob=True)
+@given(plan=plans())
+def test_a_program_goes_on_from_a_checkpoint(
+    tmp_path_factory: pytest.TempPathFactory, plan: Plan
+) -> None:
+    where = tmp_path_factory.mktemp("store")
+    room = Room(where / "slot-0")
+    program = Program(plan)
+    protected = protect(program)
+    program.run(0, plan.cut + 1)
+    room.save_from(protected)
+    assert room.slot is not None
+    state, fingerprint, _ = _rank_state(room.slot)
+    step = plan.cut + 1
+    write_checkpoint(Store(where / "store"), step, "job", [state], {}, fingerprint)
+    again = Program(plan)
+    torch.randn(5)
+    checkpoint.load(str(where / "store"), step, 0, 1, protect(again))
+    again.run(step, plan.total_steps)
+    room.slot.close()
+    shutil.rmtree(where)
+    assert again.digest() == undisturbed(plan)
 
 
 def test_the_oracle_sees_a_difference() -> None:

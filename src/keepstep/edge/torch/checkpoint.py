@@ -14,10 +14,11 @@ import torch
 from keepstep.edge.store.store import Store
 from keepstep.edge.torch.beside import learning
 from keepstep.edge.torch.dcp.read import read_checkpoint
-from keepstep.edge.torch.fits import check_kinds, growth
+from keepstep.edge.torch.fits import buffer_names, check_kinds, growth
 from keepstep.edge.torch.parts import kind_of, parameters_of
 from keepstep.edge.torch.restore import Opened, apply
 from keepstep.edge.torch.state import BESIDE, RNG, Protected
+from keepstep.edge.torch.tree import local_part, named_tensors
 
 
 def load(url: str, step: int, rank: int, world_size: int, protected: Protected) -> list[str]:
@@ -39,7 +40,16 @@ def load(url: str, step: int, rank: int, world_size: int, protected: Protected) 
     ]
     template = protected.tree()
     template[BESIDE] = {**template[BESIDE], "gradients": dict(learning(parts))}
-    loaded = read_checkpoint(store, step, rank, world_size, template, params=parameters, free=free)
+    loaded = read_checkpoint(
+        store,
+        step,
+        rank,
+        world_size,
+        template,
+        params=parameters,
+        free=free,
+        grown_names=buffer_names(protected.about()) | buffer_names(about),
+    )
     remarks = []
     if loaded.manifest.world_size != world_size:
         # one rank's random states on all ranks would make their noise the same
@@ -50,7 +60,21 @@ def load(url: str, step: int, rank: int, world_size: int, protected: Protected) 
             "random states stay as the program seeded them"
             + (f"; values of rank 0 serve all for {', '.join(others)}" if others else "")
         )
-    return remarks + apply(protected, Opened(loaded.tree, about))
+    opened = Opened(loaded.tree, about, _same(loaded.tree), are_plain=True)
+    return remarks + apply(protected, opened)
+
+
+def _same(tree: Mapping[str, Any]) -> dict[int, int]:
+    """See `Refill`: which of the loaded tensors were one when they were saved."""
+    shared = tree.get(BESIDE, {}).get("shared", {})
+    if not shared:
+        return {}
+    tensors = dict(named_tensors(tree))
+    return {
+        local_part(tensors[name]).data_ptr(): local_part(tensors[first]).data_ptr()
+        for name, first in shared.items()
+        if name in tensors and first in tensors
+    }
 
 
 def _parameters(

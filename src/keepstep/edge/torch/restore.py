@@ -31,12 +31,13 @@ from keepstep.model.snapshot import SlotHeader
 
 @dataclass(frozen=True)
 class Opened:
-    """A state that fits, ready to be loaded. `about`: what it says of its parts; `same`: see
-    `Refill`."""
+    """A state that fits, ready to be loaded. `about`: what it says of its parts; `same` and
+    `are_plain`: see `Refill`."""
 
     tree: dict[str, Any]
     about: Mapping[str, Any]
-    same: Mapping[int, int] | None = None
+    same: Mapping[int, int]
+    are_plain: bool = False
 
 
 @dataclass
@@ -111,7 +112,7 @@ def _copied_on_load(protected: Protected) -> set[str]:
 def apply(protected: Protected, opened: Opened) -> list[str]:
     """Load a tree into the live objects, random states last. Returns remarks about what could not
     be set. Raises LayoutError naming the part that refuses what was saved."""
-    tree, refill = opened.tree, Refill(opened.same)
+    tree, refill = opened.tree, Refill(opened.same, opened.are_plain)
     parts = protected.parts()
     for name, part in parts.items():
         if isinstance(part, torch.optim.Optimizer):
@@ -147,7 +148,7 @@ def _load(part: Any, saved: Any, refill: Refill) -> None:
         write_tensor(part, saved)
         refill.loaded(saved, part)
     elif isinstance(part, torch.Generator):
-        part.set_state(saved)
+        part.set_state(saved["state"])
     else:
         if isinstance(part, torch.amp.GradScaler) and part.is_enabled():
             # It makes its scale when it is first used, and gradients that wait for an update were

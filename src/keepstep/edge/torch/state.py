@@ -63,7 +63,7 @@ def state_of(part: Any) -> Any:
     if isinstance(part, torch.Tensor):
         return part
     if isinstance(part, torch.Generator):
-        return part.get_state()
+        return {"state": part.get_state()}
     return part.state_dict()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,13 +78,30 @@ def mesh_key(mesh: DeviceMesh) -> MeshKey:
 
 def name_tensors(tree: Any, name: str, names: dict[int, str]) -> None:
     """Fill `names` with the dotted path of every tensor in dicts, lists and tuples."""
-    pairs = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    for path, tensor in named_tensors(tree, name):
+        names.setdefault(id(tensor), path)
+
+
+def named_tensors(tree: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor in dicts, lists and tuples, with its dotted path."""
     prefix = f"{name}." if name else ""
-    for key, value in pairs:
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
         if isinstance(value, torch.Tensor):
-            names.setdefault(id(value), f"{prefix}{key}")
+            yield f"{prefix}{key}", value
         elif isinstance(value, (dict, list, tuple)):
-            name_tensors(value, f"{prefix}{key}", names)
+            yield from named_tensors(value, f"{prefix}{key}")
+
+
+def shared_names(tree: Any) -> dict[str, str]:
+    """The names of tensors that are the same memory as one that comes before, with its name."""
+    first: dict[tuple[Any, ...], str] = {}
+    shared = {}
+    for name, tensor in named_tensors(tree):
+        if tensor.layout is torch.strided and tensor.numel():
+            place = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape))
+            if first.setdefault(place, name) != name:
+                shared[name] = first[place]
+    return shared
 
 
 def _fetch(index: int) -> torch.Tensor:

@@ -54,11 +54,12 @@ def write_tensor(live: torch.Tensor, saved: torch.Tensor) -> None:
 
 
 class Refill:
-    """For one restore. `same`: the address of a copy to the address of what it is a copy of; None
-    when nobody knows which saved tensors were one."""
+    """For one restore. `same`: the address of a copy to the address of what it is a copy of.
+    `are_plain`: saved parameters are plain tensors, as in a checkpoint."""
 
-    def __init__(self, same: Mapping[int, int] | None) -> None:
+    def __init__(self, same: Mapping[int, int], are_plain: bool = False) -> None:
         self._same = same
+        self._are_plain = are_plain
         self._live_of: dict[tuple[Any, ...], torch.Tensor] = {}
         self._taken: set[int] = set()  # memory that is written already, or belongs to a part
         self._done: dict[int, Any] = {}  # by the saved object's id: what stands for it
@@ -210,11 +211,10 @@ class Refill:
             return saved
         known = self._live_of.get(self._memory(saved)) if saved.numel() else None
         if known is not None:
-            is_parameter = isinstance(saved, torch.nn.Parameter)
+            likes = live if self._are_plain else saved
+            is_parameter = isinstance(likes, torch.nn.Parameter)
             is_same_kind = is_parameter == isinstance(known, torch.nn.Parameter)
             return known if is_same_kind else known.detach()
-        if self._same is None and self._is_already(live, saved):
-            return live
         found = saved
         if self._may_be_written(live, saved):
             write_tensor(live, saved)
@@ -222,29 +222,25 @@ class Refill:
         self.loaded(saved, found)
         return found
 
-    def _is_already(self, live: Any, saved: torch.Tensor) -> bool:
-        """Whether the live one is a part's memory, and holds what was saved by now."""
-        return (
-            type(live) is type(saved)
-            and (live.dtype, live.shape) == (saved.dtype, saved.shape)
-            and local_part(live).untyped_storage().data_ptr() in self._taken
-            and torch.equal(local_part(live), local_part(saved).to(live.device))
-        )
+    def _is_of_kind(self, live: Any, saved: torch.Tensor) -> bool:
+        """A checkpoint does not tell parameters from other tensors."""
+        if self._are_plain and not isinstance(saved, DTensor):
+            return isinstance(live, torch.Tensor) and not isinstance(live, DTensor)
+        return type(live) is type(saved) and live.requires_grad == saved.requires_grad
 
     def _memory(self, tensor: torch.Tensor) -> tuple[Any, ...]:
         local = local_part(tensor)
         address = local.data_ptr()
-        address = (self._same or {}).get(address, address)
+        address = self._same.get(address, address)
         return address, local.dtype, tuple(local.shape)
 
     def _may_be_written(self, live: Any, saved: torch.Tensor) -> bool:
         return (
-            type(live) is type(saved)
+            self._is_of_kind(live, saved)
             and live.layout is torch.strided
             and live.shape == saved.shape
             and live.dtype == saved.dtype
             and live.stride() == saved.stride()
-            and live.requires_grad == saved.requires_grad
             and live.is_leaf
             and not live.is_conj()
             and not live.is_neg()

@@ -235,7 +235,7 @@ def _check_shape(
                 differences.append(
                     f"{place.name}: saved {tensor or 'a value that is no tensor'}, live {expected}"
                 )
-        elif place.live is _Nothing.KNOWN and tensor and place.name.split(".", 1)[0] in template:
+        elif place.live is _Nothing.KNOWN and tensor and _is_below(place.name, template):
             differences.append(f"{place.name}: saved {tensor}, live nothing")
     names = {place.name for place in places}
     strict = {name: value for name, value in template.items() if name not in free and name in parts}
@@ -256,6 +256,10 @@ def _check_shape(
             f"{where} does not fit the program: " + "; ".join(shown) + ". Nothing is loaded. Make "
             "the program as it was, or use another job name, or start over with --fresh"
         )
+
+
+def _is_below(name: str, template: Mapping[str, Any]) -> bool:
+    return any(name == part or name.startswith(f"{part}.") for part in template)
 
 
 def _states(tree: Mapping[Any, Any], path: str = "") -> Iterator[str]:
