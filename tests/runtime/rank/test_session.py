@@ -629,3 +629,21 @@ def test_a_step_that_came_from_the_store_is_known_to_be_there(
     outcome = job.persist(wait=True).result()
     assert (outcome.ok, outcome.step) == (True, 4) and "already in the store" in outcome.why
     job.close(ok=False)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda s, t: keepstep.protect(t.model, t.optimizer),
+        lambda s, t: keepstep.protect(t.model),
+        lambda s, t: keepstep.protect(s, t.model),
+    ],
+)
+def test_what_has_no_name_is_refused_with_what_to_write(settings: Settings, call: Any) -> None:
+    with pytest.raises(ConfigError, match=r"protect\(model=model, optimizer=optimizer\)"):
+        call(settings, Training())
+
+
+def test_settings_by_name_are_refused_with_what_to_write(settings: Settings) -> None:
+    with pytest.raises(ConfigError, match=r"protect\(keepstep.Config\(...\), model=model\)"):
+        keepstep.protect(config=settings, **Training().stateful)
