@@ -62,9 +62,9 @@ def test_a_layout_does_not_differ_from_itself(layout: Layout) -> None:
     assert difference(layout, layout) == []
 
 
-def test_differences_name_expected_and_found() -> None:
-    expected = lay_out([spec("a"), spec("b"), spec("c"), spec("d", shard=Shard((4, 3), (2, 0)))])
-    found = lay_out(
+def test_differences_name_what_is_saved_and_what_is_live() -> None:
+    live = lay_out([spec("a"), spec("b"), spec("c"), spec("d", shard=Shard((4, 3), (2, 0)))])
+    saved = lay_out(
         [
             spec("a"),
             spec("b", (3, 2)),
@@ -73,16 +73,14 @@ def test_differences_name_expected_and_found() -> None:
             spec("e"),
         ]
     )
-    assert difference(expected, found) == [
-        "b: expected float32[2, 3], found float32[3, 2]",
-        "c: expected float32[2, 3], found int8[2, 3]",
-        "d: expected float32[2, 3], part of [4, 3] at [2, 0], found float32[2, 3], part of "
-        "[4, 3] at [0, 0]",
-        "e: expected nothing, found float32[2, 3]",
+    assert difference(live, saved) == [
+        "b: saved float32[3, 2], live float32[2, 3]",
+        "c: saved int8[2, 3], live float32[2, 3]",
+        "d: saved float32[2, 3], part of [4, 3] at [0, 0], live float32[2, 3], part of "
+        "[4, 3] at [2, 0]",
+        "e: saved float32[2, 3], live nothing",
     ]
-    assert difference(lay_out([spec("x")]), lay_out([])) == [
-        "x: expected float32[2, 3], found nothing"
-    ]
+    assert difference(lay_out([spec("x")]), lay_out([])) == ["x: saved nothing, live float32[2, 3]"]
 
 
 def test_many_differences_are_counted() -> None:

@@ -37,13 +37,29 @@ fully_shard(model, mesh=mesh)
 optimizer = torch.optim.AdamW(model.parameters(), 0.05)
 torch.manual_seed(seed + dist.get_rank())  # each rank its own data and its own dropout
 
-job = keepstep.protect(config, model=model, optimizer=optimizer)
+class Average:
+    def __init__(self):
+        self.shadow = [p.detach().clone() for p in model.parameters()]
+    def state_dict(self):
+        return {"shadow": self.shadow}
+    def load_state_dict(self, state):
+        self.shadow = state["shadow"]
+
+ema = {name: p.detach().clone() for name, p in model.named_parameters()}  # DTensors
+average = Average()
+job = keepstep.protect(
+    config, model=model, tools=[optimizer, {"average": average}], ema=ema
+)
 first = job.step + 1
 
 def train():
     optimizer.zero_grad()
     model(torch.randn(4, 6)).square().mean().backward()
     optimizer.step()
+    with torch.no_grad():
+        for (name, p), mine in zip(model.named_parameters(), average.shadow, strict=True):
+            ema[name].mul_(0.9).add_(p, alpha=0.1)
+            mine.lerp_(p, 0.5)
 
 for step in job.steps(until):
     assert job._drain(job._rank.drain, within_s=60)
@@ -57,6 +73,8 @@ def local(t):
 
 tensors = [local(t) for t in model.state_dict().values()]
 tensors += [local(t) for s in optimizer.state.values() for t in s.values()]
+tensors += [local(t) for t in (*ema.values(), *average.shadow)]
+assert all(isinstance(t, DTensor) for t in (*ema.values(), *average.shadow))
 tensors += [torch.get_rng_state()]
 raw = b"".join(ctypes.string_at(t.contiguous().data_ptr(), t.nbytes) for t in tensors)
 digest = hashlib.sha256(raw).hexdigest()

@@ -106,27 +106,27 @@ def _spec(data: dict[str, Any]) -> TensorSpec:
     )
 
 
-def difference(expected: Layout, found: Layout, limit: int = 5) -> list[str]:
+def difference(live: Layout, saved: Layout, limit: int = 5) -> list[str]:
     """How two layouts differ, one sentence a tensor, the first `limit` of them."""
-    want = {s.spec.name: s.spec for s in expected.segments}
-    have = {s.spec.name: s.spec for s in found.segments}
+    now = {s.spec.name: s.spec for s in live.segments}
+    then = {s.spec.name: s.spec for s in saved.segments}
     lines = []
-    for name in sorted(want.keys() | have.keys()):
-        if name not in have:
-            lines.append(f"{name}: expected {_words(want[name])}, found nothing")
-        elif name not in want:
-            lines.append(f"{name}: expected nothing, found {_words(have[name])}")
-        elif (want[name].dtype, want[name].shape, want[name].shard) != (
-            have[name].dtype,
-            have[name].shape,
-            have[name].shard,
-        ):
-            lines.append(f"{name}: expected {_words(want[name])}, found {_words(have[name])}")
+    for name in sorted(now.keys() | then.keys()):
+        if not _alike(now.get(name), then.get(name)):
+            lines.append(f"{name}: saved {_words(then.get(name))}, live {_words(now.get(name))}")
     more = len(lines) - limit
     return lines if more <= 0 else [*lines[:limit], f"and {more} more"]
 
 
-def _words(spec: TensorSpec) -> str:
+def _alike(one: TensorSpec | None, other: TensorSpec | None) -> bool:
+    if one is None or other is None:
+        return False
+    return (one.dtype, one.shape, one.shard) == (other.dtype, other.shape, other.shard)
+
+
+def _words(spec: TensorSpec | None) -> str:
+    if spec is None:
+        return "nothing"
     part = (
         f", part of {list(spec.shard.global_shape)} at {list(spec.shard.offsets)}"
         if spec.shard

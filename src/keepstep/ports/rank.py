@@ -87,7 +87,8 @@ class LiveState(Protocol):
         what is live; nothing is changed then."""
 
     def differing(self, slot: Slot, layout: Layout) -> list[str]:
-        """Names of live tensors whose bytes are not the snapshot's."""
+        """Live tensors whose bytes are not the snapshot's, each by its name and in what it
+        differs."""
 
     def load_checkpoint(self, step: int) -> list[str]:
         """Load a checkpoint from the store; remarks for the journal. Raises DamageError, StoreError

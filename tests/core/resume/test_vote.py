@@ -69,7 +69,10 @@ class Ballots(RuleBasedStateMachine):
                     False,
                 )
             else:
-                raise AssertionError(f"nothing here calls for {action}")
+                assert isinstance(action, Refuse)
+                failed = {stamp.step for source, stamp in self.failed if source == "store"}
+                assert self.store and failed >= set(self.store), "a checkpoint was left to try"
+                self.failed, self.offer, self.asked = set(), None, False
 
     def check_offer(self, offer: Offer) -> None:
         assert set(self.joined) == set(range(self.world)), "offered before all ranks had joined"
@@ -334,8 +337,35 @@ def test_nobody_starts_afresh_over_a_checkpoint_that_could_not_be_read() -> None
     assert isinstance(again, Offer) and again.stamp.step == 5
     [last] = vote.has_failed(1, again.number, "block 0 is damaged")
     assert isinstance(last, Offer) and last.source == "store"
-    [fresh] = vote.has_failed(1, last.number, "block 0 is damaged")
-    assert isinstance(fresh, Offer) and fresh.source == "fresh"
+    [refusal] = vote.has_failed(1, last.number, "block 0 is damaged")
+    assert isinstance(refusal, Refuse), "checkpoints that are all damaged are no empty store"
+
+
+def test_a_refusal_over_damaged_checkpoints_names_them_and_looks_anew_when_asked_again() -> None:
+    vote = Vote(1, has_store=True)
+    everybody(vote, set())
+    [first] = vote.listed([4, 11])
+    assert isinstance(first, Offer) and first.stamp.step == 11
+    [second] = vote.has_failed(0, first.number, "block 3 of rank-0.distcp")
+    assert isinstance(second, Offer) and second.stamp.step == 4
+    [refusal] = vote.has_failed(0, second.number, "block 0 of rank-0.distcp")
+    assert isinstance(refusal, Refuse)
+    for fact in ("11", "4", "block 0 of rank-0.distcp", "--fresh"):
+        assert fact in refusal.why
+    vote.left(0)
+    assert everybody(vote, set()) == [ListStore()], "it may have been mended"
+
+
+def test_what_the_store_tells_counts_as_completed() -> None:
+    """From step 11 to step 4 is a loss of 7 steps, whoever remembers step 11."""
+    vote = Vote(1, has_store=True)
+    everybody(vote, set())
+    [first] = vote.listed([4, 11])
+    assert isinstance(first, Offer)
+    [second] = vote.has_failed(0, first.number, "block 3 is damaged")
+    assert isinstance(second, Offer)
+    [go] = vote.has_loaded(0, second.number)
+    assert isinstance(go, Go) and (go.offer.stamp.step, go.reached) == (4, 11)
 
 
 # -- stamps that are condemned

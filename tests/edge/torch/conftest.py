@@ -51,13 +51,20 @@ class Room:
         )
 
     def save(self, **stateful: Any) -> None:
-        copy = self.begin(Protected.of(stateful, lazy=True).gather())
+        self.save_from(Protected.of(stateful, lazy=True))
+
+    def save_from(self, protected: Protected) -> None:
+        copy = self.begin(protected.gather())
         run_acts(copy.copy_still())
         self.seal(copy)
 
     def load(self, **stateful: Any) -> Protected:
         """Load and prove; returns what was protected, for its `values`."""
         protected = Protected.of(stateful, lazy=True)
+        self.load_into(protected)
+        return protected
+
+    def load_into(self, protected: Protected) -> None:
         with_slot = Slot(MEMORY, self._path)
         try:
             header, layout = with_slot.verify()
@@ -65,7 +72,6 @@ class Room:
             assert restore.prove(protected, with_slot, layout) == []
         finally:
             with_slot.close()
-        return protected
 
 
 @pytest.fixture

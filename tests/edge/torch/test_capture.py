@@ -45,7 +45,7 @@ def saved(room: Room) -> list[Any]:
     """The state in the sealed slot, read as a stranger does."""
     reader = Training()
     header, layout = room.slot.verify()
-    tree = restore.open_snapshot(reader.protected, room.slot, header, layout)
+    tree = restore.open_snapshot(reader.protected, room.slot, header, layout).tree
     return [tree["model"], tree["optimizer"]]
 
 
@@ -289,4 +289,4 @@ def test_python_values_are_taken_at_the_boundary(room: Room) -> None:
     run_acts(copy.copy_still())
     room.seal(copy)
     header, layout = room.slot.verify()
-    assert restore.open_snapshot(protected, room.slot, header, layout)["log"] == ["a"]
+    assert restore.open_snapshot(protected, room.slot, header, layout).tree["log"] == ["a"]

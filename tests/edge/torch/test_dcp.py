@@ -484,19 +484,19 @@ def changed(**values: Any) -> dict[str, Any]:
     [
         (
             changed(**{"0.weight": torch.zeros(7, 6)}),
-            r"model\.0\.weight: expected float32\[7, 6\], found float32\[7, 5\]",
+            r"model\.0\.weight: saved float32\[7, 5\], live float32\[7, 6\]",
         ),
         (
             changed(**{"0.weight": torch.zeros(7, 5).half()}),
-            r"model\.0\.weight: expected float16\[7, 5\], found float32\[7, 5\]",
+            r"model\.0\.weight: saved float32\[7, 5\], live float16\[7, 5\]",
         ),
-        (changed(extra=torch.zeros(2)), r"model\.extra: expected float32\[2\], found nothing"),
-        (changed(**{"2.bias": None}), r"model\.2\.bias: expected nothing, found float32\[3\]"),
+        (changed(extra=torch.zeros(2)), r"model\.extra: saved nothing, live float32\[2\]"),
+        (changed(**{"2.bias": None}), r"model\.2\.bias: saved float32\[3\], live nothing"),
         (
             {**changed(), "ema": {"w": torch.zeros(1)}},
-            "expected the parts ema, model, optimizer, found model, optimizer",
+            "saved the parts model, optimizer, live ema, model, optimizer",
         ),
-        ({"model": changed()["model"]}, "expected the parts model, found model, optimizer"),
+        ({"model": changed()["model"]}, "saved the parts model, optimizer, live model"),
     ],
     ids=["shape", "dtype", "missing", "extra", "part missing", "part extra"],
 )

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from keepstep.edge.torch.parts import parameters_of
 from keepstep.edge.torch.predict import coming_bytes
-from keepstep.edge.torch.state import parameters_of
 
 KINDS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, 0.1),

@@ -634,52 +634,71 @@ def refusals() -> Iterator[tuple[str, dict[str, Any], dict[str, Any], str]]:
         "a shape",
         {"m": nn.Linear(3, 2)},
         {"m": nn.Linear(3, 4)},
-        r"m.weight: expected float32\[4, 3\], found float32\[2, 3\]",
+        r"m.weight: saved float32\[2, 3\], live float32\[4, 3\]",
     )
     yield (
         "a type",
         {"m": nn.Linear(3, 2)},
         {"m": nn.Linear(3, 2).half()},
-        r"m.bias: expected float16\[2\], found float32\[2\]",
+        r"m.bias: saved float32\[2\], live float16\[2\]",
     )
     yield (
         "a missing parameter",
         {"m": nn.Linear(3, 2, bias=False)},
         {"m": nn.Linear(3, 2)},
-        r"m.bias: expected float32\[2\], found nothing",
+        r"m.bias: saved nothing, live float32\[2\]",
     )
     yield (
         "one too many",
         {"m": nn.Linear(3, 2)},
         {"m": nn.Linear(3, 2, bias=False)},
-        r"m.bias: expected nothing, found float32\[2\]",
+        r"m.bias: saved float32\[2\], live nothing",
     )
     yield (
         "a missing thing",
         {"m": nn.Linear(1, 1)},
         {"m": nn.Linear(1, 1), "t": torch.ones(1)},
-        "t: expected tensor, found nothing",
+        "t: saved nothing, live tensor",
     )
     yield (
         "an unknown thing",
         {"m": nn.Linear(1, 1), "e": 1},
         {"m": nn.Linear(1, 1)},
-        "e: expected nothing, found value",
+        "e: saved value, live nothing",
     )
-    yield "another kind", {"m": nn.Linear(1, 1)}, {"m": 3}, "m: expected value, found module"
+    yield "another kind", {"m": nn.Linear(1, 1)}, {"m": 3}, "m: saved module, live value"
     yield (
         "a plain tensor",
         {"t": torch.ones(2)},
         {"t": torch.ones(3)},
-        r"t: expected float32\[3\], found float32\[2\]",
+        r"t: saved float32\[2\], live float32\[3\]",
     )
-    two, three = [[nn.Parameter(torch.ones(i + 1)) for i in range(n)] for n in (2, 3)]
+    one, two = nn.Linear(4, 8), nn.Linear(4, 4)
     yield (
         "an optimizer's parameters",
-        {"o": torch.optim.SGD(two, 0.1)},
-        {"o": torch.optim.SGD(three, 0.1)},
-        r"o: expected 3 parameters, found 2; "
-        r"the first difference is number 2: torch.float32\[3\], none",
+        {"m": one, "o": torch.optim.SGD(one.parameters(), 0.1)},
+        {"m": two, "o": torch.optim.SGD(two.parameters(), 0.1)},
+        r"o: saved 2 parameters, live 2; the first difference is number 0: "
+        r"saved float32\[8, 4\] m.weight, live float32\[4, 4\] m.weight.*"
+        r"another job name, or start over with --fresh",
+    )
+    m, n = nn.Linear(2, 2), nn.Linear(2, 2)
+    yield (
+        "an optimizer's order",
+        {"m": m, "o": torch.optim.SGD([m.weight, m.bias], 0.1)},
+        {"m": n, "o": torch.optim.SGD([{"params": [n.weight]}, {"params": [n.bias]}], 0.1)},
+        r"o: saved groups of \[2\] parameters, live \[1, 1\]",
+    )
+    hidden = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(3))]
+    grown = torch.optim.SGD(hidden[:1], 0.1)
+    grown.add_param_group({"params": hidden[1:]})
+    yield (
+        "a group that cannot be made",
+        {"o": grown},
+        {"o": torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1)},
+        r"o: saved 2 parameters, live 1; .* number 1: saved float32\[3\], live none; "
+        r"a group that is added while training is made anew when its parameters are in a "
+        r"protected module",
     )
 
 
@@ -717,10 +736,10 @@ def test_the_proof_names_what_is_not_as_it_was_saved(room: Room) -> None:
     with torch.no_grad():
         model[5].weight[0, 0] += 1e-6
         optimizer.state[model[0].bias]["exp_avg_sq"][0] = float("nan")
-    assert restore.prove(protected, room.slot, layout) == [
-        "model.5.weight",
-        "optimizer.state.1.exp_avg_sq",
-    ]
+    [weight, average] = restore.prove(protected, room.slot, layout)
+    assert weight.startswith("model.5.weight: 1 of 288 values differ, first number 0: saved ")
+    assert average.startswith("optimizer.state.1.exp_avg_sq: 1 of 4 values differ, first number 0")
+    assert average.endswith("live nan")
 
 
 def test_the_proof_knows_minus_zero_from_zero(room: Room) -> None:
@@ -729,4 +748,6 @@ def test_the_proof_knows_minus_zero_from_zero(room: Room) -> None:
     protected = room.load(t=mine)
     assert room.slot is not None
     mine[1] = -0.0
-    assert restore.prove(protected, room.slot, room.slot.verify()[1]) == ["t"]
+    assert restore.prove(protected, room.slot, room.slot.verify()[1]) == [
+        "t: 1 of 3 values differ, first number 1: saved 0.0, live -0.0"
+    ]

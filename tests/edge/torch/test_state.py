@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from keepstep.edge.torch.state import RNG, Protected, StateItem, bare, kind_of, rebuild
+from keepstep.edge.torch.parts import bare, kind_of
+from keepstep.edge.torch.state import ABOUT, BESIDE, RNG, Protected
+from keepstep.edge.torch.tree import StateItem, rebuild
 from keepstep.edge.torch.views import clone
 from keepstep.errors import ConfigError
 
@@ -21,8 +23,8 @@ def protected(lazy: bool = True, **stateful: Any) -> Protected:
 
 
 def named(state: Any) -> dict[str, StateItem]:
-    """What is found beside the random states."""
-    return {i.spec.name: i for i in state.items if not i.spec.name.startswith(RNG)}
+    """What is found beside the random states and gradients."""
+    return {i.spec.name: i for i in state.items if not i.spec.name.startswith((RNG, f"{BESIDE}."))}
 
 
 def stepped(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -114,8 +116,8 @@ def test_a_state_is_rebuilt_from_its_tensors_and_its_tree(room: Room) -> None:
     room.seal(copy)
     header, layout = room.slot.verify()
     objects = bytes(room.slot.payload[layout.objects_offset : header.payload_bytes])
-    tree, about = rebuild(objects, [clone(room.slot, s) for s in layout.segments])
-    assert about == {"kinds": {"nested": "value"}, "optimizer_parameters": {}}
+    tree = rebuild(objects, [clone(room.slot, s) for s in layout.segments])
+    assert tree.pop(ABOUT)["kinds"] == {"nested": "value"}
     found = tree["nested"]
     assert torch.equal(found["list"][1][1], torch.arange(3)) and torch.equal(
         found["ordered"]["b"], torch.ones(2, 2)

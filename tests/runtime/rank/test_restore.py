@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from keepstep.edge.os.threads import run_acts
 from keepstep.edge.shm.slot import slot_path
-from keepstep.errors import DamageError, KeeperError, StoreError
+from keepstep.errors import DamageError, KeeperError, LayoutError, StoreError
 from keepstep.model.messages.keeper_rank import StateOffered
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import PAGE_BYTES
@@ -80,10 +80,18 @@ def test_a_snapshot_that_proves_no_more_is_told_with_what_is_left(trainee: Train
     assert trainee.room.live.state == b"?" * 64, "nothing that does not prove is loaded"
 
 
-def test_bytes_that_differ_after_loading_are_refused(trainee: Trainee) -> None:
-    trainee.room.live.differs = ["state"]
-    found = load(trainee, memory(2))
-    assert isinstance(found, Unusable) and "1 tensors differ: state" in found.why
+def test_an_intact_snapshot_that_does_not_stay_as_loaded_is_the_program_s_fault(
+    trainee: Trainee,
+) -> None:
+    """No other source would do better, and a fresh start would train on what was loaded."""
+    trainee.room.live.differs = ["model.weight: 3 of 8 values differ"]
+    held = set(trainee.snapshots())
+    vote = restorer(trainee)
+    with pytest.raises(LayoutError, match=r"model\.weight: 3 of 8 values differ"):
+        run_acts(vote.load(memory(2)))
+    assert set(trainee.snapshots()) == held, "everything is kept"
+    with pytest.raises(KeeperError, match="has to be started anew"):
+        run_acts(vote.load(StateOffered(3, "fresh", -1, 0, "nothing is left")))
 
 
 def test_a_checkpoint_ends_all_snapshots_of_before(trainee: Trainee) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from keepstep.edge.shm.slot import slot_path
 from keepstep.errors import KeepstepError
 from keepstep.model.messages.keeper_rank import (
     JoinVote,
@@ -16,6 +17,7 @@ from keepstep.model.messages.keeper_rank import (
     StateUnusable,
 )
 from keepstep.model.snapshot import Phase, Stamp
+from keepstep.model.units import PAGE_BYTES
 from keepstep.runtime.rank.keeper_client import KeeperClient
 from keepstep.runtime.rank.resumption import IMPATIENT_NS, Resumption
 from tests.runtime.rank.test_capture import Trainee, state_after
@@ -90,7 +92,10 @@ def test_what_it_never_had_is_unusable_and_the_next_offer_is_tried(voter: Voter)
 
 def test_what_proves_no_more_is_asked_for_anew(voter: Voter) -> None:
     voter.room.settle()
-    voter.room.live.differs = ["state"]
+    index = voter.trainee.held.slot_of[Stamp(2, 1)]
+    with open(slot_path(voter.room.options.job_dir, 0, index), "r+b") as file:
+        file.seek(PAGE_BYTES + 5)
+        file.write(b"\xff")
     voter.offer(memory(2))
     asked = voter.sent[-1]
     assert isinstance(asked, JoinVote) and Stamp(2, 1) not in asked.holds

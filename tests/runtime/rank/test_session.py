@@ -550,6 +550,73 @@ def test_what_cannot_be_had_is_refused_before_training(settings: Settings, wrong
     assert list(Path(settings["arena_dir"]).iterdir()) == []
 
 
+def damage_checkpoint(store: Path, step: int) -> None:
+    """One bit of its data, in the middle."""
+    data = max((store / f"step-{step:012d}").iterdir(), key=lambda path: path.stat().st_size)
+    damage(data, data.stat().st_size // 2)
+
+
+def trained_with_checkpoints(settings: Settings, store: Path) -> None:
+    """Steps 4 and 11 are in the store, and memory has ended with the job."""
+    stored = {**settings, "store": str(store)}
+    run(stored, Training(), 5)
+    run(stored, Training(), 12)
+    assert [c.step for c in Store(store).list_checkpoints().checkpoints] == [11, 4]
+
+
+def test_falling_back_to_an_older_checkpoint_is_told_as_lost_steps(
+    settings: Settings, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    trained_with_checkpoints(settings, store)
+    damage_checkpoint(store, 11)
+    training = Training(seed=99)
+    job = keepstep.protect({**settings, "store": str(store)}, **training.stateful)
+    assert job.step == 4 and training.digest() == undisturbed(5)
+    journal = read_journal(Path(settings["state_dir"]) / "j" / "journal.jsonl")
+    assert [e.data["lost_steps"] for e in journal if e.kind == "resumed"][-1] == 7
+    job.close(ok=False)
+
+
+@pytest.mark.parametrize("what", ["data", "manifest"])
+def test_a_store_whose_checkpoints_are_all_damaged_is_no_empty_store(
+    settings: Settings, tmp_path: Path, what: str
+) -> None:
+    store = tmp_path / "store"
+    trained_with_checkpoints(settings, store)
+    for step in (4, 11):
+        if what == "data":
+            damage_checkpoint(store, step)
+        else:
+            damage(store / f"step-{step:012d}" / "keepstep.json", 40)
+    with pytest.raises(KeeperError, match="start over with --fresh"):
+        keepstep.protect({**settings, "store": str(store)}, **Training().stateful)
+    assert "resumed" not in kinds(settings)[-5:]
+
+
+def test_a_load_hook_that_changes_what_is_loaded_is_told_and_nothing_is_lost(
+    settings: Settings,
+) -> None:
+    run(settings, Training(), 9, leave=True)
+    before = [Slot(MEMORY, path).header() for path in slot_paths(MEMORY, job_dir(settings), 0)]
+    clamping = Training(seed=99)
+
+    def clamp(module: nn.Module, _: Any) -> None:
+        with torch.no_grad():
+            module.weight.clamp_(-0.01, 0.01)
+
+    hook = clamping.model[0].register_load_state_dict_post_hook(clamp)
+    with pytest.raises(LayoutError, match=r"model\.0\.weight: .* of 32 values differ"):
+        keepstep.protect(settings, **clamping.stateful)
+    after = [Slot(MEMORY, path).header() for path in slot_paths(MEMORY, job_dir(settings), 0)]
+    assert after == before, "every snapshot is as it was"
+    hook.remove()
+    training = Training(seed=98)
+    job = keepstep.protect(settings, **training.stateful)
+    assert job.step == 8 and training.digest() == undisturbed(9)
+    job.close()
+
+
 def test_a_retention_rule_that_cannot_be_is_refused_before_training(settings: Settings) -> None:
     with pytest.raises(
         ConfigError,
@@ -582,3 +649,21 @@ def test_a_step_that_came_from_the_store_is_known_to_be_there(
     outcome = job.persist(wait=True).result()
     assert (outcome.ok, outcome.step) == (True, 4) and "already in the store" in outcome.why
     job.close(ok=False)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda s, t: keepstep.protect(t.model, t.optimizer),
+        lambda s, t: keepstep.protect(t.model),
+        lambda s, t: keepstep.protect(s, t.model),
+    ],
+)
+def test_what_has_no_name_is_refused_with_what_to_write(settings: Settings, call: Any) -> None:
+    with pytest.raises(ConfigError, match=r"protect\(model=model, optimizer=optimizer\)"):
+        call(settings, Training())
+
+
+def test_settings_by_name_are_refused_with_what_to_write(settings: Settings) -> None:
+    with pytest.raises(ConfigError, match=r"protect\(keepstep.Config\(...\), model=model\)"):
+        keepstep.protect(config=settings, **Training().stateful)

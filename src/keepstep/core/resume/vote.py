@@ -8,8 +8,9 @@ starts the vote again when it is back. Whoever was permitted is the proof that a
 says to the next vote that it has loaded the same may go, too.
 
 Order of sources: the newest stamp that all ranks hold in memory, or can be given from other nodes'
-memory; then checkpoints, newest first; then a fresh start. With many nodes nothing is offered
-before every node has told what it holds. A stamp after which the program failed twice without
+memory; then checkpoints, newest first; then a fresh start, unless there are checkpoints and none
+can be used: a person decides then. With many nodes nothing is offered before every node has told
+what it holds. A stamp after which the program failed twice without
 completing another step is condemned: its bytes are what was captured, but perhaps what was captured
 was already wrong. It is taken only when there is nothing else but a fresh start.
 
@@ -58,10 +59,12 @@ class ListStore:
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """Everybody has proven the same state: train on, in this epoch."""
+    """Everybody has proven the same state: train on, in this epoch. `reached`: a step that the job
+    had completed, as the store tells; -1 when it was not asked."""
 
     epoch: int
     offer: Offer
+    reached: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +156,8 @@ class Vote:
         if offer is None or any(self.loaded.get(r) != offer.number for r in range(self.world_size)):
             return self._permit_late()
         self.epoch += 1
-        self.permitted = Go(self.epoch, offer)
+        reached = max(self.checkpoints or (), default=-1)
+        self.permitted = Go(self.epoch, offer, reached)
         self._look_anew()
         self.ballots.clear()
         self.loaded.clear()
@@ -256,6 +260,14 @@ class Vote:
             refusals = self.unlistable(self.unread)
             self._look_anew()
             return refusals
+        if self.checkpoints:
+            refusal = Refuse(
+                f"{why_not_memory}, and none of the checkpoints "
+                f"({_steps(self.checkpoints)}) can be used{after}. Mend the store, or start over "
+                "with --fresh"
+            )
+            self._look_anew()
+            return [refusal]
         store = "no checkpoint in the store" if self.has_store else "no store"
         return self._make("fresh", Stamp(-1, 0), f"{why_not_memory}, {store}: a fresh start{after}")
 
@@ -332,6 +344,11 @@ class Trust:
     @property
     def condemned(self) -> frozenset[Stamp]:
         return frozenset(stamp for stamp, count in self.strikes.items() if count >= STRIKES)
+
+
+def _steps(steps: Sequence[int]) -> str:
+    more = f" and {len(steps) - 5} older" if len(steps) > 5 else ""
+    return f"step{'s' if len(steps) > 1 else ''} {', '.join(map(str, steps[:5]))}{more}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -55,11 +55,13 @@ _STEP_DIR = re.compile(r"step-(\d{12})")
 class Listing:
     """What a store holds: `checkpoints` with an intact manifest and files of the right size, newest
     first; and per step why the directory is not one of them. `unreadable`: those of them of which
-    the store did not say what they are."""
+    the store did not say what they are. `damaged`: those that were published, and are not as they
+    were."""
 
     checkpoints: tuple[Manifest, ...]
     broken: Mapping[int, str]
     unreadable: frozenset[int] = frozenset()
+    damaged: frozenset[int] = frozenset()
 
 
 class Store:
@@ -112,6 +114,7 @@ class Store:
         intact: list[Manifest] = []
         broken: dict[int, str] = {}
         unreadable: set[int] = set()
+        damaged: set[int] = set()
         for step in sorted(self._steps(), reverse=True):
             try:
                 raw = self.read_small(step, MANIFEST)
@@ -126,14 +129,17 @@ class Store:
                 intact.append(manifest)
             except (DamageError, StoreError) as error:
                 broken[step] = str(error)
-        return Listing(tuple(intact), broken, frozenset(unreadable))
+                if raw is not None:
+                    damaged.add(step)
+        return Listing(tuple(intact), broken, frozenset(unreadable), frozenset(damaged))
 
     def usable(self) -> tuple[list[int], dict[int, str]]:
         """See `ports.Checkpoints`. Raises StoreError, too, when there is no usable one and what
-        there is could not be read: that is not a store without checkpoints."""
+        there is could not be read, or is damaged: that is not a store without checkpoints."""
         listing = self.list_checkpoints()
-        if listing.unreadable and not listing.checkpoints:
-            raise StoreError(listing.broken[max(listing.unreadable)])
+        lost = listing.unreadable | listing.damaged
+        if lost and not listing.checkpoints:
+            raise StoreError(f"{listing.broken[max(lost)]}. Mend it, or start over with --fresh")
         return [manifest.step for manifest in listing.checkpoints], dict(listing.broken)
 
     def read_manifest(self, step: int) -> Manifest:

@@ -30,7 +30,8 @@ import torch
 from keepstep.edge.shm import memory
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.torch.operations import Operation
-from keepstep.edge.torch.state import State, StateItem
+from keepstep.edge.torch.state import State
+from keepstep.edge.torch.tree import StateItem
 from keepstep.edge.torch.views import write
 from keepstep.model.layout import Segment
 from keepstep.ports import Acts

@@ -6,27 +6,49 @@ job of another size. Everything is read, verified and checked before the first l
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
 from keepstep.edge.store.store import Store
+from keepstep.edge.torch.beside import learning
 from keepstep.edge.torch.dcp.read import read_checkpoint
-from keepstep.edge.torch.restore import apply, check_kinds
-from keepstep.edge.torch.state import RNG, Protected, kind_of, parameters_of
+from keepstep.edge.torch.fits import buffer_names, check_kinds, growth
+from keepstep.edge.torch.parts import kind_of, parameters_of
+from keepstep.edge.torch.restore import Opened, apply
+from keepstep.edge.torch.state import BESIDE, RNG, Protected
+from keepstep.edge.torch.tree import local_part, named_tensors
 
 
 def load(url: str, step: int, rank: int, world_size: int, protected: Protected) -> list[str]:
     """Load checkpoint `step`. Returns remarks. Raises DamageError, StoreError, LayoutError; changes
     nothing when it raises."""
     store = Store(url)
-    check_kinds(protected, store.read_manifest(step).fingerprint)
+    about = store.read_manifest(step).fingerprint
+    check_kinds(protected, about)
+    parts = protected.parts()
     parameters = {
-        name: dict(enumerate(parameters_of(o)))
-        for name, o in protected.objects.items()
-        if kind_of(o) == "optimizer"
+        name: dict(enumerate(_parameters(protected, name, part, about)))
+        for name, part in parts.items()
+        if isinstance(part, torch.optim.Optimizer)
     }
     free = [
-        name for name, value in protected.objects.items() if kind_of(value) == "stateful"
-    ] + list(protected.values)
+        *(name for name, part in parts.items() if kind_of(part) in ("stateful", "generator")),
+        *protected.values,
+        BESIDE,
+    ]
+    template = protected.tree()
+    template[BESIDE] = {**template[BESIDE], "gradients": dict(learning(parts))}
     loaded = read_checkpoint(
-        store, step, rank, world_size, protected.tree(), params=parameters, free=free
+        store,
+        step,
+        rank,
+        world_size,
+        template,
+        params=parameters,
+        free=free,
+        grown_names=buffer_names(protected.about()) | buffer_names(about),
     )
     remarks = []
     if loaded.manifest.world_size != world_size:
@@ -38,4 +60,27 @@ def load(url: str, step: int, rank: int, world_size: int, protected: Protected) 
             "random states stay as the program seeded them"
             + (f"; values of rank 0 serve all for {', '.join(others)}" if others else "")
         )
-    return remarks + apply(protected, loaded.tree)
+    opened = Opened(loaded.tree, about, _same(loaded.tree), are_plain=True)
+    return remarks + apply(protected, opened)
+
+
+def _same(tree: Mapping[str, Any]) -> dict[int, int]:
+    """See `Refill`: which of the loaded tensors were one when they were saved."""
+    shared = tree.get(BESIDE, {}).get("shared", {})
+    if not shared:
+        return {}
+    tensors = dict(named_tensors(tree))
+    return {
+        local_part(tensors[name]).data_ptr(): local_part(tensors[first]).data_ptr()
+        for name, first in shared.items()
+        if name in tensors and first in tensors
+    }
+
+
+def _parameters(
+    protected: Protected, name: str, optimizer: torch.optim.Optimizer, about: Mapping[str, Any]
+) -> list[torch.Tensor]:
+    """The optimizer's parameters as it will have them once it is loaded."""
+    wanted = growth(protected, name, about)
+    added = [] if wanted is None else [t for group in wanted.added for t in group]
+    return parameters_of(optimizer) + added

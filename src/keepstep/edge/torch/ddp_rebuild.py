@@ -3,7 +3,7 @@ has just begun.
 
 A rank that stays in its process meets one that has just started. DDP would add gradients in buckets
 that the newcomer does not know yet, and a backward pass that was given up may have left it waiting
-for gradients; gradients themselves are of a step that is done again.
+for gradients. Gradients themselves are of the restored state.
 """
 
 from __future__ import annotations
@@ -28,14 +28,10 @@ def renew(objects: Iterable[Any]) -> None:
             for module in thing.modules():
                 if isinstance(module, DistributedDataParallel):
                     _renew_ddp(module)
-        if isinstance(thing, torch.optim.Optimizer):
-            thing.zero_grad(set_to_none=True)
 
 
 def _renew_ddp(ddp: DistributedDataParallel) -> None:
     """A new reducer, as unpickling makes one; the old one takes its hooks with it."""
-    for parameter in ddp.parameters():
-        parameter.grad = None
     with _learning_as_at_construction(ddp):
         parameters, expect_sparse = ddp._build_params_for_reducer()
         names = ddp._build_debug_param_to_name_mapping(parameters)

@@ -60,8 +60,8 @@ class TorchState:
         capture.pin(slot)
 
     def load(self, slot: Slot, header: SlotHeader, layout: Layout) -> list[str]:
-        tree = restore.open_snapshot(self._protected, slot, header, layout)
-        return restore.apply(self._protected, tree)
+        opened = restore.open_snapshot(self._protected, slot, header, layout)
+        return restore.apply(self._protected, opened)
 
     def differing(self, slot: Slot, layout: Layout) -> list[str]:
         return restore.prove(self._protected, slot, layout)

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from keepstep.edge.torch.state import local_part, parameters_of
+from keepstep.edge.torch.parts import parameters_of
+from keepstep.edge.torch.tree import local_part
 
 
 def coming_bytes(optimizer: torch.optim.Optimizer) -> int | None:

@@ -1,47 +1,84 @@
 """Restore: a verified state into live objects, and the proof that it arrived.
 
-Three acts: `check` compares shapes and names and touches nothing; `apply` loads, random states
-last; `prove` gathers the live state again and compares every byte with the source, because a
-`load_state_dict` may cast (torch's optimizers cast float state to the parameter's type), drop or
-renumber.
+Three acts: `open_snapshot` compares shapes and names (`fits.py`) and touches nothing; `apply`
+loads, random states last; `prove` gathers the live state again and compares every byte with the
+source, because a `load_state_dict` may cast (torch's optimizers cast float state to the parameter's
+type), drop or renumber.
 """
 
 from __future__ import annotations
 
-import copy
-import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from keepstep.edge.shm.slot import Slot
+from keepstep.edge.torch.beside import write_beside
+from keepstep.edge.torch.fits import check, grow, growth
+from keepstep.edge.torch.parts import bare, kind_of, parameters_of
 from keepstep.edge.torch.rng import write_rng
-from keepstep.edge.torch.state import RNG, Protected, bare, kind_of, parameters_of, rebuild
+from keepstep.edge.torch.state import ABOUT, BESIDE, RNG, Protected, state_of
+from keepstep.edge.torch.tree import local_part, rebuild
+from keepstep.edge.torch.values import Refill, overlaps_itself, write_tensor
 from keepstep.edge.torch.views import clone, differing, overlay
 from keepstep.errors import LayoutError
-from keepstep.model.layout import Layout, Segment, Shard, difference
+from keepstep.model.layout import Layout, Segment
 from keepstep.model.snapshot import SlotHeader
 
 
-def open_snapshot(
-    protected: Protected, slot: Slot, header: SlotHeader, layout: Layout
-) -> dict[str, Any]:
-    """The state tree of a verified slot, checked against what is protected. Raises LayoutError;
-    changes nothing.
+@dataclass(frozen=True)
+class Opened:
+    """A state that fits, ready to be loaded. `about`: what it says of its parts; `same` and
+    `are_plain`: see `Refill`."""
 
-    Modules' tensors look into the slot (loading copies them); all others are private.
-    """
+    tree: dict[str, Any]
+    about: Mapping[str, Any]
+    same: Mapping[int, int]
+    are_plain: bool = False
+
+
+@dataclass
+class _Tensors(Sequence[torch.Tensor]):
+    """A slot's tensors. What a module copies as it loads looks into the slot the first time it is
+    asked for; whoever asks again gets a copy of its own."""
+
+    slot: Slot
+    segments: Sequence[Segment]
+    copied_on_load: set[str]
+    same: dict[int, int] = field(default_factory=dict)
+    _given: dict[int, torch.Tensor] = field(default_factory=dict)
+    _copies: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.segments)
+
+    def __getitem__(self, index: Any) -> Any:
+        segment = self.segments[index]
+        if segment.spec.name not in self.copied_on_load:
+            if index not in self._given:
+                self._given[index] = clone(self.slot, segment)
+            return self._given[index]
+        if index not in self._given:
+            self._given[index] = overlay(self.slot, segment)
+            return self._given[index]
+        if index not in self._copies:
+            copy = self._copies[index] = clone(self.slot, segment)
+            self.same[copy.data_ptr()] = self._given[index].data_ptr()
+        return self._copies[index]
+
+
+def open_snapshot(protected: Protected, slot: Slot, header: SlotHeader, layout: Layout) -> Opened:
+    """The state of a verified slot, checked against what is protected. Raises LayoutError; changes
+    nothing."""
     objects = bytes(slot.payload[layout.objects_offset : header.payload_bytes])
-    copied = _copied_on_load(protected)
-    tensors = [
-        _marked(overlay(slot, s) if s.spec.name in copied else clone(slot, s), s)
-        for s in layout.segments
-    ]
-    tree, about = rebuild(objects, tensors)
+    tensors = _Tensors(slot, layout.segments, _copied_on_load(protected))
+    tree = rebuild(objects, tensors, protected.meshes())
+    about = tree.pop(ABOUT)
     check(protected, about, layout)
-    return tree
+    return Opened(tree, about, tensors.same)
 
 
 def caveats(protected: Protected, world_size: int) -> list[str]:
@@ -52,69 +89,17 @@ def caveats(protected: Protected, world_size: int) -> list[str]:
         "backward pass of a process, "
         f"so with {world_size} ranks a resumed run may differ in the last bits "
         "from an undisturbed one; find_unused_parameters=True keeps one grouping"
-        for name, value in protected.objects.items()
+        for name, value in protected.parts().items()
         if isinstance(value, torch.nn.parallel.DistributedDataParallel)
         and world_size > 2
         and not value.find_unused_parameters
     ]
 
 
-def check(protected: Protected, about: dict[str, Any], layout: Layout) -> None:
-    """Raises LayoutError naming what was expected and what was found."""
-    check_kinds(protected, about)
-    kinds = protected.about()["kinds"]
-    strict = tuple(f"{name}." for name, kind in kinds.items() if kind == "module")
-    exact = {name for name, kind in kinds.items() if kind == "tensor"}
-    _refuse(
-        difference(_only(protected.gather().layout, strict, exact), _only(layout, strict, exact))
-    )
-
-
-def check_kinds(protected: Protected, about: Mapping[str, Any]) -> None:
-    """The part of `check` that needs no layout: which things there are, and the optimizers'
-    parameters. Raises LayoutError."""
-    live = protected.about()
-    problems = []
-    for name in sorted(live["kinds"].keys() | about["kinds"].keys()):
-        want, found = (kinds.get(name, "nothing") for kinds in (live["kinds"], about["kinds"]))
-        if want != found:
-            problems.append(f"{name}: expected {want}, found {found}")
-    for name, shapes in live["optimizer_parameters"].items():
-        saved = about["optimizer_parameters"].get(name, shapes)
-        if saved != shapes:
-            at = next(
-                (i for i, (a, b) in enumerate(zip(shapes, saved, strict=False)) if a != b),
-                min(len(shapes), len(saved)),
-            )
-            want, found = (
-                f"{s[at][0]}{s[at][1]}" if at < len(s) else "none" for s in (shapes, saved)
-            )
-            problems.append(
-                f"{name}: expected {len(shapes)} parameters, found {len(saved)}; the first "
-                f"difference is number {at}: {want}, {found}"
-            )
-    _refuse(problems)
-
-
-def _refuse(problems: list[str]) -> None:
-    if problems:
-        raise LayoutError(
-            "the saved state does not fit what is protected now: " + "; ".join(problems)
-        )
-
-
-def _only(layout: Layout, prefixes: tuple[str, ...], exact: set[str]) -> Layout:
-    kept = tuple(
-        s for s in layout.segments if s.spec.name.startswith(prefixes) or s.spec.name in exact
-    )
-    return Layout(kept, layout.objects_offset)
-
-
 def _copied_on_load(protected: Protected) -> set[str]:
-    """Names of the tensors that `Module.load_state_dict` copies into memory the module already
-    has."""
+    """Names of the tensors that are copied into memory that is there."""
     names: set[str] = set()
-    for name, value in protected.objects.items():
+    for name, value in protected.parts().items():
         if isinstance(value, torch.nn.Module):
             module = bare(value)
             names.update(f"{name}.{k}" for k, _ in module.named_parameters(remove_duplicate=False))
@@ -124,102 +109,141 @@ def _copied_on_load(protected: Protected) -> set[str]:
     return names
 
 
-def _marked(tensor: torch.Tensor, segment: Segment) -> torch.Tensor:
-    tensor._keepstep_shard = segment.spec.shard  # type: ignore[attr-defined]
-    return tensor
-
-
-def _like(saved: Any, live: Any) -> Any:
-    """`saved` as a DTensor placed as `live` is, when it is the local part of one."""
-    shard: Shard | None = getattr(saved, "_keepstep_shard", None)
-    if shard is None or not isinstance(live, DTensor):
-        return saved
-    local = saved.to(live.device)
-    return DTensor.from_local(
-        local,
-        live.device_mesh,
-        live.placements,
-        run_check=False,
-        shape=live.shape,
-        stride=live.stride(),
-    )
-
-
-def apply(protected: Protected, tree: dict[str, Any]) -> list[str]:
+def apply(protected: Protected, opened: Opened) -> list[str]:
     """Load a tree into the live objects, random states last. Returns remarks about what could not
-    be set."""
-    for name, value in protected.objects.items():
-        if isinstance(value, torch.nn.Module):
-            _load_module(bare(value), tree[name])
-        elif isinstance(value, torch.optim.Optimizer):
-            _load_optimizer(value, tree[name])
-        elif isinstance(value, torch.Tensor):
-            with torch.no_grad():
-                value.copy_(_like(tree[name], value))
-        else:
-            value.load_state_dict(tree[name])
+    be set. Raises LayoutError naming the part that refuses what was saved."""
+    tree, refill = opened.tree, Refill(opened.same, opened.are_plain)
+    parts = protected.parts()
+    for name, part in parts.items():
+        if isinstance(part, torch.optim.Optimizer):
+            wanted = growth(protected, name, opened.about)
+            if wanted is not None:
+                grow(part, wanted)
+    for name, part in parts.items():
+        _attempt(name, lambda name=name, part=part: _load(part, tree[name], refill))  # type: ignore[misc]
     for name in protected.values:
-        protected.values[name] = _into(protected.values[name], tree[name])
-    return write_rng(tree[RNG]) if RNG in tree else []
+        protected.values[name] = refill.top(name, protected.values[name], tree[name])
+    if BESIDE in tree:
+        write_beside(parts, tree[BESIDE])
+    return refill.replaced + (write_rng(tree[RNG]) if RNG in tree else [])
 
 
-def _load_module(module: torch.nn.Module, saved: dict[str, Any]) -> None:
-    live = module.state_dict()
-    for key, tensor in saved.items():
-        saved[key] = _like(tensor, live.get(key))
+def _attempt(name: str, load: Callable[[], None]) -> None:
+    try:
+        load()
+    except (RuntimeError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+        raise LayoutError(
+            f"{name}: its load_state_dict does not take what its state_dict gave: "
+            f"{type(error).__name__}: {error}. The snapshot is kept; mend the program, or use "
+            "another job name, or start over with --fresh"
+        ) from error
+
+
+def _load(part: Any, saved: Any, refill: Refill) -> None:
+    if isinstance(part, torch.nn.Module):
+        _load_module(bare(part), saved, refill)
+    elif isinstance(part, torch.optim.Optimizer):
+        _load_optimizer(part, saved, refill)
+    elif isinstance(part, torch.Tensor):
+        write_tensor(part, saved)
+        refill.loaded(saved, part)
+    elif isinstance(part, torch.Generator):
+        part.set_state(saved["state"])
+    else:
+        if isinstance(part, torch.amp.GradScaler) and part.is_enabled():
+            # It makes its scale when it is first used, and gradients that wait for an update were
+            # scaled in another process.
+            part.scale(torch.zeros(1, device=part._device))
+        part.load_state_dict(saved)
+        _own(state_of(part), refill)
+
+
+def _own(state: Any, refill: Refill) -> None:
+    """No value is written over a part's tensors."""
+    if isinstance(state, torch.Tensor):
+        refill.belongs(state)
+    elif isinstance(state, (dict, list, tuple)):
+        for value in state.values() if isinstance(state, dict) else state:
+            _own(value, refill)
+
+
+def _load_module(module: torch.nn.Module, saved: dict[str, Any], refill: Refill) -> None:
+    _make_buffers(module, saved)
     module.load_state_dict(saved)
+    live: dict[str, Any] = dict(module.named_buffers(remove_duplicate=False))
+    live.update(module.named_parameters(remove_duplicate=False))
+    for key, tensor in live.items():
+        refill.belongs(tensor)
+        refill.loaded(saved.get(key), tensor)
 
 
-def _load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+def _make_buffers(module: torch.nn.Module, saved: Mapping[str, Any]) -> None:
+    """Buffers that have grown or come into being while the program trained, and expanded ones,
+    which nothing can be written to: new memory for them. Those that were given up go."""
+    parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    live = dict(module.named_buffers(remove_duplicate=False))
+    kept = {key for key in live if _is_persistent(module, key)}
+    for key, tensor in saved.items():
+        if key in parameters or not isinstance(tensor, torch.Tensor):
+            continue
+        now = live.get(key)
+        if now is None or not _takes(now, tensor):
+            owner, name = _owner(module, key)
+            if owner is not None:
+                device = tensor.device if now is None else now.device
+                made = tensor if isinstance(tensor, DTensor) else tensor.to(device, copy=True)
+                owner.register_buffer(name, made)
+    for key in kept - saved.keys():
+        owner, name = _owner(module, key)
+        if owner is not None:
+            owner._buffers[name] = None
+
+
+def _takes(live: torch.Tensor, saved: torch.Tensor) -> bool:
+    """Whether the saved bytes can be written into the live memory."""
+    is_alike = (live.shape, live.dtype) == (saved.shape, saved.dtype)
+    return is_alike and not overlaps_itself(local_part(live))
+
+
+def _owner(module: torch.nn.Module, key: str) -> tuple[torch.nn.Module | None, str]:
+    path, _, name = key.rpartition(".")
+    try:
+        owner = module.get_submodule(path)
+    except AttributeError:
+        return None, name
+    is_taken = name in owner._parameters or name in owner._modules
+    is_ours = name in owner._buffers or not hasattr(owner, name)
+    return (owner, name) if is_ours and not is_taken and name != "_extra_state" else (None, name)
+
+
+def _is_persistent(module: torch.nn.Module, key: str) -> bool:
+    path, _, name = key.rpartition(".")
+    return name not in module.get_submodule(path)._non_persistent_buffers_set
+
+
+def _load_optimizer(
+    optimizer: torch.optim.Optimizer, saved: dict[str, Any], refill: Refill
+) -> None:
     parameters = parameters_of(optimizer)
-    for index, state in saved["state"].items():
-        for key, value in state.items():
-            state[key] = _like(value, parameters[index])
     optimizer.load_state_dict(saved)
     for index, state in saved["state"].items():
+        if not isinstance(index, int):
+            continue
         for key, value in state.items():  # undo the cast to the parameter's type, which loses bits
             live = optimizer.state[parameters[index]].get(key)
             if isinstance(live, torch.Tensor) and live.dtype != value.dtype:
                 optimizer.state[parameters[index]][key] = value.to(live.device)
-
-
-def _into(live: Any, saved: Any) -> Any:
-    """Put a plain value back: in place where the user may hold a reference, else the saved one
-    itself."""
-    if type(live) is not type(saved):
-        return saved
-    if isinstance(live, dict):
-        live.clear()
-        live.update(saved)
-    elif isinstance(live, (list, bytearray)):
-        live[:] = saved
-    elif isinstance(live, set):
-        live.clear()
-        live |= saved
-    elif isinstance(live, torch.Generator):
-        live.set_state(saved.get_state())
-    elif isinstance(live, random.Random):
-        live.setstate(saved.getstate())
-    elif hasattr(live, "bit_generator"):  # numpy's
-        live.bit_generator.state = saved.bit_generator.state
-    elif (
-        hasattr(live, "__dict__")
-        and not callable(live)
-        and getattr(type(live), "__reduce__", None) is object.__reduce__
-    ):
-        live.__dict__.clear()
-        live.__dict__.update(copy.copy(saved.__dict__))
-    else:
-        return saved
-    return live
+    _own(optimizer.state_dict(), refill)
 
 
 def prove(protected: Protected, slot: Slot, layout: Layout) -> list[str]:
-    """Names of the modules', optimizers' and plain tensors whose live bytes are not the snapshot's;
-    empty means proven."""
-    checked = {name for name, value in protected.objects.items() if kind_of(value) != "stateful"}
+    """The modules', optimizers' and plain tensors whose live bytes are not the snapshot's, each by
+    its name and in what it differs; empty means proven."""
+    free = tuple(
+        f"{name}." for name, part in protected.parts().items() if kind_of(part) == "stateful"
+    )
     live = {i.spec.name: i.local for i in protected.gather().items}
-    segments = [s for s in layout.segments if s.spec.name.split(".", 1)[0] in checked]
-    missing = [s.spec.name for s in segments if s.spec.name not in live]
+    segments = [s for s in layout.segments if not s.spec.name.startswith(free)]
+    missing = [f"{s.spec.name}: saved, and not live" for s in segments if s.spec.name not in live]
     present = [s for s in segments if s.spec.name in live]
     return missing + differing(slot, present, [live[s.spec.name] for s in present])

@@ -1,58 +1,46 @@
-"""State: from the objects a user protects to tensors with names plus one pickled tree, and back.
+"""State: from the objects a user protects to tensors with names plus one pickled tree.
 
 Comes in: modules, optimizers, anything with `state_dict`/`load_state_dict`, tensors, picklable
-values. Goes out: a list of items (a tensor's place and kind) and the tree's bytes, in which every
-tensor is an index. The pickler's `reducer_override` sees every tensor wherever it hides (in lists,
-in custom objects) and leaves plain values to the fast path. Tensors that share memory, type and
-shape are kept once: tied weights stay tied.
-
-A DTensor contributes its local part; the layout says which box of the whole it is.
+values, and containers of them. Goes out: a list of items (a tensor's place and kind) and the tree's
+bytes, in which every tensor is an index (`tree.py`).
 """
 
 from __future__ import annotations
 
-import io
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-# what torch's own DCP uses
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
+from keepstep.edge.torch.beside import UsedGradients, read_beside
+from keepstep.edge.torch.parts import (
+    bare,
+    check_names,
+    kind_of,
+    parameters_of,
+    parts_inside,
+)
 from keepstep.edge.torch.rng import put_back, read_rng
+from keepstep.edge.torch.tree import (
+    MeshKey,
+    StateItem,
+    TreePickler,
+    local_part,
+    mesh_key,
+    name_tensors,
+)
 from keepstep.errors import ConfigError
-from keepstep.model.layout import Layout, Shard, TensorSpec, lay_out
+from keepstep.model.layout import Layout, TensorSpec, lay_out
 
 RNG = "rng"
 ABOUT = "<about>"
+BESIDE = "<beside>"
 # random states, which are always kept, and names of our own in checkpoints
-RESERVED = {RNG, ABOUT, "keepstep", "ranks"}
-
-
-@dataclass(frozen=True, slots=True)
-class StateItem:
-    """A tensor to keep: `local` is a plain tensor whose memory is the truth; `lazy` ones stand
-    still until the next update.
-
-    `address` is where its bytes lie as they are to be kept, None when they must go through torch.
-    `whole`: the DTensor that `local` is this rank's part of, if it is one.
-    """
-
-    spec: TensorSpec
-    local: torch.Tensor
-    lazy: bool
-    address: int | None = None
-    whole: DTensor | None = None
-
-    @property
-    def version(self) -> int:
-        """Grows whenever torch has written the tensor. An operation on a DTensor leaves its local
-        part's counter as it is (measured, torch 2.13)."""
-        return self.local._version + (0 if self.whole is None else self.whole._version)
+RESERVED = {RNG, ABOUT, BESIDE, "keepstep", "ranks"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,53 +56,15 @@ class State:
         return self.layout.objects_offset + len(self.objects)
 
 
-def bare(module: torch.nn.Module) -> torch.nn.Module:
-    """The user's module inside DistributedDataParallel and torch.compile, whose prefixes must not
-    reach the names."""
-    while True:
-        if isinstance(module, torch.nn.parallel.DistributedDataParallel):
-            module = module.module
-        elif hasattr(module, "_orig_mod"):
-            module = module._orig_mod  # type: ignore[assignment]
-        else:
-            return module
-
-
-def kind_of(value: Any) -> str:
-    """`module`, `optimizer`, `tensor`, `stateful` or `value`."""
-    if isinstance(value, torch.nn.Module):
-        return "module"
-    if isinstance(value, torch.optim.Optimizer):
-        return "optimizer"
-    if isinstance(value, torch.Tensor):
-        return "tensor"
-    if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
-        return "stateful"
-    return "value"
-
-
-def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The optimizer's parameters in the order its state dict numbers them."""
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """The plain tensor on this rank."""
-    if not isinstance(tensor, DTensor):
-        return tensor.detach()
-    with torch.no_grad():
-        local = tensor.to_local()
-        return local.wait() if hasattr(local, "wait") else local.detach()
-
-
-def by_address(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's memory is, byte for byte, what is to be kept."""
-    return (
-        tensor.device.type == "cpu"
-        and tensor.is_contiguous()
-        and not tensor.is_conj()
-        and not tensor.is_neg()
-    )
+def state_of(part: Any) -> Any:
+    """What a part tells of itself, to be kept."""
+    if isinstance(part, torch.nn.Module):
+        return bare(part).state_dict()
+    if isinstance(part, torch.Tensor):
+        return part
+    if isinstance(part, torch.Generator):
+        return {"state": part.get_state()}
+    return part.state_dict()
 
 
 def _address(tensor: torch.Tensor) -> int:
@@ -136,22 +86,33 @@ class Values(dict[str, Any]):
 
 @dataclass
 class Protected:
-    """Everything a user protects, by name. `values` are plain Python values, changed through
-    `job.state`."""
+    """Everything a user protects, by name. `objects` are parts that were given by a name of their
+    own; `values` all the rest, changed through `job.state`; parts may be inside them, too.
+
+    `optimizers` are those of the beginning: one that joins later has no fence.
+    """
 
     objects: dict[str, Any]
     values: dict[str, Any] = field(default_factory=dict)
     # lazily copied once, found torn, copied at the boundary since
     eager_names: set[str] = field(default_factory=set)
     lazy: bool = True
+    used_gradients: UsedGradients = field(default_factory=UsedGradients)
     # by name, with what they were made from
     _specs: dict[str, tuple[Any, TensorSpec]] = field(default_factory=dict)
     _layout: Layout = field(default_factory=lambda: lay_out([]))
     _about: tuple[Any, dict[str, Any]] | None = None
 
+    def __post_init__(self) -> None:
+        self.optimizers = [
+            part for part in self.parts().values() if isinstance(part, torch.optim.Optimizer)
+        ]
+        self.groups_at_first = {id(o): len(o.param_groups) for o in self.optimizers}
+
     @classmethod
     def of(cls, stateful: Mapping[str, Any], lazy: bool) -> Protected:
-        """Raises ConfigError on a reserved name or on nothing to protect."""
+        """Raises ConfigError on a reserved name, on nothing to protect, or on what would not come
+        back."""
         if not stateful:
             raise ConfigError(
                 "protect() expected at least one thing to protect, such as model=model, and "
@@ -162,38 +123,67 @@ class Protected:
                 f"the name {name!r} is taken (reserved: {', '.join(sorted(RESERVED))}); give "
                 "yours another one"
             )
+        check_names(stateful)
         values = Values((k, v) for k, v in stateful.items() if kind_of(v) == "value")
-        return cls({k: v for k, v in stateful.items() if k not in values}, values, lazy=lazy)
+        objects = {k: dict(parts_inside(k, v))[k] for k, v in stateful.items() if k not in values}
+        protected = cls(objects, values, lazy=lazy)
+        protected.check_values()
+        return protected
 
-    @property
-    def optimizers(self) -> list[torch.optim.Optimizer]:
-        return [v for v in self.objects.values() if isinstance(v, torch.optim.Optimizer)]
+    def parts(self) -> dict[str, Any]:
+        """Whatever has a state of its own to load, by its path, as it is at this moment."""
+        parts = dict(self.objects)
+        for name, value in self.values.items():
+            parts.update(parts_inside(name, value))
+        return parts
+
+    def check_values(self) -> None:
+        """Raises ConfigError naming the value that cannot be kept."""
+        paths = {id(part): path for path, part in self.parts().items()}
+        for name, value in self.values.items():
+            pickler = TreePickler({}, frozenset(), set(), {}, paths)
+            try:
+                pickler.dump_all({}, value)
+            except ConfigError as error:
+                raise ConfigError(f"{name}: {error}") from error
+            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                raise _cannot_be_pickled(name, error) from error
 
     def about(self) -> dict[str, Any]:
         """What each thing is, in JSON's types: compared before anything is loaded."""
-        sizes = [
-            len(group["params"])
-            for optimizer in self.optimizers
-            for group in optimizer.param_groups
-        ]
-        if self._about is None or self._about[0] != sizes:
-            shapes = {
-                k: [[str(p.dtype), list(p.shape)] for p in parameters_of(v)]
-                for k, v in self.objects.items()
-                if isinstance(v, torch.optim.Optimizer)
+        parts = self.parts()
+        optimizers = {k: v for k, v in parts.items() if isinstance(v, torch.optim.Optimizer)}
+        buffers = {k: _buffers(v) for k, v in parts.items() if isinstance(v, torch.nn.Module)}
+        kinds = {k: kind_of(v) for k, v in {**self.values, **parts}.items()}
+        groups = {
+            k: [[id(p) for p in group["params"]] for group in o.param_groups]
+            for k, o in optimizers.items()
+        }
+        found = (kinds, buffers, groups)
+        if self._about is None or self._about[0] != found:
+            names = tensor_names(parts)
+            about = {
+                "kinds": kinds,
+                "optimizer_parameters": {
+                    k: [[str(p.dtype), list(p.shape)] for p in parameters_of(o)]
+                    for k, o in optimizers.items()
+                },
+                "parameter_names": {
+                    k: [[names.get(id(p), "") for p in g["params"]] for g in o.param_groups]
+                    for k, o in optimizers.items()
+                },
+                "buffers": buffers,
             }
-            kinds = {k: kind_of(v) for k, v in {**self.objects, **self.values}.items()}
-            self._about = (sizes, {"kinds": kinds, "optimizer_parameters": shapes})
+            self._about = (found, about)
         return self._about[1]
 
     def tree(self) -> dict[str, Any]:
-        """The nested state, RNG first."""
+        """The nested state: RNG first, then the parts by their paths, then the values."""
+        parts = self.parts()
         tree: dict[str, Any] = {RNG: read_rng()}
-        for name, value in self.objects.items():
-            if isinstance(value, torch.nn.Module):
-                tree[name] = bare(value).state_dict()
-            else:
-                tree[name] = value if isinstance(value, torch.Tensor) else value.state_dict()
+        for path, part in parts.items():
+            tree[path] = state_of(part)
+        tree[BESIDE] = read_beside(parts, self.used_gradients)
         return {**tree, **self.values}
 
     def gather(self) -> State:
@@ -201,22 +191,34 @@ class Protected:
         leaves random states as they were."""
         tree = self.tree()
         names: dict[int, str] = {}
-        _name_tensors(tree, "", names)
+        name_tensors(tree, "", names)
         still = self._still_addresses() if self.lazy else frozenset()
-        pickler = _TreePickler(names, still, self.eager_names, self._specs)
+        paths = {id(part): path for path, part in self.parts().items()}
+        pickler = TreePickler(names, still, self.eager_names, self._specs, paths)
+        states = {name: value for name, value in tree.items() if name not in self.values}
         try:
-            pickler.dump({ABOUT: self.about(), **tree})
+            objects = pickler.dump_all({ABOUT: self.about(), **states}, dict(self.values))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise ConfigError(
-                f"{_unpicklable(tree)}: expected something that can be pickled, found: {error}"
-            ) from error
+            self.check_values()
+            raise _cannot_be_pickled(_unpicklable(states), error) from error
+        except ConfigError:
+            self.check_values()
+            raise
         put_back(tree[RNG])
         items = tuple(pickler.items)
         specs = [i.spec for i in items]
         # mostly the very same objects, which compare at once
         if specs != [s.spec for s in self._layout.segments]:
             self._layout = lay_out(specs)
-        return State(items, pickler.buffer.getvalue(), self._layout)
+        return State(items, objects, self._layout)
+
+    def meshes(self) -> dict[MeshKey, DeviceMesh]:
+        """Every mesh that a protected DTensor is on."""
+        found: dict[MeshKey, DeviceMesh] = {}
+        for tensor in _all_tensors(self.tree().values()):
+            if isinstance(tensor, DTensor):
+                found.setdefault(mesh_key(tensor.device_mesh), tensor.device_mesh)
+        return found
 
     def _still_addresses(self) -> frozenset[int]:
         # Only what a torch optimizer owns is known to stand still until its pre-step hook has run.
@@ -229,162 +231,41 @@ class Protected:
         return frozenset(addresses)
 
 
-def _unpicklable(tree: dict[str, Any]) -> str:
+def tensor_names(parts: Mapping[str, Any]) -> dict[int, str]:
+    """The names of modules' parameters and of plain tensors, by their id."""
+    names: dict[int, str] = {}
+    for path, part in parts.items():
+        if isinstance(part, torch.nn.Module):
+            for name, parameter in bare(part).named_parameters():
+                names.setdefault(id(parameter), f"{path}.{name}")
+        elif isinstance(part, torch.Tensor):
+            names.setdefault(id(part), path)
+    return names
+
+
+def _buffers(part: torch.nn.Module) -> list[str]:
+    return [name for name, _ in bare(part).named_buffers(remove_duplicate=False)]
+
+
+def _all_tensors(values: Iterable[Any]) -> Iterable[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, dict):
+            yield from _all_tensors(value.values())
+        elif isinstance(value, (list, tuple)):
+            yield from _all_tensors(value)
+
+
+def _cannot_be_pickled(name: str, error: Exception) -> ConfigError:
+    return ConfigError(f"{name}: expected something that can be pickled, found: {error}")
+
+
+def _unpicklable(states: dict[str, Any]) -> str:
     """Which of the protected things cannot be pickled."""
-    for name, value in tree.items():
+    for name, value in states.items():
         try:
-            _TreePickler({}, frozenset(), set(), {}).dump(value)
+            TreePickler({}, frozenset(), set(), {}, {}).dump(value)
         except (pickle.PicklingError, AttributeError, TypeError):
             return name
     return "the state"
-
-
-def _name_tensors(tree: Any, name: str, names: dict[int, str]) -> None:
-    """Fill `names` with the dotted path of every tensor in dicts, lists and tuples."""
-    pairs = tree.items() if isinstance(tree, dict) else enumerate(tree)
-    prefix = f"{name}." if name else ""
-    for key, value in pairs:
-        if isinstance(value, torch.Tensor):
-            names[id(value)] = f"{prefix}{key}"
-        elif isinstance(value, (dict, list, tuple)):
-            _name_tensors(value, f"{prefix}{key}", names)
-
-
-def _fetch(index: int) -> torch.Tensor:
-    raise AssertionError(f"tensor {index} fetched outside a TreeUnpickler")
-
-
-def _as_leaf(tensor: torch.Tensor, is_parameter: bool, requires_grad: bool) -> torch.Tensor:
-    """A tensor that learns: a plain one would come back deaf to its gradients."""
-    return (
-        torch.nn.Parameter(tensor, requires_grad)
-        if is_parameter
-        else tensor.requires_grad_(requires_grad)
-    )
-
-
-class _TreePickler(pickle.Pickler):
-    def __init__(
-        self,
-        names: dict[int, str],
-        still: frozenset[int],
-        eager_names: set[str],
-        specs: dict[str, tuple[Any, TensorSpec]],
-    ) -> None:
-        self.buffer = io.BytesIO()
-        super().__init__(self.buffer, protocol=5)
-        self.items: list[StateItem] = []
-        self._names, self._still, self._eager_names, self._specs = names, still, eager_names, specs
-        self._seen: dict[tuple[Any, ...], int] = {}
-
-    def reducer_override(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or not _is_plain(value):
-            return NotImplemented
-        is_parameter = isinstance(value, torch.nn.Parameter)
-        if (
-            value.is_leaf
-            and (is_parameter or value.requires_grad)
-            and not isinstance(value, DTensor)
-        ):
-            plain = value.detach()
-            self._names[id(plain)] = self._names.get(id(value), f"<hidden {len(self.items)}>")
-            return _as_leaf, (plain, is_parameter, value.requires_grad)
-        local = local_part(value)
-        look = (
-            local.dtype,
-            local.shape,
-            local.stride(),
-            local.device,
-            local.is_conj(),
-            local.is_neg(),
-        )
-        key = (local.data_ptr(), *look) if local.numel() else (id(value),)
-        index = self._seen.get(key)
-        if index is None:
-            index = self._seen[key] = len(self.items)
-            name = self._names.get(id(value), f"<hidden {index}>")
-            address = local.data_ptr()
-            lazy = address in self._still and name not in self._eager_names
-            self.items.append(
-                StateItem(
-                    self._spec(name, value, local, look),
-                    local,
-                    lazy,
-                    address if by_address(local) else None,
-                    value if isinstance(value, DTensor) else None,
-                )
-            )
-        return _fetch, (index,)
-
-    def _spec(self, name: str, tensor: torch.Tensor, local: torch.Tensor, look: Any) -> TensorSpec:
-        if isinstance(tensor, DTensor):
-            look = (*look, tensor.shape, tensor.placements, tensor.device_mesh)
-        known = self._specs.get(name)
-        if known is None or known[0] != look:
-            known = self._specs[name] = (look, _spec(name, tensor, local))
-        return known[1]
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Dense memory we can copy; sparse, quantized and other wrapped tensors go through pickle as a
-    whole."""
-    if tensor.is_meta:
-        raise ConfigError(
-            f"a tensor of shape {tuple(tensor.shape)} is on the meta device: it has no bytes "
-            "to protect yet"
-        )
-    if isinstance(tensor, DTensor):
-        return True
-    return (
-        type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-        and tensor.layout is torch.strided
-        and not tensor.is_quantized
-    )
-
-
-def _spec(name: str, tensor: torch.Tensor, local: torch.Tensor) -> TensorSpec:
-    shard = None
-    if isinstance(tensor, DTensor):
-        shape, offsets = compute_local_shape_and_global_offset(
-            tensor.shape, tensor.device_mesh, tensor.placements
-        )
-        if tuple(shape) != tuple(local.shape):
-            raise ConfigError(
-                f"{name}: placements {tensor.placements} are not a box of the whole tensor"
-            )
-        shard = Shard(tuple(tensor.shape), tuple(offsets))
-    # A dimension of one may have any stride and still count as contiguous; an expanded tensor comes
-    # back as a whole one.
-    as_usual = (local.is_contiguous() and 1 not in local.shape) or 0 in local.stride()
-    stride = None if as_usual else tuple(local.stride())
-    return TensorSpec(
-        name,
-        str(local.dtype).removeprefix("torch."),
-        tuple(local.shape),
-        local.numel() * local.element_size(),
-        stride,
-        shard,
-    )
-
-
-class _TreeUnpickler(pickle.Unpickler):
-    def __init__(self, data: bytes, fetch: Callable[[int], torch.Tensor]) -> None:
-        super().__init__(io.BytesIO(data))
-        self._fetch = fetch
-
-    def find_class(self, module: str, name: str) -> Any:
-        return (
-            self._fetch
-            if (module, name) == (__name__, "_fetch")
-            else super().find_class(module, name)
-        )
-
-
-def rebuild(
-    objects: bytes, tensors: Sequence[torch.Tensor]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(tree, about) from the pickled tree and its tensors. The bytes must have been verified: this
-    unpickles them."""
-    tree = _TreeUnpickler(objects, tensors.__getitem__).load()
-    about = tree.pop(ABOUT)
-    return tree, about

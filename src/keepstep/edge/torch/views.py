@@ -12,7 +12,7 @@ import torch
 
 from keepstep.edge.shm import memory
 from keepstep.edge.shm.slot import Slot
-from keepstep.edge.torch.state import by_address
+from keepstep.edge.torch.tree import by_address
 from keepstep.model.layout import Segment
 
 
@@ -52,7 +52,8 @@ def write(slot: Slot, segment: Segment, tensor: torch.Tensor, non_blocking: bool
 def differing(
     slot: Slot, segments: Sequence[Segment], tensors: Sequence[torch.Tensor]
 ) -> list[str]:
-    """Names of the segments whose bytes are not the tensors' bytes."""
+    """The segments whose bytes are not the tensors' bytes, each by its name and in what it
+    differs."""
     wrong = []
     for segment, tensor in zip(segments, tensors, strict=True):
         if not segment.spec.nbytes:
@@ -62,8 +63,24 @@ def differing(
             if by_address(tensor)
             else tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
         )
-        if not memory.equal(
+        if host.nbytes != segment.spec.nbytes or not memory.equal(
             slot.payload_address + segment.offset, host.data_ptr(), segment.spec.nbytes
         ):
-            wrong.append(segment.spec.name)
+            wrong.append(f"{segment.spec.name}: {_difference(overlay(slot, segment), host)}")
     return wrong
+
+
+def _difference(saved: torch.Tensor, live: torch.Tensor) -> str:
+    """Two tensors whose bytes differ, in words: how many values, and the first of them."""
+    if saved.shape != live.shape or saved.dtype != live.dtype:
+        return f"saved as {saved.dtype}{list(saved.shape)}, live is {live.dtype}{list(live.shape)}"
+    rows = [
+        t.reshape(-1).view(torch.uint8).reshape(t.numel(), t.element_size()) for t in (saved, live)
+    ]
+    differs = (rows[0] != rows[1]).any(dim=1)
+    first = int(differs.nonzero()[0])
+    values = [t.reshape(-1)[first].item() for t in (saved, live)]
+    return (
+        f"{int(differs.sum())} of {saved.numel()} values differ, first number {first}: saved "
+        f"{values[0]!r}, live {values[1]!r}"
+    )

@@ -230,7 +230,8 @@ class VoteLeader:
 
     def _decide_permission(self, go: Go) -> TrainingPermitted:
         stamp, source = go.offer.stamp, go.offer.source
-        lost = max(0, min(self._completed.values(), default=-1) - stamp.step)
+        reached = max(go.reached, min(self._completed.values(), default=-1))
+        lost = max(0, reached - stamp.step)
         why = (
             f"every rank has proven step {stamp.step} from {source}: {lost} completed steps lost, "
             f"epoch {go.epoch} begins"

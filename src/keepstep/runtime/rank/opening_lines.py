@@ -5,7 +5,8 @@ Comes in: what is protected, and where all have agreed to begin. Goes out: two s
 
 from __future__ import annotations
 
-from keepstep.edge.torch.state import Protected, kind_of
+from keepstep.edge.torch.parts import kind_of
+from keepstep.edge.torch.state import Protected
 from keepstep.runtime.rank.rank import Rank
 
 

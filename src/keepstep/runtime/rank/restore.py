@@ -2,21 +2,25 @@
 
 Comes in: the rank's slots, and what its keeper offers. Goes out: the live state, or why the offer
 cannot be used here. A source that does not prove is refused, and the next one is offered to all;
-what had proven here and does no more may be had from others. What has another shape is an error and
-removes nothing. Decides nothing: `core/resume/vote.py` does.
+what had proven here and does no more may be had from others. What has another shape, or is changed
+by the program as it loads, is an error and removes nothing. Decides nothing: `core/resume/vote.py`
+does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from keepstep.errors import DamageError, IdentityError, KeeperError, StoreError
+from keepstep.errors import DamageError, IdentityError, KeeperError, LayoutError, StoreError
 from keepstep.model.messages.keeper_rank import StateOffered
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import human_ns
 from keepstep.ports import Acts
 from keepstep.runtime.rank.capture import Capture, Holdings
 from keepstep.runtime.rank.world import RankWorld
+
+SHOWN_DIFFERENCES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,8 @@ class Restorer:
         self._wants_fresh = wants_fresh
 
     def load(self, offer: StateOffered) -> Acts[Restored | Unusable]:
-        """Raises LayoutError (what is there has another shape), KeeperError (there is no going on
+        """Raises LayoutError (what is there has another shape, or does not stay as it was loaded),
+        KeeperError (there is no going on
         in this process)."""
         clock = self._world.clock
         began_ns = clock.monotonic_ns()
@@ -104,16 +109,15 @@ class Restorer:
                     f"of epoch {header.stamp.epoch}"
                 )
             yield
-            remarks = live.load(slot, header, layout)
             self._has_loaded = True
+            remarks = live.load(slot, header, layout)
             yield
             wrong = live.differing(slot, layout)
-            if wrong:
-                names = ", ".join(wrong[:5])
-                return Unusable(f"after loading, {len(wrong)} tensors differ: {names}")
             slot.verify()  # what was loaded is what lies there; that it is what was sealed
         except (DamageError, LookupError) as error:
             return Unusable(str(error))
+        if wrong:
+            raise LayoutError(_changed_by_program(stamp, wrong))
         return remarks
 
     def _load_checkpoint(self, stamp: Stamp) -> list[str] | Unusable:
@@ -140,3 +144,15 @@ class Restorer:
         if not self._wants_fresh:
             self._capture.forget_newer(None)
         return []
+
+
+def _changed_by_program(stamp: Stamp, wrong: Sequence[str]) -> str:
+    """What to tell a person when an intact snapshot was loaded and the live state is another."""
+    shown = "; ".join(wrong[:SHOWN_DIFFERENCES])
+    more = f"; and {len(wrong) - SHOWN_DIFFERENCES} more" if len(wrong) > SHOWN_DIFFERENCES else ""
+    return (
+        f"the snapshot of {stamp} is intact, and after loading it {len(wrong)} of its tensors are "
+        f"not as saved: {shown}{more}. Something in the program changes them as they load (a load "
+        "hook, a load_state_dict of its own). The snapshot is kept: mend that, or use another job "
+        "name, or start over with --fresh"
+    )

@@ -87,14 +87,17 @@ os.register_at_fork(
 phase_listeners: list[Callable[[Phase, int], None]] = []
 
 
-def protect(config: Config | Mapping[str, Any] | None = None, /, **stateful: Any) -> Job:
+def protect(
+    config: Config | Mapping[str, Any] | None = None, /, *nameless: Any, **stateful: Any
+) -> Job:
     """Protect a training's state, restoring it first if there is something to restore.
 
     config: a `Config` or a dict of its fields; None takes everything from `KEEPSTEP_*` variables
         and the defaults.
-    stateful: anything with `state_dict()` and `load_state_dict()`, modules, optimizers, tensors
-        (restored in place), picklable values (restored in place where they can be, and always
-        through `job.state`). Random states are always included.
+    stateful: anything with `state_dict()` and `load_state_dict()`, modules, optimizers, tensors,
+        generators (restored in place), lists, tuples and dicts of all those, picklable values
+        (restored in place where they can be, and always through `job.state`). Random states are
+        always included.
 
     Returns the `Job` whose `steps` drives the loop. All ranks must call it; it waits for all of
     them.
@@ -109,6 +112,7 @@ def protect(config: Config | Mapping[str, Any] | None = None, /, **stateful: Any
             "protect() was called twice: expected one call that names everything, or "
             "job.close() in between"
         )
+    _check_names(config, nameless, stateful)
     settings = resolve(config, os.environ, default_job(sys.argv, os.environ))
     check_rules(settings.keep)  # a wrong rule is an error now, not at the first checkpoint
     check_needs(settings)
@@ -117,6 +121,21 @@ def protect(config: Config | Mapping[str, Any] | None = None, /, **stateful: Any
     speak_of_training(settings.log, speaks=who.rank == 0)
     _current = Job(settings, who, Protected.of(stateful, settings.lazy), journal)
     return _current
+
+
+def _check_names(config: Any, nameless: tuple[Any, ...], stateful: Mapping[str, Any]) -> None:
+    """Raises ConfigError when what should have a name has none, or the other way round."""
+    if nameless or not (config is None or isinstance(config, (Config, Mapping))):
+        raise ConfigError(
+            "protect() takes what it protects by name; write protect(model=model, "
+            "optimizer=optimizer), and a Config, if any, in front of them"
+        )
+    if "config" in stateful:
+        raise ConfigError(
+            "protect() takes its settings without a name, in front; write protect("
+            "keepstep.Config(...), model=model). To protect an object called config, give it "
+            "another name"
+        )
 
 
 class Job:
@@ -336,7 +355,9 @@ class Job:
 
     def _hook(self) -> None:
         optimizers = self._protected.optimizers
+        updated = self._protected.used_gradients.updated
         self._handles = [o.register_step_pre_hook(self._before_update) for o in optimizers]
+        self._handles += [o.register_step_post_hook(updated) for o in optimizers]
         self._preemption = Preemption(self._preempted)
         self._preemption.install()
         self._excepthook = sys.excepthook
@@ -406,7 +427,7 @@ def _world(
     driver: Driver,
 ) -> RankWorld:
     place = place_of_newcomer(os.environ)
-    objects = protected.objects.values()
+    objects = protected.parts().values()
     store = None if settings.store is None else str(settings.store)
     door = KeeperSocket(driver.loop, settings, RANK_WITH_KEEPER, journal.record)
     return RankWorld(

@@ -16,7 +16,8 @@ from keepstep.edge.store.manifest import Manifest
 from keepstep.edge.store.store import Draft, Store
 from keepstep.edge.torch.dcp.tree import RankState
 from keepstep.edge.torch.dcp.write import NodeValues, already_there, publish, survey, write_part
-from keepstep.edge.torch.state import rebuild
+from keepstep.edge.torch.state import ABOUT, BESIDE
+from keepstep.edge.torch.tree import rebuild, shared_names
 from keepstep.edge.torch.views import overlay
 from keepstep.model.checkpoint import CheckpointAttempt
 from keepstep.model.layout import Shard
@@ -76,5 +77,7 @@ def _rank_state(slot: Slot) -> tuple[RankState, dict[str, Any], float]:
         if segment.spec.shard is not None
     }
     objects = bytes(slot.payload[layout.objects_offset : header.payload_bytes])
-    tree, fingerprint = rebuild(objects, tensors)
+    tree = rebuild(objects, tensors)
+    fingerprint = tree.pop(ABOUT)
+    tree[BESIDE]["shared"] = shared_names(tree)
     return RankState(header.rank, tree, shards), fingerprint, header.loss

@@ -11,7 +11,7 @@ what rank r gave.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -50,6 +50,7 @@ def read_checkpoint(
     *,
     params: Mapping[str, Mapping[Any, torch.Tensor]] | None = None,
     free: Collection[str] = (),
+    grown_names: Collection[str] = (),
 ) -> Loaded:
     """One rank's state, shaped by the checkpoint, in new CPU tensors; DTensors where the template
     has them.
@@ -59,6 +60,7 @@ def read_checkpoint(
         optimizer state that does not exist yet is placed as its parameter is.
     free: names whose tensors may have changed shape since (a sampler's history): taken as
         the checkpoint has them.
+    grown_names: the same of single tensors, by their whole names.
     Raises LayoutError, before any value is read, when the checkpoint is of another shape;
     DamageError and StoreError.
     """
@@ -75,10 +77,10 @@ def read_checkpoint(
 
     outline = _read(reader, metadata, {source(TREE): None})[source(TREE)]
     places = [
-        _Place(source(p.name), p.name, p.live, p.owner)
+        replace(p, source=source(p.name), is_free=p.is_free or p.name in grown_names)
         for p in _places(outline, template, params or {}, free)
     ]
-    _check_shape(store.url(step), outline, template, places, stored, free)
+    _check_shape(store.url(step), outline, template, places, stored, {*free, *grown_names})
     loaded = _read(reader, metadata, {p.source: _target(p, stored[p.source]) for p in places})
     values = {p.name: _placed(p, loaded[p.source]) for p in places}
     differed = (
@@ -112,12 +114,13 @@ class _Nothing(Enum):
 @dataclass(frozen=True)
 class _Place:
     """A value of the checkpoint and where it goes. `owner`: the parameter whose optimizer state it
-    is."""
+    is. `is_free`: it may have another shape than the live one."""
 
     source: str
     name: str
     live: Any
     owner: torch.Tensor | None
+    is_free: bool = False
 
     @property
     def is_own(self) -> bool:
@@ -146,11 +149,13 @@ def _places(
     free: Collection[str],
 ) -> Iterator[_Place]:
     for name, node in outline[1]:
-        yield from _walk(
-            node,
-            _Nothing.YET if name in free else template.get(name, _Nothing.YET),
-            params.get(name, {}),
-        )
+        live = template.get(name, _Nothing.YET)
+        for place in _walk(node, live, params.get(name, {})):
+            if name not in free:
+                yield place
+            else:
+                known = place.live if isinstance(place.live, torch.Tensor) else _Nothing.YET
+                yield replace(place, live=known, is_free=True)
 
 
 def _walk(
@@ -208,15 +213,16 @@ def _check_shape(
     stored: Mapping[str, Any],
     free: Collection[str],
 ) -> None:
-    """Raises LayoutError naming the first differences between the live state (expected) and the
-    checkpoint (found)."""
+    """Raises LayoutError naming the first differences between the live state and the checkpoint."""
     differences = []
     parts = {name for name, _ in outline[1]}
     if parts != set(template):
         differences.append(
-            f"expected the parts {', '.join(sorted(template))}, found {', '.join(sorted(parts))}"
+            f"saved the parts {', '.join(sorted(parts))}, live {', '.join(sorted(template))}"
         )
     for place in places:
+        if place.is_free:
+            continue
         found = stored[place.source]
         tensor = (
             f"{_dtype(found.properties.dtype)}{list(found.size)}"
@@ -227,26 +233,33 @@ def _check_shape(
             expected = f"{_dtype(place.live.dtype)}{list(place.size_of(place.live))}"
             if tensor != expected:
                 differences.append(
-                    f"{place.name}: expected {expected}, found "
-                    f"{tensor or 'a value that is no tensor'}"
+                    f"{place.name}: saved {tensor or 'a value that is no tensor'}, live {expected}"
                 )
-        elif place.live is _Nothing.KNOWN and tensor and place.name.split(".", 1)[0] in template:
-            differences.append(f"{place.name}: expected nothing, found {tensor}")
+        elif place.live is _Nothing.KNOWN and tensor and _is_below(place.name, template):
+            differences.append(f"{place.name}: saved {tensor}, live nothing")
     names = {place.name for place in places}
     strict = {name: value for name, value in template.items() if name not in free and name in parts}
     for name, leaf in flatten_state_dict(strict)[0].items():
         if (
             isinstance(leaf, torch.Tensor)
             and name not in names
+            and name not in free
             and not name.startswith(tuple(_states(strict)))
         ):
             differences.append(
-                f"{name}: expected {_dtype(leaf.dtype)}{list(leaf.size())}, found nothing"
+                f"{name}: saved nothing, live {_dtype(leaf.dtype)}{list(leaf.size())}"
             )
     if differences:
         more = len(differences) - SHOWN_DIFFERENCES
         shown = differences[:SHOWN_DIFFERENCES] + ([f"and {more} more"] if more > 0 else [])
-        raise LayoutError(f"{where} does not fit the live state: " + "; ".join(shown))
+        raise LayoutError(
+            f"{where} does not fit the program: " + "; ".join(shown) + ". Nothing is loaded. Make "
+            "the program as it was, or use another job name, or start over with --fresh"
+        )
+
+
+def _is_below(name: str, template: Mapping[str, Any]) -> bool:
+    return any(name == part or name.startswith(f"{part}.") for part in template)
 
 
 def _states(tree: Mapping[Any, Any], path: str = "") -> Iterator[str]:

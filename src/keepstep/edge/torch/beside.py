@@ -1,0 +1,133 @@
+"""Beside: what decides the next step and is in no state dict: which modules train, which parameters
+learn, and gradients.
+
+Whether a parameter has a gradient at the step boundary is state: an optimizer skips a parameter
+without one, and moves a parameter whose gradient is zero. What the gradient is matters only until
+an update has used it: from then on the program may only zero it. So a gradient that its last update
+has seen comes back as zeros, and any other (accumulated over the boundary) with its values.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from keepstep.edge.torch.parts import bare, parameters_of
+
+ZERO = "zero"
+
+Parts = Mapping[str, Any]
+
+
+class UsedGradients:
+    """Which gradients their optimizer's last update has seen."""
+
+    def __init__(self) -> None:
+        self._by_optimizer: dict[int, dict[int, tuple[Any, int]]] = {}
+
+    def updated(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """An optimizer's post-step hook."""
+        self._by_optimizer[id(optimizer)] = {
+            id(p): (weakref.ref(p.grad), p.grad._version)
+            for p in parameters_of(optimizer)
+            if p.grad is not None
+        }
+
+    def are(self, parameter: torch.Tensor) -> bool:
+        """Whether this parameter's gradient is what an update has used."""
+        gradient = parameter.grad
+        for used in self._by_optimizer.values():
+            seen = used.get(id(parameter))
+            if seen is not None and seen[0]() is gradient and seen[1] == gradient._version:
+                return True
+        return False
+
+
+def learning(parts: Parts) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor that may have a gradient, once, by a name that is the same in every life."""
+    seen: set[int] = set()
+    for path, part in parts.items():
+        for name, tensor in _tensors_of(path, part):
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield name, tensor
+
+
+def _tensors_of(path: str, part: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(part, torch.nn.Module):
+        yield from ((f"{path}.{name}", p) for name, p in bare(part).named_parameters())
+    elif isinstance(part, torch.Tensor):
+        yield path, part
+    elif isinstance(part, torch.optim.Optimizer):
+        yield from ((f"{path}.parameter.{i}", p) for i, p in enumerate(parameters_of(part)))
+
+
+def read_beside(parts: Parts, used: UsedGradients) -> dict[str, Any]:
+    """It all, of all parts, to be pickled. Gradients with values are tensors of the program's."""
+    tensors = dict(learning(parts))
+    leaves = {name: t for name, t in tensors.items() if t.is_leaf}
+    return {
+        "training": {
+            path: _read_modes(bare(part))
+            for path, part in parts.items()
+            if isinstance(part, torch.nn.Module)
+        },
+        "frozen": sorted(name for name, t in leaves.items() if not t.requires_grad),
+        "gradients": {
+            name: _read_gradient(t, used) for name, t in leaves.items() if t.grad is not None
+        },
+    }
+
+
+def _read_modes(module: torch.nn.Module) -> tuple[bool, list[str]]:
+    """The root's mode, and the names of the modules that are in the other one."""
+    root = module.training
+    return root, [name for name, m in module.named_modules() if m.training != root]
+
+
+def _read_gradient(tensor: torch.Tensor, used: UsedGradients) -> torch.Tensor | str:
+    gradient = tensor.grad
+    assert gradient is not None
+    if used.are(tensor) or _is_zero(gradient):
+        return ZERO
+    return gradient
+
+
+def _is_zero(gradient: torch.Tensor) -> bool:
+    """Whether every bit is zero. Not asked on a device, which would have to be waited for."""
+    if gradient.device.type != "cpu" or gradient.layout is not torch.strided:
+        return False
+    local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+    return not bool(local.detach().contiguous().reshape(-1).view(torch.uint8).any())
+
+
+def write_beside(parts: Parts, saved: Mapping[str, Any]) -> None:
+    """Put it back. What the program has besides stays as it is."""
+    for path, (root, others) in saved["training"].items():
+        part = parts.get(path)
+        if isinstance(part, torch.nn.Module):
+            _write_modes(part, root, frozenset(others))
+    frozen = frozenset(saved["frozen"])
+    gradients = saved["gradients"]
+    for name, tensor in learning(parts):
+        if not tensor.is_leaf:
+            continue
+        learns = name not in frozen
+        if tensor.requires_grad != learns and (tensor.is_floating_point() or tensor.is_complex()):
+            tensor.requires_grad_(learns)
+        gradient = gradients.get(name)
+        if isinstance(gradient, str):
+            gradient = torch.zeros_like(tensor.detach())
+        tensor.grad = None if gradient is None else gradient.to(tensor.device)
+
+
+def _write_modes(part: torch.nn.Module, root: bool, others: frozenset[str]) -> None:
+    inner = bare(part)
+    for module in part.modules():  # wrappers are in the mode of what they wrap
+        module.training = root
+    for name, module in inner.named_modules():
+        module.training = root != (name in others)

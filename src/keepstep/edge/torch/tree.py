@@ -1,0 +1,319 @@
+"""Tree: everything that is no tensor, pickled, with an index in each tensor's place; and back.
+
+The pickler's `reducer_override` sees every tensor wherever it hides (in lists, in custom objects)
+and leaves plain values to the fast path. Tensors that share memory, type and shape are kept once:
+tied weights stay tied. A DTensor contributes its local part, with what it takes to make a DTensor
+of it again: the layout says which box of the whole it is.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+# what torch's own DCP uses
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from keepstep.edge.torch.parts import Part, refuse_dead, unwrapped
+from keepstep.errors import ConfigError, LayoutError
+from keepstep.model.layout import Shard, TensorSpec
+
+# A mesh as it is written down: device type, dimension names, shape, ranks.
+MeshKey = tuple[str, tuple[str, ...] | None, tuple[int, ...], tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class StateItem:
+    """A tensor to keep: `local` is a plain tensor whose memory is the truth; `lazy` ones stand
+    still until the next update.
+
+    `address` is where its bytes lie as they are to be kept, None when they must go through torch.
+    `whole`: the DTensor that `local` is this rank's part of, if it is one.
+    """
+
+    spec: TensorSpec
+    local: torch.Tensor
+    lazy: bool
+    address: int | None = None
+    whole: DTensor | None = None
+
+    @property
+    def version(self) -> int:
+        """Grows whenever torch has written the tensor. An operation on a DTensor leaves its local
+        part's counter as it is (measured, torch 2.13)."""
+        return self.local._version + (0 if self.whole is None else self.whole._version)
+
+
+@dataclass(frozen=True, slots=True)
+class _At:
+    """Stands in the tree where tensor `index` is."""
+
+    index: int
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """The plain tensor on this rank."""
+    if not isinstance(tensor, DTensor):
+        return tensor.detach()
+    with torch.no_grad():
+        local = tensor.to_local()
+        return local.wait() if hasattr(local, "wait") else local.detach()
+
+
+def by_address(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's memory is, byte for byte, what is to be kept."""
+    return (
+        tensor.device.type == "cpu"
+        and tensor.is_contiguous()
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
+
+
+def mesh_key(mesh: DeviceMesh) -> MeshKey:
+    """Equal for two meshes of the same ranks in the same places."""
+    names = None if mesh.mesh_dim_names is None else tuple(mesh.mesh_dim_names)
+    ranks = mesh.mesh
+    return mesh.device_type, names, tuple(ranks.shape), tuple(ranks.flatten().tolist())
+
+
+def name_tensors(tree: Any, name: str, names: dict[int, str]) -> None:
+    """Fill `names` with the dotted path of every tensor in dicts, lists and tuples."""
+    for path, tensor in named_tensors(tree, name):
+        names.setdefault(id(tensor), path)
+
+
+def named_tensors(tree: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor in dicts, lists and tuples, with its dotted path."""
+    prefix = f"{name}." if name else ""
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        if isinstance(value, torch.Tensor):
+            yield f"{prefix}{key}", value
+        elif isinstance(value, (dict, list, tuple)):
+            yield from named_tensors(value, f"{prefix}{key}")
+
+
+def shared_names(tree: Any) -> dict[str, str]:
+    """The names of tensors that are the same memory as one that comes before, with its name."""
+    first: dict[tuple[Any, ...], str] = {}
+    shared = {}
+    for name, tensor in named_tensors(tree):
+        if tensor.layout is torch.strided and tensor.numel():
+            place = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape))
+            if first.setdefault(place, name) != name:
+                shared[name] = first[place]
+    return shared
+
+
+def _fetch(index: int) -> torch.Tensor:
+    raise AssertionError(f"tensor {index} fetched outside a TreeUnpickler")
+
+
+def _as_leaf(tensor: torch.Tensor, is_parameter: bool, requires_grad: bool) -> torch.Tensor:
+    """A tensor that learns: a plain one would come back deaf to its gradients."""
+    return (
+        torch.nn.Parameter(tensor, requires_grad)
+        if is_parameter
+        else tensor.requires_grad_(requires_grad)
+    )
+
+
+def _as_dtensor(
+    local: torch.Tensor, mesh: MeshKey, placements: Any, shape: Any, stride: Any
+) -> Any:
+    raise AssertionError("a DTensor made outside a TreeUnpickler")
+
+
+class TreePickler(pickle.Pickler):
+    """For one state. `names` by `id(tensor)`; `still`: addresses of what stands still until the
+    next update; `specs` outlives it, by name; `parts`: the paths of live objects by their id."""
+
+    def __init__(
+        self,
+        names: dict[int, str],
+        still: frozenset[int],
+        eager_names: set[str],
+        specs: dict[str, tuple[Any, TensorSpec]],
+        parts: Mapping[int, str],
+    ) -> None:
+        self.buffer = io.BytesIO()
+        super().__init__(self.buffer, protocol=5)
+        self.items: list[StateItem] = []
+        self._names, self._still, self._eager_names, self._specs = names, still, eager_names, specs
+        self._parts = parts
+        self._seen: dict[tuple[Any, ...], int] = {}
+        self._meshes: dict[int, MeshKey] = {}
+        self._in_values = False
+
+    def dump_all(self, states: Any, values: Any) -> bytes:
+        """What parts have told of themselves, then the plain values, which may hold parts."""
+        self.dump(states)
+        self._in_values = True
+        self.dump(values)
+        return self.buffer.getvalue()
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, _At):
+            return _fetch, (value.index,)
+        if not isinstance(value, torch.Tensor):
+            if self._in_values:
+                path = self._parts.get(id(unwrapped(value)))
+                if path is not None:
+                    return Part, (path,)
+                refuse_dead(value)
+            return NotImplemented
+        if not _is_plain(value):
+            return NotImplemented
+        is_parameter = isinstance(value, torch.nn.Parameter)
+        kept = _At(self._keep(value))
+        made: tuple[Callable[..., Any], tuple[Any, ...]] = (_fetch, (kept.index,))
+        if isinstance(value, DTensor):
+            made = _as_dtensor, (kept, *self._placement(value))
+        elif value.is_leaf and (is_parameter or value.requires_grad):
+            made = _as_leaf, (kept, is_parameter, value.requires_grad)
+        return made
+
+    def _placement(self, tensor: DTensor) -> tuple[Any, ...]:
+        mesh = tensor.device_mesh
+        key = self._meshes.get(id(mesh))
+        if key is None:
+            key = self._meshes[id(mesh)] = mesh_key(mesh)
+        return key, tensor.placements, tuple(tensor.shape), tuple(tensor.stride())
+
+    def _keep(self, value: torch.Tensor) -> int:
+        """The number under which its bytes are kept, once however many names they have."""
+        local = local_part(value)
+        look = (
+            local.dtype,
+            local.shape,
+            local.stride(),
+            local.device,
+            local.is_conj(),
+            local.is_neg(),
+        )
+        key = (local.data_ptr(), *look) if local.numel() else (id(value),)
+        index = self._seen.get(key)
+        if index is not None:
+            return index
+        index = self._seen[key] = len(self.items)
+        name = self._names.get(id(value), f"<hidden {index}>")
+        address = local.data_ptr()
+        self.items.append(
+            StateItem(
+                self._spec(name, value, local, look),
+                local,
+                lazy=address in self._still and name not in self._eager_names,
+                address=address if by_address(local) else None,
+                whole=value if isinstance(value, DTensor) else None,
+            )
+        )
+        return index
+
+    def _spec(self, name: str, tensor: torch.Tensor, local: torch.Tensor, look: Any) -> TensorSpec:
+        if isinstance(tensor, DTensor):
+            look = (*look, tensor.shape, tensor.placements, tensor.device_mesh)
+        known = self._specs.get(name)
+        if known is None or known[0] != look:
+            known = self._specs[name] = (look, _spec(name, tensor, local))
+        return known[1]
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Dense memory we can copy; sparse, quantized and other wrapped tensors go through pickle as a
+    whole."""
+    if tensor.is_meta:
+        raise ConfigError(
+            f"a tensor of shape {tuple(tensor.shape)} is on the meta device: it has no bytes "
+            "to protect yet"
+        )
+    if isinstance(tensor, DTensor):
+        return True
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+        and tensor.layout is torch.strided
+        and not tensor.is_quantized
+    )
+
+
+def _spec(name: str, tensor: torch.Tensor, local: torch.Tensor) -> TensorSpec:
+    shard = None
+    if isinstance(tensor, DTensor):
+        shape, offsets = compute_local_shape_and_global_offset(
+            tensor.shape, tensor.device_mesh, tensor.placements
+        )
+        if tuple(shape) != tuple(local.shape):
+            raise ConfigError(
+                f"{name}: placements {tensor.placements} are not a box of the whole tensor"
+            )
+        shard = Shard(tuple(tensor.shape), tuple(offsets))
+    # A dimension of one may have any stride and still count as contiguous; an expanded tensor comes
+    # back as a whole one.
+    as_usual = (local.is_contiguous() and 1 not in local.shape) or 0 in local.stride()
+    stride = None if as_usual else tuple(local.stride())
+    return TensorSpec(
+        name,
+        str(local.dtype).removeprefix("torch."),
+        tuple(local.shape),
+        local.numel() * local.element_size(),
+        stride,
+        shard,
+    )
+
+
+class _TreeUnpickler(pickle.Unpickler):
+    def __init__(
+        self,
+        data: bytes,
+        tensors: Sequence[torch.Tensor],
+        meshes: Mapping[MeshKey, DeviceMesh] | None,
+    ) -> None:
+        super().__init__(io.BytesIO(data))
+        self._tensors = tensors
+        self._meshes = meshes
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == __name__ and name == _fetch.__name__:
+            return self._tensors.__getitem__
+        if module == __name__ and name == _as_dtensor.__name__:
+            return self._whole
+        return super().find_class(module, name)
+
+    def _whole(
+        self, local: torch.Tensor, key: MeshKey, placements: Any, shape: Any, stride: Any
+    ) -> torch.Tensor:
+        if self._meshes is None:
+            return local
+        mesh = self._meshes.get(key)
+        if mesh is None:
+            raise LayoutError(
+                f"the snapshot has a DTensor of shape {list(shape)} over the mesh {key[2]} of "
+                f"ranks {list(key[3])}, and no protected DTensor of this program is on such a mesh"
+            )
+        return DTensor.from_local(
+            local.to(mesh.device_type),
+            mesh,
+            placements,
+            run_check=False,
+            shape=torch.Size(shape),
+            stride=stride,
+        )
+
+
+def rebuild(
+    objects: bytes,
+    tensors: Sequence[torch.Tensor],
+    meshes: Mapping[MeshKey, DeviceMesh] | None = None,
+) -> dict[str, Any]:
+    """The tree from its pickled form and its tensors. `meshes`: where DTensors are made anew; None
+    leaves their local parts in their places. The bytes must have been verified: this unpickles
+    them. Raises LayoutError when a mesh is missing."""
+    unpickler = _TreeUnpickler(objects, tensors, meshes)
+    states: dict[str, Any] = unpickler.load()
+    return {**states, **unpickler.load()}

@@ -1,0 +1,273 @@
+"""Values: saved plain values into the ones that the program holds.
+
+A program holds its lists, arrays and objects by reference, so what is saved goes into the very
+objects where that can be: dicts, lists, deques, sets, arrays, tensors, generators of random
+numbers, and objects with attributes or slots, however nested. What cannot be changed in place
+(numbers, tuples, arrays of another shape) replaces what is there, in its container or in
+`job.state`.
+
+Tensors: a saved tensor that is the same memory as one that has been loaded elsewhere (a module's
+weight) is that live one again. A live tensor is written only if nothing else uses its memory; else
+the saved one takes its place.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+import types
+from collections import deque
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from keepstep.edge.torch.parts import Part
+from keepstep.edge.torch.tree import local_part
+
+BY_NAME = (
+    type,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    types.ModuleType,
+    partial,
+)
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Expanded: several of its values are one place in memory."""
+    return any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def write_tensor(live: torch.Tensor, saved: torch.Tensor) -> None:
+    """Into memory that is there. Of an expanded tensor the first of the values that are one."""
+    with torch.no_grad():
+        if not isinstance(live, DTensor):
+            for dim, (size, stride) in enumerate(zip(live.shape, live.stride(), strict=True)):
+                if stride == 0 and size > 1:
+                    live, saved = live.narrow(dim, 0, 1), saved.narrow(dim, 0, 1)
+        live.copy_(saved)
+
+
+class Refill:
+    """For one restore. `same`: the address of a copy to the address of what it is a copy of.
+    `are_plain`: saved parameters are plain tensors, as in a checkpoint."""
+
+    def __init__(self, same: Mapping[int, int], are_plain: bool = False) -> None:
+        self._same = same
+        self._are_plain = are_plain
+        self._live_of: dict[tuple[Any, ...], torch.Tensor] = {}
+        self._taken: set[int] = set()  # memory that is written already, or belongs to a part
+        self._done: dict[int, Any] = {}  # by the saved object's id: what stands for it
+        self._kept: list[Any] = []  # so that no id is used twice
+        self.replaced: list[str] = []
+
+    def loaded(self, saved: Any, live: Any) -> None:
+        """This saved tensor is in that live one."""
+        if isinstance(saved, torch.Tensor) and isinstance(live, torch.Tensor):
+            if saved.numel() and saved.layout is torch.strided:
+                self._live_of.setdefault(self._memory(saved), live)
+                self._kept.append(saved)
+            self.belongs(live)
+
+    def belongs(self, live: Any) -> None:
+        """A part's tensor: nothing else is written over it."""
+        if isinstance(live, torch.Tensor) and live.layout is torch.strided:
+            self._taken.add(local_part(live).untyped_storage().data_ptr())
+
+    def top(self, name: str, live: Any, saved: Any) -> Any:
+        """What `job.state` has under a name from now on."""
+        found = self._fill(live, saved)
+        by_reference = _pickles_as_objects_do(type(live)) or hasattr(live, "__setitem__")
+        if found is not live and by_reference and not isinstance(live, (str, bytes, tuple)):
+            self.replaced.append(
+                f"{name}: the saved {type(saved).__name__} could not be put into the one that was "
+                "passed; it is in job.state"
+            )
+        return found
+
+    def _fill(self, live: Any, saved: Any) -> Any:
+        """The live object with the saved content, or what takes its place."""
+        if isinstance(saved, Part):
+            return live
+        if isinstance(saved, (int, float, str, bytes)) or saved is None:
+            return saved
+        if id(saved) in self._done:
+            return self._done[id(saved)]
+        self._kept.append(saved)
+        if isinstance(saved, torch.Tensor):
+            found = self._tensor(live, saved)
+        elif type(live) is not type(saved) or isinstance(saved, BY_NAME):
+            found = self._inside(saved)
+        else:
+            self._done[id(saved)] = live  # for a ring of references
+            found = self._same_type(live, saved)
+        self._done[id(saved)] = found
+        return found
+
+    def _inside(self, saved: Any) -> Any:
+        """A saved object that takes a live one's place; tensors in it may be live ones."""
+        if type(saved) is dict:
+            for key, value in saved.items():
+                saved[key] = self._fill(None, value)
+        elif type(saved) is list:
+            saved[:] = [self._fill(None, value) for value in saved]
+        elif type(saved) is tuple:
+            return tuple(self._fill(None, value) for value in saved)
+        elif hasattr(saved, "__dict__") and not isinstance(saved, BY_NAME):
+            for name, value in list(saved.__dict__.items()):
+                saved.__dict__[name] = self._fill(None, value)
+        return saved
+
+    def _same_type(self, live: Any, saved: Any) -> Any:
+        if isinstance(live, dict):
+            filled = {key: self._fill(live.get(key), value) for key, value in saved.items()}
+            live.clear()
+            live.update(filled)
+        elif isinstance(live, list):
+            live[:] = list(self._each(live, saved))
+        elif isinstance(live, deque):
+            if live.maxlen != saved.maxlen:
+                return saved
+            filled_items = list(self._each(live, saved))
+            live.clear()
+            live.extend(filled_items)
+        elif isinstance(live, tuple):
+            return self._tuple(live, saved)
+        elif isinstance(live, bytearray):
+            live[:] = saved
+        elif isinstance(live, set):
+            live.clear()
+            live |= saved
+        elif isinstance(live, random.Random):
+            live.setstate(saved.getstate())
+        else:
+            return self._array(live, saved)
+        return live
+
+    def _each(self, live: Any, saved: Any) -> Iterator[Any]:
+        beside = list(live)
+        for index, value in enumerate(saved):
+            yield self._fill(beside[index] if index < len(beside) else None, value)
+
+    def _tuple(self, live: Any, saved: Any) -> Any:
+        filled = list(self._each(live, saved))
+        if len(filled) == len(live) and all(a is b for a, b in zip(filled, live, strict=True)):
+            return live
+        return type(live)(*filled) if hasattr(live, "_fields") else tuple(filled)
+
+    def _array(self, live: Any, saved: Any) -> Any:
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            if isinstance(live, numpy.ndarray):
+                if live.shape != saved.shape or live.dtype != saved.dtype:
+                    return saved
+                if not live.flags.writeable:
+                    return saved
+                live[...] = saved
+                return live
+            if isinstance(live, numpy.random.Generator):
+                live.bit_generator.state = saved.bit_generator.state
+                return live
+            if isinstance(live, numpy.random.RandomState):
+                live.set_state(saved.get_state(legacy=False))
+                return live
+        return self._object(live, saved)
+
+    def _object(self, live: Any, saved: Any) -> Any:
+        """Attributes and slots of an object that pickles as objects do."""
+        kind = type(live)
+        if not _pickles_as_objects_do(kind):
+            return saved
+        if hasattr(kind, "__setstate__"):
+            live.__setstate__(copy.copy(saved.__reduce_ex__(2)[2]))
+            return live
+        parameters = getattr(kind, "__dataclass_params__", None)
+        if parameters is not None and parameters.frozen:
+            return saved
+        keeps_to_itself = getattr(kind, "__getstate__", None) is not getattr(
+            object, "__getstate__", None
+        )
+        for name in _slots(kind):
+            if hasattr(saved, name):
+                value = getattr(saved, name)
+                object.__setattr__(live, name, self._fill(getattr(live, name, None), value))
+            elif hasattr(live, name) and not keeps_to_itself:
+                object.__delattr__(live, name)
+        if hasattr(live, "__dict__"):
+            before = dict(live.__dict__)
+            if not keeps_to_itself:
+                live.__dict__.clear()
+            for name, value in saved.__dict__.items():
+                live.__dict__[name] = self._fill(before.get(name), value)
+        return live
+
+    def _tensor(self, live: Any, saved: torch.Tensor) -> torch.Tensor:
+        if saved.layout is not torch.strided or saved.is_quantized:
+            return saved
+        known = self._live_of.get(self._memory(saved)) if saved.numel() else None
+        if known is not None:
+            likes = live if self._are_plain else saved
+            is_parameter = isinstance(likes, torch.nn.Parameter)
+            is_same_kind = is_parameter == isinstance(known, torch.nn.Parameter)
+            return known if is_same_kind else known.detach()
+        found = saved
+        if self._may_be_written(live, saved):
+            write_tensor(live, saved)
+            found = live
+        self.loaded(saved, found)
+        return found
+
+    def _is_of_kind(self, live: Any, saved: torch.Tensor) -> bool:
+        """A checkpoint does not tell parameters from other tensors."""
+        if self._are_plain and not isinstance(saved, DTensor):
+            return isinstance(live, torch.Tensor) and not isinstance(live, DTensor)
+        return type(live) is type(saved) and live.requires_grad == saved.requires_grad
+
+    def _memory(self, tensor: torch.Tensor) -> tuple[Any, ...]:
+        local = local_part(tensor)
+        address = local.data_ptr()
+        address = self._same.get(address, address)
+        return address, local.dtype, tuple(local.shape)
+
+    def _may_be_written(self, live: Any, saved: torch.Tensor) -> bool:
+        return (
+            self._is_of_kind(live, saved)
+            and live.layout is torch.strided
+            and live.shape == saved.shape
+            and live.dtype == saved.dtype
+            and live.stride() == saved.stride()
+            and live.is_leaf
+            and not live.is_conj()
+            and not live.is_neg()
+            and not overlaps_itself(local_part(live))
+            and _same_placement(live, saved)
+            and local_part(live).untyped_storage().data_ptr() not in self._taken
+        )
+
+
+def _same_placement(live: torch.Tensor, saved: torch.Tensor) -> bool:
+    if isinstance(live, DTensor) and isinstance(saved, DTensor):
+        return live.device_mesh == saved.device_mesh and live.placements == saved.placements
+    return True
+
+
+def _pickles_as_objects_do(kind: Any) -> bool:
+    plain: Any = object
+    return kind.__reduce__ is plain.__reduce__ and kind.__reduce_ex__ is plain.__reduce_ex__
+
+
+def _slots(kind: type) -> Iterator[str]:
+    for base in kind.__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__"):
+                yield f"_{base.__name__.lstrip('_')}{name}" if _is_private(name) else name
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("__") and not name.endswith("__")
