@@ -9,7 +9,7 @@ from __future__ import annotations
 from keepstep.edge.store.store import Store
 from keepstep.edge.torch.dcp.read import read_checkpoint
 from keepstep.edge.torch.restore import apply, check_kinds
-from keepstep.edge.torch.state import RNG, Protected, kind_of, parameters_of
+from keepstep.edge.torch.state import LOADERS, RNG, Protected, kind_of, parameters_of
 
 
 def load(url: str, step: int, rank: int, world_size: int, protected: Protected) -> list[str]:
@@ -25,6 +25,7 @@ def load(url: str, step: int, rank: int, world_size: int, protected: Protected) 
     free = [
         name for name, value in protected.objects.items() if kind_of(value) == "stateful"
     ] + list(protected.values)
+    free.append(LOADERS)
     loaded = read_checkpoint(
         store, step, rank, world_size, protected.tree(), params=parameters, free=free
     )

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.torch.rng import write_rng
-from keepstep.edge.torch.state import RNG, Protected, bare, kind_of, parameters_of, rebuild
+from keepstep.edge.torch.state import LOADERS, RNG, Protected, bare, kind_of, parameters_of, rebuild
 from keepstep.edge.torch.views import clone, differing, overlay
 from keepstep.errors import LayoutError
 from keepstep.model.layout import Layout, Segment, Shard, difference
@@ -160,6 +160,7 @@ def apply(protected: Protected, tree: dict[str, Any]) -> list[str]:
             value.load_state_dict(tree[name])
     for name in protected.values:
         protected.values[name] = _into(protected.values[name], tree[name])
+    protected.loaders.load_state_dict(tree.get(LOADERS, {}))
     return write_rng(tree[RNG]) if RNG in tree else []
 
 

@@ -23,14 +23,17 @@ from torch.distributed.tensor import DTensor
 # what torch's own DCP uses
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from keepstep.edge.torch.foreign_draws import ForeignDraws
+from keepstep.edge.torch.loader import Loaders
 from keepstep.edge.torch.rng import put_back, read_rng
 from keepstep.errors import ConfigError
 from keepstep.model.layout import Layout, Shard, TensorSpec, lay_out
 
 RNG = "rng"
+LOADERS = "loaders"
 ABOUT = "<about>"
-# random states, which are always kept, and names of our own in checkpoints
-RESERVED = {RNG, ABOUT, "keepstep", "ranks"}
+# random states and loaders, which are always kept, and names of our own in checkpoints
+RESERVED = {RNG, LOADERS, ABOUT, "keepstep", "ranks"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +139,7 @@ class Protected:
     # lazily copied once, found torn, copied at the boundary since
     eager_names: set[str] = field(default_factory=set)
     lazy: bool = True
+    loaders: Loaders = field(default_factory=lambda: Loaders(ForeignDraws()))
     # by name, with what they were made from
     _specs: dict[str, tuple[Any, TensorSpec]] = field(default_factory=dict)
     _layout: Layout = field(default_factory=lambda: lay_out([]))
@@ -186,7 +190,7 @@ class Protected:
                 tree[name] = bare(value).state_dict()
             else:
                 tree[name] = value if isinstance(value, torch.Tensor) else value.state_dict()
-        return {**tree, **self.values}
+        return {**tree, **self.values, LOADERS: self.loaders.state_dict()}
 
     def gather(self) -> State:
         """Name every tensor and pickle the rest. Runs on the trainer's thread; copies no tensor,

@@ -97,6 +97,7 @@ class Rank:
         self.stage = Stage.STARTING
         self.error: KeepstepError | None = None
         self.step = -1  # the last completed one
+        self.resumed_at = -1  # the restored one
         self.epoch = 0
 
     def begin(self) -> None:
@@ -146,7 +147,8 @@ class Rank:
         if state is None:
             return
         self._resumption = None
-        self.step, self.epoch = state.step, epoch
+        self.step = self.resumed_at = state.step
+        self.epoch = epoch
         self._page.publish(
             epoch=epoch,
             phase=Phase.STARTING,

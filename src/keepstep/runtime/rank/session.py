@@ -31,6 +31,7 @@ from keepstep.edge.os.preemption import Preemption
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.torch.capture import lower_priority
 from keepstep.edge.torch.live_state import TorchState
+from keepstep.edge.torch.loader import Loader
 from keepstep.edge.torch.membership import membership
 from keepstep.edge.torch.process_groups import TorchGroups, gather_objects, process_group
 from keepstep.edge.torch.state import Protected
@@ -42,6 +43,7 @@ from keepstep.runtime.keeper_search import KeeperSearches
 from keepstep.runtime.rank.bootstrap import NodeFacts
 from keepstep.runtime.rank.driver import Driver
 from keepstep.runtime.rank.identity import identity_of, place_of_newcomer
+from keepstep.runtime.rank.job_data import JobData
 from keepstep.runtime.rank.joining import Joined, Joining
 from keepstep.runtime.rank.rank import Rank, Stage
 from keepstep.runtime.rank.step import Step
@@ -124,6 +126,8 @@ class Job:
         self._loss: Any = None
         self._finished = False
         self._failure: str | None = None
+        self._open_step: tuple[Step, int] | None = None  # and when it began
+        self._data = JobData(protected, who.world_size, journal)
         self._driver = Driver(lower_priority)
         try:
             self._world = _world(settings, who, protected, journal, self._driver)
@@ -195,22 +199,57 @@ class Job:
         Raises PeerLost when a rank is lost and the body was not inside `with step:`; KeeperError
         when there is no going on in this process.
         """
-        rank, driver = self._rank, self._driver
-        while rank.step + 1 < total_steps:
-            driver.wait(lambda: rank.may_begin_step() or rank.error is not None)
-            if rank.error is not None:
-                raise rank.error
-            if rank.step + 1 >= total_steps:
+        self._open_step = None  # of a loop that was left in the middle of a body
+        while self.step + 1 < total_steps:
+            self._wait_for_turn()
+            if self.step + 1 >= total_steps:
                 break
-            number = driver.call(rank.begin_step)
-            step = Step.of(number, self._body_entered, self._body_left)
-            began_ns = time.monotonic_ns()
-            yield step
+            yield self.step_begin()
             if self.closed:
                 return
-            self._end_step(step, time.monotonic_ns() - began_ns)
-        self._drain(rank.end_steps, within_s=60.0)
+            self.step_end()
+        self._drain(self._rank.end_steps, within_s=60.0)
         self._finished = True
+
+    def step_begin(self) -> Step:
+        """The next step begins: for loops that are not yours, where `steps` cannot be used. Waits
+        while a lost rank is replaced; the step is then the one to do again. Ends with `step_end`.
+
+        Raises KeeperError when there is no going on in this process.
+        """
+        if self._open_step is not None:
+            raise ConfigError(
+                f"step_begin(): step {self._open_step[0]} has begun and not ended; expected "
+                "step_end() before"
+            )
+        self._wait_for_turn()
+        self._data.step_begins(self._rank.epoch, self._rank.resumed_at)
+        number = self._driver.call(self._rank.begin_step)
+        step = Step.of(number, self._body_entered, self._body_left)
+        self._open_step = step, time.monotonic_ns()
+        return step
+
+    def step_end(self) -> bool:
+        """The step's boundary: the state now is what a restart will find. Call `close` behind the
+        last one.
+
+        Whether the step counts. It does not when a rank was lost and the body was inside
+        `with step:`; then the next step is the same one again, from the restored state.
+
+        Raises PeerLost when a rank is lost and the body was not inside `with step:`.
+        """
+        if self._open_step is None:
+            raise ConfigError("step_end(): no step has begun; expected step_begin() before")
+        step, began_ns = self._open_step
+        self._open_step = None
+        self._data.step_ends()
+        return self._end_step(step, time.monotonic_ns() - began_ns)
+
+    def _wait_for_turn(self) -> None:
+        rank = self._rank
+        self._driver.wait(lambda: rank.may_begin_step() or rank.error is not None)
+        if rank.error is not None:
+            raise rank.error
 
     def _drain(self, ask: Callable[[Callable[[], None]], None], within_s: float) -> bool:
         """Whether all that is being captured is sealed, or given up, in time. `ask`: the rank's
@@ -225,13 +264,35 @@ class Job:
     def _body_left(self) -> bool:
         return self._driver.call(self._rank.body_left)
 
-    def _end_step(self, step: Step, step_ns: int) -> None:
+    def _end_step(self, step: Step, step_ns: int) -> bool:
         began_ns = time.perf_counter_ns()
         counts = self._driver.call(
             self._rank.end_step, step.entered, step.ended, step_ns, self._loss
         )
         if counts:
             self._rank.stalled(time.perf_counter_ns() - began_ns, is_boundary=True)
+        return counts
+
+    # -- its data
+
+    def loader(self, dataloader: Any, name: str | None = None) -> Loader:
+        """The batches of `dataloader`, from the restored place on: `next(data)` from epoch to
+        epoch, or `for batch in data` for the rest of one. A batch belongs to the step in which it
+        is taken.
+
+        dataloader: torch's `DataLoader`, anything that keeps its own place (`state_dict()` and
+            `load_state_dict()`, as torchdata's `StatefulDataLoader`), or what can be iterated
+            again and again.
+        name: by which a restart finds its place; without one the calls are counted.
+
+        Raises ConfigError when it can be iterated only once, or when steps have begun.
+        """
+        return self._data.loader(dataloader, name, self.step)
+
+    def places_own_data(self) -> None:
+        """Say that the program puts its data back into place by itself (by the step's number, for
+        instance): no warning about DataLoaders that are not `job.loader`'s."""
+        self._data.places_itself()
 
     def report(self, **metrics: Any) -> None:
         """Tell the step's `loss` (a number or a one-element tensor; not read on this thread). It is
@@ -320,6 +381,7 @@ class Job:
         self._rank.stalled(time.perf_counter_ns() - began_ns, is_boundary=False)
 
     def _unhook(self) -> None:
+        self._data.end()
         for handle in self._handles:
             handle.remove()
         if sys.excepthook == self._on_exception:
