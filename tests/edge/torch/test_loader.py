@@ -128,7 +128,9 @@ def loader_of(source: Any, saved: bytes | None = None, seed: int = 5) -> tuple[L
 
 
 def plain(batch: Any) -> Any:
-    return torch.stack(batch).tolist() if isinstance(batch, list) and batch else batch
+    if not isinstance(batch, list):
+        return batch
+    return [part.tolist() for part in batch] if torch.is_tensor(batch[0]) else batch
 
 
 def undisturbed(make: Callable[[], Any], batches: int) -> tuple[list[Any], list[bytes]]:
