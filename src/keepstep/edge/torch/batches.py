@@ -64,6 +64,7 @@ def _takes_indices(source: Any) -> bool:
 
 
 def _is_stateful(part: Any) -> bool:
+    part = getattr(part, "base_dataloader", part)  # Accelerate's has the methods, and no state
     return hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
 
 
@@ -74,10 +75,7 @@ class Order:
     """The samplers of a loader, and generators that the program gave it."""
 
     def __init__(self, source: Any) -> None:
-        batch_sampler = getattr(source, "batch_sampler", None)
-        samplers = [batch_sampler, getattr(source, "sampler", None)]
-        samplers += [getattr(batch_sampler, "sampler", None)]
-        samplers += [getattr(batch_sampler, "batch_sampler", None)]
+        samplers = list(_samplers(source))
         self._parts = _once([source, *samplers, getattr(source, "dataset", None)])
         drawn_from = _once(getattr(part, "generator", None) for part in self._parts)
         self._generators = [g for g in drawn_from if isinstance(g, torch.Generator)]
@@ -117,6 +115,15 @@ class Order:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._begun_with = state
+
+
+def _samplers(part: Any) -> Iterator[Any]:
+    """Those of a loader, and those inside them."""
+    for name in ("batch_sampler", "sampler"):
+        inner = getattr(part, name, None)
+        if inner is not None and inner is not part:
+            yield inner
+            yield from _samplers(inner)
 
 
 def _once(parts: Any) -> list[Any]:

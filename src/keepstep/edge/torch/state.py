@@ -75,6 +75,15 @@ def bare(module: torch.nn.Module) -> torch.nn.Module:
             return module
 
 
+def unwrapped(value: Any) -> Any:
+    """The optimizer inside a wrapper (Accelerate's), which has none of torch's hooks."""
+    while isinstance(value, torch.optim.Optimizer) and not hasattr(
+        value, "_optimizer_step_pre_hooks"
+    ):
+        value = value.optimizer  # type: ignore[attr-defined]
+    return value
+
+
 def kind_of(value: Any) -> str:
     """`module`, `optimizer`, `tensor`, `stateful` or `value`."""
     if isinstance(value, torch.nn.Module):
@@ -158,6 +167,7 @@ class Protected:
                 f"the name {name!r} is taken (reserved: {', '.join(sorted(RESERVED))}); give "
                 "yours another one"
             )
+        stateful = {name: unwrapped(value) for name, value in stateful.items()}
         values = Values((k, v) for k, v in stateful.items() if kind_of(v) == "value")
         return cls({k: v for k, v in stateful.items() if k not in values}, values, lazy=lazy)
 

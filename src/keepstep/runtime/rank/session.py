@@ -30,6 +30,7 @@ from keepstep.edge.os.machine import address_towards, available_bytes
 from keepstep.edge.os.preemption import Preemption
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.torch.capture import lower_priority
+from keepstep.edge.torch.job_data import JobData
 from keepstep.edge.torch.live_state import TorchState
 from keepstep.edge.torch.loader import Loader
 from keepstep.edge.torch.membership import membership
@@ -43,7 +44,6 @@ from keepstep.runtime.keeper_search import KeeperSearches
 from keepstep.runtime.rank.bootstrap import NodeFacts
 from keepstep.runtime.rank.driver import Driver
 from keepstep.runtime.rank.identity import identity_of, place_of_newcomer
-from keepstep.runtime.rank.job_data import JobData
 from keepstep.runtime.rank.joining import Joined, Joining
 from keepstep.runtime.rank.rank import Rank, Stage
 from keepstep.runtime.rank.step import Step
