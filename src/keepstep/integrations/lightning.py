@@ -169,7 +169,7 @@ class PlacedLoader:
             number += 1
             yield batch
 
-    def state_dict(self, number: int | None) -> dict[str, Any]:
+    def state_dict(self, number: int | None = None) -> dict[str, Any]:
         """Before batch `number` of the epoch; None: at its end."""
         number = max(self._places, default=self._skipped) if number is None else number
         return {

@@ -71,7 +71,7 @@ def _is_stateful(part: Any) -> bool:
 # -- what decides the order besides a seed
 
 
-class Order:
+class BatchOrder:
     """The samplers of a loader, and generators that the program gave it."""
 
     def __init__(self, source: Any) -> None:
@@ -135,7 +135,7 @@ class _Ordered:
     restore."""
 
     def __init__(self, source: Any) -> None:
-        self._order = Order(source)
+        self._order = BatchOrder(source)
         self._is_restored = False
 
     def _begin_order(self, epoch: int) -> None:
