@@ -12,7 +12,7 @@ SOAK ?= tests
 # Tests that start no trainer: the quick ones.
 QUICK := $(wildcard tests/architecture tests/config tests/model tests/core tests/coding)
 
-.PHONY: help install demo test soak check lint docs bench clean
+.PHONY: help install demo test soak integrations check lint docs bench clean
 
 help:
 	@echo "make install  set up .venv: PyTorch (CPU), keepstep (editable), what the checks need"
@@ -20,6 +20,7 @@ help:
 	@echo "make check    lint, types and the quick tests: under a minute"
 	@echo "make test     every test but the long ones: some 20 minutes on two cores"
 	@echo "make soak     the long ones: drills, planted bugs, and SWARM_S seconds of the swarm (600)"
+	@echo "make integrations  install other libraries (Hugging Face, Lightning) into .venv, and kill their loops"
 	@echo "make docs     write docs/configuration.md anew from the table of options"
 	@echo "make bench    what saving every step costs, what redundancy reaches, how long a killed rank is missed"
 	@echo "make clean    remove .venv and everything built"
@@ -55,6 +56,10 @@ test: $(INSTALLED)
 soak: $(INSTALLED)
 	@$(BIN)/python -m keepstep.sim.protocol.swarm --seeds 0:1000000 --within-s $(SWARM_S)
 	@$(BIN)/python -m pytest -q -m soak $(SOAK)
+
+integrations: $(INSTALLED)
+	@$(PIP_INSTALL) --no-build-isolation --editable '.[integrations]'
+	@$(BIN)/python -m pytest -q tests/processes/test_integrations.py tests/edge/torch/test_loader.py
 
 docs: $(INSTALLED)
 	@$(BIN)/python -m keepstep.cli.configuration_page > docs/configuration.md

@@ -25,7 +25,8 @@ ROOT = Path(__file__).parents[2]
 # What else is told apart by a `.kind`: faults of a drill, slots, diagnoses, shapes of a state.
 DIAGNOSES = {*get_args(ExitKind), *(kind for kind in get_args(Kind) if isinstance(kind, str))}
 OTHER_KINDS = {*FAULT_KINDS, *NODE_KINDS, *DIAGNOSES, "own", "copy", "parity", "code"}
-NO_JOURNAL = "sim/protocol"  # its trace is another thing
+# The trace of the first is another thing; the second needs libraries that may be missing.
+NO_JOURNAL = ("sim/protocol", "integrations/")
 
 
 @dataclass(frozen=True)

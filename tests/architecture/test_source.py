@@ -30,6 +30,7 @@ LAYERS = {
     # runtime never imports it.
     "sim": INNER | {"edge", "runtime"},
     "runtime": INNER | {"edge", "edge.torch"},
+    "integrations": INNER | {"edge", "edge.torch", "runtime", "keepstep"},
     "dashboard": FOUNDATION | {"config", "core", "ports", "edge"},
     "testing": INNER | {"edge", "edge.torch", "runtime", "dashboard", "keepstep"},
     "cli": INNER | {"edge", "edge.torch", "sim", "runtime", "dashboard", "testing", "keepstep"},
@@ -135,7 +136,7 @@ FILE_ACTS = {
     *("unlink", "write_bytes", "write_text"),
 }
 
-TORCH_LAYERS = {"edge.torch", "testing"}
+TORCH_LAYERS = {"edge.torch", "integrations", "testing"}
 TORCH_MODULES = {
     "keepstep.runtime.rank.session",
     "keepstep.runtime.persister.process",

@@ -523,6 +523,15 @@ def test_a_free_part_may_have_changed_its_shape(store: Store) -> None:
     )
 
 
+@pytest.mark.parametrize("part", [{}, {"0": {"taken": 3}}])
+def test_a_free_part_may_be_missing_in_older_checkpoints(store: Store, part: Any) -> None:
+    write(store, 1, {"model": {"w": torch.ones(2)}})
+    template = {"model": {"w": torch.zeros(2)}, "loaders": part}
+    with pytest.raises(LayoutError, match="expected the parts loaders, model, found model"):
+        read(store, 1, template)
+    assert read(store, 1, template, free={"loaders"}).tree.keys() == {"model"}
+
+
 def test_states_that_cannot_be_written_are_refused(store: Store) -> None:
     part = torch.ones(2, 3)
     with pytest.raises(

@@ -17,7 +17,7 @@ from keepstep.edge.torch.dcp.read import read_checkpoint
 from keepstep.edge.torch.fits import buffer_names, check_kinds, growth
 from keepstep.edge.torch.parts import kind_of, parameters_of
 from keepstep.edge.torch.restore import Opened, apply
-from keepstep.edge.torch.state import BESIDE, RNG, Protected
+from keepstep.edge.torch.state import BESIDE, LOADERS, RNG, Protected
 from keepstep.edge.torch.tree import local_part, named_tensors
 
 
@@ -37,6 +37,7 @@ def load(url: str, step: int, rank: int, world_size: int, protected: Protected) 
         *(name for name, part in parts.items() if kind_of(part) in ("stateful", "generator")),
         *protected.values,
         BESIDE,
+        LOADERS,
     ]
     template = protected.tree()
     template[BESIDE] = {**template[BESIDE], "gradients": dict(learning(parts))}

@@ -20,7 +20,7 @@ from keepstep.edge.torch.beside import write_beside
 from keepstep.edge.torch.fits import check, grow, growth
 from keepstep.edge.torch.parts import bare, kind_of, parameters_of
 from keepstep.edge.torch.rng import write_rng
-from keepstep.edge.torch.state import ABOUT, BESIDE, RNG, Protected, state_of
+from keepstep.edge.torch.state import ABOUT, BESIDE, LOADERS, RNG, Protected, state_of
 from keepstep.edge.torch.tree import local_part, rebuild
 from keepstep.edge.torch.values import Refill, overlaps_itself, write_tensor
 from keepstep.edge.torch.views import clone, differing, overlay
@@ -123,6 +123,7 @@ def apply(protected: Protected, opened: Opened) -> list[str]:
         _attempt(name, lambda name=name, part=part: _load(part, tree[name], refill))  # type: ignore[misc]
     for name in protected.values:
         protected.values[name] = refill.top(name, protected.values[name], tree[name])
+    protected.loaders.load_state_dict(tree.get(LOADERS, {}))
     if BESIDE in tree:
         write_beside(parts, tree[BESIDE])
     return refill.replaced + (write_rng(tree[RNG]) if RNG in tree else [])

@@ -17,6 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from keepstep.edge.torch.beside import UsedGradients, read_beside
+from keepstep.edge.torch.foreign_draws import ForeignDraws
+from keepstep.edge.torch.loader import Loaders
 from keepstep.edge.torch.parts import (
     bare,
     check_names,
@@ -37,10 +39,11 @@ from keepstep.errors import ConfigError
 from keepstep.model.layout import Layout, TensorSpec, lay_out
 
 RNG = "rng"
+LOADERS = "loaders"
 ABOUT = "<about>"
 BESIDE = "<beside>"
-# random states, which are always kept, and names of our own in checkpoints
-RESERVED = {RNG, ABOUT, BESIDE, "keepstep", "ranks"}
+# random states and loaders, which are always kept, and names of our own in checkpoints
+RESERVED = {RNG, LOADERS, ABOUT, BESIDE, "keepstep", "ranks"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,7 @@ class Protected:
     eager_names: set[str] = field(default_factory=set)
     lazy: bool = True
     used_gradients: UsedGradients = field(default_factory=UsedGradients)
+    loaders: Loaders = field(default_factory=lambda: Loaders(ForeignDraws()))
     # by name, with what they were made from
     _specs: dict[str, tuple[Any, TensorSpec]] = field(default_factory=dict)
     _layout: Layout = field(default_factory=lambda: lay_out([]))
@@ -184,7 +188,7 @@ class Protected:
         for path, part in parts.items():
             tree[path] = state_of(part)
         tree[BESIDE] = read_beside(parts, self.used_gradients)
-        return {**tree, **self.values}
+        return {**tree, **self.values, LOADERS: self.loaders.state_dict()}
 
     def gather(self) -> State:
         """Name every tensor and pickle the rest. Runs on the trainer's thread; copies no tensor,

@@ -106,6 +106,7 @@ class Rank:
         self.error: KeepstepError | None = None
         self.unsaved = ""  # why the last step is not in the store, when it was to be there
         self.step = -1  # the last completed one
+        self.resumed_at = -1  # the restored one
         self.epoch = 0
 
     def begin(self) -> None:
@@ -172,7 +173,8 @@ class Rank:
             return
         self._resumption = None
         self._begin_run(state.source)
-        self.step, self.epoch = state.step, epoch
+        self.step = self.resumed_at = state.step
+        self.epoch = epoch
         self.resumed, self.lost_steps = state, max(0, self._completed_before - state.step)
         self._page.publish(
             epoch=epoch,

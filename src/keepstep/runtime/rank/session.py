@@ -34,7 +34,9 @@ from keepstep.edge.os.priority import give_way_in_thread
 from keepstep.edge.os.run_name import run_name
 from keepstep.edge.os.voice import speak_of_training
 from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.torch.job_data import JobData
 from keepstep.edge.torch.live_state import TorchState
+from keepstep.edge.torch.loader import Loader
 from keepstep.edge.torch.membership import membership
 from keepstep.edge.torch.process_groups import TorchGroups, gather_objects, process_group
 from keepstep.edge.torch.state import Protected
@@ -153,6 +155,8 @@ class Job:
         self._loss: Any = None
         self._finished = False
         self._failure: str | None = None
+        self._open_step: tuple[Step, int] | None = None  # and when it began
+        self._data = JobData(protected, who.world_size, journal)
         self._driver = Driver(lambda: give_way_in_thread(CAPTURE_NICE))
         try:
             self._world = _world(settings, who, protected, journal, self._driver)
@@ -227,26 +231,61 @@ class Job:
         Raises PeerLost when a rank is lost and the body was not inside `with step:`; KeeperError
         when there is no going on in this process.
         """
-        rank, driver = self._rank, self._driver
-        while rank.step + 1 < total_steps:
-            driver.wait(lambda: rank.may_begin_step() or rank.error is not None)
-            if rank.error is not None:
-                raise rank.error
-            if rank.step + 1 >= total_steps:
+        self._open_step = None  # of a loop that was left in the middle of a body
+        while self.step + 1 < total_steps:
+            self._wait_for_turn()
+            if self.step + 1 >= total_steps:
                 break
-            number = driver.call(rank.begin_step)
-            is_last = number == total_steps - 1
-            step = Step.of(number, self._body_entered, self._body_left)
-            began_ns = time.monotonic_ns()
+            step = self.step_begin()
             yield step
             if self.closed:
                 return
-            step_ns = time.monotonic_ns() - began_ns
-            if is_last:
-                self._wait_for_room()
-            self._end_step(step, step_ns, is_last)
-        self._drain(rank.end_steps, within_s=60.0)
+            self.step_end(is_last=step == total_steps - 1)
+        self._drain(self._rank.end_steps, within_s=60.0)
         self._finished = True
+
+    def step_begin(self) -> Step:
+        """The next step begins: for loops that are not yours, where `steps` cannot be used. Waits
+        while a lost rank is replaced; the step is then the one to do again. Ends with `step_end`.
+
+        Raises KeeperError when there is no going on in this process.
+        """
+        if self._open_step is not None:
+            raise ConfigError(
+                f"step_begin(): step {self._open_step[0]} has begun and not ended; expected "
+                "step_end() before"
+            )
+        self._wait_for_turn()
+        self._data.step_begins(self._rank.epoch, self._rank.resumed_at)
+        number = self._driver.call(self._rank.begin_step)
+        step = Step.of(number, self._body_entered, self._body_left)
+        self._open_step = step, time.monotonic_ns()
+        return step
+
+    def step_end(self, is_last: bool = False) -> bool:
+        """The step's boundary: the state now is what a restart will find. Call `close` behind the
+        last one. `is_last`: this is known to be the last, which is captured in any case.
+
+        Whether the step counts. It does not when a rank was lost and the body was inside
+        `with step:`; then the next step is the same one again, from the restored state.
+
+        Raises PeerLost when a rank is lost and the body was not inside `with step:`.
+        """
+        if self._open_step is None:
+            raise ConfigError("step_end(): no step has begun; expected step_begin() before")
+        step, began_ns = self._open_step
+        self._open_step = None
+        self._data.step_ends()
+        step_ns = time.monotonic_ns() - began_ns
+        if is_last:
+            self._wait_for_room()
+        return self._end_step(step, step_ns, is_last)
+
+    def _wait_for_turn(self) -> None:
+        rank = self._rank
+        self._driver.wait(lambda: rank.may_begin_step() or rank.error is not None)
+        if rank.error is not None:
+            raise rank.error
 
     def _wait_for_room(self) -> None:
         """The last step is not skipped: wait until there is a slot for it."""
@@ -269,13 +308,35 @@ class Job:
     def _body_left(self) -> bool:
         return self._driver.call(self._rank.body_left)
 
-    def _end_step(self, step: Step, step_ns: int, is_last: bool) -> None:
+    def _end_step(self, step: Step, step_ns: int, is_last: bool) -> bool:
         began_ns = time.perf_counter_ns()
         counts = self._driver.call(
             self._rank.end_step, step.entered, step.ended, step_ns, self._loss, is_last
         )
         if counts:
             self._rank.stalled(time.perf_counter_ns() - began_ns, is_boundary=True)
+        return counts
+
+    # -- its data
+
+    def loader(self, dataloader: Any, name: str | None = None) -> Loader:
+        """The batches of `dataloader`, from the restored place on: `next(data)` from epoch to
+        epoch, or `for batch in data` for the rest of one. A batch belongs to the step in which it
+        is taken.
+
+        dataloader: torch's `DataLoader`, anything that keeps its own place (`state_dict()` and
+            `load_state_dict()`, as torchdata's `StatefulDataLoader`), or what can be iterated
+            again and again.
+        name: by which a restart finds its place; without one the calls are counted.
+
+        Raises ConfigError when it can be iterated only once, or when steps have begun.
+        """
+        return self._data.loader(dataloader, name, self.step)
+
+    def places_own_data(self) -> None:
+        """Say that the program puts its data back into place by itself (by the step's number, for
+        instance): no warning about DataLoaders that are not `job.loader`'s."""
+        self._data.places_itself()
 
     def report(self, **metrics: Any) -> None:
         """Tell the step's `loss` (a number or a one-element tensor; not read on this thread). It is
@@ -374,6 +435,7 @@ class Job:
         self._rank.stalled(time.perf_counter_ns() - began_ns, is_boundary=False)
 
     def _unhook(self) -> None:
+        self._data.end()
         for handle in self._handles:
             handle.remove()
         if sys.excepthook == self._on_exception:

@@ -1,0 +1,37 @@
+"""Boundary: the one place in a framework's loop where a step ends and the next one begins.
+
+It lies where the batch of the next step has been fetched and nothing has been done with it. All
+that the framework does between two steps, such as logging and validation, then belongs to the step
+before; and the random numbers that a restarted process draws until it gets there are put back
+there.
+"""
+
+from __future__ import annotations
+
+from keepstep.edge.torch.rng import read_rng, write_rng
+from keepstep.runtime.rank.session import Job
+
+
+class Boundary:
+    def __init__(self, job: Job) -> None:
+        """Right behind `protect`."""
+        self.job = job
+        job.places_own_data()
+        self._restored = read_rng() if job.step >= 0 else None
+        self._is_in_step = False
+
+    def reached(self) -> None:
+        """A step has ended, unless this is the first one, and another begins."""
+        if self._is_in_step:
+            self.job.step_end()
+        elif self._restored is not None:
+            write_rng(self._restored)
+        self.job.step_begin()
+        self._is_in_step = True
+
+    def end(self) -> None:
+        """The last step has ended, and with it the training."""
+        if self._is_in_step:
+            self.job.step_end()
+            self._is_in_step = False
+        self.job.close()

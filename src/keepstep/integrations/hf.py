@@ -1,0 +1,161 @@
+"""Hugging Face's Trainer, protected: it goes on after its last step, batch and log.
+
+A callback is called too late: the Trainer has decided by then in which epoch and at which batch it
+begins. So this is a class to derive from, and what it restores it restores between the Trainer's
+preparation of model and optimizer and that decision. All ranks start anew when one is lost,
+from memory.
+
+Invariant: step n of the job is the Trainer's update number n + 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import transformers
+from transformers.trainer_callback import ExportableState
+
+import keepstep
+from keepstep.errors import ConfigError
+from keepstep.integrations.boundary import Boundary
+
+# In the place of a checkpoint's directory: the Trainer skips batches only when there is one.
+FROM_MEMORY = "<keepstep>"
+HOOKS = ("_init_training_state", "_prepare_for_training", "_run_epoch", "_load_rng_state")
+
+
+class TrainerProtection:
+    """To be derived from in front of a Trainer: `class Mine(TrainerProtection, SFTTrainer)`.
+
+    `keepstep_config`: a `keepstep.Config` or a dict of its fields, as `protect` takes it.
+    """
+
+    keepstep_config: keepstep.Config | Mapping[str, Any] | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        missing = [name for name in HOOKS if not hasattr(cls, name)]
+        if missing:
+            raise ConfigError(
+                f"{cls.__name__}: expected a Trainer of transformers 5, found one without "
+                f"{', '.join(missing)}"
+            )
+
+    def get_train_dataloader(self: Any) -> Any:
+        self._keepstep_dataloader = super().get_train_dataloader()  # type: ignore[misc]
+        return self._keepstep_dataloader
+
+    def _init_training_state(
+        self: Any,
+        max_steps: int,
+        num_update_steps_per_epoch: int,
+        num_train_epochs: int,
+        resume_from_checkpoint: str | None,
+        trial: Any,
+    ) -> tuple[int, int]:
+        begins_at: tuple[int, int] = super()._init_training_state(  # type: ignore[misc]
+            max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
+        )
+        self._keepstep_prepared = super()._prepare_for_training(  # type: ignore[misc]
+            max_steps, self._keepstep_dataloader, resume_from_checkpoint
+        )
+        position = TrainerPosition(self)
+        scaler = getattr(self.accelerator, "scaler", None)
+        job = keepstep.protect(
+            self.keepstep_config,
+            model=self.model,
+            optimizer=self.optimizer,
+            scheduler=self.lr_scheduler,
+            trainer=position,
+            **({} if scaler is None else {"scaler": scaler}),
+        )
+        self._keepstep_restored = job.step >= 0
+        self.add_callback(TrainerSteps(Boundary(job), position))
+        if not self._keepstep_restored:
+            return begins_at
+        self.state.init_training_references(self, max_steps, num_train_epochs, trial)
+        epochs, updates = divmod(self.state.global_step, num_update_steps_per_epoch)
+        return epochs, updates * self.args.gradient_accumulation_steps
+
+    def _prepare_for_training(self: Any, *_: Any, **__: Any) -> Any:
+        return self._keepstep_prepared
+
+    def _run_epoch(self: Any, **kwargs: Any) -> None:
+        if self._keepstep_restored:
+            kwargs["resume_from_checkpoint"] = FROM_MEMORY
+        super()._run_epoch(**kwargs)  # type: ignore[misc]
+
+    def _load_rng_state(self: Any, checkpoint: str | None) -> None:
+        if checkpoint != FROM_MEMORY:  # `Boundary` puts them back
+            super()._load_rng_state(checkpoint)  # type: ignore[misc]
+
+
+class TrainerPosition:
+    """What the Trainer counts and remembers besides its model, as a thing with state."""
+
+    SUMS = ("_total_loss_scalar", "_globalstep_last_logged", "current_flos")
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._sums: dict[str, Any] | None = None
+
+    def _stateful_callbacks(self) -> list[ExportableState]:
+        found = [*self._trainer.callback_handler.callbacks, self._trainer.control]
+        return [callback for callback in found if isinstance(callback, ExportableState)]
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer = self._trainer
+        fields = {f.name: getattr(trainer.state, f.name) for f in dataclasses.fields(trainer.state)}
+        fields.pop("stateful_callbacks")
+        loss = getattr(trainer, "_tr_loss", None)
+        return {
+            "state": fields,
+            "callbacks": [(type(c).__name__, c.state()) for c in self._stateful_callbacks()],
+            "sums": {name: getattr(trainer, name, 0) for name in self.SUMS},
+            "loss": None if loss is None else loss.item(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, value in state["state"].items():
+            setattr(self._trainer.state, name, value)
+        for callback, (name, saved) in zip(
+            self._stateful_callbacks(), state["callbacks"], strict=False
+        ):
+            if type(callback).__name__ == name:
+                for attribute, value in {**saved["args"], **saved["attributes"]}.items():
+                    setattr(callback, attribute, value)
+        self._sums = {**state["sums"], "_tr_loss": state["loss"]}
+
+    def training_begins(self) -> None:
+        """The Trainer has set its sums to nothing: they are put back now."""
+        if self._sums is None:
+            return
+        loss = torch.tensor(self._sums.pop("_tr_loss") or 0.0, device=self._trainer.args.device)
+        self._trainer._tr_loss = loss
+        for name, value in self._sums.items():
+            setattr(self._trainer, name, value)
+        self._sums = None
+
+
+class TrainerSteps(transformers.TrainerCallback):  # type: ignore[misc]
+    """Tells the Trainer's steps."""
+
+    def __init__(self, boundary: Boundary, position: TrainerPosition) -> None:
+        self._boundary = boundary
+        self._position = position
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self._position.training_begins()
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self._boundary.reached()
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        self._boundary.end()
+
+
+class ProtectedTrainer(TrainerProtection, transformers.Trainer):  # type: ignore[misc]
+    """`transformers.Trainer`, protected."""

@@ -1,0 +1,64 @@
+"""Other people's loops, killed: each example ends with the bits of a run that nobody disturbed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.processes.script_runs import ScriptRun, killed_and_undisturbed
+
+pytestmark = pytest.mark.timeout(900)
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "integrations"
+
+
+def run(room: Path, name: str, needs: str, ends_with: str, ranks: int, held_step: int) -> ScriptRun:
+    pytest.importorskip(needs, reason=f"{needs} is not installed: pip install '.[integrations]'")
+    script = (EXAMPLES / f"{name}.py").read_text()
+    return killed_and_undisturbed(room, script, ends_with, ranks, held_step)[0]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("held_step", [3, 13])  # of 12 in an epoch, with one rank
+def test_hf_trainer(tmp_path: Path, ranks: int, held_step: int) -> None:
+    ends_with = (
+        "trainer.model.state_dict(), trainer.optimizer.optimizer.state_dict(), "
+        "trainer.lr_scheduler.state_dict(), trainer.state.global_step, trainer.state.epoch, "
+        "[{k: v for k, v in e.items() if k in ('loss', 'step', 'grad_norm')} "
+        "for e in trainer.state.log_history]"
+    )
+    run(tmp_path, "hf_trainer", "transformers", ends_with, ranks, held_step)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("held_step", [3, 13])
+def test_lightning(tmp_path: Path, ranks: int, held_step: int) -> None:
+    ends_with = (
+        "model.state_dict(), trainer.optimizers[0].state_dict(), trainer.global_step, "
+        "trainer.lr_scheduler_configs[0].scheduler.state_dict(), trainer.current_epoch, "
+        "{k: float(v) for k, v in trainer.callback_metrics.items()}"
+    )
+    run(tmp_path, "lightning_loop", "lightning", ends_with, ranks, held_step)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_accelerate(tmp_path: Path, ranks: int) -> None:
+    ends_with = (
+        "model.state_dict(), optimizer.state_dict(), scheduler.state_dict(), data.epoch, data.batch"
+    )
+    killed = run(tmp_path, "accelerate_loop", "accelerate", ends_with, ranks, held_step=28)
+    if ranks > 1:
+        assert killed.events("regrouped"), "the other rank stays in its process"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_components(tmp_path: Path, ranks: int) -> None:
+    ends_with = (
+        "[part.state_dict() for part in trainer.model_parts], "
+        "[optimizer.state_dict() for optimizer in trainer.optimizers], "
+        "trainer.lr_schedulers.state_dict(), trainer.ntokens_seen, data.epoch, data.batch"
+    )
+    killed = run(tmp_path, "components", "torch", ends_with, ranks, held_step=28)
+    if ranks > 1:
+        assert killed.events("regrouped"), "the other rank stays in its process"
