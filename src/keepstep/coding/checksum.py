@@ -36,8 +36,10 @@ def first_mismatch(
 ) -> tuple[int, int, int] | None:
     """(block, expected, found) of the first block that differs, or None when all are as
     expected."""
+    digest = xxhash.xxh3_64_intdigest
     for block, want in enumerate(expected):
-        found = checksum(data[block * block_bytes : (block + 1) * block_bytes])
+        at = block * block_bytes
+        found = digest(data[at : at + block_bytes])
         if found != want:
             return block, want, found
     return None

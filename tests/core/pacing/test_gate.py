@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.core.pacing.gate import (
+    LATE_NS,
+    LATE_STEPS,
     LEARNING_NS,
     LEAST_WAIT_NS,
     MOST_WAIT_NS,
@@ -20,9 +22,10 @@ from keepstep.core.pacing.gate import (
     Room,
     Terms,
     grant,
+    is_late,
     room,
 )
-from keepstep.core.pacing.schedule import Cost
+from keepstep.core.pacing.schedule import MOST_STEPS, Cost
 from keepstep.core.pacing.step_profile import FULL_STEPS, Idle, Profile, Rhythm
 from keepstep.model.rhythm import NO_STEP, Gap, Pulse, StepSeen
 from keepstep.model.units import MS_NS, S_NS
@@ -56,6 +59,14 @@ terms = st.builds(
         st.integers(1, 10**5),
     ),
 )
+
+
+@given(st.integers(-5, 10**6), st.integers(0, 10 * S_NS))
+def test_who_is_late_stays_late_and_nobody_is_who_follows_a_plan(age: int, step_ns: int) -> None:
+    assert not is_late(min(age, MOST_STEPS), step_ns)
+    assert not is_late(min(age, LATE_NS // max(1, step_ns)), step_ns) or not step_ns
+    assert not is_late(age, step_ns) or is_late(age + 1, step_ns)
+    assert is_late(max(age, LATE_STEPS + 1 + LATE_NS // max(1, step_ns)), step_ns)
 
 
 @given(rooms, st.integers(1, 10**9), st.integers(0, 10**9), terms)

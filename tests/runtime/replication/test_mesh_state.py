@@ -191,8 +191,8 @@ def test_what_the_holders_have_proven_is_reported_once_all_was_heard() -> None:
     before = len(state.room.said(NodeReport))
     state.state.receive(state.holder, CopyAcked(VERSION, 1, STAMP))
     assert len(state.room.said(NodeReport)) == before
-    state.state.received_all()
-    state.state.received_all()
+    state.state.report_news()
+    state.state.report_news()
     reports = state.room.said(NodeReport)
     assert len(reports) == before + 1
     assert reports[-1].ranks[0].protected == (STAMP,)
@@ -202,7 +202,7 @@ def test_a_node_without_memory_is_reported_as_what_hinders() -> None:
     state = State().train()
     state.horizon(target=STAMP)
     state.state.receive(state.holder, CopyDeclined(VERSION, 1, STAMP, "full"))
-    state.state.received_all()
+    state.state.report_news()
     assert state.room.said(NodeReport)[-1].hindered != ""
 
 

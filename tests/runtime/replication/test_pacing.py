@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from keepstep.core.pacing.gate import LATE_NS, LATE_STEPS
 from keepstep.core.pacing.schedule import Reserve
 from keepstep.edge.net.tcp import interface_of
 from keepstep.edge.shm.collective_profile_page import (
@@ -23,7 +24,7 @@ from keepstep.model.rhythm import NO_STEP
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import MIB, MS_NS, S_NS
 from keepstep.model.wire import Flow
-from keepstep.runtime.replication.pacing import COUNT_NS, LATE_NS, Pacing
+from keepstep.runtime.replication.pacing import COUNT_NS, Pacing
 
 ELSEWHERE = "198.18.0.9"  # an address of no interface here
 RATE = 50_000_000
@@ -99,6 +100,10 @@ class World:
         return granted
 
     @property
+    def step_ns(self) -> int:
+        return self.pacing._step_ns
+
+    @property
     def is_held(self) -> bool:
         return bool(self.told.lines) and not self.told.lines[-1].startswith("copies are not")
 
@@ -165,41 +170,34 @@ def test_nobody_waits_for_ranks_that_do_not_train(tmp_path: Path) -> None:
     assert world.ask(MIB) == MIB
 
 
-def test_what_was_held_for_long_goes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("blocks_a_step", [1, 40])
+def test_a_target_waits_for_so_many_steps_however_many_blocks_it_has(
+    tmp_path: Path, blocks_a_step: int
+) -> None:
     """The network is idle again and again, but never for long enough for the profile to count
     on."""
     world = World(tmp_path)
-    for _ in range(25):
-        world.step(asking=False)
-    world.ask(1)
-    held_since_ns, late = world.now_ns, 0
-    while not late:
-        for act in (lambda: world.ranks[0].step(7), world.ranks[0].began):
-            act()
-            world.pass_ns(10 * MS_NS)
-            if world.pacing.ask(MIB, Flow(1, 0, 0))[0] == MIB:
-                late = world.now_ns
-        world.ranks[0].ended()
-        assert world.now_ns < held_since_ns + 20 * S_NS
-    assert world.pacing.late == 1 and late - held_since_ns >= LATE_NS
-
-
-def test_what_is_left_of_a_target_does_not_wait_as_long_again(tmp_path: Path) -> None:
-    """Of many blocks, each would: a copy would take as many steps."""
-    world = World(tmp_path)
     page = HorizonPage(MEMORY, tmp_path)
-    page.write(Horizon(epoch=1, target=Stamp(24, 1)))
     for _ in range(25):
         world.step(asking=False)
-    blocks = 0
-    until_ns = world.now_ns + 20 * S_NS
-    while world.now_ns < until_ns:
-        for act in (lambda: world.ranks[0].step(7), world.ranks[0].began):
-            act()
-            world.pass_ns(10 * MS_NS)
-            blocks += world.pacing.ask(MIB, Flow(1, 0, 0))[0] == MIB
+    gone = []
+    for number in range(25, 60):
+        if number % 10 == 5:
+            target = number
+            page.write(Horizon(epoch=1, target=Stamp(target, 1)))
+        world.ranks[0].step(number)
+        world.pass_ns(125 * MS_NS)
+        world.ranks[0].began()
+        for _ in range(blocks_a_step):
+            world.pass_ns(125 * MS_NS // blocks_a_step)
+            if world.pacing.ask(MIB, Flow(1, 0, 0))[0] == MIB:
+                gone.append(number - target)
         world.ranks[0].ended()
-    assert blocks > 100, "one block every few seconds"
+    late = [age for age in range(10) if age > LATE_STEPS and age * world.step_ns > LATE_NS]
+    assert sorted(set(gone)) == late
+    assert len(gone) > 0.8 * blocks_a_step * 3 * len(late)
+    assert world.pacing.late == len(gone)
+    page.close()
 
 
 def test_another_rhythm_is_told_and_planned_anew(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ is taken; and what the profile promises counts only while no collective is reall
 
 A gate that stays shut for long would cost protection, so it opens by itself where there is no
 training traffic to be spared: when no step runs, when a rank's network has not changed its mind for
-much longer than a step takes, when no collective was ever seen.
+much longer than a step takes, when no collective was ever seen. And it opens for a target that is
+late. How late it is its stamp says, to all nodes the same: a clock that begins to run with each
+block, link, node or target would let what all can go back to grow old however short it runs.
 
 Invariant: while a rank trains, and its pulse moves, nothing is granted unless its network is idle
 now. So however wrong the profile is, what meets a collective is what was under way when it began:
@@ -19,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from keepstep.core.pacing.schedule import Cost, chunk_size
+from keepstep.core.pacing.schedule import MOST_STEPS, Cost, chunk_size
 from keepstep.core.pacing.step_profile import Profile
 from keepstep.model.rhythm import Pulse
 from keepstep.model.units import MS_NS, S_NS
@@ -29,6 +31,8 @@ MOST_WAIT_NS = 2 * MS_NS
 # so many steps' time without any change, and at least STILL_NS: nobody trains there
 STILL_STEPS = 2
 STILL_NS = S_NS
+LATE_STEPS = MOST_STEPS  # no plan takes longer
+LATE_NS = S_NS  # where so many steps take less
 LEARNING_NS = 4 * MS_NS  # without a profile: of a network that is idle now, this is counted on
 
 
@@ -104,6 +108,12 @@ def grant(rooms: Sequence[Room], want_bytes: int, under_way_bytes: int, terms: T
     if size:  # a sub-buffer has to be drained first
         return Grant(0, _within(cost.of(under_way_bytes + size - terms.reserve_bytes)))
     return Grant(0, _within(max((r.busy_ns for r in rooms if r.left_ns == 0), default=0) // 2))
+
+
+def is_late(age_steps: int, step_ns: int) -> bool:
+    """Whether a target waits no longer, whose step was so many steps of `step_ns` (0: nobody knows)
+    ago."""
+    return age_steps > LATE_STEPS and (not step_ns or age_steps * step_ns > LATE_NS)
 
 
 def _within(wait_ns: int) -> int:

@@ -23,7 +23,7 @@ from keepstep.model.rhythm import Told
 from keepstep.model.units import S_NS, human_bytes, human_ns
 
 TOLERATED_RATIO = 0.01  # of a step: what copies may add to it on average
-MOST_STEPS = 16  # a copy that takes longer is not helped by waiting for idle spans
+MOST_STEPS = 4  # a copy that takes longer is not helped by waiting for idle spans
 
 
 @dataclass(frozen=True, slots=True)

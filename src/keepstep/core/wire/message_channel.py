@@ -72,8 +72,10 @@ class MessageStream:
         if not self._signals and not self._traffic.outbox.has_more and self._owed < MAX_UNCONFIRMED:
             return NOTHING  # looked at without the lock: what comes now says `wake` afterwards
         with self._traffic.lock:
-            signals = [(signal, 0) for signal in self._signals]
-            self._signals.clear()
+            signals: list[tuple[Signal, int]] = []
+            if self._signals:
+                signals = [(signal, 0) for signal in self._signals]
+                self._signals.clear()
             bodies = self._next_bodies()
             if self._owed >= MAX_UNCONFIRMED or (self._owed and signals):
                 self._owed = 0

@@ -36,6 +36,8 @@ class DoubleBufferedPage:
         self._lock = threading.Lock()
         # the marks when something was read last, and what that was
         self._known: tuple[tuple[int, ...], bytes | None] = (UNWRITTEN, None)
+        # the marks when something was written here last: as long as they stay, that is the newest
+        self._written = UNWRITTEN
         if len(region.view) != PAGE_BYTES:
             nbytes = len(region.view)
             region.close()
@@ -64,12 +66,20 @@ class DoubleBufferedPage:
         """Into the half that does not hold the newest, its checksum last."""
         assert len(body) <= MAX_BODY_BYTES, f"{len(body)} bytes"
         with self._lock:
-            newest = self._newest(_MARKS.unpack_from(self._region.view))
-            sequence = 1 if newest is None else newest[0] + 1
+            view = self._region.view
+            marks = _MARKS.unpack_from(view)
+            if marks == self._written:
+                sequence = max(marks[2], marks[5]) + 1
+            else:
+                newest = self._newest(marks)
+                sequence = 1 if newest is None else newest[0] + 1
             body = _SEQUENCE.pack(sequence) + body
+            found = checksum(body)
             at = HALF_BYTES * (sequence % 2)
-            self._region.view[at + _HEAD.size : at + _HEAD.size + len(body)] = body
-            _HEAD.pack_into(self._region.view, at, checksum(body), len(body))
+            view[at + _HEAD.size : at + _HEAD.size + len(body)] = body
+            _HEAD.pack_into(view, at, found, len(body))
+            mine = (found, len(body), sequence)
+            self._written = (*marks[:3], *mine) if at else (*mine, *marks[3:])
 
     def read(self) -> bytes | None:
         """The newest whole body, the same object for as long as nothing else was written; None when

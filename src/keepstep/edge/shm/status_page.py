@@ -45,6 +45,8 @@ class StatusPage:
         self._clock = clock
         self._lock = threading.Lock()
         self._current = BLANK
+        # the slots that were written last, as they are written: they change twice a step
+        self._packed: tuple[tuple[SlotView, ...], bytes] = (), b""
         # the body that was read last, and what it says
         self._read: tuple[bytes, RankStatus] | None = None
 
@@ -78,7 +80,10 @@ class StatusPage:
             self._current = self._current._replace(
                 updated_mono_ns=self._clock.monotonic_ns(), **changes
             )
-            self._page.write(_pack(self._current))
+            slots = self._current.slots
+            if slots is not self._packed[0]:
+                self._packed = slots, _pack_slots(slots)
+            self._page.write(_pack(self._current) + self._packed[1])
             return self._current
 
     def read(self) -> RankStatus | None:
@@ -147,14 +152,28 @@ class StatusPages:
 
 
 def _pack(status: RankStatus) -> bytes:
+    """All but the slots, which follow."""
     *fields, slots, collective, span_steps = status
-    fixed = _FIXED.pack(*fields, collective, len(slots), span_steps)
-    return fixed + b"".join([_SLOT.pack(state, *stamp) for state, stamp, _ in slots])
+    return _FIXED.pack(*fields, collective, len(slots), span_steps)
+
+
+def _pack_slots(slots: tuple[SlotView, ...]) -> bytes:
+    return b"".join([_SLOT.pack(state, *stamp) for state, stamp, _ in slots])
 
 
 def _unpack(body: bytes) -> RankStatus:
     *fields, collective, count, span_steps = _FIXED.unpack_from(body)
-    slots = _SLOT.iter_unpack(memoryview(body)[_FIXED.size : _FIXED.size + count * _SLOT.size])
     fields[5] = _PHASES[fields[5]]
-    views = tuple([SlotView(_STATES[state], Stamp(step, epoch)) for state, step, epoch in slots])
+    views = _unpack_slots(body[_FIXED.size : _FIXED.size + count * _SLOT.size])
     return RankStatus._make((*fields, views, collective, span_steps))
+
+
+@lru_cache(maxsize=1 << 8)
+def _unpack_slots(body: bytes) -> tuple[SlotView, ...]:
+    """Kept: a page changes more often than its slots, and ranks of one step hold the same."""
+    return tuple(
+        [
+            SlotView(_STATES[state], Stamp(step, epoch))
+            for state, step, epoch in _SLOT.iter_unpack(body)
+        ]
+    )

@@ -192,12 +192,13 @@ class Agent:
             return
         can_stay = self._group.can_stay  # before what has ended is forgotten
         exits = tuple(self._enforcer.explain(end) for end in mine)
+        has_failed = any(exit.code for exit in exits)  # else nobody asks for what costs a look
         event = RanksExited(
             exits,
             self._world.clock.monotonic_ns(),
-            self._group.completed_step,
+            self._group.completed_step if has_failed else None,
             can_stay,
-            self._is_expendable(),
+            has_failed and self._is_expendable(),
         )
         self._happened(event)
         for late in self._group.ended_well([e.rank for e in exits if e.code == 0]):

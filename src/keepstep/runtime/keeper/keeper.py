@@ -120,7 +120,7 @@ class Keeper:
     @property
     def is_busy(self) -> bool:
         """Whether the next `tick` is to come soon even if nothing else does."""
-        return self._checkpoints.pending
+        return self._checkpoints.pending or self._lifetime.all_nodes_ended
 
     def tick(self) -> bool:
         """What time brings, and what many have told. True when all is over: `close` then."""

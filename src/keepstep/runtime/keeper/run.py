@@ -87,7 +87,8 @@ class KeeperRun:
         """Other keepers have said something: what `KeeperWorld.wake` asks for."""
         if self.keeper is not None:
             self.keeper.hear_peers()
-            self.look_soon()
+            if self.keeper.is_busy:  # else they have told nothing that waits for a look
+                self.look_soon()
 
     def refuse(self, sender: str, why: str) -> None:
         """A packet came that is no message."""

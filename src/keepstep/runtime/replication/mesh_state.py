@@ -240,11 +240,10 @@ class MeshState:
                 if not self.recovery.unavailable(node, rank, stamp, why):
                     self._owner.unavailable(node, rank, stamp, why)
 
-    def received_all(self) -> None:
-        """All that was there has been received. What it changed here is reported once: a look at
-        the pages of all ranks costs more than a message."""
+    def report_news(self) -> None:
+        """What has changed here is reported once, behind all that has changed it: a look at the
+        pages of all ranks costs more than a message."""
         if self._has_news:
-            self._has_news = False
             self.report()
 
     def _something_is_protected(self) -> None:
@@ -426,11 +425,12 @@ class MeshState:
     def rank_changed(self) -> None:
         """A rank here has sealed a snapshot, given one up, or skipped one."""
         self._owner.go_on()
-        self.report()
+        self._has_news = True
 
     def report(self) -> None:
         """Tell the leader what this node's ranks hold and what is protected of it, if that
         changed."""
+        self._has_news = False
         if self._epoch < 0:
             return
         pages = self._own_pages()

@@ -90,7 +90,7 @@ class Node:
         """The inbox has something."""
         for event in self._inbox.take():
             self._handle(event)
-        self.state.received_all()
+        self.state.report_news()
 
     def _handle(self, event: PeerEvent) -> None:
         state = self.state
@@ -112,6 +112,7 @@ class Node:
         if now_ns - self._ticked_ns > TICK_NS:
             self._ticked_ns = now_ns
             self.state.tick()
+        self.state.report_news()
         self.state.report_missing(self._inbox.return_ns)
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ journal why copies are interleaved or not.
 
 The gate is open, and nothing is held back, where interleaving would not help: no rank has a
 page, no collective was seen, the collectives go over another interface, there is no rhythm, or so
-little idle time that a copy would wait for many steps. And a block that was held back for long goes
+little idle time that a copy would wait for many steps. And what was held back for long goes
 whatever the rhythm says: late protection is worse than a slower step.
 
 Called by one thread at a time. Never waits, never sends. Invariant: as long as the gate is shut for
@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from keepstep.core.pacing.bandwidth import LinkSpeed
-from keepstep.core.pacing.gate import Terms, grant, room
+from keepstep.core.pacing.gate import Terms, grant, is_late, room
 from keepstep.core.pacing.schedule import Plan, Reserve, plan_of
 from keepstep.core.pacing.step_profile import FULL_STEPS, Profile, Rhythm, intersection
 from keepstep.edge.shm.collective_profile_page import (
@@ -35,7 +35,7 @@ from keepstep.edge.shm.collective_profile_page import (
 )
 from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.edge.shm.slot import ranks_in
-from keepstep.model.rhythm import Interleaved, Told
+from keepstep.model.rhythm import NO_STEP, Interleaved, Told
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import KIB, MIB, MS_NS, S_NS, human_bytes
 from keepstep.model.wire import Flow
@@ -52,7 +52,6 @@ PARTS = 4
 MOST_RESERVE_BYTES = 16 * MIB  # what a channel may have unanswered anyway
 RESERVE_NS = 8 * MS_NS  # of the link: what may meet a collective that begins early
 LEAST_CHUNK_BYTES = 16 * KIB
-LATE_STEPS, LATE_NS = 4, S_NS
 # of which the acknowledgement may be held back for long (delayed ACK): not what the link makes wait
 HELD_BACK_BYTES = 16 * KIB
 TRACE = 4096
@@ -106,10 +105,8 @@ class Pacing:
         self._flows: dict[int, tuple[int, int]] = {}
         self._round_trip_ns = 0
         self._was_busy = False
-        self._denied_ns: int | None = None  # since when nothing was granted
         self._step_bytes = 0  # that a step's copies take
         self._target: Stamp | None = None
-        self._late_target: Stamp | None = None  # of which a block had to wait too long
         # of the last targets, the present one last
         self._target_bytes: deque[int] = deque([0], maxlen=TARGETS)
         self._interface: str | None = None
@@ -148,20 +145,15 @@ class Pacing:
         )
         found = grant(rooms, nbytes, under_way, self._terms())
         when = "free" if all(r.left_ns is None for r in rooms) else "idle"
-        if not found.nbytes and self._is_late(now_ns):
-            # Not this block alone: each further one would wait as long again.
-            self._late_target = self._target
+        if not found.nbytes and is_late(self._age_steps(), self._step_ns):
             self.late, when = self.late + 1, "late"
             found = grant([], nbytes, under_way, self._terms())
         if found.nbytes:
             self._granted_bytes[when] += found.nbytes
-            self._denied_ns = None
             self._flows[flow.node] = (flow.queued_bytes + found.nbytes, now_ns)
             self._target_bytes[-1] += found.nbytes
             if rooms:
                 self.trace.append(Sent(now_ns, found.nbytes, under_way))
-        elif self._denied_ns is None:
-            self._denied_ns = now_ns
         return found.nbytes, found.wait_ns
 
     def _under_way(self, flow: Flow, now_ns: int, busy: bool) -> int:
@@ -203,13 +195,16 @@ class Pacing:
             PARTS,
         )
 
-    def _is_late(self, now_ns: int) -> bool:
-        if self._target is not None and self._target == self._late_target:
-            return True
-        longest_ns = max((p.step_ns for p in self._profiles()), default=0)
-        return self._denied_ns is not None and now_ns - self._denied_ns > max(
-            LATE_NS, LATE_STEPS * longest_ns
-        )
+    def _age_steps(self) -> int:
+        """How many steps the ranks have gone on since the present target's."""
+        pulses = [watched.page.pulse() for watched in self._watched.values()]
+        step = max((pulse.step for pulse in pulses if pulse is not None), default=NO_STEP)
+        return 0 if self._target is None else step - self._target.step
+
+    @property
+    def _step_ns(self) -> int:
+        """Of the rank with the longest steps; 0 before any is known."""
+        return max((profile.step_ns for profile in self._profiles()), default=0)
 
     # -- what the ranks do
 

@@ -66,8 +66,8 @@ class NoWrongBytes(Checker):
         inspection = Inspection(machine, self.job.around.settings.job_dir)
         copies = [
             payload
-            for r, header, payload, _ in inspection.proven("held")
-            if (r, header.stamp) == (rank, stamp)
+            for _, header, payload, _ in inspection.proven("held", rank)
+            if header.stamp == stamp
         ]
         if copies:
             oracle = self.job.around.oracle

@@ -40,12 +40,14 @@ class Inspection:
         self._memory = SimMemory(machine.files, onlooker(machine))
         self._job_dir = job_dir
 
-    def proven(self, part: str = "") -> list[tuple[int, SlotHeader, bytes, bytes]]:
+    def proven(
+        self, part: str = "", only: int | None = None
+    ) -> list[tuple[int, SlotHeader, bytes, bytes]]:
         """(rank, header, payload, manifest) of every sealed snapshot that proves: the ranks' own,
-        or in `held` or `parity`."""
+        or in `held` or `parity`; of all ranks, or of one."""
         root = self._job_dir / part if part else self._job_dir
         found = []
-        for rank in ranks_in(self._memory, root):
+        for rank in ranks_in(self._memory, root) if only is None else [only]:
             for path in slot_paths(self._memory, root, rank):
                 try:
                     slot = Slot(self._memory, path)

@@ -297,8 +297,12 @@ class SimCarrier:
             at = 0
             while at < end and endpoint.closing is None:
                 buffer = endpoint.get_buffer()
-                nbytes = min(end - at, len(buffer))
-                buffer[:nbytes] = piece[at : at + nbytes]
+                nbytes = len(buffer)
+                if nbytes >= end - at:
+                    nbytes = end - at
+                    buffer[:nbytes] = piece[at:] if at else piece
+                else:
+                    buffer[:] = piece[at : at + nbytes]
                 at += nbytes
                 endpoint.buffer_updated(nbytes, now_ns)
         self._is_receiving = False

@@ -10,16 +10,19 @@ page, too, when its writer stops there.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
 from keepstep.errors import MemoryBudgetError
-from keepstep.model.units import human_bytes
+from keepstep.model.units import KIB, human_bytes
 from keepstep.ports import Region
 from keepstep.sim.protocol.world.world import Killed, Process
 
 Seen = Callable[[Process, str, memoryview, int, bytes], None]
+
+SPARSE_BYTES = 32 * KIB  # from here on a file's memory is taken only where something is written
 
 
 class File:
@@ -28,7 +31,7 @@ class File:
     __slots__ = ("data", "exclusive", "named", "regions", "shared")
 
     def __init__(self, nbytes: int) -> None:
-        self.data = bytearray(nbytes)
+        self.data = bytearray(nbytes) if nbytes < SPARSE_BYTES else mmap.mmap(-1, nbytes)
         self.named = True
         self.regions = 0
         self.shared: list[SimRegion] = []
@@ -47,6 +50,7 @@ class MachineFiles:
         self.used_bytes = 0
         self.most_bytes = 0
         self.eaten_bytes = 0  # by something that is none of ours
+        self.renamed = 0  # how often a name has come to lead elsewhere
         self._directories: dict[str, dict[str, File | None]] = {}  # None: a directory
 
     def find(self, path: str) -> File | None:
@@ -61,6 +65,7 @@ class MachineFiles:
         directory, _, name = path.rpartition("/")
         entries = self._make_directory(directory)
         old = entries.get(name)
+        self.renamed += 1
         fresh = entries[name] = File(nbytes)
         self.used_bytes += nbytes
         self.most_bytes = max(self.most_bytes, self.used_bytes)
@@ -93,6 +98,7 @@ class MachineFiles:
         entries = self._directories.get(directory, {})
         if name not in entries:
             raise FileNotFoundError(f"{path}: nothing there to rename")
+        self.renamed += 1
         moved = entries.pop(name)
         directory, _, name = to.rpartition("/")
         entries = self._make_directory(directory)
@@ -109,6 +115,7 @@ class MachineFiles:
         entries = self._directories.get(directory, {})
         if name not in entries:
             return
+        self.renamed += 1
         found = entries.pop(name)
         if found is not None:
             self._unname(found)
@@ -129,11 +136,23 @@ class MachineFiles:
 class SimRegion:
     """`ports.Region`: one process's map of a file."""
 
-    __slots__ = ("_file", "_memory", "_name", "address", "nbytes", "path", "view")
+    __slots__ = (
+        "_file",
+        "_is_there",
+        "_looked",
+        "_memory",
+        "_name",
+        "address",
+        "nbytes",
+        "path",
+        "view",
+    )
 
-    def __init__(self, memory: SimMemory, path: Path, file: File) -> None:
+    def __init__(self, memory: SimMemory, path: Path, name: str, file: File) -> None:
         self.path = path
-        self._name = str(path)
+        self._name = name
+        self._looked = -1  # how often names had changed when this one was looked at last
+        self._is_there = True
         self._memory = memory
         self._file = file
         self.nbytes = len(file.data)
@@ -175,7 +194,11 @@ class SimRegion:
         self.view[at : at + len(data)] = data
 
     def is_there(self) -> bool:
-        return self._memory.files.find(self._name) is self._file
+        files = self._memory.files
+        if files.renamed != self._looked:
+            self._looked = files.renamed
+            self._is_there = files.find(self._name) is self._file
+        return self._is_there
 
     def close(self) -> None:
         if self in self._memory.regions:
@@ -208,23 +231,25 @@ class SimMemory:
 
     def open(self, path: Path) -> Region:
         self.process.touch("open")
-        file = self.files.find(str(path))
+        name = str(path)
+        file = self.files.find(name)
         if file is None:
             raise FileNotFoundError(f"{path}: no such file")
-        if not file.data:
+        if not len(file.data):
             raise ValueError(f"{path} is empty")
-        return SimRegion(self, path, file)
+        return SimRegion(self, path, name, file)
 
     def create(self, path: Path, nbytes: int) -> Region:
         failed = self.process.touch("create")
-        file = None if failed else self.files.make(str(path), nbytes)
+        name = str(path)
+        file = None if failed else self.files.make(name, nbytes)
         if file is None:
             free = human_bytes(self.free_bytes(path))
             raise MemoryBudgetError(
                 f"a slot of {human_bytes(nbytes)} does not fit into {path.parent}: {free} "
                 "are free there"
             )
-        return SimRegion(self, path, file)
+        return SimRegion(self, path, name, file)
 
     def ensure(self, path: Path, nbytes: int) -> Region:
         return (

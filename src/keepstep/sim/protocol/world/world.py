@@ -91,9 +91,9 @@ class World:
         self.on_crash: Callable[[Crash], None] = _nobody
         # Hears of every port call before it is made, in the process that makes it.
         self.on_call: Callable[[Process, str], None] | None = None
-        self.calls: dict[str, int] = {}  # of ports, by the role of the process that made them
         self.stopped = False
         self._fault = fault
+        self._calls: dict[str, PortCalls] = {}
         self._heap: list[tuple[int, int, Process | None, Callable[..., None], tuple[Any, ...]]] = []
         self._sequence = 0
 
@@ -144,11 +144,19 @@ class World:
         except ENDS as error:
             self._ended(whose, error)
 
-    def is_due(self, role: str) -> bool:
-        """Count a port call of a process with this role: is it the one that fails?"""
-        calls = self.calls[role] = self.calls.get(role, 0) + 1
-        fault = self._fault
-        return fault is not None and fault.role == role and fault.call == calls
+    def calls_of(self, role: str) -> PortCalls:
+        """The port calls of all processes with this role."""
+        calls = self._calls.get(role)
+        if calls is None:
+            fault = self._fault
+            is_faulty = fault is not None and fault.role == role
+            calls = self._calls[role] = PortCalls(fault.call if fault and is_faulty else 0)
+        return calls
+
+    @property
+    def calls(self) -> dict[str, int]:
+        """How many calls of ports there were, by the role of the process that made them."""
+        return {role: calls.count for role, calls in self._calls.items() if calls.count}
 
     @property
     def is_fault_deadly(self) -> bool:
@@ -170,6 +178,16 @@ class PortFault:
     role: str
     call: int
     is_deadly: bool = True
+
+
+class PortCalls:
+    """Of all processes with one role. `fails_at`: the number of the one that fails; 0: none."""
+
+    __slots__ = ("count", "fails_at")
+
+    def __init__(self, fails_at: int) -> None:
+        self.count = 0
+        self.fails_at = fails_at
 
 
 class Process:
@@ -196,6 +214,7 @@ class Process:
         self.on_end: list[Callable[[], None]] = []
         self.dies_at_call = 0  # counted down by `touch`
         self._is_dying = False
+        self._calls = world.calls_of(role)
         self._spent_ns = 0
         self.is_stopped = False
         self.cpu_ns = 0
@@ -212,7 +231,9 @@ class Process:
             world.on_call(self, " ".join(what))
         if self._is_dying or not self.alive:
             raise Killed(f"a port was called after its end: {' '.join(what)}")
-        if world.is_due(self.role):
+        calls = self._calls
+        calls.count += 1
+        if calls.count == calls.fails_at:
             world.note(self.name, f"a port call fails: {' '.join(what)}")
             if world.is_fault_deadly:
                 self._die(*what)
