@@ -43,7 +43,9 @@ rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(7)
 model = nn.Sequential(nn.Linear(16, 31), nn.Tanh(), nn.Dropout(0.2), nn.Linear(31, 1))
 if kind in ("fsdp", "hsdp"):
-    mesh = init_device_mesh("cpu", (world,) if kind == "fsdp" else (world // 2, 2))
+    mesh = init_device_mesh("cpu", (world,))
+    if kind == "hsdp":
+        mesh = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("replicate", "shard"))
     for layer in (model[0], model[3]):
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
