@@ -22,6 +22,7 @@ from keepstep.errors import (
     MemoryBudgetError,
     PeerLost,
     StoreError,
+    UnsavedError,
 )
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ __all__ = [
     "MemoryBudgetError",
     "PeerLost",
     "StoreError",
+    "UnsavedError",
     "__version__",
     "init_process_group",
     "protect",

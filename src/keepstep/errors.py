@@ -8,6 +8,7 @@
     +-- DamageError        bytes that fail their checksum: names the file, block, expected and found
     +-- KeeperError        the keeper could not be started or reached
     +-- StoreError         the store could not be read or written
+    |   +-- UnsavedError   a training's last step is not in the store, and was to be
     +-- MeetingError       the nodes could not meet, or the place where they met is gone
     +-- PeerLost           another rank is lost, and this process cannot go on without a restart
 
@@ -47,6 +48,10 @@ class KeeperError(KeepstepError):
 
 class StoreError(KeepstepError):
     """The store could not be read or written."""
+
+
+class UnsavedError(StoreError):
+    """The last step of a training is not in the store. Its memory is kept as after any failure."""
 
 
 class MeetingError(KeepstepError):

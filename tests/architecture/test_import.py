@@ -27,6 +27,7 @@ EXPORTED = {
         "DamageError",
         "KeeperError",
         "StoreError",
+        "UnsavedError",
     ),
 }
 

@@ -42,8 +42,10 @@ keepstep.init_process_group()
 rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(7)
 model = nn.Sequential(nn.Linear(16, 31), nn.Tanh(), nn.Dropout(0.2), nn.Linear(31, 1))
-if kind == "fsdp":
+if kind in ("fsdp", "hsdp"):
     mesh = init_device_mesh("cpu", (world,))
+    if kind == "hsdp":
+        mesh = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("replicate", "shard"))
     for layer in (model[0], model[3]):
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -214,7 +216,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("kind", "ranks", "standby"), [("ddp", 2, 0), ("ddp", 4, 1), ("fsdp", 2, 1)]
+    ("kind", "ranks", "standby"),
+    [
+        ("ddp", 2, 0),
+        ("ddp", 4, 1),
+        ("fsdp", 2, 1),
+        pytest.param("fsdp", 4, 0, marks=pytest.mark.soak),
+        pytest.param("hsdp", 4, 0, marks=pytest.mark.soak),
+    ],
 )
 def test_the_others_stay_in_their_process_and_the_end_is_the_same(
     started: Any, undisturbed: Any, kind: str, ranks: int, standby: int

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from keepstep.edge.os.threads import run_acts
 from keepstep.edge.torch import restore
@@ -290,3 +293,20 @@ def test_python_values_are_taken_at_the_boundary(room: Room) -> None:
     room.seal(copy)
     header, layout = room.slot.verify()
     assert restore.open_snapshot(protected, room.slot, header, layout).tree["log"] == ["a"]
+
+
+def test_an_operation_on_a_dtensor_tears_its_local_part(room: Room) -> None:
+    """The local part's own counter stands still then (measured, torch 2.13)."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        weight = nn.Parameter(distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)]))
+        optimizer = torch.optim.SGD([weight], 0.1)
+        protected = Protected.of({"weight": weight, "optimizer": optimizer}, lazy=True)
+        copy = room.begin(protected.gather())
+        with torch.no_grad():
+            weight.mul_(2)
+        run_acts(copy.copy_still())
+        assert copy.moved == ["weight"]
+    finally:
+        dist.destroy_process_group()

@@ -40,7 +40,7 @@ from keepstep.edge.torch.loader import Loader
 from keepstep.edge.torch.membership import membership
 from keepstep.edge.torch.process_groups import TorchGroups, gather_objects, process_group
 from keepstep.edge.torch.state import Protected
-from keepstep.errors import ConfigError, KeepstepError, StoreError
+from keepstep.errors import ConfigError, KeepstepError, StoreError, UnsavedError
 from keepstep.model.messages.keeper_rank import CheckpointDone
 from keepstep.model.snapshot import Phase
 from keepstep.runtime.job_name import default_job
@@ -381,7 +381,7 @@ class Job:
         """The training is over: seal what is under way, write the last step to the store if there
         is one, release the memory.
 
-        Raises StoreError when the last completed step cannot be written: the memory is kept then,
+        Raises UnsavedError when the last completed step cannot be written: the memory is kept then,
         as after any failure, and the same command goes on from it.
 
         Called by itself at interpreter exit when `steps` ran to its end; call it after leaving the
@@ -399,7 +399,7 @@ class Job:
         self._driver.wait(lambda: bool(closed))
         self._driver.close()
         if self._rank.unsaved:
-            error = StoreError(self._rank.unsaved)
+            error = UnsavedError(self._rank.unsaved)
             write_error_file(error, os.environ)
             raise error
 
@@ -460,7 +460,7 @@ class Job:
         try:
             with contextlib.suppress(OSError):
                 self.close(ok=self._finished)
-        except StoreError as error:
+        except UnsavedError as error:
             print(f"keepstep: {error}", file=sys.stderr, flush=True)
             exit_with(1)
 

@@ -352,7 +352,7 @@ class Program:
 
     def _closed(self, rank: Rank) -> None:
         if rank.unsaved:
-            self.report = ErrorReport(f"StoreError: {rank.unsaved}")
+            self.report = ErrorReport(f"UnsavedError: {rank.unsaved}")
         self._exit(1 if rank.unsaved else 0)
 
     def terminated(self, signum: int) -> None:
