@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 # How loud an event is in the log, as `logging` counts.
-INFO, WARNING, ERROR = 20, 30, 40
+DEBUG, INFO, WARNING, ERROR = 10, 20, 30, 40
 
 # What each kind of event means, by who records it.
 KINDS = {

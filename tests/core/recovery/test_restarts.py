@@ -133,6 +133,20 @@ def test_a_program_that_crashes_at_the_same_step_is_not_restarted_for_ever(code:
     )
 
 
+def early_crash(error: str, step: int | None = None) -> RanksExited:
+    failure = Failure(Cause.CRASH, 0, step=step, error=error)
+    return RanksExited((Exit(0, 1, error, failure),), at_ns=2 * S_NS)
+
+
+def test_the_same_error_before_any_step_is_not_tried_a_third_time() -> None:
+    missing = "ModuleNotFoundError: No module named 'x'"
+    assert crash_loop([early_crash(missing)] * 2) == [RestartAll, End]
+    other = [early_crash(missing), early_crash("OSError: no"), early_crash(missing)]
+    assert crash_loop(other) == [RestartAll, RestartAll, End], "three are too many in any case"
+    assert crash_loop([early_crash(missing, 4), early_crash(missing)]) == [RestartAll, RestartAll]
+    assert crash_loop([early_crash("")] * 2) == [RestartAll, RestartAll], "nobody knows why"
+
+
 def test_without_steps_only_early_crashes_count() -> None:
     assert crash_loop([exits(EARLY_S, (0, 1))] * 3) == [RestartAll, RestartAll, End]
     assert End not in crash_loop([exits(LATE_S, (0, 1))] * 10)

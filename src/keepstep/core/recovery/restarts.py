@@ -231,7 +231,7 @@ class Restarts:
         plan = (
             "starting what is missing, the others stay in their process"
             if keep
-            else f"restarting all {self.world_size} ranks from memory"
+            else f"restarting all {self.world_size} ranks{_from_memory(failure)}"
         )
         mine = None if setback.heard else failure
         return RestartAll(
@@ -246,7 +246,13 @@ class Restarts:
 
     def _program_is_wrong(self, finding: Finding | None) -> Finding | None:
         """Whether it failed too often without a new step, whatever it said and wherever that
-        was."""
+        was; twice is enough of the same error before the first step."""
+        if finding is None and (early := self._same_before_any_step()):
+            why = (
+                f"the program failed twice in the same way before keepstep.protect "
+                f"({early[-1].error}), a restart will not help"
+            )
+            return Finding("code", why, early)
         if len(self._crashes) < SAME_CRASHES or (finding is not None and finding.kind == "code"):
             return None
         why = (
@@ -256,6 +262,15 @@ class Restarts:
         if finding is not None:
             why += f"; {finding.why}; no other hardware was there to try it on"
         return Finding("code", why, tuple(self._crashes))
+
+    def _same_before_any_step(self) -> tuple[Failure, ...]:
+        """The last two crashes, if they were the same and in no step: what a missing module or
+        file, or a typo, looks like."""
+        last = self._crashes[-2:]
+        told = {failure.error for failure in last if failure.step is None}
+        is_same = len(last) == 2 and len(told) == 1 and "" not in told
+        early = all(failure.step is None for failure in last)
+        return tuple(last) if is_same and early else ()
 
     def _why_give_up(self, finding: Finding | None, spent: Spent | None) -> str:
         if finding is not None and finding.kind == "code":
@@ -373,3 +388,11 @@ class Restarts:
 
 def _seconds(duration_ns: int) -> str:
     return f"{duration_ns / S_NS:.1f} s"
+
+
+def _from_memory(failure: Failure | None) -> str:
+    """A program that failed before its first step has nothing there."""
+    if failure is None or failure.cause is not Cause.CRASH or not failure.error:
+        return " from memory"
+    is_early = failure.step is None and failure.completed_step is None
+    return "" if is_early else " from memory"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from keepstep.core.recovery.standby import can_become
 from keepstep.edge.shm.status_page import read_status
-from keepstep.model.events import WARNING
+from keepstep.model.events import DEBUG, WARNING
 from keepstep.model.launch import REJOIN, Launch, RankAssignment, RankEnd
 from keepstep.model.restarts import RegroupLate, RestartAll
 from keepstep.model.units import S_NS, human_ns
@@ -174,7 +174,7 @@ class RankGroup:
         self._end_regroup()
         if action.refused and self.place.attempt >= 0:
             why = f"the ranks do not stay in their process: {action.refused}"
-            self._world.journal.record("refused", why, rung="regroup", why=action.refused)
+            self._world.journal.record("refused", why, DEBUG, rung="regroup", why=action.refused)
 
         def killed(undead: list[int]) -> None:
             if not undead:

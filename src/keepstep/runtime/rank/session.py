@@ -38,6 +38,7 @@ from keepstep.edge.torch.job_data import JobData
 from keepstep.edge.torch.live_state import TorchState
 from keepstep.edge.torch.loader import Loader
 from keepstep.edge.torch.membership import membership
+from keepstep.edge.torch.opening_lines import position_line, protected_line
 from keepstep.edge.torch.process_groups import TorchGroups, gather_objects, process_group
 from keepstep.edge.torch.state import Protected
 from keepstep.errors import ConfigError, KeepstepError, StoreError, UnsavedError
@@ -49,7 +50,6 @@ from keepstep.runtime.rank.bootstrap import NodeFacts
 from keepstep.runtime.rank.driver import Driver
 from keepstep.runtime.rank.identity import identity_of, place_of_newcomer
 from keepstep.runtime.rank.joining import Joined, Joining
-from keepstep.runtime.rank.opening_lines import position_line, protected_line
 from keepstep.runtime.rank.rank import Rank, Stage
 from keepstep.runtime.rank.step import Step
 from keepstep.runtime.rank.world import RankIdentity, RankOptions, RankWorld
@@ -194,8 +194,10 @@ class Job:
             rank.abandon()
             raise
         if self._who.rank == 0:
-            self._journal.record("protected", protected_line(self._who.job, self._protected, rank))
-            self._journal.record("goes-on", position_line(rank), step=rank.step)
+            what = protected_line(self._who.job, self._protected, rank.plan)
+            self._journal.record("protected", what)
+            where = position_line(rank.resumed, rank.lost_steps)
+            self._journal.record("goes-on", where, step=rank.step)
         return rank
 
     def _wait_until_ready(self, rank: Rank) -> None:

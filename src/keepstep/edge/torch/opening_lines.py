@@ -7,26 +7,25 @@ from __future__ import annotations
 
 from keepstep.edge.torch.parts import kind_of
 from keepstep.edge.torch.state import Protected
-from keepstep.runtime.rank.rank import Rank
+from keepstep.model.messages.keeper_rank import StateOffered
 
 
-def protected_line(job: str, protected: Protected, rank: Rank) -> str:
-    """What is protected, in how much memory, and how to start over."""
+def protected_line(job: str, protected: Protected, memory: str) -> str:
+    """What is protected, in how much memory (in words), and how to start over."""
     parts = [f"{name} ({kind_of(value)})" for name, value in protected.objects.items()]
     parts += [f"{name} (value)" for name in protected.values]
     return (
-        f"job {job} is protected: {', '.join(parts)}, random states; {rank.plan}; to start over, "
+        f"job {job} is protected: {', '.join(parts)}, random states; {memory}; to start over, "
         "set KEEPSTEP_FRESH=1 (keepstep run --fresh)"
     )
 
 
-def position_line(rank: Rank) -> str:
-    """Where it begins, and why there."""
-    resumed = rank.resumed
+def position_line(resumed: StateOffered | None, lost_steps: int) -> str:
+    """Where it begins, and why there. `lost_steps`: completed before, and to be done again."""
     if resumed is None or resumed.source == "fresh":
         why = "" if resumed is None else f": {resumed.why}"
         return f"begins at step 0{why}"
-    lost = "no completed step" if not rank.lost_steps else f"{rank.lost_steps} completed steps"
+    lost = f"{lost_steps} completed steps" if lost_steps else "no completed step"
     return (
         f"goes on with the run before: resumed step {resumed.step} from {resumed.source}, {lost} "
         f"lost: {resumed.why}"
