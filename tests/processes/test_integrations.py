@@ -53,6 +53,15 @@ def test_accelerate(tmp_path: Path, ranks: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
+def test_trl(tmp_path: Path, ranks: int) -> None:
+    ends_with = (
+        "trainer.model.state_dict(), trainer.optimizer.optimizer.state_dict(), "
+        "trainer.state.global_step"
+    )
+    run(tmp_path, "trl_sft", "trl", ends_with, ranks, held_step=3)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_components(tmp_path: Path, ranks: int) -> None:
     ends_with = (
         "[part.state_dict() for part in trainer.model_parts], "
