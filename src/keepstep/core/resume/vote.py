@@ -243,6 +243,11 @@ class Vote:
                 stamp,
                 f"{why_not_memory}; the newest usable checkpoint is of {stamp}{after}",
             )
+        return self._without_source(why_not_memory, after)
+
+    def _without_source(self, why_not_memory: str, after: str) -> list[Action]:
+        """Neither memory nor the store has anything to offer: a fresh start, or nobody goes on when
+        something was there."""
         foreign = sorted(
             {b.foreign_world for b in self.ballots.values() if b.foreign_world is not None}
         )

@@ -16,7 +16,7 @@ from keepstep.edge.torch.beside import learning
 from keepstep.edge.torch.dcp.read import read_checkpoint
 from keepstep.edge.torch.fits import buffer_names, check_kinds, growth
 from keepstep.edge.torch.parts import kind_of, parameters_of
-from keepstep.edge.torch.restore import Opened, apply
+from keepstep.edge.torch.restore import Unpacked, apply
 from keepstep.edge.torch.state import BESIDE, LOADERS, RNG, Protected
 from keepstep.edge.torch.tree import local_part, named_tensors
 
@@ -61,7 +61,7 @@ def load(url: str, step: int, rank: int, world_size: int, protected: Protected) 
             "random states stay as the program seeded them"
             + (f"; values of rank 0 serve all for {', '.join(others)}" if others else "")
         )
-    opened = Opened(loaded.tree, about, _same(loaded.tree), are_plain=True)
+    opened = Unpacked(loaded.tree, about, _same(loaded.tree), are_plain=True)
     return remarks + apply(protected, opened)
 
 

@@ -4,7 +4,7 @@ are.
 Comes in: the things by their names. Goes out: modules, optimizers, schedulers and other stateful
 objects, and generators, each by the dotted path that leads to it; lists, tuples and dicts are
 looked into. Whatever else there is stays a value: it is pickled, and a part inside it leaves a
-`Part` in its place. What would come back as a dead copy (a module inside an object of the user's
+`PlaceOfPart` there. What would come back as a dead copy (a module inside an object of the user's
 own) is refused by name.
 """
 
@@ -22,7 +22,7 @@ from keepstep.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PlaceOfPart:
     """Stands in a value where a part of that path is."""
 
     path: str

@@ -30,7 +30,7 @@ from keepstep.model.snapshot import SlotHeader
 
 
 @dataclass(frozen=True)
-class Opened:
+class Unpacked:
     """A state that fits, ready to be loaded. `about`: what it says of its parts; `same` and
     `are_plain`: see `Refill`."""
 
@@ -70,7 +70,7 @@ class _Tensors(Sequence[torch.Tensor]):
         return self._copies[index]
 
 
-def open_snapshot(protected: Protected, slot: Slot, header: SlotHeader, layout: Layout) -> Opened:
+def open_snapshot(protected: Protected, slot: Slot, header: SlotHeader, layout: Layout) -> Unpacked:
     """The state of a verified slot, checked against what is protected. Raises LayoutError; changes
     nothing."""
     objects = bytes(slot.payload[layout.objects_offset : header.payload_bytes])
@@ -78,7 +78,7 @@ def open_snapshot(protected: Protected, slot: Slot, header: SlotHeader, layout: 
     tree = rebuild(objects, tensors, protected.meshes())
     about = tree.pop(ABOUT)
     check(protected, about, layout)
-    return Opened(tree, about, tensors.same)
+    return Unpacked(tree, about, tensors.same)
 
 
 def caveats(protected: Protected, world_size: int) -> list[str]:
@@ -109,7 +109,7 @@ def _copied_on_load(protected: Protected) -> set[str]:
     return names
 
 
-def apply(protected: Protected, opened: Opened) -> list[str]:
+def apply(protected: Protected, opened: Unpacked) -> list[str]:
     """Load a tree into the live objects, random states last. Returns remarks about what could not
     be set. Raises LayoutError naming the part that refuses what was saved."""
     tree, refill = opened.tree, Refill(opened.same, opened.are_plain)

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 # what torch's own DCP uses
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from keepstep.edge.torch.parts import Part, refuse_dead, unwrapped
+from keepstep.edge.torch.parts import PlaceOfPart, refuse_dead, unwrapped
 from keepstep.errors import ConfigError, LayoutError
 from keepstep.model.layout import Shard, TensorSpec
 
@@ -166,7 +166,7 @@ class TreePickler(pickle.Pickler):
             if self._in_values:
                 path = self._parts.get(id(unwrapped(value)))
                 if path is not None:
-                    return Part, (path,)
+                    return PlaceOfPart, (path,)
                 refuse_dead(value)
             return NotImplemented
         if not _is_plain(value):

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from keepstep.edge.torch.parts import Part
+from keepstep.edge.torch.parts import PlaceOfPart
 from keepstep.edge.torch.tree import local_part
 
 BY_NAME = (
@@ -92,7 +92,7 @@ class Refill:
 
     def _fill(self, live: Any, saved: Any) -> Any:
         """The live object with the saved content, or what takes its place."""
-        if isinstance(saved, Part):
+        if isinstance(saved, PlaceOfPart):
             return live
         if isinstance(saved, (int, float, str, bytes)) or saved is None:
             return saved
