@@ -53,6 +53,7 @@ def test_the_document_keeps_its_shape(machine: Any) -> None:
             "world_size",
             "horizon",
             "horizon_age_ns",
+            "period_steps",
             "checkpoint",
         ),
         *("protection", "ranks", "slots", "held", "nodes", "incident", "account"),

@@ -472,7 +472,7 @@ class HastyVote(Vote):
         if self.offer is None or number != self.offer.number:
             return []
         offer = self.offer
-        self.loaded.add(rank)
+        self.loaded[rank] = number
         return [Go(self.epoch, offer)]
 
 

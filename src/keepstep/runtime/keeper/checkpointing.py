@@ -160,7 +160,7 @@ class Checkpointing:
         now_ns = self._clock.monotonic_ns()
         newest = cut(holdings, world_size or 1)
         reached = max(_step_of(newest), -1 if self._newest is None else self._newest)
-        settled = _settled(holdings)
+        settled = _settled(holdings, world_size or 1)
         ready = [r for r in self._requests if _is_ready(r, reached, settled, anybody, now_ns)]
         if not ready:
             return
@@ -348,10 +348,10 @@ def _step_of(stamp: Stamp | None) -> int:
     return -1 if stamp is None else stamp.step
 
 
-def _settled(holdings: Sequence[Holding]) -> int:
-    """The newest step about which all have decided; -1 while anything is being written. What is not
-    common by then never will be."""
-    if any(h.pending is not None for h in holdings):
+def _settled(holdings: Sequence[Holding], world_size: int) -> int:
+    """The newest step about which all have decided; -1 while anything is being written, or not all
+    are known: a mesh has just begun. What is not common by then never will be."""
+    if len(holdings) < world_size or any(h.pending is not None for h in holdings):
         return -1
     return min((h.decided_step for h in holdings), default=-1)
 

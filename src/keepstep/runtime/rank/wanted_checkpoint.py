@@ -16,6 +16,8 @@ from keepstep.runtime.rank.world import RankWorld
 AGAIN_NS = 2 * S_NS
 KEEPER_WITHIN_NS = 60 * S_NS  # how long a keeper may be missing
 TRIES = 4  # with a keeper that is there
+# What took so long to be refused was waited for already: those who write it had not died.
+TRIES_WITHIN_NS = 30 * S_NS
 
 
 class WantedCheckpoint:
@@ -37,8 +39,10 @@ class WantedCheckpoint:
         self._answered = answered
         self._tries = 0
         self._missing_since_ns: int | None = None
+        self._asked_ns = 0
 
     def begin(self) -> None:
+        self._asked_ns = self._world.clock.monotonic_ns()
         self._keeper.persist(self._step, self._why, self._heard)
 
     def _heard(self, done: CheckpointDone) -> None:
@@ -53,11 +57,11 @@ class WantedCheckpoint:
         """Whether asking again may."""
         if self._step is not None and done.step is not None and done.step < self._step:
             return False  # it is not in memory, and never will be
+        now_ns = self._world.clock.monotonic_ns()
         if self._keeper.is_connected:
             self._missing_since_ns = None
             self._tries += 1
-            return self._tries < TRIES
-        now_ns = self._world.clock.monotonic_ns()
+            return self._tries < TRIES and now_ns - self._asked_ns < TRIES_WITHIN_NS
         if self._missing_since_ns is None:
             self._missing_since_ns = now_ns
         return now_ns - self._missing_since_ns < KEEPER_WITHIN_NS
