@@ -5,6 +5,7 @@ simulation."""
 from __future__ import annotations
 
 import secrets
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -85,7 +86,14 @@ class EmbeddedTown(LoopTown):
         return open_embedded(self.loop, self._endpoint, f"{job}/", opened, unexpected, lost)
 
     def lose(self) -> None:
+        """Once it answers nobody any more: its thread takes a moment to end."""
         self._host.close()
+        self._look()
+        self.until(lambda: not self._answers())
+
+    def _answers(self) -> bool:
+        with socket.socket() as asking:
+            return asking.connect_ex(self._endpoint) == 0
 
     def close(self) -> None:
         """And leave no thread behind: one in torch's store may abort the interpreter at its
