@@ -28,12 +28,12 @@ _torch.set_num_threads(1)
 _random.seed(0)
 _end_step = _keepstep.Job.step_end
 
-def _step_end(job):
+def _step_end(job, is_last=False):
     if job.step + 1 == int(_os.environ["HELD_STEP"]):
         open(f"{_os.environ['RESULTS']}/held-{job.rank}", "w").close()
         while not _os.path.exists(f"{_os.environ['RESULTS']}/go-on"):
             _time.sleep(0.01)
-    counts = _end_step(job)
+    counts = _end_step(job, is_last)
     assert job._drain(job._rank.drain, 60), "steps as short as these would be skipped now and then"
     return counts
 

@@ -343,7 +343,7 @@ def test_ranks_outlive_their_agent(start: Start) -> None:
 
 
 def test_a_killed_agent_is_followed_by_another_one(start: Start) -> None:
-    run = start(TRAINING, args=FOR_EVER)
+    run = start(TRAINING, "--standby", "0", args=FOR_EVER)
     until(
         lambda: (
             (status := read_status(MEMORY, run.arena_dir / "keepstep-t", 0)) is not None

@@ -282,7 +282,7 @@ def test_a_node_whose_ranks_ended_well_runs_them_again_when_another_fails(machin
 
 
 def test_a_program_that_fails_everywhere_ends_everywhere(machines: Begin) -> None:
-    job = machines("sleep 0.2; exit 7")
+    job = machines("sleep 0.2; exit $((7 + KEEPSTEP_ATTEMPT))")
     nodes = job.start_two()
     ended = [node.ended() for node in nodes]
     assert [code for code, _ in ended] == [70, 70], ended
@@ -293,6 +293,14 @@ def test_a_program_that_fails_everywhere_ends_everywhere(machines: Begin) -> Non
     assert any(
         "the program failed 3 times in a row without a new step" in sentence for sentence in why
     )
+
+
+def test_what_fails_twice_in_the_same_way_before_protect_is_not_tried_again(
+    machines: Begin,
+) -> None:
+    nodes = machines("sleep 0.2; exit 7").start_two()
+    assert [node.ended()[0] for node in nodes] == [70, 70]
+    assert [len(node.events("ranks-restarted")) for node in nodes] == [1, 1]
 
 
 def test_the_same_failure_on_another_host_is_the_programs(machines: Begin) -> None:
