@@ -3,7 +3,10 @@ never many steps old.
 
 Judged where a snapshot is surely whole before the next step ends: steps of a second or more,
 captures that take a small part of one, and a network that has room for the copies. Where copies
-wait for a network that is idle, it may be older by as many steps as they may wait.
+wait for a network that is idle, it may be older by as many steps as they may wait. A rank whose
+program changes its state in place loses one snapshot in its process's life, and copies that state
+at the boundary from then on: the first tear of each is something that has gone wrong, a second one
+is no excuse.
 
 Not verified: how old it is where captures or copies are slower than steps; nor after damage, or
 when something else has taken a machine's memory.
@@ -12,6 +15,7 @@ when something else has taken a machine's memory.
 from __future__ import annotations
 
 from keepstep.core.pacing.gate import LATE_STEPS
+from keepstep.model.events import Event
 from keepstep.model.messages.peers import HorizonWord, MeshMessage
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import KIB, S_NS
@@ -21,6 +25,7 @@ from keepstep.sim.protocol.checkers.inspection import restorable
 from keepstep.sim.protocol.job.job import SimJob
 from keepstep.sim.protocol.job.program import Program
 from keepstep.sim.protocol.wire.links import SimLinks
+from keepstep.sim.protocol.world.machine import Machine
 
 MIN_STEP_NS = 1 * S_NS
 MIN_BYTES_PER_S = 20 * KIB
@@ -47,6 +52,8 @@ class TheCutMoves(Checker):
         self._quiet_ns = 0  # from then on
         self._quiet_steps = 0
         self._committed = -1  # step, as the leader has said in this epoch
+        self._programs: dict[str, Program] = {}  # by their names in the journal
+        self._torn: set[Program] = set()  # once: from then on they copy at the boundary
 
     def struck(self, what: str) -> None:
         lasts_ns = 0 if what.startswith(AT_ONCE) else self._lasts_ns
@@ -54,6 +61,14 @@ class TheCutMoves(Checker):
         self._quiet_steps = 0
         if "takes a machine's memory" in what:
             self._is_judged = False
+
+    def joined(self, program: Program) -> None:
+        self._programs[f"rank {program.who.rank}"] = program
+
+    def recorded(self, machine: Machine, event: Event) -> None:
+        if event.kind == "torn" and (program := self._programs[event.who]) not in self._torn:
+            self._torn.add(program)
+            self._quiet_steps = 0
 
     def went(self, program: Program, source: str, stamp: Stamp, epoch: int) -> None:
         self._quiet_steps = 0
