@@ -361,6 +361,7 @@ class RankRoom:
             has_store=False,
             persist_every_steps=0,
             shows_profile=False,
+            grace_s=300.0,
             fresh_run=None,
         )
         (home / "keepstep-j").mkdir(exist_ok=True)
@@ -521,8 +522,8 @@ class FakeProcesses:
         if told:
             self._ended(told)
 
-    def end_orphans(self, agent_pid: int, then: Callable[[list[int]], None]) -> None:
-        self.orphans.append(agent_pid)
+    def end_orphans(self, agent_pids: Sequence[int], then: Callable[[list[int]], None]) -> None:
+        self.orphans.extend(agent_pids)
         self._time.after(1, lambda: then([11, 12]))
 
     def summary(self, ends: Sequence[tuple[int, int]]) -> str:

@@ -74,10 +74,11 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Predecessor:
-    """The agent of this node that was killed before this one: its process, and the newest attempt
-    of which it may have started ranks; -1: of none."""
+    """The agents of this node that were killed before this one, since one of them took part in an
+    attempt: their processes, and the newest attempt of which they may have started ranks; -1: of
+    none."""
 
-    pid: int
+    pids: tuple[int, ...]
     attempt: int
 
 

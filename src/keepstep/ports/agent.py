@@ -124,9 +124,9 @@ class RankProcesses(Protocol):
     def kill(self, ranks: Collection[int]) -> None:
         """SIGKILL to these and their children; `ended` tells when they are gone."""
 
-    def end_orphans(self, agent_pid: int, then: Callable[[list[int]], None]) -> None:
-        """SIGKILL to all processes that this agent of the job, which is dead, had started; `then`
-        hears which those were, once they are gone."""
+    def end_orphans(self, agent_pids: Sequence[int], then: Callable[[list[int]], None]) -> None:
+        """SIGKILL to all processes that these dead agents of the job had started; `then` hears
+        which those were, once they are gone."""
 
     def summary(self, ends: Sequence[tuple[int, int]]) -> str:
         """What a launcher prints when ranks failed: of (rank on this node, exit code), the first

@@ -6,7 +6,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.core.recovery.supervision import MAX_SHORT_LIVES, SHORT_LIFE_NS, Supervision
+from keepstep.core.recovery.supervision import (
+    MAX_SHORT_LIVES,
+    SHORT_LIFE_NS,
+    Supervision,
+    predecessor,
+)
+from keepstep.model.launch import Predecessor
 
 LIVED_NS = st.integers(0, 2 * SHORT_LIFE_NS)
 
@@ -41,3 +47,14 @@ def test_short_lives_in_a_row_are_no_accident(lives: list[int]) -> None:
         if found is not None:
             return
         assert found is None
+
+
+@given(st.lists(st.tuples(st.integers(1, 99), st.integers(-1, 5)), min_size=1, max_size=9))
+def test_nothing_that_may_still_run_is_forgotten(lives: list[tuple[int, int]]) -> None:
+    told: Predecessor | None = None
+    for pid, attempt in lives:
+        told = predecessor(told, pid, attempt)
+    took_part = [i for i, (_, attempt) in enumerate(lives) if attempt >= 0]
+    since = took_part[-1] if took_part else 0
+    newest = lives[since][1]
+    assert told == Predecessor(tuple(pid for pid, _ in lives[since:]), newest)

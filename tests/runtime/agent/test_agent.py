@@ -184,7 +184,7 @@ def test_whoever_follows_a_killed_agent_ends_its_ranks_and_goes_on_from_memory(
     tmp_path: Path,
 ) -> None:
     room = AgentRoom(tmp_path)
-    room.change(predecessor=Predecessor(499, 3))
+    room.change(predecessor=Predecessor((499,), 3))
     node = Node(room)
     node.agent.begin()
     assert node.processes.started == [] and node.processes.orphans == [499]

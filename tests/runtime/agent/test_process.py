@@ -47,7 +47,7 @@ def test_an_agent_gets_what_was_configured(tmp_path: Path) -> None:
     found = process._options(LAUNCH, settings, environ)
     assert (found.job, found.job_dir, found.has_store) == ("j", settings.job_dir, False)
     assert (found.budget, found.host, found.rack, found.secret) == ("crash=2", "h", "r", "s" * 16)
-    assert found.predecessor == Predecessor(12, 3)
+    assert found.predecessor == Predecessor((12,), 3)
     assert found.deadlines == derive(settings.hang_after_s, None)
     several = replace(LAUNCH, nodes=2, endpoint=("127.0.0.1", 1))
     assert process._options(several, settings, {}).deadlines.link_dead_ns == 3_000_000_000

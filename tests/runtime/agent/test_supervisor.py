@@ -64,7 +64,22 @@ def test_a_killed_one_is_followed_by_one_that_knows(tmp_path: Path) -> None:
         tmp_path, f"report.take_part(7)\nif PREDECESSOR not in os.environ:\n    {DIE}"
     )
     first, second = lives
-    assert code == 0 and predecessor_of({PREDECESSOR: second[0]}) == Predecessor(int(first[3]), 7)
+    assert code == 0 and predecessor_of({PREDECESSOR: second[0]}) == Predecessor(
+        (int(first[3]),), 7
+    )
+
+
+def test_who_dies_before_it_takes_part_hands_on_what_it_was_told(tmp_path: Path) -> None:
+    """Else the ranks of the first live on, and the last attempt is not known to have ended."""
+    program = f"""
+lives_before = len(lives.read_text().splitlines()) - 1
+if lives_before == 0:
+    report.take_part(7)
+if lives_before < 2:
+    {DIE}"""
+    code, (first, second, third) = run(tmp_path, program)
+    told = Predecessor((int(first[3]), int(second[3])), 7)
+    assert code == 0 and predecessor_of({PREDECESSOR: third[0]}) == told
 
 
 def test_the_first_agent_follows_nobody() -> None:

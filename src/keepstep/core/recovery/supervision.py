@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from keepstep.model.launch import Predecessor
 from keepstep.model.units import S_NS
 
 SHORT_LIFE_NS = 10 * S_NS
@@ -41,3 +42,14 @@ class Supervision:
             return 128 + signum
         self.short_lives = self.short_lives + 1 if lived_ns < SHORT_LIFE_NS else 0
         return 128 - code if self.short_lives >= MAX_SHORT_LIVES else None
+
+
+def predecessor(before: Predecessor | None, pid: int, attempt: int) -> Predecessor:
+    """What the agent that is started next must know. One that was killed before it took part in an
+    attempt may not have ended what those before it had left: what it was told is handed on.
+
+    before: what the killed agent was told. attempt: the newest it took part in, -1 for none.
+    """
+    if before is None or attempt >= 0:
+        return Predecessor((pid,), attempt)
+    return Predecessor((*before.pids, pid), before.attempt)

@@ -287,9 +287,10 @@ class TorchRankProcesses:
             if rank in self._living:
                 os.killpg(self._living[rank], signal.SIGKILL)
 
-    def end_orphans(self, agent_pid: int, then: Callable[[list[int]], None]) -> None:
-        marks = {"KEEPSTEP_AGENT": str(agent_pid), AGENT_SOCKET: self._environ[AGENT_SOCKET]}
-        self._executor.submit(lambda: end_orphans(marks), then)
+    def end_orphans(self, agent_pids: Sequence[int], then: Callable[[list[int]], None]) -> None:
+        socket = self._environ[AGENT_SOCKET]
+        marks = [{"KEEPSTEP_AGENT": str(pid), AGENT_SOCKET: socket} for pid in agent_pids]
+        self._executor.submit(lambda: [pid for each in marks for pid in end_orphans(each)], then)
 
     def summary(self, ends: Sequence[tuple[int, int]]) -> str:
         failures = {}

@@ -165,7 +165,7 @@ class Agent:
             )
             self._begin_looking()
 
-        self._world.processes.end_orphans(predecessor.pid, ended)
+        self._world.processes.end_orphans(predecessor.pids, ended)
 
     def _begin_looking(self) -> None:
         self._world.timers.after(self._options.deadlines.tick_ns, self._look)

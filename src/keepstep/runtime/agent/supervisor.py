@@ -27,11 +27,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from keepstep.core.recovery.supervision import MAX_SHORT_LIVES, Supervision
+from keepstep.core.recovery.supervision import MAX_SHORT_LIVES, Supervision, predecessor
 from keepstep.edge.os.orphans import end_orphans
 from keepstep.model.launch import RUN, Predecessor
 
-# In the environment of an agent: its supervisor's process; the agent before it, as process and
+# In the environment of an agent: its supervisor's process; the agents before it, as processes and
 # attempt; the descriptor of a file in which it keeps what the next one must know.
 SUPERVISOR = "KEEPSTEP_SUPERVISOR"
 PREDECESSOR = "KEEPSTEP_PREDECESSOR"
@@ -65,18 +65,20 @@ class _Supervisor:
             if signal.getsignal(signum) != signal.SIG_IGN:  # a shell's `nohup`
                 signal.signal(signum, self._forward)
         supervision = Supervision()
+        before: Predecessor | None = None
         while True:
             began_ns = time.monotonic_ns()
             code, pid, attempt, last_word = self._life()
             lived_ns = time.monotonic_ns() - began_ns
+            before = predecessor(before, pid, attempt)
             exit_code = supervision.exit_code(code, last_word, self._signalled, lived_ns)
             if exit_code is not None:
                 if supervision.short_lives >= MAX_SHORT_LIVES:
                     log.error("the agent was killed by signal %d again: giving up", -code)
-                    self._end_ranks(pid)
+                    self._end_ranks(before.pids)
                 return exit_code
             log.warning("the agent was killed by signal %d; another one takes over", -code)
-            self._environ[PREDECESSOR] = f"{pid}:{attempt}"
+            self._environ[PREDECESSOR] = _words_of(before)
 
     def _life(self) -> tuple[int, int, int, int | None]:
         """Of one agent: its exit code, its process, the newest attempt it took part in (-1: none),
@@ -100,10 +102,11 @@ class _Supervisor:
             os.close(report)
         return code, self._agent.pid, attempt, last_word if last_word >= 0 else None
 
-    def _end_ranks(self, agent_pid: int) -> None:
+    def _end_ranks(self, agent_pids: Sequence[int]) -> None:
         """Nobody would watch them, and they would wait for each other for ever."""
-        if not Path(f"/proc/{agent_pid}").exists():  # nobody has its number by now
-            end_orphans({"KEEPSTEP_AGENT": str(agent_pid)})
+        for pid in agent_pids:
+            if not Path(f"/proc/{pid}").exists():  # nobody has its number by now
+                end_orphans({"KEEPSTEP_AGENT": str(pid)})
 
     def _forward(self, signum: int, _: Any) -> None:
         if self._signalled is None:
@@ -133,11 +136,15 @@ class AgentReport:
 
 
 def predecessor_of(environ: Mapping[str, str]) -> Predecessor | None:
-    """The agent that was killed before this one; None for the first."""
+    """The agents that were killed before this one; None for the first."""
     if PREDECESSOR not in environ:
         return None
-    pid, _, attempt = environ[PREDECESSOR].partition(":")
-    return Predecessor(int(pid), int(attempt))
+    pids, _, attempt = environ[PREDECESSOR].partition(":")
+    return Predecessor(tuple(map(int, pids.split(","))), int(attempt))
+
+
+def _words_of(before: Predecessor) -> str:
+    return f"{','.join(map(str, before.pids))}:{before.attempt}"
 
 
 def _die_with_parent() -> None:

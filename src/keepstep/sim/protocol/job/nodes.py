@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from keepstep.core.recovery.supervision import Supervision
+from keepstep.core.recovery.supervision import Supervision, predecessor
 from keepstep.core.wire.conversations import (
     AGENT_WITH_KEEPER,
     AGENT_WITH_PROCESS,
@@ -105,7 +105,9 @@ class SimNode:
 
     def _predecessor(self) -> Predecessor | None:
         before = self.agent
-        return None if before is None else Predecessor(before.process.pid, before.attempt)
+        if before is None:
+            return None
+        return predecessor(before.follows, before.process.pid, before.attempt)
 
     def _agent_ended(self, life: AgentLife) -> None:
         if not self.machine.alive:
@@ -388,11 +390,12 @@ class AgentLife:
     once it ended by itself. `last_word`: with which code the job ends here, once it has said so.
     `signalled`: the first signal it was sent."""
 
-    def __init__(self, node: SimNode, predecessor: Predecessor | None) -> None:
+    def __init__(self, node: SimNode, follows: Predecessor | None) -> None:
         around = node.around
         machine = node.machine
         self.node = node
         self.process = process = machine.start("agent")
+        self.follows = follows
         self.began_ns = around.world.now_ns
         self.exit_code: int | None = None
         self.attempt = -1
@@ -428,9 +431,7 @@ class AgentLife:
             pid=process.pid,
             interpreter="python",
         )
-        options = AgentOptions.of(
-            around.settings, around.launch, machine.host, predecessor=predecessor
-        )
+        options = AgentOptions.of(around.settings, around.launch, machine.host, predecessor=follows)
         if around.plan.look_ns:
             deadlines = replace(options.deadlines, tick_ns=around.plan.look_ns)
             options = replace(options, deadlines=deadlines)

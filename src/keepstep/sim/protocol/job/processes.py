@@ -178,10 +178,10 @@ class SimRankProcesses:
         """The living one with that number."""
         return None if pid is None else self._agent.machine.processes.get(pid)
 
-    def end_orphans(self, agent_pid: int, then: Callable[[list[int]], None]) -> None:
+    def end_orphans(self, agent_pids: Sequence[int], then: Callable[[list[int]], None]) -> None:
         self._agent.touch("end orphans")
         processes = self._agent.machine.processes
-        ended = [pid for pid, process in processes.items() if process.parent_pid == agent_pid]
+        ended = [pid for pid, process in processes.items() if process.parent_pid in agent_pids]
         for pid in ended:
             processes[pid].end("killed by the agent that has taken over")
         self._agent.after(self._notice_ns(), then, ended)
