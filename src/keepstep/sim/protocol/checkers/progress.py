@@ -3,7 +3,8 @@ never many steps old.
 
 Judged where a snapshot is surely whole before the next step ends: steps of a second or more,
 captures that take a small part of one, and a network that has room for the copies. Where copies
-wait for a network that is idle, it may be older by as many steps as they may wait. A rank whose
+wait for a network that is idle, it may be older by twice as many steps as they may wait: so much
+older is it when it is committed, and with two slots the next one is captured only then. A rank whose
 program changes its state in place loses one snapshot in its process's life, and copies that state
 at the boundary from then on: the first tear of each is something that has gone wrong, a second one
 is no excuse.
@@ -48,7 +49,7 @@ class TheCutMoves(Checker):
             and plan.act_ns * ACTS_PER_STEP <= plan.step_ns
             and plan.wires.bytes_per_s >= MIN_BYTES_PER_S
         )
-        self._most_steps = MAX_STEPS + plan.interleaves * LATE_STEPS  # that it may be old
+        self._most_steps = MAX_STEPS + 2 * plan.interleaves * LATE_STEPS  # that it may be old
         self._quiet_ns = 0  # from then on
         self._quiet_steps = 0
         self._committed = -1  # step, as the leader has said in this epoch
