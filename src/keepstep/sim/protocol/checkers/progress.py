@@ -4,10 +4,10 @@ never many steps old.
 Judged where a snapshot is surely whole before the next step ends: steps of a second or more,
 captures that take a small part of one, and a network that has room for the copies. Where copies
 wait for a network that is idle, it may be older by twice as many steps as they may wait: so much
-older is it when it is committed, and with two slots the next one is captured only then. A rank whose
-program changes its state in place loses one snapshot in its process's life, and copies that state
-at the boundary from then on: the first tear of each is something that has gone wrong, a second one
-is no excuse.
+older is it when it is committed, and with two slots the next one is captured only then. A rank
+whose program changes its state in place loses one snapshot in its process's life, and copies that
+state at the boundary from then on: the first tear of each is something that has gone wrong, a
+second one is no excuse.
 
 Not verified: how old it is where captures or copies are slower than steps; nor after damage, or
 when something else has taken a machine's memory.
