@@ -342,6 +342,7 @@ def test_the_last_step_goes_to_the_store_first(tmp_path: Path) -> None:
     box = room.keepers.box
     [want] = box.of(WantCheckpoint)
     assert want.step == 0 and box.of(Goodbye) == []
+    assert room.agents.box.of(CannotStay) == [CannotStay(0)], "it meets nobody any more"
     box.says(CheckpointDone(want.ticket, True, 0, "written"))
     assert box.of(Goodbye) == [Goodbye(0, True, "well")] and trainee.rank.unsaved == ""
     box.says(Released())

@@ -401,6 +401,9 @@ class Rank:
             return
         self._give_up_resumption()
         self.stage = Stage.ENDING
+        # There is no step left to meet for: should a peer be lost while this one waits for the
+        # store, all start anew, and find that the last step is done.
+        self._agent.cannot_stay()
         self._closed = then
 
         def drained() -> None:
