@@ -77,6 +77,7 @@ KINDS = {
     # the keeper
     "keeper-started": "a keeper has the node's memory",
     "keeper-ended": "the job's memory is removed",
+    "nothing-left": "all steps that the program asks for were done in an earlier life",
     "memory-kept": "the memory is kept although the job has failed",
     "job-over": "all ranks have ended, well or not",
     "rank-joined": "a rank asks where to resume",

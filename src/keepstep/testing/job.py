@@ -9,7 +9,9 @@ shows in the end. Its last word is one digest a rank.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import hashlib
+import importlib
 import json
 import os
 import random
@@ -20,17 +22,19 @@ from concurrent import futures
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 from torch import nn
 
 import keepstep
+from keepstep.edge.os.needs import has_package
 from keepstep.runtime.rank import session
 from keepstep.testing.allowance import Allowance
 from keepstep.testing.injector import FaultPlan, Injector
 from keepstep.testing.stopwatch import Stopwatch
 
 EXAMPLES, FEATURES, BATCH = 512, 32, 16
+# torch does without it, and so does a drill: then there are two generators of random numbers
+numpy: Any = importlib.import_module("numpy") if has_package("numpy") else None
 
 
 class Order:
@@ -77,8 +81,9 @@ def digest(value: Any) -> str:
 def _feed(into: Any, value: Any) -> None:
     if isinstance(value, torch.Tensor):
         into.update(f"tensor {value.dtype} {tuple(value.shape)} ".encode())
-        into.update(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    elif isinstance(value, numpy.ndarray):
+        whole = value.detach().contiguous()
+        into.update(ctypes.string_at(whole.data_ptr(), whole.nbytes))
+    elif numpy is not None and isinstance(value, numpy.ndarray):
         into.update(f"array {value.dtype} {value.shape} ".encode())
         into.update(value.tobytes())
     elif isinstance(value, dict):
@@ -104,7 +109,8 @@ def train(args: argparse.Namespace, before_end: Callable[[], None]) -> str:
     data = torch.randn(EXAMPLES, FEATURES)
     model: nn.Module = network(args.width)
     random.seed(args.seed + rank)
-    numpy.random.seed(args.seed + rank)
+    if numpy is not None:
+        numpy.random.seed(args.seed + rank)
     torch.manual_seed(args.seed + rank)
     if world_size > 1:
         keepstep.init_process_group()
@@ -126,10 +132,9 @@ def train(args: argparse.Namespace, before_end: Callable[[], None]) -> str:
             job.enter("forward")
             time.sleep(pause_s)
             chosen = order.next()
-            batch = (
-                data[chosen] * (1 + random.random())
-                + torch.from_numpy(numpy.random.normal(0, 0.01, (BATCH, FEATURES))).float()
-            )
+            batch = data[chosen] * (1 + random.random())
+            if numpy is not None:
+                batch += torch.from_numpy(numpy.random.normal(0, 0.01, (BATCH, FEATURES))).float()
             loss = (model(batch + 0.01 * torch.randn_like(batch)) - data[chosen]).square().mean()
             job.enter("backward")
             optimizer.zero_grad()
@@ -154,7 +159,9 @@ def train(args: argparse.Namespace, before_end: Callable[[], None]) -> str:
         order.state_dict(),
         job.state["trail"],
     ]
-    return digest([*states, torch.get_rng_state(), numpy.random.get_state(), random.getstate()])
+    if numpy is not None:
+        states.append(numpy.random.get_state())
+    return digest([*states, torch.get_rng_state(), random.getstate()])
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -350,7 +350,7 @@ def test_a_refusal_over_damaged_checkpoints_names_them_and_looks_anew_when_asked
     assert isinstance(second, Offer) and second.stamp.step == 4
     [refusal] = vote.has_failed(0, second.number, "block 0 of rank-0.distcp")
     assert isinstance(refusal, Refuse)
-    for fact in ("11", "4", "block 0 of rank-0.distcp", "--fresh"):
+    for fact in ("11", "4", "block 0 of rank-0.distcp", "name another one"):
         assert fact in refusal.why
     vote.left(0)
     assert everybody(vote, set()) == [ListStore()], "it may have been mended"
@@ -366,6 +366,16 @@ def test_what_the_store_tells_counts_as_completed() -> None:
     assert isinstance(second, Offer)
     [go] = vote.has_loaded(0, second.number)
     assert isinstance(go, Go) and (go.offer.stamp.step, go.reached) == (4, 11)
+
+
+def test_a_newer_checkpoint_that_cannot_be_used_is_named_and_counts_as_completed() -> None:
+    vote = Vote(1, has_store=True)
+    everybody(vote, set())
+    [offer] = vote.listed([4, 11], [19, 2])
+    assert isinstance(offer, Offer) and offer.stamp.step == 11
+    assert "19" in offer.why and "2," not in offer.why
+    [go] = vote.has_loaded(0, offer.number)
+    assert isinstance(go, Go) and go.reached == 19
 
 
 # -- stamps that are condemned

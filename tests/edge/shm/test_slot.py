@@ -22,6 +22,7 @@ from keepstep.edge.shm.slot import (
     Slot,
     check_identity,
     rank_dir,
+    ranks_in,
     slot_bytes,
     slot_path,
     slot_paths,
@@ -463,3 +464,9 @@ def test_the_first_write_into_a_new_slot_faults_no_page_in(tmp_path: Path) -> No
         slot.payload[at : at + PAGE_BYTES] = page
     assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < pages / 10
     slot.close()
+
+
+def test_names_that_are_no_rank_are_not_ours(tmp_path: Path) -> None:
+    for name in ("rank-00003", "rank-abc", "rank-00000.bak", "rank-", "rank-00012"):
+        (tmp_path / name).mkdir()
+    assert ranks_in(MEMORY, tmp_path) == [3, 12]

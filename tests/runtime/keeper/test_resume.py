@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keepstep.core.resume.vote import StoreListing
 from keepstep.model.mesh import Member, Mesh
 from keepstep.model.messages.keeper_rank import (
     JoinVote,
@@ -50,7 +51,7 @@ class VotingHost:
         self.resume = Resume(FakeTime(), self.journal, has_store, self)
 
     def list_store(self) -> None:
-        self.resume.store_listed([])
+        self.resume.store_listed(StoreListing([]))
 
     def newest_epoch(self) -> int:
         return 2

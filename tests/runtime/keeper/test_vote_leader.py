@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.core.resume.vote import Trust
+from keepstep.core.resume.vote import StoreListing, Trust
 from keepstep.model.messages.keeper_rank import (
     StateLoaded,
     StateUnusable,
@@ -216,7 +216,7 @@ def test_without_memory_the_store_is_asked() -> None:
     election = Election(has_store=True)
     election.join_all()
     assert (election.listings, election.nodes.said) == (1, [])
-    election.leader.store_listed([3, 7])
+    election.leader.store_listed(StoreListing([3, 7]))
     assert (election.offer.source, election.offer.stamp.step) == ("store", 7)
 
 
@@ -294,5 +294,5 @@ def test_before_anybody_asks_nothing_is_said() -> None:
     election.leader.receive(RankGone(0))
     election.leader.ranks_are_gone([0])
     election.leader.inventories_changed()
-    election.leader.store_listed([1])
+    election.leader.store_listed(StoreListing([1]))
     assert not election.nodes.said

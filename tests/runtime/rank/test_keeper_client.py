@@ -51,7 +51,7 @@ class Hearer:
     def offered(self, offer: StateOffered) -> None:
         self.heard.append(offer)
 
-    def permitted(self, epoch: int, offer: int) -> None:
+    def permitted(self, epoch: int, offer: int, lost_steps: int) -> None:
         self.heard.append((epoch, offer))
 
     def refused(self, why: str) -> None:

@@ -127,6 +127,23 @@ def test_data_that_nobody_keeps_is_told_once_a_life(
     assert [line.partition(": ")[2] for line in loud] == [first, second]
 
 
+def test_an_edit_that_the_restored_state_undoes_is_told_once(
+    settings: Settings,  # noqa: F811
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def live(lr: float, total: int) -> float:
+        training = DataTraining()
+        training.optimizer.param_groups[0]["lr"] = lr
+        training.run(settings, total, leave=True)
+        return float(training.optimizer.param_groups[0]["lr"])
+
+    assert [live(0.01, 2), live(0.01, 4), live(0.0005, 6)] == [0.01, 0.01, 0.01]
+    (told,) = caveats(settings)
+    assert told.startswith("optimizer: lr is 0.01 as saved, the program was made with 0.0005")
+    (loud,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert loud.partition(": ")[2] == told and "\n" not in loud
+
+
 @pytest.mark.parametrize("how", ["finds its place", "evaluates", "draws nothing"])
 def test_no_false_alarm(settings: Settings, how: str) -> None:  # noqa: F811
     draw(settings, 3, how)

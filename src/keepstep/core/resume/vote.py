@@ -58,6 +58,14 @@ class ListStore:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreListing:
+    """Steps of the checkpoints in the store: those that can be used, and those that cannot."""
+
+    usable: Sequence[int]
+    damaged: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Go:
     """Everybody has proven the same state: train on, in this epoch. `reached`: a step that the job
     had completed, as the store tells; -1 when it was not asked."""
@@ -91,6 +99,7 @@ class Vote:
     loaded: dict[int, int] = field(default_factory=dict)  # by rank: the offer it stands on
     failed: list[tuple[str, Stamp, str]] = field(default_factory=list)
     checkpoints: Sequence[int] | None = None
+    damaged: Sequence[int] = ()  # checkpoints that cannot be used
     unread: str | None = None
     silent_nodes: frozenset[int] = frozenset()  # their inventories are awaited
     # what each rank can be given by other nodes
@@ -136,9 +145,10 @@ class Vote:
         self.epoch = max([self.epoch, *(s.epoch for stamps in elsewhere.values() for s in stamps)])
         return self._decide() if self.offer is None and before != (silent_nodes, elsewhere) else []
 
-    def listed(self, steps: Sequence[int]) -> list[Action]:
-        """The store's checkpoints."""
+    def listed(self, steps: Sequence[int], damaged: Sequence[int] = ()) -> list[Action]:
+        """The store's checkpoints: those that can be used, and those that cannot."""
         self.checkpoints = sorted(steps, reverse=True)
+        self.damaged = damaged
         return self._decide()
 
     def unlistable(self, why: str) -> list[Action]:
@@ -156,7 +166,7 @@ class Vote:
         if offer is None or any(self.loaded.get(r) != offer.number for r in range(self.world_size)):
             return self._permit_late()
         self.epoch += 1
-        reached = max(self.checkpoints or (), default=-1)
+        reached = max((*(self.checkpoints or ()), *self.damaged), default=-1)
         self.permitted = Go(self.epoch, offer, reached)
         self._look_anew()
         self.ballots.clear()
@@ -199,6 +209,7 @@ class Vote:
         """What could not be used once may be, another time."""
         self.failed = []
         self.checkpoints = None
+        self.damaged = ()
         self.unread = None
 
     def _decide(self) -> list[Action]:
@@ -241,9 +252,17 @@ class Vote:
             return self._make(
                 "store",
                 stamp,
-                f"{why_not_memory}; the newest usable checkpoint is of {stamp}{after}",
+                f"{why_not_memory}; the newest usable checkpoint is of {stamp}"
+                f"{self._passed_over(stamp)}{after}",
             )
         return self._without_source(why_not_memory, after)
+
+    def _passed_over(self, stamp: Stamp) -> str:
+        """Newer checkpoints, by name."""
+        newer = sorted((step for step in self.damaged if step > stamp.step), reverse=True)
+        if not newer:
+            return ""
+        return f", for {_steps(newer)} cannot be used (`keepstep inspect` says why)"
 
     def _without_source(self, why_not_memory: str, after: str) -> list[Action]:
         """Neither memory nor the store has anything to offer: a fresh start, or nobody goes on when
@@ -268,8 +287,8 @@ class Vote:
         if self.checkpoints:
             refusal = Refuse(
                 f"{why_not_memory}, and none of the checkpoints "
-                f"({_steps(self.checkpoints)}) can be used{after}. Mend the store, or start over "
-                "with --fresh"
+                f"({_steps(self.checkpoints)}) can be used{after}. Mend the store, or name "
+                "another one"
             )
             self._look_anew()
             return [refusal]

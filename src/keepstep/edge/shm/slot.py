@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
@@ -45,6 +46,7 @@ _CHECK = struct.Struct("<Q")
 _CAPACITY = struct.Struct("<QQ")  # and again
 _STATES = tuple(SlotState)  # by their numbers
 _CLAIM = struct.Struct("<12xI56xqq")  # of a header: state, step, epoch
+_RANK_NAME = re.compile(r"rank-(\d{5,9})", re.ASCII)
 _SLOT_NUMBERS = {f"slot-{index}": index for index in range(10)}
 EMPTY = SlotHeader(
     SlotState.EMPTY,
@@ -88,10 +90,8 @@ def slot_paths(memory: Memory, job_dir: Path, rank: int) -> list[Path]:
 
 
 def ranks_in(memory: Memory, root: Path) -> list[int]:
-    """Whose directories are below a job directory, or a part of it."""
-    return [
-        int(name.removeprefix("rank-")) for name in memory.names(root) if name.startswith("rank-")
-    ]
+    """Whose directories are below a job directory, or a part of it; other names are not ours."""
+    return [int(found[1]) for name in memory.names(root) if (found := _RANK_NAME.fullmatch(name))]
 
 
 def slot_bytes(

@@ -139,7 +139,7 @@ class Store:
         listing = self.list_checkpoints()
         lost = listing.unreadable | listing.damaged
         if lost and not listing.checkpoints:
-            raise StoreError(f"{listing.broken[max(lost)]}. Mend it, or start over with --fresh")
+            raise StoreError(f"{listing.broken[max(lost)]}. Mend it, or name another store")
         return [manifest.step for manifest in listing.checkpoints], dict(listing.broken)
 
     def read_manifest(self, step: int) -> Manifest:

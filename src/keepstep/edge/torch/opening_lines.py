@@ -22,11 +22,11 @@ def protected_line(job: str, protected: Protected, memory: str) -> str:
 
 def position_line(resumed: StateOffered | None, lost_steps: int) -> str:
     """Where it begins, and why there. `lost_steps`: completed before, and to be done again."""
+    lost = f"{lost_steps or 'no'} completed step{'s' if lost_steps > 1 else ''} lost"
     if resumed is None or resumed.source == "fresh":
         why = "" if resumed is None else f": {resumed.why}"
-        return f"begins at step 0{why}"
-    lost = f"{lost_steps} completed steps" if lost_steps else "no completed step"
+        return f"begins at step 0{why}{f'; {lost}' if lost_steps else ''}"
     return (
-        f"goes on with the run before: resumed step {resumed.step} from {resumed.source}, {lost} "
-        f"lost: {resumed.why}"
+        f"goes on with the run before: resumed step {resumed.step} from {resumed.source}, {lost}: "
+        f"{resumed.why}"
     )

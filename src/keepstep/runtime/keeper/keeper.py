@@ -18,6 +18,7 @@ from typing import Any
 from keepstep.config import Settings
 from keepstep.core.recovery.job_lifetime import Finish, JobLifetime
 from keepstep.core.resume.cut import holding_of
+from keepstep.core.resume.vote import StoreListing
 from keepstep.core.wire.plausible import flaw_of_local
 from keepstep.edge.shm.slot import rank_dir, ranks_in, slot_paths
 from keepstep.edge.shm.status_page import StatusPages
@@ -399,8 +400,8 @@ class Keeper:
         """See `VoteHost`."""
         self._world.workers.submit(self._list_store, self._resume.store_listed)
 
-    def _list_store(self) -> list[int] | str:
-        """Steps of the usable checkpoints, or why the store cannot be read."""
+    def _list_store(self) -> StoreListing | str:
+        """What the store has, or why it cannot be read."""
         if self._world.checkpoints is None:
             return "the job has no store"
         try:
@@ -410,7 +411,7 @@ class Keeper:
         for step, why in damaged.items():
             told = f"the checkpoint of step {step} is not usable: {why}"
             self._journal.record("checkpoint-damaged", told, step=step)
-        return steps
+        return StoreListing(steps, tuple(damaged))
 
     def resumed(self, source: str, step: int) -> None:
         """See `ResumeHost`."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
-from keepstep.core.resume.vote import Trust
+from keepstep.core.resume.vote import StoreListing, Trust
 from keepstep.model.mesh import LEADER, Mesh
 from keepstep.model.messages.keeper_rank import (
     JoinVote,
@@ -268,8 +268,8 @@ class Resume:
         if self._current.leader is not None:
             self._current.leader.ranks_are_gone(ranks)
 
-    def store_listed(self, found: Sequence[int] | str) -> None:
-        """Steps of the usable checkpoints, or why the store cannot be read."""
+    def store_listed(self, found: StoreListing | str) -> None:
+        """What the store has, or why it cannot be read."""
         if self._current.leader is not None:
             self._current.leader.store_listed(found)
 

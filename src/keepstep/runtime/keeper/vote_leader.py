@@ -10,7 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
 
-from keepstep.core.resume.vote import Action, Ballot, Go, ListStore, Offer, Refuse, Trust, Vote
+from keepstep.core.resume.vote import (
+    Action,
+    Ballot,
+    Go,
+    ListStore,
+    Offer,
+    Refuse,
+    StoreListing,
+    Trust,
+    Vote,
+)
 from keepstep.model.messages.keeper_rank import (
     StateLoaded,
     StateSource,
@@ -171,15 +181,15 @@ class VoteLeader:
             for rank in ranks:
                 self._vote.left(rank)
 
-    def store_listed(self, found: Sequence[int] | str) -> None:
-        """Steps of the usable checkpoints, or why the store cannot be read."""
+    def store_listed(self, found: StoreListing | str) -> None:
+        """What the store has, or why it cannot be read."""
         vote = self._vote
         if vote is None:
             return
         if isinstance(found, str):
             self._carry_out(vote, vote.unlistable(found))
         else:
-            self._carry_out(vote, vote.listed(found))
+            self._carry_out(vote, vote.listed(found.usable, found.damaged))
 
     # -- what was decided
 

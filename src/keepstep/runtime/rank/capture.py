@@ -153,7 +153,7 @@ class Capture:
                 header, _ = slot.verify()
             except DamageError as error:
                 why = f"{error}; the next source is used"
-                self._world.journal.record("damaged", why, rank=self._who.rank, slot=index)
+                self._world.journal.record("damaged", why, WARNING, rank=self._who.rank, slot=index)
                 continue
             except LookupError:
                 continue

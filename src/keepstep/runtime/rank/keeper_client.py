@@ -52,7 +52,7 @@ class KeeperHearer(Protocol):
 
     def offered(self, offer: StateOffered) -> None: ...
 
-    def permitted(self, epoch: int, offer: int) -> None:
+    def permitted(self, epoch: int, offer: int, lost_steps: int) -> None:
         """All ranks have proven what was offered under this number."""
 
     def refused(self, why: str) -> None:
@@ -262,10 +262,10 @@ class KeeperClient:
                 if self._loaded != StateLoaded(self._rank, offer):
                     self._loaded = None
                 hearer.offered(message)
-            case TrainingPermitted(epoch=epoch, offer=offer):
+            case TrainingPermitted(epoch=epoch, offer=offer, lost_steps=lost_steps):
                 if self._loaded == StateLoaded(self._rank, offer):
                     self._permitted = message
-                hearer.permitted(epoch, offer)
+                hearer.permitted(epoch, offer, lost_steps)
             case VoteRefused(why=why) | NotUnderstood(why=why):
                 hearer.refused(why)
             case _:

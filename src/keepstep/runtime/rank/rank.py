@@ -97,10 +97,9 @@ class Rank:
         self._resumed_ns: int | None = None  # until the first step after a restore is done
         self._stall_ns_total = 0
         self._stall_ns_last = 0
-        self._completed_before = -1  # the last step of this rank's life before
         self._stored_step = -1  # the newest that this rank knows to be in the store
         self.resumed: StateOffered | None = None  # what all stand on since the last vote
-        self.lost_steps = 0  # completed by this rank, and to be done again, since then
+        self.lost_steps = 0  # completed, and to be done again, since then
         self.plan = ""  # the memory for snapshots, in words
         self.stage = Stage.STARTING
         self.error: KeepstepError | None = None
@@ -120,7 +119,6 @@ class Rank:
     def _resume(self) -> None:
         last = self._page.read()
         self._capture.incarnation = last.incarnation + 1 if last else 1
-        self._completed_before = last.completed_step if last else -1
         self._page.publish(
             rank=self._who.rank,
             world_size=self._who.world_size,
@@ -167,7 +165,7 @@ class Rank:
     def refused(self, why: str) -> None:
         self._fail(KeeperError(why))
 
-    def permitted(self, epoch: int, offer: int) -> None:
+    def permitted(self, epoch: int, offer: int, lost_steps: int) -> None:
         state = self._resumption.permitted(offer) if self._resumption is not None else None
         if state is None:
             return
@@ -175,7 +173,7 @@ class Rank:
         self._begin_run(state.source)
         self.step = self.resumed_at = state.step
         self.epoch = epoch
-        self.resumed, self.lost_steps = state, max(0, self._completed_before - state.step)
+        self.resumed, self.lost_steps = state, lost_steps
         self._page.publish(
             epoch=epoch,
             phase=Phase.STARTING,
@@ -344,7 +342,9 @@ class Rank:
     def persist(self, step: int | None, why: str, answered: Answered) -> None:
         """Ask for a checkpoint of `step` or a newer one (None: of the newest step that every rank
         holds), and again when those who write it die."""
-        WantedCheckpoint(self._world, self._keeper, step, why, answered).begin()
+        WantedCheckpoint(
+            self._world, self._keeper, step, why, answered, self._options.has_store
+        ).begin()
 
     # -- what the keeper and the agent say meanwhile
 
@@ -425,20 +425,25 @@ class Rank:
         self._capture.drain(drained)
 
     def _say_goodbye(self, ok: bool, why: str) -> None:
-        self._summarize()
+        self._summarize(ok)
         self._page.publish(phase=Phase.DONE)
         if ok:
             self._agent.training_ended()
         self._world.timers.after(RELEASE_WITHIN_NS, self.released)
         self._keeper.goodbye(ok, why)
 
-    def _summarize(self) -> None:
+    def _summarize(self, ok: bool) -> None:
         captured, skipped, torn = self._capture.counts
         stall_ns = self._stall_ns_total // max(1, captured + skipped + torn)
         why = (
             f"{captured} steps captured, {skipped} skipped, {torn} torn; the trainer waited "
             f"{human_ns(stall_ns)} a step; {self._stored()}"
         )
+        if not ok and self._captured_something:
+            why += (
+                f"; memory is kept for {self._options.grace_s:.0f} s: the same command goes on "
+                "from it"
+            )
         self._world.journal.record(
             "summary",
             why,
@@ -447,6 +452,10 @@ class Rank:
             skipped_steps=skipped,
             torn_steps=torn,
         )
+
+    @property
+    def _captured_something(self) -> bool:
+        return self.step >= 0
 
     def _stored(self) -> str:
         if not self._options.has_store:

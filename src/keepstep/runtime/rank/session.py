@@ -42,6 +42,7 @@ from keepstep.edge.torch.opening_lines import position_line, protected_line
 from keepstep.edge.torch.process_groups import TorchGroups, gather_objects, process_group
 from keepstep.edge.torch.state import Protected
 from keepstep.errors import ConfigError, KeepstepError, StoreError, UnsavedError
+from keepstep.model.events import WARNING
 from keepstep.model.messages.keeper_rank import CheckpointDone
 from keepstep.model.snapshot import Phase
 from keepstep.runtime.job_name import default_job
@@ -234,6 +235,12 @@ class Job:
         when there is no going on in this process.
         """
         self._open_step = None  # of a loop that was left in the middle of a body
+        if self.step + 1 >= total_steps and self.rank == 0:
+            why = (
+                f"nothing is left to do: step {self.step} was done before, and {total_steps} are "
+                "wanted; for more, ask for more steps, or start over"
+            )
+            self._journal.record("nothing-left", why, WARNING, step=self.step)
         while self.step + 1 < total_steps:
             self._wait_for_turn()
             if self.step + 1 >= total_steps:

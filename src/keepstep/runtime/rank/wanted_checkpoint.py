@@ -30,6 +30,7 @@ class WantedCheckpoint:
         step: int | None,
         why: str,
         answered: Answered,
+        has_store: bool = True,
     ) -> None:
         """step: that one or a newer one; None: the newest that every rank holds."""
         self._world = world
@@ -37,6 +38,7 @@ class WantedCheckpoint:
         self._step = step
         self._why = why
         self._answered = answered
+        self._has_store = has_store
         self._tries = 0
         self._missing_since_ns: int | None = None
         self._asked_ns = 0
@@ -55,6 +57,8 @@ class WantedCheckpoint:
 
     def _may_help(self, done: CheckpointDone) -> bool:
         """Whether asking again may."""
+        if not self._has_store:
+            return False
         if self._step is not None and done.step is not None and done.step < self._step:
             return False  # it is not in memory, and never will be
         now_ns = self._world.clock.monotonic_ns()

@@ -61,6 +61,7 @@ class RankOptions:
     has_store: bool
     persist_every_steps: int
     shows_profile: bool  # its collectives' use of the network, to the keeper
+    grace_s: float  # so long memory is kept after a failing end
     fresh_run: str | None  # the run that is to start over; None: go on with what there is
 
     @staticmethod
@@ -74,6 +75,7 @@ class RankOptions:
             has_store=settings.store is not None,
             persist_every_steps=settings.persist_every_steps,
             shows_profile=settings.interleave == "auto",
+            grace_s=settings.grace_s,
             fresh_run=run if settings.fresh else None,
         )
 
