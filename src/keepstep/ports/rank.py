@@ -95,7 +95,8 @@ class LiveState(Protocol):
         or LayoutError; nothing is changed then."""
 
     def caveats(self) -> list[str]:
-        """What will keep a resumed run from being bit-equal to an undisturbed one."""
+        """What will keep a resumed run from being bit-equal to an undisturbed one, and which edits
+        of the program the loaded state has undone."""
 
 
 class Groups(Protocol):

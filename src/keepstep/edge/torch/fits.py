@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from keepstep.edge.torch.made_with import is_one_class
 from keepstep.edge.torch.parts import bare
 from keepstep.edge.torch.state import Protected, tensor_names
 from keepstep.errors import LayoutError
@@ -49,18 +50,31 @@ def check(protected: Protected, about: Mapping[str, Any], layout: Layout) -> Non
 
 
 def check_kinds(protected: Protected, about: Mapping[str, Any]) -> None:
-    """The part of `check` that needs no layout: which things there are, and the optimizers'
-    parameters. Raises LayoutError."""
+    """The part of `check` that needs no layout: which things there are, the optimizers' parameters,
+    and the classes of optimizers and schedulers. Raises LayoutError."""
     live = protected.about()
     problems = []
     for name in sorted(live["kinds"].keys() | about["kinds"].keys()):
         now, saved = (kinds.get(name, "nothing") for kinds in (live["kinds"], about["kinds"]))
         if now != saved:
             problems.append(f"{name}: saved {saved}, live {now}")
+    problems += _class_problems(live["classes"], about.get("classes", {}))
     for name in live["optimizer_parameters"]:
         if name in about["optimizer_parameters"]:
             problems += _parameter_problems(protected, name, live, about)
     _refuse(problems)
+
+
+def _class_problems(
+    live: Mapping[str, Sequence[str]], saved: Mapping[str, Sequence[str]]
+) -> list[str]:
+    """What another class makes of a state is not what was saved, even where it loads it. Snapshots
+    that do not say are taken."""
+    return [
+        f"{name}: saved by {'.'.join(saved[name])}, live {'.'.join(now)}"
+        for name, now in live.items()
+        if name in saved and not is_one_class(now, saved[name])
+    ]
 
 
 def growth(protected: Protected, name: str, about: Mapping[str, Any]) -> Growth | None:

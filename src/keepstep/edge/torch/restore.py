@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.torch.beside import write_beside
 from keepstep.edge.torch.fits import check, grow, growth
+from keepstep.edge.torch.made_with import made_with, unheeded
 from keepstep.edge.torch.parts import bare, kind_of, parameters_of
 from keepstep.edge.torch.rng import write_rng
 from keepstep.edge.torch.state import ABOUT, BESIDE, LOADERS, RNG, Protected, state_of
@@ -83,17 +84,20 @@ def open_snapshot(protected: Protected, slot: Slot, header: SlotHeader, layout: 
 
 def caveats(protected: Protected, world_size: int) -> list[str]:
     """What in the training itself would keep a resumed run from being bit-equal to an undisturbed
-    one."""
-    return [
+    one; and, once a state is loaded, which edits of the program it has undone."""
+    parts = protected.parts()
+    edits = unheeded(protected.made_with, protected.made_with_before, made_with(parts))
+    regrouping = [
         f"{name}: DistributedDataParallel regroups its gradient buckets after the first "
         "backward pass of a process, "
         f"so with {world_size} ranks a resumed run may differ in the last bits "
         "from an undisturbed one; find_unused_parameters=True keeps one grouping"
-        for name, value in protected.parts().items()
+        for name, value in parts.items()
         if isinstance(value, torch.nn.parallel.DistributedDataParallel)
         and world_size > 2
         and not value.find_unused_parameters
     ]
+    return [*regrouping, edits] if edits else regrouping
 
 
 def _copied_on_load(protected: Protected) -> set[str]:
@@ -126,6 +130,7 @@ def apply(protected: Protected, opened: Unpacked) -> list[str]:
     protected.loaders.load_state_dict(tree.get(LOADERS, {}))
     if BESIDE in tree:
         write_beside(parts, tree[BESIDE])
+    protected.made_with_before = opened.about.get("made_with", {})
     return refill.replaced + (write_rng(tree[RNG]) if RNG in tree else [])
 
 

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from keepstep.edge.torch.beside import UsedGradients, read_beside
 from keepstep.edge.torch.foreign_draws import ForeignDraws
 from keepstep.edge.torch.loader import Loaders
+from keepstep.edge.torch.made_with import MadeWith, class_names, made_with
 from keepstep.edge.torch.parts import (
     bare,
     check_names,
@@ -106,11 +107,13 @@ class Protected:
     _specs: dict[str, tuple[Any, TensorSpec]] = field(default_factory=dict)
     _layout: Layout = field(default_factory=lambda: lay_out([]))
     _about: tuple[Any, dict[str, Any]] | None = None
+    # what the program that saved the loaded state was made with
+    made_with_before: MadeWith = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.optimizers = [
-            part for part in self.parts().values() if isinstance(part, torch.optim.Optimizer)
-        ]
+        parts = self.parts()
+        self.optimizers = [p for p in parts.values() if isinstance(p, torch.optim.Optimizer)]
+        self.made_with = made_with(parts)
         self.groups_at_first = {id(o): len(o.param_groups) for o in self.optimizers}
 
     @classmethod
@@ -163,11 +166,14 @@ class Protected:
             k: [[id(p) for p in group["params"]] for group in o.param_groups]
             for k, o in optimizers.items()
         }
-        found = (kinds, buffers, groups)
+        classes = class_names(parts)
+        found = (kinds, classes, buffers, groups)
         if self._about is None or self._about[0] != found:
             names = tensor_names(parts)
             about = {
                 "kinds": kinds,
+                "classes": classes,
+                "made_with": self.made_with,
                 "optimizer_parameters": {
                     k: [[str(p.dtype), list(p.shape)] for p in parameters_of(o)]
                     for k, o in optimizers.items()
