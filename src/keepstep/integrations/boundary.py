@@ -32,6 +32,6 @@ class Boundary:
     def end(self) -> None:
         """The last step has ended, and with it the training."""
         if self._is_in_step:
-            self.job.step_end()
+            self.job.step_end(is_last=True)
             self._is_in_step = False
         self.job.close()

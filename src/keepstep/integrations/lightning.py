@@ -4,8 +4,7 @@ It restores before the fit loop begins, as Lightning restores its own checkpoint
 loader that knows its place in the place of the program's. All ranks start anew when one is lost,
 from memory.
 
-Invariant: a step of the job is one update, whatever number of batches it accumulates: gradients are
-no part of the state.
+Invariant: a step of the job is one update, whatever number of batches it accumulates.
 """
 
 from __future__ import annotations

@@ -116,3 +116,16 @@ def snapshot_bytes() -> Callable[[Any], Any]:
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(7)
+
+
+class Holder:
+    """A Stateful of the user's own: keeps whatever it is given, by reference."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"held": self.held}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.held = state["held"]

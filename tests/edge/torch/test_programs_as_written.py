@@ -17,7 +17,7 @@ from keepstep.edge.torch.beside import ZERO
 from keepstep.edge.torch.state import BESIDE, Protected
 from keepstep.errors import ConfigError, LayoutError
 from keepstep.model.units import PAGE_BYTES
-from tests.edge.torch.conftest import Room, bytes_of
+from tests.edge.torch.conftest import Holder, Room, bytes_of
 
 
 def stepped(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 1) -> None:
@@ -251,19 +251,9 @@ def test_tensors_that_were_parted_since_are_parted_again(room: Room) -> None:
 def test_nothing_live_looks_into_the_slot(room: Room) -> None:
     """A stateful object that keeps what it is given may hold the module's tensors."""
 
-    class Keeps:
-        def __init__(self, held: Any) -> None:
-            self.held = held
-
-        def state_dict(self) -> dict[str, Any]:
-            return {"held": self.held}
-
-        def load_state_dict(self, state: dict[str, Any]) -> None:
-            self.held = state["held"]
-
     model = nn.Linear(3, 3)
-    room.save(model=model, keeps=Keeps(model.weight.detach()))
-    other, keeps = nn.Linear(3, 3), Keeps(None)
+    room.save(model=model, keeps=Holder(model.weight.detach()))
+    other, keeps = nn.Linear(3, 3), Holder(None)
     room.load(model=other, keeps=keeps)
     assert room.slot is not None
     room.slot.payload[:PAGE_BYTES] = bytes(PAGE_BYTES)

@@ -17,6 +17,7 @@ from torch import nn
 from keepstep.edge.torch import restore
 from keepstep.edge.torch.state import Protected
 from keepstep.errors import LayoutError
+from tests.edge.torch.conftest import Holder
 
 Bytes = Callable[[Any], Any]
 Room = Any  # conftest's
@@ -25,19 +26,6 @@ Room = Any  # conftest's
 @pytest.fixture
 def as_bytes(snapshot_bytes: Bytes) -> Bytes:
     return snapshot_bytes
-
-
-class Holder:
-    """A Stateful of the user's own: keeps whatever it is given, by reference."""
-
-    def __init__(self, held: Any) -> None:
-        self.held = held
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"held": self.held}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.held = state["held"]
 
 
 def network(dtype: torch.dtype = torch.float32) -> nn.Sequential:

@@ -103,6 +103,14 @@ class Trainee:
         self.room.settle()
         return counts
 
+    def find_together_again(self) -> None:
+        """In a step a peer is lost, and the agent says where to meet."""
+        self.step(self.lose_peer)
+        self.rank.may_begin_step()
+        self.room.settle()
+        self.room.agents.box.says(PLACE)
+        self.room.settle()
+
     def lose_peer(self) -> None:
         self.room.agents.box.says(PeerLostNotice("rank 1 was killed"))
 
@@ -211,11 +219,7 @@ def test_a_body_that_had_all_it_needed_is_captured_though_a_peer_is_lost(trainee
 def test_one_more_loss_while_all_find_together_begins_anew(trainee: Trainee) -> None:
     trainee.start()
     trainee.step()
-    trainee.step(trainee.lose_peer)
-    trainee.rank.may_begin_step()
-    trainee.room.settle()
-    trainee.room.agents.box.says(PLACE)
-    trainee.room.settle()
+    trainee.find_together_again()
     votes = len(trainee.room.keepers.box.of(JoinVote))
     trainee.lose_peer()
     trainee.room.keepers.box.says(StateOffered(9, "memory", 1, 1, "of the vote before"))
@@ -244,11 +248,7 @@ def test_where_to_meet_is_notice_enough(trainee: Trainee) -> None:
 def test_where_to_meet_is_notice_enough_while_all_find_together(trainee: Trainee) -> None:
     trainee.start()
     trainee.step()
-    trainee.step(trainee.lose_peer)
-    trainee.rank.may_begin_step()
-    trainee.room.settle()
-    trainee.room.agents.box.says(PLACE)
-    trainee.room.settle()
+    trainee.find_together_again()
     votes = len(trainee.room.keepers.box.of(JoinVote))
     trainee.room.agents.box.says(replace(PLACE, attempt=2))
     trainee.room.settle()
@@ -259,11 +259,7 @@ def test_where_to_meet_is_notice_enough_while_all_find_together(trainee: Trainee
 def test_groups_that_cannot_be_built_end_this_process(trainee: Trainee) -> None:
     trainee.start()
     trainee.step()
-    trainee.step(trainee.lose_peer)
-    trainee.rank.may_begin_step()
-    trainee.room.settle()
-    trainee.room.agents.box.says(PLACE)
-    trainee.room.settle()
+    trainee.find_together_again()
     trainee.offer("memory", 1)
     trainee.permit(2)
     trainee.room.groups.rebuilding[0][1]("nobody came")

@@ -106,8 +106,8 @@ def refuse_dead(value: Any) -> None:
     kind = type(value).__name__
     if isinstance(value, DataLoader):
         raise ConfigError(
-            f"a {kind} has no state that could be restored; keep its position with torchdata's "
-            "StatefulDataLoader, or choose each batch by job.step"
+            f"a {kind} has no state that could be restored; take batches from job.loader() "
+            "after protect(), pass torchdata's StatefulDataLoader, or choose each batch by job.step"
         )
     if isinstance(value, Sampler) and type(value).__module__.startswith("torch."):
         raise ConfigError(

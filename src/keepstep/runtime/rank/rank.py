@@ -439,7 +439,7 @@ class Rank:
             f"{captured} steps captured, {skipped} skipped, {torn} torn; the trainer waited "
             f"{human_ns(stall_ns)} a step; {self._stored()}"
         )
-        if not ok and self._captured_something:
+        if not ok and self.step >= 0:
             why += (
                 f"; memory is kept for {self._options.grace_s:.0f} s: the same command goes on "
                 "from it"
@@ -452,10 +452,6 @@ class Rank:
             skipped_steps=skipped,
             torn_steps=torn,
         )
-
-    @property
-    def _captured_something(self) -> bool:
-        return self.step >= 0
 
     def _stored(self) -> str:
         if not self._options.has_store:
