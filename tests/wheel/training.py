@@ -1,6 +1,6 @@
 """A training as it stands in nobody's checkout: run by `.ci/wheel` where the wheel alone is
-installed. Prints where it began and the state's sha256 at its end; in step KILL_AT it kills
-itself.
+installed. Prints the step it begins after and the state's sha256 at its end; in step KILL_AT it
+prints which step it has persisted, and kills itself.
 
     python training.py JOB PLACE [KILL_AT]
 """
@@ -33,10 +33,10 @@ config = keepstep.Config(
     persist_every_steps=2,
 )
 job = keepstep.protect(config, model=model, optimizer=optimizer)
-print("began at", job.step + 1)
+print("begins after", job.step)
 for step in job.steps(STEPS):
     if step == kill_at:
-        assert job.persist(wait=True)
+        print("stored", job.persist(wait=True).result().step, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     optimizer.zero_grad()
     model(torch.randn(4, 8)).square().mean().backward()

@@ -257,25 +257,27 @@ class Capture:
 
     # -- a step boundary
 
-    def boundary(self, stamp: Stamp, loss: object, is_last: bool = False) -> None:
+    def boundary(self, stamp: Stamp, loss: object, is_last: bool = False) -> bool:
         """A step has ended: capture its state, or skip it and count. The trainer goes on when its
         executor has nothing left to do. `loss`: a number, or something that `float` takes.
-        `is_last`: no step follows, so it is this one's turn whatever the period."""
+        `is_last`: no step follows, so it is this one's turn whatever the period.
+
+        Whether its capture has begun."""
         self.passed()
         self._tell_span(stamp.step)
         seen = self._commit_view.look(stamp.epoch)
         decision = self._decide(stamp.step, seen)
         if isinstance(decision, Skip):
             self._skip(stamp.step, decision.why)
-            return
+            return False
         if not (is_last or is_due(stamp.step, seen.period_steps)):
             self._skip(stamp.step, f"captures take up to {seen.period_steps} steps on some rank")
-            return
+            return False
         index = decision.slot
         slot = self._slots[index]
         if not slot.lock(exclusive=True):
             self._skip(stamp.step, f"slot {index} is pinned by a reader at this moment")
-            return
+            return False
         self._cadence.begins(stamp.step)
         who = self._who
         slot.begin(who.job_hash, who.rank, who.world_size, self.incarnation, stamp)
@@ -284,6 +286,7 @@ class Capture:
             _guarded(self._begin(index, stamp)),
             lambda begun: self._begun(index, stamp, begun, loss),
         )
+        return True
 
     def has_room(self, step: int, epoch: int) -> bool:
         """Whether a snapshot of that step would find a slot now."""

@@ -106,6 +106,7 @@ class Rank:
         self.unsaved = ""  # why the last step is not in the store, when it was to be there
         self.step = -1  # the last completed one
         self.resumed_at = -1  # the restored one
+        self.captured_step = -1  # the last one whose capture has begun, or the restored one
         self.epoch = 0
 
     def begin(self) -> None:
@@ -171,7 +172,7 @@ class Rank:
             return
         self._resumption = None
         self._begin_run(state.source)
-        self.step = self.resumed_at = state.step
+        self.step = self.resumed_at = self.captured_step = state.step
         self.epoch = epoch
         self.resumed, self.lost_steps = state, lost_steps
         self._page.publish(
@@ -287,7 +288,8 @@ class Rank:
             return False
         step = self.step = self.step + 1
         self._page.publish(completed_step=step, step_ns_last=step_ns)
-        self._capture.boundary(Stamp(step, self.epoch), loss, is_last)
+        if self._capture.boundary(Stamp(step, self.epoch), loss, is_last):
+            self.captured_step = step
         every = self._options.persist_every_steps
         if self._options.has_store and every and (step + 1) % every == 0 and self._who.rank == 0:
             self._keeper.persist(step, f"every {every} steps", self._answered)

@@ -367,17 +367,19 @@ class Job:
         self._rank.announce(value, self.step + 1)
 
     def persist(self, wait: bool = False) -> Future[CheckpointDone]:
-        """Ask for the last completed step (or a newer one) in the store. The future gives what
-        became of it: `ok`, `step` and `why`.
+        """Ask for the last captured step (or a newer one) in the store: the last completed one,
+        unless captures take longer than a step. The future gives what became of it: `ok`, `step`
+        and `why`.
 
         Raises StoreError when waiting and the checkpoint could not be written.
         """
         self._rank.announce(Phase.PERSIST, self.step)
-        future = self._persist(self.step, "asked for by job.persist()")
+        captured_step = self._rank.captured_step
+        future = self._persist(captured_step, "asked for by job.persist()")
         if wait:
             outcome = future.result()
             if not outcome.ok:
-                raise StoreError(f"step {self.step} could not be persisted: {outcome.why}")
+                raise StoreError(f"step {captured_step} could not be persisted: {outcome.why}")
         return future
 
     def _persist(self, step: int | None, why: str) -> Future[CheckpointDone]:
