@@ -32,6 +32,7 @@ class Verdicts(Checker):
         super().__init__(job, atlas)
         self._judged: set[int] = set()  # attempts that have their verdict
         self._again: set[int] = set()
+        self._formed: set[int] = set()
         self._final: Verdict | None = None
         self._gave_up = False
         self._was_refused = False  # a world of another size, for want of a checkpoint
@@ -47,21 +48,28 @@ class Verdicts(Checker):
         self._judged.add(int(number))
         if verdict.outcome == "done" and not self.atlas.are_all_done:
             self.violated(f"attempt {number} is said to be done, and not all ranks are")
-        if self._final is not None:
+        if self._final is not None and not self._is_of_a_run_that_never_began(int(number), verdict):
             self.violated(
                 f"attempt {number} has the verdict {verdict.outcome}, and the job had "
                 f"{self._final.outcome}"
             )
         if verdict.outcome == "again":
             self._again.add(int(number))
-        else:
+        elif self._final is None:
             self._final = verdict
+
+    def _is_of_a_run_that_never_began(self, attempt: int, verdict: Verdict) -> bool:
+        """A node that first comes when the job has ended well waits for a new run. It is told to
+        end before that one has begun."""
+        is_done = self._final is not None and self._final.outcome == "done"
+        return is_done and verdict.outcome == "stop" and attempt not in self._formed
 
     def recorded(self, machine: Machine, event: Event) -> None:
         self._was_refused |= event.kind == "restore-refused" and bool(self.job.plan.min_nodes)
         if event.kind != "attempt-formed" or not self.job.has_many_agents:
             return
         attempt = event.data["attempt"]
+        self._formed.add(attempt)
         if attempt and attempt - 1 not in self._again:
             self.violated(f"attempt {attempt} is formed, and the one before has no verdict")
 
