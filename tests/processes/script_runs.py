@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from keepstep.config import job_dir_of
 from keepstep.edge.os.journal import read_journal
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_page import read_status
@@ -127,7 +128,7 @@ class ScriptRun:
     def kill(self, rank: int) -> None:
         """SIGKILL when all ranks wait in the held step; then the others go on."""
         self._until(lambda: all((self.results / f"held-{r}").exists() for r in range(self.ranks)))
-        status = read_status(MEMORY, self.arena / "keepstep-j", rank)
+        status = read_status(MEMORY, job_dir_of(self.arena, "j"), rank)
         assert status is not None
         os.kill(status.pid, 9)
         if self.ranks == 1:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from keepstep.config import job_dir_of
 from keepstep.edge.os.journal import read_journal
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_page import read_status
@@ -156,14 +157,14 @@ class Running:
             time.sleep(0.01)
 
     def pid(self, rank: int) -> int:
-        status = read_status(MEMORY, self.arena / "keepstep-j", rank)
+        status = read_status(MEMORY, job_dir_of(self.arena, "j"), rank)
         assert status is not None
         return status.pid
 
     def train_until(self, step: int) -> None:
         def all_there() -> bool:
             pages = [
-                read_status(MEMORY, self.arena / "keepstep-j", rank) for rank in range(self.ranks)
+                read_status(MEMORY, job_dir_of(self.arena, "j"), rank) for rank in range(self.ranks)
             ]
             return all(page is not None and page.completed_step >= step for page in pages)
 
@@ -286,7 +287,7 @@ def test_who_has_what_a_step_needs_finishes_it_and_nobody_rolls_back(
     run = started("ddp", 2, "with", "--standby", "0", late=7)
 
     def sealed() -> bool:
-        page = read_status(MEMORY, run.arena / "keepstep-j", 1)
+        page = read_status(MEMORY, job_dir_of(run.arena, "j"), 1)
         return page is not None and any(
             v.state is SlotState.SEALED and v.stamp.step == 7 for v in page.slots
         )

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from keepstep.config import job_dir_of
 from keepstep.edge.os.journal import read_journal
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_page import read_status
@@ -105,7 +106,7 @@ class Training:
         return self.process
 
     def page(self) -> RankStatus | None:
-        return read_status(MEMORY, self.arena / "keepstep-j", 0)
+        return read_status(MEMORY, job_dir_of(self.arena, "j"), 0)
 
     def until(self, fact: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + PATIENCE_S

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import keepstep
-from keepstep.config import resolve
+from keepstep.config import job_dir_of, resolve
 from keepstep.core.wire.conversations import AGENT_WITH_KEEPER, RANK_WITH_KEEPER
 from keepstep.edge.net.unix_socket import Mailbox
 from keepstep.edge.os.journal import read_journal
@@ -76,7 +76,7 @@ def settings(tmp_path: Path) -> Iterator[Settings]:
 
 
 def job_dir(settings: Settings) -> Path:
-    return Path(settings["arena_dir"]) / f"keepstep-{settings['job']}"
+    return job_dir_of(Path(settings["arena_dir"]), settings["job"])
 
 
 def kinds(settings: Settings) -> list[str]:
@@ -391,7 +391,7 @@ def test_another_job_s_arena_is_refused_and_not_touched(settings: Settings) -> N
     os.kill(keeper.peer()[0], signal.SIGKILL)
     assert keeper.recv(20) is None
     keeper.close()
-    job_dir(settings).rename(settings["arena_dir"] / "keepstep-other")
+    job_dir(settings).rename(job_dir_of(settings["arena_dir"], "other"))
     other = {**settings, "job": "other"}
     before = slot_bytes(other)
     with pytest.raises(

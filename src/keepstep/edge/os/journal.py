@@ -19,6 +19,7 @@ from keepstep.edge.os.tail import Tail
 from keepstep.model.events import Event, event_from_line
 
 log = logging.getLogger("keepstep")
+FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 EVENT_BEGIN = '{"wall_ns":'
 
 
@@ -30,10 +31,8 @@ class FileJournal:
         self._fd: int | None = None
         if path is not None:
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                self._fd = os.open(
-                    path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600
-                )
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._fd = os.open(path, FLAGS, 0o600)
             except OSError as error:
                 log.warning(
                     "the journal %s cannot be written (%s): events reach the log only", path, error

@@ -25,6 +25,7 @@ from keepstep.edge.net.keepers import KeeperSocket
 from keepstep.edge.net.metrics_server import Exposition, Reading
 from keepstep.edge.os.clock import CLOCK
 from keepstep.edge.os.flock import is_held
+from keepstep.edge.os.job_directory import claim_job_dir
 from keepstep.edge.os.journal import FileJournal, JournalTail
 from keepstep.edge.os.loop import Loop
 from keepstep.edge.os.needs import check_needs
@@ -64,6 +65,7 @@ def supervise(launch: Launch, config: Config, environ: Mapping[str, str]) -> int
             f"--nnodes {launch.min_nodes}:{launch.nodes}: expected a store (--store), since a job "
             "of another size resumes from a checkpoint, found none"
         )
+    claim_job_dir(settings.job_dir)
     rank_environ = {
         **replace(config, job=settings.job).to_env(),
         **handed_down,

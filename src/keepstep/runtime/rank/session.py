@@ -26,6 +26,7 @@ from keepstep.edge.net.keepers import KeeperSocket
 from keepstep.edge.os.clock import CLOCK
 from keepstep.edge.os.error_file import write_error_file
 from keepstep.edge.os.exit import exit_with
+from keepstep.edge.os.job_directory import claim_job_dir
 from keepstep.edge.os.journal import FileJournal
 from keepstep.edge.os.machine import address_towards, available_bytes
 from keepstep.edge.os.needs import check_needs
@@ -120,6 +121,7 @@ def protect(
     check_rules(settings.keep)  # a wrong rule is an error now, not at the first checkpoint
     check_needs(settings)
     who = identity_of(settings.job, settings.arena_dir, os.environ, process_group(), gather_objects)
+    claim_job_dir(settings.job_dir)
     journal = FileJournal(settings.journal_path, f"rank {who.rank}")
     speak_of_training(settings.log, speaks=who.rank == 0)
     _current = Job(settings, who, Protected.of(stateful, settings.lazy), journal)
