@@ -282,7 +282,10 @@ class _Meeting:
         request = await self._owner.next_request()
         if (last := await self._last_word()) is not None:
             return last
-        number, before = await self._catch_up(request)
+        caught_up = await self._catch_up(request)
+        if isinstance(caught_up, Verdict):
+            return caught_up
+        number, before = caught_up
         waits_ns = FIRST_NS if number and self._owner.follows < 0 else 0
         while True:
             self._come_from(_keeper_of(request))
@@ -360,10 +363,12 @@ class _Meeting:
             number += 1
         return None
 
-    async def _catch_up(self, request: JoinRequest) -> tuple[int, _Before]:
+    async def _catch_up(self, request: JoinRequest) -> tuple[int, _Before] | Verdict:
         """The attempt that is to come or under way, and what was said about the one before it.
 
-        An agent of this node that was killed has left one that only this agent can end.
+        An agent of this node that was killed has left one that only this agent can end; unless
+        its word that its ranks ended well got there, and others end the job at this moment: then
+        the job's last word.
         """
         number, before = await self._newest()
         keeper = _keeper_of(request)
@@ -372,6 +377,9 @@ class _Meeting:
         if self._owner.follows == number or was_killed_there:
             why = "the agent of a node was killed, and another one has taken over"
             await self.say(number, Verdict("again", why, keep=True))
+            first = await self._record.verdict(number)
+            if first is not None and first.outcome != "again":
+                return first
             number, before = await self._newest()
         return number, before
 
