@@ -121,10 +121,11 @@ def protect(
     check_rules(settings.keep)  # a wrong rule is an error now, not at the first checkpoint
     check_needs(settings)
     who = identity_of(settings.job, settings.arena_dir, os.environ, process_group(), gather_objects)
+    protected = Protected.of(stateful, settings.lazy)
     claim_job_dir(settings.job_dir)
     journal = FileJournal(settings.journal_path, f"rank {who.rank}")
     speak_of_training(settings.log, speaks=who.rank == 0)
-    _current = Job(settings, who, Protected.of(stateful, settings.lazy), journal)
+    _current = Job(settings, who, protected, journal)
     return _current
 
 
