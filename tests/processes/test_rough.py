@@ -24,7 +24,7 @@ from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_page import read_status
 from keepstep.edge.store.store import Store
 from keepstep.model.events import Event
-from keepstep.model.snapshot import RankStatus
+from keepstep.model.snapshot import RankStatus, SlotState
 from keepstep.model.units import GIB, MIB
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
@@ -123,6 +123,15 @@ class Training:
 
         self.until(reached)
 
+    def hold_a_snapshot(self) -> None:
+        """Until there is something to go back to: a large first capture may take many steps."""
+
+        def holds() -> bool:
+            page = self.page()
+            return page is not None and any(s.state is SlotState.SEALED for s in page.slots)
+
+        self.until(holds)
+
     def events(self, kind: str) -> list[Event]:
         journal = self.where / "state" / "j" / "journal.jsonl"
         return [e for e in read_journal(journal) if e.kind == kind] if journal.exists() else []
@@ -212,7 +221,7 @@ def test_a_tensor_of_three_gibibytes(tmp_path: Path, undisturbed: Digest) -> Non
     run.config["arena_dir"] = str(arena)
     try:
         run.start()
-        run.train_until(2)
+        run.hold_a_snapshot()
         run.kill()
         run.start(pace_s=0.0)
         digest = run.end()
