@@ -280,12 +280,10 @@ class _Meeting:
         """The last word about the job."""
         await self._open()
         request = await self._owner.next_request()
-        if (last := await self._last_word()) is not None:
-            return last
-        caught_up = await self._catch_up(request)
-        if isinstance(caught_up, Verdict):
-            return caught_up
-        number, before = caught_up
+        newest = await self._newest(await self._end_left_attempt(request))
+        if isinstance(newest, Verdict):
+            return newest
+        number, before = newest
         waits_ns = FIRST_NS if number and self._owner.follows < 0 else 0
         while True:
             self._come_from(_keeper_of(request))
@@ -349,43 +347,35 @@ class _Meeting:
             newest_version=newest,
         )
 
-    async def _last_word(self) -> Verdict | None:
-        """With which the job has ended after this node's agent was killed; None when it has not.
+    async def _end_left_attempt(self, request: JoinRequest) -> int:
+        """An agent of this node that was killed has left an attempt that only this agent can end.
 
-        Only who follows another agent can tell: to anybody else it is the end of an earlier run.
+        Returns the attempt since which this node has a part in the job, -1 when it has none.
         """
-        number = self._owner.follows
-        if number < 0:
-            return None
-        while (verdict := await self._record.verdict(number)) is not None:
-            if verdict.outcome != "again":
-                return verdict
-            number += 1
-        return None
-
-    async def _catch_up(self, request: JoinRequest) -> tuple[int, _Before] | Verdict:
-        """The attempt that is to come or under way, and what was said about the one before it.
-
-        An agent of this node that was killed has left one that only this agent can end; unless
-        its word that its ranks ended well got there, and others end the job at this moment: then
-        the job's last word.
-        """
-        number, before = await self._newest()
+        follows = self._owner.follows
+        newest = await self._newest(follows)
+        if isinstance(newest, Verdict):
+            return follows
+        number, _ = newest
         keeper = _keeper_of(request)
         seats = await self._record.seats(number, self._launch.nodes)
         was_killed_there = has_seat(seats, keeper.host, keeper.port, keeper.incarnation)
-        if self._owner.follows == number or was_killed_there:
-            why = "the agent of a node was killed, and another one has taken over"
-            await self.say(number, Verdict("again", why, keep=True))
-            first = await self._record.verdict(number)
-            if first is not None and first.outcome != "again":
-                return first
-            number, before = await self._newest()
-        return number, before
+        if follows != number and not was_killed_there:
+            return follows
+        why = "the agent of a node was killed, and another one has taken over"
+        await self.say(number, Verdict("again", why, keep=True))
+        return number
 
-    async def _newest(self) -> tuple[int, _Before]:
+    async def _newest(self, since: int) -> tuple[int, _Before] | Verdict:
+        """The attempt that is to come or under way, and what was said about the one before it.
+
+        Or the last word about the job, when it has ended in attempt `since` or a later one. To who
+        comes newly (-1) an end is that of an earlier run.
+        """
         number, before = 0, _Before()
         while (verdict := await self._record.verdict(number)) is not None:
+            if 0 <= since <= number and verdict.outcome != "again":
+                return verdict
             number, before = number + 1, _Before(verdict.keep, verdict.vacant)
         return number, before
 

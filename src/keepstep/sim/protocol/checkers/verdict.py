@@ -12,7 +12,7 @@ Not verified: that a verdict is right; how long an answer takes, beyond the end 
 
 from __future__ import annotations
 
-from keepstep.model.attempts import Verdict
+from keepstep.model.attempts import Arrival, Verdict
 from keepstep.model.events import Event
 from keepstep.model.snapshot import Stamp
 from keepstep.runtime.agent.meeting_record import CODEC
@@ -33,6 +33,7 @@ class Verdicts(Checker):
         self._judged: set[int] = set()  # attempts that have their verdict
         self._again: set[int] = set()
         self._formed: set[int] = set()
+        self._seated: dict[int, set[str]] = {}  # hosts, by attempt
         self._final: Verdict | None = None
         self._gave_up = False
         self._was_refused = False  # a world of another size, for want of a checkpoint
@@ -40,6 +41,9 @@ class Verdicts(Checker):
 
     def written(self, key: str, value: str) -> None:
         number, _, what = key.partition("/")
+        if what.startswith("seat/"):
+            arrival: Arrival = CODEC.decode(value.encode())
+            self._seated.setdefault(int(number), set()).add(arrival.host)
         if what != "verdict":
             return
         verdict: Verdict = CODEC.decode(value.encode())
@@ -63,6 +67,13 @@ class Verdicts(Checker):
         end before that one has begun."""
         is_done = self._final is not None and self._final.outcome == "done"
         return is_done and verdict.outcome == "stop" and attempt not in self._formed
+
+    def _could_be_said(self) -> bool:
+        """Whether somebody of the newest attempt lived to say the last word. Who was told to end
+        before it had a seat has no say."""
+        living = {node.machine.host for node in self.job.nodes if node.machine.alive}
+        newest = max(self._seated, default=-1)
+        return newest < 0 or bool(self._seated[newest] & living)
 
     def recorded(self, machine: Machine, event: Event) -> None:
         self._was_refused |= event.kind == "restore-refused" and bool(self.job.plan.min_nodes)
@@ -88,7 +99,7 @@ class Verdicts(Checker):
         waiting = [r for r, program in sorted(self._asking.items()) if program.process.alive]
         if waiting:
             self.violated(f"all is over, and ranks {waiting} have not heard where to resume")
-        if self._final is None and self.job.has_many_agents:
+        if self._final is None and self.job.has_many_agents and self._could_be_said():
             self.violated("all is over, and no verdict says so")
         is_excused = self._was_refused or any(
             e in fault for e in EXCUSES for fault in self.job.faults
