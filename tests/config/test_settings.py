@@ -49,6 +49,7 @@ def test_the_defaults() -> None:
         link_dead_s=10.0,
         interleave="auto",
         metrics_port=None,
+        metrics_host="127.0.0.1",
         hang_after_s=None,
         replace_command=None,
         budget="crash=10,hang=5,oom=5,device=3,state=20,node=unlimited,killed=unlimited,refill=100",

@@ -245,6 +245,15 @@ class Options(Generic[Unset, Directory]):
         example=9100,
         metavar="PORT",
     )
+    metrics_host: str | Unset = option(
+        default="127.0.0.1",
+        check=Check("an address of the node", bool),
+        topic=Topic.MONITORING,
+        help="Serve metrics at this address. The default is reached from the node alone; with "
+        "0.0.0.0 anybody may read who reaches any address of it.",
+        example="0.0.0.0",
+        metavar="ADDRESS",
+    )
     hang_after_s: float | Unset | None = option(
         default=None,
         default_words="learned from the job's own steps",

@@ -49,7 +49,6 @@ from keepstep.runtime.agent.world import AgentOptions, AgentWorld
 from keepstep.runtime.job_name import default_job
 from keepstep.runtime.keeper_search import KeeperSearches
 
-EVERYWHERE = "0.0.0.0"
 WORKERS = 4  # a look at ranks may hang; another one must not wait for it
 
 
@@ -141,7 +140,7 @@ class ServedMetrics:
 
     def __init__(self, settings: Settings) -> None:
         """Made before the first event that is to count."""
-        self._host = settings.host or EVERYWHERE
+        self._host = settings.metrics_host
         self._lock = threading.Lock()
         self._exposition: Exposition | None = None
         job_dir = settings.job_dir
@@ -156,7 +155,7 @@ class ServedMetrics:
         )
 
     def start(self, port: int) -> int:
-        """Serve on `port` of the node's `host` (0 chooses one): the port. Raises ConfigError."""
+        """Serve on `port` of `metrics_host` (0 chooses one): the port. Raises ConfigError."""
         self._exposition = Exposition(self._read, port, self._host)
         return self._exposition.port
 
