@@ -147,8 +147,9 @@ def _decode(text: str, kind: type[M]) -> M:
         message = CODEC.decode(text.encode())
     except NotAMessage as error:
         raise MeetingError(
-            f"another release of keepstep writes where the nodes meet: {error}"
-        ) from (error)
+            "where the nodes meet: expected words of this release without a signature, found "
+            f"others; set KEEPSTEP_SECRET on all nodes or on none: {error}"
+        ) from error
     if not isinstance(message, kind):
         found = type(message).__name__
         raise MeetingError(f"where the nodes meet: expected {kind.__name__}, found {found}")

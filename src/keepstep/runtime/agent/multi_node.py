@@ -37,6 +37,7 @@ from keepstep.runtime.agent.coordinator import Coordinator, Presence
 from keepstep.runtime.agent.evidence_board import EvidenceBoard
 from keepstep.runtime.agent.meeting_record import CALLED_OFF, MeetingRecord
 from keepstep.runtime.agent.rendezvous import Formed, JoinRequest, RendezvousHearer
+from keepstep.runtime.agent.signed_kv import SignedKV
 from keepstep.runtime.agent.tasks import Answer, Task, sleep
 from keepstep.runtime.agent.world import AgentOptions, AgentWorld
 
@@ -70,6 +71,7 @@ class MultiNode:
         self._wanted: Answer[JoinRequest] | None = None
         self.follows = -1  # the attempt in which this node's agent was killed
         self._meeting: _Meeting | None = None
+        self._strange_keys: set[str] = set()
         self._is_closed = False
         self._opening = world.open_kv(self._opened, self._lost, self._lost)
 
@@ -118,7 +120,26 @@ class MultiNode:
     # -- what the meeting brings
 
     def _opened(self, kv: KV) -> None:
+        secret, journal = self._options.secret, self._world.journal
+        if secret is None:
+            journal.record(
+                "no-secret",
+                "this job has no secret: whoever reaches its meeting point can read, stop or join "
+                "it; set KEEPSTEP_SECRET to the same value on all nodes where others can",
+                WARNING,
+            )
+        else:
+            kv = SignedKV(kv, secret, self._world.timers, self._refused)
         self._meeting = _Meeting(self._world, self._options, self._launch, kv, self)
+
+    def _refused(self, key: str) -> None:
+        if key not in self._strange_keys:
+            self._strange_keys.add(key)
+            why = (
+                f"what stands at {key} where the nodes meet does not count: it was not written "
+                "with this job's secret"
+            )
+            self._world.journal.record("stranger-refused", why, WARNING)
 
     def _lost(self, why: str) -> None:
         self.failed(MeetingError(why))
