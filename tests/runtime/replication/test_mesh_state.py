@@ -243,11 +243,7 @@ def test_a_holder_is_given_its_part_and_who_restores_what_it_asks_for() -> None:
     first = BlockRange(Part.PAYLOAD, 0, BLOCK_BYTES)
     state.state.receive(holder, CopyAccepted(VERSION, 1, STAMP))
     small = len(state.room.net.blocks)
-    assert {block.span.part for block in state.room.net.blocks} == {
-        Part.TABLE,
-        Part.MANIFEST,
-        Part.HEADER,
-    }
+    assert {block.span.part for block in state.room.net.blocks} == {Part.META}
     for node in (holder, 2 - holder):
         state.state.receive(node, FetchRanges(VERSION, 1, STAMP, (first,)))
     given_to = [(block.node, block.data) for block in state.room.net.blocks[small:]]

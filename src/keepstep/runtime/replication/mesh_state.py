@@ -143,7 +143,7 @@ class MeshState:
         self._held, self._page, self._safety = held, page, safety
         self._job_hash, self._host = job_hash, host
         job_dir = settings.job_dir
-        self._owner = Owner(world, links, job_dir, self._something_is_protected, host.scrub_soon)
+        self._owner = Owner(world, links, held.own, self._something_is_protected, host.scrub_soon)
         self._holder = Holder(world, links, held, job_hash, self._own_sizes)
         self._server = SnapshotServer(world.memory, links, job_dir, held)
         self.recovery = SnapshotRecovery(world, links, job_dir, job_hash, self._server, self._owner)
@@ -156,6 +156,8 @@ class MeshState:
         self._is_tidied = False
         self._has_news = False
         self._last_report: tuple[Any, ...] = ()
+        self._seen: dict[int, RankStatus | None] = {}  # by rank, its page
+        self._unseen: set[int] = set()  # whose page may tell more
         # by rank: the facts, and what is reported of them
         self._rows: dict[int, tuple[RankStatus, tuple[Stamp, ...] | None, RankReport]] = {}
         self._last_safety: SafetyWord | None = None  # that was said
@@ -241,10 +243,10 @@ class MeshState:
                     self._owner.unavailable(node, rank, stamp, why)
 
     def report_news(self) -> None:
-        """What has changed here is reported once, behind all that has changed it: a look at the
-        pages of all ranks costs more than a message."""
+        """What has changed here is reported once, behind all that has changed it. Only pages that
+        are said to have changed are looked at: `tick` finds what nobody said."""
         if self._has_news:
-            self.report()
+            self._report(self._known_pages())
 
     def _something_is_protected(self) -> None:
         self._has_news = True
@@ -415,25 +417,37 @@ class MeshState:
 
     def _own_pages(self) -> dict[int, RankStatus]:
         """As far as they can be read."""
-        pages = {rank: self._host.status(rank) for rank in self.own_ranks}
-        return {rank: status for rank, status in pages.items() if status is not None}
+        self._unseen.update(self.own_ranks)
+        return self._known_pages()
+
+    def _known_pages(self) -> dict[int, RankStatus]:
+        """The same, with a look at those alone that are said to have changed."""
+        seen = self._seen
+        for rank in self._unseen:
+            seen[rank] = self._host.status(rank)
+        self._unseen.clear()
+        pages = ((rank, seen.get(rank)) for rank in self.own_ranks)
+        return {rank: status for rank, status in pages if status is not None}
 
     def holdings(self) -> list[Holding]:
         """Of every rank of every node, as last reported; empty unless this node leads."""
         return self._leader.holdings() if self._leader is not None else []
 
-    def rank_changed(self) -> None:
-        """A rank here has sealed a snapshot, given one up, or skipped one."""
+    def ranks_changed(self, ranks: Iterable[int]) -> None:
+        """These have sealed a snapshot, given one up, or skipped one."""
         self._owner.go_on()
         self._has_news = True
+        self._unseen.update(ranks)
 
     def report(self) -> None:
-        """Tell the leader what this node's ranks hold and what is protected of it, if that
-        changed."""
+        """Look at all pages here, and tell the leader what these ranks hold and what is protected of
+        it, if that changed."""
+        self._report(self._own_pages())
+
+    def _report(self, pages: Mapping[int, RankStatus]) -> None:
         self._has_news = False
         if self._epoch < 0:
             return
-        pages = self._own_pages()
         if any(status.epoch != self._epoch for status in pages.values()):
             return
         ranks = self._rows_of(pages)
