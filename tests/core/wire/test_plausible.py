@@ -32,7 +32,7 @@ from keepstep.model.messages.peers import (
     OfferWord,
     RankGone,
     RankJoined,
-    RankReport,
+    RanksReport,
     RanksTrain,
     VoteBody,
     VoteWord,
@@ -105,7 +105,7 @@ def test_a_rank_of_another_world_does_not_vote() -> None:
 
 
 def test_a_report_of_ranks_that_live_elsewhere() -> None:
-    rows = tuple(RankReport(rank, (), None, -1, ()) for rank in range(2))
+    rows = tuple(RanksReport((rank,), (), None, -1, ()) for rank in range(2))
     report = NodeReport(7, 1, None, None, None, 1, 1, "", rows)
     assert flaw_of_peer(0, report, MESH) == "" != flaw_of_peer(1, report, MESH)
 

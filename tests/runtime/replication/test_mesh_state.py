@@ -24,8 +24,8 @@ from keepstep.model.messages.peers import (
     InventoryReport,
     NodeReport,
     RankGone,
-    RankReport,
     RanksEnded,
+    RanksReport,
     VoteWord,
 )
 from keepstep.model.restore_sources import HeldSnapshot
@@ -125,7 +125,7 @@ def test_the_horizon_is_the_newest_that_was_said_of_this_epoch(
     assert floors[-1] == max(ours, default=Stamp(-1, 0))
 
 
-ROW = RankReport(1, (), None, -1, ())
+ROW = RanksReport((1,), (), None, -1, ())
 IMPOSSIBLE = [
     (2, AllEnded(VERSION)),
     (2, VoteWord(VERSION, VoteRefused("no"))),

@@ -65,7 +65,7 @@ def flaw_of_peer(node: int, message: MeshMessage, mesh: Mesh) -> str:
         case HorizonWord() | SafetyWord() | AllEnded():
             return _unless_leading(node)
         case NodeReport():
-            return _unless_there((row.rank for row in message.ranks), node, mesh)
+            return _unless_there([rank for row in message.ranks for rank in row.ranks], node, mesh)
         case InventoryReport():
             for parity in message.parities:
                 if flaw := _flaw_of_group(parity.stripe_group, parity.rank, parity.tolerates):
