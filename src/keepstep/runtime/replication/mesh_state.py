@@ -10,13 +10,14 @@ Invariant: what is said here carries this mesh's version, and nothing of another
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from keepstep.config import Settings
-from keepstep.core.redundancy.node_safety import spell_out
+from keepstep.core.redundancy.node_safety import node_lines, spell_out
 from keepstep.core.redundancy.protection import Assignment, assignments, partners
 from keepstep.core.resume.commit import first_horizon, newer
 from keepstep.core.resume.cut import Holding, common, holding_of
@@ -40,6 +41,7 @@ from keepstep.model.messages.peers import (
     HorizonWord,
     InventoryReport,
     MeshMessage,
+    NodeRange,
     NodeReport,
     RanksEnded,
     SafetyWord,
@@ -108,11 +110,20 @@ class KnownSafety:
     def __init__(self, memory: Memory, job_dir: Path) -> None:
         self._memory, self._job_dir = memory, job_dir
         self._known: dict[str, Any] | None = None
+        # the lines of all nodes: of which mesh, who was apart, and the same as text
+        self._told: tuple[int, tuple[NodeRange, ...]] | None = None
+        self._nodes: list[dict[str, Any]] = []
+        self._nodes_text = ""
 
     def receive(self, word: SafetyWord, mesh: Mesh) -> None:
         """The leader of that mesh says so."""
-        self._known = spell_out(word, mesh, self._known)
-        write_node_safety(self._memory, self._job_dir, self._known)
+        told = mesh.version, word.apart
+        if told != self._told:
+            self._told = told
+            self._nodes = node_lines(word, mesh)
+            self._nodes_text = json.dumps(self._nodes)
+        self._known = spell_out(word, mesh, self._known, self._nodes)
+        write_node_safety(self._memory, self._job_dir, self._known, self._nodes_text)
 
 
 class _Missing:

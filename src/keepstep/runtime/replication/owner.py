@@ -64,6 +64,7 @@ class Owner:
     def end(self) -> None:
         """Another mesh begins."""
         self._release_all()
+        self._slots.drop_gone()
 
     # -- targets
 
@@ -77,6 +78,7 @@ class Owner:
         """Bring `target` to all holders. What is older than `floor` they may overwrite."""
         if target != self._target:
             self._damaged.clear()
+            self._slots.drop_gone()
         self._target, self._floor = target, floor
         for rank in self._ranks:
             outgoing = self._outgoing.get(rank)
@@ -254,7 +256,6 @@ class Owner:
 
     def tick(self) -> None:
         """Ask again where nothing has moved: whatever got lost, a repeated offer finds out."""
-        self._slots.drop_gone()
         self.go_on()
         now_ns = self._clock.monotonic_ns()
         for outgoing in [o for o in self._outgoing.values() if not o.is_moving]:
