@@ -24,6 +24,7 @@ from keepstep.model.messages.peers import (
     CheckpointAnswer,
     CheckpointAsked,
     CheckpointWord,
+    CopyAcked,
     CopyOffer,
     HorizonWord,
     InventoryReport,
@@ -34,6 +35,7 @@ from keepstep.model.messages.peers import (
     RankJoined,
     RanksReport,
     RanksTrain,
+    SeveralMessages,
     VoteBody,
     VoteWord,
 )
@@ -102,6 +104,12 @@ def test_every_node_may_say_that_its_ranks_train() -> None:
 
 def test_a_rank_of_another_world_does_not_vote() -> None:
     assert flaw_of_peer(0, VoteWord(7, replace(JOINED, world_size=7)), MESH) != ""
+
+
+def test_what_is_said_together_is_of_one_mesh() -> None:
+    own, other = (CopyAcked(version, 1, Stamp(3, 1)) for version in (7, 6))
+    assert flaw_of_peer(1, SeveralMessages(7, (own, own)), MESH) == ""
+    assert flaw_of_peer(1, SeveralMessages(7, (own, other)), MESH) != ""
 
 
 def test_a_report_of_ranks_that_live_elsewhere() -> None:

@@ -375,6 +375,17 @@ class LinkGoodbye:
 SnapshotMessage = (
     CopyOffer | CopyAccepted | CopyDeclined | CopyAcked | CopyUnavailable | FetchRanges
 )
+
+
+@dataclass(frozen=True, slots=True)
+class SeveralMessages:
+    """What was said about several snapshots at one time, in order."""
+
+    KIND: ClassVar[str] = "several"
+    mesh_version: Count
+    messages: tuple[SnapshotMessage, ...]
+
+
 MeshMessage = (
     InventoryReport
     | NodeReport
@@ -383,6 +394,7 @@ MeshMessage = (
     | SafetyWord
     | AllEnded
     | SnapshotMessage
+    | SeveralMessages
     | VoteWord
     | CheckpointWord
 )

@@ -146,12 +146,13 @@ class CopyHolder:
         ]
 
     def _ask(self, found: list[tuple[_Arrived, list[BlockRange]]]) -> None:
-        for (offer, incoming), missing in found:
-            incoming.work(False)
-            if self._receiving.get(offer.rank) is incoming:
-                del self._comparing[offer.rank]
-                for ranges in in_runs(missing):
-                    self._replies.fetch(offer, ranges)
+        with self._links.gathering():
+            for (offer, incoming), missing in found:
+                incoming.work(False)
+                if self._receiving.get(offer.rank) is incoming:
+                    del self._comparing[offer.rank]
+                    for ranges in in_runs(missing):
+                        self._replies.fetch(offer, ranges)
 
     def _arrived(self, offer: CopyOffer, incoming: IncomingSnapshot) -> None:
         if self._receiving.get(offer.rank) is not incoming:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -45,6 +46,7 @@ from keepstep.model.messages.peers import (
     NodeReport,
     RanksEnded,
     SafetyWord,
+    SeveralMessages,
     VoteBody,
     VoteToAll,
     VoteToLeader,
@@ -235,6 +237,9 @@ class MeshState:
                 self._host.receive_checkpoint(node, message.body)
             case SafetyWord():
                 self._safety.receive(message, self.mesh)
+            case SeveralMessages():
+                for one in message.messages:
+                    self.receive(node, one)
             case CopyOffer():
                 self._offered(message)
             case CopyAccepted(_, rank, stamp):
@@ -249,6 +254,10 @@ class MeshState:
             case CopyUnavailable(_, rank, stamp, why):
                 if not self.recovery.unavailable(node, rank, stamp, why):
                     self._owner.unavailable(node, rank, stamp, why)
+
+    def gathering(self) -> AbstractContextManager[None]:
+        """What is said of snapshots until the end of it goes out together."""
+        return self._links.gathering()
 
     def report_news(self) -> None:
         """What has changed here is reported once, behind all that has changed it. Only pages that

@@ -115,7 +115,7 @@ class OutgoingSnapshot:
             tolerates=assignment.tolerates,
             floor=floor,
         )
-        self._links.send(delivery.node, offer)
+        self._links.say(delivery.node, offer)
 
     def accepted(self, delivery: Delivery) -> None:
         """The holder is ready, or ready anew: then everything is sent again."""
