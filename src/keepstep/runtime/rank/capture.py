@@ -284,12 +284,7 @@ class Capture:
         self._cadence.begins(stamp.step)
         who = self._who
         slot.begin(who.job_hash, who.rank, who.world_size, self.incarnation, stamp)
-        self._set_view(
-            index,
-            SlotView(SlotState.WRITING, stamp),
-            decided_step=stamp.step,
-            **told,
-        )
+        self._set_view(index, SlotView(SlotState.WRITING, stamp), decided_step=stamp.step, **told)
         self._world.trainer.act(
             _guarded(self._begin(index, stamp)),
             lambda begun: self._begun(index, stamp, begun, loss),
