@@ -100,7 +100,7 @@ class Keeper:
         # ranks whose last life told of an error, until all train again
         self._failed: set[int] = set()
         self._agent: Box | None = None
-        self._page_changed = False  # of a rank here, since the last look
+        self._changed: set[int] = set()  # ranks here whose page tells more since the last look
         self._finish: Finish | None = None  # once the job is over
         # who is to hear that the memory is kept, once the last checkpoint is written
         self._kept_for: tuple[Box, MemoryKept] | None = None
@@ -125,10 +125,10 @@ class Keeper:
 
     def tick(self) -> bool:
         """What time brings, and what many have told. True when all is over: `close` then."""
-        if self._page_changed:
-            self._page_changed = False
+        if self._changed:
+            changed, self._changed = self._changed, set()
             if self.node is not None:
-                self.node.state.rank_changed()
+                self.node.state.ranks_changed(changed)
         self._scrubber.tick()
         self._write_checkpoints()
         self._tell_kept()
@@ -164,8 +164,8 @@ class Keeper:
                 self._resume.loaded(rank, offer)
             case StateUnusable(rank, offer, why, unread):
                 self._resume.failed(rank, offer, why, unread)
-            case PageChanged():
-                self._page_changed = True
+            case PageChanged(rank):
+                self._changed.add(rank)
             case WantCheckpoint(ticket, step, why):
                 self._checkpoints.ask(box, step, why, ticket)
             case Goodbye(rank, ok, why):

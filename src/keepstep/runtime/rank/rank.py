@@ -287,8 +287,7 @@ class Rank:
                 self._regroup.check_update()
             return False
         step = self.step = self.step + 1
-        self._page.publish(completed_step=step, step_ns_last=step_ns)
-        if self._capture.boundary(Stamp(step, self.epoch), loss, is_last):
+        if self._capture.boundary(Stamp(step, self.epoch), loss, step_ns, is_last):
             self.captured_step = step
         every = self._options.persist_every_steps
         if self._options.has_store and every and (step + 1) % every == 0 and self._who.rank == 0:
