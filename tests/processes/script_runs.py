@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from keepstep.edge.os.journal import read_journal
@@ -81,9 +81,11 @@ class ScriptRun:
         ranks: int,
         held_step: int,
         launcher: tuple[str, ...] = KEEPSTEP_RUN,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         """ends_with: Python expressions, of what is compared. held_step: the ranks wait at its end
-        until they are let go on; -1 for none. launcher: of several ranks, as Python's arguments."""
+        until they are let go on; -1 for none. launcher: of several ranks, as Python's arguments.
+        environ: more variables."""
         self.ranks = ranks
         self._launcher = launcher
         self.results = room / "results"
@@ -107,11 +109,13 @@ class ScriptRun:
             "KEEPSTEP_STATE_DIR": str(self.state),
             "HF_HUB_OFFLINE": "1",
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            **(environ or {}),
         }
+        self.within: list[str] = []  # what the next command is run by
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable]
+        command = [*self.within, sys.executable]
         if self.ranks > 1:
             command += [*self._launcher, "--nproc-per-node", str(self.ranks)]
         with open(self.log, "ab") as log:
@@ -136,9 +140,13 @@ class ScriptRun:
             assert self.process.poll() is None and time.monotonic() < deadline, self.told()
             time.sleep(0.01)
 
+    def hold(self) -> None:
+        """Until all ranks wait in the held step."""
+        self._until(lambda: all((self.results / f"held-{r}").exists() for r in range(self.ranks)))
+
     def kill(self, rank: int) -> None:
         """SIGKILL when all ranks wait in the held step; then the others go on."""
-        self._until(lambda: all((self.results / f"held-{r}").exists() for r in range(self.ranks)))
+        self.hold()
         status = read_status(MEMORY, self.arena / "keepstep-j", rank)
         assert status is not None
         os.kill(status.pid, 9)
@@ -147,6 +155,10 @@ class ScriptRun:
         (self.results / "go-on").touch()
         if self.ranks == 1:
             self.start()
+
+    def wait_for(self, kind: str, count: int) -> None:
+        """Until the journal tells that many events of a kind."""
+        self._until(lambda: len(self.events(kind)) >= count)
 
     def end(self) -> list[str]:
         """The ranks' digests."""

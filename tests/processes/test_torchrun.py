@@ -1,11 +1,12 @@
-"""Two to four ranks on one machine under torchrun, which knows nothing of keepstep: a rank is killed,
-torchrun starts all anew, and they end in the state of a run that was left alone."""
+"""Two to four ranks on one machine under torchrun, which knows nothing of keepstep: a rank is
+killed, torchrun starts all anew, and they end in the state of a run that was left alone."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+
 from tests.processes.script_runs import TORCHRUN, killed_and_undisturbed
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(500)]

@@ -50,6 +50,9 @@ class FakeTime:
     def monotonic_ns(self) -> int:
         return self.now_ns
 
+    def boot(self) -> str:
+        return "b"
+
     def wall_ns(self) -> int:
         return 1_700_000_000 * S_NS + self.now_ns
 

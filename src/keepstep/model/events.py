@@ -124,8 +124,8 @@ KINDS = {
 class Event:
     """One fact or decision.
 
-    `wall_ns` places it among other machines' events, `mono_ns` measures (CLOCK_MONOTONIC, one
-    machine). `who` is `rank 3`, `keeper`, `persister`, `agent` or `drill`; `kind` is a word of
+    `wall_ns` places it among other machines' events, `mono_ns` measures (CLOCK_MONOTONIC, of one
+    machine from one `boot` to the next; empty: not told). `who` is `rank 3`, `keeper`, `persister`, `agent` or `drill`; `kind` is a word of
     `KINDS`, which tools may match; `why` is the sentence people read; `data` holds its numbers.
     """
 
@@ -135,6 +135,7 @@ class Event:
     kind: str
     why: str
     data: dict[str, Any] = field(default_factory=dict)
+    boot: str = ""
 
     def to_line(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"), default=str) + "\n"

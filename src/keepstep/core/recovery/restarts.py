@@ -293,7 +293,7 @@ class Restarts:
             how = (
                 f"did not find its peers again within {_seconds(event.within_ns)}"
                 if event.within_ns
-                else "ended and finds its peers no more"
+                else "is past its last step and finds its peers no more"
             )
             return self._again(_Setback(f"rank {late} {how}", None, "it has just been tried"))
         if isinstance(event, AttemptWanted):

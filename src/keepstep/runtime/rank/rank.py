@@ -313,6 +313,7 @@ class Rank:
     def end_steps(self, then: Callable[[], None]) -> None:
         """The loop is over; `then` is called when its last step is sealed."""
         self._world.groups.profile_step(NO_STEP)
+        self._regroup.loop_over()
 
         def drained() -> None:
             self.announce(Phase.DONE, self.step)
