@@ -277,7 +277,7 @@ def _tensor_table(tensors: Sequence[Segment]) -> Table:
 
 
 def _inspect_store(url: str, verify: bool, json: bool) -> int:
-    proofs = prove_checkpoints(Store(url), verify)
+    proofs = prove_checkpoints(Store(url).follow(), verify)
     damaged = sum(p.proof == "damaged" for p in proofs)
     if json:
         print_json({"store": url, "checkpoints": proofs, "damaged": damaged})

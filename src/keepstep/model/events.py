@@ -98,6 +98,7 @@ KINDS = {
     "damaged": "a snapshot at rest is not what it was",
     "mended": "a damaged snapshot is whole again",
     "checkpoint-damaged": "a checkpoint in the store cannot be read",
+    "run-begun": "a fresh start leaves the checkpoints of the run before behind",
     "persist-started": "a checkpoint is being written",
     "persisted": "a checkpoint is written",
     "persist-failed": "a checkpoint could not be written",
@@ -125,8 +126,9 @@ class Event:
     """One fact or decision.
 
     `wall_ns` places it among other machines' events, `mono_ns` measures (CLOCK_MONOTONIC, of one
-    machine from one `boot` to the next; empty: not told). `who` is `rank 3`, `keeper`, `persister`, `agent` or `drill`; `kind` is a word of
-    `KINDS`, which tools may match; `why` is the sentence people read; `data` holds its numbers.
+    machine from one `boot` to the next; empty: not told). `who` is `rank 3`, `keeper`, `persister`,
+    `agent` or `drill`; `kind` is a word of `KINDS`, which tools may match; `why` is the sentence
+    people read; `data` holds its numbers.
     """
 
     wall_ns: int

@@ -424,7 +424,7 @@ def account(
     tempos: Sequence[StepTempo] = (),
     now: tuple[int, int, str] | None = None,
 ) -> Account:
-    """Of events in any order; `now` (wall and monotonic clock, and boot) when the job is running."""
+    """Of events in any order; `now` (wall and monotonic clock, boot) when the job is running."""
     ledger = Ledger()
     for event in sorted(events, key=lambda e: ledger.axis.place(e.wall_ns, e.mono_ns, e.boot)):
         ledger.add(event)

@@ -45,8 +45,9 @@ from keepstep.ports import Clock, Journal
 class VoteHost(Protocol):
     """What the keeper does for the vote's leader."""
 
-    def list_store(self) -> None:
-        """Have the store listed; `store_listed` hears of it."""
+    def list_store(self, begins_run: bool) -> None:
+        """Have the store listed; `store_listed` hears of it. `begins_run`: all start over, and what
+        the store has is to be left behind before."""
 
     def newest_epoch(self) -> int:
         """That is on any page here."""
@@ -203,8 +204,8 @@ class VoteLeader:
                 case Refuse(why):
                     self._journal.record("restore-refused", why)
                     self._nodes.to_all(VoteRefused(why))
-                case ListStore():
-                    self._host.list_store()
+                case ListStore(begins_run):
+                    self._host.list_store(begins_run)
 
     def _offer(self, vote: Vote, offer: Offer) -> None:
         if offer.number != self._recorded:
