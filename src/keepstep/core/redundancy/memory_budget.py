@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from keepstep.errors import MemoryBudgetError
 from keepstep.model.topology import Copies, Parity, Policy, ReedSolomon
-from keepstep.model.units import MIB, human_bytes
+from keepstep.model.units import MIB, counted, human_bytes
 
 # a third slot is cheap when all slots take less than this part of the free memory
 CHEAP_RATIO = 0.10
@@ -80,7 +80,8 @@ def plan(
     held_bytes = math.ceil(held * local_ranks * slot_bytes)
     enough_mib = math.ceil((total + held_bytes) / free_ratio / MIB) + 64
     sentence = (
-        f"{count} slots x {local_ranks} ranks x {human_bytes(slot_bytes)} = {human_bytes(total)}"
+        f"{count} slots x {counted(local_ranks, 'rank')} x {human_bytes(slot_bytes)} = "
+        f"{human_bytes(total)}"
     )
     if held_bytes:
         sentence += f", and {human_bytes(held_bytes)} held for other nodes,"

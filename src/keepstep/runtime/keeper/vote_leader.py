@@ -38,7 +38,7 @@ from keepstep.model.messages.peers import (
 )
 from keepstep.model.restore_sources import RestoreSource
 from keepstep.model.snapshot import Stamp
-from keepstep.model.units import MS_NS
+from keepstep.model.units import MS_NS, counted
 from keepstep.ports import Clock, Journal
 
 
@@ -244,8 +244,8 @@ class VoteLeader:
         reached = max(go.reached, min(self._completed.values(), default=-1))
         lost = max(0, reached - stamp.step)
         why = (
-            f"every rank has proven step {stamp.step} from {source}: {lost} completed steps lost, "
-            f"epoch {go.epoch} begins"
+            f"every rank has proven step {stamp.step} from {source}: "
+            f"{counted(lost, 'completed step')} lost, epoch {go.epoch} begins"
         )
         if source == "fresh" and lost == 0:
             why = f"every rank starts afresh: epoch {go.epoch} begins"
