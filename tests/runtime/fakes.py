@@ -363,6 +363,7 @@ class RankRoom:
             redundancy="none",
             has_store=False,
             persist_every_steps=0,
+            keeps_by_loss=False,
             shows_profile=False,
             grace_s=300.0,
             fresh_run=None,
