@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,9 @@ from keepstep.core.economics.goodput import account
 from keepstep.edge.os.journal import read_journal
 from keepstep.model.events import Event
 from keepstep.model.units import S_NS
+from keepstep.testing.lab import Lab
 from tests.processes.script_runs import ScriptRun
+from tests.processes.test_torchrun_nodes import NODES, Training
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(400)]
 
@@ -156,3 +159,43 @@ def test_after_a_reboot_the_monotonic_clock_begins_again(tmp_path: Path) -> None
     assert lives[-1] < lives[0], "the monotonic clock has not begun again"
     _assert_resumed(job)
     assert killed == _undisturbed(tmp_path, 1)
+
+
+def test_the_clocks_of_several_nodes_are_set_back_and_a_keeper_and_a_rank_are_killed(
+    tmp_path: Path,
+) -> None:
+    """The keeper that follows says that it began before the one that it follows."""
+    with _nodes(tmp_path / "true") as alone:
+        undisturbed = alone.digests()
+    with _nodes(tmp_path / "set back") as job:
+        job.train_until(8)
+        job.clock.set(-5 * HOUR_S)
+        before = [event.data["pid"] for event in job.events("keeper-started")]
+        os.kill(before[-1], signal.SIGKILL)
+        job.wait(lambda: len(job.events("keeper-started")) > len(before), "the next keeper")
+        status = job.status(1)
+        assert status is not None
+        os.kill(status.pid, signal.SIGKILL)
+        assert job.digests() == undisturbed
+        last = job.events("resumed")[-1]
+        assert last.data["source"] == "memory", last.why
+        assert job.events("node-lost") == [], "a keeper was refused"
+
+
+class Nodes(Training):
+    """Two nodes under `keepstep run`, whose processes have one wall clock."""
+
+    def __init__(self, lab: Lab, room: Path, log: Any) -> None:
+        self.clock = Clock(room / "clock")
+        super().__init__(lab, room, log, "run", self.clock.environ())
+
+
+@contextlib.contextmanager
+def _nodes(room: Path) -> Iterator[Nodes]:
+    room.mkdir()
+    with Lab(NODES, room) as lab, open(room / "log", "wb") as log:
+        job = Nodes(lab, room, log)
+        try:
+            yield job
+        finally:
+            job.crew.end()

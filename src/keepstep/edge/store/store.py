@@ -103,6 +103,12 @@ class Store:
         self._root = run_path(self._base, newest_run(self._fs, self._base))
         return self
 
+    @property
+    def run_directory(self) -> str:
+        """Of the run that it is about, below the store; empty for the first, which has none."""
+        directory: str = self._root[len(self._base) :]
+        return directory
+
     def begin_run(self) -> str | None:
         """Begin another run, unless the newest one has nothing yet, and follow it: where that is.
         Raises StoreError."""

@@ -178,8 +178,8 @@ class Keeper:
                 self._agent_ended(box, ok, why)
             case RemoveMemory(why):
                 self._lifetime.memory_unwanted(why)
-            case Listen(host, port):
-                box.send(self._listen(host, port))
+            case Listen(host, port, after):
+                box.send(self._listen(host, port, after))
             case BeginMesh(mesh):
                 self._mesh_told(box, mesh)
             case CountTraffic():
@@ -294,11 +294,13 @@ class Keeper:
 
     # -- other nodes
 
-    def _listen(self, host: str, port: int) -> Listening | CannotListen:
+    def _listen(self, host: str, port: int, after: int) -> Listening | CannotListen:
         if self.inbox is None:
             link_dead_s = self._settings.link_dead_s
             try:
-                self.inbox = PeerInbox(self._world, self._job_hash, (host, port), link_dead_s)
+                self.inbox = PeerInbox(
+                    self._world, self._job_hash, (host, port), link_dead_s, after
+                )
             except KeeperError as error:
                 return CannotListen(str(error))
         host, port = self.inbox.address
