@@ -343,8 +343,9 @@ def fill(directory: Path) -> Path:
 
 def _newest_checkpoint(store: Path | None) -> Sequence[Path]:
     assert store is not None
-    found = Store(store).list_checkpoints().checkpoints
+    there = Store(store).follow()
+    found = there.list_checkpoints().checkpoints
     if not found:
         raise LookupError(f"expected a checkpoint in {store} to damage, found none")
-    directory = Path(Store(store).url(found[0].step))
+    directory = Path(there.url(found[0].step))
     return sorted(p for p in directory.iterdir() if p.is_file())

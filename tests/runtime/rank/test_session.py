@@ -471,7 +471,7 @@ def test_slots_that_do_not_fit_are_refused_with_numbers_and_nothing_is_left(
     )
     with pytest.raises(
         MemoryBudgetError,
-        match=r"the slots do not fit: 2 slots x 1 ranks x 1.0 TiB = 2.0 TiB needed",
+        match=r"the slots do not fit: 2 slots x 1 rank x 1.0 TiB = 2.0 TiB needed",
     ):
         keepstep.protect(settings, vast=vast)
     assert slot_paths(MEMORY, job_dir(settings), 0) == []

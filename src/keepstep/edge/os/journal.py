@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from keepstep.edge.os.clock import CLOCK
 from keepstep.edge.os.tail import Tail
 from keepstep.model.events import Event, event_from_line
 
@@ -45,7 +45,9 @@ class FileJournal:
         )
         if self._fd is None:
             return
-        event = Event(time.time_ns(), time.monotonic_ns(), self.who, kind, why, data)
+        event = Event(
+            CLOCK.wall_ns(), CLOCK.monotonic_ns(), self.who, kind, why, data, CLOCK.boot()
+        )
         try:
             os.write(self._fd, event.to_line().encode())
         except OSError as error:

@@ -154,6 +154,12 @@ class StoredCheckpoints:
     def __init__(self, url: str) -> None:
         self._url = url
 
+    def begin_run(self) -> str | None:
+        """See `ports.Checkpoints`."""
+        from keepstep.edge.store.store import Store
+
+        return Store(self._url).begin_run()
+
     def usable(self) -> tuple[list[int], dict[int, str]]:
         """See `ports.Checkpoints`."""
         from keepstep.edge.store.store import Store

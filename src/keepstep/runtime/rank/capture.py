@@ -216,19 +216,21 @@ class Capture:
 
     def _plan(self, each_bytes: int) -> memory_budget.SlotPlan:
         who, options = self._who, self._options
-        own = sum(slot.capacity for slot in self._slots) * who.local_world_size
-        there = own + self._held_bytes()
+        memory = self._world.memory
+        paths = [slot_path(options.job_dir, who.rank, i) for i in range(len(self._slots))]
+        own = sum(memory.size(path) for path in paths) * who.local_world_size
         policy = parse_policy(options.redundancy)
         return memory_budget.plan(
             each_bytes,
             who.local_world_size,
-            self._world.memory.free_bytes(options.arena_dir) + there,
-            self._world.available_bytes() + there,
+            memory.free_bytes(options.arena_dir),
+            self._world.available_bytes(),
             options.slots,
             options.has_store,
             str(options.arena_dir),
             held=memory_budget.held_slots(policy) if who.has_many_nodes else 0.0,
             many_nodes=who.has_many_nodes,
+            there_bytes=own + self._held_bytes(),
         )
 
     def _held_bytes(self) -> int:
