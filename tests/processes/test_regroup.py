@@ -328,7 +328,7 @@ def test_who_is_past_its_loop_is_not_waited_for(started: Any, undisturbed: Any) 
     hurry.touch()
 
     def is_past() -> bool:
-        page = read_status(MEMORY, run.arena / "keepstep-j", 0)
+        page = read_status(MEMORY, job_dir_of(run.arena, "j"), 0)
         return page is not None and page.phase is Phase.DONE
 
     run.until(is_past)
