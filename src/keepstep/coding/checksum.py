@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 import xxhash
 
-from keepstep.model.units import MIB
+from keepstep.model.units import KIB, MIB
 
 BLOCK_BYTES = 4 * MIB
+PIECE_BYTES = 256 * KIB  # few enough that they stay in a core's own cache
 
 
 def checksum(data: memoryview | bytes | bytearray) -> int:
@@ -24,6 +25,22 @@ def checksum(data: memoryview | bytes | bytearray) -> int:
 def running_checksum() -> xxhash.xxh3_64:
     """XXH3-64 of bytes that come piece by piece: `update` it, then ask its `intdigest`."""
     return xxhash.xxh3_64()
+
+
+def copy_hashed(target: memoryview, source: memoryview | bytes | bytearray) -> int:
+    """Copy `source` into the `target` of the same size; returns XXH3-64 of what lies there then.
+
+    One pass: each piece is hashed where it was written, while it is in the cache. Nobody else may
+    write there meanwhile; the source may change at any time.
+    """
+    assert len(target) == len(source), f"{len(source)} bytes into {len(target)}"
+    running = xxhash.xxh3_64()
+    given = memoryview(source)
+    for at in range(0, len(target), PIECE_BYTES):
+        piece = target[at : at + PIECE_BYTES]
+        piece[:] = given[at : at + PIECE_BYTES]
+        running.update(piece)
+    return running.intdigest()
 
 
 def block_checksums(data: memoryview, block_bytes: int = BLOCK_BYTES) -> list[int]:

@@ -2,8 +2,8 @@
 
 Comes in: offers of owners, and the blocks that they send. Goes out: acceptance, requests for what
 is missing, and the acknowledgement once the copy is whole and proven. Table, manifest and header
-come first; then what this node's own ranks have too is taken from there, and the rest is asked for.
-Everything but blocks happens in the keeper's loop.
+come first; then what the older copy or this node's own ranks have too is taken from there, and the
+rest is asked for. Everything but blocks happens in the keeper's loop.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from keepstep.model.messages.peers import CopyOffer
 from keepstep.model.snapshot import Stamp
 from keepstep.model.wire import BlockRange
 from keepstep.runtime.keeper_world import KeeperWorld
+from keepstep.runtime.replication.dedup import older_copy, take_unchanged
 from keepstep.runtime.replication.held import HeldSnapshots
 from keepstep.runtime.replication.holder_replies import HolderReplies
 from keepstep.runtime.replication.mesh_links import MeshLinks
@@ -80,16 +81,19 @@ class CopyHolder:
         self._replies.accept(offer)
 
     def _compare(self, offer: CopyOffer, incoming: IncomingSnapshot) -> None:
-        """The table is here: what this node's own ranks have too is taken from there, the rest is
-        asked for."""
+        """The table is here: what the older copy or this node's own ranks have too is taken from
+        there, the rest is asked for."""
         if self._receiving.get(offer.rank) is not incoming:
             return
         self._comparing[offer.rank] = offer.stamp
         incoming.work(True)
         mesh = self._links.mesh
         table, own_ranks = incoming.table(), mesh.ranks_of(mesh.node)
+        older = older_copy(self._held.copies.of(offer.rank))
 
         def compare() -> list[BlockRange]:
+            if older is not None:
+                take_unchanged(incoming, table, older)
             return self._held.dedup.take_over(incoming, table, own_ranks, offer.stamp)
 
         def ask(missing: list[BlockRange]) -> None:
