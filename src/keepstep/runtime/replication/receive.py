@@ -152,13 +152,12 @@ class IncomingSnapshot:
 
     @property
     def payload(self) -> memoryview:
-        """Where bytes that are computed here belong; `put_in_place` says that they are there."""
+        """Where bytes that are computed here belong; `computed` says that they are there."""
         return self._memory[Part.PAYLOAD]
 
-    def put_in_place(self, range_: BlockRange) -> None:
-        """Bytes of `payload` have been computed."""
-        part, offset, length = range_
-        self._note(range_, checksum(self._memory[part][offset : offset + length]))
+    def computed(self, range_: BlockRange, found: int) -> None:
+        """Those bytes of `payload` have been computed, and that is their checksum."""
+        self._note(range_, found)
 
     def place(self, node: int, span: Span) -> memoryview | None:
         """See `BlockTaker`."""
