@@ -7,13 +7,14 @@ GIL, so hashing never holds up the trainer. It guards against accident, not mali
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import xxhash
 
 from keepstep.model.units import KIB, MIB
 
 BLOCK_BYTES = 4 * MIB
+NOTHING_KNOWN: Mapping[int, int] = {}
 PIECE_BYTES = 256 * KIB  # few enough that they stay in a core's own cache
 
 
@@ -43,9 +44,15 @@ def copy_hashed(target: memoryview, source: memoryview | bytes | bytearray) -> i
     return running.intdigest()
 
 
-def block_checksums(data: memoryview, block_bytes: int = BLOCK_BYTES) -> list[int]:
-    """One checksum a block; the last block may be short. Empty data has no blocks."""
-    return [checksum(data[at : at + block_bytes]) for at in range(0, len(data), block_bytes)]
+def block_checksums(
+    data: memoryview, block_bytes: int = BLOCK_BYTES, known: Mapping[int, int] = NOTHING_KNOWN
+) -> list[int]:
+    """One checksum a block; the last block may be short. Empty data has no blocks. Blocks whose
+    checksum is `known`, by their number, are not read."""
+    return [
+        known[block] if block in known else checksum(data[at : at + block_bytes])
+        for block, at in enumerate(range(0, len(data), block_bytes))
+    ]
 
 
 def first_mismatch(

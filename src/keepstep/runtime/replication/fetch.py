@@ -195,7 +195,8 @@ class Fetch:
         small = [range_ for range_ in whole if range_.part is not Part.PAYLOAD]
         self._want(self._nodes[0], [(self._rank, r) for r in small])
         group, tolerates = self.source.stripe_group, self.source.tolerates
-        stripes = stripes_of_snapshots(group, tolerates, [sizes[rank] for rank in group])
+        nbytes = [sizes[rank] for rank in group]
+        stripes = stripes_of_snapshots(group, tolerates, nbytes, self._memory.block_bytes)
         yield from self._decode(stripes, incoming)
         for range_ in small:
             while not self._ranges.has(self._rank, range_):
