@@ -58,11 +58,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from keepstep.config import job_dir_of
 from keepstep.core.pacing.schedule import Cost, Reserve, plan
 from keepstep.core.wire.traffic import LinkOptions
 from keepstep.edge.net.peers import PeerOptions, Peers
 from keepstep.edge.net.tcp import interface_of
 from keepstep.edge.os.clock import CLOCK
+from keepstep.edge.os.job_directory import claim_job_dir
 from keepstep.edge.shm.collective_profile_page import CollectiveProfileWriter, profile_path
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.model.messages.peers import MeshMessage
@@ -423,8 +425,8 @@ class Site:
                 subprocess.run([*lab.seats[node].before, *words], check=True)
         for what in ("keep", "train"):
             for node in lab.nodes:
-                job_dir = lab.arena_dir(node) / "keepstep-bench"
-                job_dir.mkdir(exist_ok=True)
+                job_dir = job_dir_of(lab.arena_dir(node), "bench")
+                claim_job_dir(job_dir)
                 hosts = [lab.seats[n].address for n in (node, 1 - node)]
                 words = [
                     sys.executable,

@@ -50,7 +50,7 @@ class Run:
     def __init__(self, name: str, directory: Path, args: argparse.Namespace) -> None:
         self.job, self.out = f"demo-{name}-{os.getpid()}", directory / f"{name}.json"
         self.journal_path = directory / "state" / self.job / "journal.jsonl"
-        self.job_dir = Path("/dev/shm") / f"keepstep-{self.job}"
+        self.job_dir = Path("/dev/shm") / f"keepstep-{os.getuid()}" / self.job
         command = [
             "keepstep",
             "run",

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from keepstep.cli.main import app
 from keepstep.config import Settings, resolve
+from keepstep.edge.os.job_directory import claim_job_dir
 from keepstep.edge.os.journal import FileJournal
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot, slot_path
@@ -53,6 +54,7 @@ class Machine:
     ) -> Path:
         """A rank's own, or (`shelf` being held or parity) what is kept for other nodes, whose
         manifest is no layout when it is a parity."""
+        claim_job_dir(self.settings_of(job).job_dir)
         path = slot_path(self.settings_of(job).job_dir / shelf, rank, index)
         path.parent.mkdir(parents=True, exist_ok=True)
         layout = lay_out([TensorSpec("model.weight", "float32", (floats,), 4 * floats)])

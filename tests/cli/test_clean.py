@@ -6,10 +6,16 @@ import fcntl
 import os
 from typing import Any
 
+from keepstep.config import job_dir_of, user_dir
 from keepstep.core.wire.conversations import AGENT_WITH_KEEPER
 from keepstep.edge.os.journal import read_journal
 from keepstep.edge.os.processes import ensure_keeper
 from keepstep.model.messages.keeper_agent import JobEnded
+
+
+def names(machine: Any) -> list[str]:
+    """The jobs that have memory."""
+    return [path.name for path in user_dir(machine.settings.arena_dir).iterdir()]
 
 
 def test_nothing_to_remove(machine: Any) -> None:
@@ -21,15 +27,15 @@ def test_the_dead_are_removed_and_the_living_are_not(machine: Any) -> None:
     machine.rank("dead", 0, [1, 2]).close()
     machine.pages.clear()
     machine.rank("alive", 0, [1])
-    ending = machine.settings.arena_dir / "keepstep-gone.ending-4711"
-    ending.mkdir()
+    ending = job_dir_of(machine.settings.arena_dir, "gone.ending-4711")
+    ending.mkdir(mode=0o700)
     document = machine.json("clean", "--all", "--yes")
     assert [(found["job"], found["removed"]) for found in document["leftovers"]] == [
         ("alive", False),
         ("dead", True),
         ("gone", True),
     ]
-    assert [p.name for p in machine.settings.arena_dir.iterdir()] == ["keepstep-alive"]
+    assert names(machine) == ["alive"]
     assert set(document["leftovers"][0]) == {
         "job",
         "path",
@@ -70,7 +76,7 @@ def test_only_the_named_job_goes(machine: Any) -> None:
         machine.rank(job, 0, [1]).close()
     machine.pages.clear()
     assert machine.run("clean", "--job", "one", "--yes").exit_code == 0
-    assert [p.name for p in machine.settings.arena_dir.iterdir()] == ["keepstep-two"]
+    assert names(machine) == ["two"]
     result = machine.run("clean", "--job", "three", "--yes")
     assert result.exit_code == 2 and "found 'three'" in result.stderr
 

@@ -56,6 +56,20 @@ def test_the_order_is_shown_with_its_reasons() -> None:
     assert isinstance(order, list) and all(row["shorter_s"] <= row["longer_s"] for row in order)
 
 
+@pytest.mark.parametrize("nodes", ["1", "2"])
+def test_every_limit_that_the_order_names_is_there_and_in_use(nodes: str) -> None:
+    answer = asked("--nodes", nodes)
+    order = answer["relations"]
+    assert isinstance(order, list)
+    named = {
+        word.removeprefix("2 x ")
+        for row in order
+        for side in ("shorter", "longer")
+        for word in row[side].split(" + ")
+    }
+    assert named <= limits(answer).keys() and all(limits(answer).values())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -3,6 +3,7 @@ expected and what was found."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ def test_the_defaults() -> None:
         link_dead_s=10.0,
         interleave="auto",
         metrics_port=None,
+        metrics_host="127.0.0.1",
         hang_after_s=None,
         replace_command=None,
         budget="crash=10,hang=5,oom=5,device=3,state=20,node=unlimited,killed=unlimited,refill=100",
@@ -71,7 +73,7 @@ def test_a_secret_is_never_shown() -> None:
 
 def test_paths_that_follow() -> None:
     settings = resolved({"job": "x"})
-    assert settings.job_dir == Path("/dev/shm/keepstep-x")
+    assert settings.job_dir == Path(f"/dev/shm/keepstep-{os.getuid()}/x")
     assert settings.journal_path == Path("/home/someone/.local/state/keepstep/x/journal.jsonl")
     assert resolved(XDG_STATE_HOME="/state").state_dir == Path("/state/keepstep")
 
@@ -186,7 +188,7 @@ def test_relative_places_are_made_absolute(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_socket_path_that_is_too_long_is_said_before_it_fails() -> None:
-    longest = "/" + "a" * (MAX_SOCKET_PATH_BYTES - len("//keepstep-j/keeper.sock"))
+    longest = "/" + "a" * (MAX_SOCKET_PATH_BYTES - len(f"//keepstep-{os.getuid()}/j/keeper.sock"))
     assert resolved({"arena_dir": longest, "job": "j"}).arena_dir == Path(longest)
     with pytest.raises(
         ConfigError,

@@ -17,7 +17,9 @@ from keepstep.edge.os.loop import Loop
 from keepstep.edge.torch.tcp_store import open_embedded
 from keepstep.model.units import MS_NS, S_NS
 from keepstep.ports import KV, Timer
+from keepstep.runtime.agent.signed_kv import SignedKV
 from keepstep.sim.protocol.world.kv import KVPath, KVPlace
+from keepstep.sim.protocol.world.timers import SimTimers
 from keepstep.testing.etcd import HOST, MISSING, Members, free_ports
 from tests.contracts.simulated import Time
 
@@ -171,6 +173,18 @@ class SimTown(Time):
         pass
 
 
+class SignedTown(SimTown):
+    """The same, of a job with a secret."""
+
+    def _open(self, opened: Callable[[KV], None], lost: Callable[[str], None], job: str) -> Timer:
+        timers = SimTimers(self.machine(100 + self._machines).start("agent"))
+
+        def signed(kv: KV) -> None:
+            opened(SignedKV(kv, "a secret of the job", timers, unexpected))
+
+        return super()._open(signed, lost, job)
+
+
 @pytest.fixture(scope="module")
 def members(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Members]:
     if MISSING:
@@ -180,7 +194,15 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Members]:
     members.stop()
 
 
-KINDS = ["embedded", "etcd", "simulated", "simulated, hosted", "simulated, unreliable"]
+KINDS = [
+    "embedded",
+    "etcd",
+    "simulated",
+    "simulated, hosted",
+    "simulated, unreliable",
+    "signed",
+    "signed, unreliable",
+]
 
 
 @pytest.fixture(params=KINDS)
@@ -192,7 +214,8 @@ def town(request: pytest.FixtureRequest) -> Iterator[Town]:
         made = EtcdTown(request.getfixturevalue("members"))
     else:
         unreliable = request.param.endswith("unreliable")
-        made = SimTown(0.3 if unreliable else 0.0, request.param.endswith("hosted"))
+        kind = SignedTown if request.param.startswith("signed") else SimTown
+        made = kind(0.3 if unreliable else 0.0, request.param.endswith("hosted"))
     yield made
     made.close()
 
@@ -208,7 +231,8 @@ def losing_town(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Town
         made = EtcdTown(Members(tmp_path), outage_s=0.5)
     else:
         unreliable = request.param.endswith("unreliable")
-        made = SimTown(0.3 if unreliable else 0.0, request.param.endswith("hosted"))
+        kind = SignedTown if request.param.startswith("signed") else SimTown
+        made = kind(0.3 if unreliable else 0.0, request.param.endswith("hosted"))
     yield made
     made.close()
 

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from keepstep.config import job_dir_of
 from keepstep.dashboard.finding import find_jobs, find_leftovers
+from keepstep.edge.os.job_directory import claim_job_dir
 from keepstep.edge.os.processes import KEEPER_MODULE
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_page import StatusPage
@@ -21,7 +23,8 @@ from keepstep.model.snapshot import Phase
 def arena(tmp_path: Path) -> Path:
     """Where the memory of one job is: `demo`."""
     path = tmp_path / "arena"
-    (path / "keepstep-demo").mkdir(parents=True)
+    path.mkdir()
+    claim_job_dir(job_dir_of(path, "demo"))
     return path
 
 
@@ -38,26 +41,26 @@ def test_jobs_are_found_by_memory_or_journal_newest_first(arena: Path, tmp_path:
     journal.parent.mkdir(parents=True)
     journal.touch()
     os.utime(journal, (1, 1))
-    (arena / "keepstep-demo.ending-4711").mkdir()
+    claim_job_dir(job_dir_of(arena, "demo.ending-4711"))
     (arena / "something-else").mkdir()
     found = find_jobs(arena, tmp_path / "state")
     assert [(job.name, job.has_memory) for job in found] == [("demo", True), ("old", False)]
     os.utime(journal, None)
-    os.utime(arena / "keepstep-demo", (2, 2))
+    os.utime(job_dir_of(arena, "demo"), (2, 2))
     assert [job.name for job in find_jobs(arena, tmp_path / "state")] == ["old", "demo"]
 
 
 def test_a_living_rank_and_a_living_keeper_hold_memory(arena: Path) -> None:
-    page = own_page(arena / "keepstep-demo", rank=1, pid=101)
-    (arena / "keepstep-demo" / "held").mkdir()
-    (arena / "keepstep-demo" / "held" / "copy").write_bytes(bytes(8192))
+    page = own_page(job_dir_of(arena, "demo"), rank=1, pid=101)
+    (job_dir_of(arena, "demo") / "held").mkdir()
+    (job_dir_of(arena, "demo") / "held" / "copy").write_bytes(bytes(8192))
     [found] = find_leftovers(arena)
     assert (found.job, found.ranks_alive, found.keeper_alive) == ("demo", ((1, 101),), False)
     assert found.alive and found.bytes > found.held_bytes == 8192
     page.close()
     [found] = find_leftovers(arena)
     assert not found.alive
-    with open(arena / "keepstep-demo" / "keeper.lock", "w") as lock:
+    with open(job_dir_of(arena, "demo") / "keeper.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         [found] = find_leftovers(arena)
     assert found.alive and found.keeper_alive and not found.ranks_alive
@@ -70,8 +73,8 @@ def test_a_keeper_that_is_removing_its_memory_lives(arena: Path) -> None:
     with subprocess.Popen(command, **pipes) as process:
         assert process.stdout is not None
         process.stdout.readline()  # it has begun
-        ending = arena / f"keepstep-demo.ending-{process.pid}"
-        (arena / "keepstep-demo").rename(ending)
+        ending = job_dir_of(arena, f"demo.ending-{process.pid}")
+        job_dir_of(arena, "demo").rename(ending)
         [found] = find_leftovers(arena)
         assert (found.job, found.path, found.keeper_alive) == ("demo", ending, True)
         process.communicate(b"\n", timeout=60)

@@ -11,15 +11,18 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from keepstep.config import job_dir_of
 from keepstep.edge.os.journal import read_journal
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_page import read_status
 from keepstep.model.events import Event
 
 PATIENCE_S = 240.0
+KEEPSTEP_RUN = ("-m", "keepstep.cli.main", "run")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--max-restarts", "3")
 BEFORE = """\
 import os as _os, random as _random, time as _time
 import torch as _torch
@@ -71,10 +74,21 @@ with open(f"{_os.environ['RESULTS']}/rank-{_rank}", "w") as _file:
 class ScriptRun:
     """One training; ended by `end` or `stop`."""
 
-    def __init__(self, room: Path, script: str, ends_with: str, ranks: int, held_step: int) -> None:
+    def __init__(
+        self,
+        room: Path,
+        script: str,
+        ends_with: str,
+        ranks: int,
+        held_step: int,
+        launcher: tuple[str, ...] = KEEPSTEP_RUN,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
         """ends_with: Python expressions, of what is compared. held_step: the ranks wait at its end
-        until they are let go on; -1 for none."""
+        until they are let go on; -1 for none. launcher: of several ranks, as Python's arguments.
+        environ: more variables."""
         self.ranks = ranks
+        self._launcher = launcher
         self.results = room / "results"
         self.arena = room / "arena"
         self.state = room / "state"
@@ -95,13 +109,16 @@ class ScriptRun:
             "KEEPSTEP_ARENA_DIR": str(self.arena),
             "KEEPSTEP_STATE_DIR": str(self.state),
             "HF_HUB_OFFLINE": "1",
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            **(environ or {}),
         }
+        self.within: list[str] = []  # what the next command is run by
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable]
+        command = [*self.within, sys.executable]
         if self.ranks > 1:
-            command += ["-m", "keepstep.cli.main", "run", "--nproc-per-node", str(self.ranks)]
+            command += [*self._launcher, "--nproc-per-node", str(self.ranks)]
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
                 [*command, str(self.path)],
@@ -124,10 +141,14 @@ class ScriptRun:
             assert self.process.poll() is None and time.monotonic() < deadline, self.told()
             time.sleep(0.01)
 
+    def hold(self) -> None:
+        """Until all ranks wait in the held step."""
+        self._until(lambda: all((self.results / f"held-{r}").exists() for r in range(self.ranks)))
+
     def kill(self, rank: int) -> None:
         """SIGKILL when all ranks wait in the held step; then the others go on."""
-        self._until(lambda: all((self.results / f"held-{r}").exists() for r in range(self.ranks)))
-        status = read_status(MEMORY, self.arena / "keepstep-j", rank)
+        self.hold()
+        status = read_status(MEMORY, job_dir_of(self.arena, "j"), rank)
         assert status is not None
         os.kill(status.pid, 9)
         if self.ranks == 1:
@@ -135,6 +156,10 @@ class ScriptRun:
         (self.results / "go-on").touch()
         if self.ranks == 1:
             self.start()
+
+    def wait_for(self, kind: str, count: int) -> None:
+        """Until the journal tells that many events of a kind."""
+        self._until(lambda: len(self.events(kind)) >= count)
 
     def end(self) -> list[str]:
         """The ranks' digests."""
@@ -150,16 +175,22 @@ class ScriptRun:
 
 
 def killed_and_undisturbed(
-    room: Path, script: str, ends_with: str, ranks: int, held_step: int
+    room: Path,
+    script: str,
+    ends_with: str,
+    ranks: int,
+    held_step: int,
+    launcher: tuple[str, ...] = KEEPSTEP_RUN,
+    killed_rank: int | None = None,
 ) -> tuple[ScriptRun, ScriptRun]:
-    """Two runs of a script, the first with its last rank killed at the end of `held_step`. Their
-    digests are equal, or this fails."""
+    """Two runs of a script, the first with one rank, by default the last, killed at the end of
+    `held_step`. Their digests are equal, or this fails."""
     runs: list[ScriptRun] = []
     try:
-        runs.append(ScriptRun(room / "killed", script, ends_with, ranks, held_step))
-        runs[0].kill(ranks - 1)
+        runs.append(ScriptRun(room / "killed", script, ends_with, ranks, held_step, launcher))
+        runs[0].kill(ranks - 1 if killed_rank is None else killed_rank)
         killed = runs[0].end()
-        runs.append(ScriptRun(room / "undisturbed", script, ends_with, ranks, -1))
+        runs.append(ScriptRun(room / "undisturbed", script, ends_with, ranks, -1, launcher))
         undisturbed = runs[1].end()
     finally:
         for run in runs:

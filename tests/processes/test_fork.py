@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from keepstep.config import job_dir_of
+
 SCRIPT = """
 import multiprocessing, os, signal, sys, torch, keepstep
 model = torch.nn.Linear(4, 4)
@@ -62,7 +64,7 @@ def test_a_killed_trainer_with_data_loader_workers_resumes(
     again = run("kill", environ)
     assert again.returncode == 0, again.stderr
     assert "begins at 20" in again.stdout
-    assert not (tmp_path / "keepstep-forks").exists()
+    assert not job_dir_of(tmp_path, "forks").exists()
 
 
 def test_a_forked_child_ends_on_sigterm_and_the_trainer_goes_on(environ: dict[str, str]) -> None:

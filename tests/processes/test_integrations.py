@@ -42,6 +42,25 @@ def test_lightning(tmp_path: Path, ranks: int, held_step: int) -> None:
     run(tmp_path, "lightning_loop", "lightning", ends_with, ranks, held_step)
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize(("every_batches", "held_step"), [(5, 3), (5, 5), (6, 3), (4, 12)])
+def test_lightning_that_validates_in_mid_epoch(
+    tmp_path: Path, every_batches: int, held_step: int
+) -> None:
+    """Behind the batch of an update, or in the midst of one; right before the kill, or earlier."""
+    pytest.importorskip("lightning", reason="it is not installed: pip install '.[integrations]'")
+    example = (EXAMPLES / "lightning_loop.py").read_text()
+    script = example.replace("max_epochs=3,", f"max_epochs=3, val_check_interval={every_batches},")
+    assert script != example
+    ends_with = (
+        "model.state_dict(), trainer.optimizers[0].state_dict(), trainer.global_step, "
+        "trainer.lr_scheduler_configs[0].scheduler.state_dict(), trainer.current_epoch, "
+        "{k: float(v) for k, v in trainer.callback_metrics.items()}, "
+        "trainer.fit_loop.epoch_loop._batches_that_stepped"
+    )
+    killed_and_undisturbed(tmp_path, script, ends_with, 1, held_step)
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_accelerate(tmp_path: Path, ranks: int) -> None:
     ends_with = (

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from keepstep.config import job_dir_of
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_page import read_status
 from keepstep.model.snapshot import RankStatus
@@ -69,7 +70,7 @@ def holdings(run: ScriptRun) -> Holdings:
 
 def trains(run: ScriptRun, beyond: int) -> RankStatus | None:
     """Rank 0's page, once both ranks have done more than that step."""
-    found = [read_status(MEMORY, run.arena / "keepstep-j", rank) for rank in range(2)]
+    found = [read_status(MEMORY, job_dir_of(run.arena, "j"), rank) for rank in range(2)]
     if any(status is None or status.completed_step <= beyond for status in found):
         return None
     return found[0]
@@ -92,7 +93,7 @@ def test_three_thousand_steps_and_thirty_kills(tmp_path: Path) -> None:
         wait_for(partial(trains, run, beyond), run.told, PATIENCE_S)
         if number == SETTLED_KILLS:
             settled = holdings(run)
-        status = read_status(MEMORY, run.arena / "keepstep-j", chance.randrange(2))
+        status = read_status(MEMORY, job_dir_of(run.arena, "j"), chance.randrange(2))
         assert status is not None
         os.kill(status.pid, signal.SIGKILL)
         wait_for(partial(has_resumed, run, number + 1), run.told, PATIENCE_S)

@@ -1,8 +1,11 @@
-"""The README's program, as it stands there."""
+"""What the pages say that a user may run, as it stands there."""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,3 +31,54 @@ def test_it_ends_with_the_same_bits_when_it_is_killed(tmp_path: Path, ranks: int
     if ranks > 1:
         assert killed.events("regrouped"), "the other rank stays in its process"
     assert not [e for run in (killed, undisturbed) for e in run.events("caveat")]
+
+
+MAKES_A_STORE = """
+import sys, torch, keepstep
+
+torch.manual_seed(3)
+model = torch.nn.Linear(5, 2)
+optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+job = keepstep.protect(model=model, optimizer=optimizer)
+for step in job.steps(12):
+    optimizer.zero_grad()
+    model(torch.ones(1, 5)).sum().backward()
+    optimizer.step()
+print([p.tolist() for p in model.parameters()])
+"""
+READS_IT = """
+import sys, torch
+sys.modules["keepstep"] = None  # it cannot be imported
+store, model = sys.argv[1], torch.nn.Linear(5, 2)
+BLOCK
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+dcp_to_torch_save(newest, sys.argv[2])
+whole = torch.load(sys.argv[2], weights_only=False)
+assert whole["model"]["weight"].equal(model.weight) and whole["optimizer"]["state"]
+print([p.tolist() for p in model.parameters()])
+"""
+
+
+def test_a_checkpoint_is_read_without_keepstep(tmp_path: Path) -> None:
+    operations = README.parent / "docs" / "operations.md"
+    (block,) = re.findall(r"```python\n(.*?dcp\.load.*?)```", operations.read_text(), re.DOTALL)
+    arena = tmp_path / "arena"
+    arena.mkdir()
+    places = {"KEEPSTEP_ARENA_DIR": str(arena), "KEEPSTEP_STATE_DIR": str(tmp_path / "state")}
+    places |= {"KEEPSTEP_STORE": str(tmp_path / "store"), "KEEPSTEP_JOB": "reads"}
+    made = _run(MAKES_A_STORE, tmp_path / "makes.py", **places)
+    words = (str(tmp_path / "store"), str(tmp_path / "whole.pt"))
+    assert _run(READS_IT.replace("BLOCK", block), tmp_path / "reads.py", *words) == made
+
+
+def _run(source: str, path: Path, *words: str, **environ: str) -> str:
+    path.write_text(source)
+    done = subprocess.run(
+        [sys.executable, str(path), *words],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout

@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
+from keepstep.config import job_dir_of
 from keepstep.edge.os.journal import read_journal
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_page import read_status
 from keepstep.model.events import Event
-from keepstep.model.snapshot import SlotState
+from keepstep.model.snapshot import Phase, SlotState
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -62,6 +63,10 @@ optimizer = torch.optim.AdamW(model.parameters(), 0.01)
 torch.manual_seed(7 + rank)
 job = keepstep.protect(model=model, optimizer=optimizer, seen=[])
 
+def evaluate():
+    while os.path.exists(results + "/evaluate"):
+        time.sleep(0.01)
+
 def body(step):
     optimizer.zero_grad()
     if kind == "freezing":
@@ -85,6 +90,8 @@ def body(step):
     if rank == 0 and step == late:
         while not os.path.exists(hurry):
             time.sleep(0.01)
+    if rank == 1 and step == steps - 1:
+        evaluate()  # it has all that its peers give, and has not ended the step
     optimizer.step()
     job.state["seen"].append((int(step), float(told)))
     if not os.path.exists(hurry):
@@ -97,6 +104,9 @@ for step in job.steps(steps):
             body(step)
     else:
         body(step)
+
+if rank == 0:
+    evaluate()
 
 def local(t):
     return t.to_local() if isinstance(t, DTensor) else t
@@ -156,14 +166,14 @@ class Running:
             time.sleep(0.01)
 
     def pid(self, rank: int) -> int:
-        status = read_status(MEMORY, self.arena / "keepstep-j", rank)
+        status = read_status(MEMORY, job_dir_of(self.arena, "j"), rank)
         assert status is not None
         return status.pid
 
     def train_until(self, step: int) -> None:
         def all_there() -> bool:
             pages = [
-                read_status(MEMORY, self.arena / "keepstep-j", rank) for rank in range(self.ranks)
+                read_status(MEMORY, job_dir_of(self.arena, "j"), rank) for rank in range(self.ranks)
             ]
             return all(page is not None and page.completed_step >= step for page in pages)
 
@@ -286,7 +296,7 @@ def test_who_has_what_a_step_needs_finishes_it_and_nobody_rolls_back(
     run = started("ddp", 2, "with", "--standby", "0", late=7)
 
     def sealed() -> bool:
-        page = read_status(MEMORY, run.arena / "keepstep-j", 1)
+        page = read_status(MEMORY, job_dir_of(run.arena, "j"), 1)
         return page is not None and any(
             v.state is SlotState.SEALED and v.stamp.step == 7 for v in page.slots
         )
@@ -305,6 +315,27 @@ def test_without_a_body_that_can_be_given_up_all_start_anew(started: Any, undist
     run.train_until(5)
     before = run.pid(0)
     run.lose(1)
+    found = run.end()
+    assert [f["digest"] for f in found] == undisturbed("ddp", 2)
+    assert found[0]["pid"] != before and run.events("lost-notice") == [] and run.events("refused")
+
+
+def test_who_is_past_its_loop_is_not_waited_for(started: Any, undisturbed: Any) -> None:
+    """It evaluates, and nobody knows for how long: all start anew at once."""
+    run = started("ddp", 2, "with", "--standby", "0")
+    evaluate, hurry = run.results / "evaluate", run.results / "hurry"
+    evaluate.touch()
+    hurry.touch()
+
+    def is_past() -> bool:
+        page = read_status(MEMORY, job_dir_of(run.arena, "j"), 0)
+        return page is not None and page.phase is Phase.DONE
+
+    run.until(is_past)
+    before = run.pid(0)
+    run.lose(1)
+    run.until(lambda: run.events("ranks-restarted"))
+    evaluate.unlink()
     found = run.end()
     assert [f["digest"] for f in found] == undisturbed("ddp", 2)
     assert found[0]["pid"] != before and run.events("lost-notice") == [] and run.events("refused")

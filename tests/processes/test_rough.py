@@ -18,12 +18,13 @@ from typing import Any
 
 import pytest
 
+from keepstep.config import job_dir_of
 from keepstep.edge.os.journal import read_journal
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_page import read_status
 from keepstep.edge.store.store import Store
 from keepstep.model.events import Event
-from keepstep.model.snapshot import RankStatus
+from keepstep.model.snapshot import RankStatus, SlotState
 from keepstep.model.units import GIB, MIB
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
@@ -105,7 +106,7 @@ class Training:
         return self.process
 
     def page(self) -> RankStatus | None:
-        return read_status(MEMORY, self.arena / "keepstep-j", 0)
+        return read_status(MEMORY, job_dir_of(self.arena, "j"), 0)
 
     def until(self, fact: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + PATIENCE_S
@@ -121,6 +122,15 @@ class Training:
             return page is not None and page.pid == self.process.pid and page.completed_step >= step
 
         self.until(reached)
+
+    def hold_a_snapshot(self) -> None:
+        """Until there is something to go back to: a large first capture may take many steps."""
+
+        def holds() -> bool:
+            page = self.page()
+            return page is not None and any(s.state is SlotState.SEALED for s in page.slots)
+
+        self.until(holds)
 
     def events(self, kind: str) -> list[Event]:
         journal = self.where / "state" / "j" / "journal.jsonl"
@@ -211,7 +221,7 @@ def test_a_tensor_of_three_gibibytes(tmp_path: Path, undisturbed: Digest) -> Non
     run.config["arena_dir"] = str(arena)
     try:
         run.start()
-        run.train_until(2)
+        run.hold_a_snapshot()
         run.kill()
         run.start(pace_s=0.0)
         digest = run.end()

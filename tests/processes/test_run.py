@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from keepstep.config import job_dir_of
 from keepstep.edge.os.journal import read_journal
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_page import read_status
@@ -346,7 +347,7 @@ def test_a_killed_agent_is_followed_by_another_one(start: Start) -> None:
     run = start(TRAINING, "--standby", "0", args=FOR_EVER)
     until(
         lambda: (
-            (status := read_status(MEMORY, run.arena_dir / "keepstep-t", 0)) is not None
+            (status := read_status(MEMORY, job_dir_of(run.arena_dir, "t"), 0)) is not None
             and status.completed_step > 20
         ),
         "step 20",

@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
+from keepstep.config import job_dir_of
 from keepstep.edge.os.journal import read_journal
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.node_safety_file import read_node_safety
@@ -329,9 +330,9 @@ def test_a_node_on_which_a_step_fails_again_is_swapped_for_a_spare(machines: Beg
     until(
         lambda: (
             1
-            in (read_node_safety(MEMORY, nodes[1].arena_dir / "keepstep-t") or {"expendable": ()})[
-                "expendable"
-            ]
+            in (
+                read_node_safety(MEMORY, job_dir_of(nodes[1].arena_dir, "t")) or {"expendable": ()}
+            )["expendable"]
         ),
         "that node 1 may be lost",
     )

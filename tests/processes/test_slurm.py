@@ -23,6 +23,7 @@ from typing import Any
 import psutil
 import pytest
 
+from keepstep.config import job_dir_of
 from keepstep.edge.os.journal import read_journal
 from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.edge.shm.memory import MEMORY
@@ -241,7 +242,7 @@ class Batch:
         def look() -> tuple[str, int, int] | None:
             assert not self.is_over(), self.story()
             for node in NODES:
-                job_dir = self._slurm.arenas / node / f"keepstep-{self.job}"
+                job_dir = job_dir_of(self._slurm.arenas / node, self.job)
                 status = read_status(MEMORY, job_dir, rank)
                 if (
                     status is not None
@@ -273,7 +274,7 @@ class Batch:
         assert "JobState=COMPLETED" in state, f"{state}\n{self.story()}"
         found = re.findall(r"sha256 of the final state: (\w{64})", self._log.read_text())
         assert len(found) == 1, self.story()
-        until(lambda: not list(self._slurm.arenas.glob(f"*/keepstep-{self.job}*")), self.story)
+        until(lambda: not list(self._slurm.arenas.glob(f"*/keepstep-*/{self.job}*")), self.story)
         return str(found[0])
 
     def resumed(self) -> Event:

@@ -10,7 +10,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,15 @@ class Training:
     """A job of two nodes under torchrun. Nodes meet outside of both, so either may be lost; one
     that is lost is replaced."""
 
-    def __init__(self, lab: Lab, room: Path, log: Any) -> None:
+    def __init__(
+        self,
+        lab: Lab,
+        room: Path,
+        log: Any,
+        launcher: str = "torchrun",
+        more: Mapping[str, str] | None = None,
+    ) -> None:
+        """more: variables of all processes."""
         self.results = room / "results"
         self.results.mkdir()
         options = [
@@ -71,11 +79,11 @@ class Training:
         ]
         words = shlex.join(map(str, [*options, *job]))
         # Ranks go to nodes in the order of their addresses.
-        command = [
-            "sh",
-            "-c",
-            f'exec {sys.executable} -m torch.distributed.run --local-addr "$KEEPSTEP_HOST" {words}',
-        ]
+        starts = {
+            "torchrun": 'torch.distributed.run --local-addr "$KEEPSTEP_HOST"',
+            "run": "keepstep.cli.main run",
+        }
+        command = ["sh", "-c", f"exec {sys.executable} -m {starts[launcher]} {words}"]
         own = {
             "KEEPSTEP_JOB": "t",
             "KEEPSTEP_REDUNDANCY": "copies:2",
@@ -87,6 +95,7 @@ class Training:
             **own,
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             "PYTHONUNBUFFERED": "1",
+            **(more or {}),
         }
         self.log = Path(log.name)
         self.crew = Several("t", lab, command, environ, log)

@@ -3,11 +3,19 @@ in three lines on stderr, and no more than it was asked for."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from keepstep.edge.os.journal import read_journal
+from keepstep.edge.store.store import Store
+from keepstep.model.events import Event
 
 TRAINING = """
 import logging, os, signal, sys, torch, keepstep
@@ -59,9 +67,34 @@ def test_a_fresh_start_says_so_and_a_summary_what_is_stored(tmp_path: Path) -> N
     _, position, summary = afresh.stderr.splitlines()
     assert "begins at step 0: a fresh start was asked for" in position
     assert "; the newest checkpoint is of step " in summary
-    refused = train(tmp_path, KEEPSTEP_FRESH="1", KEEPSTEP_STORE=str(store))
-    assert refused.returncode == 1
-    assert "expected a store without checkpoints, found 1" in refused.stderr.splitlines()[-1]
+
+
+@pytest.mark.timeout(400)
+def test_what_a_fresh_start_leaves_in_the_store_is_kept_and_not_taken(tmp_path: Path) -> None:
+    """Even when the machine is lost before the new run has stored anything."""
+    store = tmp_path / "store"
+    first = train(tmp_path, KEEPSTEP_STORE=str(store))
+    assert first.returncode == 0 and [m.step for m in Store(store).published()] == [5]
+    killed = train(
+        tmp_path, "killed", KEEPSTEP_FRESH="1", KEEPSTEP_STORE=str(store), KEEPSTEP_GRACE_S="0"
+    )
+    assert killed.returncode == -signal.SIGKILL
+    pids = {event.data["pid"] for event in _events(tmp_path, "keeper-started")}
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(tmp_path / "arena")
+    again = train(tmp_path, KEEPSTEP_STORE=str(store))
+    assert "begins at step 0" in again.stderr and again.returncode == 0
+    assert [m.step for m in Store(store).published()] == [5], "the first run's is kept"
+    assert [m.step for m in Store(store / "run-000002").published()] == [5]
+    done = train(tmp_path, KEEPSTEP_STORE=str(store))
+    assert "step 5 was done before" in done.stderr, "the newest run's is taken"
+    assert len(_events(tmp_path, "run-begun")) == 1
+
+
+def _events(home: Path, kind: str) -> list[Event]:
+    return [e for e in read_journal(home / "state" / "t" / "journal.jsonl") if e.kind == kind]
 
 
 def test_no_more_than_was_asked_for(tmp_path: Path) -> None:

@@ -50,6 +50,9 @@ class FakeTime:
     def monotonic_ns(self) -> int:
         return self.now_ns
 
+    def boot(self) -> str:
+        return "b"
+
     def wall_ns(self) -> int:
         return 1_700_000_000 * S_NS + self.now_ns
 
@@ -361,6 +364,7 @@ class RankRoom:
             redundancy="none",
             has_store=False,
             persist_every_steps=0,
+            keeps_by_loss=False,
             shows_profile=False,
             grace_s=300.0,
             fresh_run=None,

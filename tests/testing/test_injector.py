@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from keepstep.config import job_dir_of
 from keepstep.edge.os.journal import FileJournal
 from keepstep.model.snapshot import Phase
 from keepstep.testing import injector as injector_module
@@ -141,7 +142,7 @@ def test_a_plan_is_read_where_the_rank_lives(tmp_path: Path) -> None:
         (fault,),
         1,
         Path("/a"),
-        Path("/dev/shm/lab/node-2/keepstep-drill-1"),
+        job_dir_of(Path("/dev/shm/lab/node-2"), "drill-1"),
         (Path("/j1"), Path("/j2")),
         None,
     )

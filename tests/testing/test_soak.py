@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from keepstep.config import job_dir_of
 from keepstep.edge.os.journal import FileJournal
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_page import StatusPage
@@ -33,8 +34,8 @@ class Job:
     """Two ranks that are pages, and a soak of them."""
 
     def __init__(self, room: Path, seconds: float, *turns: DrillTurn) -> None:
-        place = CrewPlace(room / "keepstep-job", room / "journal")
-        place.job_dir.mkdir()
+        place = CrewPlace(job_dir_of(room, "job"), room / "journal")
+        place.job_dir.mkdir(parents=True)
         self.attempts, self.until, self.later, self.facts = (
             room / "attempts",
             room / "until.json",

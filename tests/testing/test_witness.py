@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from keepstep.config import job_dir_of
 from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_page import StatusPage
@@ -35,8 +36,8 @@ class Lost:
     def lose(self, nodes: Sequence[int]) -> list[int]:
         self.lost.append(tuple(nodes))
         for node in nodes:
-            self.places[node].job_dir.parent.rename(
-                self.places[node].job_dir.parents[1] / f"wiped-{len(self.lost)}-{node}"
+            self.places[node].job_dir.parents[1].rename(
+                self.places[node].job_dir.parents[2] / f"wiped-{len(self.lost)}-{node}"
             )
         return [self.pid]
 
@@ -49,7 +50,7 @@ class World:
 
     def __init__(self, tmp_path: Path, *faults: str) -> None:
         self.places = [
-            CrewPlace(tmp_path / f"node-{n}" / "keepstep-job", tmp_path / f"journal-{n}")
+            CrewPlace(job_dir_of(tmp_path / f"node-{n}", "job"), tmp_path / f"journal-{n}")
             for n in range(4)
         ]
         self.attempts, self.facts = tmp_path / "attempts.jsonl", DrillFacts("job", nodes=4)

@@ -37,6 +37,7 @@ from keepstep.dashboard import terminal
 from keepstep.dashboard.document import as_json
 from keepstep.dashboard.finding import Leftover, find_leftovers
 from keepstep.edge.net.unix_socket import Mailbox
+from keepstep.edge.os.job_directory import leave_arena
 from keepstep.errors import ConfigError, KeeperError
 from keepstep.model.messages.keeper_agent import RemoveMemory
 from keepstep.model.units import human_bytes
@@ -130,6 +131,7 @@ def remove(leftover: Leftover) -> None:
         gone = leftover.path.with_name(f"{name}.ending-{os.getpid()}")
         os.rename(leftover.path, gone)
         shutil.rmtree(gone)
+        leave_arena(leftover.path.parent)
     finally:
         os.close(lock_fd)
 
@@ -142,7 +144,7 @@ def _take(lock_fd: int, path: Path) -> None:
 
 
 def _check_ranks(leftover: Leftover) -> None:
-    for found in find_leftovers(leftover.path.parent):
+    for found in find_leftovers(leftover.path.parent.parent):
         if found.path == leftover.path and found.ranks_alive:
             ranks = replace(found, keeper_alive=False)  # the lock that it sees is ours
             raise KeeperError(

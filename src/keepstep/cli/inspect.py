@@ -277,14 +277,17 @@ def _tensor_table(tensors: Sequence[Segment]) -> Table:
 
 
 def _inspect_store(url: str, verify: bool, json: bool) -> int:
-    proofs = prove_checkpoints(Store(url), verify)
+    store = Store(url).follow()
+    url += store.run_directory
+    proofs = prove_checkpoints(store, verify)
     damaged = sum(p.proof == "damaged" for p in proofs)
     if json:
         print_json({"store": url, "checkpoints": proofs, "damaged": damaged})
         return damaged
     console = Console()
     console.print(
-        Text(url, style="bold"), _checkpoint_table(proofs) if proofs else "There is no checkpoint."
+        Text(url, style="bold"),
+        _checkpoint_table(proofs) if proofs else "There is no checkpoint.",
     )
     for p in (p for p in proofs if p.why):
         console.print(Text(p.why, style="red" if p.proof == "damaged" else ""), soft_wrap=True)

@@ -7,8 +7,10 @@ from keepstep.config.settings import (
     Settings,
     from_environ,
     from_mapping,
+    job_dir_of,
     resolve,
     settings_from_text,
+    user_dir,
 )
 
 __all__ = [
@@ -16,6 +18,8 @@ __all__ = [
     "Settings",
     "from_environ",
     "from_mapping",
+    "job_dir_of",
     "resolve",
     "settings_from_text",
+    "user_dir",
 ]

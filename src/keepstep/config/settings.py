@@ -81,7 +81,7 @@ class Settings(Options[NoReturn, Path]):
     @property
     def job_dir(self) -> Path:
         """Where the job's memory is on this node."""
-        return _job_dir(self.arena_dir, self.job)
+        return job_dir_of(self.arena_dir, self.job)
 
     @property
     def journal_path(self) -> Path:
@@ -95,9 +95,15 @@ class Settings(Options[NoReturn, Path]):
         return json.dumps({**asdict(self), **secrets}, default=str)
 
 
+def user_dir(arena_dir: Path) -> Path:
+    """Where the memory of this user's jobs is on this node: a directory for each job."""
+    return arena_dir / f"keepstep-{os.getuid()}"
+
+
 @lru_cache(maxsize=64)  # asked for all the time
-def _job_dir(arena_dir: Path, job: str) -> Path:
-    return arena_dir / f"keepstep-{job}"
+def job_dir_of(arena_dir: Path, job: str) -> Path:
+    """Where one job's memory is."""
+    return user_dir(arena_dir) / job
 
 
 def settings_from_text(text: str) -> Settings:
@@ -183,12 +189,12 @@ def _is_of_kind(option: Option, value: Any) -> bool:
     )
 
 
-def _check_socket_path(job_dir: Path) -> None:
-    length = len(os.fsencode(job_dir / "keeper.sock"))
+def _check_socket_path(directory: Path) -> None:
+    length = len(os.fsencode(directory / "keeper.sock"))
     if length > MAX_SOCKET_PATH_BYTES:
         raise ConfigError(
             f"arena_dir and job: expected a socket path of at most {MAX_SOCKET_PATH_BYTES} "
-            f"bytes, found {length} ({job_dir})"
+            f"bytes, found {length} ({directory})"
         )
 
 

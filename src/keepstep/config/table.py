@@ -9,6 +9,7 @@ docstring, the runtime's `Settings`, the variables `KEEPSTEP_*`, checks and erro
 from __future__ import annotations
 
 import os
+import pwd
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic
@@ -42,9 +43,19 @@ def _derived_job(environ: Environ, derived_job: str) -> str:
 
 
 def _state_dir(environ: Environ, derived_job: str) -> str:
-    home = environ.get("HOME", "/tmp")
+    home = environ.get("HOME") or _home_of_user()
     state_home = environ.get("XDG_STATE_HOME") or os.path.join(home, ".local", "state")
     return os.path.join(state_home, "keepstep")
+
+
+def _home_of_user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:  # as in a container that runs under any number
+        raise ConfigError(
+            f"state_dir: expected HOME or an entry for user {os.getuid()} in /etc/passwd, found "
+            "neither; set KEEPSTEP_STATE_DIR"
+        ) from None
 
 
 def _is_shared_store(value: str | Path) -> bool:
@@ -233,6 +244,15 @@ class Options(Generic[Unset, Directory]):
         help="Serve Prometheus metrics on this port of every node. Needs keepstep[metrics].",
         example=9100,
         metavar="PORT",
+    )
+    metrics_host: str | Unset = option(
+        default="127.0.0.1",
+        check=Check("an address of the node", bool),
+        topic=Topic.MONITORING,
+        help="Serve metrics at this address. The default is reached from the node alone; with "
+        "0.0.0.0 anybody may read who reaches any address of it.",
+        example="0.0.0.0",
+        metavar="ADDRESS",
     )
     hang_after_s: float | Unset | None = option(
         default=None,

@@ -6,19 +6,18 @@ proves.
 
 from __future__ import annotations
 
-import os
 import re
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from keepstep.config import user_dir
 from keepstep.edge.os.flock import is_held
+from keepstep.edge.os.job_directory import is_own
 from keepstep.edge.os.processes import KEEPER_MODULE
 from keepstep.edge.shm.memory import MEMORY, resident_bytes
 from keepstep.edge.shm.slot_store import SHELVES
 from keepstep.edge.shm.status_pages import read_pages
 
-PREFIX = "keepstep-"
 # a job directory that its keeper (this process) is removing
 _ENDING = re.compile(r"(.+)\.ending-(\d+)")
 
@@ -59,12 +58,12 @@ class Leftover:
 def find_jobs(arena_dir: Path, state_dir: Path) -> list[FoundJob]:
     """Every job with memory below `arena_dir` or a journal below `state_dir`, the newest first."""
     living = [path for path in _job_dirs(arena_dir) if not _ENDING.fullmatch(path.name)]
-    names = {path.name[len(PREFIX) :] for path in living}
+    names = {path.name for path in living}
     journals = {name: state_dir / name / "journal.jsonl" for name in MEMORY.names(state_dir)}
     names |= {name for name, path in journals.items() if path.exists()}
     found = []
     for name in names:
-        job_dir = arena_dir / f"{PREFIX}{name}"
+        job_dir = user_dir(arena_dir) / name
         journal_path = state_dir / name / "journal.jsonl"
         changed_ns = max(_changed_ns(journal_path), _changed_ns(job_dir))
         found.append(FoundJob(name, job_dir, journal_path, job_dir.is_dir(), changed_ns))
@@ -86,7 +85,7 @@ def _leftover(path: Path) -> Leftover:
         if alive
     ]
     return Leftover(
-        job=(ending[1] if ending else path.name)[len(PREFIX) :],
+        job=ending[1] if ending else path.name,
         path=path,
         bytes=resident_bytes(path),
         held_bytes=sum(resident_bytes(path / below) for below in SHELVES.values()),
@@ -96,16 +95,10 @@ def _leftover(path: Path) -> Leftover:
 
 
 def _job_dirs(arena_dir: Path) -> list[Path]:
-    found = [arena_dir / name for name in MEMORY.names(arena_dir) if name.startswith(PREFIX)]
-    return [path for path in found if _is_own_directory(path)]
-
-
-def _is_own_directory(path: Path) -> bool:
-    try:
-        facts = path.lstat()
-    except FileNotFoundError:  # its keeper removed it at this moment
-        return False
-    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid()
+    below = user_dir(arena_dir)
+    if not is_own(below):
+        return []
+    return [path for name in MEMORY.names(below) if is_own(path := below / name)]
 
 
 def _is_keeper(pid: str) -> bool:

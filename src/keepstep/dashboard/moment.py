@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
+
+from keepstep.edge.os.clock import CLOCK
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The two clocks, read at once: `wall_ns` since 1970, `mono_ns` since some start of its own."""
+    """The two clocks, read at once: `wall_ns` since 1970, `mono_ns` since some start of its own, in
+    this `boot` of the machine."""
 
     wall_ns: int
     mono_ns: int
+    boot: str = ""
 
     @classmethod
     def now(cls) -> Moment:
         """This moment."""
-        return cls(time.time_ns(), time.monotonic_ns())
+        return cls(CLOCK.wall_ns(), CLOCK.monotonic_ns(), CLOCK.boot())

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from keepstep.core.economics.goodput import SAME_CLOCK_NS
+from keepstep.core.economics.goodput import Axis
 from keepstep.core.economics.journal_kinds import (
     BACK,
     REFUTING,
@@ -130,9 +130,9 @@ class JobRun:
 def between_ns(earlier: Event, later: Event) -> int:
     """How long from one event to another: by the monotonic clock, unless a reboot has set it back.
     Never negative."""
-    mono_ns = later.mono_ns - earlier.mono_ns
-    wall_ns = later.wall_ns - earlier.wall_ns
-    return max(0, mono_ns if abs(mono_ns - wall_ns) < SAME_CLOCK_NS else wall_ns)
+    axis = Axis()
+    began_ns = axis.place(earlier.wall_ns, earlier.mono_ns, earlier.boot)
+    return max(0, axis.place(later.wall_ns, later.mono_ns, later.boot) - began_ns)
 
 
 def is_trouble(event: Event) -> bool:

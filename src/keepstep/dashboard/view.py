@@ -184,7 +184,7 @@ def run_account(run: JobRun, pages: Pages, now: Moment) -> Account:
     tempos = [
         StepTempo(s.rank, s.pid, s.completed_step, s.step_ns_last, s.stall_ns_total) for s in living
     ]
-    return account(run.events, tempos, (now.wall_ns, now.mono_ns) if living else None)
+    return account(run.events, tempos, (now.wall_ns, now.mono_ns, now.boot) if living else None)
 
 
 def _rank_row(

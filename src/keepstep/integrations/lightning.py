@@ -46,6 +46,7 @@ class KeepstepCallback(Callback):  # type: ignore[misc]
         self._boundary = Boundary(job)
 
     def on_train_batch_start(self, trainer: Trainer, _: Any, __: Any, batch_idx: int) -> None:
+        self._progress.has_begun = True
         if self._has_update:
             self._progress.batch_in_flight = batch_idx
             self._boundary.reached()
@@ -65,6 +66,7 @@ class LightningProgress:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self.batch_in_flight: int | None = None  # its number in its epoch
+        self.has_begun = False  # a batch, in this process
         self._loader: PlacedLoader | None = None
         self._saved_place: dict[str, Any] | None = None
         fit_loop = trainer.fit_loop
@@ -115,6 +117,7 @@ class LightningProgress:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         trainer = self._trainer
         trainer.fit_loop.load_state_dict(state["loops"])
+        self._pass_over_validation(trainer.fit_loop.epoch_loop)
         saved = {
             "callbacks": state["callbacks"],
             "pytorch-lightning_version": lightning.__version__,
@@ -124,6 +127,12 @@ class LightningProgress:
         trainer.precision_plugin.load_state_dict(state["precision"])
         trainer.lightning_module.on_load_checkpoint(saved)
         self._saved_place = state["place"]
+
+    def _pass_over_validation(self, epoch_loop: Any) -> None:
+        """What was due behind the saved batch belongs to its step, and has been done. Lightning
+        passes over it, too, but counts that batch again, and steps its schedulers again."""
+        is_due = epoch_loop._should_check_val_fx
+        epoch_loop._should_check_val_fx = lambda fetcher: self.has_begun and is_due(fetcher)
 
 
 class PlacedLoader:

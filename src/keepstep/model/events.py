@@ -84,7 +84,8 @@ KINDS = {
     "rank-attached": "a rank that trains has found its new keeper",
     "rank-bye": "a rank has said how it ends",
     "rank-left": "a rank's process is gone",
-    "stranger-refused": "a process of another user tried to join",
+    "stranger-refused": "another user's process, or a word without the job's secret, was refused",
+    "no-secret": "who reaches the meeting point of the nodes can stop or join the job",
     "message-refused": "an invalid message came in",
     "not-understood": "the other side could not read a message of ours",
     "condemned": "a state after which the program failed twice is not offered again",
@@ -98,6 +99,11 @@ KINDS = {
     "damaged": "a snapshot at rest is not what it was",
     "mended": "a damaged snapshot is whole again",
     "checkpoint-damaged": "a checkpoint in the store cannot be read",
+    "persist-late": "checkpoints take longer than what lies between them",
+    "no-loss": "a rule asks for a loss that nobody reports",
+    "no-metrics": "metrics are asked for where nobody serves them",
+    "last-step-waits": "the last step waits for a free slot",
+    "run-begun": "a fresh start leaves the checkpoints of the run before behind",
     "persist-started": "a checkpoint is being written",
     "persisted": "a checkpoint is written",
     "persist-failed": "a checkpoint could not be written",
@@ -124,9 +130,10 @@ KINDS = {
 class Event:
     """One fact or decision.
 
-    `wall_ns` places it among other machines' events, `mono_ns` measures (CLOCK_MONOTONIC, one
-    machine). `who` is `rank 3`, `keeper`, `persister`, `agent` or `drill`; `kind` is a word of
-    `KINDS`, which tools may match; `why` is the sentence people read; `data` holds its numbers.
+    `wall_ns` places it among other machines' events, `mono_ns` measures (CLOCK_MONOTONIC, of one
+    machine from one `boot` to the next; empty: not told). `who` is `rank 3`, `keeper`, `persister`,
+    `agent` or `drill`; `kind` is a word of `KINDS`, which tools may match; `why` is the sentence
+    people read; `data` holds its numbers.
     """
 
     wall_ns: int
@@ -135,6 +142,7 @@ class Event:
     kind: str
     why: str
     data: dict[str, Any] = field(default_factory=dict)
+    boot: str = ""
 
     def to_line(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"), default=str) + "\n"

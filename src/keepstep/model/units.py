@@ -15,6 +15,11 @@ def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 step`, `2 steps`: a count for a sentence."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def human_bytes(count: int) -> str:
     """`3.2 GiB`: bytes for a sentence."""
     value = float(count)

@@ -29,6 +29,7 @@ class Part(IntEnum):
     MANIFEST = 2
     HEADER = 3
     PARITY = 4
+    META = 5  # header page, table and manifest, one behind the other
 
 
 class Refusal(IntEnum):

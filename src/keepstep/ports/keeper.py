@@ -113,6 +113,10 @@ class Persisters(Protocol):
 class Checkpoints(Protocol):
     """The store, as far as a keeper looks into it."""
 
+    def begin_run(self) -> str | None:
+        """Begin another run, so that the checkpoints there are kept and not taken any more: where;
+        None when the newest run has none. Raises StoreError."""
+
     def usable(self) -> tuple[list[int], dict[int, str]]:
         """Steps of whole checkpoints, and of damaged ones with what is wrong. Raises StoreError
         when it cannot be read."""

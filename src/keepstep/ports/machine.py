@@ -24,6 +24,9 @@ class Clock(Protocol):
     def wall_ns(self) -> int:
         """Nanoseconds since 1970, as far as this machine knows: it may jump."""
 
+    def boot(self) -> str:
+        """Names that life of this machine, and with it its monotonic clock; empty: nobody knows."""
+
 
 class Timer(Protocol):
     """A call that is to come later and can be called off."""

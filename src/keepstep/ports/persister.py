@@ -42,6 +42,9 @@ V = TypeVar("V")
 class CheckpointStore(Protocol[D_co]):
     """The store, as far as a persister writes to it. Everything raises StoreError."""
 
+    def follow(self) -> object:
+        """What follows is about the newest run in the store."""
+
     def draft(self, step: int, *, mine: Callable[[str], bool]) -> D_co:
         """Begin a checkpoint, in place of what earlier attempts left. `mine`: tells this attempt's
         files by their names. Raises StoreError, too, when the step has a checkpoint."""

@@ -24,7 +24,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import BinaryIO
 
-from keepstep.config import Config
+from keepstep.config import Config, job_dir_of
 from keepstep.edge.os.journal import read_journal
 from keepstep.model.units import MIB
 from keepstep.testing import network
@@ -265,7 +265,7 @@ class _DrillRun:
         drill, place = (
             self.drill,
             CrewPlace(
-                self.drill.arena_dir / f"keepstep-{self.facts.job}", self.room / "journal.jsonl"
+                job_dir_of(self.drill.arena_dir, self.facts.job), self.room / "journal.jsonl"
             ),
         )
         options = ["--standalone"] if drill.launcher == "torchrun" else []

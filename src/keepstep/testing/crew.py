@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from keepstep.config import job_dir_of
 from keepstep.edge.os.journal import read_journal
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.testing.etcd import Members
@@ -152,7 +153,7 @@ class Several:
         )
         self.places = tuple(
             CrewPlace(
-                lab.arena_dir(node) / f"keepstep-{job}", lab.state_dir(node) / job / "journal.jsonl"
+                job_dir_of(lab.arena_dir(node), job), lab.state_dir(node) / job / "journal.jsonl"
             )
             for node in lab.nodes
         )

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from keepstep.config import job_dir_of
 from keepstep.core.wire.conversations import AGENT_WITH_KEEPER
 from keepstep.edge.net.unix_socket import Mailbox
 from keepstep.edge.os.journal import JournalTail, read_journal
@@ -66,7 +67,7 @@ class FaultPlan:
     def read(cls, path: Path, environ: Mapping[str, str]) -> FaultPlan:
         raw = json.loads(path.read_text())
         store = None if raw["store"] is None else Path(raw["store"])
-        job_dir = Path(environ["KEEPSTEP_ARENA_DIR"]) / f"keepstep-{raw['job']}"
+        job_dir = job_dir_of(Path(environ["KEEPSTEP_ARENA_DIR"]), raw["job"])
         journals = tuple(map(Path, raw["journals"]))
         node = int(environ.get("GROUP_RANK", "0"))
         later, phases = (
@@ -217,7 +218,7 @@ class Injector:
         if fault.kind == "flip":
             return self._flip(random.Random(f"{self._plan.seed}/{number}"), fault)
         if fault.kind == "full":
-            where = self._plan.job_dir.parent if fault.where == "arena" else self._plan.store
+            where = self._plan.job_dir.parents[1] if fault.where == "arena" else self._plan.store
             assert where is not None
             where.mkdir(parents=True, exist_ok=True)
             return {"filler": str(fill(where))}
@@ -342,8 +343,9 @@ def fill(directory: Path) -> Path:
 
 def _newest_checkpoint(store: Path | None) -> Sequence[Path]:
     assert store is not None
-    found = Store(store).list_checkpoints().checkpoints
+    there = Store(store).follow()
+    found = there.list_checkpoints().checkpoints
     if not found:
         raise LookupError(f"expected a checkpoint in {store} to damage, found none")
-    directory = Path(Store(store).url(found[0].step))
+    directory = Path(there.url(found[0].step))
     return sorted(p for p in directory.iterdir() if p.is_file())

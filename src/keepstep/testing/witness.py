@@ -376,7 +376,7 @@ class Witness:
         self._forget(seats)
         if pids and all(map(is_dead, pids)):
             self._saw(number, f"{len(pids)} processes of {_named(fault)} are gone")
-        if not any(self.places[seat].job_dir.parent.exists() for seat in seats):
+        if not any(self.places[seat].job_dir.parents[1].exists() for seat in seats):
             self._saw(number, f"the memory of {_named(fault)} is gone")
 
     def _flap(self, number: int, fault: Fault, seats: Sequence[int]) -> Iterator[None]:

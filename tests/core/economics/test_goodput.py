@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
@@ -402,7 +403,7 @@ def test_a_recovery_is_told_of_when_nothing_can_lengthen_it() -> None:
 
 def test_nothing_was_said() -> None:
     assert account([]).goodput_ratio is None
-    assert account([], [StepTempo(0, 1, 5, 7, 9)], (WALL_NS, 5)).wall_ns == 0
+    assert account([], [StepTempo(0, 1, 5, 7, 9)], (WALL_NS, 5, "")).wall_ns == 0
 
 
 def entered(events: list[Event]) -> Ledger:
@@ -497,3 +498,15 @@ def test_a_journal_that_breaks_off_tells_what_it_told_until_then(events: list[Ev
         recovered = ledger.recovered()
         assert all(r.took_ns >= 0 for r in recovered)
         assert sum(r.took_ns for r in recovered) <= ledger.account().wall_ns
+
+
+@given(st.lists(st.integers(-8, 8), min_size=1, max_size=40))
+def test_a_wall_clock_that_is_set_changes_nothing_within_one_boot(hours: list[int]) -> None:
+    """hours: what it is set to by, from event to event."""
+    true = [*starts(), *dies(11_000), *comes_back(13_000, 9, 0), *ends(20_000)]
+    set_ns = [hours[i % len(hours)] * 3600 * S_NS if i else 0 for i in range(len(true))]
+    told = [
+        replace(e, wall_ns=e.wall_ns + by_ns, boot="b")
+        for e, by_ns in zip(true, set_ns, strict=True)
+    ]
+    assert account(told) == account(true)

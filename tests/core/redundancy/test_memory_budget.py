@@ -49,7 +49,7 @@ def test_a_store_asks_for_one_more_and_does_without_when_memory_is_short() -> No
 
 
 def test_what_was_asked_for_is_not_lowered() -> None:
-    with pytest.raises(MemoryBudgetError, match="4 slots x 1 ranks x 400.0 MiB = 1.6 GiB needed"):
+    with pytest.raises(MemoryBudgetError, match="4 slots x 1 rank x 400.0 MiB = 1.6 GiB needed"):
         plan(400 * MIB, 1, GIB, GIB, 4, True, "/dev/shm")
 
 
@@ -87,3 +87,12 @@ def test_what_is_held_for_other_nodes_is_counted() -> None:
     assert "2.0 GiB held for other nodes" in together.why
     with pytest.raises(MemoryBudgetError, match=r"4\.0 GiB held for other nodes"):
         plan(GIB, 1, 5 * GIB, 5 * GIB, 2, False, "/dev/shm", held=4.0)
+
+
+@given(slot_bytes=st.integers(4096, 8 * GIB), ranks=st.integers(1, 8), free=sizes)
+def test_what_is_there_already_fits_when_others_have_taken_the_rest(
+    slot_bytes: int, ranks: int, free: int
+) -> None:
+    there = 2 * ranks * slot_bytes
+    assert plan(slot_bytes, ranks, 0, free, 2, False, "/dev/shm", there_bytes=there).slots == 2
+    assert plan(slot_bytes, ranks, free, 0, 0, True, "/dev/shm", there_bytes=there).slots >= 2

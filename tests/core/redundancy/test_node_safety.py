@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.core.redundancy.node_safety import abbreviate, ranges, spell_out
+from keepstep.core.redundancy.node_safety import abbreviate, node_lines, ranges, spell_out
 from keepstep.core.redundancy.placement import place
 from keepstep.core.redundancy.survival import Losable, which_can_be_lost
 from keepstep.core.wire.messages import decode, encode
@@ -50,7 +50,9 @@ def test_what_is_said_is_what_was_known(data: st.DataObject) -> None:
     }
     losable = which_can_be_lost(placement, alive, proven)
     mesh = mesh_of(nodes)
-    story = spell_out(heard(losable, alive, mesh), mesh)
+    word = heard(losable, alive, mesh)
+    story = spell_out(word, mesh)
+    assert story == spell_out(word, mesh, None, node_lines(word, mesh))
     assert tuple(story["safe"]) == losable.safe
     assert {
         int(node): tuple(owners) for node, owners in story["critical"].items()

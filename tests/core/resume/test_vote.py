@@ -441,11 +441,17 @@ def test_one_who_has_begun_already_does_not_let_the_others_start_over() -> None:
     assert isinstance(offer, Offer) and (offer.source, offer.stamp) == ("memory", Stamp(7, 1))
 
 
-def test_nobody_starts_over_beside_checkpoints_of_another_run() -> None:
+def test_checkpoints_of_another_run_are_left_behind_before_anybody_starts_over() -> None:
     vote, actions = asked_afresh(True, has_store=True)
-    assert actions == [ListStore()]
-    [refusal] = vote.listed([3, 11])
-    assert isinstance(refusal, Refuse) and "step 11" in refusal.why
-    vote, _ = asked_afresh(True, has_store=True)
+    assert actions == [ListStore(begins_run=True)]
+    # an answer to an older question
+    assert vote.listed([3, 11]) == [ListStore(begins_run=True)]
+    assert vote.listed([], [5]) == [ListStore(begins_run=True)]
     [offer] = vote.listed([])
     assert isinstance(offer, Offer) and offer.source == "fresh"
+
+
+def test_nobody_starts_over_beside_a_store_that_does_not_answer() -> None:
+    vote, _ = asked_afresh(True, has_store=True)
+    [refusal] = vote.unlistable("it hangs")
+    assert isinstance(refusal, Refuse) and "it hangs" in refusal.why

@@ -8,7 +8,7 @@ import pytest
 
 from keepstep.core.wire.codec import MAX_ITEMS, NotAMessage
 from keepstep.core.wire.messages import KINDS, decode, encode
-from keepstep.model.messages.peers import InventoryReport, NodeReport, RankReport
+from keepstep.model.messages.peers import InventoryReport, NodeReport, RanksReport
 from keepstep.model.restore_sources import HeldSnapshot
 from keepstep.model.snapshot import Stamp
 from keepstep.model.wire import Refusal
@@ -36,7 +36,7 @@ def test_a_full_inventory_fits() -> None:
 def test_a_report_of_more_ranks_than_a_node_has_fits() -> None:
     stamps = tuple(Stamp(10**9 + step, 100) for step in range(8))
     ranks = tuple(
-        RankReport(10**6 + rank, stamps, stamps[-1], 10**9, stamps[:4]) for rank in range(256)
+        RanksReport((10**6 + rank,), stamps, stamps[-1], 10**9, stamps[:4]) for rank in range(256)
     )
     report = NodeReport(1, 1, None, None, None, 1 << 40, 1 << 40, "", ranks)
     assert decode(encode(report)) == report

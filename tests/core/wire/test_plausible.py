@@ -24,6 +24,7 @@ from keepstep.model.messages.peers import (
     CheckpointAnswer,
     CheckpointAsked,
     CheckpointWord,
+    CopyAcked,
     CopyOffer,
     HorizonWord,
     InventoryReport,
@@ -32,8 +33,9 @@ from keepstep.model.messages.peers import (
     OfferWord,
     RankGone,
     RankJoined,
-    RankReport,
+    RanksReport,
     RanksTrain,
+    SeveralMessages,
     VoteBody,
     VoteWord,
 )
@@ -104,8 +106,14 @@ def test_a_rank_of_another_world_does_not_vote() -> None:
     assert flaw_of_peer(0, VoteWord(7, replace(JOINED, world_size=7)), MESH) != ""
 
 
+def test_what_is_said_together_is_of_one_mesh() -> None:
+    own, other = (CopyAcked(version, 1, Stamp(3, 1)) for version in (7, 6))
+    assert flaw_of_peer(1, SeveralMessages(7, (own, own)), MESH) == ""
+    assert flaw_of_peer(1, SeveralMessages(7, (own, other)), MESH) != ""
+
+
 def test_a_report_of_ranks_that_live_elsewhere() -> None:
-    rows = tuple(RankReport(rank, (), None, -1, ()) for rank in range(2))
+    rows = tuple(RanksReport((rank,), (), None, -1, ()) for rank in range(2))
     report = NodeReport(7, 1, None, None, None, 1, 1, "", rows)
     assert flaw_of_peer(0, report, MESH) == "" != flaw_of_peer(1, report, MESH)
 

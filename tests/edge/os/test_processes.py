@@ -14,8 +14,7 @@ import pytest
 from keepstep.config import Settings, resolve
 from keepstep.core.wire.conversations import AGENT_WITH_KEEPER
 from keepstep.edge.net.unix_socket import Mailbox
-from keepstep.edge.os.processes import claim_job_dir, ensure_keeper
-from keepstep.errors import IdentityError, KeeperError
+from keepstep.edge.os.processes import ensure_keeper
 from keepstep.model.messages.keeper_agent import AgentHere, JobEnded
 
 
@@ -50,34 +49,6 @@ def end(box: Mailbox, settings: Settings) -> None:
     os.close(pidfd)
     box.close()
     assert list(settings.arena_dir.iterdir()) == [], "the keeper left something behind"
-
-
-def test_the_job_directory_is_for_its_owner_alone(tmp_path: Path) -> None:
-    path = tmp_path / "keepstep-j"
-    claim_job_dir(path)
-    assert path.stat().st_mode & 0o777 == 0o700
-    claim_job_dir(path)
-
-
-def test_another_user_s_job_directory_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "keepstep-j"
-    path.mkdir()
-    if os.geteuid() != 0:
-        pytest.skip("giving a directory to another user needs root")
-    os.chown(path, 12345, 12345)
-    with pytest.raises(
-        IdentityError,
-        match="expected a job directory of user 0, found one of user 12345; "
-        "choose another job name",
-    ):
-        claim_job_dir(path)
-
-
-def test_an_arena_directory_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(
-        KeeperError, match="/missing/keepstep-j: expected a directory .*, found No such"
-    ):
-        claim_job_dir(tmp_path / "missing" / "keepstep-j")
 
 
 def test_the_keeper_is_nobody_s_child_and_of_its_own_session(keeper: Mailbox) -> None:

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from keepstep.config import job_dir_of
 from keepstep.dashboard.collective_profiles import network_view
 from keepstep.dashboard.finding import find_leftovers
 from keepstep.dashboard.moment import Moment
 from keepstep.dashboard.slots import held_rows, slot_rows
+from keepstep.edge.os.job_directory import claim_job_dir
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot, ranks_in, slot_path
 from keepstep.edge.shm.status_pages import read_pages
@@ -42,7 +44,7 @@ LOOKS: dict[str, Callable[[Path], object]] = {
     "slots": lambda job_dir: slot_rows(job_dir, NOW),
     "held slots": lambda job_dir: held_rows(job_dir, NOW),
     "collective profiles": lambda job_dir: network_view(job_dir).ranks,
-    "leftovers": lambda job_dir: find_leftovers(job_dir.parent),
+    "leftovers": lambda job_dir: find_leftovers(job_dir.parents[1]),
     "a drill's remains": lambda job_dir: remains_of([CrewPlace(job_dir, job_dir / "journal")]),
     "a drill's words": lambda job_dir: list(in_words([CrewPlace(job_dir, job_dir / "journal")]))[
         1:
@@ -56,7 +58,8 @@ LOOKS: dict[str, Callable[[Path], object]] = {
 def test_it_vanishes_while_it_is_listed(
     look: Callable[[Path], object], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job_dir = tmp_path / "keepstep-j"
+    job_dir = job_dir_of(tmp_path, "j")
+    claim_job_dir(job_dir)
     for root in (job_dir, job_dir / "held"):
         path = slot_path(root, 0, 0)
         path.parent.mkdir(parents=True)

@@ -53,3 +53,12 @@ def test_a_taken_port_for_the_ranks_is_said() -> None:
         pytest.raises(MeetingError, match=r"for the ranks to meet at 127\.0\.0\.1:"),
     ):
         StoreMeetingPlaces().open("127.0.0.1", server.getsockname()[1])
+
+
+def test_at_an_address_it_listens_there_alone() -> None:
+    place = StoreMeetingPlaces()
+    port = place.open("127.0.0.1", 0)
+    socket.create_connection(("127.0.0.1", port)).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", port))
+    place.close()

@@ -428,5 +428,5 @@ def test_a_load_state_dict_that_raises_is_named(room: Room) -> None:
             raise KeyError("b")
 
     room.save(picky=Picky())
-    with pytest.raises(LayoutError, match=r"picky: .*KeyError: 'b'.*--fresh"):
+    with pytest.raises(LayoutError, match=r"picky: .*KeyError: 'b'.*KEEPSTEP_FRESH=1"):
         room.load(picky=Picky())

@@ -668,7 +668,7 @@ def refusals() -> Iterator[tuple[str, dict[str, Any], dict[str, Any], str]]:
         {"m": two, "o": torch.optim.SGD(two.parameters(), 0.1)},
         r"o: saved 2 parameters, live 2; the first difference is number 0: "
         r"saved float32\[8, 4\] m.weight, live float32\[4, 4\] m.weight.*"
-        r"another job name, or start over with --fresh",
+        r"another job name, or start over with KEEPSTEP_FRESH=1",
     )
     m, n = nn.Linear(2, 2), nn.Linear(2, 2)
     yield (

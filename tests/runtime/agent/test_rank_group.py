@@ -57,6 +57,9 @@ class Node:
     def rank_regrouped(self) -> None:
         self.group.rank_regrouped()
 
+    def rank_cannot_stay(self, rank: int) -> None:
+        self.group.rank_cannot_stay(rank)
+
     def rank_suspects(self, rank: int, why: str) -> None: ...
 
     def standby_ready(self, pid: int) -> bool:
@@ -267,3 +270,13 @@ def test_after_the_end_nothing_comes(tmp_path: Path) -> None:
     node.group.close()
     node.room.time.pass_ns(2 * STANDBY_AFTER_NS)
     assert node.processes.standby_pid is None
+
+
+def test_a_rank_that_cannot_stay_after_all_is_not_waited_for(node: Node) -> None:
+    node.connect(0)
+    node.connect(1)
+    node.processes.end((1, -9))
+    node.restart(KEEP)
+    node.enter(1, keep=True)
+    node.boxes[0].says(CannotStay(0))
+    assert [late.ranks for late in node.late] == [(0,)]

@@ -40,6 +40,9 @@ class Hearer:
     def rank_regrouped(self) -> None:
         self.heard.append("regrouped")
 
+    def rank_cannot_stay(self, rank: int) -> None:
+        self.heard.append(("cannot stay", rank))
+
     def rank_suspects(self, rank: int, why: str) -> None:
         self.heard.append((rank, why))
 

@@ -50,7 +50,7 @@ class VotingHost:
         self.went: list[tuple[str, int]] = []
         self.resume = Resume(FakeTime(), self.journal, has_store, self)
 
-    def list_store(self) -> None:
+    def list_store(self, begins_run: bool) -> None:
         self.resume.store_listed(StoreListing([]))
 
     def newest_epoch(self) -> int:

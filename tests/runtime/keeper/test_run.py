@@ -70,7 +70,7 @@ def test_what_many_ranks_tell_in_one_turn_is_looked_at_once(
     assert keeper.keeper.node is not None
     looks: list[int] = []
     monkeypatch.setattr(
-        keeper.keeper.node.state, "rank_changed", lambda: looks.append(town.world.now_ns)
+        keeper.keeper.node.state, "ranks_changed", lambda ranks: looks.append(town.world.now_ns)
     )
     for _ in range(3):
         for rank in range(3):

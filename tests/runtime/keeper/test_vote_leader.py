@@ -69,7 +69,7 @@ class Election:
             self.time, self.journal, has_store, trust or Trust(), self.nodes, self
         )
 
-    def list_store(self) -> None:
+    def list_store(self, begins_run: bool) -> None:
         self.listings += 1
 
     def newest_epoch(self) -> int:

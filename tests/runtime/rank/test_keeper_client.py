@@ -245,7 +245,7 @@ def test_a_keeper_that_takes_over_is_told_the_mesh_with_its_own_life_in_it(line:
     line.client.begin_mesh(MESH)
     line.room.keepers.box.dies()
     box = line.room.keepers.box
-    assert box.sent == [Listen("b", 2)]
+    assert box.sent == [Listen("b", 2, MESH.members[MESH.node].incarnation)]
     box.says(Listening("b", 7, 30, 4))
     [told] = box.of(BeginMesh)
     assert told.mesh.members == (MESH.members[0], Member(1, "b", 7, 30, 1))

@@ -20,9 +20,10 @@ import torch
 from torch import nn
 
 import keepstep
-from keepstep.config import resolve
+from keepstep.config import job_dir_of, resolve, user_dir
 from keepstep.core.wire.conversations import AGENT_WITH_KEEPER, RANK_WITH_KEEPER
 from keepstep.edge.net.unix_socket import Mailbox
+from keepstep.edge.os.job_directory import claim_job_dir
 from keepstep.edge.os.journal import read_journal
 from keepstep.edge.os.processes import ensure_keeper
 from keepstep.edge.shm.memory import MEMORY
@@ -64,7 +65,7 @@ def settings(tmp_path: Path) -> Iterator[Settings]:
     }
     if session._current is not None:
         session._current.close(ok=False)  # of a test that failed
-    for directory in arena.iterdir():
+    for directory in user_dir(arena).glob("*"):
         box = Mailbox.connect(directory / "keeper.sock", 5, AGENT_WITH_KEEPER)
         pidfd = os.pidfd_open(box.peer()[0])
         box.send(AgentHere(os.getpid()))
@@ -76,7 +77,7 @@ def settings(tmp_path: Path) -> Iterator[Settings]:
 
 
 def job_dir(settings: Settings) -> Path:
-    return Path(settings["arena_dir"]) / f"keepstep-{settings['job']}"
+    return job_dir_of(Path(settings["arena_dir"]), settings["job"])
 
 
 def kinds(settings: Settings) -> list[str]:
@@ -347,7 +348,7 @@ def test_a_slot_without_a_header_does_not_move_its_neighbours(settings: Settings
 def test_the_memory_of_ranks_that_are_no_more_is_removed(settings: Settings) -> None:
     """Else their old pages would say for ever that they do not hold what the others do, and nothing
     could be persisted."""
-    job_dir(settings).mkdir()
+    claim_job_dir(job_dir(settings))
     gone = StatusPage.own(MEMORY, job_dir(settings), 1)
     assert gone is not None
     gone.publish(rank=1, world_size=2, decided_step=40)
@@ -391,7 +392,7 @@ def test_another_job_s_arena_is_refused_and_not_touched(settings: Settings) -> N
     os.kill(keeper.peer()[0], signal.SIGKILL)
     assert keeper.recv(20) is None
     keeper.close()
-    job_dir(settings).rename(settings["arena_dir"] / "keepstep-other")
+    job_dir(settings).rename(job_dir_of(settings["arena_dir"], "other"))
     other = {**settings, "job": "other"}
     before = slot_bytes(other)
     with pytest.raises(
@@ -407,7 +408,7 @@ def ensure_keeper_of(settings: Settings) -> Mailbox:
 
 
 def test_a_living_duplicate_is_refused(settings: Settings) -> None:
-    job_dir(settings).mkdir()
+    claim_job_dir(job_dir(settings))
     owner = StatusPage.own(MEMORY, job_dir(settings), 0)
     assert owner is not None
     with pytest.raises(
@@ -470,7 +471,7 @@ def test_slots_that_do_not_fit_are_refused_with_numbers_and_nothing_is_left(
     )
     with pytest.raises(
         MemoryBudgetError,
-        match=r"the slots do not fit: 2 slots x 1 ranks x 1.0 TiB = 2.0 TiB needed",
+        match=r"the slots do not fit: 2 slots x 1 rank x 1.0 TiB = 2.0 TiB needed",
     ):
         keepstep.protect(settings, vast=vast)
     assert slot_paths(MEMORY, job_dir(settings), 0) == []

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from keepstep.coding.checksum import checksum
-from keepstep.config import Settings, resolve
+from keepstep.config import Settings, job_dir_of, resolve
 from keepstep.edge.shm.slot import Slot, slot_path
 from keepstep.model.mesh import Member, Mesh
 from keepstep.model.messages.peers import CopyOffer, FetchRanges, MeshMessage
@@ -33,7 +33,7 @@ JOB_HASH = b"j" * 16
 MANIFEST = b'{"of": "a test"}'
 BLOCK_BYTES = 512
 LINK_DEAD_S = 10.0
-JOB_DIR = Path("/memory/keepstep-j")
+JOB_DIR = job_dir_of(Path("/memory"), "j")
 
 
 @dataclass

@@ -21,7 +21,7 @@ from keepstep.model.snapshot import Stamp
 from keepstep.model.wire import BlockRange, Part, Span
 from keepstep.runtime.replication.copy_holder import CopyHolder
 from keepstep.runtime.replication.holder_replies import HolderReplies
-from keepstep.runtime.replication.receive import ranges_of
+from keepstep.runtime.replication.receive import copy_ranges_of
 from keepstep.runtime.replication.slot_room import SlotRoom
 from tests.runtime.replication.room import (
     BLOCK_BYTES,
@@ -61,7 +61,7 @@ class Holding:
         self.room.settle()
 
     def give_small_parts(self, owner: Slot, chance: random.Random) -> None:
-        """Table, manifest and header, which an owner sends first."""
+        """What proves the payload, which an owner sends first."""
         parts = [range_ for range_ in everything(owner) if range_.part is not Part.PAYLOAD]
         chance.shuffle(parts)
         for range_ in parts:
@@ -77,7 +77,7 @@ class Holding:
 
 def everything(owner: Slot) -> list[BlockRange]:
     header = owner.header()
-    return ranges_of(header.payload_bytes, header.manifest_bytes, BLOCK_BYTES)
+    return copy_ranges_of(header.payload_bytes, header.manifest_bytes, BLOCK_BYTES)
 
 
 def an_owner(payload: bytes, stamp: Stamp = STAMP) -> Slot:

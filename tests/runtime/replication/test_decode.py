@@ -22,7 +22,7 @@ from keepstep.edge.shm.slot import Slot, slot_path
 from keepstep.model.snapshot import Stamp
 from keepstep.model.wire import BlockRange, Part
 from keepstep.runtime.replication.decode import PayloadDecoder
-from keepstep.runtime.replication.receive import IncomingSnapshot
+from keepstep.runtime.replication.receive import IncomingSnapshot, copy_ranges_of
 from tests.runtime.replication.room import BLOCK_BYTES, JOB_DIR, a_memory
 
 STAMP = Stamp(6, 2)
@@ -32,7 +32,8 @@ class Told(IncomingSnapshot):
     """Remembers what it is told."""
 
     def __init__(self, slot: Slot, nbytes: int) -> None:
-        super().__init__(slot, 0, STAMP, nbytes, 2, lambda: None)
+        ranges = copy_ranges_of(nbytes, 2, slot.block_bytes)
+        super().__init__(slot, 0, STAMP, nbytes, 2, ranges, lambda: None)
         self.sums: list[tuple[BlockRange, int]] = []
 
     def computed(self, range_: BlockRange, found: int) -> None:

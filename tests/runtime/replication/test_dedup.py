@@ -14,7 +14,8 @@ from keepstep.edge.shm.slot import Slot, slot_path
 from keepstep.model.snapshot import Stamp
 from keepstep.model.wire import Part
 from keepstep.runtime.replication.dedup import BlockDedup
-from keepstep.runtime.replication.receive import IncomingSnapshot
+from keepstep.runtime.replication.receive import IncomingSnapshot, copy_ranges_of
+from keepstep.runtime.slot_locks import OwnSlots
 
 BLOCK_BYTES = 4096
 STAMP, NEXT = Stamp(7, 1), Stamp(8, 1)
@@ -47,7 +48,8 @@ class Arriving:
     def __init__(self, job_dir: Path, payload: bytes, stamp: Stamp = STAMP) -> None:
         self.slot = Slot.create(MEMORY, slot_path(job_dir / "held", 9, 0), len(payload), 100)
         self.table = tuple(block_checksums(memoryview(payload), BLOCK_BYTES))
-        self.whole = IncomingSnapshot(self.slot, 9, stamp, len(payload), 2, lambda: None)
+        ranges = copy_ranges_of(len(payload), 2, BLOCK_BYTES)
+        self.whole = IncomingSnapshot(self.slot, 9, stamp, len(payload), 2, ranges, lambda: None)
 
     def taken(self) -> bytes:
         return bytes(self.slot.payload[:BYTES])
@@ -59,7 +61,7 @@ def test_what_is_here_is_taken_and_the_rest_is_asked_for(tmp_path: Path) -> None
     seal(tmp_path, 1, ours).close()
     wanted = ours[:BLOCK_BYTES] + state(3)[BLOCK_BYTES : 2 * BLOCK_BYTES] + other[2 * BLOCK_BYTES :]
     arriving = Arriving(tmp_path, wanted)
-    missing = BlockDedup(MEMORY, tmp_path).take_over(
+    missing = BlockDedup(OwnSlots(MEMORY, tmp_path), BLOCK_BYTES).take_over(
         arriving.whole, arriving.table, range(2), STAMP
     )
     assert missing == [(Part.PAYLOAD, BLOCK_BYTES, BLOCK_BYTES)]
@@ -72,14 +74,21 @@ def test_what_is_here_is_taken_and_the_rest_is_asked_for(tmp_path: Path) -> None
 def test_one_block_may_be_wanted_often(tmp_path: Path) -> None:
     seal(tmp_path, 0, bytes(BYTES)).close()
     arriving = Arriving(tmp_path, bytes(BYTES))
-    assert BlockDedup(MEMORY, tmp_path).take_over(arriving.whole, arriving.table, [0], STAMP) == []
+    assert (
+        BlockDedup(OwnSlots(MEMORY, tmp_path), BLOCK_BYTES).take_over(
+            arriving.whole, arriving.table, [0], STAMP
+        )
+        == []
+    )
 
 
 def test_a_block_of_another_length_is_no_twin(tmp_path: Path) -> None:
     payload = state(1)
     seal(tmp_path, 0, payload[: BLOCK_BYTES + 10]).close()
     arriving = Arriving(tmp_path, payload)
-    missing = BlockDedup(MEMORY, tmp_path).take_over(arriving.whole, arriving.table, [0], STAMP)
+    missing = BlockDedup(OwnSlots(MEMORY, tmp_path), BLOCK_BYTES).take_over(
+        arriving.whole, arriving.table, [0], STAMP
+    )
     assert missing == [
         (Part.PAYLOAD, BLOCK_BYTES, BLOCK_BYTES),
         (Part.PAYLOAD, 2 * BLOCK_BYTES, TAIL),
@@ -90,7 +99,7 @@ def test_a_block_of_another_length_is_no_twin(tmp_path: Path) -> None:
 def test_what_changed_since_its_table_was_read_is_not_taken(tmp_path: Path, what: str) -> None:
     payload = state(1)
     slot = seal(tmp_path, 0, payload)
-    twins = BlockDedup(MEMORY, tmp_path)
+    twins = BlockDedup(OwnSlots(MEMORY, tmp_path), BLOCK_BYTES)
     first = Arriving(tmp_path, payload)
     assert twins.take_over(first.whole, first.table, [0], STAMP) == []
     if what == "payload":
@@ -113,7 +122,7 @@ def test_a_rank_that_comes_later_is_looked_at_and_another_generation_is_another_
     tmp_path: Path,
 ) -> None:
     payload, later = state(1), state(2)
-    twins = BlockDedup(MEMORY, tmp_path)
+    twins = BlockDedup(OwnSlots(MEMORY, tmp_path), BLOCK_BYTES)
     early = Arriving(tmp_path, payload)
     assert len(twins.take_over(early.whole, early.table, range(2), STAMP)) == 3, (
         "nothing is sealed yet"

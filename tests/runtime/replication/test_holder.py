@@ -17,7 +17,7 @@ from keepstep.model.units import PAGE_BYTES
 from keepstep.model.wire import BlockRange, Part
 from keepstep.runtime.replication.encode import SnapshotSizes, contents_of, ranges_for
 from keepstep.runtime.replication.holder import Holder
-from keepstep.runtime.replication.receive import ranges_of
+from keepstep.runtime.replication.receive import copy_ranges_of
 from tests.runtime.replication.room import (
     BLOCK_BYTES,
     JOB_DIR,
@@ -59,7 +59,7 @@ class HolderNode:
         """A whole copy."""
         self.holder.offered(an_offer(owner))
         self.room.settle()
-        self._give(owner, ranges_of(SIZES.payload_bytes, SIZES.manifest_bytes, BLOCK_BYTES))
+        self._give(owner, copy_ranges_of(SIZES.payload_bytes, SIZES.manifest_bytes, BLOCK_BYTES))
 
     def _give(self, owner: Slot, ranges: list[BlockRange]) -> None:
         for is_payload in (False, True):

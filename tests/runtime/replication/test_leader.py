@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.errors import ConfigError
-from keepstep.model.messages.peers import AllEnded, HorizonWord, NodeReport, RankReport
+from keepstep.model.messages.peers import AllEnded, HorizonWord, NodeReport, RanksReport
 from keepstep.model.snapshot import Stamp
 from keepstep.model.topology import Auto, Policy, parse_policy
 from keepstep.model.units import GIB, MIB
@@ -40,8 +40,8 @@ class Leading:
         pending: Stamp | None = None,
         **about: Any,
     ) -> None:
-        row = RankReport(
-            node, tuple(sorted(sealed | protected)), pending, 6, tuple(sorted(protected))
+        row = RanksReport(
+            (node,), tuple(sorted(sealed | protected)), pending, 6, tuple(sorted(protected))
         )
         known: dict[str, Any] = {
             "mesh_version": VERSION,

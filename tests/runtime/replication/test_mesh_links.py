@@ -6,8 +6,19 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.model.messages.peers import AllEnded, RanksEnded
-from keepstep.runtime.replication.mesh_links import MeshLinks
+from keepstep.core.wire.messages import decode, encode
+from keepstep.model.messages.peers import (
+    AllEnded,
+    CopyAcked,
+    FetchRanges,
+    MeshMessage,
+    RanksEnded,
+    SeveralMessages,
+    SnapshotMessage,
+)
+from keepstep.model.snapshot import Stamp
+from keepstep.model.wire import BlockRange, Part
+from keepstep.runtime.replication.mesh_links import GATHERED, SHORT_RANGES, MeshLinks
 from keepstep.runtime.replication.peer_inbox import FromPeer, LinkOver
 from tests.runtime.replication.room import VERSION, ReplicationRoom, a_mesh
 
@@ -84,3 +95,55 @@ def test_the_end_of_a_link_of_another_mesh_is_not_heard() -> None:
     MeshLinks(room.inbox, a_mesh(version=VERSION + 1)).open(())
     room.inbox.dead(2, "gone", True)
     assert room.inbox.take() == [LinkOver(2, "gone", True, VERSION + 1)]
+
+
+def acked(rank: int) -> CopyAcked:
+    return CopyAcked(VERSION, rank, Stamp(3, 1))
+
+
+def fetch(rank: int, count: int) -> FetchRanges:
+    ranges = tuple(BlockRange(Part.PAYLOAD, at, 1) for at in range(count))
+    return FetchRanges(VERSION, rank, Stamp(3, 1), ranges)
+
+
+@given(st.lists(st.integers(0, 3), max_size=3 * GATHERED))
+def test_what_is_gathered_comes_in_order_and_in_few_messages(to: list[int]) -> None:
+    room = ReplicationRoom(0, NODES)
+    room.join()
+    with room.links.gathering(), room.links.gathering():
+        for rank, node in enumerate(to):
+            room.links.say(node, acked(rank))
+        assert room.net.sent == []
+    heard: dict[int, list[SnapshotMessage]] = {}
+    messages = [*room.net.sent, *((e.node, e.message) for e in room.inbox.take())]
+    for node, message in messages:
+        heard.setdefault(node, []).extend(parts(message))
+    assert heard == {
+        node: [acked(rank) for rank, other in enumerate(to) if other == node] for node in set(to)
+    }
+    assert len(messages) <= len(set(to)) + len(to) // GATHERED
+    room.links.say(1, acked(7))
+    assert room.net.sent[-1] == (1, acked(7))
+
+
+def parts(message: MeshMessage) -> tuple[SnapshotMessage, ...]:
+    found = message.messages if isinstance(message, SeveralMessages) else (message,)
+    return found  # type: ignore[return-value]
+
+
+def test_what_is_said_alone_is_not_wrapped_and_what_is_long_does_not_wait() -> None:
+    room = ReplicationRoom(0, NODES)
+    room.join()
+    with room.links.gathering():
+        room.links.say(1, fetch(1, SHORT_RANGES + 1))
+        assert room.net.sent == [(1, fetch(1, SHORT_RANGES + 1))]
+        room.links.say(2, fetch(2, SHORT_RANGES))
+    assert room.net.sent[1:] == [(2, fetch(2, SHORT_RANGES))]
+
+
+def test_the_most_that_is_gathered_fits_into_a_message() -> None:
+    far = 1 << 50
+    ranges = tuple(BlockRange(Part.PAYLOAD, far + at, 1 << 22) for at in range(SHORT_RANGES))
+    longest = FetchRanges(VERSION, 10**6, Stamp(10**9, 100), ranges)
+    many = SeveralMessages(VERSION, (longest,) * GATHERED)
+    assert decode(encode(many)) == many

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keepstep.core.redundancy.node_safety import spell_out
 from keepstep.edge.shm.horizon_page import HorizonPage
+from keepstep.edge.shm.node_safety_file import read_node_safety
 from keepstep.edge.shm.slot import ranks_in
 from keepstep.model.horizon import Horizon
 from keepstep.model.messages.keeper_rank import VoteRefused
@@ -22,10 +24,12 @@ from keepstep.model.messages.peers import (
     FetchRanges,
     HorizonWord,
     InventoryReport,
+    NodeRange,
     NodeReport,
     RankGone,
-    RankReport,
     RanksEnded,
+    RanksReport,
+    SafetyWord,
     VoteWord,
 )
 from keepstep.model.restore_sources import HeldSnapshot
@@ -39,6 +43,7 @@ from tests.runtime.replication.room import (
     VERSION,
     FakeReplicationHost,
     ReplicationRoom,
+    a_mesh,
     a_page,
     an_offer,
     fill,
@@ -125,7 +130,7 @@ def test_the_horizon_is_the_newest_that_was_said_of_this_epoch(
     assert floors[-1] == max(ours, default=Stamp(-1, 0))
 
 
-ROW = RankReport(1, (), None, -1, ())
+ROW = RanksReport((1,), (), None, -1, ())
 IMPOSSIBLE = [
     (2, AllEnded(VERSION)),
     (2, VoteWord(VERSION, VoteRefused("no"))),
@@ -243,11 +248,7 @@ def test_a_holder_is_given_its_part_and_who_restores_what_it_asks_for() -> None:
     first = BlockRange(Part.PAYLOAD, 0, BLOCK_BYTES)
     state.state.receive(holder, CopyAccepted(VERSION, 1, STAMP))
     small = len(state.room.net.blocks)
-    assert {block.span.part for block in state.room.net.blocks} == {
-        Part.TABLE,
-        Part.MANIFEST,
-        Part.HEADER,
-    }
+    assert {block.span.part for block in state.room.net.blocks} == {Part.META}
     for node in (holder, 2 - holder):
         state.state.receive(node, FetchRanges(VERSION, 1, STAMP, (first,)))
     given_to = [(block.node, block.data) for block in state.room.net.blocks[small:]]
@@ -335,3 +336,13 @@ def test_a_new_epoch_inherits_what_was_committed_if_all_ranks_have_it() -> None:
         state.open()
         state.state.resumed(2, Stamp(6, 1))
         assert state.state.horizon == Horizon(2, inherited=expected)
+
+
+def test_the_newest_word_about_nodes_stands_in_the_file_whatever_was_said_before() -> None:
+    room = ReplicationRoom()
+    safety = KnownSafety(room.memory, room.job_dir)
+    for version, apart in ((1, ()), (1, (NodeRange(2, 2),)), (2, (NodeRange(2, 2),)), (2, ())):
+        mesh = a_mesh(nodes=2 + version, version=version)
+        word = SafetyWord(version, "copies:2", "", 5, True, apart, (), (), (), 1, "one may be lost")
+        safety.receive(word, mesh)
+        assert read_node_safety(room.memory, room.job_dir) == spell_out(word, mesh)

@@ -19,9 +19,11 @@ from keepstep.model.messages.peers import (
 )
 from keepstep.model.restore_sources import HeldSnapshot
 from keepstep.model.snapshot import Stamp
-from keepstep.model.wire import Part, Span
+from keepstep.model.wire import Span
 from keepstep.runtime.replication.node import TICK_NS, Node
+from keepstep.runtime.replication.receive import meta_ranges_of
 from tests.runtime.replication.room import (
+    BLOCK_BYTES,
     JOB_HASH,
     VERSION,
     FakeReplicationHost,
@@ -112,7 +114,9 @@ def test_what_was_on_its_way_in_the_mesh_before_is_given_up() -> None:
     node.hear_peers()
     room.settle()
     assert [accepted.rank for accepted in room.said(CopyAccepted, 2)] == [2]
-    span = Span(2, STAMP, Part.MANIFEST, 0, source.header().manifest_bytes)
+    header = source.header()
+    [meta] = meta_ranges_of(header.payload_bytes, header.manifest_bytes, BLOCK_BYTES)
+    span = Span(2, STAMP, *meta)
     assert room.inbox.place(2, span) is not None
     node.begin(a_mesh(1, version=VERSION + 1))
     assert room.inbox.place(2, span) is None

@@ -61,6 +61,9 @@ class World:
     def monotonic_ns(self) -> int:
         return self.now_ns
 
+    def boot(self) -> str:
+        return "b"
+
     def wall_ns(self) -> int:
         return self.now_ns
 

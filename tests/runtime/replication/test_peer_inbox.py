@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from keepstep.model.snapshot import Stamp
 from keepstep.model.wire import Part, Span
 from keepstep.runtime.keeper_world import KeeperWorld
@@ -28,13 +30,13 @@ class Taker:
         self.came += 1
 
 
-def an_inbox() -> PeerInbox:
+def an_inbox(after: int = 0) -> PeerInbox:
     world: Any = SimpleNamespace(
         wake=lambda: None,
         clock=SimpleNamespace(wall_ns=lambda: 1),
         open_links=lambda *about: SimpleNamespace(),
     )
-    return PeerInbox(cast(KeeperWorld, world), b"job", ("127.0.0.1", 0), link_dead_s=3.0)
+    return PeerInbox(cast(KeeperWorld, world), b"job", ("127.0.0.1", 0), 3.0, after)
 
 
 def write(inbox: PeerInbox, data: bytes) -> None:
@@ -79,3 +81,10 @@ def test_a_block_that_nobody_expects_has_no_place() -> None:
     assert inbox.place(1, SPAN) is None
     inbox.block(1, SPAN, 0)
     assert taker.came == 0
+
+
+@pytest.mark.parametrize(("after", "expected"), [(0, 1), (1, 2), (1 << 60, (1 << 60) + 1)])
+def test_a_life_is_newer_than_the_one_before_whatever_the_clock_says(
+    after: int, expected: int
+) -> None:
+    assert an_inbox(after).incarnation == expected

@@ -13,7 +13,7 @@ from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot, slot_path
 from keepstep.model.snapshot import Stamp
 from keepstep.model.wire import BlockRange, Part, Span
-from keepstep.runtime.replication.receive import IncomingSnapshot, blocks
+from keepstep.runtime.replication.receive import IncomingSnapshot, blocks, copy_ranges_of
 
 BYTES = 5000
 BLOCK_BYTES = MEMORY.block_bytes
@@ -26,7 +26,8 @@ class Coming:
 
     def __init__(self, job_dir: Path) -> None:
         self.slot = Slot.create(MEMORY, slot_path(job_dir, 0, 0), BYTES, 100)
-        self.snapshot = IncomingSnapshot(self.slot, 0, STAMP, BYTES, 2, lambda: None)
+        ranges = copy_ranges_of(BYTES, 2, BLOCK_BYTES)
+        self.snapshot = IncomingSnapshot(self.slot, 0, STAMP, BYTES, 2, ranges, lambda: None)
         [self.whole] = blocks(Part.PAYLOAD, BYTES, BLOCK_BYTES)
         self.span = Span(0, STAMP, Part.PAYLOAD, 0, BYTES)
 

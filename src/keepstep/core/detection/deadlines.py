@@ -16,6 +16,7 @@ from keepstep.errors import ConfigError
 from keepstep.model.units import S_NS
 
 PROMISE_NS = 10 * S_NS  # a stopped rank is named within max(this, 5 median steps)
+PROMISE = "a rank that was stopped or frozen is named within this"
 LATE_MEDIANS = 5
 ASLEEP_TAILS = 5  # times the 99.9th percentile
 BUSY_TAILS = 10
@@ -171,14 +172,16 @@ def table(deadlines: Deadlines) -> list[tuple[str, float, str]]:
         (name.removesuffix("_ns"), getattr(deadlines, name) / S_NS, MEANINGS[name])
         for name in names
     ]
+    rows.insert(names.index("late_ns"), ("promise", PROMISE_NS / S_NS, PROMISE))
     return [row for row in rows if row[1] > 0]
 
 
 def relations(deadlines: Deadlines) -> list[tuple[str, float, str, float, str]]:
-    """(shorter, its seconds, longer, its seconds, why) of every relation."""
+    """(shorter, its seconds, longer, its seconds, why) of every relation between limits in use."""
     return [
         (_name(s), _value(deadlines, s) / S_NS, _name(g), _value(deadlines, g) / S_NS, why)
         for s, g, why in RELATIONS
+        if deadlines.link_dead_ns or "link_dead_ns" not in s
     ]
 
 

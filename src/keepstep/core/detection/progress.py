@@ -229,12 +229,19 @@ class Progress:
 
     def is_suspicious(self, now_ns: int) -> bool:
         """Whether any rank is late, stopped, or not there where others are."""
-        return any(
-            track.stopped_since_ns is not None
-            or now_ns - track.since_ns >= self.rhythm.patience(track.phase, track.first).late_ns
-            for track in self._tracks.values()
-            if not track.exited and track.phase != Phase.DONE
-        )
+        late_ns: dict[tuple[Phase, bool], int] = {}  # ranks that step together wait for the same
+        for track in self._tracks.values():
+            phase = track.phase
+            if track.exited or phase is Phase.DONE:
+                continue
+            if track.stopped_since_ns is not None:
+                return True
+            where = phase, track.first
+            if where not in late_ns:
+                late_ns[where] = self.rhythm.patience(phase, track.first).late_ns
+            if now_ns - track.since_ns >= late_ns[where]:
+                return True
+        return False
 
     def evidence(self, now_ns: int) -> list[Evidence]:
         return [self._evidence(rank, track, now_ns) for rank, track in sorted(self._tracks.items())]

@@ -29,8 +29,9 @@ What a journal does not tell, and on which side the account errs:
 * the stalls of a rank that nobody saw leave: they are in `productive`.
 * what was trained before a silence, when everything died at once: it is in `idle`, so that
   `productive` is what is sure; at most the time since the last event before.
-* clocks: each machine is measured by its own monotonic clock; machines are laid beside each other
-  as their wall clocks say, and are wrong by as much as those.
+* clocks: each machine is measured by its own monotonic clock, whatever its wall clock is set to
+  meanwhile; machines, and the lives of one from boot to boot, are laid beside each other as their
+  wall clocks say, and are wrong by as much as those.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ from keepstep.core.economics.journal_kinds import (
 from keepstep.model.events import Event
 from keepstep.model.units import S_NS
 
-# two pairs of clocks that disagree by more belong to two machines, or have a reboot between them
+# where nobody says which boot it was, two pairs of clocks that disagree by more belong to two
+# machines, or have a reboot between them
 SAME_CLOCK_NS = 60 * S_NS
 SETTLED_NS = 10 * S_NS  # the ranks' words about one recovery come within this
 
@@ -118,14 +120,23 @@ class Axis:
 
     def __init__(self) -> None:
         self._offsets_ns: list[int] = []
+        self._boots: dict[str, int] = {}  # their offsets, as they were told first
 
-    def place(self, wall_ns: int, mono_ns: int) -> int:
-        """Where on the line: the machine is known by how far its two clocks are apart."""
-        offset_ns = wall_ns - mono_ns
+    def place(self, wall_ns: int, mono_ns: int, boot: str = "") -> int:
+        """Where on the line: the machine is known by its boot, else by how far its two clocks are
+        apart."""
+        known = self._boots.get(boot)
+        if known is None:
+            known = self._near(wall_ns - mono_ns)
+            if boot:
+                self._boots[boot] = known
+        return mono_ns + known
+
+    def _near(self, offset_ns: int) -> int:
         known = next((o for o in self._offsets_ns if abs(o - offset_ns) < SAME_CLOCK_NS), None)
         if known is None:
             self._offsets_ns.append(known := offset_ns)
-        return mono_ns + known
+        return known
 
 
 @dataclass(slots=True)
@@ -188,7 +199,7 @@ class Ledger:
     # -- what happens
 
     def add(self, event: Event) -> None:
-        at_ns = self.axis.place(event.wall_ns, event.mono_ns)
+        at_ns = self.axis.place(event.wall_ns, event.mono_ns, event.boot)
         if not self._known:
             self._known = True
             self._since_ns = self._first_ns = self._last_ns = at_ns
@@ -409,11 +420,13 @@ class Ledger:
 
 
 def account(
-    events: Iterable[Event], tempos: Sequence[StepTempo] = (), now: tuple[int, int] | None = None
+    events: Iterable[Event],
+    tempos: Sequence[StepTempo] = (),
+    now: tuple[int, int, str] | None = None,
 ) -> Account:
-    """Of events in any order; `now` (wall and monotonic clock) when the job is running."""
+    """Of events in any order; `now` (wall and monotonic clock, boot) when the job is running."""
     ledger = Ledger()
-    for event in sorted(events, key=lambda e: ledger.axis.place(e.wall_ns, e.mono_ns)):
+    for event in sorted(events, key=lambda e: ledger.axis.place(e.wall_ns, e.mono_ns, e.boot)):
         ledger.add(event)
     return ledger.account(tempos, None if now is None else ledger.axis.place(*now))
 

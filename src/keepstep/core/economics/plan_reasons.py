@@ -120,7 +120,10 @@ def _spares(plan: PolicyPlan) -> str:
     """What would do, what it brings, and so what is chosen."""
     replaced = _span(plan.cluster.replacement_s)
     if plan.spares_p99 == 0:
-        return f"Spares: none: 99 % of the time nothing is being replaced, which takes {replaced}."
+        return (
+            f"Spares: none. A replacement takes {replaced}, and for 99 % of the time none is being "
+            "waited for."
+        )
     chosen = plan.chosen
     other = next(
         each

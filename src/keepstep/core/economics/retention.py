@@ -99,6 +99,11 @@ class Decision:
     removed: Mapping[int, str]
 
 
+def asks_for(metric: str, rules: str) -> bool:
+    """Whether one of the rules goes by that metric."""
+    return any(isinstance(r, Best) and r.metric == metric for r in parse_rules(rules))
+
+
 def to_keep(rules: Sequence[Rule], checkpoints: Sequence[CheckpointInfo]) -> Decision:
     """Which checkpoints stay. Nothing goes before one has been verified."""
     newest = max((c.step for c in checkpoints if c.verified), default=None)

@@ -47,7 +47,7 @@ from keepstep.model.restarts import (
     TimeUp,
 )
 from keepstep.model.signals import SIGHUP, SIGTERM, signal_words
-from keepstep.model.units import S_NS
+from keepstep.model.units import S_NS, counted
 
 PERSIST_WITHIN_NS = 30 * S_NS  # the notice before a preemption is rarely longer
 STOP_WITHIN_NS = 5 * S_NS
@@ -161,8 +161,8 @@ class Restarts:
         self._stage = _Stage.ENDED_WELL
         took = _seconds(event.at_ns - self._started_ns)
         why = (
-            f"all {self.world_size} ranks ended well {took} after their start; {self.restarts} "
-            "restarts"
+            f"all {self.world_size} ranks ended well {took} after their start; "
+            f"{counted(self.restarts, 'restart')}"
         )
         return self._end(0, f"{why}; {self._lost}") if self._lost else AwaitOthers(why)
 
@@ -293,7 +293,7 @@ class Restarts:
             how = (
                 f"did not find its peers again within {_seconds(event.within_ns)}"
                 if event.within_ns
-                else "ended and finds its peers no more"
+                else "is past its last step and finds its peers no more"
             )
             return self._again(_Setback(f"rank {late} {how}", None, "it has just been tried"))
         if isinstance(event, AttemptWanted):

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from keepstep.errors import MemoryBudgetError
 from keepstep.model.topology import Copies, Parity, Policy, ReedSolomon
-from keepstep.model.units import MIB, human_bytes
+from keepstep.model.units import MIB, counted, human_bytes
 
 # a third slot is cheap when all slots take less than this part of the free memory
 CHEAP_RATIO = 0.10
@@ -55,15 +55,20 @@ def plan(
     arena_dir: str,
     held: float = 0.0,
     many_nodes: bool = False,
+    there_bytes: int = 0,
 ) -> SlotPlan:
     """`free_bytes`: free in the arena's filesystem; `available_bytes`: memory the kernel can give;
     `wanted`: 0 chooses; `held`: what is held for other nodes, in slots a rank; `many_nodes`:
-    whether snapshots go to other nodes.
+    whether snapshots go to other nodes; `there_bytes`: what this job has there already, which is in
+    the plan and not in what is free.
 
     Raises MemoryBudgetError.
     """
+    free_ratio = 1 - HEADROOM_RATIO  # what is there fits, however little is free
     usable = int(
-        min(free_bytes, available_bytes) * (1 - HEADROOM_RATIO) - held * local_ranks * slot_bytes
+        min(free_bytes, available_bytes) * free_ratio
+        + there_bytes
+        - held * local_ranks * slot_bytes
     )
     least = 2 + has_store
     more = least + (2 if many_nodes else 1)
@@ -73,9 +78,10 @@ def plan(
         count = 2
     total = count * local_ranks * slot_bytes
     held_bytes = math.ceil(held * local_ranks * slot_bytes)
-    enough_mib = math.ceil((total + held_bytes) / (1 - HEADROOM_RATIO) / MIB) + 64
+    enough_mib = math.ceil((total + held_bytes) / free_ratio / MIB) + 64
     sentence = (
-        f"{count} slots x {local_ranks} ranks x {human_bytes(slot_bytes)} = {human_bytes(total)}"
+        f"{count} slots x {counted(local_ranks, 'rank')} x {human_bytes(slot_bytes)} = "
+        f"{human_bytes(total)}"
     )
     if held_bytes:
         sentence += f", and {human_bytes(held_bytes)} held for other nodes,"
@@ -88,10 +94,12 @@ def plan(
         raise MemoryBudgetError(
             f"the slots do not fit: {sentence} needed, but {tight} (free in {arena_dir}: "
             f"{human_bytes(free_bytes)}, memory available: "
-            f"{human_bytes(available_bytes)}, {HEADROOM_RATIO:.0%} kept free). "
+            f"{human_bytes(available_bytes)}, {HEADROOM_RATIO:.0%} kept free; of this job there: "
+            f"{human_bytes(there_bytes)}). "
             f"Enlarge it (docker run --shm-size={enough_mib}m, "
             f"Kubernetes: an emptyDir of medium Memory at {arena_dir}, else mount -o "
             f"remount,size=... {arena_dir}), "
             "set arena_dir to another tmpfs, or protect fewer bytes"
         )
-    return SlotPlan(count, total, f"{sentence} of {human_bytes(free_bytes)} free in {arena_dir}")
+    room = human_bytes(free_bytes + there_bytes)
+    return SlotPlan(count, total, f"{sentence} of {room} free in {arena_dir}")

@@ -48,18 +48,10 @@ def abbreviate(
     )
 
 
-def spell_out(
-    word: SafetyWord, mesh: Mesh, before: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """What the leader of this mesh knew when it said so: for people, and for who asks whether a
-    node can be spared.
-
-    `before` is what was known till now. Until something is committed again, as after a resume,
-    those stay expendable that were.
-    """
+def node_lines(word: SafetyWord, mesh: Mesh) -> list[dict[str, Any]]:
+    """Who is who, and who is linked with the leader: what hardly ever changes of what is told."""
     apart = _nodes_in(word.apart, mesh)
-    critical = {node: (node,) for node in _nodes_in(word.alone, mesh)} | dict(word.critical)
-    nodes = [
+    return [
         {
             "node": m.node,
             "host": m.host,
@@ -70,13 +62,29 @@ def spell_out(
         }
         for m in mesh.members
     ]
+
+
+def spell_out(
+    word: SafetyWord,
+    mesh: Mesh,
+    before: Mapping[str, Any] | None = None,
+    nodes: list[dict[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """What the leader of this mesh knew when it said so: for people, and for who asks whether a
+    node can be spared.
+
+    `before` is what was known till now. Until something is committed again, as after a resume,
+    those stay expendable that were. `nodes`: the lines of these nodes, where they are known.
+    """
+    apart = _nodes_in(word.apart, mesh)
+    critical = {node: (node,) for node in _nodes_in(word.alone, mesh)} | dict(word.critical)
     safe = [m.node for m in mesh.members if m.node not in apart and m.node not in critical]
     return {
         "policy": word.policy,
         "policy_why": word.policy_why,
         "step": None if word.step < 0 else word.step,
         "is_committed": word.is_committed,
-        "nodes": nodes,
+        "nodes": node_lines(word, mesh) if nodes is None else nodes,
         "safe": safe,
         "expendable": safe if word.is_committed else expendable(before, mesh.members),
         "critical": {str(node): list(critical[node]) for node in sorted(critical)},

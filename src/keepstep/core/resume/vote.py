@@ -54,7 +54,10 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class ListStore:
-    """Ask the store which checkpoints it has."""
+    """Ask the store which checkpoints it has. `begins_run`: all start over; what it has is to be
+    left behind first, so that it is not taken when this run fails."""
+
+    begins_run: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +157,9 @@ class Vote:
     def unlistable(self, why: str) -> list[Action]:
         """The store does not answer. Nobody may start afresh over checkpoints that nobody could
         look at."""
-        return [Refuse(f"{self._why_not_memory()}, and the store cannot be read: {why}")]
+        wants = all(ballot.fresh for ballot in self.ballots.values())
+        first = "a fresh start was asked for" if wants else self._why_not_memory()
+        return [Refuse(f"{first}, and the store cannot be read: {why}")]
 
     def has_loaded(self, rank: int, number: int) -> list[Action]:
         """A rank has loaded and proven the offer of this number, perhaps an earlier vote's, and
@@ -296,18 +301,10 @@ class Vote:
         return self._make("fresh", Stamp(-1, 0), f"{why_not_memory}, {store}: a fresh start{after}")
 
     def _start_over(self) -> list[Action]:
-        """A checkpoint of the run before would be taken for one of this run's, once that has come
-        as far."""
-        if self.has_store and self.checkpoints is None:
-            return [ListStore()]
-        if self.checkpoints:
-            steps = f"{len(self.checkpoints)}, the newest of step {self.checkpoints[0]}"
-            return [
-                Refuse(
-                    "a fresh start was asked for: expected a store without checkpoints, found "
-                    f"{steps}. Name another store, or leave out `fresh` to go on from there"
-                )
-            ]
+        """A checkpoint of the run before would be taken for one of this run's when that fails: the
+        store leaves it behind before anybody begins."""
+        if self.has_store and (self.checkpoints is None or self.checkpoints or self.damaged):
+            return [ListStore(begins_run=True)]
         held = common([ballot.holds for ballot in self.ballots.values()])
         given_up = f", and {max(held)} in memory is given up" if held else ""
         return self._make("fresh", Stamp(-1, 0), f"a fresh start was asked for{given_up}")

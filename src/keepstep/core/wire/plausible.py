@@ -39,6 +39,7 @@ from keepstep.model.messages.peers import (
     RankJoined,
     RanksTrain,
     SafetyWord,
+    SeveralMessages,
     VoteBody,
     VoteWord,
 )
@@ -65,12 +66,16 @@ def flaw_of_peer(node: int, message: MeshMessage, mesh: Mesh) -> str:
         case HorizonWord() | SafetyWord() | AllEnded():
             return _unless_leading(node)
         case NodeReport():
-            return _unless_there((row.rank for row in message.ranks), node, mesh)
+            return _unless_there([rank for row in message.ranks for rank in row.ranks], node, mesh)
         case InventoryReport():
             for parity in message.parities:
                 if flaw := _flaw_of_group(parity.stripe_group, parity.rank, parity.tolerates):
                     return flaw
             return ""
+        case SeveralMessages(version, messages):
+            # what each of them says is judged when its turn comes
+            is_of_mesh = all(one.mesh_version == version for one in messages)
+            return "" if is_of_mesh else f"messages of other meshes in one of mesh {version}"
         case CopyOffer():
             return _flaw_of_offer(node, message, mesh)
         case VoteWord():

@@ -16,9 +16,10 @@ from contextlib import suppress
 
 from keepstep.config import Settings
 from keepstep.edge.net import boxes
+from keepstep.edge.os.job_directory import claim_job_dir, is_own_job_dir
 from keepstep.edge.os.keeper_settings import differences
 from keepstep.edge.os.loop import Loop
-from keepstep.edge.os.processes import claim_job_dir, start_keeper
+from keepstep.edge.os.processes import start_keeper
 from keepstep.edge.os.threads import aside
 from keepstep.errors import KeeperError, KeepstepError
 from keepstep.model.units import S_NS
@@ -43,6 +44,8 @@ class KeeperSocket:
         self._ended: set[int] = set()
 
     def connect(self, hearer: Hearer) -> Box | None:
+        if not is_own_job_dir(self._settings.job_dir):  # `start` makes it, or says what is wrong
+            return None
         path = self._settings.job_dir / "keeper.sock"
         try:
             box = boxes.connect(self._loop, path, self._codec, hearer, self._tell)

@@ -14,8 +14,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from wsgiref.simple_server import WSGIServer
 
+from keepstep.edge.net.bounded_http import serve
 from keepstep.errors import ConfigError
 from keepstep.model.rhythm import Interleaved
 from keepstep.model.snapshot import RankStatus
@@ -49,7 +49,7 @@ class Exposition:
     def __init__(self, read: Callable[[], Reading], port: int, host: str) -> None:
         """Raises ConfigError: prometheus-client is not installed, or the port is taken."""
         try:
-            from prometheus_client import CollectorRegistry, start_http_server
+            from prometheus_client import CollectorRegistry, make_wsgi_app
         except ImportError as error:
             raise ConfigError(
                 "metrics_port: expected prometheus-client (pip install 'keepstep[metrics]'), "
@@ -58,14 +58,15 @@ class Exposition:
         self._read = read
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self)
-        self._server: WSGIServer
-        self._thread: threading.Thread
         try:
-            self._server, self._thread = start_http_server(port, host, registry)
+            self._server = serve(make_wsgi_app(registry), host, port)
         except OSError as error:
             raise ConfigError(
                 f"metrics_port: expected a free port of {host}, found {port}: {error}"
             ) from error
+        self._thread = threading.Thread(target=self._server.serve_forever, name="keepstep-metrics")
+        self._thread.daemon = True
+        self._thread.start()
 
     @property
     def port(self) -> int:
@@ -75,8 +76,7 @@ class Exposition:
         return _families(self._read())
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.close()
         self._thread.join()
 
 

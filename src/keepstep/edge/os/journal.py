@@ -10,15 +10,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from keepstep.edge.os.clock import CLOCK
 from keepstep.edge.os.tail import Tail
 from keepstep.model.events import Event, event_from_line
 
 log = logging.getLogger("keepstep")
+FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 EVENT_BEGIN = '{"wall_ns":'
 
 
@@ -30,10 +31,8 @@ class FileJournal:
         self._fd: int | None = None
         if path is not None:
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                self._fd = os.open(
-                    path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600
-                )
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._fd = os.open(path, FLAGS, 0o600)
             except OSError as error:
                 log.warning(
                     "the journal %s cannot be written (%s): events reach the log only", path, error
@@ -46,7 +45,9 @@ class FileJournal:
         )
         if self._fd is None:
             return
-        event = Event(time.time_ns(), time.monotonic_ns(), self.who, kind, why, data)
+        event = Event(
+            CLOCK.wall_ns(), CLOCK.monotonic_ns(), self.who, kind, why, data, CLOCK.boot()
+        )
         try:
             os.write(self._fd, event.to_line().encode())
         except OSError as error:

@@ -11,11 +11,11 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 from keepstep.config import Settings
 from keepstep.edge.net.unix_socket import Mailbox, OnRefused, ignore_refused
-from keepstep.errors import IdentityError, KeeperError
+from keepstep.edge.os.job_directory import claim_job_dir
+from keepstep.errors import KeeperError
 from keepstep.model.launch import AGENT_SOCKET
 from keepstep.ports import MessageCodec
 
@@ -26,22 +26,6 @@ _LAUNCH = (
     "import os,sys; os.fork() and os._exit(0); os.setsid(); os.execv(sys.executable, "
     "[sys.executable, *sys.argv[1:]])"
 )
-
-
-def claim_job_dir(path: Path) -> None:
-    """Make the job directory, or accept our own. Raises IdentityError when it is another user's."""
-    try:
-        path.mkdir(mode=0o700, parents=False, exist_ok=True)
-        owner = path.stat().st_uid
-    except OSError as error:
-        raise KeeperError(
-            f"{path}: expected a directory for the job that can be made, found {error.strerror}"
-        ) from error
-    if owner != os.getuid():
-        raise IdentityError(
-            f"{path}: expected a job directory of user {os.getuid()}, found one of user "
-            f"{owner}; choose another job name"
-        )
 
 
 def ensure_keeper(
@@ -56,6 +40,7 @@ def ensure_keeper(
     deadline = time.monotonic() + timeout_s
     log_path = settings.journal_path.with_name("keeper.log")
     started_at = 0.0
+    claim_job_dir(settings.job_dir)
     while True:
         try:
             return Mailbox.connect(socket_path, timeout_s, codec, on_refused)
@@ -77,8 +62,8 @@ def ensure_keeper(
 def start_keeper(settings: Settings) -> None:
     """Start a keeper of its own session. Raises OSError, subprocess.SubprocessError."""
     log_path = settings.journal_path.with_name("keeper.log")
-    log_path.parent.mkdir(parents=True, exist_ok=True)
-    with open(log_path, "ab") as log:
+    log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with open(log_path, "ab", opener=_for_owner_alone) as log:
         subprocess.run(
             [
                 sys.executable,
@@ -96,3 +81,7 @@ def start_keeper(settings: Settings) -> None:
             env={name: v for name, v in os.environ.items() if name not in RANK_MARKS},
             check=True,
         )
+
+
+def _for_owner_alone(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)

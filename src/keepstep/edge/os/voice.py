@@ -17,6 +17,8 @@ LEVELS = {
 }
 # Kinds of event that a person wants to know of in a training that goes well: three lines.
 SPOKEN = {"protected", "goes-on", "summary"}
+# Steps of a restart, which `ranks-restarted` tells of as one; or, when there is none, `job-ended`.
+REPEATED = {"rank-exited", "diagnosis", "plan", "rank-respawned"}
 
 log = logging.getLogger("keepstep")
 
@@ -42,9 +44,17 @@ def speak_of_training(how_much: str, speaks: bool) -> None:
         handler.addFilter(_Spoken(speaks))
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    kind = getattr(record, "keepstep_kind", None)
+    return kind not in REPEATED or (record.levelno >= logging.WARNING and kind != "rank-exited")
+
+
 def speak_of_job(how_much: str) -> None:
-    """In an agent, whose output is its own: every event."""
-    _begin(how_much, "%(asctime)s keepstep %(message)s")
+    """In an agent, whose output is its own: every event; but one line of a restart, unless all is
+    asked for."""
+    handler = _begin(how_much, "%(asctime)s keepstep %(message)s")
+    if handler is not None and how_much != "debug":
+        handler.addFilter(_is_news)
 
 
 def _begin(how_much: str, form: str) -> logging.Handler | None:

@@ -8,6 +8,7 @@ within its epoch: a reader that trains in another epoch reads an empty horizon.
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from pathlib import Path
 
 from keepstep.edge.shm.double_buffered_page import MAX_BODY_BYTES, DoubleBufferedPage
@@ -51,21 +52,25 @@ class HorizonPage:
     def last(self) -> Horizon:
         """The last word of whatever epoch; of epoch -1 when there is none."""
         body = self._page.read()
-        if not body:
-            return Horizon(-1)
-        epoch, committed, target, inherited, alive, decided_step, period_steps = json.loads(body)
-        return Horizon(
-            epoch,
-            _stamp(committed),
-            _stamp(target),
-            frozenset(Stamp(*s) for s in alive),
-            decided_step,
-            _stamp(inherited),
-            period_steps,
-        )
+        return _horizon(body) if body else Horizon(-1)
 
     def close(self) -> None:
         self._page.close()
+
+
+@lru_cache(maxsize=1 << 4)
+def _horizon(body: bytes) -> Horizon:
+    """Kept: it is looked at more often than it changes."""
+    epoch, committed, target, inherited, alive, decided_step, period_steps = json.loads(body)
+    return Horizon(
+        epoch,
+        _stamp(committed),
+        _stamp(target),
+        frozenset(Stamp(*s) for s in alive),
+        decided_step,
+        _stamp(inherited),
+        period_steps,
+    )
 
 
 def _pair(stamp: Stamp | None) -> list[int] | None:

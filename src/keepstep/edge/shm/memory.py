@@ -129,7 +129,7 @@ class SharedMemory:
 
     def ensure(self, path: Path, nbytes: int) -> MappedFile:
         """All pages are reserved, so that writing can never meet a full filesystem (SIGBUS)."""
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_private(path.parent)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(fd, 0, nbytes)
@@ -173,6 +173,15 @@ class SharedMemory:
     def free_bytes(self, directory: Path) -> int:
         facts = os.statvfs(directory)
         return facts.f_bavail * facts.f_frsize
+
+
+def _make_private(directory: Path) -> None:
+    """With all that is missing above it: `mkdir` gives its mode to the last one only."""
+    try:
+        directory.mkdir(mode=0o700, exist_ok=True)
+    except FileNotFoundError:
+        _make_private(directory.parent)
+        directory.mkdir(mode=0o700, exist_ok=True)
 
 
 MEMORY = SharedMemory()

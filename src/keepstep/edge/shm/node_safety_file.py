@@ -12,13 +12,23 @@ from keepstep.ports import Memory
 FILE = "nodes.json"
 
 
-def write_node_safety(memory: Memory, job_dir: Path, known: dict[str, Any]) -> None:
-    """Whole or not at all. Raises MemoryBudgetError when it does not fit."""
-    text, fresh = json.dumps(known).encode(), job_dir / (FILE + ".new")
+def write_node_safety(
+    memory: Memory, job_dir: Path, known: dict[str, Any], nodes_text: str | None = None
+) -> None:
+    """Whole or not at all. `nodes_text`: its nodes as JSON, where that was made before: in a large
+    job they are nearly all of the file. Raises MemoryBudgetError when it does not fit."""
+    text, fresh = _text_of(known, nodes_text), job_dir / (FILE + ".new")
     region = memory.create(fresh, len(text))
     region.view[:] = text
     region.close()
     memory.rename(fresh, job_dir / FILE)
+
+
+def _text_of(known: dict[str, Any], nodes_text: str | None) -> bytes:
+    if nodes_text is None:
+        return json.dumps(known).encode()
+    rest = json.dumps({name: said for name, said in known.items() if name != "nodes"})
+    return f'{{"nodes": {nodes_text}, {rest[1:]}'.encode()
 
 
 def read_node_safety(memory: Memory, job_dir: Path) -> dict[str, Any] | None:

@@ -130,6 +130,7 @@ class Slot:
             self._region.close()
             raise
         self.path = path
+        self.is_there = self._region.is_there  # whether `path` still leads to this file
         self.manifest_capacity = len(self._region.view) - self._manifest_at
         # a page that was parsed or written here, and what it says
         self._known: tuple[bytes, SlotHeader] | None = None
@@ -230,8 +231,12 @@ class Slot:
         self._write(self._blank()._replace(state=SlotState.WRITING, **who))
 
     def part(self, part: Part, header: SlotHeader) -> memoryview:
-        """The bytes of an object as `header` gives its size; of the header, the page."""
+        """The bytes of an object as `header` gives its size; of the header, the page. META lies in
+        three places: of that it is a copy."""
         match part:
+            case Part.META:
+                small = (Part.HEADER, Part.TABLE, Part.MANIFEST)
+                return memoryview(b"".join([self.part(part, header) for part in small]))
             case Part.HEADER:
                 at, nbytes = 0, PAGE_BYTES
             case Part.PAYLOAD:

@@ -7,6 +7,8 @@ last.
     <store>/step-000000001000/keepstep.json      the manifest: a checksum of every 4 MiB block
                                                  above, and of itself
 
+A fresh start writes into a directory of its own beside them: `runs.py`.
+
 Comes in: bytes under file names, and what is said about them. Goes out: checkpoints that exist, and
 bytes that were verified before they were handed out. Never knows what the bytes mean, never touches
 another step's directory.
@@ -41,6 +43,7 @@ from keepstep.edge.store.checked_file import (
     store_errors,
 )
 from keepstep.edge.store.manifest import FileSum, Manifest, manifest_from_bytes
+from keepstep.edge.store.runs import begin_run, newest_run, run_path
 from keepstep.errors import DamageError, StoreError
 
 MANIFEST = "keepstep.json"
@@ -89,10 +92,35 @@ class Store:
         else:
             root = str(fs._strip_protocol(os.fspath(url)))
         self._fs = fs
-        self._root = root.rstrip("/")
+        self._base = self._root = root.rstrip("/")
         self._local = isinstance(self._fs, LocalFileSystem)
         self._disk = self._root if self._local else ""  # whose room a full store tells
         self.block_bytes = block_bytes
+
+    def follow(self) -> Store:
+        """What follows is about the newest run in the store (`runs.py`), until this is said again.
+        Without it, about the first. Returns itself. Raises StoreError."""
+        self._root = run_path(self._base, newest_run(self._fs, self._base))
+        return self
+
+    @property
+    def run_directory(self) -> str:
+        """Of the run that it is about, below the store; empty for the first, which has none."""
+        directory: str = self._root[len(self._base) :]
+        return directory
+
+    def begin_run(self) -> str | None:
+        """Begin another run, unless the newest one has nothing yet, and follow it: where that is.
+        Raises StoreError."""
+        number = newest_run(self._fs, self._base)
+        self._root = run_path(self._base, number)
+        if not self._steps():
+            return None
+        begun = self._root = begin_run(self._fs, self._base, number + 1)
+        with store_errors(f"beginning {begun}", self._disk):
+            for path in (begun, self._base):
+                self._sync_directory(path)
+        return begun
 
     def url(self, step: int) -> str:
         """The checkpoint's directory, as `torch.distributed.checkpoint` takes it for
@@ -136,7 +164,7 @@ class Store:
     def usable(self) -> tuple[list[int], dict[int, str]]:
         """See `ports.Checkpoints`. Raises StoreError, too, when there is no usable one and what
         there is could not be read, or is damaged: that is not a store without checkpoints."""
-        listing = self.list_checkpoints()
+        listing = self.follow().list_checkpoints()
         lost = listing.unreadable | listing.damaged
         if lost and not listing.checkpoints:
             raise StoreError(f"{listing.broken[max(lost)]}. Mend it, or name another store")

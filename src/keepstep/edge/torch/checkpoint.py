@@ -24,7 +24,7 @@ from keepstep.edge.torch.tree import local_part, named_tensors
 def load(url: str, step: int, rank: int, world_size: int, protected: Protected) -> list[str]:
     """Load checkpoint `step`. Returns remarks. Raises DamageError, StoreError, LayoutError; changes
     nothing when it raises."""
-    store = Store(url)
+    store = Store(url).follow()
     about = store.read_manifest(step).fingerprint
     check_kinds(protected, about)
     parts = protected.parts()

@@ -24,7 +24,7 @@ SHOWN_PARAMETERS = 3
 
 THREE_WAYS = (
     "Nothing is loaded and nothing is lost. Make the program as it was, or use another job name, "
-    "or start over with --fresh"
+    "or start over with KEEPSTEP_FRESH=1"
 )
 
 

@@ -21,7 +21,7 @@ class StoreMeetingPlaces:
         self._store = None  # the one before gives its port back
         try:
             self._store = host_store((host, port))
-        except DistError as error:
+        except (OSError, DistError) as error:
             raise MeetingError(
                 "expected to be able to make a place for the ranks to meet at "
                 f"{host}:{port}, found {first_line(error)}"

@@ -1,6 +1,7 @@
 """Opening lines: what a training tells a person when it begins.
 
-Comes in: what is protected, and where all have agreed to begin. Goes out: two sentences.
+Comes in: what is protected, and where all have agreed to begin. Goes out: a
+sentence each.
 """
 
 from __future__ import annotations
@@ -29,4 +30,14 @@ def position_line(resumed: StateOffered | None, lost_steps: int) -> str:
     return (
         f"goes on with the run before: resumed step {resumed.step} from {resumed.source}, {lost}: "
         f"{resumed.why}"
+    )
+
+
+def unserved_line(metrics_port: int | None, has_agent: bool) -> str:
+    """Of metrics that were asked for where nobody serves them; empty when that is not so."""
+    if metrics_port is None or has_agent:
+        return ""
+    return (
+        f"metrics_port {metrics_port} does nothing here: an agent serves metrics, and this process "
+        "has none. Start it with `keepstep run`"
     )

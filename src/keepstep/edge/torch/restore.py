@@ -141,7 +141,7 @@ def _attempt(name: str, load: Callable[[], None]) -> None:
         raise LayoutError(
             f"{name}: its load_state_dict does not take what its state_dict gave: "
             f"{type(error).__name__}: {error}. The snapshot is kept; mend the program, or use "
-            "another job name, or start over with --fresh"
+            "another job name, or start over with KEEPSTEP_FRESH=1"
         ) from error
 
 

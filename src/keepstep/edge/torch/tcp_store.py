@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -159,10 +160,34 @@ def meet_embedded(
 
 
 def host_store(endpoint: Endpoint) -> TCPStore:
-    """A fresh store of this process; port 0: a free one. Raises torch's DistError."""
+    """A fresh store of this process; port 0: a free one. Raises OSError, torch's DistError.
+
+    At an address it listens there alone. At a name it listens everywhere: what a machine calls
+    itself may be loopback to it, and something else to others.
+    """
+    host, port = endpoint
+    fd = None
+    if _is_address(host):
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.create_server((host, port), family=family) as listening:
+            port = listening.getsockname()[1]
+            fd = listening.detach()  # the store's from now on
     return TCPStore(
-        *endpoint, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=60),
+        master_listen_fd=fd,
     )
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def is_local(host: str) -> bool:
@@ -208,7 +233,13 @@ def join_store(endpoint: Endpoint, within_s: float) -> TCPStore:
 def _host(endpoint: Endpoint) -> TCPStore | None:
     try:
         return host_store(endpoint)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return None  # another agent of this machine was quicker
+        raise MeetingError(
+            f"--rdzv-endpoint: expected to listen at {in_words(endpoint)}, found {error.strerror}"
+        ) from error
     except DistNetworkError as error:
         if f"code: -{errno.EADDRINUSE}" in str(error):
-            return None  # another agent of this machine was quicker
+            return None
         raise

@@ -31,7 +31,7 @@ class CanStay:
 
 @dataclass(frozen=True, slots=True)
 class CannotStay:
-    """It cannot after all, and ends."""
+    """It cannot after all: it ends, or its loop is over."""
 
     KIND: ClassVar[str] = "unable"
     rank: Rank

@@ -169,11 +169,14 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Listen to the keepers of other nodes at this address; port 0: at any free one."""
+    """Listen to the keepers of other nodes at this address; port 0: at any free one. `after`: the
+    incarnation of the keeper before, which this one's is to be newer than, whatever the clock
+    says."""
 
     KIND: ClassVar[str] = "listen"
     host: Text
     port: Port
+    after: Count = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,11 +50,11 @@ class InventoryReport:
     parities: tuple[HeldParity, ...]
 
 
-class RankReport(NamedTuple):
-    """One rank's snapshots: sealed, being written, and proven by all their holders; and the newest
-    step about which the rank has decided."""
+class RanksReport(NamedTuple):
+    """The snapshots of each of these ranks, which are alike: sealed, being written, and proven by
+    all their holders; and the newest step about which the rank has decided."""
 
-    rank: Rank
+    ranks: tuple[Rank, ...]
     sealed: tuple[Stamp, ...]
     pending: Stamp | None
     decided_step: StepNumber
@@ -80,7 +80,7 @@ class NodeReport:
     snapshot_bytes: Count
     free_bytes: Count
     hindered: Sentence
-    ranks: tuple[RankReport, ...]
+    ranks: tuple[RanksReport, ...]
     span_steps: Count = 1
 
 
@@ -375,6 +375,17 @@ class LinkGoodbye:
 SnapshotMessage = (
     CopyOffer | CopyAccepted | CopyDeclined | CopyAcked | CopyUnavailable | FetchRanges
 )
+
+
+@dataclass(frozen=True, slots=True)
+class SeveralMessages:
+    """What was said about several snapshots at one time, in order."""
+
+    KIND: ClassVar[str] = "several"
+    mesh_version: Count
+    messages: tuple[SnapshotMessage, ...]
+
+
 MeshMessage = (
     InventoryReport
     | NodeReport
@@ -383,6 +394,7 @@ MeshMessage = (
     | SafetyWord
     | AllEnded
     | SnapshotMessage
+    | SeveralMessages
     | VoteWord
     | CheckpointWord
 )

@@ -233,6 +233,9 @@ class Agent:
     def rank_regrouped(self) -> None:
         self._group.rank_regrouped()
 
+    def rank_cannot_stay(self, rank: int) -> None:
+        self._group.rank_cannot_stay(rank)
+
     def rank_suspects(self, rank: int, why: str) -> None:
         told = f"rank {rank} lost a connection: {why}; that alone does not say that a rank is lost"
         self._world.journal.record("suspicion", told, rank=rank)

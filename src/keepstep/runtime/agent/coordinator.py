@@ -84,6 +84,7 @@ class Coordinator:
         self._presence = presence
         self._judged = self._new_judgement(-1)
         self._here: str | None = None  # what this agent last said at a roll call
+        self._is_called: bool | None = None  # the roll, as was read in this beat; None: not read
         self._task = Task(self._live(), _over, self._failed)
 
     def close(self) -> None:
@@ -103,6 +104,7 @@ class Coordinator:
 
     async def _beat(self, presence: Presence) -> None:
         led = self._leadership.term if self._leadership.leads else 0
+        self._is_called = None
         await self._handle(LookDue(presence.name, presence.place >= 0), presence)
         if presence.place >= 0:
             await self._answer_call(presence)
@@ -127,11 +129,10 @@ class Coordinator:
         match action:
             case ReadRegister() | SwapRegister():
                 asked_ns = self._clock.monotonic_ns()
-                lease = (
-                    await self._record.lease()
-                    if isinstance(action, ReadRegister)
-                    else await self._record.swap_lease(action.expected, action.lease)
-                )
+                if isinstance(action, ReadRegister):
+                    lease, self._is_called = await self._record.look(presence.attempt)
+                else:
+                    lease = await self._record.swap_lease(action.expected, action.lease)
                 found = RegisterFound(lease, asked_ns)
                 for further in self._leadership.handle(found, self._clock.monotonic_ns()):
                     await self._carry_out(further, presence)
@@ -168,7 +169,9 @@ class Coordinator:
 
     async def _answer_call(self, presence: Presence) -> None:
         attempt, place = presence.attempt, presence.place
-        if (await self._record.marks(attempt, "call"))[0] is not None:
+        if self._is_called is None:  # who coordinates has not read it
+            self._is_called = (await self._record.marks(attempt, "call"))[0] is not None
+        if self._is_called:
             text = f"{self._leadership.who} {self._clock.monotonic_ns()}"
             self._here = await self._record.say_here(attempt, place, self._here, text)
 

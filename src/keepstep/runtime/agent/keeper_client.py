@@ -140,7 +140,8 @@ class AgentKeeperClient:
 
     def _listen(self, host: str, port: int) -> None:
         if self._box is not None:
-            self._box.send(Listen(host, port))
+            after = 0 if self.listens is None else self.listens.incarnation
+            self._box.send(Listen(host, port, after))
 
     def _listening(self, answer: Listening) -> None:
         self.listens = answer

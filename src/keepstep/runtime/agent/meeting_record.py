@@ -11,7 +11,8 @@ Invariant: a seat, a mark and a verdict of an attempt are the same for all who r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
 
 from keepstep.core.recovery.leader_lease import Lease
 from keepstep.core.wire.codec import Codec, NotAMessage
@@ -28,6 +29,13 @@ LEADER = "coordinator"
 CODEC: Codec[Any] = Codec([Arrival, Verdict, Opening, Failed, Lease])
 
 M = TypeVar("M")
+
+
+class Look(NamedTuple):
+    """Who coordinates, and whether the roll of an attempt is called."""
+
+    lease: Lease | None
+    is_called: bool
 
 
 class MeetingRecord:
@@ -119,9 +127,10 @@ class MeetingRecord:
 
     # -- the register of who leads
 
-    async def lease(self) -> Lease | None:
-        text = (await ask(self._kv.read, [LEADER]))[0]
-        return _decode(text, Lease) if text else None
+    async def look(self, attempt: int) -> Look:
+        """What every agent wants to know at every beat, in one question."""
+        lease, call = await ask(self._kv.read, [LEADER, *_marks(attempt, "call", [0])])
+        return Look(_decode(lease, Lease) if lease else None, call is not None)
 
     async def swap_lease(self, expected: Lease | None, lease: Lease) -> Lease | None:
         """What is there now: `lease`, if `expected` was there."""
@@ -142,13 +151,20 @@ def _encode(message: object) -> str:
     return CODEC.encode(message).decode()
 
 
+@lru_cache(maxsize=1 << 14)
+def _message(text: str) -> Any:
+    """Kept: whoever coordinates reads all seats of an attempt at every beat."""
+    return CODEC.decode(text.encode())
+
+
 def _decode(text: str, kind: type[M]) -> M:
     try:
-        message = CODEC.decode(text.encode())
+        message = _message(text)
     except NotAMessage as error:
         raise MeetingError(
-            f"another release of keepstep writes where the nodes meet: {error}"
-        ) from (error)
+            "where the nodes meet: expected words of this release without a signature, found "
+            f"others; set KEEPSTEP_SECRET on all nodes or on none: {error}"
+        ) from error
     if not isinstance(message, kind):
         found = type(message).__name__
         raise MeetingError(f"where the nodes meet: expected {kind.__name__}, found {found}")

@@ -67,7 +67,7 @@ class Metrics:
             for p in living
         ]
         clock = self._clock
-        now_ns = self._ledger.axis.place(clock.wall_ns(), clock.monotonic_ns())
+        now_ns = self._ledger.axis.place(clock.wall_ns(), clock.monotonic_ns(), clock.boot())
         return Reading(
             job=self._job,
             ranks=ranks,

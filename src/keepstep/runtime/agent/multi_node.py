@@ -37,6 +37,7 @@ from keepstep.runtime.agent.coordinator import Coordinator, Presence
 from keepstep.runtime.agent.evidence_board import EvidenceBoard
 from keepstep.runtime.agent.meeting_record import CALLED_OFF, MeetingRecord
 from keepstep.runtime.agent.rendezvous import Formed, JoinRequest, RendezvousHearer
+from keepstep.runtime.agent.signed_kv import SignedKV
 from keepstep.runtime.agent.tasks import Answer, Task, sleep
 from keepstep.runtime.agent.world import AgentOptions, AgentWorld
 
@@ -70,6 +71,7 @@ class MultiNode:
         self._wanted: Answer[JoinRequest] | None = None
         self.follows = -1  # the attempt in which this node's agent was killed
         self._meeting: _Meeting | None = None
+        self._strange_keys: set[str] = set()
         self._is_closed = False
         self._opening = world.open_kv(self._opened, self._lost, self._lost)
 
@@ -118,7 +120,26 @@ class MultiNode:
     # -- what the meeting brings
 
     def _opened(self, kv: KV) -> None:
+        secret, journal = self._options.secret, self._world.journal
+        if secret is None:
+            journal.record(
+                "no-secret",
+                "this job has no secret: whoever reaches its meeting point can read, stop or join "
+                "it; set KEEPSTEP_SECRET to the same value on all nodes where others can",
+                WARNING,
+            )
+        else:
+            kv = SignedKV(kv, secret, self._world.timers, self._refused)
         self._meeting = _Meeting(self._world, self._options, self._launch, kv, self)
+
+    def _refused(self, key: str) -> None:
+        if key not in self._strange_keys:
+            self._strange_keys.add(key)
+            why = (
+                f"what stands at {key} where the nodes meet does not count: it was not written "
+                "with this job's secret"
+            )
+            self._world.journal.record("stranger-refused", why, WARNING)
 
     def _lost(self, why: str) -> None:
         self.failed(MeetingError(why))
@@ -280,9 +301,10 @@ class _Meeting:
         """The last word about the job."""
         await self._open()
         request = await self._owner.next_request()
-        if (last := await self._last_word()) is not None:
-            return last
-        number, before = await self._catch_up(request)
+        newest = await self._newest(await self._end_left_attempt(request))
+        if isinstance(newest, Verdict):
+            return newest
+        number, before = newest
         waits_ns = FIRST_NS if number and self._owner.follows < 0 else 0
         while True:
             self._come_from(_keeper_of(request))
@@ -346,38 +368,35 @@ class _Meeting:
             newest_version=newest,
         )
 
-    async def _last_word(self) -> Verdict | None:
-        """With which the job has ended after this node's agent was killed; None when it has not.
+    async def _end_left_attempt(self, request: JoinRequest) -> int:
+        """An agent of this node that was killed has left an attempt that only this agent can end.
 
-        Only who follows another agent can tell: to anybody else it is the end of an earlier run.
+        Returns the attempt since which this node has a part in the job, -1 when it has none.
         """
-        number = self._owner.follows
-        if number < 0:
-            return None
-        while (verdict := await self._record.verdict(number)) is not None:
-            if verdict.outcome != "again":
-                return verdict
-            number += 1
-        return None
-
-    async def _catch_up(self, request: JoinRequest) -> tuple[int, _Before]:
-        """The attempt that is to come or under way, and what was said about the one before it.
-
-        An agent of this node that was killed has left one that only this agent can end.
-        """
-        number, before = await self._newest()
+        follows = self._owner.follows
+        newest = await self._newest(follows)
+        if isinstance(newest, Verdict):
+            return follows
+        number, _ = newest
         keeper = _keeper_of(request)
         seats = await self._record.seats(number, self._launch.nodes)
         was_killed_there = has_seat(seats, keeper.host, keeper.port, keeper.incarnation)
-        if self._owner.follows == number or was_killed_there:
-            why = "the agent of a node was killed, and another one has taken over"
-            await self.say(number, Verdict("again", why, keep=True))
-            number, before = await self._newest()
-        return number, before
+        if follows != number and not was_killed_there:
+            return follows
+        why = "the agent of a node was killed, and another one has taken over"
+        await self.say(number, Verdict("again", why, keep=True))
+        return number
 
-    async def _newest(self) -> tuple[int, _Before]:
+    async def _newest(self, since: int) -> tuple[int, _Before] | Verdict:
+        """The attempt that is to come or under way, and what was said about the one before it.
+
+        Or the last word about the job, when it has ended in attempt `since` or a later one. To who
+        comes newly (-1) an end is that of an earlier run.
+        """
         number, before = 0, _Before()
         while (verdict := await self._record.verdict(number)) is not None:
+            if 0 <= since <= number and verdict.outcome != "again":
+                return verdict
             number, before = number + 1, _Before(verdict.keep, verdict.vacant)
         return number, before
 

@@ -25,6 +25,7 @@ from keepstep.edge.net.keepers import KeeperSocket
 from keepstep.edge.net.metrics_server import Exposition, Reading
 from keepstep.edge.os.clock import CLOCK
 from keepstep.edge.os.flock import is_held
+from keepstep.edge.os.job_directory import claim_job_dir
 from keepstep.edge.os.journal import FileJournal, JournalTail
 from keepstep.edge.os.loop import Loop
 from keepstep.edge.os.needs import check_needs
@@ -48,7 +49,6 @@ from keepstep.runtime.agent.world import AgentOptions, AgentWorld
 from keepstep.runtime.job_name import default_job
 from keepstep.runtime.keeper_search import KeeperSearches
 
-EVERYWHERE = "0.0.0.0"
 WORKERS = 4  # a look at ranks may hang; another one must not wait for it
 
 
@@ -64,6 +64,7 @@ def supervise(launch: Launch, config: Config, environ: Mapping[str, str]) -> int
             f"--nnodes {launch.min_nodes}:{launch.nodes}: expected a store (--store), since a job "
             "of another size resumes from a checkpoint, found none"
         )
+    claim_job_dir(settings.job_dir)
     rank_environ = {
         **replace(config, job=settings.job).to_env(),
         **handed_down,
@@ -139,7 +140,7 @@ class ServedMetrics:
 
     def __init__(self, settings: Settings) -> None:
         """Made before the first event that is to count."""
-        self._host = settings.host or EVERYWHERE
+        self._host = settings.metrics_host
         self._lock = threading.Lock()
         self._exposition: Exposition | None = None
         job_dir = settings.job_dir
@@ -154,7 +155,7 @@ class ServedMetrics:
         )
 
     def start(self, port: int) -> int:
-        """Serve on `port` of the node's `host` (0 chooses one): the port. Raises ConfigError."""
+        """Serve on `port` of `metrics_host` (0 chooses one): the port. Raises ConfigError."""
         self._exposition = Exposition(self._read, port, self._host)
         return self._exposition.port
 

@@ -126,6 +126,12 @@ class RankGroup:
             self._end_regroup()
             yield RegroupLate(gone, 0, self._world.clock.monotonic_ns())
 
+    def rank_cannot_stay(self, rank: int) -> None:
+        """Nobody waits any more for one that was to find its peers again."""
+        if self._regroup is not None and rank not in self._server.regrouped:
+            self._end_regroup()
+            self._late(RegroupLate((rank,), 0, self._world.clock.monotonic_ns()))
+
     def rank_has_state(self) -> None:
         """A rank that was started is through with its beginning."""
         took_ns = self._world.clock.monotonic_ns() - self._started_ns

@@ -40,6 +40,9 @@ class RankHearer(Protocol):
 
     def rank_regrouped(self) -> None: ...
 
+    def rank_cannot_stay(self, rank: int) -> None:
+        """It will not be among its peers again, should one be lost."""
+
     def rank_suspects(self, rank: int, why: str) -> None: ...
 
     def standby_ready(self, pid: int) -> bool:
@@ -80,9 +83,10 @@ class RankServer:
                 self._hearer.rank_has_state()
             case CanStay():
                 self._can_stay.add(pid)
-            case CannotStay():
+            case CannotStay(rank=rank):
                 self._can_stay.discard(pid)
                 self._joining.discard(pid)
+                self._hearer.rank_cannot_stay(rank)
             case TrainingEnded():
                 self._ended.add(pid)
             case Regrouped(rank=rank):

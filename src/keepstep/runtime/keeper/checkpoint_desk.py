@@ -128,6 +128,10 @@ class CheckpointDesk:
         """See `Checkpointing`."""
         self._checkpointing.resumed_from_store(step)
 
+    def began_afresh(self) -> None:
+        """See `Checkpointing`."""
+        self._checkpointing.began_afresh()
+
     # -- other nodes
 
     def join_mesh(self, nodes: CheckpointNodes) -> None:

@@ -150,6 +150,10 @@ class Checkpointing:
         """Everybody stands on this checkpoint: it need not be written again."""
         self._newest = step
 
+    def began_afresh(self) -> None:
+        """What is known to be in the store is of another run."""
+        self._newest = None
+
     # -- leading
 
     def advance(self, holdings: Sequence[Holding], world_size: int | None, anybody: bool) -> None:

@@ -13,6 +13,7 @@ Invariant: no message ends the keeper, whatever it says; an implausible one is r
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from keepstep.config import Settings
@@ -100,7 +101,7 @@ class Keeper:
         # ranks whose last life told of an error, until all train again
         self._failed: set[int] = set()
         self._agent: Box | None = None
-        self._page_changed = False  # of a rank here, since the last look
+        self._changed: set[int] = set()  # ranks here whose page tells more since the last look
         self._finish: Finish | None = None  # once the job is over
         # who is to hear that the memory is kept, once the last checkpoint is written
         self._kept_for: tuple[Box, MemoryKept] | None = None
@@ -125,10 +126,10 @@ class Keeper:
 
     def tick(self) -> bool:
         """What time brings, and what many have told. True when all is over: `close` then."""
-        if self._page_changed:
-            self._page_changed = False
+        if self._changed:
+            changed, self._changed = self._changed, set()
             if self.node is not None:
-                self.node.state.rank_changed()
+                self.node.state.ranks_changed(changed)
         self._scrubber.tick()
         self._write_checkpoints()
         self._tell_kept()
@@ -164,8 +165,8 @@ class Keeper:
                 self._resume.loaded(rank, offer)
             case StateUnusable(rank, offer, why, unread):
                 self._resume.failed(rank, offer, why, unread)
-            case PageChanged():
-                self._page_changed = True
+            case PageChanged(rank):
+                self._changed.add(rank)
             case WantCheckpoint(ticket, step, why):
                 self._checkpoints.ask(box, step, why, ticket)
             case Goodbye(rank, ok, why):
@@ -177,8 +178,8 @@ class Keeper:
                 self._agent_ended(box, ok, why)
             case RemoveMemory(why):
                 self._lifetime.memory_unwanted(why)
-            case Listen(host, port):
-                box.send(self._listen(host, port))
+            case Listen(host, port, after):
+                box.send(self._listen(host, port, after))
             case BeginMesh(mesh):
                 self._mesh_told(box, mesh)
             case CountTraffic():
@@ -293,11 +294,13 @@ class Keeper:
 
     # -- other nodes
 
-    def _listen(self, host: str, port: int) -> Listening | CannotListen:
+    def _listen(self, host: str, port: int, after: int) -> Listening | CannotListen:
         if self.inbox is None:
             link_dead_s = self._settings.link_dead_s
             try:
-                self.inbox = PeerInbox(self._world, self._job_hash, (host, port), link_dead_s)
+                self.inbox = PeerInbox(
+                    self._world, self._job_hash, (host, port), link_dead_s, after
+                )
             except KeeperError as error:
                 return CannotListen(str(error))
         host, port = self.inbox.address
@@ -396,16 +399,24 @@ class Keeper:
         """See `ResumeHost`."""
         return rank in self._failed
 
-    def list_store(self) -> None:
+    def list_store(self, begins_run: bool) -> None:
         """See `VoteHost`."""
-        self._world.workers.submit(self._list_store, self._resume.store_listed)
+        self._world.workers.submit(partial(self._list_store, begins_run), self._resume.store_listed)
 
-    def _list_store(self) -> StoreListing | str:
+    def _list_store(self, begins_run: bool) -> StoreListing | str:
         """What the store has, or why it cannot be read."""
-        if self._world.checkpoints is None:
+        checkpoints = self._world.checkpoints
+        if checkpoints is None:
             return "the job has no store"
         try:
-            steps, damaged = self._world.checkpoints.usable()
+            where = checkpoints.begin_run() if begins_run else None
+            if where is not None:
+                why = (
+                    "a fresh start was asked for: the checkpoints there are stay and are not taken "
+                    f"any more; those of this run go to {where}"
+                )
+                self._journal.record("run-begun", why, where=where)
+            steps, damaged = checkpoints.usable()
         except StoreError as error:
             return str(error)
         for step, why in damaged.items():
@@ -418,6 +429,8 @@ class Keeper:
         self._failed.clear()
         if source == "store":
             self._checkpoints.resumed_from_store(step)
+        elif source == "fresh":
+            self._checkpoints.began_afresh()
         if self.node is None:
             self._remove_other_ranks()
 

@@ -18,6 +18,7 @@ from keepstep.core.wire.conversations import KEEPER_WITH_NODE
 from keepstep.edge.net import boxes
 from keepstep.edge.net.tcp import interface_of
 from keepstep.edge.os.clock import CLOCK
+from keepstep.edge.os.job_directory import claim_job_dir, leave_arena
 from keepstep.edge.os.journal import FileJournal
 from keepstep.edge.os.keeper_settings import write_keeper_settings
 from keepstep.edge.os.loop import Loop
@@ -51,6 +52,7 @@ class KeeperProcess:
         undo.callback(self._journal.close)
         self._workers = Threads(WORKERS, self._post)
         undo.callback(self._workers.close)
+        claim_job_dir(settings.job_dir)
         lock_path = settings.job_dir / LOCK
         lock_fd = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         undo.callback(os.close, lock_fd)
@@ -142,6 +144,7 @@ class KeeperProcess:
         self._run.begin()
         self._loop.run(lambda: self._is_over)
         self._run.close()
+        leave_arena(self._settings.job_dir.parent)
 
 
 class StoredCheckpoints:
@@ -150,6 +153,12 @@ class StoredCheckpoints:
 
     def __init__(self, url: str) -> None:
         self._url = url
+
+    def begin_run(self) -> str | None:
+        """See `ports.Checkpoints`."""
+        from keepstep.edge.store.store import Store
+
+        return Store(self._url).begin_run()
 
     def usable(self) -> tuple[list[int], dict[int, str]]:
         """See `ports.Checkpoints`."""

@@ -38,15 +38,16 @@ from keepstep.model.messages.peers import (
 )
 from keepstep.model.restore_sources import RestoreSource
 from keepstep.model.snapshot import Stamp
-from keepstep.model.units import MS_NS
+from keepstep.model.units import MS_NS, counted
 from keepstep.ports import Clock, Journal
 
 
 class VoteHost(Protocol):
     """What the keeper does for the vote's leader."""
 
-    def list_store(self) -> None:
-        """Have the store listed; `store_listed` hears of it."""
+    def list_store(self, begins_run: bool) -> None:
+        """Have the store listed; `store_listed` hears of it. `begins_run`: all start over, and what
+        the store has is to be left behind before."""
 
     def newest_epoch(self) -> int:
         """That is on any page here."""
@@ -203,8 +204,8 @@ class VoteLeader:
                 case Refuse(why):
                     self._journal.record("restore-refused", why)
                     self._nodes.to_all(VoteRefused(why))
-                case ListStore():
-                    self._host.list_store()
+                case ListStore(begins_run):
+                    self._host.list_store(begins_run)
 
     def _offer(self, vote: Vote, offer: Offer) -> None:
         if offer.number != self._recorded:
@@ -243,8 +244,8 @@ class VoteLeader:
         reached = max(go.reached, min(self._completed.values(), default=-1))
         lost = max(0, reached - stamp.step)
         why = (
-            f"every rank has proven step {stamp.step} from {source}: {lost} completed steps lost, "
-            f"epoch {go.epoch} begins"
+            f"every rank has proven step {stamp.step} from {source}: "
+            f"{counted(lost, 'completed step')} lost, epoch {go.epoch} begins"
         )
         if source == "fresh" and lost == 0:
             why = f"every rank starts afresh: epoch {go.epoch} begins"

@@ -116,6 +116,7 @@ class Persister(Generic[D, V]):
 
     def _survey(self, attempt: CheckpointAttempt, node: int) -> Acts[ActDone]:
         self.give_up()
+        self._store.follow()
         yield
         step = attempt.stamp.step
         slots = pin(self._memory, self._job_dir, attempt.stamp, attempt.ranks_of(node))

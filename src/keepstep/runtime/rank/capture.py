@@ -216,19 +216,21 @@ class Capture:
 
     def _plan(self, each_bytes: int) -> memory_budget.SlotPlan:
         who, options = self._who, self._options
-        own = sum(slot.capacity for slot in self._slots) * who.local_world_size
-        there = own + self._held_bytes()
+        memory = self._world.memory
+        paths = [slot_path(options.job_dir, who.rank, i) for i in range(len(self._slots))]
+        own = sum(memory.size(path) for path in paths) * who.local_world_size
         policy = parse_policy(options.redundancy)
         return memory_budget.plan(
             each_bytes,
             who.local_world_size,
-            self._world.memory.free_bytes(options.arena_dir) + there,
-            self._world.available_bytes() + there,
+            memory.free_bytes(options.arena_dir),
+            self._world.available_bytes(),
             options.slots,
             options.has_store,
             str(options.arena_dir),
             held=memory_budget.held_slots(policy) if who.has_many_nodes else 0.0,
             many_nodes=who.has_many_nodes,
+            there_bytes=own + self._held_bytes(),
         )
 
     def _held_bytes(self) -> int:
@@ -257,31 +259,34 @@ class Capture:
 
     # -- a step boundary
 
-    def boundary(self, stamp: Stamp, loss: object, is_last: bool = False) -> bool:
-        """A step has ended: capture its state, or skip it and count. The trainer goes on when its
-        executor has nothing left to do. `loss`: a number, or something that `float` takes.
-        `is_last`: no step follows, so it is this one's turn whatever the period.
+    def boundary(self, stamp: Stamp, loss: object, step_ns: int = 0, is_last: bool = False) -> bool:
+        """A step has ended, which took `step_ns`: capture its state, or skip it and count; the page
+        tells both at once. The trainer goes on when its executor has nothing left to do. `loss`: a
+        number, or something that `float` takes. `is_last`: no step follows, so it is this one's
+        turn whatever the period.
 
         Whether its capture has begun."""
         self.passed()
+        told = {"completed_step": stamp.step, "step_ns_last": step_ns}
         self._tell_span(stamp.step)
         seen = self._commit_view.look(stamp.epoch)
         decision = self._decide(stamp.step, seen)
         if isinstance(decision, Skip):
-            self._skip(stamp.step, decision.why)
+            self._skip(stamp.step, decision.why, **told)
             return False
         if not (is_last or is_due(stamp.step, seen.period_steps)):
-            self._skip(stamp.step, f"captures take up to {seen.period_steps} steps on some rank")
+            why = f"captures take up to {seen.period_steps} steps on some rank"
+            self._skip(stamp.step, why, **told)
             return False
         index = decision.slot
         slot = self._slots[index]
         if not slot.lock(exclusive=True):
-            self._skip(stamp.step, f"slot {index} is pinned by a reader at this moment")
+            self._skip(stamp.step, f"slot {index} is pinned by a reader at this moment", **told)
             return False
         self._cadence.begins(stamp.step)
         who = self._who
         slot.begin(who.job_hash, who.rank, who.world_size, self.incarnation, stamp)
-        self._set_view(index, SlotView(SlotState.WRITING, stamp), decided_step=stamp.step)
+        self._set_view(index, SlotView(SlotState.WRITING, stamp), decided_step=stamp.step, **told)
         self._world.trainer.act(
             _guarded(self._begin(index, stamp)),
             lambda begun: self._begun(index, stamp, begun, loss),
@@ -313,10 +318,10 @@ class Capture:
             return view
         return view._replace(pinned=True)
 
-    def _skip(self, step: int, why: str) -> None:
+    def _skip(self, step: int, why: str, **told: object) -> None:
         self._skipped_steps += 1
         count = self._skipped_steps
-        self._page.publish(decided_step=step, skipped_steps=count)
+        self._page.publish(decided_step=step, skipped_steps=count, **told)
         self._on_change()
         if count % SKIPS_PER_LINE == 1:
             why = f"step {step} is not captured: {why} ({count} skipped so far)"

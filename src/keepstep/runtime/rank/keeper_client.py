@@ -139,7 +139,7 @@ class KeeperClient:
                 self.begin_mesh(replace(mesh, members=members))
             self._introduce()
 
-        self.listen_at(me.host, me.port, listening)
+        self.listen_at(me.host, me.port, listening, after=me.incarnation)
 
     def _introduce(self) -> None:
         if self._join is None:
@@ -151,11 +151,13 @@ class KeeperClient:
 
     # -- without an agent: who the other nodes are
 
-    def listen_at(self, host: str, port: int, then: Callable[[Listening | str], None]) -> None:
+    def listen_at(
+        self, host: str, port: int, then: Callable[[Listening | str], None], after: int = 0
+    ) -> None:
         """Have the keeper listen to other nodes there; port 0: at a free one. `then` hears where it
-        does, or why it cannot."""
+        does, or why it cannot. `after`: the incarnation of the keeper before."""
         self._listening = then
-        asked = Listen(host, port)
+        asked = Listen(host, port, after)
         self._send(asked)
 
         def late() -> None:

@@ -33,12 +33,13 @@ from keepstep.model.messages.agent_rank import RegroupAt
 from keepstep.model.messages.keeper_rank import CheckpointDone, StateOffered
 from keepstep.model.rhythm import NO_STEP
 from keepstep.model.snapshot import Phase, Stamp
-from keepstep.model.units import S_NS, human_ns
+from keepstep.model.units import S_NS, counted, human_ns
 from keepstep.ports import StateCopy
 from keepstep.runtime.rank.capture import Capture
 from keepstep.runtime.rank.commit_view import LeadersWord, PagesOfOneNode
 from keepstep.runtime.rank.joining import Joined
 from keepstep.runtime.rank.keeper_client import Answered
+from keepstep.runtime.rank.periodic_checkpoints import PeriodicCheckpoints
 from keepstep.runtime.rank.regroup import Regroup
 from keepstep.runtime.rank.resumption import Resumption, attempted
 from keepstep.runtime.rank.wanted_checkpoint import WantedCheckpoint
@@ -97,7 +98,9 @@ class Rank:
         self._resumed_ns: int | None = None  # until the first step after a restore is done
         self._stall_ns_total = 0
         self._stall_ns_last = 0
-        self._stored_step = -1  # the newest that this rank knows to be in the store
+        self._checkpoints = PeriodicCheckpoints(
+            options, world.journal, who.rank == 0, self._keeper.persist
+        )
         self.resumed: StateOffered | None = None  # what all stand on since the last vote
         self.lost_steps = 0  # completed, and to be done again, since then
         self.plan = ""  # the memory for snapshots, in words
@@ -287,21 +290,11 @@ class Rank:
                 self._regroup.check_update()
             return False
         step = self.step = self.step + 1
-        self._page.publish(completed_step=step, step_ns_last=step_ns)
-        if self._capture.boundary(Stamp(step, self.epoch), loss, is_last):
+        if self._capture.boundary(Stamp(step, self.epoch), loss, step_ns, is_last):
             self.captured_step = step
-        every = self._options.persist_every_steps
-        if self._options.has_store and every and (step + 1) % every == 0 and self._who.rank == 0:
-            self._keeper.persist(step, f"every {every} steps", self._answered)
+        self._checkpoints.completed(step, loss)
         self._tell_first_step(step)
         return True
-
-    def _answered(self, done: CheckpointDone) -> None:
-        """What became of a checkpoint that the training does not wait for."""
-        if done.ok and done.step is not None:
-            self._stored_step = max(self._stored_step, done.step)
-        elif not done.ok:
-            self._world.journal.record("not-stored", f"no checkpoint: {done.why}", ERROR)
 
     def _tell_first_step(self, step: int) -> None:
         since_ns, self._resumed_ns = self._resumed_ns, None
@@ -313,6 +306,7 @@ class Rank:
     def end_steps(self, then: Callable[[], None]) -> None:
         """The loop is over; `then` is called when its last step is sealed."""
         self._world.groups.profile_step(NO_STEP)
+        self._regroup.loop_over()
 
         def drained() -> None:
             self.announce(Phase.DONE, self.step)
@@ -416,7 +410,7 @@ class Rank:
 
         def persisted(done: CheckpointDone) -> None:
             if done.ok and done.step is not None:
-                self._stored_step = done.step
+                self._checkpoints.stored(done.step)
             if done.ok:
                 self._say_goodbye(True, why)
                 return
@@ -438,8 +432,8 @@ class Rank:
         captured, skipped, torn = self._capture.counts
         stall_ns = self._stall_ns_total // max(1, captured + skipped + torn)
         why = (
-            f"{captured} steps captured, {skipped} skipped, {torn} torn; the trainer waited "
-            f"{human_ns(stall_ns)} a step; {self._stored()}"
+            f"{counted(captured, 'step')} captured, {skipped} skipped, {torn} torn; the trainer "
+            f"waited {human_ns(stall_ns)} a step; {self._checkpoints.words()}"
         )
         if not ok and self.step >= 0:
             why += (
@@ -454,13 +448,6 @@ class Rank:
             skipped_steps=skipped,
             torn_steps=torn,
         )
-
-    def _stored(self) -> str:
-        if not self._options.has_store:
-            return "no store"
-        if self._stored_step < 0:
-            return "nothing stored"
-        return f"the newest checkpoint is of step {self._stored_step}"
 
     def released(self) -> None:
         if self.stage is Stage.ENDING:

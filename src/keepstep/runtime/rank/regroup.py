@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from keepstep.errors import PeerLost
+from keepstep.model.events import WARNING
 from keepstep.model.messages.agent_rank import RegroupAt
 from keepstep.model.units import S_NS, human_ns
 from keepstep.runtime.rank.agent_client import AgentClient
@@ -74,6 +75,19 @@ class Regroup:
         """Whether a body that has just been left is a completed step: no peer is lost, or it came
         to its end with what its peers gave, whatever became of them since."""
         return not self.is_lost or (entered and ended and not self._groups.is_worthless)
+
+    def loop_over(self) -> None:
+        """No body follows that could be done again: should a peer be lost now, all start anew at
+        once. The next `with step`, of another loop, takes it back."""
+        if self.is_lost:
+            why = (
+                f"{self._why}; rank {self._rank} is past its loop, so all ranks start anew from "
+                "memory"
+            )
+            self._world.journal.record("refused", why, WARNING, rung="regroup", why=why)
+        if self._can_stay:
+            self._can_stay = False
+            self._agent.cannot_stay()
 
     def check_update(self) -> None:
         """Before an optimizer steps. Raises PeerLost."""

@@ -154,5 +154,5 @@ def _changed_by_program(stamp: Stamp, wrong: Sequence[str]) -> str:
         f"the snapshot of {stamp} is intact, and after loading it {len(wrong)} of its tensors are "
         f"not as saved: {shown}{more}. Something in the program changes them as they load (a load "
         "hook, a load_state_dict of its own). The snapshot is kept: mend that, or use another job "
-        "name, or start over with --fresh"
+        "name, or start over with KEEPSTEP_FRESH=1"
     )

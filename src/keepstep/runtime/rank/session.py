@@ -26,6 +26,7 @@ from keepstep.edge.net.keepers import KeeperSocket
 from keepstep.edge.os.clock import CLOCK
 from keepstep.edge.os.error_file import write_error_file
 from keepstep.edge.os.exit import exit_with
+from keepstep.edge.os.job_directory import claim_job_dir
 from keepstep.edge.os.journal import FileJournal
 from keepstep.edge.os.machine import address_towards, available_bytes
 from keepstep.edge.os.needs import check_needs
@@ -38,7 +39,7 @@ from keepstep.edge.torch.job_data import JobData
 from keepstep.edge.torch.live_state import TorchState
 from keepstep.edge.torch.loader import Loader
 from keepstep.edge.torch.membership import membership
-from keepstep.edge.torch.opening_lines import position_line, protected_line
+from keepstep.edge.torch.opening_lines import position_line, protected_line, unserved_line
 from keepstep.edge.torch.process_groups import TorchGroups, gather_objects, process_group
 from keepstep.edge.torch.state import Protected
 from keepstep.errors import ConfigError, KeepstepError, StoreError, UnsavedError
@@ -58,6 +59,7 @@ from keepstep.runtime.rank.world import RankIdentity, RankOptions, RankWorld
 CAPTURE_NICE = 5  # the trainer computes first
 PREEMPTED_WITHIN_S = 600.0
 LAST_STEP_WITHIN_S = 60.0
+LAST_STEP_TOLD_S = 5.0
 LAST_STEP_AGAIN_S = 0.01  # what is waited for may be another rank's, which nobody tells
 
 _current: Job | None = None
@@ -120,9 +122,11 @@ def protect(
     check_rules(settings.keep)  # a wrong rule is an error now, not at the first checkpoint
     check_needs(settings)
     who = identity_of(settings.job, settings.arena_dir, os.environ, process_group(), gather_objects)
+    protected = Protected.of(stateful, settings.lazy)
+    claim_job_dir(settings.job_dir)
     journal = FileJournal(settings.journal_path, f"rank {who.rank}")
     speak_of_training(settings.log, speaks=who.rank == 0)
-    _current = Job(settings, who, Protected.of(stateful, settings.lazy), journal)
+    _current = Job(settings, who, protected, journal)
     return _current
 
 
@@ -199,6 +203,9 @@ class Job:
             self._journal.record("protected", what)
             where = position_line(rank.resumed, rank.lost_steps)
             self._journal.record("goes-on", where, step=rank.step)
+            unserved = unserved_line(self.settings.metrics_port, self._world.has_agent)
+            if unserved:
+                self._journal.record("no-metrics", unserved, WARNING)
         return rank
 
     def _wait_until_ready(self, rank: Rank) -> None:
@@ -298,10 +305,18 @@ class Job:
 
     def _wait_for_room(self) -> None:
         """The last step is not skipped: wait until there is a slot for it."""
-        deadline_s = time.monotonic() + LAST_STEP_WITHIN_S
-        while time.monotonic() < deadline_s:
+        began_s, is_told = time.monotonic(), False
+        while (waited_s := time.monotonic() - began_s) < LAST_STEP_WITHIN_S:
             if self._driver.call(self._rank.may_end_last_step):
                 return
+            if waited_s >= LAST_STEP_TOLD_S and not is_told:
+                is_told = True
+                why = (
+                    f"the last step, {self.step + 1}, waits for a free slot: other ranks have not "
+                    f"captured what this one has. After {LAST_STEP_WITHIN_S:.0f} s it goes on "
+                    "without"
+                )
+                self._journal.record("last-step-waits", why, WARNING, step=self.step + 1)
             self._driver.wait(lambda: False, LAST_STEP_AGAIN_S)
 
     def _drain(self, ask: Callable[[Callable[[], None]], None], within_s: float) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from keepstep.config import Settings
+from keepstep.core.economics.retention import asks_for
 from keepstep.model.messages.agent_rank import RegroupAt
 from keepstep.model.snapshot import Phase
 from keepstep.ports import (
@@ -60,6 +61,7 @@ class RankOptions:
     redundancy: str
     has_store: bool
     persist_every_steps: int
+    keeps_by_loss: bool  # a rule of retention asks for the loss
     shows_profile: bool  # its collectives' use of the network, to the keeper
     grace_s: float  # so long memory is kept after a failing end
     fresh_run: str | None  # the run that is to start over; None: go on with what there is
@@ -74,6 +76,7 @@ class RankOptions:
             redundancy=settings.redundancy,
             has_store=settings.store is not None,
             persist_every_steps=settings.persist_every_steps,
+            keeps_by_loss=asks_for("loss", settings.keep),
             shows_profile=settings.interleave == "auto",
             grace_s=settings.grace_s,
             fresh_run=run if settings.fresh else None,

@@ -8,20 +8,59 @@ rest is asked for. Everything but blocks happens in the keeper's loop.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection
+from typing import NamedTuple
 
 from keepstep.edge.shm.slot import Slot
 from keepstep.errors import DamageError
 from keepstep.model.messages.peers import CopyOffer
 from keepstep.model.snapshot import Stamp
+from keepstep.model.units import MIB
 from keepstep.model.wire import BlockRange
 from keepstep.runtime.keeper_world import KeeperWorld
-from keepstep.runtime.replication.dedup import older_copy, take_unchanged
+from keepstep.runtime.replication.dedup import OlderCopy, older_copy, take_unchanged
 from keepstep.runtime.replication.held import HeldSnapshots
 from keepstep.runtime.replication.holder_replies import HolderReplies
 from keepstep.runtime.replication.mesh_links import MeshLinks
-from keepstep.runtime.replication.receive import IncomingSnapshot, in_runs
+from keepstep.runtime.replication.receive import IncomingSnapshot, copy_ranges_of, in_runs
 from keepstep.runtime.replication.slot_room import SlotRoom
+
+BATCH_BYTES = 64 * MIB  # of payload, compared in one go
+
+
+class _Arrived(NamedTuple):
+    """A snapshot whose table is here. `older`: the newest copy of that rank that rests here."""
+
+    offer: CopyOffer
+    incoming: IncomingSnapshot
+    older: OlderCopy | None
+
+
+class _Batch:
+    """Snapshots that are compared in one go. Their tables come together, for ranks of a node seal
+    together; what follows of small ones goes out together too. Large ones have a worker each."""
+
+    def __init__(self, *arrived: _Arrived) -> None:
+        self._lock = threading.Lock()
+        self._waiting = list(arrived)
+        self._is_over = not arrived
+
+    def join(self, arrived: _Arrived) -> bool:
+        """Whether it is compared with these; not when they are being compared, or are many
+        bytes."""
+        with self._lock:
+            nbytes = sum(one.offer.payload_bytes for one in (*self._waiting, arrived))
+            is_taken = not self._is_over and nbytes <= BATCH_BYTES
+            if is_taken:
+                self._waiting.append(arrived)
+            return is_taken
+
+    def take(self) -> list[_Arrived]:
+        """All of them; nothing joins them any more. From any thread."""
+        with self._lock:
+            self._is_over = True
+            return self._waiting
 
 
 class CopyHolder:
@@ -41,6 +80,7 @@ class CopyHolder:
         self._receiving: dict[int, IncomingSnapshot] = {}  # by rank: one snapshot at a time
         # of those, which are being filled from what this node has itself
         self._comparing: dict[int, Stamp] = {}
+        self._batch = _Batch()
 
     def offered(self, offer: CopyOffer) -> None:
         """An owner wants a copy of its rank's snapshot kept here."""
@@ -73,6 +113,7 @@ class CopyHolder:
             offer.stamp,
             offer.payload_bytes,
             offer.manifest_bytes,
+            copy_ranges_of(offer.payload_bytes, offer.manifest_bytes, slot.block_bytes),
             on_whole=lambda: self._links.call_in_loop(lambda: self._arrived(offer, incoming)),
             on_table=lambda: self._links.call_in_loop(lambda: self._compare(offer, incoming)),
         )
@@ -87,23 +128,34 @@ class CopyHolder:
             return
         self._comparing[offer.rank] = offer.stamp
         incoming.work(True)
+        arrived = _Arrived(offer, incoming, older_copy(self._held.copies.of(offer.rank)))
+        if not self._batch.join(arrived):
+            self._batch = batch = _Batch(arrived)
+            self._world.workers.submit(lambda: self._take_over(batch), self._ask)
+
+    def _take_over(self, batch: _Batch) -> list[tuple[_Arrived, list[BlockRange]]]:
+        """Beside the loop: from older copies and this node's own ranks. What is missing then of
+        each."""
         mesh = self._links.mesh
-        table, own_ranks = incoming.table(), mesh.ranks_of(mesh.node)
-        older = older_copy(self._held.copies.of(offer.rank))
+        own_ranks = mesh.ranks_of(mesh.node)
+        found = []
+        for one in batch.take():
+            table = one.incoming.table()
+            if one.older is not None:
+                take_unchanged(one.incoming, table, one.older)
+            stamp = one.offer.stamp
+            missing = self._held.dedup.take_over(one.incoming, table, own_ranks, stamp)
+            found.append((one, missing))
+        return found
 
-        def compare() -> list[BlockRange]:
-            if older is not None:
-                take_unchanged(incoming, table, older)
-            return self._held.dedup.take_over(incoming, table, own_ranks, offer.stamp)
-
-        def ask(missing: list[BlockRange]) -> None:
-            incoming.work(False)
-            if self._receiving.get(offer.rank) is incoming:
-                del self._comparing[offer.rank]
-                for ranges in in_runs(missing):
-                    self._replies.fetch(offer, ranges)
-
-        self._world.workers.submit(compare, ask)
+    def _ask(self, found: list[tuple[_Arrived, list[BlockRange]]]) -> None:
+        with self._links.gathering():
+            for (offer, incoming, _), missing in found:
+                incoming.work(False)
+                if self._receiving.get(offer.rank) is incoming:
+                    del self._comparing[offer.rank]
+                    for ranges in in_runs(missing):
+                        self._replies.fetch(offer, ranges)
 
     def _arrived(self, offer: CopyOffer, incoming: IncomingSnapshot) -> None:
         if self._receiving.get(offer.rank) is not incoming:

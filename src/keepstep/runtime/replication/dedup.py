@@ -16,16 +16,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from keepstep.edge.shm.slot import Slot
 from keepstep.errors import DamageError
 from keepstep.model.snapshot import SlotState, Stamp
 from keepstep.model.wire import BlockRange, Part
-from keepstep.ports import Memory
 from keepstep.runtime.replication.receive import IncomingSnapshot
-from keepstep.runtime.slot_locks import pin_one, unpin
+from keepstep.runtime.slot_locks import OwnSlots
 
 BlockSum = tuple[int, int]  # checksum and length
 
@@ -71,8 +69,9 @@ def take_unchanged(incoming: IncomingSnapshot, table: tuple[int, ...], older: Ol
 class BlockDedup:
     """Of one node's ranks. Safe from any thread."""
 
-    def __init__(self, memory: Memory, job_dir: Path) -> None:
-        self._memory, self._job_dir = memory, job_dir
+    def __init__(self, slots: OwnSlots, block_bytes: int) -> None:
+        self._slots = slots
+        self._block_bytes = block_bytes
         self._lock = threading.Lock()
         self._stamp: Stamp | None = None
         self._read: set[int] = set()  # ranks whose table of that stamp is among
@@ -87,7 +86,7 @@ class BlockDedup:
         # by rank: what is wanted, and where it lies there
         found: dict[int, list[tuple[BlockRange, int]]] = {}
         for range_ in _payload(incoming):
-            block = range_.offset // self._memory.block_bytes
+            block = range_.offset // self._block_bytes
             rank, at = places.get((table[block], range_.length), (None, 0))
             if rank is not None:
                 found.setdefault(rank, []).append((range_, at))
@@ -105,7 +104,7 @@ class BlockDedup:
             return self._places
 
     def _read_table(self, rank: int, stamp: Stamp) -> None:
-        slot = pin_one(self._memory, self._job_dir, stamp, rank)
+        slot = self._slots.pin(stamp, rank)
         if slot is None:
             return
         try:
@@ -118,7 +117,7 @@ class BlockDedup:
         except DamageError:
             return  # scrubbing will find it too
         finally:
-            unpin([slot])
+            self._slots.unpin(slot)
 
     def _copy(
         self,
@@ -128,7 +127,7 @@ class BlockDedup:
         stamp: Stamp,
         equal: list[tuple[BlockRange, int]],
     ) -> None:
-        slot = pin_one(self._memory, self._job_dir, stamp, rank)
+        slot = self._slots.pin(stamp, rank)
         if slot is None:
             return
         try:
@@ -144,7 +143,7 @@ class BlockDedup:
         except DamageError:
             return
         finally:
-            unpin([slot])
+            self._slots.unpin(slot)
 
 
 def _payload(incoming: IncomingSnapshot) -> list[BlockRange]:

@@ -178,6 +178,7 @@ class Fetch:
             self.stamp,
             header.payload_bytes,
             header.manifest_bytes,
+            ranges_of(header.payload_bytes, header.manifest_bytes, self._memory.block_bytes),
             lambda: self._links.call_in_loop(self._go_on),
         )
         if self.source.copies:

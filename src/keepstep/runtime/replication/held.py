@@ -17,18 +17,20 @@ from keepstep.model.snapshot import Stamp
 from keepstep.ports import Executor, Memory
 from keepstep.runtime.replication.dedup import BlockDedup
 from keepstep.runtime.replication.encode import ParityContents, contents_from
+from keepstep.runtime.slot_locks import OwnSlots
 
 Made = Callable[[Slot | MemoryBudgetError], None]
 
 
 class HeldSnapshots:
-    """One node's."""
+    """One node's. `own`: the slots of the node's own ranks, with which they are compared."""
 
     def __init__(self, memory: Memory, workers: Executor, job_dir: Path) -> None:
         self._workers = workers
         self.copies = Shelf(memory, job_dir / "held")
         self.parities = Shelf(memory, job_dir / "parity")
-        self.dedup = BlockDedup(memory, job_dir)
+        self.own = OwnSlots(memory, job_dir)
+        self.dedup = BlockDedup(self.own, memory.block_bytes)
         self.is_proven = False  # all that the keeper before has left
         self._contents: dict[tuple[int, Stamp], ParityContents] = {}
         self._making: set[tuple[Shelf, int]] = set()

@@ -27,7 +27,7 @@ class HolderReplies:
         return self._links.mesh.node_of[offer.rank]
 
     def _send(self, message: SnapshotMessage) -> None:
-        self._links.send(self._links.mesh.node_of[message.rank], message)
+        self._links.say(self._links.mesh.node_of[message.rank], message)
 
     def accept(self, offer: CopyOffer) -> None:
         """Send it."""

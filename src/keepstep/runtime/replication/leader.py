@@ -21,7 +21,7 @@ from keepstep.model.messages.peers import (
     AllEnded,
     HorizonWord,
     NodeReport,
-    RankReport,
+    RanksReport,
     SafetyWord,
 )
 from keepstep.model.snapshot import Stamp
@@ -44,6 +44,7 @@ class Leader:
         self._commit: Commit | None = None  # of the epoch that is trained
         self._ended: set[int] = set()
         self._facts: dict[int, tuple[int, int]] = {}  # by node: snapshot bytes, free bytes
+        self._rows: dict[int, tuple[RanksReport, ...]] = {}  # by node, as it reported last
         self._spans: dict[int, int] = {}  # by node: steps that a capture takes
         self._period_steps = 1  # that was announced
         if len(self._mesh.members) == 1:
@@ -61,6 +62,7 @@ class Leader:
     def resumed(self, epoch: int) -> None:
         """All ranks train on."""
         self._commit = commit = Commit(self._mesh.world_size, epoch)
+        self._rows.clear()
         self._announce(commit)
 
     def receive_report(self, node: int, report: NodeReport) -> None:
@@ -75,7 +77,10 @@ class Leader:
         known = Horizon(report.epoch, report.committed, report.target, inherited=report.inherited)
         self._spans[node] = report.span_steps
         is_new_period = max(self._spans.values()) != self._period_steps
-        if commit.report(map(_facts, report.ranks), known) is not None or is_new_period:
+        before = self._rows.get(node, ())
+        self._rows[node] = report.ranks
+        news = [fact for row in report.ranks if row not in before for fact in _facts(row)]
+        if commit.report(news, known) is not None or is_new_period:
             self._announce(commit)
 
     def holdings(self) -> list[Holding]:
@@ -173,6 +178,7 @@ class Leader:
         self._links.send(node, word)
 
 
-def _facts(row: RankReport) -> RankFacts:
+def _facts(row: RanksReport) -> list[RankFacts]:
     own = Holding(frozenset(row.sealed), row.pending, row.decided_step)
-    return RankFacts(row.rank, own, frozenset(row.protected))
+    protected = frozenset(row.protected)
+    return [RankFacts(rank, own, protected) for rank in row.ranks]

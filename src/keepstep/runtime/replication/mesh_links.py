@@ -9,13 +9,17 @@ earlier mesh or a restore has left says nothing: its other end's next keeper doe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from keepstep.model.mesh import LEADER, Mesh
-from keepstep.model.messages.peers import MeshMessage
+from keepstep.model.messages.peers import FetchRanges, MeshMessage, SeveralMessages, SnapshotMessage
 from keepstep.model.snapshot import Stamp
 from keepstep.model.wire import Span
 from keepstep.runtime.replication.peer_inbox import BlockTaker, FromPeer, LoopCall, PeerInbox
+
+GATHERED = 64  # messages in one
+SHORT_RANGES = 64  # of a fetch that is gathered: many of them must fit into a message
 
 
 class MeshLinks:
@@ -25,6 +29,7 @@ class MeshLinks:
         self._inbox, self._links, self.mesh = inbox, inbox.links, mesh
         self._needed: set[int] = set()
         self._sources: set[int] = set()  # for as long as anything is restored
+        self._gathered: dict[int, list[SnapshotMessage]] | None = None  # by node, while gathering
 
     @property
     def version(self) -> int:
@@ -83,6 +88,37 @@ class MeshLinks:
             return True
         return self._links.send(node, message)
 
+    def say(self, node: int, message: SnapshotMessage) -> None:
+        """About a snapshot, to its owner or holder: with what else is being gathered. Should it not
+        be taken, the owner offers again."""
+        if self._gathered is not None and _is_short(message):
+            self._gathered.setdefault(node, []).append(message)
+        else:
+            self.send(node, message)
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """What is said about snapshots meanwhile goes in one message to each node, at the end: it
+        is signed, sent and confirmed once."""
+        if self._gathered is not None:
+            yield
+            return
+        gathered: dict[int, list[SnapshotMessage]] = {}
+        self._gathered = gathered
+        try:
+            yield
+        finally:
+            self._gathered = None
+        for node, messages in gathered.items():
+            for at in range(0, len(messages), GATHERED):
+                self._send_gathered(node, messages[at : at + GATHERED])
+
+    def _send_gathered(self, node: int, messages: list[SnapshotMessage]) -> None:
+        if len(messages) == 1:
+            self.send(node, messages[0])
+        else:
+            self.send(node, SeveralMessages(self.version, tuple(messages)))
+
     def to_leader(self, message: MeshMessage) -> bool:
         """As `send`."""
         return self.send(LEADER, message)
@@ -116,3 +152,7 @@ class MeshLinks:
     def expect_no_more(self, taker: BlockTaker) -> None:
         """No block goes there any more, but one that is being written this moment."""
         self._inbox.expect_no_more(taker)
+
+
+def _is_short(message: SnapshotMessage) -> bool:
+    return not isinstance(message, FetchRanges) or len(message.ranges) <= SHORT_RANGES

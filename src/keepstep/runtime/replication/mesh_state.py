@@ -10,13 +10,15 @@ Invariant: what is said here carries this mesh's version, and nothing of another
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from keepstep.config import Settings
-from keepstep.core.redundancy.node_safety import spell_out
+from keepstep.core.redundancy.node_safety import node_lines, spell_out
 from keepstep.core.redundancy.protection import Assignment, assignments, partners
 from keepstep.core.resume.commit import first_horizon, newer
 from keepstep.core.resume.cut import Holding, common, holding_of
@@ -40,10 +42,11 @@ from keepstep.model.messages.peers import (
     HorizonWord,
     InventoryReport,
     MeshMessage,
+    NodeRange,
     NodeReport,
-    RankReport,
     RanksEnded,
     SafetyWord,
+    SeveralMessages,
     VoteBody,
     VoteToAll,
     VoteToLeader,
@@ -60,6 +63,7 @@ from keepstep.runtime.replication.held import HeldSnapshots
 from keepstep.runtime.replication.holder import Holder
 from keepstep.runtime.replication.leader import Leader
 from keepstep.runtime.replication.mesh_links import MeshLinks
+from keepstep.runtime.replication.own_pages import OwnPages, reported
 from keepstep.runtime.replication.owner import Owner
 from keepstep.runtime.replication.recovery import SnapshotRecovery, Then
 from keepstep.runtime.replication.serve import SnapshotServer
@@ -108,11 +112,20 @@ class KnownSafety:
     def __init__(self, memory: Memory, job_dir: Path) -> None:
         self._memory, self._job_dir = memory, job_dir
         self._known: dict[str, Any] | None = None
+        # the lines of all nodes: of which mesh, who was apart, and the same as text
+        self._told: tuple[int, tuple[NodeRange, ...]] | None = None
+        self._nodes: list[dict[str, Any]] = []
+        self._nodes_text = ""
 
     def receive(self, word: SafetyWord, mesh: Mesh) -> None:
         """The leader of that mesh says so."""
-        self._known = spell_out(word, mesh, self._known)
-        write_node_safety(self._memory, self._job_dir, self._known)
+        told = mesh.version, word.apart
+        if told != self._told:
+            self._told = told
+            self._nodes = node_lines(word, mesh)
+            self._nodes_text = json.dumps(self._nodes)
+        self._known = spell_out(word, mesh, self._known, self._nodes)
+        write_node_safety(self._memory, self._job_dir, self._known, self._nodes_text)
 
 
 class _Missing:
@@ -143,8 +156,9 @@ class MeshState:
         self._held, self._page, self._safety = held, page, safety
         self._job_hash, self._host = job_hash, host
         job_dir = settings.job_dir
-        self._owner = Owner(world, links, job_dir, self._something_is_protected, host.scrub_soon)
+        self._owner = Owner(world, links, held.own, self._something_is_protected, host.scrub_soon)
         self._holder = Holder(world, links, held, job_hash, self._own_sizes)
+        self._pages = OwnPages(self.own_ranks, host.status)
         self._server = SnapshotServer(world.memory, links, job_dir, held)
         self.recovery = SnapshotRecovery(world, links, job_dir, job_hash, self._server, self._owner)
         self._missing: dict[int, _Missing] = {}
@@ -156,8 +170,6 @@ class MeshState:
         self._is_tidied = False
         self._has_news = False
         self._last_report: tuple[Any, ...] = ()
-        # by rank: the facts, and what is reported of them
-        self._rows: dict[int, tuple[RankStatus, tuple[Stamp, ...] | None, RankReport]] = {}
         self._last_safety: SafetyWord | None = None  # that was said
         self._last_safety_ns = 0
         self._asked = parse_policy(settings.redundancy)
@@ -225,6 +237,9 @@ class MeshState:
                 self._host.receive_checkpoint(node, message.body)
             case SafetyWord():
                 self._safety.receive(message, self.mesh)
+            case SeveralMessages():
+                for one in message.messages:
+                    self.receive(node, one)
             case CopyOffer():
                 self._offered(message)
             case CopyAccepted(_, rank, stamp):
@@ -240,11 +255,15 @@ class MeshState:
                 if not self.recovery.unavailable(node, rank, stamp, why):
                     self._owner.unavailable(node, rank, stamp, why)
 
+    def gathering(self) -> AbstractContextManager[None]:
+        """What is said of snapshots until the end of it goes out together."""
+        return self._links.gathering()
+
     def report_news(self) -> None:
-        """What has changed here is reported once, behind all that has changed it: a look at the
-        pages of all ranks costs more than a message."""
+        """What has changed here is reported once, behind all that has changed it. Only pages that
+        are said to have changed are looked at: `tick` finds what nobody said."""
         if self._has_news:
-            self.report()
+            self._report(self._pages.known())
 
     def _something_is_protected(self) -> None:
         self._has_news = True
@@ -387,7 +406,7 @@ class MeshState:
     def resumed(self, epoch: int, stamp: Stamp | None) -> None:
         """Everybody trains on, in this epoch; `stamp`: from where, None when that was not
         memory."""
-        held = common([holding_of(status).sealed for status in self._own_pages().values()])
+        held = common([holding_of(status).sealed for status in self._pages.all().values()])
         self._epoch = epoch
         self.horizon = first_horizon(epoch, stamp, self._page.last(), held)
         self._page.write(self.horizon)
@@ -402,7 +421,7 @@ class MeshState:
     def trains(self) -> None:
         """Ranks were training when this keeper came: their pages say in which epoch."""
         if self._epoch < 0:
-            self._epoch = max((s.epoch for s in self._own_pages().values()), default=-1)
+            self._epoch = max((s.epoch for s in self._pages.all().values()), default=-1)
             # what the keeper before heard, and the ranks have acted upon
             self.horizon = self._page.read(self._epoch)
             self._holder.follow(self.horizon)
@@ -413,31 +432,30 @@ class MeshState:
         """Those that live here."""
         return self.mesh.ranks_of(self.mesh.node)
 
-    def _own_pages(self) -> dict[int, RankStatus]:
-        """As far as they can be read."""
-        pages = {rank: self._host.status(rank) for rank in self.own_ranks}
-        return {rank: status for rank, status in pages.items() if status is not None}
-
     def holdings(self) -> list[Holding]:
         """Of every rank of every node, as last reported; empty unless this node leads."""
         return self._leader.holdings() if self._leader is not None else []
 
-    def rank_changed(self) -> None:
-        """A rank here has sealed a snapshot, given one up, or skipped one."""
+    def ranks_changed(self, ranks: Iterable[int]) -> None:
+        """These have sealed a snapshot, given one up, or skipped one."""
         self._owner.go_on()
         self._has_news = True
+        self._pages.changed(ranks)
 
     def report(self) -> None:
-        """Tell the leader what this node's ranks hold and what is protected of it, if that
-        changed."""
+        """Look at all pages here, and tell the leader what these ranks hold and what is protected
+        of it, if that changed."""
+        self._report(self._pages.all())
+
+    def _report(self, pages: Mapping[int, RankStatus]) -> None:
         self._has_news = False
         if self._epoch < 0:
             return
-        pages = self._own_pages()
-        if any(status.epoch != self._epoch for status in pages.values()):
+        if {status.epoch for status in pages.values()} - {self._epoch}:
             return
-        ranks = self._rows_of(pages)
-        span_steps = max((s.span_steps for s in pages.values()), default=1)
+        is_alone = isinstance(self._policy, NoRedundancy)
+        ranks = reported(pages, None if is_alone else self._owner.protected)
+        span_steps = max([s.span_steps for s in pages.values()], default=1)
         said = (self._epoch, ranks, self._owner.hindered, span_steps)
         if said == self._last_report:
             return
@@ -457,36 +475,6 @@ class MeshState:
             span_steps=span_steps,
         )
         self._links.to_leader(report)
-
-    def _rows_of(self, pages: Mapping[int, RankStatus]) -> tuple[RankReport, ...]:
-        """What a report says of these ranks. Made anew only from other facts: each of them is a
-        value, and another object when it changes."""
-        is_alone = isinstance(self._policy, NoRedundancy)
-        everyones = self._owner.protected
-        rows = []
-        for rank, status in pages.items():
-            protected = None if is_alone else everyones.get(rank, ())
-            known = self._rows.get(rank)
-            if known is not None and known[0] is status and known[1] is protected:
-                rows.append(known[2])
-            else:
-                rows.append(self._new_row(rank, status, protected))
-        return tuple(rows)
-
-    def _new_row(
-        self, rank: int, status: RankStatus, protected: tuple[Stamp, ...] | None
-    ) -> RankReport:
-        own = holding_of(status)
-        proven = own.sealed if protected is None else protected
-        row = RankReport(
-            rank=rank,
-            sealed=tuple(sorted(own.sealed)),
-            pending=own.pending,
-            decided_step=own.decided_step,
-            protected=tuple(sorted(proven)),
-        )
-        self._rows[rank] = status, protected, row
-        return row
 
     # -- what the leader says
 

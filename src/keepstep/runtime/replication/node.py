@@ -88,8 +88,9 @@ class Node:
 
     def hear_peers(self) -> None:
         """The inbox has something."""
-        for event in self._inbox.take():
-            self._handle(event)
+        with self.state.gathering():
+            for event in self._inbox.take():
+                self._handle(event)
         self.state.report_news()
 
     def _handle(self, event: PeerEvent) -> None:
@@ -111,7 +112,8 @@ class Node:
         now_ns = self._world.clock.monotonic_ns()
         if now_ns - self._ticked_ns > TICK_NS:
             self._ticked_ns = now_ns
-            self.state.tick()
+            with self.state.gathering():
+                self.state.tick()
         self.state.report_news()
         self.state.report_missing(self._inbox.return_ns)
 

@@ -16,14 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from keepstep.core.redundancy.protection import Assignment
-from keepstep.edge.shm.slot import Slot
 from keepstep.model.messages.peers import CopyOffer
 from keepstep.model.snapshot import SlotHeader, Stamp
 from keepstep.model.wire import BlockRange, Part, Span
 from keepstep.ports import Clock
 from keepstep.runtime.replication.encode import SnapshotSizes, ranges_for
 from keepstep.runtime.replication.mesh_links import MeshLinks
-from keepstep.runtime.replication.receive import ranges_of
+from keepstep.runtime.replication.receive import meta_ranges_of
 from keepstep.runtime.slot_locks import Pin
 
 
@@ -49,15 +48,15 @@ class OutgoingSnapshot:
         clock: Clock,
         assignment: Assignment,
         stamp: Stamp,
-        slot: Slot,
+        pin: Pin,
         header: SlotHeader,
         table: tuple[int, ...],
         on_damage: Callable[[OutgoingSnapshot, str], None],
     ) -> None:
         self._links, self._clock, self._on_damage = links, clock, on_damage
         self.assignment, self.stamp, self.header = assignment, stamp, header
-        self._slot, self._table, self._pin = slot, table, Pin(slot)
-        own = SnapshotSizes(header.payload_bytes, header.manifest_bytes, slot.block_bytes)
+        self._slot, self._table, self._pin = pin.slot, table, pin
+        own = SnapshotSizes(header.payload_bytes, header.manifest_bytes, pin.slot.block_bytes)
         self._sizes = {assignment.rank: own}
         self._is_proven = not assignment.stripe_group
         self.deliveries = {node: Delivery(node) for node in assignment.holders}
@@ -135,7 +134,7 @@ class OutgoingSnapshot:
             tolerates=assignment.tolerates,
             floor=floor,
         )
-        self._links.send(delivery.node, offer)
+        self._links.say(delivery.node, offer)
 
     def accepted(self, delivery: Delivery) -> None:
         """The holder is ready, or ready anew: then everything is sent again."""
@@ -175,8 +174,9 @@ class OutgoingSnapshot:
         if not group:
             header = self.header
             block_bytes = self._slot.block_bytes
-            whole = ranges_of(header.payload_bytes, header.manifest_bytes, block_bytes)
-            delivery.waiting.extend(r for r in whole if r.part is not Part.PAYLOAD)
+            delivery.waiting.extend(
+                meta_ranges_of(header.payload_bytes, header.manifest_bytes, block_bytes)
+            )
         elif len(sizes) == len(group) and not self.is_proof_needed:
             delivery.waiting.extend(self._pieces_for(delivery.node))
         else:

@@ -22,7 +22,7 @@ from keepstep.runtime.keeper_world import KeeperWorld
 from keepstep.runtime.replication.encode import SnapshotSizes
 from keepstep.runtime.replication.mesh_links import MeshLinks
 from keepstep.runtime.replication.outgoing import Delivery, OutgoingSnapshot
-from keepstep.runtime.slot_locks import pin_one
+from keepstep.runtime.slot_locks import OwnSlots, Pin
 
 ASK_AGAIN_NS = 2 * S_NS  # without any answer
 KEPT_STAMPS = 4  # a rank's protected stamps that are remembered: two generations are held
@@ -43,12 +43,12 @@ class Owner:
         self,
         world: KeeperWorld,
         links: MeshLinks,
-        job_dir: Path,
+        slots: OwnSlots,
         on_protected: Callable[[], None],
         on_damage: Callable[[], None],
     ) -> None:
         self._world, self._clock, self._journal = world, world.clock, world.journal
-        self._links, self._job_dir = links, job_dir
+        self._links, self._slots = links, slots
         self._on_protected, self._on_damage = on_protected, on_damage
         self._assignments: Mapping[int, Assignment] = {}
         self._ranks = links.mesh.ranks_of(links.node)
@@ -65,6 +65,7 @@ class Owner:
     def end(self) -> None:
         """Another mesh begins."""
         self._release_all()
+        self._slots.drop_gone()
 
     # -- targets
 
@@ -78,6 +79,7 @@ class Owner:
         """Bring `target` to all holders. What is older than `floor` they may overwrite."""
         if target != self._target:
             self._damaged.clear()
+            self._slots.drop_gone()
         self._target, self._floor = target, floor
         for rank in self._ranks:
             outgoing = self._outgoing.get(rank)
@@ -101,7 +103,7 @@ class Owner:
         if not assignment.holders:
             self._done(rank, stamp)
             return
-        slot = pin_one(self._world.memory, self._job_dir, stamp, rank)
+        slot = self._slots.pin(stamp, rank)
         if slot is None:
             # damaged or given up, as the leader will hear, or in its rank's hands this moment
             return
@@ -109,7 +111,7 @@ class Owner:
             header = slot.header()
             table = tuple(slot.table(header))
         except DamageError as error:
-            slot.close()
+            self._slots.unpin(slot)
             self._is_damaged(rank, f"{error}; it is not copied")
             return
         outgoing = OutgoingSnapshot(
@@ -117,7 +119,7 @@ class Owner:
             self._clock,
             assignment,
             stamp,
-            slot,
+            Pin(slot, self._slots.unpin),
             header,
             table,
             self._does_not_arrive,

@@ -80,12 +80,17 @@ class PeerInbox:
     joined."""
 
     def __init__(
-        self, world: KeeperWorld, job_hash: bytes, address: tuple[str, int], link_dead_s: float
+        self,
+        world: KeeperWorld,
+        job_hash: bytes,
+        address: tuple[str, int],
+        link_dead_s: float,
+        after: int = 0,
     ) -> None:
-        """`link_dead_s`: how long a node may be away before it is lost. Raises KeeperError when the
-        address is not this machine's, or taken."""
+        """`link_dead_s`: how long a node may be away before it is lost; `after`: the incarnation of
+        the keeper before. Raises KeeperError when the address is not this machine's, or taken."""
         self._wake = world.wake
-        self.incarnation = world.clock.wall_ns()
+        self.incarnation = max(world.clock.wall_ns(), after + 1)  # the clock may have been set
         # A link that ends may mean that only a keeper died: so long another one has to come and
         # answer.
         self.return_ns = round(max(1.0, 0.3 * link_dead_s) * S_NS)

@@ -12,16 +12,17 @@ table, the manifest under the header.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from keepstep.coding.checksum import checksum, copy_hashed, unpack_table
-from keepstep.edge.shm.slot import EMPTY, Slot, parse_page, table_bytes
+from keepstep.edge.shm.slot import Slot, parse_page, table_bytes
 from keepstep.errors import DamageError
 from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
-from keepstep.model.units import PAGE_BYTES
+from keepstep.model.units import MIB, PAGE_BYTES
 from keepstep.model.wire import BlockRange, Part, Span
 
 ASKED_AT_ONCE = 2000  # ranges in one message
+META_BLOCK_BYTES = 4 * MIB  # of what proves a payload, in one piece
 
 
 def blocks(part: Part, nbytes: int, block_bytes: int) -> list[BlockRange]:
@@ -42,6 +43,21 @@ def ranges_of(payload_bytes: int, manifest_bytes: int, block_bytes: int) -> list
     ]
 
 
+def copy_ranges_of(payload_bytes: int, manifest_bytes: int, block_bytes: int) -> list[BlockRange]:
+    """The same, as it crosses for a copy: what proves the payload in one piece behind it, or in as
+    few as there can be. Of small snapshots that is most of what crosses."""
+    return [
+        *blocks(Part.PAYLOAD, payload_bytes, block_bytes),
+        *meta_ranges_of(payload_bytes, manifest_bytes, block_bytes),
+    ]
+
+
+def meta_ranges_of(payload_bytes: int, manifest_bytes: int, block_bytes: int) -> list[BlockRange]:
+    """Header page, table and manifest as they cross for a copy."""
+    nbytes = PAGE_BYTES + table_bytes(payload_bytes, block_bytes) + manifest_bytes
+    return blocks(Part.META, nbytes, META_BLOCK_BYTES)
+
+
 def range_of(span: Span) -> BlockRange:
     """Which bytes of its snapshot a span is."""
     return BlockRange(span.part, span.offset, span.length)
@@ -56,6 +72,7 @@ def in_runs(
 
 # no nodes' numbers: threads of ours at work in the slot, and the range that one of them writes
 _OURSELVES, _BY_HAND = -1, -2
+_WITH_TABLE = (Part.TABLE, Part.META)
 
 
 class WantedRanges:
@@ -101,8 +118,9 @@ class WantedRanges:
 
 
 class IncomingSnapshot:
-    """A snapshot on its way into a slot. `on_whole` is called once, when everything has arrived;
-    `on_table` when the table has."""
+    """A snapshot on its way into a slot, in these `ranges`. `on_whole` is called once, when
+    everything has arrived; `on_table` when the table has. Header, table and manifest wait beside
+    the slot until all is proven."""
 
     def __init__(
         self,
@@ -111,25 +129,24 @@ class IncomingSnapshot:
         stamp: Stamp,
         payload_bytes: int,
         manifest_bytes: int,
+        ranges: Iterable[BlockRange],
         on_whole: Callable[[], None],
         on_table: Callable[[], None] = lambda: None,
     ) -> None:
         self.slot, self.rank, self.stamp = slot, rank, stamp
         self._on_whole, self._on_table = on_whole, on_table
         self._lock = threading.Lock()
-        self._header = bytearray(PAGE_BYTES)
         self._sizes = (payload_bytes, manifest_bytes)
-        shape = EMPTY._replace(
-            payload_bytes=payload_bytes,
-            manifest_bytes=manifest_bytes,
-            block_count=-(-payload_bytes // slot.block_bytes),
-        )
-        parts = (Part.PAYLOAD, Part.TABLE, Part.MANIFEST)
-        self._memory = {part: slot.part(part, shape) for part in parts}
-        self._memory[Part.HEADER] = memoryview(self._header)
-        self._missing: set[BlockRange] = set(
-            ranges_of(payload_bytes, manifest_bytes, slot.block_bytes)
-        )
+        manifest_at = PAGE_BYTES + table_bytes(payload_bytes, slot.block_bytes)
+        meta = memoryview(bytearray(manifest_at + manifest_bytes))
+        self._memory = {
+            Part.PAYLOAD: slot.payload[:payload_bytes],
+            Part.META: meta,
+            Part.HEADER: meta[:PAGE_BYTES],
+            Part.TABLE: meta[PAGE_BYTES:manifest_at],
+            Part.MANIFEST: meta[manifest_at:],
+        }
+        self._missing = set(ranges)
         self._filling: dict[int, BlockRange] = {}  # by node: its blocks come one after the other
         self._sums: dict[int, int] = {}  # checksums of payload blocks, by their number
 
@@ -183,8 +200,8 @@ class IncomingSnapshot:
             if range_.part is Part.PAYLOAD:
                 self._sums[range_.offset // self.slot.block_bytes] = found
             whole = not self._missing
-            table = range_.part is Part.TABLE and not any(
-                part is Part.TABLE for part, _, _ in self._missing
+            table = range_.part in _WITH_TABLE and not any(
+                part in _WITH_TABLE for part, _, _ in self._missing
             )
         if table:
             self._on_table()
@@ -222,7 +239,7 @@ class IncomingSnapshot:
     def seal(self, job_hash: bytes) -> SlotHeader:
         """Prove it and make it a snapshot. Raises DamageError naming what differs; the slot holds
         nothing then."""
-        header = parse_page(bytes(self._header), self.slot.path)
+        header = parse_page(bytes(self._memory[Part.HEADER]), self.slot.path)
         who = (header.state, header.job_hash)
         found = (header.rank, header.stamp, header.payload_bytes, header.manifest_bytes)
         expected = (self.rank, self.stamp, *self._sizes)
@@ -245,5 +262,7 @@ class IncomingSnapshot:
                     f"{self.slot.path}: block {block} arrived with checksum "
                     f"{self._sums[block]:016x}, expected {want:016x}"
                 )
+        for part in (Part.TABLE, Part.MANIFEST):
+            self.slot.part(part, header)[:] = self._memory[part]
         self.slot.adopt(header)
         return header

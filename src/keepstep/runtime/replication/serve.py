@@ -22,7 +22,7 @@ from keepstep.ports import Memory
 from keepstep.runtime.replication.held import HeldSnapshots
 from keepstep.runtime.replication.mesh_links import MeshLinks
 from keepstep.runtime.replication.peer_inbox import BlockTaker
-from keepstep.runtime.slot_locks import Pin, pin_one
+from keepstep.runtime.slot_locks import Pin, pin_one, unpin
 
 META = (Part.HEADER, Part.TABLE, Part.MANIFEST)
 
@@ -161,7 +161,7 @@ class SnapshotServer:
             slot = pin_one(self._memory, self._job_dir, stamp, rank)
             if slot is None:
                 return self._held.copies.find(rank, stamp)
-            self._pins[(rank, stamp)] = Pin(slot)
+            self._pins[(rank, stamp)] = Pin(slot, lambda slot: unpin([slot]))
         return self._pins[(rank, stamp)].slot
 
     def copy_here(

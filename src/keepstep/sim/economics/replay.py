@@ -68,9 +68,9 @@ def replay(events: Iterable[Event]) -> Replay:
     found: list[DrawnFailure] = []
     lost_nodes: list[tuple[int, int]] = []
     nodes, ranks, known = 1, 1, 0
-    ordered = sorted(events, key=lambda e: ledger.axis.place(e.wall_ns, e.mono_ns))
+    ordered = sorted(events, key=lambda e: ledger.axis.place(e.wall_ns, e.mono_ns, e.boot))
     for event in ordered:
-        at_ns = ledger.axis.place(event.wall_ns, event.mono_ns)
+        at_ns = ledger.axis.place(event.wall_ns, event.mono_ns, event.boot)
         if event.kind == "attempt-formed":
             nodes, ranks = len(event.data["hosts"]), number(event.data.get("world_size")) or ranks
         elif event.kind == "rank-joined":

@@ -254,7 +254,7 @@ def _check_shape(
         shown = differences[:SHOWN_DIFFERENCES] + ([f"and {more} more"] if more > 0 else [])
         raise LayoutError(
             f"{where} does not fit the program: " + "; ".join(shown) + ". Nothing is loaded. Make "
-            "the program as it was, or use another job name, or start over with --fresh"
+            "the program as it was, or use another job name, or start over with KEEPSTEP_FRESH=1"
         )
 
 

@@ -64,8 +64,9 @@ class Atlas(Observer):
         by_host = {node.machine.host: node.machine.number for node in self._job.nodes}
         machines = tuple(by_host[member.host] for member in mesh.members)
         self._meshes[mesh.version] = (mesh, machines)
-        self.nodes = len(mesh.members)
-        self.world_size = mesh.world_size
+        if mesh.version == max(self._meshes):  # a keeper that was away may hear of an older one
+            self.nodes = len(mesh.members)
+            self.world_size = mesh.world_size
 
     def said(self, links: SimLinks, node: int, message: MeshMessage) -> None:
         if not isinstance(message, HorizonWord) or message.committed is None:

@@ -12,7 +12,7 @@ Not verified: that a verdict is right; how long an answer takes, beyond the end 
 
 from __future__ import annotations
 
-from keepstep.model.attempts import Verdict
+from keepstep.model.attempts import Arrival, Verdict
 from keepstep.model.events import Event
 from keepstep.model.snapshot import Stamp
 from keepstep.runtime.agent.meeting_record import CODEC
@@ -32,6 +32,8 @@ class Verdicts(Checker):
         super().__init__(job, atlas)
         self._judged: set[int] = set()  # attempts that have their verdict
         self._again: set[int] = set()
+        self._formed: set[int] = set()
+        self._seated: dict[int, set[str]] = {}  # hosts, by attempt
         self._final: Verdict | None = None
         self._gave_up = False
         self._was_refused = False  # a world of another size, for want of a checkpoint
@@ -39,6 +41,9 @@ class Verdicts(Checker):
 
     def written(self, key: str, value: str) -> None:
         number, _, what = key.partition("/")
+        if what.startswith("seat/"):
+            arrival: Arrival = CODEC.decode(value.encode())
+            self._seated.setdefault(int(number), set()).add(arrival.host)
         if what != "verdict":
             return
         verdict: Verdict = CODEC.decode(value.encode())
@@ -47,21 +52,35 @@ class Verdicts(Checker):
         self._judged.add(int(number))
         if verdict.outcome == "done" and not self.atlas.are_all_done:
             self.violated(f"attempt {number} is said to be done, and not all ranks are")
-        if self._final is not None:
+        if self._final is not None and not self._is_of_a_run_that_never_began(int(number), verdict):
             self.violated(
                 f"attempt {number} has the verdict {verdict.outcome}, and the job had "
                 f"{self._final.outcome}"
             )
         if verdict.outcome == "again":
             self._again.add(int(number))
-        else:
+        elif self._final is None:
             self._final = verdict
+
+    def _is_of_a_run_that_never_began(self, attempt: int, verdict: Verdict) -> bool:
+        """A node that first comes when the job has ended well waits for a new run. It is told to
+        end before that one has begun."""
+        is_done = self._final is not None and self._final.outcome == "done"
+        return is_done and verdict.outcome == "stop" and attempt not in self._formed
+
+    def _could_be_said(self) -> bool:
+        """Whether somebody of the newest attempt lived to say the last word. Who was told to end
+        before it had a seat has no say."""
+        living = {node.machine.host for node in self.job.nodes if node.machine.alive}
+        newest = max(self._seated, default=-1)
+        return newest < 0 or bool(self._seated[newest] & living)
 
     def recorded(self, machine: Machine, event: Event) -> None:
         self._was_refused |= event.kind == "restore-refused" and bool(self.job.plan.min_nodes)
         if event.kind != "attempt-formed" or not self.job.has_many_agents:
             return
         attempt = event.data["attempt"]
+        self._formed.add(attempt)
         if attempt and attempt - 1 not in self._again:
             self.violated(f"attempt {attempt} is formed, and the one before has no verdict")
 
@@ -80,7 +99,7 @@ class Verdicts(Checker):
         waiting = [r for r, program in sorted(self._asking.items()) if program.process.alive]
         if waiting:
             self.violated(f"all is over, and ranks {waiting} have not heard where to resume")
-        if self._final is None and self.job.has_many_agents:
+        if self._final is None and self.job.has_many_agents and self._could_be_said():
             self.violated("all is over, and no verdict says so")
         is_excused = self._was_refused or any(
             e in fault for e in EXCUSES for fault in self.job.faults

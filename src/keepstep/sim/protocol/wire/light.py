@@ -23,7 +23,7 @@ _NO_TAG = bytes(TAG_BYTES)
 def light_timeouts(dead_ns: int) -> LinkTimeouts:
     """Of a link that is dead after `dead_ns`."""
     usual = LinkTimeouts.within(dead_ns)
-    return replace(usual, ping_ns=3 * dead_ns // 8, silence_ns=3 * dead_ns // 4)
+    return replace(usual, ping_ns=5 * dead_ns // 8, silence_ns=3 * dead_ns // 4)
 
 
 def wire_format(checks: bool, signs: bool) -> WireFormat:

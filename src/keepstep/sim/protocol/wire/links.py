@@ -15,7 +15,7 @@ from keepstep.core.wire.endpoint import Endpoint
 from keepstep.core.wire.link import PeerLink
 from keepstep.core.wire.link_table import Entropy, LinkTable
 from keepstep.core.wire.traffic import Gate, Hashing, LinkOptions
-from keepstep.model.messages.peers import MeshMessage
+from keepstep.model.messages.peers import MeshMessage, SeveralMessages
 from keepstep.model.units import MS_NS, S_NS
 from keepstep.model.wire import Flow, Identity, Span
 from keepstep.ports import Receiver
@@ -86,7 +86,9 @@ class SimLinks:
             self._peers.reset(node)
         is_taken = self._peers.table.send(node, message)
         if is_taken:
-            self.network.on_send(self, node, message)
+            said = message.messages if isinstance(message, SeveralMessages) else (message,)
+            for one in said:
+                self.network.on_send(self, node, one)
         return is_taken
 
     def send_block(

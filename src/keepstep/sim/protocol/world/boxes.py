@@ -192,7 +192,7 @@ class SimBox:
         """Have this happen at the other end, behind what was sent before."""
         sockets = self._sockets
         now_ns = sockets.world.now_ns
-        delay_ns = LATENCY_NS + sockets.random.randrange(JITTER_NS)
+        delay_ns = LATENCY_NS + int(JITTER_NS * sockets.random.random())
         self._last_ns = max(self._last_ns, now_ns + delay_ns)
         sockets.world.at(self._last_ns, self.other._process, call)
 

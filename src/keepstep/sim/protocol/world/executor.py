@@ -66,7 +66,7 @@ class SimExecutor:
 
     def delay_ns(self) -> int:
         """With what the work before has taken by itself."""
-        delay_ns = self._random.randrange(self._most_ns) + self._process.spent_ns()
+        delay_ns = int(self._most_ns * self._random.random()) + self._process.spent_ns()
         return delay_ns + self._more_ns()
 
 

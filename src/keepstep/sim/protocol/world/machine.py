@@ -89,6 +89,10 @@ class SimClock:
         # two more: this is rounded down, and so is what the clock shows then
         return delay_ns * 1_000_000 // (1_000_000 + self._ppm) + 2
 
+    def boot(self) -> str:
+        """Nobody knows: machines are told apart by how far their two clocks are apart."""
+        return ""
+
     def wall_ns(self) -> int:
         return YEAR_2026_NS + self._world.now_ns + self.wall_error_ns
 

@@ -1,0 +1,132 @@
+"""Signed KV: a job's memory where others can write too, but only the job's own words are heard.
+
+Each value stands there with a MAC, made with the job's secret over its key and itself. A value
+without one of ours counts as nothing at all: who reads it finds nothing, who writes there takes its
+place, and who waits goes on waiting. The MAC holds a value in its key, and a key belongs to one
+attempt, so that no word of an attempt can be said again in another.
+
+Comes in: a KV and the secret. Goes out: the same KV without strangers' words. Not kept off: who
+deletes keys, or writes without end; that stops the meeting, not the training, and it is told.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable, Sequence
+
+from keepstep.model.units import S_NS
+from keepstep.ports import KV, Timer, Timers
+
+MAC_LETTERS = 32  # 128 bits
+LOOK_AGAIN_NS = 1 * S_NS
+
+
+class SignedKV:
+    """See `ports.KV`. `refused` hears the key of each value that is none of ours."""
+
+    def __init__(self, kv: KV, secret: str, timers: Timers, refused: Callable[[str], None]) -> None:
+        self._kv = kv
+        self._secret = hashlib.blake2b(secret.encode(), person=b"keepstep-kv").digest()
+        self._timers = timers
+        self._refused = refused
+
+    @property
+    def hosted(self) -> bool:
+        return self._kv.hosted
+
+    def swap(
+        self, key: str, expected: str | None, value: str, then: Callable[[str | None], None]
+    ) -> None:
+        signed = self._sign(key, value)
+
+        def heard(found: str | None) -> None:
+            ours = self._read(key, found)
+            if found is not None and ours is None and expected is None:
+                self._kv.swap(key, found, signed, heard)  # nothing of ours is there
+            else:
+                then(ours)
+
+        self._kv.swap(key, None if expected is None else self._sign(key, expected), signed, heard)
+
+    def read(self, keys: Sequence[str], then: Callable[[list[str | None]], None]) -> None:
+        asked = list(keys)
+
+        def heard(texts: list[str | None]) -> None:
+            then([self._read(key, text) for key, text in zip(asked, texts, strict=True)])
+
+        self._kv.read(asked, heard)
+
+    def wait(
+        self,
+        keys: Sequence[str],
+        within_ns: int | None,
+        then: Callable[[list[str] | None], None],
+    ) -> Timer:
+        return _Wait(self, self._kv, self._timers, list(keys), within_ns, then)
+
+    def close(self) -> None:
+        self._kv.close()
+
+    def opened(self, key: str, text: str) -> str | None:
+        """The value, None when it is none of ours."""
+        return self._read(key, text)
+
+    def _sign(self, key: str, value: str) -> str:
+        mac = hmac.new(self._secret, f"{key}\0{value}".encode(), hashlib.sha256)
+        return mac.hexdigest()[:MAC_LETTERS] + value
+
+    def _read(self, key: str, text: str | None) -> str | None:
+        if text is None:
+            return None
+        value = text[MAC_LETTERS:]
+        expected = self._sign(key, value)
+        if value and hmac.compare_digest(text.encode(), expected.encode()):
+            return value
+        self._refused(key)
+        return None
+
+
+class _Wait:
+    """Until something of ours is at all keys. While strangers' words are there, looks again."""
+
+    def __init__(
+        self,
+        signed: SignedKV,
+        kv: KV,
+        timers: Timers,
+        keys: list[str],
+        within_ns: int | None,
+        then: Callable[[list[str] | None], None],
+    ) -> None:
+        self._signed = signed
+        self._kv = kv
+        self._timers = timers
+        self._keys = keys
+        self._left_ns = within_ns
+        self._then = then
+        self._timer = self._begin()
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+    def _begin(self) -> Timer:
+        return self._kv.wait(self._keys, self._left_ns, self._heard)
+
+    def _heard(self, texts: list[str] | None) -> None:
+        if texts is None:
+            self._then(None)
+            return
+        found = [self._signed.opened(k, text) for k, text in zip(self._keys, texts, strict=True)]
+        ours = [value for value in found if value is not None]
+        if len(ours) == len(self._keys):
+            self._then(ours)
+        elif self._left_ns is not None and self._left_ns <= LOOK_AGAIN_NS:
+            self._timer = self._timers.after(self._left_ns, lambda: self._then(None))
+        else:
+            self._timer = self._timers.after(LOOK_AGAIN_NS, self._again)
+
+    def _again(self) -> None:
+        if self._left_ns is not None:
+            self._left_ns -= LOOK_AGAIN_NS
+        self._timer = self._begin()

@@ -1,0 +1,43 @@
+"""What an agent shows of what it keeps in the journal."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from keepstep.edge.os.voice import log, speak_of_job
+
+RESTART = [
+    ("diagnosis", logging.INFO),
+    ("rank-exited", logging.WARNING),
+    ("plan", logging.INFO),
+    ("rank-respawned", logging.INFO),
+    ("ranks-restarted", logging.WARNING),
+]
+
+
+def shown(
+    monkeypatch: pytest.MonkeyPatch, how_much: str, events: list[tuple[str, int]]
+) -> list[str]:
+    # as in a process of its own, without the handlers of the tests' runner
+    monkeypatch.setattr(log, "handlers", [])
+    monkeypatch.setattr(log, "propagate", False)
+    speak_of_job(how_much)
+    (handler,) = log.handlers
+    records = [
+        logging.LogRecord("keepstep", level, "", 0, kind, (), None) for kind, level in events
+    ]
+    for record in records:
+        record.keepstep_kind = record.msg
+    return [record.msg for record in records if handler.filter(record)]
+
+
+def test_a_restart_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shown(monkeypatch, "info", RESTART) == ["ranks-restarted"]
+    assert shown(monkeypatch, "debug", RESTART) == [kind for kind, _ in RESTART]
+
+
+def test_who_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs = [("diagnosis", logging.WARNING)]
+    assert shown(monkeypatch, "info", hangs) == ["diagnosis"]
