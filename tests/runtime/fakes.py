@@ -222,6 +222,7 @@ class FakeCopy:
         self._slot = slot
         self._nbytes = nbytes
         self.moved: Sequence[str] = ()
+        self.sums: Mapping[int, int] = {}
         self.is_over = False
 
     def copy_moving(self) -> None:

@@ -7,13 +7,15 @@ GIL, so hashing never holds up the trainer. It guards against accident, not mali
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import xxhash
 
-from keepstep.model.units import MIB
+from keepstep.model.units import KIB, MIB
 
 BLOCK_BYTES = 4 * MIB
+NOTHING_KNOWN: Mapping[int, int] = {}
+PIECE_BYTES = 256 * KIB  # few enough that they stay in a core's own cache
 
 
 def checksum(data: memoryview | bytes | bytearray) -> int:
@@ -26,9 +28,31 @@ def running_checksum() -> xxhash.xxh3_64:
     return xxhash.xxh3_64()
 
 
-def block_checksums(data: memoryview, block_bytes: int = BLOCK_BYTES) -> list[int]:
-    """One checksum a block; the last block may be short. Empty data has no blocks."""
-    return [checksum(data[at : at + block_bytes]) for at in range(0, len(data), block_bytes)]
+def copy_hashed(target: memoryview, source: memoryview | bytes | bytearray) -> int:
+    """Copy `source` into the `target` of the same size; returns XXH3-64 of what lies there then.
+
+    One pass: each piece is hashed where it was written, while it is in the cache. Nobody else may
+    write there meanwhile; the source may change at any time.
+    """
+    assert len(target) == len(source), f"{len(source)} bytes into {len(target)}"
+    running = xxhash.xxh3_64()
+    given = memoryview(source)
+    for at in range(0, len(target), PIECE_BYTES):
+        piece = target[at : at + PIECE_BYTES]
+        piece[:] = given[at : at + PIECE_BYTES]
+        running.update(piece)
+    return running.intdigest()
+
+
+def block_checksums(
+    data: memoryview, block_bytes: int = BLOCK_BYTES, known: Mapping[int, int] = NOTHING_KNOWN
+) -> list[int]:
+    """One checksum a block; the last block may be short. Empty data has no blocks. Blocks whose
+    checksum is `known`, by their number, are not read."""
+    return [
+        known[block] if block in known else checksum(data[at : at + block_bytes])
+        for block, at in enumerate(range(0, len(data), block_bytes))
+    ]
 
 
 def first_mismatch(

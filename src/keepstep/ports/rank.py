@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -33,6 +33,11 @@ class StateCopy(Protocol):
     def moved(self) -> Sequence[str]:
         """Tensors that changed while they were copied, as far as is known; complete when `settle`
         is over. Such a copy is torn: it mixes two moments. `passed` may find more, by chance."""
+
+    @property
+    def sums(self) -> Mapping[int, int]:
+        """Checksums of payload blocks that `copy_still` has taken as it wrote them, by their
+        number; of the others nothing is known."""
 
     @property
     def copy_ns(self) -> int:

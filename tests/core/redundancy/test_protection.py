@@ -155,6 +155,6 @@ def test_too_few_nodes_and_unequal_rows_are_refused() -> None:
 
 def test_a_row_is_cut_by_its_largest_member() -> None:
     assignment = assignments(Parity(3), mesh([1, 1, 1]))[0]
-    stripes = assignment.stripes({0: 1000, 1: 0, 2: 70})
+    stripes = assignment.stripes({0: 1000, 1: 0, 2: 70}, checked_bytes=4096)
     assert (stripes.members, stripes.data_bytes, stripes.tolerates) == ((0, 1, 2), (1000, 0, 70), 1)
     assert stripes.block_bytes * stripes.k >= 1000

@@ -78,8 +78,10 @@ class End:
         or nobody listens any more. How many did."""
         arrived = 0
         while arrived < nbytes and self.coming and self.endpoint.closing is None:
-            piece = self.coming.popleft()
             buffer = self.endpoint.get_buffer()
+            if nbytes - arrived >= len(buffer) and self._waits_for(len(buffer)):
+                break
+            piece = self.coming.popleft()
             taken = min(len(buffer), len(piece), nbytes - arrived)
             assert taken, "no room for anything"
             buffer[:taken] = piece[:taken]
@@ -88,6 +90,12 @@ class End:
             self.endpoint.buffer_updated(taken, now_ns)
             arrived += taken
         return arrived
+
+    def _waits_for(self, nbytes: int) -> bool:
+        """As a carrier does: what is certain to come is taken as a whole, or when nothing comes any
+        more."""
+        awaits_all = self.endpoint.awaits_all and not self.other.is_closed
+        return awaits_all and self.coming_bytes < nbytes
 
 
 @dataclass(eq=False)

@@ -9,12 +9,15 @@ import pytest
 
 from keepstep.edge.net.tcp import (
     BULK_PRIORITY,
+    TcpOptions,
+    dial,
     interface_of,
+    listen,
     queued_bytes,
     round_trip_ns,
     yield_to_others,
 )
-from keepstep.model.units import S_NS
+from keepstep.model.units import KIB, S_NS
 
 
 @pytest.fixture
@@ -62,6 +65,24 @@ def test_a_round_trip_is_known_once_something_was_answered(
 def test_blocks_yield_to_others(pair: tuple[socket.socket, socket.socket]) -> None:
     yield_to_others(pair[0])
     assert pair[0].getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY) == BULK_PRIORITY
+
+
+def test_buffers_follow_the_link_unless_they_are_set() -> None:
+    """A size that is set turns the kernel's own choice off."""
+
+    def sizes(sock: socket.socket) -> list[int]:
+        options = (socket.SO_SNDBUF, socket.SO_RCVBUF)
+        return [sock.getsockopt(socket.SOL_SOCKET, option) for option in options]
+
+    for options in (TcpOptions(), TcpOptions(buffer_bytes=64 * KIB)):
+        with (
+            socket.socket() as untouched,
+            listen(("127.0.0.1", 0), options) as server,
+            dial(server.getsockname(), "127.0.0.1", options) as near,
+        ):
+            untouched.connect(server.getsockname())
+            is_set = options.buffer_bytes is not None
+            assert sizes(near)[0] == 128 * KIB if is_set else sizes(near) == sizes(untouched)
 
 
 def test_whose_address_it_is() -> None:

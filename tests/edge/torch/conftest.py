@@ -44,7 +44,7 @@ class Room:
         assert not copy.moved, f"torn: {copy.moved}"
         manifest = json.dumps(copy.state.layout.to_json()).encode()
         copy.slot.seal(
-            copy.slot.write_table(copy.state.payload_bytes, manifest),
+            copy.slot.write_table(copy.state.payload_bytes, manifest, copy.sums),
             copy.state.layout.hash(),
             0.0,
             wall_ns=1,

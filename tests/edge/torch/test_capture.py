@@ -162,7 +162,7 @@ def test_a_change_during_the_copy_is_detected(room: Room) -> None:
     state = training.protected.gather()
     copy = room.begin(state)
 
-    write = copy._write
+    write = copy._write_hashed
 
     def write_and_change(pairs: Any) -> None:
         write(pairs[:3])
@@ -170,7 +170,7 @@ def test_a_change_during_the_copy_is_detected(room: Room) -> None:
             training.model[0].weight.zero_()
         write(pairs[3:])
 
-    copy._write = write_and_change  # type: ignore[method-assign]
+    copy._write_hashed = write_and_change  # type: ignore[method-assign]
     run_acts(copy.copy_still())
     assert copy.moved == ["model.0.weight"]
 
@@ -270,6 +270,26 @@ def test_torn_once_eager_from_then_on(room: Room, snapshot_bytes: Bytes) -> None
     assert snapshot_bytes(saved(room)) == expected
 
 
+@pytest.mark.parametrize("is_awaited", [False, True])
+def test_what_is_copied_is_hashed_at_once_unless_the_update_waits(
+    room: Room, snapshot_bytes: Bytes, is_awaited: bool
+) -> None:
+    training = Training()
+    state = training.protected.gather()
+    expected = snapshot_bytes(training.state())
+    copy = room.begin(state)
+    update = threading.Thread(target=copy.fence)
+    if is_awaited:
+        update.start()
+        assert copy._is_awaited.wait(60)
+    run_acts(copy.copy_still())
+    if is_awaited:
+        update.join()
+    assert set(copy.sums) == (set() if is_awaited else {0})
+    room.seal(copy)
+    assert snapshot_bytes(saved(room)) == expected
+
+
 def test_a_copy_that_fails_lets_the_trainer_go(room: Room) -> None:
     training = Training()
     copy = room.begin(training.protected.gather())
@@ -277,7 +297,7 @@ def test_a_copy_that_fails_lets_the_trainer_go(room: Room) -> None:
     def fail(_: Any) -> None:
         raise RuntimeError("the driver is gone")
 
-    copy._write = fail  # type: ignore[method-assign, assignment]
+    copy._write_hashed = fail  # type: ignore[method-assign, assignment]
     with pytest.raises(RuntimeError, match="the driver is gone"):
         run_acts(copy.copy_still())
     assert copy.done.is_set()

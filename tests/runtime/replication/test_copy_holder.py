@@ -130,6 +130,38 @@ def test_only_what_this_node_does_not_have_is_asked_for(blocks: list[bool]) -> N
     assert len(here.room.sent(CopyAcked)) == 1
 
 
+@given(blocks=st.lists(st.sampled_from(["same", "moved", "flipped", "new"]), max_size=6))
+def test_what_has_not_changed_since_the_older_copy_is_not_asked_for(blocks: list[str]) -> None:
+    """But a block of it in which a bit has flipped is."""
+    here, before = Holding(), state(BLOCK_BYTES * (len(blocks) + 1))
+    receive(here, an_owner(before))
+    older = here.copy()
+    assert older is not None
+    asked = len(here.asked())
+    now = bytearray(before)
+    for at, kind in enumerate(blocks):
+        place = slice(at * BLOCK_BYTES, (at + 1) * BLOCK_BYTES)
+        if kind == "moved":
+            now[place] = before[-BLOCK_BYTES:]
+        elif kind == "new":
+            now[place] = state(BLOCK_BYTES, at + 2)
+        elif kind == "flipped":
+            older.payload[at * BLOCK_BYTES + 3] ^= 1
+    owner = an_owner(bytes(now), NEXT)
+    here.offer(owner)
+    here.give_small_parts(owner, random.Random(1))
+    lacks = [at * BLOCK_BYTES for at, kind in enumerate(blocks) if kind in ("new", "flipped")]
+    missing = here.asked()[asked:]
+    assert missing == [BlockRange(Part.PAYLOAD, at, BLOCK_BYTES) for at in lacks]
+    for range_ in missing:
+        here.room.give(OWNER, owner, range_)
+    here.room.settle()
+    copy = here.copy(NEXT)
+    assert copy is not None
+    copy.verify_bytes()
+    assert payload_of(copy) == bytes(now)
+
+
 @given(data=st.data())
 def test_what_does_not_prove_is_not_kept(data: st.DataObject) -> None:
     here, owner = Holding(), an_owner(state(3 * BLOCK_BYTES + 10))

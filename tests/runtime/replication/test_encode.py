@@ -21,7 +21,6 @@ from keepstep.model.wire import BlockRange, Part, Span
 from keepstep.runtime.replication.encode import (
     Encoding,
     SnapshotSizes,
-    blank,
     contents_from,
     contents_of,
     ranges_for,
@@ -72,7 +71,6 @@ class Keeping:
         path = slot_path(JOB_DIR / "parity", mine, 0)
         self.slot = Slot.create(group.memory, path, self.contents.nbytes, text_bytes)
         self.slot.payload[:] = b"?" * len(self.slot.payload)  # of a parity before
-        blank(self.slot, self.contents.stripes.parity_bytes)
         self.slot.begin(JOB_HASH, mine, len(group.members), 0, STAMP)
         self.wholes = 0
         self.encoding = Encoding(self.slot, self.contents, mine, STAMP, self._on_whole)
@@ -221,6 +219,32 @@ def test_a_bit_that_flipped_at_its_owner_leaves_no_parity(part: Part) -> None:
     with pytest.raises(DamageError):
         keeping.encoding.seal(5)
     assert keeping.slot.header().state is SlotState.WRITING
+
+
+@given(sizes=SIZES, data=st.data())
+def test_a_bit_that_flips_in_a_parity_under_way_is_found(
+    sizes: list[int], data: st.DataObject
+) -> None:
+    """By the next piece that is added there, at the end, or in the sealed parity by its table."""
+    tolerates = data.draw(st.integers(1, min(3, len(sizes) - 1)))
+    keeping = Keeping(StripeGroup(sizes, tolerates), FIRST_RANK)
+    sent = keeping.awaited()
+    data.draw(st.randoms()).shuffle(sent)
+    flips_before = data.draw(st.integers(0, len(sent)))
+    at = data.draw(st.integers(0, keeping.contents.stripes.parity_bytes - 1))
+    for count, one in enumerate(sent):
+        if count == flips_before:
+            keeping.slot.payload[at] ^= 4
+        keeping.take(one)
+    if flips_before == len(sent):
+        keeping.slot.payload[at] ^= 4
+    right = keep_all(keeping.group, random.Random(1))[FIRST_RANK]
+    try:
+        keeping.encoding.seal(5)
+        keeping.slot.verify_bytes()
+    except DamageError:
+        return
+    assert payload_of(keeping.slot) == payload_of(right.slot), "it flipped where nothing was yet"
 
 
 def test_a_slot_that_was_given_up_meanwhile_becomes_no_parity() -> None:

@@ -21,7 +21,6 @@ from keepstep.model.wire import Span
 from keepstep.runtime.replication.encode import (
     Encoding,
     SnapshotSizes,
-    blank,
     contents_of,
     ranges_for,
 )
@@ -222,7 +221,6 @@ def lay_parities(nodes: FetchNodes, payloads: list[bytes], tolerates: int) -> No
         text_bytes = len(contents.to_text())
         path = slot_path(PARITY, mine, 0)
         parity = Slot.create(nodes.rooms[mine].memory, path, contents.nbytes, text_bytes)
-        blank(parity, contents.stripes.parity_bytes)
         parity.begin(JOB_HASH, mine, len(group), 0, STAMP)
         encoding = Encoding(parity, contents, mine, STAMP, lambda: None)
         for rank in encoding.ranks:

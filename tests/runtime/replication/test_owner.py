@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from keepstep.coding.checksum import checksum
 from keepstep.core.redundancy.protection import assignments
 from keepstep.edge.shm.slot import Slot, slot_path
 from keepstep.model.messages.peers import CopyOffer
 from keepstep.model.restore_sources import GroupMember, RestoreSource
 from keepstep.model.snapshot import Stamp
 from keepstep.model.topology import parse_policy
+from keepstep.model.wire import Part
 from keepstep.runtime.replication.encode import SnapshotSizes
 from keepstep.runtime.replication.owner import ASK_AGAIN_NS, Owner
 from tests.runtime.replication.room import BLOCK_BYTES, ReplicationRoom
@@ -24,6 +26,7 @@ OLD = Stamp(4, 1)
 TARGET = Stamp(5, 1)
 NEXT = Stamp(6, 1)
 PAYLOAD = random.Random(2).randbytes(3 * BLOCK_BYTES)
+UNEVEN_BYTES = len(PAYLOAD) + 300  # of another member: pieces are no blocks of the table
 
 
 class Owning:
@@ -228,25 +231,40 @@ def test_a_damaged_header_is_told_once_and_not_copied() -> None:
     assert not owning.owner.wanted(owning.holders[0], 0, TARGET, ())
 
 
-def test_a_member_that_does_not_prove_is_not_encoded() -> None:
+def damaged_member(others_bytes: int) -> Owning:
+    """Whose pieces are wanted, and whose first block is damaged."""
     owning = Owning("parity:4")
     file = owning.room.files.find(str(owning.slots[TARGET].path))
     assert file is not None
     file.data[4096 + 7] ^= 1
     for rank in (1, 2, 3):
-        owning.owner.announced(rank, TARGET, SnapshotSizes(len(PAYLOAD), 16, BLOCK_BYTES))
+        owning.owner.announced(rank, TARGET, SnapshotSizes(others_bytes, 16, BLOCK_BYTES))
     owning.owner.protect(TARGET, OLD)
     for node in owning.holders:
         owning.owner.accepted(node, 0, TARGET)
     owning.room.settle()
+    return owning
+
+
+def test_a_member_that_does_not_prove_is_not_encoded() -> None:
+    owning = damaged_member(UNEVEN_BYTES)
     assert owning.room.net.blocks == []
     assert owning.damage == 1
+
+
+def test_a_damaged_piece_that_is_a_block_of_the_table_goes_with_the_tables_checksum() -> None:
+    """So its holder finds out, as with a copy: nothing is read twice here."""
+    owning = damaged_member(len(PAYLOAD))
+    pieces = [b for b in owning.room.net.blocks if b.span.part is Part.PAYLOAD]
+    assert {block.span.offset for block in pieces} == {0, 512, 1024}
+    wrong = [block.span.offset for block in pieces if checksum(block.data) != block.checksum]
+    assert wrong == [0]
 
 
 def test_the_sizes_that_were_announced_before_the_own_offer_count() -> None:
     owning = Owning("parity:4")
     for rank in (1, 2, 3):
-        owning.owner.announced(rank, TARGET, SnapshotSizes(len(PAYLOAD), 16, BLOCK_BYTES))
+        owning.owner.announced(rank, TARGET, SnapshotSizes(UNEVEN_BYTES, 16, BLOCK_BYTES))
         owning.owner.announced(rank, NEXT, SnapshotSizes(1, 1, BLOCK_BYTES))
     owning.owner.protect(TARGET, OLD)
     owning.owner.accepted(1, 0, TARGET)

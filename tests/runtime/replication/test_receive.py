@@ -45,9 +45,10 @@ def coming(tmp_path: Path) -> Coming:
     return Coming(tmp_path)
 
 
-def test_what_is_not_what_was_expected_is_not_written(coming: Coming) -> None:
+def test_what_is_not_what_was_expected_is_still_missing(coming: Coming) -> None:
     coming.snapshot.put(coming.whole, WRONG, expected=checksum(RIGHT))
-    assert (coming.found, coming.missing) == (bytes(BYTES), [coming.whole])
+    assert coming.missing == [coming.whole]
+    assert not coming.snapshot.in_use
     coming.snapshot.put(coming.whole, RIGHT, expected=checksum(RIGHT))
     assert (coming.found, coming.missing) == (RIGHT, [])
 
@@ -56,6 +57,24 @@ def test_what_is_here_is_not_written_over(coming: Coming) -> None:
     coming.snapshot.put(coming.whole, RIGHT)
     coming.snapshot.put(coming.whole, WRONG)
     assert coming.found == RIGHT
+
+
+class Prying(bytes):
+    """Bytes that look, as they are read, whether a link would get the place that they go to."""
+
+    def seen_by(self, coming: Coming) -> Prying:
+        self.coming = coming
+        return self
+
+    def __len__(self) -> int:
+        assert self.coming.snapshot.place(1, self.coming.span) is None
+        assert self.coming.snapshot.in_use
+        return super().__len__()
+
+
+def test_no_link_writes_where_bytes_are_being_put(coming: Coming) -> None:
+    coming.snapshot.put(coming.whole, Prying(RIGHT).seen_by(coming))
+    assert (coming.found, coming.missing) == (RIGHT, [])
 
 
 def test_what_is_coming_over_the_wire_is_not_written_over(coming: Coming) -> None:

@@ -115,16 +115,6 @@ def test_a_slot_that_fits_is_given_at_once_and_a_larger_one_is_made_by_a_worker(
     assert rooms.given[1].capacity >= 20_000
 
 
-def test_a_parity_begins_with_zeros_where_something_lay() -> None:
-    rooms = Rooms()
-    rooms.put(0, False, Stamp(1, 1)).payload[:64] = b"y" * 64
-    offer = CopyOffer(VERSION, RANK, Stamp(2, 1), 8, 64, 8, 64, 0, (), 0, None)
-    rooms.room.find(offer, rooms.shelf, RANK, 64, 64, rooms.given.append, blank_bytes=64)
-    assert rooms.given == []
-    rooms.node.settle()
-    assert bytes(rooms.given[0].payload[:64]) == bytes(64)
-
-
 def test_where_there_is_no_memory_the_owner_is_told_so() -> None:
     rooms = Rooms(budget_bytes=100_000)
     rooms.find(Stamp(1, 1), capacity=1_000_000)

@@ -29,10 +29,11 @@ class Assignment:
     stripe_group: tuple[int, ...] = ()
     tolerates: int = 0
 
-    def stripes(self, payload_bytes: Mapping[int, int]) -> Stripes:
-        """How the group's payloads are combined; `payload_bytes` of each of its ranks."""
+    def stripes(self, payload_bytes: Mapping[int, int], checked_bytes: int) -> Stripes:
+        """How the group's payloads are combined; `payload_bytes` of each of its ranks, and how many
+        of them share a checksum."""
         sizes = [payload_bytes[rank] for rank in self.stripe_group]
-        return stripes_of_snapshots(self.stripe_group, self.tolerates, sizes)
+        return stripes_of_snapshots(self.stripe_group, self.tolerates, sizes, checked_bytes)
 
 
 def assignments(policy: Scheme, mesh: Mesh) -> dict[int, Assignment]:

@@ -9,7 +9,8 @@ touches a byte and knows no coefficients: a piece carries its position in its co
 The layout, for G members, t of them lost at most, k = G - t:
 
 * Each member's bytes are cut into k blocks of one size, a multiple of 64; what is missing at the
-  end counts as zeros.
+  end counts as zeros. Long ones are a multiple of what shares a checksum in a slot: then every
+  piece that crosses has one in its owner's table already, and every piece of a parity in its own.
 * There are G codewords, each with one block of every member: codeword c has its parity rows 0..t-1
   on members c, c+1, .., c+t-1 (cyclically) and data on the others. So each member keeps t parity
   blocks beside its k data blocks, and any t members may be lost.
@@ -27,6 +28,8 @@ from enum import Enum
 
 from keepstep.model.layout import ALIGN_BYTES
 from keepstep.model.units import round_up
+
+LONG = 8  # checksums in a block: from here on it is worth one more, of which part is empty
 
 
 class StripeRegion(Enum):
@@ -102,18 +105,25 @@ class Stripes:
 
 
 def stripes_of_snapshots(
-    members: Sequence[int], tolerates: int, data_bytes: Sequence[int]
+    members: Sequence[int],
+    tolerates: int,
+    data_bytes: Sequence[int],
+    checked_bytes: int = ALIGN_BYTES,
 ) -> Stripes:
-    """The layout where every member has bytes of its own, not necessarily equally many."""
+    """The layout where every member has bytes of its own, not necessarily equally many.
+    `checked_bytes`: so many share a checksum (`Memory.block_bytes`); all members must name the
+    same."""
     assert len(members) == len(data_bytes) > tolerates > 0, (
         f"{len(members)} members, {len(data_bytes)} sizes, {tolerates} tolerated"
     )
-    block_bytes = _block_bytes(max(data_bytes), len(members) - tolerates)
+    block_bytes = _block_bytes(max(data_bytes), len(members) - tolerates, checked_bytes)
     return Stripes(tuple(members), tolerates, block_bytes, tuple(data_bytes))
 
 
-def _block_bytes(total_bytes: int, blocks: int) -> int:
-    return round_up(-(-total_bytes // blocks), ALIGN_BYTES)
+def _block_bytes(total_bytes: int, blocks: int, checked_bytes: int) -> int:
+    least_bytes = -(-total_bytes // blocks)
+    is_long = least_bytes >= LONG * checked_bytes
+    return round_up(least_bytes, checked_bytes if is_long else ALIGN_BYTES)
 
 
 def contribution(stripes: Stripes, owner: int, keeper: int) -> list[Piece]:

@@ -16,7 +16,7 @@ from keepstep.core.wire.channel import NOTHING, Channel, Line, Pieces, refuse
 from keepstep.core.wire.connection import Connection
 from keepstep.core.wire.delivery import Flight, Seen
 from keepstep.core.wire.traffic import Outgoing, RunningHash, Traffic
-from keepstep.model.units import KIB, MIB
+from keepstep.model.units import KIB
 from keepstep.model.wire import (
     BlockComing,
     BlockHeader,
@@ -27,7 +27,9 @@ from keepstep.model.wire import (
     Signalled,
 )
 
-CHUNK_BYTES = 1 * MIB  # received and hashed at once: the bytes are still in the cache
+# received and hashed at once: few enough that they are still in a core's own cache, and enough that
+# what Python does between two pieces does not count
+PIECE_BYTES = 256 * KIB
 FRAME_BYTES = 4 * KIB  # of a frame, received at once
 DRAIN_BYTES = 256 * KIB  # of what nobody wants, received at once
 
@@ -68,7 +70,7 @@ class _Placed:
         self._at = 0
 
     def next(self) -> memoryview:
-        return self._place[self._at : self._at + CHUNK_BYTES]
+        return self._place[self._at : self._at + PIECE_BYTES]
 
     def took(self, nbytes: int) -> bool:
         """Whether that was the rest."""
@@ -180,6 +182,10 @@ class BlockStream:
         return self._granted_bytes > 0
 
     # receiving
+
+    @property
+    def awaits_all(self) -> bool:
+        return self._arriving is not None
 
     def get_buffer(self) -> memoryview:
         if self._arriving is not None:

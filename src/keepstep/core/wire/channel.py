@@ -47,6 +47,11 @@ class Stream(Protocol):
     # nobody calls `Line.wake`
     pause_ns: int | None
 
+    @property
+    def awaits_all(self) -> bool:
+        """All of what `get_buffer` gives is certain to come: who receives may wait for the whole
+        of it."""
+
     def get_buffer(self) -> memoryview:
         """Where the next bytes go; never empty. Not asked once the line is closing."""
 

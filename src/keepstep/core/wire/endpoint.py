@@ -91,6 +91,11 @@ class Endpoint:
             return self._stream.get_buffer()
         return self._buffer[: self.wire.wanted]
 
+    @property
+    def awaits_all(self) -> bool:
+        """See `Stream`."""
+        return self._stream is not None and self._stream.awaits_all
+
     def buffer_updated(self, nbytes: int, now_ns: int) -> None:
         """So many bytes have arrived, at the beginning of what `get_buffer` gave."""
         if self._stream is not None:

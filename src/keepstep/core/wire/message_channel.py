@@ -95,6 +95,8 @@ class MessageStream:
 
     # receiving
 
+    awaits_all = False
+
     def get_buffer(self) -> memoryview:
         return self._buffer
 

@@ -96,7 +96,9 @@ class Carrier:
         self._sock.settimeout(None)
 
     def _receive(self, endpoint: Endpoint, why_closed: str) -> None:
-        nbytes = self._sock.recv_into(endpoint.get_buffer())
+        # a piece of a block comes whole: one call, where each segment would take one
+        flags = socket.MSG_WAITALL if endpoint.awaits_all else 0
+        nbytes = self._sock.recv_into(endpoint.get_buffer(), 0, flags)
         if nbytes:
             endpoint.buffer_updated(nbytes, time.monotonic_ns())
         else:

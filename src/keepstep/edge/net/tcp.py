@@ -14,7 +14,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from keepstep.model.units import KIB, MIB, S_NS
+from keepstep.model.units import KIB, S_NS
 
 Address = tuple[str, int]
 
@@ -26,10 +26,13 @@ BULK_PRIORITY = 2  # TC_PRIO_BULK: the last band of the kernel's own queues
 
 @dataclass(frozen=True, slots=True)
 class TcpOptions:
-    """`priority` (SO_PRIORITY, 0 to 6) and `max_pacing_bytes_per_s` (SO_MAX_PACING_RATE, one
-    connection) are left alone when None."""
+    """`buffer_bytes` (SO_SNDBUF, SO_RCVBUF), `priority` (SO_PRIORITY, 0 to 6) and
+    `max_pacing_bytes_per_s` (SO_MAX_PACING_RATE, one connection) are left alone when None. Buffers
+    that are set stay as they are: the kernel makes them no larger than `net.core.wmem_max` and
+    `rmem_max` without a word, and follows the link with its own (`tcp_wmem`, `tcp_rmem`) no more.
+    """
 
-    buffer_bytes: int = 4 * MIB
+    buffer_bytes: int | None = None
     # bytes unacknowledged by the other kernel for so long break the connection
     unacked_s: float = 5.0
     handshake_s: float = 5.0
@@ -72,8 +75,9 @@ def dial(address: Address, source_host: str, options: TcpOptions) -> socket.sock
 
 def _tune(sock: socket.socket, options: TcpOptions) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, options.buffer_bytes)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, options.buffer_bytes)
+    if options.buffer_bytes is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, options.buffer_bytes)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, options.buffer_bytes)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     seconds = max(1, round(options.unacked_s / 2))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, seconds)

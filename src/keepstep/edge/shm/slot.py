@@ -19,13 +19,14 @@ import json
 import math
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from keepstep.coding.checksum import (
     BLOCK_BYTES,
+    NOTHING_KNOWN,
     block_checksums,
     checksum,
     first_mismatch,
@@ -248,10 +249,13 @@ class Slot:
                 raise AssertionError(f"a slot has no {part.name}")
         return self._region.view[at : at + nbytes]
 
-    def write_table(self, payload_bytes: int, manifest: bytes) -> SlotHeader:
-        """Hash the payload, write table and manifest, return the header that `seal` will write."""
+    def write_table(
+        self, payload_bytes: int, manifest: bytes, known: Mapping[int, int] = NOTHING_KNOWN
+    ) -> SlotHeader:
+        """Hash the payload, write table and manifest, return the header that `seal` will write.
+        `known`: checksums of blocks that were hashed as they were written, by their number."""
         assert payload_bytes <= self.capacity and len(manifest) <= self.manifest_capacity
-        sums = block_checksums(self.payload[:payload_bytes], self.block_bytes)
+        sums = block_checksums(self.payload[:payload_bytes], self.block_bytes, known)
         table = pack_table(sums)
         self._region.view[self._table_at : self._table_at + len(table)] = table
         self._region.view[self._manifest_at : self._manifest_at + len(manifest)] = manifest

@@ -85,6 +85,10 @@ class Shelf:
                     found[(rank, view.stamp)] = slot
         return found
 
+    def of(self, rank: int) -> list[Slot]:
+        """All that there are of that rank, whatever they hold."""
+        return [slot for slot in self._slots.get(rank, []) if slot is not None]
+
     def find(self, rank: int, stamp: Stamp) -> Slot | None:
         for slot in self._slots.get(rank, []):
             if (

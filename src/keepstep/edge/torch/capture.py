@@ -4,7 +4,7 @@ stand still.
 Between two updates parameters and optimizer state do not move (DataStates-LLM, HPDC'24: "lazy";
 CheckFreq, FAST'21: the fence before the update), so a thread copies them during the next forward
 and backward. Everything else (buffers move in forward, RNG and Python state at any time) is copied
-at the boundary.
+at the boundary. What the thread copies it hashes in the same pass, unless the update waits for it.
 
 Three proofs that nothing moved. The optimizers' pre-step hook waits for `fence`. Tensor version
 counters before and after are equal: after, that is when whatever ran as the copy ended is over too
@@ -22,12 +22,13 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from keepstep.edge.shm import memory
+from keepstep.edge.shm.one_pass import SlotCopy, copy_and_hash
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.torch.operations import Operation
 from keepstep.edge.torch.state import State
@@ -59,6 +60,7 @@ class TensorCopy:
     moved: list[str] = field(default_factory=list)
     copied_bytes: int = 0
     copy_ns: int = 0
+    sums: Mapping[int, int] = field(default_factory=dict)  # see `StateCopy`
 
     def __post_init__(self) -> None:
         self._pairs = list(zip(self.state.items, self.state.layout.segments, strict=True))
@@ -66,6 +68,7 @@ class TensorCopy:
         self._versions = [item.version for item, _ in self._lazy]
         self._thread = threading.get_ident(), threading.get_native_id()
         self._lock = threading.Lock()
+        self._is_awaited = threading.Event()  # the update waits
         self._is_settled = threading.Event()  # what has `moved` by counters is known for good
         self._is_copied = False
         self._is_fenced = False  # whatever moves from here on may
@@ -92,7 +95,7 @@ class TensorCopy:
         yield
         began_ns = time.perf_counter_ns()
         try:
-            self._write(self._lazy)
+            self._write_hashed(self._lazy)
             self._is_copied = True
         finally:
             self.done.set()
@@ -120,6 +123,7 @@ class TensorCopy:
 
     def fence(self) -> None:
         """In the optimizer's pre-step hook: return when the update may overwrite the tensors."""
+        self._is_awaited.set()
         self.done.wait()
         self.passed()
         for device, stream in self._streams.items():
@@ -171,6 +175,31 @@ class TensorCopy:
         memory.copy_all(
             [(base + s.offset, i.address, s.spec.nbytes) for i, s in pairs if i.address]
         )
+        self._write_through_torch(pairs)
+
+    def _write_hashed(self, pairs: Sequence[tuple[StateItem, Segment]]) -> None:
+        """The same, and take the checksums of the blocks that torch, and the device, are done
+        with."""
+        copies = [SlotCopy(s.offset, i.address, s.spec.nbytes) for i, s in pairs if i.address]
+        nbytes = self.state.payload_bytes
+        self.sums = copy_and_hash(
+            self.slot, copies, nbytes, self._blocks_of_torch(), self._is_awaited.is_set
+        )
+        self._write_through_torch(pairs)
+
+    def _blocks_of_torch(self) -> set[int]:
+        """The numbers of the blocks that have something of a tensor whose bytes go through
+        torch."""
+        size = self.slot.block_bytes
+        segments = [segment for item, segment in self._pairs if item.address is None]
+        return {
+            block
+            for s in segments
+            if s.spec.nbytes
+            for block in range(s.offset // size, (s.offset + s.spec.nbytes - 1) // size + 1)
+        }
+
+    def _write_through_torch(self, pairs: Sequence[tuple[StateItem, Segment]]) -> None:
         for item, segment in pairs:
             self.copied_bytes += segment.spec.nbytes
             if item.address is not None:

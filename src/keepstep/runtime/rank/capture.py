@@ -413,7 +413,7 @@ class Capture:
             if copy.moved:
                 return _Sealed(moved=tuple(copy.moved))
             began_ns = clock.monotonic_ns()
-            header = slot.write_table(gathered.payload_bytes, manifest.text)
+            header = slot.write_table(gathered.payload_bytes, manifest.text, copy.sums)
             yield from copy.settle()
             if copy.moved:
                 return _Sealed(moved=tuple(copy.moved))

@@ -2,8 +2,8 @@
 
 Comes in: offers of owners, and the blocks that they send. Goes out: acceptance, requests for what
 is missing, and the acknowledgement once the copy is whole and proven. Table, manifest and header
-come first; then what this node's own ranks have too is taken from there, and the rest is asked for.
-Everything but blocks happens in the keeper's loop.
+come first; then what the older copy or this node's own ranks have too is taken from there, and the
+rest is asked for. Everything but blocks happens in the keeper's loop.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from keepstep.model.snapshot import Stamp
 from keepstep.model.units import MIB
 from keepstep.model.wire import BlockRange
 from keepstep.runtime.keeper_world import KeeperWorld
+from keepstep.runtime.replication.dedup import OlderCopy, older_copy, take_unchanged
 from keepstep.runtime.replication.held import HeldSnapshots
 from keepstep.runtime.replication.holder_replies import HolderReplies
 from keepstep.runtime.replication.mesh_links import MeshLinks
@@ -29,10 +30,11 @@ BATCH_BYTES = 64 * MIB  # of payload, compared in one go
 
 
 class _Arrived(NamedTuple):
-    """A snapshot whose table is here."""
+    """A snapshot whose table is here. `older`: the newest copy of that rank that rests here."""
 
     offer: CopyOffer
     incoming: IncomingSnapshot
+    older: OlderCopy | None
 
 
 class _Batch:
@@ -120,34 +122,35 @@ class CopyHolder:
         self._replies.accept(offer)
 
     def _compare(self, offer: CopyOffer, incoming: IncomingSnapshot) -> None:
-        """The table is here: what this node's own ranks have too is taken from there, the rest is
-        asked for."""
+        """The table is here: what the older copy or this node's own ranks have too is taken from
+        there, the rest is asked for."""
         if self._receiving.get(offer.rank) is not incoming:
             return
         self._comparing[offer.rank] = offer.stamp
         incoming.work(True)
-        arrived = _Arrived(offer, incoming)
+        arrived = _Arrived(offer, incoming, older_copy(self._held.copies.of(offer.rank)))
         if not self._batch.join(arrived):
             self._batch = batch = _Batch(arrived)
             self._world.workers.submit(lambda: self._take_over(batch), self._ask)
 
     def _take_over(self, batch: _Batch) -> list[tuple[_Arrived, list[BlockRange]]]:
-        """Beside the loop: from this node's own ranks. What is missing then of each."""
+        """Beside the loop: from older copies and this node's own ranks. What is missing then of
+        each."""
         mesh = self._links.mesh
         own_ranks = mesh.ranks_of(mesh.node)
-        return [
-            (
-                one,
-                self._held.dedup.take_over(
-                    one.incoming, one.incoming.table(), own_ranks, one.offer.stamp
-                ),
-            )
-            for one in batch.take()
-        ]
+        found = []
+        for one in batch.take():
+            table = one.incoming.table()
+            if one.older is not None:
+                take_unchanged(one.incoming, table, one.older)
+            stamp = one.offer.stamp
+            missing = self._held.dedup.take_over(one.incoming, table, own_ranks, stamp)
+            found.append((one, missing))
+        return found
 
     def _ask(self, found: list[tuple[_Arrived, list[BlockRange]]]) -> None:
         with self._links.gathering():
-            for (offer, incoming), missing in found:
+            for (offer, incoming, _), missing in found:
                 incoming.work(False)
                 if self._receiving.get(offer.rank) is incoming:
                     del self._comparing[offer.rank]

@@ -1,10 +1,11 @@
-"""Dedup: blocks of a snapshot that this node has already, because one of its own ranks holds the
-same bytes.
+"""Dedup: blocks of a snapshot that this node has already: in the older copy of it that rests here,
+or because one of its own ranks holds the same bytes.
 
-Data-parallel replicas agree in nearly all of their state, so a holder need not be sent what its own
-ranks computed. Two blocks are taken for equal when their tables name the same checksum and length;
-what is copied is hashed again, so that a bit which flipped here at rest is not taken over but asked
-for. Done beside the loop, at memory speed.
+What does not learn is the same in every generation (frozen weights are most of a fine-tuned model),
+and data-parallel replicas agree in nearly all of their state: a holder need not be sent either. Two
+blocks are taken for equal when their tables name the same checksum and length; what is copied is
+hashed as it is written, so that a bit which flipped here at rest is not taken over but asked for.
+Done beside the loop, at memory speed.
 
 The tables of the own ranks are read once a generation, and only told apart by its stamp: what is
 remembered of them says where to look, never what is there. So nothing has to be forgotten when a
@@ -14,15 +15,55 @@ slot is overwritten or damaged: its bytes do not prove, and come from elsewhere.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
+from keepstep.edge.shm.slot import Slot
 from keepstep.errors import DamageError
-from keepstep.model.snapshot import Stamp
+from keepstep.model.snapshot import SlotState, Stamp
 from keepstep.model.wire import BlockRange, Part
 from keepstep.runtime.replication.receive import IncomingSnapshot
 from keepstep.runtime.slot_locks import OwnSlots
 
 BlockSum = tuple[int, int]  # checksum and length
+
+
+class OlderCopy(NamedTuple):
+    """Of another generation, as far as it may have the same blocks: its table and payload. It may
+    be given up or overwritten at any time: what is taken from it is proven."""
+
+    table: Sequence[int]
+    payload: memoryview
+
+
+def older_copy(slots: Iterable[Slot]) -> OlderCopy | None:
+    """The newest snapshot in these slots; None when there is none. Called in the loop, which alone
+    closes them; what is returned may be read beside it."""
+    found: list[tuple[Stamp, OlderCopy]] = []
+    for slot in slots:
+        try:
+            header = slot.header()
+            if header.state is SlotState.SEALED:
+                older = OlderCopy(slot.table(header), slot.part(Part.PAYLOAD, header))
+                found.append((header.stamp, older))
+        except DamageError:
+            continue  # scrubbing will find it too
+    return max(found, key=lambda each: each[0], default=(None, None))[1]
+
+
+def take_unchanged(incoming: IncomingSnapshot, table: tuple[int, ...], older: OlderCopy) -> None:
+    """Fill `incoming`, whose table this is, with the blocks that `older` has too."""
+    block_bytes = incoming.slot.block_bytes
+    places: dict[BlockSum, int] = {}  # offsets
+    for block, known in enumerate(older.table):
+        at = block * block_bytes
+        places.setdefault((known, min(block_bytes, len(older.payload) - at)), at)
+    for range_ in _payload(incoming):
+        expected = table[range_.offset // block_bytes]
+        place = places.get((expected, range_.length))
+        if place is not None:
+            equal = older.payload[place : place + range_.length]
+            incoming.put(range_, equal, expected=expected)
 
 
 class BlockDedup:

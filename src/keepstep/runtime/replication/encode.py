@@ -2,12 +2,14 @@
 members send.
 
 Each piece is added to the parity as it arrives (XOR, or Reed-Solomon by ISA-L), so only one block a
-link is ever kept beside it. After the parity lie the headers, tables and manifests of the group's
-other members: who lost everything is rebuilt from here, and proven by its own table. Called on the
-links' threads but for `seal`.
+link is ever kept beside it. What it is added to is proven in the same pass and hashed anew
+(`parity_sums.py`): a bit that flips in a parity under way is found. After the parity lie the
+headers, tables and manifests of the group's other members: who lost everything is rebuilt from
+here, and proven by its own table. Called on the links' threads but for `seal`.
 
-Invariants: every piece is added exactly once; parity and data carry one stamp (otherwise a kill
-between writing both would leave a parity that decodes to garbage: the write hole).
+Invariants: every piece is added exactly once, to zeros or to what the one before it has left;
+parity and data carry one stamp (otherwise a kill between writing both would leave a parity that
+decodes to garbage: the write hole).
 """
 
 from __future__ import annotations
@@ -20,17 +22,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from keepstep.coding.checksum import checksum
-from keepstep.coding.reed_solomon import accumulate, solve
+from keepstep.coding.reed_solomon import solve
 from keepstep.core.redundancy.stripes import Stripes, contribution, stripes_of_snapshots
 from keepstep.edge.shm.slot import Slot, parse_page, table_bytes
 from keepstep.errors import DamageError
 from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
-from keepstep.model.units import MIB, PAGE_BYTES
+from keepstep.model.units import PAGE_BYTES
 from keepstep.model.wire import BlockRange, Part, Span
+from keepstep.runtime.replication.parity_sums import ParitySums
 from keepstep.runtime.replication.receive import blocks, range_of
 
 LAYOUT_HASH = "00" * 16  # a parity has no tensors
-_ZEROS = bytes(MIB)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,8 @@ def contents_of(
     sizes: Mapping[int, SnapshotSizes], group: tuple[int, ...], tolerates: int, mine: int
 ) -> ParityContents:
     """For the parity that the member `mine` keeps."""
-    stripes = stripes_of_snapshots(group, tolerates, [sizes[r].payload_bytes for r in group])
+    nbytes = [sizes[rank].payload_bytes for rank in group]
+    stripes = stripes_of_snapshots(group, tolerates, nbytes, sizes[mine].block_bytes)
     metas, at = {}, stripes.parity_bytes
     for rank in (r for r in group if r != mine):
         metas[rank] = (at, sizes[rank])
@@ -109,7 +112,8 @@ def contents_from(manifest: bytes, block_bytes: int) -> ParityContents:
     """The inverse of `ParityContents.to_text`, from a proven manifest of a slot with blocks of
     `block_bytes`."""
     said: dict[str, Any] = json.loads(manifest)
-    stripes = stripes_of_snapshots(said["row"], said["tolerates"], said["data_bytes"])
+    row, data_bytes = said["row"], said["data_bytes"]
+    stripes = stripes_of_snapshots(row, said["tolerates"], data_bytes, block_bytes)
     return ParityContents(
         stripes,
         {
@@ -135,18 +139,8 @@ def ranges_for(stripes: Stripes, sizes: SnapshotSizes, owner: int, keeper: int) 
     return [*data, *metas]
 
 
-def blank(slot: Slot, nbytes: int) -> None:
-    """What a parity begins with: a slot that holds nothing, the first `nbytes` of its payload
-    zeros. Takes as long as a copy of them."""
-    slot.void()
-    payload = slot.payload[:nbytes]
-    # one source that stays in the cache: a large one of zeros takes four times as long
-    for at in range(0, nbytes, MIB):
-        payload[at : at + MIB] = _ZEROS[: nbytes - at]
-
-
 class Encoding:
-    """The parity of `mine` at one stamp, in a slot that is `blank`. `on_whole` is called once, when
+    """The parity of `mine` at one stamp, whatever lies in its slot. `on_whole` is called once, when
     everything has been added."""
 
     def __init__(
@@ -169,6 +163,11 @@ class Encoding:
             for range_ in ranges_for(stripes, sizes, rank, mine)
         }
         self._payload = slot.payload
+        self._parity = ParitySums(
+            self._payload[: stripes.parity_bytes],
+            stripes.block_bytes,
+            contents.metas[self.ranks[0]][1].block_bytes,
+        )
 
     @property
     def ranks(self) -> list[int]:
@@ -213,8 +212,7 @@ class Encoding:
         )
         row = (stripes.members.index(self.mine) - codeword) % len(stripes.members)
         rows = solve(stripes.k, stripes.tolerates, tuple(range(stripes.k)), (stripes.k + row,))
-        at = row * stripes.block_bytes + span.offset - piece.start
-        accumulate(rows, piece.position, data, [self._payload[at : at + span.length]])
+        self._parity.add(row, span.offset - piece.start, rows, piece.position, data)
 
     def stop(self) -> None:
         """Nothing is added any more when this returns."""
@@ -223,11 +221,12 @@ class Encoding:
 
     def seal(self, wall_ns: int) -> SlotHeader:
         """The parity is whole: make it one that is found. Raises DamageError when its header was
-        damaged meanwhile, or given up, and when what was sent beside the pieces is no member's
-        proven header, table and manifest."""
+        damaged meanwhile, or given up, when a bit has flipped in it, and when what was sent beside
+        the pieces is no member's proven header, table and manifest."""
         for rank in self.contents.metas:
             self._prove_meta(rank)
-        header = self.slot.write_table(self.contents.nbytes, self.contents.to_text())
+        known = self._parity.finish(self.slot.path)
+        header = self.slot.write_table(self.contents.nbytes, self.contents.to_text(), known)
         if header.state is not SlotState.WRITING:
             raise DamageError(
                 f"{self.slot.path}: expected a parity that is being written, found a slot "

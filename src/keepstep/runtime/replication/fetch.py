@@ -9,8 +9,9 @@ of the others. Everything but blocks happens in the keeper's loop.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from itertools import islice, takewhile
 from pathlib import Path
 
 from keepstep.core.redundancy.stripes import (
@@ -31,12 +32,12 @@ from keepstep.model.units import KIB, PAGE_BYTES
 from keepstep.model.wire import BlockRange, Part
 from keepstep.ports import Memory
 from keepstep.runtime.keeper_world import KeeperWorld
+from keepstep.runtime.replication.decode import PayloadDecoder
 from keepstep.runtime.replication.mesh_links import MeshLinks
 from keepstep.runtime.replication.peer_inbox import BlockTaker
 from keepstep.runtime.replication.receive import (
     IncomingSnapshot,
     WantedRanges,
-    blocks,
     in_runs,
     ranges_of,
 )
@@ -95,6 +96,7 @@ class Fetch:
         self._nbytes = 0
         self._incoming: IncomingSnapshot | None = None  # once its size is known
         self._over = self._is_away = False
+        self._is_decoding = False  # a worker rebuilds
         self._road: Generator[None, None, None] = (
             self._by_copies() if source.copies else self._by_decoding()
         )
@@ -194,55 +196,72 @@ class Fetch:
         small = [range_ for range_ in whole if range_.part is not Part.PAYLOAD]
         self._want(self._nodes[0], [(self._rank, r) for r in small])
         group, tolerates = self.source.stripe_group, self.source.tolerates
-        stripes = stripes_of_snapshots(group, tolerates, [sizes[rank] for rank in group])
+        nbytes = [sizes[rank] for rank in group]
+        stripes = stripes_of_snapshots(group, tolerates, nbytes, self._memory.block_bytes)
         yield from self._decode(stripes, incoming)
         for range_ in small:
             while not self._ranges.has(self._rank, range_):
                 yield
             incoming.put(range_, self._ranges.take(self._rank, range_))
-        for range_ in blocks(Part.PAYLOAD, header.payload_bytes, self._memory.block_bytes):
-            incoming.put_in_place(range_)
         incoming.seal(self._job_hash)
 
     def _decode(self, stripes: Stripes, incoming: IncomingSnapshot) -> Generator[None, None, None]:
-        # numpy, which a keeper without codes does not need
-        from keepstep.coding.reed_solomon import rebuild, solve
+        steps = self._steps(stripes)
+        decoder = PayloadDecoder(stripes, incoming)
+        ahead: deque[Combine] = deque()
+        while True:
+            for step in islice(steps, STEPS_AHEAD - len(ahead)):
+                ahead.append(step)
+                self._want_sources(step)
+            if not ahead and not self._is_decoding:
+                return
+            ready = list(takewhile(self._has_sources, ahead))
+            if not ready or self._is_decoding:
+                yield
+                continue
+            for _ in ready:
+                ahead.popleft()
+            self._rebuild(decoder, [(step, self._take_sources(step)) for step in ready])
 
+    def _steps(self, stripes: Stripes) -> Iterator[Combine]:
+        """All that rebuild the payload, in the order of its bytes."""
         node_of = dict(self.source.members)
         missing = [rank for rank in self.source.stripe_group if rank not in node_of]
         lost = missing[: stripes.tolerates]
-        steps = (
-            step
-            for combine in decode_plan(stripes, lost, self._rank)
-            if combine.targets[0].region is StripeRegion.DATA
-            for step in chunks(combine, CHUNK_BYTES)
-        )
-        ahead: deque[tuple[Combine, Piece]] = deque()
-        more = True
-        while more or ahead:
-            while more and len(ahead) < STEPS_AHEAD:
-                step = next(steps, None)
-                if step is None or not step.targets:
-                    more = step is not None
-                    continue
-                ahead.append((step, step.targets[0]))
-                for piece in step.sources:
-                    if piece.nbytes:
-                        self._want(node_of[piece.member], [(piece.member, _range(piece))])
-            if not ahead:
-                break
-            step, target = ahead[0]
-            if not all(self._ranges.has(p.member, _range(p)) for p in step.sources if p.nbytes):
-                yield
-                continue
-            ahead.popleft()
-            got = [
-                self._ranges.take(p.member, _range(p)) if p.nbytes else bytearray()
-                for p in step.sources
-            ]
-            have = tuple(p.position for p in step.sources)
-            rows = solve(stripes.k, stripes.tolerates, have, (target.position,))
-            rebuild(rows, got, [incoming.payload[target.start : target.stop]])
+        for combine in decode_plan(stripes, lost, self._rank):
+            if combine.targets[0].region is StripeRegion.DATA:
+                yield from (step for step in chunks(combine, CHUNK_BYTES) if step.targets)
+
+    def _want_sources(self, step: Combine) -> None:
+        node_of = dict(self.source.members)
+        for piece in step.sources:
+            if piece.nbytes:
+                self._want(node_of[piece.member], [(piece.member, _range(piece))])
+
+    def _has_sources(self, step: Combine) -> bool:
+        return all(self._ranges.has(p.member, _range(p)) for p in step.sources if p.nbytes)
+
+    def _take_sources(self, step: Combine) -> list[bytearray]:
+        return [
+            self._ranges.take(p.member, _range(p)) if p.nbytes else bytearray()
+            for p in step.sources
+        ]
+
+    def _rebuild(
+        self, decoder: PayloadDecoder, ready: list[tuple[Combine, list[bytearray]]]
+    ) -> None:
+        """Beside the loop: it takes as long as reading and writing memory does."""
+
+        def work() -> None:
+            for step, sources in ready:
+                decoder.rebuild(step, sources)
+
+        def done(_: None) -> None:
+            self._is_decoding = False
+            self._go_on()
+
+        self._is_decoding = True
+        self._world.workers.submit(work, done)
 
     # -- asking
 

@@ -2,9 +2,10 @@
 
 Comes in: the holders' answers. Goes out: offers, and blocks straight from the sealed slot, which
 stands still until the last of them is over. A copy's payload follows when the holder has seen in
-the table which blocks of it are new to it; a member of a stripe group sends its pieces once it has
-proven itself and knows how large the others are: a bit that flipped at rest must not get into a
-parity.
+the table which blocks of it are new to it; a member of a stripe group sends its pieces once it
+knows how large the others are. A bit that flipped at rest must not get into a parity: a piece goes
+with the checksum that the table names, which its holder proves as it arrives; where the pieces are
+no blocks of the table, the whole slot is proven first.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from keepstep.core.redundancy.protection import Assignment
 from keepstep.model.messages.peers import CopyOffer
@@ -69,6 +71,11 @@ class OutgoingSnapshot:
         """Whether all holders have their part, and have proven it."""
         return all(delivery.acked for delivery in self.deliveries.values())
 
+    @property
+    def path(self) -> Path:
+        """Of its slot."""
+        return self._slot.path
+
     def verify_header(self) -> None:
         """Raises DamageError when the slot's header is not what it was: holders refuse a damaged
         one, as often as it is sent."""
@@ -93,6 +100,18 @@ class OutgoingSnapshot:
         """The slot has been verified."""
         self._is_proven = True
         self._fill_all()
+
+    @property
+    def is_proof_needed(self) -> bool:
+        """All sizes are known, and of some pieces there is no checksum in the table by which their
+        holder could see that a bit has flipped at rest: the slot has to be verified first."""
+        if self._is_proven or len(self._sizes) < len(self.assignment.stripe_group):
+            return False
+        return any(
+            range_.part is Part.PAYLOAD and self._checksum_of(*range_) is None
+            for node in self.deliveries
+            for range_ in self._pieces_for(node)
+        )
 
     # -- one holder
 
@@ -149,7 +168,7 @@ class OutgoingSnapshot:
             self._fill(delivery)
 
     def _fill(self, delivery: Delivery) -> None:
-        if not delivery.accepted or delivery.filled or not self._is_proven:
+        if not delivery.accepted or delivery.filled:
             return
         group, sizes = self.assignment.stripe_group, self._sizes
         if not group:
@@ -158,7 +177,7 @@ class OutgoingSnapshot:
             delivery.waiting.extend(
                 meta_ranges_of(header.payload_bytes, header.manifest_bytes, block_bytes)
             )
-        elif len(sizes) == len(group):
+        elif len(sizes) == len(group) and not self.is_proof_needed:
             delivery.waiting.extend(self._pieces_for(delivery.node))
         else:
             return
@@ -169,7 +188,8 @@ class OutgoingSnapshot:
         """What goes into the parity that the group's member on that node keeps."""
         assignment, sizes = self.assignment, self._sizes
         node_of = self._links.mesh.node_of
-        stripes = assignment.stripes({r: known.payload_bytes for r, known in sizes.items()})
+        payload_bytes = {rank: known.payload_bytes for rank, known in sizes.items()}
+        stripes = assignment.stripes(payload_bytes, self._slot.block_bytes)
         keeper = next(rank for rank in assignment.stripe_group if node_of[rank] == node)
         return ranges_for(stripes, sizes[assignment.rank], assignment.rank, keeper)
 

@@ -53,6 +53,7 @@ class Owner:
         self._assignments: Mapping[int, Assignment] = {}
         self._ranks = links.mesh.ranks_of(links.node)
         self._outgoing: dict[int, OutgoingSnapshot] = {}
+        self._proving: set[OutgoingSnapshot] = set()
         # of members of our stripe groups, as they were announced
         self._sizes: dict[tuple[int, Stamp], SnapshotSizes] = {}
         self._target: Stamp | None = None
@@ -129,13 +130,21 @@ class Owner:
         self._outgoing[rank] = outgoing
         for delivery in outgoing.deliveries.values():
             outgoing.offer(delivery, self._floor)
-        if assignment.stripe_group:
-            self._world.workers.submit(
-                lambda: _flaw_of(self._world.memory, slot.path, header),
-                lambda flaw: self._verified(outgoing, flaw),
-            )
+        self._prove(outgoing)
+
+    def _prove(self, outgoing: OutgoingSnapshot) -> None:
+        """If that is needed, and not done or begun."""
+        if outgoing in self._proving or not outgoing.is_proof_needed:
+            return
+        self._proving.add(outgoing)
+        path, header = outgoing.path, outgoing.header
+        self._world.workers.submit(
+            lambda: _flaw_of(self._world.memory, path, header),
+            lambda flaw: self._verified(outgoing, flaw),
+        )
 
     def _verified(self, outgoing: OutgoingSnapshot, flaw: str | None) -> None:
+        self._proving.discard(outgoing)
         rank = outgoing.assignment.rank
         if self._outgoing.get(rank) is not outgoing:
             return
@@ -158,6 +167,7 @@ class Owner:
         for outgoing in self._outgoing.values():
             if rank in outgoing.assignment.stripe_group and outgoing.stamp == stamp:
                 outgoing.announced(rank, sizes)
+                self._prove(outgoing)
 
     def accepted(self, node: int, rank: int, stamp: Stamp) -> None:
         """The holder is ready."""

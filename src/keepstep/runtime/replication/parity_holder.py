@@ -113,7 +113,6 @@ class ParityHolder:
             contents.nbytes,
             manifest_bytes + manifest_bytes // 4,
             lambda slot: self._encode(mine, contents, offers, slot),
-            blank_bytes=contents.stripes.parity_bytes,
         )
 
     def _encode(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
-from keepstep.coding.checksum import checksum, unpack_table
+from keepstep.coding.checksum import checksum, copy_hashed, unpack_table
 from keepstep.edge.shm.slot import Slot, parse_page, table_bytes
 from keepstep.errors import DamageError
 from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
@@ -70,7 +70,8 @@ def in_runs(
     return [tuple(ranges[at : at + most]) for at in range(0, len(ranges), most)]
 
 
-_OURSELVES = -1  # no node's number
+# no nodes' numbers: threads of ours at work in the slot, and the range that one of them writes
+_OURSELVES, _BY_HAND = -1, -2
 _WITH_TABLE = (Part.TABLE, Part.META)
 
 
@@ -152,34 +153,35 @@ class IncomingSnapshot:
     def put(
         self, range_: BlockRange, data: bytes | bytearray | memoryview, expected: int | None = None
     ) -> None:
-        """Bytes that came another way. Not taken when they have another checksum than expected, or
-        when that range is here or coming already: then the slot stays as it is."""
+        """Bytes that came another way. Nothing happens when that range is here or coming already.
+        What is proven is what has been written, whatever becomes of its source: when it has another
+        checksum than expected, the range is still missing."""
         part, offset, length = range_
-        if expected is not None:
-            data = bytes(data)  # what is written is what was proven, whatever becomes of its source
-        found = checksum(data)
         with self._lock:
-            is_wanted = range_ in self._missing and range_ not in self._filling.values()
-        if is_wanted and expected in (None, found):
-            self._memory[part][offset : offset + length] = data
+            if range_ not in self._missing or range_ in self._filling.values():
+                return
+            self._filling[_BY_HAND] = range_
+        found = copy_hashed(self._memory[part][offset : offset + length], data)
+        with self._lock:
+            del self._filling[_BY_HAND]
+        if expected in (None, found):
             self._note(range_, found)
 
     @property
     def payload(self) -> memoryview:
-        """Where bytes that are computed here belong; `put_in_place` says that they are there."""
+        """Where bytes that are computed here belong; `computed` says that they are there."""
         return self._memory[Part.PAYLOAD]
 
-    def put_in_place(self, range_: BlockRange) -> None:
-        """Bytes of `payload` have been computed."""
-        part, offset, length = range_
-        self._note(range_, checksum(self._memory[part][offset : offset + length]))
+    def computed(self, range_: BlockRange, found: int) -> None:
+        """Those bytes of `payload` have been computed, and that is their checksum."""
+        self._note(range_, found)
 
     def place(self, node: int, span: Span) -> memoryview | None:
         """See `BlockTaker`."""
         wanted = range_of(span)
         with self._lock:
             self._filling.pop(node, None)
-            if wanted not in self._missing:
+            if wanted not in self._missing or self._filling.get(_BY_HAND) == wanted:
                 return None
             self._filling[node] = wanted
         return self._memory[span.part][span.offset : span.offset + span.length]

@@ -19,7 +19,6 @@ from keepstep.model.messages.peers import CopyOffer
 from keepstep.model.snapshot import SlotState
 from keepstep.model.units import human_bytes
 from keepstep.ports import Journal
-from keepstep.runtime.replication.encode import blank
 from keepstep.runtime.replication.held import HeldSnapshots
 from keepstep.runtime.replication.holder_replies import HolderReplies
 
@@ -41,17 +40,16 @@ class SlotRoom:
         capacity: int,
         manifest_capacity: int,
         then: Callable[[Slot], None],
-        blank_bytes: int = 0,
     ) -> None:
         """A slot of `rank` on that shelf, with at least these capacities in bytes; `then` gets it,
-        at once or when it is made. `blank_bytes`: so many zeros to begin with. While one is being
-        made there already nothing happens: the owner asks again."""
+        at once or when it is made. While one is being made there already nothing happens: the
+        owner asks again."""
         if self._held.is_making(shelf, rank):
             return
         index = self._choose(shelf, rank, offer)
         if index is None:
             return
-        fitting = None if blank_bytes else shelf.fitting(rank, index, capacity, manifest_capacity)
+        fitting = shelf.fitting(rank, index, capacity, manifest_capacity)
         if fitting is not None:
             then(fitting)
             return
@@ -59,12 +57,9 @@ class SlotRoom:
 
         def make() -> Slot | MemoryBudgetError:
             try:
-                slot = shelf.take(rank, index, capacity, manifest_capacity)
+                return shelf.take(rank, index, capacity, manifest_capacity)
             except MemoryBudgetError as error:
                 return error
-            if blank_bytes:
-                blank(slot, blank_bytes)
-            return slot
 
         def made(found: Slot | MemoryBudgetError) -> None:
             if self._wanted.pop((shelf, rank), None) is not offer:

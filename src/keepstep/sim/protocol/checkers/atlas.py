@@ -87,9 +87,9 @@ class Atlas(Observer):
     def damaged(self, machine: Machine, rank: int, stamp: Stamp) -> None:
         self.damages.add((machine.number, rank, stamp))
 
-    def has_damage(self, machine: int) -> bool:
-        """Whether a bit was flipped in something that rests there, ever."""
-        return any(number == machine for number, _, _ in self.damages)
+    def has_damage(self, machine: int, stamp: Stamp) -> bool:
+        """Whether a bit was flipped there in something of that generation."""
+        return any((number, at) == (machine, stamp) for number, _, at in self.damages)
 
     def went(self, program: Program, source: str, stamp: Stamp, epoch: int) -> None:
         if epoch != self._epoch:

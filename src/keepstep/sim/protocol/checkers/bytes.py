@@ -86,7 +86,7 @@ class NoWrongBytes(Checker):
                     f"machine {machine.number} acknowledges {stamp} of rank {rank}, and the parity "
                     f"of rank {mine} is another one"
                 )
-        if not parities and not self.atlas.has_damage(machine.number):
+        if not parities and not self.atlas.has_damage(machine.number, stamp):
             self.violated(
                 f"machine {machine.number} acknowledges {stamp} of rank {rank}, and holds "
                 "nothing of it that proves"

@@ -117,10 +117,10 @@ class Acts:
         return "something else takes a machine's memory"
 
     def flip(self, machine: Machine, path: str, file: File, bit: int) -> str:
-        """Of a snapshot, a copy or a parity."""
+        """Of a snapshot, a copy or a parity, sealed or on its way."""
         header = header_of(path, file)
         file.data[bit // 8] ^= 1 << (bit % 8)
-        if header is not None and header.state is SlotState.SEALED:
+        if header is not None and header.state is not SlotState.EMPTY:
             self._job.around.observers.damaged(machine, header.rank, header.stamp)
         return f"flipped bit {bit} of {path} on machine {machine.number}"
 

@@ -15,6 +15,7 @@ import signal
 from collections.abc import Callable
 from itertools import accumulate
 
+from keepstep.model.snapshot import SlotState
 from keepstep.model.units import MS_NS, PAGE_BYTES, S_NS
 from keepstep.sim.protocol.faults.acts import Acts, header_of
 from keepstep.sim.protocol.job.job import SimJob
@@ -73,6 +74,7 @@ class Nemesis:
                 (2, self._half_open),
                 (2, self._flap),
                 (2, self._flip_on_the_wire),
+                (4, self._flip_in_copy),
                 (1, self._kv_away),
             ]
         if plan.racks:
@@ -244,9 +246,26 @@ class Nemesis:
         if not slots:
             return None
         path, file = self._random.choice(slots)
-        if header_of(path, file) is None:
+        header = header_of(path, file)
+        if header is None:
             return None
         bit = self._random.randrange(8 * self._random.choice((PAGE_BYTES, len(file.data))))
+        return self._acts.flip(machine, path, file, bit)
+
+    def _flip_in_copy(self) -> str | None:
+        """In what a holder keeps: most bytes of a small slot are not used."""
+        machine = self._node().machine
+        copies = [
+            (path, file, header.payload_bytes)
+            for path, file in machine.files.every_file()
+            if "/held/" in path
+            and (header := header_of(path, file)) is not None
+            and header.state is SlotState.SEALED
+        ]
+        if not copies:
+            return None
+        path, file, nbytes = self._random.choice(copies)
+        bit = 8 * PAGE_BYTES + self._random.randrange(8 * nbytes)
         return self._acts.flip(machine, path, file, bit)
 
     # -- the network

@@ -7,9 +7,10 @@ and raises the version behind its last byte, as torch's do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from keepstep.coding.checksum import block_checksums
 from keepstep.edge.shm.slot import Slot
 from keepstep.model.layout import Layout, TensorSpec, lay_out
 from keepstep.model.snapshot import SlotHeader
@@ -47,6 +48,7 @@ class SimCopy:
         self._version = live.version
         self._is_settled = False
         self.moved: Sequence[str] = ()
+        self.sums: Mapping[int, int] = {}
         self.is_over = False
 
     def copy_moving(self) -> None:
@@ -63,8 +65,15 @@ class SimCopy:
             yield
             state = self._live.state
             self._slot.payload[half : len(state)] = state[half:]
+            self._take_sums()
         self.end()
         self._compare()
+
+    def _take_sums(self) -> None:
+        """Of the blocks that hold nothing but the state."""
+        size = self._slot.block_bytes
+        whole = self._slot.payload[: len(self._live.state) // size * size]
+        self.sums = dict(enumerate(block_checksums(whole, size)))
 
     def settle(self) -> Acts[None]:
         yield
