@@ -10,12 +10,16 @@ has seen comes back as zeros, and any other (accumulated over the boundary) with
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import compress, repeat
+from operator import is_, is_not
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
+from keepstep.edge.torch.dtensors import is_dtensor
+from keepstep.edge.torch.looks import VERSION
 from keepstep.edge.torch.parts import bare, parameters_of
 
 ZERO = "zero"
@@ -23,28 +27,56 @@ ZERO = "zero"
 Parts = Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Gradients that an update has used, by their parameters' ids, and the counters that they had.
+    A gradient has one weak reference, however often it is asked for."""
+
+    references: Mapping[int, weakref.ref[torch.Tensor]]
+    versions: Mapping[int, int]
+
+
 class UsedGradients:
     """Which gradients their optimizer's last update has seen."""
 
     def __init__(self) -> None:
-        self._by_optimizer: dict[int, dict[int, tuple[Any, int]]] = {}
+        self._by_optimizer: dict[int, _Seen] = {}
 
     def updated(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """An optimizer's post-step hook."""
-        self._by_optimizer[id(optimizer)] = {
-            id(p): (weakref.ref(p.grad), p.grad._version)
-            for p in parameters_of(optimizer)
-            if p.grad is not None
-        }
+        parameters = parameters_of(optimizer)
+        found = [(id(p), g) for p in parameters if (g := p.grad) is not None]
+        ids, gradients = zip(*found, strict=True) if found else ((), ())
+        self._by_optimizer[id(optimizer)] = _Seen(
+            references=dict(zip(ids, map(weakref.ref, gradients), strict=True)),
+            versions=dict(zip(ids, map(VERSION, gradients), strict=True)),
+        )
 
     def are(self, parameter: torch.Tensor) -> bool:
         """Whether this parameter's gradient is what an update has used."""
         gradient = parameter.grad
-        for used in self._by_optimizer.values():
-            seen = used.get(id(parameter))
-            if seen is not None and seen[0]() is gradient and seen[1] == gradient._version:
-                return True
-        return False
+        assert gradient is not None
+        return any(
+            _are_seen(seen, [id(parameter)], [gradient]) for seen in self._by_optimizer.values()
+        )
+
+    def are_all(self, ids: Sequence[int], gradients: Sequence[torch.Tensor | None]) -> bool:
+        """Whether the gradients that parameters of these ids have are all what an update has used.
+        Never true for one that is not; of parameters that two optimizers have it may say no."""
+        have = list(map(is_not, gradients, repeat(None)))
+        ids, there = list(compress(ids, have)), [g for g in gradients if g is not None]
+        seen = list(self._by_optimizer.values())
+        if len(seen) == 1:
+            return _are_seen(seen[0], ids, there)
+        references = {key: value for one in seen for key, value in one.references.items()}
+        versions = {key: value for one in seen for key, value in one.versions.items()}
+        return _are_seen(_Seen(references, versions), ids, there)
+
+
+def _are_seen(seen: _Seen, ids: Sequence[int], gradients: Sequence[torch.Tensor]) -> bool:
+    return all(map(is_, map(seen.references.get, ids), map(weakref.ref, gradients))) and list(
+        map(seen.versions.get, ids)
+    ) == list(map(VERSION, gradients))
 
 
 def learning(parts: Parts) -> Iterator[tuple[str, torch.Tensor]]:
@@ -101,7 +133,7 @@ def _is_zero(gradient: torch.Tensor) -> bool:
     """Whether every bit is zero. Not asked on a device, which would have to be waited for."""
     if gradient.device.type != "cpu" or gradient.layout is not torch.strided:
         return False
-    local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+    local = gradient.to_local() if is_dtensor(gradient) else gradient
     return not bool(local.detach().contiguous().reshape(-1).view(torch.uint8).any())
 
 

@@ -29,6 +29,7 @@ import torch
 
 from keepstep.edge.shm import memory
 from keepstep.edge.shm.slot import Slot
+from keepstep.edge.torch.looks import VERSION
 from keepstep.edge.torch.operations import Operation
 from keepstep.edge.torch.state import State
 from keepstep.edge.torch.tree import StateItem
@@ -61,25 +62,21 @@ class TensorCopy:
     copy_ns: int = 0
 
     def __post_init__(self) -> None:
-        self._pairs = list(zip(self.state.items, self.state.layout.segments, strict=True))
-        self._lazy = [(item, segment) for item, segment in self._pairs if item.lazy]
-        self._versions = [item.version for item, _ in self._lazy]
+        self._copies = self.state.copies
+        self._versions = list(map(VERSION, self._copies.counted))
         self._thread = threading.get_ident(), threading.get_native_id()
         self._lock = threading.Lock()
         self._is_settled = threading.Event()  # what has `moved` by counters is known for good
         self._is_copied = False
         self._is_fenced = False  # whatever moves from here on may
-        self._devices = {
-            item.local.device for item in self.state.items if item.local.device.type == "cuda"
-        }
-        self._streams = {d: _side_stream(d) for d in self._devices}
+        self._streams = {d: _side_stream(d) for d in self._copies.devices if d.type == "cuda"}
         # nothing is copied before what the trainer has queued so far
         for device, stream in self._streams.items():
             stream.wait_stream(torch.cuda.current_stream(device))
 
     def copy_moving(self) -> None:
         """On the trainer's thread, before the next step begins: whatever could move."""
-        self._write([(i, s) for i, s in self._pairs if not i.lazy])
+        self._write(self._copies.eager)
         # on the device, what follows waits; the trainer does not
         for device, stream in self._streams.items():
             torch.cuda.current_stream(device).wait_stream(stream)
@@ -92,7 +89,7 @@ class TensorCopy:
         yield
         began_ns = time.perf_counter_ns()
         try:
-            self._write(self._lazy)
+            self._write(self._copies.lazy)
             self._is_copied = True
         finally:
             self.done.set()
@@ -141,19 +138,27 @@ class TensorCopy:
         with self._lock:
             if self._is_settled.is_set():
                 return
-            pairs = zip(self._lazy, self._versions, strict=True)
-            self.moved = [i.spec.name for (i, _), version in pairs if i.version != version]
+            self.moved = self._counted_moves()
             if is_last:
                 self._is_settled.set()
 
+    def _counted_moves(self) -> list[str]:
+        """Whose counters have moved by now."""
+        now = list(map(VERSION, self._copies.counted))
+        if now == self._versions:
+            return []
+        triples = zip(self._copies.counted_names, now, self._versions, strict=True)
+        return list(dict.fromkeys(name for name, new, old in triples if new != old))
+
     def _look_again(self) -> None:
         """Compare some bytes of some tensors with their copies."""
+        lazy = self._copies.lazy
+        # What a counter has seen is known: it is in `moved`, or came behind the copy's end.
+        counted = set(self._counted_moves())
         first = self.turn * LOOKS
-        for number in range(first, first + min(LOOKS, len(self._lazy))):
-            index = number % len(self._lazy)
-            item, segment = self._lazy[index]
-            # What a counter has seen is known: it is in `moved`, or came behind the copy's end.
-            if item.version == self._versions[index] and self._differs(item, segment, number):
+        for number in range(first, first + min(LOOKS, len(lazy))):
+            item, segment = lazy[number % len(lazy)]
+            if item.spec.name not in counted and self._differs(item, segment, number):
                 self.moved.append(item.spec.name)
 
     def _differs(self, item: StateItem, segment: Segment, number: int) -> bool:

@@ -13,15 +13,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.torch.beside import write_beside
+from keepstep.edge.torch.dtensors import is_dtensor
 from keepstep.edge.torch.fits import check, grow, growth
 from keepstep.edge.torch.made_with import made_with, unheeded
-from keepstep.edge.torch.parts import bare, kind_of, parameters_of
+from keepstep.edge.torch.parts import bare, kind_of, parameters_of, state_of
+from keepstep.edge.torch.plan import ABOUT, BESIDE
 from keepstep.edge.torch.rng import write_rng
-from keepstep.edge.torch.state import ABOUT, BESIDE, LOADERS, RNG, Protected, state_of
+from keepstep.edge.torch.state import LOADERS, RNG, Protected
 from keepstep.edge.torch.tree import local_part, rebuild
 from keepstep.edge.torch.values import Refill, overlaps_itself, write_tensor
 from keepstep.edge.torch.views import clone, differing, overlay
@@ -197,7 +198,7 @@ def _make_buffers(module: torch.nn.Module, saved: Mapping[str, Any]) -> None:
             owner, name = _owner(module, key)
             if owner is not None:
                 device = tensor.device if now is None else now.device
-                made = tensor if isinstance(tensor, DTensor) else tensor.to(device, copy=True)
+                made = tensor if is_dtensor(tensor) else tensor.to(device, copy=True)
                 owner.register_buffer(name, made)
     for key in kept - saved.keys():
         owner, name = _owner(module, key)
