@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import compress, repeat
-from operator import is_, is_not
+from operator import is_
 from typing import Any
 
 import torch
@@ -27,13 +25,36 @@ ZERO = "zero"
 Parts = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
 class _Seen:
-    """Gradients that an update has used, by their parameters' ids, and the counters that they had.
-    A gradient has one weak reference, however often it is asked for."""
+    """Gradients that an update has used, by their parameters. Each has one weak reference, however
+    often it is asked for."""
 
-    references: Mapping[int, weakref.ref[torch.Tensor]]
-    versions: Mapping[int, int]
+    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+        found = [(id(p), g) for p in parameters if (g := p.grad) is not None]
+        gradients = [gradient for _, gradient in found]
+        self._ids = [key for key, _ in found]
+        self._references = list(map(weakref.ref, gradients))
+        self._versions = list(map(VERSION, gradients))
+        self._places: dict[int, int] | None = None  # by id, once it is asked for
+
+    def are(self, ids: Sequence[int], gradients: Sequence[torch.Tensor]) -> bool:
+        """Whether it is exactly these."""
+        return (
+            ids == self._ids
+            and all(map(is_, self._references, map(weakref.ref, gradients)))
+            and list(map(VERSION, gradients)) == self._versions
+        )
+
+    def has(self, parameter: torch.Tensor, gradient: torch.Tensor) -> bool:
+        """Whether it is among them."""
+        if self._places is None:
+            self._places = {key: place for place, key in enumerate(self._ids)}
+        place = self._places.get(id(parameter))
+        return (
+            place is not None
+            and self._references[place]() is gradient
+            and self._versions[place] == gradient._version
+        )
 
 
 class UsedGradients:
@@ -44,39 +65,22 @@ class UsedGradients:
 
     def updated(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """An optimizer's post-step hook."""
-        parameters = parameters_of(optimizer)
-        found = [(id(p), g) for p in parameters if (g := p.grad) is not None]
-        ids, gradients = zip(*found, strict=True) if found else ((), ())
-        self._by_optimizer[id(optimizer)] = _Seen(
-            references=dict(zip(ids, map(weakref.ref, gradients), strict=True)),
-            versions=dict(zip(ids, map(VERSION, gradients), strict=True)),
-        )
+        self._by_optimizer[id(optimizer)] = _Seen(parameters_of(optimizer))
 
     def are(self, parameter: torch.Tensor) -> bool:
         """Whether this parameter's gradient is what an update has used."""
         gradient = parameter.grad
         assert gradient is not None
-        return any(
-            _are_seen(seen, [id(parameter)], [gradient]) for seen in self._by_optimizer.values()
-        )
+        return any(seen.has(parameter, gradient) for seen in self._by_optimizer.values())
 
-    def are_all(self, ids: Sequence[int], gradients: Sequence[torch.Tensor | None]) -> bool:
-        """Whether the gradients that parameters of these ids have are all what an update has used.
-        Never true for one that is not; of parameters that two optimizers have it may say no."""
-        have = list(map(is_not, gradients, repeat(None)))
-        ids, there = list(compress(ids, have)), [g for g in gradients if g is not None]
-        seen = list(self._by_optimizer.values())
-        if len(seen) == 1:
-            return _are_seen(seen[0], ids, there)
-        references = {key: value for one in seen for key, value in one.references.items()}
-        versions = {key: value for one in seen for key, value in one.versions.items()}
-        return _are_seen(_Seen(references, versions), ids, there)
-
-
-def _are_seen(seen: _Seen, ids: Sequence[int], gradients: Sequence[torch.Tensor]) -> bool:
-    return all(map(is_, map(seen.references.get, ids), map(weakref.ref, gradients))) and list(
-        map(seen.versions.get, ids)
-    ) == list(map(VERSION, gradients))
+    def are_all(
+        self, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]
+    ) -> bool:
+        """Whether the parameters' gradients are all what an update has used."""
+        ids = list(map(id, parameters))
+        if any(seen.are(ids, gradients) for seen in self._by_optimizer.values()):
+            return True
+        return all(map(self.are, parameters))
 
 
 def learning(parts: Parts) -> Iterator[tuple[str, torch.Tensor]]:

@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 
@@ -62,34 +63,42 @@ class TensorCopy:
     copy_ns: int = 0
 
     def __post_init__(self) -> None:
-        self._copies = self.state.copies
-        self._versions = list(map(VERSION, self._copies.counted))
+        self._lazy_count = sum(len(copies.lazy) for copies in self.state.copies)
+        self._versions = self._versions_now()
         self._thread = threading.get_ident(), threading.get_native_id()
         self._lock = threading.Lock()
         self._is_settled = threading.Event()  # what has `moved` by counters is known for good
         self._is_copied = False
         self._is_fenced = False  # whatever moves from here on may
-        self._streams = {d: _side_stream(d) for d in self._copies.devices if d.type == "cuda"}
+        self._streams = {
+            device: _side_stream(device)
+            for copies in self.state.copies
+            for device in copies.devices
+            if device.type == "cuda"
+        }
         # nothing is copied before what the trainer has queued so far
         for device, stream in self._streams.items():
             stream.wait_stream(torch.cuda.current_stream(device))
 
     def copy_moving(self) -> None:
         """On the trainer's thread, before the next step begins: whatever could move."""
-        self._write(self._copies.eager)
+        for copies in self.state.copies:
+            self._write(copies.eager)
         # on the device, what follows waits; the trainer does not
         for device, stream in self._streams.items():
             torch.cuda.current_stream(device).wait_stream(stream)
-        objects = self.state.objects
         at = self.state.layout.objects_offset
-        self.slot.payload[at : at + len(objects)] = objects
+        for section in self.state.sections:
+            self.slot.payload[at : at + len(section)] = section
+            at += len(section)
 
     def copy_still(self) -> Acts[None]:
         """In the background: what stands still until the next update."""
         yield
         began_ns = time.perf_counter_ns()
         try:
-            self._write(self._copies.lazy)
+            for copies in self.state.copies:
+                self._write(copies.lazy)
             self._is_copied = True
         finally:
             self.done.set()
@@ -144,22 +153,33 @@ class TensorCopy:
 
     def _counted_moves(self) -> list[str]:
         """Whose counters have moved by now."""
-        now = list(map(VERSION, self._copies.counted))
+        now = self._versions_now()
         if now == self._versions:
             return []
-        triples = zip(self._copies.counted_names, now, self._versions, strict=True)
+        names = chain.from_iterable(copies.counted_names for copies in self.state.copies)
+        triples = zip(names, now, self._versions, strict=True)
         return list(dict.fromkeys(name for name, new, old in triples if new != old))
+
+    def _versions_now(self) -> list[int]:
+        counted = chain.from_iterable(copies.counted for copies in self.state.copies)
+        return list(map(VERSION, counted))
 
     def _look_again(self) -> None:
         """Compare some bytes of some tensors with their copies."""
-        lazy = self._copies.lazy
         # What a counter has seen is known: it is in `moved`, or came behind the copy's end.
         counted = set(self._counted_moves())
         first = self.turn * LOOKS
-        for number in range(first, first + min(LOOKS, len(lazy))):
-            item, segment = lazy[number % len(lazy)]
+        for number in range(first, first + min(LOOKS, self._lazy_count)):
+            item, segment = self._lazy_pair(number % self._lazy_count)
             if item.spec.name not in counted and self._differs(item, segment, number):
                 self.moved.append(item.spec.name)
+
+    def _lazy_pair(self, index: int) -> tuple[StateItem, Segment]:
+        for copies in self.state.copies:
+            if index < len(copies.lazy):
+                return copies.lazy[index]
+            index -= len(copies.lazy)
+        raise IndexError(index)
 
     def _differs(self, item: StateItem, segment: Segment, number: int) -> bool:
         """Whether those bytes of the tensor that are due are not as they were copied."""

@@ -10,6 +10,7 @@ It is no public name: where a torch lacks it the same is asked of each tensor in
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import Any
 
 import torch
@@ -24,19 +25,21 @@ _guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 
 
 class Looks:
-    """Of these tensors, as they are now. They are not held."""
+    """Of these tensors, none of them twice, as they are now. They are not held."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._same_kind = _by_guards(tensors) or _one_by_one(tensors)
         self._pointers = list(map(POINTER, tensors))
-        self._are_leaves = list(map(IS_LEAF, tensors))
+        # The others are leaves as long as they do not learn.
+        self._learns = [tensor.requires_grad for tensor in tensors]
+        self._are_leaves = list(map(IS_LEAF, compress(tensors, self._learns)))
 
     def are(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether the same tensors, in the same order, are as they were."""
         return (
             list(map(POINTER, tensors)) == self._pointers
             and self._same_kind(tensors)
-            and list(map(IS_LEAF, tensors)) == self._are_leaves
+            and list(map(IS_LEAF, compress(tensors, self._learns))) == self._are_leaves
         )
 
 
@@ -55,7 +58,7 @@ def _by_guards(tensors: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tens
         with torch.enable_grad():
             return bool(guards.check(*now))
 
-    return same
+    return same if same(tensors) else None
 
 
 def _one_by_one(tensors: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]], bool]:

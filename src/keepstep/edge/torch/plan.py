@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import compress, repeat
 from operator import is_not
 from typing import Any
 
@@ -19,7 +19,7 @@ from keepstep.edge.torch.beside import UsedGradients, learning, read_beside
 from keepstep.edge.torch.looks import GRADIENT
 from keepstep.edge.torch.parts import state_of
 from keepstep.edge.torch.tree import Kept, StateItem, TreePickler, name_tensors
-from keepstep.edge.torch.watch import Watch, can_watch
+from keepstep.edge.torch.watch import OPTIMIZER_HOOKS, Watch, can_watch
 from keepstep.model.layout import Segment
 
 ABOUT = "<about>"
@@ -32,14 +32,15 @@ Pair = tuple[StateItem, Segment]
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Which tensors are copied at the boundary and which behind the trainer's back, and the
+    """Which of some tensors are copied at the boundary and which behind the trainer's back, and the
     counters of the latter: `counted` may be more than `lazy`, by the names of its tensors."""
 
-    eager: tuple[Pair, ...] = ()
-    lazy: tuple[Pair, ...] = ()
-    counted: tuple[torch.Tensor, ...] = ()
-    counted_names: tuple[str, ...] = ()
-    devices: frozenset[torch.device] = frozenset()
+    items: tuple[StateItem, ...]
+    eager: tuple[Pair, ...]
+    lazy: tuple[Pair, ...]
+    counted: tuple[torch.Tensor, ...]
+    counted_names: tuple[str, ...]
+    devices: frozenset[torch.device]
 
     @classmethod
     def of(cls, items: Sequence[StateItem], segments: Sequence[Segment]) -> Copies:
@@ -48,21 +49,13 @@ class Copies:
         lazy = tuple(pair for pair in pairs if pair[0].lazy)
         wholes = tuple((i, i.whole) for i, _ in lazy if i.whole is not None)
         return cls(
+            items=tuple(items),
             eager=tuple(pair for pair in pairs if not pair[0].lazy),
             lazy=lazy,
             # An operation on a DTensor leaves its local part's counter as it is (torch 2.13).
             counted=(*(i.local for i, _ in lazy), *(whole for _, whole in wholes)),
             counted_names=(*(i.spec.name for i, _ in lazy), *(i.spec.name for i, _ in wholes)),
             devices=frozenset(i.local.device for i in items),
-        )
-
-    def __add__(self, other: Copies) -> Copies:
-        return Copies(
-            self.eager + other.eager,
-            self.lazy + other.lazy,
-            self.counted + other.counted,
-            self.counted_names + other.counted_names,
-            self.devices | other.devices,
         )
 
 
@@ -90,7 +83,6 @@ class Plan:
     copies: Copies | None = None  # of what is in it, once its place is known
     _known: frozenset[str] = frozenset()  # paths of the parts whose state is in it
     _learning: list[torch.Tensor] = field(default_factory=list)
-    _ids: list[int] = field(default_factory=list)
     _beside: BesideSection | None = None
 
     @classmethod
@@ -115,7 +107,6 @@ class Plan:
         plan._known = frozenset(tree)
         learns = {name: t for name, t in learning(parts) if t.is_leaf}
         plan._learning = list(learns.values())
-        plan._ids = list(map(id, plan._learning))
         return plan
 
     def holds(self, parts: Mapping[str, Any]) -> bool:
@@ -125,6 +116,13 @@ class Plan:
     def watches(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
         """Whether the states of all of these are watched."""
         return self.watch is not None and all(map(self.watch.watches, optimizers))
+
+    @property
+    def asks_strangers(self) -> bool:
+        """Whether anything but torch's own code tells what a part's state is."""
+        return self.watch is None or any(
+            not _is_torchs(part) for path, part in self.parts.items() if path not in self._known
+        )
 
     def moving_states(self) -> dict[str, Any]:
         """By their paths, the states that any step may change, or that parts of states."""
@@ -144,8 +142,13 @@ class Plan:
         have = list(map(is_not, gradients, repeat(None)))
         facts = (self.watch.modes(), have)
         known = self._beside
+        there = [gradient for gradient in gradients if gradient is not None]
         is_known = known is not None and known.facts == facts
-        if known is None or not is_known or not used.are_all(self._ids, gradients):
+        if (
+            known is None
+            or not is_known
+            or not used.are_all(list(compress(self._learning, have)), there)
+        ):
             known = self._beside = self._read_beside(used, facts)
         return known
 
@@ -164,6 +167,15 @@ class Plan:
 def _must_be_watched(part: Any) -> bool:
     """Modules and tensors: what lies beside their states is watched with them."""
     return isinstance(part, (torch.nn.Module, torch.Tensor))
+
+
+def _is_torchs(part: Any) -> bool:
+    told_by = getattr(type(part), "state_dict", None)
+    return isinstance(part, torch.Generator) or (
+        getattr(told_by, "__module__", "").startswith("torch.")
+        and "state_dict" not in getattr(part, "__dict__", ())
+        and not any(getattr(part, name, None) for name in OPTIMIZER_HOOKS)
+    )
 
 
 def _packed(groups: Sequence[Mapping[str, Any]], indices: Sequence[list[int]]) -> list[Any]:

@@ -22,6 +22,7 @@ from keepstep.edge.torch.made_with import made_with, unheeded
 from keepstep.edge.torch.parts import bare, kind_of, parameters_of, state_of
 from keepstep.edge.torch.plan import ABOUT, BESIDE
 from keepstep.edge.torch.rng import write_rng
+from keepstep.edge.torch.sealed import LiveBlocks
 from keepstep.edge.torch.state import LOADERS, RNG, Protected
 from keepstep.edge.torch.tree import local_part, rebuild
 from keepstep.edge.torch.values import Refill, overlaps_itself, write_tensor
@@ -243,9 +244,12 @@ def _load_optimizer(
     _own(optimizer.state_dict(), refill)
 
 
-def prove(protected: Protected, slot: Slot, layout: Layout) -> list[str]:
-    """The modules', optimizers' and plain tensors whose live bytes are not the snapshot's, each by
-    its name and in what it differs; empty means proven."""
+def prove(
+    protected: Protected, slot: Slot, header: SlotHeader, layout: Layout, threads: int = 1
+) -> list[str]:
+    """The modules', optimizers' and plain tensors whose live bytes are not those that were sealed,
+    each by its name and in what it differs; empty means proven. Raises DamageError or LookupError
+    when the slot is no more what was loaded."""
     free = tuple(
         f"{name}." for name, part in protected.parts().items() if kind_of(part) == "stateful"
     )
@@ -253,4 +257,9 @@ def prove(protected: Protected, slot: Slot, layout: Layout) -> list[str]:
     segments = [s for s in layout.segments if not s.spec.name.startswith(free)]
     missing = [f"{s.spec.name}: saved, and not live" for s in segments if s.spec.name not in live]
     present = [s for s in segments if s.spec.name in live]
-    return missing + differing(slot, present, [live[s.spec.name] for s in present])
+    named = {s.spec.name: live[s.spec.name] for s in present}
+    if not missing and LiveBlocks(slot, header, layout, named).are_sealed(threads):
+        return []
+    wrong = missing + differing(slot, present, list(named.values()))
+    slot.verify()  # that it is not the slot which has changed
+    return wrong

@@ -8,7 +8,7 @@ bytes, in which every tensor is an index (`tree.py`).
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from keepstep.edge.torch.parts import (
     state_of,
 )
 from keepstep.edge.torch.plan import ABOUT, BESIDE, Copies, Plan
-from keepstep.edge.torch.rng import put_back, read_rng
+from keepstep.edge.torch.rng import PickledNumbers, put_back, read_rng, tensors_of
 from keepstep.edge.torch.tree import (
     Kept,
     MeshKey,
@@ -54,14 +54,23 @@ RESERVED = {RNG, LOADERS, ABOUT, BESIDE, "keepstep", "ranks"}
 class State:
     """One rank's state at one moment: tensors by reference, everything else already pickled."""
 
-    items: tuple[StateItem, ...]
-    objects: bytes
+    copies: tuple[Copies, ...]
+    sections: tuple[bytes, ...]
     layout: Layout
-    copies: Copies
+
+    @property
+    def items(self) -> tuple[StateItem, ...]:
+        """In the order of the layout."""
+        return tuple(item for copies in self.copies for item in copies.items)
+
+    @property
+    def objects(self) -> bytes:
+        """The tree, pickled."""
+        return b"".join(self.sections)
 
     @property
     def payload_bytes(self) -> int:
-        return self.layout.objects_offset + len(self.objects)
+        return self.layout.objects_offset + sum(map(len, self.sections))
 
 
 def _address(tensor: torch.Tensor) -> int:
@@ -99,6 +108,7 @@ class Protected:
     # by name, with what they were made from
     _specs: dict[str, tuple[Any, TensorSpec]] = field(default_factory=dict)
     _layout: Layout = field(default_factory=lambda: lay_out([]))
+    _numbers: PickledNumbers = field(default_factory=PickledNumbers)
     _plan: Plan | None = None
     _made_for: tuple[Any, ...] = ()  # what the plan rests on besides the parts
     _about: tuple[Any, dict[str, Any]] | None = None
@@ -199,12 +209,18 @@ class Protected:
         try:
             plan = self._plan_for(parts)
             beside = plan.beside(self.used_gradients)
-            states = {RNG: rng, **plan.moving_states(), LOADERS: self.loaders.state_dict()}
+            moving = {RNG: tensors_of(rng), **plan.moving_states()}
+            moving[LOADERS] = self.loaders.state_dict()
             kept = beside.kept.after()
             names: dict[int, str] = {}
-            name_tensors({**states, **self.values}, "", names)
+            name_tensors({**moving, **self.values}, "", names)
             pickler = TreePickler(kept, names, {id(part): path for path, part in parts.items()})
-            moving = pickler.states_and_values(states, dict(self.values))
+            sections = (
+                plan.objects,
+                beside.objects,
+                self._numbers.of(rng, RNG),
+                pickler.states_and_values(moving, dict(self.values)),
+            )
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             self.check_values()
             states = {k: v for k, v in self.tree().items() if k not in self.values}
@@ -212,9 +228,14 @@ class Protected:
         except ConfigError:
             self.check_values()
             raise
-        put_back(rng)
-        others = (*beside.kept.items, *kept.items)
-        return self._state(plan, others, plan.objects + beside.objects + moving)
+        if plan.asks_strangers or self.values or moving[LOADERS]:
+            put_back(rng)
+        others = [*beside.kept.items, *kept.items]
+        return self._state(plan, others, sections)
+
+    def forget_plan(self) -> None:
+        """The next gather asks everything anew."""
+        self._plan = None
 
     def _plan_for(self, parts: dict[str, Any]) -> Plan:
         """The last plan where it still holds."""
@@ -224,29 +245,26 @@ class Protected:
         if plan is not None and made_for == self._made_for and plan.holds(parts):  # noqa: SIM102
             if plan.watches(self.optimizers) or plan.kept.still == self._still_addresses():
                 return plan
-        self._plan = None
+        self.forget_plan()
         kept = Kept(self._still_addresses(), self.eager_names, self._specs)
         self._plan = plan = Plan.make(parts, self.about(), kept)
         self._made_for = made_for
         return plan
 
-    def _state(self, plan: Plan, others: tuple[StateItem, ...], objects: bytes) -> State:
+    def _state(self, plan: Plan, others: Sequence[StateItem], sections: tuple[bytes, ...]) -> State:
         """`others`: what was found behind what is in the plan."""
-        items = (*plan.kept.items, *others)
         first = len(plan.kept.items)
-        segments = self._layout.segments
-        is_known = plan.copies is not None and len(items) == len(segments)
-        if not is_known or any(
-            i.spec != s.spec for i, s in zip(others, segments[first:], strict=True)
-        ):
-            specs = [item.spec for item in items]
-            if specs != [segment.spec for segment in segments]:
+        is_known = plan.copies is not None and [i.spec for i in others] == [
+            s.spec for s in self._layout.segments[first:]
+        ]
+        if not is_known:
+            specs = [item.spec for item in (*plan.kept.items, *others)]
+            if specs != [segment.spec for segment in self._layout.segments]:
                 self._layout = lay_out(specs)
-            segments = self._layout.segments
+        segments = self._layout.segments
         if plan.copies is None:
             plan.copies = Copies.of(plan.kept.items, segments[:first])
-        copies = plan.copies + Copies.of(others, segments[first:])
-        return State(items, objects, self._layout, copies)
+        return State((plan.copies, Copies.of(others, segments[first:])), sections, self._layout)
 
     def meshes(self) -> dict[MeshKey, DeviceMesh]:
         """Every mesh that a protected DTensor is on."""

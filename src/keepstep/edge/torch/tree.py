@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
-# A state is so many pickled trees: what seldom changes, what lies beside it, what changes with each
-# step, and the plain values. The last two know each other's objects.
-SECTIONS = 4
+# A state is so many pickled trees: what seldom changes, what lies beside it, random states, what
+# changes with each step, and the plain values. The last two know each other's objects.
+SECTIONS = 5
+
+_NUMBERS = {int, float, bool, str, type(None)}
 
 # A mesh as it is written down: device type, dimension names, shape, ranks.
 MeshKey = tuple[str, tuple[str, ...] | None, tuple[int, ...], tuple[int, ...]]
@@ -92,6 +94,8 @@ def named_tensors(tree: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor
     """Every tensor in dicts, lists and tuples, with its dotted path."""
     prefix = f"{name}." if name else ""
     for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        if type(value) in _NUMBERS:
+            continue  # most of what long lists hold
         if isinstance(value, torch.Tensor):
             yield f"{prefix}{key}", value
         elif isinstance(value, (dict, list, tuple)):

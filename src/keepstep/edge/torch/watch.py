@@ -14,10 +14,10 @@ extra state, or with a state dict of its own making is not watched: it is asked 
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
 from operator import attrgetter, is_, itemgetter
-from typing import Any, TypeGuard
+from typing import Any, TypeVar
 
 import torch
 
@@ -26,6 +26,8 @@ from keepstep.edge.torch.looks import Looks
 from keepstep.edge.torch.parts import bare, parameters_of
 from keepstep.edge.torch.tree import is_plain
 
+SHELF = 128  # modules, or parameters' states: what they touch is a few hundred KiB
+
 _MODULE_DICTS = (
     "_parameters",
     "_buffers",
@@ -33,7 +35,7 @@ _MODULE_DICTS = (
     "_state_dict_hooks",
     "_state_dict_pre_hooks",
 )
-_MODULE_CONTAINERS = (*_MODULE_DICTS, "_non_persistent_buffers_set")
+_MODULE_FIELDS = ("training", *_MODULE_DICTS, "_non_persistent_buffers_set")
 _MODULE_METHODS = (
     "state_dict",
     "_save_to_state_dict",
@@ -43,16 +45,17 @@ _MODULE_METHODS = (
     "named_modules",
     "_named_members",
 )
-_OPTIMIZER_HOOKS = ("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks")
-_OPTIMIZER_CONTAINERS = ("state", *_OPTIMIZER_HOOKS)
+OPTIMIZER_HOOKS = ("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks")
+_OPTIMIZER_CONTAINERS = ("state", *OPTIMIZER_HOOKS)
 
 _END = (object(),)
 
-_training = itemgetter("training")
 _groups = attrgetter("param_groups")
 _parameters = itemgetter("params")
-_of_module = itemgetter(*_MODULE_CONTAINERS)
+_of_module = itemgetter(*_MODULE_FIELDS)
 _of_optimizer = attrgetter(*_OPTIMIZER_CONTAINERS)
+_T = TypeVar("_T")
+
 _own_methods = {name: getattr(torch.nn.Module, name) for name in _MODULE_METHODS}
 _own_state_dict = torch.optim.Optimizer.state_dict
 _DICTS = (dict, OrderedDict, defaultdict)
@@ -96,7 +99,7 @@ def _is_plain_optimizer(optimizer: torch.optim.Optimizer) -> bool:
         type(optimizer).state_dict is _own_state_dict
         and "state_dict" not in vars(optimizer)
         and type(optimizer.state) in _DICTS
-        and not any(getattr(optimizer, name, True) for name in _OPTIMIZER_HOOKS)
+        and not any(getattr(optimizer, name, True) for name in OPTIMIZER_HOOKS)
         and _are_of(optimizer.state, parameters_of(optimizer))
         and all(map(_is_plain_entry, optimizer.state.values()))
     )
@@ -113,6 +116,66 @@ def _is_plain_entry(entry: Any) -> bool:
     )
 
 
+class _Shelf:
+    """A part of what is watched, small enough to stay in a processor's cache from the first look
+    to the last. `containers` hold what is watched; `owners` may not get more or fewer attributes (a
+    method of one object's own is one more)."""
+
+    def __init__(
+        self, containers: Sequence[Any], owners: Sequence[Any], tensors: Iterable[torch.Tensor]
+    ) -> None:
+        self._sized = [*containers, *map(vars, owners)]
+        self._sizes = list(map(len, self._sized))
+        self._filled = [c for c in containers if c]  # the others stay empty, their sizes say
+        self._dicts = [c for c in self._filled if isinstance(c, dict)]
+        self._contents = list(self._contents_now())
+        self._tensors = list({id(tensor): tensor for tensor in tensors}.values())
+        self._looks = Looks(self._tensors)
+
+    def is_as_it_was(self) -> bool:
+        return (
+            list(map(len, self._sized)) == self._sizes
+            and all(map(is_, self._contents, self._contents_now()))
+            and self._looks.are(self._tensors)
+        )
+
+    def _contents_now(self) -> Iterator[Any]:
+        """What lies in the containers, which are of the sizes that they were of."""
+        values = chain.from_iterable(map(dict.values, self._dicts))
+        return chain(chain.from_iterable(self._filled), values)
+
+
+class _Modules(_Shelf):
+    """Some modules without those inside them."""
+
+    def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
+        self._modules = modules
+        self._kinds = list(map(type, modules))
+        self._own = list(map(vars, modules))
+        self._fields = self._fields_now()
+        containers = [f for f in self._fields if not isinstance(f, bool)]
+        tensors = [t for m in modules for t in (*m._parameters.values(), *m._buffers.values())]
+        super().__init__(containers, modules, [t for t in tensors if t is not None])
+
+    @property
+    def modes(self) -> list[bool]:
+        """Which of them train, as it was at the last look."""
+        return self._fields[:: len(_MODULE_FIELDS)]
+
+    def is_as_it_was(self) -> bool:
+        fields = self._fields_now()
+        self._fields[:: len(_MODULE_FIELDS)] = fields[:: len(_MODULE_FIELDS)]  # may be any
+        return (
+            all(map(is_, self._own, map(vars, self._modules)))
+            and all(map(is_, self._kinds, map(type, self._modules)))
+            and all(map(is_, self._fields, fields))
+            and super().is_as_it_was()
+        )
+
+    def _fields_now(self) -> list[Any]:
+        return list(chain.from_iterable(map(_of_module, map(vars, self._modules))))
+
+
 class Watch:
     """Over parts by their paths. Modules and tensors must be such as `can_watch`; of other
     optimizers only the groups are watched, of other parts nothing."""
@@ -120,19 +183,14 @@ class Watch:
     def __init__(self, parts: Mapping[str, Any]) -> None:
         self._parts = dict(parts)
         self._wrapped = [p for p in parts.values() if isinstance(p, torch.nn.Module)]
-        self._roots = [bare(p) for p in self._wrapped]
-        self._modules = list({id(m): m for root in self._roots for m in root.modules()}.values())
-        self._kinds = set(map(type, self._modules))
+        roots = [bare(p) for p in self._wrapped]
+        modules = list({id(m): m for root in roots for m in root.modules()}.values())
+        self._kinds = set(map(type, modules))
         self._optimizers = [p for p in parts.values() if isinstance(p, torch.optim.Optimizer)]
         self._plain = [o for o in self._optimizers if can_watch(o)]
-        self._frames = list(self._frames_now())
-        self._containers = list(self._find_containers())
-        self._sizes = list(self._sizes_now())
-        self._filled = [c for c in self._containers if c]  # the others stay empty, their sizes say
-        self._filled_dicts = [c for c in self._filled if isinstance(c, dict)]
-        self._contents = list(self._contents_now())
-        self._tensors = self._find_tensors()
-        self._looks = Looks(self._tensors)
+        self._frame = list(self._frame_now())
+        self._modules = [_Modules(some) for some in _in_shelves(modules)]
+        self._shelves = [*self._modules, *self._other_shelves()]
 
     def watches(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether its state is watched, too."""
@@ -143,66 +201,48 @@ class Watch:
         return (
             list(parts) == list(self._parts)
             and _same(self._parts.values(), parts.values())
-            and _same(self._frames, self._frames_now())
+            and _same(self._frame, self._frame_now())
             and all(map(_has_own_methods, self._kinds))
-            and list(self._sizes_now()) == self._sizes
-            and _same(self._contents, self._contents_now())
-            and self._looks.are(self._tensors)
+            and all(shelf.is_as_it_was() for shelf in self._shelves)
         )
 
     def modes(self) -> list[bool]:
-        """Of all modules, which of them train."""
-        return list(map(_training, map(vars, self._modules)))
+        """Of all modules, which of them train, as it was at the last look."""
+        return [mode for shelf in self._modules for mode in shelf.modes]
 
-    def _frames_now(self) -> Iterator[Any]:
+    def _frame_now(self) -> Iterator[Any]:
         """What everything else hangs on."""
-        owners = list(map(vars, self._modules))
         return chain(
             map(type, self._parts.values()),
             map(bare, self._wrapped),
-            owners,
-            map(type, self._modules),
-            chain.from_iterable(map(_of_module, owners)),
             map(_groups, self._optimizers),
             map(_parameters, chain.from_iterable(map(_groups, self._optimizers))),
             chain.from_iterable(map(_of_optimizer, self._plain)),
         )
 
-    def _find_containers(self) -> Iterator[Any]:
-        for module in self._modules:
-            yield from _of_module(vars(module))
+    def _other_shelves(self) -> Iterator[_Shelf]:
+        containers = list(chain.from_iterable(map(_of_optimizer, self._plain)))
         for optimizer in self._optimizers:
-            yield optimizer.param_groups
-            yield from map(_parameters, optimizer.param_groups)
+            containers += [optimizer.param_groups, *map(_parameters, optimizer.param_groups)]
+        yield _Shelf(containers, self._plain, ())
         for optimizer in self._plain:
-            yield from _of_optimizer(optimizer)
-            yield from optimizer.state.values()
-
-    def _sizes_now(self) -> Iterator[int]:
-        """Of the owners as well: a method of one object's own would make it longer."""
-        owners = (*self._modules, *self._plain)
-        return map(len, chain(self._containers, map(vars, owners)))
-
-    def _contents_now(self) -> Iterator[Any]:
-        """What lies in the containers, which are of the sizes that they were of."""
-        values = chain.from_iterable(map(dict.values, self._filled_dicts))
-        return chain(chain.from_iterable(self._filled), values)
-
-    def _find_tensors(self) -> list[torch.Tensor]:
-        found = [p for p in self._parts.values() if isinstance(p, torch.Tensor)]
-        for module in self._modules:
-            found += filter(_is_there, module._parameters.values())
-            found += filter(_is_there, module._buffers.values())
+            for entries in _in_shelves(list(optimizer.state.values())):
+                values = [value for entry in entries for value in entry.values()]
+                yield _Shelf(entries, (), [value for value in values if value is not None])
+        tensors = [p for p in self._parts.values() if isinstance(p, torch.Tensor)]
         for optimizer in self._optimizers:
-            found += parameters_of(optimizer)
-        for optimizer in self._plain:
-            for entry in optimizer.state.values():
-                found += filter(_is_there, entry.values())
-        return list({id(t): t for t in found}.values())
+            tensors += parameters_of(optimizer)
+        for some in _in_shelves(self._not_in_modules(tensors)):
+            yield _Shelf((), (), some)
+
+    def _not_in_modules(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        known = {id(p) for module in self._wrapped for p in module.parameters()}
+        return [tensor for tensor in tensors if id(tensor) not in known]
 
 
-def _is_there(value: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
-    return value is not None
+def _in_shelves(things: list[_T]) -> Iterator[list[_T]]:
+    for at in range(0, len(things), SHELF):
+        yield things[at : at + SHELF]
 
 
 def _same(before: Iterable[Any], now: Iterable[Any]) -> bool:
