@@ -19,8 +19,10 @@ import torch
 from keepstep.edge.torch.dtensors import is_dtensor
 from keepstep.edge.torch.looks import VERSION
 from keepstep.edge.torch.parts import bare, parameters_of
+from keepstep.edge.torch.zeros import zeros_like
 
 ZERO = "zero"
+RESTORED = 0  # in place of an optimizer's id
 
 Parts = Mapping[str, Any]
 
@@ -66,6 +68,10 @@ class UsedGradients:
     def updated(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """An optimizer's post-step hook."""
         self._by_optimizer[id(optimizer)] = _Seen(parameters_of(optimizer))
+
+    def restored(self, parameters: Sequence[torch.Tensor]) -> None:
+        """An update in an earlier life has used their gradients; others none."""
+        self._by_optimizer = {RESTORED: _Seen(parameters)}
 
     def are(self, parameter: torch.Tensor) -> bool:
         """Whether this parameter's gradient is what an update has used."""
@@ -141,8 +147,9 @@ def _is_zero(gradient: torch.Tensor) -> bool:
     return not bool(local.detach().contiguous().reshape(-1).view(torch.uint8).any())
 
 
-def write_beside(parts: Parts, saved: Mapping[str, Any]) -> None:
+def write_beside(parts: Parts, saved: Mapping[str, Any], used: UsedGradients) -> None:
     """Put it back. What the program has besides stays as it is."""
+    zeroed = []
     for path, (root, others) in saved["training"].items():
         part = parts.get(path)
         if isinstance(part, torch.nn.Module):
@@ -157,8 +164,10 @@ def write_beside(parts: Parts, saved: Mapping[str, Any]) -> None:
             tensor.requires_grad_(learns)
         gradient = gradients.get(name)
         if isinstance(gradient, str):
-            gradient = torch.zeros_like(tensor.detach())
+            gradient = zeros_like(tensor.detach())
+            zeroed.append(tensor)
         tensor.grad = None if gradient is None else gradient.to(tensor.device)
+    used.restored(zeroed)
 
 
 def _write_modes(part: torch.nn.Module, root: bool, others: frozenset[str]) -> None:

@@ -131,7 +131,7 @@ def apply(protected: Protected, opened: Unpacked) -> list[str]:
         protected.values[name] = refill.top(name, protected.values[name], tree[name])
     protected.loaders.load_state_dict(tree.get(LOADERS, {}))
     if BESIDE in tree:
-        write_beside(parts, tree[BESIDE])
+        write_beside(parts, tree[BESIDE], protected.used_gradients)
     protected.made_with_before = opened.about.get("made_with", {})
     return refill.replaced + (write_rng(tree[RNG]) if RNG in tree else [])
 
