@@ -41,7 +41,7 @@ from keepstep.model.wire import Part
 from keepstep.ports import Memory, Region
 
 MAGIC = b"KEEPSLOT"
-FORMAT = 1
+FORMAT = 2
 _HEADER = struct.Struct("<8sIIQ16s16sIIQqqQQIQQQqdQQ")
 _CHECK = struct.Struct("<Q")
 _CAPACITY = struct.Struct("<QQ")  # and again

@@ -31,7 +31,7 @@ Pair = tuple[StateItem, Segment]
 
 
 @dataclass(frozen=True, slots=True)
-class Copies:
+class CopyOrder:
     """Which of some tensors are copied at the boundary and which behind the trainer's back, and the
     counters of the latter: `counted` may be more than `lazy`, by the names of its tensors."""
 
@@ -43,7 +43,7 @@ class Copies:
     devices: frozenset[torch.device]
 
     @classmethod
-    def of(cls, items: Sequence[StateItem], segments: Sequence[Segment]) -> Copies:
+    def of(cls, items: Sequence[StateItem], segments: Sequence[Segment]) -> CopyOrder:
         """Of items and their places."""
         pairs = tuple(zip(items, segments, strict=True))
         lazy = tuple(pair for pair in pairs if pair[0].lazy)
@@ -70,7 +70,7 @@ class BesideSection:
 
 
 @dataclass
-class Plan:
+class StatePlan:
     """Of parts by their paths. `about`: what the parts are, compared before a restore."""
 
     parts: Mapping[str, Any]
@@ -80,13 +80,13 @@ class Plan:
     # by path: of each of the optimizer's groups the numbers of its parameters
     group_indices: dict[str, list[list[int]]] = field(default_factory=dict)
     watch: Watch | None = None
-    copies: Copies | None = None  # of what is in it, once its place is known
+    copies: CopyOrder | None = None  # of what is in it, once its place is known
     _known: frozenset[str] = frozenset()  # paths of the parts whose state is in it
     _learning: list[torch.Tensor] = field(default_factory=list)
     _beside: BesideSection | None = None
 
     @classmethod
-    def make(cls, parts: Mapping[str, Any], about: Mapping[str, Any], kept: Kept) -> Plan:
+    def make(cls, parts: Mapping[str, Any], about: Mapping[str, Any], kept: Kept) -> StatePlan:
         """Ask every part whose state seldom changes. `kept` has found nothing yet. Raises what
         pickling raises."""
         plan = cls(parts, about, kept)

@@ -27,7 +27,7 @@ from keepstep.edge.torch.parts import (
     parts_inside,
     state_of,
 )
-from keepstep.edge.torch.plan import ABOUT, BESIDE, Copies, Plan
+from keepstep.edge.torch.plan import ABOUT, BESIDE, CopyOrder, StatePlan
 from keepstep.edge.torch.rng import PickledNumbers, put_back, read_rng, tensors_of
 from keepstep.edge.torch.tree import (
     Kept,
@@ -54,7 +54,7 @@ RESERVED = {RNG, LOADERS, ABOUT, BESIDE, "keepstep", "ranks"}
 class State:
     """One rank's state at one moment: tensors by reference, everything else already pickled."""
 
-    copies: tuple[Copies, ...]
+    copies: tuple[CopyOrder, ...]
     sections: tuple[bytes, ...]
     layout: Layout
 
@@ -109,7 +109,7 @@ class Protected:
     _specs: dict[str, tuple[Any, TensorSpec]] = field(default_factory=dict)
     _layout: Layout = field(default_factory=lambda: lay_out([]))
     _numbers: PickledNumbers = field(default_factory=PickledNumbers)
-    _plan: Plan | None = None
+    _plan: StatePlan | None = None
     _made_for: tuple[Any, ...] = ()  # what the plan rests on besides the parts
     _about: tuple[Any, dict[str, Any]] | None = None
     # what the program that saved the loaded state was made with
@@ -237,7 +237,7 @@ class Protected:
         """The next gather asks everything anew."""
         self._plan = None
 
-    def _plan_for(self, parts: dict[str, Any]) -> Plan:
+    def _plan_for(self, parts: dict[str, Any]) -> StatePlan:
         """The last plan where it still holds."""
         kinds = {name: kind_of(value) for name, value in self.values.items()}
         made_for = (kinds, set(self.eager_names), self.lazy)
@@ -247,11 +247,13 @@ class Protected:
                 return plan
         self.forget_plan()
         kept = Kept(self._still_addresses(), self.eager_names, self._specs)
-        self._plan = plan = Plan.make(parts, self.about(), kept)
+        self._plan = plan = StatePlan.make(parts, self.about(), kept)
         self._made_for = made_for
         return plan
 
-    def _state(self, plan: Plan, others: Sequence[StateItem], sections: tuple[bytes, ...]) -> State:
+    def _state(
+        self, plan: StatePlan, others: Sequence[StateItem], sections: tuple[bytes, ...]
+    ) -> State:
         """`others`: what was found behind what is in the plan."""
         first = len(plan.kept.items)
         is_known = plan.copies is not None and [i.spec for i in others] == [
@@ -263,8 +265,8 @@ class Protected:
                 self._layout = lay_out(specs)
         segments = self._layout.segments
         if plan.copies is None:
-            plan.copies = Copies.of(plan.kept.items, segments[:first])
-        return State((plan.copies, Copies.of(others, segments[first:])), sections, self._layout)
+            plan.copies = CopyOrder.of(plan.kept.items, segments[:first])
+        return State((plan.copies, CopyOrder.of(others, segments[first:])), sections, self._layout)
 
     def meshes(self) -> dict[MeshKey, DeviceMesh]:
         """Every mesh that a protected DTensor is on."""
