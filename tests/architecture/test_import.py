@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,3 +78,44 @@ def test_exported_names() -> None:
     assert len(keepstep.__all__) == len(EXPORTED)
     for name in keepstep.__all__:
         assert getattr(keepstep, name) is not None
+
+
+RANK = """
+import json, sys
+import torch, keepstep
+model = torch.nn.Linear(3, 3)
+job = keepstep.protect(model=model)
+slow = [n for n in ("torch.distributed.tensor", "torch.distributed.checkpoint") if n in sys.modules]
+print(json.dumps({"step": job.step, "slow": slow}), flush=True)
+if sys.argv[1] == "die":
+    for step in job.steps(3):
+        pass
+    job.close(ok=False)
+    sys.exit(1)
+job.close(ok=True)
+"""
+
+
+def test_a_restart_imports_neither_dtensors_nor_dcp(tmp_path: Path) -> None:
+    """Over a second, which only a program that has them, or one that reads a store, is to wait
+    for. (torch's optimizers import the former by themselves.)"""
+    places = {
+        "KEEPSTEP_ARENA_DIR": str(tmp_path / "arena"),
+        "KEEPSTEP_STATE_DIR": str(tmp_path / "state"),
+        "KEEPSTEP_JOB": "imports",
+        "KEEPSTEP_GRACE_S": "20",
+    }
+    (tmp_path / "arena").mkdir()
+    told = []
+    for mode in ("die", "end"):
+        run = subprocess.run(
+            [sys.executable, "-c", RANK, mode],
+            env={**os.environ, **places},
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        told.append(json.loads(run.stdout.splitlines()[0]))
+    assert told[0]["step"] < 0 < told[1]["step"], "the second one restores"
+    assert [found["slow"] for found in told] == [[], []]

@@ -285,7 +285,8 @@ class FakeLive:
         self.state = bytes(slot.payload[: len(self.state)])
         return []
 
-    def differing(self, slot: Slot, layout: Layout) -> list[str]:
+    def differing(self, slot: Slot, header: SlotHeader, layout: Layout) -> list[str]:
+        slot.verify()
         return self.differs
 
     def load_checkpoint(self, step: int) -> list[str]:

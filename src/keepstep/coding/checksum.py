@@ -7,7 +7,8 @@ GIL, so hashing never holds up the trainer. It guards against accident, not mali
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import xxhash
 
@@ -56,17 +57,29 @@ def block_checksums(
 
 
 def first_mismatch(
-    data: memoryview, expected: Sequence[int], block_bytes: int = BLOCK_BYTES
+    data: memoryview, expected: Sequence[int], block_bytes: int = BLOCK_BYTES, threads: int = 1
 ) -> tuple[int, int, int] | None:
     """(block, expected, found) of the first block that differs, or None when all are as
     expected."""
     digest = xxhash.xxh3_64_intdigest
-    for block, want in enumerate(expected):
+
+    def found_at(block: int) -> int:
         at = block * block_bytes
-        found = digest(data[at : at + block_bytes])
+        return digest(data[at : at + block_bytes])
+
+    sums = in_threads(found_at, range(len(expected)), threads)
+    for block, (want, found) in enumerate(zip(expected, sums, strict=True)):
         if found != want:
             return block, want, found
     return None
+
+
+def in_threads(sum_of: Callable[[int], int], blocks: range, threads: int) -> list[int]:
+    """The checksum of each block. Threads of their own only where there is enough for all."""
+    if threads == 1 or len(blocks) < 2 * threads:
+        return list(map(sum_of, blocks))
+    with ThreadPoolExecutor(threads, thread_name_prefix="proof") as pool:
+        return list(pool.map(sum_of, blocks))
 
 
 def pack_table(checksums: Sequence[int]) -> bytes:

@@ -91,9 +91,9 @@ class LiveState(Protocol):
         """Load a proven snapshot; remarks for the journal. Raises LayoutError when it does not fit
         what is live; nothing is changed then."""
 
-    def differing(self, slot: Slot, layout: Layout) -> list[str]:
-        """Live tensors whose bytes are not the snapshot's, each by its name and in what it
-        differs."""
+    def differing(self, slot: Slot, header: SlotHeader, layout: Layout) -> list[str]:
+        """Live tensors whose bytes are not those that were sealed, each by its name and in what it
+        differs. Raises DamageError or LookupError when the slot is no more what was loaded."""
 
     def load_checkpoint(self, step: int) -> list[str]:
         """Load a checkpoint from the store; remarks for the journal. Raises DamageError, StoreError

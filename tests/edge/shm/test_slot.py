@@ -343,11 +343,11 @@ def test_a_file_cut_short_is_damaged(slot: Slot) -> None:
 
 def test_another_format_is_refused(slot: Slot) -> None:
     page = bytearray(slot.path.read_bytes()[:PAGE_BYTES])
-    struct.pack_into("<I", page, 8, 2)
+    struct.pack_into("<I", page, 8, 1)
     page[-8:] = struct.pack("<Q", checksum(page[:-8]))
     with open(slot.path, "r+b") as file:
         file.write(page)
-    with pytest.raises(DamageError, match="expected slot format 1, found 2"):
+    with pytest.raises(DamageError, match="expected slot format 2, found 1"):
         slot.header()
 
 

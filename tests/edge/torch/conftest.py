@@ -69,7 +69,7 @@ class Room:
         try:
             header, layout = with_slot.verify()
             restore.apply(protected, restore.open_snapshot(protected, with_slot, header, layout))
-            assert restore.prove(protected, with_slot, layout) == []
+            assert restore.prove(protected, with_slot, header, layout) == []
         finally:
             with_slot.close()
 

@@ -14,7 +14,8 @@ from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from keepstep.edge.torch.beside import ZERO
-from keepstep.edge.torch.state import BESIDE, Protected
+from keepstep.edge.torch.plan import BESIDE
+from keepstep.edge.torch.state import Protected
 from keepstep.errors import ConfigError, LayoutError
 from keepstep.model.units import PAGE_BYTES
 from tests.edge.torch.conftest import Holder, Room, bytes_of

@@ -14,9 +14,11 @@ import pytest
 import torch
 from torch import nn
 
+from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.torch import restore
 from keepstep.edge.torch.state import Protected
-from keepstep.errors import LayoutError
+from keepstep.errors import DamageError, LayoutError
+from keepstep.model.wire import Part
 from tests.edge.torch.conftest import Holder
 
 Bytes = Callable[[Any], Any]
@@ -720,11 +722,11 @@ def test_the_proof_names_what_is_not_as_it_was_saved(room: Room) -> None:
     room.save(model=model, optimizer=optimizer)
     protected = room.load(model=model, optimizer=optimizer)
     assert room.slot is not None
-    _, layout = room.slot.verify()
+    header, layout = room.slot.verify()
     with torch.no_grad():
         model[5].weight[0, 0] += 1e-6
         optimizer.state[model[0].bias]["exp_avg_sq"][0] = float("nan")
-    [weight, average] = restore.prove(protected, room.slot, layout)
+    [weight, average] = restore.prove(protected, room.slot, header, layout)
     assert weight.startswith("model.5.weight: 1 of 288 values differ, first number 0: saved ")
     assert average.startswith("optimizer.state.1.exp_avg_sq: 1 of 4 values differ, first number 0")
     assert average.endswith("live nan")
@@ -736,6 +738,59 @@ def test_the_proof_knows_minus_zero_from_zero(room: Room) -> None:
     protected = room.load(t=mine)
     assert room.slot is not None
     mine[1] = -0.0
-    assert restore.prove(protected, room.slot, room.slot.verify()[1]) == [
+    assert restore.prove(protected, room.slot, *room.slot.verify()) == [
         "t: 1 of 3 values differ, first number 1: saved 0.0, live -0.0"
     ]
+
+
+@pytest.mark.parametrize("where", ["a tensor", "the tree", "the table"])
+def test_the_proof_knows_a_slot_that_has_changed_since(room: Room, where: str) -> None:
+    """Even when the live bytes are what lies there by now."""
+    mine = torch.zeros(1000)
+    room.save(t=mine)
+    protected = room.load(t=mine)
+    assert room.slot is not None
+    header, layout = room.slot.verify()
+    assert restore.prove(protected, room.slot, header, layout) == []
+    if where == "the table":
+        room.slot.part(Part.TABLE, header)[0] ^= 1
+    else:
+        at = 0 if where == "a tensor" else layout.objects_offset + 1
+        room.slot.payload[at] ^= 1
+    if where == "a tensor":
+        mine.view(torch.uint8)[0] ^= 1
+    with pytest.raises(DamageError):
+        restore.prove(protected, room.slot, header, layout)
+
+
+def test_the_proof_knows_a_slot_that_was_written_again(room: Room) -> None:
+    mine = torch.zeros(3)
+    room.save(t=mine)
+    protected = room.load(t=mine)
+    assert room.slot is not None
+    header, layout = room.slot.verify()
+    room.slot.void()
+    with pytest.raises(LookupError):
+        restore.prove(protected, room.slot, header, layout)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_proof_finds_one_bit_wherever_it_is(
+    room: Room, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In blocks smaller than a tensor, and with many tensors in a block."""
+    monkeypatch.setattr(MEMORY, "block_bytes", 4096)
+    tensors = {f"t{i}": torch.zeros(n) for i, n in enumerate((5000, 1, 3, 700, 0, 2048))}
+    tensors["turned"] = torch.zeros(40, 50).t()
+    room.save(**tensors)
+    protected = room.load(**tensors)
+    assert room.slot is not None
+    header, layout = room.slot.verify(threads)
+    for name, tensor in tensors.items():
+        for place in {0, tensor.numel() // 2, tensor.numel() - 1} if tensor.numel() else ():
+            index = numpy.unravel_index(place, tensor.shape)
+            tensor[index] = -0.0
+            [wrong] = restore.prove(protected, room.slot, header, layout, threads)
+            assert wrong.startswith(f"{name}: 1 of {tensor.numel()} values differ")
+            tensor[index] = 0.0
+    assert restore.prove(protected, room.slot, header, layout, threads) == []

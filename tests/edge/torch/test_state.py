@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from keepstep.edge.torch.parts import bare, kind_of
-from keepstep.edge.torch.state import ABOUT, BESIDE, RNG, Protected
+from keepstep.edge.torch.plan import ABOUT, BESIDE
+from keepstep.edge.torch.state import RNG, Protected
 from keepstep.edge.torch.tree import StateItem, rebuild
 from keepstep.edge.torch.views import clone
 from keepstep.errors import ConfigError
@@ -84,11 +85,6 @@ def test_what_was_torn_once_is_copied_at_the_boundary() -> None:
     things.eager_names.add("model.bias")
     found = named(things.gather())
     assert found["model.weight"].lazy and not found["model.bias"].lazy
-
-
-def test_random_states_come_first() -> None:
-    state = protected(x=torch.ones(1)).gather()
-    assert state.items[0].spec.name == "rng.torch"
 
 
 def test_the_layout_stays_while_the_state_only_changes_values() -> None:

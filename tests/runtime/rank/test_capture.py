@@ -17,6 +17,7 @@ from keepstep.edge.shm.status_page import StatusPage
 from keepstep.errors import IdentityError
 from keepstep.model.snapshot import Phase, RankStatus, SlotState, Stamp
 from keepstep.model.units import PAGE_BYTES
+from keepstep.model.wire import Part
 from keepstep.runtime.rank.capture import GROW_INLINE_BYTES, Capture, Holdings
 from keepstep.runtime.rank.commit_view import PagesOfOneNode
 from tests.runtime.fakes import RankRoom
@@ -273,13 +274,15 @@ def test_what_the_scrub_found_is_given_up_only_if_it_is_so(trainee: Trainee) -> 
     assert sealed(trainee.told) == set() and trainee.room.journal.kinds == ["slot-voided"]
 
 
-def test_a_damaged_snapshot_is_not_among_what_is_held(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", [Part.HEADER, Part.TABLE, Part.MANIFEST])
+def test_a_snapshot_without_its_proof_is_not_among_what_is_held(tmp_path: Path, part: Part) -> None:
     trainee = Trainee(tmp_path).prepare()
     for step in range(2):
         trainee.step(step)
     index = next(i for i, v in enumerate(trainee.told.slots) if v.stamp == Stamp(1, 1))
+    slot = trainee.capture.slot(index)
+    slot.part(part, slot.header())[5] ^= 1
     trainee.close()
-    damage(slot_path(trainee.room.options.job_dir, 0, index), PAGE_BYTES + 5)
     again = Trainee(tmp_path)
     assert set(again.held.slot_of) == {Stamp(0, 1)} and "damaged" in again.room.journal.kinds
     again.close()

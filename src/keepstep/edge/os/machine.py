@@ -6,6 +6,13 @@ import os
 import socket
 from pathlib import Path
 
+MOST_PROOF_THREADS = 4  # so many reach what a node's memory gives
+
+
+def proof_threads() -> int:
+    """How many threads hash a state at once while the trainer waits for it."""
+    return min(MOST_PROOF_THREADS, len(os.sched_getaffinity(0)))
+
 
 def available_bytes() -> int:
     """Memory the kernel can give without swapping, within this process's cgroup limit."""

@@ -10,41 +10,83 @@ has seen comes back as zeros, and any other (accumulated over the boundary) with
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from operator import is_
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
+from keepstep.edge.torch.dtensors import is_dtensor
+from keepstep.edge.torch.looks import VERSION
 from keepstep.edge.torch.parts import bare, parameters_of
+from keepstep.edge.torch.zeros import zeros_like
 
 ZERO = "zero"
+RESTORED = 0  # in place of an optimizer's id
 
 Parts = Mapping[str, Any]
+
+
+class _Seen:
+    """Gradients that an update has used, by their parameters. Each has one weak reference, however
+    often it is asked for."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+        found = [(id(p), g) for p in parameters if (g := p.grad) is not None]
+        gradients = [gradient for _, gradient in found]
+        self._ids = [key for key, _ in found]
+        self._references = list(map(weakref.ref, gradients))
+        self._versions = list(map(VERSION, gradients))
+        self._places: dict[int, int] | None = None  # by id, once it is asked for
+
+    def are(self, ids: Sequence[int], gradients: Sequence[torch.Tensor]) -> bool:
+        """Whether it is exactly these."""
+        return (
+            ids == self._ids
+            and all(map(is_, self._references, map(weakref.ref, gradients)))
+            and list(map(VERSION, gradients)) == self._versions
+        )
+
+    def has(self, parameter: torch.Tensor, gradient: torch.Tensor) -> bool:
+        """Whether it is among them."""
+        if self._places is None:
+            self._places = {key: place for place, key in enumerate(self._ids)}
+        place = self._places.get(id(parameter))
+        return (
+            place is not None
+            and self._references[place]() is gradient
+            and self._versions[place] == gradient._version
+        )
 
 
 class UsedGradients:
     """Which gradients their optimizer's last update has seen."""
 
     def __init__(self) -> None:
-        self._by_optimizer: dict[int, dict[int, tuple[Any, int]]] = {}
+        self._by_optimizer: dict[int, _Seen] = {}
 
     def updated(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """An optimizer's post-step hook."""
-        self._by_optimizer[id(optimizer)] = {
-            id(p): (weakref.ref(p.grad), p.grad._version)
-            for p in parameters_of(optimizer)
-            if p.grad is not None
-        }
+        self._by_optimizer[id(optimizer)] = _Seen(parameters_of(optimizer))
+
+    def restored(self, parameters: Sequence[torch.Tensor]) -> None:
+        """An update in an earlier life has used their gradients; others none."""
+        self._by_optimizer = {RESTORED: _Seen(parameters)}
 
     def are(self, parameter: torch.Tensor) -> bool:
         """Whether this parameter's gradient is what an update has used."""
         gradient = parameter.grad
-        for used in self._by_optimizer.values():
-            seen = used.get(id(parameter))
-            if seen is not None and seen[0]() is gradient and seen[1] == gradient._version:
-                return True
-        return False
+        assert gradient is not None
+        return any(seen.has(parameter, gradient) for seen in self._by_optimizer.values())
+
+    def are_all(
+        self, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]
+    ) -> bool:
+        """Whether the parameters' gradients are all what an update has used."""
+        ids = list(map(id, parameters))
+        if any(seen.are(ids, gradients) for seen in self._by_optimizer.values()):
+            return True
+        return all(map(self.are, parameters))
 
 
 def learning(parts: Parts) -> Iterator[tuple[str, torch.Tensor]]:
@@ -101,12 +143,13 @@ def _is_zero(gradient: torch.Tensor) -> bool:
     """Whether every bit is zero. Not asked on a device, which would have to be waited for."""
     if gradient.device.type != "cpu" or gradient.layout is not torch.strided:
         return False
-    local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+    local = gradient.to_local() if is_dtensor(gradient) else gradient
     return not bool(local.detach().contiguous().reshape(-1).view(torch.uint8).any())
 
 
-def write_beside(parts: Parts, saved: Mapping[str, Any]) -> None:
+def write_beside(parts: Parts, saved: Mapping[str, Any], used: UsedGradients) -> None:
     """Put it back. What the program has besides stays as it is."""
+    zeroed = []
     for path, (root, others) in saved["training"].items():
         part = parts.get(path)
         if isinstance(part, torch.nn.Module):
@@ -121,8 +164,10 @@ def write_beside(parts: Parts, saved: Mapping[str, Any]) -> None:
             tensor.requires_grad_(learns)
         gradient = gradients.get(name)
         if isinstance(gradient, str):
-            gradient = torch.zeros_like(tensor.detach())
+            gradient = zeros_like(tensor.detach())
+            zeroed.append(tensor)
         tensor.grad = None if gradient is None else gradient.to(tensor.device)
+    used.restored(zeroed)
 
 
 def _write_modes(part: torch.nn.Module, root: bool, others: frozenset[str]) -> None:

@@ -24,12 +24,14 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 
 from keepstep.edge.shm import memory
 from keepstep.edge.shm.one_pass import SlotCopy, copy_and_hash
 from keepstep.edge.shm.slot import Slot
+from keepstep.edge.torch.looks import VERSION
 from keepstep.edge.torch.operations import Operation
 from keepstep.edge.torch.state import State
 from keepstep.edge.torch.tree import StateItem
@@ -63,39 +65,42 @@ class TensorCopy:
     sums: Mapping[int, int] = field(default_factory=dict)  # see `StateCopy`
 
     def __post_init__(self) -> None:
-        self._pairs = list(zip(self.state.items, self.state.layout.segments, strict=True))
-        self._lazy = [(item, segment) for item, segment in self._pairs if item.lazy]
-        self._versions = [item.version for item, _ in self._lazy]
+        self._lazy_count = sum(len(copies.lazy) for copies in self.state.copies)
+        self._versions = self._versions_now()
         self._thread = threading.get_ident(), threading.get_native_id()
         self._lock = threading.Lock()
         self._is_awaited = threading.Event()  # the update waits
         self._is_settled = threading.Event()  # what has `moved` by counters is known for good
         self._is_copied = False
         self._is_fenced = False  # whatever moves from here on may
-        self._devices = {
-            item.local.device for item in self.state.items if item.local.device.type == "cuda"
+        self._streams = {
+            device: _side_stream(device)
+            for copies in self.state.copies
+            for device in copies.devices
+            if device.type == "cuda"
         }
-        self._streams = {d: _side_stream(d) for d in self._devices}
         # nothing is copied before what the trainer has queued so far
         for device, stream in self._streams.items():
             stream.wait_stream(torch.cuda.current_stream(device))
 
     def copy_moving(self) -> None:
         """On the trainer's thread, before the next step begins: whatever could move."""
-        self._write([(i, s) for i, s in self._pairs if not i.lazy])
+        for copies in self.state.copies:
+            self._write(copies.eager)
         # on the device, what follows waits; the trainer does not
         for device, stream in self._streams.items():
             torch.cuda.current_stream(device).wait_stream(stream)
-        objects = self.state.objects
         at = self.state.layout.objects_offset
-        self.slot.payload[at : at + len(objects)] = objects
+        for section in self.state.sections:
+            self.slot.payload[at : at + len(section)] = section
+            at += len(section)
 
     def copy_still(self) -> Acts[None]:
         """In the background: what stands still until the next update."""
         yield
         began_ns = time.perf_counter_ns()
         try:
-            self._write_hashed(self._lazy)
+            self._write_hashed([pair for copies in self.state.copies for pair in copies.lazy])
             self._is_copied = True
         finally:
             self.done.set()
@@ -145,20 +150,39 @@ class TensorCopy:
         with self._lock:
             if self._is_settled.is_set():
                 return
-            pairs = zip(self._lazy, self._versions, strict=True)
-            self.moved = [i.spec.name for (i, _), version in pairs if i.version != version]
+            self.moved = self._counted_moves()
             if is_last:
                 self._is_settled.set()
 
+    def _counted_moves(self) -> list[str]:
+        """Whose counters have moved by now."""
+        now = self._versions_now()
+        if now == self._versions:
+            return []
+        names = chain.from_iterable(copies.counted_names for copies in self.state.copies)
+        triples = zip(names, now, self._versions, strict=True)
+        return list(dict.fromkeys(name for name, new, old in triples if new != old))
+
+    def _versions_now(self) -> list[int]:
+        counted = chain.from_iterable(copies.counted for copies in self.state.copies)
+        return list(map(VERSION, counted))
+
     def _look_again(self) -> None:
         """Compare some bytes of some tensors with their copies."""
+        # What a counter has seen is known: it is in `moved`, or came behind the copy's end.
+        counted = set(self._counted_moves())
         first = self.turn * LOOKS
-        for number in range(first, first + min(LOOKS, len(self._lazy))):
-            index = number % len(self._lazy)
-            item, segment = self._lazy[index]
-            # What a counter has seen is known: it is in `moved`, or came behind the copy's end.
-            if item.version == self._versions[index] and self._differs(item, segment, number):
+        for number in range(first, first + min(LOOKS, self._lazy_count)):
+            item, segment = self._lazy_pair(number % self._lazy_count)
+            if item.spec.name not in counted and self._differs(item, segment, number):
                 self.moved.append(item.spec.name)
+
+    def _lazy_pair(self, index: int) -> tuple[StateItem, Segment]:
+        for copies in self.state.copies:
+            if index < len(copies.lazy):
+                return copies.lazy[index]
+            index -= len(copies.lazy)
+        raise IndexError(index)
 
     def _differs(self, item: StateItem, segment: Segment, number: int) -> bool:
         """Whether those bytes of the tensor that are due are not as they were copied."""
@@ -191,7 +215,7 @@ class TensorCopy:
         """The numbers of the blocks that have something of a tensor whose bytes go through
         torch."""
         size = self.slot.block_bytes
-        segments = [segment for item, segment in self._pairs if item.address is None]
+        segments = chain.from_iterable(copies.through_torch for copies in self.state.copies)
         return {
             block
             for s in segments

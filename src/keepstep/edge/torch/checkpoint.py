@@ -16,8 +16,9 @@ from keepstep.edge.torch.beside import learning
 from keepstep.edge.torch.dcp.read import read_checkpoint
 from keepstep.edge.torch.fits import buffer_names, check_kinds, growth
 from keepstep.edge.torch.parts import kind_of, parameters_of
+from keepstep.edge.torch.plan import BESIDE
 from keepstep.edge.torch.restore import Unpacked, apply
-from keepstep.edge.torch.state import BESIDE, LOADERS, RNG, Protected
+from keepstep.edge.torch.state import LOADERS, RNG, Protected
 from keepstep.edge.torch.tree import local_part, named_tensors
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from keepstep.edge.os.machine import proof_threads
 from keepstep.edge.shm.slot import Slot
-from keepstep.edge.torch import capture, checkpoint, predict, restore
+from keepstep.edge.torch import capture, predict, restore
 from keepstep.edge.torch.state import Protected, State
 from keepstep.errors import StoreError
 from keepstep.model.layout import Layout
@@ -63,12 +64,15 @@ class TorchState:
         opened = restore.open_snapshot(self._protected, slot, header, layout)
         return restore.apply(self._protected, opened)
 
-    def differing(self, slot: Slot, layout: Layout) -> list[str]:
-        return restore.prove(self._protected, slot, layout)
+    def differing(self, slot: Slot, header: SlotHeader, layout: Layout) -> list[str]:
+        return restore.prove(self._protected, slot, header, layout, proof_threads())
 
     def load_checkpoint(self, step: int) -> list[str]:
         if self._store is None:
             raise StoreError("a checkpoint was offered, and this rank knows of no store")
+        # DCP, which is behind it, takes a second to import: only who reads a store waits for it.
+        from keepstep.edge.torch import checkpoint
+
         return checkpoint.load(self._store, step, self._rank, self._world_size, self._protected)
 
     def caveats(self) -> list[str]:

@@ -75,6 +75,17 @@ def _is_stateful(value: Any) -> bool:
     )
 
 
+def state_of(part: Any) -> Any:
+    """What a part tells of itself, to be kept."""
+    if isinstance(part, torch.nn.Module):
+        return bare(part).state_dict()
+    if isinstance(part, torch.Tensor):
+        return part
+    if isinstance(part, torch.Generator):
+        return {"state": part.get_state()}
+    return part.state_dict()
+
+
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """The optimizer's parameters in the order its state dict numbers them."""
     return [p for group in optimizer.param_groups for p in group["params"]]

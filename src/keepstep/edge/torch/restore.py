@@ -13,15 +13,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.torch.beside import write_beside
+from keepstep.edge.torch.dtensors import is_dtensor
 from keepstep.edge.torch.fits import check, grow, growth
 from keepstep.edge.torch.made_with import made_with, unheeded
-from keepstep.edge.torch.parts import bare, kind_of, parameters_of
+from keepstep.edge.torch.parts import bare, kind_of, parameters_of, state_of
+from keepstep.edge.torch.plan import ABOUT, BESIDE
 from keepstep.edge.torch.rng import write_rng
-from keepstep.edge.torch.state import ABOUT, BESIDE, LOADERS, RNG, Protected, state_of
+from keepstep.edge.torch.sealed import LiveBlocks
+from keepstep.edge.torch.state import LOADERS, RNG, Protected
 from keepstep.edge.torch.tree import local_part, rebuild
 from keepstep.edge.torch.values import Refill, overlaps_itself, write_tensor
 from keepstep.edge.torch.views import clone, differing, overlay
@@ -129,7 +131,7 @@ def apply(protected: Protected, opened: Unpacked) -> list[str]:
         protected.values[name] = refill.top(name, protected.values[name], tree[name])
     protected.loaders.load_state_dict(tree.get(LOADERS, {}))
     if BESIDE in tree:
-        write_beside(parts, tree[BESIDE])
+        write_beside(parts, tree[BESIDE], protected.used_gradients)
     protected.made_with_before = opened.about.get("made_with", {})
     return refill.replaced + (write_rng(tree[RNG]) if RNG in tree else [])
 
@@ -197,7 +199,7 @@ def _make_buffers(module: torch.nn.Module, saved: Mapping[str, Any]) -> None:
             owner, name = _owner(module, key)
             if owner is not None:
                 device = tensor.device if now is None else now.device
-                made = tensor if isinstance(tensor, DTensor) else tensor.to(device, copy=True)
+                made = tensor if is_dtensor(tensor) else tensor.to(device, copy=True)
                 owner.register_buffer(name, made)
     for key in kept - saved.keys():
         owner, name = _owner(module, key)
@@ -242,9 +244,12 @@ def _load_optimizer(
     _own(optimizer.state_dict(), refill)
 
 
-def prove(protected: Protected, slot: Slot, layout: Layout) -> list[str]:
-    """The modules', optimizers' and plain tensors whose live bytes are not the snapshot's, each by
-    its name and in what it differs; empty means proven."""
+def prove(
+    protected: Protected, slot: Slot, header: SlotHeader, layout: Layout, threads: int = 1
+) -> list[str]:
+    """The modules', optimizers' and plain tensors whose live bytes are not those that were sealed,
+    each by its name and in what it differs; empty means proven. Raises DamageError or LookupError
+    when the slot is no more what was loaded."""
     free = tuple(
         f"{name}." for name, part in protected.parts().items() if kind_of(part) == "stateful"
     )
@@ -252,4 +257,9 @@ def prove(protected: Protected, slot: Slot, layout: Layout) -> list[str]:
     segments = [s for s in layout.segments if not s.spec.name.startswith(free)]
     missing = [f"{s.spec.name}: saved, and not live" for s in segments if s.spec.name not in live]
     present = [s for s in segments if s.spec.name in live]
-    return missing + differing(slot, present, [live[s.spec.name] for s in present])
+    named = {s.spec.name: live[s.spec.name] for s in present}
+    if not missing and LiveBlocks(slot, header, layout, named).are_sealed(threads):
+        return []
+    wrong = missing + differing(slot, present, list(named.values()))
+    slot.verify()  # that it is not the slot which has changed
+    return wrong

@@ -26,16 +26,45 @@ def read_rng() -> dict[str, Any]:
     return state
 
 
+def tensors_of(state: dict[str, Any]) -> dict[str, Any]:
+    """What `read_rng` has read, without Python's and numpy's thousands of numbers."""
+    return {name: state[name] for name in ("torch", "cuda") if name in state}
+
+
+class PickledNumbers:
+    """The other part of what `read_rng` has read, pickled. Most steps draw none of these."""
+
+    def __init__(self) -> None:
+        self._before: tuple[Any, Any] | None = None
+        self._pickled = b""
+
+    def of(self, state: dict[str, Any], name: str) -> bytes:
+        """As a tree of its own, by the name of the whole."""
+        python, numpy = state["python"], state.get("numpy")
+        before = self._before
+        if before is None or before[0] != python or not _is_same(before[1], numpy):
+            numbers = {"python": python} if numpy is None else {"python": python, "numpy": numpy}
+            self._pickled = pickle.dumps({name: numbers}, protocol=5)
+            self._before = python, numpy
+        return self._pickled
+
+
 def put_back(state: dict[str, Any]) -> None:
     """Undo what others drew since `state` was read: a step that is captured and one that is skipped
     must go on alike."""
     now = read_rng()
     same = torch.equal(now["torch"], state["torch"]) and now["python"] == state["python"]
     same = same and all(map(torch.equal, now.get("cuda", ()), state.get("cuda", ())))
-    if not same or (
-        "numpy" in state and pickle.dumps(now["numpy"]) != pickle.dumps(state["numpy"])
-    ):
+    if not same or not _is_same(now.get("numpy"), state.get("numpy")):
         write_rng(state)
+
+
+def _is_same(one: tuple[Any, ...] | None, other: tuple[Any, ...] | None) -> bool:
+    """Whether two states of numpy's are: all plain but for one array. None where it is unused."""
+    if one is None or other is None:
+        return one is other
+    (name, keys, *rest), (other_name, other_keys, *other_rest) = one, other
+    return name == other_name and bytes(keys) == bytes(other_keys) and rest == other_rest
 
 
 def write_rng(state: dict[str, Any]) -> list[str]:

@@ -8,15 +8,14 @@ bytes, in which every tensor is an index (`tree.py`).
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
 from keepstep.edge.torch.beside import UsedGradients, read_beside
+from keepstep.edge.torch.dtensors import is_dtensor
 from keepstep.edge.torch.foreign_draws import ForeignDraws
 from keepstep.edge.torch.loader import Loaders
 from keepstep.edge.torch.made_with import MadeWith, class_names, made_with
@@ -26,9 +25,12 @@ from keepstep.edge.torch.parts import (
     kind_of,
     parameters_of,
     parts_inside,
+    state_of,
 )
-from keepstep.edge.torch.rng import put_back, read_rng
+from keepstep.edge.torch.plan import ABOUT, BESIDE, CopyOrder, StatePlan
+from keepstep.edge.torch.rng import PickledNumbers, put_back, read_rng, tensors_of
 from keepstep.edge.torch.tree import (
+    Kept,
     MeshKey,
     StateItem,
     TreePickler,
@@ -39,10 +41,11 @@ from keepstep.edge.torch.tree import (
 from keepstep.errors import ConfigError
 from keepstep.model.layout import Layout, TensorSpec, lay_out
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 RNG = "rng"
 LOADERS = "loaders"
-ABOUT = "<about>"
-BESIDE = "<beside>"
 # random states and loaders, which are always kept, and names of our own in checkpoints
 RESERVED = {RNG, LOADERS, ABOUT, BESIDE, "keepstep", "ranks"}
 
@@ -51,28 +54,27 @@ RESERVED = {RNG, LOADERS, ABOUT, BESIDE, "keepstep", "ranks"}
 class State:
     """One rank's state at one moment: tensors by reference, everything else already pickled."""
 
-    items: tuple[StateItem, ...]
-    objects: bytes
+    copies: tuple[CopyOrder, ...]
+    sections: tuple[bytes, ...]
     layout: Layout
 
     @property
+    def items(self) -> tuple[StateItem, ...]:
+        """In the order of the layout."""
+        return tuple(item for copies in self.copies for item in copies.items)
+
+    @property
+    def objects(self) -> bytes:
+        """The tree, pickled."""
+        return b"".join(self.sections)
+
+    @property
     def payload_bytes(self) -> int:
-        return self.layout.objects_offset + len(self.objects)
-
-
-def state_of(part: Any) -> Any:
-    """What a part tells of itself, to be kept."""
-    if isinstance(part, torch.nn.Module):
-        return bare(part).state_dict()
-    if isinstance(part, torch.Tensor):
-        return part
-    if isinstance(part, torch.Generator):
-        return {"state": part.get_state()}
-    return part.state_dict()
+        return self.layout.objects_offset + sum(map(len, self.sections))
 
 
 def _address(tensor: torch.Tensor) -> int:
-    return local_part(tensor).data_ptr() if isinstance(tensor, DTensor) else tensor.data_ptr()
+    return local_part(tensor).data_ptr() if is_dtensor(tensor) else tensor.data_ptr()
 
 
 class Values(dict[str, Any]):
@@ -106,6 +108,9 @@ class Protected:
     # by name, with what they were made from
     _specs: dict[str, tuple[Any, TensorSpec]] = field(default_factory=dict)
     _layout: Layout = field(default_factory=lambda: lay_out([]))
+    _numbers: PickledNumbers = field(default_factory=PickledNumbers)
+    _plan: StatePlan | None = None
+    _made_for: tuple[Any, ...] = ()  # what the plan rests on besides the parts
     _about: tuple[Any, dict[str, Any]] | None = None
     # what the program that saved the loaded state was made with
     made_with_before: MadeWith = field(default_factory=dict)
@@ -148,9 +153,9 @@ class Protected:
         """Raises ConfigError naming the value that cannot be kept."""
         paths = {id(part): path for path, part in self.parts().items()}
         for name, value in self.values.items():
-            pickler = TreePickler({}, frozenset(), set(), {}, paths)
+            pickler = TreePickler(Kept(), {}, paths)
             try:
-                pickler.dump_all({}, value)
+                pickler.states_and_values({}, value)
             except ConfigError as error:
                 raise ConfigError(f"{name}: {error}") from error
             except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -198,39 +203,82 @@ class Protected:
 
     def gather(self) -> State:
         """Name every tensor and pickle the rest. Runs on the trainer's thread; copies no tensor,
-        leaves random states as they were."""
-        tree = self.tree()
-        names: dict[int, str] = {}
-        name_tensors(tree, "", names)
-        still = self._still_addresses() if self.lazy else frozenset()
-        paths = {id(part): path for path, part in self.parts().items()}
-        pickler = TreePickler(names, still, self.eager_names, self._specs, paths)
-        states = {name: value for name, value in tree.items() if name not in self.values}
+        leaves random states as they were. What seldom changes is asked for only when it has."""
+        rng = read_rng()
+        parts = self.parts()
         try:
-            objects = pickler.dump_all({ABOUT: self.about(), **states}, dict(self.values))
+            plan = self._plan_for(parts)
+            beside = plan.beside(self.used_gradients)
+            moving = {RNG: tensors_of(rng), **plan.moving_states()}
+            moving[LOADERS] = self.loaders.state_dict()
+            kept = beside.kept.after()
+            names: dict[int, str] = {}
+            name_tensors({**moving, **self.values}, "", names)
+            pickler = TreePickler(kept, names, {id(part): path for path, part in parts.items()})
+            sections = (
+                plan.objects,
+                beside.objects,
+                self._numbers.of(rng, RNG),
+                pickler.states_and_values(moving, dict(self.values)),
+            )
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             self.check_values()
+            states = {k: v for k, v in self.tree().items() if k not in self.values}
             raise _cannot_be_pickled(_unpicklable(states), error) from error
         except ConfigError:
             self.check_values()
             raise
-        put_back(tree[RNG])
-        items = tuple(pickler.items)
-        specs = [i.spec for i in items]
-        # mostly the very same objects, which compare at once
-        if specs != [s.spec for s in self._layout.segments]:
-            self._layout = lay_out(specs)
-        return State(items, objects, self._layout)
+        if plan.asks_strangers or self.values or moving[LOADERS]:
+            put_back(rng)
+        others = [*beside.kept.items, *kept.items]
+        return self._state(plan, others, sections)
+
+    def forget_plan(self) -> None:
+        """The next gather asks everything anew."""
+        self._plan = None
+
+    def _plan_for(self, parts: dict[str, Any]) -> StatePlan:
+        """The last plan where it still holds."""
+        kinds = {name: kind_of(value) for name, value in self.values.items()}
+        made_for = (kinds, set(self.eager_names), self.lazy)
+        plan = self._plan
+        if plan is not None and made_for == self._made_for and plan.holds(parts):  # noqa: SIM102
+            if plan.watches(self.optimizers) or plan.kept.still == self._still_addresses():
+                return plan
+        self.forget_plan()
+        kept = Kept(self._still_addresses(), self.eager_names, self._specs)
+        self._plan = plan = StatePlan.make(parts, self.about(), kept)
+        self._made_for = made_for
+        return plan
+
+    def _state(
+        self, plan: StatePlan, others: Sequence[StateItem], sections: tuple[bytes, ...]
+    ) -> State:
+        """`others`: what was found behind what is in the plan."""
+        first = len(plan.kept.items)
+        is_known = plan.copies is not None and [i.spec for i in others] == [
+            s.spec for s in self._layout.segments[first:]
+        ]
+        if not is_known:
+            specs = [item.spec for item in (*plan.kept.items, *others)]
+            if specs != [segment.spec for segment in self._layout.segments]:
+                self._layout = lay_out(specs)
+        segments = self._layout.segments
+        if plan.copies is None:
+            plan.copies = CopyOrder.of(plan.kept.items, segments[:first])
+        return State((plan.copies, CopyOrder.of(others, segments[first:])), sections, self._layout)
 
     def meshes(self) -> dict[MeshKey, DeviceMesh]:
         """Every mesh that a protected DTensor is on."""
         found: dict[MeshKey, DeviceMesh] = {}
         for tensor in _all_tensors(self.tree().values()):
-            if isinstance(tensor, DTensor):
+            if is_dtensor(tensor):
                 found.setdefault(mesh_key(tensor.device_mesh), tensor.device_mesh)
         return found
 
     def _still_addresses(self) -> frozenset[int]:
+        if not self.lazy:
+            return frozenset()
         # Only what a torch optimizer owns is known to stand still until its pre-step hook has run.
         addresses = set()
         for optimizer in self.optimizers:
@@ -275,7 +323,7 @@ def _unpicklable(states: dict[str, Any]) -> str:
     """Which of the protected things cannot be pickled."""
     for name, value in states.items():
         try:
-            TreePickler({}, frozenset(), set(), {}, {}).dump(value)
+            TreePickler(Kept(), {}, {}).states(value)
         except (pickle.PicklingError, AttributeError, TypeError):
             return name
     return "the state"

@@ -10,20 +10,26 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
-# what torch's own DCP uses
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
+from keepstep.edge.torch.dtensors import is_dtensor
 from keepstep.edge.torch.parts import PlaceOfPart, refuse_dead, unwrapped
 from keepstep.errors import ConfigError, LayoutError
 from keepstep.model.layout import Shard, TensorSpec
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
+
+# A state is so many pickled trees: what seldom changes, what lies beside it, random states, what
+# changes with each step, and the plain values. The last two know each other's objects.
+SECTIONS = 5
+
+_NUMBERS = {int, float, bool, str, type(None)}
 
 # A mesh as it is written down: device type, dimension names, shape, ranks.
 MeshKey = tuple[str, tuple[str, ...] | None, tuple[int, ...], tuple[int, ...]]
@@ -44,12 +50,6 @@ class StateItem:
     address: int | None = None
     whole: DTensor | None = None
 
-    @property
-    def version(self) -> int:
-        """Grows whenever torch has written the tensor. An operation on a DTensor leaves its local
-        part's counter as it is (measured, torch 2.13)."""
-        return self.local._version + (0 if self.whole is None else self.whole._version)
-
 
 @dataclass(frozen=True, slots=True)
 class _At:
@@ -60,7 +60,7 @@ class _At:
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """The plain tensor on this rank."""
-    if not isinstance(tensor, DTensor):
+    if not is_dtensor(tensor):
         return tensor.detach()
     with torch.no_grad():
         local = tensor.to_local()
@@ -94,6 +94,8 @@ def named_tensors(tree: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor
     """Every tensor in dicts, lists and tuples, with its dotted path."""
     prefix = f"{name}." if name else ""
     for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        if type(value) in _NUMBERS:
+            continue  # most of what long lists hold
         if isinstance(value, torch.Tensor):
             yield f"{prefix}{key}", value
         elif isinstance(value, (dict, list, tuple)):
@@ -131,29 +133,97 @@ def _as_dtensor(
     raise AssertionError("a DTensor made outside a TreeUnpickler")
 
 
-class TreePickler(pickle.Pickler):
-    """For one state. `names` by `id(tensor)`; `still`: addresses of what stands still until the
-    next update; `specs` outlives it, by name; `parts`: the paths of live objects by their id."""
+class Kept:
+    """The tensors of one state as they are found, in order. `still`: addresses of what stands still
+    until the next update; `specs` outlives it, by name. `base`: what was found before, whose
+    numbers come first."""
 
     def __init__(
         self,
-        names: dict[int, str],
-        still: frozenset[int],
-        eager_names: set[str],
-        specs: dict[str, tuple[Any, TensorSpec]],
-        parts: Mapping[int, str],
+        still: frozenset[int] = frozenset(),
+        eager_names: Set[str] = frozenset(),
+        specs: dict[str, tuple[Any, TensorSpec]] | None = None,
+        base: Kept | None = None,
     ) -> None:
+        self.still = still
+        self.items: list[StateItem] = []
+        self._eager_names = eager_names
+        self._specs = {} if specs is None else specs
+        self._base = base
+        self._first: int = 0 if base is None else base.total
+        self._seen: dict[tuple[Any, ...], int] = {}
+
+    def after(self) -> Kept:
+        """For what is found from here on; this one stays as it is."""
+        return Kept(self.still, self._eager_names, self._specs, self)
+
+    @property
+    def total(self) -> int:
+        return self._first + len(self.items)
+
+    def keep(self, value: torch.Tensor, names: Mapping[int, str]) -> int:
+        """The number under which its bytes are kept, once however many names they have. `names`: by
+        `id(tensor)`."""
+        local = local_part(value)
+        look = (
+            local.dtype,
+            local.shape,
+            local.stride(),
+            local.device,
+            local.is_conj(),
+            local.is_neg(),
+        )
+        key = (local.data_ptr(), *look) if local.numel() else None
+        known = None if key is None else self._find(key)
+        if known is not None:
+            return known
+        index = self.total
+        if key is not None:
+            self._seen[key] = index
+        name = names.get(id(value), f"<hidden {index}>")
+        address = local.data_ptr()
+        self.items.append(
+            StateItem(
+                self._spec(name, value, local, look),
+                local,
+                lazy=address in self.still and name not in self._eager_names,
+                address=address if by_address(local) else None,
+                whole=value if is_dtensor(value) else None,
+            )
+        )
+        return index
+
+    def _find(self, key: tuple[Any, ...]) -> int | None:
+        index = self._seen.get(key)
+        return self._base._find(key) if index is None and self._base is not None else index
+
+    def _spec(self, name: str, tensor: torch.Tensor, local: torch.Tensor, look: Any) -> TensorSpec:
+        if is_dtensor(tensor):
+            look = (*look, tensor.shape, tensor.placements, tensor.device_mesh)
+        known = self._specs.get(name)
+        if known is None or known[0] != look:
+            known = self._specs[name] = (look, _spec(name, tensor, local))
+        return known[1]
+
+
+class TreePickler(pickle.Pickler):
+    """For one section of a state. `names` by `id(tensor)`; `parts`: the paths of live objects by
+    their id."""
+
+    def __init__(self, kept: Kept, names: Mapping[int, str], parts: Mapping[int, str]) -> None:
         self.buffer = io.BytesIO()
         super().__init__(self.buffer, protocol=5)
-        self.items: list[StateItem] = []
-        self._names, self._still, self._eager_names, self._specs = names, still, eager_names, specs
-        self._parts = parts
-        self._seen: dict[tuple[Any, ...], int] = {}
+        self._kept, self._names, self._parts = kept, names, parts
         self._meshes: dict[int, MeshKey] = {}
         self._in_values = False
 
-    def dump_all(self, states: Any, values: Any) -> bytes:
-        """What parts have told of themselves, then the plain values, which may hold parts."""
+    def states(self, states: Any) -> bytes:
+        """What parts have told of themselves."""
+        self.dump(states)
+        return self.buffer.getvalue()
+
+    def states_and_values(self, states: Any, values: Any) -> bytes:
+        """Two trees, one behind the other. The plain values may hold parts."""
         self.dump(states)
         self._in_values = True
         self.dump(values)
@@ -169,12 +239,12 @@ class TreePickler(pickle.Pickler):
                     return PlaceOfPart, (path,)
                 refuse_dead(value)
             return NotImplemented
-        if not _is_plain(value):
+        if not is_plain(value):
             return NotImplemented
         is_parameter = isinstance(value, torch.nn.Parameter)
-        kept = _At(self._keep(value))
+        kept = _At(self._kept.keep(value, self._names))
         made: tuple[Callable[..., Any], tuple[Any, ...]] = (_fetch, (kept.index,))
-        if isinstance(value, DTensor):
+        if is_dtensor(value):
             made = _as_dtensor, (kept, *self._placement(value))
         elif value.is_leaf and (is_parameter or value.requires_grad):
             made = _as_leaf, (kept, is_parameter, value.requires_grad)
@@ -187,53 +257,16 @@ class TreePickler(pickle.Pickler):
             key = self._meshes[id(mesh)] = mesh_key(mesh)
         return key, tensor.placements, tuple(tensor.shape), tuple(tensor.stride())
 
-    def _keep(self, value: torch.Tensor) -> int:
-        """The number under which its bytes are kept, once however many names they have."""
-        local = local_part(value)
-        look = (
-            local.dtype,
-            local.shape,
-            local.stride(),
-            local.device,
-            local.is_conj(),
-            local.is_neg(),
-        )
-        key = (local.data_ptr(), *look) if local.numel() else (id(value),)
-        index = self._seen.get(key)
-        if index is not None:
-            return index
-        index = self._seen[key] = len(self.items)
-        name = self._names.get(id(value), f"<hidden {index}>")
-        address = local.data_ptr()
-        self.items.append(
-            StateItem(
-                self._spec(name, value, local, look),
-                local,
-                lazy=address in self._still and name not in self._eager_names,
-                address=address if by_address(local) else None,
-                whole=value if isinstance(value, DTensor) else None,
-            )
-        )
-        return index
 
-    def _spec(self, name: str, tensor: torch.Tensor, local: torch.Tensor, look: Any) -> TensorSpec:
-        if isinstance(tensor, DTensor):
-            look = (*look, tensor.shape, tensor.placements, tensor.device_mesh)
-        known = self._specs.get(name)
-        if known is None or known[0] != look:
-            known = self._specs[name] = (look, _spec(name, tensor, local))
-        return known[1]
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
+def is_plain(tensor: torch.Tensor) -> bool:
     """Dense memory we can copy; sparse, quantized and other wrapped tensors go through pickle as a
-    whole."""
+    whole. Raises ConfigError when it has no memory."""
     if tensor.is_meta:
         raise ConfigError(
             f"a tensor of shape {tuple(tensor.shape)} is on the meta device: it has no bytes "
             "to protect yet"
         )
-    if isinstance(tensor, DTensor):
+    if is_dtensor(tensor):
         return True
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -244,7 +277,10 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 def _spec(name: str, tensor: torch.Tensor, local: torch.Tensor) -> TensorSpec:
     shard = None
-    if isinstance(tensor, DTensor):
+    if is_dtensor(tensor):
+        # what torch's own DCP uses
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
         shape, offsets = compute_local_shape_and_global_offset(
             tensor.shape, tensor.device_mesh, tensor.placements
         )
@@ -270,11 +306,11 @@ def _spec(name: str, tensor: torch.Tensor, local: torch.Tensor) -> TensorSpec:
 class _TreeUnpickler(pickle.Unpickler):
     def __init__(
         self,
-        data: bytes,
+        file: io.BytesIO,
         tensors: Sequence[torch.Tensor],
         meshes: Mapping[MeshKey, DeviceMesh] | None,
     ) -> None:
-        super().__init__(io.BytesIO(data))
+        super().__init__(file)
         self._tensors = tensors
         self._meshes = meshes
 
@@ -296,6 +332,8 @@ class _TreeUnpickler(pickle.Unpickler):
                 f"the snapshot has a DTensor of shape {list(shape)} over the mesh {key[2]} of "
                 f"ranks {list(key[3])}, and no protected DTensor of this program is on such a mesh"
             )
+        from torch.distributed.tensor import DTensor
+
         return DTensor.from_local(
             local.to(mesh.device_type),
             mesh,
@@ -314,6 +352,10 @@ def rebuild(
     """The tree from its pickled form and its tensors. `meshes`: where DTensors are made anew; None
     leaves their local parts in their places. The bytes must have been verified: this unpickles
     them. Raises LayoutError when a mesh is missing."""
-    unpickler = _TreeUnpickler(objects, tensors, meshes)
-    states: dict[str, Any] = unpickler.load()
-    return {**states, **unpickler.load()}
+    file = io.BytesIO(objects)
+    tree: dict[str, Any] = {}
+    for _ in range(SECTIONS - 1):
+        unpickler = _TreeUnpickler(file, tensors, meshes)
+        for name, state in unpickler.load().items():
+            tree[name] = {**tree[name], **state} if name in tree else state
+    return {**tree, **unpickler.load()}

@@ -23,8 +23,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
+from keepstep.edge.torch.dtensors import is_dtensor
 from keepstep.edge.torch.parts import PlaceOfPart
 from keepstep.edge.torch.tree import local_part
 
@@ -46,7 +46,7 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
 def write_tensor(live: torch.Tensor, saved: torch.Tensor) -> None:
     """Into memory that is there. Of an expanded tensor the first of the values that are one."""
     with torch.no_grad():
-        if not isinstance(live, DTensor):
+        if not is_dtensor(live):
             for dim, (size, stride) in enumerate(zip(live.shape, live.stride(), strict=True)):
                 if stride == 0 and size > 1:
                     live, saved = live.narrow(dim, 0, 1), saved.narrow(dim, 0, 1)
@@ -224,8 +224,8 @@ class Refill:
 
     def _is_of_kind(self, live: Any, saved: torch.Tensor) -> bool:
         """A checkpoint does not tell parameters from other tensors."""
-        if self._are_plain and not isinstance(saved, DTensor):
-            return isinstance(live, torch.Tensor) and not isinstance(live, DTensor)
+        if self._are_plain and not is_dtensor(saved):
+            return isinstance(live, torch.Tensor) and not is_dtensor(live)
         return type(live) is type(saved) and live.requires_grad == saved.requires_grad
 
     def _memory(self, tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -251,7 +251,7 @@ class Refill:
 
 
 def _same_placement(live: torch.Tensor, saved: torch.Tensor) -> bool:
-    if isinstance(live, DTensor) and isinstance(saved, DTensor):
+    if is_dtensor(live) and is_dtensor(saved):
         return live.device_mesh == saved.device_mesh and live.placements == saved.placements
     return True
 

@@ -49,6 +49,13 @@ def write(slot: Slot, segment: Segment, tensor: torch.Tensor, non_blocking: bool
             overlay(slot, segment).copy_(tensor, non_blocking=non_blocking)
 
 
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values in host memory, one after the other: itself where it is so."""
+    if by_address(tensor):
+        return tensor
+    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+
+
 def differing(
     slot: Slot, segments: Sequence[Segment], tensors: Sequence[torch.Tensor]
 ) -> list[str]:
@@ -58,11 +65,7 @@ def differing(
     for segment, tensor in zip(segments, tensors, strict=True):
         if not segment.spec.nbytes:
             continue
-        host = (
-            tensor
-            if by_address(tensor)
-            else tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        )
+        host = on_host(tensor)
         if host.nbytes != segment.spec.nbytes or not memory.equal(
             slot.payload_address + segment.offset, host.data_ptr(), segment.spec.nbytes
         ):

@@ -45,7 +45,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Holdings:
-    """What the own slots hold, proven. `foreign_world`: some are of a job with so many ranks."""
+    """What the own slots hold; each payload is proven when it is loaded, and only then.
+    `foreign_world`: some are of a job with so many ranks."""
 
     slot_of: dict[Stamp, int]
     foreign_world: int | None = None
@@ -141,7 +142,8 @@ class Capture:
             return Slot.create(self._world.memory, path, 1, 1)
 
     def prove(self) -> Acts[Holdings]:
-        """Prove every slot. Raises IdentityError when one is another job's or rank's."""
+        """Prove what every slot says of itself; its payload is read when it is loaded. Raises
+        IdentityError when one is another job's or rank's."""
         found: dict[Stamp, int] = {}
         foreign: int | None = None
         self._under_way = None
@@ -150,7 +152,7 @@ class Capture:
         for index, slot in enumerate(self._slots):
             yield
             try:
-                header, _ = slot.verify()
+                header = slot.verify_frame()
             except DamageError as error:
                 why = f"{error}; the next source is used"
                 self._world.journal.record("damaged", why, WARNING, rank=self._who.rank, slot=index)
@@ -177,6 +179,11 @@ class Capture:
 
     def slot(self, index: int) -> Slot:
         return self._slots[index]
+
+    def distrust(self, index: int) -> None:
+        """What lies there could not be loaded: it counts as nothing. Its bytes stay until others
+        are loaded."""
+        self._views[index] = EMPTY_VIEW
 
     def forget_newer(self, stamp: Stamp | None) -> None:
         """After loading: void every slot that is newer than what was loaded (None: all), for it is

@@ -92,6 +92,7 @@ class Restorer:
             return Unusable(f"{stamp} should have been fetched and is not in any slot")
         loaded = yield from self._load_slot(stamp, self._slot_of[stamp])
         if isinstance(loaded, Unusable):
+            self._capture.distrust(self._slot_of[stamp])
             if not was_asked_with:
                 return loaded
             del self._slot_of[stamp]
@@ -102,7 +103,7 @@ class Restorer:
     def _load_slot(self, stamp: Stamp, index: int) -> Acts[list[str] | Unusable]:
         slot, live = self._capture.slot(index), self._world.live
         try:
-            header, layout = slot.verify()  # once more, just before it is loaded
+            header, layout = slot.verify(threads=self._world.proof_threads)
             if header.stamp != stamp:
                 raise IdentityError(
                     f"{slot.path}: expected {stamp} of epoch {stamp.epoch}, found {header.stamp} "
@@ -112,8 +113,7 @@ class Restorer:
             self._has_loaded = True
             remarks = live.load(slot, header, layout)
             yield
-            wrong = live.differing(slot, layout)
-            slot.verify()  # what was loaded is what lies there; that it is what was sealed
+            wrong = live.differing(slot, header, layout)
         except (DamageError, LookupError) as error:
             return Unusable(str(error))
         if wrong:

@@ -28,7 +28,7 @@ from keepstep.edge.os.error_file import write_error_file
 from keepstep.edge.os.exit import exit_with
 from keepstep.edge.os.job_directory import claim_job_dir
 from keepstep.edge.os.journal import FileJournal
-from keepstep.edge.os.machine import address_towards, available_bytes
+from keepstep.edge.os.machine import address_towards, available_bytes, proof_threads
 from keepstep.edge.os.needs import check_needs
 from keepstep.edge.os.preemption import Preemption
 from keepstep.edge.os.priority import give_way_in_thread
@@ -533,6 +533,7 @@ def _world(
         pid=os.getpid(),
         has_agent="KEEPSTEP_AGENT" in os.environ,
         takes_place_at=place,
+        proof_threads=proof_threads(),
     )
 
 

@@ -87,6 +87,7 @@ class RankOptions:
 class RankWorld:
     """`agents` knows of none where no agent supervises this rank. `takes_place_at`: this process
     takes a lost rank's place, and meets its peers there. `available_bytes`: of memory, for slots.
+    `proof_threads`: that prove a snapshot's blocks before it is loaded.
     """
 
     clock: Clock
@@ -103,6 +104,7 @@ class RankWorld:
     pid: int
     has_agent: bool
     takes_place_at: RegroupAt | None = None
+    proof_threads: int = 1
 
 
 class Trainer(Protocol):

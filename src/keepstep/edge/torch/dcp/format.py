@@ -16,7 +16,7 @@ from keepstep.edge.store.manifest import Manifest
 from keepstep.edge.store.store import Draft, Store
 from keepstep.edge.torch.dcp.tree import RankState
 from keepstep.edge.torch.dcp.write import NodeValues, already_there, publish, survey, write_part
-from keepstep.edge.torch.state import ABOUT, BESIDE
+from keepstep.edge.torch.plan import ABOUT, BESIDE
 from keepstep.edge.torch.tree import rebuild, shared_names
 from keepstep.edge.torch.views import overlay
 from keepstep.model.checkpoint import CheckpointAttempt

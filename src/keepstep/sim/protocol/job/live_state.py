@@ -168,7 +168,8 @@ class SimState:
         self.state = bytes(slot.payload[: self._nbytes])
         return []
 
-    def differing(self, slot: Slot, layout: Layout) -> list[str]:
+    def differing(self, slot: Slot, header: SlotHeader, layout: Layout) -> list[str]:
+        slot.verify()
         return [] if bytes(slot.payload[: self._nbytes]) == self.state else ["state"]
 
     def load_checkpoint(self, step: int) -> list[str]:

@@ -1,0 +1,190 @@
+"""Plan: what a state is but for what each step changes, kept from one gather to the next.
+
+In it are the tensors of modules and optimizers, their names and places, pickled once. It holds as
+long as the watch (`watch.py`) finds everything as it was; then what is left to do at a boundary is
+to read what does change: random states, options of parameter groups, schedulers, plain values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import compress, repeat
+from operator import is_not
+from typing import Any
+
+import torch
+
+from keepstep.edge.torch.beside import UsedGradients, learning, read_beside
+from keepstep.edge.torch.looks import GRADIENT
+from keepstep.edge.torch.parts import state_of
+from keepstep.edge.torch.tree import Kept, StateItem, TreePickler, name_tensors
+from keepstep.edge.torch.watch import OPTIMIZER_HOOKS, Watch, can_watch
+from keepstep.model.layout import Segment
+
+ABOUT = "<about>"
+BESIDE = "<beside>"
+STATE = "state"
+GROUPS = "param_groups"
+
+Pair = tuple[StateItem, Segment]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOrder:
+    """Which of some tensors are copied at the boundary and which behind the trainer's back, and the
+    counters of the latter: `counted` may be more than `lazy`, by the names of its tensors.
+    `through_torch`: where those go that have no address to copy from."""
+
+    items: tuple[StateItem, ...]
+    eager: tuple[Pair, ...]
+    lazy: tuple[Pair, ...]
+    counted: tuple[torch.Tensor, ...]
+    counted_names: tuple[str, ...]
+    devices: frozenset[torch.device]
+    through_torch: tuple[Segment, ...]
+
+    @classmethod
+    def of(cls, items: Sequence[StateItem], segments: Sequence[Segment]) -> CopyOrder:
+        """Of items and their places."""
+        pairs = tuple(zip(items, segments, strict=True))
+        lazy = tuple(pair for pair in pairs if pair[0].lazy)
+        wholes = tuple((i, i.whole) for i, _ in lazy if i.whole is not None)
+        return cls(
+            items=tuple(items),
+            eager=tuple(pair for pair in pairs if not pair[0].lazy),
+            lazy=lazy,
+            # An operation on a DTensor leaves its local part's counter as it is (torch 2.13).
+            counted=(*(i.local for i, _ in lazy), *(whole for _, whole in wholes)),
+            counted_names=(*(i.spec.name for i, _ in lazy), *(i.spec.name for i, _ in wholes)),
+            devices=frozenset(i.local.device for i in items),
+            through_torch=tuple(segment for item, segment in pairs if item.address is None),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BesideSection:
+    """What is in no state dict, pickled. `facts`: what it was made of, None when some of it has
+    values."""
+
+    objects: bytes
+    kept: Kept
+    facts: tuple[list[bool], list[bool]] | None
+
+
+@dataclass
+class StatePlan:
+    """Of parts by their paths. `about`: what the parts are, compared before a restore."""
+
+    parts: Mapping[str, Any]
+    about: Mapping[str, Any]
+    kept: Kept
+    objects: bytes = b""
+    # by path: of each of the optimizer's groups the numbers of its parameters
+    group_indices: dict[str, list[list[int]]] = field(default_factory=dict)
+    watch: Watch | None = None
+    copies: CopyOrder | None = None  # of what is in it, once its place is known
+    _known: frozenset[str] = frozenset()  # paths of the parts whose state is in it
+    _learning: list[torch.Tensor] = field(default_factory=list)
+    _beside: BesideSection | None = None
+
+    @classmethod
+    def make(cls, parts: Mapping[str, Any], about: Mapping[str, Any], kept: Kept) -> StatePlan:
+        """Ask every part whose state seldom changes. `kept` has found nothing yet. Raises what
+        pickling raises."""
+        plan = cls(parts, about, kept)
+        if all(can_watch(p) or not _must_be_watched(p) for p in parts.values()):
+            plan.watch = Watch(parts)
+        tree: dict[str, Any] = {ABOUT: about}
+        for path, part in parts.items():
+            if plan.watch is None or not can_watch(part):
+                continue
+            state = state_of(part)
+            if isinstance(part, torch.optim.Optimizer):
+                plan.group_indices[path] = [group["params"] for group in state[GROUPS]]
+                state = {STATE: state[STATE]}
+            tree[path] = state
+        names: dict[int, str] = {}
+        name_tensors(tree, "", names)
+        plan.objects = TreePickler(kept, names, {}).states(tree)
+        plan._known = frozenset(tree)
+        learns = {name: t for name, t in learning(parts) if t.is_leaf}
+        plan._learning = list(learns.values())
+        return plan
+
+    def holds(self, parts: Mapping[str, Any]) -> bool:
+        """Whether a plan that is made of these parts now would be this one."""
+        return self.watch is not None and self.watch.is_as_it_was(parts)
+
+    def watches(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
+        """Whether the states of all of these are watched."""
+        return self.watch is not None and all(map(self.watch.watches, optimizers))
+
+    @property
+    def asks_strangers(self) -> bool:
+        """Whether anything but torch's own code tells what a part's state is."""
+        return self.watch is None or any(
+            not _is_torchs(part) for path, part in self.parts.items() if path not in self._known
+        )
+
+    def moving_states(self) -> dict[str, Any]:
+        """By their paths, the states that any step may change, or that parts of states."""
+        states = {}
+        for path, part in self.parts.items():
+            if path in self.group_indices:
+                states[path] = {GROUPS: _packed(part.param_groups, self.group_indices[path])}
+            elif path not in self._known:
+                states[path] = state_of(part)
+        return states
+
+    def beside(self, used: UsedGradients) -> BesideSection:
+        """Modes, what learns, and gradients, as they are now."""
+        if self.watch is None:
+            return self._read_beside(used, None)
+        gradients = list(map(GRADIENT, self._learning))
+        have = list(map(is_not, gradients, repeat(None)))
+        facts = (self.watch.modes(), have)
+        known = self._beside
+        there = [gradient for gradient in gradients if gradient is not None]
+        is_known = known is not None and known.facts == facts
+        if (
+            known is None
+            or not is_known
+            or not used.are_all(list(compress(self._learning, have)), there)
+        ):
+            known = self._beside = self._read_beside(used, facts)
+        return known
+
+    def _read_beside(
+        self, used: UsedGradients, facts: tuple[list[bool], list[bool]] | None
+    ) -> BesideSection:
+        tree = {BESIDE: read_beside(self.parts, used)}
+        kept = self.kept.after()
+        names: dict[int, str] = {}
+        name_tensors(tree, "", names)
+        objects = TreePickler(kept, names, {}).states(tree)
+        are_markers = all(isinstance(g, str) for g in tree[BESIDE]["gradients"].values())
+        return BesideSection(objects, kept, facts if are_markers else None)
+
+
+def _must_be_watched(part: Any) -> bool:
+    """Modules and tensors: what lies beside their states is watched with them."""
+    return isinstance(part, (torch.nn.Module, torch.Tensor))
+
+
+def _is_torchs(part: Any) -> bool:
+    told_by = getattr(type(part), "state_dict", None)
+    return isinstance(part, torch.Generator) or (
+        getattr(told_by, "__module__", "").startswith("torch.")
+        and "state_dict" not in getattr(part, "__dict__", ())
+        and not any(getattr(part, name, None) for name in OPTIMIZER_HOOKS)
+    )
+
+
+def _packed(groups: Sequence[Mapping[str, Any]], indices: Sequence[list[int]]) -> list[Any]:
+    """The groups as torch's optimizers put them into their state dicts."""
+    packed = []
+    for group, numbers in zip(groups, indices, strict=True):
+        options = {key: value for key, value in group.items() if key != "params"}
+        packed.append({**options, "params": numbers})
+    return packed
