@@ -148,7 +148,7 @@ def test_the_document_keeps_its_shape(machine: Any) -> None:
         None,
         1,
     )
-    assert set(run["events"][0]) == {"wall_ns", "mono_ns", "who", "kind", "why", "data"}
+    assert set(run["events"][0]) == {"wall_ns", "mono_ns", "who", "kind", "why", "data", "boot"}
     [recovery] = run["recoveries"]
     assert set(recovery) == {
         "outcome",

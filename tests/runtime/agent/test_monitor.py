@@ -109,7 +109,7 @@ class Ranks:
         self.settings: Settings = resolve(
             {"job": "watched", "arena_dir": home, "state_dir": home / "state"}, {}, "watched"
         )
-        self.settings.job_dir.mkdir()
+        self.settings.job_dir.mkdir(parents=True)
         os.mkfifo(self.settings.job_dir / "fifo")
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
 

@@ -63,7 +63,7 @@ class SignedKV:
         within_ns: int | None,
         then: Callable[[list[str] | None], None],
     ) -> Timer:
-        return _Wait(self, self._kv, self._timers, list(keys), within_ns, then)
+        return _SignedWait(self, self._kv, self._timers, list(keys), within_ns, then)
 
     def close(self) -> None:
         self._kv.close()
@@ -87,7 +87,7 @@ class SignedKV:
         return None
 
 
-class _Wait:
+class _SignedWait:
     """Until something of ours is at all keys. While strangers' words are there, looks again."""
 
     def __init__(

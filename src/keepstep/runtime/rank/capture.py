@@ -28,7 +28,7 @@ from keepstep.edge.shm.status_page import StatusPage
 from keepstep.errors import DamageError
 from keepstep.model.events import WARNING
 from keepstep.model.layout import Layout
-from keepstep.model.snapshot import Phase, SlotState, SlotView, Stamp
+from keepstep.model.snapshot import Phase, SlotHeader, SlotState, SlotView, Stamp
 from keepstep.model.topology import parse_policy
 from keepstep.model.units import KIB, MIB, human_bytes
 from keepstep.ports import Acts, Gathered, StateCopy
@@ -122,6 +122,7 @@ class Capture:
         self._slots: list[Slot] = [self._open(path) for path in paths]
         self._views: list[SlotView] = [EMPTY_VIEW] * len(self._slots)
         self._proven_bytes = 0  # the largest payload that `prove` has found
+        self._distrusted: set[int] = set()  # what they say of themselves is no longer enough
         self._manifest: _Manifest | None = None
         self._under_way: _UnderWay | None = None
         self._cadence = Cadence()
@@ -152,7 +153,7 @@ class Capture:
         for index, slot in enumerate(self._slots):
             yield
             try:
-                header = slot.verify_frame()
+                header = self._proven_header(index, slot)
             except DamageError as error:
                 why = f"{error}; the next source is used"
                 self._world.journal.record("damaged", why, WARNING, rank=self._who.rank, slot=index)
@@ -169,6 +170,14 @@ class Capture:
             self._proven_bytes = max(self._proven_bytes, header.payload_bytes)
         return Holdings(found, foreign)
 
+    def _proven_header(self, index: int, slot: Slot) -> SlotHeader:
+        if index not in self._distrusted:
+            return slot.verify_frame()
+        # Others may have brought the same step, into this slot or another one.
+        header, _ = slot.verify(threads=self._world.proof_threads)
+        self._distrusted.discard(index)
+        return header
+
     def look_again(self) -> Acts[Holdings]:
         """The keeper has brought a snapshot into one of the slots: prove them all anew."""
         for slot in self._slots:
@@ -184,6 +193,7 @@ class Capture:
         """What lies there could not be loaded: it counts as nothing. Its bytes stay until others
         are loaded."""
         self._views[index] = EMPTY_VIEW
+        self._distrusted.add(index)
 
     def forget_newer(self, stamp: Stamp | None) -> None:
         """After loading: void every slot that is newer than what was loaded (None: all), for it is

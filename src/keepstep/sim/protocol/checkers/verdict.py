@@ -37,7 +37,7 @@ class Verdicts(Checker):
         self._final: Verdict | None = None
         self._gave_up = False
         self._was_refused = False  # a world of another size, for want of a checkpoint
-        self._asking: dict[int, Program] = {}
+        self._asking: set[Program] = set()
 
     def written(self, key: str, value: str) -> None:
         number, _, what = key.partition("/")
@@ -85,18 +85,18 @@ class Verdicts(Checker):
             self.violated(f"attempt {attempt} is formed, and the one before has no verdict")
 
     def joined(self, program: Program) -> None:
-        self._asking[program.who.rank] = program
+        self._asking.add(program)
 
     def went(self, program: Program, source: str, stamp: Stamp, epoch: int) -> None:
-        rank = program.who.rank
-        if self._asking.pop(rank, None) is not program:
-            self.violated(f"rank {rank} may go on, and did not ask")
+        if program not in self._asking:
+            self.violated(f"rank {program.who.rank} may go on, and did not ask")
+        self._asking.discard(program)
 
     def agent_ended(self, machine: Machine, exit_code: int) -> None:
         self._gave_up |= exit_code != 0
 
     def over(self) -> None:
-        waiting = [r for r, program in sorted(self._asking.items()) if program.process.alive]
+        waiting = sorted(program.who.rank for program in self._asking if program.process.alive)
         if waiting:
             self.violated(f"all is over, and ranks {waiting} have not heard where to resume")
         if self._final is None and self.job.has_many_agents and self._could_be_said():

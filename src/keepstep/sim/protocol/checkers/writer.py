@@ -44,7 +44,11 @@ class OneWriter(Checker):
             self.violated(f"rank {rank} begins epoch {epoch} twice")
         self._where[epoch].add(program.process.machine.number)
         self._done[rank, epoch] = stamp.step
-        self._may[rank] = (program, epoch)
+        now, newest = self._may.get(rank, (None, -1))
+        # Who was stopped, and goes on in an epoch that is over elsewhere, may begin: it completes
+        # no step.
+        if now is None or not now.process.alive or epoch >= newest:
+            self._may[rank] = (program, epoch)
 
     def stepped(self, program: Program, step: int) -> None:
         assert program.rank is not None
