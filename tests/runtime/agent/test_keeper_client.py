@@ -143,6 +143,17 @@ def test_where_the_keeper_listens_or_why_it_cannot(
         assert found is not None and ("taken" in found) == (answer is not None)
 
 
+def test_a_keeper_that_dies_over_its_answer_is_followed_by_one_that_is_asked_again(
+    line: Line,
+) -> None:
+    answers = line.listen()
+    line.box.dies()
+    assert [asked.host for asked in line.box.of(Listen)] == ["host0"]
+    line.box.says(Listening("host0", 2, 20, -1))
+    line.room.time.pass_ns(LISTEN_WITHIN_NS)
+    assert answers == [None]
+
+
 def test_a_keeper_that_cannot_listen_where_the_one_before_did_takes_another_port(
     line: Line,
 ) -> None:

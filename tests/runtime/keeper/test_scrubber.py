@@ -147,8 +147,9 @@ def test_never_is_never() -> None:
     assert not node.pass_s(10**6)
 
 
-def test_soon_is_at_the_next_tick() -> None:
-    node = ScrubbedNode()
+@pytest.mark.parametrize("every_s", [0, EVERY_S])
+def test_soon_is_at_the_next_tick(every_s: float) -> None:
+    node = ScrubbedNode(every_s=every_s)
     node.scrubber.soon()
     assert node.pass_s(0)
     assert not node.pass_s(0)

@@ -66,7 +66,7 @@ class FetchNodes:
         for node, room in self.rooms.items():
             room.join()
             room.held = HeldSnapshots(room.memory, room.workers, JOB_DIR)
-            server = SnapshotServer(room.memory, room.links, JOB_DIR, room.held)
+            server = SnapshotServer(room.memory, room.links, JOB_DIR, room.held, lambda: None)
             room.on_message = partial(self._hear, server, node)
             if node == 0:
                 self.server = server

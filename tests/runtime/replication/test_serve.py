@@ -41,8 +41,13 @@ class Serving:
         self.room = ReplicationRoom()
         self.room.join()
         self.own = self.room.seal(0, STAMP, PAYLOAD)
+        self.doubts: list[str] = []
         self.server = SnapshotServer(
-            self.room.memory, self.room.links, self.room.job_dir, self.room.held
+            self.room.memory,
+            self.room.links,
+            self.room.job_dir,
+            self.room.held,
+            lambda: self.doubts.append("look"),
         )
 
     def copy(self, rank: int = 1, payload: bytes = PAYLOAD) -> Slot:
@@ -179,13 +184,14 @@ def test_damage_on_the_way_is_told_and_the_rest_is_given_up() -> None:
     serving.room.net.takes = 100
     serving.server.writable(ASKER)
     assert len(serving.given) == 1
+    assert serving.doubts == ["look"], "it may have lain here so, and would be offered again"
 
 
 def test_a_block_that_nobody_wants_any_more_is_no_failure() -> None:
     serving = Serving()
     serving.ask(FIRST)
     serving.room.net.blocks[0].done("not wanted")
-    assert serving.refused() == []
+    assert serving.refused() == [] and serving.doubts == []
 
 
 def test_an_asker_of_a_phase_that_is_over_hears_nothing() -> None:

@@ -47,6 +47,7 @@ CASCADE = (
     "Connection reset by peer",
     "Broken pipe",
     "Timed out waiting",
+    "DistNetworkError",  # torch's, where ranks meet
     "Connect timeout",
     "ncclRemoteError",
     "PeerLost:",

@@ -61,6 +61,7 @@ class AgentKeeperClient:
         self._mesh: Mesh | None = None
         self._lost_ns = 0
         self._asked: Callable[[Listening | str], None] | None = None
+        self._asked_host = ""
         self._ending: _Ending | None = None
         self.listens: Listening | None = None  # where it was last heard to, once it was asked
 
@@ -117,6 +118,8 @@ class AgentKeeperClient:
             )
         if self.listens is not None:
             self._listen(self.listens.host, self.listens.port)
+        elif self._asked is not None:  # the one that was asked died over the answer
+            self._listen(self._asked_host, 0)
 
     # -- other nodes
 
@@ -128,7 +131,7 @@ class AgentKeeperClient:
             asked = f"the keeper (process {self._pid}) was asked to listen on {host}"
             then(None if isinstance(answer, Listening) else f"{asked} and cannot: {answer}")
 
-        self._asked = answered
+        self._asked, self._asked_host = answered, host
         self._listen(host, 0)
 
         def late() -> None:

@@ -54,21 +54,24 @@ class Scrubber:
         self._job_dir, self._every_ns = job_dir, round(every_s * S_NS)
         self._world, self._host = world, host
         self._is_on = False
+        self._is_wanted = False
         self._began_ns = world.clock.monotonic_ns()
 
     def tick(self) -> None:
         """Begin when it is time, unless the last one is not done."""
         now_ns = self._world.clock.monotonic_ns()
-        if self._every_ns and not self._is_on and now_ns - self._began_ns >= self._every_ns:
+        is_due = self._every_ns and now_ns - self._began_ns >= self._every_ns
+        if not self._is_on and (is_due or self._is_wanted):
             self._is_on = True
+            self._is_wanted = False
             self._began_ns = now_ns
             self._world.workers.submit(
                 lambda: scrub(self._world.memory, self._job_dir), self._found
             )
 
     def soon(self) -> None:
-        """Something that lies here does not prove."""
-        self._began_ns = min(self._began_ns, self._world.clock.monotonic_ns() - self._every_ns)
+        """Something that lies here does not prove: look for it, also where nobody scrubs."""
+        self._is_wanted = True
 
     def _found(self, damaged: list[DamagedSlot]) -> None:
         self._is_on = False

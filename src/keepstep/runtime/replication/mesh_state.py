@@ -159,7 +159,7 @@ class MeshState:
         self._owner = Owner(world, links, held.own, self._something_is_protected, host.scrub_soon)
         self._holder = Holder(world, links, held, job_hash, self._own_sizes)
         self._pages = OwnPages(self.own_ranks, host.status)
-        self._server = SnapshotServer(world.memory, links, job_dir, held)
+        self._server = SnapshotServer(world.memory, links, job_dir, held, host.scrub_soon)
         self.recovery = SnapshotRecovery(world, links, job_dir, job_hash, self._server, self._owner)
         self._missing: dict[int, _Missing] = {}
         self._early_offers: list[CopyOffer] = []  # before what is held here has been proven

@@ -9,6 +9,7 @@ damaged one cannot arrive as a good one; the asker hears of it and asks elsewher
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,9 +51,17 @@ class SnapshotServer:
     """Of one mesh."""
 
     def __init__(
-        self, memory: Memory, links: MeshLinks, job_dir: Path, held: HeldSnapshots
+        self,
+        memory: Memory,
+        links: MeshLinks,
+        job_dir: Path,
+        held: HeldSnapshots,
+        on_damaged: Callable[[], None],
     ) -> None:
+        """`on_damaged` is called when something here arrives damaged every time: it may have been
+        so before it left, and would be offered again and again."""
         self._memory, self._links, self._job_dir, self._held = memory, links, job_dir, held
+        self._on_damaged = on_damaged
         self._phase = ServingPhase()
         self._requests: list[ServedRequest] = []
         self._pins: dict[tuple[int, Stamp], Pin] = {}  # of what is asked for this moment
@@ -110,12 +119,16 @@ class SnapshotServer:
             # What is not wanted came another way, or was asked for in a mesh before: that is no
             # failure.
             if why is not None and "damaged" in why:
-                self._links.call_in_loop(lambda: self._refuse(request, f"{span}: {why}"))
+                self._links.call_in_loop(lambda: self._arrived_damaged(request, f"{span}: {why}"))
 
         is_taken = self._links.send_block(request.node, span, source, done, known)
         if not is_taken and pin is not None:
             pin.let_go()
         return is_taken
+
+    def _arrived_damaged(self, request: ServedRequest, why: str) -> None:
+        self._refuse(request, why)
+        self._on_damaged()
 
     def _refuse(self, request: ServedRequest, why: str) -> None:
         request.waiting.clear()

@@ -86,7 +86,11 @@ class NoWrongBytes(Checker):
                     f"machine {machine.number} acknowledges {stamp} of rank {rank}, and the parity "
                     f"of rank {mine} is another one"
                 )
-        if not parities and not self.atlas.has_damage(machine.number, stamp):
+        # What is said in one turn goes out together: a newer one may have taken its place since.
+        begun = inspection.newest_begun("held", rank)
+        is_replaced = begun is not None and begun > stamp
+        has_damage = self.atlas.has_damage(machine.number, stamp)
+        if not parities and not has_damage and not is_replaced:
             self.violated(
                 f"machine {machine.number} acknowledges {stamp} of rank {rank}, and holds "
                 "nothing of it that proves"

@@ -13,7 +13,7 @@ from keepstep.core.resume.sources import restorable_stamps
 from keepstep.edge.shm.slot import Slot, ranks_in, slot_paths
 from keepstep.errors import DamageError
 from keepstep.model.restore_sources import HeldParity, HeldSnapshot, Inventory
-from keepstep.model.snapshot import SlotHeader, Stamp
+from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
 from keepstep.runtime.replication.encode import contents_from
 from keepstep.sim.protocol.job.job import SimJob
 from keepstep.sim.protocol.world.machine import Machine
@@ -63,6 +63,24 @@ class Inspection:
                 finally:
                     slot.close()
         return found
+
+    def newest_begun(self, part: str, rank: int) -> Stamp | None:
+        """Of the snapshots of a rank that are being written there."""
+        begun = []
+        for path in slot_paths(self._memory, self._job_dir / part, rank):
+            try:
+                slot = Slot(self._memory, path)
+            except (DamageError, OSError):
+                continue
+            try:
+                header = slot.header()
+                if header.state is SlotState.WRITING:
+                    begun.append(header.stamp)
+            except DamageError:
+                pass
+            finally:
+                slot.close()
+        return max(begun, default=None)
 
     def inventory(self) -> Inventory:
         """What the machine could tell the others if it were asked now."""

@@ -26,6 +26,9 @@ INTERFACE = "sim0"  # of every machine
 Combine = Callable[[list[bytes]], Any]
 
 
+NOBODY_MEETS = "DistNetworkError: nobody answers where all were to meet"
+
+
 @dataclass(frozen=True, slots=True)
 class _Entry:
     """A rank in a collective. `then` hears what came of it, `failed` why nothing can."""
@@ -74,7 +77,7 @@ class MeetingPlace:
             assert not self._entered, others
             self._kind = kind
         if failed is not _unheard and not self._is_open:
-            groups.process.after(MS_NS, failed, "nobody answers where all were to meet")
+            groups.process.after(MS_NS, failed, NOBODY_MEETS)
             return
         self._entered[groups.rank] = _Entry(groups, given, then, failed)
         if len(self._entered) == groups.world_size:
