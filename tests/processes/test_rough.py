@@ -244,7 +244,7 @@ def _available_bytes() -> int:
 @pytest.mark.parametrize("who", ["rank", "keeper", "both"])
 def test_who_is_stopped_for_a_while_goes_on(training: Make, undisturbed: Digest, who: str) -> None:
     run = training()
-    run.start()
+    run.start(pace_s=0.3)  # slow enough to have steps left when the other one goes on
     run.train_until(5)
     pids = {"rank": [run.process.pid], "keeper": [run.keeper]}
     stopped = pids.get(who) or pids["rank"] + pids["keeper"]
