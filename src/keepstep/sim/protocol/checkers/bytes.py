@@ -87,7 +87,7 @@ class NoWrongBytes(Checker):
                     f"of rank {mine} is another one"
                 )
         # What is said in one turn goes out together: a newer one may have taken its place since.
-        begun = inspection.newest_begun("held", rank)
+        begun = inspection.newest_begun(rank)
         is_replaced = begun is not None and begun > stamp
         has_damage = self.atlas.has_damage(machine.number, stamp)
         if not parities and not has_damage and not is_replaced:

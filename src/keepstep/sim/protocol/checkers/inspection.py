@@ -64,10 +64,14 @@ class Inspection:
                     slot.close()
         return found
 
-    def newest_begun(self, part: str, rank: int) -> Stamp | None:
-        """Of the snapshots of a rank that are being written there."""
+    def newest_begun(self, rank: int) -> Stamp | None:
+        """Of the copies of a rank, and of all parities, that are being written."""
+        parity = self._job_dir / "parity"
+        paths = slot_paths(self._memory, self._job_dir / "held", rank)
+        for mine in ranks_in(self._memory, parity):
+            paths += slot_paths(self._memory, parity, mine)
         begun = []
-        for path in slot_paths(self._memory, self._job_dir / part, rank):
+        for path in paths:
             try:
                 slot = Slot(self._memory, path)
             except (DamageError, OSError):
