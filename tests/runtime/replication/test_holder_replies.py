@@ -77,3 +77,11 @@ def test_a_reply_to_this_node_itself_comes_by_the_inbox() -> None:
     room.settle()
     assert heard == [(0, CopyAcked(VERSION, 1, STAMP))]
     assert not room.net.sent
+
+
+def test_of_a_rank_that_this_world_has_not_nobody_is_told() -> None:
+    """What rests here may be of a larger world before."""
+    room = ReplicationRoom(ranks=(1, 1))
+    room.join()
+    HolderReplies(room.links).damaged_at_rest(4, STAMP, "why")
+    assert room.net.sent == []

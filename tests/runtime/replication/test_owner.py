@@ -147,6 +147,17 @@ def test_who_is_back_is_offered_what_it_has_not_proven() -> None:
     assert owning.offers() == [*before, second]
 
 
+def test_who_is_back_in_a_stripe_group_hears_all_sizes_again() -> None:
+    """Without them its own rank sends nothing, whatever it had acknowledged before."""
+    owning = Owning("parity:4")
+    owning.owner.protect(TARGET, OLD)
+    first = owning.holders[0]
+    owning.owner.acked(first, 0, TARGET)
+    before = owning.offers()
+    owning.owner.link_is_open(first)
+    assert owning.offers() == [*before, first]
+
+
 def test_who_gives_no_sign_is_asked_again_if_it_is_there() -> None:
     owning = Owning()
     first, second = owning.holders

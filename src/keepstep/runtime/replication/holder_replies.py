@@ -50,5 +50,7 @@ class HolderReplies:
         self._send(FetchRanges(self._version, offer.rank, offer.stamp, ranges))
 
     def damaged_at_rest(self, rank: int, stamp: Stamp, why: str) -> None:
-        """What rested here of that snapshot does not prove any more."""
-        self._send(CopyUnavailable(self._version, rank, stamp, f"damaged at rest: {why}"))
+        """What rested here of that snapshot does not prove any more. It may be a rank's of a larger
+        world before: then there is nobody to tell."""
+        if rank in self._links.mesh.node_of:
+            self._send(CopyUnavailable(self._version, rank, stamp, f"damaged at rest: {why}"))

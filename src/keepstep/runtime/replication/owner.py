@@ -252,10 +252,12 @@ class Owner:
     # -- links and time
 
     def link_is_open(self, node: int) -> None:
-        """Perhaps to another life of that node's keeper: offer again what it has not proven."""
+        """Perhaps to another life of that node's keeper: offer again what it has not proven. Within
+        a stripe group all: it has forgotten the sizes, without which its own rank sends nothing."""
         for outgoing in self._outgoing.values():
             delivery = outgoing.deliveries.get(node)
-            if delivery is not None and not delivery.acked:
+            knows = delivery is not None and delivery.acked and not outgoing.assignment.stripe_group
+            if delivery is not None and not knows:
                 outgoing.offer(delivery, self._floor)
 
     def writable(self, node: int) -> None:
