@@ -5,8 +5,10 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 PIP_INSTALL := $(BIN)/python -m pip install -qq --constraint constraints.txt
 
-# How long `make soak` lets the swarm run, and which of the long tests it runs.
+# How long `make soak` lets the swarm run, from which seed on (fresh ones each time), and which of
+# the long tests it runs.
 SWARM_S ?= 600
+SEED ?= $$(date +%s)
 SOAK ?= tests
 
 # Tests that start no trainer: the quick ones.
@@ -19,7 +21,7 @@ help:
 	@echo "make demo     kill a training job and watch it go on: about a minute"
 	@echo "make check    lint, types and the quick tests: under a minute"
 	@echo "make test     every test but the long ones: some 20 minutes on two cores"
-	@echo "make soak     the long ones: drills, planted bugs, and SWARM_S seconds of the swarm (600)"
+	@echo "make soak     the long ones: drills, planted bugs, and SWARM_S seconds of the swarm (600) from SEED on"
 	@echo "make integrations  install other libraries (Hugging Face, Lightning) into .venv, and kill their loops"
 	@echo "make docs     write docs/configuration.md anew from the table of options"
 	@echo "make bench    what saving every step costs, what redundancy reaches, how long a killed rank is missed"
@@ -54,7 +56,7 @@ test: $(INSTALLED)
 	@$(BIN)/python -m pytest -q
 
 soak: $(INSTALLED)
-	@$(BIN)/python -m keepstep.sim.protocol.swarm --seeds 0:1000000 --within-s $(SWARM_S)
+	@first=$(SEED) && $(BIN)/python -m keepstep.sim.protocol.swarm --seeds $$first:$$((first + 1000000)) --within-s $(SWARM_S)
 	@$(BIN)/python -m pytest -q -m soak $(SOAK)
 
 integrations: $(INSTALLED)

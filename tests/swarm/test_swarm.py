@@ -1,11 +1,13 @@
-"""The swarm: fresh seeds for a while, every seed that once failed, and the same run twice is the
-same run."""
+"""The swarm: some seeds for a while, every seed that once failed, and the same run twice is the
+same run.
+
+The seeds are the same each time, so that a change is judged by what it changes. `make soak` hunts
+with fresh ones."""
 
 from __future__ import annotations
 
 import itertools
 import os
-import secrets
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +19,7 @@ from keepstep.sim.protocol.job.plan import RunPlan
 from keepstep.sim.protocol.swarm import many, run, story
 from keepstep.sim.protocol.world.world import PortFault
 
+FIRST_SEED = 5000
 WITHIN_S = 20.0
 LOOP_S = 4.0
 SEEDS = [
@@ -26,9 +29,8 @@ SEEDS = [
 ]
 
 
-def test_fresh_seeds() -> None:
-    first = secrets.randbelow(10**9)
-    runs, failed, _ = many(itertools.count(first), WITHIN_S, tell=False)
+def test_seeds_for_a_while() -> None:
+    runs, failed, _ = many(itertools.count(FIRST_SEED), WITHIN_S, tell=False)
     assert runs and not failed, story(failed[0])
 
 
