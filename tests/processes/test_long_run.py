@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from keepstep.config import job_dir_of
+from keepstep.core.resume.cadence import at_most_lost_steps
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_page import read_status
 from keepstep.model.snapshot import RankStatus
@@ -21,6 +22,8 @@ from keepstep.model.units import KIB, MIB
 from keepstep.testing.cluster import wait_for
 from tests.processes.script_runs import ScriptRun
 
+# Where a capture takes two of such quick steps, as on a busy machine; else it is one.
+FEW_STEPS = at_most_lost_steps(2)
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1500)]
 
 STEPS = 3_000
@@ -107,4 +110,4 @@ def test_three_thousand_steps_and_thirty_kills(tmp_path: Path) -> None:
     assert last.threads - settled.threads <= 2
     assert last.files - settled.files <= 2
     assert last.journal_bytes - settled.journal_bytes < 32 * KIB * kills
-    assert all(event.data["lost_steps"] <= 1 for event in run.events("resumed"))
+    assert all(event.data["lost_steps"] <= FEW_STEPS for event in run.events("resumed"))

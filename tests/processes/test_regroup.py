@@ -17,12 +17,15 @@ from typing import Any
 import pytest
 
 from keepstep.config import job_dir_of
+from keepstep.core.resume.cadence import at_most_lost_steps
 from keepstep.edge.os.journal import read_journal
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_page import read_status
 from keepstep.model.events import Event
 from keepstep.model.snapshot import Phase, SlotState
 
+# Where a capture takes two of such quick steps, as on a busy machine; else it is one.
+FEW_STEPS = at_most_lost_steps(2)
 pytestmark = pytest.mark.timeout(400)
 
 PATIENCE_S = 120.0
@@ -259,7 +262,7 @@ def test_the_others_stay_in_their_process_and_the_end_is_the_same(
     assert [e.data["rank"] for e in run.events("rank-respawned")] == [1] * standby
     assert {e.data["code"] for e in run.events("rank-exited")} == {-9, 0}, "nobody else has failed"
     assert all(
-        e.data["lost_steps"] <= 1 and e.data["source"] == "memory"
+        e.data["lost_steps"] <= FEW_STEPS and e.data["source"] == "memory"
         for e in run.events("resumed")[1:]
     )
 

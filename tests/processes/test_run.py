@@ -18,12 +18,15 @@ from typing import Any
 import pytest
 
 from keepstep.config import job_dir_of
+from keepstep.core.resume.cadence import at_most_lost_steps
 from keepstep.edge.os.journal import read_journal
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_page import read_status
 from keepstep.model.events import Event
 from keepstep.model.units import MS_NS
 
+# Where a capture takes two of such quick steps, as on a busy machine; else it is one.
+FEW_STEPS = at_most_lost_steps(2)
 COMMAND = "from keepstep.cli.main import app; app()"
 PATIENCE_S = 60.0
 
@@ -294,7 +297,7 @@ def test_a_killed_rank_resumes_from_memory(start: Start) -> None:
     code, output = run.ended()
     assert code == 0, output
     last = run.events("resumed")[-1]
-    assert (last.data["source"], last.data["lost_steps"] <= 1) == ("memory", True), last.why
+    assert (last.data["source"], last.data["lost_steps"] <= FEW_STEPS) == ("memory", True), last.why
 
 
 FAILING = """
@@ -356,9 +359,8 @@ def test_a_killed_agent_is_followed_by_another_one(start: Start) -> None:
     assert agent != run.process.pid
     os.kill(agent, signal.SIGKILL)
     last = until(lambda: next(iter(run.events("resumed")[1:]), None), "the next life")
-    assert (last.data["source"], last.data["lost_steps"] <= 1) == ("memory", True) and last.data[
-        "step"
-    ] >= 20, last.why
+    assert last.data["source"] == "memory", last.why
+    assert last.data["lost_steps"] <= FEW_STEPS and last.data["step"] >= 20, last.why
     assert (
         len(run.events("agent-restarted")) == 1
         and len(run.events("agent-restarted")[0].data["ended"]) == 1

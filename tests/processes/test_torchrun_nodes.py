@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from keepstep.core.resume.cadence import at_most_lost_steps
 from keepstep.edge.os.journal import read_journal
 from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.edge.shm.memory import MEMORY
@@ -26,6 +27,8 @@ from keepstep.model.snapshot import Phase, RankStatus
 from keepstep.testing.crew import Several
 from keepstep.testing.lab import Lab
 
+# Where a capture takes two of such quick steps, as on a busy machine; else it is one.
+FEW_STEPS = at_most_lost_steps(2)
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(280)]
 
 NODES, STEPS, PATIENCE_S = 2, 60, 200.0
@@ -211,7 +214,7 @@ def test_a_killed_rank_costs_its_launchers_restart_and_no_byte_on_the_wire(
         last = job.events("resumed")[-1]
         assert (
             last.data["source"] == "memory"
-            and last.data["lost_steps"] <= 1
+            and last.data["lost_steps"] <= FEW_STEPS
             and last.data["step"] >= 10
         ), last.why
         assert job.events("fetched") == []
@@ -230,7 +233,7 @@ def test_a_lost_node_is_replaced_and_fetches(
         last = job.events("resumed")[-1]
         assert (
             last.data["source"] == "memory"
-            and last.data["lost_steps"] <= 1
+            and last.data["lost_steps"] <= FEW_STEPS
             and last.data["step"] >= 10
         ), last.why
         assert sorted(job.fetched_ranks()) == ([1] if lost == 1 else [0, 1])
