@@ -360,7 +360,7 @@ def test_a_killed_agent_is_followed_by_another_one(start: Start) -> None:
     os.kill(agent, signal.SIGKILL)
     last = until(lambda: next(iter(run.events("resumed")[1:]), None), "the next life")
     assert last.data["source"] == "memory", last.why
-    assert last.data["lost_steps"] <= FEW_STEPS and last.data["step"] >= 20, last.why
+    assert last.data["lost_steps"] <= FEW_STEPS and last.data["step"] >= 21 - FEW_STEPS, last.why
     assert (
         len(run.events("agent-restarted")) == 1
         and len(run.events("agent-restarted")[0].data["ended"]) == 1

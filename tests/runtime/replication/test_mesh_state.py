@@ -328,6 +328,17 @@ def test_ranks_that_train_already_go_on_in_their_epoch_with_what_was_known() -> 
     assert state.room.said(NodeReport)[-1].epoch == 4
 
 
+def test_who_takes_over_before_an_epoch_had_a_word_inherits_as_at_its_beginning() -> None:
+    """The keeper before died as it permitted the ranks: what was committed stays till the next."""
+    for held, expected in (({0: STAMP, 1: Stamp(6, 1)}, STAMP), ({0: Stamp(6, 1)}, None)):
+        state = State()
+        state.page.write(Horizon(EPOCH, STAMP))
+        state.fake.pages[1] = a_page(1, held, epoch=2)
+        state.open()
+        state.state.trains()
+        assert state.state.horizon == Horizon(2, inherited=expected) == state.page.last()
+
+
 def test_a_new_epoch_inherits_what_was_committed_if_all_ranks_have_it() -> None:
     for held, expected in (({0: STAMP}, STAMP), ({0: Stamp(6, 1)}, None)):
         state = State()

@@ -421,9 +421,15 @@ class MeshState:
     def trains(self) -> None:
         """Ranks were training when this keeper came: their pages say in which epoch."""
         if self._epoch < 0:
-            self._epoch = max((s.epoch for s in self._pages.all().values()), default=-1)
+            statuses = self._pages.all().values()
+            self._epoch = max((s.epoch for s in statuses), default=-1)
             # what the keeper before heard, and the ranks have acted upon
-            self.horizon = self._page.read(self._epoch)
+            last = self._page.last()
+            if last.epoch != self._epoch:  # it died before it wrote a word of this epoch
+                held = common([holding_of(status).sealed for status in statuses])
+                last = first_horizon(self._epoch, last.floor, last, held)
+                self._page.write(last)
+            self.horizon = last
             self._holder.follow(self.horizon)
             self.report()
 
