@@ -387,3 +387,28 @@ def test_a_store_that_cannot_be_written_is_answered_and_leaves_the_slots(cluster
     assert cluster.persist(4).ok
     cluster.settle()
     cluster.prove(4)
+
+
+def test_a_skipped_step_is_refused_or_served_by_the_next_that_is_captured(
+    cluster: Cluster,
+) -> None:
+    def decided(held: int, by: int) -> None:
+        holding = Holding(frozenset([Stamp(held, 1)]), None, by)
+        cluster.nodes[0].advance([holding] * WORLD, WORLD, True)
+
+    cluster.capture(4)
+    waits, goes_on = Asker(), Asker()
+    cluster.nodes[0].ask(waits, 5, "the trainer waits", 1)
+    cluster.nodes[0].ask(goes_on, 5, "the trainer goes on", 2, steps_follow=True)
+    decided(4, by=4)  # step 5 is not over
+    assert waits.heard == goes_on.heard == []
+    decided(4, by=5)  # it was skipped
+    cluster.run(lambda: bool(waits.heard))
+    [refused] = waits.heard
+    assert (refused.ok, refused.step) == (False, 4) and goes_on.heard == []
+    cluster.run(cluster.all_movable)
+    cluster.capture(6)
+    decided(6, by=6)
+    cluster.run(lambda: bool(goes_on.heard))
+    [done] = goes_on.heard
+    assert (done.ok, done.step) == (True, 6) and waits.heard == [refused]

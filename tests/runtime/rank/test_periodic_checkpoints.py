@@ -24,7 +24,8 @@ class Room:
         self.asked: dict[int, Answered] = {}
         self.checkpoints = PeriodicCheckpoints(options, self.journal, asks, self._persist)
 
-    def _persist(self, step: int, why: str, answered: Answered) -> None:
+    def _persist(self, step: int, why: str, answered: Answered, steps_follow: bool) -> None:
+        assert steps_follow
         self.asked[step] = answered
 
     def train(self, first: int, last: int, loss: object = None) -> None:

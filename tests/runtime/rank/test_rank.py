@@ -390,17 +390,6 @@ def test_a_step_that_is_in_memory_no_more_is_not_asked_for_again(trainee: Traine
     assert [answer.step for answer in answers] == [6]
 
 
-def test_what_is_asked_for_is_the_last_captured_step(trainee: Trainee) -> None:
-    trainee.start()
-    trainee.rank.begin_step()
-    trainee.rank.end_step(False, True, 1000, None)
-    trainee.room.trainer.run()
-    trainee.rank.begin_step()
-    trainee.rank.end_step(False, True, 1000, None)  # step 0 is being sealed: step 1 is skipped
-    trainee.room.settle()
-    assert (trainee.rank.step, trainee.rank.captured_step) == (1, 0)
-
-
 def test_the_last_step_waits_for_a_slot(trainee: Trainee) -> None:
     trainee.start()
     trainee.rank.begin_step()

@@ -95,12 +95,14 @@ class PageChanged:
 @dataclass(frozen=True, slots=True)
 class WantCheckpoint:
     """A checkpoint of `step`, or of a newer one; None: of the newest there is. Answered by
-    `CheckpointDone` with the same `ticket`."""
+    `CheckpointDone` with the same `ticket`. `steps_follow`: when this step is in nobody's memory,
+    the next one that all capture is waited for."""
 
     KIND: ClassVar[str] = "persist"
     ticket: Count
     step: StepNumber | None
     why: Sentence
+    steps_follow: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -309,12 +309,13 @@ class VoteWord:
 @dataclass(frozen=True, slots=True)
 class CheckpointAsked:
     """To the leader: a rank of this node wants a checkpoint of `step`, or of a newer one; None: of
-    the newest there is."""
+    the newest there is. `steps_follow`: as in `WantCheckpoint`."""
 
     KIND: ClassVar[str] = "ask"
     ticket: Count
     step: StepNumber | None
     why: Sentence
+    steps_follow: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,11 +99,14 @@ class CheckpointDesk:
         self.ask(None, None, why, 0)
         self._last_want_ns = self._clock.monotonic_ns()
 
-    def ask(self, box: Box | None, step: int | None, why: str, ticket: int) -> None:
-        """Want `step` (None: the newest) in the store; `box` hears the outcome with its ticket."""
+    def ask(
+        self, box: Box | None, step: int | None, why: str, ticket: int, steps_follow: bool = False
+    ) -> None:
+        """Want `step` (None: the newest) in the store; `box` hears the outcome with its ticket.
+        `steps_follow`: as in `WantCheckpoint`."""
         nodes = self._nodes
         if nodes is None or nodes.mesh.leads or not self._has_store:
-            self._checkpointing.ask(box, step, why, ticket)
+            self._checkpointing.ask(box, step, why, ticket, steps_follow)
             return
         passed = _Passed(box, ticket)
         if self._leader_gone:
@@ -111,7 +114,7 @@ class CheckpointDesk:
             return
         number = next(self._tickets)
         self._passed[number] = passed
-        nodes.send_checkpoint(LEADER, CheckpointAsked(number, step, why))
+        nodes.send_checkpoint(LEADER, CheckpointAsked(number, step, why, steps_follow))
 
     def forget(self, box: Box) -> None:
         """The asker is gone; what it asked for is still done."""
@@ -163,8 +166,9 @@ class CheckpointDesk:
     def receive(self, node: int, body: CheckpointBody) -> None:
         """A word of another node's keeper, or of this one as the leader."""
         match body:
-            case CheckpointAsked(ticket, step, why):
-                self._checkpointing.ask(DistantAsker(self._send, node), step, why, ticket)
+            case CheckpointAsked(ticket, step, why, steps_follow):
+                asker = DistantAsker(self._send, node)
+                self._checkpointing.ask(asker, step, why, ticket, steps_follow)
             case CheckpointAnswer(ticket, ok, step, why):
                 passed = self._passed.pop(ticket, None)
                 if passed is not None:

@@ -61,6 +61,7 @@ class CheckpointRequest:
     step: int | None
     why: str
     since_ns: int
+    steps_follow: bool
 
 
 @dataclass
@@ -120,10 +121,18 @@ class Checkpointing:
 
     # -- what is wanted
 
-    def ask(self, box: Asker | None, step: int | None, why: str, ticket: int = 0) -> None:
-        """Want `step` (None: the newest) in the store; `box` hears the outcome with its ticket. On
-        many nodes: ask the leader."""
-        request = CheckpointRequest(box, ticket, step, why, self._clock.monotonic_ns())
+    def ask(
+        self,
+        box: Asker | None,
+        step: int | None,
+        why: str,
+        ticket: int = 0,
+        steps_follow: bool = False,
+    ) -> None:
+        """Want `step` (None: the newest) in the store; `box` hears the outcome with its ticket.
+        `steps_follow`: as in `WantCheckpoint`. On many nodes: ask the leader."""
+        now_ns = self._clock.monotonic_ns()
+        request = CheckpointRequest(box, ticket, step, why, now_ns, steps_follow)
         if self._persister is None:
             told = f"{why}: nothing is written, the job has no store"
             self._journal.record("persist-impossible", told)
@@ -365,7 +374,8 @@ def _is_ready(
 ) -> bool:
     if request.step is None or request.step <= reached or not anybody:
         return True
-    return request.step <= settled or now_ns - request.since_ns > WITHIN_NS
+    is_late = now_ns - request.since_ns > WITHIN_NS
+    return is_late or (request.step <= settled and not request.steps_follow)
 
 
 def _answer(requests: list[CheckpointRequest], ok: bool, step: int | None, why: str) -> None:

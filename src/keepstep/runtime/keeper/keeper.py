@@ -167,8 +167,8 @@ class Keeper:
                 self._resume.failed(rank, offer, why, unread)
             case PageChanged(rank):
                 self._changed.add(rank)
-            case WantCheckpoint(ticket, step, why):
-                self._checkpoints.ask(box, step, why, ticket)
+            case WantCheckpoint(ticket, step, why, steps_follow):
+                self._checkpoints.ask(box, step, why, ticket, steps_follow)
             case Goodbye(rank, ok, why):
                 self._rank_said_bye(box, rank, ok, why)
             case AgentHere():

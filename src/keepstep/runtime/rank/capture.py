@@ -276,13 +276,11 @@ class Capture:
 
     # -- a step boundary
 
-    def boundary(self, stamp: Stamp, loss: object, step_ns: int = 0, is_last: bool = False) -> bool:
+    def boundary(self, stamp: Stamp, loss: object, step_ns: int = 0, is_last: bool = False) -> None:
         """A step has ended, which took `step_ns`: capture its state, or skip it and count; the page
         tells both at once. The trainer goes on when its executor has nothing left to do. `loss`: a
         number, or something that `float` takes. `is_last`: no step follows, so it is this one's
-        turn whatever the period.
-
-        Whether its capture has begun."""
+        turn whatever the period."""
         self.passed()
         told = {"completed_step": stamp.step, "step_ns_last": step_ns}
         self._tell_span(stamp.step)
@@ -290,16 +288,16 @@ class Capture:
         decision = self._decide(stamp.step, seen)
         if isinstance(decision, Skip):
             self._skip(stamp.step, decision.why, **told)
-            return False
+            return
         if not (is_last or is_due(stamp.step, seen.period_steps)):
             why = f"captures take up to {seen.period_steps} steps on some rank"
             self._skip(stamp.step, why, **told)
-            return False
+            return
         index = decision.slot
         slot = self._slots[index]
         if not slot.lock(exclusive=True):
             self._skip(stamp.step, f"slot {index} is pinned by a reader at this moment", **told)
-            return False
+            return
         self._cadence.begins(stamp.step)
         who = self._who
         slot.begin(who.job_hash, who.rank, who.world_size, self.incarnation, stamp)
@@ -308,7 +306,6 @@ class Capture:
             _guarded(self._begin(index, stamp)),
             lambda begun: self._begun(index, stamp, begun, loss),
         )
-        return True
 
     def has_room(self, step: int, epoch: int) -> bool:
         """Whether a snapshot of that step would find a slot now."""

@@ -208,11 +208,14 @@ class KeeperClient:
         """Whether there is a keeper, as far as is known."""
         return self._box is not None
 
-    def persist(self, step: int | None, why: str, answered: Answered) -> None:
-        """Ask for a checkpoint of `step` or a newer one (None: of the newest)."""
+    def persist(
+        self, step: int | None, why: str, answered: Answered, steps_follow: bool = False
+    ) -> None:
+        """Ask for a checkpoint of `step` or a newer one (None: of the newest). `steps_follow`: as
+        in `WantCheckpoint`."""
         ticket = next(self._tickets)
         self._waiting[ticket] = answered
-        if not self._send(WantCheckpoint(ticket, step, why[:1000])):
+        if not self._send(WantCheckpoint(ticket, step, why[:1000], steps_follow)):
             del self._waiting[ticket]
             answered(CheckpointDone(ticket, False, None, "there is no keeper to ask"))
 

@@ -17,7 +17,8 @@ from keepstep.ports import Journal
 from keepstep.runtime.rank.keeper_client import Answered
 from keepstep.runtime.rank.world import RankOptions
 
-Persist = Callable[[int, str, Answered], None]  # step, why, who hears the outcome
+# step, why, who hears the outcome, whether steps follow
+Persist = Callable[[int, str, Answered, bool], None]
 
 
 class PeriodicCheckpoints:
@@ -50,7 +51,7 @@ class PeriodicCheckpoints:
             self._awaited.remove(step)
             self._answered(done)
 
-        self._persist(step, f"every {every} steps", answered)
+        self._persist(step, f"every {every} steps", answered, True)
 
     def _answered(self, done: CheckpointDone) -> None:
         if done.ok and done.step is not None:

@@ -109,7 +109,6 @@ class Rank:
         self.unsaved = ""  # why the last step is not in the store, when it was to be there
         self.step = -1  # the last completed one
         self.resumed_at = -1  # the restored one
-        self.captured_step = -1  # the last one whose capture has begun, or the restored one
         self.epoch = 0
 
     def begin(self) -> None:
@@ -175,7 +174,7 @@ class Rank:
             return
         self._resumption = None
         self._begin_run(state.source)
-        self.step = self.resumed_at = self.captured_step = state.step
+        self.step = self.resumed_at = state.step
         self.epoch = epoch
         self.resumed, self.lost_steps = state, lost_steps
         self._page.publish(
@@ -290,8 +289,7 @@ class Rank:
                 self._regroup.check_update()
             return False
         step = self.step = self.step + 1
-        if self._capture.boundary(Stamp(step, self.epoch), loss, step_ns, is_last):
-            self.captured_step = step
+        self._capture.boundary(Stamp(step, self.epoch), loss, step_ns, is_last)
         self._checkpoints.completed(step, loss)
         self._tell_first_step(step)
         return True
@@ -335,11 +333,14 @@ class Rank:
             self._page.publish(phase=phase, step=step)
         self._trainer.announce(phase, step)
 
-    def persist(self, step: int | None, why: str, answered: Answered) -> None:
+    def persist(
+        self, step: int | None, why: str, answered: Answered, steps_follow: bool = False
+    ) -> None:
         """Ask for a checkpoint of `step` or a newer one (None: of the newest step that every rank
-        holds), and again when those who write it die."""
+        holds), and again when those who write it die. `steps_follow`: as in `WantCheckpoint`."""
+        has_store = self._options.has_store
         WantedCheckpoint(
-            self._world, self._keeper, step, why, answered, self._options.has_store
+            self._world, self._keeper, step, why, answered, has_store, steps_follow
         ).begin()
 
     # -- what the keeper and the agent say meanwhile

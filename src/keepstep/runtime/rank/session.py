@@ -382,25 +382,31 @@ class Job:
         self._rank.announce(value, self.step + 1)
 
     def persist(self, wait: bool = False) -> Future[CheckpointDone]:
-        """Ask for the last captured step (or a newer one) in the store: the last completed one,
-        unless captures take longer than a step. The future gives what became of it: `ok`, `step`
-        and `why`.
+        """Ask for the last completed step (or a newer one) in the store. The future gives what
+        became of it: `ok`, `step` and `why`.
 
-        Raises StoreError when waiting and the checkpoint could not be written.
+        Where captures take longer than a step, a step may have been skipped. Then the next one that
+        is captured is stored in its place; with `wait` there is none to wait for, and this raises.
+
+        Raises StoreError when waiting and neither that step nor a newer one could be written.
         """
-        self._rank.announce(Phase.PERSIST, self.step)
-        captured_step = self._rank.captured_step
-        future = self._persist(captured_step, "asked for by job.persist()")
+        step = self.step
+        self._rank.announce(Phase.PERSIST, step)
+        future = self._persist(step, "asked for by job.persist()", not (wait or self._finished))
         if wait:
             outcome = future.result()
             if not outcome.ok:
-                raise StoreError(f"step {captured_step} could not be persisted: {outcome.why}")
+                is_skipped = outcome.step is not None and outcome.step < step
+                hint = ". Without wait=True the next captured step is stored" if is_skipped else ""
+                raise StoreError(f"step {step} could not be persisted: {outcome.why}{hint}")
         return future
 
-    def _persist(self, step: int | None, why: str) -> Future[CheckpointDone]:
+    def _persist(
+        self, step: int | None, why: str, steps_follow: bool = False
+    ) -> Future[CheckpointDone]:
         future: Future[CheckpointDone] = Future()
         with self._driver.changed:
-            self._rank.persist(step, why, future.set_result)
+            self._rank.persist(step, why, future.set_result, steps_follow)
         return future
 
     def close(self, ok: bool = True) -> None:

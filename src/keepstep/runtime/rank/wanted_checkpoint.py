@@ -31,21 +31,24 @@ class WantedCheckpoint:
         why: str,
         answered: Answered,
         has_store: bool = True,
+        steps_follow: bool = False,
     ) -> None:
-        """step: that one or a newer one; None: the newest that every rank holds."""
+        """step: that one or a newer one; None: the newest that every rank holds. steps_follow: as
+        in `WantCheckpoint`."""
         self._world = world
         self._keeper = keeper
         self._step = step
         self._why = why
         self._answered = answered
         self._has_store = has_store
+        self._steps_follow = steps_follow
         self._tries = 0
         self._missing_since_ns: int | None = None
         self._asked_ns = 0
 
     def begin(self) -> None:
         self._asked_ns = self._world.clock.monotonic_ns()
-        self._keeper.persist(self._step, self._why, self._heard)
+        self._keeper.persist(self._step, self._why, self._heard, self._steps_follow)
 
     def _heard(self, done: CheckpointDone) -> None:
         if done.ok or not self._may_help(done):

@@ -331,7 +331,7 @@ class Program:
             every = self._script.asks_every
             if every and (rank.step + 1) % every == 0:
                 self._enter(rank, Phase.PERSIST, rank.step)
-                rank.persist(rank.captured_step, "asked for by job.persist()", lambda done: None)
+                rank.persist(rank.step, "asked for by job.persist()", lambda done: None, True)
         self._trainer.when_idle(self._leave_boundary)
 
     def _leave_boundary(self) -> None:
