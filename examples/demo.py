@@ -24,6 +24,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from keepstep.config import job_dir_of
 from keepstep.edge.os.journal import read_journal
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_page import StatusPage, status_path
@@ -50,7 +51,7 @@ class Run:
     def __init__(self, name: str, directory: Path, args: argparse.Namespace) -> None:
         self.job, self.out = f"demo-{name}-{os.getpid()}", directory / f"{name}.json"
         self.journal_path = directory / "state" / self.job / "journal.jsonl"
-        self.job_dir = Path("/dev/shm") / f"keepstep-{os.getuid()}" / self.job
+        self.job_dir = job_dir_of(Path("/dev/shm"), self.job)
         command = [
             "keepstep",
             "run",

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from keepstep.errors import ConfigError
-from keepstep.model.mesh import Member, Mesh, mesh_from_json
+from keepstep.model.mesh import Member, Mesh
 
 
 def mesh(*ranks: int, racks: tuple[str | None, ...] = (), node: int = 0) -> Mesh:
@@ -24,11 +22,6 @@ def test_ranks_follow_the_nodes() -> None:
     assert [list(m.ranks_of(n)) for n in range(3)] == [[0, 1], [2], [3, 4, 5]]
     assert m.node_of == {0: 0, 1: 0, 2: 1, 3: 2, 4: 2, 5: 2}
     assert m.world_size == 6 and m.leads and not mesh(1, 1, node=1).leads
-
-
-def test_it_survives_json() -> None:
-    m = mesh(1, 1, racks=("a", "b"), node=1)
-    assert mesh_from_json(json.loads(json.dumps(m.to_json()))) == m
 
 
 def test_racks_are_for_all_nodes_or_for_none() -> None:

@@ -14,16 +14,14 @@ import psutil
 import pytest
 
 from keepstep.config import job_dir_of
-from keepstep.core.resume.cadence import at_most_lost_steps
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_page import read_status
 from keepstep.model.snapshot import RankStatus
 from keepstep.model.units import KIB, MIB
 from keepstep.testing.cluster import wait_for
+from tests.processes.quick_steps import FEW_STEPS
 from tests.processes.script_runs import ScriptRun
 
-# Where a capture takes two of such quick steps, as on a busy machine; else it is one.
-FEW_STEPS = at_most_lost_steps(2)
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1500)]
 
 STEPS = 3_000

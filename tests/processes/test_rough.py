@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 from keepstep.config import job_dir_of
-from keepstep.core.resume.cadence import at_most_lost_steps
 from keepstep.edge.os.journal import read_journal
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_page import read_status
@@ -27,9 +26,8 @@ from keepstep.edge.store.store import Store
 from keepstep.model.events import Event
 from keepstep.model.snapshot import RankStatus, SlotState
 from keepstep.model.units import GIB, MIB
+from tests.processes.quick_steps import FEW_STEPS
 
-# Where a capture takes two of such quick steps, as on a busy machine; else it is one.
-FEW_STEPS = at_most_lost_steps(2)
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
 PATIENCE_S = 240.0

@@ -18,15 +18,13 @@ from typing import Any
 import pytest
 
 from keepstep.config import job_dir_of
-from keepstep.core.resume.cadence import at_most_lost_steps
 from keepstep.edge.os.journal import read_journal
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_page import read_status
 from keepstep.model.events import Event
 from keepstep.model.units import MS_NS
+from tests.processes.quick_steps import FEW_STEPS
 
-# Where a capture takes two of such quick steps, as on a busy machine; else it is one.
-FEW_STEPS = at_most_lost_steps(2)
 COMMAND = "from keepstep.cli.main import app; app()"
 PATIENCE_S = 60.0
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from keepstep.core.resume.cadence import at_most_lost_steps
 from keepstep.edge.os.journal import read_journal
 from keepstep.edge.shm.horizon_page import HorizonPage
 from keepstep.edge.shm.memory import MEMORY
@@ -26,9 +25,8 @@ from keepstep.model.events import Event
 from keepstep.model.snapshot import Phase, RankStatus
 from keepstep.testing.crew import Several
 from keepstep.testing.lab import Lab
+from tests.processes.quick_steps import FEW_STEPS
 
-# Where a capture takes two of such quick steps, as on a busy machine; else it is one.
-FEW_STEPS = at_most_lost_steps(2)
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(280)]
 
 NODES, STEPS, PATIENCE_S = 2, 60, 200.0

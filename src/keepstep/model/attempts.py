@@ -20,9 +20,8 @@ class Arrival:
     `incarnation` are its keeper's; `newest_version` is the newest mesh that keeper or agent know
     of, perhaps from another start of the job (-1: none).
 
-    `nodes`, `min_nodes` and `own_secret` (one was configured; it never travels) must be equal
-    everywhere. `node` is the number it had in the attempt before, `node_rank` the one it was asked
-    to have.
+    `nodes` and `min_nodes` must be equal everywhere. `node` is the number it had in the attempt
+    before, `node_rank` the one it was asked to have.
     """
 
     KIND: ClassVar[str] = "arrival"
@@ -33,7 +32,6 @@ class Arrival:
     ranks: Rank
     nodes: Rank
     min_nodes: Rank = 0
-    own_secret: bool = False
     rack: Text | None = None
     node: Rank | None = None
     node_rank: Rank | None = None

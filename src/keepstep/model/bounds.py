@@ -42,7 +42,6 @@ Count = Annotated[int, Range(0, U63)]
 ByteCount = Annotated[int, Range(0, 1 << 50)]  # of something that lies in memory
 StepNumber = Annotated[int, Range(-1, U63)]  # -1: before the first step
 Checksum = Annotated[int, Range(0, U64)]
-Flag = Annotated[int, Range(0, 1)]
 Text = Annotated[str, Length(1000)]
 Sentence = Annotated[str, Length(1000, cuts=True)]
 LongText = Annotated[str, Length(32_000)]  # a command line, an environment variable

@@ -13,10 +13,10 @@ nodes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Annotated, Any
+from typing import Annotated
 
 from keepstep.errors import ConfigError
 from keepstep.model.bounds import MAX_WORLD_SIZE, Count, Length, Port, Range, Rank, Text
@@ -89,12 +89,3 @@ class Mesh:
     @property
     def leads(self) -> bool:
         return self.node == LEADER
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def mesh_from_json(values: Mapping[str, Any]) -> Mesh:
-    """The inverse of `Mesh.to_json`."""
-    members = tuple(Member(**m) for m in values["members"])
-    return Mesh(int(values["version"]), int(values["node"]), members, str(values["secret"]))

@@ -82,7 +82,7 @@ def test_no_optimizer_steps_on_what_a_lost_peer_has_spoilt(room: RankRoom) -> No
 
 def test_a_loss_is_news_once_and_ends_every_collective_each_time(room: RankRoom) -> None:
     regroup = made(room)
-    assert regroup.peer_lost("rank 1") and regroup.lost_ns == room.time.now_ns
+    assert regroup.peer_lost("rank 1") and regroup.is_lost
     assert not regroup.peer_lost("rank 2")
     assert room.groups.lost == ["rank 1", "rank 2"] and room.journal.kinds == ["lost-notice"]
 

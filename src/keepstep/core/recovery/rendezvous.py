@@ -112,12 +112,6 @@ def disagreement(mine: Arrival, other: Arrival) -> str | None:
     if mine.min_nodes != other.min_nodes:
         least = [f"{a.min_nodes}:{a.nodes}" for a in (other, mine)]
         return f"--nnodes: expected {least[0]}, as on {other.host}, found {least[1]}"
-    if mine.own_secret != other.own_secret:
-        words = {True: "one", False: "none"}
-        return (
-            f"secret: expected {words[other.own_secret]}, as on {other.host}, found "
-            f"{words[mine.own_secret]}"
-        )
     if (mine.rack is None) != (other.rack is None):
         return (
             f"rack: expected a rack for all nodes or for none, found {mine.rack} here and "

@@ -45,11 +45,9 @@ def is_own_job_dir(job_dir: Path) -> bool:
     """Whether it is there, and this user's alone. What is not is none of ours."""
     try:
         _check_arena(job_dir.parent.parent)
-        _check_own(job_dir.parent)
-        _check_own(job_dir)
     except (OSError, IdentityError):
         return False
-    return True
+    return is_own(job_dir.parent) and is_own(job_dir)
 
 
 def is_own(path: Path) -> bool:

@@ -20,8 +20,6 @@ from keepstep.edge.torch.state import Protected, tensor_names
 from keepstep.errors import LayoutError
 from keepstep.model.layout import Layout, TensorSpec, difference
 
-SHOWN_PARAMETERS = 3
-
 THREE_WAYS = (
     "Nothing is loaded and nothing is lost. Make the program as it was, or use another job name, "
     "or start over with KEEPSTEP_FRESH=1"

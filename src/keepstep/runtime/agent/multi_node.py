@@ -203,7 +203,6 @@ class _Meeting:
             ranks=launch.ranks,
             nodes=launch.nodes,
             min_nodes=launch.min_nodes,
-            own_secret=options.secret is not None,
             rack=options.rack,
             node_rank=launch.node_rank,
         )

@@ -41,7 +41,7 @@ class SignedKV:
         signed = self._sign(key, value)
 
         def heard(found: str | None) -> None:
-            ours = self._read(key, found)
+            ours = self.opened(key, found)
             if found is not None and ours is None and expected is None:
                 self._kv.swap(key, found, signed, heard)  # nothing of ours is there
             else:
@@ -53,7 +53,7 @@ class SignedKV:
         asked = list(keys)
 
         def heard(texts: list[str | None]) -> None:
-            then([self._read(key, text) for key, text in zip(asked, texts, strict=True)])
+            then([self.opened(key, text) for key, text in zip(asked, texts, strict=True)])
 
         self._kv.read(asked, heard)
 
@@ -68,15 +68,12 @@ class SignedKV:
     def close(self) -> None:
         self._kv.close()
 
-    def opened(self, key: str, text: str) -> str | None:
-        """The value, None when it is none of ours."""
-        return self._read(key, text)
-
     def _sign(self, key: str, value: str) -> str:
         mac = hmac.new(self._secret, f"{key}\0{value}".encode(), hashlib.sha256)
         return mac.hexdigest()[:MAC_LETTERS] + value
 
-    def _read(self, key: str, text: str | None) -> str | None:
+    def opened(self, key: str, text: str | None) -> str | None:
+        """The value that stands there, None when it is none of ours."""
         if text is None:
             return None
         value = text[MAC_LETTERS:]

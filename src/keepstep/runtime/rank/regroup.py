@@ -53,11 +53,6 @@ class Regroup:
         """Whether a peer is lost, and this rank not yet among its peers again."""
         return self._lost_ns is not None
 
-    @property
-    def lost_ns(self) -> int | None:
-        """Since when; None while none is."""
-        return self._lost_ns
-
     def body_entered(self, step: int) -> None:
         """A body begins that can be given up."""
         self._groups.begin_body()

@@ -7,6 +7,8 @@ nothing but the bytes that are there.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 
 from keepstep.core.resume.sources import restorable_stamps
@@ -48,20 +50,11 @@ class Inspection:
         root = self._job_dir / part if part else self._job_dir
         found = []
         for rank in ranks_in(self._memory, root) if only is None else [only]:
-            for path in slot_paths(self._memory, root, rank):
-                try:
-                    slot = Slot(self._memory, path)
-                except (DamageError, OSError):
-                    continue
-                try:
+            for slot in self._slots(slot_paths(self._memory, root, rank)):
+                with suppress(DamageError, LookupError):
                     header, manifest = slot.verify_bytes()
-                    found.append(
-                        (rank, header, bytes(slot.payload[: header.payload_bytes]), manifest)
-                    )
-                except (DamageError, LookupError):
-                    pass
-                finally:
-                    slot.close()
+                    payload = bytes(slot.payload[: header.payload_bytes])
+                    found.append((rank, header, payload, manifest))
         return found
 
     def newest_begun(self, rank: int) -> Stamp | None:
@@ -71,20 +64,18 @@ class Inspection:
         for mine in ranks_in(self._memory, parity):
             paths += slot_paths(self._memory, parity, mine)
         begun = []
-        for path in paths:
-            try:
-                slot = Slot(self._memory, path)
-            except (DamageError, OSError):
-                continue
-            try:
+        for slot in self._slots(paths):
+            with suppress(DamageError):
                 header = slot.header()
                 if header.state is SlotState.WRITING:
                     begun.append(header.stamp)
-            except DamageError:
-                pass
-            finally:
-                slot.close()
         return max(begun, default=None)
+
+    def _slots(self, paths: Iterable[Path]) -> Iterator[Slot]:
+        """Those that can be opened, each open for its turn."""
+        for path in paths:
+            with suppress(DamageError, OSError), closing(Slot(self._memory, path)) as slot:
+                yield slot
 
     def inventory(self) -> Inventory:
         """What the machine could tell the others if it were asked now."""

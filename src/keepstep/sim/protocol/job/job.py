@@ -7,7 +7,7 @@ digest of everything that happened.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from keepstep.config import Settings, resolve
@@ -198,9 +198,6 @@ class SimJob:
             lost_steps=self.lost_steps,
             trace=tuple(world.trace.lines),
         )
-
-
-NewObservers = Callable[[SimJob], Sequence[Observer]]
 
 
 def _launch(plan: RunPlan, first_host: str) -> Launch:
