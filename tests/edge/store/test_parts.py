@@ -59,7 +59,7 @@ items = st.builds(
     st.integers(2, 4),
     st.text(max_size=5),
     st.none() | shapes,
-    st.text(max_size=5),
+    st.from_regex(r"__[0-9]_[0-9]{1,4}\.distcp", fullmatch=True),
     numbers,
     numbers,
 )

@@ -9,7 +9,6 @@ Invariant: no bit of a sealed text may change without `unseal` refusing it.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +16,16 @@ from typing import Any
 
 import xxhash
 
+from keepstep.edge.store.fields import (
+    a_count,
+    a_file_name,
+    a_list,
+    a_number,
+    a_text,
+    an_object,
+    decoding,
+    number_to_json,
+)
 from keepstep.errors import DamageError, StoreError
 
 FORMAT_VERSION = 1
@@ -34,8 +43,8 @@ def seal(body: Mapping[str, Any], indent: int | None = None) -> bytes:
 
 
 def unseal(raw: bytes, where: str) -> dict[str, Any]:
-    """The inverse of `seal`. Raises DamageError if one bit is not as written, StoreError on a newer
-    format."""
+    """The inverse of `seal`. Raises DamageError if one bit is not as written or what was sealed is
+    no object of ours, StoreError on a newer format."""
     found_seal = _SEAL.match(raw)
     if found_seal is None:
         raise DamageError(
@@ -46,11 +55,11 @@ def unseal(raw: bytes, where: str) -> dict[str, Any]:
         raise DamageError(
             f"{where}: block 0: expected xxh3_64 {found_seal[1].decode()}, found {found}"
         )
-    body: dict[str, Any] = json.loads(raw)
-    if body["format"] != FORMAT_VERSION:
-        raise StoreError(
-            f"{where}: expected manifest format {FORMAT_VERSION}, found {body['format']!r}"
-        )
+    with decoding(where):
+        body = an_object(json.loads(raw))
+        version = a_count(body["format"])
+    if version != FORMAT_VERSION:
+        raise StoreError(f"{where}: expected manifest format {FORMAT_VERSION}, found {version}")
     return body
 
 
@@ -62,6 +71,11 @@ class FileSum:
     block_bytes: int
     xxh3_64: tuple[str, ...]
 
+    def __post_init__(self) -> None:
+        blocks = -(-self.bytes // self.block_bytes)
+        if len(self.xxh3_64) != blocks:
+            raise ValueError(f"expected {blocks} checksums, found {len(self.xxh3_64)}")
+
 
 def sums_to_json(files: Mapping[str, FileSum]) -> dict[str, Any]:
     return {
@@ -70,20 +84,26 @@ def sums_to_json(files: Mapping[str, FileSum]) -> dict[str, Any]:
     }
 
 
-def sums_from_json(files: Mapping[str, Any]) -> dict[str, FileSum]:
+def sums_from_json(plain: Any) -> dict[str, FileSum]:
+    """Raises ValueError, KeyError: to be called while `decoding`."""
+    files = {a_file_name(name): an_object(f) for name, f in an_object(plain).items()}
     return {
-        name: FileSum(f["bytes"], f["block_bytes"], tuple(f["xxh3_64"]))
+        name: FileSum(
+            bytes=a_count(f["bytes"]),
+            block_bytes=a_count(f["block_bytes"], least=1),
+            xxh3_64=tuple(map(a_text, a_list(f["xxh3_64"]))),
+        )
         for name, f in files.items()
     }
 
 
 def metrics_to_json(metrics: Mapping[str, float]) -> dict[str, float | str]:
-    # JSON has no NaN and no infinity, and a loss has both.
-    return {name: float(v) if math.isfinite(v) else str(float(v)) for name, v in metrics.items()}
+    return {name: number_to_json(value) for name, value in metrics.items()}
 
 
-def metrics_from_json(metrics: Mapping[str, float | str]) -> dict[str, float]:
-    return {name: float(v) for name, v in metrics.items()}
+def metrics_from_json(plain: Any) -> dict[str, float]:
+    """Raises ValueError: to be called while `decoding`."""
+    return {name: a_number(value) for name, value in an_object(plain).items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +138,16 @@ class Manifest:
 
 
 def manifest_from_bytes(raw: bytes, where: str) -> Manifest:
-    """The inverse of `Manifest.to_bytes`. Raises DamageError if one bit is not as written,
-    StoreError on a newer format."""
+    """The inverse of `Manifest.to_bytes`. Raises DamageError if one bit is not as written or a
+    field is none that can be, StoreError on a newer format."""
     body = unseal(raw, where)
-    return Manifest(
-        job=body["job"],
-        step=body["step"],
-        world_size=body["world_size"],
-        metrics=metrics_from_json(body["metrics"]),
-        wall_ns=body["wall_ns"],
-        fingerprint=body["fingerprint"],
-        files=sums_from_json(body["files"]),
-    )
+    with decoding(where):
+        return Manifest(
+            job=a_text(body["job"]),
+            step=a_count(body["step"]),
+            world_size=a_count(body["world_size"], least=1),
+            metrics=metrics_from_json(body["metrics"]),
+            wall_ns=a_count(body["wall_ns"]),
+            fingerprint=an_object(body["fingerprint"]),
+            files=sums_from_json(body["files"]),
+        )

@@ -19,6 +19,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from keepstep.edge.store.fields import (
+    a_count,
+    a_file_name,
+    a_list,
+    a_text,
+    an_object,
+    counts,
+    decoding,
+)
 from keepstep.edge.store.manifest import (
     FORMAT_VERSION,
     FileSum,
@@ -95,14 +104,24 @@ def survey_to_bytes(attempt: CheckpointAttempt, node: int, survey: Survey) -> by
 def survey_from_bytes(raw: bytes, where: str, attempt: CheckpointAttempt, node: int) -> Survey:
     """Raises DamageError when it is torn, IdentityError when it is another attempt's."""
     survey: dict[int, dict[str, Sketch]] = {rank: {} for rank in attempt.ranks_of(node)}
-    for name, path, digest, size, dtype, shape, shard, ranks in _body(raw, where, attempt, node)[
-        "values"
-    ]:
-        box = Shard(tuple(shard[0]), tuple(shard[1])) if shard else None
-        sketch = Sketch(tuple(path), digest, size, dtype, tuple(shape), box)
-        for rank in ranks:
-            survey[rank][name] = sketch
+    body = _body(raw, where, attempt, node)
+    with decoding(where):
+        for name, path, digest, size, dtype, shape, shard, ranks in a_list(body["values"]):
+            sketch = Sketch(
+                path=tuple(map(_a_key, a_list(path))),
+                digest=a_text(digest),
+                bytes=a_count(size),
+                dtype=None if dtype is None else a_text(dtype),
+                shape=counts(shape),
+                shard=Shard(*map(counts, a_list(shard))) if shard else None,
+            )
+            for rank in counts(ranks):
+                survey[rank][a_text(name)] = sketch
     return survey
+
+
+def _a_key(plain: Any) -> str | int:
+    return plain if isinstance(plain, str) else a_count(plain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,17 +161,25 @@ def part_from_bytes(
 ) -> CheckpointPart:
     """Raises DamageError when it is torn, IdentityError when it is another attempt's."""
     body = _body(raw, where, attempt, node)
-    return CheckpointPart(
-        metrics_from_json(body["metrics"]),
-        body["fingerprint"],
-        sums_from_json(body["files"]),
-        tuple(_items(body["items"])),
-    )
+    with decoding(where):
+        return CheckpointPart(
+            metrics=metrics_from_json(body["metrics"]),
+            fingerprint=an_object(body["fingerprint"]),
+            files=sums_from_json(body["files"]),
+            items=tuple(_items(a_list(body["items"]))),
+        )
 
 
 def _items(rows: Iterable[Any]) -> Iterable[PartItem]:
     for rank, name, offsets, file, at, size in rows:
-        yield PartItem(rank, name, None if offsets is None else tuple(offsets), file, at, size)
+        yield PartItem(
+            rank=a_count(rank),
+            name=a_text(name),
+            offsets=None if offsets is None else counts(offsets),
+            file=a_file_name(file),
+            at=a_count(at),
+            bytes=a_count(size),
+        )
 
 
 def _body(raw: bytes, where: str, attempt: CheckpointAttempt, node: int) -> dict[str, Any]:
