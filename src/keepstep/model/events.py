@@ -109,6 +109,7 @@ KINDS = {
     "persist-failed": "a checkpoint could not be written",
     "persist-again": "a checkpoint is asked for again, since those who were to write it have died",
     "persister-ended": "the process that writes checkpoints is gone",
+    "persister-stuck": "the process that writes checkpoints stands still: the store hangs",
     "persist-impossible": "a checkpoint was asked for, and there is no store",
     # the keeper: other nodes
     "mesh": "the keepers of an attempt know each other",

@@ -22,7 +22,14 @@ from keepstep.ports.boxes import (
     MessageCodec,
     ServeBoxes,
 )
-from keepstep.ports.keeper import Checkpoints, Links, OpenLinks, Persisters, Receiver
+from keepstep.ports.keeper import (
+    Checkpoints,
+    ChildConnection,
+    Links,
+    OpenLinks,
+    Persisters,
+    Receiver,
+)
 from keepstep.ports.machine import Acts, Clock, Executor, Journal, Memory, Region, Timer, Timers
 from keepstep.ports.persister import (
     CheckpointDraft,
@@ -42,6 +49,7 @@ __all__ = [
     "CheckpointFormat",
     "CheckpointStore",
     "Checkpoints",
+    "ChildConnection",
     "Clock",
     "Executor",
     "Gathered",

@@ -100,10 +100,19 @@ class OpenLinks(Protocol):
         """
 
 
+class ChildConnection(Box, Protocol):
+    """A connection with a process of the keeper's own, which ends when that is closed, also when it
+    hangs."""
+
+    @property
+    def computed_ns(self) -> int:
+        """How long the process has computed so far: it stays while it waits for something."""
+
+
 class Persisters(Protocol):
     """How a keeper gets a persister, which may die at any moment."""
 
-    def start(self, hearer: Hearer) -> Box:
+    def start(self, hearer: Hearer) -> ChildConnection:
         """Start one: a connection with it, over which it takes acts and answers each of them, in
         order (`model/messages/persister.py`). It ends when the connection is closed; when it ends
         by itself, `hearer` hears `gone`. One that says what is no message is ended. Raises OSError

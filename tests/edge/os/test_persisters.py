@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -165,3 +167,19 @@ def test_acts_that_the_child_does_not_read_wait_without_holding_up_the_keeper(
         client.ask(CheckpointAct("drop", 0, 3, 1, 5, ranks))
     client.until(lambda: len(client.heard) == count)
     assert all(done.ok for done in client.heard)
+
+
+def test_one_that_does_not_answer_a_signal_is_ended_at_once(made: list[Client]) -> None:
+    client = client_of(made, "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)")
+    client.ask()
+    pid = client.client.pid
+    assert pid is not None
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+    client.client.abandon("stood still")
+    assert [done.ok for done in client.heard] == [False] and not Path(f"/proc/{pid}").exists()
+
+
+def test_what_it_computes_is_known(made: list[Client]) -> None:
+    client = client_of(made, f"while True: pass\nprint({GOOD!r})")
+    client.ask()
+    client.until(lambda: client.client.computed_ns > 0)

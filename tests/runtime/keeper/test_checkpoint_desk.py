@@ -15,7 +15,7 @@ from keepstep.model.messages.keeper_rank import CheckpointDone
 from keepstep.model.messages.peers import ActOrdered, CheckpointAnswer, CheckpointAsked
 from keepstep.model.messages.persister import ActDone, CheckpointAct
 from keepstep.model.snapshot import Stamp
-from keepstep.ports import Box, Hearer
+from keepstep.ports import ChildConnection, Hearer
 from keepstep.runtime.keeper.checkpoint_desk import LAST_ANSWER_NS, CheckpointDesk
 from keepstep.runtime.keeper.checkpointing import Checkpointing
 from keepstep.runtime.keeper.persister_client import PersisterClient
@@ -27,15 +27,21 @@ HELD = Holding(frozenset({STAMP}), None, STAMP.step)
 ACTS = ("survey", "part", "publish")
 
 
+class ActBox(FakeBox):
+    """See `ports.ChildConnection`."""
+
+    computed_ns = 0
+
+
 class ActPersisters:
     """See `ports.Persisters`. Every act waits in `box.sent` until the test answers it."""
 
     def __init__(self) -> None:
-        self.box = FakeBox()
+        self.box = ActBox()
         self.answered = 0
 
-    def start(self, hearer: Hearer) -> Box:
-        self.box = FakeBox(hearer=hearer)
+    def start(self, hearer: Hearer) -> ChildConnection:
+        self.box = ActBox(hearer=hearer)
         self.answered = 0
         return self.box
 

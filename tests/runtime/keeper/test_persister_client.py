@@ -8,7 +8,7 @@ import pytest
 
 from keepstep.model.messages.keeper_rank import NotUnderstood
 from keepstep.model.messages.persister import ActDone, CheckpointAct
-from keepstep.ports import Box, Hearer
+from keepstep.ports import ChildConnection, Hearer
 from keepstep.runtime.keeper.persister_client import PersisterClient
 
 ACT = CheckpointAct("drop", 0, 3, 1, 5, (1,))
@@ -22,6 +22,7 @@ class FakeBox:
         self.pid = pid
         self.asked: list[Any] = []
         self.is_dead = False
+        self.computed_ns = 0
         self.is_open = True
 
     def send(self, message: Any, /) -> bool:
@@ -44,7 +45,7 @@ class FakePersisters:
     def __init__(self) -> None:
         self.started: list[FakeBox] = []
 
-    def start(self, hearer: Hearer) -> Box:
+    def start(self, hearer: Hearer) -> ChildConnection:
         self.started.append(FakeBox(100 + len(self.started)))
         return self.started[-1]
 

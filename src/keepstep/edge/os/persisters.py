@@ -10,14 +10,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from keepstep.config import Settings
+from keepstep.edge.os.computed import computed_ns
 from keepstep.edge.os.lines import LineBox
 from keepstep.edge.os.loop import Loop
 from keepstep.ports import Hearer, MessageCodec
 
 PERSISTER_MODULE = "keepstep.runtime.persister.process"  # stands on a persister's command line
+END_WITHIN_S = 1.0
 
 # a kind of event and a sentence, as `ports.Journal.record` takes them
 Tell = Callable[[str, str], object]
@@ -75,6 +78,11 @@ class ChildBox(LineBox):
         self._child = child
         self._tell = tell
 
+    @property
+    def computed_ns(self) -> int:
+        """See `ports.ChildConnection`."""
+        return computed_ns(self.pid)
+
     def send(self, message: Any, /) -> bool:
         """See `ports.Box`. False, too, when the child has died and that was not heard yet."""
         return self._child.poll() is None and super().send(message)
@@ -84,8 +92,11 @@ class ChildBox(LineBox):
         if self._hearer is not None:
             self.drop_unsent()
             super().close()
-            self._child.terminate()
-            self._child.wait()
+            # It may die at any moment without harm, so it need not be asked. One that hangs in the
+            # kernel ends when that lets it go.
+            self._child.kill()
+            with suppress(subprocess.TimeoutExpired):
+                self._child.wait(END_WITHIN_S)
 
     def end(self) -> None:
         """The child has died, or has to: tell so."""

@@ -61,6 +61,7 @@ from keepstep.runtime.job_name import job_hash
 from keepstep.runtime.keeper.checkpoint_desk import CheckpointDesk
 from keepstep.runtime.keeper.checkpointing import Checkpointing
 from keepstep.runtime.keeper.persister_client import PersisterClient
+from keepstep.runtime.keeper.persister_watch import PersisterWatch
 from keepstep.runtime.keeper.resume import Resume
 from keepstep.runtime.keeper.scrubber import Scrubber
 from keepstep.runtime.keeper_world import KeeperWorld
@@ -89,6 +90,9 @@ class Keeper:
         has_store = settings.store is not None
         self._resume = Resume(self._clock, self._journal, has_store, self)
         self._persister = PersisterClient(world.persisters) if world.persisters else None
+        self._persister_watch = (
+            PersisterWatch(self._persister, self._clock, self._journal) if self._persister else None
+        )
         checkpointing = Checkpointing(
             settings.job_dir, self._memory, self._clock, self._journal, self._persister
         )
@@ -131,6 +135,8 @@ class Keeper:
             if self.node is not None:
                 self.node.state.ranks_changed(changed)
         self._scrubber.tick()
+        if self._persister_watch is not None:
+            self._persister_watch.look()
         self._write_checkpoints()
         self._tell_kept()
         if self.node is not None:

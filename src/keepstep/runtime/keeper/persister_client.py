@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from keepstep.model.messages.keeper_rank import NotUnderstood
 from keepstep.model.messages.persister import ActDone, CheckpointAct, FromPersister
-from keepstep.ports import Box, Persisters
+from keepstep.ports import Box, ChildConnection, Persisters
 
 Then = Callable[[ActDone], None]
 
@@ -25,19 +25,29 @@ class PersisterClient:
     def __init__(self, persisters: Persisters) -> None:
         self._persisters = persisters
         self._waiting: deque[Then] = deque()  # for answers, in the order of the acts
-        self._box: Box | None = None
+        self._box: ChildConnection | None = None
 
     @property
     def pid(self) -> int | None:
         """The persister's process; None while there is none."""
         return None if self._box is None else self._box.pid
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether it has been asked for something that it has not answered."""
+        return bool(self._waiting)
+
+    @property
+    def computed_ns(self) -> int:
+        """How long it has computed; 0 while there is none."""
+        return 0 if self._box is None else self._box.computed_ns
+
     def start(self) -> None:
         """Before it is asked anything: importing torch takes seconds that SIGTERM's notice may not
         have. Where none can be started, the first act tries again."""
         self._running()
 
-    def _running(self) -> Box | OSError:
+    def _running(self) -> ChildConnection | OSError:
         """The connection, with a persister that is started if there is none; or why none can be."""
         if self._box is None:
             try:
@@ -63,21 +73,27 @@ class PersisterClient:
 
     def hear(self, box: Box, message: FromPersister, /) -> None:
         """See `ports.Hearer`."""
-        if box is not self._box:
+        own = self._box
+        if own is None or box is not own:
             return
         match message:
             case ActDone():
                 if self._waiting:
                     self._waiting.popleft()(message)
             case NotUnderstood(why):
-                self._lost(box, f"it did not understand this keeper and was ended: {why}")
+                self._lost(own, f"it did not understand this keeper and was ended: {why}")
+
+    def abandon(self, why: str) -> None:
+        """End it: nothing it was asked is waited for any more."""
+        if self._box is not None:
+            self._lost(self._box, why)
 
     def gone(self, box: Box, /) -> None:
         """See `ports.Hearer`."""
-        if box is self._box:
-            self._lost(box, "died")
+        if self._box is not None and box is self._box:
+            self._lost(self._box, "died")
 
-    def _lost(self, box: Box, how: str) -> None:
+    def _lost(self, box: ChildConnection, how: str) -> None:
         """The persister is gone, and with it everything that it was asked."""
         self._box = None
         box.close()

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from keepstep.config import Settings
 from keepstep.edge.store.store import Store
 from keepstep.model.messages.persister import ToPersister
-from keepstep.ports import Acts, Box, Executor, Hearer
+from keepstep.ports import Acts, Box, ChildConnection, Executor, Hearer
 from keepstep.runtime.persister.conversation import KEEPER_WITH_PERSISTER, PERSISTER_WITH_KEEPER
 from keepstep.runtime.persister.persister import Persister
 from keepstep.runtime.persister.server import PersisterServer
@@ -58,7 +58,7 @@ class SimPersisters:
         self._act_ns = act_ns
         self._tell = tell
 
-    def start(self, hearer: Hearer) -> Box:
+    def start(self, hearer: Hearer) -> ChildConnection:
         """See `ports.Persisters`."""
         keeper = self._keeper
         if keeper.touch("start persister"):
@@ -95,6 +95,14 @@ class PersisterBox(SimBox):
     def __init__(self, sockets: LocalSockets, keeper: Process, child: Process, tell: Tell) -> None:
         super().__init__(sockets, keeper, child.pid, KEEPER_WITH_PERSISTER, tell)
         self._child = child
+        self._computed_ns = 0
+
+    @property
+    def computed_ns(self) -> int:
+        """See `ports.ChildConnection`: whenever it may."""
+        if not self._child.is_stopped:
+            self._computed_ns = self._child.world.now_ns
+        return self._computed_ns
 
     def close(self) -> None:
         super().close()
