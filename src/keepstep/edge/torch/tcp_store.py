@@ -23,6 +23,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 
 from torch.distributed import DistError, DistNetworkError, DistStoreError, TCPStore  # type: ignore[attr-defined]
 
@@ -166,20 +167,19 @@ def host_store(endpoint: Endpoint) -> TCPStore:
     itself may be loopback to it, and something else to others.
     """
     host, port = endpoint
-    fd = None
-    if _is_address(host):
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.create_server((host, port), family=family) as listening:
-            port = listening.getsockname()[1]
-            fd = listening.detach()  # the store's from now on
-    return TCPStore(
-        host,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=60),
-        master_listen_fd=fd,
+    host_here = partial(
+        TCPStore, host, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
     )
+    if not _is_address(host):
+        return host_here(port=port)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, port), family=family) as listening:
+        port = listening.getsockname()[1]
+        fd = listening.detach()  # the store's from now on
+    try:
+        return host_here(port=port, master_listen_fd=fd)
+    except NotImplementedError:  # torch 2.6: only the older of its two servers takes a socket
+        return host_here(port=port, master_listen_fd=fd, use_libuv=False)
 
 
 def _is_address(host: str) -> bool:
