@@ -48,6 +48,7 @@ _CHECK = struct.Struct("<Q")
 _CAPACITY = struct.Struct("<QQ")  # and again
 _STATES = tuple(SlotState)  # by their numbers
 _CLAIM = struct.Struct("<12xI56xqq")  # of a header: state, step, epoch
+_SEQUENCE = struct.Struct("<16xQ")  # likewise
 _RANK_NAME = re.compile(r"rank-(\d{5,9})", re.ASCII)
 _SLOT_NUMBERS = {f"slot-{index}": index for index in range(10)}
 EMPTY = SlotHeader(
@@ -209,46 +210,55 @@ class Slot:
         self._region.put(0, page)
 
     def _sequence(self) -> int:
+        known = self._known
+        if known is not None and _SEQUENCE.unpack_from(self._region.view)[0] == known[1].sequence:
+            return known[1].sequence  # as this map has read or written it: the page need not prove
         try:
             return self.header().sequence
         except DamageError:
             return 0
 
-    def _blank(self) -> SlotHeader:
+    def _blank(self, **who: Any) -> SlotHeader:
         """Of a slot that holds nothing any more."""
-        return EMPTY._replace(sequence=self._sequence() + 1, block_bytes=self.block_bytes)
+        sequence = self._sequence() + 1
+        return EMPTY._replace(sequence=sequence, block_bytes=self.block_bytes, **who)
 
     def begin(
         self, job_hash: bytes, rank: int, world_size: int, incarnation: int, stamp: Stamp
     ) -> None:
         """From here until `seal` the slot holds nothing."""
-        who: dict[str, Any] = {
-            "job_hash": job_hash,
-            "rank": rank,
-            "world_size": world_size,
-            "incarnation": incarnation,
-            "stamp": stamp,
-        }
-        self._write(self._blank()._replace(state=SlotState.WRITING, **who))
+        self._write(
+            self._blank(
+                state=SlotState.WRITING,
+                job_hash=job_hash,
+                rank=rank,
+                world_size=world_size,
+                incarnation=incarnation,
+                stamp=stamp,
+            )
+        )
 
     def part(self, part: Part, header: SlotHeader) -> memoryview:
         """The bytes of an object as `header` gives its size; of the header, the page. META lies in
         three places: of that it is a copy."""
+        view = self._region.view
+        table_end = self._table_at + 8 * header.block_count
+        manifest_end = self._manifest_at + header.manifest_bytes
         match part:
-            case Part.META:
-                small = (Part.HEADER, Part.TABLE, Part.MANIFEST)
-                return memoryview(b"".join([self.part(part, header) for part in small]))
-            case Part.HEADER:
-                at, nbytes = 0, PAGE_BYTES
             case Part.PAYLOAD:
-                at, nbytes = PAGE_BYTES, header.payload_bytes
+                return view[PAGE_BYTES : PAGE_BYTES + header.payload_bytes]
+            case Part.META:
+                table = view[self._table_at : table_end]
+                manifest = view[self._manifest_at : manifest_end]
+                return memoryview(b"".join((view[:PAGE_BYTES], table, manifest)))
             case Part.TABLE:
-                at, nbytes = self._table_at, 8 * header.block_count
+                return view[self._table_at : table_end]
             case Part.MANIFEST:
-                at, nbytes = self._manifest_at, header.manifest_bytes
+                return view[self._manifest_at : manifest_end]
+            case Part.HEADER:
+                return view[:PAGE_BYTES]
             case _:
                 raise AssertionError(f"a slot has no {part.name}")
-        return self._region.view[at : at + nbytes]
 
     def write_table(
         self, payload_bytes: int, manifest: bytes, known: Mapping[int, int] = NOTHING_KNOWN
