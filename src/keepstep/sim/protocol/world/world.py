@@ -221,7 +221,9 @@ class Process:
         self._postponed: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
 
     def after(self, delay_ns: int, call: Callable[..., None], *args: Any) -> None:
-        self.world.after(delay_ns, self, call, *args)
+        world = self.world  # as `World.after` has it: most of what happens is asked for here
+        world._sequence += 1
+        heappush(world._heap, (world.now_ns + delay_ns, world._sequence, self, call, args))
 
     def touch(self, *what: str) -> bool:
         """A port is called. True: this call is the one that is to fail, in whatever way the port
