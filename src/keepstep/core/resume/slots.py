@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from keepstep.model.snapshot import SlotState, SlotView, Stamp
 
 
-@dataclass(frozen=True, slots=True)
-class Take:
+class Take(NamedTuple):
     slot: int
     why: str
 
@@ -34,21 +34,19 @@ def choose(
     writing = next((v for v in slots if v.state is SlotState.WRITING), None)
     if writing is not None:
         return Skip(f"the snapshot of {writing.stamp} is not sealed yet")
-    free: list[tuple[int, int, str]] = []  # (order, slot, reason)
+    free: list[tuple[int, int]] = []  # (order, slot)
     for index, view in enumerate(slots):
         if view.pinned:
             continue
         if view.state is SlotState.EMPTY:
-            free.append((-2, index, "it is empty"))
+            free.append((-2, index))
         elif horizon is not None and view.stamp < horizon:
-            free.append(
-                (view.stamp.step, index, f"{view.stamp} is older than the horizon, {horizon}")
-            )
+            free.append((view.stamp.step, index))
         elif view.stamp != horizon and is_hopeless(view.stamp):
-            free.append((view.stamp.step, index, f"{view.stamp} will never be held by every rank"))
+            free.append((view.stamp.step, index))
     if free:
-        _, index, why = min(free)
-        return Take(index, f"slot {index}: {why}")
+        _, index = min(free)
+        return Take(index, f"slot {index}: {_why_free(slots[index], horizon)}")
     pinned = sum(v.pinned for v in slots)
     if horizon is None:
         return Skip(
@@ -59,3 +57,11 @@ def choose(
         f"{horizon} is the newest step every rank holds, and the other {len(slots) - 1} "
         f"slots wait for peers or a reader ({pinned} pinned)"
     )
+
+
+def _why_free(view: SlotView, horizon: Stamp | None) -> str:
+    if view.state is SlotState.EMPTY:
+        return "it is empty"
+    if horizon is not None and view.stamp < horizon:
+        return f"{view.stamp} is older than the horizon, {horizon}"
+    return f"{view.stamp} will never be held by every rank"

@@ -31,7 +31,11 @@ class File:
     __slots__ = ("data", "exclusive", "named", "regions", "shared")
 
     def __init__(self, nbytes: int) -> None:
-        self.data = bytearray(nbytes) if nbytes < SPARSE_BYTES else mmap.mmap(-1, nbytes)
+        self.data = (
+            bytearray(nbytes)
+            if nbytes < SPARSE_BYTES
+            else mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        )
         self.named = True
         self.regions = 0
         self.shared: list[SimRegion] = []
