@@ -13,6 +13,10 @@ from typing import NamedTuple
 
 from keepstep.model.snapshot import SlotState, SlotView, Stamp
 
+# why a slot is free
+OLDER = "{stamp} is older than the horizon, {horizon}"
+HOPELESS = "{stamp} will never be held by every rank"
+
 
 class Take(NamedTuple):
     slot: int
@@ -34,19 +38,20 @@ def choose(
     writing = next((v for v in slots if v.state is SlotState.WRITING), None)
     if writing is not None:
         return Skip(f"the snapshot of {writing.stamp} is not sealed yet")
-    free: list[tuple[int, int]] = []  # (order, slot)
+    free: list[tuple[int, int, str]] = []  # (order, slot, reason)
     for index, view in enumerate(slots):
         if view.pinned:
             continue
         if view.state is SlotState.EMPTY:
-            free.append((-2, index))
+            free.append((-2, index, "it is empty"))
         elif horizon is not None and view.stamp < horizon:
-            free.append((view.stamp.step, index))
+            free.append((view.stamp.step, index, OLDER))
         elif view.stamp != horizon and is_hopeless(view.stamp):
-            free.append((view.stamp.step, index))
+            free.append((view.stamp.step, index, HOPELESS))
     if free:
-        _, index = min(free)
-        return Take(index, f"slot {index}: {_why_free(slots[index], horizon)}")
+        _, index, why = min(free)
+        found = why.format(stamp=slots[index].stamp, horizon=horizon)
+        return Take(index, f"slot {index}: {found}")
     pinned = sum(v.pinned for v in slots)
     if horizon is None:
         return Skip(
@@ -57,11 +62,3 @@ def choose(
         f"{horizon} is the newest step every rank holds, and the other {len(slots) - 1} "
         f"slots wait for peers or a reader ({pinned} pinned)"
     )
-
-
-def _why_free(view: SlotView, horizon: Stamp | None) -> str:
-    if view.state is SlotState.EMPTY:
-        return "it is empty"
-    if horizon is not None and view.stamp < horizon:
-        return f"{view.stamp} is older than the horizon, {horizon}"
-    return f"{view.stamp} will never be held by every rank"
