@@ -45,6 +45,7 @@ MAGIC = b"KEEPSLOT"
 FORMAT = 2
 _HEADER = struct.Struct("<8sIIQ16s16sIIQqqQQIQQQqdQQ")
 _CHECK = struct.Struct("<Q")
+_CHECK_AT = PAGE_BYTES - _CHECK.size  # its last bytes
 _CAPACITY = struct.Struct("<QQ")  # and again
 _STATES = tuple(SlotState)  # by their numbers
 _CLAIM = struct.Struct("<12xI56xqq")  # of a header: state, step, epoch
@@ -134,8 +135,8 @@ class Slot:
         self.path = path
         self.is_there = self._region.is_there  # whether `path` still leads to this file
         self.manifest_capacity = len(self._region.view) - self._manifest_at
-        # a page that was parsed or written here, and what it says
-        self._known: tuple[bytes, SlotHeader] | None = None
+        # the checksum of a page that was parsed or written here, and what that page says
+        self._known: tuple[int, SlotHeader] | None = None
         self.payload_address = self._region.address + PAGE_BYTES
 
     @classmethod
@@ -199,14 +200,19 @@ class Slot:
 
     def header(self) -> SlotHeader:
         """Raises DamageError when the page fails its checksum."""
-        page, known = bytes(self._region.view[:PAGE_BYTES]), self._known
-        if known is None or page != known[0]:
-            known = self._known = page, parse_page(page, self.path)
-        return known[1]
+        view, known = self._region.view, self._known
+        if known is not None and checksum(view[:_CHECK_AT]) == known[0]:  # proven where it lies
+            (said,) = _CHECK.unpack_from(view, _CHECK_AT)
+            if said == known[0]:
+                return known[1]
+        page = bytes(view[:PAGE_BYTES])
+        header = parse_page(page, self.path)
+        self._known = _check_of(page), header
+        return header
 
     def _write(self, header: SlotHeader) -> None:
         page = _page(header, self.capacity)
-        self._known = page, header
+        self._known = _check_of(page), header
         self._region.put(0, page)
 
     def _sequence(self) -> int:
@@ -395,7 +401,7 @@ class Slot:
 
 def parse_page(page: bytes, path: Path) -> SlotHeader:
     """What a header page says; `path` is named when it is damaged. Raises DamageError."""
-    found, (want,) = checksum(memoryview(page)[:-8]), _CHECK.unpack_from(page, PAGE_BYTES - 8)
+    found, want = checksum(memoryview(page)[:_CHECK_AT]), _check_of(page)
     if found != want:
         raise DamageError(
             f"{path}: header damaged: checksum expected {want:016x}, found {found:016x}"
@@ -406,6 +412,12 @@ def parse_page(page: bytes, path: Path) -> SlotHeader:
     sequence, job, layout, rank, world, incarnation, step, epoch, *sizes, wall, loss, _, _ = rest
     who = (job, layout, rank, world, incarnation, Stamp(step, epoch))
     return SlotHeader._make((_STATES[state], sequence, *who, *sizes, wall, loss))
+
+
+def _check_of(page: bytes) -> int:
+    """What its last bytes say."""
+    (said,) = _CHECK.unpack_from(page, _CHECK_AT)
+    return int(said)
 
 
 def _fits(page: bytes, capacity: int) -> bool:
@@ -443,7 +455,7 @@ def _page(header: SlotHeader, capacity: int) -> bytes:
         header.loss,
         capacity,
         capacity,
-    ).ljust(PAGE_BYTES - 8, b"\0")
+    ).ljust(_CHECK_AT, b"\0")
     return body + _CHECK.pack(checksum(body))
 
 
