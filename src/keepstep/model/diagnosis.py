@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from enum import IntEnum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from keepstep.model.snapshot import Phase
 
@@ -29,8 +29,7 @@ class Strength(IntEnum):
     FACT = 5  # the operating system says so
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessSample:
+class ProcessSample(NamedTuple):
     """One look at a process. `cpu_ns`: all its threads', since it began. `threads` 0: it is
     gone."""
 

@@ -90,8 +90,7 @@ class BlockRange(NamedTuple):
     length: Annotated[int, Range(1, MAX_BLOCK_BYTES)]
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """Bytes of a snapshot's object: `length` of them, from `offset`."""
 
     rank: int
@@ -107,8 +106,7 @@ class Span:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class BlockHeader:
+class BlockHeader(NamedTuple):
     """A span about to cross: `checksum` (XXH3-64) of its bytes, `number` names it on its link."""
 
     span: Span

@@ -137,7 +137,7 @@ def pair(seed: int = 0) -> tuple[Connection, Connection]:
 
 def header(data: bytes, number: int = 1, **changes: Any) -> BlockHeader:
     span = Span(rank=3, stamp=Stamp(17, 2), part=Part.PAYLOAD, offset=1 << 40, length=len(data))
-    return BlockHeader(replace(span, **changes), checksum(data), number)
+    return BlockHeader(span._replace(**changes), checksum(data), number)
 
 
 def flip(data: bytes, bit: int) -> bytes:

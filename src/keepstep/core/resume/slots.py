@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from keepstep.model.snapshot import SlotState, SlotView, Stamp
 
+# why a slot is free
+OLDER = "{stamp} is older than the horizon, {horizon}"
+HOPELESS = "{stamp} will never be held by every rank"
 
-@dataclass(frozen=True, slots=True)
-class Take:
+
+class Take(NamedTuple):
     slot: int
     why: str
 
@@ -41,14 +45,13 @@ def choose(
         if view.state is SlotState.EMPTY:
             free.append((-2, index, "it is empty"))
         elif horizon is not None and view.stamp < horizon:
-            free.append(
-                (view.stamp.step, index, f"{view.stamp} is older than the horizon, {horizon}")
-            )
+            free.append((view.stamp.step, index, OLDER))
         elif view.stamp != horizon and is_hopeless(view.stamp):
-            free.append((view.stamp.step, index, f"{view.stamp} will never be held by every rank"))
+            free.append((view.stamp.step, index, HOPELESS))
     if free:
         _, index, why = min(free)
-        return Take(index, f"slot {index}: {why}")
+        found = why.format(stamp=slots[index].stamp, horizon=horizon)
+        return Take(index, f"slot {index}: {found}")
     pinned = sum(v.pinned for v in slots)
     if horizon is None:
         return Skip(

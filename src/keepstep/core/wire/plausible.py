@@ -29,7 +29,10 @@ from keepstep.model.messages.peers import (
     AllEnded,
     CheckpointAnswer,
     CheckpointWord,
+    CopyAccepted,
+    CopyAcked,
     CopyOffer,
+    FetchRanges,
     HorizonWord,
     InventoryReport,
     MeshMessage,
@@ -63,6 +66,14 @@ def flaw_of_local(message: FromRank | FromAgent, mesh: Mesh | None) -> str:
 def flaw_of_peer(node: int, message: MeshMessage, mesh: Mesh) -> str:
     """Why that node's keeper cannot mean this; "" when it may."""
     match message:
+        case SeveralMessages(version, messages):
+            # what each of them says is judged when its turn comes
+            is_of_mesh = all(one.mesh_version == version for one in messages)
+            return "" if is_of_mesh else f"messages of other meshes in one of mesh {version}"
+        case CopyOffer():
+            return _flaw_of_offer(node, message, mesh)
+        case CopyAccepted() | CopyAcked() | FetchRanges():
+            return ""
         case HorizonWord() | SafetyWord() | AllEnded():
             return _unless_leading(node)
         case NodeReport():
@@ -72,12 +83,6 @@ def flaw_of_peer(node: int, message: MeshMessage, mesh: Mesh) -> str:
                 if flaw := _flaw_of_group(parity.stripe_group, parity.rank, parity.tolerates):
                     return flaw
             return ""
-        case SeveralMessages(version, messages):
-            # what each of them says is judged when its turn comes
-            is_of_mesh = all(one.mesh_version == version for one in messages)
-            return "" if is_of_mesh else f"messages of other meshes in one of mesh {version}"
-        case CopyOffer():
-            return _flaw_of_offer(node, message, mesh)
         case VoteWord():
             return _flaw_of_vote(node, message.body, mesh)
         case CheckpointWord():

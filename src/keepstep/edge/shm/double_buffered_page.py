@@ -89,11 +89,13 @@ class DoubleBufferedPage:
         grows. What is remembered was whole when it was read, and the newest that the marks name:
         else a head that was visible before its body would hide that for ever.
         """
+        marks = _MARKS.unpack_from(self._region.view)
+        known, body = self._known
+        return body if marks == known else self._read_newest()
+
+    def _read_newest(self) -> bytes | None:
         for _ in range(100):  # again only when the writer came round twice meanwhile
             marks = _MARKS.unpack_from(self._region.view)
-            known, body = self._known
-            if marks == known:
-                return body
             newest = self._newest(marks)
             if newest is not None:
                 sequence, body = newest

@@ -45,9 +45,11 @@ MAGIC = b"KEEPSLOT"
 FORMAT = 2
 _HEADER = struct.Struct("<8sIIQ16s16sIIQqqQQIQQQqdQQ")
 _CHECK = struct.Struct("<Q")
+_CHECK_AT = PAGE_BYTES - _CHECK.size  # its last bytes
 _CAPACITY = struct.Struct("<QQ")  # and again
 _STATES = tuple(SlotState)  # by their numbers
 _CLAIM = struct.Struct("<12xI56xqq")  # of a header: state, step, epoch
+_SEQUENCE = struct.Struct("<16xQ")  # likewise
 _RANK_NAME = re.compile(r"rank-(\d{5,9})", re.ASCII)
 _SLOT_NUMBERS = {f"slot-{index}": index for index in range(10)}
 EMPTY = SlotHeader(
@@ -133,8 +135,8 @@ class Slot:
         self.path = path
         self.is_there = self._region.is_there  # whether `path` still leads to this file
         self.manifest_capacity = len(self._region.view) - self._manifest_at
-        # a page that was parsed or written here, and what it says
-        self._known: tuple[bytes, SlotHeader] | None = None
+        # the checksum of a page that was parsed or written here, and what that page says
+        self._known: tuple[int, SlotHeader] | None = None
         self.payload_address = self._region.address + PAGE_BYTES
 
     @classmethod
@@ -198,57 +200,71 @@ class Slot:
 
     def header(self) -> SlotHeader:
         """Raises DamageError when the page fails its checksum."""
-        page, known = bytes(self._region.view[:PAGE_BYTES]), self._known
-        if known is None or page != known[0]:
-            known = self._known = page, parse_page(page, self.path)
-        return known[1]
+        view, known = self._region.view, self._known
+        if known is not None and checksum(view[:_CHECK_AT]) == known[0]:  # proven where it lies
+            (said,) = _CHECK.unpack_from(view, _CHECK_AT)
+            if said == known[0]:
+                return known[1]
+        page = bytes(view[:PAGE_BYTES])
+        header = parse_page(page, self.path)
+        self._known = _check_of(page), header
+        return header
 
     def _write(self, header: SlotHeader) -> None:
         page = _page(header, self.capacity)
-        self._known = page, header
+        self._known = _check_of(page), header
         self._region.put(0, page)
 
     def _sequence(self) -> int:
+        known = self._known
+        if known is not None and _SEQUENCE.unpack_from(self._region.view)[0] == known[1].sequence:
+            return known[1].sequence  # as this map has read or written it: the page need not prove
         try:
             return self.header().sequence
         except DamageError:
             return 0
 
-    def _blank(self) -> SlotHeader:
+    def _blank(self, **who: Any) -> SlotHeader:
         """Of a slot that holds nothing any more."""
-        return EMPTY._replace(sequence=self._sequence() + 1, block_bytes=self.block_bytes)
+        sequence = self._sequence() + 1
+        return EMPTY._replace(sequence=sequence, block_bytes=self.block_bytes, **who)
 
     def begin(
         self, job_hash: bytes, rank: int, world_size: int, incarnation: int, stamp: Stamp
     ) -> None:
         """From here until `seal` the slot holds nothing."""
-        who: dict[str, Any] = {
-            "job_hash": job_hash,
-            "rank": rank,
-            "world_size": world_size,
-            "incarnation": incarnation,
-            "stamp": stamp,
-        }
-        self._write(self._blank()._replace(state=SlotState.WRITING, **who))
+        self._write(
+            self._blank(
+                state=SlotState.WRITING,
+                job_hash=job_hash,
+                rank=rank,
+                world_size=world_size,
+                incarnation=incarnation,
+                stamp=stamp,
+            )
+        )
 
     def part(self, part: Part, header: SlotHeader) -> memoryview:
         """The bytes of an object as `header` gives its size; of the header, the page. META lies in
         three places: of that it is a copy."""
+        view = self._region.view
+        table_end = self._table_at + 8 * header.block_count
+        manifest_end = self._manifest_at + header.manifest_bytes
         match part:
-            case Part.META:
-                small = (Part.HEADER, Part.TABLE, Part.MANIFEST)
-                return memoryview(b"".join([self.part(part, header) for part in small]))
-            case Part.HEADER:
-                at, nbytes = 0, PAGE_BYTES
             case Part.PAYLOAD:
-                at, nbytes = PAGE_BYTES, header.payload_bytes
+                return view[PAGE_BYTES : PAGE_BYTES + header.payload_bytes]
+            case Part.META:
+                table = view[self._table_at : table_end]
+                manifest = view[self._manifest_at : manifest_end]
+                return memoryview(b"".join((view[:PAGE_BYTES], table, manifest)))
             case Part.TABLE:
-                at, nbytes = self._table_at, 8 * header.block_count
+                return view[self._table_at : table_end]
             case Part.MANIFEST:
-                at, nbytes = self._manifest_at, header.manifest_bytes
+                return view[self._manifest_at : manifest_end]
+            case Part.HEADER:
+                return view[:PAGE_BYTES]
             case _:
                 raise AssertionError(f"a slot has no {part.name}")
-        return self._region.view[at : at + nbytes]
 
     def write_table(
         self, payload_bytes: int, manifest: bytes, known: Mapping[int, int] = NOTHING_KNOWN
@@ -385,7 +401,7 @@ class Slot:
 
 def parse_page(page: bytes, path: Path) -> SlotHeader:
     """What a header page says; `path` is named when it is damaged. Raises DamageError."""
-    found, (want,) = checksum(memoryview(page)[:-8]), _CHECK.unpack_from(page, PAGE_BYTES - 8)
+    found, want = checksum(memoryview(page)[:_CHECK_AT]), _check_of(page)
     if found != want:
         raise DamageError(
             f"{path}: header damaged: checksum expected {want:016x}, found {found:016x}"
@@ -396,6 +412,12 @@ def parse_page(page: bytes, path: Path) -> SlotHeader:
     sequence, job, layout, rank, world, incarnation, step, epoch, *sizes, wall, loss, _, _ = rest
     who = (job, layout, rank, world, incarnation, Stamp(step, epoch))
     return SlotHeader._make((_STATES[state], sequence, *who, *sizes, wall, loss))
+
+
+def _check_of(page: bytes) -> int:
+    """What its last bytes say."""
+    (said,) = _CHECK.unpack_from(page, _CHECK_AT)
+    return int(said)
 
 
 def _fits(page: bytes, capacity: int) -> bool:
@@ -433,7 +455,7 @@ def _page(header: SlotHeader, capacity: int) -> bytes:
         header.loss,
         capacity,
         capacity,
-    ).ljust(PAGE_BYTES - 8, b"\0")
+    ).ljust(_CHECK_AT, b"\0")
     return body + _CHECK.pack(checksum(body))
 
 

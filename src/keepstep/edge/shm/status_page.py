@@ -28,6 +28,8 @@ _PHASES, _STATES = tuple(Phase), tuple(SlotState)
 BLANK = RankStatus(
     0, 0, 0, 0, 0, Phase.STARTING, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, math.nan, ()
 )
+_INDEX = {name: index for index, name in enumerate(RankStatus._fields)}
+_UPDATED = _INDEX["updated_mono_ns"]
 
 
 @lru_cache(maxsize=1 << 14)
@@ -77,9 +79,11 @@ class StatusPage:
     def publish(self, **changes: Any) -> RankStatus:
         """Change some fields and write them."""
         with self._lock:
-            self._current = self._current._replace(
-                updated_mono_ns=self._clock.monotonic_ns(), **changes
-            )
+            values = list(self._current)  # `_replace` takes three times as long
+            values[_UPDATED] = self._clock.monotonic_ns()
+            for name, value in changes.items():
+                values[_INDEX[name]] = value
+            self._current = RankStatus._make(values)
             slots = self._current.slots
             if slots is not self._packed[0]:
                 self._packed = slots, _pack_slots(slots)

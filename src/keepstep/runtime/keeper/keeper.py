@@ -67,6 +67,7 @@ from keepstep.runtime.keeper.scrubber import Scrubber
 from keepstep.runtime.keeper_world import KeeperWorld
 from keepstep.runtime.refused_messages import RefusedMessages
 from keepstep.runtime.replication.mesh_state import MeshState
+from keepstep.runtime.replication.node import TICK_NS as MESH_TICK_NS
 from keepstep.runtime.replication.node import Node
 from keepstep.runtime.replication.peer_inbox import PeerInbox
 
@@ -79,8 +80,10 @@ BUSY_TICK_NS = 5 * MS_NS
 class Keeper:
     """One job's keeper on one machine. See `ports.Hearer`."""
 
-    def __init__(self, settings: Settings, world: KeeperWorld) -> None:
+    def __init__(self, settings: Settings, world: KeeperWorld, idle_ns: int = TICK_NS) -> None:
+        """idle_ns: how long it is left alone when nothing comes."""
         self._settings, self._journal = settings, world.journal
+        self._idle_ns = idle_ns
         self._world, self._clock, self._memory = world, world.clock, world.memory
         self._refused = RefusedMessages(world.journal)
         self._job_hash = job_hash(settings.job, world.uid)
@@ -328,7 +331,15 @@ class Keeper:
         is_first = self.node is None
         self._lifetime.mesh_began(len(mesh.members), mesh.ranks_of(mesh.node))
         if self.node is None:
-            self.node = Node(self._world, self._settings, self.inbox, self._job_hash, self, mesh)
+            self.node = Node(
+                self._world,
+                self._settings,
+                self.inbox,
+                self._job_hash,
+                self,
+                mesh,
+                max(MESH_TICK_NS, self._idle_ns),
+            )
         else:
             self.node.begin(mesh)
         state = self.node.state

@@ -64,7 +64,7 @@ class KeeperRun:
             self._world.timers.after(0, self._over)  # another keeper lives
 
     def _become_keeper(self) -> None:
-        self.keeper = Keeper(self._settings, self._world)
+        self.keeper = Keeper(self._settings, self._world, self._idle_ns)
         self._server = self._world.serve_boxes(self._settings.job_dir / SOCKET, self)
         self.keeper.begin()
         self.look_soon()

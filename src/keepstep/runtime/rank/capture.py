@@ -18,7 +18,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from keepstep.core.redundancy import memory_budget
 from keepstep.core.resume.cadence import Cadence, is_due
@@ -69,8 +69,7 @@ class _NoRoom:
     manifest_bytes: int
 
 
-@dataclass(frozen=True)
-class _Sealed:
+class _Sealed(NamedTuple):
     """How a capture went. `moved`: the tensors that changed under it; it is torn then."""
 
     moved: tuple[str, ...] = ()

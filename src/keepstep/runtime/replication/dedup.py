@@ -39,16 +39,17 @@ class OlderCopy(NamedTuple):
 def older_copy(slots: Iterable[Slot]) -> OlderCopy | None:
     """The newest snapshot in these slots; None when there is none. Called in the loop, which alone
     closes them; what is returned may be read beside it."""
-    found: list[tuple[Stamp, OlderCopy]] = []
+    newest: tuple[Stamp, OlderCopy] | None = None
     for slot in slots:
         try:
             header = slot.header()
-            if header.state is SlotState.SEALED:
+            is_newer = newest is None or header.stamp > newest[0]
+            if header.state is SlotState.SEALED and is_newer:
                 older = OlderCopy(slot.table(header), slot.part(Part.PAYLOAD, header))
-                found.append((header.stamp, older))
+                newest = header.stamp, older
         except DamageError:
             continue  # scrubbing will find it too
-    return max(found, key=lambda each: each[0], default=(None, None))[1]
+    return None if newest is None else newest[1]
 
 
 def take_unchanged(incoming: IncomingSnapshot, table: tuple[int, ...], older: OlderCopy) -> None:

@@ -9,8 +9,8 @@ earlier mesh or a restore has left says nothing: its other end's next keeper doe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 
 from keepstep.model.mesh import LEADER, Mesh
 from keepstep.model.messages.peers import FetchRanges, MeshMessage, SeveralMessages, SnapshotMessage
@@ -96,19 +96,22 @@ class MeshLinks:
         else:
             self.send(node, message)
 
-    @contextmanager
-    def gathering(self) -> Iterator[None]:
+    def gathering(self) -> AbstractContextManager[None]:
         """What is said about snapshots meanwhile goes in one message to each node, at the end: it
         is signed, sent and confirmed once."""
-        if self._gathered is not None:
-            yield
-            return
-        gathered: dict[int, list[SnapshotMessage]] = {}
-        self._gathered = gathered
-        try:
-            yield
-        finally:
-            self._gathered = None
+        return _NOT_AGAIN if self._gathered is not None else _Gathering(self)
+
+    def gather(self) -> None:
+        """From now on."""
+        self._gathered = {}
+
+    def forget_gathered(self) -> None:
+        """Send nothing of it, and gather no more."""
+        self._gathered = None
+
+    def send_gathered(self) -> None:
+        """And gather no more."""
+        gathered, self._gathered = self._gathered or {}, None
         for node, messages in gathered.items():
             for at in range(0, len(messages), GATHERED):
                 self._send_gathered(node, messages[at : at + GATHERED])
@@ -152,6 +155,27 @@ class MeshLinks:
     def expect_no_more(self, taker: BlockTaker) -> None:
         """No block goes there any more, but one that is being written this moment."""
         self._inbox.expect_no_more(taker)
+
+
+class _Gathering:
+    """From its beginning to its end. What is left by an error is not sent."""
+
+    __slots__ = ("_links",)
+
+    def __init__(self, links: MeshLinks) -> None:
+        self._links = links
+
+    def __enter__(self) -> None:
+        self._links.gather()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._links.send_gathered()
+        else:
+            self._links.forget_gathered()
+
+
+_NOT_AGAIN = nullcontext()
 
 
 def _is_short(message: SnapshotMessage) -> bool:

@@ -217,6 +217,23 @@ class MeshState:
             self._host.refuse(f"node {node}", flaw)
             return
         match message:
+            case SeveralMessages():
+                for one in message.messages:
+                    self.receive(node, one)
+            case CopyOffer():
+                self._offered(message)
+            case CopyAccepted(_, rank, stamp):
+                self._owner.accepted(node, rank, stamp)
+            case CopyAcked(_, rank, stamp):
+                self._owner.acked(node, rank, stamp)
+            case FetchRanges(_, rank, stamp, ranges):
+                if not self._owner.wanted(node, rank, stamp, ranges):
+                    self._server.asked(node, rank, stamp, ranges)
+            case CopyUnavailable(_, rank, stamp, why):
+                if not self.recovery.unavailable(node, rank, stamp, why):
+                    self._owner.unavailable(node, rank, stamp, why)
+            case CopyDeclined():
+                self._owner.declined(node, message.rank, message.why)
             case HorizonWord():
                 self._follow(message)
             case NodeReport():
@@ -237,23 +254,6 @@ class MeshState:
                 self._host.receive_checkpoint(node, message.body)
             case SafetyWord():
                 self._safety.receive(message, self.mesh)
-            case SeveralMessages():
-                for one in message.messages:
-                    self.receive(node, one)
-            case CopyOffer():
-                self._offered(message)
-            case CopyAccepted(_, rank, stamp):
-                self._owner.accepted(node, rank, stamp)
-            case CopyAcked(_, rank, stamp):
-                self._owner.acked(node, rank, stamp)
-            case CopyDeclined():
-                self._owner.declined(node, message.rank, message.why)
-            case FetchRanges(_, rank, stamp, ranges):
-                if not self._owner.wanted(node, rank, stamp, ranges):
-                    self._server.asked(node, rank, stamp, ranges)
-            case CopyUnavailable(_, rank, stamp, why):
-                if not self.recovery.unavailable(node, rank, stamp, why):
-                    self._owner.unavailable(node, rank, stamp, why)
 
     def gathering(self) -> AbstractContextManager[None]:
         """What is said of snapshots until the end of it goes out together."""

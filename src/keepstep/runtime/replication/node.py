@@ -29,7 +29,8 @@ TICK_NS = S_NS // 2
 
 
 class Node:
-    """Made with its first mesh. `state`: of the present one."""
+    """Made with its first mesh. `state`: of the present one. `tick_ns`: how long what time brings
+    may wait."""
 
     def __init__(
         self,
@@ -39,12 +40,14 @@ class Node:
         job_hash: bytes,
         host: ReplicationHost,
         mesh: Mesh,
+        tick_ns: int = TICK_NS,
     ) -> None:
         self._world, self._settings, self._inbox = world, settings, inbox
         self._job_hash, self._host = job_hash, host
         self._held = HeldSnapshots(world.memory, world.workers, settings.job_dir)
         self._page = HorizonPage(world.memory, settings.job_dir)
         self._safety = KnownSafety(world.memory, settings.job_dir)
+        self._tick_ns = tick_ns
         self._ticked_ns = 0
         self._record(mesh)
         self.state = self._new_state(mesh)
@@ -110,7 +113,7 @@ class Node:
     def tick(self) -> None:
         """What time brings."""
         now_ns = self._world.clock.monotonic_ns()
-        if now_ns - self._ticked_ns > TICK_NS:
+        if now_ns - self._ticked_ns >= self._tick_ns:
             self._ticked_ns = now_ns
             with self.state.gathering():
                 self.state.tick()

@@ -125,12 +125,13 @@ class PeerInbox:
     def take(self) -> list[PeerEvent]:
         """All that has come since the last time."""
         taken = []
-        while not self._events.empty():
-            event = self._events.get()
+        events, present = self._events, self.mesh_version
+        while not events.empty():
+            event = events.get()
             version = _mesh_version(event)
-            if version is None or version == self.mesh_version:
+            if version is None or version == present:
                 taken.append(event)
-            elif version > self.mesh_version:
+            elif version > present:
                 self._early.append(event)
         return taken
 

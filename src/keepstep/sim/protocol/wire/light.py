@@ -14,8 +14,10 @@ from keepstep.core.wire.codec import NotAMessage
 from keepstep.core.wire.connection import KEEPERS_FORMAT, TAG_BYTES, Mac, WireFormat
 from keepstep.core.wire.health import LinkTimeouts
 from keepstep.model.messages.peers import KeeperMessage
+from keepstep.model.units import S_NS
 from keepstep.model.wire import Refusal
 
+LIGHT_WATCH_NS = S_NS
 KEPT_MESSAGES = 1 << 16  # more than are ever under way
 _NO_TAG = bytes(TAG_BYTES)
 

@@ -16,14 +16,13 @@ from keepstep.core.wire.link import PeerLink
 from keepstep.core.wire.link_table import Entropy, LinkTable
 from keepstep.core.wire.traffic import Gate, Hashing, LinkOptions
 from keepstep.model.messages.peers import MeshMessage, SeveralMessages
-from keepstep.model.units import MS_NS, S_NS
+from keepstep.model.units import S_NS
 from keepstep.model.wire import Flow, Identity, Span
 from keepstep.ports import Receiver
 from keepstep.sim.protocol.wire.network import Network
 from keepstep.sim.protocol.wire.pipe import Piece, SimSocket
 from keepstep.sim.protocol.world.world import Process
 
-WATCH_NS = 100 * MS_NS
 HANDSHAKE_NS = 5 * S_NS
 
 Done = Callable[[str | None], None]
@@ -152,7 +151,7 @@ class SimPeers:
     def connect(self, node: int, address: tuple[str, int], incarnation: int) -> None:
         if not self._is_ticking:
             self._is_ticking = True
-            self.process.after(self._network.random.randrange(WATCH_NS), self._tick)
+            self.process.after(self._network.random.randrange(self._network.watch_ns), self._tick)
         self.table.connect(node, address, incarnation, self._network.world.now_ns)
 
     def _tick(self) -> None:
@@ -160,8 +159,9 @@ class SimPeers:
             return
         now_ns = self._network.world.now_ns
         due_ns = self.table.tick(now_ns)
-        looks = max(1, -(-(due_ns - now_ns) // WATCH_NS))
-        self.process.after(looks * WATCH_NS, self._tick)
+        watch_ns = self._network.watch_ns
+        looks = max(1, -(-(due_ns - now_ns) // watch_ns))
+        self.process.after(looks * watch_ns, self._tick)
         self.pump()
 
     def wake(self, carrier: SimCarrier) -> None:

@@ -14,7 +14,7 @@ from keepstep.core.wire.health import LinkTimeouts
 from keepstep.errors import KeeperError
 from keepstep.model.messages.peers import MeshMessage
 from keepstep.model.units import MIB, MS_NS, S_NS
-from keepstep.sim.protocol.wire.light import light_timeouts, wire_format
+from keepstep.sim.protocol.wire.light import LIGHT_WATCH_NS, light_timeouts, wire_format
 from keepstep.sim.protocol.wire.pipe import Piece, Pipe, SimSocket
 from keepstep.sim.protocol.world.world import Process, World
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from keepstep.sim.protocol.wire.links import SimLinks
 
 FIRST_PORT = 20_000
+WATCH_NS = 100 * MS_NS
 SYN_WAITS_NS = (1 * S_NS, 2 * S_NS, 2 * S_NS)  # Linux asks after 1 s and 3 s; 5 s are all we wait
 
 
@@ -68,6 +69,7 @@ class Network:
         self.random = world.stream("network")
         self.format = wire_format(wires.checks and not wires.light, not wires.light)
         self.timeouts = light_timeouts if wires.light else LinkTimeouts.within
+        self.watch_ns = LIGHT_WATCH_NS if wires.light else WATCH_NS
         self.doors: dict[tuple[str, int], Listener] = {}
         self.connections: dict[Pipe, None] = {}  # in the order in which they were made
         self.on_send: Callable[[SimLinks, int, MeshMessage], None] = _nobody

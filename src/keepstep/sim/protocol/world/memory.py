@@ -22,6 +22,7 @@ from keepstep.sim.protocol.world.world import Killed, Process
 
 Seen = Callable[[Process, str, memoryview, int, bytes], None]
 
+PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 SPARSE_BYTES = 32 * KIB  # from here on a file's memory is taken only where something is written
 
 
@@ -31,7 +32,8 @@ class File:
     __slots__ = ("data", "exclusive", "named", "regions", "shared")
 
     def __init__(self, nbytes: int) -> None:
-        self.data = bytearray(nbytes) if nbytes < SPARSE_BYTES else mmap.mmap(-1, nbytes)
+        is_small = nbytes < SPARSE_BYTES
+        self.data = bytearray(nbytes) if is_small else mmap.mmap(-1, nbytes, PRIVATE)
         self.named = True
         self.regions = 0
         self.shared: list[SimRegion] = []
