@@ -85,7 +85,7 @@ def large(nodes: int, steps: int) -> RunPlan:
         wires=Wires(checks=False, light=True, halves=0.0),
         budget_bytes=64 * MIB,
         tick_ns=10 * S_NS,
-        look_ns=10 * S_NS,
+        look_ns=STEP_NS,
         act_ns=S_NS // 2,
         loop_ns=200 * MS_NS,
         turn_ns=200 * MS_NS,

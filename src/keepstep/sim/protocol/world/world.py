@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from keepstep.sim.protocol.world.machine import Machine
 
 TRACE_LINES = 400
-SPAN_NS = 100_000_000  # calls are put in order when theirs begins
 CALL_NS = 1_000_000  # of processor time that a call takes, as others see it
 
 
@@ -81,9 +80,6 @@ class Trace:
         self.lines.append(line)
 
 
-Call = tuple[int, int, "Process | None", Callable[..., None], tuple[Any, ...]]
-
-
 class World:
     """`fault`: the port call that fails, for loops over all of them."""
 
@@ -98,10 +94,7 @@ class World:
         self.stopped = False
         self._fault = fault
         self._calls: dict[str, PortCalls] = {}
-        self._soon: list[Call] = []  # a heap
-        self._soon_ends_ns = 0
-        self._later: dict[int, list[Call]] = {}  # by the span they come in, in no order
-        self._spans: list[int] = []  # a heap of those
+        self._heap: list[tuple[int, int, Process | None, Callable[..., None], tuple[Any, ...]]] = []
         self._sequence = 0
 
     def stream(self, name: str) -> Random:
@@ -109,41 +102,14 @@ class World:
         return Random(f"{self.seed}/{name}")
 
     def at(self, at_ns: int, whose: Process | None, call: Callable[..., None], *args: Any) -> None:
-        self.put(at_ns, whose, call, args)
+        self._sequence += 1
+        heappush(self._heap, (at_ns, self._sequence, whose, call, args))
 
     def after(
         self, delay_ns: int, whose: Process | None, call: Callable[..., None], *args: Any
     ) -> None:
-        self.put(self.now_ns + delay_ns, whose, call, args)
-
-    def put(
-        self,
-        at_ns: int,
-        whose: Process | None,
-        call: Callable[..., None],
-        args: tuple[Any, ...],
-    ) -> None:
-        """As `at`. What comes later waits unsorted: a heap of all would be a walk through memory
-        that no cache holds, for each call."""
         self._sequence += 1
-        coming = (at_ns, self._sequence, whose, call, args)
-        if at_ns < self._soon_ends_ns:
-            heappush(self._soon, coming)
-            return
-        span = at_ns // SPAN_NS
-        if span in self._later:
-            self._later[span].append(coming)
-        else:
-            self._later[span] = [coming]
-            heappush(self._spans, span)
-
-    def _has_more(self) -> bool:
-        """Whether there is a call to come: then the next one is the first of `_soon`."""
-        if not self._soon and self._spans:
-            span = heappop(self._spans)
-            self._soon_ends_ns = (span + 1) * SPAN_NS
-            self._soon += sorted(self._later.pop(span))
-        return bool(self._soon)
+        heappush(self._heap, (self.now_ns + delay_ns, self._sequence, whose, call, args))
 
     def note(self, who: str, what: str) -> None:
         self.trace.note(self.now_ns, who, what)
@@ -154,9 +120,9 @@ class World:
 
     def run(self, until_ns: int) -> None:
         """Until then, or until somebody stops it."""
-        soon = self._soon
-        while (soon or self._has_more()) and soon[0][0] <= until_ns and not self.stopped:
-            self.now_ns, _, whose, call, args = heappop(soon)
+        heap = self._heap
+        while heap and heap[0][0] <= until_ns and not self.stopped:
+            self.now_ns, _, whose, call, args = heappop(heap)
             self.events += 1
             if whose is None:
                 call(*args)
@@ -255,7 +221,9 @@ class Process:
         self._postponed: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
 
     def after(self, delay_ns: int, call: Callable[..., None], *args: Any) -> None:
-        self.world.put(self.world.now_ns + delay_ns, self, call, args)
+        world = self.world  # as `World.after` has it: most of what happens is asked for here
+        world._sequence += 1
+        heappush(world._heap, (world.now_ns + delay_ns, world._sequence, self, call, args))
 
     def touch(self, *what: str) -> bool:
         """A port is called. True: this call is the one that is to fail, in whatever way the port
