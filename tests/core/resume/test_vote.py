@@ -305,6 +305,17 @@ def test_a_rank_of_another_world_is_refused() -> None:
     assert refusal == Refuse("rank 0 says the world has 3 ranks, the job has 2")
 
 
+def test_memory_that_proves_nothing_is_not_called_empty() -> None:
+    vote = Vote(1, has_store=False)
+    [offer] = vote.joined(Ballot(0, 1, frozenset({Stamp(3, 1)}), incarnation=1))
+    assert isinstance(offer, Offer) and offer.source == "memory"
+    [offer] = vote.joined(Ballot(0, 1, frozenset(), incarnation=1))
+    assert isinstance(offer, Offer) and offer.source == "fresh"
+    assert offer.why.startswith("no snapshot in memory proves")
+    [offer] = vote.joined(Ballot(0, 1, frozenset(), incarnation=2))
+    assert isinstance(offer, Offer) and offer.why.startswith("memory holds nothing")
+
+
 def test_who_is_waited_for() -> None:
     vote = Vote(3, has_store=False)
     vote.joined(Ballot(1, 3, frozenset()))

@@ -99,6 +99,8 @@ class Vote:
     number: int = 0  # of the newest offer
     offer: Offer | None = None
     ballots: dict[int, Ballot] = field(default_factory=dict)
+    # ranks that asked again because what was offered did not prove
+    unproven: set[int] = field(default_factory=set)
     loaded: dict[int, int] = field(default_factory=dict)  # by rank: the offer it stands on
     failed: list[tuple[str, Stamp, str]] = field(default_factory=list)
     checkpoints: Sequence[int] | None = None
@@ -126,6 +128,11 @@ class Vote:
         ):
             # said twice, or by its node's next keeper, which has not heard the offer
             return [self.offer]
+        before = self.ballots.get(ballot.rank)
+        if before is None or before.incarnation != ballot.incarnation:
+            self.unproven.discard(ballot.rank)
+        elif before.holds - ballot.holds:
+            self.unproven.add(ballot.rank)
         self.ballots[ballot.rank] = ballot
         self.loaded.pop(ballot.rank, None)
         self.epoch = max([self.epoch, *(s.epoch for s in ballot.holds)])
@@ -314,7 +321,7 @@ class Vote:
             return f"memory holds snapshots of another world size than {self.world_size}"
         empty = sorted(r for r, b in self.ballots.items() if not b.holds)
         if len(empty) == self.world_size:
-            return "memory holds nothing"
+            return "no snapshot in memory proves" if self.unproven else "memory holds nothing"
         lost = [r for r in empty if not self.elsewhere.get(r)]
         if lost and self.elsewhere:
             return (

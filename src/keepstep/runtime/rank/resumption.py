@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from keepstep.errors import KeepstepError
+from keepstep.model.events import WARNING
 from keepstep.model.messages.keeper_rank import JoinVote, StateOffered
 from keepstep.model.snapshot import Phase, Stamp
 from keepstep.model.units import S_NS, human_ns
@@ -108,7 +109,7 @@ class Resumption:
             case Unusable(why=why, holds=holds) if holds is not None:
                 stamp = Stamp(offer.step, offer.epoch)
                 told = f"{stamp} proves no more: {why}; asking again, others may have it"
-                self._world.journal.record("damaged", told, rank=self._who.rank)
+                self._world.journal.record("damaged", told, WARNING, rank=self._who.rank)
                 self._ask(holds)
 
     def permitted(self, offer: int) -> StateOffered | None:
