@@ -20,8 +20,8 @@ help:
 	@echo "make install  set up .venv: PyTorch (CPU), keepstep (editable), what the checks need"
 	@echo "make demo     kill a training job and watch it go on: about a minute"
 	@echo "make check    lint, types and the quick tests: under a minute"
-	@echo "make test     every test but the long ones: some 20 minutes on two cores"
-	@echo "make soak     the long ones: drills, planted bugs, and SWARM_S seconds of the swarm (600) from SEED on"
+	@echo "make test     every test but the long ones: some 10 minutes on two cores"
+	@echo "make soak     the long ones: most tests of real processes, planted bugs, and SWARM_S seconds of the swarm (600) from SEED on"
 	@echo "make integrations  install other libraries (Hugging Face, Lightning) into .venv, and kill their loops"
 	@echo "make docs     write docs/configuration.md anew from the table of options"
 	@echo "make bench    what saving every step costs, what redundancy reaches, how long a killed rank is missed"
@@ -61,7 +61,7 @@ soak: $(INSTALLED)
 
 integrations: $(INSTALLED)
 	@$(PIP_INSTALL) --no-build-isolation --editable '.[integrations]'
-	@$(BIN)/python -m pytest -q tests/processes/test_integrations.py tests/edge/torch/test_loader.py
+	@$(BIN)/python -m pytest -q -m "" tests/processes/test_integrations.py tests/edge/torch/test_loader.py
 
 docs: $(INSTALLED)
 	@$(BIN)/python -m keepstep.cli.configuration_page > docs/configuration.md

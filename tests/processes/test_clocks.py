@@ -23,7 +23,7 @@ from keepstep.testing.lab import Lab
 from tests.processes.script_runs import ScriptRun
 from tests.processes.test_torchrun_nodes import NODES, Training
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 HOUR_S = 3600
 HELD_STEP = 6

@@ -99,6 +99,7 @@ def test_without_a_keeper(work: Path) -> None:
     assert report["restarts"] == 1
 
 
+@pytest.mark.everyday
 def test_damaged_memory_and_damaged_checkpoint(work: Path) -> None:
     """The next source is used, and what was damaged is named (that is the evidence)."""
     report = prove(work, "flip:step=12,phase=update", "flip:step=32,where=store,phase=update")
@@ -142,6 +143,7 @@ def test_what_did_not_happen_is_not_proved(work: Path) -> None:
     assert (code, report["bit_equal"], report["faults"][0]["injected"]) == (3, True, False)
 
 
+@pytest.mark.everyday
 def test_a_wrong_command_line_says_so() -> None:
     command = [sys.executable, "-m", "keepstep.cli.main", "drill", "--fault", "kill:step=70"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -14,7 +14,7 @@ import pytest
 
 from keepstep.testing.network import why_no_namespaces
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 STEPS = 26
 STEP_MS = 400  # copies are whole within a step, also where four nodes share two busy cores

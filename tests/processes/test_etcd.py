@@ -106,6 +106,7 @@ def test_a_killed_rank_comes_back(
     assert one_a_term(*nodes)
 
 
+@pytest.mark.everyday
 def test_the_job_does_not_notice_that_etcd_restarts(machines: Begin, etcd: Members) -> None:
     job = machines('echo $$ > "pid-$RANK"; until_there go')
     nodes = start_two(job, etcd)

@@ -68,6 +68,7 @@ def test_a_killed_trainer_with_data_loader_workers_resumes(
     assert not job_dir_of(tmp_path, "forks").exists()
 
 
+@pytest.mark.everyday
 def test_a_forked_child_ends_on_sigterm_and_the_trainer_goes_on(environ: dict[str, str]) -> None:
     """The trainer's handler is inherited by fork: it must neither shield the child nor tell the
     trainer."""

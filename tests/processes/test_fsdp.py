@@ -116,6 +116,7 @@ def train(tmp_path: Path, until: int, seed: int, total: int = 8) -> list[dict[st
     return [json.loads(text.splitlines()[-1]) for text in said]
 
 
+@pytest.mark.everyday
 def test_a_sharded_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
     left = train(tmp_path, until=5, seed=5)
     resumed = train(tmp_path, until=8, seed=77)

@@ -42,7 +42,6 @@ def test_lightning(tmp_path: Path, ranks: int, held_step: int) -> None:
     run(tmp_path, "lightning_loop", "lightning", ends_with, ranks, held_step)
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize(("every_batches", "held_step"), [(5, 3), (5, 5), (6, 3), (4, 12)])
 def test_lightning_that_validates_in_mid_epoch(
     tmp_path: Path, every_batches: int, held_step: int

@@ -78,6 +78,7 @@ def traces(lab: Lab) -> list[object]:
     ]
 
 
+@pytest.mark.everyday
 def test_nodes_reach_each_other_and_the_lab(lab: Lab) -> None:
     from_lab = socket.create_server((lab.network.host, 0))
     server, port = serve(lab, 0)
@@ -160,6 +161,7 @@ def test_labs_live_side_by_side(tmp_path: Path) -> None:
         assert child.poll() is None and other.pids(0) == [child.pid]
 
 
+@pytest.mark.everyday
 def test_loopback_can_neither_be_shaped_nor_cut(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"expected network namespaces to shape links, found: namespaces=False"

@@ -98,6 +98,7 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.everyday
 def test_the_last_of_quick_steps_is_asked_for_and_written(home: Home) -> None:
     code, out, err = home.end(home.start("asks"))
     assert code == 0, err

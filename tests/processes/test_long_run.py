@@ -22,7 +22,7 @@ from keepstep.testing.cluster import wait_for
 from tests.processes.quick_steps import FEW_STEPS
 from tests.processes.script_runs import ScriptRun
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(1500)]
+pytestmark = pytest.mark.timeout(1500)
 
 STEPS = 3_000
 KILLS = 30

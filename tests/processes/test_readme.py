@@ -23,7 +23,7 @@ def program() -> str:
     return next(block for block in blocks if "keepstep.protect(" in block)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.everyday), 2])
 def test_it_ends_with_the_same_bits_when_it_is_killed(tmp_path: Path, ranks: int) -> None:
     ends_with = "model.state_dict(), optimizer.state_dict(), scheduler.state_dict(), data.batch"
     held_step = 37  # in the second epoch
@@ -59,6 +59,7 @@ print([p.tolist() for p in model.parameters()])
 """
 
 
+@pytest.mark.everyday
 def test_a_checkpoint_is_read_without_keepstep(tmp_path: Path) -> None:
     operations = README.parent / "docs" / "operations.md"
     (block,) = re.findall(r"```python\n(.*?dcp\.load.*?)```", operations.read_text(), re.DOTALL)

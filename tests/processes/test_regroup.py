@@ -229,11 +229,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize(
     ("kind", "ranks", "standby"),
     [
-        ("ddp", 2, 0),
+        pytest.param("ddp", 2, 0, marks=pytest.mark.everyday),
         ("ddp", 4, 1),
         ("fsdp", 2, 1),
-        pytest.param("fsdp", 4, 0, marks=pytest.mark.soak),
-        pytest.param("hsdp", 4, 0, marks=pytest.mark.soak),
+        ("fsdp", 4, 0),
+        ("hsdp", 4, 0),
     ],
 )
 def test_the_others_stay_in_their_process_and_the_end_is_the_same(
@@ -291,6 +291,7 @@ def test_two_at_once_and_one_more_while_they_find_together(started: Any, undistu
     assert [f["digest"] for f in found] == undisturbed("ddp", 4)
 
 
+@pytest.mark.everyday
 def test_who_has_what_a_step_needs_finishes_it_and_nobody_rolls_back(
     started: Any, undisturbed: Any
 ) -> None:
@@ -311,6 +312,7 @@ def test_who_has_what_a_step_needs_finishes_it_and_nobody_rolls_back(
     assert [f["digest"] for f in found] == undisturbed("ddp", 2)
 
 
+@pytest.mark.everyday
 def test_without_a_body_that_can_be_given_up_all_start_anew(started: Any, undisturbed: Any) -> None:
     run = started("ddp", 2, "without", "--standby", "0")
     run.train_until(5)

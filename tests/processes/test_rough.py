@@ -28,7 +28,7 @@ from keepstep.model.snapshot import RankStatus, SlotState
 from keepstep.model.units import GIB, MIB
 from tests.processes.quick_steps import FEW_STEPS
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 PATIENCE_S = 240.0
 STEPS = 40

@@ -164,6 +164,7 @@ main()
 """
 
 
+@pytest.mark.everyday
 def test_a_broken_program_stops_with_torchs_summary(start: Start) -> None:
     run = start(RECORDED, "--nproc-per-node", "2")
     code, output = run.ended()
@@ -187,6 +188,7 @@ def test_a_torn_error_file_costs_only_its_message(start: Start) -> None:
     assert code == 1 and "rank 0 exited with code 7 " in output and "exitcode  : 7" in output
 
 
+@pytest.mark.everyday
 def test_what_a_rank_sees(start: Start, tmp_path: Path) -> None:
     script = (
         "import json, os, sys; json.dump([sys.argv[1:], dict(os.environ)], "
@@ -250,6 +252,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.everyday
 def test_an_interrupt_reaches_the_ranks(start: Start) -> None:
     run = start(INTERRUPTED)
     assert run.process.stdout and until(
@@ -290,6 +293,7 @@ assert weights.eq(int(sys.argv[1])).all()
 FOR_EVER = ("1000000",)
 
 
+@pytest.mark.everyday
 def test_a_killed_rank_resumes_from_memory(start: Start) -> None:
     run = start(TRAINING, args=("40", "killed"))
     code, output = run.ended()
@@ -311,6 +315,7 @@ assert weights.eq(40).all()
 """
 
 
+@pytest.mark.everyday
 def test_a_failing_end_keeps_the_memory_and_the_next_run_goes_on(start: Start) -> None:
     failed = start(FAILING, "--grace-s", "60", "--max-restarts", "0", args=("broken",))
     output, _ = failed.process.communicate(timeout=PATIENCE_S)
@@ -344,6 +349,7 @@ def test_ranks_outlive_their_agent(start: Start) -> None:
     assert [e.data["ok"] for e in run.events("rank-bye")] == [True]
 
 
+@pytest.mark.everyday
 def test_a_killed_agent_is_followed_by_another_one(start: Start) -> None:
     run = start(TRAINING, "--standby", "0", args=FOR_EVER)
     until(
@@ -388,6 +394,7 @@ def test_nobody_follows_an_agent_that_is_killed_when_the_job_is_over(start: Star
     assert run.events("agent-restarted") == [] and len(run.events("job-started")) == 1
 
 
+@pytest.mark.everyday
 def test_a_preemption_leaves_the_newest_step_in_the_store(start: Start, tmp_path: Path) -> None:
     run = start(
         TRAINING, "--store", str(tmp_path / "store"), "--persist-every-steps", "0", args=FOR_EVER
@@ -425,6 +432,7 @@ for life in range(2):
 """
 
 
+@pytest.mark.everyday
 def test_a_killed_keeper_is_replaced_and_the_job_goes_on(start: Start) -> None:
     run = start(KEEPER_KILLED)
     code, output = run.ended()

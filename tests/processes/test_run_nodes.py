@@ -199,6 +199,7 @@ def machines(tmp_path: Path) -> Iterator[Begin]:
             node.lose()
 
 
+@pytest.mark.everyday
 def test_ranks_of_all_nodes_see_one_job(machines: Begin) -> None:
     job = machines('env > "env-$RANK"')
     late = job.start("--node-rank", "1", nproc=2)
@@ -243,6 +244,7 @@ def test_ranks_of_all_nodes_see_one_job(machines: Begin) -> None:
     )
 
 
+@pytest.mark.everyday
 def test_a_rank_that_fails_on_one_node_restarts_all(machines: Begin) -> None:
     job = machines('[ "$KEEPSTEP_ATTEMPT" = 1 ] && exit; [ "$RANK" = 1 ] && exit 7; sleep 1000')
     nodes = job.start_two()
@@ -497,6 +499,7 @@ def test_an_agent_that_died_while_it_waited_is_not_counted_on(machines: Begin) -
     assert "about attempt 0: node 1 on 127.0.0.12 came and then did not answer" in said
 
 
+@pytest.mark.everyday
 def test_without_the_meeting_points_host_the_others_train_on(machines: Begin) -> None:
     job = machines('touch "runs-$RANK"; until_there go')
     host, other = job.start_two()
@@ -525,6 +528,7 @@ def test_the_next_keeper_listens_where_the_last_one_did(machines: Begin) -> None
     assert versions[0] == versions[1], "it was told of the mesh that is lived"
 
 
+@pytest.mark.everyday
 def test_nodes_that_do_not_agree_on_their_number_are_told(machines: Begin) -> None:
     job = machines("exit 0")
     first = job.start()

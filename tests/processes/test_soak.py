@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 SECONDS = 30
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.processes.script_runs import TORCHRUN, killed_and_undisturbed
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(500)]
+pytestmark = pytest.mark.timeout(500)
 
 HELD_STEP = 6
 PROGRAM = """
@@ -40,7 +40,10 @@ for step in job.steps(16):
 """
 
 
-@pytest.mark.parametrize(("ranks", "killed_rank"), [(2, 1), (3, 0), (4, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "killed_rank"),
+    [pytest.param(2, 1, marks=pytest.mark.everyday), (3, 0), (4, 2)],
+)
 def test_a_killed_rank_costs_its_launchers_restart(
     tmp_path: Path, ranks: int, killed_rank: int
 ) -> None:

@@ -27,7 +27,7 @@ from keepstep.testing.crew import Several
 from keepstep.testing.lab import Lab
 from tests.processes.quick_steps import FEW_STEPS
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(280)]
+pytestmark = pytest.mark.timeout(280)
 
 NODES, STEPS, PATIENCE_S = 2, 60, 200.0
 QUICK_LEAVE = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=1,is_host=0"

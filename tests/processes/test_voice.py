@@ -48,6 +48,7 @@ def train(home: Path, *words: str, **environ: str) -> subprocess.CompletedProces
     )
 
 
+@pytest.mark.everyday
 def test_three_lines_and_the_next_run_says_that_it_goes_on(tmp_path: Path) -> None:
     killed = train(tmp_path, "killed")
     assert killed.returncode == -signal.SIGKILL
