@@ -62,7 +62,8 @@ else:
 some = dist.new_group([0, world - 1])  # groups of part of the ranks are built anew as well
 optimizer = torch.optim.AdamW(model.parameters(), 0.01)
 torch.manual_seed(7 + rank)
-job = keepstep.protect(model=model, optimizer=optimizer, seen=[])
+scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=kind == "scaler")
+job = keepstep.protect(model=model, optimizer=optimizer, scaler=scaler, seen=[])
 
 def evaluate():
     while os.path.exists(results + "/evaluate"):
@@ -80,7 +81,8 @@ def body(step):
         loss = sum(losses, torch.zeros(()))
     else:
         loss = model(torch.randn(8, 16)).square().mean()
-        loss.backward()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
     told = loss.detach().clone()
     dist.all_reduce(told)
     if rank in (0, world - 1):
@@ -93,7 +95,8 @@ def body(step):
             time.sleep(0.01)
     if rank == 1 and step == steps - 1:
         evaluate()  # it has all that its peers give, and has not ended the step
-    optimizer.step()
+    scaler.step(optimizer)
+    scaler.update()
     job.state["seen"].append((int(step), float(told)))
     if not os.path.exists(hurry):
         # whatever is to happen happens before the end, and the process that stands by gets its time
@@ -265,12 +268,13 @@ def test_the_others_stay_in_their_process_and_the_end_is_the_same(
     )
 
 
-@pytest.mark.parametrize("kind", ["freezing", "pipeline"])
+@pytest.mark.parametrize("kind", ["freezing", "pipeline", "scaler"])
 @pytest.mark.parametrize("lost", [0, 1])
 def test_what_the_objects_have_learnt_since_they_were_made_is_as_in_the_newcomer(
     started: Any, undisturbed: Any, kind: str, lost: int
 ) -> None:
-    """A layer that was frozen midway; a pipeline whose stages have met."""
+    """A layer that was frozen midway; a pipeline whose stages have met; gradients that were
+    unscaled in a body that was given up."""
     run = started(kind, 2, "with", "--standby", "0")
     run.train_until(8)
     staying = run.pid(1 - lost)
