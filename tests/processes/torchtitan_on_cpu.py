@@ -1,5 +1,5 @@
-"""torchtitan on a CPU, which it does not know: it asks torch for an accelerator and takes CUDA where
-there is none. Put in front of a script that trains with it."""
+"""torchtitan on a CPU, which it does not know: without an accelerator it takes CUDA. Put in front of
+a script that trains with it."""
 
 import os
 from types import SimpleNamespace
