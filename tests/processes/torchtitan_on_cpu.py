@@ -1,5 +1,6 @@
-"""torchtitan on a CPU, which it does not know: without an accelerator it takes CUDA. Put in front of
-a script that trains with it."""
+"""torchtitan on a CPU, which it does not know: without an accelerator it takes CUDA.
+
+Put in front of a script that trains with it."""
 
 import os
 from types import SimpleNamespace
