@@ -17,9 +17,7 @@ torch.cpu.reset_peak_memory_stats = lambda: None
 torch.cpu.empty_cache = lambda: None
 barrier = torch.distributed.barrier
 torch.distributed.barrier = lambda device_ids=None: barrier()  # gloo takes none
-if not hasattr(
-    torch.distributed, "set_timeout"
-):  # torchtitan 0.3 was made with a torch behind 2.13
+if not hasattr(torch.distributed, "set_timeout"):  # torchtitan 0.3 needs a newer torch than 2.13
     torch.distributed.set_timeout = torch.distributed.distributed_c10d._set_pg_timeout
 set_divide_factor = FSDPModule.set_gradient_divide_factor
 

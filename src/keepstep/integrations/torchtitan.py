@@ -26,7 +26,11 @@ class TorchtitanProtection:
     keepstep_config: keepstep.Config | Mapping[str, Any] | None = None
 
     def train(self: Any) -> None:
-        """Protects the components, trains, and lets the memory go when that has ended well."""
+        """Protects the components, trains, and lets the memory go when that has ended well.
+
+        `protect` reads the dataloader's state, which makes its iterator: the random number that
+        this draws is drawn before the first boundary.
+        """
         job = keepstep.protect(
             self.keepstep_config,
             **{f"model_{i}": part for i, part in enumerate(self.model_parts)},
@@ -45,10 +49,6 @@ class TorchtitanProtection:
         goes_on: bool = super().should_continue_training()  # type: ignore[misc]
         self._keepstep_boundary.reached(is_last=not goes_on)
         return goes_on
-
-    def batch_generator(self: Any, data_iterable: Any) -> Any:
-        self.dataloader.state_dict()  # makes its iterator, and that draws a random number
-        return super().batch_generator(data_iterable)  # type: ignore[misc]
 
     @staticmethod
     def _already_restored(step: int = -1) -> bool:
