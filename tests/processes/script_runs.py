@@ -54,7 +54,7 @@ def _leaves(state):
         for part in state:
             yield from _leaves(part)
     elif isinstance(state, _torch.Tensor):
-        whole = state.detach().contiguous()
+        whole = getattr(state, "_local_tensor", state).detach().contiguous()  # of a DTensor
         yield _ctypes.string_at(whole.data_ptr(), whole.nbytes)
     else:
         yield repr(state).encode()

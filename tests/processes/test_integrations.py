@@ -89,3 +89,19 @@ def test_components(tmp_path: Path, ranks: int) -> None:
     killed = run(tmp_path, "components", "torch", ends_with, ranks, held_step=28)
     if ranks > 1:
         assert killed.events("regrouped"), "the other rank stays in its process"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_torchtitan(tmp_path: Path, ranks: int) -> None:
+    pytest.importorskip("torchtitan", reason="torchtitan is not installed: docs/integrations.md")
+    future = "from __future__ import annotations\n"
+    on_cpu = Path(__file__).with_name("torchtitan_on_cpu.py").read_text()
+    example = (EXAMPLES / "torchtitan_train.py").read_text()
+    ends_with = (
+        "[part.state_dict() for part in trainer.model_parts], "
+        "[optimizer.state_dict() for optimizer in trainer.optimizers], "
+        "trainer.lr_schedulers.state_dict(), trainer.state_dict(), "
+        "trainer.dataloader.dataset.state_dict()"
+    )
+    script = example.replace(future, future + on_cpu)
+    killed_and_undisturbed(tmp_path, script, ends_with, ranks, held_step=23)

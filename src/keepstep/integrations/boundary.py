@@ -20,14 +20,16 @@ class Boundary:
         self._restored = read_rng() if job.step >= 0 else None
         self._is_in_step = False
 
-    def reached(self) -> None:
-        """A step has ended, unless this is the first one, and another begins."""
+    def reached(self, is_last: bool = False) -> None:
+        """A step has ended, unless this is before the first one, and another begins, unless
+        `is_last`."""
         if self._is_in_step:
-            self.job.step_end()
+            self.job.step_end(is_last)
         elif self._restored is not None:
             write_rng(self._restored)
-        self.job.step_begin()
-        self._is_in_step = True
+        if not is_last:
+            self.job.step_begin()
+        self._is_in_step = not is_last
 
     def end(self) -> None:
         """The last step has ended, and with it the training."""
