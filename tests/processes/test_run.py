@@ -43,6 +43,11 @@ class Running:
     def wait_for(self, kind: str) -> Event:
         return until(lambda: next(iter(self.events(kind)), None), f"the event {kind}")
 
+    def ended_refused(self) -> tuple[int, str]:
+        """(exit code, output) of one that was not to begin, beside one that goes on."""
+        output, _ = self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode, output
+
     def ended(self) -> tuple[int, str]:
         """(exit code, output), once it has left; by then the keeper has removed everything, or does
         so after the grace time of a job that failed."""
@@ -186,6 +191,23 @@ def test_a_torn_error_file_costs_only_its_message(start: Start) -> None:
     )
     code, output = start(script, "--max-restarts", "0").ended()
     assert code == 1 and "rank 0 exited with code 7 " in output and "exitcode  : 7" in output
+
+
+@pytest.mark.everyday
+def test_a_second_one_of_the_same_name_is_refused_while_the_first_lives(
+    start: Start, tmp_path: Path
+) -> None:
+    script = (
+        "import os, time\nopen(f'began-{os.getpid()}', 'w').close()\n"
+        "while not os.path.exists('go-on'):\n    time.sleep(0.01)"
+    )
+    first = start(script, "--nproc-per-node", "2")
+    until(lambda: len(list(tmp_path.glob("began-*"))) == 2, "both ranks")
+    code, output = start(script, "--nproc-per-node", "2").ended_refused()
+    assert code == 2 and "job t" in output and "--job" in output
+    assert len(list(tmp_path.glob("began-*"))) == 2, "it started no rank"
+    (tmp_path / "go-on").touch()
+    assert first.ended()[0] == 0
 
 
 @pytest.mark.everyday

@@ -309,9 +309,10 @@ class Options(Generic[Unset, Directory]):
         default=False,
         check=Check("True or False"),
         topic=Topic.JOB,
-        help="Start over: what memory holds of the job is given up when the new run begins. A "
-        "store with checkpoints is refused, for it belongs to one run. This holds for a run's "
-        "first life: what is restarted within the run goes on from the run's own progress.",
+        help="Start over: what memory holds of the job is given up when the new run begins. The "
+        "checkpoints in the store are kept and not taken; the new run's go into a directory beside "
+        "them. This holds for a run's first life: what is restarted within the run goes on from "
+        "the run's own progress.",
         example=True,
     )
 

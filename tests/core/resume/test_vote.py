@@ -280,7 +280,8 @@ def test_a_foreign_world_is_refused_when_nothing_can_bridge_it() -> None:
     for part in (
         "for 4 ranks",
         "the job has 2 now",
-        "Run with 4 ranks, give a store, or drop the state with `keepstep clean`",
+        "Run with 4 ranks, give a store, or start over with KEEPSTEP_FRESH=1 (keepstep run "
+        "--fresh)",
     ):
         assert part in refusal.why
 

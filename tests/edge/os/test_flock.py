@@ -6,7 +6,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from keepstep.edge.os.flock import is_held
+from keepstep.edge.os.flock import hold, is_held
 
 
 def test_held_as_long_as_its_owner_holds_it(tmp_path: Path) -> None:
@@ -19,3 +19,14 @@ def test_held_as_long_as_its_owner_holds_it(tmp_path: Path) -> None:
     assert is_held(path)
     os.close(owner)
     assert not is_held(path)
+
+
+def test_one_holds_it_and_its_file_is_for_its_user_alone(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    owner = hold(path)
+    assert owner is not None and path.stat().st_mode & 0o777 == 0o600
+    assert hold(path) is None and is_held(path)
+    os.close(owner)
+    again = hold(path)
+    assert again is not None
+    os.close(again)

@@ -390,6 +390,20 @@ def test_a_step_that_is_in_memory_no_more_is_not_asked_for_again(trainee: Traine
     assert [answer.step for answer in answers] == [6]
 
 
+def test_what_was_asked_for_and_stored_is_in_the_summary(tmp_path: Path) -> None:
+    room = RankRoom(tmp_path)
+    room.options = replace(room.options, has_store=True)
+    trainee = Trainee(room).start()
+    trainee.step()
+    trainee.rank.persist(0, "for once", lambda done: None)
+    [want] = room.keepers.box.of(WantCheckpoint)
+    room.keepers.box.says(CheckpointDone(want.ticket, True, 0, "written"))
+    trainee.rank.close(False, "interrupted", lambda: None)
+    room.settle()
+    [summary] = room.journal.of("summary")
+    assert "the newest checkpoint is of step 0" in summary.why
+
+
 def test_the_last_step_waits_for_a_slot(trainee: Trainee) -> None:
     trainee.start()
     trainee.rank.begin_step()

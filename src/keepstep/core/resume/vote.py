@@ -288,8 +288,8 @@ class Vote:
                     f"memory holds this job's state for {foreign[0]} ranks and the job has "
                     f"{self.world_size} now; "
                     "no checkpoint can bridge that. "
-                    f"Run with {foreign[0]} ranks, give a store, or drop the state with "
-                    "`keepstep clean`"
+                    f"Run with {foreign[0]} ranks, give a store, or start over with "
+                    "KEEPSTEP_FRESH=1 (keepstep run --fresh)"
                 )
             ]
         if self.unread is not None:

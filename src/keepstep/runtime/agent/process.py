@@ -11,6 +11,7 @@ import secrets
 import signal
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -24,7 +25,7 @@ from keepstep.edge.net import boxes
 from keepstep.edge.net.keepers import KeeperSocket
 from keepstep.edge.net.metrics_server import Exposition, Reading
 from keepstep.edge.os.clock import CLOCK
-from keepstep.edge.os.flock import is_held
+from keepstep.edge.os.flock import hold, is_held
 from keepstep.edge.os.job_directory import claim_job_dir
 from keepstep.edge.os.journal import FileJournal, JournalTail
 from keepstep.edge.os.loop import Loop
@@ -39,7 +40,7 @@ from keepstep.edge.shm.status_pages import read_pages
 from keepstep.edge.torch.meeting_place import StoreMeetingPlaces, local_address
 from keepstep.edge.torch.ranks import TorchRankProcesses
 from keepstep.edge.torch.tcp_store import open_embedded
-from keepstep.errors import ConfigError, KeepstepError
+from keepstep.errors import ConfigError, IdentityError, KeepstepError
 from keepstep.model.launch import AGENT_SOCKET, Launch
 from keepstep.ports import Hearer, OpenKV
 from keepstep.runtime.agent.agent import SOCKET, Agent
@@ -49,6 +50,8 @@ from keepstep.runtime.agent.world import AgentOptions, AgentWorld
 from keepstep.runtime.job_name import default_job
 from keepstep.runtime.keeper_search import KeeperSearches
 
+LOCK = "agent.lock"  # held by the agent that lives
+LOCK_WITHIN_S = 2.0  # an agent that has just been killed may not be gone yet
 WORKERS = 4  # a look at ranks may hang; another one must not wait for it
 
 
@@ -65,6 +68,7 @@ def supervise(launch: Launch, config: Config, environ: Mapping[str, str]) -> int
             "of another size resumes from a checkpoint, found none"
         )
     claim_job_dir(settings.job_dir)
+    _be_the_only_one(settings)
     rank_environ = {
         **replace(config, job=settings.job).to_env(),
         **handed_down,
@@ -72,6 +76,20 @@ def supervise(launch: Launch, config: Config, environ: Mapping[str, str]) -> int
     }
     with ExitStack() as undo:
         return _run(launch, settings, environ, rank_environ, undo)
+
+
+def _be_the_only_one(settings: Settings) -> None:
+    """Until this process ends. Raises IdentityError when another agent runs the job here: its ranks
+    would be taken for ours, and ours for its."""
+    until_s = time.monotonic() + LOCK_WITHIN_S
+    while hold(settings.job_dir / LOCK) is None:
+        if time.monotonic() > until_s:
+            raise IdentityError(
+                f"job {settings.job}: expected to be the only `keepstep run` of it on this node, "
+                "found another one that is running; end that one, or give this one another name "
+                "with --job"
+            )
+        time.sleep(LOCK_WITHIN_S / 40)
 
 
 def _run(

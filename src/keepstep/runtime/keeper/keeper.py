@@ -207,7 +207,7 @@ class Keeper:
             job, grace_s = self._settings.job, self._settings.grace_s
             kept = (
                 f"the memory is kept for {grace_s:.0f} s: start the same command again to go on "
-                f"from it; `keepstep clean --job {job} --force` removes it"
+                f"from it; `keepstep clean --job {job} --force --yes` removes it"
             )
             self._journal.record("memory-kept", f"{why}; {kept}")
             self._kept_for = box, MemoryKept(kept)

@@ -338,9 +338,15 @@ class Rank:
     ) -> None:
         """Ask for a checkpoint of `step` or a newer one (None: of the newest step that every rank
         holds), and again when those who write it die. `steps_follow`: as in `WantCheckpoint`."""
+
+        def heard(done: CheckpointDone) -> None:
+            if done.ok and done.step is not None:
+                self._checkpoints.stored(done.step)
+            answered(done)
+
         has_store = self._options.has_store
         WantedCheckpoint(
-            self._world, self._keeper, step, why, answered, has_store, steps_follow
+            self._world, self._keeper, step, why, heard, has_store, steps_follow
         ).begin()
 
     # -- what the keeper and the agent say meanwhile
@@ -410,8 +416,6 @@ class Rank:
                 self._say_goodbye(ok, why)
 
         def persisted(done: CheckpointDone) -> None:
-            if done.ok and done.step is not None:
-                self._checkpoints.stored(done.step)
             if done.ok:
                 self._say_goodbye(True, why)
                 return
