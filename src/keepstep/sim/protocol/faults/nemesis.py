@@ -106,7 +106,7 @@ class Nemesis:
         self._over = True
         self._world.note("nemesis", "heals everything")
         self._acts.heal()
-        self._network.flips = 0.0
+        self._network.flips = self._network.breaks = 0.0
         self._disk.heal()
         for node in self._job.nodes:
             node.machine.files.eaten_bytes = 0

@@ -162,7 +162,8 @@ class SimNode:
         )
         tempo = plan.new_tempo(rank, around.world.stream(f"tempo {rank}"))
         is_split = not plan.wires.light
-        trainer = TrainerExecutor(process, plan.act_ns, is_split, tempo.trainer_act_ns)
+        act_ns = plan.act_ns * (plan.slow if rank == world_size - 1 else 1)
+        trainer = TrainerExecutor(process, act_ns, is_split, tempo.trainer_act_ns)
         has_agent = "KEEPSTEP_AGENT" in environ
         world = RankWorld(
             clock=machine.clock,
@@ -174,7 +175,7 @@ class SimNode:
             live=live,
             groups=groups,
             trainer=trainer,
-            background=SerialExecutor(process, plan.act_ns, is_split, tempo.background_act_ns),
+            background=SerialExecutor(process, act_ns, is_split, tempo.background_act_ns),
             available_bytes=lambda: memory.free_bytes(self.job_dir),
             pid=process.pid,
             has_agent=has_agent,
