@@ -53,7 +53,9 @@ class TheLostAreMissed(Checker):
         self._amiss_until_ns = now_ns + (0 if what.startswith(AT_ONCE) else self._lasts_ns)
 
     def _is_missing(self) -> bool:
-        return not all(self.job.nodes[number].machine.alive for number in self.atlas.machines)
+        """And somebody is left to miss it."""
+        alive = {self.job.nodes[number].machine.alive for number in self.atlas.machines}
+        return alive == {True, False}
 
     def _look(self, strikes: int, what: str) -> None:
         if self._trains and self._strikes == strikes and not self.atlas.is_over:

@@ -26,8 +26,8 @@ INTERFACE = "sim0"  # of every machine
 Combine = Callable[[list[bytes]], Any]
 
 
-# What torch says of its store: of one that nobody answers for, and of one that ends in the midst.
-NOBODY_MEETS = "DistNetworkError: The client socket has failed to connect to any network address"
+# What torch says where nobody listens, and of a store that ends while somebody waits for it.
+NOBODY_MEETS = "DistNetworkError: The client socket has timed out while trying to connect"
 STORE_GONE = (
     "DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed. Did the remote "
     "server shutdown or crash?"
