@@ -31,6 +31,7 @@ class TheLostAreMissed(Checker):
         self._is_judged = job.has_many_agents and comes_later
         self._amiss_until_ns = 0
         self._strikes = 0
+        self._verdicts = 0
         self._trains = False
 
     def stepped(self, program: Program, step: int) -> None:
@@ -38,25 +39,23 @@ class TheLostAreMissed(Checker):
 
     def written(self, key: str, value: str) -> None:
         if key.endswith("/verdict"):
+            self._verdicts += 1
             self._trains = False
 
     def struck(self, what: str) -> None:
         now_ns = self.job.world.now_ns
         self._strikes += 1
-        if (
-            self._is_judged
-            and self._trains
-            and self._is_missing()
-            and now_ns > self._amiss_until_ns
-        ):
-            self.job.world.after(self._soon_ns, None, self._look, self._strikes, what)
+        is_alone = now_ns > self._amiss_until_ns
         self._amiss_until_ns = now_ns + (0 if what.startswith(AT_ONCE) else self._lasts_ns)
+        if self._is_judged and self._trains and is_alone and self._is_missing():
+            known = self._strikes, self._verdicts
+            self.job.world.after(self._soon_ns, None, self._look, known, what)
 
     def _is_missing(self) -> bool:
         """And somebody is left to miss it."""
         alive = {self.job.nodes[number].machine.alive for number in self.atlas.machines}
         return alive == {True, False}
 
-    def _look(self, strikes: int, what: str) -> None:
-        if self._trains and self._strikes == strikes and not self.atlas.is_over:
+    def _look(self, known: tuple[int, int], what: str) -> None:
+        if known == (self._strikes, self._verdicts) and not self.atlas.is_over:
             self.violated(f"{self._soon_ns / S_NS:.0f} s after {what} the attempt goes on")
