@@ -40,7 +40,7 @@ class AllIsHeard(Checker):
         if links.who is None:
             return
         here, secret = links.who
-        said = self._said[secret, node, here]
+        said = self._said.get((secret, node, here), {})
         before = self._places.get((links, node))
         if before is None:
             before = [(one, i) for one, words in said.items() for i in range(len(words))]

@@ -2,6 +2,7 @@
 
 By hierarchy: a bit, a process, a link, a machine, a rack, the store, the agents' shared memory, a
 clock, memory; alone, or one more within the moments in which the job recovers from the one before.
+In some runs connections get stuck and break all along (`Wires.breaks`); that is not counted here.
 After `Plan.faults_until_ns` it heals what can be healed and does nothing more: from then on the job
 has to come to its end.
 
