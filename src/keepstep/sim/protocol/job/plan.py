@@ -15,6 +15,8 @@ from keepstep.sim.protocol.job.program import EvenTempo, Tempo
 from keepstep.sim.protocol.wire.network import Wires
 from keepstep.sim.protocol.world.boxes import LOST_POKES
 
+FIT_FEWER = ("none", "auto", "copies:2")  # policies that one node less can keep
+
 Launcher = Literal["agents", "foreign"]
 
 
@@ -123,7 +125,7 @@ def small(seed: int) -> RunPlan:
     shrinks = store and nodes > 1 and chance.random() < 0.5
     min_nodes = nodes - 1 if shrinks else 0
     checks = chance.random() < 0.25  # it costs a good part of the time
-    return RunPlan(
+    plan = RunPlan(
         nodes=nodes,
         ranks_per_node=ranks,
         steps=steps,
@@ -146,10 +148,12 @@ def small(seed: int) -> RunPlan:
         launcher="foreign" if chance.random() < 0.12 else "agents",
         block_bytes=chance.choice((64, 64, 4 * MIB)),
         interleaves=chance.random() < 0.05,
-        replaces=not shrinks or Random(f"{seed}/replaces").random() < 0.5,
         slow=Random(f"{seed}/slow").choice((1, 1, 4)),
         wires=replace(wires, checks=checks, breaks=breaks),
         checks=checks,
         faults=chance.choice((1, 2, 2, 3, 4, 6)),
         faults_until_ns=int((steps * step_ns + 5 * S_NS) * chance.uniform(0.4, 1.3)),
     )
+    can_shrink = plan.min_nodes and plan.launcher == "agents" and plan.policy in FIT_FEWER
+    can_do_without = can_shrink and Random(f"{seed}/replaces").random() < 0.5
+    return replace(plan, replaces=not can_do_without)
