@@ -85,6 +85,10 @@ class RunPlan:
         """How long this rank's steps take."""
         return EvenTempo(self.step_ns, random)
 
+    def act_ns_of(self, rank: int, world_size: int) -> int:
+        """How long an act of that rank's captures takes at most."""
+        return self.act_ns * (self.slow if rank == world_size - 1 else 1)
+
     def takes_ns(self, what: str, random: Random) -> int:
         """How long something takes this time: `rank_start_ns`, `keeper_start_ns`,
         `agent_start_ns`, `persister_start_ns`, `notice_ns` or `replace_ns`."""
