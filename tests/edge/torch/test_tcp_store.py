@@ -12,14 +12,16 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from torch.distributed import DistNetworkError
+from torch.distributed import DistNetworkError, TCPStore
 
+from keepstep.core.detection.diagnosis import ExitFacts, explain_exit
 from keepstep.edge.os.loop import Loop
 from keepstep.edge.torch import tcp_store
 from keepstep.edge.torch.tcp_store import is_local, join_store, meet_embedded, open_embedded
 from keepstep.errors import MeetingError
 from keepstep.model.units import MS_NS, S_NS
 from keepstep.ports import KV
+from keepstep.sim.protocol.job.collectives import STORE_GONE
 from keepstep.testing.etcd import free_ports
 
 PATIENCE_S = 30.0
@@ -166,6 +168,17 @@ def hosting_process(port: int) -> Iterator[subprocess.Popen[str]]:
     finally:
         host.kill()
         host.communicate()
+
+
+def test_what_torch_says_of_a_store_that_ended_is_no_error_of_the_program() -> None:
+    host = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    waiting = TCPStore("127.0.0.1", host.port, None, False, wait_for_workers=False)
+    del host
+    with pytest.raises(DistNetworkError) as raised:
+        waiting.get("never written")
+    says = f"{type(raised.value).__name__}: {raised.value}"
+    assert says == STORE_GONE
+    assert explain_exit(ExitFacts(rank=1, node=0, code=1, message=says)).kind == "unknown"
 
 
 def test_a_lost_store_is_said_to_who_blocks() -> None:

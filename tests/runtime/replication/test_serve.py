@@ -166,6 +166,21 @@ def test_nobody_holds_an_own_slot_when_all_have_what_they_need() -> None:
     assert rank_map.lock(exclusive=True)
 
 
+def test_nobody_holds_an_own_slot_for_an_asker_that_is_gone() -> None:
+    serving = Serving()
+    rank_map = Slot(serving.room.memory, serving.own.path)
+    serving.room.net.takes = 1
+    serving.ask(FIRST, FIRST)
+    serving.arrive()
+    serving.server.link_is_dead(1)  # another node's
+    assert not rank_map.lock(exclusive=True)
+    serving.server.link_is_dead(ASKER)
+    assert rank_map.lock(exclusive=True)
+    serving.room.net.takes = 100
+    serving.server.writable(ASKER)
+    assert len(serving.given) == 1 and serving.refused() == []
+
+
 @given(st.integers(0, 2 * len(PAYLOAD)), st.integers(1, 2 * len(PAYLOAD)))
 def test_what_is_not_within_the_snapshot_is_refused(offset: int, length: int) -> None:
     serving = Serving()

@@ -302,6 +302,7 @@ class MeshState:
     def link_is_dead(self, node: int, why: str, is_loss: bool) -> None:
         """It is over. No loss: that node's keeper said goodbye."""
         self._holder.link_is_dead(node)
+        self._server.link_is_dead(node)
         self.recovery.link_is_dead(node, why)
         self._host.link_is_gone(node, why)
         if is_loss and self._links.needs(node):

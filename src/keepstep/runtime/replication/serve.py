@@ -91,6 +91,11 @@ class SnapshotServer:
         for request in [r for r in self._requests if r.node == node]:
             self._pump(request)
 
+    def link_is_dead(self, node: int) -> None:
+        """What that node still waited for it asks anew over another link, or needs no more."""
+        self._requests = [request for request in self._requests if request.node != node]
+        self._unpin_unasked()
+
     def _pump(self, request: ServedRequest) -> None:
         try:
             while request.waiting:

@@ -20,9 +20,11 @@ from keepstep.sim.protocol.checkers.checkpoints import CheckpointsAreWhole
 from keepstep.sim.protocol.checkers.commit import CommitsAreTrue
 from keepstep.sim.protocol.checkers.cut import ACutExists
 from keepstep.sim.protocol.checkers.given_up import GivenUp
+from keepstep.sim.protocol.checkers.hearing import AllIsHeard
 from keepstep.sim.protocol.checkers.lease import OneCoordinator
 from keepstep.sim.protocol.checkers.lost import LostSteps
 from keepstep.sim.protocol.checkers.memory import MemoryWithinBudget
+from keepstep.sim.protocol.checkers.missed import TheLostAreMissed
 from keepstep.sim.protocol.checkers.progress import TheCutMoves
 from keepstep.sim.protocol.checkers.verdict import Verdicts
 from keepstep.sim.protocol.checkers.writer import OneWriter
@@ -38,9 +40,11 @@ CHECKERS = (
     CommitsAreTrue,
     LostSteps,
     GivenUp,
+    AllIsHeard,
     OneWriter,
     Verdicts,
     OneCoordinator,
+    TheLostAreMissed,
     TheCutMoves,
     MemoryWithinBudget,
     AccountSumsUp,

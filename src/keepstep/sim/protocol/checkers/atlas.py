@@ -49,6 +49,7 @@ class Atlas(Observer):
         self.damages: set[tuple[int, int, Stamp]] = set()
         self._meshes: dict[int, tuple[Mesh, tuple[int, ...]]] = {}  # by version, with its machines
         self.nodes = job.plan.nodes  # of the newest mesh
+        self.machines: tuple[int, ...] = ()  # likewise, by node
         self.world_size = job.world_size  # likewise
         self._epoch = -1  # that is trained
         self._done: set[int] = set()  # in that epoch
@@ -66,6 +67,7 @@ class Atlas(Observer):
         self._meshes[mesh.version] = (mesh, machines)
         if mesh.version == max(self._meshes):  # a keeper that was away may hear of an older one
             self.nodes = len(mesh.members)
+            self.machines = machines
             self.world_size = mesh.world_size
 
     def said(self, links: SimLinks, node: int, message: MeshMessage) -> None:

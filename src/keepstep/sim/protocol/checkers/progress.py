@@ -24,6 +24,7 @@ from keepstep.sim.protocol.checkers.atlas import Atlas
 from keepstep.sim.protocol.checkers.checker import Checker
 from keepstep.sim.protocol.checkers.inspection import restorable
 from keepstep.sim.protocol.job.job import SimJob
+from keepstep.sim.protocol.job.plan import RunPlan
 from keepstep.sim.protocol.job.program import Program
 from keepstep.sim.protocol.wire.links import SimLinks
 from keepstep.sim.protocol.world.machine import Machine
@@ -37,16 +38,21 @@ QUIET_STEPS = 5
 MAX_STEPS = 4  # that it may be old where copies do not wait
 
 
+def lasts_ns(plan: RunPlan) -> int:
+    """So long may last what does not go wrong at once."""
+    return max(FAULT_NS, round(2.5 * plan.link_dead_s * S_NS))
+
+
 class TheCutMoves(Checker):
     NAME = "the cut moves"
 
     def __init__(self, job: SimJob, atlas: Atlas) -> None:
         super().__init__(job, atlas)
         plan = job.plan
-        self._lasts_ns = max(FAULT_NS, round(2.5 * plan.link_dead_s * S_NS))
+        self._lasts_ns = lasts_ns(plan)
         self._is_judged = (
             plan.step_ns >= MIN_STEP_NS
-            and plan.act_ns * ACTS_PER_STEP <= plan.step_ns
+            and plan.act_ns * plan.slow * ACTS_PER_STEP <= plan.step_ns
             and plan.wires.bytes_per_s >= MIN_BYTES_PER_S
         )
         self._most_steps = MAX_STEPS + 2 * plan.interleaves * LATE_STEPS  # that it may be old

@@ -7,11 +7,13 @@ locks of pages and slots.
 
 from __future__ import annotations
 
+from keepstep.model.events import Event
 from keepstep.model.snapshot import Stamp
 from keepstep.sim.protocol.checkers.atlas import Atlas
 from keepstep.sim.protocol.checkers.checker import Checker
 from keepstep.sim.protocol.job.job import SimJob
 from keepstep.sim.protocol.job.program import Program
+from keepstep.sim.protocol.world.machine import Machine
 
 
 class OneWriter(Checker):
@@ -25,11 +27,16 @@ class OneWriter(Checker):
         self._may: dict[int, tuple[Program, int]] = {}
         self._done: dict[tuple[int, int], int] = {}  # by rank and epoch: the newest step
 
+    def recorded(self, machine: Machine, event: Event) -> None:
+        if event.kind == "keeper-ended":  # nothing is left there of any epoch
+            for where in self._where.values():
+                where.discard(machine.number)
+
     def went(self, program: Program, source: str, stamp: Stamp, epoch: int) -> None:
         rank = program.who.rank
         known = self._began.get(epoch)
         if known is None or not any(self.job.nodes[n].machine.alive for n in self._where[epoch]):
-            # An epoch may come again when nothing is left of the machines that ever heard of it.
+            # An epoch may come again when nothing is left where anybody ever heard of it.
             self._began[epoch] = (source, stamp)
             self._where[epoch] = set()
             self._done = {key: step for key, step in self._done.items() if key[1] != epoch}

@@ -2,6 +2,7 @@
 
 By hierarchy: a bit, a process, a link, a machine, a rack, the store, the agents' shared memory, a
 clock, memory; alone, or one more within the moments in which the job recovers from the one before.
+In some runs connections get stuck and break all along (`Wires.breaks`); that is not counted here.
 After `Plan.faults_until_ns` it heals what can be healed and does nothing more: from then on the job
 has to come to its end.
 
@@ -106,7 +107,7 @@ class Nemesis:
         self._over = True
         self._world.note("nemesis", "heals everything")
         self._acts.heal()
-        self._network.flips = 0.0
+        self._network.flips = self._network.breaks = 0.0
         self._disk.heal()
         for node in self._job.nodes:
             node.machine.files.eaten_bytes = 0

@@ -26,7 +26,12 @@ INTERFACE = "sim0"  # of every machine
 Combine = Callable[[list[bytes]], Any]
 
 
-NOBODY_MEETS = "DistNetworkError: nobody answers where all were to meet"
+# What torch says where nobody listens, and of a store that ends while somebody waits for it.
+NOBODY_MEETS = "DistNetworkError: The client socket has timed out while trying to connect"
+STORE_GONE = (
+    "DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed. Did the remote "
+    "server shutdown or crash?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +108,7 @@ class MeetingPlace:
             if entry.failed is not _unheard:
                 del self._entered[rank]
                 if entry.groups.is_at(self):
-                    entry.groups.process.after(MS_NS, entry.failed, "the store is gone")
+                    entry.groups.process.after(MS_NS, entry.failed, STORE_GONE)
 
     def _over(self, entries: dict[int, _Entry], combine: Combine) -> None:
         if any(not entry.groups.is_at(self) for entry in entries.values()):

@@ -84,6 +84,8 @@ class SimJob:
         around = self.around
         around.observers = Observers(observers)
         around.network.on_send = around.observers.said
+        around.network.on_hear = around.observers.heard
+        around.network.on_link = around.observers.linked
         around.kv.on_write = around.observers.written
         around.disk.on_remove = around.observers.removed
 
@@ -106,11 +108,12 @@ class SimJob:
             self.world.after(delay_ns, None, node.start_agent)
 
     def lose_machine(self, node: SimNode) -> None:
-        """With all that is on it; another one comes after a while."""
+        """With all that is on it; another one comes after a while, if there is one."""
         machine = node.machine
         self.around.network.lose(machine.number)
         machine.lose("its machine is lost")
-        self._add_machine(machine.rack, self.plan.takes_ns("replace_ns", self._random))
+        if self.plan.replaces or len(self.living_nodes()) < self.plan.min_nodes:
+            self._add_machine(machine.rack, self.plan.takes_ns("replace_ns", self._random))
 
     def living_nodes(self) -> list[SimNode]:
         return [node for node in self.nodes if node.machine.alive]

@@ -162,22 +162,22 @@ class SimNode:
         )
         tempo = plan.new_tempo(rank, around.world.stream(f"tempo {rank}"))
         is_split = not plan.wires.light
-        trainer = TrainerExecutor(process, plan.act_ns, is_split, tempo.trainer_act_ns)
-        has_agent = "KEEPSTEP_AGENT" in environ
+        act_ns = plan.act_ns_of(rank, world_size)
+        trainer = TrainerExecutor(process, act_ns, is_split, tempo.trainer_act_ns)
         world = RankWorld(
             clock=machine.clock,
             timers=SimTimers(process),
             memory=memory,
             journal=journal,
             keepers=self.keepers(process, RANK_WITH_KEEPER, journal),
-            agents=SimAgents(self, process, has_agent, journal),
+            agents=SimAgents(self, process, "KEEPSTEP_AGENT" in environ, journal),
             live=live,
             groups=groups,
             trainer=trainer,
-            background=SerialExecutor(process, plan.act_ns, is_split, tempo.background_act_ns),
+            background=SerialExecutor(process, act_ns, is_split, tempo.background_act_ns),
             available_bytes=lambda: memory.free_bytes(self.job_dir),
             pid=process.pid,
-            has_agent=has_agent,
+            has_agent="KEEPSTEP_AGENT" in environ,
             takes_place_at=newcomer_at,
         )
         program = Program(

@@ -62,6 +62,12 @@ class Observer:
     def said(self, links: SimLinks, node: int, message: MeshMessage) -> None:
         """From one keeper to another."""
 
+    def linked(self, links: SimLinks, node: int) -> None:
+        """A keeper has another link with that node than before."""
+
+    def heard(self, links: SimLinks, node: int, message: MeshMessage) -> None:
+        """By one keeper from another."""
+
     def written(self, key: str, value: str) -> None:
         """In the memory that all agents share."""
 
@@ -97,6 +103,8 @@ class Observers:
     agent_ended: Callable[[Machine, int], None]
     formed: Callable[[Machine, Mesh], None]
     said: Callable[[SimLinks, int, MeshMessage], None]
+    linked: Callable[[SimLinks, int], None]
+    heard: Callable[[SimLinks, int, MeshMessage], None]
     written: Callable[[str, str], None]
     removed: Callable[[Process, str], None]
     recorded: Callable[[Machine, Event], None]

@@ -15,6 +15,8 @@ from keepstep.sim.protocol.job.program import EvenTempo, Tempo
 from keepstep.sim.protocol.wire.network import Wires
 from keepstep.sim.protocol.world.boxes import LOST_POKES
 
+FIT_FEWER = ("none", "auto", "copies:2")  # policies that one node less can keep
+
 Launcher = Literal["agents", "foreign"]
 
 
@@ -27,7 +29,9 @@ class RunPlan:
     program asks for a checkpoint so often; 0: never. `names_phases`: it says which part of a step
     it is in. `interleaves`: copies go where collectives leave the network free. `checks`: all that
     is said crosses as its bytes. `lost_pokes`: the part of all pokes that get lost. `faults`: how
-    many; none: an undisturbed run. `faults_until_ns`: then all is healed."""
+    many; none: an undisturbed run. `faults_until_ns`: then all is healed. `replaces`: another
+    machine comes for each that is lost; else only where fewer than `min_nodes` would be left.
+    `slow`: how many times as long as another rank's the acts of the last rank take."""
 
     nodes: int = 2
     ranks_per_node: int = 1
@@ -65,6 +69,8 @@ class RunPlan:
     act_ns: int = 50 * MS_NS
     store_act_ns: int = 200 * MS_NS
     replace_ns: int = 3 * S_NS
+    replaces: bool = True
+    slow: int = 1
     jumps: bool = False  # of wall clocks, beyond what docs/assumptions.md allows
     wires: Wires = field(default_factory=Wires)
     faults: int = 0
@@ -78,6 +84,10 @@ class RunPlan:
     def new_tempo(self, rank: int, random: Random) -> Tempo:
         """How long this rank's steps take."""
         return EvenTempo(self.step_ns, random)
+
+    def act_ns_of(self, rank: int, world_size: int) -> int:
+        """How long an act of that rank's captures takes at most."""
+        return self.act_ns * (self.slow if rank == world_size - 1 else 1)
 
     def takes_ns(self, what: str, random: Random) -> int:
         """How long something takes this time: `rank_start_ns`, `keeper_start_ns`,
@@ -114,11 +124,12 @@ def small(seed: int) -> RunPlan:
         queue_bytes=chance.choice((KIB, 64 * MIB, 64 * MIB)),
         halves=chance.choice((0.0, 0.3, 1.0)),
     )
+    breaks = Random(f"{seed}/breaks").choice((0.0, 0.0, 0.01))
     store = chance.random() < 0.4
     shrinks = store and nodes > 1 and chance.random() < 0.5
     min_nodes = nodes - 1 if shrinks else 0
     checks = chance.random() < 0.25  # it costs a good part of the time
-    return RunPlan(
+    plan = RunPlan(
         nodes=nodes,
         ranks_per_node=ranks,
         steps=steps,
@@ -135,14 +146,18 @@ def small(seed: int) -> RunPlan:
         changes=Random(f"{seed}/changes").choice((0.0, 0.0, 0.0, 0.3)),
         work_ns=chance.choice((MS_NS, 20 * MS_NS, 300 * MS_NS)),
         act_ns=max(1, int(step_ns * chance.choice((0.01, 0.1, 0.5)))),
-        replace_ns=chance.choice((1, 20, 60) if shrinks else (1, 5)) * S_NS,
+        replace_ns=chance.choice((1, 20, 60) if shrinks else (1, 30)) * S_NS,
         min_nodes=min_nodes,
         shrink_after_s=3.0,
         launcher="foreign" if chance.random() < 0.12 else "agents",
         block_bytes=chance.choice((64, 64, 4 * MIB)),
         interleaves=chance.random() < 0.05,
-        wires=replace(wires, checks=checks),
+        slow=Random(f"{seed}/slow").choice((1, 1, 4)),
+        wires=replace(wires, checks=checks, breaks=breaks),
         checks=checks,
         faults=chance.choice((1, 2, 2, 3, 4, 6)),
         faults_until_ns=int((steps * step_ns + 5 * S_NS) * chance.uniform(0.4, 1.3)),
     )
+    can_shrink = plan.min_nodes and plan.launcher == "agents" and plan.policy in FIT_FEWER
+    can_do_without = can_shrink and Random(f"{seed}/replaces").random() < 0.5
+    return replace(plan, replaces=not can_do_without)

@@ -49,7 +49,7 @@ class SimLinks:
         self.address = network.reserve(process, address)
         self._job_hash = job_hash
         self._incarnation = incarnation
-        self._receiver = receiver
+        self._receiver = _Ear(network, self, receiver)
         self._options = LinkOptions(
             hashing=Hashing(checksum, running_checksum),
             timeouts=network.timeouts(dead_ns),
@@ -60,6 +60,11 @@ class SimLinks:
         self._who: tuple[int, bytes] | None = None
         self._peers: SimPeers | None = None
         process.on_end.append(self._process_ended)
+
+    @property
+    def who(self) -> tuple[int, bytes] | None:
+        """Its number, and the secret of those it talks to."""
+        return self._who
 
     def be(self, node: int, secret: bytes) -> None:
         if self._who == (node, secret):
@@ -85,8 +90,7 @@ class SimLinks:
             self._peers.reset(node)
         is_taken = self._peers.table.send(node, message)
         if is_taken:
-            said = message.messages if isinstance(message, SeveralMessages) else (message,)
-            for one in said:
+            for one in each_of(message):
                 self.network.on_send(self, node, one)
         return is_taken
 
@@ -116,6 +120,33 @@ class SimLinks:
         self.network.release(self.address)
         if self._peers is not None:
             self._peers.process_ended()
+
+
+class _Ear:
+    """What comes to a keeper, for whoever listens in. See `ports.Receiver`."""
+
+    def __init__(self, network: Network, links: SimLinks, receiver: Receiver) -> None:
+        self._network = network
+        self._links = links
+        self.place = receiver.place
+        self.block = receiver.block
+        self.writable = receiver.writable
+        self.dead = receiver.dead
+        self._receiver = receiver
+
+    def up(self, node: int) -> None:
+        self._network.on_link(self._links, node)
+        self._receiver.up(node)
+
+    def message(self, node: int, message: MeshMessage) -> None:
+        for one in each_of(message):
+            self._network.on_hear(self._links, node, one)
+        self._receiver.message(node, message)
+
+
+def each_of(message: MeshMessage) -> tuple[MeshMessage, ...]:
+    """What was said in one."""
+    return message.messages if isinstance(message, SeveralMessages) else (message,)
 
 
 class SimPeers:

@@ -23,13 +23,15 @@ if TYPE_CHECKING:
 
 FIRST_PORT = 20_000
 WATCH_NS = 100 * MS_NS
+STUCK_NS = 500 * MS_NS
 SYN_WAITS_NS = (1 * S_NS, 2 * S_NS, 2 * S_NS)  # Linux asks after 1 s and 3 s; 5 s are all we wait
 
 
 @dataclass(frozen=True, slots=True)
 class Wires:
     """How good they are. `flips`: the part of all pieces in which a bit flips. `halves`: the part
-    of all blocks that arrives in two pieces, cut anywhere; of frames an eighth of it.
+    of all blocks that arrives in two pieces, cut anywhere; of frames an eighth of it. `breaks`: the
+    part of all that is sent which gets no further; a moment later its connection breaks.
     `bytes_per_s`: of blocks; frames are small, and take no time of it.
 
     `queue_bytes`: what may wait for one node before a block is refused. `checks`: whether messages
@@ -41,6 +43,7 @@ class Wires:
     bytes_per_s: int = 100 * MIB
     flips: float = 0.0
     halves: float = 0.2
+    breaks: float = 0.0
     queue_bytes: int = 64 * MIB
     checks: bool = True
     # where it was measured: one of these after the other
@@ -73,6 +76,8 @@ class Network:
         self.doors: dict[tuple[str, int], Listener] = {}
         self.connections: dict[Pipe, None] = {}  # in the order in which they were made
         self.on_send: Callable[[SimLinks, int, MeshMessage], None] = _nobody
+        self.on_link: Callable[[SimLinks, int], None] = lambda links, node: None
+        self.on_hear: Callable[[SimLinks, int, MeshMessage], None] = _nobody
         # What arrives within so long of something else arrives with it: one event for many pieces.
         self.step_ns = wires.latency_ns // 4
         self.is_faulty = False  # some path does not carry, or does not flow
@@ -87,6 +92,7 @@ class Network:
         self._stalled: dict[tuple[int, int], int] = {}
         self._gone: set[int] = set()
         self.flips = wires.flips
+        self.breaks = wires.breaks
 
     # -- who listens where
 
@@ -248,6 +254,12 @@ class Network:
         harmed = bytearray(piece)
         harmed[self.random.randrange(len(harmed))] ^= 1 << self.random.randrange(8)
         return bytes(harmed)
+
+    def sent(self, target: SimSocket) -> None:
+        """Something is on its way there."""
+        if self.random.random() < self.breaks:
+            target.is_stuck = True
+            self.world.after(self.random.randrange(STUCK_NS), None, target.pipe.cut, "reset")
 
     def cut_at(self, piece: Piece) -> int:
         """How much of it comes before the rest; 0: all comes at once."""

@@ -45,6 +45,7 @@ class SimSocket:
         "_network",
         "_unacked_ns",
         "is_open",
+        "is_stuck",
         "machine",
         "other",
         "pipe",
@@ -56,6 +57,7 @@ class SimSocket:
         self.process = process
         self.machine = process.machine.number
         self.is_open = True
+        self.is_stuck = False  # what is on its way here gets no further
         self.user: User | None = None
         self.other: SimSocket = self
         self.pipe: Pipe
@@ -74,6 +76,8 @@ class SimSocket:
         """One directly after the other. Nothing happens when the connection is no more."""
         if self.is_open:
             self.other._put(pieces)
+            if self._network.breaks:
+                self._network.sent(self.other)
 
     def close(self) -> None:
         """The other end hears of it behind everything that was sent."""
@@ -186,9 +190,9 @@ class SimSocket:
         """All that should have come by now has, where the path carries."""
         network = self._network
         coming = self._coming
-        if not coming or (
-            network.is_faulty and not network.flows(self.other.machine, self.machine)
-        ):
+        if not coming or self.is_stuck:
+            return
+        if network.is_faulty and not network.flows(self.other.machine, self.machine):
             return
         now_ns = network.world.now_ns
         pieces: list[Piece] = []
@@ -209,6 +213,7 @@ class SimSocket:
         """Of what is on its way here, a part arrives now and nothing behind it ever will."""
         pieces = [piece for _, piece in self._coming if piece is not None]
         self._coming.clear()
+        self.is_stuck = False
         left = self._network.random.randrange(1 + sum(len(piece) for piece in pieces))
         while pieces and left:
             piece = pieces.pop(0)[:left]
