@@ -30,6 +30,16 @@ def test_fewer_nodes_need_a_store(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [], "nothing has begun"
 
 
+def test_fewer_nodes_must_be_enough_for_what_memory_is_to_survive(tmp_path: Path) -> None:
+    launch = replace(LAUNCH, nodes=3, min_nodes=2, endpoint=("127.0.0.1", 1))
+    home, store = tmp_path / "home", tmp_path / "store"
+    home.mkdir()
+    store.mkdir()
+    with pytest.raises(ConfigError, match="--nnodes 2:3: redundancy copies:3: expected at least 3"):
+        process.supervise(launch, config(home, store=str(store), redundancy="copies:3"), {})
+    assert list(home.iterdir()) == [], "nothing has begun"
+
+
 def test_rules_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="keep"):
         process.supervise(LAUNCH, config(tmp_path, keep="newest:3"), {})

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from keepstep.config import Config, Settings, resolve
 from keepstep.core.economics.retention import check_rules
+from keepstep.core.redundancy.placement import place
 from keepstep.core.wire.conversations import AGENT_WITH_KEEPER, AGENT_WITH_PROCESS
 from keepstep.edge.net import boxes
 from keepstep.edge.net.keepers import KeeperSocket
@@ -42,6 +43,7 @@ from keepstep.edge.torch.ranks import TorchRankProcesses
 from keepstep.edge.torch.tcp_store import open_embedded
 from keepstep.errors import ConfigError, IdentityError, KeepstepError
 from keepstep.model.launch import AGENT_SOCKET, Launch
+from keepstep.model.topology import Auto, parse_policy, topology
 from keepstep.ports import Hearer, OpenKV
 from keepstep.runtime.agent.agent import SOCKET, Agent
 from keepstep.runtime.agent.metrics import Metrics
@@ -62,11 +64,7 @@ def supervise(launch: Launch, config: Config, environ: Mapping[str, str]) -> int
     settings = resolve(config, {**environ, **handed_down}, job)
     check_rules(settings.keep)
     check_needs(settings)
-    if launch.min_nodes < launch.nodes and settings.store is None:
-        raise ConfigError(
-            f"--nnodes {launch.min_nodes}:{launch.nodes}: expected a store (--store), since a job "
-            "of another size resumes from a checkpoint, found none"
-        )
+    _check_sizes(launch, settings)
     claim_job_dir(settings.job_dir)
     _be_the_only_one(settings)
     rank_environ = {
@@ -76,6 +74,24 @@ def supervise(launch: Launch, config: Config, environ: Mapping[str, str]) -> int
     }
     with ExitStack() as undo:
         return _run(launch, settings, environ, rank_environ, undo)
+
+
+def _check_sizes(launch: Launch, settings: Settings) -> None:
+    """Raises ConfigError when the job could not go on with as few nodes as it may."""
+    if launch.min_nodes == launch.nodes:
+        return
+    sizes = f"--nnodes {launch.min_nodes}:{launch.nodes}"
+    if settings.store is None:
+        raise ConfigError(
+            f"{sizes}: expected a store (--store), since a job of another size resumes from a "
+            "checkpoint, found none"
+        )
+    policy = parse_policy(settings.redundancy)
+    if launch.min_nodes > 1 and not isinstance(policy, Auto):
+        try:
+            place(policy, topology(launch.min_nodes))
+        except ConfigError as error:
+            raise ConfigError(f"{sizes}: redundancy {error}") from error
 
 
 def _be_the_only_one(settings: Settings) -> None:
