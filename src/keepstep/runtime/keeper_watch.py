@@ -42,10 +42,12 @@ class KeeperWatch:
 
     def begin(self) -> None:
         """The keeper has been asked for something. Ends by itself when nothing is waited for."""
+        box = self._awaited()
+        if box is not self._box or not self._is_looking:
+            self._box = box
+            self._looks = 0
         if not self._is_looking:
             self._is_looking = True
-            self._box = self._awaited()
-            self._looks = 0
             self._timers.after(LOOK_NS, self._look)
 
     def heard(self) -> None:
