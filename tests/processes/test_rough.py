@@ -27,6 +27,9 @@ from keepstep.model.events import Event
 from keepstep.model.snapshot import RankStatus, SlotState
 from keepstep.model.units import GIB, MIB
 from tests.processes.quick_steps import FEW_STEPS
+from tests.processes.script_runs import ScriptRun
+from tests.processes.test_clocks import ENDS_WITH, HELD_STEP
+from tests.processes.test_clocks import PROGRAM as ONE_OR_TWO_RANKS
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -256,6 +259,29 @@ def test_who_is_stopped_for_a_while_goes_on(training: Make, undisturbed: Digest,
     run.kill()
     run.start(pace_s=0.0)
     assert run.end() == undisturbed()
+
+
+@pytest.mark.parametrize("ranks", [1, 2], ids=["started again", "keepstep run"])
+def test_a_keeper_that_stays_stopped_holds_up_no_recovery(tmp_path: Path, ranks: int) -> None:
+    runs = [ScriptRun(tmp_path / "alone", ONE_OR_TWO_RANKS, ENDS_WITH, ranks, -1)]
+    try:
+        undisturbed = runs[0].end()
+        run = ScriptRun(tmp_path / "stopped", ONE_OR_TWO_RANKS, ENDS_WITH, ranks, HELD_STEP)
+        runs.append(run)
+        run.hold()
+        [started] = run.events("keeper-started")
+        os.kill(started.data["pid"], signal.SIGSTOP)
+        run.kill(ranks - 1)
+        assert run.end() == undisturbed
+        assert {event.data["pid"] for event in run.events("keeper-stuck")} == {started.data["pid"]}
+        assert f"(process {started.data['pid']})" in run.told()
+        assert [event.data["source"] for event in run.events("restored")] == ["memory"] * ranks
+    finally:
+        for each in runs:
+            each.stop()
+            for event in each.events("keeper-started"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(event.data["pid"], signal.SIGKILL)
 
 
 def test_keeper_and_rank_together(training: Make, undisturbed: Digest) -> None:

@@ -58,13 +58,13 @@ class Running:
         return self.process.returncode, output
 
 
-def until(look: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + PATIENCE_S
+def until(look: Callable[[], Any], what: str, within_s: float = PATIENCE_S) -> Any:
+    deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         if found := look():
             return found
         time.sleep(0.01)
-    raise AssertionError(f"{what} did not come within {PATIENCE_S:.0f} s")
+    raise AssertionError(f"{what} did not come within {within_s:.0f} s")
 
 
 Start = Callable[..., Running]
@@ -393,6 +393,18 @@ def test_a_killed_agent_is_followed_by_another_one(start: Start) -> None:
     )
     run.process.send_signal(signal.SIGTERM)
     assert run.ended()[0] == 143
+
+
+def test_an_agent_that_stays_stopped_is_followed_by_another_one(start: Start) -> None:
+    run = start(TRAINING, "--standby", "0", args=FOR_EVER)
+    run.wait_for("slots-made")
+    os.kill(run.events("job-started")[-1].data["pid"], signal.SIGSTOP)
+    until(lambda: run.events("agent-restarted"), "another agent", 4 * PATIENCE_S)
+    last = until(lambda: next(iter(run.events("resumed")[1:]), None), "the next life")
+    assert last.data["source"] == "memory", last.why
+    run.process.send_signal(signal.SIGTERM)
+    code, output = run.ended()
+    assert code == 143 and f"(process {run.events('job-started')[0].data['pid']})" in output
 
 
 STOPS_THE_KEEPER = """

@@ -158,12 +158,13 @@ class FakeBox:
 
 class FakeKeepers:
     """See `ports.Keepers`. `error`: there is none, and why; else each search finds another one,
-    or those of `next_pids`."""
+    or those of `next_pids`. `ended`: whom somebody has killed."""
 
     def __init__(self) -> None:
         self.error: KeepstepError | None = None
         self.boxes: list[FakeBox] = []
         self.next_pids: deque[int] = deque()
+        self.ended: list[Box] = []
         self.searches = 0
 
     def find(
@@ -179,6 +180,10 @@ class FakeKeepers:
         pid = self.next_pids.popleft() if self.next_pids else 100 + self.searches
         self.boxes.append(FakeBox(pid, hearer))
         found(self.boxes[-1])
+
+    def end(self, box: Any) -> None:
+        self.ended.append(box)
+        box.dies()
 
     @property
     def box(self) -> FakeBox:

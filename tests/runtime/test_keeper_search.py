@@ -46,6 +46,9 @@ class FakeDoor:
         self.starts.append(self.time.now_ns)
         self.time.after(self.boot_ns, lambda: then(self.error))
 
+    def end(self, box: Box) -> None:
+        """It never hangs."""
+
     def in_vain(self, within_ns: int) -> KeepstepError:
         return KeeperError(f"none in {within_ns}")
 

@@ -71,6 +71,7 @@ KINDS = {
     "slot-voided": "a slot holds nothing any more",
     "lost-notice": "a rank hears that another one is lost",
     "regrouped": "a rank is among its peers again, in the same process",
+    "keeper-stuck": "a keeper that did not answer was ended",
     "keeper-lost": "a rank's connection to its keeper has ended",
     "preempted": "SIGTERM came, and is answered with a checkpoint",
     "summary": "what capturing has cost a rank",

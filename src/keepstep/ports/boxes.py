@@ -69,6 +69,9 @@ class Keepers(Protocol):
         seconds, why there is none: a KeeperError, or an IdentityError when the job directory is
         another user's."""
 
+    def end(self, box: Box) -> None:
+        """Kill the keeper at the other end, which does not answer any more; `gone` follows."""
+
 
 class KeeperDoor(Protocol):
     """Where the keeper of a job answers, on one node."""
@@ -79,6 +82,9 @@ class KeeperDoor(Protocol):
     def start(self, then: Callable[[KeepstepError | None], None]) -> None:
         """Start a keeper; `then` hears None, or why it cannot be: a KeeperError, or an
         IdentityError when the job directory is another user's."""
+
+    def end(self, box: Box) -> None:
+        """See `Keepers`."""
 
     def in_vain(self, within_ns: int) -> KeepstepError:
         """What to say when none answered in that time."""

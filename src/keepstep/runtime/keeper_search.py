@@ -37,6 +37,9 @@ class KeeperSearches:
         search = _Search(self._door, self._clock, self._timers, hearer, found, missing)
         self._timers.after(0, search.look)
 
+    def end(self, box: Box) -> None:
+        self._door.end(box)
+
 
 class _Search:
     """For one connection."""

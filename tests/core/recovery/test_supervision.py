@@ -1,5 +1,5 @@
 """Supervision: an agent that is killed is followed by another one, but nobody follows a last word,
-a signal or a row of short lives."""
+a signal or a row of short lives; and one that stays stopped is killed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.core.recovery.supervision import (
+    KILLED_AFTER_LOOKS,
     MAX_SHORT_LIVES,
     SHORT_LIFE_NS,
     Supervision,
@@ -58,3 +59,15 @@ def test_nothing_that_may_still_run_is_forgotten(lives: list[tuple[int, int]]) -
     since = took_part[-1] if took_part else 0
     newest = lives[since][1]
     assert told == Predecessor(tuple(pid for pid, _ in lives[since:]), newest)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 2 * KILLED_AFTER_LOOKS)), max_size=9))
+def test_who_is_stopped_at_so_many_looks_in_a_row_is_killed_and_nobody_else(
+    spans: list[tuple[bool, int]],
+) -> None:
+    supervision, row = Supervision(), 0
+    for is_stopped, looks in spans:
+        for _ in range(looks):
+            row = row + 1 if is_stopped else 0
+            is_due = row > 0 and row % KILLED_AFTER_LOOKS == 0
+            assert supervision.is_to_be_killed(is_stopped) == is_due

@@ -19,6 +19,7 @@ from keepstep.model.messages.keeper_agent import (
     PeerDead,
 )
 from keepstep.model.messages.keeper_rank import (
+    AreYouThere,
     BeginMesh,
     CannotListen,
     Listen,
@@ -31,10 +32,12 @@ from keepstep.runtime.agent.keeper_client import (
     SEARCH_AGAIN_NS,
     AgentKeeperClient,
 )
+from keepstep.runtime.keeper_watch import GIVEN_UP_AFTER_LOOKS, LOOK_NS
 from tests.runtime.fakes import AgentRoom, FakeBox
 
 MESH = Mesh(5, 1, (Member(0, "a", 1, 10, 2), Member(1, "host0", 2, 20, 2)), "secret")
 WITHIN_NS = 1_000
+GIVEN_UP_NS = GIVEN_UP_AFTER_LOOKS * LOOK_NS
 
 
 class Line:
@@ -209,3 +212,30 @@ def test_a_busy_keeper_is_not_waited_for(line: Line) -> None:
     assert line.over == 1 and line.room.journal.kinds == ["keeper-busy"]
     line.box.dies()
     assert line.over == 1
+
+
+@pytest.mark.parametrize("waits_for", ["listening", "mesh", "end"])
+def test_a_keeper_that_hangs_while_it_is_waited_for_is_ended(line: Line, waits_for: str) -> None:
+    if waits_for == "end":
+        line.client.end(True, "well", 2 * GIVEN_UP_NS, line._over)
+    else:
+        line.listen()
+    if waits_for == "mesh":
+        line.box.says(Listening("host0", 2, 20, -1))
+        line.client.begin_mesh(MESH)
+    hanging = line.box
+    line.room.time.pass_ns(GIVEN_UP_NS)
+    assert line.room.keepers.ended == [hanging] and "keeper-stuck" in line.room.journal.kinds
+    if waits_for == "end":
+        assert line.box.of(JobEnded) == [JobEnded(True, "well")]
+    else:
+        assert line.box.of(Listen)[-1].host == "host0"
+
+
+def test_nobody_is_asked_for_a_sign_of_life_while_nothing_is_waited_for(line: Line) -> None:
+    line.listen()
+    line.box.says(Listening("host0", 2, 20, -1))
+    line.client.begin_mesh(MESH)
+    line.box.says(MeshKnown(5))
+    line.room.time.pass_ns(10 * GIVEN_UP_NS)
+    assert not line.room.keepers.ended and not line.box.of(AreYouThere)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from keepstep.model.launch import Predecessor
+from keepstep.model.units import MS_NS
 from keepstep.runtime.agent.supervisor import (
     PREDECESSOR,
     REPORT,
@@ -67,6 +68,16 @@ def test_a_killed_one_is_followed_by_one_that_knows(tmp_path: Path) -> None:
     assert code == 0 and predecessor_of({PREDECESSOR: second[0]}) == Predecessor(
         (int(first[3]),), 7
     )
+
+
+def test_one_that_stays_stopped_is_killed_and_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("keepstep.runtime.agent.supervisor.LOOK_NS", MS_NS)
+    program = "if PREDECESSOR not in os.environ:\n    os.kill(os.getpid(), signal.SIGSTOP)"
+    code, (first, second) = run(tmp_path, program)
+    assert code == 0
+    assert predecessor_of({PREDECESSOR: second[0]}) == Predecessor((int(first[3]),), -1)
 
 
 def test_who_dies_before_it_takes_part_hands_on_what_it_was_told(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from keepstep.errors import KeeperError, KeepstepError
 from keepstep.model.mesh import Member, Mesh
 from keepstep.model.messages.keeper_rank import (
+    AreYouThere,
     Attach,
     BeginMesh,
     CannotListen,
@@ -27,11 +28,13 @@ from keepstep.model.messages.keeper_rank import (
     StateLoaded,
     StateOffered,
     StateUnusable,
+    StillHere,
     TrainingPermitted,
     VoteRefused,
     WantCheckpoint,
 )
 from keepstep.model.snapshot import Stamp
+from keepstep.runtime.keeper_watch import GIVEN_UP_AFTER_LOOKS, LOOK_NS
 from keepstep.runtime.rank.keeper_client import (
     LISTEN_WITHIN_NS,
     SEARCH_AGAIN_NS,
@@ -39,6 +42,7 @@ from keepstep.runtime.rank.keeper_client import (
 )
 from tests.runtime.fakes import RankRoom
 
+GIVEN_UP_NS = GIVEN_UP_AFTER_LOOKS * LOOK_NS
 OFFER = StateOffered(4, "memory", 7, 1, "all hold it")
 JOIN = JoinVote(rank=1, world_size=2, incarnation=1, holds=())
 GO = TrainingPermitted(2, 4, "memory", Stamp(7, 1), 0, "why")
@@ -250,3 +254,50 @@ def test_a_keeper_that_takes_over_is_told_the_mesh_with_its_own_life_in_it(line:
     [told] = box.of(BeginMesh)
     assert told.mesh.members == (MESH.members[0], Member(1, "b", 7, 30, 1))
     assert box.sent[-1] == Attach(1, 2)
+
+
+def test_a_keeper_that_hangs_over_the_vote_is_ended_and_the_next_one_asked(line: Line) -> None:
+    hanging = line.room.keepers.box
+    line.client.join(JOIN)
+    assert not line.client.is_silent
+    line.room.time.pass_ns(GIVEN_UP_NS - LOOK_NS)
+    assert line.client.is_silent
+    line.room.time.pass_ns(LOOK_NS)
+    assert line.room.keepers.ended == [hanging] and not line.client.is_silent
+    assert line.room.keepers.box.sent == [JOIN]
+    assert line.room.journal.kinds == ["keeper-stuck", "keeper-lost"]
+
+
+def test_a_keeper_that_answers_may_take_its_time(line: Line) -> None:
+    line.client.join(JOIN)
+    line.persist()
+    for _ in range(20):
+        line.room.time.pass_ns(GIVEN_UP_NS - LOOK_NS)
+        assert line.room.keepers.box.sent[-1] == AreYouThere()
+        line.room.keepers.box.says(StillHere())
+    assert not line.room.keepers.ended and not line.answers
+
+
+def test_nobody_is_asked_for_a_sign_of_life_while_the_rank_trains(line: Line) -> None:
+    line.client.join(JOIN)
+    line.client.loaded(OFFER)
+    line.room.keepers.box.says(GO)
+    line.client.leave_vote()
+    line.room.time.pass_ns(10 * GIVEN_UP_NS)
+    assert not line.room.keepers.ended and not line.room.keepers.box.of(AreYouThere)
+
+
+def test_a_keeper_that_hangs_over_a_checkpoint_answers_by_its_end(line: Line) -> None:
+    line.persist()
+    line.room.time.pass_ns(GIVEN_UP_NS)
+    assert [answer.ok for answer in line.answers] == [False]
+    assert line.room.keepers.box.sent == [Attach(1, 2)]
+
+
+def test_a_keeper_that_hangs_over_listening_is_followed_by_one_that_is_asked(line: Line) -> None:
+    answers: list[Listening | str] = []
+    line.client.listen_at("a", 0, answers.append)
+    line.room.time.pass_ns(GIVEN_UP_NS)
+    assert line.room.keepers.box.sent == [Listen("a", 0)], "and not told that this rank trains"
+    line.room.keepers.box.says(Listening("a", 5, 10, -1))
+    assert answers == [Listening("a", 5, 10, -1)]

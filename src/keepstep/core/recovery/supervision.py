@@ -1,7 +1,9 @@
-"""Supervision: whether an agent that has ended is followed by another one.
+"""Supervision: whether an agent that has ended is followed by another one, and whether one that is
+stopped is to be killed.
 
-Comes in: how an agent ended, what it had said, how long it lived. Goes out: the exit code of
-`keepstep run` on this node, or that another agent is to be started.
+Comes in: looks at the agent; how it ended, what it had said, how long it lived. Goes out: that it
+is to be killed; the exit code of `keepstep run` on this node, or that another agent is to be
+started.
 
 An agent that is killed is followed by another one, but not for ever: a few short lives in a row are
 no accident. Nobody follows an agent that had said its last word: the memory may be gone by then,
@@ -17,6 +19,8 @@ from keepstep.model.units import S_NS
 
 SHORT_LIFE_NS = 10 * S_NS
 MAX_SHORT_LIVES = 3
+LOOK_NS = 1 * S_NS
+KILLED_AFTER_LOOKS = 30
 
 
 @dataclass(slots=True)
@@ -24,6 +28,16 @@ class Supervision:
     """Of one node's agents, one after the other."""
 
     short_lives: int = 0
+    stopped_looks: int = 0
+
+    def is_to_be_killed(self, is_stopped: bool) -> bool:
+        """At each look at an agent that lives: whether it was stopped at so many in a row. Looks
+        are counted, not time: while the supervisor is stopped itself it does not look."""
+        self.stopped_looks = self.stopped_looks + 1 if is_stopped else 0
+        if self.stopped_looks < KILLED_AFTER_LOOKS:
+            return False
+        self.stopped_looks = 0
+        return True
 
     def exit_code(
         self, code: int, last_word: int | None, signum: int | None, lived_ns: int

@@ -69,9 +69,15 @@ class KeeperSocket:
                 f"the keeper (process {box.pid}) has other settings, and another one takes its "
                 f"place: {'; '.join(others)}",
             )
+        self.end(box)
         box.close()
-        with suppress(ProcessLookupError):
-            os.kill(box.pid, signal.SIGKILL)
+
+    def end(self, box: Box) -> None:
+        """The kernel has named the process, as one of this user's; while the connection is there
+        nobody else has its number. One in another PID namespace has none here: 0."""
+        if box.pid > 0:
+            with suppress(ProcessLookupError):
+                os.kill(box.pid, signal.SIGKILL)
 
     def start(self, then: Callable[[KeepstepError | None], None]) -> None:
         settings = self._settings

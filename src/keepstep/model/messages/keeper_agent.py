@@ -1,5 +1,5 @@
 """What an agent and the keeper of its node say to each other, over a unix socket, beside what a
-rank says too (`keeper_rank.py`: Listen, BeginMesh, CountTraffic)."""
+rank says too (`keeper_rank.py`: Listen, BeginMesh, AreYouThere, CountTraffic)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import ClassVar
 
 from keepstep.model.bounds import Count, Rank, Sentence
 from keepstep.model.messages.keeper_rank import (
+    AreYouThere,
     BeginMesh,
     CannotListen,
     CountTraffic,
     Listen,
     Listening,
     NotUnderstood,
+    StillHere,
     TrafficCounted,
 )
 
@@ -77,7 +79,23 @@ class MemoryKept:
     why: Sentence
 
 
-FromAgent = AgentHere | JobEnded | RemoveMemory | Listen | BeginMesh | CountTraffic | NotUnderstood
+FromAgent = (
+    AgentHere
+    | JobEnded
+    | RemoveMemory
+    | Listen
+    | BeginMesh
+    | AreYouThere
+    | CountTraffic
+    | NotUnderstood
+)
 ToAgent = (
-    MeshKnown | PeerDead | MemoryKept | Listening | CannotListen | TrafficCounted | NotUnderstood
+    MeshKnown
+    | PeerDead
+    | MemoryKept
+    | Listening
+    | CannotListen
+    | StillHere
+    | TrafficCounted
+    | NotUnderstood
 )

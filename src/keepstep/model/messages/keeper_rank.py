@@ -209,6 +209,20 @@ class BeginMesh:
 
 
 @dataclass(frozen=True, slots=True)
+class AreYouThere:
+    """Who waits for the keeper has heard nothing of it for a while."""
+
+    KIND: ClassVar[str] = "are-you-there"
+
+
+@dataclass(frozen=True, slots=True)
+class StillHere:
+    """Answers `AreYouThere`, at once."""
+
+    KIND: ClassVar[str] = "still-here"
+
+
+@dataclass(frozen=True, slots=True)
 class CountTraffic:
     """How much has crossed the keeper's links?"""
 
@@ -244,6 +258,7 @@ FromRank = (
     | Goodbye
     | Listen
     | BeginMesh
+    | AreYouThere
     | CountTraffic
     | NotUnderstood
 )
@@ -256,6 +271,7 @@ ToRank = (
     | Released
     | Listening
     | CannotListen
+    | StillHere
     | TrafficCounted
     | NotUnderstood
 )

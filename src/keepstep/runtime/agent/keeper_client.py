@@ -1,7 +1,8 @@
 """Keeper client of the agent: keeps the node's keeper alive while the job runs, tells it where to
 listen, who the other nodes are, and the end.
 
-A keeper that dies is replaced; the next one is told the same. Never stops the job.
+A keeper that dies, or is waited for and hangs, is replaced; the next one is told the same. Never
+stops the job.
 
 Comes in: the keeper's messages. Goes out: the agent's, and calls of the `KeeperEvents`.
 """
@@ -34,11 +35,12 @@ from keepstep.model.messages.keeper_rank import (
 from keepstep.model.units import MS_NS, S_NS, human_ns
 from keepstep.ports import Box, Timer
 from keepstep.runtime.agent.world import AgentWorld
+from keepstep.runtime.keeper_watch import KeeperWatch
 
 SEARCH_AGAIN_NS = 5 * S_NS
 DYING_NS = 10 * MS_NS  # a dying keeper may still be connected to for a moment
 DIES_WITHIN_NS = 1 * S_NS  # who lives longer lives, and the connection broke
-LISTEN_WITHIN_NS = 10 * S_NS
+LISTEN_WITHIN_NS = 45 * S_NS  # long enough for the next keeper, if this one hangs
 
 
 class KeeperEvents(Protocol):
@@ -59,11 +61,18 @@ class AgentKeeperClient:
         self._box: Box | None = None
         self._pid = 0  # of the keeper that is there, or was last
         self._mesh: Mesh | None = None
+        self._untold: int | None = None  # the version of a mesh that it has not said it knows
         self._lost_ns = 0
         self._asked: Callable[[Listening | str], None] | None = None
         self._asked_host = ""
         self._ending: _Ending | None = None
         self.listens: Listening | None = None  # where it was last heard to, once it was asked
+        self._watch = KeeperWatch(world.timers, world.journal, world.keepers, self._awaited)
+
+    def _awaited(self) -> Box | None:
+        """The keeper's connection, while it is waited for."""
+        asked = self._asked is not None or self._untold is not None
+        return self._box if asked or self._ending is not None else None
 
     # -- finding it
 
@@ -145,6 +154,7 @@ class AgentKeeperClient:
         if self._box is not None:
             after = 0 if self.listens is None else self.listens.incarnation
             self._box.send(Listen(host, port, after))
+            self._watch.begin()
 
     def _listening(self, answer: Listening) -> None:
         self.listens = answer
@@ -187,11 +197,14 @@ class AgentKeeperClient:
             me = mesh.members[mesh.node]
             mine = replace(me, port=listens.port, incarnation=listens.incarnation)
             members = (*mesh.members[: mesh.node], mine, *mesh.members[mesh.node + 1 :])
+            self._untold = mesh.version
             self._box.send(BeginMesh(replace(mesh, members=members)))
+            self._watch.begin()
 
     # -- what it says
 
     def hear(self, box: Box, message: ToAgent) -> None:
+        self._watch.heard()
         match message:
             case Listening():
                 self._listening(message)
@@ -200,6 +213,8 @@ class AgentKeeperClient:
             case PeerDead(mesh_version=version, node=node, why=why):
                 self._hearer.peer_dead(version, node, why)
             case MeshKnown(mesh_version=version):
+                if version == self._untold:
+                    self._untold = None
                 self._hearer.mesh_known(version)
             case MemoryKept(why=why):
                 if self._ending is not None:
@@ -209,7 +224,7 @@ class AgentKeeperClient:
                 told = f"the keeper (process {self._pid}) does not understand this agent: {why}"
                 self._world.journal.record("not-understood", told, WARNING)
             case _:
-                pass  # counts of traffic, which nobody has asked for
+                pass  # a sign of life; or counts of traffic, which nobody has asked for
 
     # -- the end
 
@@ -229,6 +244,7 @@ class AgentKeeperClient:
         ending.late = self._world.timers.after(within_ns, late)
         if self._box is not None:
             self._box.send(ending.last_word)
+            self._watch.begin()
         else:
             self._replace(ending)
 
@@ -247,6 +263,7 @@ class AgentKeeperClient:
             else:
                 self._greet(box)
                 box.send(ending.last_word)
+                self._watch.begin()
 
         def missing(error: KeepstepError) -> None:
             told = f"no keeper to clean up ({error}): `keepstep clean` removes {self._job_dir}"

@@ -6,7 +6,8 @@ exit code. Imports no torch, and knows nothing of the job but what an agent keep
 that follows it: whatever could make the agent fail is not here. An agent that is killed is followed
 by another one, which ends what the first one's ranks were doing and has them start from memory; the
 ranks of other nodes stay in their process. Nobody follows an agent that had said its last word: the
-memory may be gone by then, and what is done would be begun from nothing.
+memory may be gone by then, and what is done would be begun from nothing. An agent that stays
+stopped is killed.
 
 Invariant: at most one agent lives; when the supervisor is killed its agent dies with it, and the
 ranks train on without one.
@@ -18,6 +19,7 @@ import ctypes
 import logging
 import os
 import secrets
+import select
 import signal
 import struct
 import subprocess
@@ -27,9 +29,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from keepstep.core.recovery.supervision import MAX_SHORT_LIVES, Supervision, predecessor
+from keepstep.core.recovery.supervision import (
+    KILLED_AFTER_LOOKS,
+    LOOK_NS,
+    MAX_SHORT_LIVES,
+    Supervision,
+    predecessor,
+)
 from keepstep.edge.os.orphans import end_orphans
+from keepstep.edge.probes.process import read_process
 from keepstep.model.launch import RUN, Predecessor
+from keepstep.model.units import MS_NS, S_NS
 
 # In the environment of an agent: its supervisor's process; the agents before it, as processes and
 # attempt; the descriptor of a file in which it keeps what the next one must know.
@@ -57,6 +67,7 @@ class _Supervisor:
         self._command = [sys.executable, "-m", "keepstep.cli.main", *arguments]
         run = secrets.token_hex(8)
         self._environ = {**environ, SUPERVISOR: str(os.getpid()), RUN: run}
+        self._supervision = Supervision()
         self._agent: subprocess.Popen[bytes] | None = None
         self._signalled: int | None = None  # the first signal that was forwarded
 
@@ -64,7 +75,7 @@ class _Supervisor:
         for signum in SIGNALS:
             if signal.getsignal(signum) != signal.SIG_IGN:  # a shell's `nohup`
                 signal.signal(signum, self._forward)
-        supervision = Supervision()
+        supervision = self._supervision
         before: Predecessor | None = None
         while True:
             began_ns = time.monotonic_ns()
@@ -95,12 +106,29 @@ class _Supervisor:
             self._agent = subprocess.Popen(
                 self._command, env={**self._environ, REPORT: str(report)}, **alone
             )
-            code = self._agent.wait()
+            code = self._watch(self._agent)
             (attempt,) = _ATTEMPT.unpack(os.pread(report, _ATTEMPT.size, 0))
             (last_word,) = _LAST_WORD.unpack(os.pread(report, _LAST_WORD.size, _ATTEMPT.size))
         finally:
             os.close(report)
         return code, self._agent.pid, attempt, last_word if last_word >= 0 else None
+
+    def _watch(self, agent: subprocess.Popen[bytes]) -> int:
+        """Until its end: its exit code."""
+        ended = select.poll()
+        fd = os.pidfd_open(agent.pid)
+        try:
+            ended.register(fd, select.POLLIN)
+            while not ended.poll(LOOK_NS // MS_NS):
+                is_stopped = read_process(agent.pid).state == "stopped"
+                if self._supervision.is_to_be_killed(is_stopped):
+                    stopped_s = KILLED_AFTER_LOOKS * LOOK_NS // S_NS
+                    told = "the agent (process %d) has been stopped for %d s and is killed"
+                    log.warning(told, agent.pid, stopped_s)
+                    agent.kill()
+        finally:
+            os.close(fd)
+        return agent.wait()
 
     def _end_ranks(self, agent_pids: Sequence[int]) -> None:
         """Nobody would watch them, and they would wait for each other for ever."""

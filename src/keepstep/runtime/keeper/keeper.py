@@ -35,6 +35,7 @@ from keepstep.model.messages.keeper_agent import (
     RemoveMemory,
 )
 from keepstep.model.messages.keeper_rank import (
+    AreYouThere,
     Attach,
     BeginMesh,
     CannotListen,
@@ -49,6 +50,7 @@ from keepstep.model.messages.keeper_rank import (
     Released,
     StateLoaded,
     StateUnusable,
+    StillHere,
     ToRank,
     TrafficCounted,
     WantCheckpoint,
@@ -191,6 +193,8 @@ class Keeper:
                 box.send(self._listen(host, port, after))
             case BeginMesh(mesh):
                 self._mesh_told(box, mesh)
+            case AreYouThere():
+                box.send(StillHere())
             case CountTraffic():
                 counts = self.inbox.counts() if self.inbox is not None else {}
                 box.send(TrafficCounted(counts))

@@ -2,7 +2,7 @@
 
 Asks where to resume, hears offers, asks for checkpoints. A keeper that dies is replaced and told
 who is training, or asked again if it was being asked; training notices nothing. Every request is
-answered: by the keeper, or because it died.
+answered: by the keeper, or because it died, or hung and was ended.
 
 Comes in: the keeper's messages. Goes out: the rank's, and calls of the `KeeperHearer`.
 """
@@ -39,10 +39,11 @@ from keepstep.model.messages.keeper_rank import (
 )
 from keepstep.model.units import S_NS
 from keepstep.ports import Box
+from keepstep.runtime.keeper_watch import KeeperWatch
 from keepstep.runtime.rank.world import RankWorld
 
 SEARCH_AGAIN_NS = 1 * S_NS
-LISTEN_WITHIN_NS = 15 * S_NS
+LISTEN_WITHIN_NS = 45 * S_NS  # long enough for the next keeper, if this one hangs
 
 Answered = Callable[[CheckpointDone], None]
 
@@ -78,10 +79,22 @@ class KeeperClient:
         self._loaded: StateLoaded | None = None  # what it has said last in answer to an offer
         self._permitted: TrainingPermitted | None = None  # what it trains by
         self._listening: Callable[[Listening | str], None] | None = None
+        self._listen: Listen | None = None  # what it was asked last
         self._tickets = itertools.count(1)
         self._waiting: dict[int, Answered] = {}
         self._said_goodbye = False
         self._is_over = False
+        self._watch = KeeperWatch(world.timers, world.journal, world.keepers, self._awaited)
+
+    def _awaited(self) -> Box | None:
+        """The keeper's connection, while this rank waits for an answer."""
+        waits = self._join is not None or self._listening is not None or bool(self._waiting)
+        return self._box if waits else None
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the keeper is waited for and gives no sign of life."""
+        return self._watch.is_silent
 
     # -- finding it
 
@@ -124,10 +137,13 @@ class KeeperClient:
             box.close()
             return
         self._box = box
-        if self._mesh is None:
+        mesh = self._mesh
+        if mesh is None and self._listening is not None:  # it does not train yet
+            self._ask(self._listen)
+            return
+        if mesh is None:
             self._introduce()
             return
-        mesh = self._mesh
         me = mesh.members[mesh.node]
 
         def listening(answer: Listening | str) -> None:
@@ -145,7 +161,7 @@ class KeeperClient:
         if self._join is None:
             self._send(Attach(self._rank, self._world_size, self._permitted))
             return
-        self._send(self._join)
+        self._ask(self._join)
         if self._loaded is not None:  # others may have been permitted to train on from there
             self._send(self._loaded)
 
@@ -157,8 +173,8 @@ class KeeperClient:
         """Have the keeper listen to other nodes there; port 0: at a free one. `then` hears where it
         does, or why it cannot. `after`: the incarnation of the keeper before."""
         self._listening = then
-        asked = Listen(host, port, after)
-        self._send(asked)
+        self._listen = Listen(host, port, after)
+        self._ask(self._listen)
 
         def late() -> None:
             if self._listening is then:
@@ -182,7 +198,7 @@ class KeeperClient:
         """Ask where to resume. A keeper that takes over is asked again."""
         self._join = question
         self._loaded = self._permitted = None
-        self._send(question)
+        self._ask(question)
 
     def leave_vote(self) -> None:
         """Nothing that is said about the vote counts any more."""
@@ -215,7 +231,7 @@ class KeeperClient:
         in `WantCheckpoint`."""
         ticket = next(self._tickets)
         self._waiting[ticket] = answered
-        if not self._send(WantCheckpoint(ticket, step, why[:1000], steps_follow)):
+        if not self._ask(WantCheckpoint(ticket, step, why[:1000], steps_follow)):
             del self._waiting[ticket]
             answered(CheckpointDone(ticket, False, None, "there is no keeper to ask"))
 
@@ -239,9 +255,16 @@ class KeeperClient:
     def _send(self, message: object) -> bool:
         return self._box is not None and self._box.send(message)
 
+    def _ask(self, message: object) -> bool:
+        """Send what is to be answered."""
+        is_sent = self._send(message)
+        self._watch.begin()
+        return is_sent
+
     # -- what it says
 
     def hear(self, box: Box, message: ToRank) -> None:
+        self._watch.heard()
         match message:
             case CheckpointDone(ticket=ticket):
                 answered = self._waiting.pop(ticket, None)
@@ -274,7 +297,7 @@ class KeeperClient:
             case VoteRefused(why=why) | NotUnderstood(why=why):
                 hearer.refused(why)
             case _:
-                pass  # counts of traffic, which ranks do not ask for
+                pass  # a sign of life; or counts of traffic, which ranks do not ask for
 
     def release(self) -> None:
         """In a forked child: let the parent alone hold the connection."""

@@ -83,10 +83,10 @@ class Resumption:
             if self._is_over:
                 return
             waited = human_ns(IMPATIENT_NS)
-            why = (
-                f"rank {self._who.rank} has waited {waited} more for the other ranks to ask "
-                "where to resume"
-            )
+            what = "the other ranks to ask where to resume"
+            if self._keeper.is_silent:
+                what = "its keeper to answer"
+            why = f"rank {self._who.rank} has waited {waited} more for {what}"
             self._world.journal.record("waiting", why)
             self._wait_patiently()
 

@@ -262,6 +262,12 @@ class SimKeeperDoor:
         self._node.start_keeper()
         self._process.after(MS_NS, then, None)
 
+    def end(self, box: Box) -> None:
+        keeper = self._node.keeper
+        is_failing = self._process.touch("end keeper")
+        if not is_failing and keeper is not None and keeper.process.pid == box.pid:
+            keeper.process.end("killed: it did not answer")
+
     def in_vain(self, within_ns: int) -> KeeperError:
         return KeeperError(f"no keeper answered within {within_ns // S_NS} s")
 
