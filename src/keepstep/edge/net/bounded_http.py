@@ -23,6 +23,9 @@ class BoundedServer(ThreadingMixIn, WSGIServer):
 
     daemon_threads = True
     block_on_close = False
+    # A burst of strangers is taken in at once and hung up on; in a short queue a reader would wait
+    # for seconds behind them.
+    request_queue_size = 128
 
     def __init__(self, *arguments: Any) -> None:
         self._open: OrderedDict[socket.socket, None] = OrderedDict()
@@ -32,7 +35,8 @@ class BoundedServer(ThreadingMixIn, WSGIServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
             self._open[request] = None
-            oldest = next(iter(self._open)) if len(self._open) > MAX_CONNECTIONS else None
+            is_one_too_many = len(self._open) > MAX_CONNECTIONS
+            oldest = self._open.popitem(last=False)[0] if is_one_too_many else None
         if oldest is not None:
             _hang_up(oldest)
         super().process_request(request, client_address)
