@@ -105,6 +105,17 @@ class Acts:
         self._job.lose_machine(node)
         return f"lost machine {node.machine.number}"
 
+    def lose_machine_at_call(self, node: SimNode, agent: Process, call: int) -> str:
+        """At the `call`-th port call of its agent from now on."""
+
+        def ended() -> None:
+            if agent.dies_at_call == 0 and node.machine.alive and not self._is_over:
+                self._job.lose_machine(node)
+
+        agent.dies_at_call = call
+        agent.on_end.append(ended)
+        return f"machine {node.machine.number} is to be lost at a call of its agent"
+
     def jump_clock(self, machine: Machine, by_ns: int) -> str:
         machine.clock.wall_error_ns += by_ns
         return f"the wall clock of machine {machine.number} jumps"

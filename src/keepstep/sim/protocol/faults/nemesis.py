@@ -15,6 +15,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from itertools import accumulate
+from random import Random
 
 from keepstep.model.snapshot import SlotState
 from keepstep.model.units import MS_NS, PAGE_BYTES, S_NS
@@ -25,6 +26,7 @@ from keepstep.sim.protocol.job.program import Program
 from keepstep.sim.protocol.world.world import Process
 
 AGAIN = 0.35  # how often something else goes wrong while all recover
+LOST_WHILE_THEY_MEET = 0.25  # in so many runs machines are lost while agents meet, at each strike
 SOON_NS = 3 * S_NS
 
 
@@ -38,6 +40,9 @@ class Nemesis:
         self._acts = Acts(job)
         self._over = False
         plan = job.plan
+        meetings = self._world.stream("meetings")
+        is_one = job.has_many_agents and meetings.random() < LOST_WHILE_THEY_MEET
+        self._meetings = meetings if is_one else None
         for _ in range(plan.faults):
             at_ns = self._random.randrange(max(1, plan.faults_until_ns))
             self._world.after(at_ns, None, self._strike)
@@ -102,6 +107,8 @@ class Nemesis:
         self._job.struck(what)
         if self._random.random() < AGAIN:
             self._world.after(self._random.randrange(SOON_NS), None, self._strike)
+        if self._meetings is not None:
+            self._lose_machine_within(self._meetings)
 
     def _heal(self) -> None:
         self._over = True
@@ -213,6 +220,14 @@ class Nemesis:
         if self._has_ended(node):
             return None  # the job is over there: nobody would miss it
         return self._acts.lose_machine(node)
+
+    def _lose_machine_within(self, chance: Random) -> None:
+        """At one of the next calls of its agent, which meets the others, after what has just gone
+        wrong."""
+        node = chance.choice(self._job.living_nodes())
+        call = 1 + chance.randrange(80)
+        if node.agent is not None and node.agent.process.alive and not self._has_ended(node):
+            self._job.struck(self._acts.lose_machine_at_call(node, node.agent.process, call))
 
     def _has_ended(self, node: SimNode) -> bool:
         """Whether keepstep has, or is about to."""
