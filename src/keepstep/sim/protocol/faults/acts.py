@@ -110,7 +110,7 @@ class Acts:
 
         def ended() -> None:
             if agent.dies_at_call == 0 and node.machine.alive and not self._is_over:
-                self._job.lose_machine(node)
+                self._job.struck(self.lose_machine(node))
 
         agent.dies_at_call = call
         agent.on_end.append(ended)
