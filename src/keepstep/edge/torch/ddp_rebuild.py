@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from keepstep.edge.torch.grad_scalers import renew_grad_scalers
+from keepstep.edge.torch.leftovers import drop_leftovers
 from keepstep.edge.torch.pipelines import renew_pipelines
 
 
@@ -24,7 +24,7 @@ def renew(objects: Iterable[Any]) -> None:
     """Before the first step after a regroup, on every rank that stayed. Raises RuntimeError when
     that cannot be done in this process."""
     renew_pipelines()
-    renew_grad_scalers()
+    drop_leftovers()
     for thing in objects:
         if isinstance(thing, torch.nn.Module):
             for module in thing.modules():
