@@ -74,9 +74,58 @@ def test_accelerate(tmp_path: Path, ranks: int) -> None:
 def test_trl(tmp_path: Path, ranks: int) -> None:
     ends_with = (
         "trainer.model.state_dict(), trainer.optimizer.optimizer.state_dict(), "
-        "trainer.state.global_step"
+        "trainer.state.global_step, "
+        "[{k: v for k, v in e.items() if not k.startswith('train_')} "
+        "for e in trainer.state.log_history]"
     )
     run(tmp_path, "trl_sft", "trl", ends_with, ranks, held_step=3)
+
+
+@pytest.mark.parametrize("held_step", [3, 15])  # of 12 in an epoch
+def test_trl_with_an_order_of_random_numbers(tmp_path: Path, held_step: int) -> None:
+    """A sampler that draws an epoch's order from the process's generator."""
+    pytest.importorskip("trl", reason="trl is not installed: pip install '.[integrations]'")
+    example = (EXAMPLES / "trl_sft.py").read_text()
+    by_length = 'num_train_epochs=2, train_sampling_strategy="group_by_length",'
+    script = example.replace("num_train_epochs=2,", by_length)
+    assert script != example
+    ends_with = "trainer.model.state_dict(), trainer.optimizer.optimizer.state_dict()"
+    killed_and_undisturbed(tmp_path, script, ends_with, 1, held_step)
+
+
+GRPO_ENDS_WITH = (
+    "trainer.model.state_dict(), trainer.optimizer.optimizer.state_dict(), "
+    "trainer.lr_scheduler.state_dict(), trainer.ref_model.state_dict(), "
+    "trainer.state.global_step, trainer.state.epoch, trainer._step, trainer._buffered_inputs, "
+    "reward.said, "
+    "{name: list(column) for name, column in trainer._logs['rewards'].items()}, "
+    "[{k: v for k, v in e.items() if k != 'step_time' and not k.startswith('train_')} "
+    "for e in trainer.state.log_history]"
+)
+
+
+@pytest.mark.parametrize(("ranks", "held_step"), [(1, 18), (1, 30), (2, 5), (2, 10)])
+def test_trl_that_generates(tmp_path: Path, ranks: int, held_step: int) -> None:
+    """In the midst of four updates on the same completions, in the first epoch and the second."""
+    run(tmp_path, "trl_grpo", "trl", GRPO_ENDS_WITH, ranks, held_step)
+
+
+@pytest.mark.parametrize(
+    ("written", "instead"),
+    [
+        ("GRPO", "RLOO"),
+        (
+            "num_iterations=2,",
+            "num_iterations=2, use_adaptive_entropy=True, entropy_coef=0.1, entropy_target=3.45,",
+        ),
+    ],
+)
+def test_another_trainer_that_generates(tmp_path: Path, written: str, instead: str) -> None:
+    pytest.importorskip("trl", reason="trl is not installed: pip install '.[integrations]'")
+    example = (EXAMPLES / "trl_grpo.py").read_text()
+    script = example.replace(written, instead)
+    assert script != example
+    killed_and_undisturbed(tmp_path, script, GRPO_ENDS_WITH, 1, 18)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

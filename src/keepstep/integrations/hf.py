@@ -19,12 +19,20 @@ import transformers
 from transformers.trainer_callback import ExportableState
 
 import keepstep
+from keepstep.edge.torch.rng import read_rng, write_rng
 from keepstep.errors import ConfigError
 from keepstep.integrations.boundary import Boundary
+from keepstep.integrations.trl import trl_components
 
 # In the place of a checkpoint's directory: the Trainer skips batches only when there is one.
 FROM_MEMORY = "<keepstep>"
-HOOKS = ("_init_training_state", "_prepare_for_training", "_run_epoch", "_load_rng_state")
+HOOKS = (
+    "_get_train_sampler",
+    "_init_training_state",
+    "_prepare_for_training",
+    "_run_epoch",
+    "_load_rng_state",
+)
 
 
 class TrainerProtection:
@@ -34,6 +42,11 @@ class TrainerProtection:
     """
 
     keepstep_config: keepstep.Config | Mapping[str, Any] | None = None
+    _keepstep_sampler: Any = None
+
+    def keepstep_components(self) -> dict[str, Any]:
+        """To be overridden. What else is to be protected, by names as `protect` takes them."""
+        return {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -43,6 +56,10 @@ class TrainerProtection:
                 f"{cls.__name__}: expected a Trainer of transformers 5, found one without "
                 f"{', '.join(missing)}"
             )
+
+    def _get_train_sampler(self: Any, *args: Any) -> Any:
+        self._keepstep_sampler = super()._get_train_sampler(*args)  # type: ignore[misc]
+        return self._keepstep_sampler
 
     def get_train_dataloader(self: Any) -> Any:
         self._keepstep_dataloader = super().get_train_dataloader()  # type: ignore[misc]
@@ -63,6 +80,7 @@ class TrainerProtection:
             max_steps, self._keepstep_dataloader, resume_from_checkpoint
         )
         position = TrainerPosition(self)
+        self._keepstep_position = position
         scaler = getattr(self.accelerator, "scaler", None)
         job = keepstep.protect(
             self.keepstep_config,
@@ -71,6 +89,8 @@ class TrainerProtection:
             scheduler=self.lr_scheduler,
             trainer=position,
             **({} if scaler is None else {"scaler": scaler}),
+            **trl_components(self),
+            **self.keepstep_components(),
         )
         self._keepstep_restored = job.step >= 0
         self.add_callback(TrainerSteps(Boundary(job), position))
@@ -86,7 +106,10 @@ class TrainerProtection:
     def _run_epoch(self: Any, **kwargs: Any) -> None:
         if self._keepstep_restored:
             kwargs["resume_from_checkpoint"] = FROM_MEMORY
+        self._keepstep_position.epoch_begins()
         super()._run_epoch(**kwargs)  # type: ignore[misc]
+        if self.state.global_step % kwargs["num_update_steps_per_epoch"] == 0:
+            self._keepstep_position.epoch_begins()
 
     def _load_rng_state(self: Any, checkpoint: str | None) -> None:
         if checkpoint != FROM_MEMORY:  # `Boundary` puts them back
@@ -101,6 +124,24 @@ class TrainerPosition:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._sums: dict[str, Any] | None = None
+        # The random states out of which the epoch's order is drawn.
+        self._order: dict[str, Any] | None = None
+        self._restored_order: dict[str, Any] | None = None
+
+    def epoch_begins(self) -> None:
+        """Before the epoch's order is drawn: out of the sampler's own generator, or the process's.
+        In a restarted process that is the same order then."""
+        generator = getattr(self._trainer._keepstep_sampler, "generator", None)
+        own = generator if isinstance(generator, torch.Generator) else None
+        if self._restored_order is not None:
+            write_rng(self._restored_order["process"])  # `Boundary` puts back those of the step
+            if own is not None and self._restored_order["sampler"] is not None:
+                own.set_state(self._restored_order["sampler"])
+            self._restored_order = None
+        self._order = {
+            "process": read_rng(),
+            "sampler": None if own is None else own.get_state(),
+        }
 
     def _stateful_callbacks(self) -> list[ExportableState]:
         found = [*self._trainer.callback_handler.callbacks, self._trainer.control]
@@ -116,6 +157,7 @@ class TrainerPosition:
             "callbacks": [(type(c).__name__, c.state()) for c in self._stateful_callbacks()],
             "sums": {name: getattr(trainer, name, 0) for name in self.SUMS},
             "loss": None if loss is None else loss.item(),
+            "order": self._order,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -128,6 +170,7 @@ class TrainerPosition:
                 for attribute, value in {**saved["args"], **saved["attributes"]}.items():
                     setattr(callback, attribute, value)
         self._sums = {**state["sums"], "_tr_loss": state["loss"]}
+        self._restored_order = state["order"]
 
     def training_begins(self) -> None:
         """The Trainer has set its sums to nothing: they are put back now."""
