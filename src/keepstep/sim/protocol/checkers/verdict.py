@@ -63,10 +63,10 @@ class Verdicts(Checker):
             self._final = verdict
 
     def _is_of_a_run_that_never_began(self, attempt: int, verdict: Verdict) -> bool:
-        """A node that first comes when the job has ended well waits for a new run. It is told to
-        end before that one has begun."""
-        is_done = self._final is not None and self._final.outcome == "done"
-        return is_done and verdict.outcome == "stop" and attempt not in self._formed
+        """A node that first comes when the job has ended, well or because it was told to, waits for
+        a new run. It is told to end before that one has begun."""
+        is_over = self._final is not None and self._final.outcome in ("done", "stop")
+        return is_over and verdict.outcome == "stop" and attempt not in self._formed
 
     def _could_be_said(self) -> bool:
         """Whether somebody of the newest attempt lived to say the last word. Who was told to end
