@@ -21,12 +21,24 @@ import torch
 
 def drop_leftovers() -> None:
     """Have the next step of every scaler and of every Accelerator begin as the first."""
+    for scaler in _instances(torch.amp.GradScaler):
+        if scaler.is_enabled():
+            scaler._per_optimizer_states.clear()  # it makes each anew when it is asked for
     accelerate: Any = sys.modules.get("accelerate.accelerator")
-    for found in gc.get_objects():
-        # by the type itself: `isinstance` would ask objects that pretend to be others
-        kind = type(found)
-        if issubclass(kind, torch.amp.GradScaler) and found.is_enabled():
-            found._per_optimizer_states.clear()  # it makes each anew when it is asked for
-        elif accelerate is not None and issubclass(kind, accelerate.Accelerator):
-            found.step = 0
-            found.gradient_state._set_sync_gradients(True)
+    if accelerate is not None:
+        for accelerator in _instances(accelerate.Accelerator):
+            accelerator.step = 0
+            accelerator.gradient_state._set_sync_gradients(True)
+
+
+def _instances(kind: type) -> list[Any]:
+    """By what refers to its class, which is quicker than a look at all objects."""
+    kinds = _with_subclasses(kind)
+    return [found for found in gc.get_referrers(*kinds) if type(found) in kinds]
+
+
+def _with_subclasses(kind: type[Any]) -> set[type[Any]]:
+    kinds = {kind}
+    for below in kind.__subclasses__():
+        kinds |= _with_subclasses(below)
+    return kinds
