@@ -6,10 +6,11 @@ INSTALLED := .venv/.installed
 PIP_INSTALL := $(BIN)/python -m pip install -qq --constraint constraints.txt
 
 # How long `make soak` lets the swarm run, from which seed on (fresh ones each time), and which of
-# the long tests it runs.
+# the long tests it runs; FUZZ: how many inputs each decoder gets.
 SWARM_S ?= 600
 SEED ?= $$(date +%s)
 SOAK ?= tests
+FUZZ ?= 100000
 
 # Tests that start no trainer: the quick ones.
 QUICK := $(wildcard tests/architecture tests/config tests/model tests/core tests/coding)
@@ -53,10 +54,11 @@ check: lint
 	@$(BIN)/python -m pytest -q $(QUICK)
 
 test: $(INSTALLED)
-	@$(BIN)/python -m pytest -q
+	@$(BIN)/python -m pytest -q --numprocesses auto --maxprocesses 4 --dist loadgroup
 
 soak: $(INSTALLED)
 	@first=$(SEED) && $(BIN)/python -m keepstep.sim.protocol.swarm --seeds $$first:$$((first + 1000000)) --within-s $(SWARM_S)
+	@$(BIN)/python -m tests.fuzz --inputs $(FUZZ)
 	@$(BIN)/python -m pytest -q -m soak $(SOAK)
 
 integrations: $(INSTALLED)

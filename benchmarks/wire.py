@@ -12,9 +12,9 @@ ratio.
     python benchmarks/wire.py --gbit 1 --gbit 4   # also: the share of a paced rate that is reached
 
 `known` is the keepers' figure when the sender names a checksum it has already (a slot's table),
-instead of computing one. CPU seconds per GiB are those of both processes together. A round trip is
-a message that the other keeper's handler sends back, confirmed both ways, over an idle link and
-while blocks cross it.
+instead of computing one; `signed` is the same with a MAC for every block (`block_mac`). CPU seconds
+per GiB are those of both processes together. A round trip is a message that the other keeper's
+handler sends back, confirmed both ways, over an idle link and while blocks cross it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from keepstep.model.messages.peers import MeshMessage, RanksEnded
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import GIB, MIB
 from keepstep.model.wire import Identity, Part, Span
-from keepstep.runtime.keeper.open_links import HASHING, new_link_table
+from keepstep.runtime.keeper.open_links import HASHING, new_link_table, wire_format
 
 SECRET, JOB = os.urandom(32), os.urandom(16)
 RING_BLOCKS = 16  # of memory at each end: larger than the caches, small enough for any machine
@@ -95,10 +95,11 @@ def keepers(
     secret: bytes,
     job: bytes,
     pacer: tcp.Pacer | None = None,
+    block_mac: str = "off",
 ) -> tuple[Peers, Keeper]:
     keeper = Keeper(ring)
     me = Identity(job, node, 1)
-    options = LinkOptions(hashing=HASHING, block_channels=channels)
+    options = LinkOptions(hashing=HASHING, block_channels=channels, format=wire_format(block_mac))
     peers = Peers(
         lambda shell: new_link_table(me, secret, keeper, shell, options),
         PeerOptions(pacer=pacer),
@@ -111,10 +112,14 @@ def receiver(pipe: Pipe, channels: int, block_bytes: int, secret: bytes, job: by
     CPU seconds when asked."""
     ring = memory(block_bytes, fill=False)
     listener = tcp.listen(("127.0.0.1", 0), tcp.TcpOptions())
-    peers, keeper = keepers(2, ring, channels, secret, job)
-    keeper.echoes = peers
-    pipe.send((listener.getsockname(), peers.address))
-    peers.connect(1, ("", 0))
+    both = []
+    for block_mac in ("off", "on"):
+        peers, keeper = keepers(2, ring, channels, secret, job, block_mac=block_mac)
+        keeper.echoes = peers
+        both.append(peers)
+    pipe.send((listener.getsockname(), [peers.address for peers in both]))
+    for peers in both:
+        peers.connect(1, ("", 0))
     socks = [listener.accept()[0] for _ in range(channels)]
     for index, sock in enumerate(socks):
         threading.Thread(
@@ -122,7 +127,8 @@ def receiver(pipe: Pipe, channels: int, block_bytes: int, secret: bytes, job: by
         ).start()
     while pipe.recv() == "cpu":
         pipe.send(time.process_time())
-    peers.close()
+    for peers in both:
+        peers.close()
 
 
 def receive_bare(
@@ -216,7 +222,7 @@ def compare(
     )
     process.start()
     ring = memory(block_bytes, fill=True)
-    bare_at, keeper_at = here.recv()
+    bare_at, (keeper_at, signing_at) = here.recv()
     socks = [tcp.dial(bare_at, "127.0.0.1", tcp.TcpOptions()) for _ in range(channels)]
     for sock in socks:
         sock.settimeout(None)
@@ -228,12 +234,16 @@ def compare(
     peers, keeper = keepers(1, ring, channels, SECRET, JOB)
     peers.connect(2, keeper_at)
     keeper.opened.wait()
+    signing, signer = keepers(1, ring, channels, SECRET, JOB, block_mac="on")
+    signing.connect(2, signing_at)
+    signer.opened.wait()
     blocks = round_bytes // block_bytes
     sums = [checksum(slot(ring, index, block_bytes)) for index in range(RING_BLOCKS)]
     schemes: dict[str, Callable[[], None]] = {
         "bare": lambda: send_bare(socks, ring, blocks, block_bytes),
         "keepers": lambda: send_keeper(peers, keeper, ring, blocks, block_bytes, None),
         "known": lambda: send_keeper(peers, keeper, ring, blocks, block_bytes, sums),
+        "signed": lambda: send_keeper(signing, signer, ring, blocks, block_bytes, sums),
     }
     names = list(schemes)
     taken: dict[str, list[dict[str, float]]] = {name: [] for name in schemes}
@@ -246,6 +256,7 @@ def compare(
     result["round_trip_idle"] = round_trips(peers, keeper, lambda count: count == 3000)
     result["round_trip_busy"] = round_trips_meanwhile(peers, keeper, schemes["known"])
     peers.close()
+    signing.close()
     for name, all_figures in taken.items():
         result[name] = {
             key: statistics.median(f[key] for f in all_figures) for key in all_figures[0]
@@ -255,6 +266,11 @@ def compare(
             for f, bare in zip(all_figures, taken["bare"], strict=True)
         ]
         result[name]["ratio"] = statistics.median(ratios)
+    result["signed_to_known"] = statistics.median(
+        signed["gib_per_s"] / known["gib_per_s"]
+        for signed, known in zip(taken["signed"], taken["known"], strict=True)
+    )
+    result["load"] = os.getloadavg()[0]
     result["paced"] = [paced(rate, ring, keeper_at, channels, block_bytes) for rate in gbit]
     here.send("end")
     process.join()
@@ -302,12 +318,16 @@ def main() -> None:
             f"{result['channels']} connections, blocks of {args.block_mib} MiB, medians of "
             f"{args.rounds} rounds of {args.round_mib} MiB"
         )
-        for name in ("bare", "keepers", "known"):
+        for name in ("bare", "keepers", "known", "signed"):
             f = result[name]
             print(
                 f"  {name:8} {f['gib_per_s']:6.2f} GiB/s  {100 * f['ratio']:5.1f} % of bare  "
                 f"{f['cpu_s_per_gib']:5.2f} CPU s/GiB"
             )
+        print(
+            f"  signed against known: {100 * result['signed_to_known']:.1f} %; load average "
+            f"{result['load']:.1f}"
+        )
         for name in ("idle", "busy"):
             f = result[f"round_trip_{name}"]
             print(

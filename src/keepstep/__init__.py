@@ -23,6 +23,7 @@ from keepstep.errors import (
     PeerLost,
     StoreError,
     UnsavedError,
+    UntrustedError,
 )
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ __all__ = [
     "PeerLost",
     "StoreError",
     "UnsavedError",
+    "UntrustedError",
     "__version__",
     "init_process_group",
     "protect",

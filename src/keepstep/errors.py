@@ -5,6 +5,7 @@
     +-- MemoryBudgetError  the slots do not fit; names the numbers and the fix
     +-- IdentityError      bytes that belong to somebody else: another job, user, rank or world size
     +-- LayoutError        the state has another shape than the bytes: names the first differences
+    |   +-- UntrustedError the bytes name types or calls that the live program's state has not
     +-- DamageError        bytes that fail their checksum: names the file, block, expected and found
     +-- KeeperError        the keeper could not be started or reached
     +-- StoreError         the store could not be read or written
@@ -36,6 +37,10 @@ class IdentityError(KeepstepError):
 
 class LayoutError(KeepstepError):
     """The live state and the saved state have different shapes."""
+
+
+class UntrustedError(LayoutError):
+    """The saved state names what neither keepstep nor the live program knows: it is not made."""
 
 
 class DamageError(KeepstepError):

@@ -30,6 +30,7 @@ EXPORTED = {
         "KeeperError",
         "StoreError",
         "UnsavedError",
+        "UntrustedError",
     ),
 }
 

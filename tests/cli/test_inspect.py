@@ -13,6 +13,7 @@ from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.store.manifest import Manifest
 from keepstep.edge.store.store import Store
+from keepstep.model.checkpoint import CheckpointName
 from keepstep.model.units import PAGE_BYTES
 
 THREE_BLOCKS = 3 * BLOCK_BYTES // 4  # floats
@@ -157,7 +158,7 @@ def test_memory_of_nobody(machine: Any) -> None:
 
 
 def write_checkpoint(store: Store, step: int, data: bytes) -> None:
-    with store.draft(step) as draft:
+    with store.draft(CheckpointName(step)) as draft:
         with draft.open("__0_0.distcp") as file:
             file.write(data)
         draft.publish(
@@ -216,6 +217,21 @@ def test_damage_in_a_store_is_named_and_what_is_unfinished_is_not_damage(
         "step-000000000019/__0_0.distcp: block 0" in result.stdout
         and "found no file" in result.stdout
     )
+
+
+def test_the_runs_before_the_newest_one_are_told_of(machine: Any, tmp_path: Path) -> None:
+    place = str(tmp_path / "store")
+    store = Store(place)
+    write_checkpoint(store, 9, bytes(5000))
+    assert machine.json("inspect", "--store", place)["other_runs"] == []
+    for step in (19, 29):
+        assert store.begin_run() is not None
+        write_checkpoint(store, step, bytes(5000))
+    document = machine.json("inspect", "--store", place)
+    assert [c["step"] for c in document["checkpoints"]] == [29]
+    assert document["other_runs"] == [f"{place}/run-000002", place]
+    told = "".join(machine.run("inspect", "--store", place, "--no-verify").stdout.split("\n"))
+    assert f"{place}/run-000002" in told
 
 
 def test_a_store_and_a_job_are_two_questions(machine: Any, tmp_path: Path) -> None:

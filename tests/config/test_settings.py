@@ -48,14 +48,17 @@ def test_the_defaults() -> None:
         secret=None,
         link_dead_s=10.0,
         interleave="auto",
+        block_mac="auto",
         metrics_port=None,
         metrics_host="127.0.0.1",
         hang_after_s=None,
         replace_command=None,
         budget="crash=10,hang=5,oom=5,device=3,state=20,node=unlimited,killed=unlimited,refill=100",
         shrink_after_s=300.0,
+        trusted_types="",
         log="info",
         fresh=False,
+        adopt=False,
     )
 
 
@@ -122,7 +125,7 @@ def test_an_unknown_key_names_the_nearest_and_the_known() -> None:
     with pytest.raises(
         ConfigError,
         match=r"unknown configuration key 'slot'; did you mean 'slots'\? "
-        r"\(known: arena_dir, budget, fresh, grace_s, hang_after_s, ",
+        r"\(known: adopt, arena_dir, block_mac, budget, fresh, grace_s, hang_after_s, ",
     ):
         resolved({"slot": 3})
 

@@ -16,7 +16,8 @@ from keepstep.edge.os.clock import SystemClock
 from keepstep.edge.os.threads import run_acts
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot, slot_path
-from keepstep.edge.store.store import Draft, Store
+from keepstep.edge.store.draft import Draft
+from keepstep.edge.store.store import Store
 from keepstep.edge.torch.capture import TensorCopy
 from keepstep.edge.torch.dcp.format import DcpFormat
 from keepstep.edge.torch.dcp.read import read_checkpoint
@@ -119,8 +120,8 @@ class Writing:
         self.side = side
         ranks = range(ATTEMPT.world_size)
         self.slots = {rank: side.seal(slot_path(room, rank, 0), rank) for rank in ranks}
-        leads = side.store.draft(STEP, mine=ATTEMPT.owns)
-        self.drafts = [leads, side.store.join(STEP)]
+        leads = side.store.draft(ATTEMPT.name)
+        self.drafts = [leads, side.store.draft(ATTEMPT.name)]
         self.values: dict[int, Any] = {}
 
     def survey(self, nodes: Sequence[int] = (0, 1)) -> None:

@@ -12,9 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from keepstep.edge.store.draft import MANIFEST
 from keepstep.edge.store.manifest import Manifest
-from keepstep.edge.store.store import MANIFEST, Store
-from keepstep.errors import StoreError
+from keepstep.edge.store.store import Store
+from keepstep.errors import ConfigError, StoreError
+from keepstep.model.checkpoint import CheckpointName, StoreListing
 from keepstep.ports import Checkpoints
 from keepstep.runtime.keeper.process import StoredCheckpoints
 from keepstep.sim.protocol.job.persisters import open_store
@@ -39,7 +41,7 @@ class RealSide:
     def __init__(self, room: Path) -> None:
         self._place = room / "store"
         self.written = Store(self._place)
-        self.checkpoints: Checkpoints = StoredCheckpoints(str(self._place))
+        self.checkpoints: Checkpoints = StoredCheckpoints(str(self._place), "job")
 
     def cut(self) -> None:
         self._place.rename(self._place.with_name("away"))
@@ -64,7 +66,7 @@ sides = pytest.mark.parametrize("kind", SIDES)
 
 
 def write(store: Store, step: int, publish: bool = True) -> None:
-    with store.draft(step) as draft:
+    with store.draft(CheckpointName(step)) as draft:
         with draft.open(FILE) as file:
             file.write(b"state")
         draft.read_back([FILE])
@@ -84,7 +86,7 @@ def change(store: Store, step: int, how: str) -> None:
 
 @sides
 def test_an_empty_store_has_none(kind: str, tmp_path: Path) -> None:
-    assert SIDES[kind](tmp_path).checkpoints.usable() == ([], {})
+    assert SIDES[kind](tmp_path).checkpoints.look() == StoreListing([])
 
 
 @sides
@@ -105,15 +107,13 @@ def test_whole_ones_newest_first_and_damaged_ones_by_what_is_wrong(
         if fate not in ("whole", "unpublished"):
             change(side.written, step, fate)
     intact = sorted((s for s, fate in fates.items() if fate == "whole"), reverse=True)
-    expected = {s for s, f in fates.items() if f not in ("whole", "unpublished")}
-    if expected and not intact:
-        with pytest.raises(StoreError, match="Mend it"):
-            side.checkpoints.usable()
-        return
-    whole, damaged = side.checkpoints.usable()
-    assert whole == intact
-    assert set(damaged) == expected
-    assert all(damaged.values())
+    unfinished = {s for s, f in fates.items() if f in ("unpublished", "manifest gone")}
+    found = side.checkpoints.look()
+    assert found.usable == intact
+    assert set(found.damaged) == set(fates) - set(intact) - unfinished
+    assert set(found.unfinished) <= unfinished, "what was never published, and cleaned up"
+    assert all([*found.damaged.values(), *found.unfinished.values()])
+    assert not found.unreachable
 
 
 @sides
@@ -121,5 +121,5 @@ def test_a_store_that_cannot_be_read_is_not_an_empty_one(kind: str, tmp_path: Pa
     side = SIDES[kind](tmp_path)
     write(side.written, 3)
     side.cut()
-    with pytest.raises(StoreError):
-        side.checkpoints.usable()
+    with pytest.raises((StoreError, ConfigError)):
+        side.checkpoints.look()

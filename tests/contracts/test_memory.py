@@ -74,9 +74,11 @@ def test_prefaulting_changes_nothing(memory: Memory, tmp_path: Path) -> None:
 
 def test_what_is_not_there_cannot_be_opened(memory: Memory, tmp_path: Path) -> None:
     memory.create(tmp_path / "directory" / "a", 10).close()
-    for path in (tmp_path / "missing", tmp_path / "directory" / "missing", tmp_path / "directory"):
+    for path in (tmp_path / "missing", tmp_path / "directory" / "missing"):
         with pytest.raises(OSError, match=path.name):
             memory.open(path)
+    with pytest.raises((OSError, ValueError), match="directory"):
+        memory.open(tmp_path / "directory")
 
 
 def test_creating_again_is_another_file(memory: Memory, tmp_path: Path) -> None:

@@ -242,6 +242,19 @@ def test_a_checkpoint_counts_until_it_is_found_damaged(places: Settings) -> None
         page.close()
 
 
+def test_what_is_not_stored_is_said_until_something_is(places: Settings) -> None:
+    journal, page = FileJournal(places.journal_path, "keeper"), make_rank(places, 0, [30])
+    other = make_rank(places, 1, [30])
+    assert look(places).why == "2 ranks alive"
+    journal.record("persister-stuck", "the store does not answer")
+    assert look(places).why == "2 ranks alive; not stored: the store does not answer"
+    journal.record("persisted", "step 29", step=29)
+    assert look(places).why == "2 ranks alive"
+    journal.close()
+    page.close()
+    other.close()
+
+
 def test_a_flipped_bit_in_a_header_is_named(places: Settings) -> None:
     page = make_rank(places, 0, [7])
     path = slot_path(places.job_dir, 0, 0)

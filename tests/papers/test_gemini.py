@@ -22,6 +22,7 @@ from keepstep.core.redundancy.survival import out_of_reach, survivable_counts, s
 from keepstep.core.resume.sources import restorable_stamps, restore_sources
 from keepstep.core.resume.vote import Ballot, ListStore, Offer, Vote
 from keepstep.errors import ConfigError, MemoryBudgetError
+from keepstep.model.checkpoint import StoreListing
 from keepstep.model.mesh import Member, Mesh
 from keepstep.model.restore_sources import Inventory
 from keepstep.model.snapshot import Stamp
@@ -306,7 +307,7 @@ def test_check_15_a_lost_group_sends_everybody_to_the_same_checkpoint(group: int
     for rank in range(16):
         answer = vote.joined(Ballot(rank, 16, restorable_stamps(rank, left)))
     assert answer == [ListStore()]
-    (offer,) = vote.listed([3, 5])
+    (offer,) = vote.listed(StoreListing([3, 5]))
     assert isinstance(offer, Offer) and (offer.source, offer.stamp.step) == ("store", 5)
     assert offer.why.startswith("memory of rank") and f"rank {2 * group}" in offer.why
 
@@ -322,7 +323,7 @@ def test_check_15_every_loss_is_recovered_from_memory_or_else_from_the_store() -
             for rank in range(6)
             for action in vote.joined(Ballot(rank, 6, restorable_stamps(rank, left)))
         ]
-        (offer,) = vote.listed([5]) if actions == [ListStore()] else actions
+        (offer,) = vote.listed(StoreListing([5])) if actions == [ListStore()] else actions
         assert isinstance(offer, Offer)
         found[offer.source] += 1
     assert found == {"memory": 27, "store": 37}, (

@@ -20,6 +20,7 @@ from keepstep.core.redundancy.stripes import Stripes, decode_plan, stripes_of_sn
 from keepstep.core.redundancy.survival import out_of_reach, survival, survival_at, which_can_be_lost
 from keepstep.core.resume.sources import restorable_stamps, restore_sources
 from keepstep.core.resume.vote import Ballot, ListStore, Offer, Vote
+from keepstep.model.checkpoint import StoreListing
 from keepstep.model.restore_sources import HeldParity, Inventory
 from keepstep.model.snapshot import Stamp
 from keepstep.model.topology import Copies, NoRedundancy, Parity, topology
@@ -175,7 +176,7 @@ def test_two_of_a_group_lost_sends_everybody_to_the_store() -> None:
     for rank in range(8):
         answer = vote.joined(Ballot(rank, 8, restorable_stamps(rank, left)))
     assert answer == [ListStore()]
-    (offer,) = vote.listed([4, 6])
+    (offer,) = vote.listed(StoreListing([4, 6]))
     assert isinstance(offer, Offer) and (offer.source, offer.stamp.step) == ("store", 6)
 
 

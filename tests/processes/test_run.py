@@ -351,6 +351,22 @@ def test_a_failing_end_keeps_the_memory_and_the_next_run_goes_on(start: Start) -
     assert last["source"] == "memory" and last["step"] > 10
 
 
+@pytest.mark.everyday
+def test_memory_of_another_world_size_ends_the_job_with_one_sentence(start: Start) -> None:
+    """And that memory is untouched: with the old number of ranks the job goes on."""
+    kept = ("--grace-s", "60", "--max-restarts", "0")
+    first = start(FAILING, "--nproc-per-node", "2", *kept, args=("broken",))
+    first.process.communicate(timeout=PATIENCE_S)
+    larger = start(FAILING, "--nproc-per-node", "3", "--grace-s", "60")
+    code, output = larger.ended_refused()
+    [why] = [event.why for event in larger.events("restore-refused")]
+    assert code == 2 and output.count(why) == 1
+    assert larger.events("ranks-restarted") == []
+    again = start(FAILING, "--nproc-per-node", "2", *kept)
+    assert again.ended()[0] == 0
+    assert again.events("resumed")[-1].data["source"] == "memory"
+
+
 def test_a_fresh_start_is_one_and_what_is_killed_in_it_goes_on(start: Start) -> None:
     failed = start(FAILING, "--grace-s", "60", "--max-restarts", "0", args=("broken",))
     failed.process.communicate(timeout=PATIENCE_S)
@@ -440,9 +456,13 @@ def test_a_preemption_leaves_the_newest_step_in_the_store(start: Start, tmp_path
     code, output = run.ended()
     assert code == 143, output
     steps = [e.data["step"] for e in run.events("persisted")]
-    # it was in step 20: 19 is complete, and may still have been on its way
-    assert len(steps) == 1 and steps[0] >= 18, output
+    # It was in step 20: 19 is complete, and may still have been on its way. On a busy machine some
+    # before it were skipped.
+    assert len(steps) == 1 and steps[0] >= 15, output
     assert run.events("memory-kept")[0].why.startswith("preempted by SIGTERM (15)")
+    assert output.count("preempted by SIGTERM (15)") == 1
+    closing = output.splitlines()[-1]
+    assert f"to go on from step {steps[0]}; step {steps[0]} is in the store;" in closing
 
 
 def test_without_a_store_sigterm_ends_the_job_at_once(start: Start) -> None:

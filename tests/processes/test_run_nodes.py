@@ -516,6 +516,7 @@ def test_the_next_keeper_listens_where_the_last_one_did(machines: Begin) -> None
     job = machines('touch "runs-$RANK"; until_there go')
     nodes = job.start_two()
     until(lambda: job.out("runs-0") is not None and job.out("runs-1") is not None, "both ranks")
+    nodes[1].wait_for("mesh")  # the ranks may be there before it has heard
     os.kill(nodes[1].events("keeper-started")[0].data["pid"], signal.SIGKILL)
     nodes[1].wait_for("mesh", 2)
     job.allow("go")

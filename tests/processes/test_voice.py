@@ -53,7 +53,8 @@ def test_three_lines_and_the_next_run_says_that_it_goes_on(tmp_path: Path) -> No
     killed = train(tmp_path, "killed")
     assert killed.returncode == -signal.SIGKILL
     protected, position = killed.stderr.splitlines()
-    assert "job t is protected: weights (tensor), seen (value), random states; " in protected
+    assert "job t (KEEPSTEP_JOB or --job names another) is protected: " in protected
+    assert "weights (tensor), seen (value), random states; " in protected
     assert "KEEPSTEP_FRESH=1" in protected and "begins at step 0: memory holds nothing" in position
     again = train(tmp_path)
     protected, position, summary = again.stderr.splitlines()

@@ -10,11 +10,16 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
+import logging
 import pickle
 import random
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from threading import Lock
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -222,7 +227,11 @@ ZEROING = ("none first", "zeros first", "last", "zeros last", "every other", "ba
 CONTAINERS = ("flat", "list", "tuple", "dict", "nested")
 AVERAGES = ("none", "dict", "aliased dict", "module", "stateful", "swa")
 EVENTS = ("freeze", "unfreeze", "add group", "evaluate", "lr", "write", "new optimizer state")
-VALUES = ("array", "deque", "record", "slotted", "generators", "reference", "history", "counter")
+VALUES = (
+    *("array", "deque", "record", "slotted", "generators", "reference", "history", "counter"),
+    *("hooks", "late tree", "namespace", "table", "defaults", "cycle", "sparse", "guarded"),
+    *("logger", "alias"),
+)
 
 
 class Record:
@@ -237,6 +246,74 @@ class Slotted:
 
     def __init__(self) -> None:
         self.count, self.weights = 0, torch.zeros(2)
+
+
+class Hooks:
+    """It calls its own methods, as callbacks do."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.calls: list[Any] = [self.up, partial(self.up, 2)]
+
+    def up(self, by: int = 1) -> None:
+        self.count += by
+
+    def told(self) -> Any:
+        return [self.count, len(self.calls)]
+
+
+class Node:
+    """Of a tree whose nodes know their parents."""
+
+    def __init__(self, parent: Node | None = None) -> None:
+        self.parent, self.children, self.best = parent, [], 0.0  # type: ignore[var-annotated]
+
+    def told(self) -> Any:
+        return [self.best, [(child.best, child.parent is self) for child in self.children]]
+
+
+class Table(dict[str, Any]):
+    """A dict with something beside its items."""
+
+    def __init__(self) -> None:
+        super().__init__(n=0)
+        self.seen: list[int] = []
+
+    def told(self) -> Any:
+        return [dict(self), self.seen]
+
+
+class Guarded:
+    """With a lock, which is in no state."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.lock = Lock()
+
+    def __getstate__(self) -> Any:
+        return {"losses": self.losses}
+
+    def __setstate__(self, state: Any) -> None:
+        self.losses, self.lock = state["losses"], Lock()
+
+    def told(self) -> Any:
+        return self.losses
+
+
+class Meter:
+    """With a logger, which is one in the process."""
+
+    def __init__(self) -> None:
+        self.log = logging.getLogger("tests.programs")
+        self.count = 0
+
+    def told(self) -> Any:
+        return [self.count, self.log is logging.getLogger("tests.programs")]
+
+
+def no_losses() -> list[float]:
+    """What a defaultdict begins with."""
+    return [0.0]
 
 
 class Average:
@@ -345,6 +422,16 @@ class Program:
             "reference": lambda: {"first": self.model[0].weight, "loss": torch.zeros(())},
             "history": list,
             "counter": lambda: {"n": 0, "deep": [{"m": 0}]},
+            "hooks": Hooks,
+            "late tree": lambda: {"best": None},
+            "namespace": lambda: SimpleNamespace(n=0, trace=[]),
+            "table": Table,
+            "defaults": lambda: {"losses": defaultdict(no_losses)},
+            "cycle": lambda: {"rates": itertools.cycle([0.5, 0.25, 0.125]), "rate": 0.0},
+            "sparse": lambda: {"adjacent": None},
+            "guarded": Guarded,
+            "logger": lambda: {"meter": None},
+            "alias": _alias,
         }
         for name in self.plan.values:
             self.values[name] = made[name]()
@@ -494,6 +581,8 @@ class Program:
             elif name == "counter":
                 value["n"] += 1
                 value["deep"][0]["m"] += value["n"]
+            else:
+                _moves(name, value, step, float(loss))
 
     # -- what it has become
 
@@ -526,9 +615,55 @@ class Program:
         ]
 
 
+def _alias() -> dict[str, Any]:
+    steps: list[int] = []
+    return {"all": steps, "again": {"of": steps}}
+
+
+def _moves(name: str, value: Any, step: int, loss: float) -> None:
+    if name == "hooks":
+        for call in value.calls:
+            call()
+    elif name == "late tree":
+        if step % 2:
+            value["best"] = Node()
+            value["best"].children.append(Node(value["best"]))
+        if value["best"] is not None:
+            value["best"].children[0].parent.best += loss
+    elif name == "namespace":
+        value.n += 1
+        value.trace.append(loss)
+    elif name == "table":
+        value["n"] += 1
+        value.seen.append(step)
+    elif name == "defaults":
+        value["losses"][step % 2].append(loss)
+    elif name == "cycle":
+        value["rate"] = next(value["rates"])
+    elif name == "sparse":
+        value["adjacent"] = (torch.eye(3) * (step + loss)).to_sparse_csr()
+    elif name == "guarded":
+        with value.lock:
+            value.losses.append(loss)
+    elif name == "logger":
+        value["meter"] = value["meter"] or Meter()
+        value["meter"].count += 1
+    elif name == "alias":
+        value["all"].append(step)
+        value["again"]["of"].append(-step)
+
+
 def _pieces(value: Any) -> Iterator[bytes]:
+    if hasattr(value, "told"):
+        yield type(value).__name__.encode()
+        value = value.told()
+    if isinstance(value, SimpleNamespace):
+        value = vars(value)
+    if hasattr(value, "__next__"):
+        return  # what it gives is seen in time
     if isinstance(value, torch.Tensor):
-        flat = value.detach().contiguous()
+        flat = value.detach()
+        flat = (flat if flat.layout is torch.strided else flat.to_dense()).contiguous()
         yield f"{value.dtype}{list(value.shape)}".encode()
         yield bytes(flat.reshape(-1).view(torch.uint8).tolist())
     elif isinstance(value, numpy.ndarray):

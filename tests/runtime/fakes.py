@@ -79,8 +79,10 @@ class FakeJournal:
 
     def __init__(self) -> None:
         self.events: list[Event] = []
+        self.levels: list[int] = []  # of the events
 
     def record(self, kind: str, why: str, /, level: int = INFO, **data: Any) -> None:
+        self.levels.append(level)
         self.events.append(Event(0, 0, "", kind, why, data))
 
     @property
@@ -211,6 +213,7 @@ class FakeGathered:
     """See `ports.Gathered`."""
 
     layout: Layout
+    remark: str = ""
 
     @property
     def payload_bytes(self) -> int:
@@ -266,13 +269,14 @@ class FakeLive:
         self.moves_unseen: Sequence[str] = ()
         self.error: Exception | None = None
         self.differs: list[str] = []
+        self.remark = ""
         self.eager: list[str] = []
         self.checkpoints: dict[int, bytes] = {}
         self.checkpoint_error: KeepstepError | None = None
 
     def gather(self) -> FakeGathered:
         size = len(self.state)
-        return FakeGathered(lay_out([TensorSpec("state", "uint8", (size,), size)]))
+        return FakeGathered(lay_out([TensorSpec("state", "uint8", (size,), size)]), self.remark)
 
     def copy(self, gathered: Any, slot: Slot) -> FakeCopy:
         return FakeCopy(self, slot, len(self.state))

@@ -147,7 +147,7 @@ class SimKeeper:
             serve_boxes=lambda path, hearer: Doorless(),
             open_links=self._open_links,
             wake=self._wake,
-            checkpoints=open_store("/store", town.disk, process) if has_store else None,
+            checkpoints=open_store("/store", town.disk, process, "j") if has_store else None,
             persisters=NoPersisters() if has_store else None,
             pid=100 + machine.number,
             uid=UID,

@@ -3,7 +3,8 @@
 As JSON for memory: {"jobs": [{"job", "slots": [slot, ...]}, ...], "damaged"}, a slot being a
 `dashboard.view.SlotRow` field by field with "proof" and "tensors", the copies and parities that
 this node holds for others behind its own; for a store: {"store", "checkpoints": [{"step", "url",
-"proof", "why", "job", "world_size", "bytes", "files", "metrics", "wall_ns"}, ...], "damaged"}.
+"proof", "why", "job", "world_size", "bytes", "files", "metrics", "wall_ns"}, ...], "damaged",
+"other_runs": [where each run before the newest one lies, ...]}.
 
 `proof` is intact, damaged (`why` names file, block, expected and found), unproven (--no-verify, or
 nothing to prove), busy (written while it was being read) or, in a store, unfinished (without a
@@ -278,11 +279,13 @@ def _tensor_table(tensors: Sequence[Segment]) -> Table:
 
 def _inspect_store(url: str, verify: bool, json: bool) -> int:
     store = Store(url).follow()
+    others = [url + directory for directory in store.other_runs()]
     url += store.run_directory
     proofs = prove_checkpoints(store, verify)
     damaged = sum(p.proof == "damaged" for p in proofs)
     if json:
-        print_json({"store": url, "checkpoints": proofs, "damaged": damaged})
+        document = {"store": url, "checkpoints": proofs, "damaged": damaged, "other_runs": others}
+        print_json(document)
         return damaged
     console = Console()
     console.print(
@@ -291,6 +294,9 @@ def _inspect_store(url: str, verify: bool, json: bool) -> int:
     )
     for p in (p for p in proofs if p.why):
         console.print(Text(p.why, style="red" if p.proof == "damaged" else ""), soft_wrap=True)
+    if others:
+        told = f"This is the newest run. The ones before lie in {', '.join(others)}."
+        console.print(told, highlight=False, soft_wrap=True)
     return damaged
 
 

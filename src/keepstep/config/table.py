@@ -58,6 +58,11 @@ def _home_of_user() -> str:
         ) from None
 
 
+def _are_dotted_names(value: str) -> bool:
+    names = value.replace(",", " ").split()
+    return all(part.isidentifier() for name in names for part in name.split("."))
+
+
 def _is_shared_store(value: str | Path) -> bool:
     if str(value).startswith("memory://"):
         raise ConfigError(
@@ -94,7 +99,7 @@ class Options(Generic[Unset, Directory]):
         ),
         topic=Topic.JOB,
         help="Name of the job. A job started again under its name finds its own state. The "
-        "default is the same for the same user, command, directory and SLURM_JOB_ID.",
+        "default is the same for the same user, script and directory, whatever its arguments.",
         example="pretrain-7b",
         metavar="NAME",
     )
@@ -237,6 +242,15 @@ class Options(Generic[Unset, Directory]):
         example="off",
         metavar="auto|off",
     )
+    block_mac: str | Unset = option(
+        default="auto",
+        check=Check("auto, on or off", lambda value: value in ("auto", "on", "off")),
+        topic=Topic.NODES,
+        help="Put what crosses between nodes under MACs, so that nobody on the way can change it. "
+        "auto: between nodes that both have keepstep[secure]. on: refuse nodes that have not.",
+        example="on",
+        metavar="auto|on|off",
+    )
     metrics_port: int | Unset | None = option(
         default=None,
         check=Check(f"a port, 1 to {MAX_PORT}", lambda value: 0 < value <= MAX_PORT),
@@ -292,6 +306,17 @@ class Options(Generic[Unset, Directory]):
         example=60.0,
         metavar="SECONDS",
     )
+    trusted_types: str | Unset = option(
+        default="",
+        default_words="none",
+        check=Check("dotted names such as 'mypackage.records.Record'", _are_dotted_names),
+        topic=Topic.SNAPSHOTS,
+        help="Classes, functions and modules, separated by commas, that a saved state may name and "
+        "call although the state of the live program does not when it is restored. What is neither "
+        "named here, nor in the live state, nor a plain type is refused, and everything is kept.",
+        example="mypackage.records,mypackage.quantized.State8bit",
+        metavar="NAME,...",
+    )
     log: str | Unset = option(
         default="info",
         check=Check(
@@ -313,6 +338,15 @@ class Options(Generic[Unset, Directory]):
         "checkpoints in the store are kept and not taken; the new run's go into a directory beside "
         "them. This holds for a run's first life: what is restarted within the run goes on from "
         "the run's own progress.",
+        example=True,
+    )
+    adopt: bool | Unset = option(
+        default=False,
+        check=Check("True or False"),
+        topic=Topic.JOB,
+        help="Go on from the checkpoints of another job that are in the store, which is this job's "
+        "from then on. Without it a store that another job has written to is refused. Theirs are "
+        "never removed.",
         example=True,
     )
 

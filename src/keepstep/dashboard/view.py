@@ -255,5 +255,22 @@ def _state(
         return "broken", f"rank {', '.join(map(str, gone))} is gone; {alive} of {len(pages)}"
     early = [s for s in living if s is None or s.phase in (Phase.STARTING, Phase.RESTORE)]
     if early:
-        return "restoring", f"{alive}, {len(early)} of them before their first step"
-    return "training", alive
+        why = f"{alive}, {len(early)} of them before their first step"
+        return "restoring", why + _waiting_for(events)
+    return "training", alive + _not_stored(events)
+
+
+def _not_stored(events: Sequence[Event]) -> str:
+    """What keeps checkpoints from the store, as a keeper last said; empty when one was written
+    since."""
+    kinds = ("persister-stuck", "persist-failed", "persisted")
+    last = next((e for e in reversed(events) if e.kind in kinds), None)
+    return f"; not stored: {last.why}" if last is not None and last.kind != "persisted" else ""
+
+
+def _waiting_for(events: Sequence[Event]) -> str:
+    """What keeps all from going on, as a keeper last said; empty when something was offered
+    since."""
+    kinds = ("store-unreachable", "restore-offered", "offer", "restore-refused", "resumed", "go")
+    last = next((e for e in reversed(events) if e.kind in kinds), None)
+    return f"; {last.why}" if last is not None and last.kind == "store-unreachable" else ""

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from enum import IntEnum
 from typing import Any, Literal, NamedTuple
 
+from keepstep.model.decoding import a_list, a_record, from_json
 from keepstep.model.snapshot import Phase
 
 State = Literal[
@@ -104,12 +105,8 @@ def evidence_to_text(evidence: list[Evidence]) -> str:
 def evidence_from_text(text: str) -> list[Evidence]:
     """The inverse. Raises ValueError on anything else."""
     try:
-        return (
-            [Evidence(**{**entry, "phase": Phase(entry["phase"])}) for entry in json.loads(text)]
-            if text
-            else []
-        )
-    except (TypeError, KeyError, ValueError) as error:
+        return [a_record(Evidence, entry) for entry in a_list(from_json(text))] if text else []
+    except ValueError as error:
         raise ValueError(f"not evidence: {text[:80]!r}") from error
 
 

@@ -7,8 +7,10 @@ Invariant: every kind that anybody records, or looks for in a journal, is in `KI
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+from keepstep.model.decoding import a_record, an_object, from_json
 
 # How loud an event is in the log, as `logging` counts.
 DEBUG, INFO, WARNING, ERROR = 10, 20, 30, 40
@@ -99,6 +101,7 @@ KINDS = {
     "go": "a keeper hears of `resumed`",
     "damaged": "a snapshot at rest is not what it was",
     "mended": "a damaged snapshot is whole again",
+    "store-unreachable": "the store does not answer, and nobody starts before it does",
     "checkpoint-damaged": "a checkpoint in the store cannot be read",
     "persist-late": "checkpoints take longer than what lies between them",
     "no-loss": "a rule asks for a loss that nobody reports",
@@ -153,6 +156,8 @@ class Event:
 def event_from_line(line: str) -> Event:
     """The inverse of `to_line`. Raises ValueError on a torn or foreign line."""
     try:
-        return Event(**json.loads(line))
-    except (TypeError, ValueError) as error:
+        plain = an_object(from_json(line))
+        data = an_object(plain.pop("data", {}))
+        return replace(a_record(Event, plain), data=data)
+    except ValueError as error:
         raise ValueError(f"not an event: {line[:80]!r}") from error

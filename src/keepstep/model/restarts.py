@@ -138,6 +138,13 @@ class AllEndedWell:
 
 
 @dataclass(frozen=True, slots=True)
+class RestoreRefused:
+    """There is nothing that the job may resume from, and a restart would not change that."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class MeetingLost:
     """The nodes have no place to meet any more."""
 
@@ -156,6 +163,7 @@ Event = (
     | RegroupLate
     | Stopped
     | AllEndedWell
+    | RestoreRefused
     | MeetingLost
 )
 
@@ -207,7 +215,8 @@ class SignalRanks:
 @dataclass(frozen=True, slots=True)
 class End:
     """Kill what is left, give the keeper `within_ns` to clean up, leave with `exit_code`. `cause`:
-    the failure that was too much. `finding`: what it shows together with others."""
+    the failure that was too much. `finding`: what it shows together with others. `is_told`: why was
+    told when the ranks were told to end."""
 
     ok: bool
     exit_code: int
@@ -215,6 +224,7 @@ class End:
     within_ns: int = END_WITHIN_NS
     cause: Exit | None = None
     finding: Finding | None = None
+    is_told: bool = False
 
 
 Action = RestartAll | Tell | AwaitOthers | SignalRanks | End

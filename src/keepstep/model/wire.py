@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from keepstep.model.messages.peers import KeeperMessage
 
 MAX_BLOCK_BYTES = 64 * MIB
+MAX_AT_DOOR = 64  # connections to a keeper whose other side has not proven itself yet
 
 
 class Part(IntEnum):
@@ -48,6 +49,7 @@ class Refusal(IntEnum):
     OVERSIZED = 11
     MALFORMED = 12
     UNKNOWN_KIND = 13
+    UNSIGNED = 14  # cannot send blocks under MACs, and has to
 
 
 class Signal(IntEnum):
@@ -107,11 +109,13 @@ class Span(NamedTuple):
 
 
 class BlockHeader(NamedTuple):
-    """A span about to cross: `checksum` (XXH3-64) of its bytes, `number` names it on its link."""
+    """A span about to cross: `checksum` (XXH3-64) of its bytes, `number` names it on its link,
+    `tag` is the MAC of its bytes, zeros without one."""
 
     span: Span
     checksum: int
     number: int
+    tag: bytes = bytes(16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +155,7 @@ class Signalled(NamedTuple):
 
 class BlockComing(NamedTuple):
     """The next `header.span.length` bytes are the block's: put them where you like, then tell the
-    connection their checksum."""
+    connection their checksum and MAC."""
 
     header: BlockHeader
 

@@ -19,9 +19,10 @@ class KV(Protocol):
 
     `swap` is all that writes, and it writes at one instant for everybody: seats and verdicts are
     swapped against nothing, so that the first writer wins; who leads is swapped against what was
-    read. No value is empty. Nobody writes a value, in one key, that was there before: a client that
-    gets no answer asks again, so a swap may take effect late, also after its asker has died, and
-    does no harm.
+    read. No value is empty. A stranger's value that is no UTF-8 is read with surrogates for what is
+    none, and can be swapped out. Nobody writes a value, in one key, that was there before: a client
+    that gets no answer asks again, so a swap may take effect late, also after its asker has died,
+    and does no harm.
 
     What is asked by `swap` and `read` takes effect, and is answered, in the order in which it was
     asked. A `wait` stands beside that order, and so does its answer. What passes (a restart, an

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from keepstep.model.checkpoint import StoreListing
 from keepstep.model.messages.peers import MeshMessage
 from keepstep.model.wire import Span
 
@@ -126,6 +127,6 @@ class Checkpoints(Protocol):
         """Begin another run, so that the checkpoints there are kept and not taken any more: where;
         None when the newest run has none. Raises StoreError."""
 
-    def usable(self) -> tuple[list[int], dict[int, str]]:
-        """Steps of whole checkpoints, and of damaged ones with what is wrong. Raises StoreError
-        when it cannot be read."""
+    def look(self) -> StoreListing:
+        """What there is. Raises StoreError when the list cannot be read, ConfigError when it is
+        none, IdentityError when it is another job's, DamageError when nobody can tell whose."""

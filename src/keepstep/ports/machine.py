@@ -82,7 +82,7 @@ class Memory(Protocol):
         """Of a snapshot's payload, how many bytes share a checksum. The same on all nodes."""
 
     def open(self, path: Path) -> Region:
-        """Raises OSError when there is none, ValueError when it is empty."""
+        """Raises OSError when there is none, ValueError when it is empty or no file."""
 
     def create(self, path: Path, nbytes: int) -> Region:
         """A file of zeros with every page reserved, and the directories above it; replaces what has

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from keepstep.model.checkpoint import CheckpointAttempt
+from keepstep.model.checkpoint import CheckpointAttempt, CheckpointName, Timeline
 
 if TYPE_CHECKING:  # a format laid over a Memory, which these ports only hand on
     pass
@@ -22,8 +22,16 @@ class StoredCheckpoint(Protocol):
     """A checkpoint, as the store describes it."""
 
     @property
-    def step(self) -> int:
-        """The last step completed in it."""
+    def job(self) -> str:
+        """Whose it is."""
+
+    @property
+    def name(self) -> CheckpointName:
+        """Which it is."""
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """In which it was written; None: nobody said."""
 
     @property
     def metrics(self) -> Mapping[str, float]:
@@ -45,24 +53,21 @@ class CheckpointStore(Protocol[D_co]):
     def follow(self) -> object:
         """What follows is about the newest run in the store."""
 
-    def draft(self, step: int, *, mine: Callable[[str], bool]) -> D_co:
-        """Begin a checkpoint, in place of what earlier attempts left. `mine`: tells this attempt's
-        files by their names. Raises StoreError, too, when the step has a checkpoint."""
+    def claim(self) -> None:
+        """The store is this job's. Raises IdentityError, too, when it is another's."""
 
-    def join(self, step: int) -> D_co:
-        """Write files of a checkpoint that another node begins and publishes."""
+    def draft(self, name: CheckpointName) -> D_co:
+        """Begin a checkpoint, or write files of one that another node begins and publishes. Raises
+        StoreError, too, when there is this very one."""
 
-    def retract(self, step: int) -> None:
-        """The checkpoint does not exist any more; its files stay."""
-
-    def remove(self, step: int) -> None:
+    def remove(self, name: CheckpointName) -> None:
         """Remove a checkpoint and its files. Nothing there is fine."""
 
-    def remove_incomplete(self, but: int | None = None) -> object:
-        """Remove what was never published, `but` one step. Only for who leads."""
+    def remove_incomplete(self, before: CheckpointName) -> object:
+        """Remove what was never published and begun before that one. Only for who leads."""
 
     def published(self) -> Sequence[StoredCheckpoint]:
-        """All that exist, newest first."""
+        """All that exist, newest first, those among them that count no more."""
 
 
 class CheckpointFormat(Protocol[D_contra, V]):
@@ -74,7 +79,7 @@ class CheckpointFormat(Protocol[D_contra, V]):
     """
 
     def already_there(self, attempt: CheckpointAttempt) -> bool:
-        """Whether there is a checkpoint of this step, and every byte is as written. Raises
+        """Whether there is a checkpoint of this state, and every byte is as written. Raises
         IdentityError when it is another job's."""
 
     def survey(

@@ -25,6 +25,10 @@ class Gathered(Protocol):
     @property
     def payload_bytes(self) -> int: ...
 
+    @property
+    def remark(self) -> str:
+        """What a person should know of it, for the journal; empty for nothing."""
+
 
 class StateCopy(Protocol):
     """One snapshot on its way from the live state into a slot."""

@@ -1,22 +1,22 @@
 """Job name: the default name of a job.
 
-The same user running the same command in the same directory means the same job, so that typing a
-command again finds its own state, under every launcher; a Slurm job id tells requeues of one
-submission from two submissions.
+The same user running the same script in the same directory means the same job, whatever the
+arguments: a command that is typed again, or submitted again with another learning rate, finds its
+own state, under every launcher. Who wants two jobs gives them names.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 
-def default_job(argv: Sequence[str], environ: Mapping[str, str]) -> str:
+def default_job(argv: Sequence[str]) -> str:
     """`train-1f3a09c2`: argv[0] is the script's path."""
     script = os.path.abspath(argv[0]) if argv and argv[0] else "interactive"
-    parts = [str(os.getuid()), script, *argv[1:], os.getcwd(), environ.get("SLURM_JOB_ID", "")]
+    parts = [str(os.getuid()), script, os.getcwd()]
     digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=4).hexdigest()
     stem = "".join(c if c.isalnum() or c in "._-" else "-" for c in Path(script).stem)[:40] or "job"
     return f"{stem}-{digest}"

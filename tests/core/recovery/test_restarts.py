@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from keepstep.core.recovery.restart_budget import RestartBudget
 from keepstep.core.recovery.restarts import (
     CODE_AT_FAULT,
+    CODE_REFUSED,
     EARLY_NS,
     PERSIST_WITHIN_NS,
     STOP_WITHIN_NS,
@@ -31,6 +32,7 @@ from keepstep.model.restarts import (
     RegroupLate,
     Reported,
     RestartAll,
+    RestoreRefused,
     SignalRanks,
     SignalReceived,
     Stopped,
@@ -183,7 +185,8 @@ def test_ranks_that_do_not_stop_are_not_waited_for() -> None:
     restarts = started()
     restarts.handle(SignalReceived(SIGINT, S_NS))
     end = restarts.handle(TimeUp())
-    assert isinstance(end, End) and end.exit_code == 130 and "2 ranks did not leave" in end.why
+    assert isinstance(end, End) and end.exit_code == 130 and not end.is_told
+    assert "2 ranks did not leave" in end.why
 
 
 @pytest.mark.parametrize("signum", [SIGTERM, SIGHUP])
@@ -199,7 +202,7 @@ def test_a_preemption_stops_the_ranks_and_gives_the_keeper_time_to_write(signum:
         and (end.ok, end.exit_code) == (False, 128 + signum)
         and end.why.startswith("preempted")
     )
-    assert end.within_ns == PERSIST_WITHIN_NS
+    assert end.within_ns == PERSIST_WITHIN_NS and end.is_told
 
 
 def test_without_a_store_a_preemption_stops_at_once() -> None:
@@ -609,3 +612,11 @@ def test_an_error_about_a_peer_is_blamed_last() -> None:
     assert isinstance(action, RestartAll) and action.why.startswith(
         "rank 1 exited with code 1 (ValueError)"
     )
+
+
+def test_where_nobody_may_train_the_job_ends_without_a_restart() -> None:
+    restarts = started()
+    end = restarts.handle(RestoreRefused("memory is of 2 ranks"))
+    assert isinstance(end, End) and (end.ok, end.exit_code) == (False, CODE_REFUSED)
+    assert "memory is of 2 ranks" in end.why and restarts.restarts == 0
+    assert restarts.handle(failed(1, 0, "a", 8)) is None

@@ -18,7 +18,18 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from keepstep.core.resume.vote import Action, Ballot, Go, ListStore, Offer, Refuse, Trust, Vote
+from keepstep.core.resume.vote import (
+    CUT_OFF_LOADS,
+    Action,
+    Ballot,
+    Go,
+    ListStore,
+    Offer,
+    Refuse,
+    Trust,
+    Vote,
+)
+from keepstep.model.checkpoint import StoreListing
 from keepstep.model.snapshot import Stamp
 
 holdings = st.frozensets(st.builds(Stamp, st.integers(0, 3), st.integers(1, 2)), max_size=4)
@@ -41,6 +52,7 @@ class Ballots(RuleBasedStateMachine):
         self.joined: dict[int, frozenset[Stamp]] = {}
         self.proven: dict[int, Offer] = {}
         self.failed: set[tuple[str, Stamp]] = set()
+        self.brought: set[tuple[int, Stamp]] = set()
         self.offer: Offer | None = None
         self.asked = False
         self.epoch = epoch
@@ -60,19 +72,13 @@ class Ballots(RuleBasedStateMachine):
                     "not all have loaded the same offer"
                 )
                 assert action.epoch > self.epoch, "an epoch was used twice"
-                self.epoch, self.joined, self.proven, self.failed, self.offer, self.asked = (
-                    action.epoch,
-                    {},
-                    {},
-                    set(),
-                    None,
-                    False,
-                )
+                self.epoch, self.joined, self.proven = action.epoch, {}, {}
+                self.failed, self.brought, self.offer, self.asked = set(), set(), None, False
             else:
                 assert isinstance(action, Refuse)
                 failed = {stamp.step for source, stamp in self.failed if source == "store"}
                 assert self.store and failed >= set(self.store), "a checkpoint was left to try"
-                self.failed, self.offer, self.asked = set(), None, False
+                self.failed, self.brought, self.offer, self.asked = set(), set(), None, False
 
     def check_offer(self, offer: Offer) -> None:
         assert set(self.joined) == set(range(self.world)), "offered before all ranks had joined"
@@ -108,7 +114,7 @@ class Ballots(RuleBasedStateMachine):
     def store_answers(self) -> None:
         self.asked = False
         self.offer = None
-        self.carry_out(self.vote.listed(sorted(self.store)))
+        self.carry_out(self.vote.listed(StoreListing(sorted(self.store))))
 
     @rule(rank=st.integers(0, 2))
     @precondition(lambda self: self.offer is not None)
@@ -118,15 +124,23 @@ class Ballots(RuleBasedStateMachine):
         self.proven[rank] = self.offer
         self.carry_out(self.vote.has_loaded(rank, self.offer.number))
 
-    @rule(rank=st.integers(0, 2))
+    @rule(rank=st.integers(0, 2), brought=st.booleans())
     @precondition(lambda self: self.offer is not None and self.offer.source != "fresh")
-    def fail(self, rank: int) -> None:
+    def fail(self, rank: int, brought: bool) -> None:
+        """What was brought to a rank is offered once more, and not a third time."""
         offer, self.offer = self.offer, None
         assert offer is not None
-        self.failed.add((offer.source, offer.stamp))
-        self.carry_out(
-            self.vote.has_failed(rank % self.world, offer.number, "block 0 has another checksum")
-        )
+        once = (rank % self.world, offer.stamp)
+        again = brought and offer.source == "memory" and once not in self.brought
+        if again:
+            self.brought.add(once)
+        else:
+            self.failed.add((offer.source, offer.stamp))
+        why = "block 0 has another checksum"
+        told_brought = brought and offer.source == "memory"
+        self.carry_out(self.vote.has_failed(once[0], offer.number, why, brought=told_brought))
+        if again:
+            assert self.offer is not None and self.offer.stamp == offer.stamp
 
     @rule(rank=st.integers(0, 2), loaded=st.booleans())
     @precondition(lambda self: self.numbers)
@@ -168,8 +182,8 @@ class Hasty(Vote):
 
 
 class Stubborn(Vote):
-    def has_failed(self, rank: int, round_: int, why: str) -> list[Any]:
-        actions = super().has_failed(rank, round_, why)
+    def has_failed(self, rank: int, round_: int, why: str, **more: bool) -> list[Any]:
+        actions = super().has_failed(rank, round_, why, **more)
         self.failed.clear()
         return actions
 
@@ -213,7 +227,7 @@ def test_the_newest_common_step_and_why() -> None:
 def test_the_store_is_asked_only_when_memory_has_nothing_for_all() -> None:
     vote = Vote(2, has_store=True)
     assert everybody(vote, {Stamp(8, 1)}, set()) == [ListStore()]
-    [offer] = vote.listed([3, 5])
+    [offer] = vote.listed(StoreListing([3, 5]))
     assert (offer.source, offer.stamp) == ("store", Stamp(5, 0))
     assert (
         offer.why
@@ -257,7 +271,7 @@ def test_whoever_has_loaded_what_others_train_by_may_train(
             said += vote.has_loaded(rank, 17)
     if any(trains):
         assert all(one == go for one in said) and bool(said) == bool(waits)
-        assert vote.waiting_for() == [0, 1, 2]
+        assert not vote.ballots
     else:
         assert [type(one) for one in said] == [Offer] * len(said)
 
@@ -289,7 +303,7 @@ def test_a_foreign_world_is_refused_when_nothing_can_bridge_it() -> None:
 def test_a_foreign_world_is_bridged_by_a_checkpoint() -> None:
     vote = Vote(2, has_store=True)
     assert everybody(vote, set(), set(), foreign=4) == [ListStore()]
-    [offer] = vote.listed([9])
+    [offer] = vote.listed(StoreListing([9]))
     assert (offer.source, offer.stamp) == ("store", Stamp(9, 0))
     assert offer.why.startswith("memory holds snapshots of another world size than 2")
 
@@ -297,13 +311,35 @@ def test_a_foreign_world_is_bridged_by_a_checkpoint() -> None:
 def test_a_foreign_world_and_an_empty_store_is_refused() -> None:
     vote = Vote(1, has_store=True)
     everybody(vote, set(), foreign=4)
-    [refusal] = vote.listed([])
+    [refusal] = vote.listed(StoreListing([]))
     assert isinstance(refusal, Refuse)
 
 
 def test_a_rank_of_another_world_is_refused() -> None:
     [refusal] = Vote(2, has_store=False).joined(Ballot(0, 3, frozenset()))
     assert refusal == Refuse("rank 0 says the world has 3 ranks, the job has 2")
+
+
+@pytest.mark.parametrize("has_store", [False, True])
+def test_memory_of_another_world_size_is_a_refusal_for_good(has_store: bool) -> None:
+    vote = Vote(1, has_store)
+    actions = vote.joined(Ballot(0, 1, frozenset(), foreign_world=2))
+    if has_store:
+        actions = vote.listed(StoreListing([]))
+    [refusal] = actions
+    assert isinstance(refusal, Refuse) and refusal.is_final
+
+
+def test_a_store_of_damaged_checkpoints_is_a_refusal_for_good_a_silent_one_is_not() -> None:
+    vote = Vote(1, has_store=True)
+    everybody(vote, set())
+    [offer] = vote.listed(StoreListing([3]))
+    assert isinstance(offer, Offer)
+    [refusal] = vote.has_failed(0, offer.number, "does not prove")
+    assert isinstance(refusal, Refuse) and refusal.is_final
+    everybody(vote, set())
+    [refusal] = vote.listed(StoreListing([], unreachable={3: "time-out"}))
+    assert isinstance(refusal, Refuse) and not refusal.is_final
 
 
 def test_memory_that_proves_nothing_is_not_called_empty() -> None:
@@ -317,10 +353,11 @@ def test_memory_that_proves_nothing_is_not_called_empty() -> None:
     assert isinstance(offer, Offer) and offer.why.startswith("memory holds nothing")
 
 
-def test_who_is_waited_for() -> None:
+def test_all_are_waited_for() -> None:
     vote = Vote(3, has_store=False)
-    vote.joined(Ballot(1, 3, frozenset()))
-    assert vote.waiting_for() == [0, 2]
+    for rank in (1, 1, 0):
+        assert not vote.joined(Ballot(rank, 3, frozenset())) and not vote.has_all
+    assert vote.joined(Ballot(2, 3, frozenset())) and vote.has_all
 
 
 def test_a_store_that_does_not_answer_is_no_empty_store() -> None:
@@ -332,11 +369,48 @@ def test_a_store_that_does_not_answer_is_no_empty_store() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (StoreListing([], damaged={7: "torn"}), "torn"),
+        (StoreListing([], unreachable={7: "time-out"}), "time-out"),
+        (StoreListing([], unfinished={3: "no manifest"}, unreachable={7: "time-out"}), "time-out"),
+    ],
+)
+def test_what_is_damaged_or_was_not_seen_is_not_absent(found: StoreListing, words: str) -> None:
+    vote = Vote(1, has_store=True)
+    everybody(vote, set())
+    [refusal] = vote.listed(found)
+    assert isinstance(refusal, Refuse) and words in refusal.why
+    assert everybody(vote, set()) == [ListStore()], "it is looked at anew"
+
+
+def test_what_was_never_published_is_absent() -> None:
+    vote = Vote(1, has_store=True)
+    everybody(vote, set())
+    [offer] = vote.listed(StoreListing([], unfinished={3: "no manifest"}))
+    assert isinstance(offer, Offer) and offer.source == "fresh"
+
+
+def test_a_list_that_comes_when_nobody_asks_any_more_counts_for_nothing() -> None:
+    vote = Vote(1, has_store=True)
+    everybody(vote, set())
+    vote.left(0)
+    assert vote.listed(StoreListing([3])) == []
+    assert everybody(vote, set()) == [ListStore()]
+
+
 def test_nobody_starts_afresh_over_a_checkpoint_that_could_not_be_read() -> None:
     vote = Vote(2, has_store=True)
     assert everybody(vote, set(), set()) == [ListStore()]
-    [first] = vote.listed([3, 5])
+    [first] = vote.listed(StoreListing([3, 5]))
     assert isinstance(first, Offer) and first.stamp.step == 5
+    for again in range(1, CUT_OFF_LOADS + 1):  # an answer that is lost costs no steps
+        assert vote.has_failed(1, first.number, "no answer", unread=True) == [
+            ListStore(cut_off=again)
+        ]
+        [first] = vote.listed(StoreListing([3, 5]))
+        assert isinstance(first, Offer) and first.stamp.step == 5
     [second] = vote.has_failed(1, first.number, "no answer", unread=True)
     assert isinstance(second, Offer) and second.stamp.step == 3
     [refusal] = vote.has_failed(0, second.number, "block 0 is damaged")
@@ -345,9 +419,9 @@ def test_nobody_starts_afresh_over_a_checkpoint_that_could_not_be_read() -> None
     vote.left(0)
     vote.left(1)
     assert everybody(vote, set(), set()) == [ListStore()]
-    [again] = vote.listed([3, 5])
-    assert isinstance(again, Offer) and again.stamp.step == 5
-    [last] = vote.has_failed(1, again.number, "block 0 is damaged")
+    [third] = vote.listed(StoreListing([3, 5]))
+    assert isinstance(third, Offer) and third.stamp.step == 5
+    [last] = vote.has_failed(1, third.number, "block 0 is damaged")
     assert isinstance(last, Offer) and last.source == "store"
     [refusal] = vote.has_failed(1, last.number, "block 0 is damaged")
     assert isinstance(refusal, Refuse), "checkpoints that are all damaged are no empty store"
@@ -356,7 +430,7 @@ def test_nobody_starts_afresh_over_a_checkpoint_that_could_not_be_read() -> None
 def test_a_refusal_over_damaged_checkpoints_names_them_and_looks_anew_when_asked_again() -> None:
     vote = Vote(1, has_store=True)
     everybody(vote, set())
-    [first] = vote.listed([4, 11])
+    [first] = vote.listed(StoreListing([4, 11]))
     assert isinstance(first, Offer) and first.stamp.step == 11
     [second] = vote.has_failed(0, first.number, "block 3 of rank-0.distcp")
     assert isinstance(second, Offer) and second.stamp.step == 4
@@ -372,7 +446,7 @@ def test_what_the_store_tells_counts_as_completed() -> None:
     """From step 11 to step 4 is a loss of 7 steps, whoever remembers step 11."""
     vote = Vote(1, has_store=True)
     everybody(vote, set())
-    [first] = vote.listed([4, 11])
+    [first] = vote.listed(StoreListing([4, 11]))
     assert isinstance(first, Offer)
     [second] = vote.has_failed(0, first.number, "block 3 is damaged")
     assert isinstance(second, Offer)
@@ -383,11 +457,20 @@ def test_what_the_store_tells_counts_as_completed() -> None:
 def test_a_newer_checkpoint_that_cannot_be_used_is_named_and_counts_as_completed() -> None:
     vote = Vote(1, has_store=True)
     everybody(vote, set())
-    [offer] = vote.listed([4, 11], [19, 2])
+    [offer] = vote.listed(StoreListing([4, 11], dict.fromkeys([19, 2], "torn")))
     assert isinstance(offer, Offer) and offer.stamp.step == 11
     assert "19" in offer.why and "2," not in offer.why
     [go] = vote.has_loaded(0, offer.number)
     assert isinstance(go, Go) and go.reached == 19
+
+
+def test_a_directory_that_was_never_published_invents_no_completed_steps() -> None:
+    vote = Vote(1, has_store=True)
+    everybody(vote, set())
+    [offer] = vote.listed(StoreListing([4], unfinished={500: "no manifest"}))
+    assert isinstance(offer, Offer) and "500" in offer.why, "it is named all the same"
+    [go] = vote.has_loaded(0, offer.number)
+    assert isinstance(go, Go) and go.reached == 4
 
 
 # -- stamps that are condemned
@@ -429,7 +512,7 @@ def test_what_is_taken_instead_of_a_condemned_stamp(
     vote = Vote(1, has_store=True, condemned=frozenset({Stamp(5, 2)}))
     actions = vote.joined(Ballot(0, 1, frozenset(Stamp(s, 2) for s in holds)))
     if actions == [ListStore()]:
-        actions = vote.listed(checkpoints)
+        actions = vote.listed(StoreListing(checkpoints))
     (offer,) = actions
     assert isinstance(offer, Offer) and (offer.source, offer.stamp.step) == (source, step)
     assert ("condemned" in offer.why) is (step != 5)
@@ -457,9 +540,9 @@ def test_checkpoints_of_another_run_are_left_behind_before_anybody_starts_over()
     vote, actions = asked_afresh(True, has_store=True)
     assert actions == [ListStore(begins_run=True)]
     # an answer to an older question
-    assert vote.listed([3, 11]) == [ListStore(begins_run=True)]
-    assert vote.listed([], [5]) == [ListStore(begins_run=True)]
-    [offer] = vote.listed([])
+    assert vote.listed(StoreListing([3, 11])) == [ListStore(begins_run=True)]
+    assert vote.listed(StoreListing([], dict.fromkeys([5], "torn"))) == [ListStore(begins_run=True)]
+    [offer] = vote.listed(StoreListing([]))
     assert isinstance(offer, Offer) and offer.source == "fresh"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from enum import IntEnum
+from enum import Enum
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -38,6 +38,8 @@ def values(
             return st.integers(bound.least, bound.most)
         few = st.integers(bound.least, min(small, bound.most))
         return few | few | few | st.integers(bound.least, bound.most)
+    if hint is float:
+        return st.floats(allow_nan=False, allow_infinity=False)
     if hint is str:
         return st.text(max_size=min(bound.most, 20))
     if origin is Literal:
@@ -50,7 +52,7 @@ def values(
         return st.one_of(
             *(st.none() if a is NoneType else values(a, None, small, named) for a in args)
         )
-    if issubclass(hint, IntEnum):
+    if issubclass(hint, Enum):
         return st.sampled_from(hint)
     if issubclass(hint, tuple):
         hints = get_type_hints(hint, include_extras=True)

@@ -196,7 +196,7 @@ class World:
         near.other, far.other = far, near
         near.redial = (link, index)
         near.endpoint = one.table.dialled(link, index, near)
-        far.endpoint = two.table.accepted(far)
+        far.endpoint = two.table.accepted(far, "10.0.0.1")
         one.ends.append(near)
         two.ends.append(far)
         return near

@@ -3,7 +3,6 @@ sockets: bytes in, events out."""
 
 from __future__ import annotations
 
-import hmac
 import itertools
 import json
 import random
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 from keepstep.coding.checksum import checksum
 from keepstep.core.wire import connection as wire
 from keepstep.core.wire.codec import MAX_MESSAGE_BYTES
-from keepstep.core.wire.connection import MAGIC, Connection
+from keepstep.core.wire.connection import KEEPERS_FORMAT, MAGIC, Connection, WireFormat
 from keepstep.core.wire.messages import encode
 from keepstep.model.messages.peers import (
     CopyAcked,
@@ -46,6 +45,7 @@ from keepstep.model.wire import (
     Span,
     WireEvent,
 )
+from keepstep.sim.protocol.wire.light import wire_format
 
 JOB, SECRET = b"j" * 16, b"the job's secret, 32 bytes long."
 ONE, TWO = Identity(JOB, 1, 4), Identity(JOB, 2, 7)
@@ -165,7 +165,7 @@ def play(end: Connection, items: Iterable[Item]) -> Script:
             script.events.append(item)
         elif isinstance(item, bytes):
             head = header(item, number)
-            script.frames.append(end.block(head) + item)
+            script.frames.append(end.block(head, memoryview(item)) + item)
             script.events += [BlockComing(head), item, BlockWhole(head)]
         else:
             script.frames.append(end.message(item, number))
@@ -244,9 +244,71 @@ def test_what_is_read_ahead_is_never_a_blocks_own(items: list[Item], sizes: list
     assert events == script.events
 
 
-@given(st.binary(min_size=1, max_size=64), st.binary(max_size=300))
-def test_a_mac_is_half_of_hmac_sha256(key: bytes, data: bytes) -> None:
-    assert wire.hmac_sha256(key)(data) == hmac.digest(key, data, "sha256")[:16]
+# blocks under MACs
+
+SIGNS = wire_format(checks=True, signs=True)
+NEEDS = replace(SIGNS, needs_block_mac=True)
+
+
+def signing_pair(one: WireFormat, two: WireFormat) -> tuple[Connection, Connection]:
+    dialer = Connection(ONE, SECRET, nonce(1), everybody, DIAL, one)
+    return dialer, Connection(TWO, SECRET, nonce(2), everybody, format=two)
+
+
+def arrive(end: Connection, frame: bytes, data: bytes, found: int) -> WireEvent:
+    """A block's header, then its bytes, however they were altered."""
+    at = 0
+    while end.wanted:
+        event, at = end.read(memoryview(frame), at)
+    assert isinstance(event, BlockComing)
+    mac = end.begin_block_mac()
+    if mac is None:
+        return end.block_received(found)
+    mac.update(memoryview(data))
+    return end.block_received(found, mac.tag())
+
+
+@given(st.lists(st.binary(min_size=1, max_size=60), min_size=1, max_size=6), st.data())
+def test_bytes_rewritten_under_the_same_checksum_are_found(
+    blocks: list[bytes], data: st.DataObject
+) -> None:
+    """XXH3 has no key: who looks for another block with the same checksum finds one."""
+    one, two = signing_pair(SIGNS, NEEDS)
+    meet(one, two)
+    for number, block in enumerate(blocks):
+        head = header(block, number)
+        frame = one.block(head, memoryview(block))
+        came = data.draw(st.just(block) | st.sampled_from(blocks) | st.binary(min_size=1))
+        event = arrive(two, frame, came, found=head.checksum)
+        assert isinstance(event, BlockWhole if came == block else BlockDamaged)
+
+
+def test_without_macs_only_the_checksum_tells() -> None:
+    for ours, theirs in [(SIGNS, KEEPERS_FORMAT), (KEEPERS_FORMAT, SIGNS)]:
+        one, two = signing_pair(ours, theirs)
+        meet(one, two)
+        head = header(b"four")
+        event = arrive(two, one.block(head, memoryview(b"four")), b"five", head.checksum)
+        assert event == BlockWhole(head)
+
+
+def test_a_block_s_mac_is_of_its_place_and_direction() -> None:
+    """What was sent once proves nothing later, nor on the way back."""
+    one, two = signing_pair(SIGNS, SIGNS)
+    meet(one, two)
+    head = header(b"four")
+    tags = set()
+    for end in (one, one, two):
+        frame = end.block(head, memoryview(b"four"))
+        tags.add(frame[-32:-16])
+    assert len(tags) == 3
+
+
+@pytest.mark.parametrize("formats", [(NEEDS, KEEPERS_FORMAT), (KEEPERS_FORMAT, NEEDS)])
+def test_who_needs_macs_refuses_who_has_none(formats: tuple[WireFormat, WireFormat]) -> None:
+    one, two = signing_pair(*formats)
+    ones, twos = refusals(one, two)
+    assert {ones.reason, twos.reason} == {Refusal.UNSIGNED} and ones.by_peer != twos.by_peer
 
 
 # strangers and liars
@@ -290,14 +352,14 @@ def test_who_is_not_admitted_is_told_why() -> None:
 
 
 def test_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "VERSION", 3)
+    monkeypatch.setattr(wire, "VERSION", 4)
     newer = dialer()
     hello = newer.take()
     monkeypatch.undo()
     old = acceptor()
-    assert feed(old, hello) == [Refused(Refusal.VERSION, "expected version 2, found 3")]
-    monkeypatch.setattr(wire, "VERSION", 3)
-    assert feed(newer, old.take()) == [Refused(Refusal.VERSION, "expected version 3, found 2")]
+    assert feed(old, hello) == [Refused(Refusal.VERSION, "expected version 3, found 4")]
+    monkeypatch.setattr(wire, "VERSION", 4)
+    assert feed(newer, old.take()) == [Refused(Refusal.VERSION, "expected version 4, found 3")]
 
 
 @pytest.mark.parametrize(
@@ -516,6 +578,7 @@ def test_a_block_header_that_cannot_be_ends_the_connection(
         "offset": 0,
         "length": 10,
         "sum": 0,
+        "tag": bytes(16),
     } | change
     cut = int(fields.pop("cut", 0))
     body = wire._BLOCK.pack(*fields.values())

@@ -55,3 +55,33 @@ def test_who_is_connected_when_it_closes_is_hung_up_on(server: BoundedServer) ->
     stranger.settimeout(30)
     assert stranger.recv(1) == b""
     stranger.close()
+
+
+def test_who_is_being_answered_is_not_pushed_out() -> None:
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def application(environ: object, start_response: object) -> list[bytes]:
+        has_begun.set()
+        may_end.wait(30)
+        start_response("200 OK", [])  # type: ignore[operator]
+        return [b"numbers"]
+
+    server = serve(application, "127.0.0.1", 0)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    reader = socket.create_connection(("127.0.0.1", server.server_port))
+    reader.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+    assert has_begun.wait(30)
+    strangers = [
+        socket.create_connection(("127.0.0.1", server.server_port))
+        for _ in range(2 * MAX_CONNECTIONS)
+    ]
+    strangers[0].settimeout(30)
+    assert strangers[0].recv(1) == b"", "it was the oldest that had not asked"
+    may_end.set()
+    reader.settimeout(30)
+    assert reader.recv(100).startswith(b"HTTP/1.0 200")
+    server.close()
+    thread.join()
+    for connection in (reader, *strangers):
+        connection.close()

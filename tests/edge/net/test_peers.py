@@ -32,7 +32,7 @@ from keepstep.model.messages.peers import MeshMessage, RanksEnded
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import KIB, MIB, MS_NS
 from keepstep.model.wire import Dial, Flow, Identity, Part, Refusal, Refused, Span
-from keepstep.runtime.keeper.open_links import HASHING, new_link_table
+from keepstep.runtime.keeper.open_links import HASHING, new_link_table, wire_format
 from tests.edge.proxy import Proxy
 
 JOB, SECRET = b"j" * 16, b"the job's secret, 32 bytes long."
@@ -122,6 +122,7 @@ class Town:
             max_messages=messages,
             queue_bytes=queue_bytes,
             gate=gate,
+            format=wire_format("on"),
         )
         peers = Peers(
             lambda shell: new_link_table(me, secret, ear, shell, of_links), PeerOptions(**options)
@@ -174,8 +175,8 @@ def eventually(holds: Callable[[], bool]) -> None:
 
 
 def is_redial(piece: bytes) -> bool:
-    """A hello of the dialer, resuming, channel 0."""
-    return piece.startswith(b"KEEPWIRE") and piece[10:14] == b"\1\3\0\0"
+    """A hello of the dialer, resuming, with MACs for blocks, channel 0."""
+    return piece.startswith(b"KEEPWIRE") and piece[10:14] == b"\1\7\0\0"
 
 
 def send_all(
@@ -554,13 +555,47 @@ def test_a_node_nobody_announced_is_refused(town: Town) -> None:
 
 
 def test_a_crowd_of_silent_strangers_is_bounded(town: Town) -> None:
+    """The first ones go: whoever comes is let in."""
     ear = Ear()
     two = town.keeper(2, ear, tcp=TcpOptions(handshake_s=LIMIT_S))
     with contextlib.ExitStack() as stack:
         crowd = [stack.enter_context(socket.create_connection(two.address)) for _ in range(70)]
-        crowd[-1].settimeout(LIMIT_S)
-        assert crowd[-1].recv(10) == b""
-        assert two.counts() == {"refused busy": 6}
+        for stranger in crowd[:6]:
+            stranger.settimeout(LIMIT_S)
+            assert stranger.recv(10) == b""
+        crowd[6].settimeout(0.0)
+        with pytest.raises(BlockingIOError):
+            crowd[6].recv(10)
+        eventually(lambda: two.counts().get("refused busy") == 6)
+
+
+def test_a_link_comes_back_though_strangers_take_every_place_again_and_again(town: Town) -> None:
+    ears = Ear(), Ear()
+    patient = {"tcp": TcpOptions(handshake_s=4 * LIMIT_S)}
+    one, two, proxy = linked(town, *ears, proxied=True, **patient)
+    assert proxy is not None
+    over = threading.Event()
+
+    def crowd() -> None:
+        with contextlib.ExitStack() as stack:
+            for _ in range(500):  # and as many descriptors
+                stack.enter_context(socket.create_connection(two.address))
+                if over.wait(0.01):
+                    return
+            over.wait(LIMIT_S)
+
+    strangers = threading.Thread(target=crowd)
+    strangers.start()
+    try:
+        eventually(lambda: two.counts().get("refused busy", 0) > 10)
+        for number in range(3):
+            proxy.hang_up()
+            assert one.send(2, note(number))
+            assert ears[1].messages.get(timeout=LIMIT_S) == note(number)
+    finally:
+        over.set()
+        strangers.join()
+    assert ears[0].told.empty() and ears[1].told.empty()  # it was never dead
 
 
 # ends

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from hypothesis import given
@@ -37,7 +38,7 @@ def pipe() -> Iterator[tuple[socket.socket, socket.socket]]:
         end.close()
 
 
-def after_all(count: int, heard: list[object]) -> Callable[[], bool]:
+def after_all(count: int, heard: Sequence[object]) -> Callable[[], bool]:
     return lambda: len(heard) == count
 
 
@@ -47,12 +48,20 @@ def after_all(count: int, heard: list[object]) -> Callable[[], bool]:
 @given(st.lists(st.integers(-3, 3), max_size=20))
 def test_timers_come_in_the_order_in_which_they_are_due(delays_ms: list[int]) -> None:
     loop = Loop()
-    heard: list[object] = []
+    heard: list[int] = []
+    due_ns = []  # from, to: time passes while they are set
     for number, delay_ms in enumerate(delays_ms):
+        delay_ns = max(0, delay_ms) * MS_NS
+        set_ns = time.monotonic_ns()
         loop.after(delay_ms * MS_NS, lambda number=number: heard.append(number))  # type: ignore[misc]
+        due_ns.append((set_ns + delay_ns, time.monotonic_ns() + delay_ns))
     loop.run(after_all(len(delays_ms), heard))
     loop.close()
-    assert heard == sorted(range(len(delays_ms)), key=lambda number: max(0, delays_ms[number]))
+    assert sorted(heard) == list(range(len(delays_ms)))
+    for place, number in enumerate(heard):
+        for later in heard[place + 1 :]:
+            assert due_ns[number][0] <= due_ns[later][1]
+            assert number < later or max(0, delays_ms[number]) < max(0, delays_ms[later])
 
 
 def test_a_cancelled_timer_does_not_come(loop: Loop) -> None:

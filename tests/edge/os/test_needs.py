@@ -23,6 +23,7 @@ def settings(**options: object) -> Settings:
     ("package", "options", "extra"),
     [
         ("prometheus_client", {"metrics_port": 9100}, "metrics"),
+        ("cryptography", {"block_mac": "on"}, "secure"),
         ("numpy", {"redundancy": "parity:2"}, "rs"),
         ("numpy", {"redundancy": "rs:2+1"}, "rs"),
         ("s3fs", {"store": "s3://bucket/run"}, "s3"),

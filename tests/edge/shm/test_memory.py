@@ -4,12 +4,18 @@ tests/contracts/test_memory.py."""
 from __future__ import annotations
 
 import ctypes
+import os
 import random
+import socket
 from pathlib import Path
 
 import pytest
 
+from keepstep.edge.shm.double_buffered_page import DoubleBufferedPage
 from keepstep.edge.shm.memory import MEMORY, MappedFile, copy, equal
+from keepstep.edge.shm.slot import Slot
+from keepstep.edge.shm.text_file import read_text
+from keepstep.errors import DamageError
 from keepstep.model.units import PAGE_BYTES
 
 
@@ -70,3 +76,52 @@ def test_who_is_making_a_page_this_moment_is_helped(tmp_path: Path) -> None:
     mapped = MEMORY.ensure(tmp_path / "status", PAGE_BYTES)
     assert bytes(mapped.view) == bytes(PAGE_BYTES)
     mapped.close()
+
+
+def put_something_else(path: Path, what: str) -> None:
+    match what:
+        case "directory":
+            path.mkdir()
+            (path / "file").touch()
+        case "fifo":
+            os.mkfifo(path)
+        case "socket":
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.bind(os.path.relpath(path))
+        case "link":
+            (path.parent / "elsewhere").write_bytes(bytes(PAGE_BYTES))
+            path.symlink_to(path.parent / "elsewhere")
+
+
+ODD = pytest.mark.parametrize("what", ["directory", "fifo", "socket", "link"])
+
+
+@ODD
+def test_what_is_no_file_is_refused_by_name(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "slot-0"
+    put_something_else(path, what)
+    with pytest.raises(ValueError, match=r"slot-0: expected a file"):
+        MEMORY.open(path)
+    with pytest.raises(ValueError, match="expected a file"):
+        DoubleBufferedPage.open(MEMORY, path)
+    with pytest.raises(DamageError, match="expected a slot, found none"):
+        Slot(MEMORY, path)
+    assert read_text(MEMORY, path) is None
+
+
+@ODD
+@pytest.mark.parametrize("how", ["create", "ensure", "rename"])
+def test_what_is_no_file_makes_place_for_one(tmp_path: Path, what: str, how: str) -> None:
+    path = tmp_path / "slot-0"
+    put_something_else(path, what)
+    if how == "rename":
+        region(tmp_path / "new", PAGE_BYTES).close()
+        MEMORY.rename(tmp_path / "new", path)
+        made = MEMORY.open(path)
+    else:
+        made = getattr(MEMORY, how)(path, PAGE_BYTES)
+    made.put(0, b"ours")
+    made.close()
+    assert path.is_file() and not path.is_symlink() and path.read_bytes()[:4] == b"ours"
+    elsewhere = tmp_path / "elsewhere"
+    assert not elsewhere.exists() or elsewhere.read_bytes() == bytes(PAGE_BYTES)

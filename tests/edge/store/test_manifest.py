@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import xxhash
+from fsspec.implementations.local import LocalFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.edge.store.manifest import FileSum, Manifest, manifest_from_bytes, seal
+from keepstep.edge.store.owner import OWNER, OwnerRecord, read_owner
 from keepstep.edge.store.parts import part_from_bytes, survey_from_bytes
 from keepstep.edge.store.store import Store
 from keepstep.errors import DamageError, IdentityError, StoreError
-from keepstep.model.checkpoint import CheckpointAttempt
+from keepstep.model.checkpoint import CheckpointAttempt, CheckpointName
 from keepstep.model.snapshot import Stamp
 
 WHOLE = Manifest(
@@ -139,7 +142,7 @@ def resealed(rest: bytes) -> bytes:
 
 def test_an_odd_manifest_hides_no_other_checkpoint(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    draft = store.draft(3)
+    draft = store.draft(CheckpointName(3))
     with draft.open("data") as file:
         file.write(b"bytes")
     draft.read_back(["data"])
@@ -149,3 +152,26 @@ def test_an_odd_manifest_hides_no_other_checkpoint(tmp_path: Path) -> None:
     (odd / "keepstep.json").write_bytes(seal({"format": 1, "step": 999}))
     listing = store.list_checkpoints()
     assert [m.step for m in listing.checkpoints] == [3] and listing.damaged == {999}
+
+
+@pytest.mark.parametrize("kind", ["directory", "pipe", "device", "sparse"])
+def test_what_is_no_file_of_ours_is_damage_and_nobody_waits_for_it(
+    kind: str, tmp_path: Path
+) -> None:
+    """Reading a pipe would never end, a device or a huge file would fill the memory."""
+    odd = tmp_path / "step-000000000999" / "keepstep.json"
+    odd.parent.mkdir()
+    match kind:
+        case "directory":
+            odd.mkdir()
+        case "pipe":
+            os.mkfifo(odd)
+        case "device":
+            odd.symlink_to("/dev/zero")
+        case _:
+            with open(odd, "wb") as file:
+                file.truncate(1 << 41)
+    listing = Store(tmp_path).list_checkpoints()
+    assert listing.damaged == {999} and "keepstep.json: expected" in listing.broken[999]
+    odd.rename(tmp_path / OWNER)
+    assert read_owner(LocalFileSystem(), str(tmp_path)) == OwnerRecord(None, is_there=True)

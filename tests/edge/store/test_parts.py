@@ -119,21 +119,15 @@ def test_what_belongs_to_another_attempt_is_refused(
 
 
 @given(st.integers(0, 2**63), st.integers(0, 2**63), st.integers(0, 5))
-def test_an_attempt_knows_its_files_from_those_of_all_others(
-    mine: int, other: int, index: int
-) -> None:
+def test_an_attempt_has_names_of_its_own(mine: int, other: int, index: int) -> None:
     attempt, stranger = replace(ATTEMPT, number=mine), replace(ATTEMPT, number=other)
     for names in (
         CheckpointAttempt.survey_name,
         CheckpointAttempt.part_name,
         CheckpointAttempt.data_name,
     ):
-        assert attempt.owns(names(attempt, index))
-        assert attempt.owns(names(stranger, index)) == (mine == other)
-    assert not any(
-        attempt.owns(name)
-        for name in (".metadata", ".metadata.tmp", "keepstep.json", "keepstep.json.tmp")
-    )
+        assert (names(attempt, index) == names(stranger, index)) == (mine == other)
+    assert (attempt.name.directory == stranger.name.directory) == (mine == other)
 
 
 def test_ranks_are_numbered_node_by_node() -> None:

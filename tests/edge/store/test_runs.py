@@ -10,6 +10,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from keepstep.edge.store.runs import RUN
 from keepstep.edge.store.store import Store
+from keepstep.model.checkpoint import CheckpointName, StoreListing
 from tests.edge.store.test_store import SMALL, steps, write
 
 
@@ -33,7 +34,7 @@ def test_another_run_begins_empty_and_the_one_before_is_kept(kind: str, tmp_path
     assert steps(firsts) == [9, 5] and firsts.read_manifest(5).wall_ns == 1
     second = Store(f"{store._base}/run-000002", fs=store._fs)
     assert steps(second) == [9, 5] and second.read_manifest(5).wall_ns == 2
-    assert firsts.usable() == ([], {}), "asked about the newest run"
+    assert firsts.look() == StoreListing([]), "asked about the newest run"
 
 
 @pytest.mark.parametrize("kind", ["disk", "memory"])
@@ -42,14 +43,14 @@ def test_a_run_that_was_never_quite_begun_is_none(kind: str, tmp_path: Path) -> 
     write(store, 5, SMALL)
     store._fs.makedirs(f"{store._base}/run-000002")
     store._fs.pipe_file(f"{store._base}/run-000002/{RUN}.tmp", b"torn")
-    assert store.usable() == ([5], {})
-    assert store.begin_run() is not None and store.usable() == ([], {})
+    assert store.look() == StoreListing([5])
+    assert store.begin_run() is not None and store.look() == StoreListing([])
 
 
 def test_an_attempt_stays_in_the_run_in_which_it_began(tmp_path: Path) -> None:
     writer, leaver = Store(tmp_path), Store(tmp_path)
     write(writer.follow(), 5, SMALL)
-    with writer.draft(7) as draft:
+    with writer.draft(CheckpointName(7)) as draft:
         leaver.begin_run()
         assert writer.url(7) == str(tmp_path / "step-000000000007")
         draft.abandon()

@@ -388,7 +388,7 @@ if sys.argv[2] == "one node":
         write_checkpoint(store, 3, "job", states, {}, {})
 else:
     attempt = CheckpointAttempt("job", Stamp(3, 1), 17, (1, 1))
-    draft = store.draft(3, mine=attempt.owns) if rank == 0 else store.join(3)
+    draft = store.draft(attempt.name)
     values = survey(draft, attempt, rank, [flat_state(rank, tree, by_path)])
     dist.barrier()
     write_part(draft, attempt, rank, values, {}, {})
@@ -541,7 +541,7 @@ def test_states_that_cannot_be_written_are_refused(store: Store) -> None:
             store, 1, "job", [RankState(0, {"w": part}, {id(part): Shard((4, 3), (0, 0))})], {}, {}
         )
     with pytest.raises(LayoutError, match="expected one name for every value"):
-        write(store, 1, {"x": {1: "a", "1": "b"}})
+        write(store, 1, {"x": {"y": 1}, "x.y": 2})
     with pytest.raises(ConfigError, match="'ranks' is taken"):
         write(store, 1, {"ranks": 1})
     with pytest.raises(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import nn
 from keepstep.edge.torch import looks, plan
 from keepstep.edge.torch.looks import Looks
 from keepstep.edge.torch.state import Protected, State
+from keepstep.edge.torch.tree import Kept, Numbers, TreePickler
 from tests.edge.torch.conftest import bytes_of
 
 WIDTH = 3
@@ -481,6 +483,40 @@ def test_nothing_is_asked_while_only_values_change(monkeypatch: pytest.MonkeyPat
         assert state.sections[0] is before.sections[0]
         assert state.sections[1] is before.sections[1]
     assert set(map(type, asked)) == {torch.optim.lr_scheduler.StepLR}
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_the_plan_holds_whether_gradients_are_enabled_or_not(is_enabled: bool) -> None:
+    world = World()
+    for _ in range(2):
+        world.step()
+    before = world.protected.gather()
+    with torch.set_grad_enabled(is_enabled):
+        assert world.protected.gather().sections[0] is before.sections[0]
+        freeze(world)
+        same(world)
+
+
+@settings(derandomize=True, deadline=None)
+@given(
+    st.lists(st.integers(-2, 5), max_size=6)
+    | st.integers(0, 2000).flatmap(lambda n: st.integers(0, 9).map(lambda a: [*range(a, a + n)]))
+)
+def test_numbers_come_back_as_the_list_they_stand_for(numbers: list[int]) -> None:
+    pickled = TreePickler(Kept(), {}, {}).states({"params": Numbers.of(numbers)})
+    found = pickle.loads(pickled)["params"]
+    assert type(found) is list
+    assert found == numbers
+
+
+def test_options_cost_the_same_however_many_parameters_there_are() -> None:
+    sizes = []
+    for count in (3, 400):
+        model = nn.ParameterList(torch.ones(1) for _ in range(count))
+        adam = torch.optim.Adam(model.parameters())
+        state = Protected.of({"model": model, "adam": adam}, lazy=True).gather()
+        sizes.append(len(state.sections[-1]))
+    assert max(sizes) - min(sizes) <= 8
 
 
 def tensors() -> list[torch.Tensor]:

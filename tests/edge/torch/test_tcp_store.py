@@ -134,6 +134,17 @@ def test_a_store_that_is_there_already_is_used() -> None:
     assert first.swap("x", None, "a") == "a" == second.swap("x", None, "b")
 
 
+def test_a_stranger_s_bytes_that_are_no_text_are_read_and_taken_out() -> None:
+    endpoint = ("127.0.0.1", free_port())
+    kv = meet_embedded(endpoint, "j/")
+    stranger = TCPStore(*endpoint, is_master=False)
+    stranger.set("j/verdict", b"\xff\xfe\x80")
+    [found] = kv.read(["verdict"])
+    assert found is not None and kv.wait(["verdict"], None) == [found]
+    assert kv.swap("verdict", None, "ours") == found, "somebody was first"
+    assert kv.swap("verdict", found, "ours") == "ours" == kv.read(["verdict"])[0]
+
+
 def test_nobody_at_the_endpoint_is_said_with_its_name() -> None:
     sentence = (
         r"expected the other nodes' meeting point at no\.such\.host\.invalid:9, "

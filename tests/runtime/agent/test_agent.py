@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keepstep.core.recovery.restarts import STOP_WITHIN_NS
+from keepstep.core.recovery.restarts import CODE_REFUSED, STOP_WITHIN_NS
 from keepstep.errors import KeeperError, KeepstepError
 from keepstep.model.launch import Predecessor
 from keepstep.model.messages.agent_rank import (
@@ -23,7 +23,7 @@ from keepstep.model.messages.agent_rank import (
     TrainingEnded,
 )
 from keepstep.model.messages.keeper_agent import JobEnded, MeshKnown, PeerDead
-from keepstep.model.messages.keeper_rank import BeginMesh, CannotListen, Listening
+from keepstep.model.messages.keeper_rank import BeginMesh, CannotListen, Listening, VoteRefused
 from keepstep.model.signals import SIGTERM
 from keepstep.model.units import S_NS
 from keepstep.runtime.agent.agent import Agent
@@ -130,6 +130,26 @@ def test_without_a_keeper_the_job_does_not_begin(tmp_path: Path) -> None:
     room.keepers.error = KeeperError("none")
     node = Node(room).begin()
     assert node.outcome == [room.keepers.error] and node.processes.started == []
+
+
+def test_where_nobody_may_train_the_job_ends_at_once_and_the_memory_stays(node: Node) -> None:
+    node.room.keepers.box.says(VoteRefused("memory is of 3 ranks", is_final=True))
+    node.pass_ns(10)
+    [said] = node.room.keepers.box.of(JobEnded)
+    assert not said.ok and node.processes.living == {}
+    node.clean_up()
+    assert node.outcome == [CODE_REFUSED] and len(node.processes.started) == 1
+
+
+def test_a_job_that_may_have_more_nodes_later_leaves_a_refusal_to_its_ranks(
+    tmp_path: Path,
+) -> None:
+    room = AgentRoom(tmp_path)
+    room.launch = replace(room.launch, nodes=2, min_nodes=1)
+    node = Node(room).begin()
+    node.room.keepers.box.says(VoteRefused("memory is of 3 ranks", is_final=True))
+    node.pass_ns(10)
+    assert not node.room.keepers.box.of(JobEnded) and node.outcome == []
 
 
 def test_a_rank_that_is_killed_has_all_start_anew(node: Node) -> None:

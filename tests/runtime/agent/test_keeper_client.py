@@ -25,6 +25,8 @@ from keepstep.model.messages.keeper_rank import (
     Listen,
     Listening,
     NotUnderstood,
+    StillHere,
+    VoteRefused,
 )
 from keepstep.runtime.agent.keeper_client import (
     DYING_NS,
@@ -32,7 +34,7 @@ from keepstep.runtime.agent.keeper_client import (
     SEARCH_AGAIN_NS,
     AgentKeeperClient,
 )
-from keepstep.runtime.keeper_watch import GIVEN_UP_AFTER_LOOKS, LOOK_NS
+from keepstep.runtime.keeper_watch import ASKED_AFTER_LOOKS, GIVEN_UP_AFTER_LOOKS, LOOK_NS
 from tests.runtime.fakes import AgentRoom, FakeBox
 
 MESH = Mesh(5, 1, (Member(0, "a", 1, 10, 2), Member(1, "host0", 2, 20, 2)), "secret")
@@ -54,6 +56,9 @@ class Line:
 
     def mesh_known(self, mesh_version: int) -> None:
         self.heard.append(mesh_version)
+
+    def restore_refused(self, why: str) -> None:
+        self.heard.append(why)
 
     def listen(self) -> list[str | None]:
         answers: list[str | None] = []
@@ -87,9 +92,10 @@ def test_a_job_without_a_keeper_does_not_begin(tmp_path: Path) -> None:
 
 def test_what_the_keeper_says_reaches_the_agent(line: Line) -> None:
     assert line.box.sent == [AgentHere(500)] and line.heard == ["found"]
-    for message in (PeerDead(5, 1, "away"), MeshKnown(5), NotUnderstood("what")):
+    refusal = VoteRefused("another world size", is_final=True)
+    for message in (PeerDead(5, 1, "away"), MeshKnown(5), refusal, NotUnderstood("what")):
         line.box.says(message)
-    assert line.heard[1:] == [(5, 1, "away"), 5]
+    assert line.heard[1:] == [(5, 1, "away"), 5, "another world size"]
     assert line.room.journal.kinds == ["not-understood"]
 
 
@@ -214,28 +220,49 @@ def test_a_busy_keeper_is_not_waited_for(line: Line) -> None:
     assert line.over == 1
 
 
-@pytest.mark.parametrize("waits_for", ["listening", "mesh", "end"])
-def test_a_keeper_that_hangs_while_it_is_waited_for_is_ended(line: Line, waits_for: str) -> None:
+@pytest.mark.parametrize("waits_for", ["nothing", "listening", "mesh", "end"])
+def test_a_keeper_that_hangs_is_ended_whether_it_is_waited_for_or_not(
+    line: Line, waits_for: str
+) -> None:
     if waits_for == "end":
         line.client.end(True, "well", 2 * GIVEN_UP_NS, line._over)
-    else:
+    elif waits_for != "nothing":
         line.listen()
     if waits_for == "mesh":
         line.box.says(Listening("host0", 2, 20, -1))
         line.client.begin_mesh(MESH)
     hanging = line.box
-    line.room.time.pass_ns(GIVEN_UP_NS)
+    line.room.time.pass_ns(GIVEN_UP_NS - 1)
+    assert not line.room.keepers.ended
+    line.room.time.pass_ns(1)
     assert line.room.keepers.ended == [hanging] and "keeper-stuck" in line.room.journal.kinds
     if waits_for == "end":
         assert line.box.of(JobEnded) == [JobEnded(True, "well")]
     else:
+        assert line.box is not hanging and AgentHere(500) in line.box.sent
+    if waits_for in ("listening", "mesh"):
         assert line.box.of(Listen)[-1].host == "host0"
 
 
-def test_nobody_is_asked_for_a_sign_of_life_while_nothing_is_waited_for(line: Line) -> None:
-    line.listen()
-    line.box.says(Listening("host0", 2, 20, -1))
-    line.client.begin_mesh(MESH)
-    line.box.says(MeshKnown(5))
+def test_a_keeper_that_answers_is_left_alone(line: Line) -> None:
+    keeper = line.box
+    for asked in range(1, 100):
+        line.room.time.pass_ns(ASKED_AFTER_LOOKS * LOOK_NS)
+        assert len(keeper.of(AreYouThere)) == asked
+        keeper.says(StillHere())
+    assert not line.room.keepers.ended
+
+
+def test_an_agent_that_was_stopped_with_its_keeper_ends_nobody(line: Line) -> None:
+    """As when the whole machine was suspended: what counts is how often the agent has looked."""
+    for _ in range(GIVEN_UP_AFTER_LOOKS - 1):
+        line.room.time.now_ns += 10 * GIVEN_UP_NS
+        line.room.time.pass_ns()
+    assert not line.room.keepers.ended
+
+
+def test_nobody_looks_when_the_job_is_over(line: Line) -> None:
+    line.end()
+    line.room.time.pass_ns(WITHIN_NS)
     line.room.time.pass_ns(10 * GIVEN_UP_NS)
-    assert not line.room.keepers.ended and not line.box.of(AreYouThere)
+    assert line.over == 1 and not line.room.keepers.ended

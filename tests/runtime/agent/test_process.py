@@ -40,6 +40,12 @@ def test_fewer_nodes_must_be_enough_for_what_memory_is_to_survive(tmp_path: Path
     assert list(home.iterdir()) == [], "nothing has begun"
 
 
+def test_output_that_goes_nowhere_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--redirects, --tee"):
+        process.supervise(replace(LAUNCH, redirects="9"), config(tmp_path), {})
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_rules_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="keep"):
         process.supervise(LAUNCH, config(tmp_path, keep="newest:3"), {})

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.core.resume.cut import Holding
+from keepstep.model.checkpoint import Timeline
 from keepstep.model.mesh import LEADER, Member, Mesh
 from keepstep.model.messages.keeper_rank import CheckpointDone
 from keepstep.model.messages.peers import ActOrdered, CheckpointAnswer, CheckpointAsked
@@ -244,7 +245,7 @@ def test_at_the_end_a_node_waits_for_the_last_answer_but_not_for_ever() -> None:
 def test_what_the_store_has_already_is_not_written_again() -> None:
     desks = Desks(1)
     desk, box = desks.all[0].desk, FakeBox()
-    desk.resumed_from_store(STAMP.step)
+    desk.goes_on(Timeline(9, STAMP.step), from_store=True)
     desk.ask(box, None, "asked", 1)
     desks.settle()
     assert answers(box) == [(1, True, STAMP.step)]

@@ -380,7 +380,9 @@ def test_a_store_that_cannot_be_written_is_answered_and_leaves_the_slots(cluster
     cluster.capture(4)
     (cluster.where / "store").write_text("in the way")
     heard = cluster.persist(4)
-    assert not heard.ok and "StoreError" in heard.why
+    assert not heard.ok
+    # whichever node says so first: the one that lists what is there, or one that creates its place
+    assert "ConfigError" in heard.why or "StoreError" in heard.why
     cluster.settle()
     assert cluster.all_movable()
     (cluster.where / "store").unlink()

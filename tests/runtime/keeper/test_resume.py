@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.core.resume.vote import StoreListing
+from keepstep.core.resume.vote import ListStore
+from keepstep.model.checkpoint import StoreListing
 from keepstep.model.mesh import Member, Mesh
 from keepstep.model.messages.keeper_rank import (
     JoinVote,
@@ -48,9 +49,10 @@ class VotingHost:
         self.ranks = ranks
         self.told: list[tuple[int, ToRank]] = []
         self.went: list[tuple[str, int]] = []
+        self.refusals: list[VoteRefused] = []
         self.resume = Resume(FakeTime(), self.journal, has_store, self)
 
-    def list_store(self, begins_run: bool) -> None:
+    def list_store(self, question: ListStore) -> None:
         self.resume.store_listed(StoreListing([]))
 
     def newest_epoch(self) -> int:
@@ -58,6 +60,9 @@ class VotingHost:
 
     def tell(self, rank: int, message: ToRank) -> None:
         self.told.append((rank, message))
+
+    def refused(self, refusal: VoteRefused) -> None:
+        self.refusals.append(refusal)
 
     def here(self) -> list[int]:
         return self.ranks
@@ -68,8 +73,8 @@ class VotingHost:
     def has_failed(self, rank: int) -> bool:
         return rank == 3
 
-    def resumed(self, source: str, step: int) -> None:
-        self.went.append((source, step))
+    def resumed(self, permitted: TrainingPermitted) -> None:
+        self.went.append((permitted.source, permitted.stamp.step))
 
     def join(self, *ranks: int, world_size: int = RANKS) -> None:
         for rank in ranks:
@@ -195,7 +200,7 @@ def test_another_life_of_the_leader_hears_what_still_counts(
                 host.resume.loaded(rank, number - age)
                 answered[rank] = StateLoaded(rank, number - age)
             case "failed":
-                host.resume.failed(rank, number - age, "why")
+                host.resume.failed(StateUnusable(rank, number - age, "why"))
                 answered[rank] = StateUnusable(rank, number - age, "why")
             case "offer":
                 number += 1
@@ -213,6 +218,38 @@ def test_an_offer_that_is_said_again_is_not_handed_on_again() -> None:
         host.resume.receive(offer(number))
     assert host.of(StateOffered) == [2, 3, 2, 3]
     assert nodes.forgotten == [STAMP, STAMP]
+
+
+def test_who_asks_once_more_is_handed_the_same_offer_again() -> None:
+    """It gave up the vote in which it had asked first; the leader says to all what it said."""
+    host, nodes = following()
+    host.join(2, 3)
+    host.resume.receive(offer(1, lacking=(3,)))
+    host.join(3)
+    host.resume.receive(offer(1, lacking=(3,)))
+    assert host.of(StateOffered) == [2] and len(nodes.fetching) == 2
+    nodes.fetching[-1][2](None)
+    assert host.of(StateOffered) == [2, 3]
+
+
+def test_who_has_asked_a_moment_before_the_mesh_is_heard_of_waits_in_it() -> None:
+    """A process that stood by asks at once. Before, nobody heard of it, and all waited."""
+    host, _ = following()
+    host.join(2)
+    host.join(3)
+    host.resume.left(3)
+    nodes = FakeResumeNodes()
+    host.resume.begin_mesh(nodes, mesh(1))
+    assert [join.rank for join in nodes.heard if isinstance(join, RankJoined)] == [2]
+
+
+def test_who_trains_by_a_permission_does_not_wait_in_the_next_mesh() -> None:
+    host, _ = following()
+    host.join(2, 3)
+    host.resume.receive(TrainingPermitted(3, 1, "memory", STAMP, 0, "why"))
+    nodes = FakeResumeNodes()
+    host.resume.begin_mesh(nodes, mesh(1))
+    assert not [join for join in nodes.heard if isinstance(join, RankJoined)]
 
 
 def test_who_lacks_it_is_offered_it_once_it_is_here() -> None:
@@ -252,7 +289,7 @@ def test_what_was_fetched_for_an_older_offer_counts_for_nothing(
 
 @pytest.mark.parametrize(
     ("source", "at_offer", "at_go"),
-    [("memory", [STAMP], []), ("store", [None], []), ("fresh", [], [None])],
+    [("memory", [STAMP], []), ("store", [], [None]), ("fresh", [], [None])],
 )
 def test_what_is_held_is_given_up_when_nobody_can_want_it(
     source: StateSource, at_offer: list[Stamp | None], at_go: list[Stamp | None]
@@ -325,9 +362,6 @@ def test_who_came_before_the_mesh_is_of_it() -> None:
     host.join(3, world_size=9)
     host.resume.begin_mesh(nodes, mesh(1))
     assert [one.rank for one in nodes.heard if isinstance(one, RankJoined)] == [2]
-    later = FakeResumeNodes()
-    host.resume.begin_mesh(later, mesh(1))
-    assert not later.heard, "in the next mesh all join anew"
 
 
 def test_where_nobody_may_train_who_asks_is_refused() -> None:
@@ -335,12 +369,14 @@ def test_where_nobody_may_train_who_asks_is_refused() -> None:
     host.resume.begin_mesh(nodes, mesh(1))
     host.join(2)
     assert (host.of(VoteRefused), nodes.heard) == ([2], [])
+    assert host.refusals == [VoteRefused("the policy does not fit", is_final=True)]
 
 
 def test_a_refusal_reaches_all_ranks_here() -> None:
     host, _ = following()
-    host.resume.receive(VoteRefused("why"))
-    assert host.of(VoteRefused) == [2, 3]
+    refusal = VoteRefused("why")
+    host.resume.receive(refusal)
+    assert host.of(VoteRefused) == [2, 3] and host.refusals == [refusal]
 
 
 @pytest.mark.parametrize("leads", [False, True])

@@ -9,7 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.core.resume.vote import StoreListing, Trust
+from keepstep.core.resume.vote import ListStore, Trust
+from keepstep.model.checkpoint import StoreListing, StoreRefusal
 from keepstep.model.messages.keeper_rank import (
     StateLoaded,
     StateUnusable,
@@ -69,7 +70,7 @@ class Election:
             self.time, self.journal, has_store, trust or Trust(), self.nodes, self
         )
 
-    def list_store(self, begins_run: bool) -> None:
+    def list_store(self, question: ListStore) -> None:
         self.listings += 1
 
     def newest_epoch(self) -> int:
@@ -186,6 +187,19 @@ def test_the_newest_that_all_hold_is_offered(holds: list[set[Stamp]]) -> None:
     assert go.epoch > max([election.epoch, *(s.epoch for stamps in holds for s in stamps)])
 
 
+def test_what_was_damaged_after_it_was_brought_is_brought_once_more() -> None:
+    election = Election()
+    election.join_all(OLD, NEW)
+    first = election.offer
+    election.leader.receive(StateUnusable(1, first.offer, "damaged", brought=True))
+    again = election.offer
+    assert (again.stamp, again.sources) == (NEW, first.sources) and again.offer > first.offer
+    election.leader.receive(StateUnusable(1, again.offer, "damaged", brought=True))
+    assert election.offer.stamp == OLD
+    election.load_all(election.offer.offer)
+    assert [go.stamp for go in election.of(TrainingPermitted)] == [OLD]
+
+
 def test_what_a_rank_cannot_load_is_not_offered_again() -> None:
     election = Election()
     election.join_all(OLD, NEW)
@@ -223,9 +237,13 @@ def test_without_memory_the_store_is_asked() -> None:
 def test_a_store_that_cannot_be_read_is_a_refusal() -> None:
     election = Election(has_store=True)
     election.join_all()
-    election.leader.store_listed("it is away")
-    assert [type(body) for body in election.nodes.said] == [VoteRefused]
+    election.leader.store_listed(StoreRefusal("it is away"))
+    [refused] = election.nodes.said
+    assert isinstance(refused, VoteRefused) and not refused.is_final
     assert election.journal.kinds == ["restore-refused"]
+    election.leader.store_listed(StoreRefusal("another job's", is_final=True))
+    last = election.nodes.said[-1]
+    assert isinstance(last, VoteRefused) and last.is_final
 
 
 def test_ranks_of_a_lost_node_have_to_ask_again() -> None:

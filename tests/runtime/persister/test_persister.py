@@ -14,9 +14,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 from keepstep.edge.os.threads import run_acts
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot, slot_path
+from keepstep.edge.store.draft import Draft
 from keepstep.edge.store.manifest import Manifest
-from keepstep.edge.store.store import Draft, Store
-from keepstep.model.checkpoint import CheckpointAttempt
+from keepstep.edge.store.store import Store
+from keepstep.model.checkpoint import CheckpointAttempt, StoreListing, Timeline
 from keepstep.model.layout import TensorSpec, lay_out
 from keepstep.model.messages.persister import ActDone, ActName, CheckpointAct
 from keepstep.model.snapshot import Stamp
@@ -77,7 +78,7 @@ class PlainFormat:
         self._store = store
 
     def already_there(self, attempt: CheckpointAttempt) -> bool:
-        return self._store.intact(attempt.stamp.step) is not None
+        return self._store.intact_of(attempt.stamp) is not None
 
     def survey(
         self, draft: Draft, attempt: CheckpointAttempt, node: int, slots: Sequence[Slot]
@@ -101,7 +102,9 @@ class PlainFormat:
     def publish(self, draft: Draft, attempt: CheckpointAttempt) -> Manifest:
         stamp = attempt.stamp
         world = attempt.world_size
-        made = Manifest(attempt.job, stamp.step, world, {}, 1, {}, dict(draft.files))
+        about = attempt.name[1:]
+        files = dict(draft.files)
+        made = Manifest(attempt.job, stamp.step, world, {}, 1, {}, files, *about, attempt.timeline)
         draft.publish(made)
         return made
 
@@ -131,12 +134,12 @@ class Node:
     def store(self) -> Store:
         return Store("/store", fs=self.disk, block_bytes=BLOCK_BYTES)
 
-    def hold(self, step: int) -> None:
+    def hold(self, step: int, epoch: int = 1) -> None:
         for rank in range(RANKS):
             path = slot_path(self.job_dir, rank, 0)
             path.parent.mkdir(parents=True, exist_ok=True)
             slot = Slot.create(MEMORY, path, PAYLOAD_BYTES, 4096)
-            slot.begin(bytes(16), rank, RANKS, 1, Stamp(step, 1))
+            slot.begin(bytes(16), rank, RANKS, 1, Stamp(step, epoch))
             slot.payload[:PAYLOAD_BYTES] = payload(step, rank)
             manifest = json.dumps(LAYOUT.to_json()).encode()
             table = slot.write_table(PAYLOAD_BYTES, manifest)
@@ -164,7 +167,7 @@ class Node:
 
     def check(self, *steps: int) -> None:
         """Those are whole, and nothing is broken."""
-        assert self.store.usable() == (list(steps), {})
+        assert self.store.look() == StoreListing(list(steps), epoch=1 if steps else 0)
         for step in steps:
             manifest = self.store.verify(step)
             names = sorted(manifest.files)
@@ -272,14 +275,15 @@ def _second_attempt(job_dir: Path) -> Node:
 def _recovers(node: Node) -> None:
     """What is there is whole, and another life of the persister writes what was not."""
     node.persister._release()  # what the kernel does with a dead process's locks
-    usable, broken = node.store.usable()
+    found = node.store.look()
+    usable, broken = found.usable, {**found.damaged, **found.unfinished}
     for step in usable:
         node.store.verify(step)
     # of a checkpoint that the rules remove, the manifest goes first
     assert set(broken) <= {3, 4} and (set(usable) & {3, 4})
     node.start()
     assert node.attempt(4)[-1].ok
-    assert node.store.usable()[0][0] == 4
+    assert node.store.look().usable[0] == 4
     node.store.verify(4)
 
 
@@ -361,3 +365,70 @@ def test_without_its_keeper_it_gives_up_once_nothing_is_under_way(node: Node) ->
     assert server.is_over and len(box.answers) == 1
     assert all(node.is_free(rank) for rank in range(RANKS))
     node.check()
+
+
+class Leader:
+    """Who leads the writing of checkpoints in one epoch, over a store that others lead, too."""
+
+    def __init__(self, node: Node, epoch: int, since: int, job: str = "j") -> None:
+        self.node, self.timeline = node, Timeline(epoch, since)
+        format_ = PlainFormat(node.store)
+        self.persister = Persister(job, node.job_dir, node.keep, MEMORY, node.store, format_)
+
+    def do(self, act: ActName, step: int, number: int) -> ActDone:
+        epoch = self.timeline.epoch
+        if act == "survey":
+            self.node.hold(step, epoch)
+        asked = CheckpointAct(act, 0, step, epoch, number, (RANKS,), self.timeline)
+        return run_acts(self.persister.carry_out(asked))
+
+    def write(self, step: int, number: int) -> None:
+        for act in ACTS:
+            assert self.do(act, step, number).ok
+
+    @property
+    def stored(self) -> list[tuple[int, int]]:
+        return [(m.step, m.epoch) for m in self.node.store.list_checkpoints().checkpoints]
+
+
+def test_a_leader_of_yesterday_removes_nothing_of_its_successor(node: Node) -> None:
+    """It has not heard that another one leads, and its clock is ahead."""
+    old, new = Leader(node, 1, -1), Leader(node, 2, 2)
+    old.write(2, number=10)
+    assert new.do("survey", 3, number=5).ok
+    old.write(6, number=20)
+    old.write(7, number=21)
+    assert old.stored == [(7, 1)], "nobody has published anything newer"
+    assert new.do("part", 3, number=5).ok and new.do("publish", 3, number=5).ok
+    assert new.stored == [(3, 2)], "what the job went back behind is gone"
+    answer = old.do("survey", 9, number=22)
+    assert not answer.ok and "would not count: a later run of this job went on from" in answer.why
+    assert new.stored == [(3, 2)] and node.store.intact(3) is not None
+    new.write(4, number=6)
+    assert new.stored == [(4, 2)] and len(node.store.published()) == 1
+
+
+def test_a_step_that_is_computed_again_is_written_again(node: Node) -> None:
+    node.keep = "latest:5"
+    first, again = Leader(node, 1, -1), Leader(node, 2, 2)
+    for step in (2, 4, 6):
+        first.write(step, number=step)
+    answer = again.do("survey", 4, number=9)
+    assert answer.ok and not answer.there
+    assert again.do("part", 4, number=9).ok and again.do("publish", 4, number=9).ok
+    assert again.stored == [(4, 2), (2, 1)]
+    assert again.do("survey", 4, number=10).there
+
+
+def test_a_state_on_which_all_stand_is_not_written_again(node: Node) -> None:
+    first = Leader(node, 1, -1)
+    first.write(4, number=1)
+    assert first.do("survey", 4, number=2).there
+
+
+def test_checkpoints_of_another_job_are_never_removed(node: Node) -> None:
+    Leader(node, 1, -1, job="other").write(3, number=1)
+    own = Leader(node, 1, -1)
+    for step in (4, 5):
+        own.write(step, number=step)
+    assert [(m.job, m.step) for m in node.store.published()] == [("j", 5), ("other", 3)]

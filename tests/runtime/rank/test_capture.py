@@ -194,6 +194,13 @@ def test_while_a_copy_is_under_way_the_update_has_it_to_wait_for(trainee: Traine
     assert trainee.announced == [(Phase.CAPTURE, 0), (Phase.SEAL, 0)]
 
 
+def test_what_is_to_be_said_of_a_state_is_said_and_it_is_captured(trainee: Trainee) -> None:
+    trainee.room.live.remark = "it has taken in a stranger"
+    trainee.step(1)
+    assert [event.why for event in trainee.room.journal.of("caveat")] == [trainee.room.live.remark]
+    assert Stamp(1, 1) in trainee.snapshots()
+
+
 def test_ranks_whose_captures_take_steps_capture_the_same_ones(tmp_path: Path) -> None:
     trainee = Trainee(tmp_path, RankRoom(tmp_path, ranks=2)).prepare()
     other = StatusPage.own(MEMORY, trainee.room.options.job_dir, 1)

@@ -58,7 +58,7 @@ class Hearer:
     def permitted(self, epoch: int, offer: int, lost_steps: int) -> None:
         self.heard.append((epoch, offer))
 
-    def refused(self, why: str) -> None:
+    def refused(self, why: str, is_final: bool = False) -> None:
         self.heard.append(why)
 
     def slot_damaged(self, index: int, why: str) -> None:
@@ -245,7 +245,34 @@ def test_a_keeper_that_cannot_listen_or_does_not_answer(line: Line) -> None:
     assert len(heard) == 2 and "did not answer" in str(heard[1])
 
 
+def listens(line: Line) -> None:
+    me = MESH.members[MESH.node]
+    line.client.listen_at("b", 0, lambda answer: None)
+    line.room.keepers.box.says(Listening(me.host, me.port, me.incarnation, 0))
+
+
+@pytest.mark.parametrize("answers_first", [False, True])
+def test_one_that_takes_over_while_the_nodes_meet_listens_where_the_others_look_for_it(
+    line: Line, answers_first: bool
+) -> None:
+    """It was told of the mesh before it listened, refused it, and all waited without an end."""
+    listens(line)
+    line.room.keepers.box.dies()
+    box = line.room.keepers.box
+    assert box.sent == [Listen("b", 2, MESH.members[MESH.node].incarnation)]
+    if answers_first:
+        box.says(Listening("b", 2, 30, 4))
+        line.client.begin_mesh(MESH)
+    else:
+        line.client.begin_mesh(MESH)
+        assert not box.of(BeginMesh)
+        box.says(Listening("b", 2, 30, 4))
+    [told] = box.of(BeginMesh)
+    assert told.mesh.members == (MESH.members[0], Member(1, "b", 2, 30, 1))
+
+
 def test_a_keeper_that_takes_over_is_told_the_mesh_with_its_own_life_in_it(line: Line) -> None:
+    listens(line)
     line.client.begin_mesh(MESH)
     line.room.keepers.box.dies()
     box = line.room.keepers.box

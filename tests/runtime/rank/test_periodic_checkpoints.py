@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from keepstep.config import Config, resolve
+from keepstep.model.events import ERROR
 from keepstep.model.messages.keeper_rank import CheckpointDone
 from keepstep.runtime.rank.keeper_client import Answered
 from keepstep.runtime.rank.periodic_checkpoints import PeriodicCheckpoints
@@ -32,8 +33,9 @@ class Room:
         for step in range(first, last + 1):
             self.checkpoints.completed(step, loss)
 
-    def answer(self, step: int, ok: bool = True) -> None:
-        self.asked.pop(step)(CheckpointDone(0, ok, step, "full"))
+    def answer(self, step: int, why: str = "") -> None:
+        """`why` it has failed; empty: it has not."""
+        self.asked.pop(step)(CheckpointDone(0, not why, step, why))
 
     def told(self, kind: str) -> int:
         return len(self.journal.of(kind))
@@ -60,12 +62,35 @@ def test_one_that_is_late_is_told_once() -> None:
     assert room.told("persist-late") == 1
 
 
-def test_one_that_fails_is_told_each_time() -> None:
+def test_what_is_on_its_way_at_the_end_is_said() -> None:
     room = Room()
-    room.train(0, 7)
-    room.answer(3, ok=False)
-    room.answer(7, ok=False)
-    assert room.told("not-stored") == 2 and room.checkpoints.words() == "nothing stored"
+    room.train(0, 3)
+    assert room.checkpoints.words() == "nothing stored, that of step 3 was still being written"
+    room.answer(3)
+    assert room.checkpoints.words() == "the newest checkpoint is of step 3"
+
+
+def test_what_fails_for_the_same_reason_again_and_again_is_told_ever_more_rarely() -> None:
+    room = Room()
+    told = []
+    for count in range(1, 102):
+        step = count * EVERY - 1
+        room.train(step, step)
+        room.answer(step, why=f"writing step-{step}: no space left")
+        if room.journal.levels[-1] == ERROR:
+            told.append(count)
+    assert told == [1, 10, 100] and room.told("not-stored") == 101
+    assert "101 checkpoints failed" in room.checkpoints.words()
+
+
+@pytest.mark.parametrize("between", ["stored", "another reason"])
+def test_what_fails_anew_is_told_anew(between: str) -> None:
+    room = Room()
+    room.train(0, 11)
+    room.answer(3, why="no space left")
+    room.answer(7, why="" if between == "stored" else between)
+    room.answer(11, why="no space left")
+    assert room.journal.levels.count(ERROR) == (2 if between == "stored" else 3)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ for bit, stays when a peer is lost, and says goodbye."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.shm.slot import Slot, slot_paths
 from keepstep.errors import KeeperError, KeepstepError, PeerLost
 from keepstep.model.messages.agent_rank import (
     CannotStay,
@@ -33,7 +36,8 @@ from keepstep.model.messages.keeper_rank import (
 )
 from keepstep.model.snapshot import Phase, Stamp
 from keepstep.runtime.rank.joining import Joined, Joining
-from keepstep.runtime.rank.rank import RELEASE_WITHIN_NS, Rank, Stage
+from keepstep.runtime.rank.rank import ENDED_WITHIN_NS, RELEASE_WITHIN_NS, Rank, Stage
+from keepstep.runtime.rank.regroup import ORDER_WITHIN_NS
 from keepstep.runtime.rank.wanted_checkpoint import AGAIN_NS, TRIES
 from tests.runtime.fakes import RankRoom
 from tests.runtime.rank.test_bootstrap import FACTS
@@ -160,10 +164,51 @@ def test_nobody_trains_before_all_may(trainee: Trainee) -> None:
     assert "slots-made" in trainee.room.journal.kinds
 
 
+def held_by(trainee: Trainee) -> set[Stamp]:
+    """What proves in its slots' files."""
+    found = set()
+    for path in slot_paths(MEMORY, trainee.room.options.job_dir, 0):
+        slot = Slot(MEMORY, path)
+        with suppress(LookupError):
+            found.add(slot.verify()[0].stamp)
+        slot.close()
+    return found
+
+
+@pytest.mark.parametrize("source", ["store", "fresh"])
+def test_what_memory_holds_stays_until_all_do_without_it(trainee: Trainee, source: str) -> None:
+    trainee.start()
+    for _ in range(3):
+        trainee.step()
+    trainee.rank.abandon()
+    again = Trainee(RankRoom(trainee.room.options.arena_dir, ranks=2))
+    again.room.live.checkpoints[1] = again.room.live.state
+    again.offer(source, 1 if source == "store" else -1, 0)
+    assert Stamp(2, 1) in held_by(again)
+    again.permit(2)
+    assert held_by(again) == set()
+    again.rank.abandon()
+
+
 def test_a_refused_vote_is_an_error(trainee: Trainee) -> None:
     trainee.room.keepers.box.says(VoteRefused("another world size"))
     assert trainee.rank.stage is Stage.FAILED and isinstance(trainee.rank.error, KeeperError)
     assert trainee.room.groups.is_closed
+
+
+def test_where_nobody_may_train_a_rank_leaves_the_word_to_its_agent(trainee: Trainee) -> None:
+    trainee.room.keepers.box.says(VoteRefused("another world size", is_final=True))
+    assert trainee.rank.stage is Stage.STARTING
+    trainee.room.time.pass_ns(ENDED_WITHIN_NS)
+    assert trainee.rank.stage is Stage.FAILED, "nobody has ended it"
+
+
+def test_where_nobody_may_train_and_no_agent_is_there_it_is_an_error_at_once(
+    tmp_path: Path,
+) -> None:
+    trainee = Trainee(RankRoom(tmp_path, has_agent=False))
+    trainee.room.keepers.box.says(VoteRefused("another world size", is_final=True))
+    assert trainee.rank.stage is Stage.FAILED and isinstance(trainee.rank.error, KeeperError)
 
 
 def test_the_first_step_after_a_restore_is_told(trainee: Trainee) -> None:
@@ -228,6 +273,24 @@ def test_one_more_loss_while_all_find_together_begins_anew(trainee: Trainee) -> 
     trainee.room.agents.box.says(replace(PLACE, attempt=2))
     trainee.room.settle()
     assert len(trainee.room.keepers.box.of(JoinVote)) == votes + 1
+
+
+def test_one_more_loss_while_copies_end_is_no_second_wait(trainee: Trainee) -> None:
+    """What waited twice was answered once, and ended the rank two minutes later."""
+    trainee.start()
+    trainee.step()
+    trainee.step(trainee.lose_peer)
+    trainee.rank.may_begin_step()
+    trainee.lose_peer()  # what is being copied is not sealed yet
+    trainee.room.agents.box.says(PLACE)
+    trainee.room.settle()
+    trainee.offer("memory", 1)
+    trainee.permit(2)
+    [(_, then)] = trainee.room.groups.rebuilding
+    then(None)
+    assert trainee.rank.may_begin_step()
+    trainee.room.time.pass_ns(2 * ORDER_WITHIN_NS)
+    assert trainee.rank.stage is Stage.READY
 
 
 def test_where_to_meet_is_notice_enough(trainee: Trainee) -> None:

@@ -50,6 +50,14 @@ def load(trainee: Trainee, offer: StateOffered, in_midst: bool = False) -> Resto
     return run_acts(restorer(trainee, in_midst).load(offer))
 
 
+def flip(trainee: Trainee, stamp: Stamp) -> None:
+    """One byte of that snapshot."""
+    index = trainee.held.slot_of[stamp]
+    with open(slot_path(trainee.room.options.job_dir, 0, index), "r+b") as file:
+        file.seek(PAGE_BYTES + 5)
+        file.write(b"\xff")
+
+
 @settings(max_examples=20, deadline=None)
 @given(steps=st.integers(1, 6), offered=st.integers(-1, 7))
 def test_what_is_loaded_is_the_state_of_that_step_and_nothing_newer_is_left(
@@ -64,20 +72,46 @@ def test_what_is_loaded_is_the_state_of_that_step_and_nothing_newer_is_left(
         assert set(trainee.snapshots()) == {s for s in held if s.step <= offered}
     else:
         assert isinstance(found, Unusable) and found.holds is None, "it never had it"
+        assert found.brought
         assert trainee.room.live.state == b"?" * 64
         assert set(trainee.snapshots()) == held
     trainee.close()
 
 
 def test_a_snapshot_that_proves_no_more_is_told_with_what_is_left(trainee: Trainee) -> None:
-    index = trainee.held.slot_of[Stamp(2, 1)]
-    with open(slot_path(trainee.room.options.job_dir, 0, index), "r+b") as file:
-        file.seek(PAGE_BYTES + 5)
-        file.write(b"\xff")
+    flip(trainee, Stamp(2, 1))
     found = load(trainee, memory(2))
     assert isinstance(found, Unusable)
     assert found.holds == tuple(sorted(set(trainee.held.slot_of) - {Stamp(2, 1)}))
     assert trainee.room.live.state == b"?" * 64, "nothing that does not prove is loaded"
+
+
+def test_what_did_not_prove_is_not_offered_after_the_next_restart(tmp_path: Path) -> None:
+    """Nobody has gone on meanwhile: the other ranks had to be started anew as well."""
+    trainee = trained(tmp_path)
+    held = set(trainee.held.slot_of)
+    flip(trainee, Stamp(2, 1))
+    assert isinstance(load(trainee, memory(2)), Unusable)
+    trainee.close()
+    again = Trainee(tmp_path)
+    assert set(again.held.slot_of) == held - {Stamp(2, 1)}, "the others stay until all go"
+    assert again.room.journal.kinds.count("slot-voided") == 0
+    again.close()
+
+
+def test_a_snapshot_that_proves_the_second_time_stays(
+    trainee: Trainee, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was not the slot that was at fault."""
+    held = set(trainee.held.slot_of)
+
+    def fails(*what: object) -> list[str]:
+        raise DamageError("read wrongly")
+
+    monkeypatch.setattr(trainee.room.live, "load", fails)
+    found = load(trainee, memory(2))
+    assert isinstance(found, Unusable) and Stamp(2, 1) not in (found.holds or ())
+    assert set(trainee.snapshots()) == held
 
 
 def test_an_intact_snapshot_that_does_not_stay_as_loaded_is_the_program_s_fault(
@@ -94,10 +128,14 @@ def test_an_intact_snapshot_that_does_not_stay_as_loaded_is_the_program_s_fault(
         run_acts(vote.load(StateOffered(3, "fresh", -1, 0, "nothing is left")))
 
 
-def test_a_checkpoint_ends_all_snapshots_of_before(trainee: Trainee) -> None:
+def test_a_checkpoint_that_is_loaded_leaves_what_memory_holds_until_all_may_go(
+    trainee: Trainee,
+) -> None:
+    held = set(trainee.snapshots())
     trainee.room.live.checkpoints[9] = b"9" * 64
     assert load(trainee, StateOffered(2, "store", 9, 0, "newest")) == Restored(Stamp(9, 0))
-    assert trainee.room.live.state == b"9" * 64 and trainee.snapshots() == {}
+    assert trainee.room.live.state == b"9" * 64
+    assert set(trainee.snapshots()) == held != set()
     assert trainee.room.journal.kinds == ["restore-remark", "loaded"]
 
 
@@ -124,9 +162,10 @@ def test_a_process_that_has_loaded_a_state_does_not_start_afresh(trainee: Traine
     assert trainee.snapshots() != {}
 
 
-def test_a_fresh_start_forgets_all_but_not_in_the_middle_of_a_job(trainee: Trainee) -> None:
+def test_a_fresh_start_forgets_nothing_before_all_may_go(trainee: Trainee) -> None:
+    held = set(trainee.snapshots())
     fresh = StateOffered(3, "fresh", -1, 0, "nothing is there")
     with pytest.raises(KeeperError, match="in the middle of a job"):
         load(trainee, fresh, in_midst=True)
-    assert trainee.snapshots() != {}
-    assert load(trainee, fresh) == Restored(Stamp(-1, 0)) and trainee.snapshots() == {}
+    assert load(trainee, fresh) == Restored(Stamp(-1, 0))
+    assert set(trainee.snapshots()) == held != set()

@@ -85,7 +85,8 @@ def test_permission_without_a_loaded_state_means_nothing(voter: Voter) -> None:
 def test_what_it_never_had_is_unusable_and_the_next_offer_is_tried(voter: Voter) -> None:
     voter.room.settle()
     voter.offer(memory(40))
-    assert isinstance(voter.sent[-1], StateUnusable)
+    answer = voter.sent[-1]
+    assert isinstance(answer, StateUnusable) and answer.brought, "it may be brought anew"
     voter.offer(StateOffered(2, "memory", 1, 1, "older"))
     assert voter.sent[-1] == StateLoaded(0, 2)
 

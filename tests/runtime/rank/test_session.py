@@ -553,7 +553,7 @@ def test_what_cannot_be_had_is_refused_before_training(settings: Settings, wrong
 
 def damage_checkpoint(store: Path, step: int) -> None:
     """One bit of its data, in the middle."""
-    data = max((store / f"step-{step:012d}").iterdir(), key=lambda path: path.stat().st_size)
+    data = max(Path(Store(store).url(step)).iterdir(), key=lambda path: path.stat().st_size)
     damage(data, data.stat().st_size // 2)
 
 
@@ -589,7 +589,7 @@ def test_a_store_whose_checkpoints_are_all_damaged_is_no_empty_store(
         if what == "data":
             damage_checkpoint(store, step)
         else:
-            damage(store / f"step-{step:012d}" / "keepstep.json", 40)
+            damage(Path(Store(store).url(step)) / "keepstep.json", 40)
     with pytest.raises(KeeperError, match="name another"):
         keepstep.protect({**settings, "store": str(store)}, **Training().stateful)
     assert "resumed" not in kinds(settings)[-5:]

@@ -55,6 +55,7 @@ class Leading:
             "ranks": (row,),
         }
         self.leader.receive_report(node, NodeReport(**{**known, **about}))
+        self.leader.decide()
 
     def words(self, node: int) -> list[HorizonWord]:
         """All that this node was told."""

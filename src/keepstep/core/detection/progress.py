@@ -252,7 +252,7 @@ class Progress:
         track = self._tracks[rank]
         # Ranks step together: one of them tells the rhythm, or as many would look like as many
         # steps.
-        tells = rank == min(r for r, t in self._tracks.items() if not t.exited)
+        tells = rank == min([r for r, t in self._tracks.items() if not t.exited])
         if before is None or before.epoch != status.epoch:  # a new life, or a rollback
             track.step_since_ns, track.spoilt, track.first = now_ns, True, True
         if (

@@ -9,7 +9,8 @@ The cheapest rung first: ranks that can stay in their process do (`keep`), and o
 is started. When that has been tried twice without a new step, or somebody does not take part in it
 in time, all ranks start anew. A node whose hardware is suspect (`core/recovery/recurrence.py`)
 leaves its place to a spare (`leave`) where memory can do without it. What is not tried again: a
-program that is at fault, and a cause whose budget is used up (`core/recovery/restart_budget.py`).
+program that is at fault, what a person has to decide, and a cause whose budget is used up
+(`core/recovery/restart_budget.py`).
 
 Invariant: at most `max_restarts` restarts are ordered, of no cause in a row more than its budget,
 and after `End` nothing at all.
@@ -40,6 +41,7 @@ from keepstep.model.restarts import (
     RegroupLate,
     Reported,
     RestartAll,
+    RestoreRefused,
     SignalRanks,
     SignalReceived,
     Stopped,
@@ -55,6 +57,7 @@ STOP_WITHIN_NS = 5 * S_NS
 EARLY_NS = 10 * S_NS
 SAME_CRASHES = 3
 CODE_AT_FAULT = 70  # the exit code that says it: EX_SOFTWARE of sysexits.h
+CODE_REFUSED = 2  # as for any error keepstep names
 KEPT_IN_VAIN = 2
 
 
@@ -157,7 +160,7 @@ class Restarts:
         if self._running:
             return None  # ranks seldom end in the same moment
         if self._stage is _Stage.STOPPING:
-            return self._end(self._exit_code, self._signal)
+            return replace(self._end(self._exit_code, self._signal), is_told=True)
         self._stage = _Stage.ENDED_WELL
         took = _seconds(event.at_ns - self._started_ns)
         why = (
@@ -282,10 +285,13 @@ class Restarts:
         return self._lost
 
     def _others(
-        self, event: AttemptWanted | RegroupLate | Stopped | AllEndedWell | MeetingLost
+        self,
+        event: AttemptWanted | RegroupLate | Stopped | AllEndedWell | RestoreRefused | MeetingLost,
     ) -> Action | None:
         if self._stage is _Stage.STOPPING:
             return None  # it ends here anyway
+        if isinstance(event, RestoreRefused):
+            return self._end(CODE_REFUSED, f"nobody may train: {event.why}")
         if isinstance(event, RegroupLate):
             if self._stage is not _Stage.RUNNING:
                 return None

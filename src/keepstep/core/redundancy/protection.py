@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from keepstep.core.redundancy.placement import place
 from keepstep.core.redundancy.stripes import Stripes, stripes_of_snapshots
 from keepstep.errors import ConfigError
-from keepstep.model.mesh import Mesh
+from keepstep.model.mesh import Member, Mesh
 from keepstep.model.topology import Copies, NoRedundancy, Scheme
 
 
@@ -36,9 +37,15 @@ class Assignment:
         return stripes_of_snapshots(self.stripe_group, self.tolerates, sizes, checked_bytes)
 
 
-def assignments(policy: Scheme, mesh: Mesh) -> dict[int, Assignment]:
+def assignments(policy: Scheme, mesh: Mesh) -> Mapping[int, Assignment]:
     """Every rank's assignment, by rank. Raises ConfigError when the nodes are too few, or a code
     meets nodes with unequal numbers of ranks."""
+    return _assignments(policy, mesh.members)
+
+
+@lru_cache(maxsize=4)  # of a large job it takes a while, and each mesh asks for it more than once
+def _assignments(policy: Scheme, members: tuple[Member, ...]) -> Mapping[int, Assignment]:
+    mesh = Mesh(version=0, node=0, members=members, secret="")
     if isinstance(policy, NoRedundancy) or len(mesh.members) == 1:
         return {rank: Assignment(rank, node, ()) for rank, node in mesh.node_of.items()}
     is_coded = not isinstance(policy, Copies)

@@ -26,9 +26,9 @@ class Holding(NamedTuple):
 
 def holding_of(status: RankStatus) -> Holding:
     """The holding a status page tells."""
-    sealed = frozenset(v.stamp for v in status.slots if v.state is SlotState.SEALED)
-    pending = next((v.stamp for v in status.slots if v.state is SlotState.WRITING), None)
-    return Holding(sealed, pending, status.decided_step)
+    sealed = frozenset([v.stamp for v in status.slots if v.state is SlotState.SEALED])
+    pending = [v.stamp for v in status.slots if v.state is SlotState.WRITING]
+    return Holding(sealed, pending[0] if pending else None, status.decided_step)
 
 
 def common(sealed: Sequence[Iterable[Stamp]]) -> frozenset[Stamp]:

@@ -35,9 +35,9 @@ def choose(
     is_hopeless: Callable[[Stamp], bool],
 ) -> Take | Skip:
     """Decide about the snapshot of `step`."""
-    writing = next((v for v in slots if v.state is SlotState.WRITING), None)
-    if writing is not None:
-        return Skip(f"the snapshot of {writing.stamp} is not sealed yet")
+    writing = [view for view in slots if view.state is SlotState.WRITING]
+    if writing:
+        return Skip(f"the snapshot of {writing[0].stamp} is not sealed yet")
     free: list[tuple[int, int, str]] = []  # (order, slot, reason)
     for index, view in enumerate(slots):
         if view.pinned:

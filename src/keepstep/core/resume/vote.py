@@ -3,16 +3,17 @@
 Comes in: each rank's holdings as it joins, what the store has, whether loading worked. Goes out:
 one offer to all ranks, then permission to go, each with its reason. Every rank loads, proves and
 forgets anything newer *before* anyone may go, so two computations of one step never mix. A source
-that fails on one rank is given up by all, and the next is offered. A rank that dies meanwhile
-starts the vote again when it is back. Whoever was permitted is the proof that all had loaded: who
-says to the next vote that it has loaded the same may go, too.
+that fails on one rank is given up by all, and the next is offered; but what was brought to a rank
+from another node's memory and does not prove there is brought once more. A rank that dies
+meanwhile starts the vote again when it is back. Whoever was permitted is the proof that all had
+loaded: who says to the next vote that it has loaded the same may go, too.
 
 Order of sources: the newest stamp that all ranks hold in memory, or can be given from other nodes'
 memory; then checkpoints, newest first; then a fresh start, unless there are checkpoints and none
-can be used: a person decides then. With many nodes nothing is offered before every node has told
-what it holds. A stamp after which the program failed twice without
-completing another step is condemned: its bytes are what was captured, but perhaps what was captured
-was already wrong. It is taken only when there is nothing else but a fresh start.
+can be used, or one could not be looked at: a person decides then. With many nodes nothing is
+offered before every node has told what it holds. A stamp after which the program failed twice
+without completing another step is condemned: its bytes are what was captured, but perhaps what was
+captured was already wrong. It is taken only when there is nothing else but a fresh start.
 
 A run that is to start over does so when all ranks say so, which is in its first life only: whoever
 has begun it says so no more.
@@ -24,9 +25,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from keepstep.core.resume.cut import common
+from keepstep.model.checkpoint import StoreListing
 from keepstep.model.snapshot import Stamp
 
 STRIKES = 2
+CUT_OFF_LOADS = 5  # then the next older checkpoint is offered
+NOT_READ = StoreListing(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +59,11 @@ class Offer:
 @dataclass(frozen=True, slots=True)
 class ListStore:
     """Ask the store which checkpoints it has. `begins_run`: all start over; what it has is to be
-    left behind first, so that it is not taken when this run fails."""
+    left behind first, so that it is not taken when this run fails. `cut_off`: how many loads the
+    store has cut off since all were looked at: the more, the later the question."""
 
     begins_run: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class StoreListing:
-    """Steps of the checkpoints in the store: those that can be used, and those that cannot."""
-
-    usable: Sequence[int]
-    damaged: Sequence[int] = ()
+    cut_off: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +78,10 @@ class Go:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Nobody may go on: a person must decide."""
+    """Nobody may go on: a person must decide. `is_final`: asked again, the answer is the same."""
 
     why: str
+    is_final: bool = False
 
 
 Action = Offer | ListStore | Go | Refuse
@@ -90,8 +89,9 @@ Action = Offer | ListStore | Go | Refuse
 
 @dataclass
 class Vote:
-    """One job's vote, over and over. `epoch` is the newest seen anywhere. `unread`: why a rank
-    could not read a checkpoint that the store has, since all were looked at."""
+    """One job's vote, over and over. `epoch` is the newest seen anywhere. `cut_off`: how many loads
+    ended because the store did not answer, `unread`: why the last of them, since all were looked
+    at."""
 
     world_size: int
     has_store: bool
@@ -103,8 +103,11 @@ class Vote:
     unproven: set[int] = field(default_factory=set)
     loaded: dict[int, int] = field(default_factory=dict)  # by rank: the offer it stands on
     failed: list[tuple[str, Stamp, str]] = field(default_factory=list)
+    # what was brought to a rank, did not prove there, and was offered once more
+    brought_twice: set[tuple[int, Stamp]] = field(default_factory=set)
     checkpoints: Sequence[int] | None = None
-    damaged: Sequence[int] = ()  # checkpoints that cannot be used
+    listing: StoreListing = NOT_READ  # what was in the store, when that is known
+    cut_off: int = 0
     unread: str | None = None
     silent_nodes: frozenset[int] = frozenset()  # their inventories are awaited
     # what each rank can be given by other nodes
@@ -155,18 +158,23 @@ class Vote:
         self.epoch = max([self.epoch, *(s.epoch for stamps in elsewhere.values() for s in stamps)])
         return self._decide() if self.offer is None and before != (silent_nodes, elsewhere) else []
 
-    def listed(self, steps: Sequence[int], damaged: Sequence[int] = ()) -> list[Action]:
-        """The store's checkpoints: those that can be used, and those that cannot."""
-        self.checkpoints = sorted(steps, reverse=True)
-        self.damaged = damaged
+    def listed(self, listing: StoreListing) -> list[Action]:
+        """What the store has."""
+        if not self.ballots or self.offer is not None:
+            return []  # all have gone meanwhile, or memory has what was missing
+        self.checkpoints = sorted(listing.usable, reverse=True)
+        self.listing = listing
+        self.epoch = max(self.epoch, listing.epoch)
         return self._decide()
 
-    def unlistable(self, why: str) -> list[Action]:
-        """The store does not answer. Nobody may start afresh over checkpoints that nobody could
-        look at."""
+    def unlistable(self, why: str, is_final: bool = False) -> list[Action]:
+        """The store has not answered, for as long as anybody waits, or refuses for good. Nobody may
+        start afresh over checkpoints that nobody could look at."""
+        if not self.has_all or self.offer is not None:
+            return []
         wants = all(ballot.fresh for ballot in self.ballots.values())
         first = "a fresh start was asked for" if wants else self._why_not_memory()
-        return [Refuse(f"{first}, and the store cannot be read: {why}")]
+        return [Refuse(f"{first}, and the store cannot be read: {why}", is_final)]
 
     def has_loaded(self, rank: int, number: int) -> list[Action]:
         """A rank has loaded and proven the offer of this number, perhaps an earlier vote's, and
@@ -175,10 +183,12 @@ class Vote:
             return []
         self.loaded[rank] = number
         offer = self.offer
-        if offer is None or any(self.loaded.get(r) != offer.number for r in range(self.world_size)):
+        if offer is None or len(self.loaded) < self.world_size:
+            return self._permit_late()
+        if any(self.loaded.get(r) != offer.number for r in range(self.world_size)):
             return self._permit_late()
         self.epoch += 1
-        reached = max((*(self.checkpoints or ()), *self.damaged), default=-1)
+        reached = max((*(self.checkpoints or ()), *self._lost()), default=-1)
         self.permitted = Go(self.epoch, offer, reached)
         self._look_anew()
         self.ballots.clear()
@@ -202,30 +212,55 @@ class Vote:
             del self.ballots[rank], self.loaded[rank]
         return [go]
 
-    def has_failed(self, rank: int, number: int, why: str, unread: bool = False) -> list[Action]:
+    def has_failed(
+        self, rank: int, number: int, why: str, unread: bool = False, brought: bool = False
+    ) -> list[Action]:
         """A rank could not load the offer: nobody keeps it. `unread`: the store did not say what it
-        is."""
+        is, and is asked again, so that nobody goes back further because of one lost answer.
+        `brought`: other nodes have it, and what came of it does not prove: it is offered once more,
+        for the rank to be given it anew."""
         if self.offer is None or number != self.offer.number:
             return []
+        once = (rank, self.offer.stamp)
+        if brought and once not in self.brought_twice:
+            self.brought_twice.add(once)
+            self.offer = None
+            return self._decide()
+        if unread and self.cut_off < CUT_OFF_LOADS:
+            self.cut_off += 1
+            self.offer, self.checkpoints = None, None
+            return self._decide()
         self.failed.append((self.offer.source, self.offer.stamp, f"rank {rank}: {why}"))
         if unread:
             self.unread = f"rank {rank}: {why}"
         self.offer = None
         return self._decide()
 
-    def waiting_for(self) -> list[int]:
-        """Ranks that have not joined."""
-        return [r for r in range(self.world_size) if r not in self.ballots]
+    @property
+    def has_all(self) -> bool:
+        """Whether every rank has asked."""
+        return len(self.ballots) == self.world_size
 
     def _look_anew(self) -> None:
         """What could not be used once may be, another time."""
         self.failed = []
+        self.brought_twice.clear()
         self.checkpoints = None
-        self.damaged = ()
+        self.listing = NOT_READ
+        self.cut_off = 0
         self.unread = None
 
+    def _lost(self) -> list[int]:
+        """Steps that the store had, or may have. What was never published proves nothing: anybody
+        may have made that directory."""
+        return [*self.listing.damaged, *self.listing.unreachable]
+
+    def _not_usable(self) -> list[int]:
+        """Steps that the store has, or had begun to have."""
+        return [*self._lost(), *self.listing.unfinished]
+
     def _decide(self) -> list[Action]:
-        if self.waiting_for() or self.silent_nodes:
+        if not self.has_all or self.silent_nodes:
             return []
         if all(ballot.fresh for ballot in self.ballots.values()):
             return self._start_over()
@@ -239,7 +274,7 @@ class Vote:
         instead = f"; {max(shared)} is condemned" if shared and max(shared) not in trusted else ""
         checkpoints = [s for s in self.checkpoints or () if ("store", Stamp(s, 0)) not in bad]
         if not trusted and self.has_store and self.checkpoints is None:
-            return [ListStore()]
+            return [ListStore(cut_off=self.cut_off)]
         if trusted or (shared and not checkpoints):
             best = max(trusted or shared)
             without = sorted(r for r, b in self.ballots.items() if best not in b.holds)
@@ -271,7 +306,7 @@ class Vote:
 
     def _passed_over(self, stamp: Stamp) -> str:
         """Newer checkpoints, by name."""
-        newer = sorted((step for step in self.damaged if step > stamp.step), reverse=True)
+        newer = sorted((step for step in self._not_usable() if step > stamp.step), reverse=True)
         if not newer:
             return ""
         return f", for {_steps(newer)} cannot be used (`keepstep inspect` says why)"
@@ -289,18 +324,26 @@ class Vote:
                     f"{self.world_size} now; "
                     "no checkpoint can bridge that. "
                     f"Run with {foreign[0]} ranks, give a store, or start over with "
-                    "KEEPSTEP_FRESH=1 (keepstep run --fresh)"
+                    "KEEPSTEP_FRESH=1 (keepstep run --fresh)",
+                    is_final=True,
                 )
             ]
         if self.unread is not None:
             refusals = self.unlistable(self.unread)
             self._look_anew()
             return refusals
-        if self.checkpoints:
+        if unseen := self.listing.unreachable:
+            refusals = self.unlistable(unseen[max(unseen)])
+            self._look_anew()
+            return refusals
+        there = sorted({*(self.checkpoints or ()), *self.listing.damaged}, reverse=True)
+        if there:
+            after = after or f": {self.listing.damaged[there[0]]}"
             refusal = Refuse(
-                f"{why_not_memory}, and none of the checkpoints "
-                f"({_steps(self.checkpoints)}) can be used{after}. Mend the store, or name "
-                "another one"
+                f"{why_not_memory}, and none of the checkpoints ({_steps(there)}) can be "
+                f"used{after}. Mend the store, name another one, or start over with "
+                "KEEPSTEP_FRESH=1 (keepstep run --fresh)",
+                is_final=True,
             )
             self._look_anew()
             return [refusal]
@@ -310,7 +353,7 @@ class Vote:
     def _start_over(self) -> list[Action]:
         """A checkpoint of the run before would be taken for one of this run's when that fails: the
         store leaves it behind before anybody begins."""
-        if self.has_store and (self.checkpoints is None or self.checkpoints or self.damaged):
+        if self.has_store and (self.checkpoints is None or self.checkpoints or self._not_usable()):
             return [ListStore(begins_run=True)]
         held = common([ballot.holds for ballot in self.ballots.values()])
         given_up = f", and {max(held)} in memory is given up" if held else ""

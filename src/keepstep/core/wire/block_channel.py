@@ -3,7 +3,7 @@
 Comes in: blocks that wait in the link's queue, bytes that arrive. Goes out: block headers and
 answers as frames, the blocks' own bytes straight from the memory their sender names, and on the
 other side straight into the memory their receiver names: nothing is copied here. Each side hashes a
-block once, outside of any lock.
+block once, and has its MAC made once, outside of any lock.
 
 Of several channels each side sends its blocks on every other one: there its answers to the other
 side's never wait behind a block. With a gate a block is begun, and goes on, only as far as the gate
@@ -15,6 +15,7 @@ from __future__ import annotations
 from keepstep.core.wire.channel import NOTHING, Channel, Line, Pieces, refuse
 from keepstep.core.wire.connection import Connection
 from keepstep.core.wire.delivery import Flight, Seen
+from keepstep.core.wire.macs import NO_TAG, RunningMac
 from keepstep.core.wire.traffic import Outgoing, RunningHash, Traffic
 from keepstep.model.units import KIB
 from keepstep.model.wire import (
@@ -63,9 +64,12 @@ class BlockChannel(Channel):
 class _Placed:
     """A block on its way into the place that somebody named for it."""
 
-    def __init__(self, header: BlockHeader, place: memoryview, hash: RunningHash) -> None:
+    def __init__(
+        self, header: BlockHeader, place: memoryview, hash: RunningHash, mac: RunningMac | None
+    ) -> None:
         self.header = header
         self.hash = hash
+        self._mac = mac
         self._place = place
         self._at = 0
 
@@ -74,9 +78,16 @@ class _Placed:
 
     def took(self, nbytes: int) -> bool:
         """Whether that was the rest."""
-        self.hash.update(self._place[self._at : self._at + nbytes])
+        piece = self._place[self._at : self._at + nbytes]
+        self.hash.update(piece)
+        if self._mac is not None:
+            self._mac.update(piece)
         self._at += nbytes
         return self._at == len(self._place)
+
+    def tag(self) -> bytes:
+        """Of all of it."""
+        return NO_TAG if self._mac is None else self._mac.tag()
 
 
 class _Unwanted:
@@ -155,7 +166,7 @@ class BlockStream:
         checksum = block.checksum
         if checksum is None:
             checksum = self._traffic.options.hashing.checksum(block.source)
-        header = self._wire.block(BlockHeader(block.span, checksum, number))
+        header = self._wire.block(BlockHeader(block.span, checksum, number), block.source)
         return (header, *self._next_of_block(block.source))
 
     def _next_of_block(self, rest: memoryview) -> Pieces:
@@ -239,17 +250,18 @@ class BlockStream:
             assert place.nbytes == header.span.length, (
                 f"a place of {place.nbytes} bytes for {header.span.length}"
             )
-            self._arriving = _Placed(header, place, traffic.options.hashing.begin())
+            begun = traffic.options.hashing.begin()
+            self._arriving = _Placed(header, place, begun, self._wire.begin_block_mac())
 
     def _arrived(self, arrived: _Placed | _Unwanted) -> None:
         """All of a block's bytes are there."""
         self._arriving = None
         header = arrived.header
         if isinstance(arrived, _Unwanted):
-            self._wire.block_received(header.checksum)
+            self._wire.block_received(header.checksum, header.tag)
             return self._answer(header, arrived.answer)
         found = arrived.hash.intdigest()
-        if isinstance(self._wire.block_received(found), BlockWhole):
+        if isinstance(self._wire.block_received(found, arrived.tag()), BlockWhole):
             self._channel.seen.add(header.number)
             self._traffic.receiver.block(self._traffic.node, header.span, found)
             self._answer(header, Signal.BLOCK_GOT)

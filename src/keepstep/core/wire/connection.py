@@ -10,8 +10,8 @@ hellos: protocol, job, node, incarnation, role, link, channel, and a fresh nonce
 dialer proves first, so a stranger learns nothing made with the secret. Each direction then has a
 key of its own; every frame head, message and block header carries a MAC (16 bytes of HMAC-SHA256)
 and its place in the sequence, so that nothing can be altered, replayed, reordered or reflected.
-Block bytes carry XXH3-64, which finds accidents; a block's bytes are neither secret nor safe from
-somebody who rewrites packets on purpose.
+Block bytes carry XXH3-64, which finds accidents, and where both sides can a MAC of their own, which
+finds what was rewritten on purpose. Nothing is encrypted.
 
     greeting  magic, version                                   } records of one size whatever
     record    hello (who, what for, nonce) | proof | refusal   } the version, until both sides
@@ -30,7 +30,6 @@ another sends.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import struct
 from collections.abc import Callable
@@ -38,6 +37,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from keepstep.core.wire.codec import MAX_MESSAGE_BYTES, NotAMessage
+from keepstep.core.wire.macs import (
+    NO_TAG,
+    TAG_BYTES,
+    BlockMac,
+    Mac,
+    NewBlockMac,
+    RunningMac,
+    hmac_sha256,
+)
 from keepstep.core.wire.messages import decode, encode
 from keepstep.model.messages.peers import KeeperMessage
 from keepstep.model.snapshot import Stamp
@@ -60,7 +68,7 @@ from keepstep.model.wire import (
     WireEvent,
 )
 
-VERSION = 2
+VERSION = 3
 MAGIC = b"KEEPWIRE"
 NONCE_BYTES = 32
 MIN_SECRET_BYTES = 16
@@ -72,14 +80,10 @@ _REFUSAL = struct.Struct("<BH71x")
 _RECORD_BYTES = _HELLO.size
 assert _RECORD_BYTES == _PROOF.size == _REFUSAL.size
 _IS_HELLO, _IS_PROOF, _IS_REFUSAL = 1, 2, 3
-_DIALER, _RESUMING = 1, 2  # flags of a hello
+_DIALER, _RESUMING, _SIGNS_BLOCKS = 1, 2, 4  # flags of a hello
 
 _HEAD = struct.Struct("<B3xIQQ")
-_BLOCK = struct.Struct("<16sIBqQQQQ")
-TAG_BYTES = 16
-_SHA256_BLOCK_BYTES = 64
-_INNER_PAD = bytes(byte ^ 0x36 for byte in range(256))
-_OUTER_PAD = bytes(byte ^ 0x5C for byte in range(256))
+_BLOCK = struct.Struct("<16sIBqQQQQ16s")
 _MESSAGE_FRAME, _BLOCK_FRAME = 1, 2
 _PARTS = {int(part): part for part in Part}
 _SIGNALS = {int(signal): signal for signal in Signal}
@@ -90,38 +94,19 @@ _BLOCK_FRAME_BYTES = _HEAD_BYTES + _BLOCK.size + TAG_BYTES
 
 Side = Literal["dialer", "acceptor"]
 Admit = Callable[[Identity, Dial], Refused | None]
-Mac = Callable[[bytes], bytes]
-
-
-def hmac_sha256(key: bytes) -> Mac:
-    """MACs of 16 bytes: the first half of HMAC-SHA256 under this key.
-
-    As RFC 2104 has it, from two hashes that have taken the key already: `hmac.digest` takes it each
-    time, which costs more than twice as much.
-    """
-    assert len(key) <= _SHA256_BLOCK_BYTES
-    padded = key.ljust(_SHA256_BLOCK_BYTES, b"\0")
-    inner = hashlib.sha256(padded.translate(_INNER_PAD))
-    outer = hashlib.sha256(padded.translate(_OUTER_PAD))
-
-    def tag(data: bytes) -> bytes:
-        one = inner.copy()
-        one.update(data)
-        other = outer.copy()
-        other.update(one.digest())
-        return other.digest()[:TAG_BYTES]
-
-    return tag
 
 
 @dataclass(frozen=True, slots=True)
 class WireFormat:
     """What messages and MACs are as bytes. Both sides must have the same. Keepers have the one that
-    is written here; a large simulation may have a cheaper one."""
+    is written here; a large simulation may have a cheaper one. `new_block_mac`: a MAC for the bytes
+    of blocks, which have one when both sides can; `needs_block_mac`: who cannot is refused."""
 
     encode: Callable[[KeeperMessage], bytes] = encode
     decode: Callable[[bytes], KeeperMessage] = decode
     new_mac: Callable[[bytes], Mac] = hmac_sha256
+    new_block_mac: NewBlockMac | None = None
+    needs_block_mac: bool = False
 
 
 KEEPERS_FORMAT = WireFormat()
@@ -168,6 +153,9 @@ class Connection:
         self._has_keys = False  # both sides have proven themselves
         self._in_mac: Mac = _no_key
         self._out_mac: Mac = _no_key
+        self._in_block_mac: BlockMac | None = None
+        self._out_block_mac: BlockMac | None = None
+        self._peer_signs_blocks = False
         self._sent = 0
         self._received = 0
         self._of_frame = 0  # bytes of the present frame that have been understood
@@ -221,13 +209,18 @@ class Connection:
                 return event, at
         return None, end
 
-    def block_received(self, found: int) -> BlockWhole | BlockDamaged:
-        """The block's bytes are in, with this checksum."""
+    def begin_block_mac(self) -> RunningMac | None:
+        """The MAC of the block that is coming, to be fed with its bytes; None: it has none."""
+        return None if self._in_block_mac is None else self._in_block_mac(self._received - 1)
+
+    def block_received(self, found: int, tag: bytes = NO_TAG) -> BlockWhole | BlockDamaged:
+        """The block's bytes are in, with this checksum and MAC."""
         header = self._block
         self._block = None
         assert header is not None, "no block is coming"
         self._await(_HEAD_BYTES, self._on_head)
-        return BlockWhole(header) if found == header.checksum else BlockDamaged(header, found)
+        is_whole = found == header.checksum and hmac.compare_digest(tag, header.tag)
+        return BlockWhole(header) if is_whole else BlockDamaged(header, found)
 
     # what goes out
 
@@ -249,9 +242,14 @@ class Connection:
         """The bytes of a signal."""
         return self._head_of(signal, 0, number)[1]
 
-    def block(self, header: BlockHeader) -> bytes:
-        """The bytes that must directly precede the block's own."""
+    def block(self, header: BlockHeader, source: memoryview) -> bytes:
+        """The bytes that must directly precede the block's own, which are those of `source`."""
         s = header.span
+        tag = NO_TAG
+        if self._out_block_mac is not None:
+            mac = self._out_block_mac(self._sent)
+            mac.update(source)
+            tag = mac.tag()
         assert 0 < s.length <= MAX_BLOCK_BYTES, f"a block of {s.length} bytes"
         body = _BLOCK.pack(
             self._me.job_hash,
@@ -262,6 +260,7 @@ class Connection:
             s.offset,
             s.length,
             header.checksum,
+            tag,
         )
         return self._frame(_BLOCK_FRAME, body, header.number)
 
@@ -269,6 +268,7 @@ class Connection:
 
     def _hello(self, dial: Dial) -> bytes:
         flags = (_DIALER if self._side == "dialer" else 0) | (_RESUMING if dial.resuming else 0)
+        flags |= _SIGNS_BLOCKS if self._format.new_block_mac is not None else 0
         me = self._me
         return _HELLO.pack(
             _IS_HELLO,
@@ -321,6 +321,13 @@ class Connection:
             )
         if refused := self._admit(peer, asked):
             return self._refuse(refused.reason, refused.why)
+        self._peer_signs_blocks = bool(flags & _SIGNS_BLOCKS)
+        if self._format.needs_block_mac and not self._peer_signs_blocks:
+            return self._refuse(
+                Refusal.UNSIGNED,
+                f"expected blocks under MACs (`block_mac` is on), and node {node} sends none: "
+                "install keepstep[secure] there",
+            )
         self._opened = Opened(peer, asked)
         if self._side == "acceptor":
             self._mine = self._hello(asked)
@@ -352,6 +359,10 @@ class Connection:
             self._record(self._proof("acceptor"))
         self._in_mac = self._format.new_mac(self._derive(f"{other} sends"))
         self._out_mac = self._format.new_mac(self._derive(f"{self._side} sends"))
+        if self._format.new_block_mac is not None and self._peer_signs_blocks:
+            new = self._format.new_block_mac
+            self._in_block_mac = new(self._derive(f"{other} sends blocks"))
+            self._out_block_mac = new(self._derive(f"{self._side} sends blocks"))
         self._has_keys = True
         self._await(_HEAD_BYTES, self._on_head)
         return self._opened
@@ -431,7 +442,7 @@ class Connection:
             return self._refuse(
                 Refusal.MALFORMED, f"a block header of {len(body)} bytes, expected {_BLOCK.size}"
             )
-        job_hash, rank, part, step, epoch, offset, length, checksum = _BLOCK.unpack(body)
+        job_hash, rank, part, step, epoch, offset, length, checksum, tag = _BLOCK.unpack(body)
         if job_hash != self._me.job_hash:
             return self._refuse(
                 Refusal.WRONG_JOB,
@@ -445,9 +456,8 @@ class Connection:
                 Refusal.OVERSIZED,
                 f"a block of {length} bytes at {offset}, 1 to {MAX_BLOCK_BYTES} allowed",
             )
-        self._block = BlockHeader(
-            Span(rank, Stamp(step, epoch), _PARTS[part], offset, length), checksum, self._number
-        )
+        span = Span(rank, Stamp(step, epoch), _PARTS[part], offset, length)
+        self._block = BlockHeader(span, checksum, self._number, tag)
         self._await(0, self._on_nothing)
         return BlockComing(self._block)
 

@@ -20,7 +20,6 @@ from keepstep.core.wire.channel import Channel
 from keepstep.core.wire.endpoint import Endpoint
 from keepstep.core.wire.message_channel import MessageChannel
 from keepstep.core.wire.traffic import Outgoing, Traffic
-from keepstep.model.messages.peers import KeeperMessage
 from keepstep.model.wire import Cut, Dead, Dial, Identity, SendPing
 
 Address = tuple[str, int]
@@ -86,10 +85,8 @@ class PeerLink:
 
     # what the keeper sends
 
-    def send(self, message: KeeperMessage) -> bool:
-        """False when there is no room, or the link has ended. Raises NotAMessage when no peer would
-        accept it."""
-        body = self._traffic.options.format.encode(message)
+    def send(self, body: bytes) -> bool:
+        """A message, encoded. False when there is no room, or the link has ended."""
         with self._traffic.lock:
             if self.ended is not None or not self._traffic.outbox.put(body):
                 self._traffic.counts.add("would block")

@@ -19,11 +19,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from keepstep.core.wire.connection import Admit, Connection
+from keepstep.core.wire.door import Door
 from keepstep.core.wire.endpoint import Endpoint, Transport
 from keepstep.core.wire.link import Address, Ended, PeerLink
 from keepstep.core.wire.traffic import Counts, Done, LinkOptions, Lock, Outgoing, Traffic
 from keepstep.model.messages.peers import KeeperMessage, LinkGoodbye
-from keepstep.model.wire import Cut, Dead, Dial, Identity, Opened, Refusal, Refused, Span
+from keepstep.model.wire import (
+    MAX_AT_DOOR,
+    Cut,
+    Dead,
+    Dial,
+    Identity,
+    Opened,
+    Refusal,
+    Refused,
+    Span,
+)
 
 if TYPE_CHECKING:
     from keepstep.ports import Receiver
@@ -32,6 +43,7 @@ if TYPE_CHECKING:
 # nothing: a damaged hello gets one too.
 _FINAL = {Refusal.OLD_INCARNATION, Refusal.FORGOTTEN}
 FINAL_TIMES = 3
+BUSY = Refused(Refusal.BUSY, f"{MAX_AT_DOOR} connections are unproven, and another one has come")
 
 
 class Shell(Protocol):
@@ -73,6 +85,7 @@ class LinkTable:
         self._shell = shell
         self._options = options
         self._entropy = entropy
+        self._door: Door[Endpoint] = Door(MAX_AT_DOOR)
         self._new_lock = new_lock
         self._lock = new_lock()
         self.counts = Counts(new_lock())
@@ -83,6 +96,8 @@ class LinkTable:
         # the oldest incarnation, and link of it, that is still listened to; it only grows
         self._least: dict[int, tuple[int, int]] = {}
         self._addresses: dict[int, Address] = {}  # where each was last said to be
+        # what was sent last, and as bytes: the leader says the same to all
+        self._encoded: tuple[KeeperMessage | None, bytes] = None, b""
         self._is_closed = False
 
     # what the keeper wants
@@ -168,9 +183,10 @@ class LinkTable:
             else:
                 self._expected.discard(node)
                 links = [self._links[node]] if node in self._links else []
+        goodbye = LinkGoodbye(reason)
         for link in links:
             link.is_leaving = True
-            link.send(LinkGoodbye(reason))
+            link.send(self._encode(goodbye))
         return links
 
     def leave(self, links: list[PeerLink], reason: str) -> None:
@@ -182,7 +198,15 @@ class LinkTable:
         """False when it was not taken: no link, or its queue is full (`writable` will say when
         not). Raises NotAMessage."""
         link = self._links.get(node)
-        return link is not None and link.send(message)
+        return link is not None and link.send(self._encode(message))
+
+    def _encode(self, message: KeeperMessage) -> bytes:
+        """Once for all links that it goes to, one after the other. Raises NotAMessage."""
+        known, body = self._encoded
+        if known is not message:
+            body = self._options.format.encode(message)
+            self._encoded = message, body
+        return body
 
     def send_block(
         self, node: int, span: Span, source: memoryview, done: Done, checksum: int | None = None
@@ -268,9 +292,16 @@ class LinkTable:
 
     # the side that is dialled
 
-    def accepted(self, transport: Transport) -> Endpoint:
-        """Somebody has connected, who has said nothing yet."""
-        return Endpoint(self, transport, self._connection(self._admit, None), self._new_lock())
+    def accepted(self, transport: Transport, source: str) -> Endpoint:
+        """Somebody has connected, who has said nothing yet. `source`: their address, without the
+        port."""
+        connection = self._connection(self._admit, None)
+        endpoint = Endpoint(self, transport, connection, self._new_lock())
+        with self._lock:
+            leaver = self._door.enter(endpoint, source)
+        if leaver is not None and leaver.cut(BUSY.why):
+            self.counts.refused(BUSY)
+        return endpoint
 
     def _admit(self, peer: Identity, asked: Dial) -> Refused | None:
         """Is this somebody we would talk to, if they prove it?"""
@@ -322,6 +353,7 @@ class LinkTable:
         )
 
     def proven(self, endpoint: Endpoint, met: Opened, now_ns: int) -> None:
+        self._leave_door(endpoint)
         if endpoint.link is None:
             endpoint.index = met.dial.channel
             endpoint.link = self._link_for(met, now_ns)
@@ -331,6 +363,10 @@ class LinkTable:
             endpoint.cut(f"link {met.dial.link:x} with node {met.peer.node} is over")
         else:
             self._attach(endpoint.link, endpoint, now_ns)
+
+    def _leave_door(self, endpoint: Endpoint) -> None:
+        with self._lock:
+            self._door.leave(endpoint)
 
     def _link_for(self, met: Opened, now_ns: int) -> PeerLink | None:
         """The link that an accepted connection belongs to: the present one with that node, or a new
@@ -367,6 +403,7 @@ class LinkTable:
         self.counts.refused(refused)
 
     def lost(self, endpoint: Endpoint, why: str, now_ns: int) -> None:
+        self._leave_door(endpoint)
         link = endpoint.link
         if link is None:
             if endpoint.met is None and endpoint.refusal is None:

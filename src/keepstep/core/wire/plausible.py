@@ -22,6 +22,7 @@ from keepstep.model.messages.keeper_rank import (
     StateLoaded,
     StateUnusable,
     TrainingPermitted,
+    VoteDelayed,
     VoteRefused,
 )
 from keepstep.model.messages.peers import (
@@ -169,7 +170,7 @@ def _flaw_of_vote(node: int, body: VoteBody, mesh: Mesh) -> str:
             return ""
         case RankGone() | StateLoaded() | StateUnusable():
             return _unless_there([body.rank], node, mesh)
-        case TrainingPermitted() | VoteRefused():
+        case TrainingPermitted() | VoteRefused() | VoteDelayed():
             return _unless_leading(node)
         case OfferWord():
             flaws = (_flaw_of_source(source, mesh) for source in body.sources)

@@ -1,7 +1,8 @@
 """Bounded HTTP: a WSGI application served so that strangers cannot use up the process that does it.
 
-Each request has a thread, of which there are few: when one more comes, the oldest connection is
-closed, so that silent ones cannot keep others out. Whoever says nothing for a while is hung up on.
+Each request has a thread, of which there are few: when one more comes, the oldest connection that
+has not asked anything is closed, so that silent ones cannot keep others out, nor push out who is
+being answered. Whoever says nothing for a while is hung up on.
 """
 
 from __future__ import annotations
@@ -28,18 +29,31 @@ class BoundedServer(ThreadingMixIn, WSGIServer):
     request_queue_size = 128
 
     def __init__(self, *arguments: Any) -> None:
-        self._open: OrderedDict[socket.socket, None] = OrderedDict()
+        self._open: OrderedDict[socket.socket, bool] = OrderedDict()  # whether it has asked
         self._lock = threading.Lock()
         super().__init__(*arguments)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
-            self._open[request] = None
-            is_one_too_many = len(self._open) > MAX_CONNECTIONS
-            oldest = self._open.popitem(last=False)[0] if is_one_too_many else None
+            self._open[request] = False
+            oldest = self._one_too_many()
         if oldest is not None:
             _hang_up(oldest)
         super().process_request(request, client_address)
+
+    def has_asked(self, request: Any) -> None:
+        """The first line of a question has come from there."""
+        with self._lock:
+            if request in self._open:
+                self._open[request] = True
+
+    def _one_too_many(self) -> socket.socket | None:
+        if len(self._open) <= MAX_CONNECTIONS:
+            return None
+        silent = (request for request, has_asked in self._open.items() if not has_asked)
+        oldest = next(silent, next(iter(self._open)))
+        del self._open[oldest]
+        return oldest
 
     def shutdown_request(self, request: Any) -> None:
         with self._lock:
@@ -61,6 +75,11 @@ class BoundedServer(ThreadingMixIn, WSGIServer):
 
 class _QuietHandler(WSGIRequestHandler):
     timeout = SILENCE_S
+
+    def parse_request(self) -> bool:
+        assert isinstance(self.server, BoundedServer)
+        self.server.has_asked(self.request)
+        return super().parse_request()
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are no events of the job."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import json
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -24,6 +23,7 @@ from typing import Any, TypeVar
 from keepstep.edge.net.kv_client import GivenUp, open_kv
 from keepstep.edge.os.loop import Loop
 from keepstep.errors import ConfigError, MeetingError
+from keepstep.model.decoding import from_json
 from keepstep.model.launch import Etcd
 from keepstep.ports import KV, Timer
 
@@ -188,7 +188,7 @@ class EtcdClient:
                 client.get_url("/watch"), json=question, stream=True, timeout=(ANSWER_S, within_s)
             ) as answer:
                 for line in answer.iter_lines():
-                    if "events" in (said := json.loads(line or "{}").get("result", {})) or said.get(
+                    if "events" in (said := from_json(line or "{}").get("result", {})) or said.get(
                         "canceled"
                     ):
                         return
@@ -263,16 +263,18 @@ def _client(etcd: Etcd, endpoint: tuple[str, int]) -> Etcd3Client:
 
 
 def _b64(text: str) -> str:
-    return base64.b64encode(text.encode()).decode()
+    return base64.b64encode(text.encode("utf-8", "surrogateescape")).decode()
 
 
 def _value(found: Any) -> str | None:
     pairs = found.get("kvs")
-    return base64.b64decode(pairs[0]["value"]).decode() if pairs else None
+    if not pairs:
+        return None
+    return base64.b64decode(pairs[0]["value"]).decode("utf-8", "surrogateescape")
 
 
 def _sentence(error: Exception) -> str:
     text = getattr(error, "detail_text", None) or str(error) or type(error).__name__
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        text = json.loads(text)["error"]
+        text = from_json(text)["error"]
     return str(text).partition("(Caused by ")[2].removesuffix(")") or str(text)

@@ -24,7 +24,7 @@ from keepstep.edge.net.carrier import Carrier
 from keepstep.edge.net.tcp import Address, Pacer, TcpOptions, dial, listen
 from keepstep.model.messages.peers import MeshMessage
 from keepstep.model.units import S_NS
-from keepstep.model.wire import Identity, Refusal, Refused, Span
+from keepstep.model.wire import MAX_AT_DOOR, Identity, Refusal, Refused, Span
 
 if TYPE_CHECKING:
     from keepstep.core.wire.link import PeerLink
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("keepstep")
 
-MAX_UNPROVEN = 64  # connections whose other side has not proven itself yet
+# Connections whose other side has not proven itself yet. The table keeps fewer, and ends others;
+# here they count until their threads have ended.
+MAX_UNPROVEN = 2 * MAX_AT_DOOR
 WATCH_S = 0.1
 BYE_S = 1.0
 
@@ -162,22 +164,22 @@ class Peers:
     def _accept(self) -> None:
         while not self._closing.is_set():
             try:
-                sock, _ = self._listener.accept()
+                sock, (source, *_) = self._listener.accept()
             except OSError:
                 # it was shut down, or the stranger is gone already, or no descriptor is left
                 self._closing.wait(WATCH_S)
                 continue
             if self._unproven.acquire(blocking=False):
-                self._start(self._welcome, sock)
+                self._start(self._welcome, sock, source)
             else:
                 self._table.counts.refused(
                     Refused(Refusal.BUSY, f"{MAX_UNPROVEN} connections are unproven")
                 )
                 sock.close()
 
-    def _welcome(self, sock: socket.socket) -> None:
+    def _welcome(self, sock: socket.socket, source: str) -> None:
         carrier = Carrier(sock, self._options.pacer)
-        endpoint = self._table.accepted(carrier)
+        endpoint = self._table.accepted(carrier, source)
         carrier.carry(endpoint, self._options.tcp.handshake_s, self._unproven.release)
 
     def _start(self, run: Callable[..., None], *args: Any) -> threading.Thread:

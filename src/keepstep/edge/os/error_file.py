@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from keepstep.model.decoding import from_json
 from keepstep.model.launch import ErrorReport
 
 VARIABLE = "TORCHELASTIC_ERROR_FILE"
@@ -42,7 +43,7 @@ def write_error_file(error: BaseException, environ: Mapping[str, str]) -> None:
 def read_error_file(path: str) -> ErrorReport:
     """None of them when there is no whole file."""
     try:
-        said = json.loads(Path(path).read_text(encoding="utf-8"))["message"]
+        said = from_json(Path(path).read_text(encoding="utf-8"))["message"]
         if not isinstance(said, dict):
             return ErrorReport(str(said), "", path)
         return ErrorReport(

@@ -23,7 +23,7 @@ def hold(path: Path) -> int | None:
 def is_held(path: Path) -> bool:
     """Whether a living process holds the file's flock."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return False
     try:

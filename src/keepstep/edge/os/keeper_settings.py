@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 
 from keepstep.config import Settings
+from keepstep.model.decoding import an_object, from_json
 
 NAMES = (
     "store",
@@ -33,7 +34,7 @@ def write_keeper_settings(settings: Settings) -> None:
 def differences(settings: Settings) -> list[str]:
     """What the keeper was told otherwise, each with both values; nothing where it is not known."""
     try:
-        found = json.loads(_path(settings).read_text())
+        found = an_object(from_json(_path(settings).read_text()))
     except (OSError, ValueError):
         return []
     wanted = _of(settings)

@@ -57,6 +57,10 @@ def check_needs(settings: Settings) -> None:
         raise ConfigError(
             "metrics_port: expected prometheus-client, found none: pip install 'keepstep[metrics]'"
         )
+    if settings.block_mac == "on" and not has_package("cryptography"):
+        raise ConfigError(
+            "block_mac: expected cryptography, found none: pip install 'keepstep[secure]'"
+        )
     codes = (Parity, ReedSolomon)
     if isinstance(parse_policy(settings.redundancy), codes) and not has_package("numpy"):
         raise ConfigError(

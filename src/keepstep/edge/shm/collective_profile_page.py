@@ -26,6 +26,7 @@ from typing import TypeVar
 
 from keepstep.edge.shm.slot import rank_dir
 from keepstep.edge.shm.text_file import read_text, write_text
+from keepstep.model.decoding import a_record, from_json
 from keepstep.model.rhythm import NO_STEP, Gap, Interleaved, Pulse, StepSeen, Told
 from keepstep.ports import Memory
 
@@ -62,8 +63,8 @@ def read_word(memory: Memory, path: Path, kind: type[Word]) -> Word | None:
     if text is None:
         return None
     try:
-        return kind(**json.loads(text))
-    except (ValueError, TypeError):
+        return a_record(kind, from_json(text))
+    except ValueError:
         return None
 
 

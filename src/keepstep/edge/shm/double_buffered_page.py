@@ -64,7 +64,8 @@ class DoubleBufferedPage:
 
     def write(self, body: bytes) -> None:
         """Into the half that does not hold the newest, its checksum last."""
-        assert len(body) <= MAX_BODY_BYTES, f"{len(body)} bytes"
+        nbytes = _SEQUENCE.size + len(body)
+        assert nbytes <= HALF_BYTES - _HEAD.size, f"{len(body)} bytes"
         with self._lock:
             view = self._region.view
             marks = _MARKS.unpack_from(view)
@@ -76,9 +77,9 @@ class DoubleBufferedPage:
             body = _SEQUENCE.pack(sequence) + body
             found = checksum(body)
             at = HALF_BYTES * (sequence % 2)
-            view[at + _HEAD.size : at + _HEAD.size + len(body)] = body
-            _HEAD.pack_into(view, at, found, len(body))
-            mine = (found, len(body), sequence)
+            view[at + _HEAD.size : at + _HEAD.size + nbytes] = body
+            _HEAD.pack_into(view, at, found, nbytes)
+            mine = (found, nbytes, sequence)
             self._written = (*marks[:3], *mine) if at else (*mine, *marks[3:])
 
     def read(self) -> bytes | None:

@@ -10,8 +10,11 @@ from __future__ import annotations
 import json
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from keepstep.edge.shm.double_buffered_page import MAX_BODY_BYTES, DoubleBufferedPage
+from keepstep.errors import DamageError
+from keepstep.model.decoding import a_count, a_list, a_whole_number, decoding, from_json
 from keepstep.model.horizon import Horizon
 from keepstep.model.snapshot import Stamp
 from keepstep.ports import Memory
@@ -60,22 +63,32 @@ class HorizonPage:
 
 @lru_cache(maxsize=1 << 4)
 def _horizon(body: bytes) -> Horizon:
-    """Kept: it is looked at more often than it changes."""
-    epoch, committed, target, inherited, alive, decided_step, period_steps = json.loads(body)
-    return Horizon(
-        epoch,
-        _stamp(committed),
-        _stamp(target),
-        frozenset(Stamp(*s) for s in alive),
-        decided_step,
-        _stamp(inherited),
-        period_steps,
-    )
+    """Kept: it is looked at more often than it changes. One that no keeper of this release wrote
+    is none."""
+    try:
+        with decoding("horizon"):
+            epoch, committed, target, inherited, alive, decided, period = a_list(from_json(body))
+            return Horizon(
+                a_whole_number(epoch),
+                _stamp(committed),
+                _stamp(target),
+                frozenset(map(_a_stamp, a_list(alive))),
+                a_whole_number(decided),
+                _stamp(inherited),
+                a_count(period),
+            )
+    except DamageError:
+        return Horizon(-1)
 
 
 def _pair(stamp: Stamp | None) -> list[int] | None:
     return None if stamp is None else [stamp.step, stamp.epoch]
 
 
-def _stamp(pair: list[int] | None) -> Stamp | None:
-    return None if pair is None else Stamp(*pair)
+def _stamp(pair: Any) -> Stamp | None:
+    return None if pair is None else _a_stamp(pair)
+
+
+def _a_stamp(pair: Any) -> Stamp:
+    step, epoch = a_list(pair)
+    return Stamp(a_whole_number(step), a_whole_number(epoch))

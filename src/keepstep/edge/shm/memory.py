@@ -54,13 +54,34 @@ def equal(left: int, right: int, nbytes: int) -> bool:
     return bool(_libc.memcmp(left, right, nbytes) == 0)
 
 
+# How opening says that there is something, and that it is no file.
+_NO_FILE = (errno.EISDIR, errno.ELOOP, errno.ENXIO)
+
+
+def open_file(path: Path, flags: int = 0) -> int:
+    """A descriptor for reading and writing. Never waits, as opening a fifo may, and follows no
+    link. Raises OSError, ValueError when what lies there is no file."""
+    always = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        fd = os.open(path, always | flags, 0o600)
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise
+        raise ValueError(f"{path}: expected a file, found something else ({error})") from error
+    kind = os.fstat(fd).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(fd)
+        raise ValueError(f"{path}: expected a file, found {stat.filemode(kind)}")
+    return fd
+
+
 class MappedFile:
     """A whole file mapped read-write and shared. `address` is valid until `close`."""
 
     def __init__(self, path: Path) -> None:
-        """Map an existing file. Raises OSError, ValueError when it is empty."""
+        """Map an existing file. Raises OSError, ValueError when it is empty or no file."""
         self.path = path
-        self.fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self.fd = open_file(path)
         try:
             facts = os.fstat(self.fd)
             self.nbytes, self._identity = facts.st_size, (facts.st_dev, facts.st_ino)
@@ -124,13 +145,17 @@ class SharedMemory:
 
     def create(self, path: Path, nbytes: int) -> MappedFile:
         # who has it mapped keeps what is in it: cutting it short would kill him
-        path.unlink(missing_ok=True)
+        self.remove(path)
         return self.ensure(path, nbytes)
 
     def ensure(self, path: Path, nbytes: int) -> MappedFile:
         """All pages are reserved, so that writing can never meet a full filesystem (SIGBUS)."""
         _make_private(path.parent)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fd = open_file(path, os.O_CREAT)
+        except ValueError:  # nobody of ours has put it there
+            self.remove(path)
+            fd = open_file(path, os.O_CREAT)
         try:
             os.posix_fallocate(fd, 0, nbytes)
         except OSError as error:
@@ -154,7 +179,11 @@ class SharedMemory:
             return []
 
     def rename(self, path: Path, to: Path) -> None:
-        os.replace(path, to)
+        try:
+            os.replace(path, to)
+        except IsADirectoryError:  # nobody of ours has put it there
+            self.remove(to)
+            os.replace(path, to)
 
     def remove(self, path: Path) -> None:
         with contextlib.suppress(FileNotFoundError):

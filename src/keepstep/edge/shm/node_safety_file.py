@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from keepstep.model.decoding import from_json
 from keepstep.ports import Memory
 
 FILE = "nodes.json"
@@ -36,7 +37,7 @@ def read_node_safety(memory: Memory, job_dir: Path) -> dict[str, Any] | None:
     try:
         region = memory.open(job_dir / FILE)
         try:
-            found = json.loads(bytes(region.view))
+            found = from_json(bytes(region.view))
         finally:
             region.close()
     except (OSError, ValueError):

@@ -16,7 +16,6 @@ need it to stand still.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import re
 import struct
@@ -35,7 +34,7 @@ from keepstep.coding.checksum import (
     unpack_table,
 )
 from keepstep.errors import DamageError, IdentityError
-from keepstep.model.layout import Layout, layout_from_json
+from keepstep.model.layout import Layout, layout_from_text
 from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
 from keepstep.model.units import PAGE_BYTES, round_up
 from keepstep.model.wire import Part
@@ -126,7 +125,7 @@ class Slot:
         try:
             self._region: Region = memory.open(path)
         except ValueError as error:
-            raise DamageError(f"{path}: expected a slot, found an empty file") from error
+            raise DamageError(f"{path}: expected a slot, found none: {error}") from error
         try:
             self.capacity, self._table_at, self._manifest_at = self._measure()
         except DamageError:
@@ -135,8 +134,8 @@ class Slot:
         self.path = path
         self.is_there = self._region.is_there  # whether `path` still leads to this file
         self.manifest_capacity = len(self._region.view) - self._manifest_at
-        # the checksum of a page that was parsed or written here, and what that page says
-        self._known: tuple[int, SlotHeader] | None = None
+        # of a page that was parsed or written here: its checksum as it lies there, what it says
+        self._known: tuple[bytes, SlotHeader] | None = None
         self.payload_address = self._region.address + PAGE_BYTES
 
     @classmethod
@@ -201,18 +200,16 @@ class Slot:
     def header(self) -> SlotHeader:
         """Raises DamageError when the page fails its checksum."""
         view, known = self._region.view, self._known
-        if known is not None and checksum(view[:_CHECK_AT]) == known[0]:  # proven where it lies
-            (said,) = _CHECK.unpack_from(view, _CHECK_AT)
-            if said == known[0]:
-                return known[1]
+        if known is not None and _is_unchanged(view, known[0]):
+            return known[1]
         page = bytes(view[:PAGE_BYTES])
         header = parse_page(page, self.path)
-        self._known = _check_of(page), header
+        self._known = page[_CHECK_AT:], header
         return header
 
     def _write(self, header: SlotHeader) -> None:
         page = _page(header, self.capacity)
-        self._known = _check_of(page), header
+        self._known = page[_CHECK_AT:], header
         self._region.put(0, page)
 
     def _sequence(self) -> int:
@@ -309,7 +306,7 @@ class Slot:
 
     def manifest(self, header: SlotHeader) -> Layout:
         """Raises DamageError when the manifest fails its checksum."""
-        return layout_from_json(json.loads(self.manifest_text(header)))
+        return layout_from_text(self.manifest_text(header), f"{self.path}: layout")
 
     def manifest_text(self, header: SlotHeader) -> bytes:
         """As it was written. Raises DamageError when it fails its checksum."""
@@ -339,7 +336,7 @@ class Slot:
     def verify(self, threads: int = 1) -> tuple[SlotHeader, Layout]:
         """`verify_bytes`, and the layout."""
         header, manifest = self.verify_bytes(threads)
-        return header, layout_from_json(json.loads(manifest))
+        return header, layout_from_text(manifest, f"{self.path}: layout")
 
     def verify_frame(self) -> SlotHeader:
         """Prove a sealed slot but for its payload: header, manifest and table. Raises as
@@ -411,7 +408,16 @@ def parse_page(page: bytes, path: Path) -> SlotHeader:
         raise DamageError(f"{path}: expected slot format {FORMAT}, found {fmt}")
     sequence, job, layout, rank, world, incarnation, step, epoch, *sizes, wall, loss, _, _ = rest
     who = (job, layout, rank, world, incarnation, Stamp(step, epoch))
+    if state >= len(_STATES):
+        raise DamageError(f"{path}: expected a state of {len(_STATES)}, found {state}")
     return SlotHeader._make((_STATES[state], sequence, *who, *sizes, wall, loss))
+
+
+def _is_unchanged(view: memoryview, check: bytes) -> bool:
+    """Whether the page ends with this checksum, and has it: proven where it lies."""
+    return view[_CHECK_AT:PAGE_BYTES] == check and (
+        _CHECK.pack(checksum(view[:_CHECK_AT])) == check
+    )
 
 
 def _check_of(page: bytes) -> int:

@@ -12,8 +12,9 @@ import io
 import os
 import shutil
 import sys
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,9 +23,12 @@ from fsspec.implementations.local import LocalFileSystem
 
 from keepstep.edge.store.manifest import FileSum
 from keepstep.errors import DamageError, StoreError
-from keepstep.model.units import MIB, human_bytes
+from keepstep.model.units import GIB, MIB, human_bytes
 
 BLOCK_BYTES = 4 * MIB
+# A mounted bucket has no second names for a file; some say so by EPERM.
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+MOST_SMALL_BYTES = GIB  # a manifest's: a thousand times what a checkpoint of ten TiB takes
 CACHED_BLOCKS = 4  # the end of a file (its directory), the block being read and its neighbours
 
 
@@ -204,6 +208,73 @@ def check_size(where: str, expected_bytes: int, found_bytes: int | None) -> None
     if found_bytes != expected_bytes:
         found = "no file" if found_bytes is None else f"{found_bytes} bytes"
         raise DamageError(f"{where}: expected {expected_bytes} bytes, found {found}")
+
+
+def read_whole(fs: Any, path: str, where: str) -> bytes | None:
+    """A small file's bytes; None when there is none. Raises OSError, and DamageError for what would
+    be waited for in vain (a directory, a pipe) or would fill the memory."""
+    try:
+        if isinstance(fs, LocalFileSystem):
+            about = fs.info(path)
+            if about["type"] != "file":
+                raise DamageError(f"{where}: expected a file, found {_kind(about)}")
+            if about["size"] > MOST_SMALL_BYTES:
+                raise DamageError(
+                    f"{where}: expected at most {human_bytes(MOST_SMALL_BYTES)}, found "
+                    f"{human_bytes(about['size'])}"
+                )
+        raw: bytes = fs.cat_file(path)
+    except FileNotFoundError:
+        return None
+    return raw
+
+
+def _kind(about: dict[str, Any]) -> str:
+    return "a directory" if about["type"] == "directory" else "a pipe or a device"
+
+
+def put_whole(fs: Any, path: str, raw: bytes, replaces: bool = False) -> None:
+    """A file of these bytes, whole or not at all, wherever its writer ends; in place of none unless
+    it `replaces` one. Raises FileExistsError."""
+    try:
+        if isinstance(fs, LocalFileSystem):
+            _put_on_disk(path, raw, replaces)
+        else:
+            fs.pipe_file(path, raw, mode="overwrite" if replaces else "create")
+    except FileExistsError:
+        # an answer may be lost, and the library asks again
+        if fs.cat_file(path) != raw:
+            raise
+
+
+def _put_on_disk(path: str, raw: bytes, replaces: bool) -> None:
+    aside = f"{path}.{uuid.uuid4().hex}.tmp"
+    try:
+        with open(aside, "xb") as file:
+            file.write(raw)
+            file.flush()
+            os.fsync(file.fileno())
+        if replaces:
+            os.replace(aside, path)
+        else:
+            rename_new(aside, path)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(aside)
+
+
+def rename_new(source: str, path: str) -> None:
+    """Let a local file have another name, that of no other. Raises FileExistsError."""
+    try:
+        os.link(source, path)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        if os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, "File exists", path) from error
+        os.rename(source, path)
+    else:
+        os.unlink(source)
 
 
 @contextmanager

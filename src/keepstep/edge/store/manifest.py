@@ -16,7 +16,9 @@ from typing import Any
 
 import xxhash
 
-from keepstep.edge.store.fields import (
+from keepstep.errors import DamageError, StoreError
+from keepstep.model.checkpoint import CheckpointName, Timeline
+from keepstep.model.decoding import (
     a_count,
     a_file_name,
     a_list,
@@ -24,9 +26,9 @@ from keepstep.edge.store.fields import (
     a_text,
     an_object,
     decoding,
+    from_json,
     number_to_json,
 )
-from keepstep.errors import DamageError, StoreError
 
 FORMAT_VERSION = 1
 
@@ -56,7 +58,7 @@ def unseal(raw: bytes, where: str) -> dict[str, Any]:
             f"{where}: block 0: expected xxh3_64 {found_seal[1].decode()}, found {found}"
         )
     with decoding(where):
-        body = an_object(json.loads(raw))
+        body = an_object(from_json(raw))
         version = a_count(body["format"])
     if version != FORMAT_VERSION:
         raise StoreError(f"{where}: expected manifest format {FORMAT_VERSION}, found {version}")
@@ -109,7 +111,8 @@ def metrics_from_json(plain: Any) -> dict[str, float]:
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """What a checkpoint is: whose, when, and the checksums of its files. `fingerprint` is the
-    caller's own."""
+    caller's own. `epoch` computed the step; `attempt` wrote it, in this `timeline`: 0, 0 and None
+    in those of earlier versions."""
 
     job: str
     step: int
@@ -118,6 +121,13 @@ class Manifest:
     wall_ns: int
     fingerprint: Mapping[str, Any]
     files: Mapping[str, FileSum]
+    epoch: int = 0
+    attempt: int = 0
+    timeline: Timeline | None = None
+
+    @property
+    def name(self) -> CheckpointName:
+        return CheckpointName(self.step, self.epoch, self.attempt)
 
     @property
     def total_bytes(self) -> int:
@@ -128,6 +138,9 @@ class Manifest:
             "format": FORMAT_VERSION,
             "job": self.job,
             "step": self.step,
+            "epoch": self.epoch,
+            "attempt": self.attempt,
+            "timeline": self.timeline,
             "world_size": self.world_size,
             "metrics": metrics_to_json(self.metrics),
             "wall_ns": self.wall_ns,
@@ -150,4 +163,14 @@ def manifest_from_bytes(raw: bytes, where: str) -> Manifest:
             wall_ns=a_count(body["wall_ns"]),
             fingerprint=an_object(body["fingerprint"]),
             files=sums_from_json(body["files"]),
+            epoch=a_count(body.get("epoch", 0)),
+            attempt=a_count(body.get("attempt", 0)),
+            timeline=_timeline(body.get("timeline")),
         )
+
+
+def _timeline(plain: Any) -> Timeline | None:
+    if plain is None:
+        return None
+    epoch, step = a_list(plain)
+    return Timeline(a_count(epoch), a_count(step, least=-1))

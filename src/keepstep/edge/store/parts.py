@@ -19,15 +19,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from keepstep.edge.store.fields import (
-    a_count,
-    a_file_name,
-    a_list,
-    a_text,
-    an_object,
-    counts,
-    decoding,
-)
 from keepstep.edge.store.manifest import (
     FORMAT_VERSION,
     FileSum,
@@ -40,6 +31,15 @@ from keepstep.edge.store.manifest import (
 )
 from keepstep.errors import IdentityError
 from keepstep.model.checkpoint import CheckpointAttempt
+from keepstep.model.decoding import (
+    a_count,
+    a_file_name,
+    a_list,
+    a_text,
+    an_object,
+    counts,
+    decoding,
+)
 from keepstep.model.layout import Shard
 
 

@@ -11,6 +11,7 @@ exists exactly when its file does, which appears by a rename.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 
 from fsspec.spec import AbstractFileSystem
@@ -28,16 +29,26 @@ def run_path(root: str, number: int) -> str:
     return root if number == FIRST else f"{root}/run-{number:06d}"
 
 
-def newest_run(fs: AbstractFileSystem, root: str) -> int:
-    """Its number. Raises StoreError."""
+def runs_in(fs: AbstractFileSystem, root: str) -> Iterator[int]:
+    """The numbers of all that have begun, newest first; the first is always among them. Looks no
+    further than it is asked. Raises StoreError."""
     with store_errors(f"listing {root}"):
         fs.invalidate_cache()  # another process may have begun one
         names: list[str] = []
         with suppress(FileNotFoundError):
             names = [path.rstrip("/").rsplit("/", 1)[-1] for path in fs.ls(root, detail=False)]
-        numbers = sorted((int(m[1]) for m in map(_RUN_DIR.fullmatch, names) if m), reverse=True)
-        begun = (n for n in numbers if _is_there(fs, f"{run_path(root, n)}/{RUN}"))
-        return next(begun, FIRST)
+    for number in sorted((int(m[1]) for m in map(_RUN_DIR.fullmatch, names) if m), reverse=True):
+        begun = f"{run_path(root, number)}/{RUN}"
+        with store_errors(f"looking for {begun}"):
+            is_there = _is_there(fs, begun)
+        if is_there:
+            yield number
+    yield FIRST
+
+
+def newest_run(fs: AbstractFileSystem, root: str) -> int:
+    """Its number. Raises StoreError."""
+    return next(runs_in(fs, root))
 
 
 def begin_run(fs: AbstractFileSystem, root: str, number: int) -> str:

@@ -1,33 +1,37 @@
 """Store: checkpoints as directories on any fsspec filesystem, each described by a manifest written
 last.
 
-    <store>/step-000000001000/__0_17.distcp ...  the state, in PyTorch's Distributed Checkpoint
-                                                 format
-    <store>/step-000000001000/.metadata          what lies where, in the same format
-    <store>/step-000000001000/keepstep.json      the manifest: a checksum of every 4 MiB block
-                                                 above, and of itself
+    <store>/step-000000001000-000002-17/__0_17.distcp ...  the state, in PyTorch's Distributed
+                                                           Checkpoint format
+    <store>/step-000000001000-000002-17/.metadata          what lies where, in the same format
+    <store>/step-000000001000-000002-17/keepstep.json      the manifest: a checksum of every 4 MiB
+                                                           block above, and of itself
+
+The directory is an attempt's own: of step 1000, computed in epoch 2, the attempt 17. Of two of one
+step the higher one counts, and of those that a job has gone back behind none
+(`model/timeline.py`). Without epoch and attempt it is of an earlier version.
 
 A fresh start writes into a directory of its own beside them: `runs.py`.
 
 Comes in: bytes under file names, and what is said about them. Goes out: checkpoints that exist, and
 bytes that were verified before they were handed out. Never knows what the bytes mean, never touches
-another step's directory.
+the directory of a newer attempt.
 
 Several processes, on several machines, may write files of one checkpoint; one of them leads: it
 begins, and it publishes.
 
-Invariant: a checkpoint exists exactly when its manifest does. The manifest appears by a rename
-after everything it names is on stable storage, and is the first to go.
+Invariant: a checkpoint exists exactly when its manifest does. The manifest appears whole, in place
+of nothing, after everything it names is on stable storage, and is the first to go.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 from fsspec.core import url_to_fs
@@ -37,34 +41,51 @@ from fsspec.spec import AbstractFileSystem
 from keepstep.edge.store.checked_file import (
     BLOCK_BYTES,
     FilePlace,
-    SummedFile,
     VerifiedFile,
     check_size,
+    put_whole,
+    read_whole,
+    rename_new,
     store_errors,
 )
-from keepstep.edge.store.manifest import FileSum, Manifest, manifest_from_bytes
-from keepstep.edge.store.runs import begin_run, newest_run, run_path
-from keepstep.errors import DamageError, StoreError
+from keepstep.edge.store.draft import MANIFEST, Draft
+from keepstep.edge.store.manifest import Manifest, manifest_from_bytes
+from keepstep.edge.store.owner import OWNER, OwnerRecord, StoreUser, owner_record, read_owner
+from keepstep.edge.store.runs import begin_run, newest_run, run_path, runs_in
+from keepstep.errors import ConfigError, DamageError, StoreError
+from keepstep.model.checkpoint import CheckpointName, StoreListing
+from keepstep.model.snapshot import Stamp
+from keepstep.model.timeline import history, left_at, timelines_of
 
-MANIFEST = "keepstep.json"
-UNPUBLISHED = f"{MANIFEST}.tmp"
-
+Which = int | CheckpointName  # a step: of its checkpoints the one that counts
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
-_STEP_DIR = re.compile(r"step-(\d{12})")
+_STEP_DIR = re.compile(r"step-(\d{12})(?:-(\d{6,18})-(\d{1,19}))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
     """What a store holds: `checkpoints` with an intact manifest and files of the right size, newest
-    first; and per step why the directory is not one of them. `unreadable`: those of them of which
-    the store did not say what they are. `damaged`: those that were published, and are not as they
-    were."""
+    first, as far as the job has not gone back behind them; and per step why there is none.
+    `unreadable`: those of them of which the store did not say what they are. `damaged`: those that
+    were published, and are not as they were. `epoch`: the newest of which anything tells."""
 
     checkpoints: tuple[Manifest, ...]
     broken: Mapping[int, str]
     unreadable: frozenset[int] = frozenset()
     damaged: frozenset[int] = frozenset()
+    epoch: int = 0
+
+
+@dataclass
+class _Contents:
+    """All that lies in a store. `intact` is newest first; of all others what is wrong."""
+
+    intact: list[Manifest] = field(default_factory=list)
+    broken: dict[CheckpointName, str] = field(default_factory=dict)
+    unreadable: set[CheckpointName] = field(default_factory=set)
+    damaged: set[CheckpointName] = field(default_factory=set)
+    unfinished: set[CheckpointName] = field(default_factory=set)  # or another job's
 
 
 class Store:
@@ -75,10 +96,12 @@ class Store:
         url: str | os.PathLike[str],
         fs: AbstractFileSystem | None = None,
         block_bytes: int = BLOCK_BYTES,
+        user: StoreUser | None = None,
         **storage_options: Any,
     ) -> None:
         """fs: where the URL's path lies; the URL's own filesystem unless given. block_bytes: of a
-        file written here, how many share a checksum. storage_options: of the URL's filesystem.
+        file written here, how many share a checksum. user: the job that it is for; None: a
+        person only looks. storage_options: of the URL's filesystem.
 
         Raises StoreError when no filesystem answers to the URL. Touches nothing yet.
         """
@@ -94,8 +117,53 @@ class Store:
         self._fs = fs
         self._base = self._root = root.rstrip("/")
         self._local = isinstance(self._fs, LocalFileSystem)
-        self._disk = self._root if self._local else ""  # whose room a full store tells
+        self.disk = self._root if self._local else ""  # whose room a full store tells
+        self._user = user
         self.block_bytes = block_bytes
+
+    def claim(self) -> None:
+        """Before the job writes its first checkpoint: the store is its own. Raises IdentityError,
+        StoreError."""
+        if self._user is None:
+            return
+        user, record = self._user, read_owner(self._fs, self._base)
+        others = self._jobs() - {user.job} if user.adopts else set[str]()
+        if record.job == user.job and others <= record.adopted:
+            return
+        self._check_user(record)
+        path, raw = f"{self._base}/{OWNER}", owner_record(user.job, others | record.adopted)
+        with store_errors(f"claiming {self._base}", self.disk):
+            self._fs.makedirs(self._base, exist_ok=True)
+            with suppress(FileExistsError):  # somebody has just claimed it, perhaps another node
+                put_whole(self._fs, path, raw, replaces=record.is_there)
+        self._check_user(read_owner(self._fs, self._base))
+
+    def _check_user(self, record: OwnerRecord) -> None:
+        if self._user is not None and record.job != self._user.job:
+            self._user.check(self._base, self._jobs() if record.job is None else [record.job])
+
+    def _jobs_that_count(self) -> Set[str] | None:
+        """Whose checkpoints this user may take; None: all. Raises IdentityError, StoreError."""
+        if self._user is None:
+            return None
+        record = read_owner(self._fs, self._base)
+        self._check_user(record)
+        return None if self._user.adopts else {self._user.job, *record.adopted}
+
+    def _jobs(self) -> set[str]:
+        """Whose checkpoints are there, of any run. Raises StoreError when there are some, and of
+        none it can be told."""
+        jobs: set[str] = set()
+        unread: list[str] = []
+        for number in runs_in(self._fs, self._base):
+            run = copy(self)
+            run._root = run_path(self._base, number)
+            found = run._read_all()
+            jobs |= {manifest.job for manifest in found.intact}
+            unread += [found.broken[name] for name in sorted(found.unreadable)]
+        if unread and not jobs:
+            raise StoreError(f"store {self._base} does not say whose it is: {unread[-1]}")
+        return jobs
 
     def follow(self) -> Store:
         """What follows is about the newest run in the store (`runs.py`), until this is said again.
@@ -104,105 +172,155 @@ class Store:
         return self
 
     @property
+    def root(self) -> str:
+        """The directory of the run that it is about."""
+        root: str = self._root
+        return root
+
+    @property
     def run_directory(self) -> str:
         """Of the run that it is about, below the store; empty for the first, which has none."""
         directory: str = self._root[len(self._base) :]
         return directory
 
+    def other_runs(self) -> list[str]:
+        """The directories, below the store, of the runs that it is not about. Raises StoreError."""
+        paths = (run_path(self._base, number) for number in runs_in(self._fs, self._base))
+        return [path[len(self._base) :] for path in paths if path != self._root]
+
     def begin_run(self) -> str | None:
         """Begin another run, unless the newest one has nothing yet, and follow it: where that is.
-        Raises StoreError."""
+        Raises StoreError, IdentityError."""
+        self.claim()
         number = newest_run(self._fs, self._base)
         self._root = run_path(self._base, number)
-        if not self._steps():
+        if not self._names():
             return None
         begun = self._root = begin_run(self._fs, self._base, number + 1)
-        with store_errors(f"beginning {begun}", self._disk):
+        with store_errors(f"beginning {begun}", self.disk):
             for path in (begun, self._base):
-                self._sync_directory(path)
+                self.sync_directory(path)
         return begun
 
-    def url(self, step: int) -> str:
+    def url(self, which: Which) -> str:
         """The checkpoint's directory, as `torch.distributed.checkpoint` takes it for
         `checkpoint_id`."""
-        path = self._path(step)
+        path = self.path(self.named(which))
         return path if self._local else str(self._fs.unstrip_protocol(path))
 
-    def place(self, step: int, name: str) -> FilePlace:
-        return FilePlace(self._fs, self._path(step, name), f"{self.url(step)}/{name}", self._disk)
+    def place(self, which: Which, file: str) -> FilePlace:
+        name = self.named(which)
+        return FilePlace(self._fs, self.path(name, file), f"{self.url(name)}/{file}", self.disk)
+
+    def named(self, which: Which) -> CheckpointName:
+        """Of a step: the highest that is published, else the highest that was begun, else what an
+        earlier version would have written. Raises StoreError."""
+        if isinstance(which, CheckpointName):
+            return which
+        begun = sorted((name for name in self._names() if name.step == which), reverse=True)
+        published = (name for name in begun if len(begun) == 1 or self.exists(name))
+        return next(published, begun[0] if begun else CheckpointName(which))
 
     # -- reading
 
     def published(self) -> tuple[Manifest, ...]:
-        """All checkpoints that exist, newest first. Raises StoreError."""
-        return self.list_checkpoints().checkpoints
+        """All checkpoints that exist, newest first, those among them that count no more. Raises
+        StoreError."""
+        return tuple(self._read_all().intact)
 
-    def list_checkpoints(self) -> Listing:
-        """Reads every manifest, no data. Raises StoreError when the store cannot be read."""
-        intact: list[Manifest] = []
-        broken: dict[int, str] = {}
-        unreadable: set[int] = set()
-        damaged: set[int] = set()
-        for step in sorted(self._steps(), reverse=True):
+    def list_checkpoints(self, jobs: Set[str] | None = None) -> Listing:
+        """Reads every manifest, no data. `jobs`: whose checkpoints count; None: all do. Raises
+        StoreError when the store cannot be read."""
+        found = self._read_all(jobs)
+        timelines = timelines_of(found.intact)
+        counting = {manifest.step: manifest for manifest in history(found.intact)[0]}
+        broken: dict[int, CheckpointName] = {}
+        # what was never published says nothing of a step that was
+        for name in sorted(found.broken, key=lambda name: (name not in found.unfinished, name)):
+            there = counting.get(name.step)
+            if left_at(name, timelines) is not None or (there and name in found.unfinished):
+                continue
+            if there is None or there.name < name:
+                counting.pop(name.step, None)
+                broken[name.step] = name
+        epochs = [name.epoch for name in found.broken] + [each.epoch for each in found.intact]
+        return Listing(
+            checkpoints=tuple(sorted(counting.values(), key=lambda m: m.step, reverse=True)),
+            broken={step: found.broken[broken[step]] for step in sorted(broken, reverse=True)},
+            unreadable=frozenset(s for s, name in broken.items() if name in found.unreadable),
+            damaged=frozenset(s for s, name in broken.items() if name in found.damaged),
+            epoch=max([*epochs, *(line.epoch for line in timelines)], default=0),
+        )
+
+    def _read_all(self, jobs: Set[str] | None = None) -> _Contents:
+        found = _Contents()
+        for name in sorted(self._names(), reverse=True):
             try:
-                raw = self.read_small(step, MANIFEST)
-                entries = self._entries(step)
-            except StoreError as error:
-                broken[step] = str(error)
-                unreadable.add(step)
+                raw = self.read_small(name, MANIFEST)
+                entries = self._entries(name)
+            except (DamageError, StoreError) as error:
+                found.broken[name] = str(error)
+                (found.damaged if isinstance(error, DamageError) else found.unreadable).add(name)
                 continue
             try:
-                manifest = self._manifest(step, raw)
+                manifest = self._manifest(name, raw)
+                if jobs is not None and manifest.job not in jobs:
+                    found.broken[name] = f"{self.url(name)} is of job {manifest.job!r}"
+                    found.unfinished.add(name)
+                    continue
                 self._check_entries(manifest, entries)
-                intact.append(manifest)
+                found.intact.append(manifest)
             except (DamageError, StoreError) as error:
-                broken[step] = str(error)
-                if raw is not None:
-                    damaged.add(step)
-        return Listing(tuple(intact), broken, frozenset(unreadable), frozenset(damaged))
+                found.broken[name] = str(error)
+                (found.unfinished if raw is None else found.damaged).add(name)
+        return found
 
-    def usable(self) -> tuple[list[int], dict[int, str]]:
-        """See `ports.Checkpoints`. Raises StoreError, too, when there is no usable one and what
-        there is could not be read, or is damaged: that is not a store without checkpoints."""
-        listing = self.follow().list_checkpoints()
-        lost = listing.unreadable | listing.damaged
-        if lost and not listing.checkpoints:
-            raise StoreError(f"{listing.broken[max(lost)]}. Mend it, or name another store")
-        return [manifest.step for manifest in listing.checkpoints], dict(listing.broken)
+    def look(self) -> StoreListing:
+        """See `ports.Checkpoints`."""
+        self.follow()
+        listing = self.list_checkpoints(self._jobs_that_count())
+        known = listing.unreadable | listing.damaged
+        return StoreListing(
+            usable=[manifest.step for manifest in listing.checkpoints],
+            damaged={step: listing.broken[step] for step in listing.damaged},
+            unfinished={step: why for step, why in listing.broken.items() if step not in known},
+            unreachable={step: listing.broken[step] for step in listing.unreadable},
+            epoch=listing.epoch,
+        )
 
-    def read_manifest(self, step: int) -> Manifest:
+    def read_manifest(self, which: Which) -> Manifest:
         """Raises StoreError when there is none, DamageError when it is not as written."""
-        return self._manifest(step, self.read_small(step, MANIFEST))
+        name = self.named(which)
+        return self._manifest(name, self.read_small(name, MANIFEST))
 
-    def _manifest(self, step: int, raw: bytes | None) -> Manifest:
+    def _manifest(self, name: CheckpointName, raw: bytes | None) -> Manifest:
         """What these bytes of a manifest's file say."""
-        where = f"{self.url(step)}/{MANIFEST}"
+        where = f"{self.url(name)}/{MANIFEST}"
         if raw is None:
             raise StoreError(
-                f"{self.url(step)}: expected a manifest, found none: never finished, or "
+                f"{self.url(name)}: expected a manifest, found none: never finished, or "
                 "being removed"
             )
         manifest = manifest_from_bytes(raw, where)
-        if manifest.step != step:
+        if manifest.name != name:
             raise DamageError(
-                f"{where}: expected the manifest of step {step}, found that of step {manifest.step}"
+                f"{where}: expected the manifest of {name.directory}, found that of "
+                f"{manifest.name.directory}"
             )
         return manifest
 
-    def read_small(self, step: int, name: str) -> bytes | None:
+    def read_small(self, which: Which, file: str) -> bytes | None:
         """A file's bytes as they are, for who can tell whether they are right; None when it is not
-        there."""
-        with store_errors(f"reading {self.url(step)}/{name}"):
-            try:
-                raw: bytes = self._fs.cat_file(self._path(step, name))
-            except FileNotFoundError:
-                return None
-        return raw
+        there. Raises StoreError, and DamageError when what is there is no file."""
+        name = self.named(which)
+        where = f"{self.url(name)}/{file}"
+        with store_errors(f"reading {where}"):
+            return read_whole(self._fs, self.path(name, file), where)
 
-    def verify(self, step: int, progress: Progress | None = None) -> Manifest:
+    def verify(self, which: Which, progress: Progress | None = None) -> Manifest:
         """Read every byte back. Raises DamageError naming the file, the block, expected and
         found."""
-        manifest = self.read_manifest(step)
+        manifest = self.read_manifest(which)
         done = 0
         for name in manifest.files:
             for block in self.open(manifest, name).blocks():
@@ -211,19 +329,27 @@ class Store:
                     progress(done, manifest.total_bytes)
         return manifest
 
-    def intact(self, step: int) -> Manifest | None:
+    def intact(self, which: Which) -> Manifest | None:
         """The manifest of a checkpoint whose every byte is as written, else None. Raises StoreError
         when it cannot be read."""
-        if not self.exists(step):
+        name = self.named(which)
+        if not self.exists(name):
             return None
         try:
-            return self.verify(step)
+            return self.verify(name)
         except DamageError:
             return None
 
+    def intact_of(self, stamp: Stamp) -> Manifest | None:
+        """The manifest of a checkpoint of just this state, whoever wrote it; None when there is
+        none whose every byte is as written. Raises StoreError."""
+        names = [name for name in self._names() if (name.step, name.epoch) == stamp]
+        found = (self.intact(name) for name in sorted(names, reverse=True))
+        return next((manifest for manifest in found if manifest is not None), None)
+
     def open(self, manifest: Manifest, name: str) -> VerifiedFile:
         """One file of a checkpoint. Raises DamageError when it is missing or has another size."""
-        place = self.place(manifest.step, name)
+        place = self.place(manifest.name, name)
         if name not in manifest.files:
             raise DamageError(
                 f"{place.where}: expected one of the manifest's files "
@@ -231,107 +357,90 @@ class Store:
             )
         return VerifiedFile(place, manifest.files[name])
 
-    def exists(self, step: int) -> bool:
-        with store_errors(f"looking for {self.url(step)}/{MANIFEST}"):
-            return self._is_there(self._path(step, MANIFEST))
+    def exists(self, which: Which) -> bool:
+        name = self.named(which)
+        with store_errors(f"looking for {self.url(name)}/{MANIFEST}"):
+            return self._is_there(self.path(name, MANIFEST))
 
     def check_sizes(self, manifest: Manifest) -> None:
         """Raises DamageError when a file of the manifest is missing or has another size."""
-        self._check_entries(manifest, self._entries(manifest.step))
+        self._check_entries(manifest, self._entries(manifest.name))
 
-    def _entries(self, step: int) -> list[dict[str, Any]]:
+    def _entries(self, name: CheckpointName) -> list[dict[str, Any]]:
         """What is in a checkpoint's directory; nothing when it is not there."""
-        with store_errors(f"listing {self.url(step)}"):
+        with store_errors(f"listing {self.url(name)}"):
             try:
-                entries: list[dict[str, Any]] = self._fs.ls(self._path(step), detail=True)
+                entries: list[dict[str, Any]] = self._fs.ls(self.path(name), detail=True)
             except FileNotFoundError:
                 return []
         return entries
 
     def _check_entries(self, manifest: Manifest, entries: list[dict[str, Any]]) -> None:
         found = {entry["name"].rsplit("/", 1)[-1]: entry["size"] for entry in entries}
-        for name, sums in manifest.files.items():
-            check_size(f"{self.url(manifest.step)}/{name}", sums.bytes, found.get(name))
+        for file, sums in manifest.files.items():
+            check_size(f"{self.url(manifest.name)}/{file}", sums.bytes, found.get(file))
 
     # -- writing
 
-    def draft(
-        self,
-        step: int,
-        progress: Callable[[int], None] | None = None,
-        mine: Callable[[str], bool] = lambda _: True,
-    ) -> Draft:
-        """Begin a checkpoint, in place of what earlier attempts left. Raises StoreError when the
-        step already has a manifest.
+    def draft(self, name: CheckpointName, progress: Callable[[int], None] | None = None) -> Draft:
+        """Begin a checkpoint, or write files of one that another process begins and publishes.
+        Raises StoreError when it exists."""
+        assert 0 <= name.step < 10**12, f"step {name.step} does not fit into 12 digits"
+        if self.exists(name):
+            raise StoreError(f"{self.url(name)}: expected no checkpoint, found one")
+        with store_errors(f"creating {self.url(name)}", self.disk):
+            self._fs.makedirs(self.path(name), exist_ok=True)
+        return Draft(self, name, progress)
 
-        mine: tells this attempt's files from those of others by their names.
-        """
-        assert 0 <= step < 10**12, f"step {step} does not fit into 12 digits"
-        if self.exists(step):
-            raise StoreError(f"{self.url(step)}: expected no checkpoint, found one")
-        draft = self.join(step, progress, mine)
-        self.clear(step, keep=mine)
-        return draft
-
-    def join(
-        self,
-        step: int,
-        progress: Callable[[int], None] | None = None,
-        mine: Callable[[str], bool] = lambda _: True,
-    ) -> Draft:
-        """Write files of a checkpoint that another process begins and publishes."""
-        with store_errors(f"creating {self.url(step)}", self._disk):
-            self._fs.makedirs(self._path(step), exist_ok=True)
-        return Draft(self, step, progress, mine)
-
-    def remove(self, step: int) -> None:
+    def remove(self, which: Which) -> None:
         """Remove a checkpoint, manifest first: from then on it does not exist, however far the rest
         comes. Nothing there is fine."""
-        self.retract(step)
-        with store_errors(f"removing {self.url(step)}"):
-            if self._is_there(self._path(step)):
-                self._fs.rm(self._path(step), recursive=True)
+        name = self.named(which)
+        with store_errors(f"removing {self.url(name)}"):
+            if self._is_there(self.path(name, MANIFEST)):
+                self._fs.rm_file(self.path(name, MANIFEST))
+                self.sync_directory(self.path(name))
+            if self._is_there(self.path(name)):
+                self._fs.rm(self.path(name), recursive=True)
 
-    def retract(self, step: int) -> None:
-        """Remove the manifest alone: the checkpoint does not exist any more."""
-        with store_errors(f"removing {self.url(step)}"):
-            if self._is_there(self._path(step, MANIFEST)):
-                self._fs.rm_file(self._path(step, MANIFEST))
-                self._sync_directory(self._path(step))
-
-    def clear(self, step: int, keep: Callable[[str], bool]) -> None:
+    def clear(self, name: CheckpointName, keep: Callable[[str], bool]) -> None:
         """Remove the files of a checkpoint that does not exist, but for those to keep."""
-        with store_errors(f"clearing {self.url(step)}"):
+        with store_errors(f"clearing {self.url(name)}"):
             self._fs.invalidate_cache()
             with suppress(FileNotFoundError):  # nothing there, or another process clears as well
-                for entry in self._fs.ls(self._path(step), detail=True):
+                for entry in self._fs.ls(self.path(name), detail=True):
                     if entry["type"] == "file" and not keep(entry["name"].rsplit("/", 1)[-1]):
                         self._fs.rm_file(entry["name"])
 
-    def remove_incomplete(self, but: int | None = None) -> list[int]:
-        """Remove what has no manifest, `but` one step. Only for whoever leads: a checkpoint being
-        written has none either."""
+    def remove_incomplete(self, before: CheckpointName) -> list[CheckpointName]:
+        """Remove what has no manifest and was begun before that one. Only for whoever leads: its
+        own attempts before are over, and those of newer leaders are never older."""
         incomplete = [
-            step for step in sorted(self._steps()) if step != but and not self.exists(step)
+            name
+            for name in sorted(self._names())
+            if name.is_older(before) and not self.exists(name)
         ]
-        for step in incomplete:
-            self.remove(step)
+        for name in incomplete:
+            self.remove(name)
         return incomplete
 
-    def _path(self, step: int, name: str = "") -> str:
-        return f"{self._root}/step-{step:012d}" + (f"/{name}" if name else "")
+    def path(self, name: CheckpointName, file: str = "") -> str:
+        """On the filesystem, of the checkpoint's directory or of a file in it."""
+        return f"{self._root}/{name.directory}" + (f"/{file}" if file else "")
 
-    def _steps(self) -> list[int]:
+    def _names(self) -> list[CheckpointName]:
+        """Of all that was begun. Raises StoreError, ConfigError."""
         with store_errors(f"listing {self._root}"):
             self._fs.invalidate_cache()  # another process writes what this one lists
             try:
                 paths = self._fs.ls(self._root or "/", detail=False)
             except FileNotFoundError:
                 return []
-            if paths and self._fs.isfile(self._root):  # `ls` of a file is the file itself
-                raise NotADirectoryError(f"expected a directory, found a file: {self._root}")
+            is_file = bool(paths) and self._fs.isfile(self._root)  # `ls` of it is the file itself
+        if is_file:
+            raise ConfigError(f"store {self._root}: expected a directory, found a file")
         matches = (_STEP_DIR.fullmatch(path.rstrip("/").rsplit("/", 1)[-1]) for path in paths)
-        return [int(m[1]) for m in matches if m]
+        return [CheckpointName(*(int(part or 0) for part in m.groups())) for m in matches if m]
 
     def _is_there(self, path: str) -> bool:
         """Raises OSError when that cannot be seen: fsspec's own `exists` says no then, and what is
@@ -343,112 +452,24 @@ class Store:
             return False
         return True
 
-    def _rename(self, step: int, name: str, new_name: str) -> None:
-        self._fs.mv(self._path(step, name), self._path(step, new_name))
+    def rename(self, name: CheckpointName, file: str, new_file: str) -> None:
+        """Raises OSError."""
+        self._fs.mv(self.path(name, file), self.path(name, new_file))
 
-    def _remove_directory(self, step: int) -> None:
-        with store_errors(f"removing {self.url(step)}"):
-            # or it is not empty, or the store has no directories
-            self._fs.rmdir(self._path(step))
+    def put_new(self, name: CheckpointName, source: str, file: str, raw: bytes) -> None:
+        """`source`, which has these bytes, becomes `file`, whole and in place of nothing. Raises
+        FileExistsError."""
+        if self._local:
+            rename_new(self.path(name, source), self.path(name, file))
+            return
+        put_whole(self._fs, self.path(name, file), raw)
+        self._fs.rm_file(self.path(name, source))
 
-    def _sync_directory(self, path: str) -> None:
+    def sync_directory(self, path: str) -> None:
+        """What it has is on stable storage; where that can be had. Raises OSError."""
         if self._local:
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 os.fsync(fd)
             finally:
                 os.close(fd)
-
-
-@dataclass
-class Draft:
-    """A checkpoint being written: it does not exist until `publish`. As a context left without
-    that, it is removed.
-
-    `failure` is the first write that failed: torch's own writer answers a failed write with an
-    error about itself.
-    """
-
-    store: Store
-    step: int
-    progress: Callable[[int], None] | None
-    mine: Callable[[str], bool]
-    files: dict[str, FileSum] = field(default_factory=dict)
-    failure: StoreError | None = None
-    published: bool = False
-    begun: set[str] = field(default_factory=set)
-
-    def __enter__(self) -> Draft:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.abandon()
-
-    def abandon(self) -> None:
-        """Remove this attempt's files, whoever wrote them, unless there is a checkpoint. Only for
-        who leads it."""
-        if self.published:
-            return
-        # the store is failing already; without a manifest what is left means nothing
-        with suppress(StoreError):
-            # a rename may have come through and still be called a failure
-            if not self.store.exists(self.step):
-                self.store.clear(
-                    self.step, keep=lambda name: not (self.mine(name) or name in self.begun)
-                )
-                self.store._remove_directory(self.step)
-
-    def open(self, name: str) -> SummedFile:
-        """A new file, open for writing. Raises StoreError, as every write to it may."""
-        self.begun.add(name)
-        return SummedFile(self.store.place(self.step, name), self, self.store.block_bytes)
-
-    def wrote(self, count: int) -> None:
-        if self.progress is not None:
-            self.progress(count)
-
-    def finished(self, name: str, sums: FileSum) -> None:
-        self.files[name] = sums
-
-    def failed(self, error: StoreError) -> None:
-        self.failure = self.failure or error
-
-    def rename(self, name: str, new_name: str) -> None:
-        with store_errors(f"renaming {name} to {new_name} in {self.store.url(self.step)}"):
-            self.store._rename(self.step, name, new_name)
-        self.begun.add(new_name)
-        self.files[new_name] = self.files.pop(name)
-
-    def read_back(self, names: Iterable[str]) -> None:
-        """Verify what was written here. Raises DamageError naming the file, the block, expected and
-        found."""
-        for name in names:
-            for block in VerifiedFile(self.store.place(self.step, name), self.files[name]).blocks():
-                self.wrote(len(block))
-
-    def publish(self, manifest: Manifest) -> None:
-        """Let the checkpoint exist, with the manifest's files and no others. They have been read
-        back by whoever wrote them.
-
-        Raises DamageError when a file of the manifest is missing or has another size.
-        """
-        assert manifest.step == self.step and not self.failure
-        assert all(manifest.files.get(name, sums) == sums for name, sums in self.files.items())
-        store, path = self.store, self.store._path(self.step)
-        with self.open(UNPUBLISHED) as file:
-            file.write(manifest.to_bytes())
-        self.read_back([UNPUBLISHED])
-        store.clear(self.step, keep=lambda name: name in manifest.files or name == UNPUBLISHED)
-        store.check_sizes(manifest)
-        with store_errors(f"publishing {store.url(self.step)}", store._disk):
-            store._sync_directory(path)
-            store._rename(self.step, UNPUBLISHED, MANIFEST)
-            self.published = True
-            store._sync_directory(path)
-            store._sync_directory(store._root)
-        del self.files[UNPUBLISHED]

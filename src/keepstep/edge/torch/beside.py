@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from operator import is_
+from itertools import compress, repeat
+from operator import is_, is_not
 from typing import Any
 
 import torch
 
 from keepstep.edge.torch.dtensors import is_dtensor
-from keepstep.edge.torch.looks import VERSION
+from keepstep.edge.torch.looks import GRADIENT, VERSION
 from keepstep.edge.torch.parts import bare, parameters_of
 from keepstep.edge.torch.zeros import zeros_like
 
@@ -32,9 +33,10 @@ class _Seen:
     often it is asked for."""
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
-        found = [(id(p), g) for p in parameters if (g := p.grad) is not None]
-        gradients = [gradient for _, gradient in found]
-        self._ids = [key for key, _ in found]
+        found = list(map(GRADIENT, parameters))
+        have = list(map(is_not, found, repeat(None)))
+        gradients = [gradient for gradient in found if gradient is not None]
+        self._ids = list(map(id, compress(parameters, have)))
         self._references = list(map(weakref.ref, gradients))
         self._versions = list(map(VERSION, gradients))
         self._places: dict[int, int] | None = None  # by id, once it is asked for

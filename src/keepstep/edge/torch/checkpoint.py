@@ -51,6 +51,7 @@ def load(url: str, step: int, rank: int, world_size: int, protected: Protected) 
         params=parameters,
         free=free,
         grown_names=buffer_names(protected.about()) | buffer_names(about),
+        vocabulary=protected.vocabulary(),
     )
     remarks = []
     if loaded.manifest.world_size != world_size:

@@ -16,8 +16,14 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from keepstep.edge.torch.leftovers import drop_leftovers
-from keepstep.edge.torch.pipelines import renew_pipelines
+from keepstep.edge.torch.leftovers import drop_leftovers, watch_for_leftovers
+from keepstep.edge.torch.pipelines import renew_pipelines, watch_pipelines
+
+
+def prepare_to_renew() -> None:
+    """Some of what `renew` changes is looked for in all of the process: now, while nobody waits."""
+    watch_pipelines()
+    watch_for_leftovers()
 
 
 def renew(objects: Iterable[Any]) -> None:

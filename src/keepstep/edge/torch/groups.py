@@ -27,6 +27,7 @@ import torch._C._distributed_c10d as c10d  # the options have no public home
 import torch.distributed as dist
 from torch.futures import Future
 
+from keepstep.edge.torch.first_line import first_line
 from keepstep.edge.torch.membership import Membership, membership
 
 BACKEND = "keepstep"
@@ -388,7 +389,7 @@ class Work(dist.Work):
 
     def _failed(self, error: RuntimeError, members: Membership) -> None:
         # advice that helps nobody here
-        told = str(error).partition("\n")[0].partition(". This is typically")[0]
+        told = first_line(error).partition(". This is typically")[0]
         if members.failed(self, told):
             return  # whoever watches will say which peer it was, and that ends the work
         members.end(self)

@@ -12,33 +12,29 @@ The objects are the program's, and need not be among what is protected: they are
 
 from __future__ import annotations
 
-import gc
 import sys
 from typing import Any
 
 import torch
 
+from keepstep.edge.torch.instances import instances, watch
+
+
+def watch_for_leftovers() -> None:
+    """While nobody waits; `drop_leftovers` is quick then."""
+    watch(torch.amp.GradScaler)
+    accelerate: Any = sys.modules.get("accelerate.accelerator")
+    if accelerate is not None:
+        watch(accelerate.Accelerator)
+
 
 def drop_leftovers() -> None:
     """Have the next step of every scaler and of every Accelerator begin as the first."""
-    for scaler in _instances(torch.amp.GradScaler):
+    for scaler in instances(torch.amp.GradScaler):
         if scaler.is_enabled():
             scaler._per_optimizer_states.clear()  # it makes each anew when it is asked for
     accelerate: Any = sys.modules.get("accelerate.accelerator")
     if accelerate is not None:
-        for accelerator in _instances(accelerate.Accelerator):
+        for accelerator in instances(accelerate.Accelerator):
             accelerator.step = 0
             accelerator.gradient_state._set_sync_gradients(True)
-
-
-def _instances(kind: type) -> list[Any]:
-    """By what refers to its class, which is quicker than a look at all objects."""
-    kinds = _with_subclasses(kind)
-    return [found for found in gc.get_referrers(*kinds) if type(found) in kinds]
-
-
-def _with_subclasses(kind: type[Any]) -> set[type[Any]]:
-    kinds = {kind}
-    for below in kind.__subclasses__():
-        kinds |= _with_subclasses(below)
-    return kinds

@@ -35,7 +35,8 @@ class Looks:
         self._are_leaves = list(map(IS_LEAF, compress(tensors, self._learns)))
 
     def are(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether the same tensors, in the same order, are as they were."""
+        """Whether the same tensors, in the same order, are as they were. Asked where gradients are
+        enabled: elsewhere guards see nothing that learns, and the answer is no."""
         return (
             list(map(POINTER, tensors)) == self._pointers
             and self._same_kind(tensors)
@@ -55,10 +56,10 @@ def _by_guards(tensors: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tens
         return None
 
     def same(now: Sequence[torch.Tensor]) -> bool:
-        with torch.enable_grad():
-            return bool(guards.check(*now))
+        return bool(guards.check(*now))
 
-    return same if same(tensors) else None
+    with torch.enable_grad():
+        return same if same(tensors) else None
 
 
 def _one_by_one(tensors: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]], bool]:

@@ -7,7 +7,8 @@ import ipaddress
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 
 from keepstep.edge.os.machine import address_towards
-from keepstep.edge.torch.tcp_store import first_line, host_store
+from keepstep.edge.torch.first_line import first_line
+from keepstep.edge.torch.tcp_store import host_store
 from keepstep.errors import ConfigError, MeetingError
 
 

@@ -12,12 +12,12 @@ from keepstep.model.messages.keeper_rank import StateOffered
 
 
 def protected_line(job: str, protected: Protected, memory: str) -> str:
-    """What is protected, in how much memory (in words), and how to start over."""
+    """What is protected, in how much memory (in words), and how to name it and start over."""
     parts = [f"{name} ({kind_of(value)})" for name, value in protected.objects.items()]
     parts += [f"{name} (value)" for name in protected.values]
     return (
-        f"job {job} is protected: {', '.join(parts)}, random states; {memory}; to start over, "
-        "set KEEPSTEP_FRESH=1 (keepstep run --fresh)"
+        f"job {job} (KEEPSTEP_JOB or --job names another) is protected: {', '.join(parts)}, "
+        f"random states; {memory}; to start over, set KEEPSTEP_FRESH=1 (keepstep run --fresh)"
     )
 
 

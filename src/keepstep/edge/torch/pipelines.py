@@ -8,11 +8,12 @@ is protected: they are looked for.
 
 from __future__ import annotations
 
-import gc
 import sys
 from typing import Any
 
 import torch
+
+from keepstep.edge.torch.instances import instances, watch
 
 # What says that a schedule's stages have met, in the releases of torch since 2.6.
 FLAGS = (
@@ -25,13 +26,20 @@ FLAGS = (
 )
 
 
+def watch_pipelines() -> None:
+    """While nobody waits; `renew_pipelines` is quick then."""
+    schedules: Any = sys.modules.get("torch.distributed.pipelining.schedules")
+    if schedules is not None:
+        watch(schedules._PipelineSchedule)
+
+
 def renew_pipelines() -> None:
     """Have the next step of every schedule begin as the first. Raises RuntimeError when this torch
     keeps elsewhere whether it does."""
     schedules: Any = sys.modules.get("torch.distributed.pipelining.schedules")
     if schedules is None:
         return
-    for schedule in _instances(schedules._PipelineSchedule):
+    for schedule in instances(schedules._PipelineSchedule):
         flags = [flag for flag in FLAGS if hasattr(schedule, flag)]
         if not flags:
             raise RuntimeError(
@@ -40,8 +48,3 @@ def renew_pipelines() -> None:
             )
         for flag in flags:
             setattr(schedule, flag, False)
-
-
-def _instances(kind: type) -> list[Any]:
-    # by the type itself: `isinstance` would ask objects that pretend to be others
-    return [found for found in gc.get_objects() if issubclass(type(found), kind)]

@@ -18,7 +18,7 @@ import torch
 from keepstep.edge.torch.beside import UsedGradients, learning, read_beside
 from keepstep.edge.torch.looks import GRADIENT
 from keepstep.edge.torch.parts import state_of
-from keepstep.edge.torch.tree import Kept, StateItem, TreePickler, name_tensors
+from keepstep.edge.torch.tree import Kept, Numbers, StateItem, TreePickler, name_tensors
 from keepstep.edge.torch.watch import OPTIMIZER_HOOKS, Watch, can_watch
 from keepstep.model.layout import Segment
 
@@ -81,7 +81,7 @@ class StatePlan:
     kept: Kept
     objects: bytes = b""
     # by path: of each of the optimizer's groups the numbers of its parameters
-    group_indices: dict[str, list[list[int]]] = field(default_factory=dict)
+    group_indices: dict[str, list[list[int] | Numbers]] = field(default_factory=dict)
     watch: Watch | None = None
     copies: CopyOrder | None = None  # of what is in it, once its place is known
     _known: frozenset[str] = frozenset()  # paths of the parts whose state is in it
@@ -101,7 +101,7 @@ class StatePlan:
                 continue
             state = state_of(part)
             if isinstance(part, torch.optim.Optimizer):
-                plan.group_indices[path] = [group["params"] for group in state[GROUPS]]
+                plan.group_indices[path] = [Numbers.of(group["params"]) for group in state[GROUPS]]
                 state = {STATE: state[STATE]}
             tree[path] = state
         names: dict[int, str] = {}
@@ -181,7 +181,9 @@ def _is_torchs(part: Any) -> bool:
     )
 
 
-def _packed(groups: Sequence[Mapping[str, Any]], indices: Sequence[list[int]]) -> list[Any]:
+def _packed(
+    groups: Sequence[Mapping[str, Any]], indices: Sequence[list[int] | Numbers]
+) -> list[Any]:
     """The groups as torch's optimizers put them into their state dicts."""
     packed = []
     for group, numbers in zip(groups, indices, strict=True):

@@ -9,12 +9,14 @@ import torch.nn.parallel
 import torch.optim
 
 from keepstep.edge.torch import groups
+from keepstep.edge.torch.ddp_rebuild import prepare_to_renew
 
 
 def warm_up() -> None:
     """Do once what the first use of these does; leaves nothing behind that a training could
     notice."""
     groups.register()
+    prepare_to_renew()
     state = torch.get_rng_state()
     module = torch.nn.Linear(2, 2)
     torch.optim.AdamW(module.parameters())

@@ -18,7 +18,7 @@ import torch
 
 from keepstep.edge.shm.collective_profile_page import CollectiveProfileWriter
 from keepstep.edge.shm.memory import MEMORY
-from keepstep.edge.torch.ddp_rebuild import renew
+from keepstep.edge.torch.ddp_rebuild import prepare_to_renew, renew
 from keepstep.edge.torch.membership import Membership
 from keepstep.edge.torch.tcp_store import join_store
 from keepstep.model.messages.agent_rank import RegroupAt
@@ -44,6 +44,9 @@ class TorchGroups:
         self._takes_a_lost_place = takes_a_lost_place
         self._profile: CollectiveProfileWriter | None = None
         self._given_up = threading.Event()
+        has_time = not takes_a_lost_place  # else all others wait for this rank
+        if has_time and process_group() is not None and self.can_be_rebuilt:
+            prepare_to_renew()
 
     @property
     def can_be_rebuilt(self) -> bool:

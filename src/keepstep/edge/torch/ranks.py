@@ -99,6 +99,20 @@ class _Logs(DefaultLogsSpecs):
         return found
 
 
+Streams = Std | dict[int, Std]
+
+
+def streams(launch: Launch) -> tuple[Streams, Streams]:
+    """What of the ranks' output is redirected, and what is shown besides, as torch has it. Raises
+    ConfigError when that is none of torchrun's."""
+    try:
+        return Std.from_str(launch.redirects), Std.from_str(launch.tee)
+    except ValueError as error:
+        raise ConfigError(
+            f"--redirects, --tee: expected 0 to 3 or a map such as 0:1,1:2: {error}"
+        ) from error
+
+
 class TorchRankProcesses:
     """See `ports.RankProcesses`."""
 
@@ -106,7 +120,7 @@ class TorchRankProcesses:
         self, loop: Loop, executor: Executor, launch: Launch, job: str, environ: Mapping[str, str]
     ) -> None:
         """environ: what every rank gets besides the agent's own environment. Raises ConfigError
-        when the launch's redirects are none of torchrun's."""
+        as `streams` does."""
         self._loop = loop
         self._executor = executor
         self._launch = launch
@@ -115,12 +129,7 @@ class TorchRankProcesses:
         self._told: Callable[[Sequence[RankEnd]], None] = _nobody
         self._ends = EndWatch(self._have_ended)
         self._loop.add_reader(self._ends.fileno(), self._ends.look)
-        try:
-            self._redirects, self._tee = Std.from_str(launch.redirects), Std.from_str(launch.tee)
-        except ValueError as error:
-            raise ConfigError(
-                f"--redirects, --tee: expected 0 to 3 or a map such as 0:1,1:2: {error}"
-            ) from error
+        self._redirects, self._tee = streams(launch)
         self._keeps_logs = launch.log_dir is not None or (launch.redirects, launch.tee) != (
             "0",
             "0",
@@ -323,7 +332,7 @@ class TorchRankProcesses:
             process.context.close()
 
 
-def _for(streams: Std | dict[int, Std], ranks: Sequence[int]) -> Std | dict[int, Std]:
+def _for(streams: Streams, ranks: Sequence[int]) -> Streams:
     """Which streams of these ranks, by their number among them."""
     return (
         streams

@@ -16,7 +16,9 @@ import torch
 
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.torch.beside import write_beside
+from keepstep.edge.torch.depth import as_deep_as_pickles
 from keepstep.edge.torch.dtensors import is_dtensor
+from keepstep.edge.torch.first_line import first_line
 from keepstep.edge.torch.fits import check, grow, growth
 from keepstep.edge.torch.made_with import made_with, unheeded
 from keepstep.edge.torch.parts import bare, kind_of, parameters_of, state_of
@@ -27,7 +29,7 @@ from keepstep.edge.torch.state import LOADERS, RNG, Protected
 from keepstep.edge.torch.tree import local_part, rebuild
 from keepstep.edge.torch.values import Refill, overlaps_itself, write_tensor
 from keepstep.edge.torch.views import clone, differing, overlay
-from keepstep.errors import LayoutError
+from keepstep.errors import LayoutError, UntrustedError
 from keepstep.model.layout import Layout, Segment
 from keepstep.model.snapshot import SlotHeader
 
@@ -74,13 +76,19 @@ class _Tensors(Sequence[torch.Tensor]):
 
 
 def open_snapshot(protected: Protected, slot: Slot, header: SlotHeader, layout: Layout) -> Unpacked:
-    """The state of a verified slot, checked against what is protected. Raises LayoutError; changes
-    nothing."""
+    """The state of a verified slot, checked against what is protected. Raises LayoutError, and
+    UntrustedError for what the program does not know; changes nothing."""
     objects = bytes(slot.payload[layout.objects_offset : header.payload_bytes])
     tensors = _Tensors(slot, layout.segments, _copied_on_load(protected))
-    tree = rebuild(objects, tensors, protected.meshes())
-    about = tree.pop(ABOUT)
-    check(protected, about, layout)
+    tree = rebuild(objects, tensors, protected.vocabulary, protected.meshes())
+    about = tree.pop(ABOUT, None)
+    try:
+        check(protected, about, layout)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise UntrustedError(
+            f"{slot.path}: the saved state does not say what it is of in the way keepstep does: "
+            f"{error!r}. Nothing is loaded"
+        ) from error
     return Unpacked(tree, about, tensors.same)
 
 
@@ -127,8 +135,9 @@ def apply(protected: Protected, opened: Unpacked) -> list[str]:
                 grow(part, wanted)
     for name, part in parts.items():
         _attempt(name, lambda name=name, part=part: _load(part, tree[name], refill))  # type: ignore[misc]
-    for name in protected.values:
-        protected.values[name] = refill.top(name, protected.values[name], tree[name])
+    with as_deep_as_pickles():
+        for name in protected.values:
+            protected.values[name] = refill.top(name, protected.values[name], tree[name])
     protected.loaders.load_state_dict(tree.get(LOADERS, {}))
     if BESIDE in tree:
         write_beside(parts, tree[BESIDE], protected.used_gradients)
@@ -142,8 +151,8 @@ def _attempt(name: str, load: Callable[[], None]) -> None:
     except (RuntimeError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
         raise LayoutError(
             f"{name}: its load_state_dict does not take what its state_dict gave: "
-            f"{type(error).__name__}: {error}. The snapshot is kept; mend the program, or use "
-            "another job name, or start over with KEEPSTEP_FRESH=1"
+            f"{type(error).__name__}: {first_line(error)}. The snapshot is kept; mend the "
+            "program, or use another job name, or start over with KEEPSTEP_FRESH=1"
         ) from error
 
 
@@ -209,6 +218,8 @@ def _make_buffers(module: torch.nn.Module, saved: Mapping[str, Any]) -> None:
 
 def _takes(live: torch.Tensor, saved: torch.Tensor) -> bool:
     """Whether the saved bytes can be written into the live memory."""
+    if any(t.layout is not torch.strided or t.is_nested for t in (live, saved)):
+        return False  # as many values as the saved one has
     is_alike = (live.shape, live.dtype) == (saved.shape, saved.dtype)
     return is_alike and not overlaps_itself(local_part(live))
 

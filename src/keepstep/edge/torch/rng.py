@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from keepstep.edge.torch.pickles.known_numpy import check_generator_state
+
 
 def read_rng() -> dict[str, Any]:
     """All generators' states; tensors stay tensors."""
@@ -76,6 +78,8 @@ def write_rng(state: dict[str, Any]) -> list[str]:
     if "numpy" in state:
         import numpy
 
+        _, _, position, *_ = state["numpy"]
+        check_generator_state({"state": {"pos": position}})
         numpy.random.set_state(state["numpy"])
     devices = torch.cuda.device_count() if "cuda" in state else 0
     for index, cuda in enumerate(state.get("cuda", ())):

@@ -8,8 +8,8 @@ bytes, in which every tensor is an index (`tree.py`).
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,9 +27,14 @@ from keepstep.edge.torch.parts import (
     parts_inside,
     state_of,
 )
+from keepstep.edge.torch.pickles.inert import Uses, uses_of
+from keepstep.edge.torch.pickles.known import Call, Name
+from keepstep.edge.torch.pickles.newcomers import Newcomers
+from keepstep.edge.torch.pickles.own import Own
 from keepstep.edge.torch.plan import ABOUT, BESIDE, CopyOrder, StatePlan
 from keepstep.edge.torch.rng import PickledNumbers, put_back, read_rng, tensors_of
 from keepstep.edge.torch.tree import (
+    SECTIONS,
     Kept,
     MeshKey,
     StateItem,
@@ -57,6 +62,7 @@ class State:
     copies: tuple[CopyOrder, ...]
     sections: tuple[bytes, ...]
     layout: Layout
+    remark: str = ""
 
     @property
     def items(self) -> tuple[StateItem, ...]:
@@ -103,6 +109,8 @@ class Protected:
     # lazily copied once, found torn, copied at the boundary since
     eager_names: set[str] = field(default_factory=set)
     lazy: bool = True
+    # names of types that a saved state may have besides those of the live one
+    trusted: tuple[str, ...] = ()
     used_gradients: UsedGradients = field(default_factory=UsedGradients)
     loaders: Loaders = field(default_factory=lambda: Loaders(ForeignDraws()))
     # by name, with what they were made from
@@ -111,6 +119,8 @@ class Protected:
     _numbers: PickledNumbers = field(default_factory=PickledNumbers)
     _plan: StatePlan | None = None
     _made_for: tuple[Any, ...] = ()  # what the plan rests on besides the parts
+    _kinds: set[Any] = field(default_factory=set)  # of what was ever pickled
+    _newcomers: Newcomers | None = None
     _about: tuple[Any, dict[str, Any]] | None = None
     # what the program that saved the loaded state was made with
     made_with_before: MadeWith = field(default_factory=dict)
@@ -122,7 +132,7 @@ class Protected:
         self.groups_at_first = {id(o): len(o.param_groups) for o in self.optimizers}
 
     @classmethod
-    def of(cls, stateful: Mapping[str, Any], lazy: bool) -> Protected:
+    def of(cls, stateful: Mapping[str, Any], lazy: bool, trusted: Sequence[str] = ()) -> Protected:
         """Raises ConfigError on a reserved name, on nothing to protect, or on what would not come
         back."""
         if not stateful:
@@ -138,7 +148,7 @@ class Protected:
         check_names(stateful)
         values = Values((k, v) for k, v in stateful.items() if kind_of(v) == "value")
         objects = {k: dict(parts_inside(k, v))[k] for k, v in stateful.items() if k not in values}
-        protected = cls(objects, values, lazy=lazy)
+        protected = cls(objects, values, lazy=lazy, trusted=tuple(trusted))
         protected.check_values()
         return protected
 
@@ -231,7 +241,29 @@ class Protected:
         if plan.asks_strangers or self.values or moving[LOADERS]:
             put_back(rng)
         others = [*beside.kept.items, *kept.items]
-        return self._state(plan, others, sections)
+        return self._remarked(self._state(plan, others, sections))
+
+    def _remarked(self, state: State) -> State:
+        if self._newcomers is None:
+            # What is live at first is what a new process has: to load is to know already.
+            first = state.sections  # and not the tensors
+            known = self._vocabulary(lambda: uses_of(b"".join(first), SECTIONS))
+            self._newcomers = Newcomers(known)
+        remark = self._newcomers.remark(self._kinds, lambda: state.objects, SECTIONS)
+        return replace(state, remark=remark) if remark else state
+
+    def vocabulary(self, calls: Mapping[Name, Call] | None = None) -> Own:
+        """What a saved state may consist of: what this one does. `calls`: see `Known`."""
+        return self._vocabulary(lambda: uses_of(self.gather().objects, SECTIONS), calls)
+
+    def _vocabulary(
+        self, uses: Callable[[], Uses], calls: Mapping[Name, Call] | None = None
+    ) -> Own:
+        parts = (bare(part) if isinstance(part, torch.nn.Module) else part for part in self._all())
+        return Own(uses, parts, self.trusted, calls)
+
+    def _all(self) -> Iterable[Any]:
+        return (*self.parts().values(), *self.values.values())
 
     def forget_plan(self) -> None:
         """The next gather asks everything anew."""
@@ -246,7 +278,7 @@ class Protected:
             if plan.watches(self.optimizers) or plan.kept.still == self._still_addresses():
                 return plan
         self.forget_plan()
-        kept = Kept(self._still_addresses(), self.eager_names, self._specs)
+        kept = Kept(self._still_addresses(), self.eager_names, self._specs, kinds=self._kinds)
         self._plan = plan = StatePlan.make(parts, self.about(), kept)
         self._made_for = made_for
         return plan

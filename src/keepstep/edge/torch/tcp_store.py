@@ -29,6 +29,7 @@ from torch.distributed import DistError, DistNetworkError, DistStoreError, TCPSt
 
 from keepstep.edge.net.kv_client import GivenUp, open_kv
 from keepstep.edge.os.loop import Loop
+from keepstep.edge.torch.first_line import first_line
 from keepstep.errors import MeetingError
 from keepstep.ports import KV, Timer
 
@@ -57,7 +58,12 @@ class TcpStoreClient:
         assert value and expected != value
         before = VACANT if expected is None else expected
         with self._reached():
-            now = str(self._store.compare_set(self._prefix + key, before, value).decode())
+            swapped = self._store.compare_set(
+                self._prefix + key,
+                before.encode("utf-8", "surrogateescape"),  # type: ignore[arg-type]
+                value,
+            )
+            now = swapped.decode("utf-8", "surrogateescape")
         # it answers with what was expected when nothing is there
         return None if now == before else now
 
@@ -95,7 +101,7 @@ class TcpStoreClient:
         raise MeetingError(f"the meeting point {in_words(self._endpoint)} is gone ({why})")
 
     def _get(self, key: str) -> str:
-        return str(self._store.get(self._prefix + key).decode())
+        return self._store.get(self._prefix + key).decode("utf-8", "surrogateescape")
 
     @contextlib.contextmanager
     def _reached(self) -> Iterator[None]:
@@ -205,10 +211,6 @@ def is_local(host: str) -> bool:
 
 def in_words(endpoint: Endpoint) -> str:
     return f"{endpoint[0]}:{endpoint[1]}"
-
-
-def first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
 
 
 def _answers(endpoint: Endpoint) -> bool:

@@ -12,24 +12,28 @@ import io
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from keepstep.edge.torch.dtensors import is_dtensor
 from keepstep.edge.torch.parts import PlaceOfPart, refuse_dead, unwrapped
-from keepstep.errors import ConfigError, LayoutError
+from keepstep.edge.torch.pickles.checked import Vocabulary, load_pickles
+from keepstep.edge.torch.pickles.known import Call, Known, Name
+from keepstep.errors import ConfigError, LayoutError, UntrustedError
 from keepstep.model.layout import Shard, TensorSpec
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
-# A state is so many pickled trees: what seldom changes, what lies beside it, random states, what
-# changes with each step, and the plain values. The last two know each other's objects.
-SECTIONS = 5
+# A state is so many pickled trees: what seldom changes; what lies beside it; random states; what
+# changes with each step and the plain values, which know each other's objects.
+SECTIONS = (1, 1, 1, 2)
 
 _NUMBERS = {int, float, bool, str, type(None)}
+_GLOBALS = (type, FunctionType, BuiltinFunctionType)  # pickled by their names
 
 # A mesh as it is written down: device type, dimension names, shape, ranks.
 MeshKey = tuple[str, tuple[str, ...] | None, tuple[int, ...], tuple[int, ...]]
@@ -56,6 +60,22 @@ class _At:
     """Stands in the tree where tensor `index` is."""
 
     index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """Stands in the tree where a list of successive numbers is, and comes back as that list: it
+    costs the same to name and to pickle however long it is."""
+
+    first: int
+    end: int
+
+    @classmethod
+    def of(cls, numbers: list[int]) -> list[int] | Numbers:
+        """The same list where they are not successive."""
+        first = numbers[0] if numbers else 0
+        made = cls(first, first + len(numbers))
+        return made if numbers == list(range(made.first, made.end)) else numbers
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
@@ -115,7 +135,7 @@ def shared_names(tree: Any) -> dict[str, str]:
 
 
 def _fetch(index: int) -> torch.Tensor:
-    raise AssertionError(f"tensor {index} fetched outside a TreeUnpickler")
+    raise AssertionError(f"tensor {index} fetched outside of a tree")
 
 
 def _as_leaf(tensor: torch.Tensor, is_parameter: bool, requires_grad: bool) -> torch.Tensor:
@@ -130,13 +150,13 @@ def _as_leaf(tensor: torch.Tensor, is_parameter: bool, requires_grad: bool) -> t
 def _as_dtensor(
     local: torch.Tensor, mesh: MeshKey, placements: Any, shape: Any, stride: Any
 ) -> Any:
-    raise AssertionError("a DTensor made outside a TreeUnpickler")
+    raise AssertionError("a DTensor made outside of a tree")
 
 
 class Kept:
     """The tensors of one state as they are found, in order. `still`: addresses of what stands still
-    until the next update; `specs` outlives it, by name. `base`: what was found before, whose
-    numbers come first."""
+    until the next update; `specs`, by name, and `kinds`, every class and function that was pickled,
+    outlive it. `base`: what was found before, whose numbers come first."""
 
     def __init__(
         self,
@@ -144,8 +164,10 @@ class Kept:
         eager_names: Set[str] = frozenset(),
         specs: dict[str, tuple[Any, TensorSpec]] | None = None,
         base: Kept | None = None,
+        kinds: set[Any] | None = None,
     ) -> None:
         self.still = still
+        self.kinds = set() if kinds is None else kinds
         self.items: list[StateItem] = []
         self._eager_names = eager_names
         self._specs = {} if specs is None else specs
@@ -155,7 +177,7 @@ class Kept:
 
     def after(self) -> Kept:
         """For what is found from here on; this one stays as it is."""
-        return Kept(self.still, self._eager_names, self._specs, self)
+        return Kept(self.still, self._eager_names, self._specs, self, self.kinds)
 
     @property
     def total(self) -> int:
@@ -232,7 +254,10 @@ class TreePickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, _At):
             return _fetch, (value.index,)
+        if isinstance(value, Numbers):
+            return list, (range(value.first, value.end),)
         if not isinstance(value, torch.Tensor):
+            self._kept.kinds.add(value if isinstance(value, _GLOBALS) else type(value))
             if self._in_values:
                 path = self._parts.get(id(unwrapped(value)))
                 if path is not None:
@@ -272,6 +297,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
         type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
         and tensor.layout is torch.strided
         and not tensor.is_quantized
+        and not tensor.is_nested
     )
 
 
@@ -303,30 +329,35 @@ def _spec(name: str, tensor: torch.Tensor, local: torch.Tensor) -> TensorSpec:
     )
 
 
-class _TreeUnpickler(pickle.Unpickler):
-    def __init__(
-        self,
-        file: io.BytesIO,
-        tensors: Sequence[torch.Tensor],
-        meshes: Mapping[MeshKey, DeviceMesh] | None,
-    ) -> None:
-        super().__init__(file)
-        self._tensors = tensors
-        self._meshes = meshes
+@dataclass(frozen=True, slots=True)
+class _Makers:
+    """What makes tensors of what stands in a tree for them. `meshes`: where DTensors are made anew;
+    None leaves their local parts in their places."""
 
-    def find_class(self, module: str, name: str) -> Any:
-        if module == __name__ and name == _fetch.__name__:
-            return self._tensors.__getitem__
-        if module == __name__ and name == _as_dtensor.__name__:
-            return self._whole
-        return super().find_class(module, name)
+    tensors: Sequence[torch.Tensor]
+    meshes: Mapping[MeshKey, DeviceMesh] | None
 
-    def _whole(
+    def calls(self) -> dict[Name, Call]:
+        """By the names that the pickler writes."""
+        return {
+            (__name__, _fetch.__name__): self.fetch,
+            (__name__, _as_leaf.__name__): _as_leaf,
+            (__name__, _as_dtensor.__name__): self.whole,
+        }
+
+    def fetch(self, index: int) -> torch.Tensor:
+        """A tensor by its number."""
+        if type(index) is not int or not 0 <= index < len(self.tensors):
+            raise UntrustedError(f"expected one of {len(self.tensors)} tensors, found {index!r}")
+        return self.tensors[index]
+
+    def whole(
         self, local: torch.Tensor, key: MeshKey, placements: Any, shape: Any, stride: Any
     ) -> torch.Tensor:
-        if self._meshes is None:
+        """The DTensor that a tensor is the local part of."""
+        if self.meshes is None:
             return local
-        mesh = self._meshes.get(key)
+        mesh = self.meshes.get(key)
         if mesh is None:
             raise LayoutError(
                 f"the snapshot has a DTensor of shape {list(shape)} over the mesh {key[2]} of "
@@ -347,15 +378,19 @@ class _TreeUnpickler(pickle.Unpickler):
 def rebuild(
     objects: bytes,
     tensors: Sequence[torch.Tensor],
+    vocabulary: Callable[[dict[Name, Call]], Vocabulary] = Known,
     meshes: Mapping[MeshKey, DeviceMesh] | None = None,
 ) -> dict[str, Any]:
-    """The tree from its pickled form and its tensors. `meshes`: where DTensors are made anew; None
-    leaves their local parts in their places. The bytes must have been verified: this unpickles
-    them. Raises LayoutError when a mesh is missing."""
-    file = io.BytesIO(objects)
+    """The tree from its pickled form and its tensors. `vocabulary`: what it may consist of, given
+    what makes tensors; `meshes`: see `_Makers`. Raises LayoutError when a mesh is missing,
+    UntrustedError when the bytes say what the vocabulary does not know."""
+    makers = _Makers(tensors, meshes)
+    sections = load_pickles(objects, SECTIONS, vocabulary(makers.calls()))
     tree: dict[str, Any] = {}
-    for _ in range(SECTIONS - 1):
-        unpickler = _TreeUnpickler(file, tensors, meshes)
-        for name, state in unpickler.load().items():
+    for section in sections:
+        if type(section) is not dict:
+            raise UntrustedError(f"expected a dict of states, found a {type(section).__name__}")
+    for section in sections[:-1]:
+        for name, state in section.items():
             tree[name] = {**tree[name], **state} if name in tree else state
-    return {**tree, **unpickler.load()}
+    return {**tree, **sections[-1]}

@@ -14,13 +14,18 @@ the saved one takes its place.
 from __future__ import annotations
 
 import copy
+import logging
 import random
 import sys
 import types
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping
+from enum import Enum
+from fractions import Fraction
 from functools import partial
+from pathlib import PurePath
 from typing import Any
+from uuid import UUID
 
 import torch
 
@@ -28,14 +33,12 @@ from keepstep.edge.torch.dtensors import is_dtensor
 from keepstep.edge.torch.parts import PlaceOfPart
 from keepstep.edge.torch.tree import local_part
 
-BY_NAME = (
-    type,
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    types.MethodType,
-    types.ModuleType,
-    partial,
-)
+# What is one in a process: a saved one is the live one.
+BY_NAME = (type, types.FunctionType, types.ModuleType, logging.Logger, Enum)
+_UNCHANGING = (int, float, complex, str, bytes, tuple, frozenset, PurePath, UUID, Fraction)
+_CONTAINERS = (dict, list, set, deque, bytearray)
+_BARE = (*_CONTAINERS, defaultdict)
+_BOUND = (types.MethodType, types.BuiltinFunctionType, partial)
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
@@ -46,7 +49,10 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
 def write_tensor(live: torch.Tensor, saved: torch.Tensor) -> None:
     """Into memory that is there. Of an expanded tensor the first of the values that are one."""
     with torch.no_grad():
-        if not is_dtensor(live):
+        if live.layout is not torch.strided:
+            if live.layout is not torch.sparse_coo:
+                live.resize_as_sparse_(saved)  # to as many values
+        elif not is_dtensor(live) and not live.is_nested:
             for dim, (size, stride) in enumerate(zip(live.shape, live.stride(), strict=True)):
                 if stride == 0 and size > 1:
                     live, saved = live.narrow(dim, 0, 1), saved.narrow(dim, 0, 1)
@@ -82,8 +88,7 @@ class Refill:
     def top(self, name: str, live: Any, saved: Any) -> Any:
         """What `job.state` has under a name from now on."""
         found = self._fill(live, saved)
-        by_reference = _pickles_as_objects_do(type(live)) or hasattr(live, "__setitem__")
-        if found is not live and by_reference and not isinstance(live, (str, bytes, tuple)):
+        if found is not live and _changes(live):
             self.replaced.append(
                 f"{name}: the saved {type(saved).__name__} could not be put into the one that was "
                 "passed; it is in job.state"
@@ -101,6 +106,8 @@ class Refill:
         self._kept.append(saved)
         if isinstance(saved, torch.Tensor):
             found = self._tensor(live, saved)
+        elif isinstance(saved, _BOUND):
+            found = self._bound(live, saved)
         elif type(live) is not type(saved) or isinstance(saved, BY_NAME):
             found = self._inside(saved)
         else:
@@ -109,8 +116,29 @@ class Refill:
         self._done[id(saved)] = found
         return found
 
+    def _bound(self, live: Any, saved: Any) -> Any:
+        """A method is bound to the object that its own is now, and so is what a partial calls."""
+        if isinstance(saved, partial):
+            was = live.func if isinstance(live, partial) else None
+            func = self._fill(was, saved.func)
+            args = [self._fill(None, arg) for arg in saved.args]
+            options = {name: self._fill(None, value) for name, value in saved.keywords.items()}
+            saved.__setstate__((func, tuple(args), options, saved.__dict__ or None))  # type: ignore[attr-defined]
+            return saved
+        owner = saved.__self__
+        if owner is None or isinstance(owner, BY_NAME):
+            return saved
+        own = self._fill(getattr(live, "__self__", None), owner)
+        if own is owner:
+            return saved
+        if isinstance(saved, types.MethodType):
+            return types.MethodType(saved.__func__, own)
+        return getattr(own, saved.__name__)
+
     def _inside(self, saved: Any) -> Any:
         """A saved object that takes a live one's place; tensors in it may be live ones."""
+        if type(saved) is not tuple:
+            self._done[id(saved)] = saved  # for a ring of references
         if type(saved) is dict:
             for key, value in saved.items():
                 saved[key] = self._fill(None, value)
@@ -124,10 +152,23 @@ class Refill:
         return saved
 
     def _same_type(self, live: Any, saved: Any) -> Any:
+        """The content, and what may be beside it: a class of the program's own has attributes."""
+        found = self._content(live, saved)
+        has_more = isinstance(live, _CONTAINERS) and type(live) not in _BARE
+        if found is live and has_more and not isinstance(live, Counter):  # which pickles none
+            self._attributes(live, saved)
+        return found
+
+    def _content(self, live: Any, saved: Any) -> Any:
         if isinstance(live, dict):
-            filled = {key: self._fill(live.get(key), value) for key, value in saved.items()}
+            filled = {
+                self._fill(None, key): self._fill(live.get(key), value)
+                for key, value in saved.items()
+            }
             live.clear()
             live.update(filled)
+            if isinstance(live, defaultdict):
+                live.default_factory = self._fill(live.default_factory, saved.default_factory)
         elif isinstance(live, list):
             live[:] = list(self._each(live, saved))
         elif isinstance(live, deque):
@@ -141,8 +182,9 @@ class Refill:
         elif isinstance(live, bytearray):
             live[:] = saved
         elif isinstance(live, set):
+            filled_set = {self._fill(None, item) for item in saved}
             live.clear()
-            live |= saved
+            live |= filled_set
         elif isinstance(live, random.Random):
             live.setstate(saved.getstate())
         else:
@@ -184,11 +226,19 @@ class Refill:
         if not _pickles_as_objects_do(kind):
             return saved
         if hasattr(kind, "__setstate__"):
-            live.__setstate__(copy.copy(saved.__reduce_ex__(2)[2]))
+            state = copy.copy(saved.__reduce_ex__(2)[2])
+            if state is None:
+                return saved
+            live.__setstate__(self._fill(copy.copy(live.__reduce_ex__(2)[2]), state))
             return live
         parameters = getattr(kind, "__dataclass_params__", None)
         if parameters is not None and parameters.frozen:
             return saved
+        self._attributes(live, saved)
+        return live
+
+    def _attributes(self, live: Any, saved: Any) -> None:
+        kind = type(live)
         keeps_to_itself = getattr(kind, "__getstate__", None) is not getattr(
             object, "__getstate__", None
         )
@@ -198,16 +248,15 @@ class Refill:
                 object.__setattr__(live, name, self._fill(getattr(live, name, None), value))
             elif hasattr(live, name) and not keeps_to_itself:
                 object.__delattr__(live, name)
-        if hasattr(live, "__dict__"):
+        if hasattr(live, "__dict__") and live.__dict__ is not live:
             before = dict(live.__dict__)
             if not keeps_to_itself:
                 live.__dict__.clear()
             for name, value in saved.__dict__.items():
                 live.__dict__[name] = self._fill(before.get(name), value)
-        return live
 
     def _tensor(self, live: Any, saved: torch.Tensor) -> torch.Tensor:
-        if saved.layout is not torch.strided or saved.is_quantized:
+        if saved.layout is not torch.strided or saved.is_quantized or saved.is_nested:
             return saved
         known = self._live_of.get(self._memory(saved)) if saved.numel() else None
         if known is not None:
@@ -219,6 +268,8 @@ class Refill:
         if self._may_be_written(live, saved):
             write_tensor(live, saved)
             found = live
+            if type(live).__module__.partition(".")[0] != "torch":  # a class of the program's
+                self._attributes(live, saved)
         self.loaded(saved, found)
         return found
 
@@ -256,7 +307,17 @@ def _same_placement(live: torch.Tensor, saved: torch.Tensor) -> bool:
     return True
 
 
+def _changes(live: Any) -> bool:
+    """Whether a program that holds this object would see it change."""
+    if isinstance(live, (*BY_NAME, *_UNCHANGING)):
+        return False
+    changing = ("__dict__", "__setitem__", "__next__", "add", "append")
+    return any(_slots(type(live))) or any(hasattr(live, name) for name in changing)
+
+
 def _pickles_as_objects_do(kind: Any) -> bool:
+    if kind is types.SimpleNamespace:
+        return True
     plain: Any = object
     return kind.__reduce__ is plain.__reduce__ and kind.__reduce_ex__ is plain.__reduce_ex__
 

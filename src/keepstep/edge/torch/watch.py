@@ -152,7 +152,7 @@ class _Modules(_Shelf):
         self._modules = modules
         self._kinds = list(map(type, modules))
         self._own = list(map(vars, modules))
-        self._fields = self._fields_now()
+        self._fields = self._fields_of(self._own)
         containers = [f for f in self._fields if not isinstance(f, bool)]
         tensors = [t for m in modules for t in (*m._parameters.values(), *m._buffers.values())]
         super().__init__(containers, modules, [t for t in tensors if t is not None])
@@ -163,17 +163,19 @@ class _Modules(_Shelf):
         return self._fields[:: len(_MODULE_FIELDS)]
 
     def is_as_it_was(self) -> bool:
-        fields = self._fields_now()
+        if not all(map(is_, self._own, map(vars, self._modules))):
+            return False
+        fields = self._fields_of(self._own)
         self._fields[:: len(_MODULE_FIELDS)] = fields[:: len(_MODULE_FIELDS)]  # may be any
         return (
-            all(map(is_, self._own, map(vars, self._modules)))
-            and all(map(is_, self._kinds, map(type, self._modules)))
+            all(map(is_, self._kinds, map(type, self._modules)))
             and all(map(is_, self._fields, fields))
             and super().is_as_it_was()
         )
 
-    def _fields_now(self) -> list[Any]:
-        return list(chain.from_iterable(map(_of_module, map(vars, self._modules))))
+    @staticmethod
+    def _fields_of(own: Iterable[dict[str, Any]]) -> list[Any]:
+        return list(chain.from_iterable(map(_of_module, own)))
 
 
 class Watch:
@@ -198,13 +200,14 @@ class Watch:
 
     def is_as_it_was(self, parts: Mapping[str, Any]) -> bool:
         """Whether these are the same parts and all that is watched of them is the same."""
-        return (
-            list(parts) == list(self._parts)
-            and _same(self._parts.values(), parts.values())
-            and _same(self._frame, self._frame_now())
-            and all(map(_has_own_methods, self._kinds))
-            and all(shelf.is_as_it_was() for shelf in self._shelves)
-        )
+        with torch.enable_grad():  # else guards see nothing that learns
+            return (
+                list(parts) == list(self._parts)
+                and _same(self._parts.values(), parts.values())
+                and _same(self._frame, self._frame_now())
+                and all(map(_has_own_methods, self._kinds))
+                and all(shelf.is_as_it_was() for shelf in self._shelves)
+            )
 
     def modes(self) -> list[bool]:
         """Of all modules, which of them train, as it was at the last look."""

@@ -1,5 +1,6 @@
 """What an agent and the keeper of its node say to each other, over a unix socket, beside what a
-rank says too (`keeper_rank.py`: Listen, BeginMesh, AreYouThere, CountTraffic)."""
+rank says and hears too (`keeper_rank.py`: Listen, BeginMesh, AreYouThere, CountTraffic;
+VoteRefused)."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from keepstep.model.messages.keeper_rank import (
     NotUnderstood,
     StillHere,
     TrafficCounted,
+    VoteRefused,
 )
 
 # -- an agent to its keeper
@@ -93,6 +95,7 @@ ToAgent = (
     MeshKnown
     | PeerDead
     | MemoryKept
+    | VoteRefused
     | Listening
     | CannotListen
     | StillHere

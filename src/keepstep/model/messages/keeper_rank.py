@@ -75,13 +75,14 @@ class StateLoaded:
 @dataclass(frozen=True, slots=True)
 class StateUnusable:
     """The state offered under this number cannot be used here. `unread`: the store did not say what
-    it is."""
+    it is. `brought`: what was brought to this node for it does not prove; brought anew, it may."""
 
     KIND: ClassVar[str] = "failed"
     rank: Rank
     offer: Count
     why: Sentence
     unread: bool = False
+    brought: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +134,19 @@ class StateOffered:
 
 @dataclass(frozen=True, slots=True)
 class VoteRefused:
-    """Nobody may train: a person has to decide."""
+    """Nobody may train: a person has to decide. `is_final`: whoever asks again hears the same, so
+    that a restart would be in vain. Then the agent hears it too."""
 
     KIND: ClassVar[str] = "refused"
+    why: Sentence
+    is_final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class VoteDelayed:
+    """All wait, and for what."""
+
+    KIND: ClassVar[str] = "delayed"
     why: Sentence
 
 
@@ -266,6 +277,7 @@ ToRank = (
     StateOffered
     | TrainingPermitted
     | VoteRefused
+    | VoteDelayed
     | CheckpointDone
     | SlotDamaged
     | Released

@@ -30,6 +30,7 @@ from keepstep.model.messages.keeper_rank import (
     StateSource,
     StateUnusable,
     TrainingPermitted,
+    VoteDelayed,
     VoteRefused,
 )
 from keepstep.model.messages.persister import ActName
@@ -290,7 +291,7 @@ class OfferWord:
 
 
 VoteToLeader = RankJoined | RankGone | StateLoaded | StateUnusable | RanksTrain
-VoteToAll = OfferWord | TrainingPermitted | VoteRefused
+VoteToAll = OfferWord | TrainingPermitted | VoteRefused | VoteDelayed
 VoteBody = VoteToLeader | VoteToAll
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from keepstep.model.bounds import Count, Length, Rank, Sentence, StepNumber
+from keepstep.model.checkpoint import Timeline
 from keepstep.model.messages.keeper_rank import NotUnderstood
 
 ActName = Literal["survey", "part", "publish", "drop"]
@@ -14,7 +15,7 @@ ActName = Literal["survey", "part", "publish", "drop"]
 @dataclass(frozen=True, slots=True)
 class CheckpointAct:
     """One act of an attempt to write a checkpoint. `attempt` is the leader's number for it; `ranks`
-    how many each node has, in the order of the nodes."""
+    how many each node has, in the order of the nodes; `timeline` in which it is made, if known."""
 
     KIND: ClassVar[str] = "act"
     act: ActName
@@ -23,6 +24,7 @@ class CheckpointAct:
     epoch: Count
     attempt: Count
     ranks: Annotated[tuple[Rank, ...], Length(100_000)]
+    timeline: Timeline | None = None
 
 
 @dataclass(frozen=True, slots=True)

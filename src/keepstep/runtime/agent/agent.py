@@ -25,7 +25,7 @@ from keepstep.core.redundancy.node_safety import expendable
 from keepstep.edge.shm.node_safety_file import read_node_safety
 from keepstep.errors import KeeperError, KeepstepError
 from keepstep.model.attempts import Verdict
-from keepstep.model.events import ERROR, INFO, WARNING
+from keepstep.model.events import DEBUG, ERROR, INFO, WARNING
 from keepstep.model.failure import Cause, Failure, Finding, parse_budget
 from keepstep.model.launch import Launch, Predecessor, RankEnd
 from keepstep.model.mesh import Member
@@ -43,6 +43,7 @@ from keepstep.model.restarts import (
     RanksUndead,
     Reported,
     RestartAll,
+    RestoreRefused,
     SignalRanks,
     SignalReceived,
     Stopped,
@@ -264,6 +265,11 @@ class Agent:
         if mesh_version == self._mesh_version and not self._is_entering:
             self._group.order_regroup()
 
+    def restore_refused(self, why: str) -> None:
+        if self._launch.min_nodes == self._launch.nodes:
+            self._happened(RestoreRefused(why))
+        # else the ranks fail, and in an attempt of more nodes all may be as it was
+
     # -- what the other nodes say
 
     def formed(self, formed: Formed) -> None:
@@ -404,7 +410,7 @@ class Agent:
         world = self._world
         world.say_last_word(end.exit_code)
         self._tell(end.finding)
-        level = INFO if end.ok else ERROR
+        level = DEBUG if end.is_told else INFO if end.ok else ERROR
         world.journal.record("job-ended", end.why, level, ok=end.ok, exit_code=end.exit_code)
         last = None
         if not end.ok:

@@ -109,7 +109,8 @@ class Coordinator:
         if presence.place >= 0:
             await self._answer_call(presence)
         if not self._leadership.leads or presence.attempt < 0:
-            self._judged = self._new_judgement(-1)
+            if self._judged.attempt >= 0:
+                self._judged = self._new_judgement(-1)
             return
         if self._judged.attempt != presence.attempt:
             await self._clear(presence.attempt - 1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+from keepstep.model.decoding import a_list, from_json
 from keepstep.ports import KV
 
 
@@ -57,7 +58,7 @@ class EvidenceBoard:
 def _evidence(value: str) -> str:
     """What a node shows; nothing when it is none of this release's words."""
     try:
-        posts, evidence = json.loads(value)
-    except (ValueError, TypeError):
+        posts, evidence = a_list(from_json(value))
+    except ValueError:
         return ""
     return evidence if isinstance(evidence, str) and isinstance(posts, int) else ""

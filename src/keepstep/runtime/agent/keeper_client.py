@@ -1,8 +1,8 @@
 """Keeper client of the agent: keeps the node's keeper alive while the job runs, tells it where to
 listen, who the other nodes are, and the end.
 
-A keeper that dies, or is waited for and hangs, is replaced; the next one is told the same. Never
-stops the job.
+A keeper that dies or hangs is replaced, whether anybody waits for it or not; the next one is told
+the same. Never stops the job.
 
 Comes in: the keeper's messages. Goes out: the agent's, and calls of the `KeeperEvents`.
 """
@@ -31,6 +31,7 @@ from keepstep.model.messages.keeper_rank import (
     Listen,
     Listening,
     NotUnderstood,
+    VoteRefused,
 )
 from keepstep.model.units import MS_NS, S_NS, human_ns
 from keepstep.ports import Box, Timer
@@ -50,6 +51,8 @@ class KeeperEvents(Protocol):
 
     def mesh_known(self, mesh_version: int) -> None: ...
 
+    def restore_refused(self, why: str) -> None: ...
+
 
 class AgentKeeperClient:
     """`connect` comes first, `end` last."""
@@ -61,18 +64,13 @@ class AgentKeeperClient:
         self._box: Box | None = None
         self._pid = 0  # of the keeper that is there, or was last
         self._mesh: Mesh | None = None
-        self._untold: int | None = None  # the version of a mesh that it has not said it knows
         self._lost_ns = 0
         self._asked: Callable[[Listening | str], None] | None = None
         self._asked_host = ""
         self._ending: _Ending | None = None
         self.listens: Listening | None = None  # where it was last heard to, once it was asked
-        self._watch = KeeperWatch(world.timers, world.journal, world.keepers, self._awaited)
-
-    def _awaited(self) -> Box | None:
-        """The keeper's connection, while it is waited for."""
-        asked = self._asked is not None or self._untold is not None
-        return self._box if asked or self._ending is not None else None
+        # Always: where nobody waits for a keeper that hangs, nothing is committed either.
+        self._watch = KeeperWatch(world.timers, world.journal, world.keepers, lambda: self._box)
 
     # -- finding it
 
@@ -89,6 +87,7 @@ class AgentKeeperClient:
         self._box = box
         self._pid = box.pid
         box.send(AgentHere(self._world.pid))
+        self._watch.begin()
 
     def gone(self, box: Box) -> None:
         self._box = None
@@ -154,7 +153,6 @@ class AgentKeeperClient:
         if self._box is not None:
             after = 0 if self.listens is None else self.listens.incarnation
             self._box.send(Listen(host, port, after))
-            self._watch.begin()
 
     def _listening(self, answer: Listening) -> None:
         self.listens = answer
@@ -197,9 +195,7 @@ class AgentKeeperClient:
             me = mesh.members[mesh.node]
             mine = replace(me, port=listens.port, incarnation=listens.incarnation)
             members = (*mesh.members[: mesh.node], mine, *mesh.members[mesh.node + 1 :])
-            self._untold = mesh.version
             self._box.send(BeginMesh(replace(mesh, members=members)))
-            self._watch.begin()
 
     # -- what it says
 
@@ -213,9 +209,9 @@ class AgentKeeperClient:
             case PeerDead(mesh_version=version, node=node, why=why):
                 self._hearer.peer_dead(version, node, why)
             case MeshKnown(mesh_version=version):
-                if version == self._untold:
-                    self._untold = None
                 self._hearer.mesh_known(version)
+            case VoteRefused(why=why):
+                self._hearer.restore_refused(why)
             case MemoryKept(why=why):
                 if self._ending is not None:
                     self._world.show(f"keepstep: {why}")
@@ -244,7 +240,6 @@ class AgentKeeperClient:
         ending.late = self._world.timers.after(within_ns, late)
         if self._box is not None:
             self._box.send(ending.last_word)
-            self._watch.begin()
         else:
             self._replace(ending)
 
@@ -263,7 +258,6 @@ class AgentKeeperClient:
             else:
                 self._greet(box)
                 box.send(ending.last_word)
-                self._watch.begin()
 
         def missing(error: KeepstepError) -> None:
             told = f"no keeper to clean up ({error}): `keepstep clean` removes {self._job_dir}"

@@ -26,7 +26,8 @@ YES = "yes"
 CALLED_OFF = "called off"
 LEADER = "coordinator"
 
-CODEC: Codec[Any] = Codec([Arrival, Verdict, Opening, Failed, Lease])
+KINDS = (Arrival, Verdict, Opening, Failed, Lease)
+CODEC: Codec[Any] = Codec(KINDS)
 
 M = TypeVar("M")
 
@@ -154,7 +155,7 @@ def _encode(message: object) -> str:
 @lru_cache(maxsize=1 << 14)
 def _message(text: str) -> Any:
     """Kept: whoever coordinates reads all seats of an attempt at every beat."""
-    return CODEC.decode(text.encode())
+    return CODEC.decode(text.encode("utf-8", "surrogatepass"))
 
 
 def _decode(text: str, kind: type[M]) -> M:

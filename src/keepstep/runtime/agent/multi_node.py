@@ -278,7 +278,9 @@ class _Meeting:
         closed.give(None)
 
     async def _say_last(self, last: Verdict | None) -> None:
-        number, nodes = self._attempt.number, self._launch.nodes
+        # Who has just taken over for one that was killed has a part in what that one left.
+        number = self._attempt.number if self._attempt.number >= 0 else self._owner.follows
+        nodes = self._launch.nodes
         if number < 0:
             return
         if last is not None:

@@ -39,7 +39,7 @@ from keepstep.edge.probes.node import NodeProbes
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.status_pages import read_pages
 from keepstep.edge.torch.meeting_place import StoreMeetingPlaces, local_address
-from keepstep.edge.torch.ranks import TorchRankProcesses
+from keepstep.edge.torch.ranks import TorchRankProcesses, streams
 from keepstep.edge.torch.tcp_store import open_embedded
 from keepstep.errors import ConfigError, IdentityError, KeepstepError
 from keepstep.model.launch import AGENT_SOCKET, Launch
@@ -60,11 +60,12 @@ WORKERS = 4  # a look at ranks may hang; another one must not wait for it
 def supervise(launch: Launch, config: Config, environ: Mapping[str, str]) -> int:
     """Run the job to its end; the exit code. Raises KeepstepError when it cannot begin."""
     handed_down = {"KEEPSTEP_AGENT": str(os.getpid())}
-    job = launch.job or default_job(launch.argv, environ)
+    job = launch.job or default_job(launch.argv)
     settings = resolve(config, {**environ, **handed_down}, job)
     check_rules(settings.keep)
     check_needs(settings)
     _check_sizes(launch, settings)
+    streams(launch)
     claim_job_dir(settings.job_dir)
     _be_the_only_one(settings)
     rank_environ = {

@@ -69,7 +69,7 @@ class SignedKV:
         self._kv.close()
 
     def _sign(self, key: str, value: str) -> str:
-        mac = hmac.new(self._secret, f"{key}\0{value}".encode(), hashlib.sha256)
+        mac = hmac.new(self._secret, _bytes(f"{key}\0{value}"), hashlib.sha256)
         return mac.hexdigest()[:MAC_LETTERS] + value
 
     def opened(self, key: str, text: str | None) -> str | None:
@@ -78,10 +78,15 @@ class SignedKV:
             return None
         value = text[MAC_LETTERS:]
         expected = self._sign(key, value)
-        if value and hmac.compare_digest(text.encode(), expected.encode()):
+        if value and hmac.compare_digest(_bytes(text), _bytes(expected)):
             return value
         self._refused(key)
         return None
+
+
+def _bytes(text: str) -> bytes:
+    """As they stand there: a stranger's need not be UTF-8 (see `ports.KV`)."""
+    return text.encode("utf-8", "surrogateescape")
 
 
 class _SignedWait:

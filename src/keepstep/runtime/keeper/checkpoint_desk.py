@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from keepstep.core.resume.cut import Holding
+from keepstep.model.checkpoint import Timeline
 from keepstep.model.mesh import LEADER, Mesh
 from keepstep.model.messages.keeper_rank import CheckpointDone
 from keepstep.model.messages.peers import (
@@ -94,6 +95,11 @@ class CheckpointDesk:
 
     # -- requests of this node
 
+    @property
+    def stored_step(self) -> int | None:
+        """The newest that is known to be in the store: to the keeper that leads."""
+        return self._checkpointing.stored_step
+
     def want_newest(self, why: str) -> None:
         """The keeper's own request: the newest step, in the store."""
         self.ask(None, None, why, 0)
@@ -127,13 +133,9 @@ class CheckpointDesk:
         """See `Checkpointing`."""
         self._checkpointing.advance(holdings, world_size, anybody)
 
-    def resumed_from_store(self, step: int) -> None:
+    def goes_on(self, timeline: Timeline, from_store: bool) -> None:
         """See `Checkpointing`."""
-        self._checkpointing.resumed_from_store(step)
-
-    def began_afresh(self) -> None:
-        """See `Checkpointing`."""
-        self._checkpointing.began_afresh()
+        self._checkpointing.goes_on(timeline, from_store)
 
     # -- other nodes
 

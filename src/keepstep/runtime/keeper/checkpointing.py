@@ -26,6 +26,7 @@ from typing import Protocol
 
 from keepstep.core.resume.cut import Holding, cut
 from keepstep.edge.shm.slot import Slot
+from keepstep.model.checkpoint import Timeline
 from keepstep.model.mesh import LEADER, Mesh
 from keepstep.model.messages.keeper_rank import CheckpointDone
 from keepstep.model.messages.persister import ActDone, ActName, CheckpointAct
@@ -110,6 +111,7 @@ class Checkpointing:
         self._requests: list[CheckpointRequest] = []
         self._running: RunningAttempt | None = None
         self._unanswered = 0  # of what the persister was asked
+        self._timeline: Timeline | None = None  # None: this keeper has not heard
         self._newest: int | None = None  # step that is known to be in the store
         self._overwritten: Stamp | None = None
         self._part = MeshPart(LEADER, (), _no_other_node)
@@ -120,6 +122,11 @@ class Checkpointing:
         return bool(self._requests or self._running or self._unanswered)
 
     # -- what is wanted
+
+    @property
+    def stored_step(self) -> int | None:
+        """The newest that is known to be in the store."""
+        return self._newest
 
     def ask(
         self,
@@ -155,13 +162,16 @@ class Checkpointing:
             if request.box is box:
                 request.box = None
 
-    def resumed_from_store(self, step: int) -> None:
-        """Everybody stands on this checkpoint: it need not be written again."""
-        self._newest = step
-
-    def began_afresh(self) -> None:
-        """What is known to be in the store is of another run."""
-        self._newest = None
+    def goes_on(self, timeline: Timeline, from_store: bool) -> None:
+        """All train in this epoch, from this step. What the store has beyond it is written again;
+        a checkpoint on which all stand is not."""
+        if self._timeline is not None and timeline.epoch <= self._timeline.epoch:
+            return
+        self._timeline = timeline
+        if from_store:
+            self._newest = timeline.step
+        elif self._newest is not None and self._newest > timeline.step:
+            self._newest = None
 
     # -- leading
 
@@ -345,7 +355,8 @@ class Checkpointing:
             return
         node = self._part.node
         self._persister.ask(
-            CheckpointAct(act, node, stamp.step, stamp.epoch, number, ranks), answered
+            CheckpointAct(act, node, stamp.step, stamp.epoch, number, ranks, self._timeline),
+            answered,
         )
 
 

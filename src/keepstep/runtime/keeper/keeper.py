@@ -13,17 +13,18 @@ Invariant: no message ends the keeper, whatever it says; an implausible one is r
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 from keepstep.config import Settings
 from keepstep.core.recovery.job_lifetime import Finish, JobLifetime
-from keepstep.core.resume.cut import holding_of
-from keepstep.core.resume.vote import StoreListing
+from keepstep.core.resume.cut import Holding, cut, holding_of
+from keepstep.core.resume.vote import ListStore
 from keepstep.core.wire.plausible import flaw_of_local
 from keepstep.edge.shm.slot import rank_dir, ranks_in, slot_paths
 from keepstep.edge.shm.status_page import StatusPages
-from keepstep.errors import KeeperError, StoreError
+from keepstep.errors import KeeperError
+from keepstep.model.checkpoint import Timeline
 from keepstep.model.mesh import Mesh
 from keepstep.model.messages.keeper_agent import (
     AgentHere,
@@ -53,6 +54,8 @@ from keepstep.model.messages.keeper_rank import (
     StillHere,
     ToRank,
     TrafficCounted,
+    TrainingPermitted,
+    VoteRefused,
     WantCheckpoint,
 )
 from keepstep.model.messages.peers import CheckpointBody, VoteBody
@@ -66,6 +69,7 @@ from keepstep.runtime.keeper.persister_client import PersisterClient
 from keepstep.runtime.keeper.persister_watch import PersisterWatch
 from keepstep.runtime.keeper.resume import Resume
 from keepstep.runtime.keeper.scrubber import Scrubber
+from keepstep.runtime.keeper.store_look import StoreLook
 from keepstep.runtime.keeper_world import KeeperWorld
 from keepstep.runtime.refused_messages import RefusedMessages
 from keepstep.runtime.replication.mesh_state import MeshState
@@ -93,7 +97,8 @@ class Keeper:
         grace_ns = int(settings.grace_s * S_NS)
         self._lifetime = JobLifetime(grace_ns, self._clock.monotonic_ns())
         has_store = settings.store is not None
-        self._resume = Resume(self._clock, self._journal, has_store, self)
+        self._resume = resume = Resume(self._clock, self._journal, has_store, self)
+        self._store_look = StoreLook(world, resume.store_listed, resume.store_awaited)
         self._persister = PersisterClient(world.persisters) if world.persisters else None
         self._persister_watch = (
             PersisterWatch(self._persister, self._clock, self._journal) if self._persister else None
@@ -113,7 +118,7 @@ class Keeper:
         self._changed: set[int] = set()  # ranks here whose page tells more since the last look
         self._finish: Finish | None = None  # once the job is over
         # who is to hear that the memory is kept, once the last checkpoint is written
-        self._kept_for: tuple[Box, MemoryKept] | None = None
+        self._kept_for: Box | None = None
         slots = sum(
             len(slot_paths(self._memory, settings.job_dir, rank)) for rank in self.statuses()
         )
@@ -174,8 +179,8 @@ class Keeper:
                 self._rank_attached(box, message)
             case StateLoaded(rank, offer):
                 self._resume.loaded(rank, offer)
-            case StateUnusable(rank, offer, why, unread):
-                self._resume.failed(rank, offer, why, unread)
+            case StateUnusable():
+                self._resume.failed(message)
             case PageChanged(rank):
                 self._changed.add(rank)
             case WantCheckpoint(ticket, step, why, steps_follow):
@@ -208,13 +213,8 @@ class Keeper:
 
     def _agent_ended(self, box: Box, ok: bool, why: str) -> None:
         if not self._lifetime.agent_said_end(ok, why, self._holds_snapshots()):
-            job, grace_s = self._settings.job, self._settings.grace_s
-            kept = (
-                f"the memory is kept for {grace_s:.0f} s: start the same command again to go on "
-                f"from it; `keepstep clean --job {job} --force --yes` removes it"
-            )
-            self._journal.record("memory-kept", f"{why}; {kept}")
-            self._kept_for = box, MemoryKept(kept)
+            self._journal.record("memory-kept", f"{why}; {self._kept()}")
+            self._kept_for = box
             if self._settings.store:
                 self._checkpoints.want_newest(why)
                 self._write_checkpoints()
@@ -230,9 +230,20 @@ class Keeper:
     def _tell_kept(self) -> None:
         """Whoever waits for the last checkpoint may go when it is written."""
         if self._kept_for is not None and self._checkpoints.is_done:
-            box, kept = self._kept_for
-            self._kept_for = None
-            box.send(kept)
+            box, self._kept_for = self._kept_for, None
+            box.send(MemoryKept(self._kept()))
+
+    def _kept(self) -> str:
+        """What is left of the job, and from where it would go on."""
+        job, grace_s = self._settings.job, self._settings.grace_s
+        newest = cut(self._holdings(), self._world_size() or 1)
+        stored = self._checkpoints.stored_step
+        also = "" if stored is None else f"; step {stored} is in the store"
+        return (
+            f"the memory is kept for {grace_s:.0f} s: start the same command again to go on from "
+            f"{'it' if newest is None else f'step {newest.step}'}{also}; "
+            f"`keepstep clean --job {job} --force --yes` removes it"
+        )
 
     def _rank_said_bye(self, box: Box, rank: int, ok: bool, why: str) -> None:
         self._lifetime.rank_said_bye(rank, ok, why)
@@ -261,6 +272,7 @@ class Keeper:
             self.node.state.trains()
         if attached.permitted is not None:
             self._resume.attached(attached.permitted)
+            self._go_on(attached.permitted)
 
     def _rank_joined(self, box: Box, join: JoinVote) -> None:
         rank = join.rank
@@ -403,6 +415,11 @@ class Keeper:
         if rank in self._ranks:
             self._ranks[rank].send(message)
 
+    def refused(self, refusal: VoteRefused) -> None:
+        """See `ResumeHost`."""
+        if self._agent is not None and refusal.is_final:
+            self._agent.send(refusal)
+
     def here(self) -> list[int]:
         """See `ResumeHost`."""
         return sorted(self._ranks)
@@ -420,40 +437,21 @@ class Keeper:
         """See `ResumeHost`."""
         return rank in self._failed
 
-    def list_store(self, begins_run: bool) -> None:
+    def list_store(self, question: ListStore) -> None:
         """See `VoteHost`."""
-        self._world.workers.submit(partial(self._list_store, begins_run), self._resume.store_listed)
+        self._store_look.begin(question)
 
-    def _list_store(self, begins_run: bool) -> StoreListing | str:
-        """What the store has, or why it cannot be read."""
-        checkpoints = self._world.checkpoints
-        if checkpoints is None:
-            return "the job has no store"
-        try:
-            where = checkpoints.begin_run() if begins_run else None
-            if where is not None:
-                why = (
-                    "a fresh start was asked for: the checkpoints there are stay and are not taken "
-                    f"any more; those of this run go to {where}"
-                )
-                self._journal.record("run-begun", why, where=where)
-            steps, damaged = checkpoints.usable()
-        except StoreError as error:
-            return str(error)
-        for step, why in damaged.items():
-            told = f"the checkpoint of step {step} is not usable: {why}"
-            self._journal.record("checkpoint-damaged", told, step=step)
-        return StoreListing(steps, tuple(damaged))
-
-    def resumed(self, source: str, step: int) -> None:
+    def resumed(self, permitted: TrainingPermitted) -> None:
         """See `ResumeHost`."""
         self._failed.clear()
-        if source == "store":
-            self._checkpoints.resumed_from_store(step)
-        elif source == "fresh":
-            self._checkpoints.began_afresh()
+        self._store_look.forget()
+        self._go_on(permitted)
         if self.node is None:
             self._remove_other_ranks()
+
+    def _go_on(self, permitted: TrainingPermitted) -> None:
+        timeline = Timeline(permitted.epoch, permitted.stamp.step)
+        self._checkpoints.goes_on(timeline, from_store=permitted.source == "store")
 
     def _remove_other_ranks(self) -> None:
         # All ranks of this world stand on proven state: what a larger world left is of no more use,
@@ -473,13 +471,13 @@ class Keeper:
         return self._pages.read(rank)
 
     def _write_checkpoints(self) -> None:
-        if not self._checkpoints.pending:
-            return
+        if self._checkpoints.pending:
+            self._checkpoints.advance(self._holdings(), self._world_size(), bool(self._ranks))
+
+    def _holdings(self) -> Sequence[Holding]:
         if self.node is not None:
-            holdings = self.node.state.holdings()
-        else:
-            holdings = [holding_of(status) for status in self.statuses().values()]
-        self._checkpoints.advance(holdings, self._world_size(), bool(self._ranks))
+            return self.node.state.holdings()
+        return [holding_of(status) for status in self.statuses().values()]
 
     def _world_size(self) -> int | None:
         if self.node is not None:

@@ -6,17 +6,35 @@ from __future__ import annotations
 import os
 import threading
 import time
+from dataclasses import replace
 
 from keepstep.coding.checksum import checksum, running_checksum
-from keepstep.core.wire.connection import NONCE_BYTES
+from keepstep.coding.gmac import gmac
+from keepstep.core.wire.connection import KEEPERS_FORMAT, NONCE_BYTES, WireFormat
 from keepstep.core.wire.health import LinkTimeouts
 from keepstep.core.wire.link_table import Entropy, LinkTable, Shell
 from keepstep.core.wire.traffic import Gate, Hashing, LinkOptions
 from keepstep.edge.net.tcp_links import TcpLinks
+from keepstep.edge.os.needs import has_package
+from keepstep.errors import KeeperError
 from keepstep.model.wire import Flow, Identity
 from keepstep.ports import Receiver
 
 HASHING = Hashing(checksum, running_checksum)
+
+
+def wire_format(block_mac: str) -> WireFormat:
+    """Raises KeeperError when blocks need MACs and cannot have them."""
+    if block_mac == "off":
+        return KEEPERS_FORMAT
+    new = gmac if has_package("cryptography") else None
+    needs = block_mac == "on"
+    if needs and new is None:
+        raise KeeperError(
+            "block_mac: expected the package cryptography, which `on` needs, and it is not here: "
+            "pip install 'keepstep[secure]'"
+        )
+    return replace(KEEPERS_FORMAT, new_block_mac=new, needs_block_mac=needs)
 
 
 class LockedGate:
@@ -54,12 +72,17 @@ def open_tcp_links(
     dead_ns: int,
     receiver: Receiver,
     gate: Gate | None = None,
+    block_mac: str = "auto",
 ) -> TcpLinks:
     """See `ports.OpenLinks`. `gate`: says when blocks may go, and is asked by one thread at a
-    time; without one they always may."""
+    time; without one they always may. `block_mac`: auto, on or off.
+
+    Raises KeeperError when the address is not this node's, or blocks need MACs and cannot have
+    them."""
     timeouts = LinkTimeouts.within(dead_ns)
     locked = LockedGate(gate) if gate is not None else None
-    options = LinkOptions(hashing=HASHING, timeouts=timeouts, gate=locked)
+    format = wire_format(block_mac)
+    options = LinkOptions(hashing=HASHING, timeouts=timeouts, gate=locked, format=format)
     return TcpLinks(
         job_hash,
         incarnation,

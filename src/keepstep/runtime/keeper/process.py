@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from fcntl import LOCK_EX, LOCK_NB, flock
+from typing import TYPE_CHECKING
 
 from keepstep.config import Settings, settings_from_text
 from keepstep.core.wire.conversations import KEEPER_WITH_NODE
@@ -27,12 +28,16 @@ from keepstep.edge.os.priority import give_way
 from keepstep.edge.os.signals import Signals
 from keepstep.edge.os.threads import Threads
 from keepstep.edge.shm.memory import MEMORY
+from keepstep.model.checkpoint import StoreListing
 from keepstep.ports import Checkpoints, Links, Receiver
 from keepstep.runtime.keeper.open_links import open_tcp_links
 from keepstep.runtime.keeper.run import LOCK, KeeperRun
 from keepstep.runtime.keeper_world import KeeperWorld
 from keepstep.runtime.persister.conversation import KEEPER_WITH_PERSISTER
 from keepstep.runtime.replication.pacing import Pacing
+
+if TYPE_CHECKING:
+    from keepstep.edge.store.store import Store
 
 KEEPER_NICE = 5  # it must answer in time also on a machine that is busy
 WORKERS = 4  # scrubbing and listing the store take long: copies do not wait for them
@@ -89,7 +94,8 @@ class KeeperProcess:
 
     def _checkpoints(self) -> Checkpoints:
         assert self._settings.store is not None
-        return StoredCheckpoints(self._settings.store)
+        settings = self._settings
+        return StoredCheckpoints(self._settings.store, settings.job, settings.adopt)
 
     def _persisters(self) -> ChildPersisters:
         command = persister_command(self._settings)
@@ -108,7 +114,8 @@ class KeeperProcess:
         if self._settings.interleave == "auto":
             job_dir = self._settings.job_dir
             gate = Pacing(job_dir, address[0], MEMORY, CLOCK, self._journal, interface_of)
-        return open_tcp_links(job_hash, incarnation, address, dead_ns, receiver, gate)
+        block_mac = self._settings.block_mac
+        return open_tcp_links(job_hash, incarnation, address, dead_ns, receiver, gate, block_mac)
 
     def _tell(self, kind: str, why: str) -> None:
         """What connections tell: of messages, or of who wanted to connect."""
@@ -151,20 +158,22 @@ class StoredCheckpoints:
     """See `ports.Checkpoints`. What reads stores is imported when one is read: most keepers never
     do."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, url: str, job: str, adopts: bool = False) -> None:
+        self._url, self._job, self._adopts = url, job, adopts
+
+    def _open(self) -> Store:
+        from keepstep.edge.store.owner import StoreUser
+        from keepstep.edge.store.store import Store
+
+        return Store(self._url, user=StoreUser(self._job, self._adopts))
 
     def begin_run(self) -> str | None:
         """See `ports.Checkpoints`."""
-        from keepstep.edge.store.store import Store
+        return self._open().begin_run()
 
-        return Store(self._url).begin_run()
-
-    def usable(self) -> tuple[list[int], dict[int, str]]:
+    def look(self) -> StoreListing:
         """See `ports.Checkpoints`."""
-        from keepstep.edge.store.store import Store
-
-        return Store(self._url).usable()
+        return self._open().look()
 
 
 def _lock(fd: int) -> bool:

@@ -15,7 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
-from keepstep.core.resume.vote import StoreListing, Trust
+from keepstep.core.resume.vote import Trust
+from keepstep.model.checkpoint import StoreListing, StoreRefusal
+from keepstep.model.events import WARNING
 from keepstep.model.mesh import LEADER, Mesh
 from keepstep.model.messages.keeper_rank import (
     JoinVote,
@@ -24,6 +26,7 @@ from keepstep.model.messages.keeper_rank import (
     StateUnusable,
     ToRank,
     TrainingPermitted,
+    VoteDelayed,
     VoteRefused,
 )
 from keepstep.model.messages.peers import (
@@ -49,6 +52,9 @@ class ResumeHost(VoteHost, Protocol):
     def tell(self, rank: int, message: ToRank) -> None:
         """Send it to that rank, if it is connected."""
 
+    def refused(self, refusal: VoteRefused) -> None:
+        """Nobody may train; ranks are told besides."""
+
     def here(self) -> list[int]:
         """Ranks that are connected."""
 
@@ -58,7 +64,7 @@ class ResumeHost(VoteHost, Protocol):
     def has_failed(self, rank: int) -> bool:
         """Whether the rank's last life said that the program failed."""
 
-    def resumed(self, source: str, step: int) -> None:
+    def resumed(self, permitted: TrainingPermitted) -> None:
         """All ranks train on."""
 
 
@@ -140,6 +146,7 @@ class MeshVote:
         self.joins: dict[int, RankJoined] = {}  # of ranks here that wait for permission
         self.answers: dict[int, StateLoaded | StateUnusable] = {}  # theirs to the newest offer
         self.offer = -1  # the number of the newest that was heard here
+        self.handed: set[int] = set()  # ranks here that have it, or for which it is being fetched
         self.permitted: TrainingPermitted | None = None  # what ranks here train by
 
     def to_leader(self, body: VoteToLeader) -> None:
@@ -177,17 +184,17 @@ class Resume:
         )
 
     def begin_mesh(self, nodes: ResumeNodes, mesh: Mesh) -> None:
-        """All ranks will join anew. Those that came before this keeper knew of any mesh are of this
-        one."""
+        """Ranks that have asked and are not permitted yet wait in this one: a process that stood by
+        asks at once, and may be heard before the mesh. Whoever gives a vote up asks anew."""
         before = self._current
         self._current = current = MeshVote(nodes, self._new_leader(nodes) if nodes.leads else None)
+        here = mesh.ranks_of(mesh.node)
+        current.joins = {
+            rank: join
+            for rank, join in before.joins.items()
+            if rank in here and join.world_size == mesh.world_size
+        }
         if self._is_alone:
-            here = mesh.ranks_of(mesh.node)
-            current.joins = {
-                rank: join
-                for rank, join in before.joins.items()
-                if rank in here and join.world_size == mesh.world_size
-            }
             current.answers = before.answers
             current.permitted = before.permitted
         self._is_alone = False
@@ -199,7 +206,9 @@ class Resume:
         """A rank here asks where to resume."""
         rank, current = join.rank, self._current
         if current.nodes.refusal:
-            self._host.tell(rank, VoteRefused(current.nodes.refusal))
+            refused = VoteRefused(current.nodes.refusal, is_final=True)
+            self._host.refused(refused)
+            self._host.tell(rank, refused)
             return
         joined = RankJoined(
             rank=rank,
@@ -214,6 +223,7 @@ class Resume:
         )
         current.joins[rank] = joined
         current.answers.pop(rank, None)
+        current.handed.discard(rank)
         current.to_leader(joined)
 
     def attached(self, permitted: TrainingPermitted) -> None:
@@ -232,11 +242,11 @@ class Resume:
         """A rank here has loaded and proven what was offered."""
         self._answer(StateLoaded(rank, offer))
 
-    def failed(self, rank: int, offer: int, why: str, unread: bool = False) -> None:
-        """A rank here cannot use what was offered. `unread`: the store did not say what it is."""
-        told = f"rank {rank} cannot use the offered state: {why}"
-        self._journal.record("restore-failed", told, rank=rank)
-        self._answer(StateUnusable(rank, offer, why, unread))
+    def failed(self, answer: StateUnusable) -> None:
+        """A rank here cannot use what was offered."""
+        told = f"rank {answer.rank} cannot use the offered state: {answer.why}"
+        self._journal.record("restore-failed", told, rank=answer.rank)
+        self._answer(answer)
 
     def _answer(self, answer: StateLoaded | StateUnusable) -> None:
         self._current.answers[answer.rank] = answer
@@ -247,7 +257,7 @@ class Resume:
     def receive(self, body: VoteBody) -> None:
         """A word of another node's keeper, or of this one as the leader."""
         match body:
-            case OfferWord() | TrainingPermitted() | VoteRefused():
+            case OfferWord() | TrainingPermitted() | VoteRefused() | VoteDelayed():
                 self._obey(body)
             case RankJoined() | RankGone() | StateLoaded() | StateUnusable() | RanksTrain():
                 if self._current.leader is not None:
@@ -268,10 +278,15 @@ class Resume:
         if self._current.leader is not None:
             self._current.leader.ranks_are_gone(ranks)
 
-    def store_listed(self, found: StoreListing | str) -> None:
+    def store_listed(self, found: StoreListing | StoreRefusal) -> None:
         """What the store has, or why it cannot be read."""
         if self._current.leader is not None:
             self._current.leader.store_listed(found)
+
+    def store_awaited(self, why: str) -> None:
+        """The store does not answer yet."""
+        if self._current.leader is not None:
+            self._current.leader.store_awaited(why)
 
     def _obey(self, body: VoteToAll) -> None:
         match body:
@@ -280,16 +295,37 @@ class Resume:
             case TrainingPermitted():
                 self._go(body)
             case VoteRefused():
+                self._host.refused(body)
+                for rank in self._host.here():
+                    self._host.tell(rank, body)
+            case VoteDelayed(why):
+                if not self._current.nodes.leads:
+                    self._journal.record("store-unreachable", f"node {LEADER} says: {why}", WARNING)
                 for rank in self._host.here():
                     self._host.tell(rank, body)
 
     def _hand_on(self, word: OfferWord) -> None:
         current, stamp = self._current, word.stamp
         offer = StateOffered(word.offer, word.source, stamp.step, stamp.epoch, word.why)
-        if not self._is_alone:
-            if word.offer == current.offer:
-                return  # said again for somebody else
+        if word.offer != current.offer:  # else it is said again, for somebody who asked once more
             current.offer = word.offer
+            current.handed.clear()
+            self._hear_of(word)
+        ranks = [rank for rank in self._host.here() if rank not in current.handed]
+        if not ranks:
+            return
+        current.handed.update(ranks)
+        sources = {source.rank: source for source in word.sources}
+        current.nodes.link_with_sources(sources)
+        for rank in ranks:
+            if rank in sources:
+                then = partial(self._fetched, current, rank, offer)
+                current.nodes.fetch(sources[rank], stamp, then)
+            else:
+                self._host.tell(rank, offer)
+
+    def _hear_of(self, word: OfferWord) -> None:
+        current, stamp = self._current, word.stamp
         if not current.nodes.leads:
             self._journal.record(
                 "offer",
@@ -298,16 +334,8 @@ class Resume:
                 step=stamp.step,
                 offer=word.offer,
             )
-        if word.source != "fresh":  # what may be all there is goes only when all do start afresh
-            current.nodes.forget_newer(stamp if word.source == "memory" else None)
-        sources = {source.rank: source for source in word.sources}
-        current.nodes.link_with_sources(sources)
-        for rank in self._host.here():
-            if rank in sources:
-                then = partial(self._fetched, current, rank, offer)
-                current.nodes.fetch(sources[rank], stamp, then)
-            else:
-                self._host.tell(rank, offer)
+        if word.source == "memory":  # what may be all there is stays until all do without it
+            current.nodes.forget_newer(stamp)
 
     def _fetched(self, asked_in: MeshVote, rank: int, offer: StateOffered, why: str | None) -> None:
         if asked_in is not self._current or offer.offer != asked_in.offer:
@@ -315,7 +343,7 @@ class Resume:
         if why is None:
             self._host.tell(rank, offer)
         else:
-            self.failed(rank, offer.offer, why)
+            self.failed(StateUnusable(rank, offer.offer, why))
 
     def _go(self, go: TrainingPermitted) -> None:
         current = self._current
@@ -324,13 +352,13 @@ class Resume:
             self._record_go(current, go)
             current.permitted = go
             current.joins.clear()
-            self._host.resumed(go.source, go.stamp.step)
+            self._host.resumed(go)
         for rank, answer in current.answers.items():
             if answer == StateLoaded(rank, go.offer):
                 current.joins.pop(rank, None)
         for rank in self._host.here():
             self._host.tell(rank, go)
-        if is_news and go.source == "fresh":
+        if is_news and go.source != "memory":
             current.nodes.forget_newer(None)
         if is_news:
             current.nodes.resumed(go.epoch, go.stamp if go.source == "memory" else None)

@@ -17,15 +17,16 @@ from keepstep.core.resume.vote import (
     ListStore,
     Offer,
     Refuse,
-    StoreListing,
     Trust,
     Vote,
 )
+from keepstep.model.checkpoint import StoreListing, StoreRefusal
 from keepstep.model.messages.keeper_rank import (
     StateLoaded,
     StateSource,
     StateUnusable,
     TrainingPermitted,
+    VoteDelayed,
     VoteRefused,
 )
 from keepstep.model.messages.peers import (
@@ -45,9 +46,8 @@ from keepstep.ports import Clock, Journal
 class VoteHost(Protocol):
     """What the keeper does for the vote's leader."""
 
-    def list_store(self, begins_run: bool) -> None:
-        """Have the store listed; `store_listed` hears of it. `begins_run`: all start over, and what
-        the store has is to be left behind before."""
+    def list_store(self, question: ListStore) -> None:
+        """Have the store looked at; `store_listed` hears of it, and `store_awaited` meanwhile."""
 
     def newest_epoch(self) -> int:
         """That is on any page here."""
@@ -105,8 +105,8 @@ class VoteLeader:
                 vote.left(rank)
             case StateLoaded(rank, offer):
                 self._carry_out(vote, vote.has_loaded(rank, offer))
-            case StateUnusable(rank, offer, why, unread):
-                self._carry_out(vote, vote.has_failed(rank, offer, why, unread))
+            case StateUnusable(rank, offer, why, unread, brought):
+                self._carry_out(vote, vote.has_failed(rank, offer, why, unread, brought))
 
     def _joined(self, body: RankJoined) -> None:
         rank, world_size = body.rank, body.world_size
@@ -169,11 +169,12 @@ class VoteLeader:
     def _look_elsewhere(self, vote: Vote, coming: Mapping[int, frozenset[Stamp]]) -> list[Action]:
         """What each rank can be given, once all have told what they hold (`coming` this moment):
         before that nothing is decided."""
-        proven = {rank: ballot.holds for rank, ballot in vote.ballots.items()} | dict(coming)
         silent = self._nodes.silent_nodes()
-        if silent or len(proven) < vote.world_size:
+        here = len(vote.ballots) + sum(rank not in vote.ballots for rank in coming)
+        if silent or here < vote.world_size:  # it is asked with every rank that comes
             vote.silent_nodes = silent
             return []
+        proven = {rank: ballot.holds for rank, ballot in vote.ballots.items()} | dict(coming)
         return vote.restorable(silent, self._nodes.restorable(proven))
 
     def ranks_are_gone(self, ranks: Sequence[int]) -> None:
@@ -182,15 +183,20 @@ class VoteLeader:
             for rank in ranks:
                 self._vote.left(rank)
 
-    def store_listed(self, found: StoreListing | str) -> None:
+    def store_listed(self, found: StoreListing | StoreRefusal) -> None:
         """What the store has, or why it cannot be read."""
         vote = self._vote
         if vote is None:
             return
-        if isinstance(found, str):
-            self._carry_out(vote, vote.unlistable(found))
+        if isinstance(found, StoreRefusal):
+            self._carry_out(vote, vote.unlistable(found.why, found.is_final))
         else:
-            self._carry_out(vote, vote.listed(found.usable, found.damaged))
+            self._carry_out(vote, vote.listed(found))
+
+    def store_awaited(self, why: str) -> None:
+        """The store does not answer yet."""
+        if self._vote is not None and self._vote.has_all:
+            self._nodes.to_all(VoteDelayed(why))
 
     # -- what was decided
 
@@ -201,11 +207,11 @@ class VoteLeader:
                     self._offer(vote, action)
                 case Go():
                     self._permit(action)
-                case Refuse(why):
+                case Refuse(why, is_final):
                     self._journal.record("restore-refused", why)
-                    self._nodes.to_all(VoteRefused(why))
-                case ListStore(begins_run):
-                    self._host.list_store(begins_run)
+                    self._nodes.to_all(VoteRefused(why, is_final))
+                case ListStore():
+                    self._host.list_store(action)
 
     def _offer(self, vote: Vote, offer: Offer) -> None:
         if offer.number != self._recorded:

@@ -12,6 +12,7 @@ checkpoint exists.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -19,10 +20,11 @@ from typing import Generic, TypeVar
 from keepstep.core.economics.retention import CheckpointInfo, parse_rules, to_keep
 from keepstep.edge.shm.slot import Slot
 from keepstep.errors import KeepstepError
-from keepstep.model.checkpoint import CheckpointAttempt
+from keepstep.model.checkpoint import CheckpointAttempt, CheckpointName
 from keepstep.model.mesh import LEADER
 from keepstep.model.messages.persister import ActDone, CheckpointAct
 from keepstep.model.snapshot import Stamp
+from keepstep.model.timeline import history, is_overtaken, left_at, timelines_of
 from keepstep.model.units import human_bytes
 from keepstep.ports import (
     Acts,
@@ -72,7 +74,11 @@ class Persister(Generic[D, V]):
         """Do it, in pieces, and say how that went: a failure is an answer. Not while another act is
         under way."""
         attempt = CheckpointAttempt(
-            self._job, Stamp(request.step, request.epoch), request.attempt, request.ranks
+            self._job,
+            Stamp(request.step, request.epoch),
+            request.attempt,
+            request.ranks,
+            request.timeline,
         )
         try:
             if request.act == "survey":
@@ -118,6 +124,9 @@ class Persister(Generic[D, V]):
         self.give_up()
         self._store.follow()
         yield
+        if node == LEADER and (why := left_behind(attempt.name, self._own())):
+            return ActDone(False, f"step {attempt.stamp.step} would not count: {why}")
+        yield
         step = attempt.stamp.step
         slots = pin(self._memory, self._job_dir, attempt.stamp, attempt.ranks_of(node))
         if slots is None:
@@ -140,12 +149,10 @@ class Persister(Generic[D, V]):
         return ActDone(True, f"{len(slots)} ranks surveyed")
 
     def _begin(self, attempt: CheckpointAttempt, node: int) -> D:
-        step = attempt.stamp.step
-        if node != LEADER:
-            return self._store.join(step)
-        self._store.remove_incomplete(but=step)
-        self._store.retract(step)  # at most a damaged one
-        return self._store.draft(step, mine=attempt.owns)
+        if node == LEADER:
+            self._store.claim()
+            self._store.remove_incomplete(before=attempt.name)
+        return self._store.draft(attempt.name)
 
     def _write_part(self, work: _Work[D, V]) -> ActDone:
         if work.values is None:
@@ -161,20 +168,41 @@ class Persister(Generic[D, V]):
         self._release()
         yield
         told = f"{human_bytes(made.total_bytes)} written and read back"
-        removed = self._not_kept(made.step)
+        removed = self._not_kept(work.attempt)
         for old in removed:
             self._store.remove(old)
             yield
         if removed:
-            told += f", removed steps {list(removed)} ({next(iter(removed.values()))})"
+            steps = [old.step for old in removed]
+            told += f", removed steps {steps} ({next(iter(removed.values()))})"
         return ActDone(True, told)
 
-    def _not_kept(self, step: int) -> dict[int, str]:
-        """What the rules do not keep: why, by step."""
-        infos = [_info(stored, step) for stored in self._store.published()]
-        return dict(to_keep(parse_rules(self._keep), infos).removed)
+    def _own(self) -> Sequence[StoredCheckpoint]:
+        """What the job has in the store."""
+        return [stored for stored in self._store.published() if stored.job == self._job]
+
+    def _not_kept(self, attempt: CheckpointAttempt) -> dict[CheckpointName, str]:
+        """Of this job's, what the rules do not keep, and what counts no more: why. Nothing, when
+        somebody has written in a later epoch: this leader is of yesterday."""
+        own = self._own()
+        epoch = attempt.timeline.epoch if attempt.timeline else attempt.stamp.epoch
+        if is_overtaken(epoch, own):
+            return {}
+        counting, others = history(own)
+        names = {stored.name.step: stored.name for stored in counting}
+        infos = [_info(stored, attempt.stamp.step) for stored in counting]
+        removed = to_keep(parse_rules(self._keep), infos).removed
+        return {names[step]: why for step, why in removed.items()} | others
+
+
+def left_behind(name: CheckpointName, own: Sequence[StoredCheckpoint]) -> str:
+    """Why a checkpoint of this name does not count; empty where it does. This leader is of
+    yesterday then: the job runs elsewhere, and went on from an earlier step."""
+    step = left_at(name, timelines_of(own))
+    return "" if step is None else f"a later run of this job went on from step {step}"
 
 
 def _info(stored: StoredCheckpoint, just_verified: int) -> CheckpointInfo:
     # It is there because its bytes were read back once.
-    return CheckpointInfo(stored.step, stored.step <= just_verified, stored.metrics)
+    step = stored.name.step
+    return CheckpointInfo(step, step <= just_verified, stored.metrics)

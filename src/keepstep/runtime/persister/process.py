@@ -18,6 +18,7 @@ from keepstep.edge.os.loop import Loop
 from keepstep.edge.os.priority import give_way
 from keepstep.edge.os.threads import LoopExecutor
 from keepstep.edge.shm.memory import MEMORY
+from keepstep.edge.store.owner import StoreUser
 from keepstep.edge.store.store import Store
 from keepstep.edge.torch.dcp.format import DcpFormat
 from keepstep.model.messages.keeper_rank import NotUnderstood
@@ -36,7 +37,7 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
-    store = Store(settings.store)
+    store = Store(settings.store, user=StoreUser(settings.job, settings.adopt))
     persister = Persister(
         settings.job, settings.job_dir, settings.keep, MEMORY, store, DcpFormat(store, CLOCK)
     )

@@ -28,7 +28,7 @@ from keepstep.edge.shm.status_page import StatusPage
 from keepstep.errors import DamageError
 from keepstep.model.events import WARNING
 from keepstep.model.layout import Layout
-from keepstep.model.snapshot import Phase, SlotHeader, SlotState, SlotView, Stamp
+from keepstep.model.snapshot import Phase, SlotState, SlotView, Stamp
 from keepstep.model.topology import parse_policy
 from keepstep.model.units import KIB, MIB, human_bytes
 from keepstep.ports import Acts, Gathered, StateCopy
@@ -121,12 +121,12 @@ class Capture:
         self._slots: list[Slot] = [self._open(path) for path in paths]
         self._views: list[SlotView] = [EMPTY_VIEW] * len(self._slots)
         self._proven_bytes = 0  # the largest payload that `prove` has found
-        self._distrusted: set[int] = set()  # what they say of themselves is no longer enough
         self._manifest: _Manifest | None = None
         self._under_way: _UnderWay | None = None
         self._cadence = Cadence()
         self._captured_steps = 0
         self._skipped_steps = 0
+        self._is_closed = False
         self._torn_steps = 0
         self.incarnation = 0
 
@@ -152,7 +152,7 @@ class Capture:
         for index, slot in enumerate(self._slots):
             yield
             try:
-                header = self._proven_header(index, slot)
+                header = slot.verify_frame()
             except DamageError as error:
                 why = f"{error}; the next source is used"
                 self._world.journal.record("damaged", why, WARNING, rank=self._who.rank, slot=index)
@@ -169,14 +169,6 @@ class Capture:
             self._proven_bytes = max(self._proven_bytes, header.payload_bytes)
         return Holdings(found, foreign)
 
-    def _proven_header(self, index: int, slot: Slot) -> SlotHeader:
-        if index not in self._distrusted:
-            return slot.verify_frame()
-        # Others may have brought the same step, into this slot or another one.
-        header, _ = slot.verify(threads=self._world.proof_threads)
-        self._distrusted.discard(index)
-        return header
-
     def look_again(self) -> Acts[Holdings]:
         """The keeper has brought a snapshot into one of the slots: prove them all anew."""
         for slot in self._slots:
@@ -188,11 +180,12 @@ class Capture:
     def slot(self, index: int) -> Slot:
         return self._slots[index]
 
-    def distrust(self, index: int) -> None:
-        """What lies there could not be loaded: it counts as nothing. Its bytes stay until others
-        are loaded."""
+    def could_not_load(self, index: int, why: str) -> Acts[None]:
+        """What lies there counts as nothing any more. When it fails a second proof, too, it is void
+        at once: after a restart it would be offered again."""
         self._views[index] = EMPTY_VIEW
-        self._distrusted.add(index)
+        if (yield from self._is_damaged(index)):
+            self._void_damaged(index, f"slot {index} is given up, it cannot be loaded: {why}")
 
     def forget_newer(self, stamp: Stamp | None) -> None:
         """After loading: void every slot that is newer than what was loaded (None: all), for it is
@@ -284,23 +277,21 @@ class Capture:
         told = {"completed_step": stamp.step, "step_ns_last": step_ns}
         self._tell_span(stamp.step)
         seen = self._commit_view.look(stamp.epoch)
-        decision = self._decide(stamp.step, seen)
-        if isinstance(decision, Skip):
-            self._skip(stamp.step, decision.why, **told)
-            return
         if not (is_last or is_due(stamp.step, seen.period_steps)):
             why = f"captures take up to {seen.period_steps} steps on some rank"
             self._skip(stamp.step, why, **told)
             return
-        index = decision.slot
-        slot = self._slots[index]
-        if not slot.lock(exclusive=True):
-            self._skip(stamp.step, f"slot {index} is pinned by a reader at this moment", **told)
+        decision = self._take(stamp.step, seen)
+        if isinstance(decision, Skip):
+            self._skip(stamp.step, decision.why, **told)
             return
+        index = decision.slot
         self._cadence.begins(stamp.step)
         who = self._who
-        slot.begin(who.job_hash, who.rank, who.world_size, self.incarnation, stamp)
-        self._set_view(index, SlotView(SlotState.WRITING, stamp), decided_step=stamp.step, **told)
+        self._slots[index].begin(who.job_hash, who.rank, who.world_size, self.incarnation, stamp)
+        # Told by the page alone: what is held now is news once it is sealed, or given up.
+        writing = SlotView(SlotState.WRITING, stamp)
+        self._show_view(index, writing, decided_step=stamp.step, **told)
         self._world.trainer.act(
             _guarded(self._begin(index, stamp)),
             lambda begun: self._begun(index, stamp, begun, loss),
@@ -309,27 +300,27 @@ class Capture:
     def has_room(self, step: int, epoch: int) -> bool:
         """Whether a snapshot of that step would find a slot now."""
         self.passed()
-        return isinstance(self._decide(step, self._commit_view.look(epoch)), Take)
+        decision = self._take(step, self._commit_view.look(epoch))
+        if isinstance(decision, Skip):
+            return False
+        self._slots[decision.slot].unlock()
+        return True
 
-    def _decide(self, step: int, seen: CommitLook) -> Take | Skip:
-        views = [self._as_chooser_sees(index) for index in range(len(self._slots))]
-        return choose(step, views, seen.horizon, seen.is_hopeless)
+    def _take(self, step: int, seen: CommitLook) -> Take | Skip:
+        """The slot for that step, locked. Only a slot that is chosen is asked whether a reader has
+        pinned it: then another one is."""
+        views = list(self._views)
+        while True:
+            decision = choose(step, views, seen.horizon, seen.is_hopeless)
+            if isinstance(decision, Skip) or self._slots[decision.slot].lock(exclusive=True):
+                return decision
+            views[decision.slot] = views[decision.slot]._replace(pinned=True)
 
     def _tell_span(self, step: int) -> None:
         before = self._cadence.span_steps
-        self._cadence.boundary(step, any(v.state is SlotState.WRITING for v in self._views))
+        self._cadence.boundary(step, SlotState.WRITING in [v.state for v in self._views])
         if self._cadence.span_steps != before:
             self._page.publish(span_steps=self._cadence.span_steps)
-
-    def _as_chooser_sees(self, index: int) -> SlotView:
-        view = self._views[index]
-        if view.state is not SlotState.SEALED:
-            return view
-        slot = self._slots[index]
-        if slot.lock(exclusive=True):
-            slot.unlock()
-            return view
-        return view._replace(pinned=True)
 
     def _skip(self, step: int, why: str, **told: object) -> None:
         self._skipped_steps += 1
@@ -343,6 +334,8 @@ class Capture:
     def _begin(self, index: int, stamp: Stamp) -> Acts[tuple[Gathered, StateCopy] | _NoRoom]:
         """On the trainer's thread: what has to be copied before the next step begins."""
         gathered = self._world.live.gather()
+        if gathered.remark:
+            self._world.journal.record("caveat", gathered.remark, WARNING, step=stamp.step)
         yield
         manifest = self._manifest_of(gathered.layout)
         if not self._has_room(index, stamp, gathered.payload_bytes, len(manifest.text)):
@@ -441,6 +434,8 @@ class Capture:
             copy.end()
 
     def _finished(self, index: int, stamp: Stamp, sealed: _Sealed | _Failed) -> None:
+        if self._is_closed:
+            return  # this rank has failed, and what it was writing is no more its own
         if isinstance(sealed, _Failed):
             self._lost_snapshot(index, sealed.why)
             return
@@ -506,9 +501,12 @@ class Capture:
         self._world.journal.record("torn", why, step=stamp.step, moved=list(moved[:50]))
 
     def _set_view(self, index: int, view: SlotView, **changes: object) -> None:
+        self._show_view(index, view, **changes)
+        self._on_change()
+
+    def _show_view(self, index: int, view: SlotView, **changes: object) -> None:
         self._views[index] = view
         self._page.publish(slots=tuple(self._views), **changes)
-        self._on_change()
 
     # -- meanwhile
 
@@ -528,12 +526,14 @@ class Capture:
         def looked(is_damaged: bool | _Failed) -> None:
             if is_damaged is not True or self._views[index] != view:
                 return
-            told = f"slot {index} is given up after scrubbing: {why}"
-            self._world.journal.record("slot-voided", told, rank=self._who.rank, slot=index)
-            self._slots[index].void()
+            self._void_damaged(index, f"slot {index} is given up after scrubbing: {why}")
             self._set_view(index, EMPTY_VIEW)
 
         self._world.background.act(_guarded(self._is_damaged(index)), looked)
+
+    def _void_damaged(self, index: int, why: str) -> None:
+        self._world.journal.record("slot-voided", why, rank=self._who.rank, slot=index)
+        self._slots[index].void()
 
     def _is_damaged(self, index: int) -> Acts[bool]:
         yield
@@ -556,6 +556,7 @@ class Capture:
 
     def close(self) -> None:
         """Give up maps and locks; the slots stay."""
+        self._is_closed = True
         self._commit_view.close()
         for slot in self._slots:
             slot.close()

@@ -34,6 +34,7 @@ from keepstep.model.messages.keeper_rank import (
     StateUnusable,
     ToRank,
     TrainingPermitted,
+    VoteDelayed,
     VoteRefused,
     WantCheckpoint,
 )
@@ -56,8 +57,12 @@ class KeeperHearer(Protocol):
     def permitted(self, epoch: int, offer: int, lost_steps: int) -> None:
         """All ranks have proven what was offered under this number."""
 
-    def refused(self, why: str) -> None:
-        """Nobody may train; or the keeper does not understand this rank."""
+    def refused(self, why: str, is_final: bool = False) -> None:
+        """Nobody may train, and with `is_final` an agent has heard it too; or the keeper does not
+        understand this rank."""
+
+    def delayed(self, why: str) -> None:
+        """All wait, and for what."""
 
     def slot_damaged(self, index: int, why: str) -> None: ...
 
@@ -79,6 +84,7 @@ class KeeperClient:
         self._loaded: StateLoaded | None = None  # what it has said last in answer to an offer
         self._permitted: TrainingPermitted | None = None  # what it trains by
         self._listening: Callable[[Listening | str], None] | None = None
+        self._at: Listening | None = None  # where this node's keeper listens, where no agent says
         self._listen: Listen | None = None  # what it was asked last
         self._tickets = itertools.count(1)
         self._waiting: dict[int, Answered] = {}
@@ -137,25 +143,20 @@ class KeeperClient:
             box.close()
             return
         self._box = box
-        mesh = self._mesh
-        if mesh is None and self._listening is not None:  # it does not train yet
+        if self._mesh is None and self._listening is not None:  # nobody has heard where it listens
             self._ask(self._listen)
             return
-        if mesh is None:
+        at = self._at
+        if at is None:
             self._introduce()
             return
-        me = mesh.members[mesh.node]
 
         def listening(answer: Listening | str) -> None:
-            if isinstance(answer, Listening):
-                mine = replace(
-                    me, host=answer.host, port=answer.port, incarnation=answer.incarnation
-                )
-                members = (*mesh.members[: mesh.node], mine, *mesh.members[mesh.node + 1 :])
-                self.begin_mesh(replace(mesh, members=members))
+            if isinstance(answer, Listening) and self._mesh is not None:
+                self._tell_mesh(self._mesh, answer)
             self._introduce()
 
-        self.listen_at(me.host, me.port, listening, after=me.incarnation)
+        self.listen_at(at.host, at.port, listening, after=at.incarnation)
 
     def _introduce(self) -> None:
         if self._join is None:
@@ -185,12 +186,25 @@ class KeeperClient:
     def _heard_listening(self, answer: Listening | str) -> None:
         then, self._listening = self._listening, None
         if then is not None:
+            if isinstance(answer, Listening):
+                self._at = answer
             then(answer)
 
     def begin_mesh(self, mesh: Mesh) -> None:
         """Tell this keeper, and each later one, which nodes take part in this attempt."""
         self._mesh = mesh
-        self._send(BeginMesh(mesh))
+        if self._at is not None and self._listening is None:  # else one that has just taken over
+            self._tell_mesh(mesh, self._at)  # is told once it listens
+
+    def _tell_mesh(self, mesh: Mesh, at: Listening) -> None:
+        """The others know where this node's keeper listened when they met; since then another one
+        may have taken over, which listens there in its place."""
+        me = replace(
+            mesh.members[mesh.node], host=at.host, port=at.port, incarnation=at.incarnation
+        )
+        members = (*mesh.members[: mesh.node], me, *mesh.members[mesh.node + 1 :])
+        self._mesh = replace(mesh, members=members)
+        self._send(BeginMesh(self._mesh))
 
     # -- the vote
 
@@ -208,8 +222,10 @@ class KeeperClient:
         self._loaded = StateLoaded(self._rank, offer.offer)
         self._send(self._loaded)
 
-    def unusable(self, offer: StateOffered, why: str, unread: bool) -> None:
-        self._send(StateUnusable(self._rank, offer.offer, why[:1000], unread))
+    def unusable(
+        self, offer: StateOffered, why: str, unread: bool = False, brought: bool = False
+    ) -> None:
+        self._send(StateUnusable(self._rank, offer.offer, why[:1000], unread, brought))
 
     # -- during training
 
@@ -294,8 +310,12 @@ class KeeperClient:
                 if self._loaded == StateLoaded(self._rank, offer):
                     self._permitted = message
                 hearer.permitted(epoch, offer, lost_steps)
-            case VoteRefused(why=why) | NotUnderstood(why=why):
+            case VoteRefused(why=why, is_final=is_final):
+                hearer.refused(why, is_final)
+            case NotUnderstood(why=why):
                 hearer.refused(why)
+            case VoteDelayed(why=why):
+                hearer.delayed(why)
             case _:
                 pass  # a sign of life; or counts of traffic, which ranks do not ask for
 

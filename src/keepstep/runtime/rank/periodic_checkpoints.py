@@ -2,7 +2,8 @@
 
 Comes in: each completed step and its loss, the keeper's answers. Goes out: questions for the
 keeper, what is stored in words, and once each a warning when checkpoints take longer than what
-lies between them, and when a rule asks for a loss that nobody reports.
+lies between them, and when a rule asks for a loss that nobody reports. That checkpoints fail is
+told once, then at the 10th, the 100th in a row, and when the reason is another one.
 
 Invariant: one rank of the job asks.
 """
@@ -11,11 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from keepstep.model.events import ERROR, WARNING
+from keepstep.core.recovery.recurrence import normalised
+from keepstep.model.events import DEBUG, ERROR, WARNING
 from keepstep.model.messages.keeper_rank import CheckpointDone
+from keepstep.model.units import counted
 from keepstep.ports import Journal
 from keepstep.runtime.rank.keeper_client import Answered
 from keepstep.runtime.rank.world import RankOptions
+
+TOLD_AGAIN = 10  # times as many failures in a row as when it was told last
 
 # step, why, who hears the outcome, whether steps follow
 Persist = Callable[[int, str, Answered, bool], None]
@@ -34,6 +39,10 @@ class PeriodicCheckpoints:
         self._persist = persist
         self._stored_step = -1  # the newest that this rank knows to be in the store
         self._awaited: list[int] = []  # steps that were asked for
+        self._failed = 0
+        self._failed_in_a_row = 0  # for the same reason
+        self._failed_why = ""
+        self._tells_at = 1  # so many in a row
         self._has_loss = False
         self._told_late = False
         self._told_no_loss = False
@@ -57,10 +66,28 @@ class PeriodicCheckpoints:
         if done.ok and done.step is not None:
             self.stored(done.step)
         elif not done.ok:
-            self._journal.record("not-stored", f"no checkpoint: {done.why}", ERROR)
+            self._tell_failed(done.why)
+
+    def _tell_failed(self, why: str) -> None:
+        """A store that is full stays so for a while: not a line each time."""
+        self._failed += 1
+        reason = normalised(why)
+        if reason != self._failed_why:
+            self._failed_why = reason
+            self._failed_in_a_row = 0
+            self._tells_at = 1
+        self._failed_in_a_row += 1
+        level = DEBUG
+        again = ""
+        if self._failed_in_a_row == self._tells_at:
+            level = ERROR
+            again = "" if self._tells_at == 1 else f" ({self._failed_in_a_row} times in a row)"
+            self._tells_at *= TOLD_AGAIN
+        self._journal.record("not-stored", f"no checkpoint{again}: {why}", level)
 
     def stored(self, step: int) -> None:
         """It is in the store."""
+        self._failed_why = ""
         self._stored_step = max(self._stored_step, step)
         if self._asks and self._options.keeps_by_loss and not self._has_loss:
             self._tell_no_loss()
@@ -88,6 +115,9 @@ class PeriodicCheckpoints:
         """What is stored."""
         if not self._options.has_store:
             return "no store"
+        more = f", {counted(self._failed, 'checkpoint')} failed" if self._failed else ""
+        if self._awaited:
+            more += f", that of step {self._awaited[-1]} was still being written"
         if self._stored_step < 0:
-            return "nothing stored"
-        return f"the newest checkpoint is of step {self._stored_step}"
+            return f"nothing stored{more}"
+        return f"the newest checkpoint is of step {self._stored_step}{more}"

@@ -28,7 +28,7 @@ from enum import Enum, auto
 from keepstep.edge.shm.begun_run import has_begun, note_begun
 from keepstep.edge.shm.collective_profile_page import profile_path
 from keepstep.errors import KeeperError, KeepstepError
-from keepstep.model.events import ERROR, WARNING
+from keepstep.model.events import WARNING
 from keepstep.model.messages.agent_rank import RegroupAt
 from keepstep.model.messages.keeper_rank import CheckpointDone, StateOffered
 from keepstep.model.rhythm import NO_STEP
@@ -46,6 +46,7 @@ from keepstep.runtime.rank.wanted_checkpoint import WantedCheckpoint
 from keepstep.runtime.rank.world import RankIdentity, RankOptions, RankWorld, Trainer
 
 RELEASE_WITHIN_NS = 5 * S_NS
+ENDED_WITHIN_NS = 5 * S_NS  # by the agent, where nobody may train
 
 
 class Stage(Enum):
@@ -109,6 +110,7 @@ class Rank:
         self.unsaved = ""  # why the last step is not in the store, when it was to be there
         self.step = -1  # the last completed one
         self.resumed_at = -1  # the restored one
+        self._is_draining = False  # before it may meet its peers again
         self.epoch = 0
 
     def begin(self) -> None:
@@ -153,20 +155,27 @@ class Rank:
         return run is not None and not has_begun(memory, job_dir, self._who.rank, run)
 
     def _begin_run(self, source: str) -> None:
-        """All begin, and this rank is never to ask for a fresh start again in this run."""
-        run = self._options.fresh_run
-        if run is None:
-            return
-        if source == "fresh":
+        """All begin: without what memory held, if it was not that, and this rank is never to ask
+        for a fresh start again in this run."""
+        if source != "memory":
             self._capture.forget_newer(None)  # first: else a restart would find it, and its run
-        note_begun(self._world.memory, self._options.job_dir, self._who.rank, run)
+        run = self._options.fresh_run
+        if run is not None:
+            note_begun(self._world.memory, self._options.job_dir, self._who.rank, run)
 
     def offered(self, offer: StateOffered) -> None:
         if self._resumption is not None:
             self._resumption.offered(offer)
 
-    def refused(self, why: str) -> None:
-        self._fail(KeeperError(why))
+    def refused(self, why: str, is_final: bool = False) -> None:
+        if is_final and self._world.has_agent:  # it says so once for all ranks, and ends them
+            self._world.timers.after(ENDED_WITHIN_NS, lambda: self._fail(KeeperError(why)))
+        else:
+            self._fail(KeeperError(why))
+
+    def delayed(self, why: str) -> None:
+        if self._resumption is not None:
+            self._resumption.delayed(why)
 
     def permitted(self, epoch: int, offer: int, lost_steps: int) -> None:
         state = self._resumption.permitted(offer) if self._resumption is not None else None
@@ -358,7 +367,8 @@ class Rank:
         self._regroup.peer_lost(why)
         if self.stage is Stage.REGROUPING:  # one more, while all were finding together
             self._give_up_resumption()
-            self._wait_for_place()
+            if not self._is_draining:
+                self._wait_for_place()
         self._trainer.changed()
 
     def regroup_at(self, place: RegroupAt) -> None:
@@ -374,7 +384,12 @@ class Rank:
     def _begin_regroup(self) -> None:
         self.stage = Stage.REGROUPING
         self._world.groups.profile_step(NO_STEP)
-        self._capture.drain(self._wait_for_place)
+        self._is_draining = True
+        self._capture.drain(self._drained)
+
+    def _drained(self) -> None:
+        self._is_draining = False
+        self._wait_for_place()
 
     def _wait_for_place(self) -> None:
         if self.stage is Stage.REGROUPING:
@@ -420,7 +435,7 @@ class Rank:
                 self._say_goodbye(True, why)
                 return
             self.unsaved = f"the last step, {self.step}, is not in the store: {done.why}"
-            self._world.journal.record("persist-failed", self.unsaved, ERROR)
+            self._world.journal.record("persist-failed", self.unsaved)  # `unsaved` is an error
             self._say_goodbye(False, self.unsaved)
 
         self._capture.drain(drained)

@@ -10,9 +10,10 @@ does.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from keepstep.errors import DamageError, IdentityError, KeeperError, LayoutError, StoreError
+from keepstep.model.events import WARNING
 from keepstep.model.messages.keeper_rank import StateOffered
 from keepstep.model.snapshot import Stamp
 from keepstep.model.units import human_ns
@@ -34,11 +35,13 @@ class Restored:
 class Unusable:
     """The offer cannot be used here; another source may do. `holds`: what this rank asked with
     proves no more, and this is what it still has; None when it never had it. `unread`: it may be
-    good, the store did not say."""
+    good, the store did not say. `brought`: it was brought here and does not prove; the holder's
+    may."""
 
     why: str
     holds: tuple[Stamp, ...] | None = None
     unread: bool = False
+    brought: bool = False
 
 
 class Restorer:
@@ -77,7 +80,7 @@ class Restorer:
         if isinstance(found, Unusable):
             return found
         for remark in found:
-            self._world.journal.record("restore-remark", remark)
+            self._world.journal.record("restore-remark", remark, WARNING)
         took_ns = clock.monotonic_ns() - began_ns
         why = f"loaded and proven in {human_ns(took_ns)}"
         self._world.journal.record("loaded", why, step=offer.step, duration_ns=took_ns)
@@ -89,13 +92,13 @@ class Restorer:
             again = yield from self._capture.look_again()
             self._slot_of.update(again.slot_of)
         if stamp not in self._slot_of:
-            return Unusable(f"{stamp} should have been fetched and is not in any slot")
+            why = f"{stamp} should have been fetched and is not in any slot"
+            return Unusable(why, brought=True)
         loaded = yield from self._load_slot(stamp, self._slot_of[stamp])
         if isinstance(loaded, Unusable):
-            self._capture.distrust(self._slot_of[stamp])
+            yield from self._capture.could_not_load(self._slot_of.pop(stamp), loaded.why)
             if not was_asked_with:
-                return loaded
-            del self._slot_of[stamp]
+                return replace(loaded, brought=True)
             return Unusable(loaded.why, tuple(sorted(self._slot_of)))
         self._capture.forget_newer(stamp)
         return loaded
@@ -128,7 +131,6 @@ class Restorer:
         except StoreError as error:
             return Unusable(str(error), unread=True)
         self._has_loaded = True
-        self._capture.forget_newer(None)
         return remarks
 
     def _start_fresh(self, why: str) -> list[str]:
@@ -141,8 +143,6 @@ class Restorer:
                 f"{why}: this process has loaded a state before, so it cannot start fresh; it has "
                 "to be started anew"
             )
-        if not self._wants_fresh:
-            self._capture.forget_newer(None)
         return []
 
 

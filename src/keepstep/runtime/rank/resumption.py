@@ -92,6 +92,11 @@ class Resumption:
 
         self._world.timers.after(IMPATIENT_NS, still_waits)
 
+    def delayed(self, why: str) -> None:
+        """Nobody is offered anything yet."""
+        if self._who.rank == 0:  # for all: what is on the screen is theirs
+            self._world.journal.record("waiting", why, WARNING)
+
     def offered(self, offer: StateOffered) -> None:
         """Load it, and say how that went."""
         if self._restorer is not None:
@@ -104,8 +109,8 @@ class Resumption:
             case Restored():
                 self._loaded = offer
                 self._keeper.loaded(offer)
-            case Unusable(why=why, holds=None, unread=unread):
-                self._keeper.unusable(offer, why, unread)
+            case Unusable(why=why, holds=None, unread=unread, brought=brought):
+                self._keeper.unusable(offer, why, unread, brought)
             case Unusable(why=why, holds=holds) if holds is not None:
                 stamp = Stamp(offer.step, offer.epoch)
                 told = f"{stamp} proves no more: {why}; asking again, others may have it"

@@ -118,11 +118,12 @@ def protect(
             "job.close() in between"
         )
     _check_names(config, nameless, stateful)
-    settings = resolve(config, os.environ, default_job(sys.argv, os.environ))
+    settings = resolve(config, os.environ, default_job(sys.argv))
     check_rules(settings.keep)  # a wrong rule is an error now, not at the first checkpoint
     check_needs(settings)
     who = identity_of(settings.job, settings.arena_dir, os.environ, process_group(), gather_objects)
-    protected = Protected.of(stateful, settings.lazy)
+    trusted = settings.trusted_types.replace(",", " ").split()
+    protected = Protected.of(stateful, settings.lazy, trusted)
     claim_job_dir(settings.job_dir)
     journal = FileJournal(settings.journal_path, f"rank {who.rank}")
     speak_of_training(settings.log, speaks=who.rank == 0)

@@ -50,7 +50,7 @@ class _Batch:
         """Whether it is compared with these; not when they are being compared, or are many
         bytes."""
         with self._lock:
-            nbytes = sum(one.offer.payload_bytes for one in (*self._waiting, arrived))
+            nbytes = sum([one.offer.payload_bytes for one in (*self._waiting, arrived)])
             is_taken = not self._is_over and nbytes <= BATCH_BYTES
             if is_taken:
                 self._waiting.append(arrived)

@@ -19,13 +19,13 @@ import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from keepstep.coding.checksum import checksum
 from keepstep.coding.reed_solomon import solve
 from keepstep.core.redundancy.stripes import Stripes, contribution, stripes_of_snapshots
 from keepstep.edge.shm.slot import Slot, parse_page, table_bytes
 from keepstep.errors import DamageError
+from keepstep.model.decoding import a_count, an_object, counts, decoding, from_json
 from keepstep.model.snapshot import SlotHeader, SlotState, Stamp
 from keepstep.model.units import PAGE_BYTES
 from keepstep.model.wire import BlockRange, Part, Span
@@ -110,17 +110,19 @@ def contents_of(
 
 def contents_from(manifest: bytes, block_bytes: int) -> ParityContents:
     """The inverse of `ParityContents.to_text`, from a proven manifest of a slot with blocks of
-    `block_bytes`."""
-    said: dict[str, Any] = json.loads(manifest)
-    row, data_bytes = said["row"], said["data_bytes"]
-    stripes = stripes_of_snapshots(row, said["tolerates"], data_bytes, block_bytes)
-    return ParityContents(
-        stripes,
-        {
-            int(r): (at, SnapshotSizes(payload, text, block_bytes))
-            for r, (at, payload, text) in said["metas"].items()
-        },
-    )
+    `block_bytes`. Raises DamageError when it says nothing that can be."""
+    with decoding("contents of a parity"):
+        said = an_object(from_json(manifest))
+        group, data_bytes = counts(said["row"]), counts(said["data_bytes"])
+        tolerates = a_count(said["tolerates"], least=1)
+        if not tolerates < len(group) == len(data_bytes):
+            raise ValueError(f"{len(group)} members that tolerate {tolerates}")
+        stripes = stripes_of_snapshots(group, tolerates, data_bytes, block_bytes)
+        metas = {}
+        for rank, (at, payload, text) in an_object(said["metas"]).items():
+            sizes = SnapshotSizes(a_count(payload), a_count(text), block_bytes)
+            metas[int(rank)] = (a_count(at), sizes)
+        return ParityContents(stripes, metas)
 
 
 def ranges_for(stripes: Stripes, sizes: SnapshotSizes, owner: int, keeper: int) -> list[BlockRange]:

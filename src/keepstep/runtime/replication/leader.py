@@ -1,7 +1,8 @@
 """Leader: what the keeper of node 0 does for all: which policy holds, and which generation is
 protected and committed.
 
-Comes in: the nodes' reports. Goes out: horizons, and which nodes may be lost, to all of them.
+Comes in: the nodes' reports. Goes out: horizons, and which nodes may be lost, to all of them. What
+has come in one turn is decided about once: with a thousand ranks reports come by the hundred.
 Everything it knows is rebuilt from new reports by whoever leads next.
 """
 
@@ -45,6 +46,8 @@ class Leader:
         self._ended: set[int] = set()
         self._facts: dict[int, tuple[int, int]] = {}  # by node: snapshot bytes, free bytes
         self._rows: dict[int, tuple[RanksReport, ...]] = {}  # by node, as it reported last
+        # what was reported since the last decision, by the horizon that the reporting node knew
+        self._reported: list[tuple[Horizon, list[RankFacts]]] = []
         self._spans: dict[int, int] = {}  # by node: steps that a capture takes
         self._period_steps = 1  # that was announced
         if len(self._mesh.members) == 1:
@@ -63,10 +66,11 @@ class Leader:
         """All ranks train on."""
         self._commit = commit = Commit(self._mesh.world_size, epoch)
         self._rows.clear()
+        self._reported.clear()
         self._announce(commit)
 
     def receive_report(self, node: int, report: NodeReport) -> None:
-        """What a node says that its ranks hold."""
+        """What a node says that its ranks hold. `decide` makes something of it."""
         if self._commit is None:  # another keeper led before: it began this epoch
             self._commit = Commit(self._mesh.world_size, report.epoch)
         commit = self._commit
@@ -76,11 +80,24 @@ class Leader:
         self._choose_policy(commit, report.hindered)
         known = Horizon(report.epoch, report.committed, report.target, inherited=report.inherited)
         self._spans[node] = report.span_steps
-        is_new_period = max(self._spans.values()) != self._period_steps
         before = self._rows.get(node, ())
         self._rows[node] = report.ranks
         news = [fact for row in report.ranks if row not in before for fact in _facts(row)]
-        if commit.report(news, known) is not None or is_new_period:
+        if self._reported and self._reported[-1][0] == known:
+            self._reported[-1][1].extend(news)
+        else:
+            self._reported.append((known, news))
+
+    def decide(self) -> None:
+        """All that was reported in this turn is there: announce what it comes to, if that is
+        new."""
+        commit = self._commit
+        if commit is None or not self._reported:
+            return
+        reported, self._reported = self._reported, []
+        found = [commit.report(news, known) for known, news in reported]
+        is_new_period = max(self._spans.values()) != self._period_steps
+        if is_new_period or any(horizon is not None for horizon in found):
             self._announce(commit)
 
     def holdings(self) -> list[Holding]:
@@ -155,15 +172,14 @@ class Leader:
     def link_is_open(self, node: int) -> None:
         """Perhaps to another life of that node's keeper: it may have missed the last horizon."""
         if self._commit is not None:
-            self._send(node, self._commit.horizon)
+            self._links.send(node, self._word(self._commit.horizon))
 
     def _announce(self, commit: Commit) -> None:
         self._period_steps = max(self._spans.values(), default=1)
-        for member in self._mesh.members:
-            self._send(member.node, commit.horizon)
+        self._links.to_all(self._word(commit.horizon))
 
-    def _send(self, node: int, horizon: Horizon) -> None:
-        word = HorizonWord(
+    def _word(self, horizon: Horizon) -> HorizonWord:
+        return HorizonWord(
             mesh_version=self._mesh.version,
             epoch=horizon.epoch,
             policy=str(self._policy or Auto()),
@@ -175,7 +191,6 @@ class Leader:
             decided_step=horizon.decided_step,
             period_steps=self._period_steps,
         )
-        self._links.send(node, word)
 
 
 def _facts(row: RanksReport) -> list[RankFacts]:

@@ -260,8 +260,11 @@ class MeshState:
         return self._links.gathering()
 
     def report_news(self) -> None:
-        """What has changed here is reported once, behind all that has changed it. Only pages that
-        are said to have changed are looked at: `tick` finds what nobody said."""
+        """What has changed here is reported once, behind all that has changed it; where this node
+        leads, what others have reported is decided about. Only pages that are said to have changed
+        are looked at: `tick` finds what nobody said."""
+        if self._leader is not None:
+            self._leader.decide()
         if self._has_news:
             self._report(self._pages.known())
 
@@ -467,8 +470,8 @@ class MeshState:
         if said == self._last_report:
             return
         self._last_report = said
-        nbytes = sum(s.payload_bytes for s in pages.values())
-        slots = max((len(s.slots) for s in pages.values()), default=0)
+        nbytes = sum([s.payload_bytes for s in pages.values()])
+        slots = max([len(s.slots) for s in pages.values()], default=0)
         report = NodeReport(
             mesh_version=self.mesh.version,
             epoch=self._epoch,

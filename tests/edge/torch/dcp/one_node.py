@@ -29,12 +29,12 @@ def write_checkpoint(
     Raises what the acts raise. After that every other step is as it was and this one has no new
     checkpoint.
     """
-    attempt = CheckpointAttempt(job, Stamp(step, 0), 0, (len(states),))
+    number = store.named(step).attempt + store.exists(step)
+    attempt = CheckpointAttempt(job, Stamp(step, 0), number, (len(states),))
     present = already_there(store, attempt)
     if present is not None:
         return present
-    store.retract(step)  # at most a damaged one
-    with store.draft(step, progress) as draft:
+    with store.draft(attempt.name, progress) as draft:
         values = survey(draft, attempt, 0, states)
         write_part(draft, attempt, 0, values, metrics, fingerprint)
         return publish(draft, attempt, 1)

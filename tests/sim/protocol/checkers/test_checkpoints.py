@@ -84,7 +84,9 @@ def _told(monkeypatch: pytest.MonkeyPatch, where: type, name: str, instead: obje
 
 
 def test_a_checkpoint_that_is_taken_away_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = _told(monkeypatch, Persister, "_not_kept", lambda self, step: {step: "planted"})
+    wrong = _told(
+        monkeypatch, Persister, "_not_kept", lambda self, attempt: {attempt.name: "planted"}
+    )
     assert wrong.startswith(CheckpointsAreWhole.NAME)
 
 

@@ -43,6 +43,6 @@ def test_an_attempt_that_goes_on_without_a_machine_is_found_out(
 
 def test_where_nobody_replaces_it_the_job_ends_with_fewer() -> None:
     plan = RunPlan(
-        nodes=3, min_nodes=2, shrink_after_s=3.0, steps=12, replaces=False, limit_ns=300 * S_NS
+        nodes=3, min_nodes=2, shrink_after_s=3.0, steps=12, replaces=False, limit_ns=400 * S_NS
     )
     assert _run(1, plan).wrong is None

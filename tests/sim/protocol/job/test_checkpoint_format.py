@@ -43,7 +43,7 @@ class Nodes:
             SimFormat(store, machine.clock)
             for store, machine in zip(self.stores, self.machines, strict=True)
         ]
-        self.drafts = [self.stores[0].draft(STEP, mine=ATTEMPT.owns), self.stores[1].join(STEP)]
+        self.drafts = [store.draft(ATTEMPT.name) for store in self.stores]
         memories = [
             SimMemory(machine.files, process)
             for machine, process in zip(self.machines, processes, strict=True)
@@ -108,7 +108,7 @@ def test_nothing_is_published_without_all_parts() -> None:
     nodes.write_part(0, surveyed[0])
     with pytest.raises(StoreError):
         nodes.publish()
-    assert nodes.store.usable()[0] == []
+    assert nodes.store.look().usable == []
 
 
 def test_a_state_that_changed_after_its_survey_is_not_written() -> None:
@@ -130,7 +130,7 @@ def test_another_jobs_checkpoint_is_not_taken_for_ours() -> None:
 def test_every_single_bit_of_a_state_is_guarded() -> None:
     nodes = _written()
     nodes.publish()
-    data = nodes.disk.files[f"s/step-{STEP:012d}/{ATTEMPT.data_name(1)}"].data
+    data = nodes.disk.files[f"s/{ATTEMPT.name.directory}/{ATTEMPT.data_name(1)}"].data
     for bit in range(0, 8 * NBYTES, 97):
         data[bit // 8] ^= 1 << bit % 8
         with pytest.raises(DamageError):

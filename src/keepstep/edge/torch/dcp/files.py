@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from torch.distributed.checkpoint.filesystem import FileSystemBase
 
-from keepstep.edge.store.store import Draft
+from keepstep.edge.store.draft import Draft
 
 
 class CheckpointFiles(FileSystemBase):

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from keepstep.edge.shm.slot import Slot
+from keepstep.edge.store.draft import Draft
 from keepstep.edge.store.manifest import Manifest
-from keepstep.edge.store.store import Draft, Store
+from keepstep.edge.store.store import Store
 from keepstep.edge.torch.dcp.tree import RankState
 from keepstep.edge.torch.dcp.write import NodeValues, already_there, publish, survey, write_part
+from keepstep.edge.torch.pickles.inert import Inert
 from keepstep.edge.torch.plan import ABOUT, BESIDE
 from keepstep.edge.torch.tree import rebuild, shared_names
 from keepstep.edge.torch.views import overlay
@@ -77,7 +79,7 @@ def _rank_state(slot: Slot) -> tuple[RankState, dict[str, Any], float]:
         if segment.spec.shard is not None
     }
     objects = bytes(slot.payload[layout.objects_offset : header.payload_bytes])
-    tree = rebuild(objects, tensors)
+    tree = rebuild(objects, tensors, Inert)
     fingerprint = tree.pop(ABOUT)
     tree[BESIDE]["shared"] = shared_names(tree)
     return RankState(header.rank, tree, shards), fingerprint, header.loss

@@ -10,6 +10,7 @@ what rank r gave.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -18,14 +19,18 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.tensor import DTensor
 
 from keepstep.edge.store.manifest import Manifest
 from keepstep.edge.store.store import Store
 from keepstep.edge.torch.dcp.files import CheckpointFiles
+from keepstep.edge.torch.dcp.metadata import CheckpointReader
 from keepstep.edge.torch.dcp.tree import RANKS, TREE, grown
+from keepstep.edge.torch.pickles.checked import Vocabulary, load_torch
+from keepstep.edge.torch.pickles.known import Known
+from keepstep.edge.torch.tree import is_plain
 from keepstep.errors import LayoutError
 
 SHOWN_DIFFERENCES = 5
@@ -51,6 +56,7 @@ def read_checkpoint(
     params: Mapping[str, Mapping[Any, torch.Tensor]] | None = None,
     free: Collection[str] = (),
     grown_names: Collection[str] = (),
+    vocabulary: Vocabulary | None = None,
 ) -> Loaded:
     """One rank's state, shaped by the checkpoint, in new CPU tensors; DTensors where the template
     has them.
@@ -61,13 +67,15 @@ def read_checkpoint(
     free: names whose tensors may have changed shape since (a sampler's history): taken as
         the checkpoint has them.
     grown_names: the same of single tensors, by their whole names.
+    vocabulary: what values may consist of; None for plain types.
     Raises LayoutError, before any value is read, when the checkpoint is of another shape;
+    UntrustedError;
     DamageError and StoreError.
     """
     manifest = store.read_manifest(step)
-    reader = FileSystemReader(store.url(step))
+    reader = CheckpointReader(store.url(manifest.name), vocabulary or Known())
     reader.fs = CheckpointFiles(lambda name: store.open(manifest, name))  # type: ignore[assignment]
-    reader.path = store.url(step)
+    reader.path = store.url(manifest.name)
     metadata = reader.read_metadata()
     stored = metadata.state_dict_metadata
     own = f"{RANKS}.{rank}." if world_size == manifest.world_size else None
@@ -80,7 +88,7 @@ def read_checkpoint(
         replace(p, source=source(p.name), is_free=p.is_free or p.name in grown_names)
         for p in _places(outline, template, params or {}, free)
     ]
-    _check_shape(store.url(step), outline, template, places, stored, {*free, *grown_names})
+    _check_shape(store.url(manifest.name), outline, template, places, stored, {*free, *grown_names})
     loaded = _read(reader, metadata, {p.source: _target(p, stored[p.source]) for p in places})
     values = {p.name: _placed(p, loaded[p.source]) for p in places}
     differed = (
@@ -93,15 +101,27 @@ def read_checkpoint(
     )
 
 
-def _read(reader: FileSystemReader, metadata: Metadata, targets: dict[str, Any]) -> dict[str, Any]:
+def _read(reader: CheckpointReader, metadata: Metadata, targets: dict[str, Any]) -> dict[str, Any]:
     """DCP's own load, without its collectives: tensors into `targets`, other values in their
     place."""
-    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner = _Planner(reader.vocabulary)
     planner.set_up_planner(targets, metadata, is_coordinator=True)
     reader.set_up_storage_reader(metadata, is_coordinator=True)
     plan = planner.finish_plan(reader.prepare_local_plan(planner.create_local_plan()))
     reader.read_data(plan, planner).wait()
     return targets
+
+
+class _Planner(DefaultLoadPlanner):
+    """DCP's own, which would unpickle values with everything."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._vocabulary = vocabulary
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        name = read_item.dest_index.fqn
+        self.state_dict[name] = load_torch(value.getvalue(), self._vocabulary)
 
 
 class _Nothing(Enum):
@@ -230,6 +250,8 @@ def _check_shape(
             else None
         )
         if isinstance(place.live, torch.Tensor):
+            if not is_plain(place.live):
+                continue  # it is kept as a value
             expected = f"{_dtype(place.live.dtype)}{list(place.size_of(place.live))}"
             if tensor != expected:
                 differences.append(
@@ -287,7 +309,8 @@ def _target(place: _Place, stored: Any) -> torch.Tensor | None:
 
 def _placed(place: _Place, value: Any) -> Any:
     """A rank's own part as the DTensor it is a part of; everything else as it was read."""
-    like = place.like(value.size()) if place.is_own and isinstance(value, torch.Tensor) else None
+    is_part = place.is_own and isinstance(value, torch.Tensor) and is_plain(value)
+    like = place.like(value.size()) if is_part else None
     if not isinstance(like, DTensor):
         return value
     return DTensor.from_local(

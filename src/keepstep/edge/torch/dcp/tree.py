@@ -8,11 +8,12 @@ Invariant: `grown(outline(tree, ...), values, ...)` is the tree, container by co
 
 from __future__ import annotations
 
+import copy
 import ctypes
-import io
-from collections import OrderedDict
-from collections.abc import Mapping
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any
 
 import torch
@@ -22,12 +23,18 @@ import xxhash
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
 from keepstep.edge.store.parts import Sketch
+from keepstep.edge.torch.depth import as_deep_as_pickles
+from keepstep.edge.torch.pickles.inert import save_torch
+from keepstep.edge.torch.tree import is_plain
 from keepstep.errors import ConfigError, LayoutError
 from keepstep.model.layout import Shard
 
 OURS = "keepstep"
 TREE = f"{OURS}.tree"
 RANKS = "ranks"
+
+_KINDS: dict[type, str] = {dict: "dict", OrderedDict: "OrderedDict"}
+_OPENED = (*_KINDS, defaultdict, Counter)
 
 
 @dataclass
@@ -45,16 +52,18 @@ class Value:
     """What a rank has under a name: a tensor (perhaps a part of a larger one) or the bytes of a
     pickled value."""
 
-    path: tuple[str | int, ...]
+    path: tuple[Any, ...]
     data: torch.Tensor | bytes
     shard: Shard | None = None
 
     def sketch(self) -> Sketch:
+        # A key may be of the program's own, such as a member of an enumeration.
+        path = tuple(key if isinstance(key, (str, int)) else str(key) for key in self.path)
         if isinstance(self.data, bytes):
-            return Sketch(self.path, xxhash.xxh3_128_hexdigest(self.data), len(self.data))
+            return Sketch(path, xxhash.xxh3_128_hexdigest(self.data), len(self.data))
         tensor = self.data.contiguous()
         return Sketch(
-            path=self.path,
+            path=path,
             # Its bytes, because NaN is not equal to itself and -0.0 is equal to 0.0.
             digest=xxhash.xxh3_128_hexdigest(raw_bytes(tensor)),
             bytes=tensor.nbytes,
@@ -79,36 +88,116 @@ def flat(state: RankState) -> dict[str, Value]:
                 f"the name {name!r} is taken in a checkpoint: expected another name for this "
                 "part of the state"
             )
+    with as_deep_as_pickles():
+        return _flat(state)
+
+
+def _flat(state: RankState) -> dict[str, Value]:
+    tree = {name: _openable(name, value, state.shards) for name, value in state.tree.items()}
     try:
-        leaves, paths = flatten_state_dict(state.tree)
+        leaves, paths = flatten_state_dict(tree)
     except ValueError as error:
         raise LayoutError(
             f"rank {state.rank}: expected one name for every value, found {error}"
         ) from error
     values = {}
     for name, leaf in leaves.items():
-        if isinstance(leaf, torch.Tensor):
+        if isinstance(leaf, torch.Tensor) and is_plain(leaf):
             values[name] = Value(paths[name], leaf.detach(), state.shards.get(id(leaf)))
         else:
-            values[name] = Value(paths[name], _pickled(leaf))
-    values[TREE] = Value((OURS, "tree"), _pickled(outline(state.tree, (), leaves)))
+            whole = leaf.value if isinstance(leaf, _Whole) else leaf
+            values[name] = Value(paths[name], save_torch(whole))
+    values[TREE] = Value((OURS, "tree"), save_torch(outline(tree, (), leaves)))
     return values
 
 
-def _pickled(value: Any) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return buffer.getvalue()
+@dataclass(frozen=True, eq=False, slots=True)
+class _Whole:
+    """A container that DCP would open, and that is kept as one value."""
+
+    value: Any
+
+
+def _openable(name: str, node: Any, shards: Container[int]) -> Any:
+    """What DCP may open of a value by this name, so that it can be put together again."""
+    look = _Look(shards)
+    look.at(node)
+    if (look.is_ring and not look.has_shards) or (look.is_twice and not look.has_tensors):
+        return _Whole(node)
+    return _named(name, _opened(node))
+
+
+class _Look:
+    """What is in a value. A container that is in it twice, or in itself, is so again only where
+    one pickle has all of it; tensors have names of their own, which others read them by."""
+
+    def __init__(self, shards: Container[int]) -> None:
+        self.is_ring = self.is_twice = self.has_tensors = self.has_shards = False
+        self._shards = shards
+        self._seen: set[int] = set()
+        self._above: set[int] = set()
+
+    def at(self, node: Any) -> None:
+        """Look at what is in this one, too."""
+        if isinstance(node, torch.Tensor):
+            self.has_tensors = True
+            self.has_shards |= id(node) in self._shards
+        if not isinstance(node, (Mapping, list)) or not node:
+            return
+        self.is_ring |= id(node) in self._above
+        self.is_twice |= id(node) in self._seen
+        if id(node) in self._seen:
+            return
+        self._seen.add(id(node))
+        self._above.add(id(node))
+        for inner in node.values() if isinstance(node, Mapping) else node:
+            self.at(inner)
+        self._above.discard(id(node))
+
+
+def _opened(node: Any) -> Any:
+    """The same with what only looks like a dict kept whole: nobody could make it again of its
+    items."""
+    if isinstance(node, Mapping):
+        if type(node) not in _OPENED:
+            return _Whole(node)
+        inner = {key: _opened(value) for key, value in node.items()}
+        if all(inner[key] is value for key, value in node.items()):
+            return node
+        made = _emptied(node)
+        made.update(inner)
+        return made
+    if type(node) is list:
+        items = [_opened(value) for value in node]
+        return node if all(map(is_, items, node)) else items
+    return node
+
+
+def _named(name: str, node: Any) -> Any:
+    """The same, kept whole where two of its values would have one name: keys may have dots in
+    them, or print alike."""
+    try:
+        flatten_state_dict({name: node})
+    except ValueError:
+        return _Whole(node)
+    return node
+
+
+def _emptied(node: Any) -> Any:
+    """One like it: a defaultdict with its factory."""
+    made = copy.copy(node)
+    made.clear()
+    return made
 
 
 def outline(node: Any, path: tuple[Any, ...], leaves: Mapping[str, Any]) -> Any:
     """A tree's shape in plain values: a leaf is its name, a list a list, a mapping (kind, [(key,
-    shape), ...])."""
+    shape), ...]), where a kind is a name or an empty mapping."""
     name = ".".join(map(str, path))
     if name in leaves and leaves[name] is node:
         return name
     if isinstance(node, Mapping):
-        kind = "OrderedDict" if isinstance(node, OrderedDict) else "dict"
+        kind = _KINDS.get(type(node)) or _emptied(node)
         return kind, [(key, outline(value, (*path, key), leaves)) for key, value in node.items()]
     return [outline(value, (*path, index), leaves) for index, value in enumerate(node)]
 
@@ -120,9 +209,11 @@ def grown(node: Any, values: Mapping[str, Any], live: Any) -> Any:
     if isinstance(node, list):
         return [grown(sub, values, None) for sub in node]
     kind, pairs = node
-    made: dict[Any, Any] = OrderedDict() if kind == "OrderedDict" else {}
+    made: Any = OrderedDict() if kind == "OrderedDict" else {}
+    if not isinstance(kind, str):
+        made = _emptied(kind)
     for key, sub in pairs:
         made[key] = grown(sub, values, live.get(key) if isinstance(live, Mapping) else None)
     if kind == "OrderedDict" and hasattr(live, "_metadata"):
-        made._metadata = live._metadata  # type: ignore[attr-defined]  # the versions a module's state dict carries along
+        made._metadata = live._metadata  # the versions a module's state dict carries along
     return made

@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.filesystem import (
 from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 
+from keepstep.edge.store.draft import Draft
 from keepstep.edge.store.manifest import Manifest
 from keepstep.edge.store.parts import (
     CheckpointPart,
@@ -38,11 +39,11 @@ from keepstep.edge.store.parts import (
     survey_from_bytes,
     survey_to_bytes,
 )
-from keepstep.edge.store.store import Draft, Store
+from keepstep.edge.store.store import Store
 from keepstep.edge.torch.dcp.files import CheckpointFiles
 from keepstep.edge.torch.dcp.plan import WritePlan, make_plan
 from keepstep.edge.torch.dcp.tree import RankState, Value, flat
-from keepstep.errors import ConfigError, DamageError, IdentityError, LayoutError, StoreError
+from keepstep.errors import ConfigError, DamageError, IdentityError, LayoutError
 from keepstep.model.checkpoint import CheckpointAttempt
 
 METADATA = ".metadata"
@@ -51,11 +52,11 @@ NodeValues = dict[int, dict[str, Value]]  # a node's values, by rank and name
 
 
 def already_there(store: Store, attempt: CheckpointAttempt) -> Manifest | None:
-    """The checkpoint of this step, when it is there and every byte is as written. Raises
+    """The checkpoint of this state, when it is there and every byte is as written. Raises
     IdentityError when it is another job's."""
-    present = store.intact(attempt.stamp.step)
+    present = store.intact_of(attempt.stamp)
     if present is not None and present.job != attempt.job:
-        url = store.url(attempt.stamp.step)
+        url = store.url(present.name)
         raise IdentityError(
             f"{url}: expected a checkpoint of job {attempt.job!r}, found one of {present.job!r}"
         )
@@ -93,7 +94,7 @@ def write_part(
     IdentityError when a survey is missing, torn or another attempt's; StoreError when it cannot be
     written; DamageError when it reads back differently.
     """
-    plan = _plan(draft.store, attempt)
+    plan = _plan(draft, attempt)
     items: list[PartItem] = []
     for rank in attempt.ranks_of(node):
         items += _write_rank(draft, attempt.data_name(rank), rank, plan, values[rank])
@@ -112,8 +113,8 @@ def publish(draft: Draft, attempt: CheckpointAttempt, wall_ns: int) -> Manifest:
     Raises StoreError when a part is missing, DamageError when one is torn or a file has gone,
     IdentityError when one is another attempt's, LayoutError when it is not what the plan says.
     """
-    plan = _plan(draft.store, attempt)
-    parts = [_part(draft.store, attempt, node) for node in range(len(attempt.ranks))]
+    plan = _plan(draft, attempt)
+    parts = [_part(draft, attempt, node) for node in range(len(attempt.ranks))]
     located = [
         r
         for node, (part, where) in enumerate(parts)
@@ -134,6 +135,9 @@ def publish(draft: Draft, attempt: CheckpointAttempt, wall_ns: int) -> Manifest:
         wall_ns,
         said.fingerprint,
         files,
+        attempt.stamp.epoch,
+        attempt.number,
+        attempt.timeline,
     )
     draft.publish(manifest)
     return manifest
@@ -142,26 +146,18 @@ def publish(draft: Draft, attempt: CheckpointAttempt, wall_ns: int) -> Manifest:
 # -- what the nodes said
 
 
-def _plan(store: Store, attempt: CheckpointAttempt) -> WritePlan:
+def _plan(draft: Draft, attempt: CheckpointAttempt) -> WritePlan:
     sketches: list[Mapping[str, Sketch]] = []
     for node in range(len(attempt.ranks)):
-        raw, where = _read_small(store, attempt, attempt.survey_name(node))
+        raw, where = draft.read_small(attempt.survey_name(node))
         said = survey_from_bytes(raw, where, attempt, node)
         sketches += [said[rank] for rank in attempt.ranks_of(node)]
     return make_plan(sketches)
 
 
-def _part(store: Store, attempt: CheckpointAttempt, node: int) -> tuple[CheckpointPart, str]:
-    raw, where = _read_small(store, attempt, attempt.part_name(node))
+def _part(draft: Draft, attempt: CheckpointAttempt, node: int) -> tuple[CheckpointPart, str]:
+    raw, where = draft.read_small(attempt.part_name(node))
     return part_from_bytes(raw, where, attempt, node), where
-
-
-def _read_small(store: Store, attempt: CheckpointAttempt, name: str) -> tuple[bytes, str]:
-    where = store.place(attempt.stamp.step, name).where
-    raw = store.read_small(attempt.stamp.step, name)
-    if raw is None:
-        raise StoreError(f"{where}: expected what a node says about this attempt, found no file")
-    return raw, where
 
 
 def _write_small(draft: Draft, name: str, raw: bytes) -> None:
@@ -235,7 +231,7 @@ def _write_rank(
 
 
 def _writer(draft: Draft, opened: Callable[[str], io.RawIOBase]) -> FileSystemWriter:
-    url = draft.store.url(draft.step)
+    url = draft.url
     # the draft syncs; there is no device to copy from
     writer = FileSystemWriter(url, sync_files=False, per_thread_copy_ahead=0)
     writer.fs = CheckpointFiles(opened, draft)  # type: ignore[assignment]  # as torch's own FsspecWriter does

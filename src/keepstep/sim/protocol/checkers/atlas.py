@@ -10,6 +10,7 @@ owed late.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from keepstep.core.redundancy.protection import Assignment, assignments
@@ -32,7 +33,7 @@ class Generation:
     node its machine."""
 
     stamp: Stamp
-    assignments: dict[int, Assignment]
+    assignments: Mapping[int, Assignment]
     machines: tuple[int, ...]
     node_of: dict[int, int]
 
@@ -52,7 +53,8 @@ class Atlas(Observer):
         self.machines: tuple[int, ...] = ()  # likewise, by node
         self.world_size = job.world_size  # likewise
         self._epoch = -1  # that is trained
-        self._done: set[int] = set()  # in that epoch
+        self._trained_by: dict[int, Program] = {}  # by rank, in that epoch
+        self._done: set[int] = set()  # likewise
         self.are_all_done = False
         self.is_over = False
 
@@ -94,10 +96,14 @@ class Atlas(Observer):
         return any((number, at) == (machine, stamp) for number, _, at in self.damages)
 
     def went(self, program: Program, source: str, stamp: Stamp, epoch: int) -> None:
-        if epoch != self._epoch:
+        rank = program.who.rank
+        # Where every machine was lost nobody remembers the epochs: they are counted anew.
+        if epoch != self._epoch or self._trained_by.get(rank, program) is not program:
             self._epoch = epoch
+            self._trained_by.clear()
             self._done.clear()
             self.are_all_done = False
+        self._trained_by[rank] = program
         if self.committed is not None and (source != "memory" or stamp < self.committed.stamp):
             # Not before all who judge have heard of this: what was owed is compared with what all
             # go on from.

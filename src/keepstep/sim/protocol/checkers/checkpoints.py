@@ -10,7 +10,8 @@ for; what is left of attempts that came to nothing.
 
 from __future__ import annotations
 
-from keepstep.edge.store.store import MANIFEST, Store
+from keepstep.edge.store.draft import MANIFEST
+from keepstep.edge.store.store import Store
 from keepstep.errors import DamageError, StoreError
 from keepstep.model.events import Event
 from keepstep.model.snapshot import Stamp
@@ -39,8 +40,9 @@ class CheckpointsAreWhole(Checker):
     def went(self, program: Program, source: str, stamp: Stamp, epoch: int) -> None:
         if self.job.around.disk.has_lied or self.job.around.settings.store is None:
             return
-        steps, _ = self._store().usable()
-        if source == "fresh" and self._newest >= 0 and steps:
+        self._newest = min(self._newest, stamp.step)  # what is beyond it is computed again
+        steps = self._store().look().usable
+        if source == "fresh" and steps:
             self.violated(f"all start afresh, and the store has {steps}")
 
     def removed(self, process: Process, path: str) -> None:
@@ -48,7 +50,7 @@ class CheckpointsAreWhole(Checker):
         if not path.endswith(f"/{MANIFEST}") or self.job.around.disk.has_lied:
             return
         store = self._store()
-        steps, _ = store.usable()
+        steps = store.look().usable
         whole = [step for step in steps if store.intact(step) is not None]
         step = next((s for s in whole if store.place(s, MANIFEST).path == path), None)
         if step is not None and len([s for s in whole if s > step]) < KEPT:
@@ -58,9 +60,7 @@ class CheckpointsAreWhole(Checker):
         if self.job.around.settings.store is None:
             return
         store = self._store()
-        # Not `usable`: a store in which nothing is whole refuses to be taken for an empty one.
-        steps = [manifest.step for manifest in store.follow().list_checkpoints().checkpoints]
-        whole = [step for step in steps if self._is_whole(store, step)]
+        whole = [step for step in store.look().usable if self._is_whole(store, step)]
         for step in whole:
             self._compare(store, step)
         has_lied = self.job.around.disk.has_lied

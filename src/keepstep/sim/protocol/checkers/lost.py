@@ -19,6 +19,7 @@ class LostSteps(Checker):
     _epoch = 0
     _best: Stamp | None = None  # that all could go back to, when the nemesis had struck last
     _ranks = 0  # of which it was the best
+    _trained_ranks = 0  # of the world that memory is of
     _struck_ns = -1
     _joined_ns = -1
     _completed = -1
@@ -47,6 +48,7 @@ class LostSteps(Checker):
         if any("takes a machine's memory" in fault for fault in self.job.faults):
             return  # there may be no room for what others could give
         ranks = program.who.world_size
+        trained_ranks, self._trained_ranks = self._trained_ranks, ranks
         owed = self.atlas.owed() if self.atlas.committed_ranks == ranks else None
         if owed is not None and (source != "memory" or stamp < owed):
             self.violated(
@@ -56,7 +58,7 @@ class LostSteps(Checker):
         atlas = self.atlas
         if (
             best is not None
-            and self._ranks == ranks
+            and self._ranks == ranks == trained_ranks
             and not atlas.is_over
             and not atlas.damages
             and self._struck_ns < before

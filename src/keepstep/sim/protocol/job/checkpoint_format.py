@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import xxhash
 
 from keepstep.edge.shm.slot import Slot
+from keepstep.edge.store.draft import Draft
 from keepstep.edge.store.manifest import FORMAT_VERSION, Manifest, seal, unseal
 from keepstep.edge.store.parts import (
     CheckpointPart,
@@ -29,8 +30,8 @@ from keepstep.edge.store.parts import (
     survey_from_bytes,
     survey_to_bytes,
 )
-from keepstep.edge.store.store import Draft, Store
-from keepstep.errors import DamageError, IdentityError, LayoutError, StoreError
+from keepstep.edge.store.store import Store
+from keepstep.errors import DamageError, IdentityError, LayoutError
 from keepstep.model.checkpoint import CheckpointAttempt
 from keepstep.ports import Clock
 from keepstep.sim.protocol.job.oracle import MIXED_BYTES, advance
@@ -56,7 +57,7 @@ class SimFormat:
 
     def already_there(self, attempt: CheckpointAttempt) -> bool:
         """See `ports.CheckpointFormat`."""
-        present = self._store.intact(attempt.stamp.step)
+        present = self._store.intact_of(attempt.stamp)
         if present is not None and present.job != attempt.job:
             raise IdentityError(f"expected a checkpoint of {attempt.job}, found {present.job}'s")
         return present is not None
@@ -81,7 +82,7 @@ class SimFormat:
         self, draft: Draft, attempt: CheckpointAttempt, node: int, values: SurveyedStates
     ) -> int:
         """See `ports.CheckpointFormat`."""
-        surveys = self._surveys(attempt)
+        surveys = self._surveys(draft, attempt)
         items = []
         for rank, state in values.states.items():
             if _sketch(state) != surveys[rank][STATE]:
@@ -96,7 +97,7 @@ class SimFormat:
 
     def publish(self, draft: Draft, attempt: CheckpointAttempt) -> Manifest:
         """See `ports.CheckpointFormat`."""
-        parts = [self._part(attempt, node) for node in range(len(attempt.ranks))]
+        parts = [self._part(draft, attempt, node) for node in range(len(attempt.ranks))]
         items = [item for part in parts for item in part.items]
         if [item.rank for item in items] != list(range(attempt.world_size)):
             raise LayoutError(f"expected the states of {attempt.world_size} ranks, found {items}")
@@ -111,30 +112,24 @@ class SimFormat:
             wall_ns=self._clock.wall_ns(),
             fingerprint={},
             files={**files, INDEX: draft.files[INDEX]},
+            epoch=attempt.stamp.epoch,
+            attempt=attempt.number,
+            timeline=attempt.timeline,
         )
         draft.publish(manifest)
         return manifest
 
-    def _surveys(self, attempt: CheckpointAttempt) -> Survey:
+    def _surveys(self, draft: Draft, attempt: CheckpointAttempt) -> Survey:
         """Of all nodes."""
         said: dict[int, Mapping[str, Sketch]] = {}
         for node in range(len(attempt.ranks)):
-            raw, where = self._read(attempt, attempt.survey_name(node))
+            raw, where = draft.read_small(attempt.survey_name(node))
             said.update(survey_from_bytes(raw, where, attempt, node))
         return said
 
-    def _part(self, attempt: CheckpointAttempt, node: int) -> CheckpointPart:
-        raw, where = self._read(attempt, attempt.part_name(node))
+    def _part(self, draft: Draft, attempt: CheckpointAttempt, node: int) -> CheckpointPart:
+        raw, where = draft.read_small(attempt.part_name(node))
         return part_from_bytes(raw, where, attempt, node)
-
-    def _read(self, attempt: CheckpointAttempt, name: str) -> tuple[bytes, str]:
-        """A small file of the attempt, and where that lies."""
-        step = attempt.stamp.step
-        where = self._store.place(step, name).where
-        raw = self._store.read_small(step, name)
-        if raw is None:
-            raise StoreError(f"{where}: a node was to say something here, found no file")
-        return raw, where
 
     def _write(self, draft: Draft, name: str, data: bytes | memoryview) -> None:
         with draft.open(name) as file:
@@ -147,7 +142,7 @@ def read_state(store: Store, step: int, rank: int, nbytes: int) -> bytes:
     it, `nbytes` made of what all states of the step were made of. Raises DamageError, StoreError.
     """
     manifest = store.read_manifest(step)
-    where = store.place(step, INDEX).where
+    where = store.place(manifest.name, INDEX).where
     names = unseal(_read_file(store, manifest, INDEX), where)["files"]
     if rank < len(names):
         return _read_file(store, manifest, names[rank])

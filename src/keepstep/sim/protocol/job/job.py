@@ -83,8 +83,10 @@ class SimJob:
         """From now on these hear of everything. Before `begin`."""
         around = self.around
         around.observers = Observers(observers)
-        around.network.on_send = around.observers.said
-        around.network.on_hear = around.observers.heard
+        if around.observers.wants("said"):
+            around.network.on_send = around.observers.said
+        if around.observers.wants("heard"):
+            around.network.on_hear = around.observers.heard
         around.network.on_link = around.observers.linked
         around.kv.on_write = around.observers.written
         around.disk.on_remove = around.observers.removed

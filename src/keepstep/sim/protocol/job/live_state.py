@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from keepstep.coding.checksum import block_checksums
 from keepstep.edge.shm.slot import Slot
+from keepstep.errors import LayoutError
 from keepstep.model.layout import Layout, TensorSpec, lay_out
 from keepstep.model.snapshot import SlotHeader
 from keepstep.model.units import KIB
@@ -28,6 +29,7 @@ class SimGathered:
     """See `ports.Gathered`."""
 
     layout: Layout
+    remark: str = ""
 
     @property
     def payload_bytes(self) -> int:
@@ -165,6 +167,8 @@ class SimState:
         """There is no device."""
 
     def load(self, slot: Slot, header: SlotHeader, layout: Layout) -> list[str]:
+        if layout != self._layout:
+            raise LayoutError(f"{slot.path}: expected {self._layout}, found {layout}")
         self.state = bytes(slot.payload[: self._nbytes])
         return []
 

@@ -329,7 +329,9 @@ class KeeperLife:
             serve_boxes=self._serve,
             open_links=self._open_links,
             wake=self._wake,
-            checkpoints=None if url is None else open_store(url, around.disk, self.process),
+            checkpoints=None
+            if url is None
+            else open_store(url, around.disk, self.process, around.settings.job),
             persisters=None if url is None else self._persisters(),
             pid=self.process.pid,
             uid=UID,

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from keepstep.config import Settings
+from keepstep.edge.store.owner import StoreUser
 from keepstep.edge.store.store import Store
 from keepstep.model.messages.persister import ToPersister
 from keepstep.ports import Acts, Box, ChildConnection, Executor, Hearer
@@ -30,9 +31,10 @@ BLOCK_BYTES = 128  # small states still have several
 T = TypeVar("T")
 
 
-def open_store(url: str, disk: SharedDisk, process: Process) -> Store:
-    """As that process sees it."""
-    return Store(url, fs=SimFileSystem(disk, process), block_bytes=BLOCK_BYTES)
+def open_store(url: str, disk: SharedDisk, process: Process, job: str | None = None) -> Store:
+    """As that process sees it. `job`: whose it is to be; None: somebody only looks."""
+    user = None if job is None else StoreUser(job)
+    return Store(url, fs=SimFileSystem(disk, process), block_bytes=BLOCK_BYTES, user=user)
 
 
 class SimPersisters:
@@ -76,7 +78,7 @@ class SimPersisters:
         settings = self._settings
         machine = child.machine
         assert settings.store is not None
-        store = open_store(settings.store, self._disk, child)
+        store = open_store(settings.store, self._disk, child, settings.job)
         persister = Persister(
             job=settings.job,
             job_dir=settings.job_dir,

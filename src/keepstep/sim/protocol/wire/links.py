@@ -89,9 +89,10 @@ class SimLinks:
         if is_broken:
             self._peers.reset(node)
         is_taken = self._peers.table.send(node, message)
-        if is_taken:
+        on_send = self.network.on_send
+        if is_taken and on_send is not None:
             for one in each_of(message):
-                self.network.on_send(self, node, one)
+                on_send(self, node, one)
         return is_taken
 
     def send_block(
@@ -139,8 +140,10 @@ class _Ear:
         self._receiver.up(node)
 
     def message(self, node: int, message: MeshMessage) -> None:
-        for one in each_of(message):
-            self._network.on_hear(self._links, node, one)
+        on_hear = self._network.on_hear
+        if on_hear is not None:
+            for one in each_of(message):
+                on_hear(self._links, node, one)
         self._receiver.message(node, message)
 
 
@@ -259,7 +262,7 @@ class SimPeers:
 
     def accept(self, socket: SimSocket) -> None:
         carrier = SimCarrier(self, socket, _nobody_waits)
-        carrier.carry(self.table.accepted(carrier))
+        carrier.carry(self.table.accepted(carrier, socket.other.process.machine.host))
 
 
 class SimCarrier:

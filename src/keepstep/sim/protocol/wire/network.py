@@ -75,9 +75,10 @@ class Network:
         self.watch_ns = LIGHT_WATCH_NS if wires.light else WATCH_NS
         self.doors: dict[tuple[str, int], Listener] = {}
         self.connections: dict[Pipe, None] = {}  # in the order in which they were made
-        self.on_send: Callable[[SimLinks, int, MeshMessage], None] = _nobody
+        # None: nobody wants to know
+        self.on_send: Callable[[SimLinks, int, MeshMessage], None] | None = None
         self.on_link: Callable[[SimLinks, int], None] = lambda links, node: None
-        self.on_hear: Callable[[SimLinks, int, MeshMessage], None] = _nobody
+        self.on_hear: Callable[[SimLinks, int, MeshMessage], None] | None = None
         # What arrives within so long of something else arrives with it: one event for many pieces.
         self.step_ns = wires.latency_ns // 4
         self.is_faulty = False  # some path does not carry, or does not flow
@@ -273,7 +274,3 @@ def _release(counts: dict[tuple[int, int], int], path: tuple[int, int]) -> None:
     counts[path] -= 1
     if not counts[path]:
         del counts[path]
-
-
-def _nobody(links: SimLinks, node: int, message: MeshMessage) -> None:
-    """Nobody wants to know."""

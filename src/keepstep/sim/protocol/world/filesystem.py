@@ -50,8 +50,8 @@ class DiskFile:
 class SharedDisk:
     """`full`: nothing more can be written. `away`: the part of all calls that fail. `slow_ns`: how
     long each call takes at most. `lying`: what is written from now on lies there differently;
-    `has_lied`: some of it did. `on_remove` sees each file that is about to be removed, and by
-    whom."""
+    `has_lied`: some of it did. `unreadable`: files that nobody can read. `on_remove` sees each file
+    that is about to be removed, and by whom."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -60,6 +60,7 @@ class SharedDisk:
         self.slow_ns = 0
         self.lying = False
         self.has_lied = False
+        self.unreadable: set[str] = set()  # paths of files
         self.on_remove: Callable[[Process, str], None] = _nobody
         self.files: dict[str, DiskFile] = {}
         self.directories: set[str] = {""}
@@ -70,6 +71,7 @@ class SharedDisk:
         self.away = 0.0
         self.slow_ns = 0
         self.lying = False
+        self.unreadable.clear()
 
     def as_it_lies(self) -> SharedDisk:
         """The same files, with nothing wrong: for who looks from outside."""
@@ -155,6 +157,8 @@ class SimFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
     ) -> bytes:
         path = self._strip_protocol(path)
         self.call("read", path)
+        if path in self._disk.unreadable:
+            raise OSError(errno.EIO, AWAY, path)
         return bytes(self._file(path).seen_by(self._process)[start:end])
 
     def _file(self, path: str) -> DiskFile:
@@ -179,6 +183,15 @@ class SimFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         self._file(path)
         self._disk.on_remove(self._process, path)
         del self._disk.files[path]
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **how: Any) -> None:
+        """At once, or not at all."""
+        path = self._strip_protocol(path)
+        self.call("put", path)
+        if mode == "create" and path in self._disk.files:
+            raise FileExistsError(errno.EEXIST, "File exists", path)
+        self._allocate(path)
+        self._disk.append(self._disk.begin(path, self._process), value)
 
     def mv(self, path1: str, path2: str, **how: Any) -> None:
         source, target = self._strip_protocol(path1), self._strip_protocol(path2)

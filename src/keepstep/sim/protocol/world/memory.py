@@ -27,14 +27,14 @@ SPARSE_BYTES = 32 * KIB  # from here on a file's memory is taken only where some
 
 
 class File:
-    """Bytes, who has them mapped, and who has locked them."""
+    """Bytes, the name that leads to them, who has them mapped, and who has locked them."""
 
-    __slots__ = ("data", "exclusive", "named", "regions", "shared")
+    __slots__ = ("data", "exclusive", "name", "regions", "shared")
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, name: str) -> None:
         is_small = nbytes < SPARSE_BYTES
         self.data = bytearray(nbytes) if is_small else mmap.mmap(-1, nbytes, PRIVATE)
-        self.named = True
+        self.name: str | None = name  # None: it has none any more
         self.regions = 0
         self.shared: list[SimRegion] = []
         self.exclusive: SimRegion | None = None
@@ -52,7 +52,6 @@ class MachineFiles:
         self.used_bytes = 0
         self.most_bytes = 0
         self.eaten_bytes = 0  # by something that is none of ours
-        self.renamed = 0  # how often a name has come to lead elsewhere
         self._directories: dict[str, dict[str, File | None]] = {}  # None: a directory
 
     def find(self, path: str) -> File | None:
@@ -67,8 +66,7 @@ class MachineFiles:
         directory, _, name = path.rpartition("/")
         entries = self._make_directory(directory)
         old = entries.get(name)
-        self.renamed += 1
-        fresh = entries[name] = File(nbytes)
+        fresh = entries[name] = File(nbytes, path)
         self.used_bytes += nbytes
         self.most_bytes = max(self.most_bytes, self.used_bytes)
         if old is not None:
@@ -85,11 +83,11 @@ class MachineFiles:
         return entries
 
     def _unname(self, file: File) -> None:
-        file.named = False
+        file.name = None
         self.give_back(file)
 
     def give_back(self, file: File) -> None:
-        if not file.named and not file.regions:
+        if file.name is None and not file.regions:
             self.used_bytes -= len(file.data)
 
     def names(self, directory: str) -> list[str]:
@@ -100,7 +98,6 @@ class MachineFiles:
         entries = self._directories.get(directory, {})
         if name not in entries:
             raise FileNotFoundError(f"{path}: nothing there to rename")
-        self.renamed += 1
         moved = entries.pop(name)
         directory, _, name = to.rpartition("/")
         entries = self._make_directory(directory)
@@ -108,16 +105,21 @@ class MachineFiles:
         entries[name] = moved
         if old is not None:
             self._unname(old)
-        if moved is None:
-            for known in [d for d in self._directories if d == path or d.startswith(path + "/")]:
-                self._directories[to + known[len(path) :]] = self._directories.pop(known)
+        if moved is not None:
+            moved.name = to
+            return
+        for known in [d for d in self._directories if d == path or d.startswith(path + "/")]:
+            there = to + known[len(path) :]
+            self._directories[there] = inner = self._directories.pop(known)
+            for name, file in inner.items():
+                if file is not None:
+                    file.name = f"{there}/{name}"
 
     def remove(self, path: str) -> None:
         directory, _, name = path.rpartition("/")
         entries = self._directories.get(directory, {})
         if name not in entries:
             return
-        self.renamed += 1
         found = entries.pop(name)
         if found is not None:
             self._unname(found)
@@ -140,8 +142,6 @@ class SimRegion:
 
     __slots__ = (
         "_file",
-        "_is_there",
-        "_looked",
         "_memory",
         "_name",
         "address",
@@ -153,8 +153,6 @@ class SimRegion:
     def __init__(self, memory: SimMemory, path: Path, name: str, file: File) -> None:
         self.path = path
         self._name = name
-        self._looked = -1  # how often names had changed when this one was looked at last
-        self._is_there = True
         self._memory = memory
         self._file = file
         self.nbytes = len(file.data)
@@ -196,11 +194,7 @@ class SimRegion:
         self.view[at : at + len(data)] = data
 
     def is_there(self) -> bool:
-        files = self._memory.files
-        if files.renamed != self._looked:
-            self._looked = files.renamed
-            self._is_there = files.find(self._name) is self._file
-        return self._is_there
+        return self._file.name == self._name
 
     def close(self) -> None:
         if self in self._memory.regions:
@@ -212,7 +206,7 @@ class SimRegion:
         self.unlock()
         self.view.release()
         self._file.regions -= 1
-        if not self._file.named:
+        if self._file.name is None:
             self._memory.files.give_back(self._file)
 
 

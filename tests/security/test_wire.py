@@ -1,0 +1,110 @@
+"""Somebody in the middle rewrites blocks between two nodes so that their checksums stay right: with
+MACs nothing of it is taken, and who sent it is told."""
+
+from __future__ import annotations
+
+import queue
+import random
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from keepstep.coding.checksum import checksum
+from keepstep.core.wire.delivery import MAX_TRIES
+from keepstep.core.wire.traffic import LinkOptions
+from keepstep.edge.net.peers import PeerOptions, Peers
+from keepstep.model.wire import Identity
+from keepstep.runtime.keeper.open_links import HASHING, new_link_table, wire_format
+from tests.edge.net.test_peers import JOB, LIMIT_S, PATIENT, SECRET, Ear, link, span_of
+from tests.edge.proxy import Proxy
+
+FORGED_AT, SACRIFICED = 64 * 3, (0, 1, 2, 15)  # stripes of 64 bytes, within the first 1024
+# the secret of XXH3 without a seed, of which one block takes 23 words
+XXH3_SECRET = struct.unpack(
+    "<23Q",
+    bytes.fromhex(
+        "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671fcb79e64eccc0e578825ad07d"
+        "ccff7221b8084674f743248ee03590e6813a264c3c2852bb91c300cb88d0658b1b532ea371644897a20df94e"
+        "3819ef46a9deacd8a8fa763fe39c343ff9dcbbc7c70b4f1d8a51e04bcdb45931c89f7ec9d9787364eac5ac83"
+        "34d3ebc3c581a0fffa1363eb170ddd51b7f0da49d316552629d4689e2b16be587d47a1fc8ff8b8d17ad031ce"
+        "45cb3a8f95160428"
+    ),
+)
+LOW, ALL = (1 << 32) - 1, (1 << 64) - 1
+
+
+def forged(data: bytes, new: bytes) -> bytes:
+    """`data` with `new` in it, under the same XXH3: four stripes of the 1024 bytes around make up
+    for what the others add, lane by lane."""
+    stripes = [list(struct.unpack_from("<8Q", data, 64 * n)) for n in range(16)]
+    block = bytearray(data[:1024])
+    block[FORGED_AT : FORGED_AT + len(new)] = new
+    changed = [list(struct.unpack_from("<8Q", block, 64 * n)) for n in range(16)]
+    for lane in range(8):
+        keys = [XXH3_SECRET[n + lane] for n in range(16)]
+        products = sums = 0
+        for n in range(16):
+            products += _product(stripes[n][lane], keys[n])
+            sums += stripes[n][lane]
+            if n not in SACRIFICED:
+                products -= _product(changed[n][lane], keys[n])
+                sums -= changed[n][lane]
+        first, second, third, fourth = (keys[n] for n in SACRIFICED)
+        high, low = divmod(products & ALL, LOW)
+        made = [(high << 32 | LOW) ^ first, (low << 32 | 1) ^ second]
+        rest = (sums - sum(made)) & ALL
+        of_fourth = (rest - (third & LOW)) & LOW
+        of_third = ((((rest - (third & LOW) - of_fourth) & ALL) >> 32) - (fourth >> 32)) & LOW
+        made += [of_third << 32 | third & LOW, fourth >> 32 << 32 | of_fourth]
+        for n, word in zip(SACRIFICED, made, strict=True):
+            changed[n][lane] = word
+    return b"".join(struct.pack("<8Q", *words) for words in changed) + data[1024:]
+
+
+def _product(word: int, key: int) -> int:
+    mixed = word ^ key
+    return (mixed & LOW) * (mixed >> 32)
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.mark.parametrize("block_mac", ["on", "off"])
+def test_forged_bytes_under_the_right_checksum(block_mac: str, stack: ExitStack) -> None:
+    """Without MACs they are taken: it is a forgery that works."""
+    data = random.Random(1).randbytes(4096)
+    forgery = forged(data, b"what the attacker wants".ljust(700, b"!"))
+    assert forgery != data and checksum(forgery) == checksum(data)
+
+    memory = memoryview(bytearray(len(data)))
+    ears = Ear(), Ear(memory)
+    one, two = (keeper(node, ear, block_mac, stack) for node, ear in enumerate(ears))
+    proxy = Proxy(two.address)
+    stack.callback(proxy.close)
+    proxy.alter = lambda piece: piece.replace(data, forgery)
+    link(one, two, proxy.address)
+    ears[0].hears("up")
+    done: queue.Queue[str | None] = queue.Queue()
+    assert one.send_block(1, span_of(data), memoryview(data), done.put)
+    said = done.get(timeout=LIMIT_S)
+    if block_mac == "on":
+        assert said is not None and "it arrived damaged every time" in said
+        assert two.counts()["blocks damaged"] == MAX_TRIES and ears[1].blocks.empty()
+    else:
+        assert said is None and bytes(memory) == forgery
+        assert ears[1].blocks.get(timeout=LIMIT_S) == (span_of(data), checksum(data))
+
+
+def keeper(node: int, ear: Ear, block_mac: str, stack: ExitStack) -> Peers:
+    options = LinkOptions(
+        hashing=HASHING, timeouts=PATIENT, block_channels=1, format=wire_format(block_mac)
+    )
+    me = Identity(JOB, node, 1)
+    peers = Peers(lambda shell: new_link_table(me, SECRET, ear, shell, options), PeerOptions())
+    stack.callback(peers.close)
+    return peers
