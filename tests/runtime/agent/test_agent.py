@@ -172,6 +172,40 @@ def test_ranks_that_can_stay_do(node: Node) -> None:
     assert len(node.room.journal.of("recovered")) == 1
 
 
+def newcomer_is_killed(tmp_path: Path) -> Node:
+    """Ranks 1 and 2 of three were lost one after the other; rank 0 is to stay, and the new process
+    of rank 1, which has not said that it can, is being killed."""
+    node = Node(AgentRoom(tmp_path, 3)).begin()
+    for rank in (0, 1, 2):
+        node.connect(rank)
+    node.end(1, -9)
+    node.processes.undead = {1}
+    node.end(2, -9)
+    assert node.processes.killed == [{1}] and set(node.processes.living) == {0, 1}
+    return node
+
+
+def test_one_that_was_to_stay_ends_together_with_the_one_that_was_killed(tmp_path: Path) -> None:
+    """What ended by itself is told before the next attempt begins with the end of the other."""
+    node = newcomer_is_killed(tmp_path)
+    for rank in (0, 1):
+        node.room.probes.states[node.processes.living[rank]] = "gone"
+    node.processes.end((0, -9), (1, -9))
+    node.pass_ns(10)
+    assert node.processes.started[-1][1] == {0, 1, 2}
+    assert [e.data["rank"] for e in node.room.journal.of("rank-exited")] == [1, 2, 0]
+
+
+def test_nobody_takes_the_place_of_one_that_outlives_its_kill(tmp_path: Path) -> None:
+    node = newcomer_is_killed(tmp_path)
+    started = list(node.processes.started)
+    node.pass_ns(node.room.options.deadlines.kill_ns)
+    node.pass_ns(node.room.options.deadlines.kill_ns)
+    node.clean_up()
+    assert node.processes.started == started and node.outcome == [1]
+    assert "hangs in the kernel" in node.room.journal.of("job-ended")[0].why
+
+
 def test_a_signal_stops_the_ranks_and_then_the_job(node: Node) -> None:
     node.agent.signalled(SIGTERM)
     assert node.processes.signals == [SIGTERM] and node.outcome == []

@@ -46,7 +46,7 @@ class Node:
             world, options, self.room.launch, self.server, enforcer, self.late.append
         )
         self.processes = self.room.processes
-        self.processes.listen(self.group.ended)
+        self.processes.listen(lambda ends: self.group.ended([end.rank for end in ends]))
         self.boxes: dict[int, FakeBox] = {}  # by rank on the node
 
     # -- what the server tells the agent
@@ -70,10 +70,10 @@ class Node:
     def enter(self, attempt: int, keep: bool = False, first_rank: int = 0) -> None:
         ranks = self.room.launch.ranks
         place = RankAssignment(attempt, 0, 1, first_rank, first_rank + ranks, "h", 7000 + attempt)
-        entered: list[bool] = []
-        self.group.enter(place, keep, lambda: entered.append(True))
+        undead: list[list[int]] = []
+        self.group.enter(place, keep, undead.append)
         self.room.time.pass_ns(10)
-        assert entered == [True]
+        assert undead == [[]]
         self.group.fill(None, self.room.time.now_ns)
 
     def connect(self, rank: int, can_stay: bool = True) -> None:
@@ -139,11 +139,24 @@ def test_nothing_begins_before_what_is_to_be_killed_is_gone(node: Node) -> None:
 
 def test_ends_that_were_asked_for_here_are_nobodys_failure(node: Node) -> None:
     told: list[int] = []
-    node.processes.listen(lambda ends: told.extend(e.rank for e in node.group.ended(ends)))
+    node.processes.listen(
+        lambda ends: told.extend(e.rank for e in node.group.by_themselves(ends))
+    )
     node.processes.end((1, -9))
     node.group.kill({0}, lambda undead: None)
     node.room.time.pass_ns(10)
     assert told == [1]
+
+
+def test_who_was_to_stay_and_dies_before_the_attempt_begins_is_started_anew(node: Node) -> None:
+    node.connect(0)
+    node.connect(1, can_stay=False)
+    place = RankAssignment(1, 0, 1, 0, 2, "h", 7001)
+    node.group.enter(place, True, lambda undead: None)
+    node.processes.end((0, -9))
+    node.room.time.pass_ns(10)
+    node.group.fill(None, node.room.time.now_ns)
+    assert node.processes.started[-1][1] == {0, 1}
 
 
 def test_those_that_stay_are_told_what_is_lost_and_where_to_meet_once(node: Node) -> None:

@@ -188,9 +188,12 @@ class Agent:
         self._happened(SignalReceived(signum, self._world.clock.monotonic_ns()))
 
     def _ranks_ended(self, ends: Sequence[RankEnd]) -> None:
-        mine = self._group.ended(ends)
-        if not mine or self._is_over:
-            return
+        mine = self._group.by_themselves(ends)
+        if mine and not self._is_over:
+            self._ended_by_themselves(mine)
+        self._group.ended([end.rank for end in ends])
+
+    def _ended_by_themselves(self, mine: Sequence[RankEnd]) -> None:
         can_stay = self._group.can_stay  # before what has ended is forgotten
         exits = tuple(self._enforcer.explain(end) for end in mine)
         has_failed = any(exit.code for exit in exits)  # else nobody asks for what costs a look
@@ -312,12 +315,17 @@ class Agent:
         if self._is_over:
             return
         self._is_entering = True
-        self._group.enter(formed.place, formed.keep, lambda: self._start(formed, formed_ns))
+
+        def killed(undead: list[int]) -> None:
+            self._is_entering = False
+            if undead:
+                self._happened(RanksUndead(tuple(undead)))
+            elif not self._is_over:
+                self._start(formed, formed_ns)
+
+        self._group.enter(formed.place, formed.keep, killed)
 
     def _start(self, formed: Formed, formed_ns: int) -> None:
-        self._is_entering = False
-        if self._is_over:
-            return
         mesh = formed.mesh
         hosts: tuple[str, ...] = ()
         if mesh is not None:

@@ -110,13 +110,16 @@ class RankGroup:
 
     # -- what happens meanwhile
 
-    def ended(self, ends: Sequence[RankEnd]) -> list[RankEnd]:
+    def by_themselves(self, ends: Sequence[RankEnd]) -> list[RankEnd]:
         """Which of these ended by themselves: the others were killed here."""
-        kill = self._kill
-        mine = {end.rank for end in ends} & (kill.waits_for if kill is not None else set())
-        if kill is not None and mine:
-            kill.ended(mine)
-        return [end for end in ends if end.rank not in mine]
+        killed = self._kill.waits_for if self._kill is not None else set()
+        return [end for end in ends if end.rank not in killed]
+
+    def ended(self, ranks: Collection[int]) -> None:
+        """These have. With the last one that was to be killed the next attempt may begin, so
+        whatever else is to be said of them comes first."""
+        if self._kill is not None:
+            self._kill.ended(ranks)
 
     def ended_well(self, ranks: Collection[int]) -> Iterator[RegroupLate]:
         """These have ended well. One that had done its last step when the others were told of a
@@ -218,9 +221,11 @@ class RankGroup:
 
     # -- the next one begins
 
-    def enter(self, place: RankAssignment, keep: bool, then: Callable[[], None]) -> None:
-        """The attempt is formed: whoever cannot stay in its process ends, and then `then` is
-        called. To be followed by `fill`."""
+    def enter(
+        self, place: RankAssignment, keep: bool, then: Callable[[list[int]], None]
+    ) -> None:
+        """The attempt is formed: whoever cannot stay in its process ends. `then` hears those that
+        do not die; if there are none, `fill` is to follow."""
         before, self.place = self.place, place
         self._keeps = keep
         self._is_ordered = False
@@ -228,7 +233,7 @@ class RankGroup:
         stays = keep and before.first_rank == place.first_rank
         self._staying = {r for r, pid in living.items() if stays and self._server.can_stay(pid)}
         self._enforcer.prepare()
-        self.kill(set(living) - self._staying, lambda undead: then())
+        self.kill(set(living) - self._staying, then)
 
     def order_regroup(self) -> None:
         """The keeper knows the nodes: those that stay may meet there."""
@@ -241,6 +246,7 @@ class RankGroup:
     def fill(self, board: EvidenceBoard | None, formed_ns: int) -> int:
         """Start what is missing; when that was done."""
         world, place = self._world, self.place
+        self._staying &= set(world.processes.living)  # who was to stay may have died meanwhile
         missing = set(range(self._launch.ranks)) - self._staying
         world.take_part(place.attempt)
         pids = self._start(missing, {REJOIN: "1"} if self._keeps else {})
@@ -312,8 +318,9 @@ class _Kill:
         self._then: Callable[[list[int]], None] | None = then
 
     def ended(self, ranks: Collection[int]) -> None:
-        self.waits_for -= set(ranks)
-        if not self.waits_for:
+        mine = self.waits_for & set(ranks)
+        self.waits_for -= mine
+        if mine and not self.waits_for:
             self.is_over()
 
     def is_superseded(self) -> None:

@@ -151,13 +151,17 @@ class SimRankProcesses:
             self._agent.after(self._notice_ns(), self._notice, rank, pid)
 
     def _notice(self, rank: int, pid: int) -> None:
+        """Whoever looks for one that has ended finds all that have."""
         if self._living.get(rank) == pid:
-            del self._living[rank]
-            program = self._programs.pop(pid)()
-            if program is None or program.exit_code is None:
-                self._told([RankEnd(rank, pid, -SIGKILL)])
-            else:
-                self._told([RankEnd(rank, pid, program.exit_code, program.report)])
+            ended = [r for r, p in sorted(self._living.items()) if self._process(p) is None]
+            self._told([self._reap(each) for each in ended])
+
+    def _reap(self, rank: int) -> RankEnd:
+        pid = self._living.pop(rank)
+        program = self._programs.pop(pid)()
+        if program is None or program.exit_code is None:
+            return RankEnd(rank, pid, -SIGKILL)
+        return RankEnd(rank, pid, program.exit_code, program.report)
 
     def signal(self, signum: int) -> None:
         self._agent.touch("signal ranks")
