@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -385,6 +386,24 @@ def test_ranks_outlive_their_agent(start: Start) -> None:
     run.process.kill()
     assert run.wait_for("keeper-ended").data["ok"]
     assert [e.data["ok"] for e in run.events("rank-bye")] == [True]
+
+
+@pytest.mark.everyday
+def test_a_job_whose_directory_somebody_removes_says_so_and_trains_on(start: Start) -> None:
+    run = start(TRAINING, "--nproc-per-node", "2", args=("3000",))
+    until(
+        lambda: (
+            (status := read_status(MEMORY, job_dir_of(run.arena_dir, "t"), 1)) is not None
+            and status.completed_step > 20
+        ),
+        "step 20",
+    )
+    shutil.rmtree(job_dir_of(run.arena_dir, "t"))
+    told = run.wait_for("memory-removed")
+    assert "somebody has removed" in told.why
+    code, output = run.ended()
+    assert code == 0 and output.count("somebody has removed") == 1, output
+    assert run.events("ranks-restarted") == []
 
 
 @pytest.mark.everyday

@@ -370,6 +370,16 @@ def test_a_signal_to_one_agent_ends_the_job_on_all_nodes(machines: Begin) -> Non
     )
 
 
+@pytest.mark.everyday
+def test_ctrl_c_on_one_node_ends_the_job_on_all(machines: Begin) -> None:
+    job = machines('trap "exit 1" INT; touch "runs-$RANK"; while :; do sleep 0.05; done')
+    nodes = job.start_two()
+    until(lambda: job.out("runs-0") is not None and job.out("runs-1") is not None, "both ranks")
+    nodes[1].agent.send_signal(signal.SIGINT)
+    ended = [node.ended() for node in nodes]
+    assert [code for code, _ in ended] == [130, 130], ended
+
+
 def test_a_signal_while_waiting_for_the_others_is_answered(machines: Begin) -> None:
     node = machines("exit 0").start()
     node.wait_for("nodes-awaited")

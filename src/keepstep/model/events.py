@@ -50,6 +50,7 @@ KINDS = {
     "job-stopped": "the other nodes are told that the job has to stop",
     "job-done": "the other nodes are told that the job has ended well",
     "meeting-away": "the KV where agents meet does not answer, or answers again",
+    "memory-removed": "somebody has removed the job's directory while it trains",
     "meeting-lost": "the KV where agents meet is lost",
     "coordinator": "who ends the attempts that nobody in them can end",
     "coordinator-left": "this agent no longer takes part in coordinating",

@@ -245,6 +245,26 @@ def test_marks_that_are_seen_before_their_body_hide_nothing(
     onlooker.close()
 
 
+def test_a_page_that_is_removed_while_it_is_written_can_still_be_read(tmp_path: Path) -> None:
+    owner, pages = StatusPage.own(MEMORY, tmp_path, 0), StatusPages(MEMORY, tmp_path)
+    assert owner is not None and pages.read_mapped(1) == (None, False)
+    owner.publish(loss=0.5, rank=0, step=4)
+    status, is_removed = pages.read_mapped(0)
+    assert status is not None and status.step == 4 and not is_removed
+    MEMORY.remove(rank_dir(tmp_path, 0))
+    owner.publish(loss=0.5, rank=0, step=5)
+    status, is_removed = pages.read_mapped(0)
+    assert status is not None and status.step == 5 and is_removed
+    assert pages.read(0) is None
+    again = StatusPage.own(MEMORY, tmp_path, 0)
+    assert again is not None
+    again.publish(loss=0.5, rank=0, step=0)
+    status, is_removed = pages.read_mapped(0)
+    assert status is not None and status.step == 0 and not is_removed
+    for page in (owner, again, pages):
+        page.close()
+
+
 def test_kept_pages_tell_what_new_maps_would(tmp_path: Path) -> None:
     """Whatever becomes of the files: pages are published, owned by another life, removed with their
     directory, and made anew."""

@@ -11,7 +11,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -635,8 +635,36 @@ def test_what_cannot_be_pickled_is_named(settings: Settings) -> None:
 def test_a_value_that_would_not_be_restored_is_refused(settings: Settings) -> None:
     job = keepstep.protect(settings, **Training().stateful, best=1.0)
     job.state["best"] = 0.5
-    with pytest.raises(ConfigError, match=r"expected one of \['best'\], found 'worst'"):
-        job.state["worst"] = 2.0
+    attempts: list[Callable[[], Any]] = [
+        lambda: job.state.__setitem__("worst", 2.0),
+        lambda: job.state.setdefault("worst", 2.0),
+        lambda: job.state.update(best=0.1, worst=2.0),
+        lambda: job.state.update({"worst": 2.0}),
+        lambda: job.state.__ior__({"worst": 2.0}),
+    ]
+    for attempt in attempts:
+        with pytest.raises(ConfigError, match=r"expected one of \['best'\], found 'worst'"):
+            attempt()
+    assert job.state == {"best": 0.5} and job.state.setdefault("best", 1.0) == 0.5
+    job.state.update(best=0.25)
+    state = job.state
+    state |= {"best": 0.125}
+    assert job.state == {"best": 0.125}
+    job.close()
+
+
+def test_a_value_without_which_nothing_could_be_restored_stays(settings: Settings) -> None:
+    job = keepstep.protect(settings, **Training().stateful, best=1.0)
+    attempts: list[Callable[[], Any]] = [
+        lambda: job.state.__delitem__("best"),
+        lambda: job.state.pop("best"),
+        job.state.popitem,
+        job.state.clear,
+    ]
+    for attempt in attempts:
+        with pytest.raises(ConfigError, match=r"expected all of \['best'\] to stay"):
+            attempt()
+    assert job.state == {"best": 1.0}
     job.close()
 
 

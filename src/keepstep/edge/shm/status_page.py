@@ -132,16 +132,27 @@ class StatusPages:
     def read(self, rank: int) -> RankStatus | None:
         """What it says now, the same object for as long as it says nothing else; None when there is
         nothing whole to read."""
+        page, is_there = self._find(rank)
+        return page.read() if page is not None and is_there else None
+
+    def read_mapped(self, rank: int) -> tuple[RankStatus | None, bool]:
+        """The same, also of a page that somebody has removed while it was written: who writes it
+        has it mapped, too. And whether that is so."""
+        page, is_there = self._find(rank)
+        return (None, False) if page is None else (page.read(), not is_there)
+
+    def _find(self, rank: int) -> tuple[StatusPage | None, bool]:
+        """The page that was mapped last, and whether it is in its place."""
         page = self._pages.get(rank)
-        if page is None or not page.is_there():
-            self._drop(rank)
-            try:
-                page = self._pages[rank] = StatusPage(
-                    self._memory, status_path(self._job_dir, rank)
-                )
-            except (OSError, ValueError):
-                return None
-        return page.read()
+        if page is not None and page.is_there():
+            return page, True
+        try:
+            found = StatusPage(self._memory, status_path(self._job_dir, rank))
+        except (OSError, ValueError):
+            return page, False
+        self._drop(rank)
+        self._pages[rank] = found
+        return found, True
 
     def read_all(self) -> dict[int, RankStatus]:
         """Of every rank that has something whole to read, in order."""

@@ -85,15 +85,50 @@ def _address(tensor: torch.Tensor) -> int:
 
 class Values(dict[str, Any]):
     """The plain values by name. Only those that `protect` was given: another one would not be
-    restored."""
+    restored, and without one of them no saved state would fit."""
 
     def __setitem__(self, name: str, value: Any) -> None:
+        self._check(name)
+        super().__setitem__(name, value)
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        self._check(name)
+        return self[name]
+
+    def update(self, *others: Any, **named: Any) -> None:
+        changes: dict[str, Any] = dict(*others, **named)
+        for name in changes:
+            self._check(name)
+        super().update(changes)
+
+    def __ior__(self, other: Any) -> Values:  # type: ignore[override,misc]
+        self.update(other)
+        return self
+
+    def __delitem__(self, name: str) -> None:
+        raise self._stays(name)
+
+    def pop(self, name: str, *default: Any) -> Any:
+        raise self._stays(name)
+
+    def popitem(self) -> Any:
+        raise self._stays("any of them")
+
+    def clear(self) -> None:
+        raise self._stays("any of them")
+
+    def _check(self, name: str) -> None:
         if name not in self:
             raise ConfigError(
                 f"job.state: expected one of {sorted(self)}, found {name!r}; name it in "
                 "protect() first"
             )
-        super().__setitem__(name, value)
+
+    def _stays(self, name: str) -> ConfigError:
+        return ConfigError(
+            f"job.state: expected all of {sorted(self)} to stay, found {name!r} to be removed; set "
+            "it to None instead"
+        )
 
 
 @dataclass

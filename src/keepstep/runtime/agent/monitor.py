@@ -31,7 +31,7 @@ from keepstep.model.diagnosis import (
     evidence_from_text,
     evidence_to_text,
 )
-from keepstep.model.events import WARNING
+from keepstep.model.events import ERROR, WARNING
 from keepstep.model.snapshot import RankStatus
 from keepstep.model.units import S_NS, human_ns
 from keepstep.ports import Executor, Journal, Memory, Probes
@@ -105,6 +105,8 @@ class Monitor:
         self._stacks_ns = LONG_AGO_NS
         self._has_posted = False
         self._has_told_job = False
+        self._has_told_removed = self._is_removed = False
+        self._job_dir = job_dir
         self.stacks = ""  # where they were saved last
 
     def begin(self, pids: Mapping[int, int], now_ns: int, board: EvidenceBoard | None) -> None:
@@ -121,7 +123,7 @@ class Monitor:
             self._last.pop(rank, None)
             self._progress.begin(rank, now_ns)
         self._suspicion = None  # what it still brings is about the lives before
-        self._has_told_job = False
+        self._has_told_job = self._has_told_removed = self._is_removed = False
 
     def _is_there(self, pid: int) -> bool:
         return self._probes.process(pid).state != "gone"
@@ -148,6 +150,7 @@ class Monitor:
             status = self._status_of(rank, life)
             pid = life.pid if status is None else status.pid
             self._progress.observe(rank, status, self._probes.process(pid), now_ns)
+        self._tell_removed()
         undead = [
             told
             for rank, life in self._watched.items()
@@ -157,6 +160,17 @@ class Monitor:
             self._calm_down()
             return undead
         return self._suspect(now_ns)
+
+    def _tell_removed(self) -> None:
+        """Once a life of the ranks: they train on with what they have mapped."""
+        if self._is_removed and not self._has_told_removed:
+            self._has_told_removed = True
+            why = (
+                f"somebody has removed {self._job_dir} while the job trains: should a rank fail "
+                "now, its steps cannot be restored from this node's memory (systemd removes it at "
+                "logout where RemoveIPC=yes; `loginctl enable-linger` prevents that)"
+            )
+            self._journal.record("memory-removed", why, ERROR)
 
     def _suspect(self, now_ns: int) -> list[Diagnosis]:
         if self._suspicion is None:
@@ -181,7 +195,8 @@ class Monitor:
     def _status_of(self, rank: int, life: _Watched) -> RankStatus | None:
         """The rank's page, unless it was written by a life before this one. A wrapper's child is
         the rank when it is in its group."""
-        status = self._pages.read(rank)
+        status, is_removed = self._pages.read_mapped(rank)
+        self._is_removed |= is_removed
         if status is None:
             return None
         if status.pid != life.pid and self._probes.group_of(status.pid) != life.pid:

@@ -208,7 +208,8 @@ class ServedMetrics:
 def _hear(signals: Signals, signum: int, agent: Agent) -> None:
     """A shell's `nohup` stays respected."""
     if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
-        signals.on(signum, lambda: agent.signalled(signum))
+        number = int(signum)  # that is what the other nodes are told
+        signals.on(signum, lambda: agent.signalled(number))
 
 
 def _options(launch: Launch, settings: Settings, environ: Mapping[str, str]) -> AgentOptions:

@@ -14,6 +14,7 @@ Invariant: no message ends the keeper, whatever it says; an implausible one is r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from keepstep.config import Settings
@@ -508,7 +509,8 @@ class Keeper:
         # one step.
         job_dir = self._settings.job_dir
         gone = job_dir.with_name(f"{job_dir.name}.ending-{self._world.pid}")
-        self._memory.rename(job_dir, gone)
+        with suppress(FileNotFoundError):  # somebody has removed it while the job trained
+            self._memory.rename(job_dir, gone)
         self._memory.remove(gone)
         if self._persister is not None:
             self._persister.close()
