@@ -39,7 +39,7 @@ from keepstep.model.mesh import Mesh
 from keepstep.model.messages.keeper_rank import Listening
 from keepstep.model.units import MS_NS, S_NS, human_ns
 from keepstep.ports import KV
-from keepstep.runtime.agent.coordinator import Coordinator, Presence
+from keepstep.runtime.agent.coordinator import SILENT_NS, Coordinator, Presence
 from keepstep.runtime.agent.meeting_record import CALLED_OFF, MeetingRecord
 from keepstep.runtime.agent.rendezvous import Formed, JoinRequest
 from keepstep.runtime.agent.tasks import Answer, Task, sleep
@@ -64,6 +64,9 @@ class Owner(Protocol):
     def formed(self, formed: Formed) -> None: ...
 
     def ended(self, verdict: Verdict) -> None: ...
+
+    def lost(self, why: str) -> None:
+        """There is no KV any more."""
 
     def failed(self, error: KeepstepError) -> None: ...
 
@@ -97,14 +100,17 @@ class Lived:
 class Standing:
     """Where this node stands, in whichever KV the nodes meet.
 
-    seat: the newest it had. number: the attempt that it lives in or is to take part in, -1 when it
-    has come newly. request: what has not been answered by an attempt. lived: attempt `number`,
-    once formed. verdict: the last it heard. is_well: its ranks have ended well in it. words: what
-    is still to be said.
+    follows: the attempt in which this node's agent was killed; -1 for none. seat: the newest it
+    had. number: the attempt that it lives in or is to take part in, -1 when it has come newly;
+    first: what that was when it came. request: what has not been answered by an attempt. lived:
+    attempt `number`, once formed. verdict: the last it heard. is_well: its ranks have ended well in
+    it. words: what is still to be said.
     """
 
     seat: Seat
+    follows: int = -1
     number: int = -1
+    first: int = 0
     before: Before = Before()
     waits_ns: int = 0
     request: JoinRequest | None = None
@@ -135,12 +141,9 @@ class Meeting:
         kv: KV,
         owner: Owner,
         standing: Standing,
-        follows: int,
     ) -> None:
-        """follows: the attempt in which this node's agent was killed; -1 for none."""
         self.kv = kv
         self._standing = standing
-        self._follows = follows
         self._world = world
         self._options = options
         self._launch = launch
@@ -228,7 +231,7 @@ class Meeting:
     async def _say_last(self, last: Verdict | None) -> None:
         # Who has just taken over for one that was killed has a part in what that one left.
         seat = self._standing.seat
-        number = seat.attempt if seat.attempt >= 0 else self._follows
+        number = seat.attempt if seat.attempt >= 0 else self._standing.follows
         nodes = self._launch.nodes
         if number < 0:
             return
@@ -272,7 +275,8 @@ class Meeting:
         if isinstance(newest, Verdict):
             return newest
         standing.number, standing.before = newest
-        standing.waits_ns = FIRST_NS if standing.number and self._follows < 0 else 0
+        standing.first = standing.number
+        standing.waits_ns = FIRST_NS if standing.number and self._standing.follows < 0 else 0
         return None
 
     async def _request(self) -> JoinRequest:
@@ -314,21 +318,20 @@ class Meeting:
         is_same = lived is not None and await record.restore(number, lived.seats, lived.answers)
         await self._end_before(number)
         again = Verdict("again", "the nodes had to find a new place to meet", keep=True)
-        if lived is not None:
-            if not is_same:
-                await self.say(number, again)
-            elif standing.is_well:
-                self.speak(Meeting.say_ended_well)
-            return None
-        if standing.seat.attempt == number and standing.seat.place >= 0:
+        if lived is not None and not is_same:
+            await self.say(number, again)
+        elif lived is None and standing.seat.attempt == number and standing.seat.place >= 0:
             # Some nodes may have formed it, and others not.
             before = standing.before
             await self.say(number, replace(again, keep=before.keep, vacant=before.vacant))
             await record.call_off(number, self._launch.nodes)
-        newest = await self._newest(number)
+        newest = await self._newest(standing.first, max(0, standing.first - 1))
         if isinstance(newest, Verdict):
             return newest
-        standing.number, standing.before = newest
+        if lived is None:
+            standing.number, standing.before = newest
+        elif standing.is_well:
+            self.speak(Meeting.say_ended_well)
         return None
 
     async def _end_before(self, number: int) -> None:
@@ -362,7 +365,12 @@ class Meeting:
             options.link_dead_s,
             self._launch.nodes,
             self._presence,
+            self._silent,
         )
+
+    def _silent(self) -> None:
+        self.kv.close()
+        self._owner.lost(f"where the nodes meet nothing has answered for {human_ns(SILENT_NS)}")
 
     def _presence(self) -> Presence:
         node, host = self._mine.node, self._mine.host
@@ -384,7 +392,7 @@ class Meeting:
 
         Returns the attempt since which this node has a part in the job, -1 when it has none.
         """
-        follows = self._follows
+        follows = self._standing.follows
         newest = await self._newest(follows)
         if isinstance(newest, Verdict):
             return follows
@@ -401,13 +409,13 @@ class Meeting:
         await self.say(number, Verdict("again", why, keep=True))
         return number
 
-    async def _newest(self, since: int) -> tuple[int, Before] | Verdict:
+    async def _newest(self, since: int, number: int = 0) -> tuple[int, Before] | Verdict:
         """The attempt that is to come or under way, and what was said about the one before it.
 
         Or the last word about the job, when it has ended in attempt `since` or a later one. To who
         comes newly (-1) an end is that of an earlier run.
         """
-        number, before = 0, Before()
+        before = Before()
         while (verdict := await self._record.verdict(number)) is not None:
             if 0 <= since <= number and verdict.outcome != "again":
                 return verdict

@@ -25,6 +25,7 @@ from keepstep.runtime.agent.tasks import ask
 YES = "yes"
 CALLED_OFF = "called off"
 LEADER = "coordinator"
+OPENING = "opening"  # the first word
 
 KINDS = (Arrival, Verdict, Opening, Failed, Lease)
 CODEC: Codec[Any] = Codec(KINDS)
@@ -50,7 +51,7 @@ class MeetingRecord:
 
     async def open(self, proposal: Opening) -> Opening:
         """The first that was proposed."""
-        return await self._put("opening", proposal, Opening)
+        return await self._put(OPENING, proposal, Opening)
 
     # -- one attempt
 

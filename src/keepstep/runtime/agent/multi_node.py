@@ -50,7 +50,6 @@ class MultiNode:
         self._hearer = hearer
         self._requests: deque[JoinRequest] = deque()
         self._wanted: Answer[JoinRequest] | None = None
-        self._follows = -1  # the attempt in which this node's agent was killed
         self._standing = Standing(Seat(-1, -1, range(launch.nodes)))
         self._meeting: Meeting | None = None
         self._strange_keys: set[str] = set()
@@ -60,10 +59,10 @@ class MultiNode:
         self._opening = self._open()
 
     def _open(self) -> Timer:
-        return self._world.open_kv(self._opened, self._not_found, self._lost)
+        return self._world.open_kv(self._opened, self._not_found, self.lost)
 
     def follow(self, attempt: int) -> None:
-        self._follows = attempt
+        self._standing.follows = attempt
 
     def join(self, request: JoinRequest) -> None:
         if self._wanted is not None:
@@ -137,9 +136,7 @@ class MultiNode:
                 self._late.cancel()
                 self._late = None
             journal.record("meeting-found", "the nodes have a place to meet again")
-        self._meeting = Meeting(
-            self._world, self._options, self._launch, kv, self, self._standing, self._follows
-        )
+        self._meeting = Meeting(self._world, self._options, self._launch, kv, self, self._standing)
 
     def _refused(self, key: str) -> None:
         if key not in self._strange_keys:
@@ -160,7 +157,8 @@ class MultiNode:
 
         self._opening = self._world.timers.after(LOOK_AGAIN_NS, again)
 
-    def _lost(self, why: str) -> None:
+    def lost(self, why: str) -> None:
+        """See `meeting.Owner`."""
         if self._meeting is not None:
             self._meeting.abandon()
             self._meeting = None

@@ -1,8 +1,8 @@
 """No action without a verdict, and every verdict and question answered.
 
-An attempt is followed by another one only after its verdict, which is written once, and which says
-that the job is done only when all ranks have done their last step; who asks where to resume hears
-of it before all is over, unless it dies.
+An attempt is followed by another one only after its verdict, which is written once in each KV where
+the agents meet, and which says that the job is done only when all ranks have done their last step;
+who asks where to resume hears of it before all is over, unless it dies.
 
 And nobody gives up, but where something else took the machine's memory, the store was not there to
 be looked at, or ranks in the middle of the job were offered a fresh start.
@@ -15,7 +15,7 @@ from __future__ import annotations
 from keepstep.model.attempts import Arrival, Verdict
 from keepstep.model.events import Event
 from keepstep.model.snapshot import Stamp
-from keepstep.runtime.agent.meeting_record import CODEC
+from keepstep.runtime.agent.meeting_record import CODEC, OPENING
 from keepstep.sim.protocol.checkers.atlas import Atlas
 from keepstep.sim.protocol.checkers.checker import Checker
 from keepstep.sim.protocol.job.job import SimJob
@@ -30,7 +30,7 @@ class Verdicts(Checker):
 
     def __init__(self, job: SimJob, atlas: Atlas) -> None:
         super().__init__(job, atlas)
-        self._judged: set[int] = set()  # attempts that have their verdict
+        self._judged_here: set[int] = set()  # attempts that have their verdict in this KV
         self._again: set[int] = set()
         self._formed: set[int] = set()
         self._seated: dict[int, set[str]] = {}  # hosts, by attempt
@@ -40,6 +40,8 @@ class Verdicts(Checker):
         self._asking: set[Program] = set()
 
     def written(self, key: str, value: str) -> None:
+        if key == OPENING:
+            self._judged_here.clear()
         number, _, what = key.partition("/")
         if what.startswith("seat/"):
             arrival: Arrival = CODEC.decode(value.encode())
@@ -47,9 +49,10 @@ class Verdicts(Checker):
         if what != "verdict":
             return
         verdict: Verdict = CODEC.decode(value.encode())
-        if int(number) in self._judged:
+        is_another = int(number) in self._again and verdict.outcome != "again"
+        if int(number) in self._judged_here or is_another:
             self.violated(f"attempt {number} has another verdict now: {verdict.outcome}")
-        self._judged.add(int(number))
+        self._judged_here.add(int(number))
         if verdict.outcome == "done" and not self.atlas.are_all_done:
             self.violated(f"attempt {number} is said to be done, and not all ranks are")
         if self._final is not None and not self._is_of_a_run_that_never_began(int(number), verdict):
