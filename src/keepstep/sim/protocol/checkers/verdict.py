@@ -30,7 +30,7 @@ class Verdicts(Checker):
 
     def __init__(self, job: SimJob, atlas: Atlas) -> None:
         super().__init__(job, atlas)
-        self._judged_here: set[int] = set()  # attempts that have their verdict in this KV
+        self._judged: set[int] = set()  # attempts that have their verdict, in this KV
         self._again: set[int] = set()
         self._formed: set[int] = set()
         self._seated: dict[int, set[str]] = {}  # hosts, by attempt
@@ -40,8 +40,9 @@ class Verdicts(Checker):
         self._asking: set[Program] = set()
 
     def written(self, key: str, value: str) -> None:
-        if key == OPENING:
-            self._judged_here.clear()
+        if key == OPENING:  # what is known of the job is written there again
+            self._judged.clear()
+            self._again.clear()
         number, _, what = key.partition("/")
         if what.startswith("seat/"):
             arrival: Arrival = CODEC.decode(value.encode())
@@ -49,10 +50,9 @@ class Verdicts(Checker):
         if what != "verdict":
             return
         verdict: Verdict = CODEC.decode(value.encode())
-        is_another = int(number) in self._again and verdict.outcome != "again"
-        if int(number) in self._judged_here or is_another:
+        if int(number) in self._judged:
             self.violated(f"attempt {number} has another verdict now: {verdict.outcome}")
-        self._judged_here.add(int(number))
+        self._judged.add(int(number))
         if verdict.outcome == "done" and not self.atlas.are_all_done:
             self.violated(f"attempt {number} is said to be done, and not all ranks are")
         if self._final is not None and not self._is_of_a_run_that_never_began(int(number), verdict):
