@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from keepstep.config import job_dir_of
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.timeout(400)
 PATIENCE_S = 120.0
 STEPS = 150
 PROGRAM = """
-import ctypes, hashlib, json, os, sys, time
+import ctypes, hashlib, json, os, socket, stat, sys, time
 import torch, torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -65,6 +66,17 @@ torch.manual_seed(7 + rank)
 scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=kind == "scaler")
 job = keepstep.protect(model=model, optimizer=optimizer, scaler=scaler, seen=[])
 
+def cut():
+    # every connection but the store's, as a box between two nodes would
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        try:
+            sock = socket.socket(fileno=os.dup(fd)) if stat.S_ISSOCK(os.fstat(fd).st_mode) else None
+            if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+                if sock.getpeername()[1] != int(os.environ["MASTER_PORT"]):
+                    sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it listens, or is gone
+
 def evaluate():
     while os.path.exists(results + "/evaluate"):
         time.sleep(0.01)
@@ -83,6 +95,9 @@ def body(step):
         loss = model(torch.randn(8, 16)).square().mean()
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
+    if rank == 1 and os.path.exists(results + "/cut"):
+        os.remove(results + "/cut")
+        cut()
     told = loss.detach().clone()
     dist.all_reduce(told)
     if rank in (0, world - 1):
@@ -293,6 +308,33 @@ def test_two_at_once_and_one_more_while_they_find_together(started: Any, undistu
     run.lose(2)
     found = run.end()
     assert [f["digest"] for f in found] == undisturbed("ddp", 4)
+
+
+def test_connections_that_break_while_all_live_are_no_step_of_its_own(
+    started: Any, undisturbed: Any
+) -> None:
+    """Nobody says which peer is lost, because none is: no rank trains on with what it has alone."""
+    run = started("ddp", 2, "with", "--standby", "0")
+    run.train_until(5)
+    (run.results / "cut").touch()
+    run.until(lambda: run.events("ranks-restarted"))
+    found = run.end()
+    assert [f["digest"] for f in found] == undisturbed("ddp", 2)
+    assert any("gives up its step" in e.why for e in run.events("lost-notice"))
+
+
+def test_without_an_agent_nobody_trains_on_alone(started: Any) -> None:
+    """The rank that is left ends, and its memory stays."""
+    run = started("ddp", 2, "with", "--standby", "0")
+    run.train_until(5)
+    left, lost = run.pid(0), run.pid(1)
+    run.process.kill()
+    run.process.wait()
+    os.kill(lost, signal.SIGKILL)
+    deadline = time.monotonic() + PATIENCE_S
+    while psutil.pid_exists(left) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not psutil.pid_exists(left), "it trains without its peer"
 
 
 @pytest.mark.everyday

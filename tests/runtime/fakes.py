@@ -315,6 +315,7 @@ class FakeGroups:
         self.can_be_rebuilt = True
         self.is_muted = False
         self.is_worthless = False
+        self.why_lost = ""
         self.bodies = 0
         self.lost: list[str] = []
         self.expects_notice = False

@@ -125,6 +125,11 @@ class Groups(Protocol):
         reach nobody."""
 
     @property
+    def why_lost(self) -> str:
+        """Why every collective ends; empty while all peers are there. A connection that breaks, and
+        of which nobody says within a time what that meant, is a lost peer, too."""
+
+    @property
     def is_worthless(self) -> bool:
         """Whether a collective of the present body of the loop ended because a peer was lost."""
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from keepstep.errors import PeerLost
 from keepstep.model.messages.agent_rank import CannotStay, CanStay, RegroupAt, Regrouped
 from keepstep.runtime.rank.agent_client import AgentClient
-from keepstep.runtime.rank.regroup import ORDER_WITHIN_NS, Regroup
+from keepstep.runtime.rank.regroup import ORDER_WITHIN_NS, UNTOLD_WITHIN_NS, Regroup
 from tests.runtime.fakes import RankRoom
 
 PLACE = RegroupAt(2, "h", 5)
@@ -29,19 +29,26 @@ def room(tmp_path: Path) -> RankRoom:
     return RankRoom(tmp_path, ranks=2)
 
 
-@given(entered=st.booleans(), ended=st.booleans(), worthless=st.booleans(), lost=st.booleans())
+@given(
+    entered=st.booleans(),
+    ended=st.booleans(),
+    worthless=st.booleans(),
+    lost=st.sampled_from(["", "told", "untold"]),
+)
 def test_a_body_counts_when_nobody_is_lost_or_it_had_all_it_needed(
     tmp_path_factory: pytest.TempPathFactory,
     entered: bool,
     ended: bool,
     worthless: bool,
-    lost: bool,
+    lost: str,
 ) -> None:
     room = RankRoom(tmp_path_factory.mktemp("r"), ranks=2)
     regroup = made(room)
     room.groups.is_worthless = worthless
-    if lost:
+    if lost == "told":
         regroup.peer_lost("rank 1")
+    elif lost == "untold":
+        room.groups.why_lost = "connection closed"
     assert regroup.counts(entered, ended) == (not lost or (entered and ended and not worthless))
 
 
@@ -119,6 +126,30 @@ def test_who_is_not_told_where_to_meet_gives_up(room: RankRoom) -> None:
     room.agents.box.dies()
     regroup.wait_for_place(heard.append)
     assert len(heard) == 3, "nobody is there to say it"
+
+
+def test_a_lost_connection_that_nobody_explains_ends_this_process(room: RankRoom) -> None:
+    regroup = made(room)
+    room.groups.why_lost, room.groups.is_worthless = "connection closed", True
+    with pytest.raises(PeerLost, match="connection closed"):
+        regroup.check_update()
+    heard: list[RegroupAt | str] = []
+    assert regroup.is_lost
+    regroup.wait_for_place(heard.append)
+    room.time.pass_ns(UNTOLD_WITHIN_NS - 1)
+    assert heard == []
+    room.time.pass_ns(1)
+    assert len(heard) == 1 and "connection closed; the agent did not say" in str(heard[0])
+
+
+def test_a_lost_connection_that_is_explained_late_is_a_lost_peer(room: RankRoom) -> None:
+    regroup = made(room)
+    room.groups.why_lost = "connection closed"
+    heard: list[RegroupAt | str] = []
+    regroup.wait_for_place(heard.append)
+    assert regroup.peer_lost("rank 1") and regroup.awaits_order
+    regroup.regroup_at(PLACE)
+    assert heard == [PLACE]
 
 
 def test_among_its_peers_again_it_tells_how_long_it_took(room: RankRoom) -> None:

@@ -63,6 +63,10 @@ class TorchGroups:
         return self._takes_a_lost_place and self._membership.muted
 
     @property
+    def why_lost(self) -> str:
+        return self._membership.why if self._membership.is_lost else ""
+
+    @property
     def is_worthless(self) -> bool:
         return self._membership.is_worthless
 

@@ -27,6 +27,8 @@ from keepstep.runtime.rank.world import RankWorld
 
 # A lost node is given up first, and its replacement has to come.
 ORDER_WITHIN_NS = 120 * S_NS
+# Where the connections alone say that a peer is lost, whoever knows more has had his time already.
+UNTOLD_WITHIN_NS = 30 * S_NS
 
 
 class Regroup:
@@ -51,7 +53,16 @@ class Regroup:
     @property
     def is_lost(self) -> bool:
         """Whether a peer is lost, and this rank not yet among its peers again."""
+        return self._is_told or bool(self._groups.why_lost)
+
+    @property
+    def _is_told(self) -> bool:
+        """By somebody who knows; else the connections have broken, and nobody has said why."""
         return self._lost_ns is not None
+
+    @property
+    def _why_lost(self) -> str:
+        return self._why if self._is_told else self._groups.why_lost
 
     def body_entered(self, step: int) -> None:
         """A body begins that can be given up."""
@@ -76,8 +87,8 @@ class Regroup:
         once. The next `with step`, of another loop, takes it back."""
         if self.is_lost:
             why = (
-                f"{self._why}; rank {self._rank} is past its loop, so all ranks start anew from "
-                "memory"
+                f"{self._why_lost}; rank {self._rank} is past its loop, so all ranks start anew "
+                "from memory"
             )
             self._world.journal.record("refused", why, WARNING, rung="regroup", why=why)
         if self._can_stay:
@@ -88,15 +99,15 @@ class Regroup:
         """Before an optimizer steps. Raises PeerLost."""
         if self.is_lost and (self._groups.is_worthless or not self._in_body):
             raise PeerLost(
-                f"{self._why}; without `with step:` around the loop's body this process cannot go "
-                "on"
+                f"{self._why_lost}; without `with step:` around the loop's body this process "
+                "cannot go on"
             )
 
     # -- what the agent says
 
     def peer_lost(self, why: str) -> bool:
         """A peer is lost; whether that is news. Whatever was ordered before has been overtaken."""
-        is_news = self._lost_ns is None
+        is_news = not self._is_told
         self._place = None
         self._is_meeting = False
         if is_news:
@@ -119,7 +130,7 @@ class Regroup:
         self._answer_if_ordered()
 
     def agent_gone(self) -> None:
-        self._answer(f"{self._why}; the agent is gone and did not say where to meet again")
+        self._answer(f"{self._why_lost}; the agent is gone and did not say where to meet again")
 
     # -- meeting again
 
@@ -127,15 +138,19 @@ class Regroup:
         """`then` hears where to meet, or why nobody says. A notice that comes meanwhile does not
         end the waiting."""
         self._waiting = then
+        if not self._is_told:
+            told = f"rank {self._rank} gives up its step: {self._why_lost}"
+            self._world.journal.record("lost-notice", told, WARNING, rank=self._rank)
+        within_ns = ORDER_WITHIN_NS if self._is_told else UNTOLD_WITHIN_NS
 
         def late() -> None:
             if self._waiting is then:
-                within = human_ns(ORDER_WITHIN_NS)
                 self._answer(
-                    f"{self._why}; the agent did not say within {within} where to meet again"
+                    f"{self._why_lost}; the agent did not say within {human_ns(within_ns)} where "
+                    "to meet again"
                 )
 
-        self._world.timers.after(ORDER_WITHIN_NS, late)
+        self._world.timers.after(within_ns, late)
         if not self._agent.is_connected:
             self.agent_gone()
         else:

@@ -61,6 +61,12 @@ class Acts:
         program.process.dies_at_call = call
         return f"rank {program.who.rank} is to be killed at a call of a port"
 
+    def break_connections(self, program: Program) -> str:
+        """To its peers: as the transport finds it when nobody has said in time why."""
+        groups = program.groups
+        program.process.after(0, groups.lose, "a connection to a peer broke, and nobody said why")
+        return f"the connections of rank {program.who.rank} to its peers break"
+
     def kill_all_ranks(self) -> str:
         for program in list(self._job.around.programs.values()):
             program.process.end("killed with all others")

@@ -151,7 +151,7 @@ class SimGroups:
         self._clock = clock
         self._place_at = place_at
         self._place: MeetingPlace | None = None if is_muted else place
-        self._is_lost = False
+        self.why_lost = ""
         self._given_up: Callable[[], None] | None = None  # of a collective under way
         self._profile: CollectiveProfileWriter | None = None
         self._on_enter: Callable[[int], None] = _nobody
@@ -163,7 +163,7 @@ class SimGroups:
         return self._given_up is not None
 
     def is_at(self, place: MeetingPlace) -> bool:
-        return self.process.alive and self._place is place and not self._is_lost
+        return self.process.alive and self._place is place and not self.why_lost
 
     # -- what the program does
 
@@ -188,7 +188,7 @@ class SimGroups:
         self._entered += 1
         self._on_enter(self._entered)
         place = self._place
-        if self._is_lost or place is None:
+        if self.why_lost or place is None:
             self.is_worthless = True
             self.process.after(1, then, None)
             return
@@ -208,10 +208,10 @@ class SimGroups:
     # -- the port
 
     def begin_body(self) -> None:
-        self.is_worthless = self._is_lost
+        self.is_worthless = bool(self.why_lost)
 
     def lose(self, why: str) -> None:
-        self._is_lost = True
+        self.why_lost = why
         given_up, self._given_up = self._given_up, None
         if self._place is not None:
             self._place.leave(self)
@@ -225,11 +225,11 @@ class SimGroups:
         self._on_enter = on_enter
 
     def expect_notice(self) -> None:
-        """No transport fails here before somebody says why."""
+        """See `Acts.break_connections`: of what breaks, nobody says why in time."""
 
     def rebuild(self, place: RegroupAt, then: Callable[[str | None], None]) -> None:
         self.process.touch("rebuild groups")
-        self._is_lost = False
+        self.why_lost = ""
         self._place = self._place_at(place)
         self._entered = 0
         self._meet(self._place, "rebuild", then)

@@ -149,7 +149,7 @@ class Program:
         self._options = options
         self._node = node
         self._live = live
-        self._groups = groups
+        self.groups = groups
         self._trainer = trainer
         self._oracle = oracle
         self._script = script
@@ -171,11 +171,11 @@ class Program:
     def is_waiting(self) -> bool:
         """Whether it is in a collective, or waits until it may train."""
         rank = self.rank
-        return self._groups.is_waiting or (rank is not None and rank.stage is not Stage.READY)
+        return self.groups.is_waiting or (rank is not None and rank.stage is not Stage.READY)
 
     def begin(self) -> None:
         """Meet the others, then join keepstep, as a program does in its first lines."""
-        self._groups.begin(self._met)
+        self.groups.begin(self._met)
 
     def _met(self, why: str | None) -> None:
         if why is not None:
@@ -261,7 +261,7 @@ class Program:
         lasts_ns = self._tempo.collective_ns()
         kind = f"step {step} of epoch {rank.epoch}"
         combine = mix if step else self._first
-        self._groups.collective(
+        self.groups.collective(
             kind,
             self._live.state,
             lasts_ns,
