@@ -48,9 +48,11 @@ class Agent:
     def meeting_lost(self, why: str) -> None:
         self.lost.append(why)
 
-    def join(self, leave: bool = False, failure: Failure | None = None) -> Agent:
+    def join(
+        self, leave: bool = False, failure: Failure | None = None, stays: bool = True
+    ) -> Agent:
         keeper = Listening(f"host{self.number}", 7, 100 + self.number, -1)
-        self.rendezvous.join(JoinRequest(keeper, leave, failure))
+        self.rendezvous.join(JoinRequest(keeper, leave, failure, stays))
         return self
 
     def say(self, verdict: Verdict) -> None:
@@ -183,6 +185,19 @@ def test_what_is_told_of_an_attempt_is_heard_by_all_in_the_next(tmp_path: Path) 
     first.join()
     town.pass_s(3)
     assert all(a.formeds[-1].failures == (FAILURE,) and a.formeds[-1].keep for a in town.agents)
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_where_nobody_stays_all_begin_anew(tmp_path: Path, stays: bool) -> None:
+    town = Town(tmp_path, nodes=2)
+    town.form()
+    first, second = town.agents
+    second.say(replace(AGAIN, keep=True))
+    town.pass_s()
+    first.join(stays=stays)
+    second.join(stays=False)
+    town.pass_s(3)
+    assert [agent.formeds[-1].keep for agent in town.agents] == [stays, stays]
 
 
 def test_fewer_nodes_are_enough_when_no_more_come_in_time(tmp_path: Path) -> None:
@@ -348,7 +363,7 @@ def test_whenever_it_is_lost_all_meet_again(
         town.find_kv()
         town.follow_verdicts(12)
         assert len({agent.attempt for agent in town.agents}) == 1
-        assert sorted(agent.node for agent in town.agents) == list(range(nodes))
+        assert [a.node for a in town.agents] == [a.formeds[0].place.node for a in town.agents]
         assert len({agent.formeds[-1].keep for agent in town.agents}) == 1
         meshes = [agent.formeds[-1].mesh for agent in town.agents]
         assert len({(m.version, m.secret, m.members) for m in meshes if m is not None}) == 1

@@ -100,13 +100,14 @@ class Lived:
 class Standing:
     """Where this node stands, in whichever KV the nodes meet.
 
-    follows: the attempt in which this node's agent was killed; -1 for none. seat: the newest it
-    had. number: the attempt that it lives in or is to take part in, -1 when it has come newly;
-    first: what that was when it came. request: what has not been answered by an attempt. lived:
-    attempt `number`, once formed. verdict: the last it heard. is_well: its ranks have ended well in
-    it. words: what is still to be said.
+    mine: how it arrives. follows: the attempt in which this node's agent was killed; -1 for none.
+    seat: the newest it had. number: the attempt that it lives in or is to take part in, -1 when it
+    has come newly; first: what that was when it came. request: what has not been answered by an
+    attempt. lived: attempt `number`, once formed. verdict: the last it heard. is_well: its ranks
+    have ended well in it. words: what is still to be said.
     """
 
+    mine: Arrival
     seat: Seat
     follows: int = -1
     number: int = -1
@@ -149,17 +150,6 @@ class Meeting:
         self._launch = launch
         self._owner = owner
         self._record = MeetingRecord(kv)
-        self._mine = Arrival(
-            token=world.token(),
-            host="",
-            port=0,
-            incarnation=0,
-            ranks=launch.ranks,
-            nodes=launch.nodes,
-            min_nodes=launch.min_nodes,
-            rack=options.rack,
-            node_rank=launch.node_rank,
-        )
         self._speaking: Task[None] | None = None
         self._coordinator: Coordinator | None = None
         self._living = Task(self._live(), owner.ended, owner.failed)
@@ -293,8 +283,8 @@ class Meeting:
             await record.tell_failure(number - 1, standing.seat.place, request.failure)
         if request.leave:
             standing.waits_ns, standing.before = LEAVES_NS, Before(standing.before.keep)
-        standing.request = JoinRequest(request.keeper)
-        self._come_from(_keeper_of(request))
+        standing.request = JoinRequest(request.keeper, stays=request.stays)
+        self._come_from(_keeper_of(request), request.stays)
         waits_ns = standing.waits_ns
         if waits_ns and not await self._may_go_first(number, standing.before.vacant):
             await record.wait_for_marks(number, "full", within_ns=waits_ns)
@@ -361,7 +351,7 @@ class Meeting:
             world.timers,
             world.journal,
             self._record,
-            self._mine.token,
+            self._standing.mine.token,
             options.link_dead_s,
             self._launch.nodes,
             self._presence,
@@ -373,18 +363,19 @@ class Meeting:
         self._owner.lost(f"where the nodes meet nothing has answered for {human_ns(SILENT_NS)}")
 
     def _presence(self) -> Presence:
-        node, host = self._mine.node, self._mine.host
+        node, host = self._standing.mine.node, self._standing.mine.host
         name = f"an agent on {host}" if node is None else f"node {node} on {host}"
         return Presence(self._standing.seat.attempt, self._standing.seat.place, name)
 
-    def _come_from(self, keeper: Listening) -> None:
-        newest = max(self._mine.newest_version, keeper.mesh_version)
-        self._mine = replace(
-            self._mine,
+    def _come_from(self, keeper: Listening, stays: bool) -> None:
+        newest = max(self._standing.mine.newest_version, keeper.mesh_version)
+        self._standing.mine = replace(
+            self._standing.mine,
             host=keeper.host,
             port=keeper.port,
             incarnation=keeper.incarnation,
             newest_version=newest,
+            stays=stays,
         )
 
     async def _end_left_attempt(self, request: JoinRequest) -> int:
@@ -426,7 +417,10 @@ class Meeting:
         """Whether one of the vacant places is this agent's: there is one for each, and more agents
         may want it."""
         for at in range(len(vacant)):
-            if await self._record.mark(number, "instead", at, self._mine.token) == self._mine.token:
+            if (
+                await self._record.mark(number, "instead", at, self._standing.mine.token)
+                == self._standing.mine.token
+            ):
                 return True
         return False
 
@@ -435,17 +429,17 @@ class Meeting:
         meet those who are there."""
         nodes = self._launch.nodes
         for place in range(nodes):
-            there = await self._record.take_seat(number, place, self._mine)
-            if there == self._mine:
+            there = await self._record.take_seat(number, place, self._standing.mine)
+            if there == self._standing.mine:
                 await self._is_seated(number, place)
                 return place
-            if not there.is_vacant and (why := disagreement(self._mine, there)):
+            if not there.is_vacant and (why := disagreement(self._standing.mine, there)):
                 raise ConfigError(why)
         here = len(present(await self._record.seats(number, nodes)))
         why = f"attempt {number} has its {here} nodes already: waiting for the next one"
         self._world.journal.record("nodes-awaited", why, attempt=number, here=here, nodes=nodes)
         await self._record.mark(number, "full")  # who took the last place may have died before
-        self._mine = replace(self._mine, node=None)
+        self._standing.mine = replace(self._standing.mine, node=None)
         return -1
 
     async def _is_seated(self, number: int, place: int) -> None:
@@ -472,7 +466,7 @@ class Meeting:
         arrivals = [arrival for arrival in seats if arrival is not None and not arrival.is_vacant]
         nodes = assign(arrivals)
         node = nodes[seat.places.index(seat.place)]
-        self._mine = replace(self._mine, node=node)
+        self._standing.mine = replace(self._standing.mine, node=node)
         answer = str(self._open_place()) if node == 0 else "yes"
         await record.mark(number, "ready", seat.place, answer)
         texts = await record.wait_for_marks(number, "ready", seat.places)
@@ -480,7 +474,7 @@ class Meeting:
             return None
         version = mesh_version(number, self._first_version, arrivals)
         mesh = Mesh(version, node, members_of(arrivals), self._secret)
-        self._mine = replace(self._mine, newest_version=version)
+        self._standing.mine = replace(self._standing.mine, newest_version=version)
         place = self._assignment(mesh, int(texts[nodes.index(0)]))
         self._tell_formed(place, mesh, began_ns)
         failures = await record.failures(number - 1, nodes_wanted) if number else ()
@@ -488,12 +482,15 @@ class Meeting:
         is_as_large = not number or before == len(mesh.members)
         taken = tuple(arrival for arrival in seats if arrival is not None)
         lived = Lived(taken, dict(zip(seat.places, texts, strict=True)))
-        return Formed(place, mesh, keep and is_as_large, failures), lived
+        # Where nobody stays there is nobody to come back to: a program that is still beginning is
+        # begun anew by all.
+        keep = keep and is_as_large and any(arrival.stays for arrival in arrivals)
+        return Formed(place, mesh, keep, failures), lived
 
     def _open_place(self) -> int:
         """A fresh place for the ranks each time: no key of a dead rank can be read by a living
         one."""
-        return self._world.meeting_places.open(self._mine.host, self._launch.master_port)
+        return self._world.meeting_places.open(self._standing.mine.host, self._launch.master_port)
 
     def _assignment(self, mesh: Mesh, port: int) -> RankAssignment:
         return RankAssignment(

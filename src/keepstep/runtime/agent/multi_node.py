@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 
 from keepstep.errors import KeepstepError, MeetingError
-from keepstep.model.attempts import Verdict
+from keepstep.model.attempts import Arrival, Verdict
 from keepstep.model.events import WARNING
 from keepstep.model.launch import Launch
 from keepstep.model.units import S_NS
@@ -50,7 +50,18 @@ class MultiNode:
         self._hearer = hearer
         self._requests: deque[JoinRequest] = deque()
         self._wanted: Answer[JoinRequest] | None = None
-        self._standing = Standing(Seat(-1, -1, range(launch.nodes)))
+        mine = Arrival(
+            token=world.token(),
+            host="",
+            port=0,
+            incarnation=0,
+            ranks=launch.ranks,
+            nodes=launch.nodes,
+            min_nodes=launch.min_nodes,
+            rack=options.rack,
+            node_rank=launch.node_rank,
+        )
+        self._standing = Standing(mine, Seat(-1, -1, range(launch.nodes)))
         self._meeting: Meeting | None = None
         self._strange_keys: set[str] = set()
         self._is_closed = False
