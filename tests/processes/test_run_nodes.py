@@ -511,15 +511,37 @@ def test_an_agent_that_died_while_it_waited_is_not_counted_on(machines: Begin) -
 
 @pytest.mark.everyday
 def test_without_the_meeting_points_host_the_others_train_on(machines: Begin) -> None:
+    """On this machine each agent can be the next host."""
     job = machines('touch "runs-$RANK"; until_there go')
     host, other = job.start_two()
     until(lambda: job.out("runs-0") is not None and job.out("runs-1") is not None, "both ranks")
-    host.agent.kill()
+    host.lose()
     assert f"the meeting point 127.0.0.1:{job.port} is gone" in other.wait_for("meeting-lost").why
+    other.wait_for("meeting-found")
     job.allow("go")
-    code, output = other.ended()
-    assert code == 0, output
-    assert not other.events("ranks-restarted")
+    for node in (other, job.start()):
+        code, output = node.ended()
+        assert code == 0, output
+    assert other.events("attempt-formed")[-1].data["attempt"] == 1
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_an_agent_that_is_killed_is_followed_by_one_whom_the_others_meet(
+    machines: Begin, killed: int
+) -> None:
+    """The first one's takes the meeting point with it."""
+    job = machines('touch "runs-$RANK-$KEEPSTEP_ATTEMPT"; until_there go')
+    nodes = job.start_two()
+    until(lambda: job.out("runs-0-0") is not None and job.out("runs-1-0") is not None, "ranks")
+    os.kill(nodes[killed].events("job-started")[-1].data["pid"], signal.SIGKILL)
+    until(lambda: job.out("runs-0-1") is not None and job.out("runs-1-1") is not None, "ranks")
+    job.allow("go")
+    for node in nodes:
+        code, output = node.ended()
+        assert code == 0, output
+    assert len(nodes[killed].events("agent-restarted")) == 1
+    assert [e.data["node"] for e in nodes[killed].events("attempt-formed")] == [killed, killed]
+    assert len(nodes[1 - killed].events("meeting-found")) == 1 - killed
 
 
 def test_the_next_keeper_listens_where_the_last_one_did(machines: Begin) -> None:

@@ -21,7 +21,8 @@ class Arrival:
     of, perhaps from another start of the job (-1: none).
 
     `nodes` and `min_nodes` must be equal everywhere. `node` is the number it had in the attempt
-    before, `node_rank` the one it was asked to have.
+    before, `node_rank` the one it was asked to have. `stays`: some of its ranks can stay in their
+    process.
     """
 
     KIND: ClassVar[str] = "arrival"
@@ -36,6 +37,7 @@ class Arrival:
     node: Rank | None = None
     node_rank: Rank | None = None
     newest_version: StepNumber = -1
+    stays: bool = False
 
     @property
     def is_vacant(self) -> bool:

@@ -52,6 +52,7 @@ KINDS = {
     "meeting-away": "the KV where agents meet does not answer, or answers again",
     "memory-removed": "somebody has removed the job's directory while it trains",
     "meeting-lost": "the KV where agents meet is lost",
+    "meeting-found": "agents that had lost it have a KV to meet in again",
     "coordinator": "who ends the attempts that nobody in them can end",
     "coordinator-left": "this agent no longer takes part in coordinating",
     "order-refused": "an order of a coordinator came too late",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from keepstep.model.attempts import Arrival, Verdict
 from keepstep.model.units import S_NS
-from keepstep.runtime.agent.coordinator import Coordinator, Presence
+from keepstep.runtime.agent.coordinator import SILENT_NS, Coordinator, Presence
 from keepstep.runtime.agent.meeting_record import CALLED_OFF, MeetingRecord
 from tests.runtime.agent.test_meeting_record import Meeting
 from tests.runtime.fakes import FakeJournal, FakeKV
@@ -29,6 +29,7 @@ class Agents:
         self.meeting = Meeting()
         self.journals = [FakeJournal() for _ in places]
         self.presences = [Presence(0, at, f"agent {n}") for n, at in enumerate(places)]
+        self.silent: list[int] = []
         self.agents = [self._agent(number) for number in range(len(places))]
 
     def _agent(self, number: int) -> Coordinator:
@@ -42,6 +43,7 @@ class Agents:
             LEASE_S,
             NODES,
             lambda: self.presences[number],
+            lambda: self.silent.append(number),
         )
 
     def record(self) -> MeetingRecord:
@@ -155,3 +157,14 @@ def test_who_cannot_read_what_is_there_takes_no_part_any_more() -> None:
     agents.meeting.table.values["coordinator"] = "another release's"
     agents.pass_s(2 * LEASE_S)
     assert agents.journals[0].kinds == ["coordinator-left"]
+
+
+def test_a_kv_that_answers_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    town = Agents([0, 1])
+    town.pass_s(2 * SILENT_NS / S_NS)
+    assert town.silent == []
+    monkeypatch.setattr(FakeKV, "read", lambda self, keys, then: None)
+    town.pass_s(SILENT_NS / S_NS - 1)
+    assert town.silent == []
+    town.pass_s(LEASE_S + 1)
+    assert sorted(town.silent) == [0, 1]

@@ -18,7 +18,8 @@ class Meeting:
         self.table = Table()
 
     def board(self, attempt: int = 3) -> EvidenceBoard:
-        return EvidenceBoard(FakeKV(self.time, self.table), attempt, NODES)
+        kv = FakeKV(self.time, self.table)
+        return EvidenceBoard(lambda: kv, attempt, NODES)
 
     def exchange(self, board: EvidenceBoard, node: int, evidence: str) -> dict[int, str]:
         found: list[dict[int, str]] = []

@@ -92,7 +92,7 @@ class Looking:
     def begin(self, pids: Mapping[int, int], table: Table | None = None) -> None:
         """table: where the nodes show each other what they see."""
         kv = None if table is None else FakeKV(self._time, table)
-        board = None if kv is None else EvidenceBoard(kv, 0, nodes=2)
+        board = None if kv is None else EvidenceBoard(lambda: kv, 0, nodes=2)
         self._monitor.begin(pids, time.monotonic_ns(), board)
 
     def tick(self) -> list[Diagnosis]:

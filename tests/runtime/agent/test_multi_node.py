@@ -14,9 +14,10 @@ from keepstep.model.attempts import Verdict
 from keepstep.model.failure import Cause, Failure
 from keepstep.model.messages.keeper_rank import Listening
 from keepstep.model.units import S_NS
-from keepstep.runtime.agent.multi_node import BEGINS_NS, MultiNode
+from keepstep.runtime.agent.meeting import BEGINS_NS
+from keepstep.runtime.agent.multi_node import AWAY_NS, WELL_NS, MultiNode
 from keepstep.runtime.agent.rendezvous import Formed, JoinRequest
-from tests.runtime.fakes import AgentRoom, FakeTime, Table
+from tests.runtime.fakes import AgentRoom, FakeKV, FakeTime, Table
 
 AGAIN = Verdict("again", "a rank failed")
 FAILURE = Failure(Cause.CRASH, 1, "host1", step=8, error="ValueError", completed_step=7)
@@ -35,6 +36,7 @@ class Agent:
         self.formeds: list[Formed] = []
         self.verdicts: list[Verdict] = []
         self.lost: list[str] = []
+        self.joined = 0  # after so many verdicts
         self.rendezvous = MultiNode(self.room.world, self.room.options, self.room.launch, self)
 
     def formed(self, formed: Formed) -> None:
@@ -46,9 +48,11 @@ class Agent:
     def meeting_lost(self, why: str) -> None:
         self.lost.append(why)
 
-    def join(self, leave: bool = False, failure: Failure | None = None) -> Agent:
+    def join(
+        self, leave: bool = False, failure: Failure | None = None, stays: bool = True
+    ) -> Agent:
         keeper = Listening(f"host{self.number}", 7, 100 + self.number, -1)
-        self.rendezvous.join(JoinRequest(keeper, leave, failure))
+        self.rendezvous.join(JoinRequest(keeper, leave, failure, stays))
         return self
 
     def say(self, verdict: Verdict) -> None:
@@ -83,6 +87,30 @@ class Town:
         for agent in agents or self.agents:
             agent.join()
         self.pass_s(3)
+
+    def lose_kv(self, why: str = "") -> None:
+        """For all. Another one is there at once, or nobody finds one because of `why`."""
+        self.table = Table()
+        for agent in self.agents:
+            agent.room.table, agent.room.kv_error = self.table, why or None
+            kv = agent.rendezvous.kv
+            if isinstance(kv, FakeKV):
+                kv.is_closed = True
+                agent.room.lost("the KV is lost")
+
+    def find_kv(self) -> None:
+        for agent in self.agents:
+            agent.room.table, agent.room.kv_error = self.table, None
+
+    def follow_verdicts(self, seconds: float) -> None:
+        """Everybody takes part in the next attempt as soon as it hears that there will be one."""
+        until_ns = self.time.now_ns + int(seconds * S_NS)
+        while self.time.now_ns < until_ns:
+            self.time.pass_ns(min(S_NS // 1000, until_ns - self.time.now_ns))
+            for agent in self.agents:
+                if len(agent.verdicts) > agent.joined:
+                    agent.joined = len(agent.verdicts)
+                    agent.join()
 
     def pass_s(self, seconds: float = 0.0) -> None:
         self.time.pass_ns(int(seconds * S_NS))
@@ -159,6 +187,19 @@ def test_what_is_told_of_an_attempt_is_heard_by_all_in_the_next(tmp_path: Path) 
     assert all(a.formeds[-1].failures == (FAILURE,) and a.formeds[-1].keep for a in town.agents)
 
 
+@pytest.mark.parametrize("stays", [True, False])
+def test_where_nobody_stays_all_begin_anew(tmp_path: Path, stays: bool) -> None:
+    town = Town(tmp_path, nodes=2)
+    town.form()
+    first, second = town.agents
+    second.say(replace(AGAIN, keep=True))
+    town.pass_s()
+    first.join(stays=stays)
+    second.join(stays=False)
+    town.pass_s(3)
+    assert [agent.formeds[-1].keep for agent in town.agents] == [stays, stays]
+
+
 def test_fewer_nodes_are_enough_when_no_more_come_in_time(tmp_path: Path) -> None:
     town = Town(tmp_path, nodes=3, agents=0)
     agents = [Agent(town, number, min_nodes=2).join() for number in range(2)]
@@ -210,14 +251,126 @@ def test_nodes_that_do_not_agree_are_told(tmp_path: Path) -> None:
     assert len(other.lost) == 1 and "--nnodes" in other.lost[0]
 
 
-def test_a_place_to_meet_that_is_gone_is_told_and_nothing_else(tmp_path: Path) -> None:
+def test_who_needs_the_others_gives_up_when_no_place_to_meet_comes_back(tmp_path: Path) -> None:
     town = Town(tmp_path, nodes=2)
     town.form()
-    agent = town.agents[1]
-    agent.room.lost("the meeting point is gone")
+    first, second = town.agents
+    town.lose_kv("nobody answers")
+    first.join()
+    town.pass_s(AWAY_NS / S_NS - 1)
+    assert first.lost == []
+    town.pass_s(2)
+    assert first.lost == ["the KV is lost"] and second.lost == [], "its ranks train on"
+    second.rendezvous.ended_well(0, "well")
+    town.pass_s(WELL_NS / S_NS + 1)
+    assert second.lost == ["the KV is lost"]
+
+
+def test_ranks_train_on_when_the_place_to_meet_is_lost_and_comes_back(tmp_path: Path) -> None:
+    town = Town(tmp_path, nodes=2)
+    town.form()
+    town.lose_kv()
+    town.pass_s(3)
+    assert all(agent.verdicts == [] and len(agent.formeds) == 1 for agent in town.agents)
+    assert all(agent.room.journal.of("meeting-found") for agent in town.agents)
+    town.agents[1].say(AGAIN)
+    town.pass_s()
+    town.form()
+    assert [agent.attempt for agent in town.agents] == [1, 1]
+    assert sorted(agent.node for agent in town.agents) == [0, 1]
+
+
+@pytest.mark.parametrize("attempts", [1, 3])
+def test_whoever_follows_the_killed_host_meets_the_others_in_the_next_attempt(
+    tmp_path: Path, attempts: int
+) -> None:
+    town = Town(tmp_path, nodes=2)
+    for _ in range(attempts - 1):
+        town.form()
+        town.agents[0].say(AGAIN)
+        town.pass_s()
+    town.form()
+    host, other = town.agents
+    node = host.node
+    host.die()
+    town.agents = [other]
+    town.lose_kv("nobody answers")
+    town.pass_s(3)
+    town.table = Table()
+    successor = Agent(town, 7)
+    successor.number = host.number  # its keeper is the same
+    successor.rendezvous.follow(attempts - 1)
+    successor.join()
+    town.agents.append(successor)
+    town.find_kv()
+    town.pass_s(3)
+    assert [v.keep for v in other.verdicts[attempts - 1 :]] == [True]
+    town.form(other)
+    assert (successor.attempt, other.attempt) == (attempts, attempts) and successor.node == node
+
+
+def test_a_newcomer_does_not_begin_the_job_anew(tmp_path: Path) -> None:
+    """It comes first to the new place, where nothing is known of the job."""
+    town = Town(tmp_path, nodes=2)
+    town.form()
+    host, other = town.agents
+    host.die()
+    town.agents = [other]
+    town.lose_kv("nobody answers")
+    newcomer = Agent(town, 7)
+    newcomer.room.kv_error = None
+    town.agents.append(newcomer)
+    newcomer.join()
+    town.pass_s(3)
+    assert newcomer.formeds == []
+    town.find_kv()
+    town.pass_s(3)
+    town.form(other)
+    assert (newcomer.attempt, other.attempt) == (1, 1)
+    assert newcomer.node == host.node
+
+
+def test_what_could_not_be_said_is_said_when_there_is_a_place_again(tmp_path: Path) -> None:
+    town = Town(tmp_path, nodes=2)
+    town.form()
+    town.lose_kv("nobody answers")
     town.agents[0].say(AGAIN)
-    town.pass_s(1)
-    assert agent.lost == ["the meeting point is gone"] and agent.verdicts == []
+    town.pass_s(3)
+    town.find_kv()
+    town.pass_s(3)
+    assert [agent.verdicts for agent in town.agents] == [[AGAIN], [AGAIN]]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    nodes=st.integers(2, 4),
+    story=st.lists(st.tuples(st.integers(0, 3), st.floats(0, 0.003), st.booleans()), max_size=4),
+)
+def test_whenever_it_is_lost_all_meet_again(
+    tmp_path_factory: pytest.TempPathFactory,
+    nodes: int,
+    story: list[tuple[int, float, bool]],
+) -> None:
+    """Of each loss: who ends an attempt before it, how long before, and whether all are there
+    again at once."""
+    town = Town(tmp_path_factory.mktemp("m"), nodes)
+    town.form()
+    for speaker, before_s, at_once in story:
+        town.agents[speaker % nodes].say(replace(AGAIN, keep=True))
+        town.follow_verdicts(before_s)
+        town.lose_kv("" if at_once else "nobody answers")
+        town.follow_verdicts(2)
+        town.find_kv()
+        town.follow_verdicts(12)
+        assert len({agent.attempt for agent in town.agents}) == 1
+        assert [a.node for a in town.agents] == [a.formeds[0].place.node for a in town.agents]
+        assert len({agent.formeds[-1].keep for agent in town.agents}) == 1
+        meshes = [agent.formeds[-1].mesh for agent in town.agents]
+        assert len({(m.version, m.secret, m.members) for m in meshes if m is not None}) == 1
+    for agent in town.agents:
+        agent.rendezvous.ended_well(agent.attempt, "well")
+    town.pass_s()
+    assert all(agent.verdicts[-1].outcome == "done" for agent in town.agents)
 
 
 def test_one_that_cannot_be_found_is_told(tmp_path: Path) -> None:

@@ -29,28 +29,32 @@ class Agent:
     def meeting_lost(self, why: str) -> None:
         self.heard.append(why)
 
-    def join(self) -> Formed:
-        self.rendezvous.join(JoinRequest(None))
+    def join(self, stays: bool = True) -> Formed:
+        self.rendezvous.join(JoinRequest(None, stays=stays))
         self.room.time.pass_ns()
         formed = self.heard[-1]
         assert isinstance(formed, Formed)
         return formed
 
 
-@given(st.none() | st.integers(-1, 5), st.lists(st.booleans(), max_size=5))
+@given(
+    st.none() | st.integers(-1, 5),
+    st.lists(st.tuples(st.booleans(), st.booleans()), max_size=5),
+)
 def test_attempts_are_numbered_and_ranks_stay_when_it_was_said(
-    tmp_path_factory: pytest.TempPathFactory, follows: int | None, keeps: list[bool]
+    tmp_path_factory: pytest.TempPathFactory, follows: int | None, keeps: list[tuple[bool, bool]]
 ) -> None:
+    """Of each attempt: whether ranks may stay, and whether some can."""
     agent = Agent(AgentRoom(tmp_path_factory.mktemp("s")))
     if follows is not None:
         agent.rendezvous.follow(follows)
     first = 0 if follows is None else follows + 1
     places = [agent.join()]
-    for keep in keeps:
+    for keep, stays in keeps:
         agent.rendezvous.say(places[-1].place.attempt, Verdict("again", "why", keep=keep))
-        places.append(agent.join())
+        places.append(agent.join(stays))
     assert [formed.place.attempt for formed in places] == [first + n for n in range(len(places))]
-    assert [formed.keep for formed in places] == [False, *keeps]
+    assert [formed.keep for formed in places] == [False, *map(all, keeps)]
     assert all((f.place.world_size, f.mesh) == (2, None) for f in places)
     ports = [formed.place.master_port for formed in places]
     assert len(set(ports)) == len(ports), "each attempt's ranks meet in a place of their own"

@@ -299,7 +299,7 @@ class Restarts:
             how = (
                 f"did not find its peers again within {_seconds(event.within_ns)}"
                 if event.within_ns
-                else "is past its last step and finds its peers no more"
+                else "does not look for its peers any more"
             )
             return self._again(_Setback(f"rank {late} {how}", None, "it has just been tried"))
         if isinstance(event, AttemptWanted):

@@ -173,7 +173,8 @@ class Agent:
         self._join()
 
     def _join(self, leave: bool = False, failure: Failure | None = None) -> None:
-        self._rendezvous.join(JoinRequest(self._keeper.listens, leave, failure))
+        stays = self._group.some_can_stay
+        self._rendezvous.join(JoinRequest(self._keeper.listens, leave, failure, stays))
 
     # -- what happens
 

@@ -34,9 +34,13 @@ from keepstep.errors import KeepstepError
 from keepstep.model.attempts import Arrival, Verdict
 from keepstep.model.events import WARNING
 from keepstep.model.units import S_NS, human_ns
-from keepstep.ports import Clock, Journal, Timers
+from keepstep.ports import Clock, Journal, Timer, Timers
 from keepstep.runtime.agent.meeting_record import MeetingRecord
 from keepstep.runtime.agent.tasks import Task, sleep
+
+# A machine that has vanished refuses nothing, and TCP tries for a quarter of an hour. It is longer
+# than an etcd may be away (`edge/net/etcd.py`).
+SILENT_NS = 150 * S_NS
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +77,10 @@ class Coordinator:
         lease_s: float,
         nodes: int,
         presence: Callable[[], Presence],
+        silent: Callable[[], None],
     ) -> None:
-        """who: this life of the agent. nodes: places of an attempt."""
+        """who: this life of the agent. nodes: places of an attempt. `silent` is called when the KV
+        has not answered for `SILENT_NS`."""
         self._clock = clock
         self._timers = timers
         self._journal = journal
@@ -82,6 +88,8 @@ class Coordinator:
         self._leadership = Leadership(who, int(lease_s * S_NS))
         self._nodes = nodes
         self._presence = presence
+        self._silent = silent
+        self._silence: Timer | None = None
         self._judged = self._new_judgement(-1)
         self._here: str | None = None  # what this agent last said at a roll call
         self._is_called: bool | None = None  # the roll, as was read in this beat; None: not read
@@ -89,8 +97,11 @@ class Coordinator:
 
     def close(self) -> None:
         self._task.cancel()
+        if self._silence is not None:
+            self._silence.cancel()
 
     def _failed(self, error: KeepstepError) -> None:
+        self.close()
         why = f"no longer takes part in coordinating: {error}"
         self._journal.record("coordinator-left", why, WARNING)
 
@@ -99,7 +110,9 @@ class Coordinator:
 
     async def _live(self) -> None:
         while True:
+            self._silence = self._timers.after(SILENT_NS, self._silent)
             await self._beat(self._presence())
+            self._silence.cancel()
             await sleep(self._timers, self._leadership.renew_ns)
 
     async def _beat(self, presence: Presence) -> None:

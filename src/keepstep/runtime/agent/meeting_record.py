@@ -10,7 +10,7 @@ Invariant: a seat, a mark and a verdict of an attempt are the same for all who r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,6 +25,7 @@ from keepstep.runtime.agent.tasks import ask
 YES = "yes"
 CALLED_OFF = "called off"
 LEADER = "coordinator"
+OPENING = "opening"  # the first word
 
 KINDS = (Arrival, Verdict, Opening, Failed, Lease)
 CODEC: Codec[Any] = Codec(KINDS)
@@ -50,7 +51,7 @@ class MeetingRecord:
 
     async def open(self, proposal: Opening) -> Opening:
         """The first that was proposed."""
-        return await self._put("opening", proposal, Opening)
+        return await self._put(OPENING, proposal, Opening)
 
     # -- one attempt
 
@@ -68,6 +69,16 @@ class MeetingRecord:
         for place in range(places):
             await self.take_seat(attempt, place, VACANT)
         await self.mark(attempt, "full")
+
+    async def restore(
+        self, attempt: int, seats: Sequence[Arrival], answers: Mapping[int, str]
+    ) -> bool:
+        """Write down an attempt that was formed elsewhere: its seats, and what the nodes there
+        answered to their places. Whether it is the one that stands here now."""
+        found = [await self.take_seat(attempt, at, seat) for at, seat in enumerate(seats)]
+        marked = {at: await self.mark(attempt, "ready", at, text) for at, text in answers.items()}
+        await self.mark(attempt, "full")
+        return found == list(seats) and marked == dict(answers)
 
     async def mark(self, attempt: int, what: str, place: int = 0, text: str = YES) -> str:
         """What is marked from now on: `text`, if it was not marked before."""

@@ -93,6 +93,11 @@ class RankGroup:
         return self._server.can_all_stay(self._pids)
 
     @property
+    def some_can_stay(self) -> bool:
+        """Whether there is a rank to which others could come back."""
+        return any(map(self._server.can_stay, self._world.processes.living.values()))
+
+    @property
     def _pids(self) -> list[int]:
         return list(self._processes.values())
 

@@ -27,8 +27,8 @@ from keepstep.runtime.agent.world import AgentWorld
 @dataclass(frozen=True, slots=True)
 class Formed:
     """All nodes are there. `mesh` is for the keeper; None when there is one node. `keep`: ranks
-    that can stay in their process do. `failures`: what the nodes have told of the attempt
-    before."""
+    that can stay in their process do, and there are such. `failures`: what the nodes have told of
+    the attempt before."""
 
     place: RankAssignment
     mesh: Mesh | None
@@ -40,11 +40,12 @@ class Formed:
 class JoinRequest:
     """This node's ranks wait for the next attempt or are dead, its keeper listens there. `leave`:
     as a spare, if another one comes in its place. `failure`: what the other nodes are to know of
-    the attempt before."""
+    the attempt before. `stays`: some of its ranks can stay in their process."""
 
     keeper: Listening | None
     leave: bool = False
     failure: Failure | None = None
+    stays: bool = False
 
 
 class RendezvousHearer(Protocol):
@@ -112,7 +113,7 @@ class SingleNode:
             master_port=port,
         )
         self._attempt += 1
-        formed = Formed(place, None, self._keep)
+        formed = Formed(place, None, self._keep and request.stays)
         self._world.timers.after(0, lambda: self._hearer.formed(formed))
 
     def board(self, attempt: int) -> EvidenceBoard | None:

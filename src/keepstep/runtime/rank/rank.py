@@ -478,7 +478,7 @@ class Rank:
     def _fail(self, error: KeepstepError) -> None:
         if self.stage in (Stage.OVER, Stage.FAILED):
             return
-        if self.stage is Stage.REGROUPING:
+        if self.stage is Stage.REGROUPING or self._world.groups.is_muted:
             self._regroup.cannot()
         self.error = error
         self._let_go(Stage.FAILED)

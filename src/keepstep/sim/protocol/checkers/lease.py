@@ -14,7 +14,7 @@ from __future__ import annotations
 from keepstep.core.recovery.leader_lease import Lease
 from keepstep.model.events import Event
 from keepstep.model.units import S_NS
-from keepstep.runtime.agent.meeting_record import CODEC, LEADER
+from keepstep.runtime.agent.meeting_record import CODEC, LEADER, OPENING
 from keepstep.sim.protocol.checkers.checker import Checker
 from keepstep.sim.protocol.world.machine import Machine
 
@@ -27,6 +27,8 @@ class OneCoordinator(Checker):
     _written_ns = 0
 
     def written(self, key: str, value: str) -> None:
+        if key == OPENING:  # a KV that knows nothing of the one before
+            self._lease = None
         if key != LEADER:
             return
         lease: Lease = CODEC.decode(value.encode())

@@ -28,7 +28,8 @@ class TheLostAreMissed(Checker):
         self._lasts_ns = lasts_ns(plan)
         self._soon_ns = round(2 * plan.link_dead_s * S_NS) + MORE_NS
         comes_later = plan.replace_ns > self._soon_ns or not plan.replaces
-        self._is_judged = job.has_many_agents and comes_later
+        # Without the host of the KV nothing can be said before that is noticed.
+        self._is_judged = job.has_many_agents and comes_later and not plan.hosts
         self._amiss_until_ns = 0
         self._strikes = 0
         self._verdicts = 0

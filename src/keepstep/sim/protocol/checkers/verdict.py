@@ -1,8 +1,8 @@
 """No action without a verdict, and every verdict and question answered.
 
-An attempt is followed by another one only after its verdict, which is written once, and which says
-that the job is done only when all ranks have done their last step; who asks where to resume hears
-of it before all is over, unless it dies.
+An attempt is followed by another one only after its verdict, which is written once in each KV where
+the agents meet, and which says that the job is done only when all ranks have done their last step;
+who asks where to resume hears of it before all is over, unless it dies.
 
 And nobody gives up, but where something else took the machine's memory, the store was not there to
 be looked at, or ranks in the middle of the job were offered a fresh start.
@@ -15,7 +15,7 @@ from __future__ import annotations
 from keepstep.model.attempts import Arrival, Verdict
 from keepstep.model.events import Event
 from keepstep.model.snapshot import Stamp
-from keepstep.runtime.agent.meeting_record import CODEC
+from keepstep.runtime.agent.meeting_record import CODEC, OPENING
 from keepstep.sim.protocol.checkers.atlas import Atlas
 from keepstep.sim.protocol.checkers.checker import Checker
 from keepstep.sim.protocol.job.job import SimJob
@@ -30,7 +30,7 @@ class Verdicts(Checker):
 
     def __init__(self, job: SimJob, atlas: Atlas) -> None:
         super().__init__(job, atlas)
-        self._judged: set[int] = set()  # attempts that have their verdict
+        self._judged: set[int] = set()  # attempts that have their verdict, in this KV
         self._again: set[int] = set()
         self._formed: set[int] = set()
         self._seated: dict[int, set[str]] = {}  # hosts, by attempt
@@ -40,6 +40,9 @@ class Verdicts(Checker):
         self._asking: set[Program] = set()
 
     def written(self, key: str, value: str) -> None:
+        if key == OPENING:  # what is known of the job is written there again
+            self._judged.clear()
+            self._again.clear()
         number, _, what = key.partition("/")
         if what.startswith("seat/"):
             arrival: Arrival = CODEC.decode(value.encode())

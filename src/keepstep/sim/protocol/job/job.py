@@ -78,6 +78,7 @@ class SimJob:
             observers=Observers([]),
         )
         self.launcher: ForeignLauncher | None = None
+        self._hosts: set[int] = set()  # machines that have had the meeting point's name
 
     def watch(self, observers: Sequence[Observer]) -> None:
         """From now on these hear of everything. Before `begin`."""
@@ -106,6 +107,11 @@ class SimJob:
         machine = Machine(self.world, len(self.nodes), rack, plan.budget_bytes, plan.block_bytes)
         node = SimNode(self.around, machine)
         self.nodes.append(node)
+        if plan.hosts and not any(
+            other.machine.number in self._hosts for other in self.living_nodes()
+        ):
+            self._hosts.add(machine.number)
+            self.around.kv.host_at(machine)
         if plan.launcher == "agents":
             self.world.after(delay_ns, None, node.start_agent)
 

@@ -42,6 +42,7 @@ class RunPlan:
     step_ns: int = S_NS
     nbytes: int = 200
     policy: str = "copies:2"
+    hosts: bool = False  # one of the agents has the KV, which is lost with it
     racks: int = 0  # 0: nobody says which
     slots: int = 0
     store: bool = False
@@ -159,5 +160,7 @@ def small(seed: int) -> RunPlan:
         faults_until_ns=int((steps * step_ns + 5 * S_NS) * chance.uniform(0.4, 1.3)),
     )
     can_shrink = plan.min_nodes and plan.launcher == "agents" and plan.policy in FIT_FEWER
+    can_be_lost = nodes > 1 and plan.launcher == "agents" and not plan.min_nodes
+    hosts = can_be_lost and Random(f"{seed}/hosts").random() < 0.25
     can_do_without = can_shrink and Random(f"{seed}/replaces").random() < 0.5
-    return replace(plan, replaces=not can_do_without)
+    return replace(plan, replaces=not can_do_without, hosts=hosts)

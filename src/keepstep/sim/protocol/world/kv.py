@@ -58,6 +58,12 @@ class KVPlace:
         self.on_write: Callable[[str, str], None] = _nobody
         self.keys: SharedKeys | None = SharedKeys(self) if host is None else None
 
+    def host_at(self, machine: Machine) -> None:
+        """From now on the endpoint names this machine."""
+        if self.host is None:
+            self.keys = None
+        self.host = machine
+
     def open(
         self, process: Process, opened: Callable[[KV], None], failed: Told, lost: Told
     ) -> Timer:
