@@ -128,7 +128,7 @@ def test_a_program_goes_on_from_a_checkpoint(
     write_checkpoint(Store(where / "store"), step, "job", [state], {}, fingerprint)
     again = Program(plan)
     torch.randn(5)
-    checkpoint.load(str(where / "store"), step, 0, 1, protect(again))
+    checkpoint.load(Store(where / "store"), step, 0, 1, protect(again))
     again.run(step, plan.total_steps)
     room.slot.close()
     shutil.rmtree(where)
