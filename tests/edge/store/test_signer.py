@@ -240,6 +240,16 @@ def test_a_record_that_nobody_signed_still_keeps_others_out(tmp_path: Path) -> N
         of(tmp_path).claim()
 
 
+def test_another_job_s_store_is_called_that_whatever_signed_it(tmp_path: Path) -> None:
+    theirs = of(tmp_path, "b", signer=THEIRS)
+    theirs.claim()
+    write(theirs, 3, SMALL, job="b")
+    assert theirs.begin_run() is not None
+    for refused in (of(tmp_path).look, of(tmp_path).begin_run):
+        with pytest.raises(IdentityError, match="found those of 'b'"):
+            refused()
+
+
 def test_a_run_that_somebody_else_has_begun_is_not_followed(tmp_path: Path) -> None:
     store = of(tmp_path)
     write(store, 3, SMALL)

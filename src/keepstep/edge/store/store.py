@@ -307,7 +307,8 @@ class Store:
 
     def look(self) -> StoreListing:
         """See `ports.Checkpoints`."""
-        listing = self.as_taken().list_checkpoints(self._jobs_that_count())
+        jobs = self._jobs_that_count()  # of another job's store that is what is to be heard first
+        listing = self.as_taken().list_checkpoints(jobs)
         known = listing.unreadable | listing.damaged
         return StoreListing(
             usable=[manifest.step for manifest in listing.checkpoints],
