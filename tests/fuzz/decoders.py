@@ -366,7 +366,7 @@ def of_signed_manifests() -> Decoder:
         assert said == seed, "a manifest that nobody signed so"
 
     return Decoder(
-        [seed, WHOLE.to_bytes()],
+        [seed],
         partial(manifest_from_bytes, where="store", signer=OURS),
         (DamageError,),
         same,
