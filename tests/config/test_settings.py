@@ -72,6 +72,9 @@ def test_a_secret_is_never_shown() -> None:
     # it becomes a command line, which everybody on the machine can read
     assert "nobody" not in settings.to_text() + repr(settings)
     assert settings_from_text(settings.to_text()) == replace(settings, secret=None)
+    handed_down = settings.secret_env()
+    assert settings_from_text(settings.to_text(), handed_down) == settings
+    assert resolved({}).secret_env() == {}
 
 
 def test_paths_that_follow() -> None:

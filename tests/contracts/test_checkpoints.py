@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from keepstep.config import resolve
 from keepstep.edge.store.draft import MANIFEST
 from keepstep.edge.store.manifest import Manifest
 from keepstep.edge.store.store import Store
@@ -41,7 +42,9 @@ class RealSide:
     def __init__(self, room: Path) -> None:
         self._place = room / "store"
         self.written = Store(self._place)
-        self.checkpoints: Checkpoints = StoredCheckpoints(str(self._place), "job")
+        self.checkpoints: Checkpoints = StoredCheckpoints(
+            resolve({"store": str(self._place), "job": "job"}, {}, "job")
+        )
 
     def cut(self) -> None:
         self._place.rename(self._place.with_name("away"))

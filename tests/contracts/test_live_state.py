@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from keepstep.coding.checksum import block_checksums
+from keepstep.config import resolve
 from keepstep.edge.os.threads import run_acts
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot
@@ -53,7 +54,7 @@ class TorchTraining:
         self.weight = model.weight.detach()
         optimizer = torch.optim.SGD(model.parameters(), 0.1)  # what it updates may be copied late
         protected = Protected.of({"model": model, "optimizer": optimizer}, lazy=True)
-        self.live: LiveState = TorchState(protected, 0, 1, None)
+        self.live: LiveState = TorchState(protected, 0, 1, resolve(None, {}, "j"))
 
     def value(self) -> bytes:
         return bytes(self.weight.numpy())

@@ -78,6 +78,7 @@ from tests.core.wire import test_connection as wire
 from tests.core.wire.drawn import values
 from tests.edge.store.test_manifest import WHOLE
 from tests.edge.store.test_parts import ATTEMPT, PART, SURVEY
+from tests.edge.store.test_signer import OURS, SIGNED
 from tests.edge.torch.pickles.test_known import PLACEMENTS, PLAIN
 
 JSON_SEAL = b'{"xxh3_64": "%s",\n'
@@ -357,6 +358,22 @@ def of_manifests(resealed: bool) -> Decoder:
     )
 
 
+def of_signed_manifests() -> Decoder:
+    """Whoever can write to the store can seal what it likes, and sign nothing."""
+    seed = SIGNED.to_bytes(OURS)
+
+    def same(found: Any, said: bytes) -> None:
+        assert said == seed, "a manifest that nobody signed so"
+
+    return Decoder(
+        [seed],
+        partial(manifest_from_bytes, where="store", signer=OURS),
+        (DamageError,),
+        same,
+        json_sealed,
+    )
+
+
 def of_parts(write: Any, read: Any, value: Any) -> Decoder:
     return Decoder(
         [write(ATTEMPT, 1, value)],
@@ -461,6 +478,7 @@ def all_decoders() -> dict[str, Decoder]:
         **of_pages(),
         "manifest": of_manifests(resealed=False),
         "hostile manifest": of_manifests(resealed=True),
+        "signed manifest": of_signed_manifests(),
         "part": of_parts(part_to_bytes, part_from_bytes, PART),
         "survey": of_parts(survey_to_bytes, survey_from_bytes, SURVEY),
         "plain state": of_pickles(Known),

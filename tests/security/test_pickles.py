@@ -150,7 +150,7 @@ def _is_refused(place: Path, mark: Path) -> None:
     state = whole(live)
     before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
     with pytest.raises(UntrustedError):
-        checkpoint.load(str(place), STEP, 0, 1, live)
+        checkpoint.load(Store(place), STEP, 0, 1, live)
     assert not mark.exists()
     assert whole(live) == state
     assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == before
@@ -218,6 +218,6 @@ def test_an_intact_slot_and_bucket_are_taken(tmp_path: Path) -> None:
     expected = whole(program(1))
     from_memory, from_store = program(2), program(3)
     restore.apply(from_memory, restore.open_snapshot(from_memory, slot, *slot.verify()))
-    checkpoint.load(str(tmp_path / "store"), STEP, 0, 1, from_store)
+    checkpoint.load(Store(tmp_path / "store"), STEP, 0, 1, from_store)
     slot.close()
     assert whole(from_memory) == whole(from_store) == expected

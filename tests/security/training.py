@@ -23,7 +23,8 @@ PROGRAM = """
 import os, pathlib, sys, torch, keepstep
 room, steps, held = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 weights = torch.zeros(1000)
-job = keepstep.protect(weights=weights)
+in_code = {"secret": os.environ["IN_CODE"]} if "IN_CODE" in os.environ else None
+job = keepstep.protect(in_code, weights=weights)
 for step in job.steps(steps):
     assert job._drain(job._rank.drain, 60), "such short steps end before their copies"
     weights += 1

@@ -6,13 +6,15 @@ this node holds for others behind its own; for a store: {"store", "checkpoints":
 "proof", "why", "job", "world_size", "bytes", "files", "metrics", "wall_ns"}, ...], "damaged",
 "other_runs": [where each run before the newest one lies, ...]}.
 
-`proof` is intact, damaged (`why` names file, block, expected and found), unproven (--no-verify, or
+`proof` is intact, damaged (`why` names file, block, expected and found; with KEEPSTEP_SECRET what
+is not signed with that secret is damaged, too), unproven (--no-verify, or
 nothing to prove), busy (written while it was being read) or, in a store, unfinished (without a
 manifest). `damaged` counts; the exit code is 1 when it is not 0.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +28,7 @@ from rich.text import Text
 
 from keepstep.cli.job_choice import JsonOption, job_option, no_memory, print_json, with_memory
 from keepstep.cli.progress_bar import bytes_bar
+from keepstep.config import resolve
 from keepstep.dashboard import terminal
 from keepstep.dashboard.document import as_json
 from keepstep.dashboard.finding import FoundJob
@@ -34,6 +37,7 @@ from keepstep.dashboard.slots import SlotRow, held_rows, slot_row, slot_rows
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.store.manifest import Manifest
+from keepstep.edge.store.signer import Signer
 from keepstep.edge.store.store import Store
 from keepstep.errors import ConfigError, DamageError, StoreError
 from keepstep.model.layout import Segment
@@ -278,7 +282,8 @@ def _tensor_table(tensors: Sequence[Segment]) -> Table:
 
 
 def _inspect_store(url: str, verify: bool, json: bool) -> int:
-    store = Store(url).follow()
+    secret = resolve(None, os.environ, default_job="any").secret
+    store = Store(url, signer=None if secret is None else Signer(secret)).follow()
     others = [url + directory for directory in store.other_runs()]
     url += store.run_directory
     proofs = prove_checkpoints(store, verify)

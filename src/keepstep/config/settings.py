@@ -94,6 +94,11 @@ class Settings(Options[NoReturn, Path]):
         secrets = dict.fromkeys(option.name for option in OPTIONS if option.is_secret)
         return json.dumps({**asdict(self), **secrets}, default=str)
 
+    def secret_env(self) -> dict[str, str]:
+        """What `to_text` leaves out, as variables, which only the user's own processes can read."""
+        values = ((o.variable, getattr(self, o.name)) for o in OPTIONS if o.is_secret)
+        return {variable: value for variable, value in values if value is not None}
+
 
 def user_dir(arena_dir: Path) -> Path:
     """Where the memory of this user's jobs is on this node: a directory for each job."""
@@ -106,11 +111,15 @@ def job_dir_of(arena_dir: Path, job: str) -> Path:
     return user_dir(arena_dir) / job
 
 
-def settings_from_text(text: str) -> Settings:
-    """The inverse of `Settings.to_text`, except for secrets."""
+def settings_from_text(text: str, environ: Environ | None = None) -> Settings:
+    """The inverse of `Settings.to_text`, with the secrets that `Settings.secret_env` has put into
+    the environment."""
     values: dict[str, Any] = json.loads(text)
     for name, value in values.items():
-        values[name] = BY_NAME[name].settle(value)
+        option = BY_NAME[name]
+        if option.is_secret and environ is not None:
+            value = environ.get(option.variable)
+        values[name] = option.settle(value)
     return Settings(**values)
 
 

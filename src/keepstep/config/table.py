@@ -220,7 +220,8 @@ class Options(Generic[Unset, Directory]):
         ),
         topic=Topic.NODES,
         help="Secret by which the job's keepers know each other. The default is exchanged at the "
-        "meeting point: set one where that can be overheard, on every node or on none.",
+        "meeting point: set one where that can be overheard, on every node or on none. With one of "
+        "its own, the same at every start, the job signs its checkpoints and takes no others.",
         example="correct-horse-battery-staple",
         metavar="TEXT",
         is_secret=True,
@@ -345,8 +346,9 @@ class Options(Generic[Unset, Directory]):
         check=Check("True or False"),
         topic=Topic.JOB,
         help="Go on from the checkpoints of another job that are in the store, which is this job's "
-        "from then on. Without it a store that another job has written to is refused. Theirs are "
-        "never removed.",
+        "from then on, or that nobody has signed with the job's secret. Without it a store that "
+        "another job has written to is refused, and so is what is not signed. Theirs are never "
+        "removed.",
         example=True,
     )
 

@@ -385,6 +385,18 @@ def test_what_is_damaged_or_was_not_seen_is_not_absent(found: StoreListing, word
     assert everybody(vote, set()) == [ListStore()], "it is looked at anew"
 
 
+def test_who_goes_on_from_an_older_checkpoint_hears_what_is_wrong_with_the_newest() -> None:
+    vote = Vote(1, has_store=True)
+    everybody(vote, set())
+    [offer] = vote.listed(StoreListing([3], damaged={7: "forged", 5: "torn"}))
+    assert isinstance(offer, Offer) and offer.stamp.step == 3
+    assert "for steps 7, 5 cannot be used (forged)" in offer.why
+    vote = Vote(1, has_store=True)
+    everybody(vote, set())
+    [offer] = vote.listed(StoreListing([3], unfinished={7: "no manifest"}))
+    assert isinstance(offer, Offer) and "(`keepstep inspect` says why)" in offer.why
+
+
 def test_what_was_never_published_is_absent() -> None:
     vote = Vote(1, has_store=True)
     everybody(vote, set())

@@ -50,7 +50,7 @@ def way(request: pytest.FixtureRequest, room: Room, tmp_path: Path) -> Way:
         write_checkpoint(Store(url), 0, "job", [state], {}, about)
 
         def load(live: Protected) -> None:
-            checkpoint.load(url, 0, rank=0, world_size=1, protected=live)
+            checkpoint.load(Store(url), 0, rank=0, world_size=1, protected=live)
 
         return load
 

@@ -212,7 +212,7 @@ class Cluster:
         """Every rank, and one alone, loads into fresh objects what that step was."""
         for rank, world in [*((rank, WORLD) for rank in range(WORLD)), (0, 1)]:
             fresh = Protected.of(trained(99, 9), lazy=False)
-            checkpoint.load(str(self.where / "store"), step, rank, world, fresh)
+            checkpoint.load(Store(self.where / "store"), step, rank, world, fresh)
             assert state_of(fresh) == state_of(Protected.of(trained(step, rank), lazy=False))
 
     def close(self) -> None:

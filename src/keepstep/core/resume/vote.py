@@ -305,11 +305,15 @@ class Vote:
         return self._without_source(why_not_memory, after)
 
     def _passed_over(self, stamp: Stamp) -> str:
-        """Newer checkpoints, by name."""
+        """Newer checkpoints, by name, and what is wrong with the newest: somebody may have forged
+        it to have an older one taken."""
         newer = sorted((step for step in self._not_usable() if step > stamp.step), reverse=True)
         if not newer:
             return ""
-        return f", for {_steps(newer)} cannot be used (`keepstep inspect` says why)"
+        why = self.listing.damaged.get(newer[0])
+        return f", for {_steps(newer)} cannot be used " + (
+            "(`keepstep inspect` says why)" if why is None else f"({why})"
+        )
 
     def _without_source(self, why_not_memory: str, after: str) -> list[Action]:
         """Neither memory nor the store has anything to offer: a fresh start, or nobody goes on when

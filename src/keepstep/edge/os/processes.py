@@ -78,7 +78,10 @@ def start_keeper(settings: Settings) -> None:
             stderr=log,
             cwd="/",
             # It outlives the agent: what ends that one's processes must not take it for a rank.
-            env={name: v for name, v in os.environ.items() if name not in RANK_MARKS},
+            env={
+                **{name: v for name, v in os.environ.items() if name not in RANK_MARKS},
+                **settings.secret_env(),
+            },
             check=True,
         )
 

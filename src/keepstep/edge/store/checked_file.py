@@ -1,13 +1,14 @@
 """Stored file: one file of a checkpoint, summed while it is written and verified while it is read.
 
 Comes in: bytes, or a file and its sums. Goes out: the sums, or bytes that were verified first.
-Never hands out a byte of a block whose checksum is wrong, never says that a local file is written
-before it is on the disk.
+Never hands out a byte of a block whose checksum, or MAC, is wrong, never says that a local file is
+written before it is on the disk.
 """
 
 from __future__ import annotations
 
 import errno
+import hmac
 import io
 import os
 import shutil
@@ -22,13 +23,14 @@ import xxhash
 from fsspec.implementations.local import LocalFileSystem
 
 from keepstep.edge.store.manifest import FileSum
+from keepstep.edge.store.signer import BlockSignature, Signer
 from keepstep.errors import DamageError, StoreError
 from keepstep.model.units import GIB, MIB, human_bytes
 
 BLOCK_BYTES = 4 * MIB
 # A mounted bucket has no second names for a file; some say so by EPERM.
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-MOST_SMALL_BYTES = GIB  # a manifest's: a thousand times what a checkpoint of ten TiB takes
+MOST_SMALL_BYTES = GIB  # a manifest's: six times what a signed checkpoint of ten TiB takes
 CACHED_BLOCKS = 4  # the end of a file (its directory), the block being read and its neighbours
 
 
@@ -70,13 +72,19 @@ class SummedFile(io.RawIOBase):
     closed."""
 
     def __init__(
-        self, place: FilePlace, ledger: FileLedger, block_bytes: int = BLOCK_BYTES
+        self,
+        place: FilePlace,
+        ledger: FileLedger,
+        block_bytes: int = BLOCK_BYTES,
+        signer: Signer | None = None,
     ) -> None:
         self._place, self._ledger = place, ledger
         self._block_bytes = block_bytes
+        self._signer = signer
         self._bytes = 0
         self._blocks: list[str] = []
-        self._hash = xxhash.xxh3_64()
+        self._macs: list[str] = []
+        self._begin_block()
         self._file: Any = None
         with self._noted():
             self._file = place.fs.open(place.path, "wb")
@@ -111,21 +119,33 @@ class SummedFile(io.RawIOBase):
             finally:
                 self._file.close()
         if self._bytes % self._block_bytes:
-            self._blocks.append(self._hash.hexdigest())
+            self._end_block()
+        macs = None if self._signer is None else tuple(self._macs)
         self._ledger.finished(
-            self._place.name, FileSum(self._bytes, self._block_bytes, tuple(self._blocks))
+            self._place.name, FileSum(self._bytes, self._block_bytes, tuple(self._blocks), macs)
         )
+
+    def _begin_block(self) -> None:
+        self._hash = xxhash.xxh3_64()
+        self._mac: BlockSignature | None = None if self._signer is None else self._signer.block()
+
+    def _end_block(self) -> None:
+        self._blocks.append(self._hash.hexdigest())
+        if self._mac is not None:
+            self._macs.append(self._mac.letters())
 
     def _sum(self, view: memoryview) -> None:
         at = 0
         while at < len(view):
             part = view[at : at + self._block_bytes - self._bytes % self._block_bytes]
             self._hash.update(part)
+            if self._mac is not None:
+                self._mac.update(part)
             self._bytes += len(part)
             at += len(part)
             if self._bytes % self._block_bytes == 0:
-                self._blocks.append(self._hash.hexdigest())
-                self._hash.reset()
+                self._end_block()
+                self._begin_block()
 
     @contextmanager
     def _noted(self) -> Iterator[None]:
@@ -139,12 +159,14 @@ class SummedFile(io.RawIOBase):
 
 class VerifiedFile(io.RawIOBase):
     """A checkpoint's file, read only, seekable: every byte it hands out lies in a block whose
-    checksum was right."""
+    checksum was right, and its MAC where somebody signs."""
 
-    def __init__(self, place: FilePlace, sums: FileSum) -> None:
-        """Raises DamageError when the file is missing or has another size."""
+    def __init__(self, place: FilePlace, sums: FileSum, signer: Signer | None = None) -> None:
+        """signer: who signed the sums. Raises DamageError when the file is missing or has another
+        size."""
+        assert signer is None or sums.macs is not None
         check_size(place.where, sums.bytes, place.size())
-        self._place, self._sums = place, sums
+        self._place, self._sums, self._signer = place, sums, signer
         self._at = 0
         self._cache: dict[int, bytes] = {}
 
@@ -193,7 +215,20 @@ class VerifiedFile(io.RawIOBase):
                 f"{where}: block {index} (bytes {start} to {end}): expected xxh3_64 "
                 f"{expected}, found {found} over {len(data)} bytes"
             )
+        self._check_mac(index, data)
         return data
+
+    def _check_mac(self, index: int, data: bytes) -> None:
+        if self._signer is None:
+            return
+        assert self._sums.macs is not None
+        mac = self._signer.block()
+        mac.update(data)
+        if not hmac.compare_digest(mac.letters().encode(), self._sums.macs[index].encode()):
+            raise DamageError(
+                f"{self._place.where}: block {index}: expected the bytes that were signed with "
+                "this job's secret, found others under the same xxh3_64: forged"
+            )
 
     def _cached(self, index: int) -> bytes:
         data = self._cache.pop(index, None)

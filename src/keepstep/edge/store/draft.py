@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from keepstep.edge.store.checked_file import SummedFile, VerifiedFile, store_errors
 from keepstep.edge.store.manifest import FileSum, Manifest
+from keepstep.edge.store.signer import Signer
 from keepstep.errors import StoreError
 from keepstep.model.checkpoint import CheckpointName
 
@@ -47,6 +48,11 @@ class Draft:
         """Where it is to be."""
         return self.store.url(self.name)
 
+    @property
+    def signer(self) -> Signer | None:
+        """Who signs what nodes say of it; None where nobody does."""
+        return self.store.signer
+
     def __enter__(self) -> Draft:
         return self
 
@@ -71,7 +77,8 @@ class Draft:
 
     def open(self, file: str) -> SummedFile:
         """A new file, open for writing. Raises StoreError, as every write to it may."""
-        return SummedFile(self.store.place(self.name, file), self, self.store.block_bytes)
+        place = self.store.place(self.name, file)
+        return SummedFile(place, self, self.store.block_bytes, self.signer)
 
     def read_small(self, file: str) -> tuple[bytes, str]:
         """A file's bytes as they are, and where it lies. Raises StoreError when it is not there."""
@@ -102,7 +109,8 @@ class Draft:
         """Verify what was written here. Raises DamageError naming the file, the block, expected and
         found."""
         for name in names:
-            for block in VerifiedFile(self.store.place(self.name, name), self.files[name]).blocks():
+            place, sums = self.store.place(self.name, name), self.files[name]
+            for block in VerifiedFile(place, sums, self.signer).blocks():
                 self.wrote(len(block))
 
     def publish(self, manifest: Manifest) -> None:
@@ -113,7 +121,8 @@ class Draft:
         """
         assert manifest.name == self.name and not self.failure
         assert all(manifest.files.get(name, sums) == sums for name, sums in self.files.items())
-        store, path, raw = self.store, self.store.path(self.name), manifest.to_bytes()
+        store, path = self.store, self.store.path(self.name)
+        raw = manifest.to_bytes(self.signer)
         with self.open(UNPUBLISHED) as file:
             file.write(raw)
         self.read_back([UNPUBLISHED])

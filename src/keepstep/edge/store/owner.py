@@ -4,7 +4,8 @@ says that they are this one's now.
     <store>/keepstep-owner.json     the job; written before its first checkpoint
 
 Where the record is missing or torn, it is whose checkpoints lie there; the next who claims it
-writes it anew.
+writes it anew. Where the job has a secret it is signed. Of a record without that signature it is
+believed whom it keeps out, not whose checkpoints it lets in.
 
 Comes in: a filesystem, the store's directory, who uses it. Goes out: nothing, or an error that says
 whose it is.
@@ -20,6 +21,7 @@ from fsspec.spec import AbstractFileSystem
 
 from keepstep.edge.store.checked_file import read_whole, store_errors
 from keepstep.edge.store.manifest import FORMAT_VERSION, seal, unseal
+from keepstep.edge.store.signer import Signer, sign_of
 from keepstep.errors import DamageError, IdentityError
 from keepstep.model.decoding import a_list, a_text, decoding
 
@@ -55,8 +57,9 @@ class StoreUser:
         )
 
 
-def read_owner(fs: AbstractFileSystem, root: str) -> OwnerRecord:
-    """What the store says of itself. Raises StoreError."""
+def read_owner(fs: AbstractFileSystem, root: str, signer: Signer | None = None) -> OwnerRecord:
+    """What the store says of itself. `signer`: who must have signed what was adopted. Raises
+    StoreError."""
     path = f"{root}/{OWNER}"
     try:
         with store_errors(f"reading {path}"):
@@ -69,11 +72,17 @@ def read_owner(fs: AbstractFileSystem, root: str) -> OwnerRecord:
         body = unseal(raw, path)
         with decoding(path):
             adopted = frozenset(map(a_text, a_list(body.get("adopted", []))))
-            return OwnerRecord(a_text(body["job"]), is_there=True, adopted=adopted)
+            record = OwnerRecord(a_text(body["job"]), is_there=True, adopted=adopted)
     except DamageError:
         return OwnerRecord(None, is_there=True)
+    try:
+        unseal(raw, path, sign_of(signer, "owner"))
+    except DamageError:
+        return record._replace(adopted=frozenset())
+    return record
 
 
-def owner_record(job: str, adopted: Iterable[str] = ()) -> bytes:
+def owner_record(job: str, adopted: Iterable[str] = (), signer: Signer | None = None) -> bytes:
     """What the store is to say of itself."""
-    return seal({"format": FORMAT_VERSION, "job": job, "adopted": sorted(adopted)})
+    body = {"format": FORMAT_VERSION, "job": job, "adopted": sorted(adopted)}
+    return seal(body, sign=sign_of(signer, "owner"))

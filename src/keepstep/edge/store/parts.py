@@ -10,7 +10,8 @@ for. Never reads or writes a file.
 
 Invariant: every file of an attempt carries its number in the name, and these two carry the whole
 attempt inside, so what an earlier try left, or one that goes on somewhere unknown, is never taken
-for a part of this one.
+for a part of this one. With a secret both are signed: what they say is signed again in the
+manifest, by the leader, which has read no data.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from keepstep.edge.store.manifest import (
     sums_to_json,
     unseal,
 )
+from keepstep.edge.store.signer import Sign, Signer, sign_of
 from keepstep.errors import IdentityError
 from keepstep.model.checkpoint import CheckpointAttempt
 from keepstep.model.decoding import (
@@ -80,7 +82,9 @@ class Sketch:
 Survey = Mapping[int, Mapping[str, Sketch]]  # by rank and name
 
 
-def survey_to_bytes(attempt: CheckpointAttempt, node: int, survey: Survey) -> bytes:
+def survey_to_bytes(
+    attempt: CheckpointAttempt, node: int, survey: Survey, signer: Signer | None = None
+) -> bytes:
     holders: dict[tuple[str, tuple[str | int, ...], Sketch], list[int]] = {}
     for rank, sketches in survey.items():
         for name, sketch in sketches.items():
@@ -98,13 +102,15 @@ def survey_to_bytes(attempt: CheckpointAttempt, node: int, survey: Survey) -> by
         ]
         for (name, path, s), ranks in holders.items()
     ]
-    return seal({**head(attempt, node), "values": values})
+    return seal({**head(attempt, node), "values": values}, sign=sign_of(signer, "survey"))
 
 
-def survey_from_bytes(raw: bytes, where: str, attempt: CheckpointAttempt, node: int) -> Survey:
-    """Raises DamageError when it is torn, IdentityError when it is another attempt's."""
+def survey_from_bytes(
+    raw: bytes, where: str, attempt: CheckpointAttempt, node: int, signer: Signer | None = None
+) -> Survey:
+    """Raises DamageError when it is torn or forged, IdentityError when it is another attempt's."""
     survey: dict[int, dict[str, Sketch]] = {rank: {} for rank in attempt.ranks_of(node)}
-    body = _body(raw, where, attempt, node)
+    body = _body(raw, where, attempt, node, sign_of(signer, "survey"))
     with decoding(where):
         for name, path, digest, size, dtype, shape, shard, ranks in a_list(body["values"]):
             sketch = Sketch(
@@ -146,26 +152,28 @@ class CheckpointPart:
     items: tuple[PartItem, ...]
 
 
-def part_to_bytes(attempt: CheckpointAttempt, node: int, part: CheckpointPart) -> bytes:
+def part_to_bytes(
+    attempt: CheckpointAttempt, node: int, part: CheckpointPart, signer: Signer | None = None
+) -> bytes:
     body = {
         "metrics": metrics_to_json(part.metrics),
         "fingerprint": dict(part.fingerprint),
         "files": sums_to_json(part.files),
         "items": [[i.rank, i.name, i.offsets, i.file, i.at, i.bytes] for i in part.items],
     }
-    return seal({**head(attempt, node), **body})
+    return seal({**head(attempt, node), **body}, sign=sign_of(signer, "part"))
 
 
 def part_from_bytes(
-    raw: bytes, where: str, attempt: CheckpointAttempt, node: int
+    raw: bytes, where: str, attempt: CheckpointAttempt, node: int, signer: Signer | None = None
 ) -> CheckpointPart:
-    """Raises DamageError when it is torn, IdentityError when it is another attempt's."""
-    body = _body(raw, where, attempt, node)
+    """Raises DamageError when it is torn or forged, IdentityError when it is another attempt's."""
+    body = _body(raw, where, attempt, node, sign_of(signer, "part"))
     with decoding(where):
         return CheckpointPart(
             metrics=metrics_from_json(body["metrics"]),
             fingerprint=an_object(body["fingerprint"]),
-            files=sums_from_json(body["files"]),
+            files=sums_from_json(body["files"], signed=signer is not None),
             items=tuple(_items(a_list(body["items"]))),
         )
 
@@ -182,8 +190,10 @@ def _items(rows: Iterable[Any]) -> Iterable[PartItem]:
         )
 
 
-def _body(raw: bytes, where: str, attempt: CheckpointAttempt, node: int) -> dict[str, Any]:
-    body = unseal(raw, where)
+def _body(
+    raw: bytes, where: str, attempt: CheckpointAttempt, node: int, sign: Sign | None
+) -> dict[str, Any]:
+    body = unseal(raw, where, sign)
     for key, expected in head(attempt, node).items():
         if body.get(key) != expected:
             raise IdentityError(

@@ -5,7 +5,8 @@
     <store>/run-000002/step-...            its checkpoints
 
 Comes in: a filesystem and the store's directory. Goes out: the directory of the newest run. A run
-exists exactly when its file does, which appears by a rename.
+exists exactly when its file does, which appears by a rename. Where the job has a secret that file
+is signed: whoever else could begin a run could have the job start afresh over its checkpoints.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from contextlib import suppress
 
 from fsspec.spec import AbstractFileSystem
 
-from keepstep.edge.store.checked_file import store_errors
-from keepstep.edge.store.manifest import FORMAT_VERSION, seal
+from keepstep.edge.store.checked_file import read_whole, store_errors
+from keepstep.edge.store.manifest import FORMAT_VERSION, seal, unseal
+from keepstep.edge.store.signer import Signer, sign_of
+from keepstep.errors import DamageError
 
 RUN = "keepstep-run.json"
 FIRST = 1
@@ -46,19 +49,41 @@ def runs_in(fs: AbstractFileSystem, root: str) -> Iterator[int]:
     yield FIRST
 
 
-def newest_run(fs: AbstractFileSystem, root: str) -> int:
-    """Its number. Raises StoreError."""
-    return next(runs_in(fs, root))
+def newest_run(fs: AbstractFileSystem, root: str, signer: Signer | None = None) -> int:
+    """Its number. `signer`: who must have begun it. Raises StoreError, and DamageError when another
+    one has."""
+    number = next(runs_in(fs, root))
+    if signer is not None and number != FIRST:
+        _check_run(fs, root, number, signer)
+    return number
 
 
-def begin_run(fs: AbstractFileSystem, root: str, number: int) -> str:
+def _check_run(fs: AbstractFileSystem, root: str, number: int, signer: Signer) -> None:
+    where = f"{run_path(root, number)}/{RUN}"
+    with store_errors(f"reading {where}"):
+        raw = read_whole(fs, where, where)
+    found = unseal(raw or b"", where, sign_of(signer, "run")).get("run")
+    if found != number:
+        raise DamageError(f"{where}: expected the record of run {number}, found that of {found}")
+
+
+def sign_run(fs: AbstractFileSystem, root: str, signer: Signer) -> None:
+    """The newest one is this job's, whoever began it. Raises StoreError."""
+    try:
+        newest_run(fs, root, signer)
+    except DamageError:
+        begin_run(fs, root, newest_run(fs, root), signer)
+
+
+def begin_run(fs: AbstractFileSystem, root: str, number: int, signer: Signer | None = None) -> str:
     """From now on that run is the newest. The directory that is to be on the disk. Raises
     StoreError."""
     path = run_path(root, number)
     with store_errors(f"beginning {path}"):
         fs.makedirs(path, exist_ok=True)
         with fs.open(f"{path}/{RUN}.tmp", "wb") as file:
-            file.write(seal({"format": FORMAT_VERSION, "run": number}))
+            said = {"format": FORMAT_VERSION, "run": number}
+            file.write(seal(said, sign=sign_of(signer, "run")))
         fs.mv(f"{path}/{RUN}.tmp", f"{path}/{RUN}")
     return path
 

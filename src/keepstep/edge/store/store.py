@@ -20,6 +20,9 @@ the directory of a newer attempt.
 Several processes, on several machines, may write files of one checkpoint; one of them leads: it
 begins, and it publishes.
 
+Where the job has a secret, all that it says in the store is signed, and what it takes must be so
+(`signer.py`): an unsigned checkpoint is a damaged one.
+
 Invariant: a checkpoint exists exactly when its manifest does. The manifest appears whole, in place
 of nothing, after everything it names is on stable storage, and is the first to go.
 """
@@ -51,7 +54,8 @@ from keepstep.edge.store.checked_file import (
 from keepstep.edge.store.draft import MANIFEST, Draft
 from keepstep.edge.store.manifest import Manifest, manifest_from_bytes
 from keepstep.edge.store.owner import OWNER, OwnerRecord, StoreUser, owner_record, read_owner
-from keepstep.edge.store.runs import begin_run, newest_run, run_path, runs_in
+from keepstep.edge.store.runs import begin_run, newest_run, run_path, runs_in, sign_run
+from keepstep.edge.store.signer import Signer
 from keepstep.errors import ConfigError, DamageError, StoreError
 from keepstep.model.checkpoint import CheckpointName, StoreListing
 from keepstep.model.snapshot import Stamp
@@ -97,11 +101,13 @@ class Store:
         fs: AbstractFileSystem | None = None,
         block_bytes: int = BLOCK_BYTES,
         user: StoreUser | None = None,
+        signer: Signer | None = None,
         **storage_options: Any,
     ) -> None:
         """fs: where the URL's path lies; the URL's own filesystem unless given. block_bytes: of a
         file written here, how many share a checksum. user: the job that it is for; None: a
-        person only looks. storage_options: of the URL's filesystem.
+        person only looks. signer: signs what is written, and must have signed what is read; None:
+        nobody asks for a signature. storage_options: of the URL's filesystem.
 
         Raises StoreError when no filesystem answers to the URL. Touches nothing yet.
         """
@@ -119,6 +125,7 @@ class Store:
         self._local = isinstance(self._fs, LocalFileSystem)
         self.disk = self._root if self._local else ""  # whose room a full store tells
         self._user = user
+        self.signer = signer
         self.block_bytes = block_bytes
 
     def claim(self) -> None:
@@ -126,12 +133,17 @@ class Store:
         StoreError."""
         if self._user is None:
             return
-        user, record = self._user, read_owner(self._fs, self._base)
-        others = self._jobs() - {user.job} if user.adopts else set[str]()
+        user, record = self._user, read_owner(self._fs, self._base, self.signer)
+        others = set[str]()
+        if user.adopts:
+            others = self._jobs() - {user.job}
+            if self.signer is not None:
+                sign_run(self._fs, self._base, self.signer)
         if record.job == user.job and others <= record.adopted:
             return
         self._check_user(record)
-        path, raw = f"{self._base}/{OWNER}", owner_record(user.job, others | record.adopted)
+        path = f"{self._base}/{OWNER}"
+        raw = owner_record(user.job, others | record.adopted, self.signer)
         with store_errors(f"claiming {self._base}", self.disk):
             self._fs.makedirs(self._base, exist_ok=True)
             with suppress(FileExistsError):  # somebody has just claimed it, perhaps another node
@@ -146,17 +158,17 @@ class Store:
         """Whose checkpoints this user may take; None: all. Raises IdentityError, StoreError."""
         if self._user is None:
             return None
-        record = read_owner(self._fs, self._base)
+        record = read_owner(self._fs, self._base, self.signer)
         self._check_user(record)
         return None if self._user.adopts else {self._user.job, *record.adopted}
 
     def _jobs(self) -> set[str]:
-        """Whose checkpoints are there, of any run. Raises StoreError when there are some, and of
-        none it can be told."""
+        """Whose checkpoints are there, of any run; who they say, since that keeps others out.
+        Raises StoreError when there are some, and of none it can be told."""
         jobs: set[str] = set()
         unread: list[str] = []
         for number in runs_in(self._fs, self._base):
-            run = copy(self)
+            run = self._unsigned()
             run._root = run_path(self._base, number)
             found = run._read_all()
             jobs |= {manifest.job for manifest in found.intact}
@@ -167,9 +179,27 @@ class Store:
 
     def follow(self) -> Store:
         """What follows is about the newest run in the store (`runs.py`), until this is said again.
-        Without it, about the first. Returns itself. Raises StoreError."""
-        self._root = run_path(self._base, newest_run(self._fs, self._base))
+        Without it, about the first. Returns itself. Raises StoreError, and DamageError when
+        somebody else has begun that run."""
+        signer = None if self._adopts else self.signer
+        self._root = run_path(self._base, newest_run(self._fs, self._base, signer))
         return self
+
+    def as_taken(self) -> Store:
+        """The newest run, as its user goes on from it: who adopts takes what nobody signed. Raises
+        StoreError, DamageError."""
+        self.follow()
+        return self._unsigned() if self._adopts else self
+
+    @property
+    def _adopts(self) -> bool:
+        return self._user is not None and self._user.adopts
+
+    def _unsigned(self) -> Store:
+        """The same, for who asks for no signature."""
+        store = copy(self)
+        store.signer = None
+        return store
 
     @property
     def root(self) -> str:
@@ -190,13 +220,13 @@ class Store:
 
     def begin_run(self) -> str | None:
         """Begin another run, unless the newest one has nothing yet, and follow it: where that is.
-        Raises StoreError, IdentityError."""
+        Raises StoreError, IdentityError, DamageError."""
         self.claim()
-        number = newest_run(self._fs, self._base)
+        number = newest_run(self._fs, self._base, self.signer)
         self._root = run_path(self._base, number)
         if not self._names():
             return None
-        begun = self._root = begin_run(self._fs, self._base, number + 1)
+        begun = self._root = begin_run(self._fs, self._base, number + 1, self.signer)
         with store_errors(f"beginning {begun}", self.disk):
             for path in (begun, self._base):
                 self.sync_directory(path)
@@ -224,8 +254,8 @@ class Store:
     # -- reading
 
     def published(self) -> tuple[Manifest, ...]:
-        """All checkpoints that exist, newest first, those among them that count no more. Raises
-        StoreError."""
+        """All checkpoints that exist, newest first, those among them that count no more. What is
+        removed is decided over these: unsigned ones are never among them. Raises StoreError."""
         return tuple(self._read_all().intact)
 
     def list_checkpoints(self, jobs: Set[str] | None = None) -> Listing:
@@ -277,8 +307,8 @@ class Store:
 
     def look(self) -> StoreListing:
         """See `ports.Checkpoints`."""
-        self.follow()
-        listing = self.list_checkpoints(self._jobs_that_count())
+        jobs = self._jobs_that_count()  # of another job's store that is what is to be heard first
+        listing = self.as_taken().list_checkpoints(jobs)
         known = listing.unreadable | listing.damaged
         return StoreListing(
             usable=[manifest.step for manifest in listing.checkpoints],
@@ -289,9 +319,17 @@ class Store:
         )
 
     def read_manifest(self, which: Which) -> Manifest:
-        """Raises StoreError when there is none, DamageError when it is not as written."""
+        """Raises StoreError when there is none, DamageError when it is not as written, or of a job
+        whose checkpoints this user may not take."""
         name = self.named(which)
-        return self._manifest(name, self.read_small(name, MANIFEST))
+        manifest = self._manifest(name, self.read_small(name, MANIFEST))
+        jobs = self._jobs_that_count()
+        if jobs is not None and manifest.job not in jobs:
+            raise DamageError(
+                f"{self.url(name)}: expected a checkpoint of job {' or '.join(sorted(jobs))}, "
+                f"found one of {manifest.job!r}"
+            )
+        return manifest
 
     def _manifest(self, name: CheckpointName, raw: bytes | None) -> Manifest:
         """What these bytes of a manifest's file say."""
@@ -301,7 +339,7 @@ class Store:
                 f"{self.url(name)}: expected a manifest, found none: never finished, or "
                 "being removed"
             )
-        manifest = manifest_from_bytes(raw, where)
+        manifest = manifest_from_bytes(raw, where, self.signer)
         if manifest.name != name:
             raise DamageError(
                 f"{where}: expected the manifest of {name.directory}, found that of "
@@ -355,7 +393,7 @@ class Store:
                 f"{place.where}: expected one of the manifest's files "
                 f"({', '.join(manifest.files)}), found another"
             )
-        return VerifiedFile(place, manifest.files[name])
+        return VerifiedFile(place, manifest.files[name], self.signer)
 
     def exists(self, which: Which) -> bool:
         name = self.named(which)

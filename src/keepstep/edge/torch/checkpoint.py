@@ -22,10 +22,10 @@ from keepstep.edge.torch.state import LOADERS, RNG, Protected
 from keepstep.edge.torch.tree import local_part, named_tensors
 
 
-def load(url: str, step: int, rank: int, world_size: int, protected: Protected) -> list[str]:
-    """Load checkpoint `step`. Returns remarks. Raises DamageError, StoreError, LayoutError; changes
-    nothing when it raises."""
-    store = Store(url).follow()
+def load(store: Store, step: int, rank: int, world_size: int, protected: Protected) -> list[str]:
+    """Load checkpoint `step` of the newest run. Returns remarks. Raises DamageError, StoreError,
+    LayoutError; changes nothing when it raises."""
+    store = store.as_taken()
     about = store.read_manifest(step).fingerprint
     check_kinds(protected, about)
     parts = protected.parts()

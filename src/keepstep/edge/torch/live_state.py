@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from keepstep.config import Settings
 from keepstep.edge.os.machine import proof_threads
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.torch import capture, predict, restore
@@ -24,13 +25,15 @@ TENSORS_PER_PARAMETER = 4  # once the optimizer has its state
 
 
 class TorchState:
-    """What one `protect` was given. `store`: where checkpoints are, None for none."""
+    """What one `protect` was given. `settings`: of the job, which may have a store."""
 
-    def __init__(self, protected: Protected, rank: int, world_size: int, store: str | None) -> None:
+    def __init__(
+        self, protected: Protected, rank: int, world_size: int, settings: Settings
+    ) -> None:
         self._protected = protected
         self._rank = rank
         self._world_size = world_size
-        self._store = store
+        self._settings = settings
         self._copies = 0
 
     def gather(self) -> State:
@@ -68,12 +71,14 @@ class TorchState:
         return restore.prove(self._protected, slot, header, layout, proof_threads())
 
     def load_checkpoint(self, step: int) -> list[str]:
-        if self._store is None:
+        if self._settings.store is None:
             raise StoreError("a checkpoint was offered, and this rank knows of no store")
         # DCP, which is behind it, takes a second to import: only who reads a store waits for it.
+        from keepstep.edge.store.job_store import open_job_store
         from keepstep.edge.torch import checkpoint
 
-        return checkpoint.load(self._store, step, self._rank, self._world_size, self._protected)
+        store = open_job_store(self._settings)
+        return checkpoint.load(store, step, self._rank, self._world_size, self._protected)
 
     def caveats(self) -> list[str]:
         return restore.caveats(self._protected, self._world_size)

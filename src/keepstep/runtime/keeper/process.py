@@ -93,9 +93,7 @@ class KeeperProcess:
         )
 
     def _checkpoints(self) -> Checkpoints:
-        assert self._settings.store is not None
-        settings = self._settings
-        return StoredCheckpoints(self._settings.store, settings.job, settings.adopt)
+        return StoredCheckpoints(self._settings)
 
     def _persisters(self) -> ChildPersisters:
         command = persister_command(self._settings)
@@ -158,14 +156,13 @@ class StoredCheckpoints:
     """See `ports.Checkpoints`. What reads stores is imported when one is read: most keepers never
     do."""
 
-    def __init__(self, url: str, job: str, adopts: bool = False) -> None:
-        self._url, self._job, self._adopts = url, job, adopts
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
 
     def _open(self) -> Store:
-        from keepstep.edge.store.owner import StoreUser
-        from keepstep.edge.store.store import Store
+        from keepstep.edge.store.job_store import open_job_store
 
-        return Store(self._url, user=StoreUser(self._job, self._adopts))
+        return open_job_store(self._settings)
 
     def begin_run(self) -> str | None:
         """See `ports.Checkpoints`."""
@@ -190,7 +187,7 @@ def main() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     give_way(KEEPER_NICE)
     with ExitStack() as undo:
-        KeeperProcess(settings_from_text(sys.argv[1]), undo).run()
+        KeeperProcess(settings_from_text(sys.argv[1], os.environ), undo).run()
 
 
 if __name__ == "__main__":

@@ -18,8 +18,7 @@ from keepstep.edge.os.loop import Loop
 from keepstep.edge.os.priority import give_way
 from keepstep.edge.os.threads import LoopExecutor
 from keepstep.edge.shm.memory import MEMORY
-from keepstep.edge.store.owner import StoreUser
-from keepstep.edge.store.store import Store
+from keepstep.edge.store.job_store import open_job_store
 from keepstep.edge.torch.dcp.format import DcpFormat
 from keepstep.model.messages.keeper_rank import NotUnderstood
 from keepstep.runtime.persister.conversation import PERSISTER_WITH_KEEPER
@@ -31,13 +30,12 @@ PERSISTER_NICE = 15  # a checkpoint may take its time
 
 def main() -> None:
     """Until standard input ends."""
-    settings = settings_from_text(sys.argv[1])
-    assert settings.store is not None
+    settings = settings_from_text(sys.argv[1], os.environ)
     give_way(PERSISTER_NICE)
     import torch
 
     torch.set_num_threads(1)
-    store = Store(settings.store, user=StoreUser(settings.job, settings.adopt))
+    store = open_job_store(settings)
     persister = Persister(
         settings.job, settings.job_dir, settings.keep, MEMORY, store, DcpFormat(store, CLOCK)
     )

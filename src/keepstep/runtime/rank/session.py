@@ -523,7 +523,6 @@ def _world(
 ) -> RankWorld:
     place = place_of_newcomer(os.environ)
     objects = protected.parts().values()
-    store = None if settings.store is None else str(settings.store)
     door = KeeperSocket(driver.loop, settings, RANK_WITH_KEEPER, journal.record)
     return RankWorld(
         clock=CLOCK,
@@ -532,7 +531,7 @@ def _world(
         journal=journal,
         keepers=KeeperSearches(door, CLOCK, driver.loop),
         agents=NodeAgents(driver.loop, os.environ, PROCESS_WITH_AGENT, journal.record),
-        live=TorchState(protected, who.rank, who.world_size, store),
+        live=TorchState(protected, who.rank, who.world_size, settings),
         groups=TorchGroups(membership, driver.trainer, objects, place is not None),
         trainer=driver.trainer,
         background=driver.background,

@@ -76,7 +76,9 @@ def survey(
     sketches = {
         rank: {name: value.sketch() for name, value in own.items()} for rank, own in values.items()
     }
-    _write_small(draft, attempt.survey_name(node), survey_to_bytes(attempt, node, sketches))
+    _write_small(
+        draft, attempt.survey_name(node), survey_to_bytes(attempt, node, sketches, draft.signer)
+    )
     return values
 
 
@@ -103,7 +105,7 @@ def write_part(
     part = CheckpointPart(
         metrics, fingerprint, {name: draft.files[name] for name in names}, tuple(items)
     )
-    _write_small(draft, attempt.part_name(node), part_to_bytes(attempt, node, part))
+    _write_small(draft, attempt.part_name(node), part_to_bytes(attempt, node, part, draft.signer))
     return part
 
 
@@ -150,14 +152,14 @@ def _plan(draft: Draft, attempt: CheckpointAttempt) -> WritePlan:
     sketches: list[Mapping[str, Sketch]] = []
     for node in range(len(attempt.ranks)):
         raw, where = draft.read_small(attempt.survey_name(node))
-        said = survey_from_bytes(raw, where, attempt, node)
+        said = survey_from_bytes(raw, where, attempt, node, draft.signer)
         sketches += [said[rank] for rank in attempt.ranks_of(node)]
     return make_plan(sketches)
 
 
 def _part(draft: Draft, attempt: CheckpointAttempt, node: int) -> tuple[CheckpointPart, str]:
     raw, where = draft.read_small(attempt.part_name(node))
-    return part_from_bytes(raw, where, attempt, node), where
+    return part_from_bytes(raw, where, attempt, node, draft.signer), where
 
 
 def _write_small(draft: Draft, name: str, raw: bytes) -> None:

@@ -75,7 +75,9 @@ class SimFormat:
         if list(states) != list(attempt.ranks_of(node)):
             raise LayoutError(f"node {node} was to write {attempt.ranks_of(node)}, has {states}")
         survey = {rank: {STATE: _sketch(state)} for rank, state in states.items()}
-        self._write(draft, attempt.survey_name(node), survey_to_bytes(attempt, node, survey))
+        self._write(
+            draft, attempt.survey_name(node), survey_to_bytes(attempt, node, survey, draft.signer)
+        )
         return SurveyedStates(states, losses[0])
 
     def write_part(
@@ -92,7 +94,9 @@ class SimFormat:
             items.append(PartItem(rank, STATE, None, name, 0, len(state)))
         files = {item.file: draft.files[item.file] for item in items}
         part = CheckpointPart({"loss": values.loss}, {}, files, tuple(items))
-        self._write(draft, attempt.part_name(node), part_to_bytes(attempt, node, part))
+        self._write(
+            draft, attempt.part_name(node), part_to_bytes(attempt, node, part, draft.signer)
+        )
         return sum(item.bytes for item in items)
 
     def publish(self, draft: Draft, attempt: CheckpointAttempt) -> Manifest:
@@ -124,12 +128,12 @@ class SimFormat:
         said: dict[int, Mapping[str, Sketch]] = {}
         for node in range(len(attempt.ranks)):
             raw, where = draft.read_small(attempt.survey_name(node))
-            said.update(survey_from_bytes(raw, where, attempt, node))
+            said.update(survey_from_bytes(raw, where, attempt, node, draft.signer))
         return said
 
     def _part(self, draft: Draft, attempt: CheckpointAttempt, node: int) -> CheckpointPart:
         raw, where = draft.read_small(attempt.part_name(node))
-        return part_from_bytes(raw, where, attempt, node)
+        return part_from_bytes(raw, where, attempt, node, draft.signer)
 
     def _write(self, draft: Draft, name: str, data: bytes | memoryview) -> None:
         with draft.open(name) as file:
