@@ -18,7 +18,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.peers.saver import NAMES
+from benchmarks.peers.saver import NAMES, NOT_BUILT
 
 ROOT = Path(__file__).parents[2]
 PLACE = ROOT / ".venv" / "peers"
@@ -30,7 +30,6 @@ NEEDS = {
     "lm_resiliency": ("lm-resiliency",),
     "nvrx": ("nvidia-resiliency-ext",),
     "orbax": ("orbax-checkpoint", "jax"),
-    "torchft": ("torchft-nightly",),
     "fastpersist": ("deepspeed",),
 }
 
@@ -43,6 +42,8 @@ def python_of(name: str) -> Path:
     """The Python to start it with. Raises Unavailable."""
     if name in OWN:
         return Path(sys.executable)
+    if name in NOT_BUILT:
+        raise Unavailable(NOT_BUILT[name])
     python = PLACE / name / "bin" / "python"
     refused = PLACE / f"{name}.why"
     if refused.exists():
@@ -62,6 +63,8 @@ def first_error(output: str) -> str:
 def make(name: str) -> None:
     """Once; what failed is tried again. Raises Unavailable."""
     place, refused = PLACE / name, PLACE / f"{name}.why"
+    if name in NOT_BUILT:
+        raise Unavailable(NOT_BUILT[name])
     if name in OWN or (place / ".made").exists():
         return
     shutil.rmtree(place, ignore_errors=True)
@@ -90,7 +93,7 @@ def main() -> None:
             make(name)
             print(f"{name}: ready", flush=True)
         except Unavailable as error:
-            print(f"{name}: not installed: {error}", flush=True)
+            print(f"{name}: not there: {error}", flush=True)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,10 @@ NAMES = (
     "fastpersist",
 )
 
+NOT_BUILT = {  # why a peer takes no part anywhere
+    "torchft": "it saves no state: a live replica heals one that is lost, and there is no second "
+    "replica here",
+}
 COMPANIONS = ("dlrover",)  # whose modules have `companion`: what outlives the trainer
 # Why none has a figure for a copy in a peer's memory.
 NO_PEER_COPY = {
@@ -41,7 +45,7 @@ NO_PEER_COPY = {
     "lm_resiliency": "needs two ranks: not built here",
     "nvrx": "needs two ranks: not built here",
     "orbax": "its peer-to-peer tier is for JAX on several hosts",
-    "torchft": "needs a second replica: not built here",
+    "torchft": "its transports need a second replica: not built here",
     "fastpersist": "files: there is none in its API",
 }
 

@@ -30,7 +30,7 @@ KINDS = {
     "tiny": Kind(width=16, layers=2, batch=4),  # for tests
     "small": Kind(width=512, layers=7, batch=224),  # 168 MiB
     "large": Kind(width=1024, layers=11, batch=96),  # 1.03 GiB
-    "many": Kind(width=24, layers=400, batch=16, narrow=True),  # 9,600 tensors
+    "many": Kind(width=64, layers=400, batch=16, narrow=True),  # 9,600 tensors, 39 MiB
 }
 
 
