@@ -13,7 +13,7 @@ slowdown   a step with its save against one without, blocks by turns in one proc
 call       how long the trainer waits in the call
 first      the first save: the call, and until it is whole
 extra CPU  of all its processes, a step
-copy       to a peer's memory
+copy       into a peer's memory, two ranks at once over loopback (`pair.py`)
 kill       SIGKILL between two saves, to the end of the next step, the import of torch included;
            steps lost
 mid-save   the same within a save
@@ -40,7 +40,8 @@ from benchmarks import harness
 from benchmarks.peers import environments
 from benchmarks.peers.contestant import Contestant
 from benchmarks.peers.environments import Unavailable
-from benchmarks.peers.saver import COMPANIONS, NAMES, NO_PEER_COPY
+from benchmarks.peers.pair import copy_bytes_per_s
+from benchmarks.peers.saver import COMPANIONS, NAMES, NO_PEER_COPY, PAIRS
 from benchmarks.peers.turn import Length, Turn, measure
 
 FULL = Length(steps=6, pairs=3, kills=3)
@@ -56,6 +57,9 @@ COMPARED = {  # where less is better
     "restore_s": "restore",
     "memory_ratio": "memory",
 }
+
+
+MOST = {"copy_bytes_per_s": "copy to a peer"}  # where more is better
 
 
 def run(
@@ -90,7 +94,7 @@ def run(
         "cores": on,
         "rounds": rounds,
         "absent": absent,
-        "no_peer_copy": {name: NO_PEER_COPY[name] for name in names},
+        "no_peer_copy": {n: NO_PEER_COPY[n] for n in names if n in NO_PEER_COPY},
         "kinds": {
             kind: {
                 "figures": {name: figures(found) for name, found in turns[kind].items()},
@@ -109,6 +113,13 @@ def one_turn(
     contestant = Contestant(name, python, place, cores)
     watch = harness.Watch(lambda: harness.cpu_s([os.getpid()]) + contestant.orphans_s)
     turn = measure(contestant, kind, length, name in COMPANIONS)
+    if name in PAIRS and turn.state_bytes:
+        both = Path(tempfile.mkdtemp(prefix=f"{name}-pair-", dir=room))
+        turn.copy_bytes_per_s, why = copy_bytes_per_s(
+            name, python, both, kind, turn.state_bytes, cores
+        )
+        turn.why = turn.why or why
+        shutil.rmtree(both, ignore_errors=True)
     noise = watch.end()
     shutil.rmtree(place, ignore_errors=True)
     return turn, noise
@@ -142,11 +153,12 @@ def verdicts(report: dict[str, Any]) -> list[str]:
         return [report["no_verdict"]]
     lines = []
     for kind, seen in report["kinds"].items():
-        for key, word in COMPARED.items():
+        for key, word in {**COMPARED, **MOST}.items():
             had = {name: row[key] for name, row in seen["figures"].items() if row[key] is not None}
             if len(had) > 1:
-                least = sorted(had, key=lambda name: had[name])[:2]
-                lines.append(f"{kind}, {word}: least {least[0]}, then {least[1]}")
+                order = sorted(had, key=had.__getitem__, reverse=key in MOST)
+                what = "most" if key in MOST else "least"
+                lines.append(f"{kind}, {word}: {what} {order[0]}, then {order[1]}")
     return lines
 
 
@@ -165,7 +177,7 @@ def row(name: str, found: dict[str, Any]) -> list[str]:
         _cell("{:.1f}", 1e3)(found["call_s"]),
         f"{ms(found['first_call_s'])} / {ms(found['first_whole_s'])}",
         ms(found["extra_cpu_s"]),
-        "none",
+        _cell("{:.2f}", 1e-9)(found["copy_bytes_per_s"]),
         "-" if between is None else f"{s(found['kill_to_next_step_s'])}, lost {between}",
         mid + (f", torn {found['torn']}" if found["torn"] else ""),
         _cell("{:.2f}")(found["restore_s"]),
@@ -180,7 +192,7 @@ HEAD = (
     "call ms",
     "first ms, call / whole",
     "extra CPU ms",
-    "copy",
+    "copy GB/s",
     "kill s",
     "mid-save s",
     "restore s",

@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import select
-import signal
 import subprocess
 import time
 import uuid
@@ -96,14 +95,7 @@ class Contestant:
             if process is not None:
                 process.kill()
                 process.wait()
-        for _ in range(100):
-            left = [pid for pid in harness.marked(self._mark) if pid != os.getpid()]
-            if not left:
-                break
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.05)
+        harness.end_all(self._mark)
         self._log.close()
 
     # -- talking to it

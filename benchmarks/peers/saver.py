@@ -35,15 +35,13 @@ NOT_BUILT = {  # why a peer takes no part anywhere
     "replica here",
 }
 COMPANIONS = ("dlrover",)  # whose modules have `companion`: what outlives the trainer
-# Why none has a figure for a copy in a peer's memory.
+PAIRS = ("keepstep", "lm_resiliency", "nvrx")  # whose copy in a peer's memory is measured
+# Why the others have no figure for it.
 NO_PEER_COPY = {
     "torch_save": "a file: copies are the file system's business",
     "dcp_async": "files: its replicating stager is private to torch",
-    "keepstep": "needs two nodes' keepers: benchmarks/redundancy.py measures it",
     "torchsnapshot": "files: there is none in its API",
     "dlrover": "needs several nodes under its job master: not built here",
-    "lm_resiliency": "needs two ranks: not built here",
-    "nvrx": "needs two ranks: not built here",
     "orbax": "its peer-to-peer tier is for JAX on several hosts",
     "torchft": "its transports need a second replica: not built here",
     "fastpersist": "files: there is none in its API",

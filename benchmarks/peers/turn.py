@@ -47,6 +47,7 @@ class Turn:
     kill_lost_steps: int | None = None
     mid_save_to_next_step_s: float | None = None
     mid_save_lost_steps: list[int] | None = None
+    copy_bytes_per_s: float | None = None  # of each of two ranks, into the other's memory
     torn: int = 0  # restored states that were of no step
     why: str | None = None
 

@@ -14,7 +14,8 @@ from benchmarks.harness import Noise, Watch, median, turns, why_no_verdict
 from benchmarks.peers.__main__ import figures, table, verdicts
 from benchmarks.peers.contestant import Contestant, Failed
 from benchmarks.peers.environments import first_error
-from benchmarks.peers.saver import NAMES, NO_PEER_COPY, NOT_BUILT
+from benchmarks.peers.pair import copy_bytes_per_s
+from benchmarks.peers.saver import NAMES, NO_PEER_COPY, NOT_BUILT, PAIRS
 from benchmarks.peers.turn import Length, Turn, measure
 
 QUIET = Noise(0.1, 1.4, 0.02)
@@ -71,7 +72,10 @@ def test_the_machine_spends_what_we_spend() -> None:
 
 
 def report(no_verdict: str | None) -> dict[str, object]:
-    rows = {"torch_save": Turn(slowdown=0.5, call_s=0.1), "keepstep": Turn(slowdown=0.1)}
+    rows = {
+        "torch_save": Turn(slowdown=0.5, call_s=0.1, copy_bytes_per_s=3e9),
+        "keepstep": Turn(slowdown=0.1, copy_bytes_per_s=1e9),
+    }
     return {
         "at": "now",
         "machine": "here",
@@ -90,7 +94,10 @@ def report(no_verdict: str | None) -> dict[str, object]:
 
 
 def test_a_verdict_names_the_least_and_a_refusal_names_nobody() -> None:
-    assert verdicts(report(None)) == ["tiny, slowdown: least keepstep, then torch_save"]
+    assert verdicts(report(None)) == [
+        "tiny, slowdown: least keepstep, then torch_save",
+        "tiny, copy to a peer: most torch_save, then keepstep",
+    ]
     refused = report("no verdict: the load was 9.0")
     assert verdicts(refused) == ["no verdict: the load was 9.0"]
     told = table(refused)
@@ -118,7 +125,12 @@ def test_what_stands_in_the_way_is_told_in_one_line() -> None:
 
 def test_every_peer_has_a_module_or_a_reason_and_a_word_about_copies() -> None:
     there = {path.stem for path in Path(harness.__file__).parent.glob("peers/contenders/*.py")}
-    assert set(NAMES) == set(NO_PEER_COPY) == there | set(NOT_BUILT)
+    assert set(NAMES) == {*NO_PEER_COPY, *PAIRS} == there | set(NOT_BUILT)
+
+
+def test_a_contender_that_two_ranks_cannot_start_says_why(tmp_path: Path) -> None:
+    found = copy_bytes_per_s("no_such", Path("/bin/false"), tmp_path / "room", "tiny", 1, [0])
+    assert found == (None, "copy: it said nothing")
 
 
 def test_a_turn_of_torch_save_from_the_first_save_to_a_kill_within_one(tmp_path: Path) -> None:

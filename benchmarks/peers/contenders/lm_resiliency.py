@@ -43,3 +43,18 @@ class Contender:
     def close(self) -> None:
         self._manager.flush_for_restart()
         self._manager.close()
+
+
+class Pair:
+    """Two ranks, each with the other's replica."""
+
+    def __init__(self, workload: Workload, room: Path) -> None:
+        self._work = workload
+        config = InMemoryCkptConfig(
+            interval=1, disk_folder=str(room), run_id=f"pair-{room.name}", pin_memory=False
+        )
+        self._manager = InMemoryCheckpointManager(config)
+
+    def copy(self, step: int) -> None:
+        self._manager.save(self._work.state(), step)
+        assert self._manager.finalize_replication(), "the two sides' steps differ"

@@ -18,24 +18,33 @@ from nvidia_resiliency_ext.checkpointing.local.basic_state_dict import BasicTens
 from nvidia_resiliency_ext.checkpointing.local.ckpt_managers.local_manager import (
     LocalCheckpointManager,
 )
+from nvidia_resiliency_ext.checkpointing.local.replication.strategies import (
+    CliqueReplicationStrategy,
+)
+from torch.utils._pytree import tree_map
 
 from benchmarks.peers.workload import Workload
 
 
 class OnCpu(BasicTensorAwareStateDict):  # type: ignore[misc]
     def __init__(self, state_dict: dict[str, Any]) -> None:
-        self.state_dict = state_dict
+        # It takes tensors out of the containers, and an optimizer's are its live ones.
+        self.state_dict = tree_map(lambda leaf: leaf, state_dict)
         self._is_hollow = False
 
     def restore_tensor_device(self, non_blocking: bool = True) -> None:
         pass
 
 
+def without_device() -> None:
+    if not torch.cuda.is_available():
+        torch.cuda.synchronize = lambda device=None: None
+        torch.cuda.current_device = lambda: torch.device("cpu")
+
+
 class Contender:
     def __init__(self, workload: Workload, room: Path) -> None:
-        if not torch.cuda.is_available():
-            torch.cuda.synchronize = lambda device=None: None
-            torch.cuda.current_device = lambda: torch.device("cpu")
+        without_device()
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         self._work = workload
         self._manager = LocalCheckpointManager(room)
@@ -62,3 +71,16 @@ class Contender:
     def close(self) -> None:
         self.wait()
         self._queue.close()
+
+
+class Pair:
+    """Two ranks, one clique: each writes both states, into folders in memory."""
+
+    def __init__(self, workload: Workload, room: Path) -> None:
+        without_device()
+        self._work = workload
+        clique = CliqueReplicationStrategy.from_replication_params(1, 2)
+        self._manager = LocalCheckpointManager(room, repl_strategy=clique)
+
+    def copy(self, step: int) -> None:
+        self._manager.save(OnCpu(self._work.state()), step)
