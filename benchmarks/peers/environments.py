@@ -86,9 +86,10 @@ def make(name: str) -> None:
 
 
 def main() -> None:
-    for name in sys.argv[1:] or NAMES:
-        if name not in NAMES:
-            sys.exit(f"no peer is called {name!r}; expected one of {', '.join(NAMES)}")
+    wanted = sys.argv[1:] or NAMES
+    if unknown := set(wanted) - set(NAMES):
+        sys.exit(f"nobody is called {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+    for name in wanted:
         try:
             make(name)
             print(f"{name}: ready", flush=True)
