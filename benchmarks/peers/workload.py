@@ -82,6 +82,11 @@ class Workload:
 
     @torch.no_grad()
     def stamp(self, step: int) -> None:
+        """Written where an update would write: whoever reads the state while training goes on
+        learns from the optimizer that it is about to change. Without gradients it changes
+        nothing itself."""
+        self.optimizer.zero_grad()
+        self.optimizer.step()
         for tensor in self.tensors():
             tensor.fill_(step)
 

@@ -128,6 +128,19 @@ def test_every_peer_has_a_module_or_a_reason_and_a_word_about_copies() -> None:
     assert set(NAMES) == {*NO_PEER_COPY, *PAIRS} == there | set(NOT_BUILT)
 
 
+def test_a_state_says_of_which_step_it_is_and_an_optimizer_is_asked_before_it_changes() -> None:
+    from benchmarks.peers.workload import Workload
+
+    work, asked = Workload("tiny"), []
+    work.optimizer.register_step_pre_hook(lambda *_: asked.append(work.stamped()))
+    work.stamp(3)
+    work.stamp(4)
+    assert work.stamped() == 4 and asked == [None, 3]
+    torn = next(iter(work.optimizer.state.values()))["exp_avg"]
+    torn.view(-1)[-1] = 3
+    assert work.stamped() is None
+
+
 def test_a_contender_that_two_ranks_cannot_start_says_why(tmp_path: Path) -> None:
     found = copy_bytes_per_s("no_such", Path("/bin/false"), tmp_path / "room", "tiny", 1, [0])
     assert found == (None, "copy: it said nothing")
