@@ -39,6 +39,7 @@ class Turn:
     step_s: float | None = None
     slowdown: float | None = None  # 0.1: a tenth longer
     call_s: float | None = None
+    whole_s: float | None = None  # the call, and until nothing of it is under way
     extra_cpu_s: float | None = None  # a step
     skipped: float | None = None  # of the steps that it was asked to save
     memory_ratio: float | None = None  # of the state's bytes
@@ -99,7 +100,9 @@ def _measure(
     turn.kill_to_next_step_s, lost = _go_on(contestant, begin, done, killed_ns, turn)
     turn.kill_lost_steps = lost
     turn.mid_save_lost_steps, times = [], []
-    span_s = (turn.call_s or 0.0) or 0.001
+    # A save that goes on behind the call is struck there too, but before the next one begins.
+    call_s = turn.call_s or 0.001
+    span_s = min(max(turn.whole_s or 0.0, call_s), call_s + 0.8 * pause_s)
     for number in range(length.kills):
         done = _into_a_save(contestant, pause_s, span_s * (number + 0.5) / length.kills)
         took_s, lost = _go_on(contestant, begin, done, contestant.kill(), turn)
@@ -113,6 +116,7 @@ def _blocks(contestant: Contestant, length: Length, turn: Turn) -> None:
     medians: dict[bool, list[float]] = {False: [], True: []}
     cpu: dict[bool, list[float]] = {False: [], True: []}
     calls: list[float] = []
+    whole: list[float] = []
     skipped = 0
     for pair in range(length.pairs):
         for save in (False, True) if pair % 2 == 0 else (True, False):
@@ -121,11 +125,12 @@ def _blocks(contestant: Contestant, length: Length, turn: Turn) -> None:
             cpu[save].append((contestant.cpu_s() - before_s) / length.steps)
             medians[save].append(statistics.median(block["steps_s"]))
             calls += block["calls_s"]
+            whole += [call_s + block["wait_s"] for call_s in block["calls_s"][-1:]]
             skipped += block["skipped"]
     turn.step_s = statistics.median(medians[False])
     ratios = [saved / plain for plain, saved in zip(medians[False], medians[True], strict=True)]
     turn.slowdown = statistics.median(ratios) - 1
-    turn.call_s = statistics.median(calls)
+    turn.call_s, turn.whole_s = statistics.median(calls), statistics.median(whole)
     extra = [saved - plain for plain, saved in zip(cpu[False], cpu[True], strict=True)]
     turn.extra_cpu_s = statistics.median(extra)
     turn.skipped = skipped / (length.pairs * length.steps)
