@@ -13,9 +13,14 @@ SOAK ?= tests
 FUZZ ?= 100000
 
 # Tests that start no trainer: the quick ones.
-QUICK := $(wildcard tests/architecture tests/config tests/model tests/core tests/coding)
+QUICK_TESTS := $(wildcard tests/architecture tests/config tests/model tests/core tests/coding)
 
-.PHONY: help install demo test soak integrations check lint docs bench clean
+# Which contenders `make bench-peers` has: all of benchmarks/peers/saver.py when it is empty. QUICK=1: the
+# small state, one short round.
+PEERS ?=
+QUICK ?=
+
+.PHONY: help install demo test soak integrations check lint docs bench bench-peers clean
 
 help:
 	@echo "make install  set up .venv: PyTorch (CPU), keepstep (editable), what the checks need"
@@ -26,6 +31,7 @@ help:
 	@echo "make integrations  install other libraries (Hugging Face, Lightning) into .venv, and kill their loops"
 	@echo "make docs     write docs/configuration.md anew from the table of options"
 	@echo "make bench    what saving every step costs, what redundancy reaches, how long a killed rank is missed"
+	@echo "make bench-peers  keepstep beside other projects' savers, each in an environment of its own; PEERS=\"torch_save keepstep\" QUICK=1"
 	@echo "make clean    remove .venv and everything built"
 
 install: $(INSTALLED)
@@ -51,7 +57,7 @@ lint: $(INSTALLED)
 	@$(BIN)/mypy
 
 check: lint
-	@$(BIN)/python -m pytest -q $(QUICK)
+	@$(BIN)/python -m pytest -q $(QUICK_TESTS)
 
 test: $(INSTALLED)
 	@$(BIN)/python -m pytest -q --numprocesses auto --maxprocesses 4 --dist loadgroup
@@ -72,6 +78,10 @@ bench: $(INSTALLED)
 	@$(BIN)/python benchmarks/stall.py
 	@$(BIN)/python benchmarks/redundancy.py --quick
 	@$(BIN)/python benchmarks/recovery.py --quick
+
+bench-peers: $(INSTALLED)
+	@$(BIN)/python -m benchmarks.peers.environments $(PEERS)
+	@$(BIN)/python -m benchmarks.peers $(if $(PEERS),--peers $(PEERS)) $(if $(QUICK),--quick)
 
 clean:
 	rm -rf .venv build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis

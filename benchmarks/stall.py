@@ -2,7 +2,8 @@
 
 One process, one compute thread, a GPT-like model with AdamW. Blocks of steps alternate between
 saving with nothing, with keepstep and with each peer, so that the machine's noise hits all alike;
-figures are medians over steps.
+figures are medians over steps. All of it runs on two cores, and what other processes took of the
+machine meanwhile stands below the table, with a warning where that was too much to compare by.
 
     python benchmarks/stall.py                    # a table
     python benchmarks/stall.py --json --rounds 8  # one JSON document
@@ -31,10 +32,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import harness  # beside this file: it is started as a script
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -251,9 +253,9 @@ class Bench:
             scheme.first_s = time.perf_counter() - began
             scheme.drain()
         memcpys: list[float] = []
-        for round_ in range(self.args.rounds):
-            order = schemes if round_ % 2 else schemes[::-1]
-            for scheme in order:
+        by_name = {scheme.name: scheme for scheme in schemes}
+        for round_, order in enumerate(harness.turns(list(by_name), self.args.rounds)):
+            for scheme in map(by_name.__getitem__, order):
                 gc.collect()
                 self.block(scheme, 1 + round_ * self.args.steps)
                 memcpys += [yardstick.bytes_per_s() for _ in range(2)]
@@ -319,6 +321,13 @@ def show(report: dict[str, Any]) -> None:
             f"{r['hidden_ms']:11.1f}{ratio:>8}"
         )
     k = report["keepstep"]
+    noise = harness.Noise(**report["noise"])
+    print(
+        f"load {noise.load_before:.1f} to {noise.load_after:.1f}, other processes took "
+        f"{noise.others_cores:.2f} cores"
+    )
+    if refused := harness.why_no_verdict([noise]):
+        print(refused)
     print(
         f"keepstep copies at {k['copy_gbps']:.1f} GB/s, {k['copy_ratio_of_memcpy']:.0%} of a "
         f"memcpy ({k['memcpy_gbps']:.1f} GB/s); "
@@ -343,9 +352,13 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    os.sched_setaffinity(0, harness.cores(2))
+    os.environ[harness.MARK] = mark = f"stall-{os.getpid()}"  # the keeper's time is our own
+    watch = harness.Watch(lambda: harness.cpu_s({os.getpid(), *harness.marked(mark)}))
     bench = Bench(args)
     try:
         report = bench.run()
+        report["noise"] = asdict(watch.end())
     finally:
         with contextlib.suppress(OSError):
             shutil.rmtree(bench.directory)
