@@ -278,7 +278,10 @@ def _tensor_table(tensors: Sequence[Segment]) -> Table:
 
 
 def _inspect_store(url: str, verify: bool, json: bool) -> int:
-    store = Store(url).follow()
+    store = Store(url)
+    if store.is_nowhere():
+        raise ConfigError(f"--store: expected a directory, found none at {store.root!r}")
+    store.follow()
     others = [url + directory for directory in store.other_runs()]
     url += store.run_directory
     proofs = prove_checkpoints(store, verify)
