@@ -322,9 +322,9 @@ def rank_command(arguments: LaunchArguments, python: str) -> tuple[str, ...]:
 def count_ranks(nproc_per_node: str) -> int:
     """Ranks on this node; `auto`, `cpu` and `gpu` count what is there. Raises ConfigError."""
     if not nproc_per_node.isdecimal():
-        from keepstep.edge.torch import ranks  # imports torch
+        from keepstep.edge.torch import ranks as devices  # imports torch
 
-        return ranks.count_ranks(nproc_per_node)
+        return devices.count_ranks(nproc_per_node)
     ranks = _whole(nproc_per_node)
     if not 0 < ranks <= MAX_RANKS_OF_NODE:
         raise ConfigError(
