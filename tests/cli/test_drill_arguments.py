@@ -110,6 +110,8 @@ def test_a_soak_on_one_node_has_longer_steps() -> None:
         (replace(KILL, launcher="plain"), "--nproc: expected 1 with --launcher plain, found 2"),
         (replace(KILL, nproc=0, fault=[]), "expected --fault"),
         (DrillArguments(soak=1, nproc=0), "--nproc: expected at least 1, found 0"),
+        (DrillArguments(soak=-1), "--soak: expected seconds, 0 to 31536000, found -1"),
+        (DrillArguments(soak=float("inf")), "--soak: expected seconds, .*, found inf"),
         (replace(KILL, policy="raid:5"), "expected none, copies:M"),
         (replace(KILL, rate="fast"), "rate: expected a number and kbit, mbit or gbit"),
     ],

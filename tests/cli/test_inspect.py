@@ -237,5 +237,12 @@ def test_the_runs_before_the_newest_one_are_told_of(machine: Any, tmp_path: Path
 def test_a_store_and_a_job_are_two_questions(machine: Any, tmp_path: Path) -> None:
     assert machine.run("inspect", "--store", str(tmp_path), "--job", "demo").exit_code == 2
     assert machine.run("inspect", "--store", "nosuch://place").exit_code == 2
+    missing = tmp_path / "missing"
+    for json in ([], ["--json"]):
+        nowhere = machine.run("inspect", "--store", str(missing), *json)
+        assert nowhere.exit_code == 2 and f"expected a directory, found none at '{missing}'" in (
+            nowhere.stderr.replace("\n", "")
+        )
+    (tmp_path / "empty").mkdir()
     empty = machine.run("inspect", "--store", str(tmp_path / "empty"))
     assert empty.exit_code == 0 and "There is no checkpoint." in empty.stdout

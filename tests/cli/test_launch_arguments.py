@@ -37,7 +37,7 @@ def test_nothing_but_a_script_is_one_rank_on_one_node() -> None:
     assert build_launch(ONE, "py") == Launch(("py", "-u", "train.py"), ("train.py",), ranks=1)
 
 
-@given(st.integers(1, 10**6), st.integers(0, 10**6))
+@given(st.integers(1, 10**5), st.integers(0, 10**5))
 def test_nodes_are_a_number_or_a_range(least: int, more: int) -> None:
     assert count_nodes(str(least), None) == NodeCount(least, least)
     assert count_nodes(f"{least}:{least + more}", least - 1) == NodeCount(least, least + more)
@@ -45,10 +45,20 @@ def test_nodes_are_a_number_or_a_range(least: int, more: int) -> None:
         count_nodes(str(least), least)
 
 
-@pytest.mark.parametrize("text", ["0", "two", "4:2", "0:2", "1:2:3", "-1", "", ":"])
+@pytest.mark.parametrize(
+    "text",
+    ["0", "two", "4:2", "0:2", "1:2:3", "-1", "", ":"],
+)
 def test_nodes_that_cannot_be(text: str) -> None:
     with pytest.raises(ConfigError, match="--nnodes: expected a number of nodes, or MIN:MAX"):
         count_nodes(text, None)
+
+
+@pytest.mark.parametrize("text", ["1048577", "1:" + "9" * 20, "9" * 5000])
+def test_more_nodes_than_messages_can_name(text: str) -> None:
+    with pytest.raises(ConfigError, match="--nnodes: expected at most 1048576, found ") as caught:
+        count_nodes(text, None)
+    assert len(str(caught.value)) < 120
 
 
 @given(names, ports)
@@ -57,7 +67,7 @@ def test_an_endpoint_is_a_host_and_perhaps_a_port(host: str, port: int) -> None:
     assert parse_endpoint(host) == (host, None)
 
 
-@pytest.mark.parametrize("text", [":1", "", "h:", "h:x", "h:65536"])
+@pytest.mark.parametrize("text", [":1", "", "h:", "h:x", "h:65536", "h:" + "9" * 5000])
 def test_endpoints_that_cannot_be(text: str) -> None:
     with pytest.raises(ConfigError, match="--rdzv-endpoint: expected host:port"):
         parse_endpoint(text)
@@ -130,9 +140,17 @@ def test_ranks_are_numbers(ranks: set[int]) -> None:
 
 def test_ranks_are_counted() -> None:
     assert count_ranks("3") == 3 and count_ranks("cpu") >= 1 and count_ranks("auto") >= 1
-    for text in ("0", "-1", "many"):
-        with pytest.raises(ConfigError, match="--nproc-per-node: expected "):
+    for text in ("0", "-1", "many", "4097", "9" * 11, "9" * 5000):
+        with pytest.raises(ConfigError, match="--nproc-per-node: expected ") as caught:
             count_ranks(text)
+        assert len(str(caught.value)) < 120
+
+
+def test_a_job_has_no_more_ranks_than_messages_can_name() -> None:
+    big = LaunchArguments("x.py", nnodes="1024", nproc_per_node="1024", rdzv_endpoint="h")
+    assert build_launch(big, "py").ranks == 1024
+    with pytest.raises(ConfigError, match="expected at most 1048576 ranks, found 1024 x 1025"):
+        build_launch(replace(big, nproc_per_node="1025"), "py")
 
 
 @pytest.mark.parametrize(

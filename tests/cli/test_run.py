@@ -256,7 +256,7 @@ def test_a_program_that_is_no_python(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--nnodes", "two"], "--nnodes: expected a number of nodes, or MIN:MAX, found 'two'"),
         (["--node-rank", "1"], "--node-rank: expected 0 to 0 with --nnodes 1, found 1"),
         (["--rdzv-endpoint", ":1"], "--rdzv-endpoint: expected host:port, found ':1'"),
-        (["--nproc-per-node", "0"], "--nproc-per-node: expected at least 1, found 0"),
+        (["--nproc-per-node", "0"], "--nproc-per-node: expected 1 to 4096, found 0"),
         (
             ["--nproc-per-node", "many"],
             "--nproc-per-node: expected a number, 'auto', 'cpu' or 'gpu', found 'many'",

@@ -206,7 +206,8 @@ def test_watching_for_people(machine: Any) -> None:
 
 
 def test_an_interval_that_cannot_be(machine: Any) -> None:
-    assert machine.run("status", "--watch", "--interval", "0").exit_code == 2
+    for text in ("0", "inf", "nan"):
+        assert machine.run("status", "--watch", "--interval", text).exit_code == 2
 
 
 def test_watching_on_a_terminal(machine: Any) -> None:

@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.model.units import GIB, KIB, MIB, MS_NS, S_NS, human_bytes, human_ns, round_up
+from keepstep.model.units import (
+    GIB,
+    KIB,
+    MIB,
+    MS_NS,
+    S_NS,
+    first_line,
+    human_bytes,
+    human_ns,
+    round_up,
+)
 
 
 @given(st.integers(0, 10**9), st.integers(1, 10**6))
@@ -42,3 +52,9 @@ def test_bytes_for_people(count: int, words: str) -> None:
 )
 def test_durations_for_people(duration_ns: int, words: str) -> None:
     assert human_ns(duration_ns) == words
+
+
+def test_a_sentence_has_room_for_the_first_line() -> None:
+    assert first_line("ValueError: a\nb") == "ValueError: a"
+    assert first_line("\n  a \r\nb") == "a"
+    assert first_line("\n") == first_line("") == ""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keepstep.cli.parameters import argument
+from keepstep.config.option import check_seconds
 from keepstep.errors import ConfigError
 from keepstep.model.topology import parse_policy
 from keepstep.testing.conductor import LAUNCHERS, Drill
@@ -137,6 +138,7 @@ class DrillArguments:
 def checked_faults(arguments: DrillArguments) -> tuple[Fault, ...]:
     """The faults that are asked for; none of a soak, which draws them as it goes. Raises
     ConfigError naming option, expected and found where anything on the command line cannot be."""
+    check_seconds("--soak", arguments.soak)
     faults = tuple(_faults(arguments))
     steps = _steps(arguments, faults)
     check(faults, arguments.nproc, steps, arguments.nodes, arguments.rdzv_backend == "etcd")

@@ -283,7 +283,10 @@ def _tensor_table(tensors: Sequence[Segment]) -> Table:
 
 def _inspect_store(url: str, verify: bool, json: bool) -> int:
     secret = resolve(None, os.environ, default_job="any").secret
-    store = Store(url, signer=None if secret is None else Signer(secret)).follow()
+    store = Store(url, signer=None if secret is None else Signer(secret))
+    if store.is_nowhere():
+        raise ConfigError(f"--store: expected a directory, found none at {store.root!r}")
+    store.follow()
     others = [url + directory for directory in store.other_runs()]
     url += store.run_directory
     proofs = prove_checkpoints(store, verify)

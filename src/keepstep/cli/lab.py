@@ -26,6 +26,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from keepstep.cli.job_choice import JsonOption, print_json
+from keepstep.config.option import check_seconds
 from keepstep.edge.os.needs import check_torch
 from keepstep.errors import ConfigError
 from keepstep.model.topology import parse_policy
@@ -99,6 +100,7 @@ def run(
 ) -> None:
     """Run a script under `keepstep run` on every node of a new lab."""
     check_torch("keepstep lab")
+    check_seconds("--replace-s", replace_s)
     parse_policy(policy)
     bits = None if rate is None else parse_rate(rate)
     room = Path(tempfile.mkdtemp(prefix="keepstep-lab-")) if work is None else work.absolute()

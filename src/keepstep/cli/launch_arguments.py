@@ -19,6 +19,7 @@ from typing import NamedTuple
 from keepstep.cli.parameters import argument, panel_of
 from keepstep.config.option import Topic
 from keepstep.errors import ConfigError
+from keepstep.model.bounds import MAX_RANKS_OF_NODE, MAX_WORLD_SIZE
 from keepstep.model.launch import Etcd, Launch
 
 LOOPBACK = "127.0.0.1"
@@ -28,6 +29,7 @@ MASTER_PORT = 29500
 ETCD_PORT = 2379
 BACKENDS = ("c10d", "static", "etcd")  # the first two are one here
 MAX_PORT = 65535
+MAX_DIGITS, MAX_SHOWN = 9, 40
 
 Address = tuple[str, int]
 
@@ -185,7 +187,13 @@ def build_launch(arguments: LaunchArguments, python: str) -> Launch:
     """What the arguments ask for. `python`: the interpreter that runs the script. Raises
     ConfigError naming option, expected and found."""
     nodes = count_nodes(arguments.nnodes, arguments.node_rank)
+    ranks = count_ranks(arguments.nproc_per_node)
     _check_numbers(arguments)
+    if nodes.most * ranks > MAX_WORLD_SIZE:
+        raise ConfigError(
+            f"--nnodes and --nproc-per-node: expected at most {MAX_WORLD_SIZE} ranks, found "
+            f"{nodes.most} x {ranks}"
+        )
     etcd = parse_etcd(arguments.rdzv_backend, arguments.rdzv_endpoint, arguments.rdzv_conf)
     if etcd is None:
         meeting = meeting_point(
@@ -197,7 +205,7 @@ def build_launch(arguments: LaunchArguments, python: str) -> Launch:
     return Launch(
         command=rank_command(arguments, python),
         argv=(arguments.script, *arguments.script_args),
-        ranks=count_ranks(arguments.nproc_per_node),
+        ranks=ranks,
         max_restarts=arguments.max_restarts,
         role=arguments.role,
         master_addr=meeting.master_addr,
@@ -227,15 +235,27 @@ def _check_numbers(arguments: LaunchArguments) -> None:
 
 def count_nodes(nnodes: str, node_rank: int | None) -> NodeCount:
     """`4` or `MIN:MAX`; a `node_rank` must be below it. Raises ConfigError."""
-    least, _, most = nnodes.partition(":")
-    most = most or least
-    if not (least.isdecimal() and most.isdecimal() and 0 < int(least) <= int(most)):
+    low, _, high = nnodes.partition(":")
+    least, most = _whole(low), _whole(high or low)
+    if most > MAX_WORLD_SIZE:
+        raise ConfigError(f"--nnodes: expected at most {MAX_WORLD_SIZE}, found {_short(nnodes)}")
+    if not 0 < least <= most:
         raise ConfigError(f"--nnodes: expected a number of nodes, or MIN:MAX, found {nnodes!r}")
-    if node_rank is not None and not 0 <= node_rank < int(most):
+    if node_rank is not None and not 0 <= node_rank < most:
         raise ConfigError(
-            f"--node-rank: expected 0 to {int(most) - 1} with --nnodes {nnodes}, found {node_rank}"
+            f"--node-rank: expected 0 to {most - 1} with --nnodes {nnodes}, found {node_rank}"
         )
-    return NodeCount(int(least), int(most))
+    return NodeCount(least, most)
+
+
+def _whole(text: str) -> int:
+    """The number; -1 for anything else. One that is too large for every bound here is cut: `int`
+    refuses thousands of digits in words of its own."""
+    return int(text.lstrip("0")[:MAX_DIGITS] or "0") if text.isdecimal() else -1
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def meeting_point(
@@ -284,9 +304,9 @@ def parse_etcd(backend: str, endpoint: str, conf: str) -> Etcd | None:
 def parse_endpoint(text: str) -> tuple[str, int | None]:
     """Host and port of `host:port`, or of `host`, whose port is None. Raises ConfigError."""
     host, colon, port = text.rpartition(":") if ":" in text else (text, "", "0")
-    if not host or not port.isdecimal() or int(port) > MAX_PORT:
+    if not host or not 0 <= _whole(port) <= MAX_PORT:
         raise ConfigError(f"--rdzv-endpoint: expected host:port, found {text!r}")
-    return host, int(port) if colon else None
+    return host, _whole(port) if colon else None
 
 
 def rank_command(arguments: LaunchArguments, python: str) -> tuple[str, ...]:
@@ -302,12 +322,15 @@ def rank_command(arguments: LaunchArguments, python: str) -> tuple[str, ...]:
 def count_ranks(nproc_per_node: str) -> int:
     """Ranks on this node; `auto`, `cpu` and `gpu` count what is there. Raises ConfigError."""
     if not nproc_per_node.isdecimal():
-        from keepstep.edge.torch import ranks  # imports torch
+        from keepstep.edge.torch import ranks as devices  # imports torch
 
-        return ranks.count_ranks(nproc_per_node)
-    if int(nproc_per_node) < 1:
-        raise ConfigError(f"--nproc-per-node: expected at least 1, found {nproc_per_node}")
-    return int(nproc_per_node)
+        return devices.count_ranks(nproc_per_node)
+    ranks = _whole(nproc_per_node)
+    if not 0 < ranks <= MAX_RANKS_OF_NODE:
+        raise ConfigError(
+            f"--nproc-per-node: expected 1 to {MAX_RANKS_OF_NODE}, found {_short(nproc_per_node)}"
+        )
+    return ranks
 
 
 def parse_ranks(text: str) -> frozenset[int] | None:
@@ -317,4 +340,4 @@ def parse_ranks(text: str) -> frozenset[int] | None:
     parts = text.split(",")
     if not all(part.strip().isdecimal() for part in parts):
         raise ConfigError(f"--local-ranks-filter: expected numbers such as 0,1, found {text!r}")
-    return frozenset(int(part) for part in parts)
+    return frozenset(_whole(part.strip()) for part in parts)

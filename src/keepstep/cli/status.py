@@ -30,6 +30,7 @@ from keepstep.cli.job_choice import (
     print_json,
     with_memory,
 )
+from keepstep.config.option import check_seconds
 from keepstep.dashboard.document import as_json
 from keepstep.dashboard.finding import FoundJob
 from keepstep.dashboard.moment import Moment
@@ -55,6 +56,7 @@ def status(
     ] = 0.5,
 ) -> None:
     """Show which steps would survive which failure, what every rank does, and what is broken."""
+    check_seconds("--interval", interval)
     looking = Looking(job)
     if watch:
         with contextlib.suppress(KeyboardInterrupt):

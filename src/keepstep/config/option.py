@@ -6,14 +6,16 @@ no option by name.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
+from keepstep.errors import ConfigError
+
 ENV_PREFIX = "KEEPSTEP_"
+MAX_SECONDS = 365 * 24 * 3600
 
 # What a field holds besides a value: None in a `Config`, where an option may be left unset, and
 # nothing in `Settings`, where every option has its value.
@@ -51,9 +53,18 @@ class Check:
 
 
 def seconds(least: float = 0) -> Check:
-    """A finite number of seconds, at least `least`."""
-    bound = f"at least {least:g}" if least else "0 or more"
-    return Check(f"seconds, {bound}", lambda value: least <= value < math.inf)
+    """A number of seconds, from `least` to a year, which nobody waits for, and which is a number of
+    nanoseconds that messages and timers can hold several times over."""
+    return Check(
+        f"seconds, {least:g} to {MAX_SECONDS}", lambda value: least <= value <= MAX_SECONDS
+    )
+
+
+def check_seconds(name: str, value: float) -> None:
+    """The same for an option that stands in no table. Raises ConfigError."""
+    check = seconds()
+    if not check.holds(value):
+        raise ConfigError(f"{name}: expected {check.expected}, found {value:g}")
 
 
 @dataclass(frozen=True, slots=True)

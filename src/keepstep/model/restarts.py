@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from keepstep.model.failure import Cause, Failure, Finding
 from keepstep.model.signals import FAULTS, signal_words
-from keepstep.model.units import S_NS
+from keepstep.model.units import S_NS, first_line
 
 END_WITHIN_NS = 10 * S_NS
 
@@ -32,12 +32,11 @@ class Exit:
         if self.code == 0:
             return f"rank {self.rank} ended well"
         if self.code > 0:
-            return f"rank {self.rank} exited with code {self.code}" + (
-                f" ({self.message})" if self.message else ""
-            )
-        return f"rank {self.rank} was killed by {signal_words(-self.code)}" + (
-            f" ({self.message})" if self.message else ""
-        )
+            what = f"exited with code {self.code}"
+        else:
+            what = f"was killed by {signal_words(-self.code)}"
+        told = first_line(self.message)
+        return f"rank {self.rank} {what}" + (f" ({told})" if told else "")
 
 
 # -- what happens

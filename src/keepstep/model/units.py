@@ -20,6 +20,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def first_line(message: str) -> str:
+    """The first line with words of what a program says: a sentence has room for no more."""
+    return next((line.strip() for line in message.splitlines() if line.strip()), "")
+
+
 def human_bytes(count: int) -> str:
     """`3.2 GiB`: bytes for a sentence."""
     value = float(count)

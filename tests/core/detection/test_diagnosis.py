@@ -327,6 +327,7 @@ def test_evidence_that_is_none_is_refused() -> None:
         (ExitFacts(1, 0, -15), "preempted", "was ended by SIGTERM (15), from outside"),
         (ExitFacts(1, 0, 143), "preempted", "was ended by SIGTERM (15), from outside"),
         (ExitFacts(1, 0, 1, "ValueError: x"), "crash", "exited with code 1: ValueError: x"),
+        (ExitFacts(1, 0, 1, "ValueError: x\ny"), "crash", "exited with code 1: ValueError: x"),
         (ExitFacts(1, 0, 1), "crash", "without a word why"),
         (
             ExitFacts(1, 0, 1, "torch.OutOfMemoryError: CUDA out of memory."),

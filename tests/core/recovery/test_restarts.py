@@ -70,6 +70,14 @@ def test_the_error_files_message_is_in_the_sentence() -> None:
     )
 
 
+def test_an_error_of_several_lines_leaves_the_sentence_on_one() -> None:
+    message = "ValueError: rank 1 only\nwith two lines\n"
+    action = started().handle(RanksExited((Exit(0, 1, message),), S_NS))
+    assert isinstance(action, RestartAll) and action.why.startswith(
+        "rank 0 exited with code 1 (ValueError: rank 1 only) 1.0 s after start"
+    )
+
+
 def test_ranks_may_end_one_after_the_other() -> None:
     restarts = started()
     assert restarts.handle(exits(5, (0, 0))) is None
@@ -302,6 +310,7 @@ def test_a_signal_to_another_node_is_one_to_this_one() -> None:
         SIGTERM,
         STOP_WITHIN_NS,
     )
+    assert stop.why == "told to stop: node 1: preempted, and to 2 ranks here"
     assert restarts.handle(Stopped("node 1: preempted", 143, SIGTERM)) is None
     end = restarts.handle(exits(3, (0, -15), (1, -15)))
     assert isinstance(end, End) and (end.exit_code, end.within_ns) == (143, PERSIST_WITHIN_NS)

@@ -45,6 +45,17 @@ def after_all(count: int, heard: Sequence[object]) -> Callable[[], bool]:
 # -- timers
 
 
+def test_a_timer_of_a_year_is_no_longer_sleep_than_poll_takes() -> None:
+    loop = Loop()
+    loop.after(365 * 24 * 3600 * S_NS, out_of_patience)
+    heard: list[object] = []
+    waker = threading.Timer(0.05, lambda: loop.post(lambda: heard.append("woken")))
+    waker.start()
+    loop.run(after_all(1, heard))
+    waker.join()
+    loop.close()
+
+
 @given(st.lists(st.integers(-3, 3), max_size=20))
 def test_timers_come_in_the_order_in_which_they_are_due(delays_ms: list[int]) -> None:
     loop = Loop()

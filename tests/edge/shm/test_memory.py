@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import os
 import random
+import resource
 import socket
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from keepstep.edge.shm.double_buffered_page import DoubleBufferedPage
 from keepstep.edge.shm.memory import MEMORY, MappedFile, copy, equal
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.shm.text_file import read_text
-from keepstep.errors import DamageError
+from keepstep.errors import DamageError, MemoryBudgetError
 from keepstep.model.units import PAGE_BYTES
 
 
@@ -125,3 +126,17 @@ def test_what_is_no_file_makes_place_for_one(tmp_path: Path, what: str, how: str
     assert path.is_file() and not path.is_symlink() and path.read_bytes()[:4] == b"ours"
     elsewhere = tmp_path / "elsewhere"
     assert not elsewhere.exists() or elsewhere.read_bytes() == bytes(PAGE_BYTES)
+
+
+def test_a_limit_on_the_size_of_files_is_said_and_nothing_is_left(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64 * PAGE_BYTES, before[1]))
+    try:
+        with pytest.raises(
+            MemoryBudgetError,
+            match=r"/r: expected room for a file of 1.0 MiB, found .* \(`ulimit -f`: 256.0 KiB\)",
+        ):
+            region(tmp_path / "r", 256 * PAGE_BYTES)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []

@@ -34,6 +34,7 @@ class Opening:
         self.opened: list[KV] = []
         self.failed: list[str] = []
         self.lost: list[str] = []
+        self.told: list[str] = []
         self.timer = open_embedded(
             loop,
             endpoint,
@@ -42,6 +43,7 @@ class Opening:
             self.failed.append,
             self.lost.append,
             within_s,
+            self.told.append,
         )
 
 
@@ -90,6 +92,27 @@ def test_nobody_there_is_a_failed_opening_and_may_be_cancelled(loop: Loop) -> No
     patient.timer.cancel()
     let_threads_end(loop, before)
     assert patient.opened == patient.failed == patient.lost == hasty.opened == []
+
+
+def test_a_meeting_point_that_does_not_answer_is_told_once(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp_store, "TELL_AFTER_S", 0.2)
+    before = set(threading.enumerate())
+    silent = socket.create_server(("127.0.0.1", 0))
+    endpoint = silent.getsockname()
+    waits, given_up = Opening(loop, endpoint, 1.0), Opening(loop, endpoint, 1.0)
+    given_up.timer.cancel()
+    there = Opening(loop, ("127.0.0.1", free_port()))
+    loop.run(lambda: bool(waits.told and there.opened))
+    there.opened[0].close()
+    silent.close()
+    loop.run(lambda: bool(waits.failed))
+    let_threads_end(loop, before)
+    assert len(waits.told) == 1 and waits.told[0].startswith(
+        f"waiting for the meeting point at 127.0.0.1:{endpoint[1]}: nothing has answered there "
+    )
+    assert given_up.told == there.told == []
 
 
 def test_a_host_that_is_killed_is_a_lost_memory_for_who_waits_and_who_asks(loop: Loop) -> None:

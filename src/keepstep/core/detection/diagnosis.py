@@ -26,7 +26,7 @@ from keepstep.model.diagnosis import Diagnosis, Evidence, Kind, Strength
 from keepstep.model.failure import Cause
 from keepstep.model.signals import FAULTS, SIGBUS, SIGHUP, SIGINT, SIGKILL, SIGTERM, signal_words
 from keepstep.model.snapshot import Phase
-from keepstep.model.units import S_NS, human_ns
+from keepstep.model.units import S_NS, first_line, human_ns
 
 PREEMPTING = {SIGHUP, SIGINT, SIGTERM}
 OUT_OF_MEMORY = ("out of memory", "MemoryError", "Cannot allocate memory")
@@ -289,7 +289,8 @@ def explain_exit(facts: ExitFacts) -> Diagnosis:
         return _ended_well(facts)
     if signum:
         return _signalled(facts, signum)
-    says = f": {facts.message}" if facts.message else ", without a word why"
+    told = first_line(facts.message)
+    says = f": {told}" if told else ", without a word why"
     if facts.message.startswith(NO_STATE):
         why = (
             f"rank {facts.rank} has nothing to resume from{_place(facts)} and exited with code "

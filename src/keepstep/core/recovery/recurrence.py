@@ -22,6 +22,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from keepstep.model.failure import Cause, Failure, Finding
+from keepstep.model.units import first_line
 
 ERROR_LENGTH = 200
 _VARIES = (
@@ -34,7 +35,7 @@ _VARIES = (
 def normalised(message: str) -> str:
     """The first line of an error without what differs from one time to the next: numbers,
     addresses, paths."""
-    line = next((line.strip() for line in message.splitlines() if line.strip()), "")
+    line = first_line(message)
     for pattern, instead in _VARIES:
         line = pattern.sub(instead, line)
     return line[:ERROR_LENGTH]

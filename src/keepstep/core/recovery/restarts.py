@@ -315,7 +315,8 @@ class Restarts:
         if isinstance(event, Stopped):
             self._signal = f"told to stop: {event.why}"
             if event.signum and self._running:
-                return self._stop(event.signum, event.code, "as the others do")
+                # what they say ends with the signal, and to how many ranks it went there
+                return self._stop(event.signum, event.code, f", and to {self._how_many()} here")
             return self._end(event.code, self._signal)
         if isinstance(event, AllEndedWell):
             return self._end(0, event.why)
@@ -355,23 +356,29 @@ class Restarts:
             f"{'preempted' if event.signum in (SIGTERM, SIGHUP) else 'interrupted'} by {name} "
             f"{when}"
         )
+        signum = SIGTERM
         if event.signum not in (SIGTERM, SIGHUP):
-            return self._stop(event.signum, code, "stopping all ranks")
-        if self.has_store:
-            return self._stop(SIGTERM, code, "the newest step all ranks hold goes to the store")
-        return self._stop(SIGTERM, code, "there is no store to save the newest step to")
+            signum, why = event.signum, "stopping all ranks"
+        elif self.has_store:
+            why = "the newest step all ranks hold goes to the store"
+        else:
+            why = "there is no store to save the newest step to"
+        self._signal = f"{self._signal}: {why}"
+        return self._stop(signum, code, f"; {signal_words(signum)} to {self._how_many()}")
 
-    def _stop(self, signum: int, exit_code: int, why: str) -> Action:
+    def _how_many(self) -> str:
+        return counted(len(self._running), "rank")
+
+    def _stop(self, signum: int, exit_code: int, to_whom: str) -> Action:
+        """`to_whom`: what is told, behind the reason, only where there are ranks to stop."""
         self._stage, self._exit_code = _Stage.STOPPING, exit_code
         # The state outlives the ranks: they stop first, and the keeper then writes the newest step
         # there will ever be.
         if self.has_store and signum == SIGTERM:
             self._end_within_ns = PERSIST_WITHIN_NS
-        self._signal = f"{self._signal}: {why}"
         if not self._running:
             return self._end(exit_code, self._signal)
-        why = f"{self._signal}; {signal_words(signum)} to {len(self._running)} ranks"
-        return SignalRanks(signum, why, STOP_WITHIN_NS, exit_code)
+        return SignalRanks(signum, self._signal + to_whom, STOP_WITHIN_NS, exit_code)
 
     def _end(
         self,

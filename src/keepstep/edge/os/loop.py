@@ -29,6 +29,7 @@ from keepstep.model.units import S_NS
 
 Call = Callable[[], None]
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+LONGEST_S = 24 * 3600.0  # in one sleep: poll takes 24 days at most
 
 
 class LoopTimer:
@@ -135,7 +136,7 @@ class Loop:
             return 0.0
         if not self._timers:
             return None
-        return max(0, self._timers[0][0] - time.monotonic_ns()) / S_NS
+        return min(max(0, self._timers[0][0] - time.monotonic_ns()) / S_NS, LONGEST_S)
 
     def _turn(self, ready: list[tuple[selectors.SelectorKey, int]]) -> Iterator[Call]:
         """What is to be done now. Nothing is taken from where it waits before its call is made."""

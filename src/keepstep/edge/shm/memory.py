@@ -14,6 +14,7 @@ import errno
 import fcntl
 import mmap
 import os
+import resource
 import shutil
 import stat
 from collections.abc import Iterable
@@ -160,6 +161,14 @@ class SharedMemory:
             os.posix_fallocate(fd, 0, nbytes)
         except OSError as error:
             path.unlink(missing_ok=True)
+            if error.errno == errno.EFBIG:
+                most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+                limit = "no limit" if most == resource.RLIM_INFINITY else human_bytes(most)
+                raise MemoryBudgetError(
+                    f"{path}: expected room for a file of {human_bytes(nbytes)}, found that the "
+                    f"largest this process may write is smaller (`ulimit -f`: {limit}): raise it, "
+                    "`ulimit -f unlimited`"
+                ) from error
             if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT):
                 raise
             free = human_bytes(self.free_bytes(path.parent))

@@ -128,6 +128,11 @@ class Store:
         self.signer = signer
         self.block_bytes = block_bytes
 
+    def is_nowhere(self) -> bool:
+        """Whether it is a directory of this machine, and there is none. What is not of this machine
+        has directories only where something lies in them."""
+        return self._local and not os.path.isdir(self._base)
+
     def claim(self) -> None:
         """Before the job writes its first checkpoint: the store is its own. Raises IdentityError,
         StoreError."""

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
+from typing import TypeVar
 
 from torch.distributed import DistError, DistNetworkError, DistStoreError, TCPStore  # type: ignore[attr-defined]
 
@@ -31,9 +32,11 @@ from keepstep.edge.net.kv_client import GivenUp, open_kv
 from keepstep.edge.os.loop import Loop
 from keepstep.edge.torch.first_line import first_line
 from keepstep.errors import MeetingError
+from keepstep.model.units import S_NS
 from keepstep.ports import KV, Timer
 
 MEET_WITHIN_S = 60.0
+TELL_AFTER_S = 10.0  # nodes that are started together are here by then
 ANOTHER_WITHIN_S = 10.0  # it has been met already
 ANOTHER_TRIES = 3  # while it answers: a name server that does not may take longer than that
 RETRY_S = 0.2
@@ -41,6 +44,7 @@ LONG_S = 3600.0  # a wait that runs out is only begun again
 VACANT = ""
 
 Endpoint = tuple[str, int]
+T = TypeVar("T")
 
 
 class TcpStoreClient:
@@ -121,16 +125,41 @@ def open_embedded(
     failed: Callable[[str], None],
     lost: Callable[[str], None],
     within_s: float = MEET_WITHIN_S,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Timer:
     """See `ports.OpenKV`: the store at the endpoint, hosted here from now on if nobody did and this
-    is its machine. It fails when there is none within `within_s` seconds."""
-    return open_kv(
+    is its machine. It fails when there is none within `within_s` seconds. The loop calls `tell`
+    once where it is waited for: torch waits for an answer as long as who has taken the connection
+    keeps it, and says nothing."""
+    why = (
+        f"waiting for the meeting point at {in_words(endpoint)}: nothing has answered there for "
+        f"{TELL_AFTER_S:g} s; look whether an agent of this job, or a TCPStore, has that port"
+    )
+    telling = loop.after(round(TELL_AFTER_S * S_NS), lambda: tell(why))
+
+    def now(then: Callable[[T], None], what: T) -> None:
+        telling.cancel()
+        then(what)
+
+    opening = open_kv(
         loop,
         lambda given_up: meet_embedded(endpoint, prefix, within_s, given_up),
-        opened,
-        failed,
+        partial(now, opened),
+        partial(now, failed),
         lost,
     )
+    return _Opening(telling, opening)
+
+
+class _Opening:
+    """See `ports.Timer`: all of these together."""
+
+    def __init__(self, *timers: Timer) -> None:
+        self._timers = timers
+
+    def cancel(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
 
 
 def meet_embedded(

@@ -244,4 +244,4 @@ def _open_kv(loop: Loop, launch: Launch, settings: Settings, journal: FileJourna
 
         return partial(open_etcd, loop, launch.etcd, prefix, tell=tell)
     endpoint = launch.endpoint or ("", 0)  # of one node nobody asks
-    return partial(open_embedded, loop, endpoint, prefix)
+    return partial(open_embedded, loop, endpoint, prefix, tell=tell)

@@ -460,6 +460,8 @@ class Rank:
                 f"; memory is kept for {self._options.grace_s:.0f} s: the same command goes on "
                 "from it"
             )
+            if self._options.has_store and not self._agent.is_connected:
+                why += ", and the newest step goes to the store when that time is over"
         self._world.journal.record(
             "summary",
             why,
