@@ -139,9 +139,7 @@ def test_nothing_begins_before_what_is_to_be_killed_is_gone(node: Node) -> None:
 
 def test_ends_that_were_asked_for_here_are_nobodys_failure(node: Node) -> None:
     told: list[int] = []
-    node.processes.listen(
-        lambda ends: told.extend(e.rank for e in node.group.by_themselves(ends))
-    )
+    node.processes.listen(lambda ends: told.extend(e.rank for e in node.group.by_themselves(ends)))
     node.processes.end((1, -9))
     node.group.kill({0}, lambda undead: None)
     node.room.time.pass_ns(10)

@@ -221,9 +221,7 @@ class RankGroup:
 
     # -- the next one begins
 
-    def enter(
-        self, place: RankAssignment, keep: bool, then: Callable[[list[int]], None]
-    ) -> None:
+    def enter(self, place: RankAssignment, keep: bool, then: Callable[[list[int]], None]) -> None:
         """The attempt is formed: whoever cannot stay in its process ends. `then` hears those that
         do not die; if there are none, `fill` is to follow."""
         before, self.place = self.place, place
