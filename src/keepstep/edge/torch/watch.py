@@ -117,7 +117,7 @@ def _is_plain_entry(entry: Any) -> bool:
     )
 
 
-class _Contents:
+class _Containers:
     """What lies in some containers, by identity. Into dicts that count their changes it looks only
     when a count has moved."""
 
@@ -139,8 +139,11 @@ class _Contents:
 
     def _are_after_all(self) -> bool:
         """Whether they hold the same, however often they were written to."""
-        self._changes = changes_of(self._dicts)
-        return self._inside.is_as_it_was()
+        changes = changes_of(self._dicts)
+        if not self._inside.is_as_it_was():
+            return False
+        self._changes = changes
+        return True
 
 
 class _Inside:
@@ -166,12 +169,12 @@ class _Shelf:
     to the last. `containers` hold what is watched."""
 
     def __init__(self, containers: Iterable[Any], tensors: Iterable[torch.Tensor]) -> None:
-        self._contents = _Contents(containers)
+        self._containers = _Containers(containers)
         self._tensors = list({id(tensor): tensor for tensor in tensors}.values())
         self._looks = Looks(self._tensors)
 
     def is_as_it_was(self) -> bool:
-        return self._contents.are_as_they_were() and self._looks.are(self._tensors)
+        return self._containers.are_as_they_were() and self._looks.are(self._tensors)
 
 
 class _Modules(_Shelf):
@@ -204,12 +207,15 @@ class _Modules(_Shelf):
 
     def _are_after_all(self) -> bool:
         """Whether their fields are the same, but for the modes, which may be any."""
-        self._changes = changes_of(self._own)
+        changes = changes_of(self._own)
         if list(map(len, self._own)) != self._sizes:
             return False
         fields = self._fields_now()
         self._fields[:: len(_MODULE_FIELDS)] = fields[:: len(_MODULE_FIELDS)]
-        return all(map(is_, self._fields, fields))
+        if not all(map(is_, self._fields, fields)):
+            return False
+        self._changes = changes
+        return True
 
     def _fields_now(self) -> list[Any]:
         return list(chain.from_iterable(map(_of_module, self._own)))
