@@ -4,6 +4,7 @@ tests/contracts/test_memory.py."""
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import random
 import resource
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from keepstep.edge.shm.double_buffered_page import DoubleBufferedPage
-from keepstep.edge.shm.memory import MEMORY, MappedFile, copy, equal
+from keepstep.edge.shm.memory import MEMORY, MappedFile, copy, copy_to_fresh, equal
 from keepstep.edge.shm.slot import Slot
 from keepstep.edge.shm.text_file import read_text
 from keepstep.errors import DamageError, MemoryBudgetError
@@ -33,6 +34,24 @@ def test_copy_moves_exactly_those_bytes(tmp_path: Path, nbytes: int) -> None:
     assert bytes(target.view) == bytes(PAGE_BYTES) + data + bytes(PAGE_BYTES)
     assert equal(target.address + PAGE_BYTES, ctypes.addressof(source), nbytes)
     target.close()
+
+
+@pytest.mark.parametrize("has_populate", [True, False])
+@pytest.mark.parametrize("at", [0, 1, PAGE_BYTES - 1])
+@pytest.mark.parametrize("nbytes", [0, 1, PAGE_BYTES, PAGE_BYTES + 1, 5 * PAGE_BYTES - 1])
+def test_copy_into_fresh_memory_moves_exactly_those_bytes(
+    monkeypatch: pytest.MonkeyPatch, nbytes: int, at: int, has_populate: bool
+) -> None:
+    if not has_populate:
+        monkeypatch.setattr("keepstep.edge.shm.memory._MADV_POPULATE_WRITE", -1)
+    source = random.Random(nbytes).randbytes(nbytes)
+    target = mmap.mmap(-1, 8 * PAGE_BYTES)
+    anchor = ctypes.c_char.from_buffer(target)
+    begin = ctypes.addressof(anchor) + at
+    held = ctypes.create_string_buffer(source, nbytes + 1)
+    copy_to_fresh(begin, ctypes.addressof(held), nbytes)
+    del anchor
+    assert target[:] == bytes(at) + source + bytes(8 * PAGE_BYTES - at - nbytes)
 
 
 def test_equal_sees_one_bit(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import copy
 import pickle
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from keepstep.edge.torch import looks, plan
+from keepstep.edge.torch import dict_changes, looks, plan
 from keepstep.edge.torch.looks import Looks
 from keepstep.edge.torch.state import Protected, State
 from keepstep.edge.torch.tree import Kept, Numbers, TreePickler
@@ -221,6 +222,19 @@ def rename_state(world: World) -> None:
         entry["other"] = entry.pop("extra")
 
 
+def state_in_another_order(world: World) -> None:
+    entry = world.entry()
+    if entry:
+        entry["step"] = entry.pop("step")
+
+
+def same_state_again(world: World) -> None:
+    entry = world.entry()
+    if entry:
+        entry["more"] = entry["step"]
+        del entry["more"]
+
+
 def number_in_state(world: World) -> None:
     entry = world.entry()
     if entry:
@@ -374,6 +388,8 @@ CHANGES: dict[str, Callable[[World], None]] = {
         replace_a_module,
         another_class,
         replace_state,
+        state_in_another_order,
+        same_state_again,
         equal_state,
         new_entry,
         rename_state,
@@ -457,8 +473,14 @@ def test_each_change_is_found(name: str) -> None:
 
 
 @settings(derandomize=True, deadline=None, max_examples=60)
-@given(st.lists(st.sampled_from(["step", *CHANGES]), max_size=12))
-def test_any_changes_are_found(names: list[str]) -> None:
+@given(st.lists(st.sampled_from(["step", *CHANGES]), max_size=12), st.booleans())
+def test_any_changes_are_found(names: list[str], are_counted: bool) -> None:
+    counts = dict_changes._version if are_counted else None
+    with mock.patch.object(dict_changes, "_version", counts):
+        find_changes(names)
+
+
+def find_changes(names: list[str]) -> None:
     world = World()
     world.step()
     same(world)

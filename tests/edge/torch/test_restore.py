@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import random
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +20,7 @@ from keepstep.edge.torch import restore
 from keepstep.edge.torch.state import Protected
 from keepstep.errors import DamageError, LayoutError
 from keepstep.model.wire import Part
-from tests.edge.torch.conftest import Holder
+from tests.edge.torch.conftest import Holder, bytes_of
 
 Bytes = Callable[[Any], Any]
 Room = Any  # conftest's
@@ -794,3 +795,26 @@ def test_the_proof_finds_one_bit_wherever_it_is(
             assert wrong.startswith(f"{name}: 1 of {tensor.numel()} values differ")
             tensor[index] = 0.0
     assert restore.prove(protected, room.slot, header, layout, threads) == []
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_large_tensors_are_copied_by_threads(room: Room, threads: int) -> None:
+    def program() -> tuple[nn.Module, torch.optim.Optimizer, list[torch.Tensor]]:
+        model = nn.Sequential(nn.Linear(700, 600), nn.Linear(600, 2))
+        return model, torch.optim.AdamW(model.parameters()), [torch.ones(600, 700).t()]
+
+    model, adam, others = program()
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    adam.step()
+    room.save(model=model, adam=adam, others=[*others, model[0].weight])
+    model_2, adam_2, others_2 = program()
+    protected = Protected.of({"model": model_2, "adam": adam_2, "others": others_2}, lazy=True)
+    header, layout = room.slot.verify()
+    opened = restore.open_snapshot(protected, room.slot, header, layout, threads)
+    restore.apply(protected, opened)
+    assert restore.prove(protected, room.slot, header, layout, threads) == []
+    assert bytes_of(adam_2.state_dict()) == bytes_of(adam.state_dict())
+    assert protected.values["others"][1] is model_2[0].weight
+    names = {thread.name for thread in threading.enumerate()}
+    assert not any(name.startswith("load") for name in names)

@@ -10,7 +10,7 @@ MOST_PROOF_THREADS = 4  # so many reach what a node's memory gives
 
 
 def proof_threads() -> int:
-    """How many threads hash a state at once while the trainer waits for it."""
+    """How many threads hash or copy a state at once while the trainer waits for it."""
     return min(MOST_PROOF_THREADS, len(os.sched_getaffinity(0)))
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from keepstep.coding.checksum import BLOCK_BYTES
 from keepstep.errors import MemoryBudgetError
-from keepstep.model.units import KIB, human_bytes
+from keepstep.model.units import KIB, human_bytes, round_up
 
 _MADV_POPULATE_WRITE = 23  # Linux 5.14
 
@@ -40,6 +40,17 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 def copy(destination: int, source: int, nbytes: int) -> None:
     """memcpy between addresses, GIL released. The caller keeps both ends alive."""
     _libc.memcpy(destination, source, nbytes)
+
+
+def copy_to_fresh(destination: int, source: int, nbytes: int) -> None:
+    """`copy` into private memory that nobody has touched. The kernel is asked for all whole pages
+    at once: one after the other, as the copy touches them, they take longer than the copy. Where it
+    does not give them so (an older kernel), the copy does touch them."""
+    first = round_up(destination, mmap.PAGESIZE)
+    pages_bytes = (destination + nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
+    if pages_bytes > 0:
+        _libc.madvise(first, pages_bytes, _MADV_POPULATE_WRITE)
+    copy(destination, source, nbytes)
 
 
 def copy_all(copies: Iterable[tuple[int, int, int]]) -> None:

@@ -64,7 +64,7 @@ class TorchState:
         capture.pin(slot)
 
     def load(self, slot: Slot, header: SlotHeader, layout: Layout) -> list[str]:
-        opened = restore.open_snapshot(self._protected, slot, header, layout)
+        opened = restore.open_snapshot(self._protected, slot, header, layout, proof_threads())
         return restore.apply(self._protected, opened)
 
     def differing(self, slot: Slot, header: SlotHeader, layout: Layout) -> list[str]:

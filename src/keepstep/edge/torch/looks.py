@@ -32,7 +32,7 @@ class Looks:
         self._pointers = list(map(POINTER, tensors))
         # The others are leaves as long as they do not learn.
         self._learns = [tensor.requires_grad for tensor in tensors]
-        self._are_leaves = list(map(IS_LEAF, compress(tensors, self._learns)))
+        self._are_leaves = self._leaves_of(tensors)
 
     def are(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether the same tensors, in the same order, are as they were. Asked where gradients are
@@ -40,8 +40,11 @@ class Looks:
         return (
             list(map(POINTER, tensors)) == self._pointers
             and self._same_kind(tensors)
-            and list(map(IS_LEAF, compress(tensors, self._learns))) == self._are_leaves
+            and (not self._are_leaves or self._leaves_of(tensors) == self._are_leaves)
         )
+
+    def _leaves_of(self, tensors: Sequence[torch.Tensor]) -> list[bool]:
+        return list(map(IS_LEAF, compress(tensors, self._learns)))
 
 
 def _by_guards(tensors: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]], bool] | None:

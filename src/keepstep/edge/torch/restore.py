@@ -8,7 +8,9 @@ type), drop or renumber.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +34,9 @@ from keepstep.edge.torch.views import clone, differing, overlay
 from keepstep.errors import LayoutError, UntrustedError
 from keepstep.model.layout import Layout, Segment
 from keepstep.model.snapshot import SlotHeader
+from keepstep.model.units import MIB
+
+LARGE_BYTES = MIB  # to copy fewer takes no longer than to have a thread do it
 
 
 @dataclass(frozen=True)
@@ -48,11 +53,13 @@ class Unpacked:
 @dataclass
 class _Tensors(Sequence[torch.Tensor]):
     """A slot's tensors. What a module copies as it loads looks into the slot the first time it is
-    asked for; whoever asks again gets a copy of its own."""
+    asked for; whoever asks again gets a copy of its own. `begun`: copies that threads make ahead,
+    by their numbers."""
 
     slot: Slot
     segments: Sequence[Segment]
     copied_on_load: set[str]
+    begun: Mapping[int, Future[torch.Tensor]]
     same: dict[int, int] = field(default_factory=dict)
     _given: dict[int, torch.Tensor] = field(default_factory=dict)
     _copies: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -64,7 +71,9 @@ class _Tensors(Sequence[torch.Tensor]):
         segment = self.segments[index]
         if segment.spec.name not in self.copied_on_load:
             if index not in self._given:
-                self._given[index] = clone(self.slot, segment)
+                begun = self.begun.get(index)
+                made = clone(self.slot, segment) if begun is None else begun.result()
+                self._given[index] = made
             return self._given[index]
         if index not in self._given:
             self._given[index] = overlay(self.slot, segment)
@@ -75,12 +84,32 @@ class _Tensors(Sequence[torch.Tensor]):
         return self._copies[index]
 
 
-def open_snapshot(protected: Protected, slot: Slot, header: SlotHeader, layout: Layout) -> Unpacked:
+@contextmanager
+def _tensors_of(
+    protected: Protected, slot: Slot, layout: Layout, threads: int
+) -> Iterator[_Tensors]:
+    """The large ones that nothing is copied from as it loads are copied by threads meanwhile."""
+    on_load = _copied_on_load(protected)
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="load")
+    try:
+        begun = {
+            index: pool.submit(clone, slot, segment)
+            for index, segment in enumerate(layout.segments)
+            if segment.spec.nbytes >= LARGE_BYTES and segment.spec.name not in on_load
+        }
+        yield _Tensors(slot, layout.segments, on_load, begun)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def open_snapshot(
+    protected: Protected, slot: Slot, header: SlotHeader, layout: Layout, threads: int = 1
+) -> Unpacked:
     """The state of a verified slot, checked against what is protected. Raises LayoutError, and
     UntrustedError for what the program does not know; changes nothing."""
     objects = bytes(slot.payload[layout.objects_offset : header.payload_bytes])
-    tensors = _Tensors(slot, layout.segments, _copied_on_load(protected))
-    tree = rebuild(objects, tensors, protected.vocabulary, protected.meshes())
+    with _tensors_of(protected, slot, layout, threads) as tensors:
+        tree = rebuild(objects, tensors, protected.vocabulary, protected.meshes())
     about = tree.pop(ABOUT, None)
     try:
         check(protected, about, layout)

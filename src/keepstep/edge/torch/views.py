@@ -34,7 +34,9 @@ def clone(slot: Slot, segment: Segment) -> torch.Tensor:
     spec = segment.spec
     source = overlay(slot, segment)
     if spec.stride is None:
-        return source.clone()
+        made = torch.empty_like(source)
+        memory.copy_to_fresh(made.data_ptr(), source.data_ptr(), spec.nbytes)
+        return made
     return torch.empty_strided(spec.shape, spec.stride, dtype=source.dtype).copy_(source)
 
 

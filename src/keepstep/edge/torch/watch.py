@@ -5,7 +5,7 @@ A step changes values and seldom anything else, yet every `state_dict` builds al
 tensors anew. So what a state dict is made of is remembered instead: the containers that modules and
 optimizers keep their tensors in, what lies in them, and how each tensor looks (`looks.py`). All of
 it is compared by identity, in calls that take one list of everything: no frame of Python's for each
-tensor.
+tensor. Where dicts count their changes (`dict_changes.py`) they are not looked into.
 
 Only what torch's own classes tell of themselves can be known this way. A module with a hook, with
 extra state, or with a state dict of its own making is not watched: it is asked each time.
@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from keepstep.edge.torch.dict_changes import can_count, changes_of
 from keepstep.edge.torch.dtensors import is_dtensor
 from keepstep.edge.torch.looks import Looks
 from keepstep.edge.torch.parts import bare, parameters_of
@@ -116,46 +117,80 @@ def _is_plain_entry(entry: Any) -> bool:
     )
 
 
+class _Containers:
+    """What lies in some containers, by identity. Into dicts that count their changes it looks only
+    when a count has moved."""
+
+    def __init__(self, containers: Iterable[Any]) -> None:
+        found = list(containers)
+        self._empty = [c for c in found if not c]
+        filled = [c for c in found if c]
+        self._dicts = [c for c in filled if can_count(c)]
+        self._changes = changes_of(self._dicts)
+        self._inside = _Inside(self._dicts)
+        self._uncounted = _Inside([c for c in filled if not can_count(c)])
+
+    def are_as_they_were(self) -> bool:
+        return (
+            not any(self._empty)
+            and self._uncounted.is_as_it_was()
+            and (self._changes == changes_of(self._dicts) or self._are_after_all())
+        )
+
+    def _are_after_all(self) -> bool:
+        """Whether they hold the same, however often they were written to."""
+        changes = changes_of(self._dicts)
+        if not self._inside.is_as_it_was():
+            return False
+        self._changes = changes
+        return True
+
+
+class _Inside:
+    """Containers that hold something, and what."""
+
+    def __init__(self, containers: Sequence[Any]) -> None:
+        self._containers = containers
+        self._dicts = [c for c in containers if isinstance(c, dict)]
+        self._sizes = list(map(len, containers))
+        self._items = list(self._items_now())
+
+    def is_as_it_was(self) -> bool:
+        sizes = list(map(len, self._containers))
+        return sizes == self._sizes and all(map(is_, self._items, self._items_now()))
+
+    def _items_now(self) -> Iterator[Any]:
+        values = chain.from_iterable(map(dict.values, self._dicts))
+        return chain(chain.from_iterable(self._containers), values)
+
+
 class _Shelf:
     """A part of what is watched, small enough to stay in a processor's cache from the first look
-    to the last. `containers` hold what is watched; `owners` may not get more or fewer attributes (a
-    method of one object's own is one more)."""
+    to the last. `containers` hold what is watched."""
 
-    def __init__(
-        self, containers: Sequence[Any], owners: Sequence[Any], tensors: Iterable[torch.Tensor]
-    ) -> None:
-        self._sized = [*containers, *map(vars, owners)]
-        self._sizes = list(map(len, self._sized))
-        self._filled = [c for c in containers if c]  # the others stay empty, their sizes say
-        self._dicts = [c for c in self._filled if isinstance(c, dict)]
-        self._contents = list(self._contents_now())
+    def __init__(self, containers: Iterable[Any], tensors: Iterable[torch.Tensor]) -> None:
+        self._containers = _Containers(containers)
         self._tensors = list({id(tensor): tensor for tensor in tensors}.values())
         self._looks = Looks(self._tensors)
 
     def is_as_it_was(self) -> bool:
-        return (
-            list(map(len, self._sized)) == self._sizes
-            and all(map(is_, self._contents, self._contents_now()))
-            and self._looks.are(self._tensors)
-        )
-
-    def _contents_now(self) -> Iterator[Any]:
-        """What lies in the containers, which are of the sizes that they were of."""
-        values = chain.from_iterable(map(dict.values, self._dicts))
-        return chain(chain.from_iterable(self._filled), values)
+        return self._containers.are_as_they_were() and self._looks.are(self._tensors)
 
 
 class _Modules(_Shelf):
-    """Some modules without those inside them."""
+    """Some modules without those inside them. They may not get more or fewer attributes, for the
+    same reason as optimizers."""
 
     def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
         self._modules = modules
         self._kinds = list(map(type, modules))
         self._own = list(map(vars, modules))
-        self._fields = self._fields_of(self._own)
+        self._changes = changes_of(self._own)
+        self._sizes = list(map(len, self._own))
+        self._fields = self._fields_now()
         containers = [f for f in self._fields if not isinstance(f, bool)]
         tensors = [t for m in modules for t in (*m._parameters.values(), *m._buffers.values())]
-        super().__init__(containers, modules, [t for t in tensors if t is not None])
+        super().__init__(containers, [t for t in tensors if t is not None])
 
     @property
     def modes(self) -> list[bool]:
@@ -163,19 +198,27 @@ class _Modules(_Shelf):
         return self._fields[:: len(_MODULE_FIELDS)]
 
     def is_as_it_was(self) -> bool:
-        if not all(map(is_, self._own, map(vars, self._modules))):
-            return False
-        fields = self._fields_of(self._own)
-        self._fields[:: len(_MODULE_FIELDS)] = fields[:: len(_MODULE_FIELDS)]  # may be any
         return (
-            all(map(is_, self._kinds, map(type, self._modules)))
-            and all(map(is_, self._fields, fields))
+            all(map(is_, self._own, map(vars, self._modules)))
+            and all(map(is_, self._kinds, map(type, self._modules)))
+            and (self._changes == changes_of(self._own) or self._are_after_all())
             and super().is_as_it_was()
         )
 
-    @staticmethod
-    def _fields_of(own: Iterable[dict[str, Any]]) -> list[Any]:
-        return list(chain.from_iterable(map(_of_module, own)))
+    def _are_after_all(self) -> bool:
+        """Whether their fields are the same, but for the modes, which may be any."""
+        changes = changes_of(self._own)
+        if list(map(len, self._own)) != self._sizes:
+            return False
+        fields = self._fields_now()
+        self._fields[:: len(_MODULE_FIELDS)] = fields[:: len(_MODULE_FIELDS)]
+        if not all(map(is_, self._fields, fields)):
+            return False
+        self._changes = changes
+        return True
+
+    def _fields_now(self) -> list[Any]:
+        return list(chain.from_iterable(map(_of_module, self._own)))
 
 
 class Watch:
@@ -191,6 +234,7 @@ class Watch:
         self._optimizers = [p for p in parts.values() if isinstance(p, torch.optim.Optimizer)]
         self._plain = [o for o in self._optimizers if can_watch(o)]
         self._frame = list(self._frame_now())
+        self._attributes = self._attributes_now()
         self._modules = [_Modules(some) for some in _in_shelves(modules)]
         self._shelves = [*self._modules, *self._other_shelves()]
 
@@ -205,6 +249,7 @@ class Watch:
                 list(parts) == list(self._parts)
                 and _same(self._parts.values(), parts.values())
                 and _same(self._frame, self._frame_now())
+                and self._attributes == self._attributes_now()
                 and all(map(_has_own_methods, self._kinds))
                 and all(shelf.is_as_it_was() for shelf in self._shelves)
             )
@@ -223,20 +268,24 @@ class Watch:
             chain.from_iterable(map(_of_optimizer, self._plain)),
         )
 
+    def _attributes_now(self) -> list[int]:
+        """How many the optimizers have: a method of one object's own is one more."""
+        return list(map(len, map(vars, self._plain)))
+
     def _other_shelves(self) -> Iterator[_Shelf]:
         containers = list(chain.from_iterable(map(_of_optimizer, self._plain)))
         for optimizer in self._optimizers:
             containers += [optimizer.param_groups, *map(_parameters, optimizer.param_groups)]
-        yield _Shelf(containers, self._plain, ())
+        yield _Shelf(containers, ())
         for optimizer in self._plain:
             for entries in _in_shelves(list(optimizer.state.values())):
                 values = [value for entry in entries for value in entry.values()]
-                yield _Shelf(entries, (), [value for value in values if value is not None])
+                yield _Shelf(entries, [value for value in values if value is not None])
         tensors = [p for p in self._parts.values() if isinstance(p, torch.Tensor)]
         for optimizer in self._optimizers:
             tensors += parameters_of(optimizer)
         for some in _in_shelves(self._not_in_modules(tensors)):
-            yield _Shelf((), (), some)
+            yield _Shelf((), some)
 
     def _not_in_modules(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         known = {id(p) for module in self._wrapped for p in module.parameters()}
