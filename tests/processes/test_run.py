@@ -394,9 +394,9 @@ def test_a_job_whose_directory_somebody_removes_says_so_and_trains_on(start: Sta
     until(
         lambda: (
             (status := read_status(MEMORY, job_dir_of(run.arena_dir, "t"), 1)) is not None
-            and status.completed_step > 20
+            and status.completed_step > 600
         ),
-        "step 20",
+        "step 600, when the agent has seen it",
     )
     shutil.rmtree(job_dir_of(run.arena_dir, "t"))
     told = run.wait_for("memory-removed")

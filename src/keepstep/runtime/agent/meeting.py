@@ -55,7 +55,7 @@ LEAVES_NS = 5 * S_NS
 KINDS = {"again": "attempt-wanted", "stop": "job-stopped", "done": "job-done"}  # of journal events
 
 
-class Owner(Protocol):
+class MeetingHearer(Protocol):
     """Who has the meeting: `multi_node.py`."""
 
     def next_request(self) -> Answer[JoinRequest]:
@@ -72,7 +72,7 @@ class Owner(Protocol):
 
 
 @dataclass(slots=True)
-class Seat:
+class TakenSeat:
     """This agent's `place` in an attempt, -1 for none; `places`: those that nodes have taken."""
 
     attempt: int
@@ -108,7 +108,7 @@ class Standing:
     """
 
     mine: Arrival
-    seat: Seat
+    seat: TakenSeat
     follows: int = -1
     number: int = -1
     first: int = 0
@@ -140,7 +140,7 @@ class Meeting:
         options: AgentOptions,
         launch: Launch,
         kv: KV,
-        owner: Owner,
+        owner: MeetingHearer,
         standing: Standing,
     ) -> None:
         self.kv = kv
@@ -291,7 +291,7 @@ class Meeting:
         place = await self._take_seat(number)
         if place >= 0:  # whoever follows this agent ends an attempt that waits for it
             self._world.take_part(number)
-        standing.seat = Seat(number, place, range(self._launch.nodes))
+        standing.seat = TakenSeat(number, place, range(self._launch.nodes))
         found = await self._form(standing.before.keep) if place >= 0 else None
         if found is not None:
             formed, standing.lived = found

@@ -19,7 +19,7 @@ from keepstep.model.launch import Launch
 from keepstep.model.units import S_NS
 from keepstep.ports import KV, Timer
 from keepstep.runtime.agent.evidence_board import EvidenceBoard
-from keepstep.runtime.agent.meeting import Meeting, Seat, Standing, Word
+from keepstep.runtime.agent.meeting import Meeting, Standing, TakenSeat, Word
 from keepstep.runtime.agent.rendezvous import Formed, JoinRequest, RendezvousHearer
 from keepstep.runtime.agent.signed_kv import SignedKV
 from keepstep.runtime.agent.tasks import Answer
@@ -61,7 +61,7 @@ class MultiNode:
             rack=options.rack,
             node_rank=launch.node_rank,
         )
-        self._standing = Standing(mine, Seat(-1, -1, range(launch.nodes)))
+        self._standing = Standing(mine, TakenSeat(-1, -1, range(launch.nodes)))
         self._meeting: Meeting | None = None
         self._strange_keys: set[str] = set()
         self._is_closed = False
@@ -84,7 +84,7 @@ class MultiNode:
         self._give_up_in_time()
 
     def next_request(self) -> Answer[JoinRequest]:
-        """See `meeting.Owner`."""
+        """See `meeting.MeetingHearer`."""
         wanted: Answer[JoinRequest] = Answer()
         if self._requests:
             wanted.give(self._requests.popleft())
@@ -169,7 +169,7 @@ class MultiNode:
         self._opening = self._world.timers.after(LOOK_AGAIN_NS, again)
 
     def lost(self, why: str) -> None:
-        """See `meeting.Owner`."""
+        """See `meeting.MeetingHearer`."""
         if self._meeting is not None:
             self._meeting.abandon()
             self._meeting = None
@@ -193,7 +193,7 @@ class MultiNode:
         self._late = self._world.timers.after(within_ns, lambda: self.failed(MeetingError(why)))
 
     def failed(self, error: KeepstepError) -> None:
-        """See `meeting.Owner`. The job has no place to meet any more."""
+        """See `meeting.MeetingHearer`. The job has no place to meet any more."""
         if self._meeting is not None:
             self._meeting.abandon()
         self._opening.cancel()
