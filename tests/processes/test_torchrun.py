@@ -1,5 +1,6 @@
 """Two to four ranks on one machine under torchrun, which knows nothing of keepstep: a rank is
-killed, torchrun starts all anew, and they end in the state of a run that was left alone."""
+killed, torchrun starts all anew, and they end in the state of a run that was left alone. And
+what a rank meets that torchrun leaves alone with a lost peer."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.script_runs import TORCHRUN, killed_and_undisturbed
+from tests.processes.script_runs import PATIENCE_S, TORCHRUN, ScriptRun, killed_and_undisturbed
 
 pytestmark = pytest.mark.timeout(500)
 
@@ -53,3 +54,46 @@ def test_a_killed_rank_costs_its_launchers_restart(
     )
     resumed = killed.events("resumed")[-1]
     assert (resumed.data["source"], resumed.data["lost_steps"]) == ("memory", 0), resumed.why
+
+
+# torchrun ends the others of a rank that was killed; it does not hear of this one
+ALONE = """
+import os, signal, subprocess, sys
+
+if "IS_RANK" not in os.environ:
+    rank = subprocess.run([sys.executable, *sys.argv], env={**os.environ, "IS_RANK": "1"})
+    sys.exit(f"ended with {rank.returncode}" if os.environ["RANK"] == "0" else 0)
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import keepstep
+
+keepstep.init_process_group()
+model = DistributedDataParallel(nn.Linear(16, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+job = keepstep.protect(model=model, optimizer=optimizer)
+for step in job.steps(16):
+    with step:
+        if job.rank == 1 and job.step == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        optimizer.zero_grad()
+        model(torch.randn(4, 16)).square().mean().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.everyday
+def test_with_keepsteps_groups_a_lost_peer_is_an_error_out_of_the_backward_pass(
+    tmp_path: Path,
+) -> None:
+    without_restarts = TORCHRUN[:-2]
+    grace = {"KEEPSTEP_GRACE_S": "1"}
+    run = ScriptRun(tmp_path, ALONE, "None", 2, -1, without_restarts, grace)
+    try:
+        assert run.process.wait(PATIENCE_S) == 1, run.told()
+    finally:
+        run.stop()
+    told = run.log.read_text(errors="replace")
+    assert "ended with 1\n" in told and "RuntimeError" in told and "by peer" in told, told

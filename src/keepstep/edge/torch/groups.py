@@ -337,7 +337,10 @@ class Work(dist.Work):
     def __init__(self, outputs: Tensors) -> None:
         super().__init__()
         self._outputs = outputs
-        self._future: Future[list[torch.Tensor]] = Future()
+        self._ended: Future[list[torch.Tensor]] = Future()
+        # An exception that Python sets is to C++ a value: DDP's reducer took it for tensors and the
+        # process died of SIGSEGV. One that a callback raises is an error to both.
+        self._future = self._ended.then(lambda ended: ended.value())
         self._lock = threading.Lock()
         self._over = False
         self._error: RuntimeError | None = None
@@ -385,7 +388,7 @@ class Work(dist.Work):
                 for mine, theirs in zip(_flat(self._outputs), _flat(private), strict=True):
                     mine.copy_(theirs)
             self._over = True
-        self._future.set_result(_flat(self._outputs))
+        self._ended.set_result(_flat(self._outputs))
 
     def _failed(self, error: RuntimeError, members: Membership) -> None:
         # advice that helps nobody here
@@ -397,7 +400,7 @@ class Work(dist.Work):
             if self._over:
                 return
             self._over, self._error = True, error
-        self._future.set_exception(error)
+        self._ended.set_exception(error)
 
     def finish(self) -> None:
         """With nothing in it, when nothing is to come or a peer is lost."""
@@ -405,10 +408,13 @@ class Work(dist.Work):
             if self._over:
                 return
             self._over = True
-        self._future.set_result(_flat(self._outputs))
+        self._ended.set_result(_flat(self._outputs))
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        self._future.wait()
+        try:
+            self._future.wait()
+        except RuntimeError as error:
+            raise self._error or error from None  # as the transport said it
         return True
 
     def get_future(self) -> Future[list[torch.Tensor]]:

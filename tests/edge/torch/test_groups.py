@@ -1,0 +1,119 @@
+"""Groups over gloo, two ranks in one process: what a collective that failed is to those who wait
+for it, in Python and in C++."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+
+from keepstep.edge.torch import membership as module
+from keepstep.edge.torch.groups import TorchGroup, Work
+from keepstep.edge.torch.membership import Membership
+
+WITHIN = timedelta(seconds=30)
+LOST = "Connection (closed|reset) by peer"
+
+
+def zeros(count: int = 2) -> torch.Tensor:
+    return torch.zeros(count)
+
+
+def as_cpp_has_it(work: Work) -> Future[list[torch.Tensor]]:
+    """The future that DDP's reducer reads: C++ asks the work for it and drops what Python has put
+    around it."""
+    return dist.Work.get_future(work)
+
+
+# with a future of the transport's, and without: those are waited for on a thread
+COLLECTIVES: dict[str, Callable[[TorchGroup], Work]] = {
+    "allreduce": lambda group: group.allreduce([zeros()]),
+    "allreduce_coalesced": lambda group: group.allreduce_coalesced([zeros(), zeros()]),
+    "broadcast": lambda group: group.broadcast([zeros()], 1),
+    "reduce": lambda group: group.reduce([zeros()]),
+    "allgather": lambda group: group.allgather([[zeros(), zeros()]], [zeros()]),
+    "allgather_base": lambda group: group._allgather_base(zeros(4), zeros()),
+    "allgather_coalesced": lambda group: group.allgather_into_tensor_coalesced(
+        [zeros(4)], [zeros()]
+    ),
+    "reduce_scatter_base": lambda group: group._reduce_scatter_base(zeros(), zeros(4)),
+    "reduce_scatter_coalesced": lambda group: group.reduce_scatter_tensor_coalesced(
+        [zeros()], [zeros(4)]
+    ),
+    "alltoall_base": lambda group: group.alltoall_base(zeros(4), zeros(4), [], []),
+    "gather": lambda group: group.gather([[zeros(), zeros()]], [zeros()]),
+    "recv": lambda group: group.recv([zeros()], 1),
+    "barrier": lambda group: group.barrier(),
+}
+each_collective = pytest.mark.parametrize("collective", COLLECTIVES.values(), ids=COLLECTIVES)
+
+
+@pytest.fixture
+def members() -> Membership:
+    return Membership()
+
+
+@pytest.fixture
+def groups(members: Membership) -> Iterator[list[TorchGroup]]:
+    """Rank 0's group, whose membership is `members`, and rank 1's."""
+    store = dist.HashStore()
+    with ThreadPoolExecutor(2) as pool:
+        made = pool.map(
+            lambda rank: TorchGroup(
+                store, rank, 2, WITHIN, "g", members if rank == 0 else Membership()
+            ),
+            range(2),
+        )
+    found = list(made)
+    yield found
+    for group in found:
+        group.abort()
+
+
+@each_collective
+def test_a_peer_that_is_lost_is_an_error_to_python_and_to_cpp(
+    groups: list[TorchGroup], collective: Callable[[TorchGroup], Work]
+) -> None:
+    under_way = collective(groups[0])
+    future = under_way.get_future()
+    chained = future.then(lambda done: done.value())
+    groups[1].abort()
+    later = collective(groups[0])
+    for work in (under_way, later):
+        with pytest.raises(RuntimeError, match=f"^[^\n]*{LOST}"):
+            work.wait()
+        assert work.is_completed() and not work.is_success()
+    for ended in (future, chained, later.get_future(), as_cpp_has_it(under_way)):
+        for look in (ended.wait, ended.value):
+            with pytest.raises(RuntimeError, match=LOST):
+                look()
+
+
+@each_collective
+def test_with_a_watch_it_ends_with_nothing_in_it(
+    groups: list[TorchGroup],
+    members: Membership,
+    collective: Callable[[TorchGroup], Work],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "NOTICE_WITHIN_S", 0.01)
+    members.watched = True
+    work = collective(groups[0])
+    groups[1].abort()
+    assert work.wait() and work.is_success() and members.is_worthless
+    for future in (work.get_future(), as_cpp_has_it(work)):
+        assert all(not tensor.any() for tensor in future.value())
+
+
+def test_a_future_is_over_before_its_work_has_been_waited_for(groups: list[TorchGroup]) -> None:
+    for _ in range(50):
+        works = [group.allreduce([torch.ones(2)]) for group in groups]
+        futures = [work.get_future() for work in works]
+        for work, future in zip(works, futures, strict=True):
+            work.wait()
+            assert future.value()[0].tolist() == [2.0, 2.0]
