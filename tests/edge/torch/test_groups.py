@@ -13,8 +13,9 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from keepstep.edge.torch import membership as module
-from keepstep.edge.torch.groups import TorchGroup, Work
+from keepstep.edge.torch.groups import TorchGroup, Work, init_process_group
 from keepstep.edge.torch.membership import Membership
+from keepstep.errors import ConfigError
 
 WITHIN = timedelta(seconds=30)
 LOST = "Connection (closed|reset) by peer"
@@ -117,3 +118,21 @@ def test_a_future_is_over_before_its_work_has_been_waited_for(groups: list[Torch
         for work, future in zip(works, futures, strict=True):
             work.wait()
             assert future.value()[0].tolist() == [2.0, 2.0]
+
+
+def test_what_has_not_been_proven_on_a_device_is_refused(members: Membership) -> None:
+    group = TorchGroup(dist.HashStore(), 0, 1, WITHIN, "one", members)
+    with pytest.raises(
+        ConfigError, match=r"found meta; .* call torch\.distributed\.init_process_gro"
+    ):
+        group.allreduce([torch.zeros(2, device="meta")])
+    with pytest.raises(ConfigError, match="found cuda:0; groups over NCCL"):
+        init_process_group(device_id=torch.device("cuda:0"))
+    assert not dist.is_initialized()
+
+
+def test_a_torch_with_which_groups_hang_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.6.0+cpu")
+    with pytest.raises(ConfigError, match=r"expected torch 2\.7 or later, found 2\.6\.0\+cpu"):
+        init_process_group()
+    assert not dist.is_initialized()

@@ -1,14 +1,18 @@
 """Groups: process groups that can be built anew under the objects that use them, so that DDP and
 FSDP go on after a peer was lost.
 
-    torch's call -> private buffers -> gloo or NCCL -> the caller's tensors
+    torch's call -> private buffers -> gloo -> the caller's tensors
     and at any moment: lost -> everything ends
 
 What gloo does when a peer dies was tried out (torch 2.13): only the peer's ring neighbours notice,
 the others wait for their timeout, `abort` wakes nobody, and a failed sum leaves partial ones in the
 buffer. So a collective is never waited for beyond the notice that a peer is lost; the inner group
 is *abandoned*: forgotten with the buffers its threads may still write to, which is why they are
-private. NCCL's buffers are on the device, and its groups are aborted instead.
+private.
+
+For tensors on the CPU only. Groups over NCCL end otherwise (a collective is enqueued, its buffers
+are on the device, its communicators are aborted), and none of that has been proven on a device:
+what is not on the CPU is refused.
 
 Moves bytes, decides nothing: `membership.py` says when. Invariant: what a collective of one life of
 the group has received never reaches the caller's tensors after that life.
@@ -29,8 +33,10 @@ from torch.futures import Future
 
 from keepstep.edge.torch.first_line import first_line
 from keepstep.edge.torch.membership import Membership, membership
+from keepstep.errors import ConfigError
 
 BACKEND = "keepstep"
+SAFE_WAY = "call torch.distributed.init_process_group: all start anew from memory when one is lost"
 
 Tensors = Any  # a tensor, a list of tensors, or a list of lists of them
 
@@ -42,13 +48,24 @@ def register() -> None:
 
 
 def init_process_group(**given: Any) -> None:
-    """`torch.distributed.init_process_group` with groups that outlive the loss of a rank: gloo for
-    the CPU, NCCL for CUDA devices.
+    """`torch.distributed.init_process_group` with groups that outlive the loss of a rank: gloo, for
+    tensors on the CPU.
 
     given: what torch's takes, but for `backend`. Used in its place; everything of
     `torch.distributed` works as before. A rank that is started into a running job meets nobody
     here: what it does in collectives until `keepstep.protect` has brought its state is done alone.
+
+    Raises ConfigError when `device_id` is given, and so does a collective on tensors of a device:
+    with torch's own groups all ranks start anew from memory when one is lost. With torch 2.6 it
+    raises always: what that does with groups written in Python hangs now and then.
     """
+    if torch.__version__.startswith("2.6."):
+        raise ConfigError(
+            "keepstep.init_process_group: expected torch 2.7 or later, found "
+            f"{torch.__version__}; {SAFE_WAY}"
+        )
+    if given.get("device_id") is not None:
+        raise _not_on(given["device_id"])
     register()
     membership.muted = os.environ.get("KEEPSTEP_REJOIN") == "1"
     dist.init_process_group(BACKEND, **given)
@@ -315,6 +332,8 @@ class TorchGroup(dist.ProcessGroup):
     ) -> Work:
         """`alone` is what a muted group does: as if all others had given what this one gives."""
         members, inner = self._members, self._inner
+        if (device := _device_of(outputs)).type != "cpu":
+            raise _not_on(device)
         members.enter()
         work = Work(outputs)
         if members.muted:
@@ -451,8 +470,7 @@ class _Either:
 
 
 def _transport(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """One life of a group: gloo for tensors on the CPU, NCCL for those on CUDA devices. Raises
-    RuntimeError when not all come."""
+    """One life of a group. Raises RuntimeError when not all come."""
     group = dist.ProcessGroup(store, rank, size)
     kinds = dist.ProcessGroup.BackendType
     group._set_default_backend(kinds.GLOO)
@@ -461,21 +479,27 @@ def _transport(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
         kinds.GLOO,
         dist.ProcessGroupGloo(dist.PrefixStore("cpu", store), rank, size, timeout),
     )
-    if torch.cuda.is_available() and dist.is_nccl_available():
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timeout
-        nccl = dist.ProcessGroupNCCL(dist.PrefixStore("cuda", store), rank, size, options)
-        group._register_backend(torch.device("cuda"), kinds.NCCL, nccl)
     return group
 
 
 def _drop(held: list[Any]) -> None:
     """Let go of the last reference, on a thread of its own: gloo waits there for whatever is under
-    way, and from a machine that has vanished nothing comes for as long as the group's timeout.
-    NCCL's is on the device and must be stopped."""
-    inner = held.pop()
-    if inner is not None and torch.device("cuda") in inner._device_types:
-        inner._get_backend(torch.device("cuda")).abort()
+    way, and from a machine that has vanished nothing comes for as long as the group's timeout."""
+    held.pop()
+
+
+def _device_of(tensors: Tensors) -> torch.device:
+    """Of the first of them; without any, the CPU."""
+    while isinstance(tensors, list | tuple) and tensors:
+        tensors = tensors[0]
+    return tensors.device if isinstance(tensors, torch.Tensor) else torch.device("cpu")
+
+
+def _not_on(device: object) -> ConfigError:
+    return ConfigError(
+        f"keepstep.init_process_group: expected tensors on the CPU, found {device}; groups over "
+        f"NCCL that outlive a rank have not been proven on a device: {SAFE_WAY}"
+    )
 
 
 def _options(opts: Any, kind: Any) -> Any:
