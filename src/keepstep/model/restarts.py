@@ -145,9 +145,11 @@ class RestoreRefused:
 
 @dataclass(frozen=True, slots=True)
 class MeetingLost:
-    """The nodes have no place to meet any more."""
+    """The nodes have no place to meet any more, or this one cannot meet the others
+    (`is_refused`)."""
 
     why: str
+    is_refused: bool = False
 
 
 Event = (

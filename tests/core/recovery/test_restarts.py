@@ -477,6 +477,14 @@ def test_who_does_not_find_its_peers_again_in_time_makes_all_start_anew() -> Non
     assert action.fact == "rank 0 and 1 did not find its peers again within 60.0 s"
 
 
+@pytest.mark.parametrize(("is_refused", "code"), [(True, CODE_REFUSED), (False, 1)])
+def test_who_cannot_meet_the_others_as_it_was_started_says_so_by_its_code(
+    is_refused: bool, code: int
+) -> None:
+    end = Restarts(2, 100, False).handle(MeetingLost("--nnodes: expected 2", is_refused))
+    assert isinstance(end, End) and end.exit_code == code
+
+
 def test_who_had_done_its_last_step_when_another_was_lost_is_not_waited_for() -> None:
     restarts = started(2)
     restarts.handle(RanksExited((Exit(1, KILLED),), S_NS, completed_step=7, able=True))

@@ -45,7 +45,7 @@ class Agent:
     def ended(self, verdict: Verdict) -> None:
         self.verdicts.append(verdict)
 
-    def meeting_lost(self, why: str) -> None:
+    def meeting_lost(self, why: str, is_refused: bool = False) -> None:
         self.lost.append(why)
 
     def join(
@@ -383,7 +383,7 @@ def test_one_that_cannot_be_found_is_told(tmp_path: Path) -> None:
 
         def ended(self, verdict: Verdict) -> None: ...
 
-        def meeting_lost(self, why: str) -> None:
+        def meeting_lost(self, why: str, is_refused: bool = False) -> None:
             lost.append(why)
 
     MultiNode(room.world, room.options, room.launch, Hearer())

@@ -26,7 +26,7 @@ class Agent:
     def ended(self, verdict: Verdict) -> None:
         self.heard.append(verdict)
 
-    def meeting_lost(self, why: str) -> None:
+    def meeting_lost(self, why: str, is_refused: bool = False) -> None:
         self.heard.append(why)
 
     def join(self, stays: bool = True) -> Formed:

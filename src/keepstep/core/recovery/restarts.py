@@ -322,7 +322,7 @@ class Restarts:
             return self._end(0, event.why)
         self._lost = event.why
         if self._stage is _Stage.MEETING:
-            return self._end(1, f"gave up: {event.why}")
+            return self._end(CODE_REFUSED if event.is_refused else 1, f"gave up: {event.why}")
         return (
             self._end(0, f"all {self.world_size} ranks ended well; {event.why}")
             if self._stage is _Stage.ENDED_WELL

@@ -282,8 +282,8 @@ class Agent:
     def ended(self, verdict: Verdict) -> None:
         self._when_entered(lambda: self._heard(verdict))
 
-    def meeting_lost(self, why: str) -> None:
-        self._when_entered(lambda: self._lost_meeting(why))
+    def meeting_lost(self, why: str, is_refused: bool = False) -> None:
+        self._when_entered(lambda: self._lost_meeting(why, is_refused))
 
     def _when_entered(self, call: Callable[[], None]) -> None:
         """What the nodes say waits until the attempt that is being entered is entered."""
@@ -292,9 +292,9 @@ class Agent:
         elif not self._is_over:
             call()
 
-    def _lost_meeting(self, why: str) -> None:
+    def _lost_meeting(self, why: str, is_refused: bool) -> None:
         self._world.journal.record("meeting-lost", why, WARNING)
-        self._happened(MeetingLost(why))
+        self._happened(MeetingLost(why, is_refused))
 
     def _heard(self, verdict: Verdict) -> None:
         now_ns = self._world.clock.monotonic_ns()

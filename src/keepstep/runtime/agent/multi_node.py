@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from keepstep.errors import KeepstepError, MeetingError
+from keepstep.errors import ConfigError, KeepstepError, MeetingError
 from keepstep.model.attempts import Arrival, Verdict
 from keepstep.model.events import WARNING
 from keepstep.model.launch import Launch
@@ -198,7 +198,7 @@ class MultiNode:
             self._meeting.abandon()
         self._opening.cancel()
         if not self._is_closed:
-            self._hearer.meeting_lost(str(error))
+            self._hearer.meeting_lost(str(error), isinstance(error, ConfigError))
 
     def formed(self, formed: Formed) -> None:
         if not self._is_closed:

@@ -56,8 +56,9 @@ class RendezvousHearer(Protocol):
     def ended(self, verdict: Verdict) -> None:
         """The verdict about the attempt this node took part in, or about the job."""
 
-    def meeting_lost(self, why: str) -> None:
-        """There is no place to meet any more. This is the last call."""
+    def meeting_lost(self, why: str, is_refused: bool = False) -> None:
+        """There is no place to meet any more, or none for this node as it is. This is the last
+        call."""
 
 
 class Rendezvous(Protocol):
