@@ -1,0 +1,75 @@
+"""Sample of mutants: which small wrong changes of the product the tests have to notice.
+
+Comes in: modules, a number and a seed. Goes out: mutants, each a place in a module and the code
+with that one change. cosmic-ray makes the changes. A place is drawn first, then one of the changes
+that are possible there, so that an operator with twelve wrong neighbours does not count twelve
+times. What Python never looks at while it runs, annotations, is no place.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cosmic_ray.ast import ast_nodes, get_ast
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.plugins import get_operator, operator_names
+
+Position = tuple[int, int]  # line and column, as parso counts them
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    module: Path
+    operator: str
+    occurrence: int
+    line: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.module}:{self.line} {self.operator.removeprefix('core/')}"
+
+    def code(self, original: str) -> str:
+        """The module with this one change."""
+        changed = mutate_code(original, get_operator(self.operator)(), self.occurrence)
+        assert isinstance(changed, str), self.name
+        return changed
+
+
+def draw(modules: Sequence[Path], count: int, seed: int) -> list[Mutant]:
+    """`count` mutants at different places, the same for the same files and seed."""
+    rng = random.Random(seed)
+    places: list[list[Mutant]] = []
+    for module in modules:
+        places += _places(module)
+    return [rng.choice(place) for place in rng.sample(places, min(count, len(places)))]
+
+
+def _places(module: Path) -> list[list[Mutant]]:
+    """The changes possible at each place of it."""
+    text = module.read_text()
+    ignored = list(_annotations(text))
+    tree = get_ast(text)
+    found: dict[Position, list[Mutant]] = defaultdict(list)
+    for name in operator_names():
+        kind = get_operator(name)
+        if kind.arguments():
+            continue  # needs to be told names of variables
+        operator = kind()
+        positions = (at for node in ast_nodes(tree) for at, _ in operator.mutation_positions(node))
+        for occurrence, at in enumerate(positions):
+            if not any(begin <= at < end for begin, end in ignored):
+                found[at].append(Mutant(module, name, occurrence, at[0]))
+    return [found[at] for at in sorted(found)]
+
+
+def _annotations(text: str) -> Iterator[tuple[Position, Position]]:
+    for node in ast.walk(ast.parse(text)):
+        for each in (getattr(node, "annotation", None), getattr(node, "returns", None)):
+            if isinstance(each, ast.expr):
+                assert each.end_lineno is not None and each.end_col_offset is not None
+                yield (each.lineno, each.col_offset), (each.end_lineno, each.end_col_offset)
