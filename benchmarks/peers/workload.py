@@ -58,6 +58,7 @@ class Workload:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self._data = torch.randn(kind.batch, kind.width)
         self.train()
+        self.optimizer.zero_grad()  # a training begins without any: they are no part of the state
 
     def train(self) -> None:
         self.optimizer.zero_grad()
