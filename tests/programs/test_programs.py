@@ -116,9 +116,6 @@ def test_a_program_goes_on_as_if_nothing_had_happened(
 def test_a_program_goes_on_from_a_checkpoint(
     tmp_path_factory: pytest.TempPathFactory, plan: Plan
 ) -> None:
-    # not mended yet: Plan(optimizers=("tensor lr",), groups="one a parameter", schedule="plateau",
-    # zeroing="none first", blocks=(), total_steps=2, cut=0) ends otherwise
-    hypothesis.assume(not ("tensor lr" in plan.optimizers and plan.schedule == "plateau"))
     where = tmp_path_factory.mktemp("store")
     room = Room(where / "slot-0")
     program = Program(plan)

@@ -1,15 +1,18 @@
-"""Tree: what others need to know of a value, found without numpy, which torch can do without."""
+"""Tree: what others need to know of a value, found without numpy, which torch can do without; and
+what is one object in the tree is one again."""
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 
 import pytest
 import torch
 import xxhash
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
-from keepstep.edge.torch.dcp.tree import Value, raw_bytes
+from keepstep.edge.torch.dcp.tree import Value, grown, outline, raw_bytes
 
 TENSORS = [
     torch.arange(6, dtype=torch.float32).reshape(2, 3).t(),
@@ -40,3 +43,23 @@ print(Value(("x",), torch.arange(5.0)).sketch().digest)
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     expected = Value(("x",), torch.arange(5.0)).sketch().digest
     assert (run.returncode, run.stdout.strip()) == (0, expected), run.stderr
+
+
+def test_what_is_one_object_under_several_names_is_so_again() -> None:
+    """The learning rate that all groups of an optimizer share, say: who changes it by one name
+    changes it for all."""
+    shared, other, value = torch.tensor(0.1), torch.tensor(0.1), {3, 4}
+    tree = {
+        "groups": [{"lr": shared, "step": 7}, {"lr": shared, "step": 7}, {"lr": other}],
+        "kept": {"lr": shared, "seen": value, "also": value},
+    }
+    leaves, _ = flatten_state_dict(tree)
+    shape = outline(tree, (), leaves, {})
+    again = grown(shape, leaves, None)
+    assert again == tree and list(again) == list(tree)
+    copies = {name: copy.deepcopy(leaf) for name, leaf in leaves.items()}  # as they are read
+    found = grown(shape, copies, None)
+    rates = [group["lr"] for group in found["groups"]]
+    assert rates[0] is rates[1] is found["kept"]["lr"] and rates[2] is not rates[0]
+    assert found["kept"]["seen"] is found["kept"]["also"]
+    assert found["groups"][1]["step"] == 7

@@ -188,8 +188,9 @@ def _walk(
     """Every value below `node` beside what is live there. Optimizer state comes into being with the
     first update, so there a value without a live counterpart is no difference, and its placement is
     its parameter's."""
-    if isinstance(node, str):
-        yield _Place(node, node, live, owner)
+    if isinstance(node, (str, dict)):  # a dict: it is what another name stands for, too
+        [name] = [node] if isinstance(node, str) else node
+        yield _Place(name, name, live, owner)
     elif isinstance(node, list):
         for index, sub in enumerate(node):
             yield from _walk(

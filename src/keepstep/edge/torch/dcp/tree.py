@@ -3,7 +3,8 @@
 Comes in: a tree of containers, tensors and other values. Goes out: values by name, what others need
 to know of each, and the tree's shape in plain values. Never copies a tensor.
 
-Invariant: `grown(outline(tree, ...), values, ...)` is the tree, container by container.
+Invariant: `grown(outline(tree, ...), values, ...)` is the tree, container by container, and what is
+one object under several names in the one is so in the other.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ RANKS = "ranks"
 
 _KINDS: dict[type, str] = {dict: "dict", OrderedDict: "OrderedDict"}
 _OPENED = (*_KINDS, defaultdict, Counter)
+_ATOMS = (int, float, complex, bool, str, bytes, type(None))  # which of two it is nobody can tell
 
 
 @dataclass
@@ -107,7 +109,7 @@ def _flat(state: RankState) -> dict[str, Value]:
         else:
             whole = leaf.value if isinstance(leaf, _Whole) else leaf
             values[name] = Value(paths[name], save_torch(whole))
-    values[TREE] = Value((OURS, "tree"), save_torch(outline(tree, (), leaves)))
+    values[TREE] = Value((OURS, "tree"), save_torch(outline(tree, (), leaves, {})))
     return values
 
 
@@ -190,22 +192,30 @@ def _emptied(node: Any) -> Any:
     return made
 
 
-def outline(node: Any, path: tuple[Any, ...], leaves: Mapping[str, Any]) -> Any:
+def outline(
+    node: Any, path: tuple[Any, ...], leaves: Mapping[str, Any], firsts: dict[int, str]
+) -> Any:
     """A tree's shape in plain values: a leaf is its name, a list a list, a mapping (kind, [(key,
-    shape), ...]), where a kind is a name or an empty mapping."""
+    shape), ...]), where a kind is a name or an empty mapping. A leaf that has been met by another
+    name is {name: that one}. `firsts`: those, by id, which is theirs while `leaves` holds them."""
     name = ".".join(map(str, path))
     if name in leaves and leaves[name] is node:
-        return name
+        first = name if type(node) in _ATOMS else firsts.setdefault(id(node), name)
+        return name if first == name else {name: first}
     if isinstance(node, Mapping):
         kind = _KINDS.get(type(node)) or _emptied(node)
-        return kind, [(key, outline(value, (*path, key), leaves)) for key, value in node.items()]
-    return [outline(value, (*path, index), leaves) for index, value in enumerate(node)]
+        pairs = node.items()
+        return kind, [(key, outline(inner, (*path, key), leaves, firsts)) for key, inner in pairs]
+    return [outline(inner, (*path, at), leaves, firsts) for at, inner in enumerate(node)]
 
 
 def grown(node: Any, values: Mapping[str, Any], live: Any) -> Any:
     """The inverse of `outline`."""
     if isinstance(node, str):
         return values[node]
+    if isinstance(node, dict):
+        [first] = node.values()
+        return values[first]
     if isinstance(node, list):
         return [grown(sub, values, None) for sub in node]
     kind, pairs = node
