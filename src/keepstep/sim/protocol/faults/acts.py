@@ -61,11 +61,14 @@ class Acts:
         program.process.dies_at_call = call
         return f"rank {program.who.rank} is to be killed at a call of a port"
 
-    def break_connections(self, program: Program) -> str:
-        """To its peers: as the transport finds it when nobody has said in time why."""
-        groups = program.groups
-        program.process.after(0, groups.lose, "a connection to a peer broke, and nobody said why")
-        return f"the connections of rank {program.who.rank} to its peers break"
+    def break_connections(self) -> str:
+        """Of the ranks to each other: as their transports find it when nobody has said in time
+        why."""
+        why = "a connection to a peer broke, and nobody said why"
+        for program in self._job.around.programs.values():
+            if program.process.alive:
+                program.process.after(0, program.groups.lose, why)
+        return "the connections between the ranks break"
 
     def kill_all_ranks(self) -> str:
         for program in list(self._job.around.programs.values()):

@@ -7,7 +7,8 @@ After `Plan.faults_until_ns` it heals what can be healed and does nothing more: 
 has to come to its end.
 
 What it never does: hang a thread of a process that otherwise goes on, reorder what a machine's
-memory has been told, forge a message, lose what the agents' shared memory has written.
+memory has been told, forge a message, lose what the agents' shared memory has written but with the
+agent that has it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from keepstep.sim.protocol.job.program import Program
 from keepstep.sim.protocol.world.world import Process
 
 AGAIN = 0.35  # how often something else goes wrong while all recover
-BREAKS = 0.1  # in so many runs the connections of a rank to its peers break once
+BREAKS = 0.1  # in so many runs the connections between the ranks break once
 LOST_WHILE_THEY_MEET = 0.25  # in so many runs machines are lost while agents meet, at each strike
 SOON_NS = 3 * S_NS
 
@@ -50,7 +51,7 @@ class Nemesis:
         breaks = self._world.stream("connections")
         if plan.faults and plan.world_size > 1 and breaks.random() < BREAKS:
             at_ns = breaks.randrange(max(1, plan.faults_until_ns))
-            self._world.after(at_ns, None, self._break_connections, breaks)
+            self._world.after(at_ns, None, self._break_connections)
         self._world.after(plan.faults_until_ns, None, self._heal)
 
     def _kinds(self) -> list[tuple[float, Callable[[], str | None]]]:
@@ -153,10 +154,8 @@ class Nemesis:
             return None
         return self._acts.kill_rank_at_call(program, 1 + self._random.randrange(200))
 
-    def _break_connections(self, random: Random) -> None:
-        programs = [p for p in self._job.around.programs.values() if p.process.alive]
-        if programs:
-            self._job.struck(self._acts.break_connections(random.choice(programs)))
+    def _break_connections(self) -> None:
+        self._job.struck(self._acts.break_connections())
 
     def _kill_all_ranks(self) -> str | None:
         return self._acts.kill_all_ranks()
