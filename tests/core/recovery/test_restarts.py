@@ -349,6 +349,19 @@ def test_without_a_meeting_point_training_goes_on_until_it_is_needed() -> None:
     assert isinstance(end, End) and end.ok
 
 
+@pytest.mark.parametrize("have_begun", [True, False])
+def test_who_had_ended_well_and_meets_nobody_any_more_has_ended_well(have_begun: bool) -> None:
+    """The others wanted another attempt, or seemed to have gone, which they had."""
+    restarts = started()
+    assert isinstance(restarts.handle(exits(5, (0, 0), (1, 0))), AwaitOthers)
+    assert isinstance(restarts.handle(AttemptWanted("node 1 is lost", 6)), RestartAll)
+    if have_begun:
+        restarts.handle(RanksStarted(7))
+        restarts.handle(exits(8, (0, KILLED)))
+    end = restarts.handle(MeetingLost("the meeting point is gone"))
+    assert isinstance(end, End) and end.ok != have_begun
+
+
 codes = st.sampled_from([0, 1, 2, -6, -9, -11, -15])
 things = st.one_of(
     st.lists(st.tuples(st.integers(0, 2), codes), min_size=1, max_size=3),

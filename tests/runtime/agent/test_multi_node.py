@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -264,6 +265,26 @@ def test_who_needs_the_others_gives_up_when_no_place_to_meet_comes_back(tmp_path
     second.rendezvous.ended_well(0, "well")
     town.pass_s(WELL_NS / S_NS + 1)
     assert second.lost == ["the KV is lost"]
+
+
+def test_the_last_word_was_heard_though_the_answer_to_that_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    town = Town(tmp_path, nodes=2)
+    town.form()
+    first, second = town.agents
+    kv, swap = second.rendezvous.kv, FakeKV.swap
+    assert isinstance(kv, FakeKV)
+
+    def unanswered(self: FakeKV, key: str, expected: Any, value: str, then: Any) -> None:
+        swap(self, key, expected, value, (lambda found: None) if self is kv else then)
+
+    monkeypatch.setattr(FakeKV, "swap", unanswered)
+    first.say(Verdict("stop", "gave up", code=3))
+    town.pass_s(1)
+    assert second.verdicts == []
+    town.lose_kv("nobody answers")
+    assert [v.code for v in second.verdicts] == [3] and second.lost == []
 
 
 def test_ranks_train_on_when_the_place_to_meet_is_lost_and_comes_back(tmp_path: Path) -> None:

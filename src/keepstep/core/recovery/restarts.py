@@ -101,6 +101,7 @@ class Restarts:
     _end_within_ns: int = END_WITHIN_NS
     _lost: str = ""
     _kept_in_vain: int = 0
+    _was_well: bool = False  # all ranks had ended well when others wanted another attempt
 
     @property
     def awaited_step(self) -> int | None:
@@ -217,6 +218,7 @@ class Restarts:
                 code, f"gave up: {setback.fact}; {give_up}", cause=setback.exit, finding=finding
             )
         self.restarts += 1
+        self._was_well = self._stage is _Stage.ENDED_WELL
         self._stage = _Stage.MEETING
         self._running.clear()
         count = (
@@ -321,11 +323,11 @@ class Restarts:
         if isinstance(event, AllEndedWell):
             return self._end(0, event.why)
         self._lost = event.why
-        if self._stage is _Stage.MEETING:
+        if self._stage is _Stage.MEETING and not self._was_well:
             return self._end(CODE_REFUSED if event.is_refused else 1, f"gave up: {event.why}")
         return (
             self._end(0, f"all {self.world_size} ranks ended well; {event.why}")
-            if self._stage is _Stage.ENDED_WELL
+            if self._stage in (_Stage.ENDED_WELL, _Stage.MEETING)
             else None
         )
 

@@ -103,8 +103,9 @@ class Standing:
     mine: how it arrives. follows: the attempt in which this node's agent was killed; -1 for none.
     seat: the newest it had. number: the attempt that it lives in or is to take part in, -1 when it
     has come newly; first: what that was when it came. request: what has not been answered by an
-    attempt. lived: attempt `number`, once formed. verdict: the last it heard. is_well: its ranks
-    have ended well in it. words: what is still to be said.
+    attempt. lived: attempt `number`, once formed. verdict: the newest `again` it heard; last: the
+    last word about the job. is_well: its ranks have ended well in `number`. words: what is still to
+    be said.
     """
 
     mine: Arrival
@@ -117,6 +118,7 @@ class Standing:
     request: JoinRequest | None = None
     lived: Lived | None = None
     verdict: Verdict | None = None
+    last: Verdict | None = None
     is_well: bool = False
     words: deque[Word] = field(default_factory=deque)
     secret: str | None = None
@@ -248,6 +250,8 @@ class Meeting:
             if standing.lived is None:
                 await self._take_part()
             verdict = await record.wait_for_verdict(standing.number)
+            if verdict.outcome != "again":
+                standing.last = verdict
             if standing.seat.place >= 0:
                 await record.mark(standing.number, "heard", standing.seat.place)
             if verdict.outcome != "again":

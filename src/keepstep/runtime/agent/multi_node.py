@@ -176,6 +176,9 @@ class MultiNode:
         self._wanted = None
         if self._is_closed:
             return
+        if self._standing.last is not None:  # there is nothing more to be heard
+            self._hearer.ended(self._standing.last)
+            return
         self._why_away = why
         told = f"{why}; the ranks train on, and it is looked for again"
         self._world.journal.record("meeting-lost", told, WARNING)

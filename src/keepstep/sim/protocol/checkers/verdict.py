@@ -104,8 +104,12 @@ class Verdicts(Checker):
             self.violated(f"all is over, and ranks {waiting} have not heard where to resume")
         if self._final is None and self.job.has_many_agents and self._could_be_said():
             self.violated("all is over, and no verdict says so")
-        is_excused = self._was_refused or any(
-            e in fault for e in EXCUSES for fault in self.job.faults
+        # Whoever follows an agent that was killed after the last word finds nobody who knows it.
+        is_done = self.job.plan.hosts and self._final is not None
+        is_excused = (
+            is_done
+            or self._was_refused
+            or any(e in fault for e in EXCUSES for fault in self.job.faults)
         )
         if self._gave_up and not is_excused and not self.job.was_told_to_end:
             self.violated("the job gave up")

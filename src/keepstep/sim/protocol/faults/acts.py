@@ -63,11 +63,13 @@ class Acts:
 
     def break_connections(self) -> str:
         """Of the ranks to each other: as their transports find it when nobody has said in time
-        why."""
-        why = "a connection to a peer broke, and nobody said why"
-        for program in self._job.around.programs.values():
-            if program.process.alive:
-                program.process.after(0, program.groups.lose, why)
+        why. Where nobody is expected to say it, the transport's error ends the program."""
+        why = "a connection to a peer broke"
+        for program in list(self._job.around.programs.values()):
+            if program.groups.expects_notice:
+                program.process.after(0, program.groups.lose, f"{why}, and nobody said why")
+            else:
+                program.process.end(why)
         return "the connections between the ranks break"
 
     def kill_all_ranks(self) -> str:

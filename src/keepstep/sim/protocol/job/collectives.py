@@ -152,6 +152,7 @@ class SimGroups:
         self._place_at = place_at
         self._place: MeetingPlace | None = None if is_muted else place
         self.why_lost = ""
+        self.expects_notice = False
         self._given_up: Callable[[], None] | None = None  # of a collective under way
         self._profile: CollectiveProfileWriter | None = None
         self._on_enter: Callable[[int], None] = _nobody
@@ -225,7 +226,7 @@ class SimGroups:
         self._on_enter = on_enter
 
     def expect_notice(self) -> None:
-        """See `Acts.break_connections`: of what breaks, nobody says why in time."""
+        self.expects_notice = True
 
     def rebuild(self, place: RegroupAt, then: Callable[[str | None], None]) -> None:
         self.process.touch("rebuild groups")
