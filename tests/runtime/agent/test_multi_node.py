@@ -267,6 +267,21 @@ def test_who_needs_the_others_gives_up_when_no_place_to_meet_comes_back(tmp_path
     assert second.lost == ["the KV is lost"]
 
 
+def test_a_verdict_that_nobody_heard_before_it_was_lost_is_said_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    town = Town(tmp_path, nodes=2)
+    town.form()
+    first, second = town.agents
+    town.table.waits.clear()  # the answer to who waits gets lost
+    first.say(AGAIN)
+    town.pass_s(0.001)
+    assert town.table.values["0/verdict"] and first.verdicts == second.verdicts == []
+    town.lose_kv()
+    town.pass_s(3)
+    assert first.verdicts == second.verdicts == [AGAIN]
+
+
 def test_the_last_word_was_heard_though_the_answer_to_that_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,8 +104,9 @@ class Standing:
     seat: the newest it had. number: the attempt that it lives in or is to take part in, -1 when it
     has come newly; first: what that was when it came. request: what has not been answered by an
     attempt. lived: attempt `number`, once formed. verdict: the newest `again` it heard; last: the
-    last word about the job. is_well: its ranks have ended well in `number`. words: what is still to
-    be said.
+    last word about the job; judged: the attempt that it had a word about, and what became of that,
+    which it may not have heard as the others do. is_well: its ranks have ended well in `number`.
+    words: what is still to be said.
     """
 
     mine: Arrival
@@ -118,6 +119,7 @@ class Standing:
     request: JoinRequest | None = None
     lived: Lived | None = None
     verdict: Verdict | None = None
+    judged: tuple[int, Verdict] | None = None
     last: Verdict | None = None
     is_well: bool = False
     words: deque[Word] = field(default_factory=deque)
@@ -188,7 +190,9 @@ class Meeting:
         self._spoken(None)
 
     async def say(self, attempt: int, verdict: Verdict) -> None:
-        if await self._record.say(attempt, verdict) == verdict:
+        found = await self._record.say(attempt, verdict)
+        self._standing.judged = (attempt, found)
+        if found == verdict:
             why = f"told the other nodes about attempt {attempt}: {verdict.why}"
             self._world.journal.record(KINDS[verdict.outcome], why, attempt=attempt)
 
@@ -311,6 +315,8 @@ class Meeting:
         number, lived = standing.number, standing.lived
         is_same = lived is not None and await record.restore(number, lived.seats, lived.answers)
         await self._end_before(number)
+        if standing.judged is not None and standing.judged[0] >= number:
+            await record.say(*standing.judged)
         again = Verdict("again", "the nodes had to find a new place to meet", keep=True)
         if lived is not None and not is_same:
             await self.say(number, again)
