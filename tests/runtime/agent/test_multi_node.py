@@ -15,7 +15,7 @@ from keepstep.model.attempts import Verdict
 from keepstep.model.failure import Cause, Failure
 from keepstep.model.messages.keeper_rank import Listening
 from keepstep.model.units import S_NS
-from keepstep.runtime.agent.meeting import BEGINS_NS
+from keepstep.runtime.agent.meeting import ALONE_NS, BEGINS_NS
 from keepstep.runtime.agent.multi_node import AWAY_NS, WELL_NS, MultiNode
 from keepstep.runtime.agent.rendezvous import Formed, JoinRequest
 from tests.runtime.fakes import AgentRoom, FakeKV, FakeTime, Table
@@ -343,6 +343,28 @@ def test_whoever_follows_the_killed_host_meets_the_others_in_the_next_attempt(
     assert [v.keep for v in other.verdicts[attempts - 1 :]] == [True]
     town.form(other)
     assert (successor.attempt, other.attempt) == (attempts, attempts) and successor.node == node
+
+
+def test_whoever_follows_the_host_gives_up_when_the_others_have_gone(tmp_path: Path) -> None:
+    town = Town(tmp_path, nodes=2)
+    town.form()
+    host, other = town.agents
+    host.die()
+    other.die()
+    town.table = Table()
+    successor = Agent(town, 0 + 7)
+    successor.room = host.room
+    town.agents = [successor]
+    host.room.table = town.table
+    successor.rendezvous = MultiNode(
+        host.room.world, host.room.options, host.room.launch, successor
+    )
+    successor.rendezvous.follow(0)
+    successor.join()
+    town.pass_s(ALONE_NS / S_NS - 1)
+    assert successor.lost == []
+    town.pass_s(2)
+    assert len(successor.lost) == 1 and "none of the nodes of attempt 0" in successor.lost[0]
 
 
 def test_a_newcomer_does_not_begin_the_job_anew(tmp_path: Path) -> None:

@@ -194,13 +194,15 @@ class Listen:
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Where the keeper listens, which life of it, and the newest mesh it knows (-1: none)."""
+    """Where the keeper listens, which life of it, and the newest mesh it knows (-1: none), with the
+    node's number in that (None: in none)."""
 
     KIND: ClassVar[str] = "listening"
     host: Text
     port: Port
     incarnation: Count
     mesh_version: StepNumber
+    node: Rank | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,14 +31,14 @@ from keepstep.core.recovery.rendezvous import (
     mesh_version,
     present,
 )
-from keepstep.errors import ConfigError, KeeperError, KeepstepError
+from keepstep.errors import ConfigError, KeeperError, KeepstepError, MeetingError
 from keepstep.model.attempts import Arrival, Opening, Verdict
 from keepstep.model.events import WARNING
 from keepstep.model.launch import Launch, RankAssignment
 from keepstep.model.mesh import Mesh
 from keepstep.model.messages.keeper_rank import Listening
 from keepstep.model.units import MS_NS, S_NS, human_ns
-from keepstep.ports import KV
+from keepstep.ports import KV, Timer
 from keepstep.runtime.agent.coordinator import SILENT_NS, Coordinator, Presence
 from keepstep.runtime.agent.meeting_record import CALLED_OFF, MeetingRecord
 from keepstep.runtime.agent.rendezvous import Formed, JoinRequest
@@ -52,6 +52,8 @@ FIRST_NS = 2 * S_NS
 BEGINS_NS = 60 * S_NS
 # So long a node that would leave waits for one that comes instead.
 LEAVES_NS = 5 * S_NS
+# So long the nodes of an attempt have to come to the KV of the one that follows its killed host.
+ALONE_NS = 300 * S_NS
 KINDS = {"again": "attempt-wanted", "stop": "job-stopped", "done": "job-done"}  # of journal events
 
 
@@ -156,12 +158,18 @@ class Meeting:
         self._record = MeetingRecord(kv)
         self._speaking: Task[None] | None = None
         self._coordinator: Coordinator | None = None
+        self._alone: Timer | None = None
+        if kv.hosted:
+            give_up = Meeting.give_up_if_alone
+            self._alone = world.timers.after(ALONE_NS, lambda: self.speak(give_up))
         self._living = Task(self._live(), owner.ended, owner.failed)
         self._next_word()
 
     def abandon(self) -> None:
         """There is nobody to talk to any more."""
         self._living.cancel()
+        if self._alone is not None:
+            self._alone.cancel()
         if self._coordinator is not None:
             self._coordinator.close()
         if self._speaking is not None:
@@ -203,6 +211,20 @@ class Meeting:
         if None not in marks:  # whoever comes last sees all
             why = f"the ranks of all {len(seat.places)} nodes ended well in attempt {seat.attempt}"
             await self.say(seat.attempt, Verdict("done", why))
+
+    async def give_up_if_alone(self) -> None:
+        """Whoever follows the killed host of a KV, and whom nobody joins in the new one."""
+        standing = self._standing
+        if standing.follows < 0 or standing.lived is not None:
+            return
+        seats = await self._record.seats(standing.number, self._launch.nodes)
+        if set(present(seats)) <= {standing.seat.place}:
+            self._owner.failed(
+                MeetingError(
+                    f"none of the nodes of attempt {standing.follows} has come to the new meeting "
+                    f"point within {human_ns(ALONE_NS)}: they have ended, or cannot reach it"
+                )
+            )
 
     def close(self, last: Verdict | None, within_ns: int, closed: Answer[None]) -> None:
         """The last word, within that time; then nothing is said any more."""
@@ -320,6 +342,7 @@ class Meeting:
         again = Verdict("again", "the nodes had to find a new place to meet", keep=True)
         if lived is not None and not is_same:
             await self.say(number, again)
+            await record.call_off(number, self._launch.nodes)
         elif lived is None and standing.seat.attempt == number and standing.seat.place >= 0:
             # Some nodes may have formed it, and others not.
             before = standing.before
@@ -378,7 +401,11 @@ class Meeting:
         return Presence(self._standing.seat.attempt, self._standing.seat.place, name)
 
     def _come_from(self, keeper: Listening, stays: bool) -> None:
-        newest = max(self._standing.mine.newest_version, keeper.mesh_version)
+        standing = self._standing
+        newest = max(standing.mine.newest_version, keeper.mesh_version)
+        if standing.follows >= 0 and standing.seat.attempt < 0:
+            # Where its memory is, whoever else of the attempt before has been killed.
+            standing.mine = replace(standing.mine, node=keeper.node)
         self._standing.mine = replace(
             self._standing.mine,
             host=keeper.host,

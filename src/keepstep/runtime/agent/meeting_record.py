@@ -74,11 +74,15 @@ class MeetingRecord:
         self, attempt: int, seats: Sequence[Arrival], answers: Mapping[int, str]
     ) -> bool:
         """Write down an attempt that was formed elsewhere: its seats, and what the nodes there
-        answered to their places. Whether it is the one that stands here now."""
-        found = [await self.take_seat(attempt, at, seat) for at, seat in enumerate(seats)]
-        marked = {at: await self.mark(attempt, "ready", at, text) for at, text in answers.items()}
+        answered to their places. Whether it is the one that stands here now; if not it is left as
+        it is."""
+        for at, seat in enumerate(seats):
+            if await self.take_seat(attempt, at, seat) != seat:
+                return False
+        # Before the answers: an attempt that lacks some is called off, should this agent die here.
         await self.mark(attempt, "full")
-        return found == list(seats) and marked == dict(answers)
+        marked = {at: await self.mark(attempt, "ready", at, text) for at, text in answers.items()}
+        return marked == dict(answers)
 
     async def mark(self, attempt: int, what: str, place: int = 0, text: str = YES) -> str:
         """What is marked from now on: `text`, if it was not marked before."""

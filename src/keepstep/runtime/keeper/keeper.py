@@ -330,7 +330,8 @@ class Keeper:
             except KeeperError as error:
                 return CannotListen(str(error))
         host, port = self.inbox.address
-        return Listening(host, port, self.inbox.incarnation, self.inbox.mesh_version)
+        number = None if self.node is None else self.node.mesh.node
+        return Listening(host, port, self.inbox.incarnation, self.inbox.mesh_version, number)
 
     def _mesh_told(self, box: Box, mesh: Mesh) -> None:
         self._begin_mesh(mesh)

@@ -161,6 +161,6 @@ def small(seed: int) -> RunPlan:
     )
     can_shrink = plan.min_nodes and plan.launcher == "agents" and plan.policy in FIT_FEWER
     can_be_lost = nodes > 1 and plan.launcher == "agents" and not plan.min_nodes
-    hosts = can_be_lost and Random(f"{seed}/hosts").random() < 0.25
+    hosts = can_be_lost and Random(f"{seed}/hosts").random() < 0.15
     can_do_without = can_shrink and Random(f"{seed}/replaces").random() < 0.5
     return replace(plan, replaces=not can_do_without, hosts=hosts)
