@@ -568,6 +568,6 @@ def test_nodes_that_do_not_agree_on_their_number_are_told(machines: Begin) -> No
     first.wait_for("nodes-awaited")
     job.nnodes = 3
     code, output = job.start().ended()
-    assert code == 1 and "--nnodes: expected 2, as on 127.0.0.11, found 3" in output
+    assert code == 2 and "--nnodes: expected 2, as on 127.0.0.11, found 3" in output
     job.nnodes = 2
     assert job.start().ended()[0] == first.ended()[0] == 0

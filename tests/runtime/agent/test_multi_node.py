@@ -388,6 +388,16 @@ def test_a_newcomer_does_not_begin_the_job_anew(tmp_path: Path) -> None:
     assert newcomer.node == host.node
 
 
+def test_who_has_hosted_for_long_still_says_what_it_has_to(tmp_path: Path) -> None:
+    town = Town(tmp_path, nodes=2)
+    town.form()
+    town.pass_s(2 * ALONE_NS / S_NS)
+    for agent in town.agents:
+        agent.rendezvous.ended_well(0, "well")
+    town.pass_s()
+    assert [agent.verdicts[-1].outcome for agent in town.agents] == ["done", "done"]
+
+
 def test_what_could_not_be_said_is_said_when_there_is_a_place_again(tmp_path: Path) -> None:
     town = Town(tmp_path, nodes=2)
     town.form()

@@ -156,6 +156,7 @@ class Meeting:
         self._launch = launch
         self._owner = owner
         self._record = MeetingRecord(kv)
+        self._is_speaking = False
         self._speaking: Task[None] | None = None
         self._coordinator: Coordinator | None = None
         self._alone: Timer | None = None
@@ -179,17 +180,20 @@ class Meeting:
 
     def speak(self, word: Word) -> None:
         self._standing.words.append(word)
-        if self._speaking is None:
+        if not self._is_speaking:
             self._next_word()
 
     def _next_word(self) -> None:
-        self._speaking = None
         words = self._standing.words
         if words:
-            self._speaking = Task(words[0](self), self._spoken, self._not_spoken)
+            self._is_speaking = True
+            speaking = Task(words[0](self), self._spoken, self._not_spoken)
+            if not speaking.is_over:  # else others may have been begun already
+                self._speaking = speaking
 
     def _spoken(self, _: None) -> None:
         self._standing.words.popleft()
+        self._is_speaking = False
         self._next_word()
 
     def _not_spoken(self, error: KeepstepError) -> None:

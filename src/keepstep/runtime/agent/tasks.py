@@ -82,6 +82,10 @@ class Task(Generic[T]):
         self._is_running = False
         self._go_on()
 
+    @property
+    def is_over(self) -> bool:
+        return self._is_over
+
     def cancel(self) -> None:
         """It goes no further than to what it waits for next. Nothing if it is over."""
         if self._is_over:

@@ -110,7 +110,9 @@ class Verdicts(Checker):
         waiting = sorted(program.who.rank for program in self._asking if program.process.alive)
         if waiting:
             self.violated(f"all is over, and ranks {waiting} have not heard where to resume")
-        if self._final is None and self.job.has_many_agents and self._could_be_said():
+        # Where the KV is lost with its host each node ends by itself.
+        has_kv = self.job.has_many_agents and not self.job.plan.hosts
+        if self._final is None and has_kv and self._could_be_said():
             self.violated("all is over, and no verdict says so")
         # Whoever follows an agent that was killed after the last word finds nobody who knows it.
         is_done = self.job.plan.hosts and self._final is not None
