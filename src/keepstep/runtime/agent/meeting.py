@@ -371,6 +371,8 @@ class Meeting:
                 await self._record.say(earlier, known or Verdict("again", why))
                 if present(await self._record.seats(earlier, nodes)):
                     await self._record.call_off(earlier, nodes)
+            # Somebody may have seen no verdict there, and take a seat yet.
+            await self._record.mark(earlier, "full")
 
     async def _open(self) -> None:
         options, world = self._options, self._world
