@@ -57,8 +57,7 @@ class Verdicts(Checker):
             self.violated(f"attempt {number} is said to be done, and not all ranks are")
         # What was said in a KV that is lost is said again in the next, or nobody is left there who
         # knows it: the successor of an agent that was killed after the last word.
-        known = self._final.outcome if self._final is not None else ""
-        is_forgotten = self.job.plan.hosts and verdict.outcome in ("again", known)
+        is_forgotten = self.job.plan.hosts
         if (
             self._final is not None
             and not is_forgotten
