@@ -352,7 +352,7 @@ def test_whoever_follows_the_host_gives_up_when_the_others_have_gone(tmp_path: P
     host.die()
     other.die()
     town.table = Table()
-    successor = Agent(town, 0 + 7)
+    successor = Agent(town, 7)
     successor.room = host.room
     town.agents = [successor]
     host.room.table = town.table

@@ -300,7 +300,7 @@ class Meeting:
             return newest
         standing.number, standing.before = newest
         standing.first = standing.number
-        standing.waits_ns = FIRST_NS if standing.number and self._standing.follows < 0 else 0
+        standing.waits_ns = FIRST_NS if standing.number and standing.follows < 0 else 0
         return None
 
     async def _request(self) -> JoinRequest:
@@ -343,14 +343,12 @@ class Meeting:
         await self._end_before(number)
         if standing.judged is not None and standing.judged[0] >= number:
             await record.say(*standing.judged)
-        again = Verdict("again", "the nodes had to find a new place to meet", keep=True)
-        if lived is not None and not is_same:
-            await self.say(number, again)
-            await record.call_off(number, self._launch.nodes)
-        elif lived is None and standing.seat.attempt == number and standing.seat.place >= 0:
-            # Some nodes may have formed it, and others not.
-            before = standing.before
-            await self.say(number, replace(again, keep=before.keep, vacant=before.vacant))
+        is_forming = lived is None and standing.seat.attempt == number and standing.seat.place >= 0
+        if is_forming or (lived is not None and not is_same):
+            # Some nodes may have formed it and others not, or others have begun anew here.
+            before = standing.before if is_forming else Before(keep=True)
+            why = "the nodes had to find a new place to meet"
+            await self.say(number, Verdict("again", why, keep=before.keep, vacant=before.vacant))
             await record.call_off(number, self._launch.nodes)
         newest = await self._newest(standing.first, max(0, standing.first - 1))
         if isinstance(newest, Verdict):
@@ -409,11 +407,11 @@ class Meeting:
     def _come_from(self, keeper: Listening, stays: bool) -> None:
         standing = self._standing
         newest = max(standing.mine.newest_version, keeper.mesh_version)
-        if standing.follows >= 0 and standing.seat.attempt < 0:
-            # Where its memory is, whoever else of the attempt before has been killed.
-            standing.mine = replace(standing.mine, node=keeper.node)
-        self._standing.mine = replace(
-            self._standing.mine,
+        # Whoever follows a killed agent is the node whose memory lies here.
+        is_new = standing.follows >= 0 and standing.seat.attempt < 0
+        standing.mine = replace(
+            standing.mine,
+            node=keeper.node if is_new else standing.mine.node,
             host=keeper.host,
             port=keeper.port,
             incarnation=keeper.incarnation,
