@@ -10,14 +10,17 @@ import torch
 from deepspeed.io import FastFileWriter, FastFileWriterConfig
 from deepspeed.ops.op_builder import AsyncIOBuilder
 
+from benchmarks.peers.contenders import torch_save
 from benchmarks.peers.workload import Workload
 
 BUFFER_BYTES = 64 << 20
 
 
-class Contender:
+class Contender(torch_save.Contender):
+    """Its files are torch.save's, and are read as those are."""
+
     def __init__(self, workload: Workload, room: Path) -> None:
-        self._work, self._file, self._coming = workload, room / "state.pt", room / "coming.pt"
+        super().__init__(workload, room)
         builder = AsyncIOBuilder()
         if not builder.is_compatible(verbose=False):
             raise RuntimeError("its async_io cannot be compiled here: are libaio's headers there?")
@@ -32,18 +35,3 @@ class Contender:
         torch.save(self._work.state(), writer, _use_new_zipfile_serialization=False)
         writer.close()
         os.replace(self._coming, self._file)
-
-    def wait(self) -> None:
-        pass
-
-    def restore(self) -> bool:
-        if not self._file.exists():
-            return False
-        self._work.load(torch.load(self._file))
-        return True
-
-    def skipped(self) -> int:
-        return 0
-
-    def close(self) -> None:
-        pass
