@@ -103,6 +103,7 @@ KINDS = {
     "go": "a keeper hears of `resumed`",
     "damaged": "a snapshot at rest is not what it was",
     "mended": "a damaged snapshot is whole again",
+    "not-mended": "a damaged snapshot cannot be had from other nodes' memory",
     "store-unreachable": "the store does not answer, and nobody starts before it does",
     "checkpoint-damaged": "a checkpoint in the store cannot be read",
     "persist-late": "checkpoints take longer than what lies between them",

@@ -19,7 +19,7 @@ from keepstep.model.topology import parse_policy
 from keepstep.model.wire import Part
 from keepstep.runtime.replication.encode import SnapshotSizes
 from keepstep.runtime.replication.owner import ASK_AGAIN_NS, Owner
-from tests.runtime.replication.room import BLOCK_BYTES, ReplicationRoom
+from tests.runtime.replication.room import BLOCK_BYTES, ReplicationRoom, flip
 
 NODES = 4
 OLD = Stamp(4, 1)
@@ -75,8 +75,8 @@ class Owning:
 words = st.tuples(
     st.sampled_from(["ack", "ack", "ack", "accept", "nack"]),
     st.integers(0, NODES - 1),
-    st.sampled_from([0, 0, 0, 1]),
-    st.sampled_from([TARGET, TARGET, TARGET, OLD, Stamp(5, 0)]),
+    st.sampled_from([*[0] * 9, 1]),
+    st.sampled_from([*[TARGET] * 9, OLD, Stamp(5, 0)]),
 )
 
 
@@ -97,8 +97,9 @@ def test_a_target_is_protected_exactly_when_every_holder_has_proven_it(
                     proven |= {node} & set(owning.holders)
             case "accept":
                 owning.owner.accepted(node, rank, stamp)
-                if is_about_it and not is_protected:
-                    proven.discard(node)
+                if is_about_it:
+                    proven = set() if is_protected else proven - {node}
+                    is_protected = False
             case "nack":
                 owning.owner.unavailable(node, rank, stamp, "it was lost")
                 if is_about_it:
@@ -293,16 +294,41 @@ def test_the_first_who_has_no_memory_is_named() -> None:
     assert owning.news == 1
 
 
-def test_comparing_offers_what_is_committed_again_and_believes_nothing_meanwhile() -> None:
+def test_comparing_offers_what_is_committed_again() -> None:
     owning = Owning()
     owning.protect_fully(OLD)
-    before = owning.offers(OLD)
+    before, news = owning.offers(OLD), owning.news
     owning.owner.compare()
     assert sorted(owning.offers(OLD)) == sorted([*before, *owning.holders])
-    assert OLD not in owning.owner.protected[0]
     for node in owning.holders:
         owning.owner.acked(node, 0, OLD)
+    assert owning.owner.protected[0].count(OLD) == 1
+    assert owning.news == news  # nothing has changed
+
+
+def test_while_it_is_compared_it_counts_until_a_holder_takes_it_anew() -> None:
+    owning = Owning()
+    owning.protect_fully(OLD)
+    owning.owner.compare()
+    owning.owner.acked(owning.holders[0], 0, OLD)
     assert OLD in owning.owner.protected[0]
+    owning.owner.accepted(owning.holders[1], 0, OLD)
+    assert OLD not in owning.owner.protected[0]
+    owning.owner.acked(owning.holders[1], 0, OLD)
+    assert OLD in owning.owner.protected[0]
+
+
+@pytest.mark.parametrize("when", ["before it is offered", "while it is"])
+def test_what_is_damaged_while_it_is_compared_can_still_be_had_from_its_holders(when: str) -> None:
+    owning = Owning()
+    owning.protect_fully(OLD)
+    if when == "while it is":
+        owning.owner.compare()
+    flip(owning.room.memory, owning.slots[OLD].path, 40)
+    if when != "while it is":
+        owning.owner.compare()
+    owning.owner.tick()
+    assert owning.owner.source_of(0, OLD) == RestoreSource(0, copies=owning.holders)
 
 
 def test_what_is_protected_can_be_had_from_its_holders() -> None:

@@ -93,6 +93,8 @@ class Scrubber:
                 told = f"slot {index} of rank {rank} is whole again, from other nodes' memory"
                 journal.record("mended", told, rank=rank, slot=index)
             else:
+                told = f"slot {index} of rank {rank} cannot be mended: {failed}"
+                journal.record("not-mended", told, rank=rank, slot=index)
                 self._host.tell(rank, SlotDamaged(index, slot.why))
 
         state, status = self._host.mesh_state, self._host.status(rank)

@@ -170,10 +170,11 @@ class Owner:
                 self._prove(outgoing)
 
     def accepted(self, node: int, rank: int, stamp: Stamp) -> None:
-        """The holder is ready."""
+        """The holder is ready: it has nothing of it, or what it had is not what lies here."""
         found = self._find(node, rank, stamp)
         if found is not None:
             found.outgoing.accepted(found.delivery)
+        self._is_lacking(rank, stamp)
 
     def wanted(self, node: int, rank: int, stamp: Stamp, ranges: tuple[BlockRange, ...]) -> bool:
         """A holder asks for what it lacks; False when nothing of that is on its way to it."""
@@ -198,11 +199,18 @@ class Owner:
             self._done(rank, stamp)
 
     def _done(self, rank: int, stamp: Stamp) -> None:
-        self.protected[rank] = (*self.protected.get(rank, ()), stamp)[-KEPT_STAMPS:]
-        self._on_protected()
+        known = self.protected.get(rank, ())
+        if stamp not in known:
+            self.protected[rank] = (*known, stamp)[-KEPT_STAMPS:]
+            self._on_protected()
 
-    def _forget(self, rank: int, stamp: Stamp) -> None:
-        self.protected[rank] = tuple(s for s in self.protected[rank] if s != stamp)
+    def _is_lacking(self, rank: int, stamp: Stamp) -> None:
+        """A holder of it has not got it whole."""
+        known = self.protected.get(rank, ())
+        if stamp in known:
+            self.protected[rank] = tuple(s for s in known if s != stamp)
+            if rank in self._assignments and rank not in self._outgoing:
+                self._start(self._assignments[rank], stamp)
 
     def unavailable(self, node: int, rank: int, stamp: Stamp, why: str) -> None:
         """A holder has not got it whole, or has it no more."""
@@ -211,10 +219,7 @@ class Owner:
         found = self._find(node, rank, stamp)
         if found is not None:
             found.outgoing.refused(found.delivery)
-        elif stamp in self.protected.get(rank, ()) and rank in self._assignments:
-            self._forget(rank, stamp)
-            if rank not in self._outgoing:
-                self._start(self._assignments[rank], stamp)
+        self._is_lacking(rank, stamp)
 
     def declined(self, node: int, rank: int, why: str) -> None:
         """A holder has no memory for it."""
@@ -224,14 +229,14 @@ class Owner:
 
     def compare(self) -> None:
         """Offer the committed generation again: a holder whose copy is not what lies here takes it
-        anew, the others just say so."""
+        anew, the others just say so. Until one does, what they have proven counts: should it be
+        damaged here meanwhile, they can give it back."""
         stamp = self._floor
         if stamp is None:
             return
         for rank, assignment in self._assignments.items():
             is_ours = rank in self._ranks and rank not in self._outgoing
             if is_ours and assignment.holders and stamp in self.protected.get(rank, ()):
-                self._forget(rank, stamp)
                 self._start(assignment, stamp)
 
     def source_of(self, rank: int, stamp: Stamp) -> RestoreSource | None:
