@@ -331,6 +331,22 @@ def test_what_is_damaged_while_it_is_compared_can_still_be_had_from_its_holders(
     assert owning.owner.source_of(0, OLD) == RestoreSource(0, copies=owning.holders)
 
 
+@pytest.mark.parametrize("policy", ["copies:3", "parity:4"])
+def test_what_is_compared_does_not_hold_up_the_target(policy: str) -> None:
+    """A stripe group that has gone on to the target never asks for the older one."""
+    owning = Owning(policy)
+    owning.protect_fully(OLD)
+    owning.slots[TARGET].lock(exclusive=True)  # its rank is looking at it this moment
+    owning.owner.protect(TARGET, OLD)
+    owning.owner.compare()
+    owning.slots[TARGET].unlock()
+    owning.owner.tick()
+    assert sorted(owning.offers()) == sorted(owning.holders)
+    for node in owning.holders:
+        owning.owner.acked(node, 0, TARGET)
+    assert owning.is_protected and OLD in owning.owner.protected[0]
+
+
 def test_what_is_protected_can_be_had_from_its_holders() -> None:
     copies = Owning()
     assert copies.owner.source_of(0, TARGET) is None

@@ -94,8 +94,9 @@ class Owner:
         if target is None:
             return
         for rank in self._ranks:
-            is_begun = rank in self._outgoing or target in self.protected.get(rank, ())
-            if rank in self._assignments and not is_begun:
+            outgoing = self._outgoing.get(rank)
+            is_begun = outgoing is not None and outgoing.stamp == target
+            if rank in self._assignments and not (is_begun or self._is_protected(rank, target)):
                 self._start(self._assignments[rank], target)
 
     def _start(self, assignment: Assignment, stamp: Stamp) -> None:
@@ -127,6 +128,9 @@ class Owner:
         for other in assignment.stripe_group:
             if other != rank and (other, stamp) in self._sizes:
                 outgoing.knows_size(other, self._sizes[(other, stamp)])
+        # What is only compared gives way to the target: its group may have gone on to that, and
+        # would never ask for the older one.
+        self._release(rank)
         self._outgoing[rank] = outgoing
         for delivery in outgoing.deliveries.values():
             outgoing.offer(delivery, self._floor)
@@ -199,16 +203,17 @@ class Owner:
             self._done(rank, stamp)
 
     def _done(self, rank: int, stamp: Stamp) -> None:
-        known = self.protected.get(rank, ())
-        if stamp not in known:
-            self.protected[rank] = (*known, stamp)[-KEPT_STAMPS:]
+        if not self._is_protected(rank, stamp):
+            self.protected[rank] = (*self.protected.get(rank, ()), stamp)[-KEPT_STAMPS:]
             self._on_protected()
+
+    def _is_protected(self, rank: int, stamp: Stamp) -> bool:
+        return stamp in self.protected.get(rank, ())
 
     def _is_lacking(self, rank: int, stamp: Stamp) -> None:
         """A holder of it has not got it whole."""
-        known = self.protected.get(rank, ())
-        if stamp in known:
-            self.protected[rank] = tuple(s for s in known if s != stamp)
+        if self._is_protected(rank, stamp):
+            self.protected[rank] = tuple(s for s in self.protected[rank] if s != stamp)
             if rank in self._assignments and rank not in self._outgoing:
                 self._start(self._assignments[rank], stamp)
 
@@ -235,8 +240,8 @@ class Owner:
         if stamp is None:
             return
         for rank, assignment in self._assignments.items():
-            is_ours = rank in self._ranks and rank not in self._outgoing
-            if is_ours and assignment.holders and stamp in self.protected.get(rank, ()):
+            is_idle = rank in self._ranks and rank not in self._outgoing
+            if is_idle and assignment.holders and self._is_protected(rank, stamp):
                 self._start(assignment, stamp)
 
     def source_of(self, rank: int, stamp: Stamp) -> RestoreSource | None:
@@ -245,7 +250,7 @@ class Owner:
         assignment = self._assignments.get(rank)
         if assignment is None or not assignment.holders:
             return None
-        if stamp not in self.protected.get(rank, ()):
+        if not self._is_protected(rank, stamp):
             return None
         group = assignment.stripe_group
         if not group:
