@@ -367,6 +367,7 @@ class RankRoom:
         self.groups = FakeGroups()
         self.trainer = FakeExecutor()
         self.background = FakeExecutor()
+        self.aside = FakeExecutor()
         self.who = RankIdentity("j", 1000, rank, ranks, ranks // nodes)
         self.options = RankOptions(
             job_dir=home / "keepstep-j",
@@ -392,6 +393,7 @@ class RankRoom:
             groups=self.groups,
             trainer=self.trainer,
             background=self.background,
+            aside=self.aside,
             available_bytes=lambda: 8 * GIB,
             pid=77,
             has_agent=has_agent,
@@ -400,7 +402,7 @@ class RankRoom:
     def settle(self) -> None:
         """Everything that can happen without time passing does."""
         self.time.pass_ns()
-        while self.trainer.run() or self.background.run():
+        while self.trainer.run() or self.background.run() or self.aside.run():
             self.time.pass_ns()
 
 

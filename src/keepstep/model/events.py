@@ -64,6 +64,8 @@ KINDS = {
     "loaded": "a rank has loaded and proven what was offered",
     "restored": "a rank trains on from that state",
     "slots-made": "a rank has the memory for its snapshots",
+    "slot-added": "captures found no slot free, and a rank has one more",
+    "slot-refused": "one more slot cannot be made",
     "caveat": "what the program does that keepstep cannot protect",
     "protected": "a training is protected: what of it, and how to start it over",
     "goes-on": "where a training begins, or goes on",

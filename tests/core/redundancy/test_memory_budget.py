@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.core.redundancy.memory_budget import CHEAP_RATIO, HEADROOM_RATIO, held_slots, plan
+from keepstep.core.redundancy.memory_budget import (
+    CHEAP_RATIO,
+    HEADROOM_RATIO,
+    SMALL_BLOCKS,
+    held_slots,
+    plan,
+)
 from keepstep.errors import MemoryBudgetError
 from keepstep.model.topology import Auto, Copies, NoRedundancy, Parity, ReedSolomon
 from keepstep.model.units import GIB, MIB
@@ -34,18 +40,39 @@ def test_what_is_planned_fits_and_is_at_least_two(
         assert (wanted or 2) * ranks * slot_bytes > int(usable)
     else:
         assert made.total_bytes == made.slots * ranks * slot_bytes <= usable
-        assert made.slots == wanted if wanted else made.slots >= 2
+        assert made.slots == made.most == wanted if wanted else 2 <= made.slots <= made.most
+        assert made.most * ranks * slot_bytes <= usable
 
 
-def test_a_third_slot_is_taken_when_cheap() -> None:
-    each = int(CHEAP_RATIO * GIB / 4)
-    assert plan(each, 1, GIB, GIB, 0, False, "/dev/shm").slots == 3
-    assert plan(3 * each, 1, GIB, GIB, 0, False, "/dev/shm").slots == 2
+def most(slot_bytes: int, has_store: bool = False, many_nodes: bool = False) -> tuple[int, int]:
+    """(slots to begin with, and at most) of one rank where 1 GiB is free."""
+    found = plan(slot_bytes, 1, GIB, GIB, 0, has_store, "/dev/shm", many_nodes=many_nodes)
+    return found.slots, found.most
+
+
+def test_two_to_begin_with_and_a_third_where_it_is_cheap() -> None:
+    each = int(CHEAP_RATIO * GIB / 4.5)
+    assert most(each) == (2, 3)
+    assert most(each, many_nodes=True) == (2, 4)
+    assert most(3 * each) == (2, 2)
+
+
+def test_all_at_once_where_they_are_small() -> None:
+    block = 4 * MIB
+    assert most(SMALL_BLOCKS * block // 3) == (3, 3)
+    assert most(SMALL_BLOCKS * block // 3 + 1) == (2, 3)
 
 
 def test_a_store_asks_for_one_more_and_does_without_when_memory_is_short() -> None:
-    assert plan(100 * MIB, 1, GIB, GIB, 0, True, "/dev/shm").slots == 3
-    assert plan(400 * MIB, 1, GIB, GIB, 0, True, "/dev/shm").slots == 2
+    assert most(100 * MIB, has_store=True) == (2, 3)
+    assert most(400 * MIB, has_store=True) == (2, 2)
+
+
+def test_how_many_there_may_be_is_said() -> None:
+    assert (
+        "up to 3 when captures find none free"
+        in plan(100 * MIB, 1, 4 * GIB, 4 * GIB, 0, False, "/dev/shm").why
+    )
 
 
 def test_what_was_asked_for_is_not_lowered() -> None:

@@ -81,7 +81,8 @@ def test_empty_slots_come_first_then_the_oldest() -> None:
 def test_a_hopeless_newer_step_makes_room() -> None:
     assert choose(7, [sealed(5), sealed(6)], Stamp(5, 1), nothing) == Skip(
         "step 5 is the newest step every rank holds, and the other 1 slots wait for peers or "
-        "a reader (0 pinned)"
+        "a reader (0 pinned)",
+        is_full=True,
     )
     decision = choose(7, [sealed(5), sealed(6)], Stamp(5, 1), Stamp(6, 1).__eq__)
     assert decision == Take(1, "slot 1: step 6 will never be held by every rank")

@@ -3,6 +3,7 @@ nothing else, and a failure costs a snapshot and nothing more."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +11,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from keepstep.core.redundancy.memory_budget import SMALL_BLOCKS
+from keepstep.core.resume.slot_growth import FULL_STEPS
 from keepstep.edge.os.threads import run_acts
 from keepstep.edge.shm.memory import MEMORY
 from keepstep.edge.shm.slot import Slot, slot_path, slot_paths
 from keepstep.edge.shm.status_page import StatusPage
-from keepstep.errors import IdentityError
+from keepstep.errors import IdentityError, MemoryBudgetError
 from keepstep.model.snapshot import Phase, RankStatus, SlotState, Stamp
 from keepstep.model.units import PAGE_BYTES
 from keepstep.model.wire import Part
 from keepstep.runtime.rank.capture import GROW_INLINE_BYTES, Capture, Holdings
-from keepstep.runtime.rank.commit_view import PagesOfOneNode
+from keepstep.runtime.rank.commit_view import CommitLook, CommitView, PagesOfOneNode
 from tests.runtime.fakes import RankRoom
 
 
 class Trainee:
     """A rank that trains alone: its state after a step is a function of the step."""
 
-    def __init__(self, home: Path, room: RankRoom | None = None) -> None:
+    def __init__(
+        self, home: Path, room: RankRoom | None = None, view: CommitView | None = None
+    ) -> None:
         self.room = RankRoom(home) if room is None else room
         page = StatusPage.own(MEMORY, self.room.options.job_dir, 0)
         assert page is not None
@@ -38,7 +43,7 @@ class Trainee:
             self.room.options,
             self.room.who,
             self.page,
-            PagesOfOneNode(MEMORY, self.room.options.job_dir, self.room.who.world_size),
+            view or PagesOfOneNode(MEMORY, self.room.options.job_dir, self.room.who.world_size),
             lambda phase, step: self.announced.append((phase, step)),
             self._changed,
         )
@@ -249,6 +254,68 @@ def test_a_state_that_grows_gets_larger_slots(trainee: Trainee, size: int) -> No
         trainee.capture.boundary(Stamp(1, 1), None)
         trainee.room.settle()
     assert trainee.capture.counts[0] == 1
+
+
+class Behind:
+    """See `CommitView`: another rank holds nothing newer than step 0."""
+
+    def look(self, epoch: int) -> CommitLook:
+        return CommitLook(Stamp(0, 1), lambda stamp: False, 1)
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+@pytest.mark.parametrize("slots", [0, 2])
+def test_a_rank_whose_captures_find_no_slot_free_gets_more_where_that_is_left_to_us(
+    tmp_path: Path, slots: int
+) -> None:
+    room = RankRoom(tmp_path)
+    room.options = replace(room.options, slots=slots)
+    room.live.state = bytes(SMALL_BLOCKS * MEMORY.block_bytes)  # too large to have them at once
+    trainee = Trainee(tmp_path, room, Behind()).prepare()
+    assert len(trainee.told.slots) == 2
+    for step in range(2 + FULL_STEPS):
+        trainee.step(step)
+    assert sealed(trainee.told) == {Stamp(0, 1), Stamp(1, 1)}
+    trainee.step(9)
+    if slots:
+        assert len(trainee.told.slots) == 2 and trainee.capture.counts == (2, 4, 0)
+    else:
+        assert sealed(trainee.told) == {Stamp(0, 1), Stamp(1, 1), Stamp(9, 1)}
+        assert "slot-added" in room.journal.kinds
+    trainee.close()
+
+
+def test_what_the_budget_has_no_room_for_is_not_made(tmp_path: Path) -> None:
+    room = RankRoom(tmp_path)
+    room.options = replace(room.options, slots=0)
+    room.live.state = bytes(SMALL_BLOCKS * MEMORY.block_bytes)
+    trainee = Trainee(tmp_path, room, Behind()).prepare()
+    room.world = replace(room.world, available_bytes=lambda: 0)
+    trainee.capture._world = room.world
+    for step in range(20):
+        trainee.step(step)
+    assert len(trainee.told.slots) == 2 and room.journal.kinds == ["skipped"]
+    trainee.close()
+
+
+def test_one_more_slot_that_cannot_be_made_costs_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> Slot:
+        raise MemoryBudgetError("no space is left")
+
+    room = RankRoom(tmp_path)
+    room.options = replace(room.options, slots=0)
+    room.live.state = bytes(SMALL_BLOCKS * MEMORY.block_bytes)
+    trainee = Trainee(tmp_path, room, Behind()).prepare()
+    monkeypatch.setattr(Slot, "create", full)
+    for step in range(2 + FULL_STEPS):
+        trainee.step(step)
+    assert "slot-refused" in room.journal.kinds
+    assert sealed(trainee.told) == {Stamp(0, 1), Stamp(1, 1)}
+    trainee.close()
 
 
 def test_forgetting_what_is_newer(trainee: Trainee) -> None:

@@ -1,14 +1,15 @@
-"""Budget: how many slots, and whether they fit.
+"""Budget: how many slots to begin with, how many there may be, and whether they fit.
 
-Comes in: bytes of a slot, ranks on this machine, free bytes. Goes out: a count with its reason, or
-an error with the numbers and the fix.
+Comes in: bytes of a slot, ranks on this machine, free bytes. Goes out: two counts with their
+reason, or an error with the numbers and the fix.
 
-Two slots keep one snapshot whole while the next is written. A third keeps capture going while
-slower ranks still seal (facts: with commits that lag by L steps, L + 2 slots are needed); it is
-taken when cheap. With many nodes so is a fourth: while one generation is on its way to other nodes,
-another stays whole and the next is written. One more rests pinned under the persister's reading
-when there is a store. What is held for other nodes (two generations of copies or parity) is counted
-too, before the first of it arrives.
+Two slots keep one snapshot whole while the next is written, and where a capture, its copies and its
+commit fit into a step no more are needed. Commits that lag by L steps need L + 2: a third slot
+keeps capture going while slower ranks still seal, with many nodes a fourth while one generation is
+on its way to other nodes, and one more rests pinned under the persister's reading when there is a
+store. Those are made when captures have found none free (`core/resume/slot_growth.py`), or at once
+where all of them are small. What is held for other nodes (two generations of copies or parity) is
+counted too, before the first of it arrives.
 """
 
 from __future__ import annotations
@@ -20,14 +21,19 @@ from keepstep.errors import MemoryBudgetError
 from keepstep.model.topology import Copies, Parity, Policy, ReedSolomon
 from keepstep.model.units import MIB, counted, human_bytes
 
-# a third slot is cheap when all slots take less than this part of the free memory
+LEAST_SLOTS = 2
+SMALL_BLOCKS = 16  # all slots of a node together: making them takes no time, nor room
+# slots for slower ranks are cheap when all slots take less than this part of the free memory
 CHEAP_RATIO = 0.10
 HEADROOM_RATIO = 0.05  # left free whatever happens
 
 
 @dataclass(frozen=True, slots=True)
 class SlotPlan:
+    """`slots`: to begin with, which take `total_bytes`; `most`: there may be so many."""
+
     slots: int
+    most: int
     total_bytes: int
     why: str
 
@@ -56,11 +62,12 @@ def plan(
     held: float = 0.0,
     many_nodes: bool = False,
     there_bytes: int = 0,
+    block_bytes: int = 4 * MIB,
 ) -> SlotPlan:
     """`free_bytes`: free in the arena's filesystem; `available_bytes`: memory the kernel can give;
     `wanted`: 0 chooses; `held`: what is held for other nodes, in slots a rank; `many_nodes`:
     whether snapshots go to other nodes; `there_bytes`: what this job has there already, which is in
-    the plan and not in what is free.
+    the plan and not in what is free; `block_bytes`: `Memory.block_bytes`.
 
     Raises MemoryBudgetError.
     """
@@ -70,13 +77,16 @@ def plan(
         + there_bytes
         - held * local_ranks * slot_bytes
     )
-    least = 2 + has_store
-    more = least + (2 if many_nodes else 1)
-    count = wanted or (more if more * local_ranks * slot_bytes <= usable * CHEAP_RATIO else least)
-    if not wanted and count * local_ranks * slot_bytes > usable:
+    all_bytes = local_ranks * slot_bytes  # one slot of every rank
+    most = wanted or LEAST_SLOTS + has_store + (2 if many_nodes else 1)
+    if not wanted and most * all_bytes > usable * CHEAP_RATIO:
+        most = LEAST_SLOTS + has_store
+    if not wanted and most * all_bytes > usable:
         # without the persister's own slot a capture is skipped now and then while it reads
-        count = 2
-    total = count * local_ranks * slot_bytes
+        most = LEAST_SLOTS
+    is_small = most * all_bytes <= SMALL_BLOCKS * block_bytes
+    count = most if wanted or is_small else LEAST_SLOTS
+    total = count * all_bytes
     held_bytes = math.ceil(held * local_ranks * slot_bytes)
     enough_mib = math.ceil((total + held_bytes) / free_ratio / MIB) + 64
     sentence = (
@@ -102,4 +112,5 @@ def plan(
             "set arena_dir to another tmpfs, or protect fewer bytes"
         )
     room = human_bytes(free_bytes + there_bytes)
-    return SlotPlan(count, total, f"{sentence} of {room} free in {arena_dir}")
+    more = f", up to {most} when captures find none free" if most > count else ""
+    return SlotPlan(count, most, total, f"{sentence} of {room} free in {arena_dir}{more}")

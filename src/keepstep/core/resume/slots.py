@@ -25,7 +25,10 @@ class Take(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Skip:
+    """`is_full`: with one slot more it would have been captured."""
+
     why: str
+    is_full: bool = False
 
 
 def choose(
@@ -60,5 +63,6 @@ def choose(
         )
     return Skip(
         f"{horizon} is the newest step every rank holds, and the other {len(slots) - 1} "
-        f"slots wait for peers or a reader ({pinned} pinned)"
+        f"slots wait for peers or a reader ({pinned} pinned)",
+        is_full=True,
     )

@@ -22,6 +22,7 @@ from typing import NamedTuple, TypeVar
 
 from keepstep.core.redundancy import memory_budget
 from keepstep.core.resume.cadence import Cadence, is_due
+from keepstep.core.resume.slot_growth import SlotGrowth
 from keepstep.core.resume.slots import Skip, Take, choose
 from keepstep.edge.shm.slot import Slot, check_identity, slot_bytes, slot_path, slot_paths
 from keepstep.edge.shm.status_page import StatusPage
@@ -124,6 +125,8 @@ class Capture:
         self._manifest: _Manifest | None = None
         self._under_way: _UnderWay | None = None
         self._cadence = Cadence()
+        self._growth = SlotGrowth()
+        self._is_adding = False  # one more slot is being made
         self._captured_steps = 0
         self._skipped_steps = 0
         self._is_closed = False
@@ -210,7 +213,7 @@ class Capture:
         coming_bytes, manifest_bytes, remark = self._world.live.coming_bytes()
         payload = coming_bytes + OBJECTS_SLACK_BYTES
         manifest = manifest_bytes + manifest_bytes // 2 + 4 * KIB
-        plan = self._plan(slot_bytes(payload, manifest, self._world.memory.block_bytes))
+        plan = self._plan(payload, manifest)
         for index in range(plan.slots):
             yield
             is_there = index < len(self._slots)
@@ -223,14 +226,14 @@ class Capture:
         self._page.publish(slots=tuple(self._views))
         return plan.why + remark
 
-    def _plan(self, each_bytes: int) -> memory_budget.SlotPlan:
+    def _plan(self, payload: int, manifest: int) -> memory_budget.SlotPlan:
         who, options = self._who, self._options
         memory = self._world.memory
         paths = [slot_path(options.job_dir, who.rank, i) for i in range(len(self._slots))]
         own = sum(memory.size(path) for path in paths) * who.local_world_size
         policy = parse_policy(options.redundancy)
         return memory_budget.plan(
-            each_bytes,
+            slot_bytes(payload, manifest, memory.block_bytes),
             who.local_world_size,
             memory.free_bytes(options.arena_dir),
             self._world.available_bytes(),
@@ -240,6 +243,7 @@ class Capture:
             held=memory_budget.held_slots(policy) if who.has_many_nodes else 0.0,
             many_nodes=who.has_many_nodes,
             there_bytes=own + self._held_bytes(),
+            block_bytes=memory.block_bytes,
         )
 
     def _held_bytes(self) -> int:
@@ -266,6 +270,43 @@ class Capture:
             self._slots.append(fresh)
             self._views.append(EMPTY_VIEW)
 
+    def _add_slot(self) -> None:
+        """One more, beside training and captures: touching fresh memory takes long."""
+        if self._is_adding:
+            return
+        self._is_adding = True
+        index, like = len(self._slots), self._slots[0]
+        acts = self._make_slot(index, like.capacity, like.manifest_capacity)
+        self._world.aside.act(_guarded(acts), lambda made: self._added(index, made))
+
+    def _make_slot(self, index: int, payload: int, manifest: int) -> Acts[Slot | None]:
+        """None where the budget has no room for it."""
+        yield
+        if self._plan(payload, manifest).most <= index:
+            return None
+        path = slot_path(self._options.job_dir, self._who.rank, index)
+        fresh = Slot.create(self._world.memory, path, payload, manifest)
+        yield
+        self._world.live.pin(fresh)
+        return fresh
+
+    def _added(self, index: int, made: Slot | _Failed | None) -> None:
+        self._is_adding = False
+        journal, rank = self._world.journal, self._who.rank
+        if isinstance(made, _Failed):
+            why = (
+                f"slot {index} of rank {rank} cannot be made, captures go on without it: {made.why}"
+            )
+            journal.record("slot-refused", why, WARNING, rank=rank, slot=index)
+        elif made is not None and (self._is_closed or index != len(self._slots)):
+            made.close()  # it has been found there meanwhile, among the rank's own
+        elif made is not None:
+            why = f"slot {index} of rank {rank} is there: captures found none free"
+            journal.record("slot-added", why, rank=rank, slot=index, nbytes=made.capacity)
+            self._slots.append(made)
+            self._views.append(EMPTY_VIEW)
+            self._page.publish(slots=tuple(self._views))
+
     # -- a step boundary
 
     def boundary(self, stamp: Stamp, loss: object, step_ns: int = 0, is_last: bool = False) -> None:
@@ -284,6 +325,8 @@ class Capture:
         decision = self._take(stamp.step, seen)
         if isinstance(decision, Skip):
             self._skip(stamp.step, decision.why, **told)
+            if decision.is_full and self._growth.found_none_free(stamp.step):
+                self._add_slot()
             return
         index = decision.slot
         self._cadence.begins(stamp.step)

@@ -535,6 +535,7 @@ def _world(
         groups=TorchGroups(membership, driver.trainer, objects, place is not None),
         trainer=driver.trainer,
         background=driver.background,
+        aside=driver.aside,
         available_bytes=available_bytes,
         pid=os.getpid(),
         has_agent="KEEPSTEP_AGENT" in os.environ,

@@ -1,10 +1,10 @@
 """World: everything a rank touches, in one value. `runtime/rank/session.py` makes the real one,
 `sim/` one of virtual time.
 
-A `Rank` is called by one thread at a time, by whoever drives it (`runtime/rank/driver.py`). Two
+A `Rank` is called by one thread at a time, by whoever drives it (`runtime/rank/driver.py`). Three
 executors run its work outside of these calls: `trainer` on the trainer's own thread, whenever the
 program is inside keepstep; `background` beside it, one piece after the other in the order in which
-they were submitted.
+they were submitted; `aside` likewise, for what takes long and no snapshot waits for.
 """
 
 from __future__ import annotations
@@ -100,6 +100,7 @@ class RankWorld:
     groups: Groups
     trainer: Executor
     background: Executor
+    aside: Executor
     available_bytes: Callable[[], int]
     pid: int
     has_agent: bool

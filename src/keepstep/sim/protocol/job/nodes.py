@@ -175,6 +175,7 @@ class SimNode:
             groups=groups,
             trainer=trainer,
             background=SerialExecutor(process, act_ns, is_split, tempo.background_act_ns),
+            aside=SerialExecutor(process, act_ns, is_split, tempo.background_act_ns),
             available_bytes=lambda: memory.free_bytes(self.job_dir),
             pid=process.pid,
             has_agent="KEEPSTEP_AGENT" in environ,
