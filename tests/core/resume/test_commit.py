@@ -29,6 +29,7 @@ from keepstep.core.resume.commit import Commit, RankFacts, first_horizon, newer
 from keepstep.core.resume.cut import Holding
 from keepstep.core.resume.slots import Skip, Take, choose
 from keepstep.model.horizon import Horizon
+from keepstep.model.mesh import LEADER
 from keepstep.model.snapshot import SlotState, SlotView, Stamp
 from keepstep.model.topology import Copies, NoRedundancy, Parity, ReedSolomon, Scheme
 from tests.core.protocol_model import (
@@ -38,6 +39,7 @@ from tests.core.protocol_model import (
     Move,
     Offer,
     Protocol,
+    Report,
     Stuck,
     Unsafe,
     World,
@@ -395,6 +397,15 @@ class AcksOutliveTheirEpoch(Protocol):
         return super().recover(world, lost)._replace(acked=world.acked)
 
 
+class LeaderHearsItselfLast(Protocol):
+    """The leader's own page tells a word no sooner than others do."""
+
+    def _reported_to_leader(self, world: World, report: Report) -> World:
+        page = world.words[LEADER]
+        world = super()._reported_to_leader(world, report)
+        return world._replace(words=put(world.words, LEADER, page))
+
+
 TWO: dict[str, Any] = {"policy": Copies(2), "nodes": 2, "prompt": True}
 
 
@@ -572,6 +583,25 @@ def test_the_leader_restarts_when_only_one_node_has_heard_of_a_commit() -> None:
     while any(story.world.wires):
         story.go(("deliver", next(i for i, wire in enumerate(story.world.wires) if wire)))
     assert story.world.led.committed == Stamp(1, 1)
+
+
+@pytest.mark.parametrize("protocol_type", [Protocol, LeaderHearsItselfLast])
+def test_all_die_as_the_leader_says_that_a_step_is_committed(
+    protocol_type: type[Protocol],
+) -> None:
+    """Nobody else has heard of step 1, and all resume from step 2, which has no copies. Only the
+    leader's page keeps step 1 until step 2 is committed."""
+    story = Story(protocol_type(Copies(2), 2, own_slots=3))
+    story.step()
+    story.step(but=lambda move: move[0] == "say" and story.world.led.committed == Stamp(1, 1))
+    story.go(("boundary", 0), ("boundary", 1), ("seal", 0), ("seal", 1), ("recover", ()))
+    assert story.world.promised == Stamp(1, 1) and set(story.world.decided) == {2}
+    if protocol_type is Protocol:
+        story.step()
+        assert story.world.led.committed == Stamp(2, 1)
+    else:
+        with pytest.raises(Unsafe):
+            story.step()
 
 
 def test_both_keepers_restart_and_the_pages_remember() -> None:

@@ -30,7 +30,13 @@ class Leading:
         self.room = ReplicationRoom(nodes=nodes)
         self.room.join()
         asked: Policy = Auto() if policy == "auto" else parse_policy(policy)
-        self.leader = Leader(self.room.links, asked, self.room.journal)
+        self.followed: list[HorizonWord] = []  # by this node
+        self.said_before: list[int] = []  # to node 1, when each of those was followed
+        self.leader = Leader(self.room.links, asked, self.room.journal, self.follow)
+
+    def follow(self, word: HorizonWord) -> None:
+        self.said_before.append(len(self.room.said(HorizonWord, 1)))
+        self.followed.append(word)
 
     def report(
         self,
@@ -61,7 +67,7 @@ class Leading:
         """All that this node was told."""
         self.room.settle()
         if node == 0:
-            return [word for word in self.room.to_self if isinstance(word, HorizonWord)]
+            return self.followed
         return self.room.said(HorizonWord, node)
 
 
@@ -119,6 +125,18 @@ def test_committed_is_what_all_have_proven_at_one_moment(
     assert {w.committed for w in words} - {None} <= proven
     if words:
         assert words[-1].committed == max(proven, default=None)
+
+
+@given(st.lists(st.tuples(st.integers(0, NODES - 1), st.frozensets(stamps)), max_size=12))
+def test_this_node_follows_every_word_before_another_one_is_told(
+    reports: list[tuple[int, frozenset[Stamp]]],
+) -> None:
+    leading = Leading()
+    leading.leader.resumed(EPOCH)
+    for node, protected in reports:
+        leading.report(node, protected=protected)
+    assert leading.followed == leading.words(1)
+    assert leading.said_before == list(range(len(leading.followed)))
 
 
 def test_what_a_leader_before_has_announced_is_taken_up() -> None:

@@ -24,6 +24,7 @@ from keepstep.model.messages.peers import (
     FetchRanges,
     HorizonWord,
     InventoryReport,
+    MeshMessage,
     NodeRange,
     NodeReport,
     RankGone,
@@ -110,6 +111,15 @@ class State:
     def offered_copy(self, rank: int) -> CopyOffer:
         """Of that node's rank, which has as much as ours."""
         return an_offer(self.slot, rank=rank, stamp=STAMP)
+
+
+class Killed(Exception):
+    """The keeper ends in the middle of what it does."""
+
+
+def killed(node: int, message: MeshMessage) -> bool:
+    """At whatever it sends next."""
+    raise Killed
 
 
 maybe = st.none() | st.builds(Stamp, st.integers(0, 6), st.just(EPOCH))
@@ -347,6 +357,19 @@ def test_a_new_epoch_inherits_what_was_committed_if_all_ranks_have_it() -> None:
         state.open()
         state.state.resumed(2, Stamp(6, 1))
         assert state.state.horizon == Horizon(2, inherited=expected)
+
+
+def test_who_dies_as_it_says_what_is_committed_has_told_its_own_page() -> None:
+    state = State(0, 2, redundancy="none").train()
+    row = RanksReport((1,), (STAMP,), None, STAMP.step, (STAMP,))
+    state.state.receive(1, NodeReport(VERSION, EPOCH, None, None, None, 1, 1, "", (row,)))
+    state.room.settle()
+    (own,) = (word for word in state.room.to_self if isinstance(word, NodeReport))
+    state.state.receive(0, own)
+    state.room.net.send = killed
+    with pytest.raises(Killed):
+        state.state.report_news()
+    assert state.page.last().committed == STAMP
 
 
 def test_the_newest_word_about_nodes_stands_in_the_file_whatever_was_said_before() -> None:

@@ -4,11 +4,14 @@ protected and committed.
 Comes in: the nodes' reports. Goes out: horizons, and which nodes may be lost, to all of them. What
 has come in one turn is decided about once: with a thousand ranks reports come by the hundred.
 Everything it knows is rebuilt from new reports by whoever leads next.
+
+Invariant: this node's own page tells a word before any other node hears it. So what was committed
+is known to the next leader, even if this one dies as it says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 
 from keepstep.core.redundancy.node_safety import abbreviate
 from keepstep.core.redundancy.placement import Facts, auto, place
@@ -35,11 +38,19 @@ FAILURES_PER_NODE_HOUR = 0.015 / 24
 
 
 class Leader:
-    """Of one mesh. `asked`: the policy that was configured."""
+    """Of one mesh. `asked`: the policy that was configured; `follow`: this node does as it is told
+    by a word."""
 
-    def __init__(self, links: MeshLinks, asked: Policy, journal: Journal) -> None:
+    def __init__(
+        self,
+        links: MeshLinks,
+        asked: Policy,
+        journal: Journal,
+        follow: Callable[[HorizonWord], None],
+    ) -> None:
         """Raises ConfigError when the policy cannot be had with these nodes."""
         self._links, self._mesh, self._journal = links, links.mesh, journal
+        self._follow = follow
         self._policy: Scheme | None = None
         self._why = ""
         self._commit: Commit | None = None  # of the epoch that is trained
@@ -176,7 +187,9 @@ class Leader:
 
     def _announce(self, commit: Commit) -> None:
         self._period_steps = max(self._spans.values(), default=1)
-        self._links.to_all(self._word(commit.horizon))
+        word = self._word(commit.horizon)
+        self._follow(word)
+        self._links.to_others(word)
 
     def _word(self, horizon: Horizon) -> HorizonWord:
         return HorizonWord(

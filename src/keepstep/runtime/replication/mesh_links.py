@@ -128,8 +128,14 @@ class MeshLinks:
 
     def to_all(self, message: MeshMessage) -> None:
         """To every node, this one among them."""
+        self.send(self.node, message)
+        self.to_others(message)
+
+    def to_others(self, message: MeshMessage) -> None:
+        """To every other node."""
         for member in self.mesh.members:
-            self.send(member.node, message)
+            if member.node != self.node:
+                self.send(member.node, message)
 
     def send_block(
         self,

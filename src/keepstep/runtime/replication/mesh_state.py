@@ -185,7 +185,7 @@ class MeshState:
             if not isinstance(asked, Auto):
                 near |= partners(assignments(asked, mesh), mesh.node)
             if mesh.leads:
-                self._leader = Leader(self._links, asked, self._journal)
+                self._leader = Leader(self._links, asked, self._journal, self._follow)
         except ConfigError as error:
             self.refusal = f"redundancy: {error}"
         return near - {mesh.node}
@@ -264,7 +264,8 @@ class MeshState:
         leads, what others have reported is decided about. Only pages that are said to have changed
         are looked at: `tick` finds what nobody said."""
         if self._leader is not None:
-            self._leader.decide()
+            with self.gathering():  # what this node does at its own word comes behind that
+                self._leader.decide()
         if self._has_news:
             self._report(self._pages.known())
 
