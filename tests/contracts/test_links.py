@@ -71,11 +71,14 @@ class Town(Protocol):
 class TcpTown:
     """On loopback, each keeper behind a proxy."""
 
-    def __init__(self) -> None:
+    def __init__(self, encrypt: bool) -> None:
+        self._encrypt = encrypt
         self._made: dict[tuple[str, int], tuple[Links, Proxy]] = {}
 
     def open(self, node: int, receiver: Receiver, incarnation: int = 1, host: str = HERE) -> Links:
-        links = open_tcp_links(JOB, incarnation, (host, 0), DEAD_NS, receiver)
+        links = open_tcp_links(
+            JOB, incarnation, (host, 0), DEAD_NS, receiver, encrypt=self._encrypt
+        )
         self._made[links.address] = links, Proxy(links.address)
         links.be(node, SECRET)
         return links
@@ -135,7 +138,8 @@ class TcpTown:
 
 
 TOWNS: dict[str, Callable[[], Town]] = {
-    "tcp": TcpTown,
+    "tcp": lambda: TcpTown(encrypt=False),
+    "encrypted tcp": lambda: TcpTown(encrypt=True),
     "simulated": lambda: SimTown(DEAD_NS, JOB, SECRET),
 }
 
