@@ -70,6 +70,12 @@ def test_a_secret_of_ones_own_is_used_and_never_told() -> None:
     assert mesh_of(said, 1, SECRET).secret == SECRET
 
 
+@pytest.mark.parametrize("encrypts", [True, False])
+def test_the_mesh_says_whether_its_keepers_encrypt(encrypts: bool) -> None:
+    said = [told(node, node, own_secret=True, encrypts=encrypts) for node in range(2)]
+    assert all(mesh_of(said, rank, SECRET).encrypt is encrypts for rank in range(2))
+
+
 @pytest.mark.parametrize(
     ("said", "why"),
     [

@@ -521,7 +521,7 @@ class Meeting:
         if texts is None or CALLED_OFF in texts:
             return None
         version = mesh_version(number, self._first_version, arrivals)
-        mesh = Mesh(version, node, members_of(arrivals), self._secret)
+        mesh = Mesh(version, node, members_of(arrivals), self._secret, self._options.encrypt)
         self._standing.mine = replace(self._standing.mine, newest_version=version)
         place = self._assignment(mesh, int(texts[nodes.index(0)]))
         self._tell_formed(place, mesh, began_ns)

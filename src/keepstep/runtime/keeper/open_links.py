@@ -80,20 +80,24 @@ def open_tcp_links(
     receiver: Receiver,
     gate: Gate | None = None,
     block_mac: str = "auto",
-    encrypt: bool = False,
 ) -> TcpLinks:
     """See `ports.OpenLinks`. `gate`: says when blocks may go, and is asked by one thread at a
-    time; without one they always may. `block_mac`: auto, on or off. `encrypt`: all that crosses.
+    time; without one they always may. `block_mac`: auto, on or off.
 
     Raises KeeperError when the address is not this node's, or links need what cannot be had."""
     timeouts = LinkTimeouts.within(dead_ns)
     locked = LockedGate(gate) if gate is not None else None
-    format = wire_format(block_mac, encrypt)
-    options = LinkOptions(hashing=HASHING, timeouts=timeouts, gate=locked, format=format)
+    wire_format(block_mac)  # what it needs is missed now
+    options = LinkOptions(hashing=HASHING, timeouts=timeouts, gate=locked)
+
+    def new_table(me: Identity, secret: bytes, encrypt: bool, shell: Shell) -> LinkTable:
+        format = wire_format(block_mac, encrypt)
+        return new_link_table(me, secret, receiver, shell, replace(options, format=format))
+
     return TcpLinks(
         job_hash,
         incarnation,
         address,
         timeouts.silence_ns,
-        lambda me, secret, shell: new_link_table(me, secret, receiver, shell, options),
+        new_table,
     )

@@ -112,16 +112,8 @@ class KeeperProcess:
         if self._settings.interleave == "auto":
             job_dir = self._settings.job_dir
             gate = Pacing(job_dir, address[0], MEMORY, CLOCK, self._journal, interface_of)
-        return open_tcp_links(
-            job_hash,
-            incarnation,
-            address,
-            dead_ns,
-            receiver,
-            gate,
-            self._settings.block_mac,
-            self._settings.encrypt,
-        )
+        block_mac = self._settings.block_mac
+        return open_tcp_links(job_hash, incarnation, address, dead_ns, receiver, gate, block_mac)
 
     def _tell(self, kind: str, why: str) -> None:
         """What connections tell: of messages, or of who wanted to connect."""

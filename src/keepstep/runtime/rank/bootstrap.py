@@ -181,7 +181,8 @@ def mesh_of(found: Sequence[NodeKeeper], rank: int, own_secret: str | None) -> M
     mine = found[rank].address
     node = next(number for number, (keeper, _) in enumerate(nodes) if keeper == mine)
     version = max(one.mesh_version for one in found)
-    return Mesh(version, node, members, own_secret or found[0].fresh_secret)
+    secret = own_secret or found[0].fresh_secret
+    return Mesh(version, node, members, secret, found[rank].encrypts)
 
 
 def _check(found: Sequence[NodeKeeper]) -> None:
